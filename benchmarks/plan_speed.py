@@ -1,8 +1,10 @@
-"""How fast `mpctl plan` is: `python -m benchmarks.plan_speed [RUNS]`. A benchmark, not a test.
+"""How fast `mpctl plan` and `mpctl search` are: `python -m benchmarks.plan_speed [RUNS]`. A
+benchmark, not a test.
 
-Whole-process figures are medians of interleaved runs (A B C A B C), next to a peer in the same
-rounds: a program that imports typer and pydantic and does nothing else. In-process figures are
-medians of seven, of searches of three. It prints one table and the machine it ran on.
+Whole processes: medians of interleaved runs (A B C A B C), wall and processor time, and how many
+times the processor time of a peer in the same rounds: a program that imports typer, rich.table and
+pydantic and does nothing else. In-process figures are medians of seven. It prints one table and the
+machine it ran on.
 """
 
 from __future__ import annotations
@@ -10,49 +12,102 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from mpctl.axes import GROUP_KINDS
 from mpctl.batch.answers import answers
-from mpctl.search.find import find_layouts
-from mpctl.search.space import SearchSpace
-from mpctl.spec.load import load_job
 from mpctl.topology import Topology
 
 RUNS = Path(__file__).parents[1] / "tests" / "recorded" / "published_runs.json"
-LARGE = {"cluster.nodes": 512, "parallel.dp": 32, "training.dtype": "bf16"}
 MPCTL = [str(Path(sys.executable).with_name("mpctl"))]
-PEER = [sys.executable, "-c", "import typer, pydantic"]
+PEER = "import typer, rich.table, pydantic (peer)"
 GOLDEN = [*MPCTL, "plan", "--nodes", "2", "--gpus-per-node", "8", "--tp", "2", "--pp", "4"]
 MILLION = [*MPCTL, "plan", "--nodes", "131072", "--gpus-per-node", "8", "--tp", "8", "--pp", "16",
            "--groups", "none", "--json"]  # fmt: skip
-COMMANDS = {
-    "import typer, pydantic (peer)": (PEER, None),
-    "mpctl plan, 16 GPUs, tables": (GOLDEN, 0.200),
-    "mpctl plan, 16 GPUs, --json": ([*GOLDEN, "--json"], None),
-    "mpctl plan two-nodes-16-gpus (with model)": ([*MPCTL, "plan", "two-nodes-16-gpus"], None),
-    "mpctl plan, 1,048,576 ranks, --groups none --json": (MILLION, 0.300),
+H100 = [*MPCTL, "search", "--cluster", "dgx-h100", "--json"]
+LARGE = [*MPCTL, "search", "gpt3-175b-1024", "--nodes", "512", "--dtype", "bf16", "--json"]
+CORE = ["--runtime", "megatron-core"]
+SEARCH_ROUNDS = 3
+
+
+class Command(NamedTuple):
+    """arguments: of the process; goal: at most so many times the peer's processor time."""
+
+    arguments: Sequence[str]
+    goal: float | None = None
+
+
+class Used(NamedTuple):
+    """Seconds of a process."""
+
+    wall: float
+    cpu: float
+
+
+QUICK = {
+    PEER: Command([sys.executable, "-c", "import typer, rich.table, pydantic"]),
+    "mpctl plan, 16 GPUs, tables": Command(GOLDEN),
+    "mpctl plan, 16 GPUs, --json": Command([*GOLDEN, "--json"]),
+    "mpctl plan two-nodes-16-gpus (with model)": Command([*MPCTL, "plan", "two-nodes-16-gpus"]),
+    "mpctl plan, 1,048,576 ranks, --groups none --json": Command(MILLION),
+}
+SEARCHES = {
+    PEER: QUICK[PEER],
+    "search Llama 3 70B, 256 H100, megatron-core": Command(
+        [*H100, "--nodes", "32", "--model", "llama-3-70b", "--global-batch-size", "1024", *CORE]
+    ),
+    "search Llama 3 70B, 256 H100, mpctl": Command(
+        [*H100, "--nodes", "32", "--model", "llama-3-70b", "--global-batch-size", "1024"], 30
+    ),
+    "search Llama 3 405B, 8,192 H100, mpctl": Command(
+        [*H100, "--nodes", "1024", "--model", "llama-3-405b", "--global-batch-size", "2048"], 100
+    ),
+    "search GPT-3 175B, 4,096 A100, megatron-core": Command([*LARGE, *CORE], 20),
+    "search GPT-3 175B, 4,096 A100, mpctl": Command([*LARGE, "--runtime", "mpctl"], 25),
 }
 
 
-def whole_process(runs: int) -> dict[str, list[float]]:
-    """Wall seconds of every command, interleaved, after one warm-up round."""
-    seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}
-    for turn in range(runs + 1):
-        for name, (command, _) in COMMANDS.items():
-            began = time.perf_counter()
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+def interleaved(commands: Mapping[str, Command], rounds: int) -> dict[str, list[Used]]:
+    """What every command used, in turns, after one round to warm up."""
+    used: dict[str, list[Used]] = {name: [] for name in commands}
+    for turn in range(rounds + 1):
+        for name, command in commands.items():
+            before, began = _children(), time.perf_counter()
+            subprocess.run(command.arguments, check=True, stdout=subprocess.DEVNULL)
             if turn:
-                seconds[name].append(time.perf_counter() - began)
-    return seconds
+                used[name].append(Used(time.perf_counter() - began, _children() - before))
+    return used
+
+
+def _children() -> float:
+    """Processor seconds of the children that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def show_processes(commands: Mapping[str, Command], rounds: int) -> None:
+    """A line for each command: milliseconds wall and processor, and times the peer's processor
+    time."""
+    used = interleaved(commands, rounds)
+    peer = median(one.cpu for one in used[PEER])
+    for name, runs in used.items():
+        walls, cpu = [1e3 * one.wall for one in runs], median(one.cpu for one in runs)
+        spread = f"({min(walls):.0f} to {max(walls):.0f})"
+        goal = commands[name].goal
+        against = f"goal {goal:g}" if goal else ""
+        print(f"{name:<52} {median(walls):8.0f} ms {spread:<16} {1e3 * cpu:8.0f} ms "
+              f"{cpu / peer:6.2f}  {against}".rstrip())  # fmt: skip
 
 
 def in_process(work: Callable[[], object], runs: int = 7, inner: int = 1) -> list[float]:
+    """Seconds of one piece of work, by run."""
     seconds = []
     for _ in range(runs):
         began = time.perf_counter()
@@ -62,32 +117,28 @@ def in_process(work: Callable[[], object], runs: int = 7, inner: int = 1) -> lis
     return seconds
 
 
-def show(name: str, seconds: list[float], goal: float | None, unit: float, word: str) -> None:
+def show(name: str, seconds: list[float], unit: float, word: str) -> None:
     low, mid, high = (f(seconds) / unit for f in (min, median, max))
-    against = f"goal {goal / unit:.0f} {word}" if goal else ""
-    print(f"{name:<52} {mid:8.1f} {word}  ({low:.1f} to {high:.1f})  {against}")
+    print(f"{name:<52} {mid:8.1f} {word}  ({low:.1f} to {high:.1f})")
 
 
 def main() -> None:
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 15
     python, load = platform.python_version(), os.getloadavg()[0]
-    print(f"{os.cpu_count()} cores, Python {python}, load {load:.2f}; medians of {runs} runs")
-    for name, seconds in whole_process(runs).items():
-        show(name, seconds, COMMANDS[name][1], 1e-3, "ms")
+    print(f"{os.cpu_count()} cores, Python {python}, load {load:.2f}")
+    print(f"medians of {runs} runs, searches of {SEARCH_ROUNDS}: wall, processor, times the peer's")
+    show_processes(QUICK, runs)
+    show_processes(SEARCHES, SEARCH_ROUNDS)
     world = Topology.of({"tp": 8, "pp": 16, "dp": 8192}, gpus_per_node=8)
     every = in_process(lambda: [world.kind_groups(kind) for kind in GROUP_KINDS])
-    show("all seven kinds of groups of 1,048,576 ranks", every, 0.5, 1e-3, "ms")
+    show("all seven kinds of groups of 1,048,576 ranks", every, 1e-3, "ms")
     one = in_process(lambda: [world.find_group(k, 777_777) for k in GROUP_KINDS], inner=1000)
-    show("one rank's seven groups among them", one, None, 1e-6, "µs")
+    show("one rank's seven groups among them", one, 1e-6, "µs")
     rows = json.loads(RUNS.read_text("utf-8"))["rows"]
     lines = [json.dumps(row).encode() for row in rows]
     batch = in_process(lambda: list(answers(lines)), inner=3)
     each = [seconds / len(lines) for seconds in batch]
-    show(f"plan --batch, a row of {len(lines)} published runs", each, 1 / 500, 1e-3, "ms")
-    for runtime in ("megatron-core", "mpctl"):
-        job = load_job("gpt3-175b-1024", {**LARGE, "training.runtime": runtime})
-        found = in_process(lambda job=job: find_layouts(SearchSpace(job)), runs=3)
-        show(f"search GPT-3 175B on 4,096 A100, all of {runtime}", found, 3.0, 1e-3, "ms")
+    show(f"plan --batch, a row of {len(lines)} published runs", each, 1e-3, "ms")
 
 
 if __name__ == "__main__":

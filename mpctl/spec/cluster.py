@@ -197,7 +197,7 @@ class ClusterSpec(StrictModel):
     headroom: Annotated[float, Field(ge=0, le=90)] = Field(
         5.0,
         description="percent of a device's memory that a job must leave free by its plan to fit; "
-        "the default is calibrated on runs that did not fit (docs/benchmarks.md)",
+        "the default is calibrated on runs that did not fit (docs/measurements.md)",
     )
     fabric: list[FabricSpec] = Field(
         default_factory=list,

@@ -30,7 +30,7 @@ OTHERS = [
     if path.name
     not in (
         "reference.md",
-        "benchmarks.md",
+        "measurements.md",
         "guide.md",
         "tour.md",
     )  # generated; output of benchmarks
