@@ -48,8 +48,10 @@ def test_every_job_fits_and_says_what_it_is(path: Path) -> None:
 
 
 def _case(number: int) -> object:
-    """A rehearsal starts a process that imports torch: too slow for every run of the tests."""
-    marks = [pytest.mark.slow] if "--rehearse" in COMMANDS[number] else []
+    """A rehearsal starts a process that imports torch, a search of 512 GPUs takes seconds: too slow
+    for every run of the tests."""
+    is_slow = "--rehearse" in COMMANDS[number] or COMMANDS[number].startswith("mpctl search")
+    marks = [pytest.mark.slow] if is_slow else []
     return pytest.param(number, id=COMMANDS[number], marks=marks)
 
 

@@ -69,7 +69,7 @@ def late_job(data: Path, changes: dict[str, Any]):
 
 
 @pytest.mark.parametrize(
-    "name", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+    "name", [pytest.param(name, marks=pytest.mark.slow) for name in (*CASES, *SLOW)]
 )
 def test_losses_are_those_of_the_ordinary_world(runs, tmp_path, name: str) -> None:
     """Two steps, a checkpoint, a third, an evaluation, and the checkpoint at the end."""

@@ -73,7 +73,8 @@ def test_a_checkpoint_has_the_planned_size(
     [
         pytest.param(2, 2, {"parallel__zero": 3, "training__freeze": ["layers.1.mlp.*"]},
                      marks=pytest.mark.slow),
-        (1, 1, {"parallel__pp": 2, "cluster__gpus_per_node": 2, "training__dtype": "bf16"}),
+        pytest.param(1, 1, {"parallel__pp": 2, "cluster__gpus_per_node": 2,
+                            "training__dtype": "bf16"}, marks=pytest.mark.slow),
         pytest.param(2, 1, {"parallel__pp": 2, "cluster__gpus_per_node": 4, "parallel__vpp": 1,
                             "parallel__sequence_parallel": True}, marks=pytest.mark.slow),
     ],

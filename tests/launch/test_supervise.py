@@ -347,6 +347,7 @@ def test_a_taken_port_costs_one_more_try(
     assert len(events) == 1 and "port" in events[0]
 
 
+@pytest.mark.slow
 def test_a_port_taken_twice_is_a_failure_with_the_reason(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

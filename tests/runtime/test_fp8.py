@@ -82,6 +82,7 @@ def test_the_loss_does_not_depend_on_the_layout(
             assert rank["traffic"] == planned_traffic(messages[rank["coords"]["pp"]])
 
 
+@pytest.mark.slow
 def test_current_scaling_does_not_depend_on_it_either(
     data: Path, tmp_path: Path, alone: dict[str, list[float]]
 ) -> None:

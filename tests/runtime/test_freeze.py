@@ -31,12 +31,12 @@ BOTTOM = ["embedding.*", "layers.0.*"]
 LAST_BIAS = ["[!l]*", "*.attention*", "*.mlp_norm*", "*.mlp.up*", "*.weight"]
 NEXT_ALONE = ["[!pn]*"]  # BERT's pooler and next-sentence head, which one rank alone computes
 CASES = [
-    ("gpt", BOTTOM, "tp2-full-parts"),
-    ("t5", ["embedding.*", "encoder.*"], "tp2-sp"),
     ("bert", NEXT_ALONE, "tp2-sp"),
     ("llama", [*BOTTOM, "*norm*", "layers.1.mlp.*"], "tp4-sp"),
 ]
 SLOW_CASES = [
+    ("gpt", BOTTOM, "tp2-full-parts"),
+    ("t5", ["embedding.*", "encoder.*"], "tp2-sp"),
     ("gpt", BOTTOM, "tp2-sp-cp2-full"),
     ("gpt", BOTTOM, "cp2-dp2"),
     ("gpt", ["*.weight"], "tp2-sp-cp2-full"),

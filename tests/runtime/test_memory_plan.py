@@ -73,8 +73,7 @@ GRIDS |= {
     "cuda-slopes": {**CUDA, "model__position": "alibi", **SELECTIVE},
 }  # of GPT and Llama too
 LAYOUTS |= GRIDS
-QUICK = {("gpt", "interleaved"), ("glm", "selective"),
-         ("llama", "zero-bubble-full"), ("t5", "cuda-dropout-selective")}  # fmt: skip
+QUICK = {("gpt", "interleaved"), ("llama", "zero-bubble-full")}  # fmt: skip
 
 
 def job_of(shape: str, changes: dict[str, Any]) -> JobSpec:

@@ -124,6 +124,7 @@ def test_masters_keep_what_bfloat16_would_lose() -> None:
     assert torch.equal(parameter, torch.full_like(parameter, 1 - 2**-8))
 
 
+@pytest.mark.slow
 def test_bfloat16_tracks_float32(runs) -> None:
     assert column(runs.get(dtype="bf16")) == pytest.approx(column(runs.get()), abs=0.02)
     assert column(runs.get(dtype="bf16")) != pytest.approx(column(runs.get()), abs=1e-5)

@@ -48,9 +48,9 @@ def grid(mode: str, tp: int, *, dp: int = 1, pp: int = 1, **changes: Any) -> dic
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-2d": ("gpt", grid("2d", 4)),
-    "llama-2.5d": ("llama", grid("2.5d", 4, **FULL)),
 }
 SLOW_CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-2.5d": ("llama", grid("2.5d", 4, **FULL)),
     "llama-2d": ("llama", grid("2d", 4)),
     "gpt-2.5d": ("gpt", grid("2.5d", 4)),
     "gpt-2.5d-deep": ("gpt", grid("2.5d", 8)),

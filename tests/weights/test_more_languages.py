@@ -57,6 +57,7 @@ def issues_of(job: JobSpec) -> list[str]:
     return [f"{i.rule} {i.where}" for i in check_launch(make_plan(job), this_machine())]
 
 
+@pytest.mark.slow
 def test_a_trainer_starts_with_old_rows_and_means(
     folders: dict[str, Path], base: Path, tmp_path: Path
 ) -> None:
@@ -90,6 +91,7 @@ def test_the_old_language_is_kept_and_the_new_one_learned_at_any_tp(
     assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_launch_is_refused_by_name(folders: dict[str, Path], base: Path, data: Path) -> None:
     assert issues_of(more(folders, base, data__validation={"old": str(data)})) == [
         "validation-tokenizer data.validation.old"

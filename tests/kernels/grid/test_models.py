@@ -41,7 +41,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "dropout": {"dropout": 0.1, "attention_dropout": 0.1, "recompute": "selective"},
     "full": {"dropout": 0.1, "attention_dropout": 0.1, "recompute": "full"},
 }
-FAST = [("2d-4", "gpt"), ("3d-8", "llama")]
+FAST = [("3d-8", "llama")]
 
 
 def _batch() -> Batch:

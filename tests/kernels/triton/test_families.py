@@ -33,7 +33,6 @@ CASES: dict[str, dict[str, Any]] = {
     "alibi": {"model__position": "alibi", "training__recompute": "selective"},
     "window": {**SHAPES["llama"], "model__attention_window": 5, "training__recompute": "full"},
 }
-QUICK = ("glm",)
 OURS = {"mpctl::attention", "mpctl::attention_backward", "mpctl::dropout"}
 
 
@@ -51,7 +50,7 @@ def losses(job: JobSpec, folder: Path, kernels: KernelBackend) -> list[float]:
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=[pytest.mark.slow] * (case not in QUICK)) for case in CASES],
+    [pytest.param(case, marks=pytest.mark.slow) for case in CASES],
 )
 def test_losses_are_those_of_torch(
     case: str, data: Path, tmp_path: Path, device: torch.device

@@ -58,6 +58,7 @@ def summary(world: World) -> dict[str, object]:
     return json.loads((world.run_dir / "summary.json").read_text())  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_a_process_a_rank_trains_as_planned(data: Path, finished: Launched, world: World) -> None:
     """The second one starts first and waits; the losses are those of a launch of mpctl's own."""
     argv = arguments(data, world.run_dir, "--tp", "2", *SHORT)

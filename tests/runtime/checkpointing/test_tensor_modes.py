@@ -99,7 +99,7 @@ def test_any_mode_goes_on_in_any_other(
 @pytest.mark.parametrize(
     ("model", "layout"),
     [
-        ("gpt", "2d"),
+        pytest.param("gpt", "2d", marks=pytest.mark.slow),
         *(
             pytest.param("llama", layout, marks=pytest.mark.slow)
             for layout in ("2.5d", "2.5d-dp", "3d", "2d-pp")

@@ -160,6 +160,7 @@ def drawn(
     return found
 
 
+@pytest.mark.slow
 def test_two_ranks_decode_and_draw_as_one() -> None:
     """Logits through the caches at tp 2, and tokens drawn there, of every family."""
     ranks = run_ranks(_rank, 2)
