@@ -1,5 +1,7 @@
 """The output and the pictures of README.md and the guides: `make readme`, `python -m tests.readme`.
 
+docs/page.png is a photograph of an HTML page, taken where there is a chromium.
+
 A block of these pages that begins with `$ mpctl ...` shows what the command prints, stdout and
 stderr; `| head -N` behind it keeps the first N lines, `| tail -N` the last. A command with
 `--svg NAME.svg` draws docs/NAME.svg. `--slow` also makes the blocks of commands that train.
@@ -12,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -43,6 +46,12 @@ RUNS = {
 """Rows of the table: runs of tests/recorded/, by id, under names that people know, with sources."""
 SHOWN = re.compile(r"```\n\$ (mpctl [^\n]*)\n(.*?)```", re.S)
 CUT = re.compile(r" \| (head|tail) -(\d+)$")
+PAGE = ROOT / "docs" / "page.png"
+SHOWN_PAGE = (
+    "mpctl plan --cluster dgx-h100 --nodes 8 --model llama-3-70b --runtime megatron-core --tp 4 "
+    "--pp 4 --cp 2 --vpp 4 --sequence-parallel --zero 1 --global-batch-size 128 --html plan.html"
+)
+"""The page of the photograph, by the command that README.md has for it."""
 SVG = re.compile(r"^mpctl [^#\n]*--svg (\S+\.svg)", re.M)
 
 
@@ -63,7 +72,7 @@ def shown(command: str) -> str:
 
 
 def pictures(text: str) -> dict[str, str]:
-    """The command of each picture that README.md has a line for, by its path."""
+    """The command of each picture that the pages have a line for, by its path."""
     return {f"docs/{match[1]}": match[0] for match in SVG.finditer(text)}
 
 
@@ -72,6 +81,23 @@ def drawn(command: str, path: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         _run(command, folder)
         return (Path(folder) / Path(path).name).read_text("utf-8")
+
+
+def photograph() -> None:
+    """Take the picture of the page again."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        print(f"there is no chromium here: {PAGE.relative_to(ROOT)} stays as it is")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        _run(SHOWN_PAGE, folder)
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+        subprocess.run(
+            [chromium, *options, "--window-size=1180,1660", f"--screenshot={PAGE}",
+             f"file://{folder}/plan.html"],
+            check=True, capture_output=True,
+        )  # fmt: skip
+    print(f"wrote {PAGE.relative_to(ROOT)}")
 
 
 def published_table() -> str:
@@ -121,9 +147,10 @@ def main(*, slow: bool) -> None:
         print(f"wrote {page.relative_to(ROOT)}")
     text = README.read_text("utf-8")
     README.write_text(TABLE.sub(lambda m: m[1] + published_table() + m[3], text), "utf-8")
-    for path, command in pictures(text).items():
+    for path, command in pictures("\n".join(page.read_text("utf-8") for page in PAGES)).items():
         (ROOT / path).write_text(drawn(command, path), "utf-8")
         print(f"wrote {path}")
+    photograph()
 
 
 if __name__ == "__main__":

@@ -117,15 +117,16 @@ def test_the_landing_page_is_short() -> None:
     assert len(README.split()) <= 1200
 
 
-@pytest.mark.parametrize(("path", "command"), readme.pictures(README).items())
+@pytest.mark.parametrize(("path", "command"), readme.pictures(PAGES).items())
 def test_a_picture_is_what_its_command_draws(path: str, command: str) -> None:
     assert readme.drawn(command, path) == (ROOT / path).read_text("utf-8"), RENEW
 
 
 def test_every_picture_and_every_output_has_a_command() -> None:
     """A block without a language is of commands to type, or the output of one that it names."""
-    images = re.findall(r"!\[[^]]*\]\(([^)]+)\)", README)
-    assert set(images) == set(readme.pictures(README))
+    images = {Path(path).name for path in re.findall(r"!\[[^]]*\]\(([^)]+)\)", PAGES)}
+    assert images == {*(Path(path).name for path in readme.pictures(PAGES)), readme.PAGE.name}
+    assert readme.SHOWN_PAGE in README and readme.PAGE.exists()
     for language, body in BLOCKS:
         assert language or body.startswith(("mpctl ", "make ", "pip ", "$ mpctl ")), body[:80]
 

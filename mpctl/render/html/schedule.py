@@ -39,7 +39,9 @@ def schedule_section(plan: Plan, step: StepLine | str | None, total: float | Non
 def _notes(step: StepLine, picture: Picture, total: float | None) -> list[str]:
     sentences = ["Numbers are micro batches (micro batch.chunk where a stage has several chunks)."]
     if not picture.scale.is_whole:
-        sentences.append(" At a … time is left out in which the stages go on like beside it.")
+        sentences.append(
+            " The stretch marked … is left out: the stages repeat the same pattern in it."
+        )
     if total is not None and total > step.seconds:
         rest = seconds_text(total - step.seconds)
         sentences.append(f" The step ends {rest} later, with gradients over dp and the optimizer.")
