@@ -1,7 +1,8 @@
 """What every test starts from, however pytest was started.
 
-Output is as wide as a pipe's, not as the terminal that pytest runs in. SIGINT interrupts: a shell
-that starts pytest in the background has it ignored, and commands started by tests inherit that.
+Output is as wide as a pipe's, not as the terminal that pytest runs in. SIGINT interrupts and SIGHUP
+ends: a shell that starts pytest in the background, and nohup, have them ignored, and commands
+started by tests inherit that.
 Property tests have no deadline of their own: on a busy machine an example may take any time. Triton
 is imported before torch's compiler would do so, to be interpreted where there is no GPU.
 """
@@ -20,5 +21,7 @@ for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 settings.register_profile("busy-machine", deadline=None)
 settings.load_profile("busy-machine")
