@@ -40,7 +40,7 @@ class _Recorded(KernelBackend):
 
 @pytest.mark.parametrize("norm, kernel", [("layernorm", "layer_norm"), ("rmsnorm", "rms_norm")])
 def test_a_model_calls_the_kernels_that_it_was_built_with(norm: str, kernel: str) -> None:
-    model = ModelSpec(layers=LAYERS, hidden=16, heads=2, vocab=30, seq_length=8, norm=norm)
+    model = ModelSpec(layers=LAYERS, hidden=16, heads=2, vocab=30, seq_length=8, norm=norm)  # type: ignore[call-arg]
     backend, losses = _Recorded(), []
     for kernels in ({}, {"backend": backend}):
         module = build_module(model, TrainingSpec(), ShardContext(dtype=torch.float64, **kernels))

@@ -25,7 +25,7 @@ from tests.kernels.oracle import (
 from tests.ranks import run_ranks
 
 B, S, I, O = 2, 8, 12, 24  # noqa: E741
-COLUMNS = {
+COLUMNS: dict[str, dict] = {
     "plain": {},
     "gather": {"gather_output": True},
     "stride": {"stride": 3},
@@ -34,7 +34,7 @@ COLUMNS = {
     "no bias": {"bias": False, "gather_output": True},
     "skip bias": {"skip_bias_add": True},
 }
-ROWS = {
+ROWS: dict[str, dict] = {
     "plain": {},
     "whole input": {"input_is_parallel": False},
     "no bias": {"bias": False},

@@ -190,6 +190,7 @@ def test_offload_frees_the_device() -> None:
         del inner
         held = torch.cuda.memory_allocated() - before
         y.backward(torch.ones_like(y))
+        assert x.grad is not None
         outcomes.append((held, x.grad.clone()))
         del y
     size = x.numel() * 4

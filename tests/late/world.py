@@ -203,7 +203,7 @@ class LateGroup(dist.ProcessGroup):
     """One communicator: a gloo group, and the thread that does its messages in order."""
 
     def __init__(self, world: LateWorld, inner: Any, rank: int, size: int) -> None:
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]
         self.world, self.inner = world, inner
         self.steps = world.all_steps or Steps()
         world.groups += 1

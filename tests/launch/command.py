@@ -97,8 +97,9 @@ class Launched:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.remember()
-            for process in (*self.family.values(), self.process):
+            for process in self.family.values():
                 process.kill()
+            self.process.kill()
             raise AssertionError(f"still running after {seconds} s:\n{self.stderr}") from None
         return self
 

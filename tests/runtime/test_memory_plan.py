@@ -203,7 +203,7 @@ def test_zero_bubble_with_full_recomputation_is_as_planned(model: str, tp: int, 
 
 
 # fmt: off
-GRIDS: dict[str, dict[str, Any]] = {
+MORE_GRIDS: dict[str, dict[str, Any]] = {
     "2d": {"tp": 4, "parallel__tensor_mode": "2d"},
     "2d-3x3": {"tp": 9, "parallel__tensor_mode": "2d", "model__hidden": 288, "model__heads": 9,
                "training__micro_batch_size": 18, "training__global_batch_size": 36},
@@ -225,14 +225,14 @@ QUICK_GRIDS = {("llama", "3d", "dry-full")}
         pytest.param(
             shape, grid, load, marks=[pytest.mark.slow] * ((shape, grid, load) not in QUICK_GRIDS)
         )
-        for shape in ("gpt", "llama") for grid in GRIDS for load in LOADS
+        for shape in ("gpt", "llama") for grid in MORE_GRIDS for load in LOADS
     ],
 )  # fmt: skip
 def test_a_peak_on_a_grid_is_as_planned(shape: str, grid: str, load: str) -> None:
     """Buffers of a product in steps, gathered parts, words and logits: what is there for a moment
     is a larger part of the memory of a rank that has 1/P of what is kept."""
     changes = {**WIDE, "model__heads": 8, "training__micro_batch_size": 16,
-               "training__global_batch_size": 32, **GRIDS[grid], **LOADS[load]}  # fmt: skip
+               "training__global_batch_size": 32, **MORE_GRIDS[grid], **LOADS[load]}  # fmt: skip
     if shape == "llama":
         own = {k: v for k, v in SHAPES["llama"].items() if k not in changes}
         parts = changes["model__heads"] // (3 if grid == "2d-3x3" else 2)

@@ -77,7 +77,8 @@ def alibi(device: torch.device) -> Tensor:
 def passes(kernels: KernelBackend, inputs: list[Tensor], of: AttentionVariant) -> list[Tensor]:
     """The result, and the gradients of query, key, value and bias."""
     leaves = [*inputs, *([] if of.bias is None else [of.bias])]
-    result = kernels.attention(*inputs, of)
+    query, key, value = inputs
+    result = kernels.attention(query, key, value, of)
     grad = numbers(*result.shape, dtype=result.dtype, device=result.device, seed=9)
     return [result.detach(), *torch.autograd.grad(result, leaves, grad)]
 
@@ -174,13 +175,13 @@ def test_context_parallel_ranks_attend_as_the_whole_does(name: str, device: torc
 
 def test_recomputation_is_for_what_keeps_pairs(device: torch.device) -> None:
     inputs = tensors(torch.float32, device)
+    query, key, _ = inputs
     with_dropout = variant(torch.float32, device, p=0.1)
     plain = variant(torch.float32, device)
-    assert TORCH_BACKEND.keeps_pairs(*inputs[:2], with_dropout)
-    assert not TritonKernels().keeps_pairs(*inputs[:2], with_dropout)
-    assert not TORCH_BACKEND.keeps_pairs(*inputs[:2], plain)
-    double = [x.double() for x in inputs[:2]]
-    assert TritonKernels().keeps_pairs(*double, with_dropout)
+    assert TORCH_BACKEND.keeps_pairs(query, key, with_dropout)
+    assert not TritonKernels().keeps_pairs(query, key, with_dropout)
+    assert not TORCH_BACKEND.keeps_pairs(query, key, plain)
+    assert TritonKernels().keeps_pairs(query.double(), key.double(), with_dropout)
 
 
 def test_what_the_kernel_refuses_is_said(device: torch.device) -> None:
@@ -202,7 +203,7 @@ def test_a_group_of_one_sees_the_same(device: torch.device) -> None:
     inputs = tensors(torch.float32, device)
     repeated = [inputs[0], *(x.repeat_interleave(A // K, dim=1) for x in inputs[1:])]
     of = variant(torch.float32, device, p=0.3)
-    ours = [TritonKernels().attention(*x, of) for x in (inputs, repeated)]
+    ours = [TritonKernels().attention(q, k, v, of) for q, k, v in (inputs, repeated)]
     assert torch.equal(*ours)
 
 

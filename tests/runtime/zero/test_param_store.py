@@ -46,7 +46,9 @@ def store() -> Zero3ParamStore:
 
 def test_memory_is_given_back_after_a_gather_under_way_has_ended(store: Zero3ParamStore) -> None:
     """A gather that was started and not needed: it is waited for before its memory goes."""
-    seen = store.shard.dp_cp.seen
+    group = store.shard.dp_cp
+    assert isinstance(group, LateGroup)
+    seen = group.seen
     store.start()
     assert seen == [] and store.flat.untyped_storage().nbytes() == 256
     store.free()
