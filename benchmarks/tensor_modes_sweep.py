@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.errors import InputError
-from mpctl.planning.tensor_modes import tensor_modes_document
-from mpctl.planning.tensor_schemas import TensorModeEntry
+from mpctl.planning.tensor_modes import TensorModeEntry, tensor_modes_document
 from mpctl.render.plot_file import COLOURS
 from mpctl.search.find import find_layouts
 from mpctl.search.space import SearchSpace

@@ -15,8 +15,8 @@ from mpctl.layout.job_layout import JobLayout as JobLayout
 from mpctl.planning.plan import Plan as Plan
 from mpctl.planning.plan import load_plan as load_plan
 from mpctl.planning.plan import make_plan as make_plan
-from mpctl.search.library import search_layouts as search_layouts
 from mpctl.search.result import SearchResult as SearchResult
+from mpctl.search.result import search_layouts as search_layouts
 from mpctl.spec.cluster import ClusterSpec as ClusterSpec
 from mpctl.spec.cluster import DeviceSpec as DeviceSpec
 from mpctl.spec.cluster import LinkSpec as LinkSpec

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mpctl.collectives import COLLECTIVES, Kind, bus_factor, get_collective, sent_by_rank
 from mpctl.estimate.network import Route
-from mpctl.planning.rank_traffic import sent_to
+from mpctl.planning.traffic import sent_to
 from mpctl.rundir import collective_files, collective_log
 from mpctl.transport import messages
 

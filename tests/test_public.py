@@ -147,6 +147,6 @@ def test_a_type_checker_sees_the_types_of_the_library(tmp_path: Path) -> None:
     assert told == [
         'note: Revealed type is "mpctl.estimate.job.Estimate | None"',
         'note: Revealed type is "typing.Sequence[int]"',
-        'note: Revealed type is "list[mpctl.search.report.LayoutReport]"',
+        'note: Revealed type is "list[mpctl.search.result.LayoutReport]"',
         'error: "Plan" has no attribute "no_such_field"  [attr-defined]',
     ]

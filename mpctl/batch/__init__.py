@@ -3,7 +3,6 @@
 A line is a job (the keys of a job file, and `id`), or a row that holds one under `job`. Nothing on
 a line can end the others: what is wrong with it becomes its issues, and its figures are null.
 
-lines.py       a stream as lines of bounded length, and a line as JSON
-rows.py        a job from what a line holds, and how what others ran is taken
-answers.py     the answers, one at a time
+rows.py        a stream as lines, a line as JSON, and a job from what it holds
+answers.py     the answers, one at a time or by several processes
 """

@@ -4,25 +4,32 @@ A job's answer is the estimate of `mpctl plan`: `breakdown` sums to `step_second
 cannot be estimated is answered too, with its issues and null for every figure. The nearest layouts
 that fit take a search, some thirty times the estimate: of the first `FIRST_LINES` lines the first
 `SEARCHED_LINES` that do not fit get one, the others are told how to ask for it.
+
+Lines are answered alone, so that blocks of them go to whichever process is free, a few ahead of the
+one whose answers are written: memory stays that of some blocks, however long the batch.
 """
 
 from __future__ import annotations
 
+import signal
+import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from math import isfinite
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TypedDict
 
-from mpctl.batch.lines import Raw, parse_line
-from mpctl.batch.rows import as_others_run, load_row, require_countable
+from mpctl.batch.rows import Raw, as_others_run, load_row, parse_line, require_countable
+from mpctl.cores import usable_cores
 from mpctl.errors import InputError, Issue, IssueEntry, Status
 from mpctl.estimate.job import Estimate
-from mpctl.planning.document import nearest_part
+from mpctl.planning.document import NearestPart, nearest_part
 from mpctl.planning.plan import Plan, make_plan
-from mpctl.planning.schemas import NearestPart, TrainingEntry
-from mpctl.planning.summary import verdict
-from mpctl.planning.training import training_settings
+from mpctl.planning.summary import TrainingEntry, training_settings, verdict
 from mpctl.rules.validate import with_tried_hints
 from mpctl.search.nearest import with_hint, with_nearest
 from mpctl.spec.load import LoadedJob
@@ -272,3 +279,43 @@ def _is_finite(value: object) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_finite, value))
     return not isinstance(value, float) or isfinite(value)
+
+
+BLOCK = FIRST_LINES  # so that one process has all lines that may be searched
+MOST_PROCESSES = 4
+AHEAD = 2  # blocks of each process that wait to be written or to be begun
+Block = list[tuple[int, bytes | None]]
+
+
+def process_count() -> int:
+    """How many processes answer: one a core, few enough to keep their memory small."""
+    return min(MOST_PROCESSES, len(usable_cores()))
+
+
+def answers_by_processes(
+    lines: Iterable[bytes | None], folder: Path, processes: int
+) -> Iterator[Answer]:
+    """The answers of `mpctl.batch.answers.answers`, found by so many processes."""
+    numbered, seen = enumerate(lines, start=1), SeenIds()
+    under_way: deque[Future[list[Answer]]] = deque()
+    context = get_context("fork" if sys.platform == "linux" else "spawn")
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_ignore_signals)
+    try:
+        while block := list(islice(numbered, BLOCK)):
+            under_way.append(pool.submit(_answer_block, block, folder))
+            if len(under_way) > AHEAD * processes:
+                yield from map(seen.told, under_way.popleft().result())
+        while under_way:
+            yield from map(seen.told, under_way.popleft().result())
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _ignore_signals() -> None:
+    """Ctrl-C ends the process that writes the answers; it ends these."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _answer_block(block: Block, folder: Path) -> list[Answer]:
+    reader = Reader(folder)
+    return [reader.answer(line, number) for number, line in block]

@@ -1,22 +1,22 @@
-"""From what a line holds to a job that can be planned.
+"""From a line of untrusted input to a job that can be planned.
 
-Tables are validated once for each text that they have, so that rows which share a cluster or a
-model cost little. What others have run is estimated although we would refuse to launch it: for a
-runtime that is not ours, tensor-parallel groups may leave their node, and layers that do not divide
-over the stages, not even with embedding and loss counted as Megatron does (spec/job.py), are cut by
-cost. Both are told as warnings.
+Lines are of bounded length, and each is one JSON object. Tables are validated once for each text
+that they have, so that rows which share a cluster or a model cost little. What others have run is
+estimated although we would refuse to launch it: for a runtime that is not ours, tensor-parallel
+groups may leave their node, and layers that do not divide over the stages, not even with embedding
+and loss counted as Megatron does (spec/job.py), are cut by cost. Warnings say so.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from pydantic import ValidationError
 
-from mpctl.batch.lines import Raw
 from mpctl.errors import InputError, Issue
 from mpctl.estimate.makespan import GROUPS
 from mpctl.pipeline.stages import UnevenLayersError, job_stages
@@ -29,6 +29,54 @@ from mpctl.spec.names import TABLES, with_full_names
 from mpctl.spec.paths import is_config, with_preset_files_of
 from mpctl.spec.runtime import is_launched
 from mpctl.units import plural
+
+Raw = dict[str, Any]
+LONGEST_LINE = 2**20  # bytes; a job is some two thousand
+
+
+def read_lines(
+    stream: BinaryIO, on_bytes: Callable[[int], None] | None = None
+) -> Iterator[bytes | None]:
+    """The lines without their ends; None in place of one longer than LONGEST_LINE.
+
+    on_bytes: called with the bytes of each line that was read.
+    """
+    while line := stream.readline(LONGEST_LINE + 1):
+        size = len(line)
+        whole: bytes | None = line
+        while len(line) > LONGEST_LINE and not line.endswith(b"\n"):
+            whole, line = None, stream.readline(LONGEST_LINE + 1)
+            size += len(line)
+        if on_bytes is not None:
+            on_bytes(size)
+        yield whole if whole is None else whole.rstrip(b"\r\n")
+
+
+def parse_line(line: bytes | None, number: int) -> Raw:
+    """The JSON object on line `number`; None is a line too long to be read. Raises InputError."""
+    where = f"line {number}"
+    if line is None:
+        raise InputError.of("line-too-long", where, f"more than {LONGEST_LINE:,} bytes",
+                            "a line is one job; long ones are no job")  # fmt: skip
+    if not line.strip():
+        raise InputError.of("empty-line", where, "holds no job", "leave it out")
+    try:
+        row = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse)
+    except UnicodeDecodeError as error:
+        raise InputError.of("bad-encoding", where, f"is not UTF-8: {error.reason}") from None
+    except RecursionError:
+        raise InputError.of("bad-syntax", where, "is nested too deeply") from None
+    except ValueError as error:
+        raise InputError.of("bad-syntax", where, f"is not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise InputError.of("bad-syntax", where, f"is a JSON {type(row).__name__}, not an object",
+                            'write {"id": ..., "model": {...}, ...}')  # fmt: skip
+    return row
+
+
+def _refuse(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not a JSON number")
+
 
 CONFIG_BYTES = 2**20
 # What a plan counts one by one: a line beyond would hold up all that come after it.

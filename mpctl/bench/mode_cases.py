@@ -13,9 +13,9 @@ from mpctl.launch.connect import measuring_refusals
 from mpctl.launch.node.machine import Machine
 from mpctl.launch.task import TaskOptions, task_plan
 from mpctl.layout.job_layout import JobLayout
-from mpctl.planning.layer_figures import LayerFigures, layer_figures
 from mpctl.planning.plan import Overrides, Plan
 from mpctl.planning.tensor_modes import mode_choices, same_as_2d
+from mpctl.planning.traffic import LayerFigures, layer_figures
 from mpctl.rules.check import way_out
 from mpctl.rules.validate import with_tried_hints
 from mpctl.spec.job import JobSpec

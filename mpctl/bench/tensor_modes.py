@@ -3,7 +3,7 @@
 The ranks are those of a launch, on this host or others (launch/probe.py). They make the layer once
 for each mode and run it in rounds, A B C A B C, so that what else happens on the machine falls on
 all alike (runtime/layer_probe.py). Bytes sent are counted collective by collective, and stated per
-rank over rings as in plans (planning/layer_figures.py). Against the law: a rank's parameters and
+rank over rings as in plans (planning/traffic.py). Against the law: a rank's parameters and
 activations times the ranks, over those of the unsharded layer; 1 is a P-th.
 
 By hand, 4 ranks, 2 modes and 3 rounds are 2 + 1 answers about sizes and 6 timings.

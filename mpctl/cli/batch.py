@@ -22,7 +22,7 @@ LONG = 2**18  # bytes of a file that pay for several processes: some 200 lines, 
 
 def run_batch(name: str) -> None:
     """Answer every line of a file, or of stdin. Raises InputError when it cannot be read."""
-    from mpctl.batch.lines import read_lines
+    from mpctl.batch.rows import read_lines
     from mpctl.render.tasks import TaskBar
 
     folder = Path() if name == STDIN else Path(name).parent
@@ -44,7 +44,7 @@ def _answers(lines: Iterable[bytes | None], folder: Path, size: int) -> Iterator
         from mpctl.batch.answers import answers
 
         return answers(lines, folder)
-    from mpctl.batch.processes import answers_by_processes, process_count
+    from mpctl.batch.answers import answers_by_processes, process_count
 
     return answers_by_processes(lines, folder, process_count())
 

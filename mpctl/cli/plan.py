@@ -13,8 +13,8 @@ from mpctl.cli.options import JobSource, RuntimesOption, command_line, with_job
 from mpctl.errors import DOES_NOT_FIT, InputError
 
 if TYPE_CHECKING:
+    from mpctl.planning.document import RankDocument
     from mpctl.planning.plan import Plan
-    from mpctl.planning.schemas import RankDocument
     from mpctl.topology import Topology
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
@@ -316,7 +316,7 @@ def _compare(job: JobSource, more: list[str], *, as_json: bool) -> None:
 
 def _explain(job: JobSource, wanted: list[str], *, as_json: bool) -> None:
     from mpctl.planning.explain import explain, explain_document
-    from mpctl.planning.training import training_settings
+    from mpctl.planning.summary import training_settings
     from mpctl.render.json import print_json
 
     job, wanted = job.with_first_word(wanted)

@@ -14,9 +14,8 @@ from mpctl.cli.options import JobSource, command_line, with_job
 
 if TYPE_CHECKING:
     from mpctl.search.document import SearchDocument
-    from mpctl.search.report import LayoutReport
     from mpctl.search.request import SearchRequest
-    from mpctl.search.result import SearchResult
+    from mpctl.search.result import LayoutReport, SearchResult
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 

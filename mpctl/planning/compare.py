@@ -7,20 +7,38 @@ job: `tp=1,dp=2`. Settings are named as for --set.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from mpctl.axes import AXIS_NAMES
 from mpctl.errors import InputError, Issue, IssueEntry
-from mpctl.planning.layer_figures import sent_bytes
 from mpctl.planning.plan import Overrides, Plan, load_plan
-from mpctl.planning.training import training_settings
+from mpctl.planning.summary import TrainingEntry, training_settings
+from mpctl.planning.traffic import sent_bytes
 from mpctl.spec.load import parse_settings
 
 if TYPE_CHECKING:
     from mpctl.estimate.job import Estimate
-    from mpctl.planning.schemas import CompareDocument
+
 
 # Warnings of what a job's runtime does not run: the estimate is as if it did.
+class CompareDocument(TypedDict):
+    """Schema mpctl.compare/1: several jobs, each list with an entry a job.
+
+    runs: whether the job's runtime runs all of its settings; the estimate is as if it did.
+    warnings: those of `mpctl plan`. settings: those that differ, by full name; figures: by name:
+    `seconds.tp`; `bytes.dp`: of messages; `sent_bytes.dp`: what a rank sends in a step.
+    """
+
+    schema: Literal["mpctl.compare/1"]
+    jobs: list[str]
+    training: list[TrainingEntry]
+    fits: list[bool | None]
+    runs: list[bool]
+    warnings: list[list[IssueEntry]]
+    settings: dict[str, list[object]]
+    figures: list[dict[str, float | None]]
+
+
 NOT_RUN = ("runtime-runs", "model-launched", "job-launched")
 DESCRIPTIONS = ("name", "description", "source")  # keys that are no settings
 

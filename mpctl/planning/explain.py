@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import Literal, TypedDict
 
 from mpctl.collectives import get_collective, sent_by_rank
 from mpctl.errors import InputError
@@ -24,10 +24,19 @@ from mpctl.estimate.figure import Figure
 from mpctl.estimate.job import Estimate
 from mpctl.estimate.message import MessageCount
 from mpctl.planning.plan import Plan
+from mpctl.planning.summary import TrainingEntry
 from mpctl.units import bytes_text
 
-if TYPE_CHECKING:
-    from mpctl.planning.schemas import ExplainDocument, TrainingEntry
+FigureEntry = dict[str, str | float]  # the fields of estimate.figure.Figure
+
+
+class ExplainDocument(TypedDict):
+    """Schema mpctl.explain/1: figures with the formulas that gave them."""
+
+    schema: Literal["mpctl.explain/1"]
+    training: TrainingEntry
+    figures: list[FigureEntry]
+
 
 HINTED_NAMES = 8  # at most
 SOURCES = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TypedDict
 
 from mpctl.errors import InputError
 from mpctl.planning.plan import Plan, make_plan
@@ -21,10 +21,23 @@ from mpctl.spec.presets import get_file, preset_files
 from mpctl.spec.runtime import RuntimeProfile, get_profile
 from mpctl.units import seconds_text
 
-if TYPE_CHECKING:
-    from mpctl.planning.schemas import RuntimeEntry
-
 ALL = "all"
+
+
+class RuntimeEntry(TypedDict):
+    """The same layout under one runtime: an entry of `runtimes`. emit: launchers of `--emit` that
+    run this software. not_run: in words, what it does not run, and then every figure is None."""
+
+    runtime: str
+    software: str
+    emit: list[str]
+    not_run: list[str]
+    fits: bool | None
+    step_seconds: float | None
+    step_seconds_low: float | None
+    step_seconds_high: float | None
+    mfu: float | None
+    device_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,30 +1,101 @@
-"""A plan in short: its verdict, its settings and its main figures, the same in every output.
+"""A plan in short: verdict, training settings, main figures and links, the same in every output.
 
 Text, JSON and page take them from here, so that they cannot disagree. There are two figures of
 memory: `allocated` is what the job's tensors take at the peak, `on the device` what the device's
 own tools show (with the allocator's reserve and the libraries' context); only the second decides
 whether a job fits. And two of speed: model FLOP are those of the model, hardware FLOP include
 recomputation (arXiv 2205.05198, section 6.1).
-
-By hand: 64 samples of 1,024 tokens in 0.25 s are 262,144 tokens/s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, TypedDict, get_args
 
+from mpctl.layout.link_levels import LinkLevel, find_holder, shown_levels, topology_levels
 from mpctl.planning.layout_settings import layout_of, tensor_mode_text
 from mpctl.planning.plan import Plan
+from mpctl.spec.cluster import LinkSpec
 from mpctl.spec.job import JobSpec
 from mpctl.spec.linked_clusters import Link, link_hint
+from mpctl.topology import Topology
 from mpctl.units import bytes_text, count_text, plural, rate_text, seconds_text
 
 if TYPE_CHECKING:
     from mpctl.estimate.job import Estimate
     from mpctl.estimate.step import StepTime
-    from mpctl.planning.schemas import SummaryEntry
+
+
+SummaryEntry = dict[str, bool | int | float | None]  # the fields of PlanSummary
+
+
+class TrainingEntry(TypedDict):
+    """How the model is trained; what a search varies is None.
+
+    dtype_is_auto: whether the data type followed from the device. micro_batches: of a step on each
+    pipeline. runtime_is_default: whether nobody named the runtime.
+    """
+
+    dtype: str
+    dtype_is_auto: bool
+    global_batch_size: int | None
+    micro_batch_size: int | None
+    micro_batches: int | None
+    recompute: str | None
+    zero: int | None
+    runtime: str
+    runtime_is_default: bool
+
+
+class LinkEntry(TypedDict):
+    """A level of links: the node, an NVLink domain of several nodes, or a level of the fabric.
+    ranks: of the job under one network of it; networks: how many there are."""
+
+    name: str
+    ranks: int
+    networks: int
+    oversubscription: float
+    latency_seconds: float
+
+
+def training_settings(job: JobSpec, searched: Collection[str] | None = None) -> TrainingEntry:
+    """The settings of training that every output states.
+
+    searched: of a search, the settings that vary, by the names of the entry; they are None, as is
+    the number of micro batches, which follows from them.
+    """
+    t, free = job.training, searched or ()
+    return {
+        "dtype": t.dtype,
+        "dtype_is_auto": t.is_dtype_auto,
+        "global_batch_size": t.global_batch_size,
+        "micro_batch_size": None if "micro_batch_size" in free else t.micro_batch_size,
+        "micro_batches": job.num_microbatches if searched is None else None,
+        "recompute": None if "recompute" in free else t.recompute,
+        "zero": None if "zero" in free else job.parallel.zero,
+        "runtime": t.runtime,
+        "runtime_is_default": t.is_runtime_default,
+    }
+
+
+def training_line(settings: TrainingEntry) -> str:
+    """`dtype bf16 (auto), global batch 64, micro batch 4 x 8, recompute none, ZeRO 0, runtime
+    mpctl`: 8 micro batches of 4 samples a step on each replica; `recompute any` where a search
+    varies it."""
+    count, dtype = settings["micro_batches"], settings["dtype"]
+    return ", ".join([
+        f"dtype {dtype}" + " (auto)" * settings["dtype_is_auto"],
+        f"global batch {settings['global_batch_size']:,}",
+        f"micro batch {_given(settings['micro_batch_size'])}"
+        + (f" x {count:,}" if count else ""),
+        f"recompute {_given(settings['recompute'])}", f"ZeRO {_given(settings['zero'])}",
+        f"runtime {settings['runtime']}",
+    ])  # fmt: skip
+
+
+def _given(value: int | str | None) -> str:
+    return "any" if value is None else f"{value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,3 +267,62 @@ def order_text(plan: Plan) -> str:
         *(["stages balanced by cost"] if p.stage_balance == "cost" else []),
         *(["sequence parallel"] if p.sequence_parallel else []),
     ])  # fmt: skip
+
+
+def links_text(plan: Plan, topology: Topology) -> str:
+    """`NVLink domains of 64 ranks (16 nodes), NVLink5 900 GB/s a GPU; between them InfiniBand 200
+    GB/s a node; 2 pods of 512 ranks, 1:4 oversubscribed`."""
+    cluster, shown = plan.job.cluster, shown_levels(plan.job.cluster, topology)
+    if not shown:
+        return ""
+    domain, *fabric = topology_levels(cluster, topology)
+    nodes = domain.ranks // topology.gpus_per_node
+    size = f" ({plural(nodes, 'node')})" if nodes > 1 else ""
+    parts = [f"{_count(topology, domain)} of {domain.ranks:,} ranks{size}"]
+    parts[0] += _link_text(cluster.intra_node, "a GPU")
+    if domain.ranks < topology.world_size and cluster.inter_node is not None:
+        parts.append(f"between them{_link_text(cluster.inter_node, 'a node').removeprefix(',')}")
+    parts += [
+        f"{_count(topology, level)} of {level.ranks:,} ranks{over_text(level)}" for level in fabric
+    ]
+    return "; ".join(parts)
+
+
+def over_text(level: LinkLevel) -> str:
+    """`, 1:4 oversubscribed`, or nothing where all of the cards' bandwidth leaves the level."""
+    over = level.oversubscription
+    return f", 1:{over:g} oversubscribed" if over > 1 else ""
+
+
+def find_holder_name(plan: Plan, topology: Topology, kind: str) -> str | None:
+    """The innermost level that holds every group of a kind: `node`, `NVLink domain`, `pod`; None
+    where the groups leave all of them."""
+    holder = find_holder(plan.job.cluster, topology, kind)
+    return None if holder is None else holder.name
+
+
+def link_entries(plan: Plan, topology: Topology) -> list[LinkEntry]:
+    """The levels of links, the node first: ranks under each network, how many there are, and what
+    leaves one."""
+    node = LinkLevel("node", topology.gpus_per_node)
+    return [
+        {
+            "name": level.name,
+            "ranks": level.ranks,
+            "networks": -(-topology.world_size // level.ranks),
+            "oversubscription": level.oversubscription,
+            "latency_seconds": level.latency,
+        }
+        for level in (node, *shown_levels(plan.job.cluster, topology))
+    ]
+
+
+def _count(topology: Topology, level: LinkLevel) -> str:
+    return plural(-(-topology.world_size // level.ranks), level.name)
+
+
+def _link_text(link: LinkSpec | None, of: str) -> str:
+    if link is None:
+        return ""
+    name = f" {link.name}" if link.name else ""
+    return f",{name} {link.bandwidth / 1e9:,.4g} GB/s {of}"

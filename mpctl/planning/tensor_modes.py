@@ -1,35 +1,190 @@
-"""One job in every tensor mode, side by side: its costs in symbols and its own numbers.
+"""One job in every tensor mode: costs in symbols, its own numbers, and what each rank holds.
 
-For each number of tensor-parallel ranks: 1d, 2d, 2.5d with each depth from 2 on (grid_depths), 3d.
-Everything else of the job stays, but for sequence parallelism, which is 1d's: other modes are
-planned without it. A mode that the rules refuse is told with their reason.
+For each number of tensor-parallel ranks the comparison has 1d, 2d, 2.5d with each depth from 2 on
+(grid_depths) and 3d. Everything else of the job stays, but for sequence parallelism, which is 1d's:
+other modes are planned without it. A mode that the rules refuse is listed with their reason.
 
-By hand, tp 8: 1d, 2d (refused: no square), 2.5d of depth 2, 3d.
+The first five columns of costs are those of Colossal-AI's documentation of 1D, 2D, 2.5D and 3D
+tensor parallelism (docs/features, "Efficiency"): of one layer Y = X W on P ranks, forward and
+backward, with collectives as rings. `sent` and `hops` are the same two of communication for what
+mpctl sends (operators/tensor_messages.py), with X, W and Y of as many elements, which is the unit.
+
+A rank's blocks are those of X [samples, hidden], the hidden states of a micro batch before an MLP,
+W [hidden, ffn], its first matrix, and Y [samples, ffn] behind it (tensor_grid.py has the cuts).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, get_args
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, get_args
 
-from mpctl.errors import InputError, Issue
+from mpctl.errors import InputError, Issue, IssueEntry
+from mpctl.layout.topology import job_grid
+from mpctl.planning.layout_settings import layout_of
 from mpctl.planning.plan import Overrides, Plan, load_plan
-from mpctl.planning.tensor_costs import COLUMNS, COSTS, NOTES, grid_sizes
-from mpctl.planning.training import training_settings
+from mpctl.planning.summary import TrainingEntry, training_settings
+from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_partial, require_job
 from mpctl.spec.parallel import TensorMode
-from mpctl.tensor_grid import TensorGrid, grid_axes, grid_depths
+from mpctl.tensor_grid import Axes, TensorGrid, grid_axes, grid_depths
+from mpctl.topology import Topology
 
 if TYPE_CHECKING:
     from mpctl.estimate.job import Estimate
-    from mpctl.planning.tensor_schemas import (
-        CostEntry,
-        ModeLayerEntry,
-        ModeStepEntry,
-        TensorModeEntry,
-        TensorModesDocument,
-    )
     from mpctl.spec.job import JobSpec
+
+
+class GridSizes(NamedTuple):
+    """The sizes that symbols stand for: P ranks; q (in 3d written l) a side of the grid; d deep."""
+
+    P: int
+    q: int
+    d: int
+
+
+class Cost(NamedTuple):
+    """A cost as a symbol, and the function that gives its value."""
+
+    symbol: str
+    value: Callable[[GridSizes], float]
+
+
+# Columns by name, with what they mean.
+COLUMNS = {
+    "computation": "a rank's share of the FLOP",
+    "parameters": "a rank's share of the weights, their gradients and optimizer states",
+    "activations": "a rank's share of the activations",
+    "bandwidth": "what a rank sends, as documented, in units of one matrix",
+    "latency": "steps of the rings that follow each other, as documented",
+    "sent": "what a rank of mpctl sends, in units of X, W or Y, each as large",
+    "hops": "steps of mpctl's rings, one after the other",
+}
+
+_ROW = {
+    "computation": Cost("1/P", lambda n: 1 / n.P),
+    "parameters": Cost("1/P", lambda n: 1 / n.P),
+    "activations": Cost("1", lambda n: 1.0),
+    "bandwidth": Cost("2(P-1)/P", lambda n: 2 * (n.P - 1) / n.P),
+    "latency": Cost("2(P-1)", lambda n: 2 * (n.P - 1)),
+    "sent": Cost("2(P-1)/P", lambda n: 2 * (n.P - 1) / n.P),
+    "hops": Cost("2(P-1)", lambda n: 2 * (n.P - 1)),
+}
+_SQUARE = {
+    "computation": Cost("1/q^2", lambda n: 1 / n.q**2),
+    "parameters": Cost("1/q^2", lambda n: 1 / n.q**2),
+    "activations": Cost("1/q^2", lambda n: 1 / n.q**2),
+    "bandwidth": Cost("6(q-1)/q", lambda n: 6 * (n.q - 1) / n.q),
+    "latency": Cost("6(q-1)", lambda n: 6 * (n.q - 1)),
+    "sent": Cost("6(q-1)/q^2", lambda n: 6 * (n.q - 1) / n.q**2),
+    "hops": Cost("6q(q-1)", lambda n: 6 * n.q * (n.q - 1)),
+}
+_SQUARES = {
+    "computation": Cost("1/dq^2", lambda n: 1 / (n.d * n.q**2)),
+    "parameters": Cost("1/q^2", lambda n: 1 / n.q**2),
+    "activations": Cost("1/dq^2", lambda n: 1 / (n.d * n.q**2)),
+    "bandwidth": Cost("3(q-1)(d+1)/dq", lambda n: 3 * (n.q - 1) * (n.d + 1) / (n.d * n.q)),
+    "latency": Cost("6(q-1)", lambda n: 6 * (n.q - 1)),
+    "sent": Cost("3(q-1)(d+1)/dq^2", lambda n: 3 * (n.q - 1) * (n.d + 1) / (n.d * n.q**2)),
+    "hops": Cost("6q(q-1)", lambda n: 6 * n.q * (n.q - 1)),
+}
+_CUBE = {
+    "computation": Cost("1/l^3", lambda n: 1 / n.q**3),
+    "parameters": Cost("1/l^3", lambda n: 1 / n.q**3),
+    "activations": Cost("1/l^3", lambda n: 1 / n.q**3),
+    "bandwidth": Cost("6(l-1)/l^3", lambda n: 6 * (n.q - 1) / n.q**3),
+    "latency": Cost("6(l-1)", lambda n: 6 * (n.q - 1)),
+    "sent": Cost("8(l-1)/l^3", lambda n: 8 * (n.q - 1) / n.q**3),
+    "hops": Cost("8(l-1)", lambda n: 8 * (n.q - 1)),
+}
+COSTS: dict[str, dict[str, Cost]] = {"1d": _ROW, "2d": _SQUARE, "2.5d": _SQUARES, "3d": _CUBE}
+
+NOTES = (
+    "Symbols: P ranks; in 2d a square of q x q, in 2.5d d of them, in 3d a cube of l x l x l.",
+    "1d keeps activations whole between the layers and cuts them inside attention and MLP; with "
+    "sequence parallelism they are 1/P everywhere.",
+    "2d and 2.5d, bandwidth: a rank's block is 1/q^2 of a matrix, and q of them pass by in each of "
+    "the six broadcasts and reductions, so that rings send 1/q of what is documented. Each is q "
+    "messages and not one, so that there are q times as many steps; all but the first are sent "
+    "while the block before them is multiplied.",
+    "3d, bandwidth: 8 and not 6, because X and W are gathered again for the backward instead of "
+    "being kept, which the share of activations rests on.",
+    "2.5d sums the gradients of weights over depth once a step, 2(d-1)/dq^2 more of W, which the "
+    "columns leave out.",
+    "The columns are of one linear layer. This job's numbers also have norms, which exchange "
+    "statistics of rows where hidden states are cut, and, in those of a step, the lookup of words "
+    "(a reduce-scatter), the head (Y = X W^T: it sends the table and reduces logits) and the loss.",
+)
+
+
+def grid_sizes(grid: TensorGrid) -> GridSizes:
+    """What the symbols stand for on a grid."""
+    return GridSizes(grid.size, grid.hidden_parts, grid.axes.get("depth", 1))
+
+
+class CostEntry(TypedDict):
+    """A cost of a tensor mode: in symbols, and its value on the grid that was asked for; None where
+    the ranks are none."""
+
+    symbol: str
+    value: float | None
+
+
+class ModeLayerEntry(TypedDict):
+    """One layer of the model, micro batch and rank, forward and backward. saved_bytes: what forward
+    keeps for backward; sent_bytes: between the tensor-parallel ranks, over rings, in so many
+    collectives; hops: steps of their rings; tensor_seconds: of them, as far as nothing hides
+    them."""
+
+    flops: float
+    parameter_bytes: int
+    saved_bytes: int
+    sent_bytes: float
+    collectives: int
+    hops: int
+    tensor_seconds: float | None
+
+
+class ModeStepEntry(TypedDict):
+    """One step. sent_bytes: between the tensor-parallel ranks, of a rank of the stage that sends
+    most; tensor_seconds: its part of step_seconds, None where no time can be stated."""
+
+    sent_bytes: float
+    tensor_seconds: float | None
+    step_seconds: float | None
+    peak_bytes: int
+    fits: bool | None
+
+
+class TensorModeEntry(TypedDict):
+    """The job in one tensor mode. axes: of its grid, None where the ranks are none; costs: by
+    column; issues: why it cannot run, empty where it can; layer, step: this job's numbers."""
+
+    tp: int
+    mode: str
+    depth: int | None
+    axes: dict[str, int] | None
+    costs: dict[str, CostEntry]
+    issues: list[IssueEntry]
+    layer: ModeLayerEntry | None
+    step: ModeStepEntry | None
+
+
+class TensorModesDocument(TypedDict):
+    """Schema mpctl.tensor-modes/1: what `mpctl plan --compare-tensor-modes --json` prints.
+
+    columns: what each column of costs means; changed: settings of the job that modes other than 1d
+    do not have and that were left out for them.
+    """
+
+    schema: Literal["mpctl.tensor-modes/1"]
+    job: str | None
+    training: TrainingEntry
+    columns: dict[str, str]
+    changed: list[str]
+    modes: list[TensorModeEntry]
+    notes: list[str]
+
 
 Settings = dict[str, object]
 
@@ -125,7 +280,7 @@ def _costs(mode: str, axes: dict[str, int] | None) -> Iterator[tuple[str, CostEn
 
 
 def _layer(estimate: Estimate) -> ModeLayerEntry:
-    from mpctl.planning.layer_figures import layer_figures
+    from mpctl.planning.traffic import layer_figures
 
     own = layer_figures(estimate.layout)
     return {
@@ -136,7 +291,7 @@ def _layer(estimate: Estimate) -> ModeLayerEntry:
 
 
 def _step(plan: Plan, estimate: Estimate) -> ModeStepEntry:
-    from mpctl.planning.layer_figures import sent_bytes
+    from mpctl.planning.traffic import sent_bytes
 
     layout, time = estimate.layout, estimate.time
     kinds = {"tp", *layout.grid.groups}
@@ -151,3 +306,98 @@ def _step(plan: Plan, estimate: Estimate) -> ModeStepEntry:
         "peak_bytes": estimate.fullest_stage.device_bytes,
         "fits": plan.fits,
     }
+
+
+class TensorBlocksPart(TypedDict, total=False):
+    """The blocks of a layer's product Y = X W that a rank of a tensor-parallel grid holds: by
+    tensor and dimension, half-open. Empty in 1d and without a model."""
+
+    tensor_blocks: dict[str, dict[str, list[int]]]
+
+
+class TensorGridPart(TypedDict):
+    """How tp splits matrices. tensor_grid: ranks along each axis of the grid of tp ranks, the
+    fastest-varying first; {"tp": t} in 1d. tensor_depth: that of 2.5d, else None."""
+
+    tensor_mode: str
+    tensor_depth: int | None
+    tensor_grid: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPart:
+    """A block of one dimension: `block` of its `size`, which is cut into `parts`."""
+
+    dim: str
+    size: int
+    parts: int
+    block: range
+
+    @property
+    def text(self) -> str:
+        """`hidden 0-383 of 768`."""
+        first, last = self.block[0], self.block[-1]
+        span = str(first) if first == last else f"{first}-{last}"
+        return f"{self.dim} {span} of {self.size}"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBlock:
+    """The block of a matrix that a rank holds, by rows and columns."""
+
+    tensor: str
+    rows: HeldPart
+    columns: HeldPart
+
+
+def held_blocks(
+    grid: TensorGrid, sizes: Mapping[str, int], rank: int
+) -> tuple[HeldBlock, HeldBlock, HeldBlock]:
+    """The blocks of X, W and Y of one rank of the grid, by its number in the tp group.
+
+    sizes: whole `samples`, `hidden` and `ffn`. Raises ValueError where the grid does not divide
+    them.
+    """
+    coords, (ffn, hidden) = grid.coords(rank), grid.weight_axes(("ffn", "hidden"))
+
+    def part(dim: str, axes: Axes) -> HeldPart:
+        return HeldPart(dim, sizes[dim], grid.parts(axes), grid.block(sizes[dim], axes, coords))
+
+    inside = part("samples", grid.sample_axes(inside=True))
+    return (
+        HeldBlock("X", part("samples", grid.sample_axes()), part("hidden", grid.hidden_axes)),
+        HeldBlock("W", part("hidden", hidden), part("ffn", ffn)),
+        HeldBlock("Y", inside, part("ffn", grid.feature_axes)),
+    )
+
+
+def rank_blocks(plan: Plan, topology: Topology, rank: int) -> tuple[HeldBlock, ...]:
+    """The blocks of one rank of the world; none in 1d and of a plan that is not estimated."""
+    model, grid = plan.job.model, job_grid(plan.job)
+    if model is None or plan.layout is None or grid.mode == "1d":
+        return ()
+    samples = plan.job.training.micro_batch_size
+    sizes = {"samples": samples, "hidden": model.hidden, "ffn": model.ffn}
+    return held_blocks(grid, sizes, topology.group(rank, "tp").index(rank))
+
+
+def blocks_entry(plan: Plan, topology: Topology, rank: int) -> TensorBlocksPart:
+    """The blocks as a part of mpctl.rank/1."""
+    blocks = rank_blocks(plan, topology, rank)
+    if not blocks:
+        return {}
+    return {
+        "tensor_blocks": {
+            held.tensor: {
+                part.dim: [part.block.start, part.block.stop] for part in (held.rows, held.columns)
+            }
+            for held in blocks
+        }
+    }
+
+
+def grid_entry(job: JobSpec) -> TensorGridPart:
+    """The mode of tensor parallelism and its grid as a part of mpctl.plan/1."""
+    depth = layout_of(job).tensor_depth
+    axes = dict(job_grid(job).axes)
+    return {"tensor_mode": job.parallel.tensor_mode, "tensor_depth": depth, "tensor_grid": axes}

@@ -13,7 +13,7 @@ from mpctl.units import bytes_text, count_text, seconds_text
 
 if TYPE_CHECKING:
     from mpctl.errors import IssueEntry
-    from mpctl.planning.schemas import CompareDocument
+    from mpctl.planning.compare import CompareDocument
 
 # What settings and figures are called where their key says too little.
 TITLES = {

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from mpctl.estimate.figure import Figure, Unit
-from mpctl.planning.training import training_line
+from mpctl.planning.summary import training_line
 from mpctl.render.console import Console
 from mpctl.units import bytes_text, count_text, rate_text, seconds_text
 
 if TYPE_CHECKING:
-    from mpctl.planning.schemas import TrainingEntry
+    from mpctl.planning.summary import TrainingEntry
 
 TEXTS: dict[Unit, Callable[[float], str]] = {
     "B": bytes_text,

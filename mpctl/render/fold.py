@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from mpctl.topology import Topology
 
 if TYPE_CHECKING:
-    from mpctl.planning.schemas import StackSpans
+    from mpctl.planning.document import StackSpans
 
 LISTED_MEMBERS = 8  # ranks and ranges of a group that are written out
 FOLDED_MEMBERS = 4  # of one of many groups

@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from mpctl.planning.links import links_text
 from mpctl.planning.plan import Plan
 from mpctl.planning.runtimes import UnderRuntime, elsewhere_text, is_open, open_text
 from mpctl.planning.summary import (
+    links_text,
     main_figures,
     model_name,
     model_text,
     order_text,
     placement_text,
     sizes_text,
+    training_line,
+    training_settings,
     verdict,
 )
-from mpctl.planning.training import training_line, training_settings
 from mpctl.render.console import NamedRows, get_console, plain_table
 from mpctl.render.fold import members_text, span_text, stage_layers_text
 from mpctl.render.plan_grid import grid_part
@@ -37,7 +38,7 @@ from mpctl.topology import Topology
 from mpctl.units import plural, seconds_text
 
 if TYPE_CHECKING:
-    from mpctl.planning.schemas import RankDocument
+    from mpctl.planning.document import RankDocument
 
 MARKS = {"ok": ("✓", "green"), "warning": ("!", "bold yellow"), "error": ("✗", "bold red")}
 FITS = {True: ("✓ ", "bold green"), False: ("✗ ", "bold red"), None: ("", "bold")}

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from mpctl.layout.link_levels import shown_levels
 from mpctl.planning.document import rank_entry
-from mpctl.planning.links import find_holder_name
 from mpctl.planning.plan import Plan
+from mpctl.planning.summary import find_holder_name
 from mpctl.render.cells import group_number, letters, node_layers
 from mpctl.render.console import plain_table
 from mpctl.render.fold import groups_text, members_text, nodes_are_alike, stage_layers_text

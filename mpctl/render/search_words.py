@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from mpctl.planning.training import training_line
-from mpctl.search.ideas import ALIKE, OPTIMISM, RANKING_ERROR, WIDE_ERROR
+from mpctl.planning.summary import training_line
+from mpctl.search.find import ALIKE, OPTIMISM, RANKING_ERROR, WIDE_ERROR
 from mpctl.units import bytes_text, count_text, plural, seconds_text
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def notes(document: SearchDocument) -> Iterator[str]:
 
 
 def _order_notes(document: SearchDocument) -> Iterator[str]:
-    """How far the order of the layouts can be trusted (search/ideas.py)."""
+    """How far the order of the layouts can be trusted (search/find.py)."""
     best = document["best"]
     if any(entry["alike"] for entry in best):
         yield f"a row is the plainest of what is within {100 * ALIKE:g} % at its tp and pp"

@@ -11,15 +11,16 @@ from collections.abc import Iterator
 from textwrap import wrap
 
 from mpctl.estimate.timeline import StepLine, find_step_line
-from mpctl.planning.links import links_text
 from mpctl.planning.plan import Plan
 from mpctl.planning.summary import (
+    links_text,
     model_name,
     placement_text,
     sizes_text,
+    training_line,
+    training_settings,
     verdict,
 )
-from mpctl.planning.training import training_line, training_settings
 from mpctl.render.cells import (
     Box,
     boxes,

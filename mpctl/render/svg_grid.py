@@ -17,7 +17,7 @@ from itertools import islice
 from mpctl.axes import GRID_AXES
 from mpctl.layout.topology import job_grid
 from mpctl.planning.plan import Plan
-from mpctl.planning.tensor_blocks import HeldBlock, HeldPart, rank_blocks
+from mpctl.planning.tensor_modes import HeldBlock, HeldPart, rank_blocks
 from mpctl.render.markup import Raw, el, join, number
 from mpctl.tensor_grid import TensorGrid
 from mpctl.topology import Topology

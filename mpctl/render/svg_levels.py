@@ -12,8 +12,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from mpctl.layout.link_levels import LinkLevel, shown_levels
-from mpctl.planning.links import over_text
 from mpctl.planning.plan import Plan
+from mpctl.planning.summary import over_text
 from mpctl.render.markup import Raw, el, join, number
 from mpctl.topology import Topology
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.planning.tensor_costs import COSTS
-from mpctl.planning.training import training_line
+from mpctl.planning.summary import training_line
+from mpctl.planning.tensor_modes import COSTS
 from mpctl.render.console import get_console, plain_table
 from mpctl.units import bytes_text, count_text, seconds_text
 
 if TYPE_CHECKING:
-    from mpctl.planning.tensor_schemas import TensorModeEntry, TensorModesDocument
+    from mpctl.planning.tensor_modes import TensorModeEntry, TensorModesDocument
 
 FITS = {True: "yes", False: "no", None: "not known"}
 Formatter = Callable[[float], str]

@@ -1,14 +1,19 @@
-"""Rules about the model: heads, widths, sequence, batches, precision, memory."""
+"""Rules about the model: heads, widths, sequence, memory, and the settings that its family accepts.
+
+The family's description (families/description.py) holds positions, orders of norms, the shortest
+sequence and whether there is a decoder; no rule here names a family.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from mpctl.errors import Offer
-from mpctl.rules.check import Check, divides, refusal
+from mpctl.families import all_builtin, get_family
+from mpctl.rules.check import Check, divides, listed, refusal
 from mpctl.rules.tensor_mode import feature_columns, feature_parts, grid_divides
 from mpctl.sharding import divisors, padded_vocab, splits_kv_heads
-from mpctl.spec.job import HALVES, JobSpec
+from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 from mpctl.units import bytes_text, plural
 
@@ -145,80 +150,6 @@ def sequence_rules(job: JobSpec) -> Iterator[Check]:
         )
 
 
-def batch_rules(job: JobSpec) -> Iterator[Check]:
-    """The global batch is a whole number of micro batches on each replica."""
-    t, dp = job.training, job.sizes["dp"]
-    batch, per_pass = t.global_batch_size or 1, t.micro_batch_size * dp
-    rule, where = "batch-divides", "training.global_batch_size"
-    product = f"micro batch {t.micro_batch_size} x dp {dp} = {per_pass}"
-    if batch % per_pass:
-        down, up = batch // per_pass * per_pass, -(-batch // per_pass) * per_pass
-        legal = tuple(k for k in divisors(batch) if batch % (k * dp) == 0)
-        yield refusal(
-            rule, where, f"{plural(batch, 'sample')} cannot be divided by {product}",
-            Offer(where, tuple(sorted({down or up, up})), "a global batch of"),
-            Offer("training.micro_batch_size", legal, "micro batch", near=t.micro_batch_size),
-        )  # fmt: skip
-    else:
-        count = plural(batch // per_pass, "micro batch", "micro batches")
-        message = f"{plural(batch, 'sample')} = {product} x {count}"
-        yield Check(rule, "ok", where, message)
-
-
-def recompute_rules(job: JobSpec) -> Iterator[Check]:
-    """Only full recomputation saves each layer's input, which alone can be sharded or moved to the
-    host (ZeRO-R, arXiv 1910.02054)."""
-    t, rule = job.training, "recompute-full"
-    for key in ("partition_activations", "offload_activations"):
-        if getattr(t, key) and t.recompute != "full":
-            message = f"true needs recompute full, and recompute is {t.recompute}"
-            yield Check(rule, "error", f"training.{key}", message, "use training.recompute full")
-    if t.partition_activations and job.parallel.sequence_parallel:
-        message = "true has no effect: sequence parallelism shards the saved inputs already"
-        hint = "use false, or --no-sequence-parallel"
-        yield Check(
-            "partition-or-sequence", "error", "training.partition_activations", message, hint
-        )
-
-
-def dtype_rules(job: JobSpec) -> Iterator[Check]:
-    """The device states a rate for the data type; without it no time is estimated."""
-    device, dtype = job.cluster.device, job.training.dtype
-    if device is not None and dtype not in device.peak_flops:
-        known = ", ".join(device.peak_flops)
-        yield Check(
-            "dtype-on-device",
-            "warning",
-            "training.dtype",
-            f"{device.name} has no {dtype} rate in its preset, so no time is estimated",
-            f"known: {known}",
-        )
-
-
-def slow_dtype(job: JobSpec) -> Iterator[Check]:
-    """fp32 on a GPU of today is many times slower than 16-bit products; on a CPU, where jobs are
-    tried out, it is what people want."""
-    device, dtype = job.cluster.device, job.training.dtype
-    if (
-        device is None
-        or device.is_cpu
-        or dtype not in ("fp32", "fp64")
-        or dtype not in device.peak_flops
-    ):
-        return
-    times = {half: device.peak_flops.get(half, 0) / device.peak_flops[dtype] for half in HALVES}
-    half = max(HALVES, key=times.__getitem__)
-    if times[half] > 1:
-        message = (
-            f"{dtype} on {device.name}: products in {half} are {times[half]:.3g} times as fast"
-        )
-        hint = f"use --dtype {half}"
-        if dtype == "fp32" and "tf32" in device.peak_flops:
-            rate = device.peak_flops["tf32"] / device.peak_flops[dtype]
-            hint += f", or tf32: {rate:.3g} times as fast, operands rounded to 11 bits"
-        yield Check("slow-dtype", "warning", "training.dtype", message, hint)
-
-
 def memory_check(job: JobSpec, heaviest_bytes: int, stage: int) -> Check | None:
     """The check that the fullest stage, whose peak is `heaviest_bytes`, fits its device and leaves
     the cluster's headroom free; None without a device."""
@@ -238,3 +169,94 @@ def memory_check(job: JobSpec, heaviest_bytes: int, stage: int) -> Check | None:
             "raise tp, pp or zero, or training.recompute full",
         )
     return Check(rule, "ok", where, f"stage {stage}, the fullest, needs {need} of {have}")
+
+
+def family_rules(job: JobSpec) -> Iterator[Check]:
+    """Positions, sequence length, norms and kv heads that the model's family accepts."""
+    model = job.model
+    if model is None:
+        return
+    family = get_family(model.family)
+    if model.position not in family.positions:
+        yield Check("family-positions", "error", "model.position",
+                    f"family {family.name} has no {model.position} positions",
+                    f"use {' or '.join(family.positions)}")  # fmt: skip
+    if model.seq_length < (least := family.shortest_sequence):
+        yield Check("shortest-sequence", "error", "model.seq_length",
+                    f"{model.seq_length} is too short for a sample of family {family.name}",
+                    f"use {least} or more")  # fmt: skip
+    if model.norm_order not in family.norm_orders:
+        others = [other.name for other in all_builtin() if model.norm_order in other.norm_orders]
+        yield Check(
+            "family-norms",
+            "error",
+            "model.norm_order",
+            f"{model.norm_order}, but family {family.name} has {listed(family.norm_orders)}",
+            f"use {' or '.join(family.norm_orders)}, or family {' or '.join(others)}",
+        )
+    if not family.grouped_queries and model.kv_heads != model.heads:
+        yield Check("family-kv-heads", "error", "model.kv_heads",
+                    f"{model.kv_heads}, but family {family.name} needs as many as heads, "
+                    f"{model.heads}", f"use {model.heads}")  # fmt: skip
+
+
+def relative_rules(job: JobSpec) -> Iterator[Check]:
+    """Half of the buckets of each direction stand for one distance each, and the largest distance
+    lies beyond: of n buckets n/4 in the encoder, which looks both ways, n/2 in the decoder."""
+    model = job.model
+    if model is None or model.position != "relative":
+        return
+    buckets, distance = model.relative_buckets, model.relative_max_distance
+    if buckets % 2 or buckets < 4:
+        yield Check("relative-buckets", "error", "model.relative_buckets",
+                    f"{buckets} buckets are not an even number of at least 4",
+                    f"use {max(4, buckets + buckets % 2)}")  # fmt: skip
+    elif distance <= buckets // 2:
+        yield Check("relative-distance", "error", "model.relative_max_distance",
+                    f"{distance} is not above the {buckets // 2} distances that have a bucket of "
+                    f"their own among {buckets}",
+                    f"use {buckets // 2 + 1} or more, or fewer relative_buckets")  # fmt: skip
+
+
+def decoder_rules(job: JobSpec) -> Iterator[Check]:
+    """A family with a decoder needs its depth and its length, and no other family takes them."""
+    model = job.model
+    if model is None:
+        return
+    family = get_family(model.family)
+    if family.target_length is None:
+        yield from _no_decoder(model)
+        return
+    usual = (
+        ("decoder-layers", "decoder_layers", model.layers, "as many as encoder layers"),
+        ("decoder-length", "decoder_seq_length", family.target_length(model.seq_length),
+         "the targets of its samples"),
+    )  # fmt: skip
+    for rule, key, value, what in usual:
+        if getattr(model, key) is None:
+            yield Check(rule, "error", f"model.{key}", f"family {family.name} needs it",
+                        f"use {value} for {what}")  # fmt: skip
+    if model.decoder_seq_length:
+        yield from _decoder_length(job, model.decoder_seq_length)
+
+
+def _no_decoder(model: ModelSpec) -> Iterator[Check]:
+    given = (("decoder-layers", "decoder_layers", "layers"),
+             ("decoder-length", "decoder_seq_length", "tokens"))  # fmt: skip
+    for rule, key, what in given:
+        if (value := getattr(model, key)) is not None:
+            others = [family.name for family in all_builtin() if family.has_decoder]
+            yield Check(rule, "error", f"model.{key}",
+                        f"family {model.family} has no decoder for {value} {what}",
+                        f"leave it out, or use family {' or '.join(others)}")  # fmt: skip
+
+
+def _decoder_length(job: JobSpec, length: int) -> Iterator[Check]:
+    """The decoder's tokens must divide among the ranks that share its sequence."""
+    p, where = job.parallel, "model.decoder_seq_length"
+    if p.cp > 1:
+        ways = f"use a multiple of {2 * p.cp} (two blocks a rank)"
+        yield divides("cp-divides-decoder", where, length, 2 * p.cp, "decoder tokens", ways)
+    if p.sequence_parallel and p.tp > 1:
+        ways = f"use a multiple of {p.tp * p.cp}"
+        yield divides("sp-divides-decoder", where, length, p.tp * p.cp, "decoder tokens", ways)

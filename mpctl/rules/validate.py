@@ -19,17 +19,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from mpctl.errors import Offer
-from mpctl.rules import (
-    attention,
-    family,
-    freeze,
-    launched,
-    layout,
-    model,
-    rates,
-    runtime,
-    tensor_mode,
-)
+from mpctl.rules import launched, layout, model, runtime, tensor_mode, training
 from mpctl.rules.check import MOST_OFFERED, Check, way_out
 from mpctl.spec.job import JobSpec, changed_job
 
@@ -57,25 +47,25 @@ RULES: tuple[Rule, ...] = (
     Rule(tensor_mode.family_mode_rules, SHAPE),
     Rule(layout.zero_rules, LAYOUT),
     Rule(model.position_rules, SHAPE),
-    Rule(family.family_rules, SHAPE),
+    Rule(model.family_rules, SHAPE),
     Rule(launched.variant_rules, {"model"}),
     Rule(launched.launched_rules, SHAPE | BATCH | {"cluster", "launch"}),
-    Rule(family.decoder_rules, SHAPE),
-    Rule(family.relative_rules, {"model"}),
+    Rule(model.decoder_rules, SHAPE),
+    Rule(model.relative_rules, {"model"}),
     Rule(model.head_rules, SHAPE),
     Rule(tensor_mode.grid_width_rules, SHAPE),
     Rule(model.rotary_rules, {"model"}),
     Rule(model.width_rules, SHAPE),
     Rule(model.sequence_rules, SHAPE),
     Rule(model.length_rules, {"model"}),
-    Rule(model.batch_rules, LAYOUT | BATCH),
+    Rule(training.batch_rules, LAYOUT | BATCH),
     Rule(tensor_mode.sample_rules, LAYOUT | BATCH),
-    Rule(model.recompute_rules, BATCH),
-    Rule(attention.attention_rules, {"cluster", "launch", "model", "training"}),
-    Rule(rates.rate_rules, {"training"}),
-    Rule(freeze.freeze_rules, {"model", "training"}),
-    Rule(model.dtype_rules, {"cluster", "training"}),
-    Rule(model.slow_dtype, {"cluster", "training"}),
+    Rule(training.recompute_rules, BATCH),
+    Rule(training.attention_rules, {"cluster", "launch", "model", "training"}),
+    Rule(training.rate_rules, {"training"}),
+    Rule(training.freeze_rules, {"model", "training"}),
+    Rule(training.dtype_rules, {"cluster", "training"}),
+    Rule(training.slow_dtype, {"cluster", "training"}),
 )
 NO_VALUE = "no value of it alone is legal in this job: change other settings with it"
 

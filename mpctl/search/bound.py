@@ -26,7 +26,7 @@ from mpctl.estimate.network import MissingLink
 from mpctl.estimate.op_times import OpTimes, cover_backwards
 from mpctl.planning.layout_settings import LayoutSettings
 from mpctl.search.evaluate import SLACK, LayoutEvaluator, layer_key
-from mpctl.search.keys import DEFAULT_ORDER, AxesKey, LayerKey, LayoutFamily
+from mpctl.search.space import DEFAULT_ORDER, AxesKey, LayerKey, LayoutFamily
 from mpctl.spec.schedules import SCHEDULES
 
 

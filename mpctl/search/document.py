@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Literal, TypedDict, final
 
 from mpctl.errors import Issue, IssueEntry
 from mpctl.planning.layout_settings import SettingValue, layout_text
-from mpctl.planning.training import training_settings
+from mpctl.planning.summary import training_settings
 from mpctl.rules.launched import why_not_launched
-from mpctl.rules.model import slow_dtype
 from mpctl.rules.runtime import runtime_rules
-from mpctl.search.report import LayoutReport, given_reason, reasons
+from mpctl.rules.training import slow_dtype
+from mpctl.search.result import LayoutReport, given_reason, reasons
 from mpctl.spec.runtime import is_launched
 
 if TYPE_CHECKING:
-    from mpctl.planning.schemas import TrainingEntry
+    from mpctl.planning.summary import TrainingEntry
     from mpctl.search.result import SearchResult
 
 CSV_FIGURES = (

@@ -35,8 +35,7 @@ from mpctl.operators.table import OperatorTable
 from mpctl.pipeline.costs import job_costs
 from mpctl.pipeline.stages import Span, job_stages
 from mpctl.planning.layout_settings import LayoutSettings
-from mpctl.search.keys import LayerKey
-from mpctl.search.space import SearchSpace
+from mpctl.search.space import LayerKey, SearchSpace
 from mpctl.spec.job import JobSpec
 from mpctl.spec.linked_clusters import Link
 from mpctl.spec.runtime import RuntimeProfile, get_profile

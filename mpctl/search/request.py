@@ -8,8 +8,7 @@ from typing import Any
 
 from mpctl.errors import InputError, Issue
 from mpctl.planning.layout_settings import LayoutSettings, setting_name
-from mpctl.search.keys import AxesKey, LayoutFamily
-from mpctl.search.space import SearchSpace
+from mpctl.search.space import AxesKey, LayoutFamily, SearchSpace
 from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.load import load_partial, parse_settings, require_job
 from mpctl.spec.names import full_names

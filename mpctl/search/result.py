@@ -1,27 +1,183 @@
-"""A whole search: on one number of GPUs or several, with the layout of the job as given."""
+"""A whole search: on one number of GPUs or several, and in words what sets layouts apart.
+
+Seconds and bytes are those of `mpctl plan` for the same layout. Cost is counted in GPU-hours per
+token: two layouts on the same number of GPUs cost the same if they are as fast, and more GPUs cost
+more wherever they do not make the step faster in proportion.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any, Literal, get_args
 
-from mpctl.errors import InputError
+from mpctl.errors import InputError, Issue
 from mpctl.estimate.kernels import MissingFigure
+from mpctl.estimate.time import StepTime
+from mpctl.estimate.verdict import fit_text
+from mpctl.planning.layout_settings import (
+    LayoutSettings,
+    changed_settings,
+    layout_of,
+    layout_text,
+    setting_text,
+)
+from mpctl.planning.plan import make_plan
 from mpctl.search.evaluate import LayoutEvaluator, missing_link
 from mpctl.search.find import (
     BUDGETS,
+    EvaluatedLayout,
     FoundLayouts,
     Note,
     Objective,
     Progress,
     find_layouts,
+    plainest_first,
 )
-from mpctl.search.ideas import EvaluatedLayout, plainest_first
-from mpctl.search.nothing import nothing_fits
-from mpctl.search.report import LayoutReport, given_report, layout_reports
-from mpctl.search.request import SearchRequest, varied
+from mpctl.search.nearest import nothing_fits
+from mpctl.search.request import SearchRequest, gpu_counts, read_request, varied
+from mpctl.spec.job import JobSpec
 from mpctl.spec.linked_clusters import link_hint
-from mpctl.units import plural
+from mpctl.units import bytes_text, plural, seconds_text
+
+SHOWN_PARTS = 3
+SHOWN_SHARE = 0.002  # of a step: a part that differs by less is not named
+BILLION = 1e9
+
+
+@dataclass(frozen=True, repr=False)
+class LayoutReport:
+    """A layout with its figures.
+
+    job: the job under this layout; time: of its step; bytes: on the device of the fullest rank;
+    price: of a GPU-hour, where it is known; alike: layouts of the same tp, pp and tensor mode that
+    are about as fast and less plain (search/find.py).
+    """
+
+    job: JobSpec
+    layout: LayoutSettings
+    time: StepTime
+    bytes: int
+    price: float | None = None
+    alike: tuple[EvaluatedLayout, ...] = ()
+
+    def __repr__(self) -> str:
+        seconds = seconds_text(self.time.total)
+        return f"LayoutReport({layout_text(self.layout)}: {seconds} a step, {self.verdict})"
+
+    @property
+    def device_memory(self) -> int:
+        """Bytes of memory that a device has."""
+        assert self.job.cluster.device is not None, "a search is of a device"
+        return self.job.cluster.device.memory_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest rank fits its device and leaves the headroom free."""
+        return self.bytes <= (self.job.cluster.usable_bytes or 0)
+
+    @property
+    def verdict(self) -> str:
+        """Whether it fits, and by how much, in words."""
+        return fit_text(self.job.cluster, self.bytes, "the fullest rank")
+
+    @property
+    def alike_text(self) -> str:
+        """`and 3 more within 0.2 %`: how far the steps of those alike are from this one's at most;
+        empty where there is none."""
+        if not self.alike:
+            return ""
+        most = max(abs(one.seconds / self.time.total - 1) for one in self.alike)
+        return f"and {len(self.alike)} more within {100 * max(most, 0.001):.1f} %"
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens that all GPUs together train on in a second."""
+        model, batch = self.job.model, self.job.training.global_batch_size or 1
+        assert model is not None, "a search is of a model"
+        return batch * model.tokens_per_sample / self.time.total
+
+    @property
+    def gpu_hours_per_billion(self) -> float:
+        """GPU-hours that a billion tokens take."""
+        return self.job.world_size * BILLION / self.tokens_per_second / 3600
+
+    @property
+    def price_per_billion(self) -> float | None:
+        """What a billion tokens cost, where the price of a GPU-hour is known."""
+        return None if self.price is None else self.price * self.gpu_hours_per_billion
+
+
+def layout_reports(
+    evaluator: LayoutEvaluator, found: Iterable[EvaluatedLayout], price: float | None = None
+) -> list[LayoutReport]:
+    """The layouts that a search found, each with its job and the parts of its step."""
+    reports = []
+    for point in found:
+        time = evaluator.step_time(point.layout)
+        assert time is not None, "it was timed before"
+        job = evaluator.space.job_of(point.layout)
+        reports.append(LayoutReport(job, point.layout, time, point.bytes, price))
+    return reports
+
+
+def given_report(evaluator: LayoutEvaluator, price: float | None = None) -> LayoutReport | None:
+    """The layout of the job as given; None where its step cannot be estimated."""
+    plan = make_plan(evaluator.space.job)
+    if plan.estimate is None or isinstance(plan.estimate.time, str):
+        return None
+    size = plan.estimate.fullest_stage.device_bytes
+    return LayoutReport(plan.job, layout_of(plan.job), plan.estimate.time, size, price)
+
+
+def reasons(best: LayoutReport, others: Iterable[LayoutReport]) -> Iterator[str]:
+    """A sentence for each other layout: how much slower, in which parts, what memory it saves."""
+    for other in others:
+        yield f"with {_settings(best, other) or 'the same settings'}: {_difference(best, other)}"
+
+
+def given_reason(best: LayoutReport, given: LayoutReport) -> str:
+    """How the layout of the job as given compares with the best one, as a sentence."""
+    settings = _settings(best, given)
+    if not settings:
+        return "the job as given has this layout"
+    if not given.fits:
+        return f"the job as given ({settings}) {given.verdict}"
+    return f"the job as given ({settings}): {_difference(best, given)}"
+
+
+def _settings(best: LayoutReport, other: LayoutReport) -> str:
+    """The settings in which another layout differs, in words."""
+    settings = changed_settings(best.layout, other.layout)
+    return ", ".join(setting_text(name, value) for name, value in settings.items())
+
+
+def _difference(best: LayoutReport, other: LayoutReport) -> str:
+    slower = other.time.total - best.time.total
+    share = abs(slower) / best.time.total
+    return (
+        f"{seconds_text(abs(slower))} ({share:.1%}) {'slower' if slower >= 0 else 'faster'}"
+        f"{_parts(best.time, other.time)}{_memory(best.bytes, other.bytes)}"
+    )
+
+
+def _parts(best: StepTime, other: StepTime) -> str:
+    """The parts that differ most, signed."""
+    theirs = other.parts()
+    differences = [(theirs[name] - seconds, name) for name, seconds in best.parts().items()]
+    differences.sort(key=lambda pair: -abs(pair[0]))
+    least = SHOWN_SHARE * best.total
+    shown = [(d, name) for d, name in differences[:SHOWN_PARTS] if abs(d) > least]
+    words = (f"{name} {'+' if d > 0 else '−'}{seconds_text(abs(d))}" for d, name in shown)
+    return f" ({', '.join(words)})" if shown else ""
+
+
+def _memory(best: int, other: int) -> str:
+    if abs(other - best) < 0.02 * best:
+        return ""
+    word = "less" if other < best else "more"
+    return f", {bytes_text(abs(other - best))} {word} memory"
 
 
 @dataclass(repr=False)
@@ -30,7 +186,7 @@ class SearchResult:
 
     best, front: on the job's own number of GPUs; for the objective cost, and where nothing was
     found on those, on the number that the objective prefers; of best each has its own tp, pp and
-    tensor mode, and stands for `alike` ones (search/ideas.py). by_gpus: the best layout of each
+    tensor mode, and stands for `alike` ones (search/find.py). by_gpus: the best layout of each
     number, None where none was found; why_none says why. given: the layout of the job as given.
     seen: every layout that was estimated for `best`. estimated: how many in all. too_large: how
     many were left out for their memory. is_complete: false where it was interrupted. searched: the
@@ -178,3 +334,65 @@ def _untimed(level: str) -> str:
 
 def _no_bandwidth(level: str) -> str:
     return f"cluster.{level} has no bandwidth"
+
+
+Goal = Literal["tokens", "memory", "cost"]
+
+
+def search_layouts(
+    source: str | None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    top: int = 5,
+    objective: Goal = "tokens",
+    gpus: Sequence[int] | Literal["all"] | None = None,
+    fix: Sequence[str] = (),
+    max_tp: int | None = None,
+    max_pp: int | None = None,
+    max_cp: int | None = None,
+    price: float | None = None,
+    exhaustive: bool = False,
+    on_progress: Callable[[str, int, int], None] | None = None,
+) -> SearchResult:
+    """The best layouts of a job, in `best` of the result.
+
+    source: a job file, a job preset's name, or None. overrides: settings over it, by full or short
+    name, `{"tp": 8, "headroom": 10}`; those of a layout are kept as they are. top: how many
+    layouts. objective: most tokens a second, least memory, or fewest GPU-hours a token. gpus: also
+    find the best layout on each of these numbers of GPUs, in `by_gpus`; "all": powers of two, the
+    default for cost. `best` is on the job's own number but for cost. fix: settings to keep, as
+    text: `["pp=4"]`. max_tp, max_pp, max_cp: largest sizes to try. price: of a GPU-hour; layouts
+    then have `price_per_billion` tokens. exhaustive: rule nothing out by bounds. on_progress: is
+    called with what is done, how much of it, and of how much.
+
+    Raises InputError where the job is not legal, names no model or no device, or where no layout of
+    it can be timed; DoesNotFit, an InputError too, where none fits the memory.
+    """
+    sizes = {"tp": max_tp, "pp": max_pp, "cp": max_cp}
+    most = {axis: size for axis, size in sizes.items() if size is not None}
+    _require_possible(objective, price, {"top": top} | {f"max_{a}": n for a, n in most.items()})
+    request = read_request(source, overrides or {}, fix, most, price)
+    return answer_search(
+        request,
+        gpu_counts(gpus, objective, request.job),
+        top=top,
+        objective=objective,
+        exhaustive=exhaustive,
+        on_progress=on_progress or (lambda stage, done, total: None),
+    )
+
+
+def _require_possible(objective: str, price: float | None, counts: Mapping[str, int]) -> None:
+    """Raises InputError for what the options of the command do not take either."""
+    issues = [
+        Issue("bad-value", name, f"{count!r} is no number from 1", "use 1 or more")
+        for name, count in counts.items()
+        if not isinstance(count, int) or count < 1
+    ]
+    if objective not in get_args(Goal):
+        known = ", ".join(get_args(Goal))
+        issues.append(Issue("bad-value", "objective", f"{objective!r} is none", f"use {known}"))
+    if price is not None and not 0 <= price < inf:
+        issues.append(Issue("bad-value", "price", f"{price!r} is no price", "use 0 or more"))
+    if issues:
+        raise InputError(issues)

@@ -38,15 +38,159 @@ from mpctl.layout.link_levels import LinkLevel, link_levels
 from mpctl.pipeline.filled import job_cut
 from mpctl.pipeline.schedule.legality import is_schedule
 from mpctl.planning.layout_settings import TRAINING, LayoutSettings, SettingValue
-from mpctl.search.keys import AXES, DEFAULT_ORDER, AxesKey, LayerKey, LayoutFamily
-from mpctl.search.tensor_grids import SearchedGrids, combines
+from mpctl.rules.validate import has_errors
 from mpctl.sharding import divisors
 from mpctl.spec.job import JobSpec, ends_count_as_layers
 from mpctl.spec.model import ModelSpec
-from mpctl.spec.parallel import ScheduleName
+from mpctl.spec.parallel import ScheduleName, TensorMode
 from mpctl.spec.runtime import get_profile
 from mpctl.spec.runtime_support import RuntimeSupport
-from mpctl.tensor_grid import TensorGrid
+from mpctl.spec.schedules import SCHEDULES
+from mpctl.tensor_grid import TensorGrid, grid_axes, grid_depths
+
+
+@dataclass(frozen=True)
+class SearchedGrids:
+    """The grids to try for a complete job with a model. modes: those that its runtime runs; fixed:
+    fields of a layout with the value that they keep."""
+
+    job: JobSpec
+    modes: list[TensorMode]
+    fixed: Mapping[str, Any]
+
+    def of(self, tp: int) -> list[TensorGrid]:
+        """The grids of so many ranks, the row first."""
+        if tp not in self._grids:
+            self._grids[tp] = list(self._find(tp))
+        return self._grids[tp]
+
+    @cached_property
+    def _grids(self) -> dict[int, list[TensorGrid]]:
+        return {}
+
+    @cached_property
+    def _sharded(self) -> dict[tuple[object, ...], bool]:
+        return {}
+
+    def _find(self, tp: int) -> Iterator[TensorGrid]:
+        model, fixed = self.job.model, self.fixed.get("tensor_mode")
+        assert model is not None, "a search is of a model"
+        if fixed in (None, "1d") and _divides(model, tp):
+            yield TensorGrid("1d", {"tp": tp})
+        for mode in self.modes if fixed is None else [fixed]:
+            for depth in self._depths(mode, tp) if mode != "1d" else ():
+                axes = grid_axes(mode, tp, depth)
+                if axes is not None and self._accepts(TensorGrid(mode, axes), zero=0):
+                    yield TensorGrid(mode, axes)
+
+    def _depths(self, mode: str, tp: int) -> list[int | None]:
+        """The depths of 2.5d; without a fixed mode those from 2 on."""
+        if mode != "2.5d":
+            return [None]
+        if self.fixed.get("tensor_depth"):
+            return [self.fixed["tensor_depth"]]
+        least = 1 if "tensor_mode" in self.fixed else 2
+        return [depth for depth in grid_depths(tp) if depth >= least]
+
+    def shards(self, grid: TensorGrid, zero: int) -> bool:
+        """Whether this ZeRO stage can be had with the grid of another mode than 1d."""
+        key = grid.mode, *grid.axes.values(), zero
+        if key not in self._sharded:
+            self._sharded[key] = self._accepts(grid, zero=zero)
+        return self._sharded[key]
+
+    def _accepts(self, grid: TensorGrid, *, zero: int) -> bool:
+        """Whether the rules accept the grid in the plainest layout of the job: all other ranks are
+        replicas, and a micro batch has one sample for each part."""
+        dp = self.job.world_size // grid.size
+        parallel = {
+            "tp": grid.size, "cp": 1, "dp": dp, "pp": 1, "vpp": 1, "schedule": "1f1b",
+            "zero": zero, "sequence_parallel": False, "stage_balance": "even",
+            "first_stage_layers": None, "last_stage_layers": None, "allow_tp_across_nodes": True,
+            "tensor_mode": grid.mode, "tensor_depth": grid.axes.get("depth"),
+        }  # fmt: skip
+        training = {
+            "micro_batch_size": grid.sample_parts, "global_batch_size": grid.sample_parts * dp,
+            "recompute": "none", "partition_activations": False, "offload_activations": False,
+        }  # fmt: skip
+        job = self.job
+        tables = {
+            "parallel": job.parallel.model_copy(update=parallel),
+            "training": job.training.model_copy(update=training),
+        }
+        return not has_errors(job.model_copy(update=tables))
+
+
+def _divides(model: ModelSpec, tp: int) -> bool:
+    """Whether tp ranks in a row divide heads and ffn."""
+    kv_fits = model.kv_heads % tp == 0 or tp % model.kv_heads == 0
+    return model.heads % tp == 0 and model.ffn % tp == 0 and kv_fits
+
+
+def combines(mode: str, schedule: ScheduleName) -> bool:
+    """Whether a pipeline's schedule can be had with a tensor mode: those that defer the gradients
+    of weights are of 1d alone."""
+    return mode == "1d" or not SCHEDULES[schedule].splits_backward
+
+
+AXES = ("tp", "cp", "dp", "pp")
+DEFAULT_ORDER = "-".join(AXES)
+
+
+class LayerKey(NamedTuple):
+    """What the seconds of a layer follow from, whatever the pipeline."""
+
+    tp: int
+    cp: int
+    micro_batch_size: int
+    sequence_parallel: bool
+    recompute: str
+    tensor_mode: str = "1d"
+    tensor_depth: int | None = None
+
+    @property
+    def grid(self) -> TensorGrid:
+        """The tensor-parallel ranks as a grid."""
+        splits = self.sequence_parallel
+        return TensorGrid.of(self.tensor_mode, self.tp, self.tensor_depth, sequence_parallel=splits)
+
+
+class AxesKey(NamedTuple):
+    """A layer key with the sizes of the other axes; microbatches: of a replica in one step."""
+
+    layer: LayerKey
+    dp: int
+    pp: int
+    microbatches: int
+
+
+class LayoutFamily(NamedTuple):
+    """Layouts that differ in MEMBER_SETTINGS only: axes and pipeline are the same."""
+
+    axes: AxesKey
+    vpp: int
+    schedule: ScheduleName
+    stage_balance: str
+
+    @property
+    def plain(self) -> LayoutSettings:
+        """The family's layout without ZeRO; its order is left empty."""
+        layer, dp, pp, _ = self.axes
+        return LayoutSettings(
+            layer.tp, layer.cp, dp, pp, self.vpp, self.schedule, self.stage_balance,
+            layer.micro_batch_size, layer.recompute, layer.sequence_parallel, 0, "",
+            layer.tensor_mode, layer.tensor_depth,
+        )  # fmt: skip
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Sizes of tp, cp, dp and pp."""
+        return self.axes.layer.tp, self.axes.layer.cp, self.axes.dp, self.axes.pp
+
+    @property
+    def replicas(self) -> int:
+        """Ranks over which gradients are reduced and ZeRO shards."""
+        return self.axes.dp * self.axes.layer.cp
 
 
 class MemberSetting(NamedTuple):

@@ -11,9 +11,15 @@ from typing import Any
 
 import pytest
 
-from mpctl.batch.answers import FIGURES, FIRST_LINES, NOT_SEARCHED, SEARCHED_LINES, answers
-from mpctl.batch.lines import LONGEST_LINE, read_lines
-from mpctl.batch.processes import answers_by_processes
+from mpctl.batch.answers import (
+    FIGURES,
+    FIRST_LINES,
+    NOT_SEARCHED,
+    SEARCHED_LINES,
+    answers,
+    answers_by_processes,
+)
+from mpctl.batch.rows import LONGEST_LINE, read_lines
 from mpctl.planning.plan import make_plan
 from mpctl.spec.load import load_job
 

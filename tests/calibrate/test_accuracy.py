@@ -31,7 +31,7 @@ from mpctl.calibrate.fit import Fit
 from mpctl.calibrate.record import CrossRecord, read_record, what_changed
 from mpctl.calibrate.runs import constants_of
 from mpctl.calibrate.spread import find_inside
-from mpctl.search.ideas import OPTIMISM, RANKING_ERROR
+from mpctl.search.find import OPTIMISM, RANKING_ERROR
 from mpctl.spec.job import complete
 from mpctl.spec.presets import presets_root
 from tests.published import (
@@ -140,7 +140,7 @@ def test_layouts_are_ranked_as_they_ran(record: CrossRecord) -> None:
 
 
 def test_how_far_an_order_of_layouts_can_be_trusted(record: CrossRecord) -> None:
-    """What a search says of its own order (search/ideas.py), counted over all sweeps."""
+    """What a search says of its own order (search/find.py), counted over all sweeps."""
     sweeps = list(find_sweeps(published_runs()).values())
     pairs = [samples_per_second(runs, record.fifths) for runs in sweeps]
     orders = [order_of_pairs(pair, RANKING_ERROR) for pair in pairs]

@@ -23,7 +23,7 @@ from mpctl.estimate.product_memory import (
 from mpctl.estimate.saved_activations import layer_activations
 from mpctl.estimate.time import StepTime, find_step_time, get_clock
 from mpctl.layout.job_layout import JobLayout
-from mpctl.planning.estimate_document import communication_entry
+from mpctl.planning.document import communication_entry
 from mpctl.planning.explain import explain
 from mpctl.planning.plan import make_plan
 from mpctl.spec.runtime import OverlapShares, get_profile

@@ -10,7 +10,7 @@ import pytest
 
 from mpctl.planning.document import plan_document, rank_document
 from mpctl.planning.plan import make_plan
-from mpctl.planning.tensor_blocks import held_blocks
+from mpctl.planning.tensor_modes import held_blocks
 from mpctl.tensor_grid import TensorGrid
 from tests.jobs import job_of
 

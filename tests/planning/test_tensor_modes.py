@@ -10,10 +10,15 @@ from mpctl.collectives import get_collective, sent_by_rank
 from mpctl.errors import InputError
 from mpctl.operators.matmul import GradNeeds, MatMul
 from mpctl.operators.tensor_messages import ProductSize, TensorMessage, product_messages
-from mpctl.planning.layer_figures import layer_figures
 from mpctl.planning.plan import load_plan
-from mpctl.planning.tensor_costs import COLUMNS, COSTS, grid_sizes
-from mpctl.planning.tensor_modes import mode_choices, tensor_modes_document
+from mpctl.planning.tensor_modes import (
+    COLUMNS,
+    COSTS,
+    grid_sizes,
+    mode_choices,
+    tensor_modes_document,
+)
+from mpctl.planning.traffic import layer_figures
 from mpctl.tensor_grid import TensorGrid
 
 JOB: dict[str, Any] = {

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mpctl.planning.document import plan_document
-from mpctl.planning.links import links_text
 from mpctl.planning.plan import Plan, load_plan
+from mpctl.planning.summary import links_text
 from mpctl.render.html.layout import layout_section
 from mpctl.render.svg import plan_svg
 from tests.cli.calls import Mpctl, caller

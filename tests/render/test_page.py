@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from mpctl.planning.plan import Plan, load_plan
-from mpctl.planning.rank_traffic import rank_traffic
+from mpctl.planning.traffic import rank_traffic
 from mpctl.render.html.front import FrontPoint, front_section
 from mpctl.render.html.memory import PARTS
 from mpctl.render.html.page import plan_page

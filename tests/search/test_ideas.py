@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from mpctl.planning.layout_settings import LayoutSettings
-from mpctl.search.find import find_layouts
-from mpctl.search.ideas import (
+from mpctl.search.find import (
     ALIKE,
     WIDE_BAND,
     EvaluatedLayout,
     Idea,
     LayoutGroup,
     cost_of_trouble,
+    find_layouts,
     plainest_first,
 )
 from mpctl.search.space import SearchSpace

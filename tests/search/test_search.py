@@ -22,8 +22,8 @@ from mpctl.search.bound import StepTimeBound
 from mpctl.search.evaluate import LayoutEvaluator
 from mpctl.search.find import FoundLayouts, find_layouts
 from mpctl.search.nearest import SETTINGS, nearest_that_fit, with_nearest
-from mpctl.search.report import LayoutReport, layout_reports, reasons
 from mpctl.search.request import varied
+from mpctl.search.result import LayoutReport, layout_reports, reasons
 from mpctl.search.space import MemberSetting, SearchSpace
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpctl.axes import GRID_AXES
 from mpctl.planning.plan import Plan
-from mpctl.planning.tensor_blocks import rank_blocks
+from mpctl.planning.tensor_modes import rank_blocks
 from mpctl.render.html.parts import details, note, scrolling, table
 from mpctl.render.markup import Raw, el, number
 from mpctl.render.svg_grid import GridPicture

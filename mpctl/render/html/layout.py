@@ -12,8 +12,8 @@ from typing import Any
 
 from mpctl.axes import AXES, GRID_AXES
 from mpctl.layout.link_levels import LinkLevel
-from mpctl.planning.links import links_text
 from mpctl.planning.plan import Plan
+from mpctl.planning.summary import links_text
 from mpctl.render.cells import (
     Box,
     boxes,

@@ -15,9 +15,10 @@ from mpctl.planning.summary import (
     order_text,
     placement_text,
     sizes_text,
+    training_line,
+    training_settings,
     verdict,
 )
-from mpctl.planning.training import training_line, training_settings
 from mpctl.render.html.frame import page_file, page_text
 from mpctl.render.html.front import FrontPoint, front_section
 from mpctl.render.html.layout import layout_data, layout_section

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from math import log2
 
 from mpctl.estimate.job import Estimate
-from mpctl.planning.rank_traffic import AXES, RankTraffic, rank_traffic
+from mpctl.planning.traffic import AXES, RankTraffic, rank_traffic
 from mpctl.render.fold import fold
 from mpctl.render.html.parts import details, legend, note, scrolling, section, table
 from mpctl.render.markup import Raw, el, number

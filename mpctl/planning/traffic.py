@@ -1,9 +1,9 @@
-"""What one layer of a model takes on one rank for one micro batch, forward and backward.
+"""What ranks send: in one layer, and each rank to each other rank in a step.
 
-From the same operator table, list of messages and prices as the plan: FLOP, bytes of parameters, of
-what forward saves and of what is sent, and how many collectives that is. Bytes sent are those of
-rings, on the average rank: of a message of t ranks (t-1)/t for each phase, of which an all-reduce
-has two. A collective of t ranks takes t - 1 hops for each phase, one after the other.
+Bytes sent are those of rings, on the average rank: of a message of t ranks (t-1)/t for each phase,
+of which an all-reduce has two; a library may choose a tree for small messages. A collective of t
+ranks takes t - 1 hops for each phase, one after the other. An all-to-all sends 1/t to every other
+rank.
 
 By hand, tp 2 in 1d, two all-reduces of 3 MiB forward and two backward: 4 collectives of 2 hops, and
 4 x 2 x 1/2 x 3 = 12 MiB sent.
@@ -11,22 +11,26 @@ By hand, tp 2 in 1d, two all-reduces of 3 MiB forward and two backward: 4 collec
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from mpctl.axes import AXIS_NAMES
 from mpctl.collectives import get_collective, sent_by_rank
 from mpctl.estimate.activation_shapes import activation_shapes
 from mpctl.estimate.flops import block_flops
+from mpctl.estimate.job import Estimate
 from mpctl.estimate.kernels import MissingFigure
 from mpctl.estimate.layer_messages import LayerMessages
 from mpctl.estimate.message import Message, MessageCount
-from mpctl.estimate.network import MissingLink
+from mpctl.estimate.network import GROUP_AXES, MissingLink
 from mpctl.estimate.saved_activations import layer_activations
 from mpctl.estimate.time import get_clock
+from mpctl.estimate.timeline import handed_over
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.matmul import LayerStack
+from mpctl.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -96,3 +100,57 @@ def _tensor_seconds(layout: JobLayout) -> float | None:
     except (MissingFigure, MissingLink):
         return None
     return work.tp_forward + work.tp_backward
+
+
+AXES = (*AXIS_NAMES, "world")  # messages over a group of tp's grid count as tp's
+RankTraffic = dict[tuple[int, int], dict[str, float]]  # (sender, receiver) -> bytes by axis
+
+
+def rank_traffic(estimate: Estimate, topology: Topology) -> RankTraffic:
+    """Bytes of one step by sender and receiver, and by axis, of the pairs that send anything."""
+    traffic: RankTraffic = defaultdict(lambda: defaultdict(float))
+    for rank in range(topology.world_size):
+        stage = topology.coords(rank)["pp"]
+        for message in estimate.messages[stage]:
+            if message.kind != "send":
+                axis = message.axis if message.axis in AXES else "tp"
+                group = _group(estimate, topology, rank, message)
+                for receiver, sent in sent_to(message.kind, message.bytes, group, rank):
+                    traffic[rank, receiver][axis] += message.count * sent
+    _add_pipeline(traffic, estimate, topology)
+    return traffic
+
+
+def sent_to(kind: str, size: int, group: Sequence[int], rank: int) -> Iterator[tuple[int, float]]:
+    """The ranks of a group to which `rank` sends parts of a collective's message of `size` bytes,
+    with the bytes. Raises ValueError for an unknown kind.
+
+    >>> list(sent_to("all_to_all", 8, [0, 4, 8, 12], 4)), list(sent_to("all_gather", 8, [0, 4], 4))
+    ([(0, 2.0), (8, 2.0), (12, 2.0)], [(0, 4)])
+    """
+    if get_collective(kind).pattern == "peers":
+        yield from ((peer, size / len(group)) for peer in group if peer != rank)
+    else:
+        following = group[(group.index(rank) + 1) % len(group)]
+        yield following, sent_by_rank(kind, size, len(group))
+
+
+def _group(
+    estimate: Estimate, topology: Topology, rank: int, message: MessageCount
+) -> Sequence[int]:  # fmt: skip
+    """The ranks that the message is sent between."""
+    group = topology.group(rank, *GROUP_AXES.get(message.axis, (message.axis,)))
+    if message.what == "shared parameters":
+        holders = [s for s, messages in enumerate(estimate.messages) if message in messages]
+        return [group[stage] for stage in holders]
+    return group
+
+
+def _add_pipeline(traffic: RankTraffic, estimate: Estimate, topology: Topology) -> None:
+    """Add what pipeline stages send each other: hidden states and their gradients."""
+    first_stage = topology.group(0, *(axis for axis in AXIS_NAMES if axis != "pp"))
+    stride = topology.strides["pp"]
+    for (sender, receiver), size in handed_over(estimate.layout).items():
+        for rank in first_stage if size else ():
+            pair = rank + sender.stage * stride, rank + receiver.stage * stride
+            traffic[pair]["pp"] += estimate.layout.num_microbatches * size
