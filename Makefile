@@ -45,8 +45,8 @@ test-all: $(READY) lint types
 # missing by apt-get; what a machine cannot run is skipped and listed with the reason.
 test-clusters: export OMP_NUM_THREADS := 1
 test-clusters: $(READY)
-	$(BIN)/python -m tests.clusters.needs
-	$(BIN)/python -m pytest -m cluster -rs tests/clusters
+	$(BIN)/python -m tests.multinode.needs
+	$(BIN)/python -m pytest -m cluster -rs tests/multinode
 
 lint: $(READY)
 	$(BIN)/ruff check .

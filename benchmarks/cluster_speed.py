@@ -12,13 +12,13 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.plan_speed import in_process, show
-from mpctl.launch.slurm.allocation import Allocation, agents_step
-from mpctl.launch.slurm.node_list import expand_node_list
-from mpctl.launch.slurm.partitions import read_partitions
-from mpctl.launch.slurm.script import render_script
-from mpctl.launch.slurm.submission import Submission
-from mpctl.launch.ssh.hostfile import read_hostfile
-from mpctl.launch.ssh.selection import hosts_of_plan
+from mpctl.clusters.slurm.allocation import Allocation, agents_step
+from mpctl.clusters.slurm.node_list import expand_node_list
+from mpctl.clusters.slurm.partitions import read_partitions
+from mpctl.clusters.slurm.script import render_script
+from mpctl.clusters.slurm.submission import Submission
+from mpctl.clusters.ssh.hostfile import read_hostfile
+from mpctl.clusters.ssh.selection import hosts_of_plan
 from mpctl.planning.plan import Plan, make_plan
 from mpctl.spec.load import load_job
 

@@ -47,9 +47,9 @@ from benchmarks.soak_faults import Fault, Kind, draw_faults
 from benchmarks.soak_hosts import KINDS as HOST_KINDS
 from mpctl.launch.node.facts import processor_name
 from mpctl.units import plural
-from tests.clusters.ssh_hosts import SshHosts, namespace_hosts
-from tests.clusters.ssh_launch import processes_of, ssh_arguments
 from tests.launch.command import arguments
+from tests.multinode.ssh_hosts import SshHosts, namespace_hosts
+from tests.multinode.ssh_launch import processes_of, ssh_arguments
 from tests.runtime.tiny import make_data
 
 RANKS, GAP, SAVE_EVERY, PATIENCE = 2, 40, 10, 120.0

@@ -17,7 +17,7 @@ import psutil
 
 from benchmarks.soak_faults import KINDS as LOCAL_KINDS
 from benchmarks.soak_faults import Fault, Kind, Victim, while_saving
-from tests.clusters.ssh_hosts import SshHosts
+from tests.multinode.ssh_hosts import SshHosts
 
 FROZEN = ("agent", "torchrun", "rank")
 AWAY_SECONDS, SHORT_SECONDS = 15.0, 5.0

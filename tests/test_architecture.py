@@ -47,6 +47,7 @@ FLOORS = (
     ("planning", "runtime"),
     ("search", "batch", "calibrate", "rehearsal", "interop"),
     ("launch",),
+    ("clusters", "inference"),
     ("runs", "bench", "doctor"),
     ("render",),
     ("cli", "__main__"),
@@ -65,7 +66,8 @@ TORCH_ROOMS = {"transport", "kernels", "data", "weights", "runtime", "rehearsal"
 TORCH_FILES = (  # of families
     "module", "batch", "modules", "parts", "single_stack", "samples", "implementation",
 )  # fmt: skip
-LOOKS_INTO_TORCH = {"launch", "cli", "render"}  # in functions: before a run; a launch has no torch
+# In functions: before a run. A launch has no torch.
+LOOKS_INTO_TORCH = {"launch", "inference", "cli", "render"}
 SEEN_BEFORE_A_RUN = {"data", "weights"}
 DRAWING = {"plotext", "matplotlib", "tensorboard"}  # imported where something is drawn or written
 
@@ -156,7 +158,7 @@ def test_only_commands_public_names_families_and_backends_are_imported_by_name()
         "pkgutil", "pkgutil.resolve_name",
     }  # fmt: skip
     allowed = {"mpctl", "mpctl.cli.app", "mpctl.spec.families", "mpctl.families.modules",
-               "mpctl.launch.backends.registry"}  # fmt: skip
+               "mpctl.clusters.registry"}  # fmt: skip
     for module in ALL:
         if module.name not in allowed:
             assert [module.at(node) for name, node in module.imports if name in by_name] == []
@@ -167,10 +169,10 @@ def test_only_commands_public_names_families_and_backends_are_imported_by_name()
 # ---------------------------------------------------------------- tests mirror mpctl/
 
 TESTS = Path(__file__).parent
-# Folders of tests/ that test no room; `clusters` tests launches as a whole, over several nodes on
+# Folders of tests/ that test no room; `multinode` tests launches as a whole, over several nodes on
 # real schedulers and networks, and `make test-clusters` alone runs it; `late` is a world of ranks
 # whose messages behave as those of NCCL; `gpu` is what must hold on a CUDA device.
-HELPERS = {"house", "recorded", "reference", "clusters", "late", "gpu"}
+HELPERS = {"house", "recorded", "reference", "multinode", "late", "gpu"}
 OF_THE_WHOLE = {
     "architecture",
     "documents",

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mpctl.bench.folder import DATA, check_folder
+from mpctl.clusters.connect import training_refusals, training_warnings
 from mpctl.errors import InputError, Issue, attempt
 from mpctl.families import special_tokens
-from mpctl.launch.connect import training_refusals, training_warnings
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
 from mpctl.launch.node.machine import Machine
 from mpctl.launch.preflight import chosen_device

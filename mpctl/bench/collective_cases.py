@@ -21,11 +21,11 @@ from mpctl.bench.collective_options import (
     CollectiveOptions,
     read_options,
 )
+from mpctl.bench.probe import require_probes
 from mpctl.errors import InputError, Issue, attempt
 from mpctl.estimate.network import GROUP_AXES
 from mpctl.launch.node.machine import Machine
 from mpctl.launch.preflight import chosen_device
-from mpctl.launch.probe import require_probes
 from mpctl.layout.link_levels import find_span
 from mpctl.layout.topology import job_grid
 from mpctl.planning.plan import Overrides, Plan, load_plan

@@ -1,6 +1,6 @@
 """Collectives along the axes of a layout: measured by its ranks, as rows, fits and a report.
 
-The ranks are a launch on the hosts of any backend (launch/probe.py) that train nothing; they take
+The ranks are a launch on the hosts of any backend (bench/probe.py) that train nothing; they take
 the cases in turns (runtime/collective_bench.py). Sizes, columns and definitions are nccl-tests'.
 
 By hand, 7 kinds over tp and dp, 8 sizes, gloo and shared memory, which has no sendrecv: 2 x (7 + 6)
@@ -20,9 +20,9 @@ from mpctl.bench.collective_rows import (
     collective_rows,
     fit_collectives,
 )
+from mpctl.bench.probe import probe_answers
 from mpctl.bench.report import SCHEMA, BenchEnvelope, BenchEnvironment, environment_on
 from mpctl.launch.node.facts import HostFacts
-from mpctl.launch.probe import probe_answers
 from mpctl.launch.set_up import Progress
 from mpctl.rundir.collective_files import (
     AbsentTransport,

@@ -15,11 +15,11 @@ from math import inf
 
 from mpctl.bench.kernel_list import KernelLister
 from mpctl.bench.planned_kernel import PlannedKernel
+from mpctl.bench.probe import require_probes
 from mpctl.errors import InputError, Issue
 from mpctl.estimate.time import StepTimeModel, get_clock
+from mpctl.inference.task import TaskOptions, task_plan
 from mpctl.launch.node.machine import Machine
-from mpctl.launch.probe import require_probes
-from mpctl.launch.task import TaskOptions, task_plan
 from mpctl.layout.job_layout import JobLayout
 from mpctl.planning.plan import Plan, make_plan
 from mpctl.spec.base import DType

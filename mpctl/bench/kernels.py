@@ -1,6 +1,6 @@
 """Kernels of a model at their local shapes, measured on this machine beside the plan's estimate.
 
-Ranks of a launch (launch/probe.py) run every kernel in rounds, A B C A B C: in each round alone
+Ranks of a launch (bench/probe.py) run every kernel in rounds, A B C A B C: in each round alone
 and then with all ranks at once, since cores share caches and memory. The seconds of a row are those
 of one run of the kernel on the slowest rank, the median over the rounds.
 
@@ -18,6 +18,7 @@ from typing import TypedDict
 
 from mpctl.bench.kernel_cases import KernelCases
 from mpctl.bench.planned_kernel import PlannedKernel
+from mpctl.bench.probe import probe_answers
 from mpctl.bench.report import (
     SCHEMA,
     BenchEnvelope,
@@ -26,9 +27,8 @@ from mpctl.bench.report import (
     environment_on,
     spread,
 )
-from mpctl.launch.connect import OnEvent
+from mpctl.clusters.connect import OnEvent
 from mpctl.launch.node.facts import HostFacts
-from mpctl.launch.probe import probe_answers
 from mpctl.launch.set_up import Progress
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.kernel_files import KernelRequest, KernelTiming

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from mpctl.clusters.connect import measuring_refusals
 from mpctl.errors import InputError, Issue
-from mpctl.launch.connect import measuring_refusals
+from mpctl.inference.task import TaskOptions, task_plan
 from mpctl.launch.node.machine import Machine
-from mpctl.launch.task import TaskOptions, task_plan
 from mpctl.layout.job_layout import JobLayout
 from mpctl.planning.plan import Overrides, Plan
 from mpctl.planning.tensor_modes import mode_choices, same_as_2d

@@ -16,8 +16,8 @@ from statistics import median
 from mpctl.bench.budget import Budget
 from mpctl.bench.cases import PlannedCase, shared_units, with_data
 from mpctl.bench.folder import take_folder
+from mpctl.clusters.connect import connected
 from mpctl.errors import RunFailed
-from mpctl.launch.connect import connected
 from mpctl.launch.control.host_checks import common_machine
 from mpctl.launch.node.facts import HostFacts
 from mpctl.launch.set_up import Progress, set_up_run

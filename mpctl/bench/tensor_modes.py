@@ -1,6 +1,6 @@
 """One layer in every tensor mode that some ranks allow, measured beside its plan.
 
-The ranks are those of a launch, on this host or others (launch/probe.py). They make the layer once
+The ranks are those of a launch, on this host or others (bench/probe.py). They make the layer once
 for each mode and run it in rounds, A B C A B C, so that what else happens on the machine falls on
 all alike (runtime/layer_probe.py). Bytes sent are counted collective by collective, and stated per
 rank over rings as in plans (planning/traffic.py). Against the law: a rank's parameters and
@@ -17,6 +17,7 @@ from statistics import median
 from typing import TypedDict
 
 from mpctl.bench.mode_cases import ModeCase, ModeCases
+from mpctl.bench.probe import probe_answers
 from mpctl.bench.report import (
     SCHEMA,
     BenchEnvelope,
@@ -25,13 +26,12 @@ from mpctl.bench.report import (
     environment_on,
     spread,
 )
+from mpctl.clusters.connect import OnEvent
 from mpctl.collectives import sent_by_rank
 from mpctl.errors import IssueEntry
-from mpctl.launch.connect import OnEvent
 from mpctl.launch.node.facts import HostFacts
 from mpctl.launch.node.machine import Machine, this_machine
 from mpctl.launch.preflight import chosen_device
-from mpctl.launch.probe import probe_answers
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.rank_files import Traffic
 from mpctl.rundir.task_files import LayerAnswer, LayerRequest, LayerSizes, LayerTiming

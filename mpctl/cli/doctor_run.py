@@ -40,10 +40,10 @@ class Question:
         """Connect to the hosts and look at them, with a bar. Hosts that cannot be used are findings
         of their own: then nothing else is known."""
         from mpctl.cli.signals import ended_by_signals
+        from mpctl.clusters.registry import find_backend
         from mpctl.doctor.backend_hosts import connected_hosts
         from mpctl.doctor.diagnosis import of_issues
         from mpctl.errors import InputError
-        from mpctl.launch.backends.registry import find_backend
         from mpctl.render.tasks import TaskBar
 
         backend = find_backend(self.plan.job, os.environ)
@@ -115,8 +115,8 @@ def question_of(job: JobSource, run_dir: Path, *, collectives: bool) -> Question
 
 
 def _backend_name(plan: Plan) -> str:
+    from mpctl.clusters.registry import chosen_name
     from mpctl.errors import InputError
-    from mpctl.launch.backends.registry import chosen_name
 
     name = chosen_name(plan.job, os.environ)
     if name in ELSEWHERE:
@@ -127,9 +127,9 @@ def _backend_name(plan: Plan) -> str:
 
 def _hosts_of(plan: Plan, backend: str) -> dict[str, int]:
     """The nodes, and ranks on each, of a plan for every host of the hostfile or the allocation."""
-    from mpctl.launch.slurm.allocation import find_allocation
-    from mpctl.launch.ssh.hostfile import read_hostfile
-    from mpctl.launch.ssh.selection import select_hosts
+    from mpctl.clusters.slurm.allocation import find_allocation
+    from mpctl.clusters.ssh.hostfile import read_hostfile
+    from mpctl.clusters.ssh.selection import select_hosts
 
     ssh = plan.job.launch.ssh
     if backend == "ssh" and ssh.hostfile is not None:

@@ -73,9 +73,9 @@ def eval_(
     Samples are cut and weighted as in a validation during training, so that the same samples give
     the loss that the training recorded. Nothing is written to the run.
     """
-    from mpctl.launch.evaluate import EvalSettings, plan_evaluation
+    from mpctl.inference.evaluate import EvalSettings, plan_evaluation
+    from mpctl.inference.task import TaskOptions
     from mpctl.launch.node.machine import this_machine
-    from mpctl.launch.task import TaskOptions
     from mpctl.render.errors import print_warnings
     from mpctl.render.evaluate import print_evaluation
     from mpctl.render.json import print_json

@@ -11,7 +11,7 @@ import typer
 from mpctl.cli.options import JobSource
 
 if TYPE_CHECKING:
-    from mpctl.launch.joined.world import JoinedWorld
+    from mpctl.clusters.joined.world import JoinedWorld
     from mpctl.planning.plan import Plan
     from mpctl.rundir.directory import RunDir
     from mpctl.spec.launch import LaunchSpec
@@ -34,7 +34,7 @@ def follow_if_joined(
     is_trusted: the run directory may belong to another user, which is refused otherwise, in a world
     or not. named_by: the option that says where the run directory is.
     """
-    from mpctl.launch.joined.world import find_world, require_world
+    from mpctl.clusters.joined.world import find_world, require_world
     from mpctl.rundir.owner import require_own
 
     if run_dir is not None and not is_trusted:
@@ -53,7 +53,7 @@ def follow_if_joined(
     if world.is_first:
         return
     if run_dir is not None and not is_dry:
-        from mpctl.launch.joined.agent import follow_launcher
+        from mpctl.clusters.joined.agent import follow_launcher
         from mpctl.rundir.directory import RunDir
 
         follow_launcher(RunDir(run_dir), world, launch.start_seconds)
@@ -83,7 +83,7 @@ def _settings(
 def _end_if_restarted(run_dir: Path) -> None:
     """Let a pod succeed that was started again after its launch had ended: the launch itself has
     said how it ended, and nothing is left to do."""
-    from mpctl.launch.joined.restarted import ended_launch
+    from mpctl.clusters.kubernetes.restarted import ended_launch
     from mpctl.render.errors import print_warnings
     from mpctl.rundir.directory import RunDir
 
@@ -111,7 +111,7 @@ def _require_run_dir(run_dir: Path | None, world: JoinedWorld, named_by: str) ->
 
 def dismiss_followers(plan: Plan, run: RunDir) -> None:
     """Tell the other processes of a joined world that there is nothing to do; they wait for it."""
-    from mpctl.launch.backends.registry import chosen_name, find_backend
+    from mpctl.clusters.registry import chosen_name, find_backend
     from mpctl.render.errors import print_warnings
 
     if chosen_name(plan.job, os.environ) != "torchrun":

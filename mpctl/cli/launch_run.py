@@ -16,8 +16,8 @@ from mpctl.cli.options import typed_command
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from mpctl.clusters.backend import Backend
     from mpctl.errors import Issue
-    from mpctl.launch.backends.backend import Backend
     from mpctl.launch.cluster import Cluster
     from mpctl.launch.launch_plan import LaunchPlan
     from mpctl.launch.node.machine import Machine
@@ -42,7 +42,7 @@ class Launch:
 
     def train(self) -> NoReturn:
         """Run it to its end; exits with the run's exit code."""
-        from mpctl.launch.backends.registry import find_backend
+        from mpctl.clusters.registry import find_backend
         from mpctl.launch.summary import summarise
         from mpctl.planning.plan import make_plan
         from mpctl.render.errors import print_warnings
@@ -81,8 +81,8 @@ class Launch:
 
     def print_commands(self) -> None:
         """Print what would be run, on which host, and start nothing."""
-        from mpctl.launch.backends.registry import find_backend
-        from mpctl.launch.connect import no_host_check
+        from mpctl.clusters.connect import no_host_check
+        from mpctl.clusters.registry import find_backend
         from mpctl.launch.node.machine import this_machine
         from mpctl.render.errors import print_warnings
         from mpctl.render.launch import print_commands
@@ -97,9 +97,9 @@ class Launch:
 
     def submit(self, *, dry_run: bool) -> None:
         """Write the run directory and hand the run to the scheduler, or print what would be."""
+        from mpctl.clusters.connect import no_host_check
+        from mpctl.clusters.registry import find_submitter
         from mpctl.errors import InputError
-        from mpctl.launch.backends.registry import find_submitter
-        from mpctl.launch.connect import no_host_check
         from mpctl.launch.node.machine import this_machine
         from mpctl.render.console import say
         from mpctl.render.launch import print_submission
@@ -126,7 +126,7 @@ class Launch:
     def _connected(self, backend: Backend) -> Iterator[tuple[Cluster, LaunchPlan]]:
         """The hosts, and the launch that is ready to run on them."""
         from mpctl.cli.signals import ended_by_signals
-        from mpctl.launch.connect import no_host_check
+        from mpctl.clusters.connect import no_host_check
         from mpctl.launch.control.host_checks import common_machine
         from mpctl.launch.node.machine import this_machine
         from mpctl.render.errors import print_warnings

@@ -10,12 +10,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpctl.clusters.backend import Backend
 from mpctl.doctor.agents import AgentHosts
 from mpctl.doctor.filesystem import nearest_folder
 from mpctl.doctor.hosts import Hosts, LocalHosts
 from mpctl.durable import remove
 from mpctl.errors import InputError
-from mpctl.launch.backends.backend import Backend
 from mpctl.launch.cluster import Cluster
 from mpctl.launch.control.cluster import AgentCluster
 from mpctl.planning.plan import Plan

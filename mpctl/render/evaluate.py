@@ -10,7 +10,7 @@ from mpctl.render.console import get_console, plain_table
 from mpctl.units import seconds_text
 
 if TYPE_CHECKING:
-    from mpctl.launch.evaluate import EvalDocument
+    from mpctl.inference.evaluate import EvalDocument
 
 COLUMNS = ("corpus", "loss", "perplexity", "samples", "tokens", "time")
 RECORDED = "recorded in training"

@@ -18,8 +18,8 @@ from mpctl.render.tasks import ProgressView, TaskBar
 from mpctl.units import seconds_text
 
 if TYPE_CHECKING:
-    from mpctl.launch.sample import SampleDocument, Sampling
-    from mpctl.launch.written_text import WrittenText
+    from mpctl.inference.sample import SampleDocument, Sampling
+    from mpctl.inference.written_text import WrittenText
 
 FINISH = {
     "end-of-text": "ended by end-of-text",

@@ -7,11 +7,11 @@
 | plan.json | launcher | the plan, schema mpctl.plan/1 |
 | data/ | launcher | the tokenized corpus, when the job names text files (data/manifest.py) |
 | launcher.json | launcher, before it starts ranks | launcher.py: schema mpctl.launcher/1 |
-| slurm.sh | launcher, launch.slurm | launch/slurm/script.py: the batch script that was submitted |
+| slurm.sh | launcher, launch.slurm | clusters/slurm/script.py: the batch script as submitted |
 | kubernetes.yaml | launcher, `--on kubernetes --submit` | the object that was created |
-| nodes/meeting.json | launcher, in a world that others started | launch/joined/meeting.py |
+| nodes/meeting.json | launcher, in a world that others started | clusters/joined/meeting.py |
 | nodes/hosts.json | launcher, at each attempt | hosts.py: the host of every rank |
-| nodes/ssh-N.log | ssh of node N | what ssh and the node agent said (launch/backends/ssh.py) |
+| nodes/ssh-N.log | ssh of node N | what ssh and the node agent said (clusters/ssh/backend.py) |
 | stop-request | `mpctl stop` | stop_request.py: asks the launcher to stop the run |
 | torchrun.pid | launcher | process id of torchrun while it runs |
 | stop | launcher | its presence asks the ranks to finish their step, save and exit |

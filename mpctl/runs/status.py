@@ -16,7 +16,7 @@ from typing import Literal, cast
 
 from typing_extensions import TypedDict
 
-from mpctl.launch.backends.scheduled import ScheduledJob
+from mpctl.clusters.scheduled import ScheduledJob
 from mpctl.launch.verdict import HangEvidence, ProcessView, judge
 from mpctl.rundir.metrics import parse_record
 from mpctl.rundir.rank_files import StepRecord

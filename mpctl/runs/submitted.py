@@ -5,9 +5,9 @@ Only `mpctl status` and `mpctl stop` ask: a list of runs answers from the direct
 
 from __future__ import annotations
 
+from mpctl.clusters.registry import find_scheduler
+from mpctl.clusters.scheduled import ScheduledJob, Scheduler
 from mpctl.errors import MpctlError
-from mpctl.launch.backends.registry import find_scheduler
-from mpctl.launch.backends.scheduled import ScheduledJob, Scheduler
 from mpctl.runs.documents import SavedLauncher, read_launcher
 from mpctl.runs.saved import SavedRun
 

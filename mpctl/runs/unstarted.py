@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from mpctl.clusters.scheduled import JOB_VARIABLES, ScheduledJob
 from mpctl.errors import InputError, MpctlError
-from mpctl.launch.backends.scheduled import JOB_VARIABLES, ScheduledJob
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.summary import SCHEMA, FailureSummary, RunStatus, UnstartedSummary, write_summary
 from mpctl.runs.documents import SavedFailure, SavedLauncher, SavedSummary, read_launcher

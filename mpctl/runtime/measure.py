@@ -1,7 +1,7 @@
 """What the ranks of a bench measure: a generator for each task of a request.
 
 A bench is a launch whose workers find RUN/bench.json and answer it instead of training
-(launch/probe.py, runtime/worker.py). Every rank of the mesh runs the same generator over the same
+(bench/probe.py, runtime/worker.py). Every rank of the mesh runs the same generator over the same
 request; each rank yields the same number of answers, and rank 0's are kept.
 
 By hand, {"task": "layers", "cases": [...]} is answered by layer_probe.probe_layers.

@@ -1,7 +1,7 @@
 """The table `[launch.kubernetes]`: the objects that `--on kubernetes` creates and reads.
 
-Names are checked where they are used (launch/kubernetes/names.py), so that all of them are reported
-at once and in the words of Kubernetes.
+Names are checked where they are used (clusters/kubernetes/names.py), so that all of them are
+reported at once and in the words of Kubernetes.
 """
 
 from __future__ import annotations

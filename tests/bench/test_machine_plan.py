@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mpctl.bench.machine_plan import MachineWork, default_name, plan_machine
+from mpctl.clusters.registry import find_backend
 from mpctl.errors import InputError
-from mpctl.launch.backends.registry import find_backend
 from mpctl.launch.node.machine import Machine
 from mpctl.planning.plan import Plan, load_plan
 

@@ -88,7 +88,7 @@ def test_every_command_is_accepted(
     monkeypatch.chdir(texts)
     arguments = shlex.split(command.partition(">")[0])[1:]
     if "kubernetes" in arguments or "slurm" in arguments:
-        pytest.skip("needs a cluster; tests/clusters and tests/launch submit to one")
+        pytest.skip("needs a cluster; tests/multinode and tests/launch submit to one")
     if "--resume" in arguments:
         pytest.skip("needs the run before it; tests/launch/test_run.py resumes on another layout")
     if arguments[0] == "launch" and not {"--dry-run", "--rehearse"} & {*arguments}:

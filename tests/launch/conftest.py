@@ -10,7 +10,7 @@ from tests.launch.command import Launched, end_all, launch
 from tests.runtime.tiny import make_data
 
 if TYPE_CHECKING:
-    from tests.launch.kubernetes.api_server import Cluster
+    from tests.clusters.kubernetes.api_server import Cluster
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
 @pytest.fixture
 def kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """A cluster that the kubectl of this machine is configured for."""
-    from tests.launch.kubernetes.cluster import served  # Kubeflow's models take time to import
+    from tests.clusters.kubernetes.cluster import served  # Kubeflow's models take time to import
 
     with served(tmp_path, monkeypatch) as cluster:
         yield cluster

@@ -15,11 +15,11 @@ import pytest
 
 from mpctl.cli.app import run as mpctl
 from mpctl.cli.signals import ended_by_signals
+from mpctl.clusters import local
+from mpctl.clusters.local import LocalAttempt, LocalCluster
 from mpctl.errors import Issue, RunFailed
 from mpctl.launch import supervise
 from mpctl.launch.attempt import AttemptState, NodeState
-from mpctl.launch.backends import local
-from mpctl.launch.backends.local import LocalAttempt, LocalCluster
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
 from mpctl.launch.node.machine import Machine
 from mpctl.launch.record_reader import RecordReader

@@ -84,8 +84,8 @@ def _follow(job: JobSource, on: str | None, values: dict[str, Any]) -> None:
 def _refuse_world(job: JobSource, on: str | None, values: dict[str, Any]) -> None:
     """Raises InputError in the first process of a joined world; the others end. Returns in no
     world, and where the ranks are started otherwise."""
+    from mpctl.clusters.joined.world import find_world
     from mpctl.errors import InputError
-    from mpctl.launch.joined.world import find_world
     from mpctl.spec.load import load_job
 
     world = find_world(os.environ)

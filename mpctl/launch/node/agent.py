@@ -19,13 +19,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
 from mpctl.durable import wait_for_file
 from mpctl.launch.attempt import NodeState
@@ -43,7 +43,7 @@ from mpctl.launch.control.messages import (
 )
 from mpctl.launch.node.facts import NO_RUN_DIR, host_facts
 from mpctl.launch.node.interface import socket_interfaces
-from mpctl.launch.node.requests import REQUESTS
+from mpctl.launch.node.requests import REQUESTS, Requests
 from mpctl.launch.node.torchrun import RANK_VARIABLES, NodeStart, NodeTorchrun
 from mpctl.rundir.directory import RunDir
 
@@ -83,14 +83,20 @@ NodeStarter = Callable[[RunDir, NodeStart], NodeProcess]
 
 
 class Agent:
-    """The agent of one host. connection: to the launcher; starter: starts its ranks; attempt: the
-    number of the attempt whose ranks run, or ran last; is_welcome: whether the launcher has
-    answered; is_over: whether it has said that the launch is over."""
+    """The agent of one host. connection: to the launcher; starter: starts its ranks; requests:
+    functions that the launcher may call, by name; attempt: the number of the attempt whose ranks
+    run, or ran last; is_welcome: whether the launcher has answered; is_over: whether it has said
+    that the launch is over."""
 
     def __init__(
-        self, run: RunDir, connection: Connection, starter: NodeStarter = NodeTorchrun
+        self,
+        run: RunDir,
+        connection: Connection,
+        starter: NodeStarter = NodeTorchrun,
+        requests: Requests = REQUESTS,
     ) -> None:
         self.run, self.connection, self.starter = run, connection, starter
+        self.requests: Requests = {**requests, "stacks": self._stacks}
         self.attempt = 0
         self.is_welcome = False
         self.node: NodeProcess | None = None
@@ -133,8 +139,7 @@ class Agent:
 
     def _answer(self, request: Request) -> None:
         """Answer a request; what takes long must not keep pings and reports waiting."""
-        requests = {**REQUESTS, "stacks": self._stacks}
-        self.results.put(_result(request, requests))
+        self.results.put(_result(request, self.requests))
 
     def _start(self, message: Start) -> None:
         """Start torchrun; one that cannot start is reported as one that ended with code 1."""
@@ -175,7 +180,7 @@ def _not_started(start: NodeStart) -> NodeState:
     return NodeState(node=start.node, host=socket.gethostname(), code=1)
 
 
-def _result(request: Request, requests: Mapping[str, Callable[..., Any]]) -> Result:
+def _result(request: Request, requests: Requests) -> Result:
     """The result of a request; whatever goes wrong is an answer, too."""
     try:
         return Result(request.number, requests[request.name](**request.arguments))
@@ -249,10 +254,14 @@ def _end(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def main(arguments: Sequence[str], starter: NodeStarter = NodeTorchrun) -> None:
+def main(
+    arguments: Sequence[str],
+    starter: NodeStarter = NodeTorchrun,
+    requests: Requests = REQUESTS,
+) -> None:
     """Serve one launcher; exits with code 1 and a line on stderr when it cannot be reached.
 
-    starter: starts the ranks of this host."""
+    starter: starts the ranks of this host; requests: what it answers, by name."""
     parser = argparse.ArgumentParser(prog="mpctl.launch.node.agent")
     parser.add_argument("run", type=Path)
     parser.add_argument("--connect", required=True)
@@ -272,7 +281,7 @@ def main(arguments: Sequence[str], starter: NodeStarter = NodeTorchrun) -> None:
     except OSError as error:
         sys.exit(f"the launcher cannot be reached: {error}")
     say_hello(connection, options.node)
-    Agent(RunDir(options.run), connection, starter).serve()
+    Agent(RunDir(options.run), connection, starter, requests).serve()
 
 
 if __name__ == "__main__":

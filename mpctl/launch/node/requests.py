@@ -6,10 +6,9 @@ Each request is answered in a thread of its own, so that pings and reports go on
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from mpctl.launch.joined.place import describe_process
 from mpctl.launch.node.modules import run_module
 
 
@@ -19,9 +18,9 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-REQUESTS: dict[str, Callable[..., Any]] = {
+Requests = Mapping[str, Callable[..., Any]]
+REQUESTS: Requests = {
     "free_port": free_port,
-    "joined_process": describe_process,
     "run_module": run_module,
 }
 """The requests by name; arguments and results are JSON."""

@@ -1,4 +1,4 @@
-"""The supervisor and what judges an attempt know no host: a backend is one file."""
+"""The supervisor and what judges an attempt know no host."""
 
 from __future__ import annotations
 
@@ -28,17 +28,9 @@ def _imports(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("name", JUDGES)
 def test_who_judges_an_attempt_knows_no_host(name: str) -> None:
-    """They import no backend, no control channel and no process of a host."""
+    """They import no control channel and no process of a host."""
     imported = _imports(LAUNCH / f"{name}.py")
     assert not {"subprocess", "socket"} & imported
-    assert not {module for module in imported if ".backends" in module or ".control" in module}
+    assert not {module for module in imported if ".control" in module}
     per_host = {f"mpctl.launch.node.{part}" for part in PER_HOST}
     assert not per_host & imported
-
-
-def test_backends_do_not_import_each_other() -> None:
-    files = list((LAUNCH / "backends").glob("[a-z]*.py"))
-    names = {path.stem for path in files} - {"backend", "registry", "scheduled"}
-    for path in files:
-        others = {f"mpctl.launch.backends.{name}" for name in names - {path.stem}}
-        assert not others & _imports(path), path.name

@@ -1,0 +1,16 @@
+"""How the ranks of a plan get onto hosts: the launcher backends that `--on` names.
+
+    backend.py     what a backend offers, and what a scheduler that takes submissions does
+    registry.py    the backend of a job, by name or by where this process runs
+    connect.py     the checks before hosts are reached, and a launch that is ready on them
+    local.py       all ranks below this process, on this host
+    ssh/           a node agent on each host of a hostfile, by the system's ssh client
+    slurm/         a node agent on each host of an allocation, by srun; batch scripts, by sbatch
+    kubernetes/    manifests for Kubeflow, submitted by kubectl
+    torchrun.py    a world that another program started: this process is one of its nodes or ranks
+    joined/        what such a world is, and how its processes find each other
+
+The supervisor sees the Cluster that a backend's `connect` returns (launch/cluster.py) and nothing
+else of it. A backend that starts node agents makes that Cluster by launch/control/cluster.py and
+only says which hosts there are and which command starts an agent there.
+"""

@@ -1,0 +1,146 @@
+"""The agent of one process of a joined world.
+
+The first process starts its own as a child:
+
+    python -m mpctl.clusters.joined.agent RUN --connect HOST:PORT --key FILE --node RANK
+
+Every other process of the world becomes an agent itself (`follow_launcher`): it looks for the
+launcher in RUN/nodes/meeting.json, does what the launcher says, and ends when the launch is over.
+Where the connection breaks it ends its ranks and looks for the launcher again for a while, so that
+a launcher that was started again finds it.
+
+A signal that asks this process to end is passed on to the launcher through RUN/stop-request: a
+scheduler sends it to one process or to all, and ranks can only stop and save together. A second one
+ends the ranks at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from mpctl.clusters.joined.meeting import read_meeting
+from mpctl.clusters.joined.place import describe_process
+from mpctl.clusters.joined.rank_process import RankProcess
+from mpctl.clusters.joined.world import JoinedWorld, require_world
+from mpctl.errors import RunFailed
+from mpctl.launch.control.handshake import read_key
+from mpctl.launch.node.agent import Agent, NodeProcess, NodeStarter, connect, main, say_hello
+from mpctl.launch.node.requests import REQUESTS
+from mpctl.launch.node.torchrun import NodeStart, NodeTorchrun
+from mpctl.rundir.directory import RunDir
+from mpctl.rundir.stop_request import write_stop_request
+
+JOINED_REQUESTS = {**REQUESTS, "joined_process": describe_process}
+LOOK_SECONDS = 0.2
+CONNECT_SECONDS = 10.0
+RETURN_SECONDS = 30.0
+"""How long a process waits for the launcher to come back after the connection broke."""
+
+
+def node_starter(world: JoinedWorld) -> NodeStarter:
+    """What runs the ranks of a process: torchrun for those of a node, else one worker."""
+    if world.level == "node":
+        return NodeTorchrun
+
+    def start_rank(run: RunDir, start: NodeStart) -> NodeProcess:
+        return RankProcess(run, start, local_rank=world.local)
+
+    return start_rank
+
+
+@dataclass
+class SignalRelay:
+    """Passes signals that ask for an end on to the launcher. received: how many have come;
+    last: the latest; is_connected: whether there is a launcher to pass them on to."""
+
+    run: RunDir
+    received: int = 0
+    last: int = 0
+    is_connected: bool = False
+    numbers: tuple[signal.Signals, ...] = field(
+        default=(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    )
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Handle the signals inside of the block."""
+        before = {number: signal.signal(number, self._receive) for number in self.numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received, self.last = self.received + 1, number
+        if not self.is_connected or self.received > 2:
+            raise SystemExit(128 + number)
+        with suppress(OSError):  # the launcher is told by its own signal, or not at all
+            write_stop_request(self.run.stop_request, now=self.received > 1, relayed=True)
+
+
+def follow_launcher(run: RunDir, world: JoinedWorld, seconds: float) -> None:
+    """Be the agent of this process until the launch is over.
+
+    seconds: longest wait for the launcher. Raises RunFailed when there is none in time, or when it
+    was lost and did not come back.
+    """
+    relay = SignalRelay(run)
+    deadline, is_lost = time.monotonic() + seconds, False
+    with relay.listening():
+        while time.monotonic() < deadline:
+            agent = _agent(run, world)
+            if agent is None:
+                time.sleep(LOOK_SECONDS)
+                continue
+            relay.is_connected = True
+            agent.serve()
+            relay.is_connected = False
+            if agent.is_over:
+                return
+            if relay.received:  # passed on to a launcher that is gone
+                raise SystemExit(128 + relay.last)
+            if agent.is_welcome:
+                deadline, is_lost = time.monotonic() + RETURN_SECONDS, True
+            time.sleep(LOOK_SECONDS)
+    raise RunFailed(_not_found(run, world, RETURN_SECONDS if is_lost else seconds, is_lost=is_lost))
+
+
+def _not_found(run: RunDir, world: JoinedWorld, seconds: float, *, is_lost: bool) -> str:
+    who = f"process {world.process} of {world.size} on {socket.gethostname()}"
+    if is_lost:
+        return f"{who} lost the launcher, and it did not come back within {seconds:g} s"
+    path = run.nodes / "meeting.json"
+    return (
+        f"{who} has waited {seconds:g} s (launch.start_seconds) for process 0, which launches: "
+        f"nobody to connect to is named in {path}. Check that process 0 was started and reported "
+        "no error, that this host sees its run directory, and that it can be reached from here"
+    )
+
+
+def _agent(run: RunDir, world: JoinedWorld) -> Agent | None:
+    """An agent that is connected to the launcher; None where there is none yet."""
+    meeting = read_meeting(run.nodes / "meeting.json")
+    if meeting is None:
+        return None
+    try:
+        key = read_key(run.nodes / Path(meeting.key).name)
+        launcher = f"{','.join(meeting.reachable)}:{meeting.port}"
+        connection = connect(launcher, key, CONNECT_SECONDS)
+    except OSError:
+        return None
+    say_hello(connection, world.process)
+    return Agent(run, connection, node_starter(world), JOINED_REQUESTS)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:], node_starter(require_world(os.environ)), JOINED_REQUESTS)

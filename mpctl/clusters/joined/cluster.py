@@ -1,0 +1,161 @@
+"""The hosts of a joined world, as the supervisor sees them.
+
+The first process of the world is the launcher. Every process, the first one's own child included,
+connects to it as a node agent does (launch/control/): with a process a node it runs torchrun there,
+with a process a rank the worker of that rank alone (rank_process.py). The supervisor above is that
+of every other launch, so that ranks are watched, diagnosed and started again in the same way,
+although another program started the processes.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain
+
+from mpctl.clusters.joined.checks import world_issues
+from mpctl.clusters.joined.meeting import Meeting, write_meeting
+from mpctl.clusters.joined.place import JoinedProcess, host_of
+from mpctl.clusters.joined.world import JoinedWorld
+from mpctl.errors import Issue, RunFailed
+from mpctl.launch.cluster import Attempt
+from mpctl.launch.control.cluster import AgentCluster, AgentOrder
+from mpctl.launch.control.host_checks import differing_hosts
+from mpctl.launch.launch_plan import LaunchPlan
+from mpctl.launch.node.device import Device
+from mpctl.launch.node.facts import HostFacts
+from mpctl.launch.node.host import cluster_host_issues
+from mpctl.launch.node.processes import kill_tree
+from mpctl.planning.plan import Plan
+from mpctl.rundir.hosts import write_hosts
+
+ANSWER_SECONDS = 20.0
+
+
+@dataclass
+class JoinedAgents:
+    """Starts the agent of the first process and tells the others where it is; those run already.
+    An AgentStarter (control/cluster.py)."""
+
+    order: AgentOrder
+    world: JoinedWorld
+    environment: Mapping[str, str]
+    own: subprocess.Popen[bytes] | None = field(default=None)
+
+    def start(self, nodes: Sequence[int]) -> None:
+        """Start the first process's agent where it is among these, and publish the meeting."""
+        if 0 in nodes:
+            arguments = self.order.arguments("127.0.0.1", 0)
+            arguments[1] = "mpctl.clusters.joined.agent"
+            # In a session of its own: signals to the processes of the world are for the launcher.
+            self.own = subprocess.Popen(
+                [sys.executable, *arguments], stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        meeting = Meeting.here(self.order.port, self.order.key, self.environment)
+        write_meeting(self.order.run / "nodes" / "meeting.json", meeting)
+
+    def failures(self) -> dict[int, Issue]:
+        """The first process's agent, when it has ended."""
+        code = None if self.own is None else self.own.poll()
+        if code is None:
+            return {}
+        return {0: Issue("agent-ended", "node 0", f"its node agent ended with code {code}")}
+
+    def end(self) -> None:
+        """Remove the meeting; the agents were told that the launch is over."""
+        (self.order.run / "nodes" / "meeting.json").unlink(missing_ok=True)
+        if self.own is None:
+            return
+        try:
+            self.own.wait(ANSWER_SECONDS)
+        except subprocess.TimeoutExpired:
+            kill_tree(self.own)
+
+
+@dataclass(frozen=True)
+class JoinedCluster:
+    """A joined world whose processes have all connected. processes: in their order."""
+
+    cluster: AgentCluster
+    processes: Sequence[JoinedProcess]
+
+    @classmethod
+    def of(cls, cluster: AgentCluster) -> JoinedCluster:
+        """Ask every process for its numbers. Raises RunFailed when one does not answer."""
+        for link in cluster.links:
+            if link.hello is not None:
+                link.name = link.hello.facts.name
+        asked = [cluster.server.request(link.node, "joined_process") for link in cluster.links]
+        try:
+            answers = [answer.result(ANSWER_SECONDS) for answer in asked]
+            return cls(cluster, [JoinedProcess.of(answer) for answer in answers])
+        except (RuntimeError, TimeoutError, KeyError, TypeError) as error:
+            message = f"a process of the world does not say which one it is: {error}"
+            raise RunFailed(message) from None
+
+    @property
+    def by_node(self) -> list[list[int]]:
+        """The numbers of the processes on each node, in order of nodes."""
+        nodes: dict[int, list[int]] = defaultdict(list)
+        for number, process in enumerate(self.processes):
+            nodes[process.world.node].append(number)
+        return [nodes[node] for node in sorted(nodes)]
+
+    @property
+    def hosts(self) -> Sequence[HostFacts]:
+        """The facts of each node's host."""
+        facts = self.cluster.hosts
+        return [
+            host_of([self.processes[n] for n in numbers], [facts[n] for n in numbers])
+            for numbers in self.by_node
+        ]
+
+    def check(self, plan: Plan, device: Device) -> list[Issue]:
+        """Where the world is not the planned one, what hosts lack, what differs between them."""
+        worlds = [world_issues(process.world, plan.job) for process in self.processes]
+        if issues := list(chain.from_iterable(worlds)):
+            return issues
+        return [
+            *differing_hosts(self.cluster.hosts),
+            *self._scattered(),
+            *cluster_host_issues(plan, self.hosts, device),
+        ]
+
+    def _scattered(self) -> list[Issue]:
+        """Processes of one node that run on different hosts."""
+        names = [fact.name for fact in self.cluster.hosts]
+        return [
+            Issue(
+                "world-matches-plan",
+                f"node {node}",
+                f"its processes run on different hosts: {', '.join(sorted(hosts))}",
+                "start the processes of a node on one host",
+            )
+            for node, numbers in enumerate(self.by_node)
+            if len(hosts := {names[n] for n in numbers}) > 1
+        ]
+
+    def recover(self, least: int, is_stopped: Callable[[], bool]) -> list[Issue]:
+        """Wait for processes that were lost; a reason for each that does not come back. Whoever
+        started the world sets its size, so that an elastic run needs all of them, too."""
+        return self.cluster.recover(len(self.processes), is_stopped)
+
+    def has_returned(self) -> bool:
+        """No attempt does without a process."""
+        return False
+
+    def start(self, plan: LaunchPlan) -> Attempt:
+        """Start the ranks anew, everywhere."""
+        attempt = self.cluster.start(plan)
+        with suppress(OSError):  # by host, also where each process of the world is a rank
+            names = [host.name for host in self.hosts]
+            write_hosts(self.cluster.run.hosts, names, plan.world_size // len(names))
+        return attempt
+
+    def request_stop(self) -> None:
+        """Have RUN/stop made on the host of rank 0."""
+        self.cluster.request_stop()

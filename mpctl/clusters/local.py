@@ -1,0 +1,125 @@
+"""`--on local`: all ranks run below this process, on this host, whatever nodes the plan has.
+
+Nodes of the plan are simulated on CPU (node/host.py refuses them on GPUs). No node agent is
+needed: torchrun is a child of the launcher.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from mpctl.clusters.backend import OnEvent
+from mpctl.errors import Issue
+from mpctl.launch.attempt import AttemptState
+from mpctl.launch.launch_plan import HostCommand, LaunchPlan
+from mpctl.launch.node.address import free_port
+from mpctl.launch.node.device import Device
+from mpctl.launch.node.facts import HostFacts, host_facts
+from mpctl.launch.node.host import host_issues
+from mpctl.launch.node.torchrun import NodeStart, NodeTorchrun
+from mpctl.launch.node.waiting_torchrun import WaitingTorchrun
+from mpctl.planning.plan import Plan
+from mpctl.rundir.directory import RunDir
+from mpctl.spec.job import JobSpec
+
+
+class LocalAttempt:
+    """One torchrun below this process. address: where its ranks meet."""
+
+    def __init__(
+        self, run: RunDir, start: NodeStart, waiting: WaitingTorchrun | None = None
+    ) -> None:
+        self.address = f"{start.address}:{start.port}"
+        self.node = NodeTorchrun(run, start, waiting)
+        self.pid_file = run.torchrun_pid
+        self.pid_file.write_text(str(self.node.torchrun.pid))
+
+    def poll(self) -> int | None:
+        """torchrun's exit code; None while it runs."""
+        return self.node.poll()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether torchrun or a rank has failed."""
+        return self.node.has_failed
+
+    def look(self) -> AttemptState:
+        """The state of torchrun and all ranks."""
+        return AttemptState((self.node.look(),))
+
+    def stacks(self) -> dict[int, str]:
+        """Where the ranks are that answer."""
+        return self.node.stacks()
+
+    def end(self) -> AttemptState:
+        """Kill torchrun and all ranks that still run."""
+        state = AttemptState((self.node.end(),))
+        self.pid_file.unlink(missing_ok=True)
+        return state
+
+
+@dataclass(frozen=True)
+class LocalCluster:
+    """This host alone. waiting: a torchrun for the first attempt."""
+
+    run: RunDir
+    hosts: Sequence[HostFacts]
+    waiting: WaitingTorchrun | None = None
+
+    @classmethod
+    def of(cls, run: RunDir) -> LocalCluster:
+        """This host, for a run in this directory."""
+        return cls(run, (host_facts(),))
+
+    def check(self, plan: Plan, device: Device) -> list[Issue]:
+        """What this host lacks to run the plan."""
+        return list(host_issues(plan, self.hosts[0].machine, device))
+
+    def recover(self, least: int, is_stopped: Callable[[], bool]) -> list[Issue]:
+        """Nothing to do: this process runs on the only host."""
+        return []
+
+    def has_returned(self) -> bool:
+        """The only host is never lost."""
+        return False
+
+    def start(self, plan: LaunchPlan) -> LocalAttempt:
+        """Start all ranks. Raises RunFailed when they cannot meet at the loopback address."""
+        start = plan.local_start(free_port(plan.world_size))
+        waiting = self.waiting if self.waiting and self.waiting.is_waiting else None
+        return LocalAttempt(plan.run, start, waiting)
+
+    def request_stop(self) -> None:
+        """Make RUN/stop."""
+        self.run.stop.touch()
+
+
+class LocalBackend:
+    """All ranks on this host."""
+
+    name = "local"
+    job_id = None
+
+    def __init__(self, job: JobSpec, environment: Mapping[str, str]) -> None:
+        """Nothing of the job or the environment matters to it."""
+
+    def check(self, plan: Plan) -> list[Issue]:
+        """Nothing to check before the host is looked at."""
+        return []
+
+    @contextmanager
+    def connect(self, plan: Plan, run: RunDir, on_event: OnEvent) -> Iterator[LocalCluster]:
+        """This host; torchrun imports torch while the launch is checked and written."""
+        waiting = WaitingTorchrun(run.path)
+        try:
+            yield LocalCluster(run, (host_facts(),), waiting)
+        finally:
+            waiting.end()
+
+    def commands(self, plan: LaunchPlan) -> list[HostCommand]:
+        """The command of torchrun."""
+        command = tuple(plan.command(free_port()))
+        return [HostCommand(0, socket.gethostname(), command, plan.local_env)]

@@ -1,0 +1,231 @@
+"""`--on slurm`: node agents in the allocation that this process runs in, by one srun step.
+
+Without an allocation there is nothing to run on: `--submit` hands the run to sbatch
+(slurm_submission.py), and salloc gets one. Inside of one, which may be a batch script, a shell
+below salloc or a step of one task, `srun` starts an agent on each of the first nodes, as many as
+the plan has. A node is known by its name (SLURMD_NODENAME), so that its rank in the plan is its
+index in the allocation's list, however srun numbers its tasks.
+
+The agents connect to this process. A host that did not answer at the end is noted in
+RUN/nodes/lost, by which the batch script knows that another allocation may do better.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mpctl.clusters.backend import OnEvent
+from mpctl.clusters.slurm.allocation import (
+    Allocation,
+    agents_step,
+    allocation_issues,
+    find_allocation,
+    step_environment,
+)
+from mpctl.clusters.slurm.commands import slurm_output
+from mpctl.clusters.slurm.node_list import address_command, read_addresses
+from mpctl.errors import Issue, MpctlError
+from mpctl.launch.cluster import Cluster
+from mpctl.launch.control.cluster import AgentOrder, agent_cluster
+from mpctl.launch.control.host_checks import unshared_issue
+from mpctl.launch.launch_plan import HostCommand, LaunchPlan
+from mpctl.launch.node.device import named_device
+from mpctl.launch.node.interface import addresses_towards, own_addresses
+from mpctl.planning.plan import Plan
+from mpctl.rundir.directory import RunDir
+from mpctl.spec.job import JobSpec
+
+END_SECONDS, KILL_SECONDS = 10.0, 5.0
+LAST_BYTES, MOST_SAID, LOOK_SECONDS = 4096, 1 << 22, 1.0
+
+
+class SlurmBackend:
+    """Node agents in an allocation. allocation: None outside of one."""
+
+    name = "slurm"
+
+    def __init__(self, job: JobSpec, environment: Mapping[str, str]) -> None:
+        self.job, self.environment = job, environment
+        self.allocation = find_allocation(environment)
+        self.job_id = self.allocation.job_id if self.allocation else None
+
+    def check(self, plan: Plan) -> list[Issue]:
+        """Whether there is an allocation, and whether it is large enough."""
+        nodes = plan.job.cluster.nodes
+        if self.allocation is None:
+            hint = (
+                f"add --submit to queue a batch job, or get one: salloc -N {nodes} ... mpctl launch"
+            )
+            return [Issue("no-allocation", "--on", "not inside of a Slurm allocation", hint)]
+        if (tasks := self.allocation.tasks_here) > 1:
+            message = f"this process is one of {tasks} tasks of a step, and each would launch a run"
+            hint = (
+                "start one (srun -N1 -n1 --overlap), or let the tasks be the nodes: --on torchrun"
+            )
+            return [Issue("slurm-step", "--on", message, hint)]
+        return list(allocation_issues(self.allocation, nodes, _gpus(plan)))
+
+    @contextmanager
+    def connect(self, plan: Plan, run: RunDir, on_event: OnEvent) -> Iterator[Cluster]:
+        """An agent on each of the first nodes of the allocation."""
+        allocation = self._allocation()
+        names = allocation.nodes[: plan.job.cluster.nodes]
+        addresses = launcher_addresses(names)
+
+        def starter(order: AgentOrder) -> SlurmStep:
+            agent = [sys.executable, "-P", *order.arguments(_listed(addresses))]
+            return SlurmStep(allocation, names, agent, self.environment, run.nodes / "srun.log")
+
+        patience = plan.job.launch.start_seconds
+        run.lost_hosts.unlink(missing_ok=True)
+        with agent_cluster(
+            names, run, starter, on_event, patience=patience, addresses=addresses
+        ) as cluster:
+            try:
+                yield cluster
+            finally:
+                if lost := [link.name for link in cluster.links if not link.is_ready]:
+                    run.lost_hosts.write_text("\n".join(lost) + "\n", "utf-8")
+
+    def commands(self, plan: LaunchPlan) -> list[HostCommand]:
+        """The srun command, which starts the agents of all nodes, with a port and a key that only
+        a launch chooses."""
+        allocation = self._allocation()
+        names = allocation.nodes[: plan.job.cluster.nodes]
+        order = AgentOrder(plan.run.path.resolve(), plan.run.nodes.resolve() / "key-ID", 0)
+        agent = [sys.executable, "-P", *order.arguments(_listed(launcher_addresses(names)))]
+        return [HostCommand(0, names[0], tuple(agents_step(allocation, names, agent)))]
+
+    def _allocation(self) -> Allocation:
+        if self.allocation is None:
+            raise MpctlError("not inside of a Slurm allocation")
+        return self.allocation
+
+
+@dataclass
+class SlurmStep:
+    """The srun processes that run the agents of a launch: one for all nodes, one more for those
+    that are started again after they were lost.
+
+    names: of the nodes; agent: the command of an agent; environment: of the launcher; log: for the
+    output of srun and of the agents; steps: the srun that started the agent of each node last;
+    begins: the size of the log before it; blind: nodes that cannot read the run directory, as the
+    log says; next_look: when it is read again, by time.monotonic(): its file system is shared.
+    """
+
+    allocation: Allocation
+    names: Sequence[str]
+    agent: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path
+    steps: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    begins: dict[int, int] = field(default_factory=dict)
+    next_look: float = 0.0
+    blind: dict[int, Issue] = field(default_factory=dict)
+
+    def start(self, nodes: Sequence[int]) -> None:
+        """Start one srun step for these nodes."""
+        chosen = [self.names[node] for node in nodes]
+        with self.log.open("ab") as log:
+            before = log.tell()
+            srun = subprocess.Popen(
+                agents_step(self.allocation, chosen, self.agent),
+                env=step_environment(self.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the launcher, which ends the agents
+            )
+        self.steps |= dict.fromkeys(nodes, srun)
+        self.begins |= dict.fromkeys(nodes, before)
+        self.blind = {node: issue for node, issue in self.blind.items() if node not in nodes}
+
+    def failures(self) -> dict[int, Issue]:
+        """The nodes whose agent cannot read the run directory, and those whose srun has ended, with
+        the end of its output."""
+        if time.monotonic() >= self.next_look:
+            self.next_look = time.monotonic() + LOOK_SECONDS
+            self.blind = dict(self._find_blind())
+        return self._ended() | self.blind
+
+    def _find_blind(self) -> Iterator[tuple[int, Issue]]:
+        """Nodes whose agent, as it was started last, said that it cannot read the key."""
+        nodes = {self.names[node]: node for node in self.steps}
+        first = min(self.begins.values(), default=0)
+        at, said = first, b""
+        with suppress(OSError), self.log.open("rb") as stream:
+            stream.seek(first)
+            said = stream.read(MOST_SAID)
+        for line in said.splitlines(keepends=True):
+            text = line.decode("utf-8", errors="replace")
+            node = nodes.get(text.partition(" ")[0])
+            begin, at = at, at + len(line)
+            if node is None or begin < self.begins[node]:
+                continue  # no agent's line, or of an agent before
+            if issue := unshared_issue(self.names[node], text):
+                yield node, issue
+
+    def _ended(self) -> dict[int, Issue]:
+        return {
+            node: Issue(
+                "srun-ended",
+                self.names[node],
+                f"srun ended with code {srun.returncode}: {_last_line(self.log)}",
+                f"see {self.log}",
+            )
+            for node, srun in self.steps.items()
+            if srun.poll() is not None
+        }
+
+    def end(self) -> None:
+        """Wait until each srun has ended, as it does once its agents have. One that has not after
+        END_SECONDS is terminated, which ends its step, and killed if need be; one that cannot be
+        killed is left."""
+        deadline = time.monotonic() + END_SECONDS
+        for srun in set(self.steps.values()):
+            for end in (srun.terminate, srun.kill):
+                with suppress(subprocess.TimeoutExpired):
+                    srun.wait(max(0.0, deadline - time.monotonic()))
+                    break
+                end()
+                deadline = time.monotonic() + KILL_SECONDS
+            with suppress(subprocess.TimeoutExpired):
+                srun.wait(KILL_SECONDS)
+
+
+def launcher_addresses(names: Sequence[str]) -> list[str]:
+    """The addresses of this host at which the nodes reach it; empty where that is not known. The
+    first is that towards the last node, which may be the only one that is not this host itself."""
+    known: Mapping[str, str] = {}
+    with suppress(MpctlError):
+        known = read_addresses(slurm_output(address_command(names)))
+    return addresses_towards([known.get(name, name) for name in reversed(names)])
+
+
+def _listed(addresses: Sequence[str]) -> str:
+    """Where the nodes try to reach the launcher: all addresses of this host where it is not known
+    which lead here."""
+    return ",".join(addresses or own_addresses())
+
+
+def _gpus(plan: Plan) -> int:
+    """GPUs that the plan needs on each node; 0 where it is to run on CPU, or where that is not
+    decided before the hosts are looked at."""
+    return (plan.job.cluster.gpus_per_node or 0) if named_device(plan.job) == "cuda" else 0
+
+
+def _last_line(path: Path) -> str:
+    """The last line that is not empty of a log."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, path.stat().st_size - LAST_BYTES))
+            lines = stream.read().decode("utf-8", errors="replace").split("\n")
+    except OSError:
+        return "it wrote nothing"
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")

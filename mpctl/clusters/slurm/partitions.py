@@ -1,0 +1,209 @@
+"""Partitions and their nodes as sinfo lists them, and whether one of them can run a plan.
+
+sbatch accepts a job for more nodes than a partition has, and the job then waits for ever. What is
+asked for is therefore compared with sinfo's listing before anything is submitted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from mpctl.clusters.slurm.times import time_limit_seconds, time_limit_text
+from mpctl.errors import InputError, Issue
+from mpctl.units import bytes_text, plural
+
+SINFO = ("sinfo", "--noheader", "--exact", "--format=%P|%a|%l|%s|%D|%T|%c|%m|%G|%N")
+"""The command whose output `read_partitions` reads: a line for all equal nodes of a partition, with
+its name, availability, time limit and nodes of a job, then the number of these nodes, their state,
+CPUs, megabytes, devices and names."""
+
+GPU = re.compile(r"(?:^|,)gpu(?::[^:,(]+)?:(\d+)(?:\([^)]*\))?")
+UNUSABLE = re.compile(r"down|drain|fail|inval|unknown|error|future|maint|perfctrs|reboot", re.I)
+"""States of a node that runs no job now; `allocated`, `mixed`, `idle`, `planned`, `completing` and
+the states of nodes that are powered up on demand are not among them."""
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """Equal nodes of a partition. cpus, gpus, memory_mb: of each of them; is_usable: whether they
+    run jobs, now or when those that run there have ended; names: Slurm's list of them."""
+
+    nodes: int
+    cpus: int
+    gpus: int
+    memory_mb: int
+    is_usable: bool
+    names: str
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition. time_limit: the longest that it allows, seconds, infinity without a bound;
+    most_nodes: that one job may have, infinity without a bound."""
+
+    name: str
+    is_default: bool
+    is_up: bool
+    time_limit: float
+    most_nodes: float
+    groups: tuple[NodeGroup, ...]
+
+
+@dataclass(frozen=True)
+class NodeRequest:
+    """What a job asks of Slurm. gpus, cpus, memory_bytes: of each node, 0 where it does not matter;
+    partition: None for the default one; seconds: the time limit, None for the partition's."""
+
+    nodes: int
+    gpus: int
+    cpus: int
+    memory_bytes: int = 0
+    partition: str | None = None
+    seconds: float | None = None
+
+
+def read_partitions(listing: str) -> list[Partition]:
+    """The partitions in the output of `SINFO`, in its order. Raises InputError for a line that is
+    not of its form."""
+    partitions: dict[str, Partition] = {}
+    for line in listing.splitlines():
+        partition = _partition(line)
+        before = partitions.get(partition.name)
+        groups = (*before.groups, *partition.groups) if before else partition.groups
+        partitions[partition.name] = Partition(
+            partition.name,
+            partition.is_default,
+            partition.is_up,
+            partition.time_limit,
+            partition.most_nodes,
+            groups,
+        )
+    return list(partitions.values())
+
+
+def _partition(line: str) -> Partition:
+    """One line: a partition with the one group of nodes that the line is about."""
+    try:
+        name, up, limit, size, nodes, state, cpus, memory, gres, names = line.split("|")
+        group = NodeGroup(
+            nodes=int(nodes),
+            cpus=_number(cpus),
+            gpus=sum(int(count) for count in GPU.findall(gres)),
+            memory_mb=_number(memory),
+            is_usable=not UNUSABLE.search(state),
+            names=names,
+        )
+        seconds = time_limit_seconds(limit, "sinfo")
+        most = size.rpartition("-")[2]
+        most_nodes = float(most) if most.isdecimal() else inf
+    except ValueError:
+        message = f"cannot read {line!r} in the output of sinfo"
+        raise InputError.of("sinfo", "sinfo", message, f"run: {' '.join(SINFO)}") from None
+    is_default, name = name.endswith("*"), name.rstrip("*")
+    return Partition(name, is_default, up == "up", seconds, most_nodes, (group,))
+
+
+def _number(text: str) -> int:
+    """sinfo marks the smallest of several values by a plus: `64+`."""
+    return int(text.rstrip("+"))
+
+
+def chosen_partition(partitions: Sequence[Partition], name: str | None) -> Partition | None:
+    """The partition of this name, the default one for None; None where there is no such."""
+    fits = (p for p in partitions if (p.is_default if name is None else p.name == name))
+    return next(fits, None)
+
+
+def request_issues(partitions: Sequence[Partition], request: NodeRequest) -> Iterator[Issue]:
+    """Why Slurm would refuse a job or let it wait for ever; nothing when it can run."""
+    partition = chosen_partition(partitions, request.partition)
+    if partition is None:
+        yield _no_partition(partitions, request)
+        return
+    others = _others(partitions, request, partition)
+    if not partition.is_up:
+        message = f"partition {partition.name!r} is not up"
+        yield Issue("slurm-partition-down", "launch.slurm.partition", message, others)
+    yield from _node_issues(partition, request, others)
+    if request.seconds is not None and request.seconds > partition.time_limit:
+        limit = time_limit_text(partition.time_limit)
+        message = (
+            f"{time_limit_text(request.seconds)}, but partition {partition.name!r} allows {limit}"
+        )
+        yield Issue("slurm-time", "launch.slurm.time", message, f"use at most {limit}")
+
+
+def _no_partition(partitions: Sequence[Partition], request: NodeRequest) -> Issue:
+    names = ", ".join(p.name for p in partitions) or "none"
+    if request.partition is None:
+        message = f"Slurm has no default partition; it has {names}"
+    else:
+        message = f"Slurm has no partition {request.partition!r}; it has {names}"
+    hint = "name one of them: --set launch.slurm.partition=NAME"
+    return Issue("slurm-partition", "launch.slurm.partition", message, hint)
+
+
+def _node_issues(partition: Partition, request: NodeRequest, others: str) -> Iterator[Issue]:
+    """Nodes with enough GPUs and CPUs, and no more than one job may have."""
+    name, where = partition.name, "cluster.nodes"
+    suitable = [group for group in partition.groups if _suits(group, request)]
+    present = sum(group.nodes for group in suitable)
+    usable = sum(group.nodes for group in suitable if group.is_usable)
+    if request.nodes > partition.most_nodes:
+        message = (
+            f"{plural(request.nodes, 'node')}, but partition {name!r} allows a job at most "
+            f"{partition.most_nodes:.0f}"
+        )
+        yield Issue("slurm-nodes", where, message, others)
+    if request.nodes > usable:
+        most = _most(partition)
+        away = f" ({present - usable} more are down or drained)" if present > usable else ""
+        each = _each(request.gpus, request.cpus, request.memory_bytes)
+        message = (
+            f"{plural(request.nodes, 'node')} with {each} each, but partition {name!r} has "
+            f"{usable} such{away}; it has {most}"
+        )
+        yield Issue("slurm-nodes", where, message, others)
+
+
+def _suits(group: NodeGroup, request: NodeRequest) -> bool:
+    """Whether a node has what is asked for. A cluster that does not count memory says 1 MB."""
+    has_memory = group.memory_mb <= 1 or group.memory_mb * 2**20 >= request.memory_bytes
+    return group.gpus >= request.gpus and group.cpus >= request.cpus and has_memory
+
+
+def _most(partition: Partition) -> str:
+    """`8 nodes with 4 GPUs, 64 CPUs, 512.0 GiB; 2 nodes with 64 CPUs`: those of a partition."""
+    counts: Counter[str] = Counter()
+    for group in partition.groups:
+        counts[_each(group.gpus, group.cpus, group.memory_mb * 2**20)] += group.nodes
+    words = [f"{plural(count, 'node')} with {each}" for each, count in counts.items() if count]
+    return "; ".join(words) or "no node"
+
+
+def _each(gpus: int, cpus: int, memory: int) -> str:
+    parts = [plural(gpus, "GPU")] if gpus else []
+    parts += [plural(cpus, "CPU")] if cpus else []
+    parts += [bytes_text(memory)] if memory > 2**20 else []
+    return ", ".join(parts) or "nothing"
+
+
+def _others(partitions: Iterable[Partition], request: NodeRequest, chosen: Partition) -> str:
+    """The way out: partitions that can run the job, or a smaller job."""
+    able = [
+        p.name
+        for p in partitions
+        if p is not chosen and p.is_up and request.nodes <= min(p.most_nodes, _usable(p, request))
+    ]
+    if able:
+        return f"use --set launch.slurm.partition={' or '.join(able)}"
+    return "plan for fewer nodes (--nodes), or fewer ranks a node (--gpus-per-node)"
+
+
+def _usable(partition: Partition, request: NodeRequest) -> int:
+    groups = partition.groups
+    return sum(group.nodes for group in groups if group.is_usable and _suits(group, request))

@@ -1,0 +1,245 @@
+"""`--on ssh`: a node agent on each host of a hostfile, started by the system's ssh client.
+
+All hosts are contacted at once. What ssh and an agent say goes to RUN/nodes/ssh-N.log; an ssh that
+ends before its agent has connected says in it why the host cannot be used (ssh/failures.py).
+
+An ssh is only how an agent starts. The agent lives as long as its connection to the launcher's
+control server: when the launcher ends or is killed, or the network is cut, it ends its ranks and
+itself, and with it the ssh. An ssh client that is killed does no harm: the agent goes on until the
+launcher says that the launch is over. For the same reason no terminal is asked for (ssh -T), and
+each ssh leads a session of its own, so that Ctrl-C or a closed terminal reaches the launcher alone.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mpctl.clusters.backend import OnEvent
+from mpctl.clusters.ssh.command import (
+    CLIENT_ENVIRONMENT,
+    config_command,
+    device_environment,
+    direct_name,
+    passed_environment,
+    remote_command,
+    ssh_command,
+)
+from mpctl.clusters.ssh.failures import SshEnding
+from mpctl.clusters.ssh.host_line import SshHost
+from mpctl.clusters.ssh.hostfile import read_hostfile
+from mpctl.clusters.ssh.selection import Selection, first_slots, hosts_of_plan, select_hosts
+from mpctl.errors import Issue
+from mpctl.launch.control.cluster import AgentCluster, AgentOrder, agent_cluster
+from mpctl.launch.launch_plan import HostCommand, LaunchPlan
+from mpctl.launch.node.interface import addresses_towards, every_address, own_addresses
+from mpctl.planning.plan import Plan
+from mpctl.rundir.directory import RunDir
+from mpctl.spec.job import JobSpec
+from mpctl.spec.launch import SshSpec
+
+END_SECONDS, KILL_SECONDS, POLL_SECONDS = 4.0, 1.0, 0.02
+"""How long an ssh may take to end after its agent was told that the launch is over, and after it
+was asked by SIGTERM. An agent ends without its ssh, too."""
+
+CONFIG_THREADS, CONFIG_SECONDS = 16, 10.0
+"""How many hosts ssh is asked about at once, without contacting them, and for how long."""
+
+
+def choose_hosts(job: JobSpec) -> Selection:
+    """The hosts of a job, in the order of the plan's nodes, with everything that is wrong."""
+    ssh, cluster = job.launch.ssh, job.cluster
+    if ssh.hostfile is None:
+        hint = "add --hostfile FILE with a line such as `n1 slots=8` for each host"
+        return Selection((), (Issue("hostfile", "--hostfile", "is required by --on ssh", hint),))
+    hostfile = read_hostfile(Path(ssh.hostfile))
+    chosen = select_hosts(hostfile.hosts, ssh.include, ssh.exclude)
+    issues = [*hostfile.issues, *chosen.issues]
+    if issues:
+        return Selection(chosen.hosts, tuple(issues))
+    ranks = cluster.gpus_per_node or 1
+    return hosts_of_plan(chosen.hosts, cluster.nodes, ranks, ssh.hostfile)
+
+
+def use_first_slots(job: JobSpec) -> JobSpec:
+    """The job with an include of as many slots of its hosts as a node has ranks, where the hostfile
+    has more and neither include nor exclude chooses among them."""
+    ssh, ranks = job.launch.ssh, job.cluster.gpus_per_node or 1
+    if ssh.hostfile is None or ssh.include is not None or ssh.exclude is not None:
+        return job
+    hosts = read_hostfile(Path(ssh.hostfile)).hosts[: job.cluster.nodes]
+    include = first_slots(hosts, ranks)
+    if include is None:
+        return job
+    chosen = job.launch.model_copy(update={"ssh": ssh.model_copy(update={"include": include})})
+    return job.model_copy(update={"launch": chosen})
+
+
+@dataclass(frozen=True)
+class SshAgents:
+    """How the node agent of each host is started; a pure function of what is given.
+
+    environment: of the launcher; addresses: of the launcher's host, for hosts that reach it at
+    another address than the one ssh came from.
+    """
+
+    ssh: SshSpec
+    hosts: Sequence[SshHost]
+    order: AgentOrder
+    environment: Mapping[str, str]
+    addresses: Sequence[str] = ()
+
+    @property
+    def python(self) -> str:
+        """The interpreter on the hosts: by default the path of the one that runs this."""
+        return self.ssh.python or sys.executable
+
+    def command(self, node: int) -> list[str]:
+        """The ssh command that starts the agent of a host."""
+        host = self.hosts[node]
+        address = self.ssh.address or ",".join(("@ssh", *self.addresses))
+        environment = {
+            **passed_environment(self.environment, self.ssh.pass_env),
+            **device_environment(host),
+            "PYTHONSAFEPATH": "1",
+        }
+        program = [self.python, *self.order.arguments(address, node)]
+        return ssh_command(self.ssh, host, remote_command(program, environment))
+
+
+@dataclass
+class SshStarter:
+    """Starts node agents by ssh, and says why an ssh has ended. folder: for what each ssh says."""
+
+    agents: SshAgents
+    folder: Path
+    clients: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self, nodes: Sequence[int]) -> None:
+        """Start the ssh of each of these nodes; one that still runs is ended first."""
+        _end([self.clients[node] for node in nodes if node in self.clients], 0.0)
+        environment = {**self.agents.environment, **CLIENT_ENVIRONMENT}
+        for node in nodes:
+            with self._log(node).open("wb") as log:
+                self.clients[node] = subprocess.Popen(
+                    self.agents.command(node),
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+
+    def failures(self) -> dict[int, Issue]:
+        """The nodes whose ssh has ended, each with the reason."""
+        codes = {node: client.poll() for node, client in self.clients.items()}
+        return {node: self._issue(node, code) for node, code in codes.items() if code is not None}
+
+    def end(self) -> None:
+        """Wait until every ssh has ended with its agent; end those that do not."""
+        _end(list(self.clients.values()), END_SECONDS)
+
+    def _issue(self, node: int, code: int) -> Issue:
+        said = self._log(node).read_text("utf-8", errors="replace")
+        agents = self.agents
+        timeout = agents.ssh.connect_timeout
+        return SshEnding(agents.hosts[node], code, said, agents.python, timeout).issue
+
+    def _log(self, node: int) -> Path:
+        return self.folder / f"ssh-{node}.log"
+
+
+class SshBackend:
+    """A node agent on each host of a hostfile."""
+
+    name = "ssh"
+    job_id = None
+
+    def __init__(self, job: JobSpec, environment: Mapping[str, str]) -> None:
+        self.ssh, self.environment = job.launch.ssh, environment
+
+    def check(self, plan: Plan) -> list[Issue]:
+        """What is wrong with the hostfile, the filters and the slots; no host is contacted."""
+        issues = list(choose_hosts(plan.job).issues)
+        if shutil.which("ssh", path=self.environment.get("PATH")) is None:
+            hint = "install OpenSSH's client (apt-get install openssh-client)"
+            issues.append(Issue("no-ssh", "--on", "there is no program ssh on this host", hint))
+        return issues
+
+    @contextmanager
+    def connect(self, plan: Plan, run: RunDir, on_event: OnEvent) -> Iterator[AgentCluster]:
+        """An agent on every host. Raises InputError with a reason for each host that has none."""
+        chosen = choose_hosts(plan.job)
+        for warning in chosen.warnings:
+            on_event(warning)
+
+        addresses = self._addresses(chosen.hosts)
+
+        def starter(order: AgentOrder) -> SshStarter:
+            return SshStarter(self._agents(chosen.hosts, order, addresses), run.nodes)
+
+        names, patience = [host.name for host in chosen.hosts], plan.job.launch.start_seconds
+        with agent_cluster(
+            names, run, starter, on_event, patience=patience, addresses=addresses
+        ) as cluster:
+            yield cluster
+
+    def commands(self, plan: LaunchPlan) -> list[HostCommand]:
+        """The ssh command of each host, with a port and a key that only a launch chooses."""
+        hosts = choose_hosts(plan.job).hosts
+        order = AgentOrder(plan.run.path.resolve(), plan.run.nodes.resolve() / "key-ID", 0)
+        agents = self._agents(hosts, order, self._addresses(hosts))
+        return [
+            HostCommand(node, host.name, tuple(agents.command(node)))
+            for node, host in enumerate(hosts)
+        ]
+
+    def _agents(
+        self, hosts: Sequence[SshHost], order: AgentOrder, addresses: Sequence[str]
+    ) -> SshAgents:
+        """addresses: those of `_addresses`; where it knows none, hosts try all of this host."""
+        tried = addresses or own_addresses()
+        return SshAgents(self.ssh, hosts, order, self.environment, tried)
+
+    def _addresses(self, hosts: Sequence[SshHost]) -> list[str]:
+        """The addresses of this host at which the hosts reach it; empty where that is not known, as
+        of a host behind a jump host."""
+        if self.ssh.address is not None:
+            return [self.ssh.address] if self.ssh.address in every_address() else []
+        with ThreadPoolExecutor(CONFIG_THREADS) as threads:
+            names = list(threads.map(self._direct_name, hosts))
+        known = [name for name in names if name is not None]
+        return addresses_towards(known) if len(known) == len(hosts) else []
+
+    def _direct_name(self, host: SshHost) -> str | None:
+        """Where ssh connects to; None where that is another host, or ssh does not say."""
+        environment = {**self.environment, **CLIENT_ENVIRONMENT}
+        try:
+            said = subprocess.run(
+                config_command(self.ssh, host), env=environment, stdin=subprocess.DEVNULL,
+                capture_output=True, text=True, errors="replace", timeout=CONFIG_SECONDS,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return None if said.returncode else direct_name(said.stdout)
+
+
+def _end(clients: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+    """Wait so long for processes to end, then ask those that still run to, then kill them."""
+    for wait, end in ((seconds, subprocess.Popen.terminate), (KILL_SECONDS, subprocess.Popen.kill)):
+        deadline = time.monotonic() + wait
+        while any(client.poll() is None for client in clients) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        for client in clients:
+            if client.poll() is None:
+                end(client)
+    for client in clients:
+        with suppress(subprocess.TimeoutExpired):  # in a system call that does not return
+            client.wait(KILL_SECONDS)

@@ -1,0 +1,181 @@
+"""`mpctl eval`: the loss of a trained model on text, by corpus; schema mpctl.eval/1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypedDict
+
+from mpctl.errors import RunFailed
+from mpctl.families import get_family
+from mpctl.inference.corpora import CorpusFinder, EvalCorpus, SplitName, tokenized
+from mpctl.inference.task import DEFAULT_OPTIONS, TaskOptions, task_answers, task_job
+from mpctl.inference.trained_model import TrainedModel, open_trained
+from mpctl.launch.node.machine import Machine
+from mpctl.launch.verify import Progress, ignore_progress
+from mpctl.rundir.task_files import CorpusAnswer, CorpusRequest, EvalRequest
+from mpctl.spec.job import JobSpec
+
+LOADING = "load the model"
+LARGEST_EXPONENT = 700  # exp of more overflows a double
+
+
+class CorpusRow(TypedDict):
+    """The result of one corpus.
+
+    loss: the mean over its samples; perplexity: None where the loss is not of tokens alone; tokens:
+    predictions that the loss is the mean of; seconds: the time this took; recorded_loss: what the
+    training recorded for the same samples, None when it recorded nothing for them.
+    """
+
+    name: str
+    path: str
+    loss: float
+    perplexity: float | None
+    samples: int
+    tokens: int
+    seconds: float
+    recorded_loss: float | None
+
+
+class EvalDocument(TypedDict):
+    """What `mpctl eval --json` prints."""
+
+    schema: Literal["mpctl.eval/1"]
+    model: str
+    checkpoint: str
+    step: int | None
+    family: str
+    seq_length: int
+    sizes: dict[str, int]
+    micro_batch_size: int
+    device: str
+    dtype: str
+    corpora: list[CorpusRow]
+
+
+@dataclass(frozen=True)
+class EvalSettings:
+    """samples: the first N of each corpus, None for all; split: which part of prepared data;
+    micro_batch_size, seq_length: None for those of the training."""
+
+    samples: int | None = None
+    split: SplitName = "validation"
+    micro_batch_size: int | None = None
+    seq_length: int | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation that was checked and can start. seq_length: tokens of a sample."""
+
+    trained: TrainedModel
+    job: JobSpec
+    seq_length: int
+    corpora: tuple[EvalCorpus, ...]
+    samples: int | None
+    warnings: tuple[str, ...]
+
+    def run(self, on_progress: Progress) -> EvalDocument:
+        """Evaluate all corpora. on_progress: called with (stage, done, total); the stages are
+        tokenizing, loading the model, and each corpus. Raises RunFailed when a worker fails."""
+        rows: list[CorpusRow] = []
+        with tokenized(self.corpora, on_progress) as prefixes:
+            on_progress(LOADING, 0, 1)
+            with task_answers(self.job, self._request(prefixes)) as answers:
+                for answer in answers:
+                    if answer["event"] == "loaded":
+                        on_progress(LOADING, 1, 1)
+                        continue
+                    corpus = self.corpora[answer["corpus"]]
+                    if answer["event"] == "progress":
+                        on_progress(corpus.name, answer["done"], answer["total"])
+                    else:
+                        rows.append(self._row(corpus, answer))
+        if len(rows) != len(self.corpora):
+            raise RunFailed("the workers ended before all corpora were evaluated")
+        return self._document(rows)
+
+    def _request(self, prefixes: Sequence[Path]) -> EvalRequest:
+        corpora: list[CorpusRequest] = [
+            {
+                "prefix": str(prefix.resolve()),
+                "tokenizer": str(corpus.tokenizer.resolve()),
+                "words": corpus.words,
+            }
+            for corpus, prefix in zip(self.corpora, prefixes, strict=True)
+        ]
+        origin = str(self.trained.origin.resolve())
+        return {"task": "evaluate", "origin": origin, "corpora": corpora, "samples": self.samples}
+
+    def _row(self, corpus: EvalCorpus, answer: CorpusAnswer) -> CorpusRow:
+        return {
+            "name": corpus.name,
+            "path": str(corpus.path),
+            "loss": answer["loss"],
+            "perplexity": _perplexity(self.trained.model.family, answer["loss"]),
+            "samples": answer["samples"],
+            "tokens": answer["tokens"],
+            "seconds": answer["seconds"],
+            "recorded_loss": corpus.recorded if self._is_as_recorded(answer["samples"]) else None,
+        }
+
+    def _is_as_recorded(self, samples: int) -> bool:
+        """Whether the validations of the training used these samples: its `eval_samples`, or all
+        where there are fewer."""
+        recorded = self.trained.job.training.eval_samples
+        is_all = self.samples is None or samples < self.samples
+        is_same_length = self.job.model == self.trained.model
+        return is_same_length and (samples == recorded or (samples < recorded and is_all))
+
+    def _document(self, rows: list[CorpusRow]) -> EvalDocument:
+        trained, job = self.trained, self.job
+        return {
+            "schema": "mpctl.eval/1",
+            "model": str(trained.path),
+            "checkpoint": str(trained.origin),
+            "step": trained.step,
+            "family": trained.model.family,
+            "seq_length": self.seq_length,
+            "sizes": job.sizes,
+            "micro_batch_size": job.training.micro_batch_size,
+            "device": job.launch.device,
+            "dtype": job.training.dtype,
+            "corpora": rows,
+        }
+
+
+def plan_evaluation(
+    path: Path,
+    data: Sequence[str],
+    machine: Machine,
+    options: TaskOptions = DEFAULT_OPTIONS,
+    settings: EvalSettings = EvalSettings(),
+    on_progress: Progress = ignore_progress,
+) -> Evaluation:
+    """Check an evaluation of the model at `path`.
+
+    data: folders of prepared data, text files or folders of them, each NAME=PATH or PATH; without
+    any, the run's own validation data. Raises InputError with everything that is wrong.
+    """
+    trained = open_trained(path, step=options.step, on_progress=on_progress)
+    tokenizer = trained.tokenizer_or(options.tokenizer)
+    corpora = CorpusFinder(trained, tokenizer, settings.split).find(data)
+    model, training = trained.model, trained.job.training
+    if settings.seq_length:
+        model = model.model_copy(update={"seq_length": settings.seq_length})
+    if settings.micro_batch_size:
+        training = training.model_copy(update={"micro_batch_size": settings.micro_batch_size})
+    resized = trained.job.model_copy(update={"training": training, "model": model})
+    job = task_job(resized, machine, options)
+    unchecked = "the model has no tokenizer beside it, so the data's tokenizer was not compared"
+    warnings = (*trained.warnings, *(() if tokenizer else (unchecked,)))
+    return Evaluation(trained, job, model.seq_length, corpora, settings.samples, warnings)
+
+
+def _perplexity(family: str, loss: float) -> float | None:
+    """exp(loss); None where the family's loss is not of tokens alone, or where exp overflows."""
+    has_perplexity = get_family(family).has_perplexity and loss <= LARGEST_EXPONENT
+    return math.exp(loss) if has_perplexity else None

@@ -1,0 +1,123 @@
+"""--on slurm without a Slurm: what is checked, and the srun step with a stand-in for srun. Launches
+through a real one: tests/multinode/test_slurm.py."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mpctl.clusters.registry import chosen_name, find_backend, find_submitter
+from mpctl.clusters.slurm.allocation import Allocation
+from mpctl.clusters.slurm.backend import SlurmBackend, SlurmStep
+from mpctl.clusters.slurm.submitter import SlurmSubmitter
+from mpctl.errors import InputError
+from mpctl.planning.plan import make_plan
+from tests.jobs import job_of
+from tests.multinode.daemons import wait_until
+
+JOB = job_of({"cluster.nodes": 2, "cluster.gpus_per_node": 4, "launch.on": "slurm"})
+INSIDE = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
+
+
+def test_the_backend_is_found_by_name_and_inside_of_an_allocation() -> None:
+    assert isinstance(find_backend(JOB, {}), SlurmBackend)
+    assert isinstance(find_submitter(JOB, {}), SlurmSubmitter)
+    auto = JOB.model_copy(update={"launch": JOB.launch.model_copy(update={"on": "auto"})})
+    assert (chosen_name(auto, {}), chosen_name(auto, INSIDE)) == ("local", "slurm")
+
+
+@pytest.mark.parametrize(
+    ("environment", "rule", "way_out"),
+    [
+        ({}, "no-allocation", "--submit"),
+        ({**INSIDE, "SLURM_STEP_NUM_TASKS": "2"}, "slurm-step", "--on torchrun"),
+        ({**INSIDE, "SLURM_JOB_NODELIST": "n1"}, "slurm-nodes", "salloc -N 2"),
+    ],
+)
+def test_where_it_cannot_run_the_way_out_is_named(
+    environment: dict[str, str], rule: str, way_out: str
+) -> None:
+    (issue,) = SlurmBackend(JOB, environment).check(make_plan(JOB))
+    assert issue.rule == rule
+    assert way_out in issue.hint
+
+
+def test_gpus_are_compared_where_the_job_says_that_it_runs_on_them() -> None:
+    job = job_of({"cluster.nodes": 2, "cluster.gpus_per_node": 4, "launch.device": "cuda"})
+    inside = SlurmBackend(job, {**INSIDE, "SLURM_GPUS_ON_NODE": "2"})
+    assert [issue.rule for issue in inside.check(make_plan(job))] == ["slurm-gpus"]
+    assert SlurmBackend(JOB, INSIDE).check(make_plan(JOB)) == []
+
+
+def test_without_slurm_a_submission_says_where_to_go(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match="sinfo is not on this host"):
+        SlurmSubmitter(JOB, {}).partitions  # noqa: B018
+
+
+def step(folder: Path, script: str) -> SlurmStep:
+    srun = folder / "srun"
+    srun.write_text(f"#!/bin/sh\n{script}\n")
+    srun.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "SLURM_NTASKS": "9"}
+    allocation = Allocation("7", ("n1", "n2", "n3"))
+    return SlurmStep(allocation, ("n1", "n2", "n3"), ["agent"], environment, folder / "srun.log")
+
+
+@pytest.fixture
+def srun_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def test_an_srun_that_fails_is_told_of_all_its_nodes(srun_on_path: Path) -> None:
+    failing = step(srun_on_path, 'echo "srun: error: no $SLURM_NTASKS such node" >&2; exit 3')
+    failing.start([0, 2])
+    wait_until(lambda: len(failing.failures()) == 2, 10, "srun has ended")
+    assert failing.failures().keys() == {0, 2}
+    issue = failing.failures()[2]
+    assert (issue.where, issue.message) == (
+        "n3",
+        "srun ended with code 3: srun: error: no  such node",
+    )
+    failing.end()
+
+
+def test_agents_that_are_started_again_have_a_step_of_their_own(srun_on_path: Path) -> None:
+    running = step(srun_on_path, "echo $*; exec sleep 60")
+    running.start([0, 1])
+    running.start([1])
+    first, second = running.steps[0], running.steps[1]
+    assert first is not second
+    log = srun_on_path / "srun.log"
+    wait_until(lambda: "--nodelist=n2" in log.read_text(), 10, "the second has started")
+    first.kill()
+    wait_until(lambda: running.failures().keys() == {0}, 10, "the first has ended")
+    second.terminate()
+    running.end()
+    assert second.poll() is not None
+
+
+def test_an_agent_without_the_run_directory_is_named_until_it_is_started_again(
+    srun_on_path: Path,
+) -> None:
+    """srun goes on for the others, so that only its output says so."""
+    flag = srun_on_path / "mounted"
+    words = "n2 does not see the run directory of the launcher: No such file"
+    blind = step(srun_on_path, f'[ -e "{flag}" ] || echo "{words}"; exec sleep 20')
+    blind.start([0, 1])
+    wait_until(blind.failures, 10, "the agent of n2 has said so")
+    ((node, issue),) = blind.failures().items()
+    assert (node, issue.rule, issue.where) == (1, "run-dir-not-shared", "n2")
+    flag.touch()
+    blind.start([1])
+    assert blind.failures() == {}
+    blind.next_look = 0.0
+    assert blind.failures() == {}  # what was said before is not read again
+    for srun in blind.steps.values():
+        srun.kill()
+    blind.end()

@@ -1,0 +1,65 @@
+"""Slurm's commands as processes, with stand-ins that print what the real ones do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mpctl.clusters.slurm import commands
+from mpctl.errors import InputError, RunFailed
+
+Stand = Callable[[str, str], None]
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stand:
+    """Makes a command of a name with a script of sh; no other command is found."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def make(name: str, script: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+
+    return make
+
+
+@pytest.mark.parametrize("printed", ["123", "123;cluster", "some plugin says hello\\n123"])
+def test_the_id_of_a_submitted_job(stand_in: Stand, tmp_path: Path, printed: str) -> None:
+    stand_in("sbatch", f'[ "$1" = --parsable ] && printf "{printed}\\n"')
+    assert commands.submit(tmp_path / "slurm.sh") == "123"
+
+
+def test_what_sbatch_refuses_is_told_in_its_words(stand_in: Stand, tmp_path: Path) -> None:
+    stand_in("sbatch", "echo 'sbatch: error: Invalid account' >&2; exit 1")
+    with pytest.raises(RunFailed, match="sbatch failed: sbatch: error: Invalid account"):
+        commands.submit(tmp_path / "slurm.sh")
+    stand_in("sbatch", "echo later")
+    with pytest.raises(RunFailed, match="'later' in place of a job's id"):
+        commands.submit(tmp_path / "slurm.sh")
+
+
+def test_a_job_that_slurm_has_forgotten(stand_in: Stand) -> None:
+    stand_in("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert commands.find_job("7") is None
+    stand_in("squeue", "echo '7|RUNNING|None|0:01|1:00|N/A|n[1-2]|demo'")
+    job = commands.find_job("7")
+    assert job is not None and job.state == "RUNNING"
+
+
+def test_a_controller_that_does_not_answer(
+    stand_in: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in("squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(RunFailed, match="Unable to contact slurm controller"):
+        commands.find_job("7")
+    monkeypatch.setattr(commands, "SECONDS", 0.2)
+    stand_in("sinfo", "exec /bin/sleep 30")
+    with pytest.raises(RunFailed, match=r"did not answer within 0\.2 s"):
+        commands.find_partitions()
+
+
+def test_a_host_without_slurm(stand_in: Stand) -> None:
+    with pytest.raises(InputError, match="sinfo is not on this host"):
+        commands.find_partitions()

@@ -1,0 +1,193 @@
+"""The batch script: its options, its quoting, and what its shell does on signals and at the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mpctl.clusters.slurm.script import BatchJob, render_script, script_issues, script_options
+from mpctl.spec.launch import SlurmSpec
+
+JOB = BatchJob(
+    name="demo",
+    run=Path("/shared/runs/demo"),
+    nodes=2,
+    gpus=8,
+    cpus=None,
+    command=[
+        "/venv/bin/python",
+        "-m",
+        "mpctl",
+        "launch",
+        "--resume",
+        "--run-dir",
+        "/shared/runs/demo",
+    ],
+    signal_seconds=120,
+    settings=SlurmSpec(),
+)
+
+
+def test_options_follow_from_plan_and_settings() -> None:
+    assert list(script_options(JOB)) == [
+        "--job-name=demo",
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--gpus-per-node=8",
+        "--exclusive",
+        "--mem=0",
+        "--requeue",
+        "--signal=B:USR1@120",
+        "--open-mode=append",
+        "--output=/shared/runs/demo/logs/slurm-%j.out",
+    ]
+    settings = SlurmSpec(
+        partition="batch", account="abc", time="1-00:00:00", qos="high", constraint="a100&ib",
+        extra=["--mail-type=END", "-w g[1-2]"], requeue=False,
+    )  # fmt: skip
+    assert list(script_options(replace(JOB, gpus=0, cpus=4, settings=settings))) == [
+        "--job-name=demo",
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=4",
+        "--partition=batch",
+        "--account=abc",
+        "--time=1-00:00:00",
+        "--qos=high",
+        "--constraint='a100&ib'",
+        "--no-requeue",
+        "--signal=B:USR1@120",
+        "--open-mode=append",
+        "--output=/shared/runs/demo/logs/slurm-%j.out",
+        "--mail-type=END",
+        "-w 'g[1-2]'",
+    ]
+
+
+def test_options_of_the_user_go_before_those_of_the_plan() -> None:
+    settings = SlurmSpec(extra=["--gres=gpu:a100:8", "--exclusive", "--mem=500G"])
+    options = list(script_options(replace(JOB, settings=settings)))
+    assert not {"--gpus-per-node=8", "--mem=0"} & {*options}
+    assert options.count("--exclusive") == 1
+
+
+def test_the_script_as_a_whole() -> None:
+    text = render_script(JOB)
+    assert text.startswith("#!/bin/bash\n#SBATCH --job-name=demo\n")
+    assert "\n/venv/bin/python -m mpctl launch --resume --run-dir /shared/runs/demo &\n" in text
+    assert "scontrol requeue" in text
+    without = render_script(replace(JOB, settings=SlurmSpec(requeue=False)))
+    assert "scontrol" not in without
+    for script in (text, without):
+        assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["a b", "it's", "$(touch x)", "`id`", "a;b", "# b", '"', "\\"])
+def test_no_name_leaves_its_quotes(name: str, tmp_path: Path) -> None:
+    run = tmp_path / name
+    (run / "logs").mkdir(parents=True)
+    text = render_script(replace(JOB, name=name, run=run, command=["true", str(run)]))
+    lines = [line for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert len(lines) == 10
+    probe = "\n".join([*text.splitlines()[:-1], 'printf %s "$RUN"', ""])
+    done = bash(probe, tmp_path)
+    assert done.stdout.endswith(str(run)), done.stderr
+    assert [*tmp_path.iterdir()] == [run]
+
+
+def test_a_percent_sign_is_not_slurms() -> None:
+    (output,) = [o for o in script_options(replace(JOB, run=Path("/a%j"))) if "output" in o]
+    assert output == "--output=/a%%j/logs/slurm-%j.out"
+
+
+def test_line_breaks_are_refused() -> None:
+    job = replace(JOB, name="a\n#SBATCH -N 9", run=Path("/x\ny"), settings=SlurmSpec(extra=["x"]))
+    assert [issue.where for issue in script_issues(job)] == [
+        "--run-dir",
+        "name",
+        "launch.slurm.extra",
+    ]
+    assert list(script_issues(JOB)) == []
+
+
+# ---------------------------------------------------------------- what its shell does
+
+SCONTROL = '#!/bin/sh\necho "scontrol $*"\nkill -TERM $PPID\n'
+"""Slurm ends the script of a job that is requeued."""
+
+
+def environment(folder: Path) -> dict[str, str]:
+    folder.mkdir(exist_ok=True)
+    command = folder / "scontrol"
+    command.write_text(SCONTROL)
+    command.chmod(0o755)
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7",
+            "SLURM_JOB_NODELIST": "n[1-2]"}  # fmt: skip
+
+
+def bash(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    env = environment(folder.parent / f"{folder.name}-bin")
+    return subprocess.run(
+        ["bash"], input=text, env=env, capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("launcher", "code", "is_requeued"),
+    [
+        ("mkdir -p $0/checkpoints/step-4; exit 138", -signal.SIGTERM, True),
+        ("exit 138", 138, False),  # it saved nothing, and would not the next time either
+        ("mkdir -p $0/checkpoints/step-4; exit 0", 0, False),
+        ("mkdir -p $0/checkpoints/step-4; exit 143", 143, False),  # stopped by SIGTERM: mpctl stop
+        ("exit 1", 1, False),
+        (
+            "mkdir -p $0/nodes $0/checkpoints/step-4; echo n2 > $0/nodes/lost; exit 1",
+            -signal.SIGTERM,
+            True,
+        ),
+        ("mkdir -p $0/nodes; echo n2 > $0/nodes/lost; exit 1", 1, False),
+    ],
+)
+def test_only_a_stop_before_the_limit_and_a_lost_node_are_requeued(
+    tmp_path: Path, launcher: str, code: int, is_requeued: bool
+) -> None:
+    job = replace(
+        JOB, run=tmp_path / "run", command=["bash", "-c", launcher, str(tmp_path / "run")]
+    )
+    done = bash(render_script(job), tmp_path)
+    assert done.returncode == code, done.stderr
+    assert ("scontrol requeue 7" in done.stdout) == is_requeued
+    assert "mpctl: job 7 on n[1-2], restart 0, from the start\n" in done.stdout
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 38), (signal.SIGTERM, 43)])
+def test_signals_are_passed_on_and_the_launchers_code_returned(
+    tmp_path: Path, number: int, code: int
+) -> None:
+    launcher = "trap 'sleep .2; exit 38' USR1; trap 'sleep .2; exit 43' TERM; touch $0; " \
+        "while :; do sleep .05; done"  # fmt: skip
+    ready = tmp_path / "ready"
+    job = replace(JOB, run=tmp_path, command=["bash", "-c", launcher, str(ready)])
+    script = tmp_path / "job.sh"
+    script.write_text(render_script(job))
+    env = environment(tmp_path / "bin")
+    with subprocess.Popen(["bash", str(script)], env=env, stdout=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 20
+        while not ready.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(number)
+        assert process.wait(20) == code
+
+
+def test_it_goes_on_from_the_newest_checkpoint_by_number(tmp_path: Path) -> None:
+    for step in (9, 10, 100):
+        (tmp_path / "run" / "checkpoints" / f"step-{step}").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "damaged-step-200").mkdir()
+    job = replace(JOB, run=tmp_path / "run", command=["true"])
+    assert "from step-100\n" in bash(render_script(job), tmp_path).stdout

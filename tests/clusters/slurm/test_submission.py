@@ -1,0 +1,105 @@
+"""What a plan asks of Slurm: nodes, GPUs, CPUs, memory, time; every issue at once."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from mpctl.clusters.slurm.partitions import read_partitions
+from mpctl.clusters.slurm.submission import Submission
+from mpctl.planning.plan import make_plan
+from tests.jobs import job_of
+
+PARTITIONS = read_partitions(
+    "main*|up|1:00:00|1-infinite|4|idle|64|257000|gpu:8|g[1-4]\n"
+    "cpu|up|infinite|1-infinite|4|idle|16|16000|(null)|c[1-4]\n"
+)
+TWO: Mapping[str, object] = {"cluster.nodes": 2, "cluster.gpus_per_node": 4, "parallel.tp": 2}
+
+
+def submission(**settings: object) -> Submission:
+    dotted = {name.replace("__", "."): value for name, value in settings.items()}
+    return Submission(make_plan(job_of({**TWO, **dotted})), PARTITIONS)
+
+
+def test_a_plan_on_gpus_asks_for_whole_nodes() -> None:
+    request, job = submission().request, submission().batch_job(Path("runs/demo"))
+    assert (request.nodes, request.gpus, request.cpus, request.memory_bytes) == (2, 4, 1, 0)
+    assert (job.nodes, job.gpus, job.cpus, job.name) == (2, 4, None, "demo")
+    assert job.run == Path("runs/demo").absolute()
+    assert job.command[-6:] == ["launch", "--resume", "--run-dir", str(job.run), "--on", "slurm"]
+    assert list(submission().issues(Path("runs/demo"))) == []
+
+
+def test_a_plan_on_cpus_asks_for_cores_and_memory() -> None:
+    chosen = submission(
+        launch__device="cpu", launch__threads_per_rank=3, launch__slurm__partition="cpu"
+    )
+    assert (chosen.request.gpus, chosen.request.cpus, chosen.batch_job(Path("r")).cpus) == (
+        0,
+        12,
+        12,
+    )
+    assert chosen.request.memory_bytes > 0
+    assert list(chosen.issues(Path("r"))) == []
+
+
+def test_the_device_follows_from_the_partition_where_the_job_leaves_it_open() -> None:
+    assert submission().device == "cuda"
+    assert submission(launch__slurm__partition="cpu").device == "cpu"
+
+
+def test_the_signal_comes_within_the_limit_of_the_partition() -> None:
+    assert submission().limit == 3600
+    assert submission().batch_job(Path("r")).signal_seconds == 120
+    short = submission(launch__slurm__time="3")
+    assert (short.limit, short.batch_job(Path("r")).signal_seconds) == (180, 90)
+    given = submission(launch__slurm__signal_seconds=77)
+    assert given.batch_job(Path("r")).signal_seconds == 77
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(datetime.time(12, 0), "12:00:00"), (30, "30"), ("2-00:00:00", "2-00:00:00")],
+)
+def test_a_time_limit_is_what_sbatch_would_read(value: object, text: str) -> None:
+    """`12:00:00` and `30` in a job file, which TOML reads as a time of day and a number."""
+    assert submission(launch__slurm__time=value).settings.time == text
+
+
+def test_a_plan_that_does_not_fit_its_gpus_is_refused() -> None:
+    large = {"cluster.device": "h100-sxm", "model.layers": 96, "model.hidden": 12288}
+    (issue,) = submission(**large, launch__slurm__time="30:00").issues(Path("r"))
+    assert issue.rule == "world-fits-memory"
+    assert list(submission(**large, launch__check_memory=False).issues(Path("r"))) == []
+
+
+def test_every_issue_is_named_at_once() -> None:
+    chosen = submission(
+        cluster__nodes=5, launch__slurm__time="2-0", launch__slurm__signal_seconds=65_000,
+        launch__slurm__extra=["-N9", "x"],
+    )  # fmt: skip
+    issues = list(chosen.issues(Path("a\nb")))
+    assert [issue.where for issue in issues] == [
+        "cluster.nodes", "launch.slurm.time", "--run-dir", "launch.slurm.extra",
+        "launch.slurm.extra",
+    ]  # fmt: skip
+    assert all(issue.hint for issue in issues)
+
+
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [
+        ({"launch__slurm__partition": "nope"}, "launch.slurm.partition"),
+        ({"launch__slurm__time": "soon"}, "launch.slurm.time"),
+        ({"launch__slurm__time": "0:01", "model.layers": 96, "model.hidden": 12288},
+         "launch.slurm.time"),
+        ({"launch__slurm__partition": "cpu", "launch__device": "cuda"}, "cluster.nodes"),
+    ],
+)  # fmt: skip
+def test_what_cannot_run_is_refused(settings: dict[str, object], where: str) -> None:
+    (issue,) = submission(**settings).issues(Path("r"))
+    assert issue.where == where
