@@ -2,15 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.launch.command import Launched, end_all, launch
 from tests.runtime.tiny import make_data
-
-if TYPE_CHECKING:
-    from tests.clusters.kubernetes.api_server import Cluster
 
 
 @pytest.fixture(autouse=True)
@@ -29,12 +25,3 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
     """20 steps on tp 2, checkpoints after 10 and 20, in a directory whose name has spaces."""
     run_dir = tmp_path_factory.mktemp("launch") / "a run"
     return launch(data, run_dir, "--tp", "2", "--json").ended()
-
-
-@pytest.fixture
-def kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """A cluster that the kubectl of this machine is configured for."""
-    from tests.clusters.kubernetes.cluster import served  # Kubeflow's models take time to import
-
-    with served(tmp_path, monkeypatch) as cluster:
-        yield cluster

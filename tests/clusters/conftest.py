@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.launch.conftest import data, nothing_is_left_running
+
+if TYPE_CHECKING:
+    from tests.clusters.kubernetes.api_server import Cluster
+
+__all__ = ["data", "kubernetes", "nothing_is_left_running"]
+
+
+@pytest.fixture
+def kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A cluster that the kubectl of this machine is configured for."""
+    from tests.clusters.kubernetes.cluster import served  # Kubeflow's models take time to import
+
+    with served(tmp_path, monkeypatch) as cluster:
+        yield cluster
