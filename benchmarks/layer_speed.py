@@ -23,10 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mpctl.kernels.config import AttentionConfig, LayerConfig, MLPConfig
-from mpctl.kernels.layer import ParallelTransformerLayer
-from mpctl.kernels.parameters import initialise
-from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.layers.config import AttentionConfig, LayerConfig, MLPConfig
+from mpctl.layers.parameters import initialise
+from mpctl.layers.shard_context import ShardContext
+from mpctl.layers.transformer_layer import ParallelTransformerLayer
 from mpctl.transport.group import Group
 from mpctl.transport.segment import open_segment
 from mpctl.transport.shared import Exchange

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpctl.kernels.config import MLPConfig
-from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
-from mpctl.kernels.embedding import VocabParallelEmbedding
-from mpctl.kernels.mlp import ParallelMLP
-from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.layers.config import MLPConfig
+from mpctl.layers.cross_entropy import vocab_parallel_cross_entropy
+from mpctl.layers.embedding import VocabParallelEmbedding
+from mpctl.layers.mlp import ParallelMLP
+from mpctl.layers.shard_context import ShardContext
 from mpctl.transport.group import Group
 from tests import megatron
 from tests.ranks import run_ranks

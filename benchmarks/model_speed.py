@@ -37,8 +37,8 @@ from torch import Tensor, nn
 from benchmarks.bare_tp import BareModel
 from mpctl.families.batch import Batch
 from mpctl.families.modules import build_module
-from mpctl.kernels.parameters import initialise
-from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.layers.parameters import initialise
+from mpctl.layers.shard_context import ShardContext
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 from mpctl.transport.group import Group

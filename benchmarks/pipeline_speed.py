@@ -39,7 +39,7 @@ from benchmarks.model_speed import (
     growth,
 )
 from mpctl.families.batch import Batch
-from mpctl.kernels.parameters import initialise
+from mpctl.layers.parameters import initialise
 from mpctl.pipeline.schedule.orders import Action, actions
 from mpctl.pipeline.schedule.replay import replay
 from mpctl.runtime.build import build_chunks

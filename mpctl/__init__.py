@@ -23,11 +23,11 @@ PUBLIC = {
     "mpctl.planning.plan": ("Plan", "load_plan", "make_plan"),
     "mpctl.search.result": ("SearchResult", "search_layouts"),
     "mpctl.transport.group": ("Group",),
-    "mpctl.kernels.linear": ("ColumnParallelLinear", "RowParallelLinear"),
-    "mpctl.kernels.config": ("AttentionConfig", "LayerConfig", "MLPConfig"),
-    "mpctl.kernels.tensor_parallel": ("ShardContext",),
-    "mpctl.kernels.layer": ("ParallelTransformerLayer",),
-    "mpctl.kernels.embedding": ("VocabParallelEmbedding",),
+    "mpctl.layers.linear": ("ColumnParallelLinear", "RowParallelLinear"),
+    "mpctl.layers.config": ("AttentionConfig", "LayerConfig", "MLPConfig"),
+    "mpctl.layers.shard_context": ("ShardContext",),
+    "mpctl.layers.transformer_layer": ("ParallelTransformerLayer",),
+    "mpctl.layers.embedding": ("VocabParallelEmbedding",),
 }
 _MODULE_OF = {name: module for module, names in PUBLIC.items() for name in names}
 __all__ = ["__version__", *sorted(_MODULE_OF)]

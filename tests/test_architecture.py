@@ -39,6 +39,7 @@ FLOORS = (
     ("sharding", "spec"),
     ("topology", "operators", "rundir"),
     ("transport", "kernels", "data"),
+    ("layers",),
     ("families",),
     ("pipeline",),
     ("layout",),
@@ -53,7 +54,7 @@ FLOORS = (
     ("cli", "__main__"),
 )
 LEVELS = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
-BESIDE = {("kernels", "transport"), ("batch", "search"), ("__main__", "cli")}
+BESIDE = {("batch", "search"), ("__main__", "cli")}
 # The modules that lie in mpctl/ itself; everything else has a room.
 TOP_LEVEL = {
     "__init__", "__main__", "errors", "units", "cores", "durable", "axes", "collectives",
@@ -62,7 +63,7 @@ TOP_LEVEL = {
 # Lines, docstrings not counted; the longest functions are commands: an option is a parameter.
 FUNCTION_MAX, FILE_MAX = 80, 700
 # torch is imported here, and in the modules of families; the planning half never gets there.
-TORCH_ROOMS = {"transport", "kernels", "data", "weights", "runtime", "rehearsal"}
+TORCH_ROOMS = {"transport", "kernels", "layers", "data", "weights", "runtime", "rehearsal"}
 TORCH_FILES = (  # of families
     "module", "batch", "modules", "parts", "single_stack", "samples", "implementation",
 )  # fmt: skip

@@ -30,7 +30,10 @@ STEPS, WARM, SIDE = 30, 10, 8192
 TINY_STEPS, TINY_WARM, TINY_SIDE = 6, 3, 256
 EAGER = {"launch.compile": False}
 TESTS_SHARE = 0.4  # of the budget, that the tests may take
-TESTS = (("-m", "gpu", "tests/gpu", "tests/kernels", "tests/transport"), ("tests/kernels/triton",))
+TESTS = (
+    ("-m", "gpu", "tests/gpu", "tests/kernels", "tests/layers", "tests/transport"),
+    ("tests/kernels/triton",),
+)
 
 
 @dataclass

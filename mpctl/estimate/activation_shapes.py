@@ -38,7 +38,7 @@ class ActivationShapes(NamedTuple):
     into how many parts heads are cut. splits: whether sequence parallelism is on. input_parts: into
     how many parts the saved input of a recomputed layer is cut among the ranks of tp; 0 where it is
     offloaded from the device. fetched_parts: the same of the input that backward fetches back ahead
-    of time (kernels/host_offload.py); 0 where it fetches none.
+    of time (layers/recompute.py); 0 where it fetches none.
     """
 
     kernels: KernelSet

@@ -3,8 +3,9 @@
 What a matrix product, a norm and the loss send between the tensor-parallel ranks is listed in
 operators/tensor_messages.py for every tensor mode. Full recomputation sends those of the repeated
 forward again (recompute.py). Besides them: keys and values of heads that several tp ranks share,
-keys and values over cp (arXiv 2205.05198; kernels/context.py), and the saved input of a recomputed
-layer where it is partitioned over tp. What is frozen sends no gradient (operators/grad_flow.py).
+keys and values over cp (arXiv 2205.05198; layers/context_parallel.py), and the saved input of a
+recomputed layer where it is partitioned over tp. What is frozen sends no gradient
+(operators/grad_flow.py).
 
 By hand, a GPT layer over tp 2, b 1, s 1024, h 768, float32: two all-reduces of 3 MiB forward and
 two backward. Full recomputation without dropout repeats one of the two, that of attention.output.

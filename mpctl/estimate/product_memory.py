@@ -4,9 +4,9 @@ Beside dY of bytes y, with x and w the bytes of a rank's parts of X and W:
 
     1d         dX and dW                                   x + w
     2d, 2.5d   b buffers for blocks that arrive, and p partial sums: one that is made, one on its
-               way, this rank's own (kernels/grid/summa.py)
+               way, this rank's own (layers/grid/products.py)
                max(b w + p x, x + b x + p w)               b = min(q - 1, 2), p = min(q, 3)
-    3d         gathered dY and X, partial dX and dW, dX and dW (kernels/grid/cube.py)
+    3d         gathered dY and X, partial dX and dW, dX and dW (layers/grid/products.py)
                l (y + 2 x + w) + x + w
 
 In 3d dW is laid out in blocks where partial dX has gone; a transport that still holds partial dX

@@ -133,7 +133,7 @@ def _shared(amount: float, n: int, is_shared: bool) -> int:
 
 def fp8_table_bytes(layout: JobLayout) -> float:
     """The table of our own delayed scaling: what was seen in each of the last steps and in this
-    one, the scales and their inverses (kernels/fp8_scales.py)."""
+    one, the scales and their inverses (layers/fp8.py)."""
     training = layout.job.training
     if training.dtype != "fp8" or training.fp8_recipe != "delayed":
         return 0.0

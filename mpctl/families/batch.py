@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from mpctl.data.indexed import IndexedDataset
 from mpctl.data.samples import Fields, SampleSource
-from mpctl.kernels.cache import DecoderCaches
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.kernels.residual import ResidualLayer
+from mpctl.layers.attention import DecoderCaches
+from mpctl.layers.transformer_layer import ResidualLayer
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from mpctl.errors import InputError
 from mpctl.families import get_family, get_table
 from mpctl.families.batch import FamilyModule, Objective
-from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.layers.shard_context import ShardContext
 from mpctl.operators.table import StageSlice
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec

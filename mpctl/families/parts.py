@@ -15,12 +15,12 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from mpctl.kernels.config import AttentionConfig, LayerConfig, MLPConfig
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.kernels.layer import ParallelTransformerLayer
-from mpctl.kernels.parameters import Init
 from mpctl.kernels.rotary import Rotary
-from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.layers.config import AttentionConfig, LayerConfig, MLPConfig
+from mpctl.layers.parameters import Init
+from mpctl.layers.shard_context import ShardContext
+from mpctl.layers.transformer_layer import ParallelTransformerLayer
 from mpctl.sharding import padded_vocab
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec

@@ -16,11 +16,11 @@ from mpctl.families.parts import (
     self_attention_layers,
     word_losses,
 )
-from mpctl.kernels.cache import KeyValueCache
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.kernels.residual import ResidualLayer
 from mpctl.kernels.rotary import Turns
-from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.layers.attention import KeyValueCache
+from mpctl.layers.shard_context import ShardContext
+from mpctl.layers.transformer_layer import ResidualLayer
 from mpctl.operators.table import StageSlice
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec

@@ -1,5 +1,4 @@
-"""Parallel transformer kernels: torch modules that take their group as an argument.
+"""What computes on one device: torch's operations and Triton's kernels behind `KernelBackend`.
 
-Activations are batch first, [b, s, h]. Nothing here reads the environment, holds module state or
-knows the command line; a group of one rank gives the plain, unsharded layer by the same code.
+Nothing here knows of other ranks; the parallel layers that call it are in mpctl/layers.
 """

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mpctl.kernels.config import Activation
+Activation = Literal[
+    "gelu", "gelu_tanh", "relu", "relu2", "silu", "swiglu", "geglu", "geglu_tanh"
+]  # fmt: skip
+GATED: tuple[Activation, ...] = ("swiglu", "geglu", "geglu_tanh")
 
 
 class _SquaredReLU(torch.autograd.Function):

@@ -1,172 +1,190 @@
-"""Self attention split by whole heads: softmax(scale Q K^T) V, then an output projection.
+"""What attention does with its scores (`AttentionVariant`), and torch's operations for all of it.
 
-Megatron-LM (arXiv 1909.08053, section 3, figure 3b): Q, K, V by columns, so a rank owns a/t heads
-and the core (attention_core.py) needs no sync; the projection by rows. One all-reduce of b*s*h
-forward, one backward. Q, K and V are one product of fused parts [q | k | v]; 12 heads of 64 on
-t=4, rank 1: heads 3..6, columns 192..384 of each part.
+Of query row i and key j, at global positions r_i and j, the score is scale q_i k_j, with slopes
+minus slope (r_i - j), with a bias plus bias_ij. It counts where j <= r_i (causal), j > r_i - window
+and mask_ij allow it. Then the softmax over the keys, and dropout of its result.
 
-Fewer key-value heads than ranks (k < t, t = k*r): the projection stays split by columns, so that a
-rank holds d/r columns of a head, each weight is held once and gradients and norms need no care. Its
-outputs are gathered: one all-gather of 2*b*s*k*d elements forward, a reduce-scatter of as many
-backward; each rank keeps the head that its queries share. 8 heads, k=2, t=4: ranks 0 and 1 use
-key-value head 0, ranks 2 and 3 head 1.
+Without attention dropout the product is torch's fused kernel, which keeps no scores; a window,
+slopes and a bias become a mask of q x s elements. With it the product is computed step by step,
+since the mask of torch's kernel would depend on the layout; backward then keeps probabilities, mask
+and dropped probabilities: in 16 bit 2 + 1 + 2 bytes an element of [b, a/t, s, s], the 5as/h term of
+arXiv 2205.05198, equation 1. What a backend replaces, the fused product and dropout, is asked of it
+(`AttentionParts`).
 
-Letters: b batch, s sequence, h hidden, a heads, k key-value heads, d head size, t tp, c cp.
+Letters: b batch, a heads of this rank, k key-value heads, q queries, s keys, d head size, t tp.
 """
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+import math
+from dataclasses import dataclass
+from math import floor, log2
+from typing import Protocol
 
-from mpctl.kernels.attention_core import AttentionCore
-from mpctl.kernels.cache import KeyValueCache
-from mpctl.kernels.config import AttentionConfig
-from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.kernels.masks import Positions
-from mpctl.kernels.parameters import mark_partial
-from mpctl.kernels.regions import gather_sequence
-from mpctl.kernels.rotary import Rotary, Turns
-from mpctl.kernels.tensor_parallel import NORMS, ShardContext
-from mpctl.sharding import divisors, splits_kv_heads
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from mpctl.kernels.counter_rng import DropoutMask
+from mpctl.kernels.masks import Positions, causal_mask, numbers
 
 
-class ParallelSelfAttention(nn.Module):
-    """hidden [b, s/c, h] -> [b, s/c, h]; with sequence parallelism both are [b, s/(ct), h].
+@dataclass(frozen=True, eq=False)
+class AttentionVariant:
+    """Which keys a block of queries sees and how its scores are changed.
 
-    rng_site names the layer to the dropout mask, with the layer's global number. recompute: scores
-    are not kept for backward. Raises ValueError where heads or kv_heads cannot be split over
-    `shard_context.tp`.
+    rows: global positions of the q queries; keys count from 0. is_causal: keys behind a query are
+    not seen; the rows then start at 0, or they are the last of the s positions. scale: of the
+    scores before all else, None is 1/sqrt(head size). mask: boolean, True may attend, combined with
+    the causal one by and; bias: added; both [b or 1, a or 1, q, s]. A query that a mask lets see no
+    key gives zeros. window: keys that a query sees, up to itself, None for all; it counts where
+    is_causal. slopes: [a], ALiBi's of the local heads, float64. dropout: the mask of the softmax's
+    result, None for no dropout.
     """
 
-    def __init__(
-        self,
-        config: AttentionConfig,
-        shard_context: ShardContext,
-        rng_site: str,
-        *,
-        recompute: bool = False,
-    ) -> None:
-        super().__init__()
-        layers, d = shard_context.layers, config.head_size
-        self.config, self.shard_context = config, shard_context
-        self.core = AttentionCore.of(config, shard_context, rng_site, recompute=recompute)
-        self.local_heads = self.core.heads
-        _check_kv(config.heads, config.num_kv_heads, d, layers.feature_parts)
-        if shard_context.grid.mode != "1d":
-            layers.local_heads(config.num_kv_heads)  # columns of one head are shared in 1d alone
-        parts = (config.heads * d, *[config.num_kv_heads * d] * 2)
-        h, bias = config.hidden, config.bias
-        init = config.qkv_init
-        self.qkv = layers.column_linear(h, sum(parts), bias=bias, init=init, parts=parts)
-        self.query_norm = _head_norm(config, shard_context)
-        self.key_norm = _head_norm(config, shard_context)
-        of_output = bias if config.output_bias is None else config.output_bias
-        self.output = layers.row_linear(parts[0], h, bias=of_output, init=config.output_init)
+    rows: range
+    is_causal: bool = False
+    scale: float | None = None
+    mask: Tensor | None = None
+    bias: Tensor | None = None
+    window: int | None = None
+    slopes: Tensor | None = None
+    dropout: DropoutMask | None = None
 
-    def forward(
-        self,
-        hidden: Tensor,
-        rng: CounterRNG | None = None,
-        *,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        positions: Positions | None = None,
-        turns: Turns | None = None,
-        cache: KeyValueCache | None = None,
-    ) -> Tensor:
-        """rng: draws dropout; None is no dropout. mask, bias: as AttentionCore's. positions:
-        those of rotary positions, [s/c] or [b, s/c]; the tokens' indices by default. turns: the
-        table of rotary positions, where it was computed before. cache: of the
-        earlier positions; hidden holds the s positions behind them, whose keys and values are
-        added to it, and mask and bias are then [.., s, all positions]."""
-        context = self.shard_context
-        rng = context.own_rng(rng, inside=True)
-        if isinstance(positions, Tensor) and positions.dim() > 1:
-            positions = context.own_samples(positions, inside=True)
-        query, key, value = self._split(self.qkv(hidden))
-        if self.query_norm is not None and self.key_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
-        rows = None if cache is None else range(cache.length, cache.length + hidden.shape[1])
-        if self.config.rotary is not None:
-            given = rows if positions is None else positions
-            cos, sin = turns or self._turns(self.config.rotary, query, given)
-            query, key = (self.core.backend.rotate(x, cos, sin) for x in (query, key))
-        if cache is not None:
-            key, value = cache.append(key, value)
-        heads = self.core(query, key, value, rng, mask=mask, bias=bias, rows=rows)
-        # [b, a/t, s, d] -> [b, s, a/t*d]
-        output: Tensor = self.output(heads.transpose(1, 2).flatten(2))
-        return output
+    @property
+    def is_plain(self) -> bool:
+        """Whether every fused kernel takes it: causal or not, and nothing else."""
+        return self.dropout is None and self.mask is None and not self.forms_pairs
 
-    def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[b, s, all columns] -> query, key and value by head. One split by sizes, whose backward
-        is one concatenation; that of slices would be zeros of the whole, a copy and a sum each."""
-        columns = len(self.local_heads) * self.config.head_size
-        others = qkv.shape[-1] - columns
-        if self.config.num_kv_heads < self.shard_context.layers.feature_parts:
-            query, kv = qkv.split((columns, others), dim=-1)
-            return self._by_head(query), *self._gathered(kv)
-        query, key, value = qkv.split((columns, others // 2, others // 2), dim=-1)
-        return self._by_head(query), self._by_head(key), self._by_head(value)
-
-    def _by_head(self, part: Tensor) -> Tensor:
-        # [b, s, n*d] -> [b, n, s, d]
-        return part.unflatten(-1, (-1, self.config.head_size)).transpose(1, 2)
-
-    def _gathered(self, kv: Tensor) -> tuple[Tensor, Tensor]:
-        """A rank's columns of key and value -> 2 of [b, 1, s, d], the head of its queries."""
-        tp = self.shard_context.tp
-        ranks = tp.size // self.config.num_kv_heads
-        first = tp.rank // ranks * ranks
-        # [b, s, 2kd/t] -> [b, t*s, 2kd/t] -> [b, t, s, 2, kd/t]
-        columns = gather_sequence(kv, tp).unflatten(1, (tp.size, -1)).unflatten(-1, (2, -1))
-        # -> [b, t/k, s, 2, kd/t] -> [2, b, s, t/k, kd/t] -> [2, b, 1, s, d]
-        head = columns[:, first : first + ranks].permute(3, 0, 2, 1, 4).flatten(-2)[:, :, None]
-        return head[0], head[1]
-
-    def _turns(self, rotary: Rotary, query: Tensor, given: Positions | None) -> Turns:
-        if given is not None:
-            return rotary.table(given, query)
-        return self.shard_context.rotary_tables.rows(rotary, query.shape[-2], self.core.cp, query)
-
-    def extra_repr(self) -> str:
-        """Heads of this rank, head size and sizes of tp and cp, for `print(module)`."""
-        config, c = self.config, self.core.cp.size
-        t = self.shard_context.layers.feature_parts
-        heads = f"heads {self.local_heads.start}..{self.local_heads.stop} of {config.heads}"
-        is_shared = config.queries_per_kv_head > 1
-        kv = (
-            f", {max(1, config.num_kv_heads // t)} of {config.num_kv_heads} kv" if is_shared else ""
-        )
-        scale = "" if config.scale is None else f", scale={config.scale}"
-        core = f"d={config.head_size}, causal={config.causal}, dropout={config.dropout}{scale}"
-        return f"{heads}{kv}, {core}, t={t}" + (f", c={c}" if c > 1 else "")
+    @property
+    def forms_pairs(self) -> bool:
+        """Whether a kernel that takes no more than a mask or a bias is given one made for the
+        call, of q x s elements, which it keeps for backward."""
+        return self.bias is not None or self.window is not None or self.slopes is not None
 
 
-def _head_norm(config: AttentionConfig, shard_context: ShardContext) -> nn.Module | None:
-    """A norm over the d columns of a head, the same for all heads: each rank meets its own heads
-    only, so that its gradients are partial sums over tp."""
-    if config.qk_norm is None:
-        return None
-    norm = NORMS[config.qk_norm](
-        config.head_size, eps=config.eps, dtype=shard_context.dtype, device=shard_context.device,
-        backend=shard_context.backend,
-    )  # fmt: skip
-    if shard_context.tp.size > 1:
-        mark_partial(norm)
-    return norm
+class AttentionParts(Protocol):
+    """The two operations of attention that a `KernelBackend` chooses."""
+
+    def scaled_dot_product(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *,
+        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """torch's scaled_dot_product_attention without dropout."""
+
+    def dropout(self, x: Tensor, mask: DropoutMask) -> Tensor:
+        """x [b, a, q, s] with dropout."""
 
 
-def _check_kv(heads: int, kv_heads: int, head_dim: int, t: int) -> None:
-    """Raise ValueError unless t ranks can split the key-value heads.
+def torch_attention(
+    query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant, parts: AttentionParts
+) -> Tensor:
+    """query [b, a, q, d], key and value [b, k, s, d] -> [b, a, q, d]."""
+    if variant.dropout is not None:
+        return _step_by_step(query, key, value, variant, variant.dropout, parts)
+    if variant.is_plain:
+        return _plain(query, key, value, variant, parts)
+    key, value = _repeated(query, key, value)
+    seen, bias = _seen(variant, key), _biased(variant, query, key)
+    if bias is not None:
+        bias = bias.to(query.dtype)
+        seen = bias if seen is None else bias.masked_fill(~seen, -torch.inf)
+    return parts.scaled_dot_product(query, key, value, seen, scale=variant.scale)
 
-    Either every rank holds kv_heads / t whole heads, or t / kv_heads ranks share the columns of one
-    head evenly.
+
+def _plain(
+    query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant, parts: AttentionParts
+) -> Tensor:
+    # Whole squares from position 0, or the last rows of a longer prefix; one row sees all.
+    rows, is_first = variant.rows, variant.is_causal and variant.rows.start == 0
+    is_tail = variant.is_causal and not is_first and len(rows) > 1
+    lower = _lower_right(len(rows), key.shape[-2]) if is_tail else None
+    return parts.scaled_dot_product(
+        query, key, value, lower, is_causal=is_first, scale=variant.scale, enable_gqa=True
+    )
+
+
+def _step_by_step(
+    query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant, dropout: DropoutMask,
+    parts: AttentionParts,
+) -> Tensor:  # fmt: skip
+    key, value = _repeated(query, key, value)
+    # [b, a/t, q, d] x [b, a/t, d, s] -> [b, a/t, q, s]
+    scale = 1 / math.sqrt(query.shape[-1]) if variant.scale is None else variant.scale
+    scores = query.mul(scale) @ key.transpose(-1, -2)
+    bias = _biased(variant, query, key)
+    scores = scores if bias is None else scores.add_(bias)
+    seen = _seen(variant, key)
+    if seen is not None:
+        # The lowest number, not -inf: a row that sees nothing must not become nan.
+        scores = scores.masked_fill_(~seen, torch.finfo(scores.dtype).min)
+    probabilities = scores.softmax(-1)
+    if variant.mask is not None and seen is not None:
+        probabilities = probabilities.masked_fill(~seen, 0.0)
+    return parts.dropout(probabilities, dropout) @ value
+
+
+def _seen(variant: AttentionVariant, key: Tensor) -> Tensor | None:
+    """Which keys count, [.., q, s] booleans; None for all."""
+    if not variant.is_causal:
+        return variant.mask
+    keys = range(key.shape[-2])
+    causal = causal_mask(variant.rows, keys, window=variant.window, device=key.device)
+    return causal if variant.mask is None else variant.mask & causal
+
+
+def _biased(variant: AttentionVariant, query: Tensor, key: Tensor) -> Tensor | None:
+    """The bias with what ALiBi adds, [b or 1, a/t, q, s]."""
+    if variant.slopes is None:
+        return variant.bias
+    distance = distance_bias(variant.slopes, variant.rows, key.shape[-2], query)
+    return distance if variant.bias is None else variant.bias + distance
+
+
+def _lower_right(queries: int, keys: int) -> Tensor:
+    """torch's causal bias for the last rows: it has no values, so that a dispatch mode (a memory
+    tracker's, fake tensors') has nothing to count or convert, and is switched off here."""
+    # Here, since it imports torch._dynamo: a second of processor time at the start of each rank.
+    from torch.nn.attention.bias import causal_lower_right
+
+    with _disable_current_modes():
+        return causal_lower_right(queries, keys)
+
+
+def _repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """[b, k/t, s, d] -> [b, a/t, s, d]: a key-value head for each of its queries."""
+    queries_per_kv_head = query.shape[1] // key.shape[1]
+    if queries_per_kv_head == 1:
+        return key, value
+    return (
+        key.repeat_interleave(queries_per_kv_head, dim=1),
+        value.repeat_interleave(queries_per_kv_head, dim=1),
+    )
+
+
+def slopes(
+    heads: int, own: range | None = None, device: torch.device | str | None = None
+) -> Tensor:
+    """The slopes of the heads `own` of `heads`, all by default: [a], float64 on `device`.
+
+    Made once, where a layer is built: a step copies nothing from the host.
     """
-    if not splits_kv_heads(kv_heads, head_dim, parts=t):
-        legal = ", ".join(str(ranks) for ranks in divisors(heads)
-                          if splits_kv_heads(kv_heads, head_dim, parts=ranks))  # fmt: skip
-        raise ValueError(
-            f"kv_heads: {kv_heads} is not divisible by {t} ranks, nor do {t} ranks share a head's "
-            f"{head_dim} columns evenly (use one of {legal} ranks)"
-        )
+    power = 2 ** floor(log2(heads))
+    whole = [2 ** (-8 * (k + 1) / power) for k in range(power)]
+    between = [2 ** (-4 * (k + 1) / power) for k in range(0, 2 * (heads - power), 2)]
+    of_all = (*whole, *between)
+    chosen = of_all if own is None else of_all[own.start : own.stop]
+    return torch.tensor(chosen, dtype=torch.float64, device=device)
+
+
+def distance_bias(of_heads: Tensor, rows: Positions, keys: int, like: Tensor) -> Tensor:
+    """What is added to the scores of these heads: [1, a, q, s] of the dtype and device of `like`.
+
+    of_heads: their slopes, on that device. rows: global positions of the q queries; keys: how many,
+    from position 0.
+    """
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    queries, positions = numbers(rows, like.device), numbers(range(keys), like.device)
+    distance = (positions - queries[:, None]).to(dtype)
+    # [a, 1, 1] x [q, s] -> [1, a, q, s]
+    return (of_heads.to(dtype)[:, None, None] * distance)[None].to(like.dtype)

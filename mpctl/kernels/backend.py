@@ -23,15 +23,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mpctl.kernels.activation import activated
-from mpctl.kernels.attention_variant import AttentionVariant
-from mpctl.kernels.config import Activation
-from mpctl.kernels.counter_rng import drop
-from mpctl.kernels.cross_entropy_rows import logits_gradient, own_sums, row_maximum
-from mpctl.kernels.dropout_mask import DropoutMask
+from mpctl.kernels.activation import Activation, activated
+from mpctl.kernels.attention import AttentionVariant, torch_attention
+from mpctl.kernels.counter_rng import DropoutMask, drop
+from mpctl.kernels.cross_entropy import logits_gradient, own_sums, row_maximum
 from mpctl.kernels.fp8 import Fp8Cast, Fp8Matrix, cast_matrix, note_largest, scaled_product
 from mpctl.kernels.rotary import rotated
-from mpctl.kernels.torch_attention import torch_attention
 
 
 class KernelBackend:

@@ -18,14 +18,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mpctl.kernels.context import context_positions
 from mpctl.kernels.masks import Positions, numbers
-from mpctl.transport.group import Group
 
 Turns = tuple[Tensor, Tensor]  # cos and sin of the angles, as Rotary.table gives them
 
@@ -77,31 +75,6 @@ class Rotary:
     def turn(self, x: Tensor, positions: Positions) -> Tensor:
         """x [b, a, s, d] turned by the global positions [s] or [b, s] of its rows."""
         return rotated(x, *self.table(positions, x))
-
-
-@dataclass(eq=False)
-class RotaryTables:
-    """The tables that the layers of a rank share: of each law of angles the one that was last asked
-    for, so that a training computes it once and not in each layer of each micro batch.
-
-    By hand: 24 layers of one law and one length make one table of s d/2 cosines and as many sines.
-    """
-
-    _held: list[tuple[Rotary, tuple[object, ...], Turns]] = field(default_factory=list)
-
-    def rows(self, rotary: Rotary, length: int, cp: Group, like: Tensor) -> Turns:
-        """The table of the `length` positions that this rank holds, on the device of `like` and for
-        its dtype."""
-        place = (length, cp.size, cp.rank, like.dtype == torch.float64, like.device)
-        for law, at, turns in self._held:
-            if law == rotary and at == place:
-                return turns
-        with torch.inference_mode(False):  # a validation may be the first to ask
-            own = context_positions(length * cp.size, cp.size, cp.rank, device=like.device)
-            turns = rotary.table(own, like)
-        self._held = [entry for entry in self._held if entry[0] != rotary]
-        self._held.append((rotary, place, turns))
-        return turns
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

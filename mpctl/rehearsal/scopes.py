@@ -124,7 +124,7 @@ def _method() -> str:
 
 
 def _is_in_layer() -> bool:
-    return _innermost("/mpctl/kernels/residual.py", "/mpctl/kernels/layer.py") is not None
+    return _innermost("/mpctl/layers/transformer_layer.py") is not None
 
 
 def _innermost(*paths: str) -> str | None:

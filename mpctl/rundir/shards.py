@@ -45,7 +45,7 @@ class Manifest:
     """manifest.json. step: updates done; shards: number of shards in all, of which pipeline stage S
     has the shards S * tp to (S + 1) * tp - 1; loss_scale: state of the fp16 loss scale
     (runtime/loss_scale.py), empty for other dtypes; fp8: by linear layer the largest elements of X,
-    W and dY in the last steps (kernels/fp8_scales.py), empty without delayed scaling; save: a
+    W and dY in the last steps (layers/fp8.py), empty without delayed scaling; save: a
     random name of the save that wrote it, by which two of one step are told apart, empty where
     there was none (older versions, resharded and imported checkpoints)."""
 

@@ -29,8 +29,8 @@ from mpctl.errors import InputError
 from mpctl.families import get_family, special_tokens
 from mpctl.families.batch import Batch, Objective
 from mpctl.families.modules import get_implementation
-from mpctl.kernels.context import context_blocks
-from mpctl.kernels.cross_entropy import IGNORED
+from mpctl.layers.context_parallel import context_blocks
+from mpctl.layers.cross_entropy import IGNORED
 from mpctl.layout.topology import job_grid
 from mpctl.runtime.mesh import AxisPosition
 from mpctl.runtime.read_ahead import ReadAhead

@@ -17,11 +17,11 @@ from mpctl.errors import RunFailed
 from mpctl.families.batch import FamilyModule
 from mpctl.families.modules import build_module
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
-from mpctl.kernels.compiled import compile_layers, with_compiled_pieces
-from mpctl.kernels.host_offload import HostOffload
-from mpctl.kernels.step_keys import StepKeys
-from mpctl.kernels.tensor_modes import tensor_parallel_of
-from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.kernels.counter_rng import StepKeys
+from mpctl.layers.compiled import compile_layers, with_compiled_pieces
+from mpctl.layers.grid.tensor_parallel import tensor_parallel_of
+from mpctl.layers.recompute import HostOffload
+from mpctl.layers.shard_context import ShardContext
 from mpctl.layout.compile import compiles_whole_layers
 from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.topology import job_grid

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
-from mpctl.kernels.parameters import initialise_parameter
+from mpctl.layers.parameters import initialise_parameter
 from mpctl.rundir.collective_log import CollectiveLog
 from mpctl.rundir.origin import Origin
 from mpctl.runtime.batches import Batches

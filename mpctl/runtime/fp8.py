@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 from mpctl.errors import InputError
-from mpctl.kernels.fp8_operands import Fp8Operands
-from mpctl.kernels.fp8_scales import Fp8Scales
-from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
+from mpctl.layers.fp8 import Fp8Operands, Fp8Scales
+from mpctl.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mpctl.layout.job_layout import JobLayout
 from mpctl.rundir.shards import read_manifest
 from mpctl.spec.job import JobSpec

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mpctl.kernels.parameters import shard_of
+from mpctl.layers.parameters import shard_of
 from mpctl.runtime.batches import model_of
 from mpctl.runtime.checkpointing.model_weights import read_values
 from mpctl.runtime.train import Trainer

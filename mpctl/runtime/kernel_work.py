@@ -1,6 +1,6 @@
 """The kernels that are timed alone, as training calls them: operands of random values, and one run.
 
-Products are torch's own, in the three layouts of a linear layer (kernels/product.py); attention,
+Products are torch's own, in the three layouts of a linear layer (layers/linear.py); attention,
 norms, activations, cross entropy, AdamW and the layer are this project's. A backward is autograd's,
 from a graph that is made once and kept; what only forwards need is not made.
 
@@ -21,14 +21,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mpctl.families.parts import layer_config
-from mpctl.kernels.alibi import slopes
-from mpctl.kernels.attention_core import AttentionCore
+from mpctl.kernels.attention import slopes
 from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
-from mpctl.kernels.linear import ALONE
-from mpctl.kernels.parameters import initialise
-from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.layers.attention import AttentionCore
+from mpctl.layers.cross_entropy import vocab_parallel_cross_entropy
+from mpctl.layers.linear import ALONE
+from mpctl.layers.parameters import initialise
+from mpctl.layers.shard_context import ShardContext
 from mpctl.rundir.kernel_files import KernelCase, KernelName, sized_layer
 from mpctl.runtime.adamw import AdamW, ParameterGroup
 from mpctl.runtime.environment import machine_kernels
@@ -121,7 +121,7 @@ def _matmul(bench: Bench) -> Work:
 def _attention(bench: Bench) -> Work:
     """Heads lie behind positions in memory, as a projection writes them. Under context parallelism
     a causal rank has a block at the start of the sequence and one at its end, which meet other
-    prefixes of the keys (kernels/context.py)."""
+    prefixes of the keys (layers/context_parallel.py)."""
     b, a, k, q, s, d = (
         bench.shape[name] for name in ("batch", "heads", "kv_heads", "queries", "keys", "head_dim")
     )

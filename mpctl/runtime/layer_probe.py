@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from mpctl.families.parts import layer_config
-from mpctl.kernels.layer import ParallelTransformerLayer
-from mpctl.kernels.parameters import initialise
-from mpctl.kernels.tensor_modes import tensor_parallel_of
-from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.layers.grid.tensor_parallel import tensor_parallel_of
+from mpctl.layers.parameters import initialise
+from mpctl.layers.shard_context import ShardContext
+from mpctl.layers.transformer_layer import ParallelTransformerLayer
 from mpctl.layout.topology import job_grid, job_topology
 from mpctl.rundir.rank_files import Traffic
 from mpctl.rundir.task_files import LayerAnswer, LayerCase, LayerRequest

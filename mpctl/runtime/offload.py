@@ -7,7 +7,7 @@ to come.
 
 from __future__ import annotations
 
-from mpctl.kernels.host_offload import HostOffload
+from mpctl.layers.recompute import HostOffload
 from mpctl.pipeline.schedule.orders import Action
 from mpctl.runtime.pass_listener import PassListener
 

@@ -6,7 +6,7 @@ takes their gradients and returns those of what it took (PipeDream-flush, arXiv 
 rank's bytes. A gradient is sent where anything trained lies before
 (`OperatorTable.boundary_needs`), zeros if backward computed none, so that what is sent depends on
 the plan alone. Under zero-bubble (arXiv 2401.10241) the gradients of the layers' matrices are
-deferred (kernels/deferred_wgrad.py) to an action of their own; that of the head, of whose rows a
+deferred (layers/parameters.py) to an action of their own; that of the head, of whose rows a
 rank may use some only, is computed at once.
 
 Messages carry no tags: between two ranks they match in order. pipeline/schedule/program.py puts
@@ -32,11 +32,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from mpctl.families.batch import Batch, FamilyModule, State
-from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.kernels.deferred_wgrad import Deferred, DeferredWgrad
-from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
-from mpctl.kernels.parameters import defer_wgrad
-from mpctl.kernels.step_keys import StepKeys
+from mpctl.kernels.counter_rng import CounterRNG, StepKeys
+from mpctl.layers.linear import ColumnParallelLinear, RowParallelLinear
+from mpctl.layers.parameters import Deferred, DeferredWgrad, defer_wgrad
 from mpctl.layout.limits import MAX_SENDS_IN_FLIGHT
 from mpctl.pipeline.schedule.orders import Action, StageChunk
 from mpctl.pipeline.schedule.program import Program, Step, program

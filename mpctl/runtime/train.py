@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mpctl.families.batch import Objective
-from mpctl.kernels.fp8_scales import Fp8Scales
+from mpctl.layers.fp8 import Fp8Scales
 from mpctl.rundir.rank_files import StepRecord, Traffic, ValidationReport
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.checkpointing import loader

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from mpctl.errors import InputError
 from mpctl.families import get_table
-from mpctl.kernels.parameters import take
+from mpctl.layers.parameters import take
 from mpctl.shard import Shard
 from mpctl.spec.model import ModelSpec
 from mpctl.weights.headers import unreadable

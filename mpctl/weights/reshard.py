@@ -22,9 +22,9 @@ import torch
 
 from mpctl.durable import sync_folder, write_whole
 from mpctl.families.modules import build_module
-from mpctl.kernels.parameters import shard_of
-from mpctl.kernels.tensor_modes import planned_groups, tensor_parallel_of
-from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.layers.grid.tensor_parallel import planned_groups, tensor_parallel_of
+from mpctl.layers.parameters import shard_of
+from mpctl.layers.shard_context import ShardContext
 from mpctl.layout.job_layout import JobLayout
 from mpctl.rundir.shards import MANIFEST, SCHEMA, ParameterPlacement, shard_path
 from mpctl.shard import Shard

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from mpctl.families.batch import Batch
 from mpctl.families.modules import build_module
-from mpctl.kernels.parameters import assemble, initialise, shard_of
-from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.layers.parameters import assemble, initialise, shard_of
+from mpctl.layers.shard_context import ShardContext
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 from mpctl.transport.group import Group

@@ -11,11 +11,11 @@ from mpctl.families.batch import Batch
 from mpctl.families.gpt.ops import operator_table
 from mpctl.families.modules import build_module
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.layers.shard_context import ShardContext
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 from mpctl.tensor_grid import TensorGrid
-from tests.kernels.oracle import axes, close, context_split, fill, gradients, sum_gradients, whole
+from tests.layers.oracle import axes, close, context_split, fill, gradients, sum_gradients, whole
 from tests.ranks import run_ranks
 
 S = 8

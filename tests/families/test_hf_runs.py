@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from mpctl.families.batch import Batch
 from mpctl.families.modules import build_module
-from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.layers.shard_context import ShardContext
 from mpctl.rules.launched import not_launched
 from mpctl.runtime.checkpointing.model_weights import load_chunks
 from mpctl.spec.job import JobSpec

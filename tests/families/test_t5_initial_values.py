@@ -10,7 +10,7 @@ import torch
 import transformers  # loads its models when they are asked for
 
 from mpctl.families.t5.module import t5_layer_config
-from mpctl.kernels.parameters import Init, fill_normal
+from mpctl.layers.parameters import Init, fill_normal
 from mpctl.shard import Shard
 from mpctl.spec.load import load_job
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpctl.kernels.attention_variant import AttentionVariant
+from mpctl.kernels.attention import AttentionVariant
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
-from mpctl.kernels.dropout_mask import DropoutMask
+from mpctl.kernels.counter_rng import DropoutMask
 from mpctl.runtime.environment import machine_kernels
 
 CPU = torch.device("cpu")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mpctl.kernels.host_offload import HostOffload
-from mpctl.kernels.recompute import checkpointed
+from mpctl.layers.recompute import HostOffload, checkpointed
 from mpctl.runtime.checkpointing.shard_content import HostCopies
 from mpctl.transport.streams import side_stream
 

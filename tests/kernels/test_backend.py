@@ -11,8 +11,8 @@ from torch import Tensor
 from mpctl.families.batch import Batch
 from mpctl.families.modules import build_module
 from mpctl.kernels.backend import KernelBackend
-from mpctl.kernels.parameters import initialise
-from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.layers.parameters import initialise
+from mpctl.layers.shard_context import ShardContext
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 

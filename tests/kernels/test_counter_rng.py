@@ -20,7 +20,7 @@ from mpctl.kernels.counter_rng import (
     site_key,
     uniform,
 )
-from tests.kernels.oracle import saved_bytes
+from tests.layers.oracle import saved_bytes
 
 ROWS, COLUMNS = torch.arange(301)[:, None], torch.arange(1037)
 

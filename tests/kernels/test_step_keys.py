@@ -2,8 +2,7 @@
 
 import torch
 
-from mpctl.kernels.counter_rng import CounterRNG, as_int32, dropout_key
-from mpctl.kernels.step_keys import StepKeys
+from mpctl.kernels.counter_rng import CounterRNG, StepKeys, as_int32, dropout_key
 
 SITES = {"": ("embedding",), "layers.0": ("attention", "mlp"), "layers.10": ("attention", "mlp")}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mpctl.kernels.host_offload import HostOffload
+from mpctl.layers.recompute import HostOffload
 from mpctl.pipeline.schedule.orders import Action
 from mpctl.runtime.offload import OffloadPasses
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mpctl.kernels.parameters import Init, shard_parameter
 from mpctl.launch.summary import planned_traffic
+from mpctl.layers.parameters import Init, shard_parameter
 from mpctl.layout.buckets import Bucket
 from mpctl.runtime.lr_schedule import learning_rate
 from mpctl.runtime.nonfinite import NotFinite

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from mpctl.data.prepare import prepare
-from mpctl.kernels.parameters import assemble, shard_of
+from mpctl.layers.parameters import assemble, shard_of
 from mpctl.layout.topology import job_topology
 from mpctl.planning.plan import Plan, make_plan
 from mpctl.runtime.build import build_trainer

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mpctl.rundir.collective_log import LOG_BYTES, CollectiveLog, read_collectives
 from mpctl.transport.group import Collective, Group
-from tests.kernels.oracle import grouped
+from tests.layers.oracle import grouped
 from tests.ranks import run_ranks
 from tests.transport.shared_ranks import sharing
 

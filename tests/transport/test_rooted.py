@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mpctl.rundir.collective_log import LOG_BYTES, CollectiveLog, read_collectives
 from mpctl.transport.group import Collective, Group
-from tests.kernels.oracle import grouped, logged
+from tests.layers.oracle import grouped, logged
 from tests.ranks import run_ranks
 from tests.transport.shared_ranks import sharing
 from tests.transport.test_shared import DTYPES, SHAPES, arrangements, bits, values

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mpctl.transport.group import Collective, Group
-from tests.kernels.oracle import grouped, logged
+from tests.layers.oracle import grouped, logged
 from tests.ranks import run_ranks
 from tests.transport.shared_ranks import sharing
 

@@ -11,7 +11,7 @@ import torch
 
 from mpctl.transport.group import Collective, Group
 from mpctl.transport.timing import MANY_PENDING, SecondsByAxis, StreamSecondsByAxis, timed_start
-from tests.kernels.oracle import grouped
+from tests.layers.oracle import grouped
 from tests.ranks import run_ranks
 from tests.transport.shared_ranks import sharing
 

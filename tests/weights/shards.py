@@ -9,8 +9,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from mpctl.kernels.grid.place import GridPlace
-from mpctl.kernels.parameters import take
+from mpctl.layers.grid.layers import GridPlace
+from mpctl.layers.parameters import take
 from mpctl.rundir.shards import MANIFEST, SCHEMA, ParameterPlacement, shard_path
 from mpctl.shard import Shard
 from mpctl.tensor_grid import TensorGrid

@@ -16,7 +16,7 @@ from torch import Tensor
 from mpctl.data.extension import TokenizerExtension
 from mpctl.errors import InputError
 from mpctl.families import get_table
-from mpctl.kernels.parameters import assemble
+from mpctl.layers.parameters import assemble
 from mpctl.rundir.shards import MANIFEST, SCHEMA, sha256, shard_path
 from mpctl.shard import Shard
 from mpctl.sharding import local_range, padded_vocab

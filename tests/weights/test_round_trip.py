@@ -15,8 +15,8 @@ from safetensors import safe_open
 from mpctl.errors import InputError
 from mpctl.families.batch import Batch, FamilyModule
 from mpctl.families.modules import build_module
-from mpctl.kernels.parameters import assemble, is_partial, shard_of
-from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.layers.parameters import assemble, is_partial, shard_of
+from mpctl.layers.shard_context import ShardContext
 from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec

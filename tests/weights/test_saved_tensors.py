@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mpctl.errors import InputError
-from mpctl.kernels.parameters import take
+from mpctl.layers.parameters import take
 from mpctl.rundir.shards import MANIFEST, shard_path
 from mpctl.shard import Shard
 from mpctl.tensor_grid import TensorGrid
 from mpctl.weights.saved_tensors import OpenCheckpoint
 from mpctl.weights.shard_reader import ShardReader
-from tests.kernels.oracle import numbers
+from tests.layers.oracle import numbers
 from tests.test_shard import some_shards
 from tests.weights.shards import grid_shard, save_shards
 

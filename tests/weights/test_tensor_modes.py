@@ -15,10 +15,10 @@ from torch import Tensor
 from mpctl.errors import InputError
 from mpctl.estimate.checkpoint import checkpoint_bytes
 from mpctl.families.modules import build_module
-from mpctl.kernels.parameters import shard_of, take
-from mpctl.kernels.tensor_modes import planned_groups, tensor_parallel_of
-from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.launch.reshard import plan_of_layout, reshard_checkpoint
+from mpctl.layers.grid.tensor_parallel import planned_groups, tensor_parallel_of
+from mpctl.layers.parameters import shard_of, take
+from mpctl.layers.shard_context import ShardContext
 from mpctl.layout.job_layout import JobLayout
 from mpctl.rundir.shards import read_manifest, read_shard_record, shard_path
 from mpctl.shard import Shard, covers

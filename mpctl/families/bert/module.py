@@ -21,9 +21,9 @@ from mpctl.families.parts import model_norm, padded, weighted_sum
 from mpctl.families.single_stack import SingleStackModule
 from mpctl.kernels.activation import activation_of
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.kernels.parameters import Init
-from mpctl.kernels.replicated import ReplicatedLinear
-from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.layers.linear import ReplicatedLinear
+from mpctl.layers.parameters import Init
+from mpctl.layers.shard_context import ShardContext
 from mpctl.operators.table import StageSlice
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec

@@ -12,10 +12,10 @@ from torch import Tensor
 from mpctl.families.batch import Batch
 from mpctl.families.parts import model_norm, weighted_sum
 from mpctl.families.single_stack import SingleStackModule
-from mpctl.kernels.context import context_positions
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import partly_bidirectional_mask
-from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.layers.context_parallel import context_positions
+from mpctl.layers.shard_context import ShardContext
 from mpctl.operators.table import StageSlice
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec

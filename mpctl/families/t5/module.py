@@ -28,13 +28,13 @@ from mpctl.families.parts import (
     weighted_sum,
     word_losses,
 )
-from mpctl.kernels.cache import DecoderCaches
-from mpctl.kernels.config import LayerConfig
-from mpctl.kernels.context import context_positions
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.kernels.decoder_layer import ParallelDecoderLayer
-from mpctl.kernels.relative import RelativeBias
-from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.layers.attention import DecoderCaches
+from mpctl.layers.config import LayerConfig
+from mpctl.layers.context_parallel import context_positions
+from mpctl.layers.relative_bias import RelativeBias
+from mpctl.layers.shard_context import ShardContext
+from mpctl.layers.transformer_layer import ParallelDecoderLayer
 from mpctl.operators.table import StageSlice
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec

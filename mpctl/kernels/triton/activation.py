@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mpctl.kernels.config import Activation
+from mpctl.kernels.activation import Activation
 from mpctl.kernels.triton.operation import define_gradient, define_operation
 
 GATES: dict[Activation, str] = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}

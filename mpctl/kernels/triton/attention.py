@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mpctl.kernels.attention_variant import AttentionVariant
-from mpctl.kernels.counter_rng import as_int32
-from mpctl.kernels.dropout_mask import DropoutMask
+from mpctl.kernels.attention import AttentionVariant
+from mpctl.kernels.counter_rng import DropoutMask, as_int32
 from mpctl.kernels.triton.attention_launch import constants
 from mpctl.kernels.triton.operation import define_gradient, define_operation
 from mpctl.operators import fused_attention as fused_attention_rule

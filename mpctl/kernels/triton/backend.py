@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mpctl.kernels.attention_variant import AttentionVariant
+from mpctl.kernels.activation import Activation
+from mpctl.kernels.attention import AttentionVariant
 from mpctl.kernels.backend import KernelBackend
-from mpctl.kernels.config import Activation
-from mpctl.kernels.dropout_mask import DropoutMask
+from mpctl.kernels.counter_rng import DropoutMask
 from mpctl.kernels.fp8 import Fp8Cast
 from mpctl.kernels.triton.activation import GATES, fused_gated, fused_squared_relu
 from mpctl.kernels.triton.attention import fused_attention, refusal

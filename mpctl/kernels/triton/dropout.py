@@ -1,6 +1,6 @@
 """Dropout as one kernel: mask and product forward, one product backward.
 
-The kernel computes each element's hash from its coordinates (dropout_mask.py), so that an element
+The kernel computes each element's hash from its coordinates (counter_rng.py), so that an element
 moves its input, its result and 1 byte of mask: 5 bytes in 16 bits forward and 5 backward; with a
 residual 7 forward. The bits and the rounding are those of `counter_rng.drop`.
 
@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpctl.kernels.counter_rng import as_int32
-from mpctl.kernels.dropout_mask import DropoutMask
+from mpctl.kernels.counter_rng import DropoutMask, as_int32
 from mpctl.kernels.masks import Positions
 from mpctl.kernels.triton.operation import define_gradient, define_operation
 

@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mpctl.kernels.parameters import shard_of
+from mpctl.layers.parameters import shard_of
 from mpctl.rundir.shards import Manifest
 from mpctl.runtime.optimizer import Optimizer
 from mpctl.shard import Shard

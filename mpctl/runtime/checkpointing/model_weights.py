@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from mpctl.families.batch import FamilyModule
-from mpctl.kernels.parameters import shard_of
+from mpctl.layers.parameters import shard_of
 from mpctl.runtime.checkpointing.loader import load_values
 from mpctl.runtime.partition import Chunks
 from mpctl.spec.model import ModelSpec

@@ -22,7 +22,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from mpctl.kernels.parameters import shard_of
+from mpctl.layers.parameters import shard_of
 from mpctl.rundir.shards import Fp8Histories, ParameterPlacement
 from mpctl.runtime.loss_scale import LossScale
 from mpctl.runtime.optimizer import Optimizer

@@ -21,7 +21,7 @@ from torch import Tensor
 from mpctl.families import get_prompt_form
 from mpctl.families.batch import Batch, EncoderDecoderModule
 from mpctl.families.single_stack import SingleStackModule
-from mpctl.kernels.cache import ContextCache, DecoderCaches, KeyValueCache
+from mpctl.layers.attention import ContextCache, DecoderCaches, KeyValueCache
 from mpctl.runtime.sampling.texts import Fields, TextState
 
 T = TypeVar("T")

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mpctl.kernels.parameters import deferred_wgrad_of, full_numel
+from mpctl.layers.parameters import deferred_wgrad_of, full_numel
 from mpctl.runtime.zero.bucket_shard import BucketShard, ParameterSlice
 from mpctl.transport.group import Group, Pending
 
@@ -81,7 +81,7 @@ class BucketGradients:
 
     def _accumulator(self, number: int) -> Callable[[Tensor], None]:
         def accumulate(parameter: Tensor) -> None:
-            if parameter.grad is not None:  # else it is deferred (kernels/deferred_wgrad.py)
+            if parameter.grad is not None:  # else it is deferred (layers/parameters.py)
                 self._add(number, parameter.grad)
                 parameter.grad = None
 

@@ -2,7 +2,7 @@
 
 ZeRO 0 and 1 reduce once a step, in the last backward that adds to a bucket; 2 and 3 in every one.
 Within it a bucket starts when backward reaches a unit before its first; the others at its end.
-Deferred weight gradients (kernels/deferred_wgrad.py) are computed in an action of their own, one
+Deferred weight gradients (layers/parameters.py) are computed in an action of their own, one
 after the other, and their buckets start there. Reductions under way are waited for after the
 schedule; at 2 and 3 all but the last one, to bound the number of full-size gradients.
 
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
-from mpctl.kernels.parameters import deferred_wgrad_of
+from mpctl.layers.parameters import deferred_wgrad_of
 from mpctl.layout.limits import MAX_REDUCTIONS_IN_FLIGHT
 from mpctl.pipeline.schedule.orders import Action
 from mpctl.runtime.pass_listener import PassListener

@@ -8,7 +8,7 @@ from mpctl.families.batch import Batch
 from mpctl.families.parts import weighted_sum
 from mpctl.families.single_stack import SingleStackModule
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.layers.shard_context import ShardContext
 from mpctl.operators.table import StageSlice
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec

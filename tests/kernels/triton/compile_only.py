@@ -20,13 +20,12 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from mpctl.kernels.alibi import slopes
-from mpctl.kernels.attention_variant import AttentionVariant
-from mpctl.kernels.config import Activation
-from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
-from mpctl.kernels.dropout_mask import DropoutMask
+from mpctl.kernels.activation import Activation
+from mpctl.kernels.attention import AttentionVariant, slopes
+from mpctl.kernels.counter_rng import DropoutMask
 from mpctl.kernels.fp8 import E4M3, E5M2
 from mpctl.kernels.triton.backend import TritonKernels
+from mpctl.layers.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.transport.group import Group
 
 SHARED_BYTES, REGISTERS, THREADS = 232_448, 65_536, 1024  # a multiprocessor of an H100

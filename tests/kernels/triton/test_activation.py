@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mpctl.kernels.activation import Activation
 from mpctl.kernels.backend import TORCH_BACKEND
-from mpctl.kernels.config import Activation
 from mpctl.kernels.triton.backend import TritonKernels
 from tests.kernels.triton.bits import DTYPES, gradients, operations, random_tensor
 

@@ -8,14 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpctl.kernels.alibi import slopes
-from mpctl.kernels.attention_core import AttentionCore
-from mpctl.kernels.attention_variant import AttentionVariant
+from mpctl.kernels.attention import AttentionVariant, slopes
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
-from mpctl.kernels.counter_rng import CounterRNG, keep_mask
-from mpctl.kernels.dropout_mask import DropoutMask
+from mpctl.kernels.counter_rng import CounterRNG, DropoutMask, keep_mask
 from mpctl.kernels.triton.attention import fused_attention, refusal
 from mpctl.kernels.triton.backend import TritonKernels
+from mpctl.layers.attention import AttentionCore
 
 B, A, K, Q, S, D, START = 2, 2, 1, 40, 72, 24, 32
 HEADS = range(3, 3 + A)

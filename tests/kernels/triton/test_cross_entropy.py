@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
-from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.kernels.triton.backend import TritonKernels
+from mpctl.layers.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.transport.group import Group
 from tests.kernels.triton.bits import DTYPES, operations, random_tensor, same_bits
 

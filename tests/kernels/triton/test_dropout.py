@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from mpctl.kernels.backend import TORCH_BACKEND
-from mpctl.kernels.counter_rng import CounterRNG, site_key
-from mpctl.kernels.dropout_mask import DropoutMask
+from mpctl.kernels.counter_rng import CounterRNG, DropoutMask, site_key
 from mpctl.kernels.triton.backend import TritonKernels
 from tests.kernels.triton.bits import DTYPES, gradients, operations, random_tensor, same_bits
 

@@ -18,8 +18,8 @@ from mpctl.families import get_family
 from mpctl.families.batch import Batch, FamilyModule
 from mpctl.families.modules import build_module
 from mpctl.families.parts import padded
-from mpctl.kernels.parameters import initialise
-from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.layers.parameters import initialise
+from mpctl.layers.shard_context import ShardContext
 from mpctl.runtime.sampling.decoders import make_decoder
 from mpctl.runtime.sampling.draw import TokenSampler, gather_logits
 from mpctl.runtime.sampling.loop import LoadedModel, fill_masks, generate

@@ -1,0 +1,106 @@
+"""A sequence split over the ranks of context parallelism, in balanced blocks.
+
+Context parallelism over c ranks cuts the sequence into 2c blocks of n = s/2c; rank r holds blocks
+r and 2c-1-r (Llama 3, arXiv 2407.21783, section 3.3.2). Causal work is then equal: its queries see
+(r+1) + (2c-r) = 2c+1 blocks of keys. s=8, c=2: rank 0 holds 0 1 6 7, rank 1 holds 2 3 4 5.
+
+Traffic a layer: forward all-gathers K and V in one message of 2*b*(k/t)*s*d elements, backward
+reduce-scatters dK and dV in one of the same size; queries and output never move. Keys of another
+sequence, an encoder's, are split and gathered by their own length: q queries and s keys need only
+be divisible by 2c each.
+
+Letters: b batch, s sequence, k key-value heads, d head size, q queries, t tp, c cp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpctl.kernels.masks import numbers
+from mpctl.kernels.rotary import Rotary, Turns
+from mpctl.sharding import local_size
+from mpctl.transport.group import Group
+
+NO_CP = Group(name="cp")  # of a sequence that is whole
+
+
+def context_blocks(seq: int, c: int, r: int) -> tuple[range, ...]:
+    """The global positions that rank r of c holds, as one or two ranges.
+
+    Raises ValueError where 2c does not divide seq.
+    """
+    if c == 1:
+        return (range(seq),)
+    n = local_size(seq, parts=2 * c)
+    return tuple(range(block * n, (block + 1) * n) for block in (r, 2 * c - 1 - r))
+
+
+def context_positions(seq: int, c: int, r: int, *, device: torch.device | None = None) -> Tensor:
+    """`context_blocks` as one tensor [s/c], in the order of the rank's rows."""
+    return torch.cat([numbers(block, device) for block in context_blocks(seq, c, r)])
+
+
+def gather_context(key: Tensor, value: Tensor, cp: Group) -> tuple[Tensor, Tensor]:
+    """Keys and values of all ranks: 2 of [b, k, s/c, d] -> 2 of [b, k, s, d], by position.
+
+    Backward is a reduce-scatter: the gradients are summed and each rank keeps those of its part.
+    Raises ValueError where 2c does not divide s.
+    """
+    if cp.size == 1:
+        return key, value
+    local_size(key.shape[-2] * cp.size, parts=2 * cp.size)
+    return _GatherContext.apply(key, value, cp)
+
+
+class _GatherContext(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, key: Tensor, value: Tensor, cp: Group) -> tuple[Tensor, Tensor]:
+        ctx.cp = cp
+        # 2 of [b, k, s/c, d] -> [1, 2, b, k, s/c, d] -> [c, 2, b, k, s/c, d]
+        first, second = cp.all_gather(torch.stack((key, value))[None], dim=0).chunk(2, dim=-2)
+        # blocks 0..c of the ranks in order, then c..2c of the ranks from the last
+        blocks = [*first, *reversed(second.unbind())]
+        key, value = torch.cat(blocks, dim=-2)
+        return key, value
+
+    @staticmethod
+    def backward(ctx: Any, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, None]:
+        c = ctx.cp.size
+        # 2 of [b, k, s, d] -> [c, 2, b, k, s/c, d] -> [1, 2, b, k, s/c, d]
+        shape = (c, 2, *key.shape[:-2], key.shape[-2] // c, key.shape[-1])
+        whole = key.new_empty(shape)
+        for which, grad in enumerate((key, value)):
+            blocks = grad.chunk(2 * c, dim=-2)
+            for r, of_rank in enumerate(whole[:, which]):
+                torch.cat((blocks[r], blocks[2 * c - 1 - r]), dim=-2, out=of_rank)
+        local = ctx.cp.reduce_scatter(whole, dim=0)[0]
+        return local[0], local[1], None
+
+
+@dataclass(eq=False)
+class RotaryTables:
+    """The tables that the layers of a rank share: of each law of angles the one that was last asked
+    for, so that a training computes it once and not in each layer of each micro batch.
+
+    By hand: 24 layers of one law and one length make one table of s d/2 cosines and as many sines.
+    """
+
+    _held: list[tuple[Rotary, tuple[object, ...], Turns]] = field(default_factory=list)
+
+    def rows(self, rotary: Rotary, length: int, cp: Group, like: Tensor) -> Turns:
+        """The table of the `length` positions that this rank holds, on the device of `like` and for
+        its dtype."""
+        place = (length, cp.size, cp.rank, like.dtype == torch.float64, like.device)
+        for law, at, turns in self._held:
+            if law == rotary and at == place:
+                return turns
+        with torch.inference_mode(False):  # a validation may be the first to ask
+            own = context_positions(length * cp.size, cp.size, cp.rank, device=like.device)
+            turns = rotary.table(own, like)
+        self._held = [entry for entry in self._held if entry[0] != rotary]
+        self._held.append((rotary, place, turns))
+        return turns

@@ -1,0 +1,322 @@
+"""Linear layers split over a group: Y = X W^T + b, with W [out, in].
+
+The split is Megatron-LM's (arXiv 1909.08053, section 3, equations 1 to 3), with A = W^T:
+
+- A column-parallel layer splits A by columns: Y = X [A1 A2]. Forward needs no communication; in
+  backward an all-reduce sums dX (operator f of mappings.py).
+- A row-parallel layer splits A by rows: Y = X1 A1 + X2 A2. An all-reduce sums Y in forward
+  (operator g), and the bias is added once, after the sum. Backward needs no communication.
+
+A column layer followed by a row layer costs one all-reduce forward and one backward.
+
+With sequence parallelism (arXiv 2205.05198, section 4.2.2) the input of the column layer and the
+output of the row layer are split over the sequence, [b, s/t, .]. The column layer then makes 1
+all-gather forward, and backward 1 all-gather (of X, again) and 1 reduce-scatter (of dX). The row
+layer makes 1 reduce-scatter forward and 1 all-gather backward. Each gathered tensor has b*s*i or
+b*s*o elements.
+
+Where several outputs are fused into one product (q, k, v), each is split by itself. Six columns in
+three parts on t=2 ranks: rank 0 holds columns 0, 2, 4 and rank 1 holds columns 1, 3, 5.
+
+Backward of a column-parallel layer overlaps its messages. It has two products and one sum:
+
+    dX = dY W      partial: summed over the group
+    dW = dY^T X    complete: needs no message          db = dY summed over rows
+
+dX comes first, its sum is started, and dW and db are computed before it is waited for; so the
+message is hidden where dW takes longer. With sequence parallelism X is kept as the shard
+[b, s/t, i]; its second all-gather travels while dX is computed, then the reduce-scatter of dX while
+dW is. A weight with a `DeferredWgrad` has dW, and the gathering of X, deferred (parameters.py).
+What needs no gradient costs neither product nor message.
+
+Letters: b batch, s sequence, i in_features, o out_features, t ranks of the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from mpctl.layers.fp8 import Fp8Operands, fp8_column_product
+from mpctl.layers.mappings import (
+    SEQUENCE,
+    gather_from_region,
+    reduce_from_region,
+    scatter_sequence_sum,
+    scatter_to_region,
+    start_sum,
+)
+from mpctl.layers.parameters import ZEROS, Init, deferred_wgrad_of, mark_partial, shard_parameter
+from mpctl.shard import Shard
+from mpctl.sharding import local_range, local_size, split_parts
+from mpctl.transport.group import Group, Pending
+
+WEIGHTS = Init("normal", 0.02)
+ALONE = Group()  # one rank: for a product that sends nothing itself
+
+
+class ColumnParallelLinear(nn.Module):
+    """A linear layer whose outputs are split over `group`: [b, s, i] -> [b, s, o/t].
+
+    gather_output: return [b, s, o], the columns in the order of an unsplit layer.
+    stride: the output consists of that many equal parts, each of which is split by itself.
+    parts: the sizes of the parts where they differ; they sum to out_features.
+    skip_bias_add: return (output, bias), for a caller that adds the bias in a kernel of its own.
+    sequence_parallel: take [b, s/t, i]; it is gathered for the product and again in backward, so
+    that only the shard is saved.
+    fp8: casts the operands of its products, which are then multiplied in fp8 (fp8.py).
+
+    Raises ValueError if a part is not divisible by the number of ranks, or if gather_output and
+    skip_bias_add are both set.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        group: Group,
+        bias: bool = True,
+        gather_output: bool = False,
+        sequence_parallel: bool = False,
+        stride: int = 1,
+        parts: Sequence[int] | None = None,
+        skip_bias_add: bool = False,
+        fp8: Fp8Operands | None = None,
+        init: Init = WEIGHTS,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        if gather_output and skip_bias_add:
+            raise ValueError(
+                "gather_output and skip_bias_add: the bias would stay split (drop one)"
+            )
+        self.group, self.gather_output, self.skip_bias_add = group, gather_output, skip_bias_add
+        self.sequence_parallel, self.fp8 = sequence_parallel, fp8
+        self.parts = _checked_parts(out_features, stride, parts)
+        self.in_features, self.out_features = in_features, out_features
+        own = split_parts(self.parts, parts=group.size, index=group.rank)
+        self.weight = shard_parameter(
+            Shard((out_features, in_features), {0: own}), init=init, dtype=dtype, device=device
+        )
+        self.bias = (
+            shard_parameter(
+                Shard((out_features,), {0: own}), init=ZEROS, dtype=dtype, device=device
+            )
+            if bias
+            else None
+        )
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor | None]:
+        """x [b, s, i], or [b, s/t, i] with sequence_parallel -> [b, s, o/t].
+
+        [b, s, o] with gather_output; a pair (output, bias) with skip_bias_add.
+        """
+        bias = None if self.skip_bias_add else self.bias
+        output = _product(self, x, bias, group=self.group, sequence_parallel=self.sequence_parallel)
+        if self.skip_bias_add:
+            return output, self.bias
+        return self._gathered(output) if self.gather_output else output
+
+    def _gathered(self, output: Tensor) -> Tensor:
+        # [b, s, o/t] -> [b, s, o]
+        whole = gather_from_region(output, self.group)
+        if self.group.size == 1 or len(self.parts) == 1:
+            return whole
+        t = self.group.size
+        widths = [[len(b) for b in split_parts(self.parts, parts=t, index=r)] for r in range(t)]
+        # by rank, then by part -> by part, then by rank
+        pieces = [own.split(w, -1) for own, w in zip(whole.chunk(t, -1), widths, strict=True)]
+        return torch.cat([piece for of_part in zip(*pieces, strict=True) for piece in of_part], -1)
+
+    def extra_repr(self) -> str:
+        """Features of this rank and of all, parts and number of ranks, for `print(module)`."""
+        local = f"{self.in_features} -> {self.weight.shape[0]} of {self.out_features}"
+        fused = f", parts={self.parts}" if len(self.parts) > 1 else ""
+        return f"{local}{fused}, bias={self.bias is not None}, t={self.group.size}"
+
+
+class RowParallelLinear(nn.Module):
+    """A linear layer whose inputs are split over `group`: [b, s, i/t] -> [b, s, o].
+
+    The products of all ranks are summed; every rank holds the whole bias and adds it after the sum.
+
+    input_is_parallel: False takes the unsplit [b, s, i] and selects this rank's columns of it.
+    skip_bias_add: return (output, bias), for a caller that adds the bias in a kernel of its own.
+    sequence_parallel: return [b, s/t, o], this rank's positions of the sum. The gradient of the
+    bias is then a sum over these positions only, and the bias is marked as partial
+    (`parameters.mark_partial`).
+    fp8: as ColumnParallelLinear's.
+
+    Raises ValueError if in_features is not divisible by the number of ranks.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        group: Group,
+        bias: bool = True,
+        input_is_parallel: bool = True,
+        sequence_parallel: bool = False,
+        skip_bias_add: bool = False,
+        fp8: Fp8Operands | None = None,
+        init: Init = WEIGHTS,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.group, self.skip_bias_add = group, skip_bias_add
+        self.input_is_parallel, self.sequence_parallel = input_is_parallel, sequence_parallel
+        self.fp8 = fp8
+        self.in_features, self.out_features = in_features, out_features
+        own = local_range(in_features, parts=group.size, index=group.rank)
+        self.weight = shard_parameter(
+            Shard((out_features, in_features), {1: (own,)}), init=init, dtype=dtype, device=device
+        )
+        self.bias = (
+            shard_parameter(Shard((out_features,)), init=ZEROS, dtype=dtype, device=device)
+            if bias
+            else None
+        )
+        if self.bias is not None and sequence_parallel:
+            mark_partial(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor | None]:
+        """x [b, s, i/t], or [b, s, i] without input_is_parallel -> [b, s, o].
+
+        [b, s/t, o] with sequence_parallel; a pair (output, bias) with skip_bias_add.
+        """
+        if not self.input_is_parallel:
+            x = scatter_to_region(x, self.group)
+        if self.group.size == 1 and not self.skip_bias_add:
+            return _product(self, x, self.bias, group=ALONE)
+        output = self._summed(_product(self, x, None, group=ALONE))
+        if self.skip_bias_add:
+            return output, self.bias
+        return output if self.bias is None else output.add_(self.bias)
+
+    def _summed(self, partial: Tensor) -> Tensor:
+        # [b, s, o], one rank's summand -> the sum, [b, s/t, o] or [b, s, o]
+        if self.sequence_parallel:
+            return scatter_sequence_sum(partial, self.group)
+        return reduce_from_region(partial, self.group, owned=True)
+
+    def extra_repr(self) -> str:
+        """Features of this rank and of all, and number of ranks, for `print(module)`."""
+        local = f"{self.weight.shape[1]} of {self.in_features} -> {self.out_features}"
+        return f"{local}, bias={self.bias is not None}, t={self.group.size}"
+
+
+def _product(
+    layer: ColumnParallelLinear | RowParallelLinear, x: Tensor, bias: Tensor | None, *,
+    group: Group, sequence_parallel: bool = False,
+) -> Tensor:  # fmt: skip
+    """x by a layer's weight, in the dtype of x or in fp8; arguments as of `column_product`."""
+    if layer.fp8 is None:
+        return column_product(
+            x, layer.weight, bias, group=group, sequence_parallel=sequence_parallel
+        )
+    return fp8_column_product(
+        x, layer.weight, bias, operands=layer.fp8, group=group, sequence_parallel=sequence_parallel
+    )
+
+
+def _checked_parts(out_features: int, stride: int, parts: Sequence[int] | None) -> tuple[int, ...]:
+    if parts is None:
+        return (local_size(out_features, parts=stride),) * stride
+    if stride != 1 or sum(parts) != out_features:
+        raise ValueError(f"parts {tuple(parts)} must sum to {out_features}, and stride stay 1")
+    return tuple(parts)
+
+
+class ReplicatedLinear(nn.Module):
+    """x [.., i] -> x W^T + b [.., o]."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        init: Init,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.weight = shard_parameter(
+            Shard((out_features, in_features)), init=init, dtype=dtype, device=device
+        )
+        self.bias = shard_parameter(Shard((out_features,)), init=ZEROS, dtype=dtype, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [.., in_features] -> [.., out_features], with the bias added; no communication."""
+        return F.linear(x, self.weight, self.bias)
+
+
+def column_product(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    group: Group,
+    sequence_parallel: bool = False,
+) -> Tensor:
+    """x [b, s, i], equal on every rank, by weight [o/t, i] -> [b, s, o/t]; backward sums dX.
+
+    sequence_parallel: x is this rank's [b, s/t, i], and so is dX. A group of one is F.linear.
+    """
+    if group.size == 1 and deferred_wgrad_of(weight) is None:
+        return F.linear(x, weight, bias)
+    return _ColumnProduct.apply(x, weight, bias, group, sequence_parallel)
+
+
+def save_operands(ctx: Any, x: Tensor, weight: Tensor) -> None:
+    """Keep what the backward of X W^T needs: X for dW, W for dX; where one of them needs no
+    gradient, the other is not kept. ctx: of a function whose first two arguments they are."""
+    for_dx, for_dw = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(x if for_dw else None, weight if for_dx else None)
+
+
+class _ColumnProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: Group, split: bool
+    ) -> Tensor:
+        ctx.group, ctx.split, ctx.deferred = group, split, deferred_wgrad_of(weight)
+        ctx.leaf = weight if ctx.deferred else None
+        save_operands(ctx, x, weight)
+        # [b, s/t, i] -> [b, s, i] -> [b, s, o/t]
+        return F.linear(group.all_gather(x, SEQUENCE) if split else x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        is_deferred = ctx.deferred is not None and x is not None
+        group, split = ctx.group, ctx.split
+        whole = None if x is None or is_deferred else _gathering(x, group, split)
+        # [b, s, o/t] -> [b*s, o/t]
+        rows = grad.flatten(0, -2)
+        dx = None
+        if weight is not None:
+            dx = start_sum((rows @ weight).view(*grad.shape[:-1], -1), group, split=split)
+        db = rows.sum(0) if ctx.needs_input_grad[2] else None
+        # [o/t, b*s] x [b*s, i] -> [o/t, i]
+        dw = None if whole is None else rows.T @ whole.wait().flatten(0, -2)
+        if is_deferred:
+            values = x.detach()  # x itself and ctx would keep the graph, and all that it ends in
+            ctx.deferred.add(
+                ctx.leaf, lambda: rows.T @ _gathering(values, group, split).wait().flatten(0, -2)
+            )
+        return None if dx is None else dx.wait(), dw, db, None, None
+
+
+def _gathering(x: Tensor, group: Group, split: bool) -> Pending:
+    return group.start_all_gather(x, SEQUENCE) if split else Pending(x)

@@ -1,0 +1,46 @@
+"""The transformer's MLP split over a group: Z = act(X A + a) B + b, or with a gate.
+
+Megatron-LM (arXiv 1909.08053, section 3, figure 3a): A by columns, so that the nonlinearity needs
+no sync (GeLU(X1 A1 + X2 A2) != GeLU(X1 A1) + GeLU(X2 A2)), B by rows; one all-reduce of b*s*h
+forward (g) and one backward (f). By hand: ffn 8 on t=2 keeps 4 columns of A and 4 rows of B.
+
+Gated (arXiv 2002.05202, section 2: swiglu, geglu): Z = (act(X G + g) * (X A + a)) B + b, where G
+and A are one fused product [gate | up], each part split by itself: ffn 8 on t=2, rank 1: columns
+4..8 and 12..16. Kept for backward: the fused product and what B multiplies, 3 f/t a token.
+geglu_tanh, with the approximate gelu, is T5 1.1's gated-gelu.
+
+Letters: b batch, s sequence, h hidden, f ffn, t ranks of the group.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from mpctl.kernels.activation import Activation
+from mpctl.layers.config import MLPConfig
+from mpctl.layers.shard_context import ShardContext
+
+
+class ParallelMLP(nn.Module):
+    """[b, s, h] -> [b, s, f/t] -> [b, s, h]; with sequence parallelism from and to [b, s/t, h].
+
+    Raises ValueError where ffn cannot be split over the tensor-parallel ranks.
+    """
+
+    def __init__(self, config: MLPConfig, shard_context: ShardContext) -> None:
+        super().__init__()
+        self.activation: Activation = config.activation
+        self.backend = shard_context.backend
+        parts = (config.ffn, config.ffn) if config.is_gated else (config.ffn,)
+        layers, h, bias = shard_context.layers, config.hidden, config.bias
+        self.up = layers.column_linear(h, sum(parts), bias=bias, init=config.init, parts=parts)
+        self.down = layers.row_linear(config.ffn, h, bias=bias, init=config.output_init)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the class says; the activation, or gate, is elementwise on this rank's columns."""
+        down: Tensor = self.down(self.backend.activation(self.up(x), self.activation))
+        return down
+
+    def extra_repr(self) -> str:
+        """The activation's name, for `print(module)`."""
+        return f"activation={self.activation}"

@@ -1,0 +1,235 @@
+"""Parameters that know which part of the whole they are, and weights that do not depend on t.
+
+A rank keeps a shard of the full parameter (mpctl/shard.py), or all of it (replicated). The initial
+value of an element is a function of (seed, full parameter name, its global coordinates), so the
+shard a rank draws equals, bit for bit, the slice of the unsharded parameter: no master weight is
+drawn and cut, no generator is forked (compare arXiv 1909.08053, appendix B).
+
+By hand, a [6, 4] weight of which a rank keeps rows 2 and 5: it draws the elements (2, 0) to (2, 3)
+and (5, 0) to (5, 3), as any other rank does that keeps them.
+
+A weight with a `DeferredWgrad` has its gradient deferred. Backward of Y = X W^T is two products:
+dX = dY W, which the stage before waits for, and dW = dY^T X, which no rank needs before the update
+(arXiv 2401.10241, section 2). dY and X are saved, and dW is computed by a call later, which gathers
+X where it is split and adds dW as backward would have. Gradients of biases and norms are small and
+are computed with dX.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from mpctl.kernels import counter_rng as noise
+from mpctl.shard import Box, Shard
+
+# Elements drawn at a time, some 20 bytes each in temporaries: 20 MiB.
+_CHUNK = 1 << 20
+_ATTRIBUTES = "parallel_attributes"  # the one name under which a parameter carries its own
+
+
+@dataclass(frozen=True)
+class Init:
+    """The law of the initial value; std counts for `normal` only. first: (rows, their std) of the
+    whole parameter's first rows, where those have another one."""
+
+    kind: Literal["normal", "zeros", "ones"]
+    std: float = 0.0
+    first: tuple[int, float] | None = None
+
+
+ZEROS, ONES = Init("zeros"), Init("ones")
+
+
+def take(shard: Shard, full: Tensor) -> Tensor:
+    """A copy of the shard's part of a full tensor."""
+    part = full.new_empty(shard.local_shape)
+    for box in shard.boxes():
+        part[shard.slices(box)] = full[_slices(box)]
+    return part
+
+
+def assemble(shards: Sequence[Shard], pieces: Sequence[Tensor]) -> Tensor:
+    """The full tensor from every rank's piece: the inverse of `take`."""
+    if not any(shard.cuts for shard in shards):
+        return pieces[0]
+    full = pieces[0].new_empty(shards[0].shape)
+    for shard, piece in zip(shards, pieces, strict=True):
+        for box in shard.boxes():
+            full[_slices(box)] = piece[shard.slices(box)]
+    return full
+
+
+def _slices(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(span.start, span.stop) for span in box)
+
+
+def global_index(shard: Shard, dim: int) -> Tensor:
+    """Global coordinates along `dim` of the local elements, in local order."""
+    return torch.cat([torch.arange(b.start, b.stop) for b in shard.blocks(dim)])
+
+
+def shard_parameter(
+    shard: Shard,
+    *,
+    init: Init,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> nn.Parameter:
+    """An uninitialised parameter of the shard's local shape, with ParallelAttributes."""
+    parameter = nn.Parameter(torch.empty(shard.local_shape, dtype=dtype, device=device))
+    _attach(parameter, ParallelAttributes(shard, init))
+    return parameter
+
+
+@dataclass
+class ParallelAttributes:
+    """What a parameter is in the parallel model.
+
+    shard: the part of the full parameter that this rank holds. init: the law of its initial value;
+    None for a parameter that `shard_parameter` did not make. partial: the name of the
+    tensor-parallel group over which its gradient has to be summed; empty where it is complete.
+    deferred_wgrad: where products leave the computation of its gradient; None to compute it in
+    backward.
+    """
+
+    shard: Shard
+    init: Init | None = None
+    partial: str = ""
+    deferred_wgrad: DeferredWgrad | None = None
+
+
+def parallel_attributes(parameter: Tensor) -> ParallelAttributes:
+    """The attributes of a parameter; one that `shard_parameter` did not make is replicated.
+
+    They are kept on the tensor, under one name, because a parameter stays the same object while
+    ZeRO, compilation and pipeline chunks change what is around it; a subclass of nn.Parameter
+    would not survive torch's fake tensors.
+    """
+    attributes: ParallelAttributes | None = getattr(parameter, _ATTRIBUTES, None)
+    return ParallelAttributes(Shard(tuple(parameter.shape))) if attributes is None else attributes
+
+
+def _attach(parameter: Tensor, attributes: ParallelAttributes) -> None:
+    setattr(parameter, _ATTRIBUTES, attributes)
+
+
+def defer_wgrad(weight: nn.Parameter, deferred: DeferredWgrad) -> None:
+    """From the next forward on, products leave this weight's gradient to `deferred`."""
+    _attach(weight, replace(parallel_attributes(weight), deferred_wgrad=deferred))
+
+
+def deferred_wgrad_of(weight: Tensor) -> DeferredWgrad | None:
+    """Where products leave this weight's gradient; None to compute it in backward."""
+    attributes: ParallelAttributes | None = getattr(weight, _ATTRIBUTES, None)
+    return None if attributes is None else attributes.deferred_wgrad
+
+
+def mark_partial(owner: nn.Module | nn.Parameter, kind: str = "tp") -> None:
+    """Say that each rank of the group `kind` uses these parameters for a part of the activations
+    only; an empty kind says that none does.
+
+    Their gradients are then partial sums, to be summed over the group before use: norms, the biases
+    of row layers and position tables under sequence parallelism (arXiv 2205.05198, section 4.2.2),
+    on a grid what several of its ranks hold (TensorGrid.partial_kind).
+    """
+    for parameter in owner.parameters() if isinstance(owner, nn.Module) else (owner,):
+        _attach(parameter, replace(parallel_attributes(parameter), partial=kind))
+
+
+def partial_kind(parameter: Tensor) -> str:
+    """The group over which the gradient still has to be summed; empty where it is complete."""
+    return parallel_attributes(parameter).partial
+
+
+def is_partial(parameter: Tensor) -> bool:
+    """Whether the gradient still has to be summed over tensor-parallel ranks."""
+    return bool(partial_kind(parameter))
+
+
+def shard_of(parameter: Tensor) -> Shard:
+    """The shard of a parameter; one made elsewhere counts as replicated."""
+    return parallel_attributes(parameter).shard
+
+
+def is_sharded(parameter: Tensor) -> bool:
+    """Whether other ranks of the group hold other elements of it."""
+    shard = shard_of(parameter)
+    return shard.local_shape != shard.shape
+
+
+def full_numel(parameter: Tensor) -> int:
+    """Elements of the whole parameter, over all ranks of the group."""
+    return math.prod(shard_of(parameter).shape)
+
+
+@torch.no_grad()
+def initialise(module: nn.Module, seed: int, *, prefix: str = "") -> None:
+    """Fill every parameter by its Init; `prefix` + name is what names a weight to the seed.
+
+    Raises ValueError at a parameter that carries no Init.
+    """
+    for name, parameter in module.named_parameters(prefix=prefix):
+        initialise_parameter(parameter, name, seed)
+
+
+@torch.no_grad()
+def initialise_parameter(parameter: nn.Parameter, name: str, seed: int) -> None:
+    """Fill one parameter. Stages number their layers globally, so that names do not depend on the
+    layout."""
+    init = parallel_attributes(parameter).init
+    if init is None:
+        raise ValueError(f"parameter {name} carries no Init (make it with shard_parameter)")
+    if init.kind == "normal":
+        fill_normal(parameter, shard_of(parameter), noise.site_key(seed, "weights", name), init)
+    else:
+        parameter.fill_(1.0 if init.kind == "ones" else 0.0)
+
+
+def fill_normal(local: Tensor, shard: Shard, key: int, init: Init) -> None:
+    """N(0, std^2) at the shard's global coordinates, in chunks along the first dimension."""
+    last = len(shard.shape) - 1
+    coordinates = [
+        global_index(shard, d).to(local.device).view(-1, *[1] * (last - d)) for d in range(last + 1)
+    ]
+    rows = max(1, _CHUNK // max(1, math.prod(shard.local_shape[1:])))
+    for start in range(0, len(local), rows):
+        chunk = [coordinates[0][start : start + rows], *coordinates[1:]]
+        drawn = noise.normal(key, chunk, dtype=torch.float64)
+        if init.first is None:
+            drawn.mul_(init.std)
+        else:
+            number, std = init.first
+            scale = torch.full_like(chunk[0], init.std, dtype=torch.float64)
+            drawn.mul_(scale.masked_fill_(chunk[0] < number, std))
+        local[start : start + rows].copy_(drawn)
+
+
+Deferred = Callable[[], None]
+
+
+class DeferredWgrad:
+    """The weight gradients that backward has deferred since the last `take`, in their order."""
+
+    def __init__(self) -> None:
+        self._deferred: list[Deferred] = []
+
+    def add(self, weight: Tensor, gradient: Callable[[], Tensor]) -> None:
+        """Defer one. gradient: computes that of the leaf `weight`, to which it will be added."""
+
+        def deferred() -> None:
+            with torch.no_grad():
+                computed = gradient()
+            torch.autograd.backward([weight], [computed])
+
+        self._deferred.append(deferred)
+
+    def take(self) -> list[Deferred]:
+        """The gradients deferred so far, to be computed by calling them; none are left."""
+        taken, self._deferred = self._deferred, []
+        return taken

@@ -1,0 +1,190 @@
+"""Activations computed again in backward instead of kept (arXiv 1604.06174; 2205.05198, section 5).
+
+full: a layer keeps its input, 2bsh bytes in 16 bit, for one more forward in backward. selective:
+the attention core alone, whose scores cost 5as/h bytes per element of [b, s, h], few operations.
+Dropout is a function of (seed, step, position) (kernels/counter_rng.py), so the second forward
+draws the masks of the first and no generator state is saved or restored.
+
+The second forward ends at the last tensor that backward asks for. A layer with dropout needs the
+last mask, and a post-norm layer its last norm's input, so these run to their end; otherwise the
+product of the last row layer and its reduction are left out: of the 2 collectives of a layer (4
+under sequence parallelism) 1 is saved.
+
+How the input is kept is ZeRO-R's (arXiv 1910.02054, section 6.1, P_a and P_a+cpu; Megatron's
+distribute-saved-activations): under tensor parallelism every rank of the group holds the same
+input, so rank r may keep the r-th of t equal parts of its flattened elements, and backward puts it
+together by one all-gather of the whole message. On the host (`HostOffload`) it costs no device
+memory, but two copies over the bus. Kept on a device, in bytes, for [b, s, h] of 16 bit: 2bsh;
+partition 2bsh/t; offload 0.
+
+Letters: b batch, s sequence, h hidden, a heads, t ranks of the group.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from torch.utils.weak import TensorWeakRef
+
+from mpctl.sharding import local_range
+from mpctl.transport.group import Group
+from mpctl.transport.streams import HOST_STREAM, SideStream
+
+
+def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """function(*args, **kwargs), of which only the arguments are kept: backward calls it again.
+
+    The function must compute the same at both calls, as `CounterRNG` does; no generator state is
+    saved. For selective recomputation of attention: q, k and v are views of one product (rotary
+    positions make new q and k), so that keeping them costs next to nothing.
+    """
+    return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+def checkpointed(
+    function: Callable[..., Tensor],
+    hidden: Tensor,
+    *args: Any,
+    group: Group | None = None,
+    partition: bool = False,
+    offload: HostOffload | None = None,
+    **kwargs: Any,
+) -> Tensor:
+    """function(hidden, *args, **kwargs), of which `hidden` alone is kept; backward calls it again.
+
+    partition: keep 1/t of hidden, which must be equal on every rank of `group`; backward gathers
+    it, one all-gather of the whole message. offload: keeps it in host memory.
+    Other arguments, masks and positions, are kept as they are. Without gradients nothing is kept.
+    """
+    if not torch.is_grad_enabled():
+        return function(hidden, *args, **kwargs)
+    checkpointer = InputCheckpointer(group or Group(), partition, offload)
+    shape, requires_grad = hidden.shape, hidden.requires_grad
+    live = [hidden]
+
+    def run(saved: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """In forward on the live input, which is then released; in backward on the saved one."""
+        restored = live.pop() if live else checkpointer.restore(saved, shape)
+        return function(restored.requires_grad_(requires_grad), *args, **kwargs)
+
+    result: Tensor = recomputed(run, checkpointer.save(hidden), *args, **kwargs)
+    return result
+
+
+@dataclass
+class InputCheckpointer:
+    """Saves one tensor until backward.
+
+    partition: save 1/t of it on each rank of `group`, where it is equal on all of them. offload:
+    save it in host memory, None for on the device.
+    """
+
+    group: Group
+    partition: bool = False
+    offload: HostOffload | None = None
+    _put: OffloadedTensor | None = field(default=None, init=False)
+
+    def save(self, tensor: Tensor) -> Tensor:
+        """What `restore` needs of `tensor`: [n] or [n/t], on the device or on the host.
+
+        Raises ValueError where t does not divide the number of elements.
+        """
+        saved = tensor.detach()
+        if self._splits:
+            own = local_range(saved.numel(), parts=self.group.size, index=self.group.rank)
+            # [b, s, h] -> [b*s*h] -> [b*s*h/t], a copy so that the whole can be freed
+            saved = saved.reshape(-1)[own.start : own.stop].clone()
+        if self.offload is not None:
+            saved, self._put = self.offload.put(saved)
+        return saved
+
+    def restore(self, saved: Tensor, shape: torch.Size) -> Tensor:
+        """The tensor that was saved, bit for bit, outside autograd; one all-gather if split."""
+        saved = saved.detach()
+        if self.offload is not None and self._put is not None:
+            saved = self.offload.take(saved, self._put)
+        return (self.group.all_gather(saved, 0) if self._splits else saved).view(shape)
+
+    @property
+    def _splits(self) -> bool:
+        return self.partition and self.group.size > 1
+
+
+@dataclass(eq=False)
+class OffloadedTensor:
+    """A tensor in host memory. host: where, kept alive by its owner alone; before: what was put
+    before it in the same pass; fetched: its copy on the device, from the start of that copy until
+    it is taken."""
+
+    host: TensorWeakRef
+    device: torch.device
+    before: weakref.ref[OffloadedTensor] | None
+    fetched: Tensor | None = None
+
+
+class HostOffload:
+    """Copies tensors to the host and back.
+
+    stream: on which; fetches_ahead: whether taking a tensor starts the copy of the one before it.
+    """
+
+    def __init__(self, stream: SideStream = HOST_STREAM, *, fetches_ahead: bool = False) -> None:
+        self.stream, self.fetches_ahead = stream, fetches_ahead
+        self._latest: weakref.ref[OffloadedTensor] | None = None
+
+    @classmethod
+    def of(cls, stream: SideStream, device: torch.device) -> HostOffload:
+        """The offload of a device; ahead of time unless the device is the host itself, and then
+        only on a stream that is not simply the host's order (a test's)."""
+        is_apart = device.type != "cpu" or stream is not HOST_STREAM
+        return cls(stream, fetches_ahead=is_apart)
+
+    def begin_pass(self) -> None:
+        """What is put from now on is taken without what was put before: another micro batch, or
+        another chunk of the model, begins."""
+        self._latest = None
+
+    def put(self, tensor: Tensor) -> tuple[Tensor, OffloadedTensor]:
+        """A copy of a tensor in host memory, pinned where it comes from a device, under way; and
+        what `take` needs besides."""
+        is_pinned = tensor.device.type != "cpu"
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_pinned)
+        self.stream.follow()
+        with self.stream.running():
+            host.copy_(tensor, non_blocking=True)
+        self.stream.keep(tensor)
+        put = OffloadedTensor(TensorWeakRef(host), tensor.device, self._latest)
+        self._latest = weakref.ref(put)
+        return host, put
+
+    def take(self, host: Tensor, put: OffloadedTensor) -> Tensor:
+        """The tensor that was put, on its device."""
+        if not self.fetches_ahead:
+            return host.to(put.device, non_blocking=True)
+        fetched = self._fetch(host, put.device) if put.fetched is None else put.fetched
+        self.stream.join()
+        put.fetched = None
+        if put.before is not None:
+            self._fetch_ahead(put.before())
+        return fetched
+
+    def _fetch_ahead(self, put: OffloadedTensor | None) -> None:
+        """Start the copy of what was put; nothing where its backward is over, or it is under
+        way."""
+        host = None if put is None else put.host()
+        if put is not None and host is not None and put.fetched is None:
+            put.fetched = self._fetch(host, put.device)
+
+    def _fetch(self, host: Tensor, device: torch.device) -> Tensor:
+        """Start a copy to the device, into memory of the computation's stream, which may free it
+        again after `join`."""
+        fetched = torch.empty(host.shape, dtype=host.dtype, device=device)
+        self.stream.follow()
+        with self.stream.running():
+            return fetched.copy_(host, non_blocking=True)

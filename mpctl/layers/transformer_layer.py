@@ -1,0 +1,305 @@
+"""Transformer layers: residual branches around attention and MLP, in encoders and decoders.
+
+pre       x += drop(branch(norm(x)))          GPT-2, T5, Llama
+post      x = norm(x + drop(branch(x)))       BERT (arXiv 1706.03762, section 3.1)
+output    x += drop(norm(branch(x)))          OLMo 2 (arXiv 2501.00656, section 3.2)
+sandwich  x += drop(norm(branch(norm'(x))))   Gemma 2 (arXiv 2408.00118, section 2)
+
+The MLP comes after attention, or both read the layer's input (parallel residual: GPT-NeoX, arXiv
+2204.06745, section 2.1). A decoder's layer of an encoder-decoder has cross-attention to the
+encoder's output between the two (T5, arXiv 1910.10683, section 2.1).
+
+The split is Megatron-LM's (arXiv 1909.08053, figure 4). Collectives of b*s*h elements each, whole
+message, forward + backward:
+
+    tensor parallel                 2 all-reduce + 2 all-reduce
+    with sequence parallelism       2 all-gather, 2 reduce-scatter + 4 all-gather, 2 reduce-scatter
+    recompute full, pre             backward has the forward's too, without dropout one fewer
+    recompute full, post            backward has the forward's too, all: the last norm's input
+                                    follows the last reduction
+    full, partition_activations     and 1 all-gather of the kept input
+
+Under sequence parallelism (arXiv 2205.05198, section 4.2.2) norms, dropout and residual see this
+rank's positions only; two of the four all-gathers are of inputs gathered again for dW. A dropout
+mask depends on the global position alone, so that every row of this table draws the same.
+
+>>> import torch
+>>> from mpctl.layers.config import AttentionConfig, MLPConfig
+>>> config = LayerConfig(AttentionConfig(hidden=16, heads=4), MLPConfig(hidden=16, ffn=64))
+>>> layer = ParallelTransformerLayer(config, ShardContext(), rng_site="layers.0")
+>>> layer(torch.zeros(2, 8, 16)).shape
+torch.Size([2, 8, 16])
+
+Letters: b batch, s sequence, h hidden, a heads, d head size, t tp, c cp; of a decoder layer q
+decoder positions, s encoder positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from mpctl.kernels.counter_rng import CounterRNG
+from mpctl.kernels.masks import Positions
+from mpctl.kernels.rotary import Turns
+from mpctl.layers.attention import (
+    DecoderCaches,
+    KeyValueCache,
+    ParallelCrossAttention,
+    ParallelSelfAttention,
+)
+from mpctl.layers.config import LayerConfig
+from mpctl.layers.mlp import ParallelMLP
+from mpctl.layers.recompute import checkpointed
+from mpctl.layers.shard_context import ShardContext
+
+
+class ResidualLayer(nn.Module):
+    """Base of the transformer layers.
+
+    rng_site names the layer to the dropout masks; it must not depend on the layout, `layers.7` by
+    the layer's global number. RNG_SITES: what is dropped out within a layer; the names are the same
+    in each, so that a compiled layer serves for all of them. Raises ValueError for
+    partition_activations under sequence parallelism, where a layer's input is a part already.
+    """
+
+    RNG_SITES: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, config: LayerConfig, shard_context: ShardContext, rng_site: str) -> None:
+        super().__init__()
+        if config.partition_activations and shard_context.sequence_parallel:
+            raise ValueError(
+                "partition_activations: under sequence_parallel a layer's input is 1/t already "
+                "(drop one)"
+            )
+        self.config, self.shard_context, self.rng_site = config, shard_context, rng_site
+
+    def _norm(self) -> nn.Module:
+        config = self.config
+        return self.shard_context.layers.norm(config.norm, config.hidden, eps=config.eps)
+
+    def _checkpointed(self, compute: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """compute(hidden, ..) that keeps for backward what `config.recompute` says; where no
+        gradient is asked for, nothing is kept."""
+        config = self.config
+        if config.recompute != "full" or not self._needs_gradients(*args, *kwargs.values()):
+            return compute(*args, **kwargs)
+        return checkpointed(
+            compute,
+            *args,
+            group=self.shard_context.tp,
+            partition=config.partition_activations,
+            offload=self.shard_context.offload if config.offload_activations else None,
+            **kwargs,
+        )
+
+    def _own_rng(self, rng: CounterRNG | None) -> CounterRNG | None:
+        """The random numbers of this layer's sites."""
+        return None if rng is None else rng.within(self.rng_site)
+
+    def _needs_gradients(self, *inputs: Any) -> bool:
+        tensors = (value for value in inputs if isinstance(value, Tensor))
+        return any(tensor.requires_grad for tensor in chain(tensors, self.parameters()))
+
+    def _branch(
+        self,
+        name: str,
+        x: Tensor,
+        norm: nn.Module | None,
+        compute: Callable[[Tensor], Tensor],
+        rng: CounterRNG | None,
+        output_norm: nn.Module | None = None,
+    ) -> Tensor:
+        if self.config.norm_order == "post" and norm is not None:
+            return norm(self._dropout_add(compute(x), rng, name, x))
+        result = compute(x if norm is None else norm(x))
+        result = result if output_norm is None else output_norm(result)
+        return self._dropout_add(result, rng, name, x)
+
+    def _dropout_add(
+        self, x: Tensor, rng: CounterRNG | None, branch: str, residual: Tensor
+    ) -> Tensor:
+        """residual + dropout(x) of one branch."""
+        return self.shard_context.dropout_add(
+            x, rng, self.config.dropout, residual, rng_site=branch
+        )
+
+    def extra_repr(self) -> str:
+        """Dropout and the settings that differ from the defaults, for `print(module)`."""
+        config = self.config
+        unusual = {
+            f"norm_order={config.norm_order}": config.norm_order != "pre",
+            "sequence_parallel": self.shard_context.sequence_parallel,
+            f"recompute={config.recompute}": config.recompute != "none",
+            "partition_activations": config.partition_activations,
+            "offload_activations": config.offload_activations,
+        }
+        options = "".join(f", {name}" for name, is_set in unusual.items() if is_set)
+        return f"rng_site={self.rng_site}, dropout={config.dropout}{options}"
+
+
+class ParallelTransformerLayer(ResidualLayer):
+    """hidden [b, s/c, h] -> [b, s/c, h]; with sequence parallelism both are [b, s/(ct), h].
+
+    rng_site: see ResidualLayer. Parameters are uninitialised (`parameters.initialise` fills them).
+    Raises ValueError where heads, kv_heads or ffn cannot be split over `shard_context.tp`.
+    """
+
+    RNG_SITES = ("attention", "mlp", "attention.probabilities")
+
+    def __init__(self, config: LayerConfig, shard_context: ShardContext, rng_site: str) -> None:
+        super().__init__(config, shard_context, rng_site)
+        order = config.norm_order
+        has_first, has_result = order != "output", order in ("output", "sandwich")
+        shares = config.parallel_residual and config.shared_norm
+        self.attention_norm = self._norm() if has_first else None
+        self.attention = ParallelSelfAttention(
+            config.attention,
+            shard_context,
+            "attention.probabilities",
+            recompute=config.recompute == "selective",
+        )
+        self.attention_output_norm = self._norm() if has_result else None
+        self.mlp_norm = self._norm() if has_first and not shares else None
+        self.mlp = ParallelMLP(config.mlp, shard_context)
+        self.mlp_output_norm = self._norm() if has_result else None
+
+    def forward(
+        self,
+        hidden: Tensor,
+        rng: CounterRNG | None = None,
+        *,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        positions: Positions | None = None,
+        turns: Turns | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        """rng: draws dropout; None is no dropout. mask, bias, positions, turns, cache: as
+        ParallelSelfAttention's."""
+        return self._checkpointed(
+            self._compute,
+            hidden,
+            self._own_rng(rng),
+            mask=mask,
+            bias=bias,
+            positions=positions,
+            turns=turns,
+            cache=cache,
+        )
+
+    def _compute(
+        self,
+        hidden: Tensor,
+        rng: CounterRNG | None,
+        *,
+        mask: Tensor | None,
+        bias: Tensor | None,
+        positions: Positions | None,
+        turns: Turns | None,
+        cache: KeyValueCache | None,
+    ) -> Tensor:
+        def attend(x: Tensor) -> Tensor:
+            return self.attention(
+                x, rng, mask=mask, bias=bias, positions=positions, turns=turns, cache=cache
+            )
+
+        if self.config.parallel_residual:
+            return self._both(hidden, attend, rng)
+        hidden = self._branch(
+            "attention", hidden, self.attention_norm, attend, rng, self.attention_output_norm
+        )
+        return self._branch("mlp", hidden, self.mlp_norm, self.mlp, rng, self.mlp_output_norm)
+
+    def _both(
+        self, hidden: Tensor, attend: Callable[[Tensor], Tensor], rng: CounterRNG | None
+    ) -> Tensor:
+        """x + drop(attention(norm(x))) + drop(mlp(norm(x))), with one norm or two."""
+        assert self.attention_norm is not None
+        read = self.attention_norm(hidden)
+        both = self._dropout_add(attend(read), rng, "attention", hidden)
+        read = read if self.mlp_norm is None else self.mlp_norm(hidden)
+        return self._dropout_add(self.mlp(read), rng, "mlp", both)
+
+
+NO_CACHES = DecoderCaches()
+
+
+class ParallelDecoderLayer(ResidualLayer):
+    """hidden [b, q/c, h], context [b, s/c, h] -> [b, q/c, h].
+
+    With sequence parallelism all three are split over tp too, [b, q/(ct), h] and so on.
+    config.attention describes both attentions: the self-attention is causal where it says so, the
+    cross-attention never is. rng_site: see ResidualLayer. Raises ValueError for norm_order post,
+    and for what cross-attention does not do.
+    """
+
+    RNG_SITES = ("attention", "cross", "mlp", "attention.probabilities", "cross.probabilities")
+
+    def __init__(self, config: LayerConfig, shard_context: ShardContext, rng_site: str) -> None:
+        super().__init__(config, shard_context, rng_site)
+        if config.norm_order != "pre":
+            raise ValueError("norm_order post: a decoder layer is pre-norm (set norm_order to pre)")
+        recompute = config.recompute == "selective"
+        self.attention_norm = self._norm()
+        self.attention = ParallelSelfAttention(
+            config.attention,
+            shard_context,
+            "attention.probabilities",
+            recompute=recompute,
+        )
+        self.cross_norm = self._norm()
+        self.cross = ParallelCrossAttention(
+            config.attention, shard_context, "cross.probabilities", recompute=recompute
+        )
+        self.mlp_norm = self._norm()
+        self.mlp = ParallelMLP(config.mlp, shard_context)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        context: Tensor,
+        rng: CounterRNG | None = None,
+        *,
+        bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        context_mask: Tensor | None = None,
+        caches: DecoderCaches = NO_CACHES,
+    ) -> Tensor:
+        """rng: draws dropout; None is no dropout. bias [1 or b, a/t, q/c, q] and mask
+        [b or 1, 1, q/c, q] are the self-attention's; context_mask [b or 1, 1, q/c, s]: which of the
+        encoder's tokens are seen. caches: for incremental decoding."""
+        return self._checkpointed(
+            self._compute,
+            hidden,
+            context,
+            self._own_rng(rng),
+            bias=bias,
+            mask=mask,
+            context_mask=context_mask,
+            caches=caches,
+        )
+
+    def _compute(
+        self,
+        hidden: Tensor,
+        context: Tensor,
+        rng: CounterRNG | None,
+        *,
+        bias: Tensor | None,
+        mask: Tensor | None,
+        context_mask: Tensor | None,
+        caches: DecoderCaches,
+    ) -> Tensor:
+        def attend(x: Tensor) -> Tensor:
+            return self.attention(x, rng, bias=bias, mask=mask, cache=caches.own)
+
+        def attend_to_context(x: Tensor) -> Tensor:
+            return self.cross(x, context, rng, mask=context_mask, cache=caches.cross)
+
+        hidden = self._branch("attention", hidden, self.attention_norm, attend, rng)
+        hidden = self._branch("cross", hidden, self.cross_norm, attend_to_context, rng)
+        return self._branch("mlp", hidden, self.mlp_norm, self.mlp, rng)

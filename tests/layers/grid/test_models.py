@@ -1,0 +1,86 @@
+"""GPT and Llama shapes as whole modules on a grid: the loss and all gradients of one rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mpctl.families.batch import Batch
+from mpctl.families.modules import build_module
+from mpctl.kernels.counter_rng import CounterRNG
+from mpctl.layers.parameters import initialise
+from mpctl.layers.shard_context import ShardContext
+from mpctl.spec.model import ModelSpec
+from mpctl.spec.training import TrainingSpec
+from tests.layers.grid.grids import (
+    GRIDS,
+    ONE,
+    Part,
+    Where,
+    compared,
+    grid_context,
+    summed_gradients,
+)
+from tests.ranks import run_ranks
+
+B, S, V = 12, 7, 31  # of the vocabulary 32 rows on 4 and 8 ranks, 36 on 9
+SHAPE: dict[str, Any] = {
+    "layers": 2, "hidden": 36, "vocab": V, "vocab_divisor": 1, "seq_length": S,
+}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt": {"ffn": 72, "heads": 6},
+    "llama": {
+        "ffn": 60, "norm": "rmsnorm", "position": "rotary", "activation": "swiglu", "kv_heads": 6,
+        "heads": 12, "head_dim": 4, "bias": False, "tied_embeddings": False,
+    },
+}  # fmt: skip
+TRAININGS: dict[str, dict[str, Any]] = {
+    "plain": {"dropout": 0.0, "attention_dropout": 0.0},
+    "dropout": {"dropout": 0.1, "attention_dropout": 0.1, "recompute": "selective"},
+    "full": {"dropout": 0.1, "attention_dropout": 0.1, "recompute": "full"},
+}
+FAST = [("3d-8", "llama")]
+
+
+def _batch() -> Batch:
+    draw = torch.Generator().manual_seed(1)
+    text = torch.randint(0, V, (B, S + 1), generator=draw)
+    return Batch(torch.arange(40, 40 + B), {"tokens": text[:, :-1], "targets": text[:, 1:]})
+
+
+def _trained(context: ShardContext, model: str, training: str) -> dict[str, Part]:
+    """The loss of the whole micro batch, and the gradients as an optimizer takes them."""
+    # init_std: with 0.02 the layers would hardly show in the loss
+    spec = TrainingSpec(**TRAININGS[training], init_std=0.2)
+    module = build_module(ModelSpec(**SHAPE, **MODELS[model]), spec, context)
+    initialise(module, seed=11)
+    batch = _batch()
+    loss = module.loss(batch, CounterRNG(5, 6, batch.samples))
+    loss.backward()
+    if kind := context.grid.kind_of(context.grid.sample_axes(inside=True)):
+        loss = context.groups[kind].all_reduce(loss.detach())
+    return {"loss": (loss.detach()[None], ([1], [])), **summed_gradients(module, context)}
+
+
+def _run(rank: int, size: int, where: Where, model: str) -> dict[str, dict[str, Part]]:
+    context = grid_context(where, rank)
+    return {training: _trained(context, model, training) for training in TRAININGS}
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        pytest.param(name, model, marks=() if (name, model) in FAST else pytest.mark.slow)
+        for name in GRIDS
+        for model in MODELS
+    ],
+)
+def test_a_model_has_the_loss_of_one_rank(name: str, model: str) -> None:
+    where = GRIDS[name]
+    ranks = run_ranks(_run, where[1], where, model, timeout=100)
+    alone = {training: _trained(ONE, model, training) for training in TRAININGS}
+    for training, expected in alone.items():
+        compared([rank[training] for rank in ranks], expected)
+    assert alone["dropout"]["loss"][0] != alone["plain"]["loss"][0]

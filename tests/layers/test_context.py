@@ -1,0 +1,189 @@
+"""A sequence split over cp against the whole: outputs, gradients, dropout, traffic, no big mask."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.bias import CausalBias
+
+from mpctl.kernels.backend import KernelBackend
+from mpctl.kernels.counter_rng import CounterRNG
+from mpctl.kernels.masks import partly_bidirectional_mask
+from mpctl.kernels.rotary import Rotary
+from mpctl.layers import attention
+from mpctl.layers.attention import AttentionCore, ParallelSelfAttention
+from mpctl.layers.context_parallel import (
+    context_blocks,
+    context_positions,
+    gather_context,
+)
+from mpctl.layers.relative_bias import RelativeBias
+from mpctl.layers.shard_context import ShardContext
+from mpctl.transport.group import Collective, Group
+from tests.layers.build import make_attention
+from tests.layers.oracle import axes, close, context_split, fill, grouped, logged, numbers
+from tests.ranks import run_ranks
+
+B, S, H, A, K, D = 2, 16, 16, 4, 2, 4
+SAMPLES = torch.tensor([12, 7])
+PREFIX = torch.tensor([5, 11])
+CASES: dict[str, dict] = {
+    "causal": {},
+    "rotary": {"rotary": Rotary(D, 100.0), "kv_heads": K},
+    "dropout": {"rotary": Rotary(D, 100.0), "dropout": 0.3},
+    "dropout recomputed": {"dropout": 0.3, "recompute": True, "kv_heads": K},
+    "both ways": {"causal": False},
+    "both ways dropout": {"causal": False, "dropout": 0.3},
+    "glm": {"causal": False, "mask": True, "dropout": 0.3},
+    "causal mask": {"mask": True},
+    "bias": {"bias": True},
+}
+
+
+def _made(case: str, tp: Group, cp: Group) -> tuple[ParallelSelfAttention, RelativeBias]:
+    wanted = {k: v for k, v in CASES[case].items() if k not in ("mask", "bias")}
+    made = make_attention(
+        H, A, head_dim=D, tp=tp, cp=cp, rng_site="x", dtype=torch.float64, **wanted
+    )
+    bias = RelativeBias(8, 12, A, ShardContext(tp=tp, dtype=torch.float64), bidirectional=True)
+    fill(made)
+    fill(bias)
+    return made, bias
+
+
+def _case(case: str, tp: Group, cp: Group) -> list:
+    module, relative = _made(case, tp, cp)
+    x = context_split(numbers(B, S, H, seed=8), cp).requires_grad_()
+    rows = context_positions(S, cp.size, cp.rank)
+    wanted = CASES[case]
+    mask = partly_bidirectional_mask(PREFIX, S, queries=rows) if "mask" in wanted else None
+    bias = relative.at(rows, range(S)) if "bias" in wanted else None
+    y = module(x, CounterRNG(5, 6, SAMPLES), mask=mask, bias=bias)
+    y.backward(context_split(numbers(B, S, H, seed=9), cp))
+    weights = [*module.parameters(), *([relative.weight] if "bias" in wanted else [])]
+    return [y.detach(), x.grad, [weight.grad for weight in weights]]
+
+
+def _run(rank: int, size: int) -> dict:
+    cp = grouped(rank, size, name="cp")
+    return {case: _case(case, Group(), cp) for case in CASES}
+
+
+def _run_with_tp(rank: int, size: int) -> dict:
+    tp, cp = axes(rank, 2, 2)
+    return {case: _case(case, tp, cp)[:2] for case in CASES}
+
+
+def _joined(pieces: list[Tensor], c: int) -> Tensor:
+    whole = torch.empty(B, S, *pieces[0].shape[2:], dtype=pieces[0].dtype)
+    for rank, piece in enumerate(pieces):
+        whole[:, context_positions(S, c, rank)] = piece
+    return whole
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_split_sequences_against_the_whole(size: int) -> None:
+    whole, results = _run(0, 1), run_ranks(_run, size)
+    for case in CASES:
+        parts = [result[case] for result in results]
+        for place in (0, 1):
+            close(_joined([part[place] for part in parts], size), whole[case][place])
+        for grads, expected in zip(
+            zip(*(part[2] for part in parts), strict=True), whole[case][2], strict=True
+        ):
+            close(torch.stack(grads).sum(0), expected)
+
+
+def test_the_sequence_and_the_heads_split_at_once() -> None:
+    whole, results = _run(0, 1), run_ranks(_run_with_tp, 4)
+    for case in CASES:
+        for tp in range(2):
+            for place in (0, 1):
+                pieces = [results[tp][case][place], results[tp + 2][case][place]]
+                close(_joined(pieces, 2), whole[case][place])
+
+
+def test_dropout_and_masks_do_act() -> None:
+    got = _run(0, 1)
+    for one, other in (("both ways", "both ways dropout"), ("causal", "causal mask")):
+        same = torch.equal(got[one][0], got[other][0])
+        assert same == (other == "causal mask")  # a prefix adds nothing to what is causal anyway
+    assert (got["both ways"][0] - got["glm"][0]).abs().max() > 1e-2
+
+
+def _traffic(rank: int, size: int) -> list:
+    log: list[Collective] = []
+    cp = grouped(rank, size, log, "cp")
+    module, _ = _made("dropout recomputed", Group(), cp)
+    y = module(context_split(numbers(B, S, H), cp).requires_grad_(), CounterRNG(5, 6, SAMPLES))
+    forward = len(log)
+    y.sum().backward()
+    return [logged(log[:forward]), logged(log[forward:])]
+
+
+def test_one_gather_forward_and_one_reduce_scatter_backward() -> None:
+    message = 2 * B * K * S * D * 8
+    for forward, backward in run_ranks(_traffic, 2):
+        assert forward == [("all_gather", "cp", message, "float64")]
+        assert backward == [("reduce_scatter", "cp", message, "float64")]
+
+
+@pytest.mark.parametrize("c", [2, 4])
+def test_blocks_meet_their_prefix_and_no_mask_is_made(
+    monkeypatch: pytest.MonkeyPatch, c: int
+) -> None:
+    seen, n = [], S // (2 * c)
+
+    class Recorded(KernelBackend):
+        def scaled_dot_product(self, query: Tensor, key: Tensor, *mask, **more) -> Tensor:
+            first = query.shape[-2] == key.shape[-2]
+            assert more["is_causal"] == first == (not isinstance(mask[1], CausalBias))
+            seen.append((query.shape[-2], key.shape[-2]))
+            return query
+
+    monkeypatch.setattr(attention, "gather_context", lambda key, value, cp: (key, value))
+    for rank in range(c):
+        core = AttentionCore("x", range(A), cp=Group(rank, c, name="cp"), backend=Recorded())
+        seen.clear()
+        core(numbers(B, A, S // c, D), numbers(B, A, S, D), numbers(B, A, S, D))
+        assert seen == [(n, (rank + 1) * n), (n, (2 * c - rank) * n)]
+        assert sum(keys for _, keys in seen) == (2 * c + 1) * n  # equal work
+
+
+def test_positions_by_hand() -> None:
+    assert context_positions(8, 2, 0).tolist() == [0, 1, 6, 7]
+    assert context_positions(8, 2, 1).tolist() == [2, 3, 4, 5]
+    assert context_blocks(8, 1, 0) == (range(8),)
+    tokens = torch.arange(16).view(2, 8)
+    assert context_split(tokens, Group(1, 2)).tolist() == [[2, 3, 4, 5], [10, 11, 12, 13]]
+    for c in (1, 2, 4):
+        held = torch.cat([context_positions(16, c, r) for r in range(c)])
+        assert held.sort().values.tolist() == list(range(16))
+    with pytest.raises(ValueError, match="12 is not divisible by 8"):
+        context_blocks(12, 4, 0)
+    odd = torch.ones(1, 1, 3, 2)
+    with pytest.raises(ValueError, match="6 is not divisible by 4"):
+        gather_context(odd, odd, Group(0, 2))
+
+
+def test_noise_of_scattered_rows_and_columns_is_the_wholes() -> None:
+    rng, rows = CounterRNG(1, 2, torch.arange(3)), torch.tensor([0, 1, 14, 15])
+    x = torch.rand(3, S, 6) + 0.5
+    y = rng.dropout(x, 0.4, rng_site="x")
+    assert torch.equal(rng.dropout(x[:, rows], 0.4, rng_site="x", rows=rows), y[:, rows])
+    columns = torch.tensor([5, 0, 2])
+    z = rng.dropout(x[:, :, columns], 0.4, rng_site="x", columns=columns)
+    assert torch.equal(z, y[:, :, columns])
+    shares = torch.rand(3, 4, S, S) + 0.5
+    y = rng.attention_dropout(shares, 0.4, rng_site="x", heads=range(4))
+    keys = torch.tensor([9, 3, 4, 11, 0])
+    part = shares[:, 1:3][:, :, rows][..., keys]
+    z = rng.attention_dropout(part, 0.4, rng_site="x", heads=range(1, 3), rows=rows, columns=keys)
+    assert torch.equal(z, y[:, 1:3][:, :, rows][..., keys])
+    z = rng.attention_dropout(
+        shares[..., 4:9], 0.4, rng_site="x", heads=range(4), columns=range(4, 9)
+    )
+    assert torch.equal(z, y[..., 4:9])
+    with pytest.raises(ValueError, match="names 4 places, the tensor has 16"):
+        rng.dropout(x, 0.4, rng_site="x", rows=rows)

@@ -1,0 +1,134 @@
+"""A message starts before the work that hides it, and is waited for after that work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mpctl.layers.linear import ColumnParallelLinear
+from mpctl.transport.group import Group, Pending
+from tests.layers.oracle import grouped
+from tests.ranks import run_ranks
+
+B, S, I, O = 2, 6, 4, 10  # noqa: E741
+
+
+@dataclass(frozen=True)
+class _Told(Pending):
+    events: list | None = None
+    name: str = ""
+
+    def wait(self) -> Tensor:
+        self.events.append(f"wait {self.name}")
+        return self.result
+
+
+class _Watched(Group):
+    """A group of two that tells when a message starts and is waited for; both ranks are equal."""
+
+    events: list[str]
+
+    def _told(self, name: str, result: Tensor) -> Pending:
+        self.events.append(f"start {name}")
+        return _Told(result, None, self.events, name)
+
+    def _all_reduce(self, tensor: Tensor, op: str, later: bool) -> Pending:
+        return self._told("all_reduce", tensor.mul_(2))
+
+    def _all_gather(self, tensor: Tensor, dim: int, later: bool) -> Pending:
+        return self._told("all_gather", torch.cat([tensor, tensor], dim))
+
+    def _reduce_scatter(self, tensor: Tensor, dim: int, later: bool) -> Pending:
+        return self._told("reduce_scatter", tensor.chunk(2, dim)[0] * 2)
+
+
+class _Products(TorchDispatchMode):
+    """Appends the shape of every matrix product's result, and `sum` for the bias gradient."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__()
+        self.events = events
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.events.append({(O // 2, I): "dW", (B * S, I): "dX"}.get(tuple(result.shape), "Y"))
+        if func is torch.ops.aten.sum.dim_IntList:
+            self.events.append("db")
+        return result
+
+
+def _events(split: bool, *, frozen: bool = False, input_grad: bool = True) -> list[str]:
+    group = _Watched(0, 2)
+    object.__setattr__(group, "events", [])
+    layer = ColumnParallelLinear(I, O, group=group, sequence_parallel=split)
+    layer.requires_grad_(not frozen)
+    x = torch.ones(B, S // 2 if split else S, I, requires_grad=input_grad)
+    with _Products(group.events):
+        y = layer(x)
+        group.events.append("|")
+        y.backward(torch.ones_like(y))
+    return group.events[group.events.index("|") + 1 :]
+
+
+def test_the_all_reduce_of_dx_travels_while_dw_and_db_are_computed() -> None:
+    assert _events(False) == ["dX", "start all_reduce", "db", "dW", "wait all_reduce"]
+
+
+def test_under_sequence_parallelism_both_messages_are_hidden() -> None:
+    assert _events(True) == [
+        "start all_gather", "dX", "start reduce_scatter", "db", "wait all_gather", "dW",
+        "wait reduce_scatter",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_what_needs_no_gradient_costs_neither_product_nor_message(split: bool) -> None:
+    summing = "reduce_scatter" if split else "all_reduce"
+    assert _events(split, frozen=True) == ["dX", f"start {summing}", f"wait {summing}"]
+    gather = ["start all_gather"] * split, ["wait all_gather"] * split
+    assert _events(split, input_grad=False) == [*gather[0], "db", *gather[1], "dW"]
+
+
+def _late(rank: int, size: int, kind: str) -> Tensor:
+    """Rank 1 joins only once rank 0 has come back from `start`: a start that waits would hang."""
+    group, go = grouped(rank, size), torch.zeros(1)
+    x = torch.full((2, 4), rank + 1.0)
+    start = {
+        "all_reduce": lambda: group.start_all_reduce(x),
+        "all_gather": lambda: group.start_all_gather(x, 1),
+        "reduce_scatter": lambda: group.start_reduce_scatter(x, 1),
+    }[kind]
+    if rank == 1:
+        dist.recv(go, 0)
+        return start().wait()
+    pending = start()
+    dist.send(go, 1)
+    return pending.wait()
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_start_does_not_wait_for_the_other_ranks(kind: str) -> None:
+    ones = torch.ones(2, 4)
+    expected = {
+        "all_reduce": 3 * ones,
+        "all_gather": torch.cat([ones, 2 * ones], 1),
+        "reduce_scatter": 3 * ones[:, :2],
+    }[kind]
+    for result in run_ranks(_late, 2, kind, timeout=30):
+        assert torch.equal(result, expected)
+
+
+def test_one_rank_has_its_result_at_once() -> None:
+    x, group = torch.ones(2, 4), Group()
+    for pending in (
+        group.start_all_reduce(x), group.start_all_gather(x, 1), group.start_reduce_scatter(x, 1)
+    ):  # fmt: skip
+        assert pending.work is None
+        assert pending.wait() is x

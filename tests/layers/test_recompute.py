@@ -1,0 +1,197 @@
+"""What a recomputed block keeps, that it is computed again, and that nothing else changes."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+from torch import Tensor
+
+from mpctl.kernels.counter_rng import CounterRNG
+from mpctl.layers.recompute import HostOffload, InputCheckpointer, checkpointed, recomputed
+from mpctl.transport.group import Collective, Group
+from tests.layers.build import make_layer
+from tests.layers.oracle import NO_PEERS, close, grouped, logged, numbers, saved_bytes
+from tests.ranks import run_ranks
+
+B, S, H = 2, 6, 4
+WAYS = [
+    {"partition": partition, "offload": HostOffload() if offload else None}
+    for partition in (False, True)
+    for offload in (False, True)
+]
+
+
+def _work(x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
+    y = (x @ weight).exp()
+    return (y if scale is None else y * scale).sin().exp()
+
+
+def _both_ways(rank: int, size: int) -> list:
+    """For every way: gradients of x, weight and a keyword tensor; the plain ones last; the log."""
+    log: list[Collective] = []
+    group, results = grouped(rank, size, log), []
+    for way in [*WAYS, None]:
+        x, w, k = (
+            numbers(*shape, seed=i).requires_grad_()
+            for i, shape in enumerate([(B, S, H), (H, H), (S, H)])
+        )
+        inner = x * 1
+        if way is None:
+            y = _work(inner, w, scale=k)
+        else:
+            y = checkpointed(_work, inner, w, scale=k, group=group, **way)
+        y.backward(numbers(B, S, H, seed=9))
+        results.append([y.detach(), x.grad, w.grad, k.grad])
+    return [results, logged(log)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_values_and_gradients_are_bit_for_bit_the_plain_ones(size: int) -> None:
+    for results, log in [_both_ways(0, 1)] if size == 1 else run_ranks(_both_ways, size):
+        for result in results[:-1]:
+            for actual, expected in zip(result, results[-1], strict=True):
+                assert torch.equal(actual, expected)
+        # the two partitioned ways gather their input once each, in backward
+        whole = ("all_gather", "tp", B * S * H * 8, "float64")
+        assert log == ([whole] * 2 if size > 1 else [])
+
+
+@pytest.mark.parametrize(("size", "partition"), [(1, False), (1, True), (4, False), (4, True)])
+@pytest.mark.parametrize("offload", [False, True])
+def test_the_input_alone_is_kept_and_a_partition_keeps_its_part(
+    size: int, partition: bool, offload: bool
+) -> None:
+    x, w = numbers(B, S, H, seed=1).requires_grad_(), numbers(H, H)
+    kept = saved_bytes(
+        lambda: checkpointed(
+            lambda hidden: _work(hidden, w), x, group=Group(size - 1, size), partition=partition,
+            offload=HostOffload() if offload else None,
+        )
+    )  # fmt: skip
+    assert kept == B * S * H * 8 // (size if partition else 1)
+    assert saved_bytes(lambda: _work(x, w)) >= 2 * B * S * H * 8
+
+
+def test_rank_one_of_two_keeps_the_second_half() -> None:
+    x = torch.arange(8.0).view(1, 4, 2)
+    kept = InputCheckpointer(Group(1, 2), partition=True).save(x)
+    assert kept.tolist() == [4, 5, 6, 7]
+    assert kept.untyped_storage().nbytes() == 16
+    with pytest.raises(ValueError, match="6 is not divisible by 4"):
+        InputCheckpointer(Group(1, 4), partition=True).save(torch.ones(1, 3, 2))
+
+
+@pytest.mark.parametrize(("way", "freed"), [({"offload": HostOffload()}, True), ({}, False)])
+def test_the_live_input_is_let_go(way: dict, freed: bool) -> None:
+    x = numbers(B, S, H).requires_grad_()
+    inner = x * 1
+    storage = weakref.ref(inner.untyped_storage())
+    y = checkpointed(_work, inner, numbers(H, H), **way)
+    del inner
+    assert (storage() is None) or not freed
+    y.sum().backward()
+    assert storage() is None
+
+
+def test_it_runs_twice_with_a_gradient_and_once_without() -> None:
+    calls = []
+
+    def counted(x: Tensor) -> Tensor:
+        calls.append(torch.is_grad_enabled())
+        return (x * 2).exp()
+
+    x = numbers(B, S, H).requires_grad_()
+    with torch.no_grad():
+        assert not checkpointed(counted, x).requires_grad
+    assert calls == [False]
+    y = checkpointed(counted, x)
+    y.sum().backward(retain_graph=True)
+    assert calls == [False, True, True]
+    y.sum().backward()
+    assert calls == [False, True, True, True]
+    close(x.grad, 4 * (2 * x.detach()).exp())
+
+
+def test_an_input_without_gradient_still_trains_the_weights() -> None:
+    """The first block of a model whose embedding is frozen."""
+    x, w = numbers(B, S, H), numbers(H, H, seed=1).requires_grad_()
+    _work(x, w).sum().backward()
+    expected, w.grad = w.grad, None
+    checkpointed(_work, x, w, offload=HostOffload()).sum().backward()
+    assert torch.equal(w.grad, expected)
+
+
+def test_core_keeps_its_arguments_and_draws_the_same_mask() -> None:
+    rng = CounterRNG(1, 2, torch.arange(B))
+
+    def dropped(q: Tensor, k: Tensor) -> Tensor:
+        scores = (q @ k.transpose(-1, -2)).softmax(-1)
+        return rng.dropout(scores, 0.5, rng_site="x") @ k
+
+    outcomes = []
+    for run in (dropped, lambda q, k: recomputed(dropped, q, k)):
+        q, k = (numbers(B, S, H, seed=i).requires_grad_() for i in (1, 2))
+        kept = saved_bytes(lambda run=run, q=q, k=k: run(q, k))
+        run(q, k).sum().backward()
+        outcomes.append([kept, q.grad, k.grad])
+    assert outcomes[1][0] == 2 * B * S * H * 8
+    assert outcomes[0][0] >= outcomes[1][0] + 2 * B * S * S * 8
+    assert torch.equal(outcomes[0][1], outcomes[1][1])
+    assert torch.equal(outcomes[0][2], outcomes[1][2])
+
+
+def test_what_a_layer_keeps() -> None:
+    """With dropout everywhere: none > selective > full, which is bsh, in parts bsh/t."""
+    kept = {}
+    for name, options in {
+        "none": {},
+        "selective": {"recompute": "selective"},
+        "full": {"recompute": "full"},
+        "partition": {
+            "recompute": "full",
+            "partition_activations": True,
+            "tp": Group(1, 4, NO_PEERS),
+        },
+    }.items():
+        layer = make_layer(
+            16, 4, 64, rng_site="x", dropout=0.1, attention_dropout=0.1,
+            **{"tp": Group(), **options},
+        )  # fmt: skip
+        x = torch.ones(1, 64, 16, requires_grad=True)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("torch.distributed.all_reduce", lambda *_, **__: None)
+            kept[name] = saved_bytes(
+                lambda layer=layer, x=x: layer(x, CounterRNG(1, 1, torch.arange(1)))
+            )
+    bsh, scores = 64 * 16 * 4, 4 * 64 * 64
+    assert kept["full"] == bsh
+    assert kept["partition"] == bsh // 4
+    # probabilities, mask and dropped probabilities are 4 + 1 + 4 bytes each in float32; with them
+    # go the scaled query and whatever the product had to copy
+    assert 9 * scores <= kept["none"] - kept["selective"] <= 9 * scores + 3 * bsh
+    assert kept["selective"] > 10 * bsh
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_offload_frees_the_device() -> None:
+    x = torch.randn(8, 512, 1024, device="cuda", requires_grad=True)
+    w = torch.randn(1024, 1024, device="cuda").mul_(0.02)
+    outcomes = []
+    for offload in (False, True):
+        x.grad = None
+        inner = x * 1
+        before = torch.cuda.memory_allocated()
+        y = checkpointed(_work, inner, w, offload=HostOffload() if offload else None)
+        del inner
+        held = torch.cuda.memory_allocated() - before
+        y.backward(torch.ones_like(y))
+        assert x.grad is not None
+        outcomes.append((held, x.grad.clone()))
+        del y
+    size = x.numel() * 4
+    # the output is new; offloaded, the input's memory is given back
+    assert [held for held, _ in outcomes] == [size, 0]
+    assert torch.equal(outcomes[0][1], outcomes[1][1])
