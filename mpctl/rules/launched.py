@@ -6,7 +6,7 @@ a Gemma 2 plans, and is not launched because of attention_softcap and logit_soft
 
 Training in fp8: tensor cores take operands whose rows are a multiple of 16 elements, which of the
 three products of a linear layer are its inputs, its outputs, and the tokens of a micro batch
-(kernels/fp8_product.py). By hand, ffn 3072 over tp 64: 48 columns of the MLP a rank, a multiple of
+(layers/fp8.py). By hand, ffn 3072 over tp 64: 48 columns of the MLP a rank, a multiple of
 16; over tp 128, 24, which is none.
 """
 
