@@ -23,8 +23,7 @@ from mpctl.pipeline.stages import UnevenLayersError, job_stages
 from mpctl.rules.check import Check
 from mpctl.rules.layout import is_countable
 from mpctl.spec.job import JobSpec, complete, open_settings_of
-from mpctl.spec.load import LoadedJob, partial_from_raw
-from mpctl.spec.merge import Notes, lay
+from mpctl.spec.load import LoadedJob, Notes, lay, partial_from_raw
 from mpctl.spec.names import TABLES, with_full_names
 from mpctl.spec.paths import is_config, with_preset_files_of
 from mpctl.spec.runtime import is_launched

@@ -65,7 +65,7 @@ def value_of(setting: str) -> Completer:
     """Completes the value of a setting by its full name."""
 
     def values(_: str) -> Iterable[str]:
-        from mpctl.spec.choices import choices_of
+        from mpctl.spec.schema import choices_of
 
         return choices_of(setting)
 
@@ -75,8 +75,8 @@ def value_of(setting: str) -> Completer:
 @_quiet
 def setting(incomplete: str) -> Iterable[str]:
     """Completes KEY=VALUE: names of settings, then the words that are legal."""
-    from mpctl.spec.choices import choices_of, settings
     from mpctl.spec.names import full_name
+    from mpctl.spec.schema import choices_of, settings
 
     key, equals, _ = incomplete.partition("=")
     if not equals:

@@ -1,8 +1,8 @@
 """`--fetch`: the config.json of a model by its id, asked of Hugging Face's hub.
 
 Only this file is asked for, over https and without a token, from the hub or from what HF_ENDPOINT
-names; it is kept where hub.py finds it again, so that later commands need no network. A model that
-is gated is refused with the commands of the hub's own tool, which knows the user's token.
+names; it is kept where spec/hf.py finds it again, so that later commands need no network. A model
+that is gated is refused with the commands of the hub's own tool, which knows the user's token.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def fetch_config(name: str) -> Path:
     """Fetch config.json of the model with this id; the file that it was written to. Raises
     InputError, and then nothing is written."""
     from mpctl.durable import write_whole
-    from mpctl.spec.hub import fetched_path
+    from mpctl.spec.hf import fetched_path
 
     path = fetched_path(name)
     if path is None:

@@ -1,4 +1,4 @@
-"""Prompts as tokens, in the form that the family's training gave its text (spec/prompt.py).
+"""Prompts as tokens, in the form that the family's training gave its text (spec/families.py).
 
     CONTINUE      the prompt's tokens; an empty prompt is end-of-text, which stands before a
     document FILL_WORDS    [CLS] tokens [SEP], with the [MASK]s to fill FILL_BLANKS   tokens with
@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from mpctl.data.special import added_tokens, special_ids
 from mpctl.data.tokenizer import end_of_text_id, load_tokenizer, vocabulary_size
 from mpctl.errors import InputError, Issue
+from mpctl.spec.families import MASK, PromptForm, PromptKind
 from mpctl.spec.model import ModelSpec
-from mpctl.spec.prompt import MASK, PromptForm, PromptKind
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

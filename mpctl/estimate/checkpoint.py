@@ -16,7 +16,7 @@ from math import lcm
 
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import frozen_by
-from mpctl.spec.checkpoint import CheckpointSpec
+from mpctl.spec.job import CheckpointSpec
 
 
 def checkpoint_bytes(layout: JobLayout) -> int:

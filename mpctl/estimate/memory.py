@@ -27,7 +27,7 @@ from mpctl.layout.limits import MAX_SENDS_IN_FLIGHT
 from mpctl.pipeline.schedule.orders import actions, peak_in_flight
 from mpctl.spec.job import JobSpec
 from mpctl.spec.parallel import ScheduleName
-from mpctl.spec.runtime_memory import RuntimeMemory
+from mpctl.spec.runtime import RuntimeMemory
 from mpctl.spec.schedules import SCHEDULES
 
 

@@ -19,7 +19,7 @@ from mpctl.layout.buckets import Bucket
 from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.limits import AMAX_BYTES, LAYERS_GATHERED_AHEAD, MAX_REDUCTIONS_IN_FLIGHT
 from mpctl.operators.matmul import ParameterSpec
-from mpctl.spec.runtime_memory import RuntimeMemory
+from mpctl.spec.runtime import RuntimeMemory
 from mpctl.spec.schedules import SCHEDULES
 from mpctl.tensor_grid import TensorGrid
 from mpctl.units import DTYPE_BYTES

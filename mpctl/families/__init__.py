@@ -11,9 +11,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mpctl.errors import InputError
-from mpctl.spec.families import ENTRY_POINT_GROUP, builtin_families, family_names, load_family
+from mpctl.spec.families import (
+    ENTRY_POINT_GROUP,
+    PromptForm,
+    builtin_families,
+    family_names,
+    load_family,
+)
 from mpctl.spec.model import ModelSpec
-from mpctl.spec.prompt import PromptForm
 
 if TYPE_CHECKING:  # a plan without a model never pays for these
     from mpctl.families.description import ModelFamily

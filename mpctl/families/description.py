@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from mpctl.operators.matmul import Dims
 from mpctl.operators.table import OperatorTable
-from mpctl.spec.families import NormOrder
+from mpctl.spec.families import NormOrder, PromptForm
 from mpctl.spec.model import ModelSpec
-from mpctl.spec.prompt import PromptForm
 
 if TYPE_CHECKING:
     from mpctl.families.scheme import Scheme
@@ -82,9 +81,9 @@ class ModelFamily:
     whether exp(loss) is a perplexity: where the loss is the mean over tokens alone. hub_schemes:
     the classes of Hugging Face's transformers that can hold its models, by kind of positions, the
     plainest first; called only where weights are imported or exported. config_readers: how their
-    config.json is read, by model_type. variants: which of spec/variants.py it takes. synonyms:
-    what other software calls the family or models like it, lower case with underscores; never
-    accepted.
+    config.json is read, by model_type. variants: which of spec/model.py's VARIANTS it takes.
+    synonyms: what other software calls the family or models like it, lower case with
+    underscores; never accepted.
     """
 
     name: str

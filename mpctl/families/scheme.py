@@ -61,7 +61,7 @@ class Scheme:
     grouped_heads: bool = False
     """Whether keys and values may have fewer heads."""
     variants: tuple[str, ...] = ()
-    """Keys by which decoders differ (spec/variants.py) that the class has words for."""
+    """Keys by which decoders differ (spec/model.py) that the class has words for."""
     continues_text: bool = False
     """Whether the class writes on after its input, so that batches are padded on the left."""
     has_token_types: bool = False

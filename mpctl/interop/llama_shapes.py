@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from mpctl.errors import Issue
 from mpctl.interop.sayable import refused_model
-from mpctl.spec.model import ModelSpec
-from mpctl.spec.variants import VARIANTS, is_set
+from mpctl.spec.model import VARIANTS, ModelSpec, is_set
 
 FORM = {"norm": "rmsnorm", "position": "rotary", "activation": "swiglu"}
 

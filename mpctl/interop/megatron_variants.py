@@ -17,8 +17,7 @@ from mpctl.errors import Issue
 from mpctl.interop.command_line import Flags
 from mpctl.interop.sayable import refused_model
 from mpctl.interop.texts import Value
-from mpctl.spec.model import ModelSpec
-from mpctl.spec.variants import is_set
+from mpctl.spec.model import ModelSpec, is_set
 
 SWITCHES = ("--squared-relu", "--qk-layernorm", "--add-qkv-bias")
 VALUES = ("--window-size", "--window-attn-skip-freq", "--mtp-num-layers", "--rotary-percent")

@@ -32,9 +32,9 @@ from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.rundir.directory import RunDir, cannot_write
 from mpctl.rundir.event_files import missing_tensorboard
 from mpctl.rundir.shards import checkpoint_bytes
+from mpctl.spec.base import rising_ranges
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
-from mpctl.spec.ranges import rising_ranges
 from mpctl.spec.runtime import is_launched
 from mpctl.units import bytes_text, plural
 

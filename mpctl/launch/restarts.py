@@ -23,8 +23,8 @@ from dataclasses import dataclass, field, replace
 
 from mpctl.launch.diagnose import Failure
 from mpctl.launch.launch_plan import LaunchPlan
+from mpctl.spec.base import rising_ranges
 from mpctl.spec.job import JobSpec
-from mpctl.spec.ranges import rising_ranges
 from mpctl.units import plural
 
 NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE)

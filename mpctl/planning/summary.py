@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, TypedDict, get_args
 from mpctl.layout.link_levels import LinkLevel, find_holder, shown_levels, topology_levels
 from mpctl.planning.layout_settings import layout_of, tensor_mode_text
 from mpctl.planning.plan import Plan
-from mpctl.spec.cluster import LinkSpec
+from mpctl.spec.cluster import Link, LinkSpec, link_hint
 from mpctl.spec.job import JobSpec
-from mpctl.spec.linked_clusters import Link, link_hint
 from mpctl.topology import Topology
 from mpctl.units import bytes_text, count_text, plural, rate_text, seconds_text
 

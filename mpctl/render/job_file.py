@@ -16,7 +16,7 @@ from textwrap import wrap
 from typing import Any
 
 from mpctl.render.console import NamedRows, get_console, say
-from mpctl.spec.choices import description_of
+from mpctl.spec.schema import description_of
 
 WIDTH = 100
 

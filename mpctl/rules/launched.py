@@ -19,9 +19,8 @@ from mpctl.families import all_builtin, get_family
 from mpctl.rules.check import Check, listed
 from mpctl.spec.job import JobSpec
 from mpctl.spec.launch import LAUNCHED_AS
-from mpctl.spec.model import ModelSpec
+from mpctl.spec.model import VARIANTS, ModelSpec, is_set
 from mpctl.spec.runtime import OWN_RUNTIME, get_profile, is_launched
-from mpctl.spec.variants import VARIANTS, is_set
 from mpctl.units import PRODUCT_BYTES
 
 RULE, JOB_RULE = "model-launched", "job-launched"

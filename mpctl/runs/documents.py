@@ -24,7 +24,7 @@ from mpctl.rundir.summary import (
 )
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import parse
-from mpctl.spec.renamed import with_all_new_names
+from mpctl.spec.names import with_all_new_names
 
 Model = TypeVar("Model", bound=BaseModel)
 

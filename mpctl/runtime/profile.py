@@ -23,7 +23,7 @@ from mpctl.pipeline.schedule.orders import Action
 from mpctl.pipeline.schedule.program import Step
 from mpctl.rundir.profile_files import ProfiledStep, ProfileEvent
 from mpctl.runtime.pass_listener import PassListener
-from mpctl.spec.ranges import is_within
+from mpctl.spec.base import is_within
 from mpctl.transport.collective import Collective
 from mpctl.transport.timing import SecondsByAxis
 

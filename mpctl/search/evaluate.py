@@ -36,8 +36,8 @@ from mpctl.pipeline.costs import job_costs
 from mpctl.pipeline.stages import Span, job_stages
 from mpctl.planning.layout_settings import LayoutSettings
 from mpctl.search.space import LayerKey, SearchSpace
+from mpctl.spec.cluster import Link
 from mpctl.spec.job import JobSpec
-from mpctl.spec.linked_clusters import Link
 from mpctl.spec.runtime import RuntimeProfile, get_profile
 
 Value = TypeVar("Value")

@@ -37,8 +37,8 @@ from mpctl.search.find import (
 )
 from mpctl.search.nearest import nothing_fits
 from mpctl.search.request import SearchRequest, gpu_counts, read_request, varied
+from mpctl.spec.cluster import link_hint
 from mpctl.spec.job import JobSpec
-from mpctl.spec.linked_clusters import link_hint
 from mpctl.units import bytes_text, plural, seconds_text
 
 SHOWN_PARTS = 3

@@ -43,8 +43,7 @@ from mpctl.sharding import divisors
 from mpctl.spec.job import JobSpec, ends_count_as_layers
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.parallel import ScheduleName, TensorMode
-from mpctl.spec.runtime import get_profile
-from mpctl.spec.runtime_support import RuntimeSupport
+from mpctl.spec.runtime import RuntimeSupport, get_profile
 from mpctl.spec.schedules import SCHEDULES
 from mpctl.tensor_grid import TensorGrid, grid_axes, grid_depths
 

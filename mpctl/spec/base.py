@@ -1,18 +1,69 @@
-"""The base of every table of a job file: strict types, no unknown key, never edited in place.
+"""The types of a job file's values, and the base of its tables, strict and never edited.
 
 Every number has bounds. They are far outside of what exists and only keep what follows from a job
 finite: no accepted figure makes an estimate overflow, divide by zero or fill the memory.
+
+A number with a unit may be written plain, in the base unit, or as text with the unit:
+`bandwidth = 448e9` and `bandwidth = "448 GB/s"` are the same number of bytes per second, and
+`"3584 Gb/s"` too, in bits (units.py). A job holds the plain number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
 from textwrap import shorten
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+)
+from pydantic_core import PydanticCustomError, core_schema
 
-from mpctl.spec.measures import AS_BANDWIDTH, AS_COMPUTE, AS_MEMORY, AS_TIME
+from mpctl.units import BANDWIDTH, COMPUTE, MEMORY, TIME, Measure, UnitError, parse_measure
+
+TEXT_ERROR = "measure"  # pydantic's type of an error about such a text; its `hint` is the way out
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Annotates a number that may also be written as text with a unit of this measure."""
+
+    measure: Measure
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        convert = int if source is int else float
+
+        def read(value: Any) -> Any:
+            if not isinstance(value, str):
+                return value
+            try:
+                number = parse_measure(value, self.measure)
+            except UnitError as error:
+                context = {"message": str(error), "hint": error.hint}
+                raise PydanticCustomError(TEXT_ERROR, "{message}", context) from None
+            return convert(round(number) if convert is int else number)
+
+        return core_schema.no_info_before_validator_function(read, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        text = {"type": "string", "pattern": self.measure.pattern}
+        return {"anyOf": [handler(schema), text]}
+
+
+AS_MEMORY, AS_BANDWIDTH = Measured(MEMORY), Measured(BANDWIDTH)
+AS_COMPUTE, AS_TIME = Measured(COMPUTE), Measured(TIME)
+
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 CountOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -72,3 +123,41 @@ def fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
             return []
         model = tables[0]
     return list(model.model_fields)
+
+
+def rising_ranges(text: str) -> list[tuple[int, int]]:
+    """The ranges of steps or batches in a text, as (first, last); none in an empty text. Raises
+    ValueError for other text, and where they overlap or do not rise.
+
+    >>> rising_ranges("17, 40-55"), is_within("17, 40-55", 41), is_within("", 1)
+    ([(17, 17), (40, 55)], True, False)
+    """
+    ranges = []
+    for part in text.split(",") if text.strip() else ():
+        first, dash, last = part.partition("-")
+        ranges.append((int(first), int(last if dash else first)))
+    ends = [0, *(number for one in ranges for number in one)]
+    if ends != sorted(ends) or any(a[1] >= b[0] for a, b in pairwise([(0, 0), *ranges])):
+        raise ValueError(f"{text!r} is not in rising order")
+    return ranges
+
+
+def is_within(text: str, number: int) -> bool:
+    """Whether a number lies in one of the ranges."""
+    return any(first <= number <= last for first, last in rising_ranges(text))
+
+
+def _require_ranges(what: str) -> AfterValidator:
+    def read(text: str) -> str:
+        try:
+            rising_ranges(text)
+        except ValueError:
+            message = "Input should be {what} in rising order such as '17, 40-55'"
+            raise PydanticCustomError("rising_ranges", message, {"what": what}) from None
+        return text
+
+    return AfterValidator(read)
+
+
+BatchRanges = Annotated[str, _require_ranges("batches")]
+StepRanges = Annotated[str, _require_ranges("steps")]

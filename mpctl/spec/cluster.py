@@ -7,7 +7,7 @@ matrix products, so that no estimate has to know a unit prefix.
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
@@ -24,6 +24,7 @@ from mpctl.spec.base import (
     Share,
     StrictModel,
 )
+from mpctl.spec.presets import find_preset, preset_names
 
 
 class NarrowProducts(StrictModel):
@@ -228,3 +229,30 @@ class ClusterSpec(StrictModel):
         if self.device is None:
             return None
         return int(self.device.memory_bytes * (1 - self.headroom / 100))
+
+
+Link = Literal["intra_node", "inter_node"]
+
+
+def linked_clusters(cluster: ClusterSpec, link: Link) -> list[str]:
+    """The names of cluster presets that state this link, of the same device and as many of it in a
+    node: of one node alone no network is known."""
+    if cluster.device is None:
+        return []
+    names = []
+    for name in preset_names("clusters"):
+        preset = find_preset("clusters", name) or {}
+        device = preset.get("device")
+        if link not in preset or preset.get("gpus_per_node") != cluster.gpus_per_node:
+            continue
+        table = find_preset("devices", device) if isinstance(device, str) else device
+        if table and table.get("name") == cluster.device.name:
+            names.append(name)
+    return names
+
+
+def link_hint(cluster: ClusterSpec, link: Link) -> str:
+    """How to state a link that is missing: its bandwidth, or a preset that has it."""
+    names = linked_clusters(cluster, link)
+    other = f"; or use --cluster {' or '.join(names)}, which has it" if names else ""
+    return f"set cluster.{link}.bandwidth, bytes/s in one direction{other}"

@@ -1,4 +1,4 @@
-"""Which model families exist and where they are found; this file names none of them.
+"""Which model families there are, where they are found, and the form of their prompts.
 
 A built-in family is a folder of mpctl/families with a `family.py` that defines `FAMILY`. Any other
 family is an entry point of the group `mpctl.families` of an installed package, whose name is the
@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -26,6 +28,7 @@ from mpctl.errors import InputError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
 
 ENTRY_POINT_GROUP = "mpctl.families"
 DEFAULT_FAMILY = "gpt"
@@ -119,3 +122,44 @@ def default_norm_order(name: object) -> NormOrder:
 def list_families(schema: dict[str, Any]) -> None:
     """Name in the JSON schema the families that exist where it is made."""
     schema["enum"] = list(family_names())
+
+
+MASK = "[MASK]"
+
+
+class PromptKind(Enum):
+    """What sampling writes for a prompt.
+
+    For BERT the prompt `a [MASK] c` becomes [CLS] a [MASK] c [SEP], and one word is drawn for the
+    [MASK]; for GPT the prompt's tokens are followed by those that are written, up to end-of-text.
+    """
+
+    CONTINUE = "continue"
+    """Tokens after the prompt, which both see only what stands before them (GPT)."""
+    FILL_WORDS = "fill words"
+    """One token for every [MASK], all from one forward pass (BERT)."""
+    FILL_BLANKS = "fill blanks"
+    """Several tokens for every [MASK], blank after blank, behind the prompt (GLM)."""
+    DECODE = "decode"
+    """Tokens of a decoder that attends to the encoded prompt, for each sentinel in it (T5)."""
+
+
+@dataclass(frozen=True)
+class PromptForm:
+    """How a prompt is framed for a family, by the names of its special tokens.
+
+    before, after: special tokens put around the prompt's own. start: the special token after which
+    a blank or a decoder writes. end: the special token that ends what is written; None where the
+    tokenizer's end-of-text does (CONTINUE), or where nothing has to end (FILL_WORDS).
+    """
+
+    kind: PromptKind
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    start: str | None = None
+    end: str | None = None
+
+    @property
+    def continues(self) -> bool:
+        """Whether what is written follows the prompt directly."""
+        return self.kind is PromptKind.CONTINUE

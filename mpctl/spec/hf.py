@@ -1,17 +1,27 @@
 """The shape of a model from a Hugging Face config.json (the shape only, never weights or code).
 
 A family says how the configs of its classes are read (ModelFamily.config_readers); here is what
-they share. Keys and defaults are those of the config classes of `transformers`. What a Model cannot
-express is refused in words rather than dropped, for a plan as for weights.
-By hand: `{"model_type": "gpt2", "n_embd": 768, "activation_function": "gelu_new"}` gives family
-gpt, hidden 768 and activation gelu_tanh.
+they share. Keys and defaults are those of the config classes of `transformers`. What a model cannot
+express is refused in words rather than dropped, for a plan as for weights. Mixtures of experts and
+multi-head latent attention are known by their keys, whichever software names them, in a job as in a
+config.json: refused once for all their keys, never as misspelt keys, never planned as the dense
+model of the other keys.
+
+An id of the hub that no preset names (presets.py) is looked for where `--fetch` keeps configs,
+`$XDG_CACHE_HOME/mpctl/models/OWNER/MODEL/config.json`, and then in the hub's own cache, where
+`hf download OWNER/MODEL config.json` puts it: `models--OWNER--MODEL/snapshots/COMMIT/config.json`
+in the folder of HF_HUB_CACHE. There is no network here.
+
+`{"model_type": "gpt2", "n_embd": 768, "activation_function": "gelu_new"}` gives family gpt,
+hidden 768 and activation gelu_tanh.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -20,8 +30,8 @@ from typing import Any, TypeGuard
 
 from mpctl.errors import InputError, Issue
 from mpctl.spec.families import builtin_families, load_family
-from mpctl.spec.not_planned import EXPERTS, not_planned, said_by_config
 from mpctl.spec.paths import is_hub_id
+from mpctl.spec.presets import find_file
 
 Raw = dict[str, Any]
 WHERE = "model.hf_config"
@@ -302,3 +312,112 @@ def _fixed(config: Raw, fixed: Mapping[str, Any]) -> Found:
 def is_number(value: Any) -> TypeGuard[int | float]:
     """Whether it is a number of JSON; true and false are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def shape_by_id(name: object) -> dict[str, Any] | None:
+    """Our `[model]` keys for the fetched config.json of the model with this id; None where a preset
+    has the id, where nothing was fetched, and of what is no id. Raises InputError as shape_from_hf
+    does."""
+    if not is_hub_id(name) or find_file("models", str(name)) is not None:
+        return None
+    path = find_fetched(str(name))
+    return None if path is None else {**shape_from_hf(str(path)), "name": path_name(str(name))}
+
+
+def path_name(name: str) -> str:
+    """`Qwen/Qwen2.5-7B` -> `Qwen2.5-7B`."""
+    return name.rpartition("/")[2]
+
+
+def find_fetched(name: str) -> Path | None:
+    """The config.json of the model with this id, if it lies on this machine."""
+    path = fetched_path(name)
+    return path if path is not None and path.is_file() else _in_hub_cache(name)
+
+
+def fetched_path(name: str) -> Path | None:
+    """Where `--fetch` keeps the config.json of this id; None for a user without a home."""
+    cache = _cache_folder()
+    return None if cache is None else cache / "mpctl" / "models" / name / "config.json"
+
+
+def _in_hub_cache(name: str) -> Path | None:
+    """The config.json of the commit that the hub's cache has as `main`."""
+    folder = _hub_cache()
+    if folder is None:
+        return None
+    model = folder / f"models--{name.replace('/', '--')}"
+    try:
+        commit = (model / "refs" / "main").read_text("utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    path = model / "snapshots" / commit / "config.json"
+    return path if re.fullmatch(r"[0-9a-f]{40}", commit) and path.is_file() else None
+
+
+def _hub_cache() -> Path | None:
+    """The folder in which Hugging Face's own tools keep what they download."""
+    if folder := os.environ.get("HF_HUB_CACHE"):
+        return Path(folder)
+    if folder := os.environ.get("HF_HOME"):
+        return Path(folder) / "hub"
+    cache = _cache_folder()
+    return None if cache is None else cache / "huggingface" / "hub"
+
+
+def _cache_folder() -> Path | None:
+    """The user's cache, by the XDG base directory specification, which ignores what is not
+    absolute; None for a user without a home."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if named.is_absolute():
+        return named
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:
+        return None
+
+
+EXPERTS, LATENT = "mixtures of experts", "multi-head latent attention (MLA)"
+EXPERT_KEYS = ("ep", "etp", "dense_layers", "n_group", "topk_group", "first_k_dense_replace")
+LATENT_KEYS = (
+    "attention_kind", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
+    "v_head_dim", "mla", "use_mla", "multi_latent_attention",
+)  # fmt: skip
+# Classes of transformers that are so whatever their config.json says: its keys may be defaults.
+EXPERT_TYPES = (
+    "mixtral", "gpt_oss", "dbrx", "jamba", "llama4", "llama4_text", "switch_transformers",
+    "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "minimax",
+)  # fmt: skip
+LATENT_TYPES = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "minicpm3")
+
+
+def kind_of_key(key: str) -> str | None:
+    """EXPERTS or LATENT where a key with this name says that a model is so; else None."""
+    name = key.lower().replace("-", "_")
+    if name in LATENT_KEYS:
+        return LATENT
+    return EXPERTS if name in EXPERT_KEYS or "expert" in name or name.startswith("moe") else None
+
+
+def not_planned(kinds: Sequence[str], names: Sequence[str], where: str, hint: str) -> Issue:
+    """One issue for all the keys or classes `names`, which say of these kinds."""
+    kinds = list(dict.fromkeys(kinds))
+    verb = "is" if kinds == [LATENT] else "are"
+    message = f"{' and '.join(kinds)} {verb} not planned yet: {', '.join(names)}"
+    return Issue("not-planned", where, message, hint)
+
+
+def said_by_config(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Kind and name of what in a config.json says that its model is not planned: the class, or
+    keys; a count of 0 or 1, null and false say nothing."""
+    model_type = config.get("model_type")
+    if isinstance(model_type, str):
+        if model_type in EXPERT_TYPES or "moe" in model_type:
+            yield EXPERTS, f"model_type {model_type}"
+        if model_type in LATENT_TYPES:
+            yield LATENT, f"model_type {model_type}"
+    for key, value in config.items():
+        kind = kind_of_key(key)
+        is_many = isinstance(value, int | float) and not isinstance(value, bool) and value > 1
+        if kind and (is_many or (value and isinstance(value, list | dict))):
+            yield kind, key

@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import ValidationError
 
-from mpctl.errors import InputError, Issue
+from mpctl.errors import Issue
+from mpctl.spec.families import family_synonyms
+from mpctl.spec.hf import kind_of_key, not_planned
 from mpctl.spec.model import DERIVED
-from mpctl.spec.names import nearest, value_hint
-from mpctl.spec.not_planned import kind_of_key, not_planned
+from mpctl.spec.names import TABLES, keys_at, tables_with
+from mpctl.spec.presets import preset_names
+from mpctl.spec.synonyms import LLAMA, LLAMAS, MEANT, VALUES
 
 LONGEST_VALUE = 60
 
 
-class SchemaError(InputError):
-    """What the schema refuses. locations: pydantic's type of each error, with its key's path."""
-
-    def __init__(self, error: ValidationError) -> None:
-        details = _joined([dict(detail) for detail in error.errors(include_url=False)])
-        told: list[dict[str, Any]] = []
-        experts: list[dict[str, Any]] = []
-        for detail in details:
-            (experts if _kind(detail) else told).append(detail)
-        issues = [_issue_of(d) for d in told if not _is_consequence(d)]
-        super().__init__([*_not_planned(experts), *issues])
-        self.locations = [(detail["type"], _path(detail)) for detail in details]
+def schema_issues(details: Iterable[dict[str, Any]]) -> list[Issue]:
+    """The issues of pydantic's errors: one for all keys of models that are not planned yet, then
+    one for each cause."""
+    refused: list[dict[str, Any]] = []
+    experts: list[dict[str, Any]] = []
+    for detail in details:
+        (experts if _kind(detail) else refused).append(detail)
+    return [*_not_planned(experts), *(_issue_of(d) for d in refused if not _is_consequence(d))]
 
 
 def _name(detail: dict[str, Any]) -> str:
-    return ".".join(map(str, _path(detail)))
+    return ".".join(map(str, key_path(detail)))
 
 
-def _joined(details: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One error at the key where pydantic has one for `true or false` and one for the words beside
-    it: `model.qk_norm.bool` and `model.qk_norm.literal['width']` become `model.qk_norm`."""
+def joined_details(error: ValidationError) -> list[dict[str, Any]]:
+    """pydantic's errors. Where it has one for `true or false` and one for the words beside it, they
+    are one: `model.qk_norm.bool` and `model.qk_norm.literal['width']` become `model.qk_norm`."""
+    details: list[dict[str, Any]] = [dict(d) for d in error.errors(include_url=False)]
     flags = {detail["loc"][:-1] for detail in details if detail["type"] == "bool_type"}
     joined = []
     for detail in details:
@@ -52,7 +54,7 @@ def _joined(details: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _kind(detail: dict[str, Any]) -> str | None:
     """What is not planned yet, where this is an unknown key that says so."""
-    return kind_of_key(str(_path(detail)[-1])) if detail["type"] == "extra_forbidden" else None
+    return kind_of_key(str(key_path(detail)[-1])) if detail["type"] == "extra_forbidden" else None
 
 
 def _not_planned(details: list[dict[str, Any]]) -> list[Issue]:
@@ -65,19 +67,19 @@ def _not_planned(details: list[dict[str, Any]]) -> list[Issue]:
     return [not_planned([_kind(detail) or "" for detail in details], names, keys[0], hint)]
 
 
-def _path(detail: dict[str, Any]) -> list[Any]:
+def key_path(detail: dict[str, Any]) -> list[Any]:
     """Where it stands in the job; pydantic marks a bad key of a free table by one more part."""
     return [part for part in detail["loc"] if part != "[key]"]
 
 
 def _is_consequence(detail: dict[str, Any]) -> bool:
     """A model key that follows from another one, whose own absence is what is reported."""
-    path = _path(detail)
+    path = key_path(detail)
     return detail["type"] == "missing" and path[0] == "model" and path[-1] in DERIVED
 
 
 def _issue_of(detail: dict[str, Any]) -> Issue:
-    path = [str(part) for part in _path(detail)]
+    path = [str(part) for part in key_path(detail)]
     where = ".".join(path)
     if detail["type"] == "extra_forbidden":
         hint = nearest(path, detail.get("input"))
@@ -92,7 +94,7 @@ def _issue_of(detail: dict[str, Any]) -> Issue:
     legal = detail.get("ctx", {}).get("expected", "") if detail["type"] == "literal_error" else ""
     hint = str(detail.get("ctx", {}).get("hint", ""))
     if legal:
-        hint = value_hint(where, detail.get("input"), re.findall(r"'([^']*)'", legal))
+        hint = _value_hint(where, detail.get("input"), re.findall(r"'([^']*)'", legal))
     return Issue("bad-value", where, f"{shown} is not allowed{as_key}: {message}", hint)
 
 
@@ -103,3 +105,48 @@ def _shown(value: Any) -> str:
         return f"an integer of {value.bit_length()} bits"
     text = "null" if value is None else repr(value)  # as JSON, which alone has it, writes it
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+
+
+def nearest(path: list[str], value: Any = None) -> str:
+    """A hint for an unknown setting: what other software calls so, or the nearest keys.
+
+    value: what it was set to; of a table, the keys in it are looked at as well.
+    """
+    *table, key = path
+    if isinstance(value, dict) and (inner := [MEANT[k] for k in value if k in MEANT]):
+        return f"use {', '.join(inner)}"
+    here, name = keys_at(table), key.lower().replace("-", "_")
+    if name in MEANT and MEANT[name] != ".".join(path):
+        return f"use {MEANT[name]}"
+    if near := difflib.get_close_matches(name, here, n=2):
+        return _did_you_mean(".".join([*table, key]) for key in near)
+    if tables := tables_with(name):
+        return _did_you_mean(f"{found}.{name}" for found in tables)
+    others = {key: f"{table}.{key}" for table in TABLES for key in keys_at([table])}
+    others = others if len(name) < 4 else MEANT | others
+    if near := difflib.get_close_matches(name, others, n=1, cutoff=0.5 if len(name) < 4 else 0.75):
+        return _did_you_mean([others[near[0]]])
+    return f"keys here: {', '.join(here)}" if here else ""
+
+
+def _did_you_mean(names: Iterable[str]) -> str:
+    return f"did you mean {' or '.join(names)}?"
+
+
+def _value_hint(where: str, value: Any, legal: list[str]) -> str:
+    """A hint for a value that is none of the legal words: what other software calls so."""
+    if not isinstance(value, str | bool):
+        return ""
+    text = str(value).lower()
+    plain = text.replace("-", "_")
+    if where == "model.family" and plain.replace("_", "").replace(".", "") in LLAMAS:
+        presets = [name for name in preset_names("models") if "llama" in name]
+        return f"{LLAMA}: {', '.join(presets)}"
+    synonyms = family_synonyms() if where == "model.family" else VALUES.get(where, {})
+    meant = [ours for ours, names in synonyms.items() if plain in names]
+    meant += [word for word in legal if word.replace("-", "_") == plain]
+    near = difflib.get_close_matches(text, legal, n=2)
+    alike = [difflib.SequenceMatcher(None, word, text).ratio() for word in near]
+    if len(set(alike)) == len(alike):  # of two that are as near, neither is a guess
+        meant += near[:1]
+    return f"use {meant[0]}" if meant else ""

@@ -13,8 +13,7 @@ from typing import Annotated
 from pydantic import Field, ValidationError
 
 from mpctl.axes import AXIS_NAMES
-from mpctl.spec.base import Bytes, DType, Probability, StrictModel
-from mpctl.spec.checkpoint import CheckpointSpec
+from mpctl.spec.base import Bytes, CountOrZero, DType, Probability, StrictModel
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.launch import LAUNCHED_AS, LaunchedKind, LaunchSpec
 from mpctl.spec.model import ModelSpec, without_derived
@@ -51,6 +50,28 @@ class DataSpec(StrictModel):
     encoding: str = Field(
         "utf-8",
         description="encoding of the corpus' text and .jsonl files, such as latin-1 or utf-16",
+    )
+
+
+class CheckpointSpec(StrictModel):
+    """When checkpoints are saved, and how many of them stay in the run directory."""
+
+    interval: CountOrZero = Field(
+        0, description="steps between checkpoints; 0 saves only at the end and on a stop"
+    )
+    at_end: bool = Field(True, description="save a checkpoint after the last step")
+    keep_last: CountOrZero = Field(
+        0, description="newest checkpoints to keep: older ones are removed; 0 keeps all"
+    )
+    keep_every: CountOrZero = Field(
+        0,
+        description="besides keep_last, keep each checkpoint whose step is a multiple of this; "
+        "0: no others",
+    )
+    asynchronous: bool = Field(
+        True,
+        description="training waits only for a copy to host memory, which a thread writes; false: "
+        "until the checkpoint is on the disk",
     )
 
 

@@ -270,3 +270,17 @@ def with_positions(raw: dict[str, Any]) -> dict[str, Any]:
 
 def _count(value: Any) -> int | None:
     return value if type(value) is int and value > 0 else None
+
+
+# Keys by which decoders differ from the shape that all families share.
+VARIANTS = (
+    "embedding_norm", "embedding_multiplier", "parallel_residual", "shared_norm",
+    "rotary_scaling_type", "rotary_fraction", "window_rotary_base", "attention_window",
+    "attention_window_every", "full_attention_every", "attention_scale", "attention_softcap",
+    "logit_softcap", "qk_norm", "head_bias", "mtp_layers",
+)  # fmt: skip
+
+
+def is_set(model: ModelSpec, key: str) -> bool:
+    """Whether a key of a model says something else than its default."""
+    return bool(getattr(model, key) != ModelSpec.model_fields[key].default)

@@ -7,18 +7,16 @@ a job file outside of its tables, in a line of a batch, and as the settings of a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from mpctl.errors import InputError
+from mpctl.errors import InputError, Issue
 from mpctl.spec.base import fields_at
-from mpctl.spec.families import family_synonyms
 from mpctl.spec.job import JobSpec
-from mpctl.spec.presets import PRESET_TABLES, preset_names
-from mpctl.spec.renamed import old_keys
-from mpctl.spec.synonyms import LLAMA, LLAMAS, MEANT, VALUES
+from mpctl.spec.presets import PRESET_TABLES
 
 Raw = dict[str, Any]
+Where = tuple[str, ...]
 DEEPEST = 3  # tables of a job within each other: cluster.device.kernels
 TABLES = ("cluster", "model", "parallel", "training", "checkpoint", "data", "launch")
 
@@ -97,50 +95,109 @@ def keys_at(path: list[str]) -> list[str]:
     return [*fields, *starts]
 
 
-def nearest(path: list[str], value: Any = None) -> str:
-    """A hint for an unknown setting: what other software calls so, or the nearest keys.
+class RenamedKey(NamedTuple):
+    """A key of the table at the path `table` of a job under its former name, which is still read,
+    with a warning. A row of RENAMED_KEYS is all that renaming a key takes.
 
-    value: what it was set to; of a table, the keys in it are looked at as well.
+    since: the version that renamed it. new: with a dot, a key of a table within, as
+    `products_fp8` of a device's kernels is read as `narrow.fp8`. new_table: the table that has the
+    key now, where it is another one: `training.keep_last` is read as `checkpoint.keep_last`. Both
+    tables of such a key lie directly in the job.
     """
-    *table, key = path
-    import difflib  # only where something is wrong
 
-    if isinstance(value, dict) and (inner := [MEANT[k] for k in value if k in MEANT]):
-        return f"use {', '.join(inner)}"
-    here, name = keys_at(table), key.lower().replace("-", "_")
-    if name in MEANT and MEANT[name] != ".".join(path):
-        return f"use {MEANT[name]}"
-    if near := difflib.get_close_matches(name, here, n=2):
-        return _did_you_mean(".".join([*table, key]) for key in near)
-    if tables := tables_with(name):
-        return _did_you_mean(f"{found}.{name}" for found in tables)
-    others = {key: f"{table}.{key}" for table in TABLES for key in keys_at([table])}
-    others = others if len(name) < 4 else MEANT | others
-    if near := difflib.get_close_matches(name, others, n=1, cutoff=0.5 if len(name) < 4 else 0.75):
-        return _did_you_mean([others[near[0]]])
-    return f"keys here: {', '.join(here)}" if here else ""
+    table: Where
+    old: str
+    new: str
+    since: str
+    new_table: Where | None = None
 
+    @property
+    def table_now(self) -> Where:
+        """The path of the table that has the key today."""
+        return self.table if self.new_table is None else self.new_table
 
-def _did_you_mean(names: Iterable[str]) -> str:
-    return f"did you mean {' or '.join(names)}?"
+    @property
+    def warning(self) -> Issue:
+        """What is told where a job holds the key under its old name."""
+        name = ".".join([*self.table_now, self.new])
+        message = f"is called {name} since version {self.since}"
+        where = ".".join([*self.table, self.old])
+        return Issue("renamed-key", where, message, f"write {name}: the old name will go")
 
 
-def value_hint(where: str, value: Any, legal: list[str]) -> str:
-    """A hint for a value that is none of the legal words: what other software calls so."""
-    if not isinstance(value, str | bool):
-        return ""
-    import difflib
+TRAINING, CHECKPOINT = ("training",), ("checkpoint",)
+KERNELS = ("cluster", "device", "kernels")
+RENAMED_KEYS: tuple[RenamedKey, ...] = (
+    RenamedKey(TRAINING, "checkpoint_interval", "interval", "0.2", CHECKPOINT),
+    RenamedKey(TRAINING, "checkpoint_at_end", "at_end", "0.2", CHECKPOINT),
+    RenamedKey(TRAINING, "keep_last", "keep_last", "0.2", CHECKPOINT),
+    RenamedKey(TRAINING, "keep_every", "keep_every", "0.2", CHECKPOINT),
+    RenamedKey(KERNELS, "products_fp8", "narrow.fp8", "0.2"),
+)
 
-    text = str(value).lower()
-    plain = text.replace("-", "_")
-    if where == "model.family" and plain.replace("_", "").replace(".", "") in LLAMAS:
-        presets = [name for name in preset_names("models") if "llama" in name]
-        return f"{LLAMA}: {', '.join(presets)}"
-    synonyms = family_synonyms() if where == "model.family" else VALUES.get(where, {})
-    meant = [ours for ours, names in synonyms.items() if plain in names]
-    meant += [word for word in legal if word.replace("-", "_") == plain]
-    near = difflib.get_close_matches(text, legal, n=2)
-    alike = [difflib.SequenceMatcher(None, word, text).ratio() for word in near]
-    if len(set(alike)) == len(alike):  # of two that are as near, neither is a guess
-        meant += near[:1]
-    return f"use {meant[0]}" if meant else ""
+
+def with_new_names(table: dict[str, Any], where: Where) -> tuple[dict[str, Any], list[Issue]]:
+    """The table at the path `where` under today's keys, and a warning for each that was renamed.
+    Keys that moved to another table are moved where `where` is the whole job, ().
+
+    Raises InputError where a key is given under both names.
+    """
+    rows = [row for row in RENAMED_KEYS if _has_old_key(table, where, row)]
+    for row in rows:
+        table = _renamed(table, row) if row.new_table is None else _moved(table, row)
+    return table, [row.warning for row in rows]
+
+
+def with_all_new_names(job: dict[str, Any]) -> dict[str, Any]:
+    """A whole job (a job.json) under today's keys. Raises InputError where a key is given under
+    both names."""
+    return _all_renamed(job, ())
+
+
+def _all_renamed(table: dict[str, Any], where: Where) -> dict[str, Any]:
+    table, _ = with_new_names(table, where)
+    return {
+        key: _all_renamed(value, (*where, key)) if isinstance(value, dict) else value
+        for key, value in table.items()
+    }
+
+
+def old_keys(where: Where) -> list[str]:
+    """The former names of keys of the table at `where`."""
+    return [row.old for row in RENAMED_KEYS if row.table == where]
+
+
+def _has_old_key(table: dict[str, Any], where: Where, row: RenamedKey) -> bool:
+    if row.new_table is None:
+        within = table.get(row.new.rpartition(".")[0], {})
+        return row.table == where and row.old in table and isinstance(within, dict)
+    if where:
+        return False
+    before, after = table.get(row.table[0]), table.get(row.new_table[0], {})
+    return isinstance(before, dict) and isinstance(after, dict) and row.old in before
+
+
+def _renamed(table: dict[str, Any], row: RenamedKey) -> dict[str, Any]:
+    inner, _, key = row.new.rpartition(".")
+    below = table.get(inner, {}) if inner else table
+    if key in below:
+        raise _given_as_both(row, row.new)
+    if not inner:
+        return {key if name == row.old else name: value for name, value in table.items()}
+    rest = {name: value for name, value in table.items() if name != row.old}
+    return {**rest, inner: {**below, key: table[row.old]}}
+
+
+def _moved(job: dict[str, Any], row: RenamedKey) -> dict[str, Any]:
+    """The job with the key of a row in the table that has it today."""
+    source, target = row.table[0], row.table_now[0]
+    before, after = job[source], job.get(target, {})
+    if row.new in after:
+        raise _given_as_both(row, f"{target}.{row.new}")
+    rest = {key: value for key, value in before.items() if key != row.old}
+    return {**job, source: rest, target: {**after, row.new: before[row.old]}}
+
+
+def _given_as_both(row: RenamedKey, new: str) -> InputError:
+    message = f"is given beside {new}, its new name"
+    return InputError.of("given-twice", row.warning.where, message, "leave one of them out")

@@ -5,7 +5,7 @@ file of settings. What is typed on a command line stays relative to the shell. W
 named, a value with a slash, or that ends with `.toml`, is a file's path: in jobs/a.toml
 `cluster = "ours.toml"` is jobs/ours.toml, and `cluster = "ours"` the preset of that name. A model
 may be the config.json of Hugging Face, or the folder that holds it, or an id of the hub:
-`model = "Qwen/Qwen2.5-7B"` is the id of one (hub.py), unless there is jobs/Qwen/Qwen2.5-7B.
+`model = "Qwen/Qwen2.5-7B"` is the id of one (hf.py), unless there is jobs/Qwen/Qwen2.5-7B.
 """
 
 from __future__ import annotations

@@ -7,27 +7,109 @@ several with `:` between them), in `./presets`, in `$XDG_CONFIG_HOME/mpctl/prese
 inside the wheel. Each folder holds a subfolder for each kind; the first that has the name wins:
 with `clusters/selene.toml` in `./presets`, `--cluster selene` is that file. A model is also found
 by its id on Hugging Face's hub, in any case, which its preset names: `--model Qwen/Qwen2.5-7B`.
+
+A user's preset is untrusted input, wherever its folder is: it is read if it is a regular file of at
+most LARGEST_FILE bytes, links followed. Its keys are checked where it is used, and what is wrong
+with it is reported with its path (InputError). Paths in it are relative to it:
+`device = "ours.toml"` in clusters/x.toml is clusters/ours.toml. The bundled ones are held by tests.
 """
 
 from __future__ import annotations
 
 import os
+import stat
+import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
 from filecmp import cmp
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from mpctl.errors import InputError
-from mpctl.spec.paths import is_config, is_hub_id, is_path
-from mpctl.spec.preset_file import KINDS, PRESET_TABLES, Kind, PresetFile
+from mpctl.errors import InputError, Issue
+from mpctl.spec.paths import anchored, is_config, is_hub_id, is_path
 
-__all__ = ["KINDS", "PRESET_TABLES", "VARIABLE", "Kind", "PresetFile"]  # from preset_file.py
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
 
+Kind = Literal["devices", "clusters", "models", "jobs", "runtimes"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+HUB_IDS = "hub_ids"  # a key of models' presets alone
+LARGEST_FILE = 2**20  # bytes; a preset has some two thousand
+# The tables of a job (by their path in it) that may start from a preset; () is the job itself.
+PRESET_TABLES: dict[tuple[str, ...], Kind] = {
+    (): "jobs",
+    ("cluster",): "clusters",
+    ("cluster", "device"): "devices",
+    ("model",): "models",
+}
 VARIABLE = "MPCTL_PRESETS"
 HERE = Path("presets")  # in the working directory
 MOST_NAMES = 50  # that an error lists
+LONGEST_VALUE = 60  # letters of a value in an error
+
+
+class PresetFile(NamedTuple):
+    """Where a preset lies. hides: a bundled preset, or one of a later folder, has the same name."""
+
+    kind: Kind
+    name: str
+    path: Path
+    is_bundled: bool = True
+    hides: bool = False
+
+    def read(self) -> dict[str, Any]:
+        """The file's table, relative paths in it joined to its folder; InputError names the file
+        where it cannot be read."""
+        return _anchored(self.table(), self)
+
+    def table(self) -> dict[str, Any]:
+        """The file's table as it stands there; InputError names the file where it cannot be
+        read."""
+        try:
+            return tomllib.loads(self.content().decode("utf-8"))
+        except (ValueError, RecursionError) as error:  # bad TOML and bad UTF-8 alike
+            raise self._refused(f"is not TOML: {error}") from None
+
+    def hub_ids(self) -> list[str]:
+        """The ids on Hugging Face's hub of the models that a preset of a model stands for;
+        InputError names the file where it cannot be read."""
+        ids = self.table().get(HUB_IDS, [])
+        if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):
+            raise self._refused(f"{HUB_IDS}: it must be a list of texts")
+        return ids
+
+    def content(self) -> bytes:
+        """The file's own bytes; InputError names the file where it cannot be read."""
+        try:
+            found = self.path.stat()
+            if not stat.S_ISREG(found.st_mode):  # a pipe would wait, /dev/zero never end
+                raise self._refused("is not a regular file")
+            with self.path.open("rb") as file:
+                content = file.read(LARGEST_FILE + 1)
+        except OSError as error:
+            raise self._refused(error.strerror or str(error)) from None
+        if len(content) > LARGEST_FILE:
+            raise self._refused(f"more than {LARGEST_FILE:,} bytes, which no preset has")
+        return content
+
+    def _refused(self, message: str) -> InputError:
+        hint = "" if self.is_bundled else "mend the file, or use another preset"
+        return InputError.of("bad-preset", str(self.path), message, hint)
+
+
+def _anchored(table: dict[str, Any], file: PresetFile) -> dict[str, Any]:
+    """One's own preset may name files beside it; the bundled ones name none."""
+    if file.is_bundled or file.kind == "runtimes":
+        return table
+    keys = next(keys for keys, kind in PRESET_TABLES.items() if kind == file.kind)
+    raw = table
+    for key in reversed(keys):
+        raw = {key: raw}
+    raw = anchored(raw, file.path.parent)
+    for key in keys:
+        raw = raw[key]
+    return raw
 
 
 def presets_root() -> Path:
@@ -209,3 +291,44 @@ def lasting_name(kind: Kind, name: str) -> str:
     path of its file."""
     file = find_file(kind, name)
     return name if file is None or file.is_bundled else str(file.path.resolve())
+
+
+def preset_issues(error: ValidationError, file: PresetFile, model: type[BaseModel]) -> list[Issue]:
+    """An issue for each key of a preset that `model` refuses, at the file's path."""
+    return [_issue(dict(d), file, model) for d in error.errors(include_url=False)]
+
+
+def _issue(detail: dict[str, Any], file: PresetFile, model: type[BaseModel]) -> Issue:
+    from mpctl.spec.base import TEXT_ERROR, fields_at
+
+    path = [str(part) for part in detail["loc"]]
+    where, name = str(file.path), ".".join(path)
+    if detail["type"] == "missing":
+        return Issue("bad-preset", where, f"{name} is required and is not there", f"add {name}")
+    if detail["type"] == "extra_forbidden":
+        hint = f"keys there: {', '.join(fields_at(model, path[:-1]))}"
+        return Issue("bad-preset", where, f"{name}: there is no such key", hint)
+    message = detail["msg"][0].lower() + detail["msg"][1:]
+    if detail["type"] == TEXT_ERROR:
+        message = f"{str(detail['input'])[:LONGEST_VALUE]!r}: {message}"
+    hint = detail.get("ctx", {}).get("hint") or f"mend {name} in the file"
+    return Issue("bad-preset", where, f"{name}: {message}", hint)
+
+
+def require_valid(file: PresetFile, table: dict[str, Any], model: type[BaseModel]) -> None:
+    """Raises InputError where a preset's expanded table holds a key or a value that no job may.
+
+    What is missing is left to the job, which may give it itself.
+    """
+    from pydantic import ValidationError
+
+    try:
+        model.model_validate(table)
+    except ValidationError as error:
+        issues = [
+            _issue(dict(detail), file, model)
+            for detail in error.errors(include_url=False)
+            if detail["type"] != "missing"
+        ]
+        if issues:
+            raise InputError(issues) from None

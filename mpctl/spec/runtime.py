@@ -14,11 +14,10 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from mpctl.errors import InputError
-from mpctl.spec.base import Amount, Count, DType, Part, Seconds, Share, StrictModel
-from mpctl.spec.preset_check import preset_issues
-from mpctl.spec.presets import get_file, search_path
-from mpctl.spec.runtime_memory import RuntimeMemory
-from mpctl.spec.runtime_support import RuntimeSupport
+from mpctl.spec.base import AS_MEMORY, Amount, Count, DType, Part, Seconds, Share, StrictModel
+from mpctl.spec.parallel import ScheduleName, TensorMode
+from mpctl.spec.presets import get_file, preset_issues, search_path
+from mpctl.spec.training import RecomputeMode
 
 OWN_RUNTIME = "mpctl"  # the profile of the software that `mpctl launch` starts
 
@@ -181,6 +180,131 @@ class FittedRuns(StrictModel):
     parameters: Annotated[float, Field(ge=1, le=1e18)] = Field(
         1, description="parameters of the largest model"
     )
+
+
+ZeroStage = Annotated[int, Field(ge=0, le=3)]
+
+
+class RuntimeSupport(StrictModel):
+    """Layouts that a training software runs, from its papers and sources; the default is what every
+    pipeline of 1F1B runs.
+
+    A search of a job tries what its runtime runs and nothing else; `mpctl launch` refuses what its
+    own runtime does not run.
+    """
+
+    launched: bool = Field(
+        False,
+        description="whether `mpctl launch` runs what is planned under this profile; false for "
+        "other software, which is only planned",
+    )
+    emit: list[str] = Field(
+        [],
+        description="launchers of `mpctl plan --emit` that run this software; what is emitted for "
+        "one of them is planned under this profile",
+    )
+    kinds: list[str] = Field(
+        [], description="kinds of device that it runs on (cuda, rocm, ...); any when empty"
+    )
+    schedules: Annotated[list[ScheduleName], Field(min_length=1)] = Field(
+        ["1f1b"],
+        description="pipeline schedules that a search tries, each with one chunk a stage",
+    )
+    chunks: bool = Field(False, description="several chunks a stage, interleaved (parallel.vpp)")
+    recompute: Annotated[list[RecomputeMode], Field(min_length=1)] = Field(
+        ["none", "full"], description="values of training.recompute"
+    )
+    sequence: bool = Field(False, description="sequence parallelism")
+    context: bool = Field(False, description="context parallelism (parallel.cp above 1)")
+    zero: Annotated[list[ZeroStage], Field(min_length=1)] = Field(
+        [0], description="ZeRO stages; the first where dp x cp is 1"
+    )
+    tensor_modes: list[TensorMode] = Field(
+        ["1d"],
+        description="values of parallel.tensor_mode; empty where tp is always 1",
+    )
+    pipeline: bool = Field(True, description="pipeline parallelism (parallel.pp above 1)")
+    by_cost: bool = Field(False, description="stages of equal compute (parallel.stage_balance)")
+    ends_as_layers: bool = Field(
+        False,
+        description="where layers do not divide over the stages, embedding and loss count as a "
+        "layer each, if that divides",
+    )
+    fills_stages: bool = Field(
+        False,
+        description="a stage takes layers, and at last head and loss, until the cost of all so far "
+        "passes its share (pipeline/filled.py); else stages hold equal numbers of layers",
+    )
+    needs_full_pipeline: bool = Field(
+        False,
+        description="it refuses fewer micro batches than stages before the last, and, where "
+        "replicas reduce gradients, stages without a parameter",
+    )
+    orders: list[str] = Field(
+        [], description="orders of ranks that it has (parallel.order); any when empty"
+    )
+    dtypes: list[DType] = Field([], description="data types that it trains in; all when empty")
+
+    @property
+    def is_used_today(self) -> bool:
+        """Whether mpctl launches what is planned under this profile, or writes it for a launcher;
+        older software can only be planned for."""
+        return self.launched or bool(self.emit)
+
+    def runs_on(self, kind: str | None) -> bool:
+        """Whether it runs on devices of this kind; None: the kind is not known."""
+        return kind is None or not self.kinds or kind in self.kinds
+
+    @property
+    def tensor(self) -> bool:
+        """Whether it runs tensor parallelism (parallel.tp above 1)."""
+        return bool(self.tensor_modes)
+
+
+class RuntimeMemory(StrictModel):
+    """Memory that a training software takes besides what every training does, from its sources
+    where not said otherwise; no figure depends on a model."""
+
+    kernels: str = Field(
+        "mpctl",
+        description="kernels whose saved activations are counted: mpctl, megatron, eager (as "
+        "megatron, without fused activations) or half (torchtitan's, which recompute every second "
+        "matrix product)",
+    )
+    parameter_dtype: DType | None = Field(
+        None,
+        description="data type of the only copy of parameters, which the optimizer updates; with "
+        "master copies when absent",
+    )
+    gradient_bytes: dict[DType, Amount] = Field(
+        default_factory=dict,
+        description="bytes of a gradient by training.dtype, unless training.gradient_dtype is "
+        "narrower than fp32; the reduced dtype's when absent",
+    )
+    assumes_dropout: bool = Field(
+        False, description="dropout counts as on where scores are held: the software's default"
+    )
+    logit_bytes: Amount = Field(
+        0.0, description="bytes held for a logit during the loss, beside the logit itself"
+    )
+    weight_gradients: Literal["one", "layer"] = Field(
+        "one",
+        description="weight gradients held at once in backward: the largest one, or a layer's",
+    )
+    reduction_bytes: Amount = Field(
+        0.0,
+        description="bytes held for a gradient besides, where replicas reduce them: DDP's buckets",
+    )
+    gather_buffers: Amount = Field(
+        0.0,
+        description="hidden states of a micro batch, gathered over tp, that buffers of "
+        "asynchronous tensor parallelism hold all the time",
+    )
+    slack: Part = Field(1.0, description="bytes that the allocator reserves for an allocated byte")
+    context_bytes: Annotated[float, Field(ge=0, le=1e12), AS_MEMORY] = Field(
+        0.0, description="bytes of the device's libraries, outside of the allocator"
+    )
+    source: str = Field("", description="where the figures come from")
 
 
 class RuntimeProfile(StrictModel):

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from mpctl.spec.base import (
+    BatchRanges,
     Count,
     CountOrZero,
     DType,
@@ -15,9 +16,9 @@ from mpctl.spec.base import (
     PositiveHyper,
     Probability,
     StrictModel,
+    rising_ranges,
 )
 from mpctl.spec.presets import bundled_names, find_file, name_or_path, preset_names
-from mpctl.spec.ranges import BatchRanges, rising_ranges
 from mpctl.units import DTYPE_BYTES
 
 RecomputeMode = Literal["none", "selective", "full"]

@@ -15,8 +15,7 @@ from mpctl.errors import InputError, Issue
 from mpctl.families import all_builtin, get_family, get_table
 from mpctl.families.scheme import Scheme
 from mpctl.operators.table import ParameterSpec
-from mpctl.spec.model import ModelSpec
-from mpctl.spec.variants import VARIANTS, is_set
+from mpctl.spec.model import VARIANTS, ModelSpec, is_set
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from mpctl.cli import complete
-from mpctl.spec.choices import choices_of, settings
 from mpctl.spec.load import load_job
 from mpctl.spec.presets import preset_names
 from mpctl.spec.schedules import SCHEDULES
+from mpctl.spec.schema import choices_of, settings
 
 MPCTL = str(Path(sysconfig.get_path("scripts")) / "mpctl")
 CALL = [sys.executable, "-m", "mpctl"]

@@ -25,7 +25,7 @@ from mpctl.launch.save_monitor import SaveMonitor
 from mpctl.rundir.checkpoints import prunable
 from mpctl.rundir.directory import RunDir
 from mpctl.runtime.process import record_failure
-from mpctl.spec.checkpoint import CheckpointSpec
+from mpctl.spec.job import CheckpointSpec
 from mpctl.spec.load import load_job
 from mpctl.units import bytes_text
 from tests.launch.attempts import Saying

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from mpctl.cli.options import FLAGS
 from mpctl.spec.job import JobSpec
-from mpctl.spec.merge import MODEL
+from mpctl.spec.load import MODEL
 from mpctl.spec.model import DERIVED
 from mpctl.spec.presets import PRESET_TABLES
 from tests.reference.types import bounds_text, default_text, type_text

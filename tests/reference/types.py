@@ -11,7 +11,7 @@ import annotated_types as bounds
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from mpctl.spec.measures import Measured
+from mpctl.spec.base import Measured
 
 NAMES = {int: "integer", float: "number", str: "string", bool: "true or false"}
 

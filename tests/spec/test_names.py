@@ -14,8 +14,9 @@ from mpctl.errors import InputError
 from mpctl.planning.plan import load_plan
 from mpctl.search.request import FIELDS, read_request
 from mpctl.spec.families import builtin_families, family_synonyms
+from mpctl.spec.issues import nearest
 from mpctl.spec.load import job_from_raw, load_job, parse_settings
-from mpctl.spec.names import TABLES, full_name, keys_at, nearest, with_full_names
+from mpctl.spec.names import TABLES, full_name, keys_at, with_full_names
 from mpctl.spec.presets import preset_names
 from mpctl.spec.synonyms import BY_SETTING, MEANT, VALUES
 from tests.reference.keys import job_tables

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpctl.spec.ranges import is_within, rising_ranges
+from mpctl.spec.base import is_within, rising_ranges
 
 
 def test_numbers_and_ranges_rise() -> None:

@@ -12,10 +12,10 @@ from mpctl.batch.answers import answers
 from mpctl.errors import InputError
 from mpctl.planning.plan import load_plan
 from mpctl.search.request import read_request
-from mpctl.spec import renamed
+from mpctl.spec import names as renamed
 from mpctl.spec.load import load_job, load_partial, parse_settings
+from mpctl.spec.names import RENAMED_KEYS, RenamedKey
 from mpctl.spec.presets import VARIABLE
-from mpctl.spec.renamed import RENAMED_KEYS, RenamedKey
 
 ROWS = (
     RenamedKey(("training",), "peak_rate", "learning_rate", "9.9"),

@@ -22,7 +22,7 @@ from mpctl.clusters.kubernetes.names import (
 )
 from mpctl.errors import Issue
 from mpctl.spec.job import JobSpec
-from mpctl.spec.kubernetes import KubernetesSpec
+from mpctl.spec.launch import KubernetesSpec
 
 TABLE = "launch.kubernetes"
 

@@ -29,7 +29,7 @@ from mpctl.clusters.scheduled import JOB_VARIABLES
 from mpctl.launch.node.device import Device, named_device
 from mpctl.rundir.owner import OPTION
 from mpctl.spec.job import JobSpec
-from mpctl.spec.kubernetes import KubernetesSpec
+from mpctl.spec.launch import KubernetesSpec
 
 Manifest = dict[str, object]
 """An object of Kubernetes, or a part of one."""

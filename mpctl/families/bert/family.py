@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mpctl.families.bert.ops import operator_table
 from mpctl.families.bert.special import CLS, SEP, least_tokens, special_tokens
 from mpctl.families.description import BatchArray, ModelFamily
-from mpctl.spec.prompt import PromptForm, PromptKind
+from mpctl.spec.families import PromptForm, PromptKind
 
 if TYPE_CHECKING:
     from mpctl.families.scheme import Scheme

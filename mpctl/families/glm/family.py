@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpctl.families.description import BatchArray, ModelFamily
 from mpctl.families.glm.ops import operator_table
 from mpctl.families.glm.special import END, START, least_tokens, special_tokens
-from mpctl.spec.prompt import PromptForm, PromptKind
+from mpctl.spec.families import PromptForm, PromptKind
 
 FAMILY = ModelFamily(
     name="glm",

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from mpctl.families.description import BatchArray, ModelFamily
 from mpctl.families.gpt.ops import operator_table
 from mpctl.families.gpt.special import least_tokens
-from mpctl.spec.prompt import PromptForm, PromptKind
-from mpctl.spec.variants import VARIANTS
+from mpctl.spec.families import PromptForm, PromptKind
+from mpctl.spec.model import VARIANTS
 from mpctl.tensor_grid import MODES
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mpctl.families.description import BatchArray, ModelFamily
 from mpctl.families.t5.ops import operator_table
 from mpctl.families.t5.special import END, PAD, least_tokens, special_tokens, target_length
-from mpctl.spec.prompt import PromptForm, PromptKind
+from mpctl.spec.families import PromptForm, PromptKind
 
 if TYPE_CHECKING:
     from mpctl.families.scheme import Scheme

@@ -18,8 +18,8 @@ from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.sampling.draw import TokenSampler
 from mpctl.runtime.sampling.loop import LoadedModel, SampledToken, fill_masks, generate
 from mpctl.runtime.sampling.texts import make_text_states
+from mpctl.spec.families import PromptKind
 from mpctl.spec.job import JobSpec
-from mpctl.spec.prompt import PromptKind
 
 
 def sample(request: SampleRequest, job: JobSpec, mesh: Mesh) -> Iterator[SampleAnswer]:

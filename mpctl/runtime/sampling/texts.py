@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mpctl.rundir.task_files import PromptRequest
-from mpctl.spec.prompt import PromptForm, PromptKind
+from mpctl.spec.families import PromptForm, PromptKind
 
 Fields = Mapping[str, Sequence[int]]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mpctl.families.description import BatchArray, ModelFamily
+from mpctl.spec.families import PromptForm, PromptKind
 from mpctl.spec.model import ModelSpec
-from mpctl.spec.prompt import PromptForm, PromptKind
 
 from .ops import operator_table
 

@@ -24,8 +24,8 @@ from mpctl.runtime.sampling.decoders import make_decoder
 from mpctl.runtime.sampling.draw import TokenSampler, gather_logits
 from mpctl.runtime.sampling.loop import LoadedModel, fill_masks, generate
 from mpctl.runtime.sampling.texts import TextState, make_text_states
+from mpctl.spec.families import PromptForm
 from mpctl.spec.model import ModelSpec
-from mpctl.spec.prompt import PromptForm
 from mpctl.spec.training import TrainingSpec
 from mpctl.transport.group import Group
 from tests.ranks import run_ranks
