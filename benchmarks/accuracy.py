@@ -31,9 +31,8 @@ from mpctl.calibrate.accuracy import (
     samples_per_second,
     spearman,
 )
-from mpctl.calibrate.cross import LeftOut, Residuals, leave_out, residuals
 from mpctl.calibrate.evaluate import open_evaluator
-from mpctl.calibrate.fit import Fit
+from mpctl.calibrate.fit import Fit, LeftOut, Residuals, leave_out, residuals
 from mpctl.calibrate.record import CrossRecord, hash_json, read_record, what_changed
 from mpctl.calibrate.runs import constants_of
 from mpctl.calibrate.spread import find_inside

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from mpctl.calibrate.cross import Residuals
+from mpctl.calibrate.fit import Residuals
 from mpctl.calibrate.runs import Run, read_runs
 from tests.nanotron import nanotron_rows
 

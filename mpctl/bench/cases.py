@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mpctl.bench.folder import DATA, check_folder
+from mpctl.bench.report import DATA, check_folder
 from mpctl.clusters.connect import training_refusals, training_warnings
 from mpctl.errors import InputError, Issue, attempt
 from mpctl.families import special_tokens

@@ -19,8 +19,7 @@ from typing import Annotated, Any, NoReturn, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from mpctl.bench.folder import FAMILY, REPORT
-from mpctl.bench.report import SCHEMA, BenchEnvironment, BenchName, BenchReport
+from mpctl.bench.report import FAMILY, REPORT, SCHEMA, BenchEnvironment, BenchName, BenchReport
 from mpctl.errors import InputError, Issue, attempt
 
 MOST_BYTES = 64 * 2**20

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from mpctl.bench.kernel_list import KernelLister
-from mpctl.bench.planned_kernel import PlannedKernel
+from mpctl.bench.kernel_list import KernelLister, PlannedKernel
 from mpctl.bench.probe import require_probes
 from mpctl.errors import InputError, Issue
 from mpctl.estimate.time import StepTimeModel, get_clock

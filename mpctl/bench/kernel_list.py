@@ -1,13 +1,15 @@
 """The kernels that a rank of a layout runs: shape, work, and the planner's own estimate of each.
 
 Everything comes from what a plan is made of: products and attentions from the operator table at
-their local shapes, seconds from the estimate's functions (estimate/work.py, attention_times.py,
-kernels.py). Equal kernels of one dtype are measured once, under the name of the first.
+their local shapes, seconds from the estimate's functions. Equal kernels of one dtype are measured
+once, under the name of the first.
 
-Work is counted as planned_kernel.py says: a fused attention's backward computes 2.5 times its
-forward's FLOP; STREAM's triad moves three arrays, its copy two (J. McCalpin, STREAM, 1995).
-
-By hand, 64 rows, hidden 64 and tp 2: the MLP's first product of 64 x 64 x 256 is 64 x 64 x 128.
+`flops` are those that a kernel computes, `bytes` the least that must be read and written, each
+tensor once: X [512, 256] W [256, 1024] in fp32 are 2 x 512 x 256 x 1024 = 268 MFLOP and 4 (512 x
+256 + 256 x 1024 + 512 x 1024) = 3.67 MB. A fused attention's backward computes 2.5 times its
+forward's FLOP; STREAM's triad moves three arrays, its copy two (J. McCalpin, STREAM, 1995). In
+training other tensors pass through the caches before a kernel runs again, so that it is timed with
+several copies of its operands in turn.
 """
 
 from __future__ import annotations
@@ -15,9 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import ceil, prod
 
-from mpctl.bench.planned_kernel import PlannedKernel, case_copies
 from mpctl.estimate.attention_kernel import keeps_no_scores
 from mpctl.estimate.attention_times import fused_pairs
 from mpctl.estimate.flops import ALL, FORWARD, block_flops
@@ -31,6 +32,55 @@ from mpctl.operators.matmul import AttentionOp, LayerStack, MatMul
 from mpctl.rundir.kernel_files import LAYER_SIZES, KernelCase, KernelName, KernelPart, sized_layer
 from mpctl.spec.base import DType
 from mpctl.spec.model import ModelSpec
+
+CACHE_BYTES, MOST_COPIES = 2**25, 8  # more than a core's own cache holds
+FLAGS = ("causal", "window", "bias", "sample_mask")  # of a shape, no part of a name
+
+
+@dataclass(frozen=True)
+class PlannedKernel:
+    """A kernel before it is timed. site: where the model has it, such as `layers.mlp.up`. flops,
+    bytes: computed, and read or written at least. predicted_seconds: None where the cluster does
+    not describe the device. is_compute: whether its share of the peak is of FLOP/s, else of the
+    memory's bytes/s."""
+
+    site: str
+    case: KernelCase
+    flops: float
+    bytes: float
+    predicted_seconds: float | None
+    is_compute: bool = False
+
+    @property
+    def is_layer(self) -> bool:
+        """Whether it is a whole layer."""
+        return self.case["kernel"] == "layer"
+
+    @property
+    def name(self) -> str:
+        """`matmul layers.mlp.up forward 512x256x1024 fp32`, the same in every run."""
+        case = self.case
+        sizes = case_sizes(case["shape"])
+        return f"{case['kernel']} {self.site} {case['part']} {sizes} {case['dtype']}"
+
+
+def case_copies(moved: float) -> int:
+    """Copies of operands of so many bytes that are used in turn.
+
+    >>> case_copies(3.67e6), case_copies(2**24), case_copies(2**30)
+    (8, 2, 1)
+    """
+    return min(MOST_COPIES, max(1, ceil(CACHE_BYTES / moved)))
+
+
+def case_sizes(shape: Mapping[str, int]) -> str:
+    """The sizes of a case as a name has them, without what only says yes or no.
+
+    >>> case_sizes({"batch": 8, "queries": 64, "causal": 1})
+    '8x64'
+    """
+    return "x".join(str(size) for name, size in shape.items() if name not in FLAGS)
+
 
 TINY = {"hidden": 64, "heads": 4, "kv_heads": 4, "head_dim": 16, "ffn": 128, "seq_length": 8}
 """Sizes of a layer whose kernels take next to nothing, so that the host's time is left."""

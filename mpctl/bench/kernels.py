@@ -17,7 +17,7 @@ from statistics import median
 from typing import TypedDict
 
 from mpctl.bench.kernel_cases import KernelCases
-from mpctl.bench.planned_kernel import PlannedKernel
+from mpctl.bench.kernel_list import PlannedKernel
 from mpctl.bench.probe import probe_answers
 from mpctl.bench.report import (
     SCHEMA,

@@ -1,24 +1,30 @@
-"""Layouts to be timed, from words such as `tp=1,2 pp=1,2`: every combination of the sizes.
+"""Layouts to be run: from words such as `tp=1,2 pp=1,2`, or the built-in set of `bench verify`.
 
-dp is 1 unless a word has it, so that a layout has as many ranks as its sizes multiply to. With
-world sizes, those combinations count that make one of them, and dp takes what the others leave.
+Words mean every combination of their sizes; dp is 1 unless a word has it, so that a layout has as
+many ranks as its sizes multiply to. With world sizes, those combinations count that make one of
+them, and dp takes what the others leave. Several chunks a stage (vpp) without a pipeline are left
+out.
 
-A combination of several chunks a stage (vpp) without a pipeline is left out.
+The built-in set has each way to split a job once, alone where it can be told apart from the others,
+and the common combinations: 1 to 4 ranks, and what a step costs them differs by every part of the
+estimate (products, messages of each axis, bubbles, optimizer, host).
 
-By hand, `tp=1,2 pp=1,2` is tp1 pp1, tp1 pp2, tp2 pp1, tp2 pp2 of 1, 2, 2 and 4 ranks; with world
-size 4, dp is 4, 2, 2 and 1.
+>>> file_name("dp2 zero3")
+'dp2-zero3'
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import gcd, prod
 from typing import Literal
 
-from mpctl.axes import AXIS_NAMES
+from mpctl.axes import AXIS_NAMES, DEFAULT_ORDER
 from mpctl.errors import InputError, Issue
+from mpctl.planning.layout_settings import LayoutSettings, SettingValue, setting_name
 from mpctl.planning.plan import Overrides
 from mpctl.spec.job import JobSpec
 from mpctl.spec.parallel import ParallelSpec
@@ -178,3 +184,116 @@ def _wrong(key: str, numbers: Sequence[str], known: Mapping[str, object]) -> str
     if not all(number.isdecimal() and least <= int(number) < 10**6 for number in numbers):
         return f"not sizes of {least} or more, separated by commas"
     return None
+
+
+LayoutFields = Mapping[str, SettingValue]
+"""A layout by the fields of LayoutSettings in which it differs from a single rank's."""
+
+DEFAULT_LAYOUTS: tuple[LayoutFields, ...] = (
+    {},
+    {"recompute": "full"},
+    {"tp": 2},
+    {"tp": 2, "sequence_parallel": True},
+    {"dp": 2},
+    {"dp": 2, "zero": 1},
+    {"dp": 2, "zero": 3},
+    {"cp": 2},
+    {"pp": 2},
+    {"pp": 2, "vpp": 2},
+    {"pp": 2, "schedule": "zero-bubble"},
+    {"tp": 4},
+    {"dp": 4},
+    {"pp": 4},
+    {"tp": 2, "dp": 2},
+    {"tp": 2, "pp": 2},
+    {"dp": 2, "pp": 2},
+    {"cp": 2, "dp": 2},
+    {"tp": 2, "dp": 2, "zero": 1, "recompute": "full"},
+    {"tp": 4, "tensor_mode": "2d"},
+)
+QUICK_LAYOUTS: tuple[LayoutFields, ...] = ({}, {"tp": 2}, {"dp": 2}, {"pp": 2}, {"tp": 2, "dp": 2})
+DEFAULT_SETTINGS: Mapping[str, object] = {
+    "training.micro_batch_size": 2,
+    "training.global_batch_size": 8,
+    "data.max_bytes": 1_000_000,
+}
+"""Settings of the job whose layouts the built-in set has: four micro batches of a single replica,
+and so little text that it is prepared in seconds."""
+
+SINGLE_RANK: LayoutFields = {
+    "tp": 1, "cp": 1, "dp": 1, "pp": 1, "vpp": 1, "schedule": "1f1b", "sequence_parallel": False,
+    "zero": 0, "tensor_mode": "1d", "recompute": "none",
+}  # fmt: skip
+
+
+def ranks_of(layout: LayoutFields) -> int:
+    """Ranks of a layout: the product of the sizes of its axes.
+
+    >>> ranks_of({"tp": 2, "dp": 2, "zero": 1})
+    4
+    """
+    return prod(int(layout.get(axis) or 1) for axis in AXIS_NAMES)
+
+
+def layout_overrides(layout: LayoutFields, nodes: int = 1) -> dict[str, object]:
+    """The settings that give any job exactly this layout, on so many nodes that share its ranks
+    evenly; of several nodes even a tensor-parallel group may leave one."""
+    settings = {setting_name(key): value for key, value in {**SINGLE_RANK, **layout}.items()}
+    across = {"parallel.allow_tp_across_nodes": True} if nodes > 1 else {}
+    each = {"cluster.nodes": nodes, "cluster.gpus_per_node": ranks_of(layout) // nodes}
+    return {**each, **settings, **across}
+
+
+def layout_name(layout: LayoutSettings) -> str:
+    """A layout in few words, without what a single rank has too: `tp2 dp2 zero1`, `pp2 vpp2`; of
+    one rank `1 rank`. The micro batch is not told."""
+    sizes = [f"{axis}{size}" for axis in ("tp", "cp", "dp", "pp", "vpp")
+             if (size := getattr(layout, axis)) > 1]  # fmt: skip
+    depth = f"-{layout.tensor_depth}" if layout.tensor_depth else ""
+    others = (
+        (layout.tensor_mode != "1d", f"{layout.tensor_mode}{depth}"),
+        (layout.schedule not in ("1f1b", "interleaved"), layout.schedule),
+        (layout.sequence_parallel, "sp"),
+        (layout.zero > 0, f"zero{layout.zero}"),
+        (layout.recompute != "none", _recompute(layout.recompute)),
+        (layout.stage_balance != "even", "by-cost"),
+        (layout.order != DEFAULT_ORDER, layout.order),
+    )
+    return " ".join([*(sizes or ["1 rank"]), *(word for is_told, word in others if is_told)])
+
+
+def _recompute(granularity: str) -> str:
+    return "recompute" if granularity == "full" else f"recompute-{granularity}"
+
+
+def fields_name(layout: LayoutFields) -> str:
+    """The name of a layout of the built-in set.
+
+    >>> fields_name({"tp": 2, "zero": 1})
+    'tp2 zero1'
+    """
+    others = {"stage_balance": "even", "micro_batch_size": 1, "order": DEFAULT_ORDER}
+    return layout_name(LayoutSettings(**{**SINGLE_RANK, **others, **layout}))  # type: ignore[arg-type]
+
+
+def file_name(title: str) -> str:
+    """A title with `-` for every run of characters that a file name should not have."""
+    return re.sub(r"[^A-Za-z0-9._+]+", "-", title).strip("-.") or "case"
+
+
+def told_apart(titles: Iterable[str]) -> list[str]:
+    """The titles, numbered from the second on where several are the same as file names.
+
+    >>> told_apart(["tp2", "dp2", "tp2"])
+    ['tp2', 'dp2', 'tp2 (2)']
+    """
+    taken: set[str] = set()
+    unique = []
+    for title in titles:
+        name, number = title, 1
+        while file_name(name).lower() in taken:
+            number += 1
+            name = f"{title} ({number})"
+        taken.add(file_name(name).lower())
+        unique.append(name)
+    return unique

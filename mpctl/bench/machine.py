@@ -2,50 +2,183 @@
 
 Three stages, each of which begins with what the one before has found:
 
-    kernels        -> a device: products, attention, memory, host            (device_fit.py)
-    collectives    -> the link of its cores, or GPUs                         (link_fit.py)
-    training runs  -> a few figures moved, and the spread that is left       (machine_runs.py)
+    kernels        -> a device: products, attention, memory, host            (machine_fit.py)
+    collectives    -> the link of its cores, or GPUs                         (machine_fit.py)
+    training runs  -> a few figures moved, and the spread that is left
 
-After the first two the presets are written; after the third they are written again. The report is
-saved whenever something was measured, so that whatever ends the bench early costs nothing.
-
-By hand, with a budget of 200 s: 60 s of rounds for kernels, 40 s for collectives, the rest for
-runs; each stage completes one round.
+Training runs are the layouts of `mpctl bench verify` that give every rank a core (or GPU) of its
+own, of one small model. They are planned on the measured preset, trained in rounds, and fitted
+(calibrate/own_cluster.py). After the first two stages the presets are written; after the third
+they are written again. The report is saved whenever something was measured, so that whatever ends
+the bench early costs nothing. Its rows are estimated on the presets once these are there: what is
+left between estimates and measurements is what the preset cannot say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import exp, log
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
-from mpctl.bench.budget import Budget
 from mpctl.bench.cases import plan_cases
-from mpctl.bench.collective_rows import CollectiveRow
-from mpctl.bench.collectives import MeasuredCollectives, measure_collectives
-from mpctl.bench.device_fit import DeviceFit, fit_device
-from mpctl.bench.folder import save_report, take_folder
+from mpctl.bench.collectives import CollectiveRow, MeasuredCollectives, measure_collectives
 from mpctl.bench.kernels import KernelRow, MeasuredKernels, measure_kernels
-from mpctl.bench.link_fit import LinkFit, fit_link
+from mpctl.bench.machine_fit import DeviceFit, LinkFit, fit_device, fit_link
 from mpctl.bench.machine_plan import MachineWork
 from mpctl.bench.machine_preset import PRESETS, MachinePreset, machine_preset, measured_source
-from mpctl.bench.machine_rows import collectives_on, kernels_on
-from mpctl.bench.machine_runs import (
-    MachineCheck,
-    disturbed_runs,
-    machine_checks,
-    mean_errors,
-    measured_runs,
-    with_rounds,
-)
-from mpctl.bench.report import SCHEMA, BenchEnvelope, BenchEnvironment
-from mpctl.bench.runner import CaseRun, Watch, run_cases
-from mpctl.calibrate.own_cluster import fit_cluster
+from mpctl.bench.report import SCHEMA, BenchEnvelope, BenchEnvironment, save_report, take_folder
+from mpctl.bench.runner import Budget, CaseRun, Watch, group_runs, run_cases
+from mpctl.bench.verify import BUSY
+from mpctl.calibrate.own_cluster import ClusterFit, fit_cluster, own_spread
 from mpctl.calibrate.runs import Run
+from mpctl.layout.job_layout import JobLayout
 from mpctl.rundir.directory import RunDir
+from mpctl.spec.cluster import ClusterSpec, DeviceSpec
+from mpctl.spec.runtime import get_profile
+
+
+def kernels_on(
+    preset: MachinePreset, work: MachineWork, rows: Sequence[KernelRow]
+) -> list[KernelRow]:
+    """The rows with the estimates of this preset, and their shares of its device's peaks."""
+    cases = work.kernel_cases(preset.settings())
+    planned = {
+        f"{kernel.name} x{ranks}": kernel.predicted_seconds
+        for kernel in cases.kernels
+        for ranks in cases.ranks
+    }
+    return [_kernel(row, planned.get(row["name"]), preset.device) for row in rows]
+
+
+def _kernel(row: KernelRow, predicted: float | None, device: DeviceSpec) -> KernelRow:
+    share = row["share_of_peak"]
+    peaks: dict[Any, float] = {**device.peak_flops}
+    if row["flops"]:
+        share = row["flops_per_second"] / peaks[row["dtype"]] if row["dtype"] in peaks else None
+    elif device.memory_bandwidth:
+        share = row["bytes_per_second"] / device.memory_bandwidth
+    return {**row, "predicted_seconds": predicted, "share_of_peak": share}
+
+
+def collectives_on(
+    preset: MachinePreset, work: MachineWork, measured: MeasuredCollectives
+) -> list[CollectiveRow]:
+    """The rows of these collectives with the estimates of this preset."""
+    cases = work.collectives(None, preset.settings())
+    assert cases is not None, "they were measured"
+    same = replace(measured.cases, plan=cases.plan, topology=cases.topology)
+    return replace(measured, cases=same).rows
+
+
+class MachineCheck(TypedDict):
+    """A layout that was trained. seconds: of a step, the median over its runs; measured_seconds:
+    planned from kernels and collectives alone; fitted_seconds: planned on the preset as written;
+    left_out_seconds: planned by a fit that did not see this layout, None where there were too few
+    layouts."""
+
+    layout: str
+    ranks: int
+    seconds: float
+    measured_seconds: float
+    fitted_seconds: float
+    left_out_seconds: float | None
+
+
+def measured_runs(runs: Sequence[CaseRun], name: str, cluster: ClusterSpec) -> list[Run]:
+    """A run of each layout on the cluster as it was measured, for a fit.
+
+    name: of the presets; cluster: with the figures that the fit begins from.
+    """
+    return [_run(own, name, cluster) for own in group_runs(runs).values()]
+
+
+def _run(runs: Sequence[CaseRun], name: str, cluster: ClusterSpec) -> Run:
+    case = runs[0].case
+    own = case.job.cluster
+    kept = {"nodes": own.nodes, "gpus_per_node": own.gpus_per_node}
+    job = case.job.model_copy(update={"cluster": cluster.model_copy(update=kept)})
+    runtime = job.training.runtime
+    return Run(
+        case.title, "", JobLayout.of(job), get_profile(runtime),
+        {"devices": name, "clusters": name, "runtimes": runtime},
+        {"step_seconds": median(run.step_seconds for run in runs)},
+    )  # fmt: skip
+
+
+def disturbed_runs(runs: Sequence[CaseRun]) -> list[str]:
+    """The layouts of one rank on CPU that had their core for less than `BUSY` of a step: with
+    nobody to wait for, such a rank was waiting for other programs."""
+    return [
+        name
+        for name, own in group_runs(runs).items()
+        if (job := own[0].case.job).world_size == 1
+        and job.device_kind == "cpu"
+        and median(_core_share(run) for run in own) < BUSY
+    ]
+
+
+def _core_share(run: CaseRun) -> float:
+    """Processor time of rank 0 over the time of a step."""
+    return median(record["cpu_seconds"] / record["step_seconds"] for record in run.steady)
+
+
+def with_rounds(fit: ClusterFit, runs: Sequence[CaseRun]) -> ClusterFit:
+    """The same fit with the spread of single runs. The errors on layouts that were left out are of
+    medians; a run to come also lies off its median as the rounds of its layout did.
+
+    By hand, a layout 2 % off when it was left out, whose rounds took 0.9, 1 and 1.1 times their
+    median: errors of 13, 2 and -7 %.
+    """
+    errors = []
+    for own in group_runs(runs).values():
+        middle = median(run.step_seconds for run in own)
+        if (off := fit.left_out.get(own[0].case.title)) is not None:
+            errors += [off + log(middle / run.step_seconds) for run in own]
+    return replace(fit, spread=own_spread(errors))
+
+
+def machine_checks(runs: Iterable[Run], fit: ClusterFit) -> list[MachineCheck]:
+    """A row for each layout."""
+    return [_check(run, fit) for run in runs]
+
+
+def _check(run: Run, fit: ClusterFit) -> MachineCheck:
+    seconds = run.measured["step_seconds"]
+    left_out = fit.left_out.get(run.id)
+    return {
+        "layout": run.id,
+        "ranks": run.job.world_size,
+        "seconds": seconds,
+        "measured_seconds": seconds * exp(fit.measured[run.id]),
+        "fitted_seconds": seconds * exp(fit.fitted[run.id]),
+        "left_out_seconds": None if left_out is None else seconds * exp(left_out),
+    }
+
+
+def mean_errors(checks: Sequence[MachineCheck]) -> Mapping[str, float]:
+    """The mean of |planned / measured - 1| of all layouts, by what planned it: `measured`,
+    `fitted`, and `left_out` where there is one.
+
+    >>> mean_errors([{"layout": "tp2", "ranks": 2, "seconds": 1.0, "measured_seconds": 1.25,
+    ...               "fitted_seconds": 0.75, "left_out_seconds": None}])
+    {'measured': 0.25, 'fitted': 0.25}
+    """
+    pairs: dict[str, list[float]] = {}
+    for check in checks:
+        for name, planned in (
+            ("measured", check["measured_seconds"]),
+            ("fitted", check["fitted_seconds"]),
+            ("left_out", check["left_out_seconds"]),
+        ):
+            if planned is not None:
+                pairs.setdefault(name, []).append(abs(planned / check["seconds"] - 1))
+    return {name: sum(errors) / len(errors) for name, errors in pairs.items()}
+
 
 KERNELS_SHARE, COLLECTIVES_SHARE = 0.3, 0.2  # of a budget; the rest is for training runs
 
@@ -72,7 +205,7 @@ class MachineFindings(TypedDict):
 
 class MachineReport(BenchEnvelope):
     """What `mpctl bench machine --json` prints, and OUT/report.json. Its rows are those of kernels
-    and of collectives (bench/kernels.py, bench/collective_rows.py), estimated on the presets."""
+    and of collectives (bench/kernels.py, bench/collectives.py), estimated on the presets."""
 
     results: list[KernelRow | CollectiveRow]
     findings: MachineFindings

@@ -14,15 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mpctl.bench.built_in_set import built_in_set
 from mpctl.bench.cases import TIMED_SETTINGS, RunCase
-from mpctl.bench.collective_cases import CollectiveCases, plan_collectives
-from mpctl.bench.collective_options import CollectiveFlags
+from mpctl.bench.collective_cases import CollectiveCases, CollectiveFlags, plan_collectives
 from mpctl.bench.kernel_cases import KernelCases, kernel_cases
+from mpctl.bench.layouts import layout_overrides
 from mpctl.bench.machine_preset import check_name
 from mpctl.bench.report import BenchEnvironment
-from mpctl.bench.verify_cases import verify_cases
-from mpctl.bench.verify_layouts import layout_overrides
+from mpctl.bench.verify_cases import built_in_set, verify_cases
 from mpctl.errors import InputError, Issue, attempt
 from mpctl.launch.node.machine import Machine
 from mpctl.planning.plan import Plan

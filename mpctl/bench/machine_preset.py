@@ -1,24 +1,21 @@
 """The presets of a machine that was measured: a device and a cluster, as TOML with their sources.
 
 FOLDER/devices/NAME.toml has the device, FOLDER/clusters/NAME.toml the cluster, which names the
-device's file beside it: `mpctl plan --cluster FOLDER/clusters/NAME.toml` reads both, and so does
-`--cluster NAME` where MPCTL_PRESETS names FOLDER.
-
-By hand, two cores named `mine`: clusters/mine.toml has `device = "../devices/mine.toml"`,
-`gpus_per_node = 2` and `cores = 2`.
+device's file: `mpctl plan --cluster FOLDER/clusters/NAME.toml` reads both, and so does
+`--cluster NAME` where MPCTL_PRESETS names FOLDER. Numbers have four significant digits, which is
+more than measurements repeat to, and comments that say what they were found from.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mpctl.bench.device_fit import DeviceFit
-from mpctl.bench.link_fit import LinkFit
-from mpctl.bench.preset_text import preset_text
+from mpctl.bench.machine_fit import DeviceFit, LinkFit
 from mpctl.bench.report import BenchEnvironment
 from mpctl.calibrate.own_cluster import ClusterFit
 from mpctl.calibrate.runs import get_value, with_value
@@ -28,6 +25,37 @@ from mpctl.errors import InputError
 from mpctl.rundir.directory import cannot_write
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.units import plural
+
+Comments = Mapping[str, str]  # by dotted path
+
+
+def preset_text(table: Mapping[str, Any], *, head: Sequence[str], comments: Comments) -> str:
+    """The table as TOML. head: lines of a comment at its beginning; comments: to the right of a
+    value, by its dotted path. Values are texts, numbers, truth values and tables of those.
+
+    >>> preset_text({"nodes": 1}, head=["measured"], comments={"nodes": "this one"})
+    '# measured\\nnodes = 1  # this one\\n'
+    """
+    return "\n".join([*(f"# {line}" for line in head), *_lines(table, "", comments)]) + "\n"
+
+
+def _lines(table: Mapping[str, Any], prefix: str, comments: Comments) -> Iterator[str]:
+    values = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
+    for key, value in values.items():
+        comment = comments.get(prefix + key)
+        yield f"{key} = {_value(value)}" + (f"  # {comment}" if comment else "")
+    for key, inner in table.items():
+        if isinstance(inner, Mapping) and inner:
+            yield ""
+            yield f"[{prefix}{key}]"
+            yield from _lines(inner, f"{prefix}{key}.", comments)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, float):
+        return number(value)
+    return json.dumps(value, ensure_ascii=False)  # of texts, integers and truth values also TOML
+
 
 PRESETS = "presets"  # in the folder of a bench
 FITTED = "moved by training runs from {before}"

@@ -1,23 +1,23 @@
 """Runs the cases of a bench in rounds, A B C A B C, and hands out every run as it ends.
 
 Each run is a launch like `mpctl launch`'s, in OUT/CASE-rN with its records, reports and summary.
-The first round always runs to its end; further ones begin as long as the budget allows.
-
-By hand, 3 cases in 2 rounds of 12 steps are 6 runs and 72 steps of progress.
+Interleaved rounds spread what else happens on the machine over all cases alike. A round begins only
+if one as long as the longest so far would end within the budget; the first always begins.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
-from mpctl.bench.budget import Budget
 from mpctl.bench.cases import PlannedCase, shared_units, with_data
-from mpctl.bench.folder import take_folder
+from mpctl.bench.report import take_folder
 from mpctl.clusters.connect import connected
 from mpctl.errors import RunFailed
+from mpctl.estimate.step import StepTime
 from mpctl.launch.control.host_checks import common_machine
 from mpctl.launch.node.facts import HostFacts
 from mpctl.launch.set_up import Progress, set_up_run
@@ -26,6 +26,44 @@ from mpctl.launch.supervise import OnEvent, run_launch
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.rank_files import RankReport, StepRecord
 from mpctl.rundir.summary import WARM_UP_STEPS, RunSummary, write_summary
+
+
+@dataclass
+class Budget:
+    """seconds: that all rounds together may take, None for no limit; clock: seconds that go by;
+    longest: seconds of the longest round so far."""
+
+    seconds: float | None = None
+    clock: Callable[[], float] = time.monotonic
+    began: float = field(init=False)
+    longest: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self.began = self.clock()
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that are left, at least 0; None where there is no limit."""
+        return None if self.seconds is None else max(self.began + self.seconds - self.clock(), 0.0)
+
+    def rounds(self, most: int) -> Iterator[int]:
+        """The numbers of the rounds from 0 on: at most so many, as long as time is left."""
+        for number in range(most):
+            left = self.left
+            if number and left is not None and left < self.longest:
+                return
+            began = self.clock()
+            yield number
+            self.longest = max(self.longest, self.clock() - began)
+
+    def likely(self, number: int, most: int) -> int:
+        """How many rounds there will be, as far as round `number`, which begins now, can tell: all
+        of `most` where there is no limit, or no round before it."""
+        left = self.left
+        if left is None or not self.longest:
+            return most
+        return min(most, number + max(1, int(left / self.longest)))
+
 
 TRAINING = "train the cases"
 
@@ -148,3 +186,18 @@ def _run(
     units = shared_units(launch.job, machine) * len(hosts)
     ran = replace(case, launch=launch)
     return CaseRun(ran, number, run, list(run.records()), run.rank_reports(), summary, units, hosts)
+
+
+def communication_share(runs: Sequence[CaseRun]) -> float | None:
+    """The share of a step in which a rank waits, on the average of the ranks and the median of the
+    runs; None where no rank reported it."""
+    shares = [
+        mean(told) for run in runs
+        if (told := [r["communication_share"] for r in run.reports if "communication_share" in r])
+    ]  # fmt: skip
+    return median(shares) if shares else None
+
+
+def planned_share(time: StepTime) -> float:
+    """The share of a planned step in messages that nothing hides, and in bubbles."""
+    return (time.tp + time.cp + time.pp + time.dp + time.bubble) / time.total

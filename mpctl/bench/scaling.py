@@ -7,16 +7,35 @@ scaling keeps the work of a rank: the global batch grows with N. The published f
 (Megatron-LM, arXiv 1909.08053, section 5.1): 15.1 PFLOP/s on 512 GPUs against 39 TFLOP/s on one,
 15100 / (512 x 39) = 76 %. Every case runs with the same number of threads a rank, so that one rank
 does not quietly use the cores of the others.
+
+FLOP of a step are counted, not measured (estimate/flops.py): model FLOP/s of a device are those of
+a rank over the step's seconds, MFU is their share of the device's peak, and HFU the same with the
+FLOP that recomputation repeats. Perfect cores reach min(N, cores) / N: 4 ranks on 2 cores 50 %.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
 from typing import Literal
 
-from mpctl.bench.cases import TIMED_SETTINGS
+from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
+
+from mpctl.bench.cases import TIMED_SETTINGS, PlannedCase
 from mpctl.bench.layouts import Layout
+from mpctl.bench.report import (
+    SCHEMA,
+    BenchEnvelope,
+    BenchEnvironment,
+    BenchRow,
+    environment_on,
+    spread,
+)
+from mpctl.bench.runner import CaseRun, communication_share, hosts_of, planned_share
+from mpctl.estimate.flops import model_and_hardware_flops
+from mpctl.estimate.step import StepTime
+from mpctl.estimate.utilization import Utilization, device_peak
 from mpctl.planning.plan import Overrides
 from mpctl.spec.job import JobSpec
 
@@ -73,3 +92,251 @@ def efficiency(speed: float, ranks: int, base_speed: float, base_ranks: int) -> 
     0.756
     """
     return speed / base_speed / (ranks / base_ranks)
+
+
+class ScalingRow(BenchRow):
+    """A layout in one mode of scaling; its seconds are those of a step.
+
+    layout: `tp2 dp2`, `1 rank`; sizes: of the parallel axes; cpu_seconds: the median processor time
+    of rank 0 in a step; predicted_..: the plan's, None where it states no time; flops_per_second:
+    model FLOP/s of a device; mfu, hfu: None where the plan does not describe the device that ran;
+    speed_up, efficiency: against the row that the findings name as baseline; perfect_efficiency:
+    where every core (or GPU) did its share of the work and nothing else took time; is_rehearsal:
+    ranks share cores; communication_share: of a step, that a rank on the average waits in
+    collectives, None where runs do not tell it, and predicted as messages and bubbles.
+    """
+
+    mode: Mode
+    layout: str
+    world_size: int
+    sizes: dict[str, int]
+    global_batch_size: int
+    cpu_seconds: float
+    predicted_seconds: float | None
+    low_seconds: float | None
+    high_seconds: float | None
+    tokens_per_second: float
+    flops_per_second: float
+    mfu: float | None
+    hfu: float | None
+    speed_up: float
+    efficiency: float
+    predicted_efficiency: float | None
+    perfect_efficiency: float
+    is_rehearsal: bool
+    communication_share: float | None
+    predicted_communication_share: float | None
+
+
+class ScalingFindings(TypedDict):
+    """steps_timed: of each case in a round; units: cores or GPUs that the ranks shared, and unit,
+    which of the two; baselines: by mode, the name of the row that the others are held against."""
+
+    steps_timed: int
+    units: int
+    unit: Literal["core", "GPU"]
+    baselines: dict[str, str]
+
+
+class ScalingReport(BenchEnvelope):
+    """What `mpctl bench scaling --json` prints, and OUT/report.json."""
+
+    results: list[ScalingRow]
+    findings: ScalingFindings
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What the runs of one case measured, at least one."""
+
+    case: ScalingCase
+    runs: Sequence[CaseRun]
+
+    @property
+    def planned(self) -> PlannedCase:
+        """The case with its plan."""
+        return self.runs[0].case
+
+    @property
+    def units(self) -> int:
+        """Cores or GPUs that the ranks shared."""
+        return self.runs[0].units
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are."""
+        return self.case.layout.world_size
+
+    @property
+    def seconds(self) -> float:
+        """The median over the rounds of their median step."""
+        return median(run.step_seconds for run in self.runs)
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second of all ranks together."""
+        return self.planned.tokens_per_step / self.seconds
+
+    @property
+    def planned_time(self) -> StepTime | None:
+        """The plan's step, None where it states no time."""
+        estimate = self.planned.plan.estimate
+        time = estimate.time if estimate else None
+        return time if isinstance(time, StepTime) else None
+
+    @property
+    def planned_speed(self) -> float | None:
+        """Tokens a second as planned."""
+        time = self.planned_time
+        return self.planned.tokens_per_step / time.total if time else None
+
+    @property
+    def peak(self) -> float | None:
+        """FLOP/s that the plan's device states, where a rank ran on that kind of device, and on
+        one core of it."""
+        return None if self.planned_time is None else device_peak(self.planned.job)
+
+    @property
+    def unit(self) -> Literal["core", "GPU"]:
+        """What a rank ran on."""
+        return "GPU" if self.planned.job.launch.device == "cuda" else "core"
+
+    @property
+    def perfect_speed(self) -> float:
+        """The speed of perfect units, of which each rank keeps one busy, relative to one's."""
+        return min(self.world, self.units)
+
+
+def scaling_rows(timings: Sequence[Timing], mode: Mode) -> list[ScalingRow]:
+    """One row for each layout of this mode that was timed, in their order."""
+    of_mode = [timing for timing in timings if mode in timing.case.modes]
+    if not of_mode:
+        return []
+    base = find_baseline(of_mode)
+    return [_row(timing, base, mode) for timing in of_mode]
+
+
+def find_baseline(timings: Sequence[Timing]) -> Timing:
+    """The fastest layout of the smallest world, of at least one."""
+    smallest = min(timing.world for timing in timings)
+    return max((t for t in timings if t.world == smallest), key=lambda timing: timing.speed)
+
+
+def row_name(timing: Timing, mode: Mode) -> str:
+    """`strong tp2 dp2`."""
+    return f"{mode} {timing.case.layout.name}"
+
+
+def _row(timing: Timing, base: Timing, mode: Mode) -> ScalingRow:
+    case, time = timing.case, timing.planned_time
+    return {
+        "name": row_name(timing, mode),
+        **spread([run.step_seconds for run in timing.runs]),
+        "mode": mode,
+        "layout": case.layout.name,
+        "world_size": timing.world,
+        "sizes": dict(case.layout.sizes),
+        "global_batch_size": case.global_batch_size,
+        "cpu_seconds": median(r["cpu_seconds"] for run in timing.runs for r in run.steady),
+        "predicted_seconds": time.total if time else None,
+        "low_seconds": time.low if time else None,
+        "high_seconds": time.high if time else None,
+        "tokens_per_second": timing.speed,
+        **_rates(timing),
+        **_efficiencies(timing, base),
+        "is_rehearsal": timing.world > timing.units,
+        "communication_share": communication_share(timing.runs),
+        "predicted_communication_share": planned_share(time) if time else None,
+    }
+
+
+class _Rates(TypedDict):
+    flops_per_second: float
+    mfu: float | None
+    hfu: float | None
+
+
+class _Efficiencies(TypedDict):
+    speed_up: float
+    efficiency: float
+    predicted_efficiency: float | None
+    perfect_efficiency: float
+
+
+def _rates(timing: Timing) -> _Rates:
+    layout, peak = timing.planned.plan.layout, timing.peak
+    assert layout is not None, "a case trains a model"
+    used = Utilization(*model_and_hardware_flops(layout), peak)
+    return {
+        "flops_per_second": used.model_flops / timing.seconds,
+        "mfu": used.mfu(timing.seconds),
+        "hfu": used.hfu(timing.seconds),
+    }
+
+
+def _efficiencies(timing: Timing, base: Timing) -> _Efficiencies:
+    def against(speed: float, base_speed: float) -> float:
+        return efficiency(speed, timing.world, base_speed, base.world)
+
+    planned, planned_base = timing.planned_speed, base.planned_speed
+    return {
+        "speed_up": timing.speed / base.speed,
+        "efficiency": against(timing.speed, base.speed),
+        "predicted_efficiency": against(planned, planned_base)
+        if planned and planned_base
+        else None,
+        "perfect_efficiency": against(timing.perfect_speed, base.perfect_speed),
+    }
+
+
+@dataclass
+class MeasuredScaling:
+    """What a bench has measured so far. job: its name; rounds: how many were asked for; runs: by a
+    case's name."""
+
+    job: str | None
+    cases: Sequence[ScalingCase]
+    modes: Sequence[Mode]
+    rounds: int
+    environment: BenchEnvironment
+    command: str
+    runs: dict[str, list[CaseRun]] = field(default_factory=dict)
+
+    def add(self, run: CaseRun) -> None:
+        """Take one more run in."""
+        self.runs.setdefault(run.case.name, []).append(run)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every case ran in every round."""
+        return all(len(self.runs.get(case.name, ())) == self.rounds for case in self.cases)
+
+    def report(self) -> ScalingReport:
+        """The report of what ran, at least one case."""
+        timings = [
+            Timing(case, self.runs[case.name])
+            for case in self.cases if case.name in self.runs
+        ]  # fmt: skip
+        ran = [run for runs in self.runs.values() for run in runs]
+        return {
+            "schema": SCHEMA,
+            "bench": "scaling",
+            "job": self.job,
+            "is_complete": self.is_complete,
+            "environment": environment_on(self.environment, hosts_of(ran)),
+            "command": self.command,
+            "results": [row for mode in self.modes for row in scaling_rows(timings, mode)],
+            "findings": {
+                "steps_timed": len(timings[0].runs[0].steady),
+                "units": max(timing.units for timing in timings),
+                "unit": timings[0].unit,
+                "baselines": dict(_baselines(timings, self.modes)),
+            },
+        }
+
+
+def _baselines(timings: Sequence[Timing], modes: Sequence[Mode]) -> Iterator[tuple[str, str]]:
+    for mode in modes:
+        of_mode = [timing for timing in timings if mode in timing.case.modes]
+        if of_mode:
+            yield mode, row_name(find_baseline(of_mode), mode)

@@ -1,22 +1,20 @@
-"""One layer in every tensor mode that some ranks allow, measured beside its plan.
+"""One layer in every tensor mode that some ranks allow, measured and compared with its plan.
 
-The ranks are those of a launch, on this host or others (bench/probe.py). They make the layer once
+The ranks are those of a launch, on this host or others (launch/probe.py). They make the layer once
 for each mode and run it in rounds, A B C A B C, so that what else happens on the machine falls on
 all alike (runtime/layer_probe.py). Bytes sent are counted collective by collective, and stated per
-rank over rings as in plans (planning/traffic.py). Against the law: a rank's parameters and
-activations times the ranks, over those of the unsharded layer; 1 is a P-th.
-
-By hand, 4 ranks, 2 modes and 3 rounds are 2 + 1 answers about sizes and 6 timings.
+rank over rings as in plans (planning/layer_figures.py). Against the law: a rank's parameters and
+activations times the ranks, over those of the unsharded layer; 1 is a P-th. Four ranks are timed in
+1d and 2d: 2.5d of depth 1 would be 2d again, and 4 is no cube.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TypedDict
 
-from mpctl.bench.mode_cases import ModeCase, ModeCases
 from mpctl.bench.probe import probe_answers
 from mpctl.bench.report import (
     SCHEMA,
@@ -26,15 +24,119 @@ from mpctl.bench.report import (
     environment_on,
     spread,
 )
-from mpctl.clusters.connect import OnEvent
+from mpctl.clusters.connect import OnEvent, measuring_refusals
 from mpctl.collectives import sent_by_rank
-from mpctl.errors import IssueEntry
+from mpctl.errors import InputError, Issue, IssueEntry
+from mpctl.inference.task import TaskOptions, task_plan
 from mpctl.launch.node.facts import HostFacts
 from mpctl.launch.node.machine import Machine, this_machine
 from mpctl.launch.preflight import chosen_device
+from mpctl.layout.job_layout import JobLayout
+from mpctl.planning.plan import Overrides, Plan
+from mpctl.planning.tensor_modes import mode_choices, same_as_2d
+from mpctl.planning.traffic import LayerFigures, layer_figures
+from mpctl.rules.check import way_out
+from mpctl.rules.validate import with_tried_hints
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.rank_files import Traffic
 from mpctl.rundir.task_files import LayerAnswer, LayerRequest, LayerSizes, LayerTiming
+from mpctl.spec.job import JobSpec
+from mpctl.spec.load import load_job
+
+DEFAULT_JOB = {
+    "model": "demo-gpt", "cluster": "this-machine", "training.micro_batch_size": 8,
+}  # fmt: skip
+LEFT_OPEN = frozenset({"cluster.gpus_per_node", "parallel.dp", "training.global_batch_size"})
+
+
+@dataclass(frozen=True)
+class ModeCase:
+    """A tensor mode to be timed. plan: its layout of all ranks; planned: of one layer."""
+
+    mode: str
+    depth: int | None
+    axes: Mapping[str, int]
+    plan: Plan
+    planned: LayerFigures
+    group_sizes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class ModeCases:
+    """The modes of so many ranks that can be timed, and why the others cannot."""
+
+    ranks: int
+    cases: tuple[ModeCase, ...]
+    refused: tuple[tuple[str, Issue], ...]
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the first of the modes; its ranks time all of them."""
+        return self.cases[0].plan
+
+    @property
+    def job(self) -> JobSpec:
+        """The job whose model is timed, in the first of the modes."""
+        return self.plan.job
+
+
+def layer_job(source: str | None, settings: Overrides) -> JobSpec:
+    """The job whose model is timed. Raises InputError where it cannot be read, and where settings
+    lay out its ranks, which the bench does itself."""
+    if laid := [name for name in settings if name.startswith("parallel.")]:
+        raise InputError.of("layout-is-benched", laid[0], "the bench lays out its ranks itself",
+                            "leave it out, and say how many ranks: --ranks 8")  # fmt: skip
+    return load_job(source, settings)
+
+
+def mode_cases(job: JobSpec, ranks: int, machine: Machine, *, device: str) -> ModeCases:
+    """The modes in which `ranks` ranks can run a layer of the job's model, without dropout and
+    recomputation: on this machine, or shared evenly by the nodes of the job. Raises InputError
+    where there is none, or no model."""
+    if job.model is None:
+        raise InputError.of("no-model", "model", "a bench of a layer needs a model",
+                            "leave JOB out, or name a model: --model demo-gpt")  # fmt: skip
+    cases: list[ModeCase] = []
+    refused: list[tuple[str, Issue]] = []
+    options = TaskOptions(sizes={"tp": ranks}, device=device, nodes=job.cluster.nodes)
+    for mode, depth in mode_choices(ranks):
+        plan = task_plan(job, replace(options, tensor_mode=mode, tensor_depth=depth))
+        issues = _refusals(plan)
+        if not issues and (issue := same_as_2d(ranks, mode, depth, "--ranks")):
+            issues = [issue]
+        if not issues:
+            issues = measuring_refusals(plan, machine)
+        if issues:
+            refused += [(mode, issue) for issue in issues]
+        else:
+            cases.append(_case(plan, mode, depth))
+    if not cases:
+        raise InputError(dict.fromkeys(issue for _, issue in refused))
+    return ModeCases(ranks, tuple(cases), tuple(refused))
+
+
+def _refusals(plan: Plan) -> list[Issue]:
+    """Why the ranks cannot run a mode, with ways out by options of the bench: numbers of ranks, and
+    no other mode, since each is tried anyway."""
+    checks = []
+    own = [check for check in plan.errors if check.rule == "tensor-mode-family"]
+    for check in own or plan.errors:  # no other way out helps a family that never runs the mode
+        offers = [offer for offer in check.offers if offer.setting != "parallel.tensor_mode"]
+        offers = [
+            replace(offer, noun="--ranks") if offer.setting == "parallel.tp" else offer
+            for offer in offers
+        ]
+        hint = way_out(offers, check.more) if offers else check.more and f"use {check.more}"
+        checks.append(replace(check, offers=tuple(offers), hint=hint))
+    hinted = with_tried_hints(plan.job, checks, LEFT_OPEN)
+    return [check.issue for check in hinted]
+
+
+def _case(plan: Plan, mode: str, depth: int | None) -> ModeCase:
+    layout = JobLayout.of(plan.job)
+    figures = layer_figures(layout)
+    return ModeCase(mode, depth, layout.grid.axes, plan, figures, layout.group_sizes)
+
 
 STARTING, TIMING = "start the ranks", "time the layer"
 Report = Callable[[str, int, int], None]

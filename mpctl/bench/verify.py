@@ -1,35 +1,130 @@
 """Predicted against measured: step time, memory and bytes of layouts that ran on this machine.
 
+    error = predicted / measured - 1        MAPE = mean of |error|        bias = mean of error
+
 A row is a layout. Its step time is the median over rounds of each run's median step after the
 warm-up; its memory that of the fullest rank in one steady step; its bytes those of all messages of
-a step, of a rank on the average. Parameters, states and messages must equal the plan exactly, step
-time and memory are held against it by error = predicted / measured - 1.
+a step, of a rank on the average. Parameters, states and messages must equal the plan exactly.
 
-A layout of more ranks than cores is a rehearsal: its time depends on how the system shares cores,
-so that such layouts are judged apart (`GROUPS`).
+Spearman's rank correlation says whether the layouts come in the predicted order, which is what a
+search relies on. Coverage is the share of layouts whose measured step lies within the plan's band;
+a band is meant to hold nine of ten. A layout of more ranks than cores is a rehearsal: its time
+depends on how the system shares cores, so that such layouts are judged apart (`GROUPS`).
 
-By hand, runs of 0.42, 0.40 and 0.50 s where the plan says 0.44 s, and 0.40 to 0.48 in nine of ten:
-error 0.44 / 0.42 - 1 = +4.8 %, and the measured 0.42 s lie inside of the band.
+Runs of 0.42, 0.40 and 0.50 s where the plan says 0.44 s, and 0.40 to 0.48 in nine of ten: error
+0.44 / 0.42 - 1 = +4.8 %, and the measured 0.42 s lie inside the band.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from statistics import mean, median
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import StatisticsError, mean, median
 from typing import NotRequired
 
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
-from mpctl.bench.accuracy import Accuracy, HeldFigure, accuracy_of
-from mpctl.bench.report import BenchEnvelope, BenchRow, spread
-from mpctl.bench.runner import CaseRun
-from mpctl.bench.verify_layouts import layout_name
-from mpctl.bench.waits import communication_share, planned_share
+from mpctl.bench.cases import PlannedCase
+from mpctl.bench.layouts import layout_name
+from mpctl.bench.report import (
+    SCHEMA,
+    BenchEnvelope,
+    BenchEnvironment,
+    BenchRow,
+    environment_on,
+    save_report,
+    spread,
+)
+from mpctl.bench.runner import (
+    Budget,
+    CaseRun,
+    Watch,
+    communication_share,
+    group_runs,
+    hosts_of,
+    planned_share,
+    run_cases,
+)
+from mpctl.calibrate.accuracy import LEAST_SWEEP, spearman
 from mpctl.estimate.step import StepTime
 from mpctl.launch.summary import plan_as_launched
 from mpctl.planning.layout_settings import layout_of
 from mpctl.planning.plan import Plan
 from mpctl.rundir.summary import STATES, RankComparison
+
+
+class Accuracy(TypedDict):
+    """How good the predictions of some layouts were; every figure is None where none can be told.
+
+    layouts: how many were compared; mape, bias, worst: shares, 0.1 for 10 %; worst: the error that
+    is farthest from 0, of the layout worst_name; spearman: -1..1, of three layouts and more;
+    coverage: the share of layouts whose measurement lies within the band of its prediction.
+    """
+
+    layouts: int
+    mape: float | None
+    bias: float | None
+    worst: float | None
+    worst_name: str | None
+    spearman: float | None
+    coverage: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldFigure:
+    """A figure of one layout as it was predicted and as it was measured, both above 0.
+
+    is_inside: whether the measurement lies within the prediction's band; None where it has none.
+    """
+
+    name: str
+    predicted: float
+    measured: float
+    is_inside: bool | None = None
+
+    @property
+    def error(self) -> float:
+        """By how much the prediction is too high, as a share of the measurement.
+
+        >>> HeldFigure("tp2", predicted=3.0, measured=4.0).error
+        -0.25
+        """
+        return self.predicted / self.measured - 1
+
+
+NOTHING: Accuracy = {
+    "layouts": 0, "mape": None, "bias": None, "worst": None, "worst_name": None,
+    "spearman": None, "coverage": None,
+}  # fmt: skip
+
+
+def accuracy_of(comparisons: Sequence[HeldFigure]) -> Accuracy:
+    """How good these predictions were, all together."""
+    if not comparisons:
+        return {**NOTHING}
+    worst = max(comparisons, key=lambda each: abs(each.error))
+    inside = [each.is_inside for each in comparisons if each.is_inside is not None]
+    return {
+        "layouts": len(comparisons),
+        "mape": mean(abs(each.error) for each in comparisons),
+        "bias": mean(each.error for each in comparisons),
+        "worst": worst.error,
+        "worst_name": worst.name,
+        "spearman": _order([(each.predicted, each.measured) for each in comparisons]),
+        "coverage": mean(inside) if inside else None,
+    }
+
+
+def _order(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Spearman's rank correlation; None where too few layouts, or equal figures, tell none."""
+    if len(pairs) < LEAST_SWEEP:
+        return None
+    try:
+        return spearman(pairs)
+    except StatisticsError:
+        return None
+
 
 WITHIN, BEYOND, ALL = "within cores", "beyond cores", "all"
 GROUPS = (WITHIN, BEYOND, ALL)
@@ -247,3 +342,51 @@ def disturbed(rows: Iterable[VerifyRow]) -> list[str]:
         if row["world_size"] == 1 and row["device"] == "cpu"
         and row["cpu_seconds"] < BUSY * row["seconds"]
     ]  # fmt: skip
+
+
+@dataclass
+class Verification:
+    """Cases that are run and compared with their plans, with the runs so far.
+
+    job: the name of the one job whose layouts they are, None for several; rounds: how often each is
+    to run; command: as typed; within: the largest mean error that passes, a share of 1; left_out:
+    layouts that are not run, with the reason.
+    """
+
+    cases: Sequence[PlannedCase]
+    rounds: int
+    job: str | None
+    environment: BenchEnvironment
+    command: str
+    within: float | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    runs: list[CaseRun] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every case ran in every round."""
+        return len(self.runs) == self.rounds * len(self.cases)
+
+    def run(self, out: Path, *, budget: Budget, watch: Watch) -> None:
+        """Run all rounds, and write the report into the folder `out` after every run. Raises as
+        `run_cases` does, and InputError where the report cannot be written."""
+        runs = run_cases(
+            self.cases, out, command=self.command, rounds=self.rounds, budget=budget, watch=watch
+        )
+        for run in runs:
+            self.runs.append(run)
+            save_report(out, self.report())
+
+    def report(self) -> VerifyReport:
+        """The report of the runs so far; cases that have not run yet have no row."""
+        rows = [verify_row(own) for own in group_runs(self.runs).values()]
+        return {
+            "schema": SCHEMA,
+            "bench": "verify",
+            "job": self.job,
+            "is_complete": self.is_complete,
+            "environment": environment_on(self.environment, hosts_of(self.runs)),
+            "command": self.command,
+            "results": rows,
+            "findings": verify_findings(rows, within=self.within, left_out=self.left_out),
+        }

@@ -14,7 +14,7 @@ from itertools import combinations
 from math import exp, log
 from statistics import correlation, fmean
 
-from mpctl.calibrate.cross import Residuals
+from mpctl.calibrate.fit import Residuals
 from mpctl.calibrate.runs import Run, constants_of, get_prior, get_value
 
 LEAST_SWEEP = 3  # runs; two are ranked right by chance half the time

@@ -18,9 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
 
-from mpctl.calibrate.cross import ROUNDS
 from mpctl.calibrate.evaluate import open_evaluator
-from mpctl.calibrate.fit import Fit
+from mpctl.calibrate.fit import ROUNDS, Fit
 from mpctl.calibrate.runs import Constant, Kind, Run, get_value
 from mpctl.calibrate.spread import LEAST, quantile
 from mpctl.estimate.band import QUANTILE

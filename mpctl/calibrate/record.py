@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.calibrate.accuracy import constant_values
-from mpctl.calibrate.cross import LeftOut, Residuals
+from mpctl.calibrate.fit import LeftOut, Residuals
 from mpctl.calibrate.runs import Run
 
 DIGITS = 6  # of a residual

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from mpctl.calibrate.cross import LeftOut, Residuals
+from mpctl.calibrate.fit import LeftOut, Residuals
 from mpctl.calibrate.runs import Run
 from mpctl.estimate.band import QUANTILE as NORMAL
 from mpctl.estimate.band import beyond

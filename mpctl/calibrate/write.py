@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from mpctl.calibrate.cross import LeftOut
+from mpctl.calibrate.fit import LeftOut
 from mpctl.calibrate.runs import PASSES, Constant, Kind, Run
 from mpctl.calibrate.spread import Spreads, find_spreads, seen_by
 from mpctl.errors import InputError

@@ -132,7 +132,7 @@ def _has_lost_reader(exit_: SystemExit, stdout: os.stat_result | None) -> bool:
 
 
 def _report(issues: Any, wants_json: bool, error: MpctlError | None) -> int:
-    from mpctl.render.errors import print_issues
+    from mpctl.render.output import print_issues
 
     print_issues(list(issues), wants_json=wants_json)
     return error.exit_code if error else 2

@@ -14,7 +14,7 @@ from mpctl.errors import InputError
 
 if TYPE_CHECKING:
     from mpctl.batch.answers import Answer
-    from mpctl.render.tasks import TaskBar
+    from mpctl.render.progress import TaskBar
 
 STDIN = "-"
 LONG = 2**18  # bytes of a file that pay for several processes: some 200 lines, half a second
@@ -23,7 +23,7 @@ LONG = 2**18  # bytes of a file that pay for several processes: some 200 lines, 
 def run_batch(name: str) -> None:
     """Answer every line of a file, or of stdin. Raises InputError when it cannot be read."""
     from mpctl.batch.rows import read_lines
-    from mpctl.render.tasks import TaskBar
+    from mpctl.render.progress import TaskBar
 
     folder = Path() if name == STDIN else Path(name).parent
     with _opened(name) as (stream, size), TaskBar(after=1.0) as bar:

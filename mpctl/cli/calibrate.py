@@ -62,14 +62,13 @@ def calibrate(
     determine them. The fitted presets are copies: with --out presets they are found by name here.
     A run that cannot be planned is named with the reason, and the others are fitted to.
     """
-    from mpctl.calibrate.cross import leave_out, residuals
     from mpctl.calibrate.evaluate import open_evaluator
-    from mpctl.calibrate.fit import Fit
+    from mpctl.calibrate.fit import Fit, leave_out, residuals
     from mpctl.calibrate.runs import constants_of, usable_runs
     from mpctl.calibrate.write import write_presets
     from mpctl.errors import capped
     from mpctl.render.calibrate import print_fit
-    from mpctl.render.errors import print_warnings
+    from mpctl.render.output import print_warnings
 
     prior_values, (measured, left_out_runs) = _priors(priors), usable_runs(_rows(runs, cluster))
     print_warnings([f"not fitted to: {issue}" for issue in capped(left_out_runs)])
@@ -102,7 +101,7 @@ def _priors(path: Path | None) -> dict[str, float]:
 
 def _rows(paths: list[Path], cluster: str | None) -> list[dict[str, Any]]:
     """The rows of all lists, and those of all run directories."""
-    from mpctl.calibrate.run_dirs import is_run_path, run_rows
+    from mpctl.calibrate.runs import is_run_path, run_rows
 
     runs = [path for path in paths if is_run_path(path)]
     lists = [path for path in paths if path not in runs]

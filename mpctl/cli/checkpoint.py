@@ -71,7 +71,7 @@ def inspect(
 ) -> None:
     """Show what is in CHECKPOINT: step, layout, shards, parameters, how it can be checked."""
     from mpctl.render.checkpoints import print_inspection
-    from mpctl.render.json import print_json
+    from mpctl.render.output import print_json
     from mpctl.runs.checkpoints import find_checkpoints, inspect_document, list_document
 
     found = find_checkpoints(path)
@@ -100,7 +100,7 @@ def verify(
     About a second a GB. A launch does not need it: each rank checks what it reads.
     """
     from mpctl.cli.signals import ended_by_signals
-    from mpctl.render.tasks import TaskBar
+    from mpctl.render.progress import TaskBar
     from mpctl.runs.checkpoints import find_checkpoints, verify_document, verify_progress
 
     found = find_checkpoints(path)
@@ -147,7 +147,7 @@ def reshard(
     """
     from mpctl.cli.signals import ended_by_signals
     from mpctl.launch.reshard import reshard_checkpoint
-    from mpctl.render.tasks import TaskBar
+    from mpctl.render.progress import TaskBar
     from mpctl.runs.checkpoints import find_checkpoints, list_document
 
     found, mode = find_checkpoints(path), [f"tensor_mode={tensor_mode}"] if tensor_mode else []
@@ -166,7 +166,7 @@ app.command("import")(weights.import_)
 def _print_list(document: CheckpointsDocument, *, as_json: bool) -> None:
     """Print checkpoints; exits with code 1 when one of them is damaged."""
     from mpctl.render.checkpoints import print_checkpoints
-    from mpctl.render.json import print_json
+    from mpctl.render.output import print_json
 
     if as_json:
         print_json(document)

@@ -116,7 +116,7 @@ def prepare(
     """
     from mpctl.cli.signals import ended_by_signals
     from mpctl.data.prepare import prepare as prepare_data
-    from mpctl.render.tasks import TaskBar
+    from mpctl.render.progress import TaskBar
     from mpctl.spec.paths import PYTHON_STDLIB
 
     with ended_by_signals(f"{out} is as it was"), TaskBar(lines=True) as bar:
@@ -161,7 +161,7 @@ def _default_vocab_size(tokenizer: Path | None) -> int:
 
 def _print(prepared: Prepared, *, as_json: bool, first_lines: list[str] | None) -> None:
     from mpctl.render.data import print_prepared
-    from mpctl.render.json import print_json
+    from mpctl.render.output import print_json
 
     if not as_json:
         print_prepared(prepared, first_lines)

@@ -69,11 +69,11 @@ def doctor(
     diagnosis = question_of(job, run_dir, collectives=collectives).answer()
     shown = redacted(diagnosis) if redact else diagnosis
     if as_json:
-        from mpctl.render.json import print_json
+        from mpctl.render.output import print_json
 
         print_json(shown.model_dump(by_alias=True))
     elif markdown:
-        from mpctl.render.doctor_markdown import print_markdown
+        from mpctl.render.doctor import print_markdown
 
         print_markdown(shown)
     else:

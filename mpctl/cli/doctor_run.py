@@ -44,7 +44,7 @@ class Question:
         from mpctl.doctor.backend_hosts import connected_hosts
         from mpctl.doctor.diagnosis import of_issues
         from mpctl.errors import InputError
-        from mpctl.render.tasks import TaskBar
+        from mpctl.render.progress import TaskBar
 
         backend = find_backend(self.plan.job, os.environ)
         with ended_by_signals("nothing is left behind"), TaskBar() as bar:

@@ -17,7 +17,7 @@ def main() -> None:
     gc.set_threshold(200_000, 50, 100)
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     from mpctl.cli.app import run
-    from mpctl.render.marks import show_marks
+    from mpctl.render.output import show_marks
 
     for stream in (sys.stdout, sys.stderr):
         show_marks(stream)

@@ -76,10 +76,9 @@ def eval_(
     from mpctl.inference.evaluate import EvalSettings, plan_evaluation
     from mpctl.inference.task import TaskOptions
     from mpctl.launch.node.machine import this_machine
-    from mpctl.render.errors import print_warnings
-    from mpctl.render.evaluate import print_evaluation
-    from mpctl.render.json import print_json
-    from mpctl.render.tasks import PATIENCE, TaskBar
+    from mpctl.render.output import print_json, print_warnings
+    from mpctl.render.progress import PATIENCE, TaskBar
+    from mpctl.render.sample import print_evaluation
 
     sizes = {"tp": tp, "dp": dp, "pp": pp, "cp": cp}
     options = TaskOptions(step, tokenizer, sizes, device, dtype)

@@ -57,7 +57,7 @@ class Answers:
         self, name: str, default: str, about: str, read: Callable[[str], Any]
     ) -> tuple[str, Any]:
         from mpctl.render.console import say
-        from mpctl.render.errors import print_issues
+        from mpctl.render.output import print_issues
 
         say(about, stderr=True)
         while True:

@@ -84,7 +84,7 @@ def _end_if_restarted(run_dir: Path) -> None:
     """Let a pod succeed that was started again after its launch had ended: the launch itself has
     said how it ended, and nothing is left to do."""
     from mpctl.clusters.kubernetes.restarted import ended_launch
-    from mpctl.render.errors import print_warnings
+    from mpctl.render.output import print_warnings
     from mpctl.rundir.directory import RunDir
 
     if ended := ended_launch(RunDir(run_dir), os.environ):
@@ -112,7 +112,7 @@ def _require_run_dir(run_dir: Path | None, world: JoinedWorld, named_by: str) ->
 def dismiss_followers(plan: Plan, run: RunDir) -> None:
     """Tell the other processes of a joined world that there is nothing to do; they wait for it."""
     from mpctl.clusters.registry import chosen_name, find_backend
-    from mpctl.render.errors import print_warnings
+    from mpctl.render.output import print_warnings
 
     if chosen_name(plan.job, os.environ) != "torchrun":
         return

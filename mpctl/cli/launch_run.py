@@ -45,7 +45,7 @@ class Launch:
         from mpctl.clusters.registry import find_backend
         from mpctl.launch.summary import summarise
         from mpctl.planning.plan import make_plan
-        from mpctl.render.errors import print_warnings
+        from mpctl.render.output import print_warnings
         from mpctl.rundir.directory import UNLOCKED
         from mpctl.rundir.summary import write_summary
 
@@ -84,8 +84,8 @@ class Launch:
         from mpctl.clusters.connect import no_host_check
         from mpctl.clusters.registry import find_backend
         from mpctl.launch.node.machine import this_machine
-        from mpctl.render.errors import print_warnings
-        from mpctl.render.launch import print_commands
+        from mpctl.render.output import print_warnings
+        from mpctl.render.run import print_commands
 
         backend, machine = find_backend(self.plan.job, os.environ), this_machine()
         is_local = backend.name == "local"
@@ -102,7 +102,7 @@ class Launch:
         from mpctl.errors import InputError
         from mpctl.launch.node.machine import this_machine
         from mpctl.render.console import say
-        from mpctl.render.launch import print_submission
+        from mpctl.render.run import print_submission
 
         submitter, machine = find_submitter(self.plan.job, os.environ), this_machine()
         is_elsewhere = dry_run and submitter.shown_anywhere
@@ -129,7 +129,7 @@ class Launch:
         from mpctl.clusters.connect import no_host_check
         from mpctl.launch.control.host_checks import common_machine
         from mpctl.launch.node.machine import this_machine
-        from mpctl.render.errors import print_warnings
+        from mpctl.render.output import print_warnings
         from mpctl.rundir.launcher import this_launcher
 
         if backend.name != "local":
@@ -215,8 +215,8 @@ class Launch:
         from mpctl.cli.signals import ended_by_signals
         from mpctl.launch.set_up import set_up_run
         from mpctl.render.data import data_warnings
-        from mpctl.render.errors import print_warnings
-        from mpctl.render.tasks import TaskBar
+        from mpctl.render.output import print_warnings
+        from mpctl.render.progress import TaskBar
 
         resume = self.resumption is not None
         with ended_by_signals("no rank was started"), TaskBar(lines=True) as bar:
@@ -231,7 +231,7 @@ class Launch:
         from mpctl.launch.event_log import EventLog
         from mpctl.launch.follow import follow
         from mpctl.launch.supervise import run_launch
-        from mpctl.render.errors import print_warnings
+        from mpctl.render.output import print_warnings
         from mpctl.render.run import RunView
         from mpctl.rundir.metrics import foreign_lines, foreign_text
         from mpctl.runs.log_warnings import WarningWatch
@@ -260,7 +260,7 @@ class Launch:
     def _report(self, outcome: RunOutcome, summary: RunSummary) -> None:
         """Print how the run ended."""
         from mpctl.render.console import say
-        from mpctl.render.json import print_json
+        from mpctl.render.output import print_json
         from mpctl.render.run import print_failure, print_summary
         from mpctl.rundir.profile_files import PROFILE
 

@@ -81,8 +81,7 @@ def require_same_model(plan: Plan, resumption: Resumption) -> None:
 def say_finished(resumption: Resumption, *, as_json: bool) -> None:
     """Report that a run has trained all its steps; it is not changed."""
     from mpctl.launch.summary import finished_summary
-    from mpctl.render.errors import print_warnings
-    from mpctl.render.json import print_json
+    from mpctl.render.output import print_json, print_warnings
 
     run, step = resumption.run, resumption.step
     print_warnings(

@@ -192,7 +192,7 @@ def _for_launcher(job: JobSource, target: str, *, is_read: bool) -> JobSource:
 
 def _print_emitted(made: Plan, target: str, *, as_json: bool) -> None:
     from mpctl.interop.registry import emit_plan
-    from mpctl.render.json import print_json
+    from mpctl.render.output import print_json
 
     emitted = emit_plan(made, target)
     if as_json:
@@ -208,7 +208,7 @@ def _draw(
     """Write the page, the picture and the trace that have a path; say so but with --json."""
     from mpctl.render.console import say
     from mpctl.render.pictures import write_pictures
-    from mpctl.render.tasks import PATIENCE, TaskBar
+    from mpctl.render.progress import PATIENCE, TaskBar
 
     line = command_line("plan", job.source, job.overrides)
     with TaskBar(after=PATIENCE) as bar:
@@ -221,7 +221,7 @@ def _draw(
 
 
 def _show_rank(document: RankDocument, *, as_json: bool) -> None:
-    from mpctl.render.json import print_json
+    from mpctl.render.output import print_json
 
     if as_json:
         print_json(document)
@@ -240,7 +240,7 @@ def _print_plan(
     asked = same_layout(made, named_runtimes(runtimes, made.job)) if runtimes is not None else []
     if as_json:
         from mpctl.planning.document import plan_document
-        from mpctl.render.json import print_json
+        from mpctl.render.output import print_json
 
         print_json(plan_document(made, topology, kinds=kinds, ranks=ranks, runtimes=asked))
         return
@@ -286,7 +286,7 @@ def _other(
 
 def _compare_tensor_modes(job: JobSource, more: list[str], *, as_json: bool) -> None:
     from mpctl.planning.tensor_modes import tensor_modes_document
-    from mpctl.render.json import print_json
+    from mpctl.render.output import print_json
 
     if wrong := [word for word in more if not word.isdecimal() or int(word) < 1]:
         raise InputError.of("bad-tp", "--compare-tensor-modes", f"{wrong[0]!r} is no size of tp",
@@ -295,14 +295,14 @@ def _compare_tensor_modes(job: JobSource, more: list[str], *, as_json: bool) -> 
     if as_json:
         print_json(document)
         return
-    from mpctl.render.tensor_modes import print_tensor_modes
+    from mpctl.render.compare import print_tensor_modes
 
     print_tensor_modes(document)
 
 
 def _compare(job: JobSource, more: list[str], *, as_json: bool) -> None:
     from mpctl.planning.compare import compare_document, load_variants
-    from mpctl.render.json import print_json
+    from mpctl.render.output import print_json
 
     jobs = [*([job.source] if job.source else []), *more]
     document = compare_document(load_variants(jobs, job.overrides))
@@ -317,7 +317,7 @@ def _compare(job: JobSource, more: list[str], *, as_json: bool) -> None:
 def _explain(job: JobSource, wanted: list[str], *, as_json: bool) -> None:
     from mpctl.planning.explain import explain, explain_document
     from mpctl.planning.summary import training_settings
-    from mpctl.render.json import print_json
+    from mpctl.render.output import print_json
 
     job, wanted = job.with_first_word(wanted)
     plan = job.plan()
@@ -325,6 +325,6 @@ def _explain(job: JobSource, wanted: list[str], *, as_json: bool) -> None:
     if as_json:
         print_json(explain_document(figures, training))
         return
-    from mpctl.render.explain import print_figures
+    from mpctl.render.plan import print_figures
 
     print_figures(figures, training)

@@ -51,7 +51,7 @@ def presets(
     Presets of your own are TOML files in ./presets/KIND, ~/.config/mpctl/presets/KIND
     (XDG_CONFIG_HOME) and KIND of the folders in MPCTL_PRESETS; the last named are looked at first.
     """
-    from mpctl.render.json import print_json
+    from mpctl.render.output import print_json
     from mpctl.render.presets import print_preset, print_presets
     from mpctl.spec.presets import KINDS, preset_files
 

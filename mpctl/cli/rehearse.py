@@ -28,8 +28,7 @@ def run_rehearsal(
     from mpctl.errors import InputError
     from mpctl.launch.node.machine import this_machine
     from mpctl.launch.rehearse import check_rehearsal, chosen_ranks, exit_code, rehearse
-    from mpctl.render.errors import print_warnings
-    from mpctl.render.json import print_json
+    from mpctl.render.output import print_json, print_warnings
     from mpctl.render.rehearsal import RehearsalView, print_rehearsal
 
     plan, machine = job.plan({} if device is None else {"launch.device": device}), this_machine()

@@ -37,14 +37,14 @@ def runs(
     interrupted (the launcher was killed or the machine went down) or unreadable (job.json is
     damaged).
     """
-    from mpctl.render.json import print_json
+    from mpctl.render.output import print_json
     from mpctl.runs.listing import list_runs
 
     if as_json:
         print_json(list_runs(folder, sort=sort, reverse=reverse).as_dict())
         return
+    from mpctl.render.progress import TaskBar
     from mpctl.render.runs import print_runs
-    from mpctl.render.tasks import TaskBar
 
     with TaskBar(after=1.0) as bar:
         listing = list_runs(folder, sort=sort, reverse=reverse,

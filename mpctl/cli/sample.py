@@ -105,10 +105,9 @@ def sample(
     from mpctl.inference.sample import SamplingSettings, plan_sampling, sample_document
     from mpctl.inference.task import TaskOptions
     from mpctl.launch.node.machine import this_machine
-    from mpctl.render.errors import print_warnings
-    from mpctl.render.json import print_json
+    from mpctl.render.output import print_json, print_warnings
+    from mpctl.render.progress import PATIENCE, TaskBar
     from mpctl.render.sample import SampleView, print_footer
-    from mpctl.render.tasks import PATIENCE, TaskBar
 
     settings = SamplingSettings(
         max_tokens, temperature, top_k, top_p, seed, tuple(stop or ()), batch_size

@@ -10,7 +10,7 @@ app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of a job file, with the names of all presets."""
-    from mpctl.render.json import print_json
+    from mpctl.render.output import print_json
     from mpctl.spec.schema import job_schema
 
     print_json(job_schema())

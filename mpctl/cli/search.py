@@ -97,7 +97,7 @@ def search(
     Exit codes: 0 a layout was found; 2 bad input, no legal layout, or none whose step time can be
     estimated; 3 there are legal layouts, but none fits the devices' memory with its headroom.
     """
-    from mpctl.render.tasks import PATIENCE, TaskBar
+    from mpctl.render.progress import PATIENCE, TaskBar
     from mpctl.search.document import search_document
     from mpctl.search.request import gpu_counts, read_request
     from mpctl.search.result import answer_search
@@ -127,20 +127,20 @@ def search(
 
 
 def _write_page(path: Path, result: SearchResult, document: SearchDocument, command: str) -> None:
+    from mpctl.render.progress import PATIENCE, TaskBar
     from mpctl.render.search import write_page
-    from mpctl.render.tasks import PATIENCE, TaskBar
 
     with TaskBar(after=PATIENCE) as bar:
         write_page(path, result, document, command=command, on_progress=bar.update)
 
 
 def _print(document: SearchDocument, *, as_json: bool) -> None:
-    from mpctl.render.json import print_json
+    from mpctl.render.output import print_json
 
     if as_json:
         print_json(document)
         return
-    from mpctl.render.errors import print_warnings
+    from mpctl.render.output import print_warnings
     from mpctl.render.search import print_search
 
     warnings = document["warnings"]

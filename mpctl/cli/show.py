@@ -68,7 +68,7 @@ def show(
     mpctl show demo demo-2 --plot loss --plot val --x tokens
     mpctl show demo --plot loss --out loss.png
     """
-    from mpctl.render.tasks import TaskBar
+    from mpctl.render.progress import TaskBar
     from mpctl.runs.show import open_runs
 
     with TaskBar(after=PATIENCE) as bar:
@@ -86,11 +86,11 @@ def _summarise(runs: list[SavedRun], *, as_json: bool) -> None:
 
     document = show_document(runs)
     if as_json:
-        from mpctl.render.json import print_json
+        from mpctl.render.output import print_json
 
         print_json(document)
         return
-    from mpctl.render.show import print_run
+    from mpctl.render.runs import print_run
 
     for number, (run, shown) in enumerate(zip(runs, document["runs"], strict=True)):
         if number:
@@ -113,7 +113,7 @@ def _plot(
 
         write_picture(out, series, x)
     if as_json:
-        from mpctl.render.json import print_json
+        from mpctl.render.output import print_json
 
         print_json(series_document(series, x))
     elif out is not None:
@@ -125,14 +125,14 @@ def _plot(
 
 
 def _draw(series: list[Series], x: X) -> None:
-    from mpctl.render.plot_text import print_plot
+    from mpctl.render.curves import print_plot
 
     print_plot(series, x)
 
 
 def _export(runs: list[SavedRun], csv: Path | None, tensorboard: Path | None) -> None:
     from mpctl.render.console import say
-    from mpctl.render.tasks import TaskBar
+    from mpctl.render.progress import TaskBar
     from mpctl.runs.export import export
 
     with TaskBar(after=PATIENCE) as bar:

@@ -44,10 +44,10 @@ def status(
     path = require_own_run(run, allow_other_owner=allow_other_owner)
     document = status_document(status_of(path, short_name(run)))
     if as_json:
-        from mpctl.render.json import print_json
+        from mpctl.render.output import print_json
 
         print_json(document)
         return
-    from mpctl.render.status import print_status
+    from mpctl.render.runs import print_status
 
     print_status(document)

@@ -38,7 +38,7 @@ def stop(
     was stopped in order, also before; 1 when it failed, was interrupted, or goes on after the
     --timeout.
     """
-    from mpctl.render.stop import StopView, print_stopped
+    from mpctl.render.runs import StopView, print_stopped
     from mpctl.runs.saved import require_own_run, short_name
     from mpctl.runs.stop import stop_run
 
@@ -46,7 +46,7 @@ def stop(
     with StopView(short_name(run)) as view:
         stopped = stop_run(path, short_name(run), now=now, timeout=timeout, on_wait=view.update)
     if as_json:
-        from mpctl.render.json import print_json
+        from mpctl.render.output import print_json
 
         print_json(stopped.as_dict())
     else:

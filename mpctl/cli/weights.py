@@ -45,7 +45,7 @@ def import_(
     that are NaN or infinite are refused, and so is a tied head that differs from the embedding.
     """
     from mpctl.cli.signals import ended_by_signals
-    from mpctl.render.tasks import TaskBar
+    from mpctl.render.progress import TaskBar
     from mpctl.weights.writer import import_weights
 
     with ended_by_signals(NOTHING), TaskBar(after=PATIENCE, lines=True) as bar:
@@ -80,7 +80,7 @@ def export(
     models that generate text, generation_config.json.
     """
     from mpctl.cli.signals import ended_by_signals
-    from mpctl.render.tasks import TaskBar
+    from mpctl.render.progress import TaskBar
     from mpctl.weights.writer import export_weights
 
     with ended_by_signals(NOTHING), TaskBar(after=PATIENCE, lines=True) as bar:
@@ -91,9 +91,8 @@ def export(
 
 
 def _print(written: Written, use: list[str], *, as_json: bool) -> None:
-    from mpctl.render.errors import print_warnings
-    from mpctl.render.json import print_json
-    from mpctl.render.weights import print_written
+    from mpctl.render.checkpoints import print_written
+    from mpctl.render.output import print_json, print_warnings
 
     if as_json:
         print_json(written.as_dict())

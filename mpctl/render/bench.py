@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from mpctl.bench.report import load_warnings
-from mpctl.bench.scaling_rows import ScalingReport, ScalingRow
+from mpctl.bench.scaling import ScalingReport, ScalingRow
 from mpctl.render.console import get_console, plain_table
 from mpctl.units import plural, rate_text, seconds_text
 

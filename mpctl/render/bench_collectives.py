@@ -9,10 +9,8 @@ from statistics import fmean
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.bench.collective_cases import CollectiveCases
-from mpctl.bench.collective_options import NCCL_NAMES
-from mpctl.bench.collective_rows import CollectiveFit, CollectiveRow
-from mpctl.bench.collectives import CollectivesReport
+from mpctl.bench.collective_cases import NCCL_NAMES, CollectiveCases
+from mpctl.bench.collectives import CollectiveFit, CollectiveRow, CollectivesReport
 from mpctl.bench.report import load_warnings
 from mpctl.render.console import get_console, plain_table
 from mpctl.units import plural, seconds_text

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 from rich.text import Text
 
+from mpctl.bench.kernel_list import case_sizes
 from mpctl.bench.kernels import KernelRow, KernelsReport
-from mpctl.bench.planned_kernel import case_sizes
 from mpctl.bench.report import load_warnings
 from mpctl.render.console import get_console, plain_table
 from mpctl.units import plural, rate_text, seconds_text

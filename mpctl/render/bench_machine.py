@@ -10,8 +10,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.bench.machine import MachineFindings, MachineReport
-from mpctl.bench.machine_runs import MachineCheck
+from mpctl.bench.machine import MachineCheck, MachineFindings, MachineReport
 from mpctl.bench.report import load_warnings
 from mpctl.bench.verify import BUSY
 from mpctl.render.console import get_console, plain_table

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from rich.text import Text
 
-from mpctl.bench.mode_cases import ModeCases
 from mpctl.bench.report import load_warnings
-from mpctl.bench.tensor_modes import ModeRow, TensorModesReport
+from mpctl.bench.tensor_modes import ModeCases, ModeRow, TensorModesReport
 from mpctl.render.console import get_console, plain_table
 from mpctl.units import bytes_text, plural, seconds_text
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.bench.accuracy import Accuracy
 from mpctl.bench.report import load_warnings
-from mpctl.bench.verify import ALL, BUSY, GROUPS, VerifyReport, VerifyRow, disturbed
+from mpctl.bench.verify import ALL, BUSY, GROUPS, Accuracy, VerifyReport, VerifyRow, disturbed
 from mpctl.render.console import get_console, plain_table
 from mpctl.units import bytes_text, plural, seconds_span_text, seconds_text
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import expm1
 from pathlib import Path
 
-from mpctl.calibrate.cross import Residuals
+from mpctl.calibrate.fit import Residuals
 from mpctl.calibrate.runs import Run
 from mpctl.render.console import get_console, plain_table
 from mpctl.units import plural

@@ -1,8 +1,8 @@
 """Where output goes: a terminal of its own width, a pipe of WIDTH columns; both wrap, neither cuts.
 
-What a stream cannot show of marks, render/marks.py writes in plain letters. Paths, job strings, log
-lines and exceptions come from outside, and may hold characters that move a terminal's cursor, hide
-text or retitle its window: every console here leaves them out.
+What a stream cannot show of marks, render/output.py writes in plain letters. Paths, job strings,
+log lines and exceptions come from outside, and may hold characters that move a terminal's cursor,
+hide text or retitle its window: every console here leaves them out.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def write_pictures(
             html, plan_page(plan, topology, command=line, on_progress=on_progress), option="--html"
         )
     if svg is not None:
-        from mpctl.render.svg import plan_svg
+        from mpctl.render.plan_svg import plan_svg
 
         on_progress("drawing", 0, 1)
         write_text(svg, plan_svg(plan, topology), option="--svg")

@@ -1,4 +1,4 @@
-"""Where ranks sit: nodes as boxes of ranks, rank groups, and a list of all ranks.
+"""Where ranks sit: nodes as boxes of ranks, rank groups, grids of tp ranks, a list of all ranks.
 
 Colour is never the only carrier: each cell names its rank, and its tp group by a letter.
 """
@@ -13,6 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from mpctl.axes import GRID_AXES
 from mpctl.layout.link_levels import shown_levels
 from mpctl.planning.document import rank_entry
 from mpctl.planning.plan import Plan
@@ -123,3 +124,38 @@ def ranks_part(plan: Plan, topology: Topology) -> Table:
         layers = stage_layers_text(entry.get("layers", []), entry.get("stacks"))
         table.add_row(str(rank), str(entry["node"]), str(entry["local_rank"]), *coords, layers)
     return table
+
+
+DRAWN_RANKS = 64
+
+
+def grid_part(plan: Plan, topology: Topology) -> Iterator[RenderableType]:
+    """What each axis of the grid cuts and sends, and the first tp group; nothing in 1d."""
+    axes = topology.parts.get("tp", ())
+    if not axes:
+        return
+    known = {axis.name: axis for axis in GRID_AXES}
+    title = f"\nTensor parallelism in {plan.job.parallel.tensor_mode}"
+    table = plain_table(title, ("axis", "ranks", "cuts", "sends"), left=("axis", "cuts", "sends"))
+    for name in axes:
+        table.add_row(name, str(topology.sizes[name]), known[name].splits, known[name].sends)
+    yield table
+    if topology.group_size("tp") <= DRAWN_RANKS:
+        yield from _squares(topology, axes)
+
+
+def _squares(topology: Topology, axes: tuple[str, ...]) -> Iterator[RenderableType]:
+    """The first tp group: a square for each place along the slowest of three axes."""
+    (fast, slow, *outer), ranks = axes, topology.group(0, "tp")
+    across, down = topology.sizes[fast], topology.sizes[slow]
+    digits = len(str(ranks[-1]))
+    squares = []
+    for at, first in enumerate(range(0, len(ranks), across * down)):
+        starts = range(first, first + across * down, across)
+        lines = [
+            " ".join(f"{rank:>{digits}}" for rank in ranks[s : s + across]) for s in starts
+        ]  # fmt: skip
+        title = [f"{outer[0]} {at}"] if outer else []
+        squares.append(Text("\n".join([*title, *lines])))
+    yield Columns(squares, padding=(0, 3))
+    yield Text(f"ranks of the first tp group: {slow} down, {fast} across", style="dim")

@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING
 from rich.progress import Progress
 from rich.text import Text
 
-from mpctl.render.console import NamedRows, get_console
-from mpctl.render.line import Line, time_left
+from mpctl.launch.launch_plan import HostCommand, LaunchPlan
+from mpctl.render.console import NamedRows, get_console, say
+from mpctl.render.output import print_json
+from mpctl.render.progress import Line, time_left
+from mpctl.rundir.directory import RunDir
 from mpctl.rundir.rank_files import StepRecord, loss_text
 from mpctl.rundir.summary import STATES, PlanAndRun, RankComparison, RunSummary, SaveSummary
 from mpctl.units import bytes_text, count_text, plural, seconds_text
@@ -202,3 +205,27 @@ def print_failure(failure: Failure, *, run: str, step: int) -> None:
     go_on = f"go on from step {step}: mpctl launch --resume --run-dir {shlex.quote(run)}"
     lost = "no checkpoint was saved; checkpoint.interval N saves one every N steps"
     console.print(Text.assemble(("  → ", "cyan"), go_on if step else lost))
+
+
+def print_commands(plan: LaunchPlan, commands: Sequence[HostCommand], *, as_json: bool) -> None:
+    """Print the commands of a launch, those of each host under its name where there are several."""
+    if as_json:
+        print_json(plan.document(commands))
+        return
+    files = ", ".join(plan.files)
+    say(f"# writes {files} and the records of the run into {plan.run.path}/")
+    for host in commands:
+        if len(commands) > 1:
+            say(f"# node {host.node}, {host.host}:")
+        say(host.text)
+
+
+def print_submission(scheduler: str, job_id: str, run: RunDir, *, as_json: bool) -> None:
+    """Say what was submitted and how to follow it."""
+    if as_json:
+        print_json({"schema": "mpctl.submission/1", "scheduler": scheduler, "job_id": job_id,
+                    "run_dir": str(run.path)})  # fmt: skip
+        return
+    say(f"submitted to {scheduler} as job {job_id}; its run is {run.path}")
+    for command in ("status", "logs --follow", "stop"):
+        say(f"  mpctl {command} {run.path}")

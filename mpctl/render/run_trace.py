@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from mpctl import __version__
-from mpctl.bench.run_profile import RunProfile
-from mpctl.bench.trace import PASSES, PlannedStep
+from mpctl.bench.trace import PASSES, PlannedStep, RunProfile
 from mpctl.pipeline.schedule.orders import Action, Kind
 from mpctl.render.trace import (
     Event,

@@ -1,17 +1,28 @@
-"""The runs of a folder as a table; a narrow terminal loses its least important columns."""
+"""Runs in words: the runs of a folder, one run, what it does at this moment, how it was stopped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import shlex
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Literal
+from types import TracebackType
+from typing import Any, Literal
 
+from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.render.console import get_console
+from mpctl.render.console import NamedRows, get_console
+from mpctl.render.progress import clock
+from mpctl.render.run import summary_rows
 from mpctl.runs.listing import Listing, RunRow
-from mpctl.units import bytes_text, count_text
+from mpctl.runs.saved import CheckpointRow, SavedRun
+from mpctl.runs.show import ShownRun
+from mpctl.runs.status import LauncherRow, RankRow, StatusDocument
+from mpctl.runs.stop import Stopped
+from mpctl.spec.job import JobSpec
+from mpctl.units import bytes_text, count_text, plural, ranks_text, seconds_text
 
 STYLES = {
     "submitted": "cyan",
@@ -23,8 +34,8 @@ STYLES = {
     "unreadable": "red",
 }
 GAP = 2
-WORDS = ("name", "status", "model", "layout")
-Rows = tuple[RunRow, ...]
+WORD_COLUMNS = ("name", "status", "model", "layout")
+RunRows = tuple[RunRow, ...]
 
 
 def print_runs(listing: Listing) -> None:
@@ -33,7 +44,7 @@ def print_runs(listing: Listing) -> None:
     console = get_console()
     if listing.rows:
         width = console.width if console.is_terminal else None
-        table = _table(listing.rows, width)
+        table = _runs_table(listing.rows, width)
         if width is None:  # a file or a pipe is as wide as the table
             console.width = _measured(listing.rows)
         console.print(table)
@@ -50,14 +61,14 @@ def print_runs(listing: Listing) -> None:
         )
 
 
-def _table(rows: Rows, width: int | None) -> Table:
+def _runs_table(rows: RunRows, width: int | None) -> Table:
     """At most `width` characters wide, if its first five columns are."""
     titles = list(COLUMNS)
     while width is not None and len(titles) > 5 and _measured(rows, titles) > width:
         titles.pop()
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
     for title in titles:
-        table.add_column(title, justify="left" if title in WORDS else "right")
+        table.add_column(title, justify="left" if title in WORD_COLUMNS else "right")
     for row in rows:
         style = STYLES[row["status"]]
         table.add_row(*(Text(COLUMNS[title](row), style if title == "status" else "")
@@ -65,29 +76,29 @@ def _table(rows: Rows, width: int | None) -> Table:
     return table
 
 
-def _measured(rows: Rows, titles: Iterable[str] | None = None) -> int:
+def _measured(rows: RunRows, titles: Iterable[str] | None = None) -> int:
     """Characters that the columns take, gaps included."""
     return sum(GAP + max(len(title), *(len(COLUMNS[title](row)) for row in rows))
                for title in titles or COLUMNS)  # fmt: skip
 
 
-def _number(key: Literal["loss", "validation_loss"], form: str) -> Callable[[RunRow], str]:
+def _loss_column(key: Literal["loss", "validation_loss"], form: str) -> Callable[[RunRow], str]:
     return lambda row: "-" if row[key] is None else format(row[key], form)
 
 
-def _word(key: Literal["name", "status", "model", "layout"]) -> Callable[[RunRow], str]:
+def _word_column(key: Literal["name", "status", "model", "layout"]) -> Callable[[RunRow], str]:
     return lambda row: row[key] or "-"
 
 
-def _step(row: RunRow) -> str:
+def _step_of(row: RunRow) -> str:
     return f"{row['step']}/{row['steps'] or '?'}"
 
 
-def _size(row: RunRow) -> str:
+def _checkpoint_size(row: RunRow) -> str:
     return bytes_text(row["checkpoint_bytes"]) if row["checkpoints"] else "-"
 
 
-def _moment(key: Literal["started", "ended"]) -> Callable[[RunRow], str]:
+def _moment_column(key: Literal["started", "ended"]) -> Callable[[RunRow], str]:
     return lambda row: moment_text(row[key])
 
 
@@ -98,22 +109,325 @@ def moment_text(iso: str | None) -> str:
     return datetime.fromisoformat(iso).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
-def _tokens(row: RunRow) -> str:
+def _speed(row: RunRow) -> str:
     speed = row["tokens_per_second"]
     return "-" if speed is None else count_text(speed) if speed >= 1e6 else f"{speed:,.0f}"
 
 
 # The most important first: from the right they are left out of a narrow terminal.
 COLUMNS: dict[str, Callable[[RunRow], str]] = {
-    "name": _word("name"),
-    "status": _word("status"),
-    "step": _step,
-    "loss": _number("loss", ".4f"),
-    "validation": _number("validation_loss", ".4f"),
-    "tokens/s": _tokens,
-    "model": _word("model"),
-    "layout": _word("layout"),
-    "started": _moment("started"),
-    "ended": _moment("ended"),
-    "checkpoints": _size,
+    "name": _word_column("name"),
+    "status": _word_column("status"),
+    "step": _step_of,
+    "loss": _loss_column("loss", ".4f"),
+    "validation": _loss_column("validation_loss", ".4f"),
+    "tokens/s": _speed,
+    "model": _word_column("model"),
+    "layout": _word_column("layout"),
+    "started": _moment_column("started"),
+    "ended": _moment_column("ended"),
+    "checkpoints": _checkpoint_size,
 }
+
+
+Row = tuple[str, str]
+
+
+def print_run(run: SavedRun, document: ShownRun) -> None:
+    """Print one run on stdout: what was asked of it, what it reached, how it ended."""
+    console = get_console()
+    title = Text.assemble((run.name, "bold"), "  ", (run.status, STYLES[run.status]))
+    console.print(title.append(f" after {_steps(run)}"), soft_wrap=True)
+    console.print(NamedRows(run_rows(run, document)))
+
+
+def _steps(run: SavedRun) -> str:
+    """`1 step`, or where it is known how many were wanted `12 of 20 steps`."""
+    if run.steps is None:
+        return plural(run.step, "step")
+    return f"{run.step:,} of {plural(run.steps, 'step')}"
+
+
+def run_rows(run: SavedRun, document: ShownRun) -> Iterator[Row]:
+    """Everything that is known of the run, as name and text."""
+    if run.job is not None:
+        yield from _job_rows(run.job, document)
+    if document["steps"]:
+        yield from _time_rows(document)
+        yield from summary_rows(document)
+    if not document["plan_beside_run"]:
+        why = "not yet: ranks tell at the end" if run.status == "running" else "not compared: the "
+        yield "plan = run", why if run.status == "running" else f"{why}run did not end in order"
+    yield "checkpoints", _saved_texts(document["checkpoints"])
+    yield from _ending(document)
+    yield "run directory", document["path"]
+    if run.status in ("stopped", "failed", "interrupted") and document["checkpoints"]:
+        yield "go on with", shlex.join(["mpctl", "launch", "--resume", "--run-dir", str(run.path)])
+
+
+def _job_rows(job: JobSpec, document: ShownRun) -> Iterator[Row]:
+    training, model = job.training, job.model
+    if model is not None:
+        name = f"{model.name}: " if model.name else ""
+        yield "model", (f"{name}{model.family}, {model.all_layers} layers, hidden {model.hidden}, "
+                        f"{model.heads} heads, vocabulary {model.vocab:,}, sequence of "
+                        f"{model.seq_length}")  # fmt: skip
+    ranks = "1 rank" if job.world_size == 1 else f"{job.world_size} ranks"
+    yield "layout", f"{document['layout']}; {ranks}, device {job.launch.device}"
+    yield "batch", f"{training.global_batch_size or '?'} samples, {training.dtype}"
+    low = "" if training.lr_schedule == "constant" else f" to {training.lowest_rate:g}"
+    yield "learning rate", f"{training.learning_rate:g}{low}, {training.lr_schedule}"
+    source = job.data.path or ", ".join(job.data.corpus or ())
+    yield "data", f"{source or 'none'}; seed {training.seed}"
+    if training.init_from:
+        yield "started from", training.init_from
+
+
+def _time_rows(document: ShownRun) -> Iterator[Row]:
+    began, ended = moment_text(document["started"]), moment_text(document["ended"])
+    day = began.split()[0]
+    until = "" if document["ended"] is None else f" to {ended.removeprefix(day).strip()}"
+    spent = f"{seconds_text(document['training_seconds'])} in training steps"
+    yield "time", f"{began}{until}; {spent}"
+    if (document["attempts"] or 1) > 1:
+        yield "attempts", f"{document['attempts']}: it failed and started again"
+
+
+def _saved_texts(saved: list[CheckpointRow]) -> str:
+    if not saved:
+        return "none"
+    whole = sum(one["bytes"] for one in saved)
+    told = saved if len(saved) <= 4 else [saved[0], None, *saved[-2:]]
+    words = ", ".join("..." if one is None else _saved_text(one) for one in told)
+    return words if len(saved) == 1 else f"{words}; {len(saved)} of {bytes_text(whole)} in all"
+
+
+def _saved_text(saved: CheckpointRow) -> str:
+    trouble = f", damaged: {saved['problem']}" if saved["problem"] else ""
+    return f"step {saved['step']} ({bytes_text(saved['bytes'])}{trouble})"
+
+
+def _ending(document: ShownRun) -> Iterator[Row]:
+    failure = document["failure"]
+    if failure is not None:
+        yield "failure", failure_text(failure)
+    for problem in document["problems"]:
+        yield "damaged", problem
+
+
+def failure_text(failure: Mapping[str, Any]) -> str:
+    """The rank that failed first, its host and coordinates where they are known, and why."""
+    coords = ", ".join(f"{axis} {index}" for axis, index in failure["coords"].items())
+    where = "; ".join(filter(None, (failure.get("host"), coords)))
+    who = "the run" if failure["rank"] is None else f"rank {failure['rank']}"
+    doing = f" at {failure['doing']}" if failure["doing"] else ""
+    log = f"; log: {failure['log']}" if failure["log"] else ""
+    return f"{who}{f' ({where})' if where else ''} failed{doing}: {failure['error']}{log}"
+
+
+SILENT_SECONDS = 5.0
+"""A rank beats twice a second; without a heartbeat for so long it is named."""
+MOST_GROUPS, MOST_NAMED = 8, 8
+NOT_RUNNING = "not begun, or ended"
+
+
+def print_status(status: StatusDocument) -> None:
+    """Print the status of a run on stdout; what is wrong stands at its end."""
+    console = get_console()
+    title = Text.assemble((status["name"], "bold"), "  ")
+    title.append(status["status"], STYLES[status["status"]])
+    title.append(" (stopping)" if status["is_stopping"] else "")
+    console.print(title.append(_progress(status)), soft_wrap=True)
+    console.print(NamedRows(_status_rows(status)))
+    for text in _troubles(status):
+        console.print(Text.assemble(("! ", "bold yellow"), text), soft_wrap=True)
+
+
+def _progress(status: StatusDocument) -> str:
+    """`  step 12 of 80 (15 %), 0:00:58 left`."""
+    step, steps = status["step"], status["steps"]
+    if not steps:
+        return f"  step {step:,}" if step else ""
+    left = status["seconds_left"]
+    until = "" if left is None else f", {clock(left)} left"
+    return f"  step {step:,} of {steps:,} ({100 * step // steps} %){until}"
+
+
+def _status_rows(status: StatusDocument) -> Iterator[Row]:
+    if status["loss"] is not None:
+        validation = status["validation_loss"]
+        more = "" if validation is None else f", validation {validation:.4f}"
+        yield "loss", f"{status['loss']:.4f}{more}"
+    if status["step_seconds"] is not None:
+        speed = status["tokens_per_second"] or 0
+        yield "step time", f"{seconds_text(status['step_seconds'])}, {speed:,.0f} tokens/s"
+    if status["mfu"] is not None and status["hfu"] is not None:
+        yield "MFU, HFU", f"{status['mfu']:.1%}, {status['hfu']:.1%} of the device's data sheet"
+    if status["last_step_seconds"] is not None:
+        yield "last step", f"{age_text(status['last_step_seconds'])} ago"
+    yield "checkpoint", _newest_text(status)
+    if status["launcher"] is not None:
+        yield "launcher", _launcher(status["launcher"], status)
+        if status["job_state"] is not None:
+            yield "job", f"{status['launcher']['job_id']}: {status['job_state']}"
+        hosts = status["launcher"]["hosts"] or []
+        if len(hosts) > 1:
+            few = hosts if len(hosts) <= 8 else [*hosts[:4], f"... {hosts[-1]}"]
+            yield "hosts", f"{len(hosts):,}: {', '.join(few)}"
+    yield from _rank_rows(status)
+    failure = status["failure"]
+    if failure is not None:
+        yield "failure", failure_text(failure)
+    yield "run directory", status["path"]
+    if status["status"] in ("stopped", "failed", "interrupted") and status["checkpoint"]:
+        yield "go on with", shlex.join(["mpctl", "launch", "--resume", "--run-dir", status["path"]])
+
+
+def _newest_text(status: StatusDocument) -> str:
+    saved, seconds = status["checkpoint"], status["checkpoint_seconds"]
+    if saved is None:
+        return "none"
+    when = "" if seconds is None else f", {age_text(seconds)} ago"
+    damage = f"; damaged: {saved['problem']}" if saved["problem"] else ""
+    return f"step {saved['step']:,} ({bytes_text(saved['bytes'])}){when}{damage}"
+
+
+def _launcher(launcher: LauncherRow, status: StatusDocument) -> str:
+    since = "" if launcher["started"] is None else f", since {moment_text(launcher['started'])}"
+    job = "" if launcher["job_id"] is None else f" job {launcher['job_id']}"
+    text = f"{launcher['backend']}{job} on {launcher['host']}, process {launcher['pid']}{since}"
+    if status["status"] == "submitted":
+        return f"submitted to {launcher['backend']} from {launcher['host']}{since}"
+    if status["status"] == "running":
+        return text if launcher["is_alive"] else f"{text}; as seen from this host"
+    return f"{text}; it has ended"
+
+
+def _rank_rows(status: StatusDocument) -> Iterator[Row]:
+    """The ranks by what they do; of a run that has ended only those that ended in the midst of
+    something."""
+    is_running, groups = status["status"] == "running", defaultdict(list)
+    for rank in status["ranks"]:
+        if is_running or rank["doing"]:
+            groups[rank["doing"] or NOT_RUNNING].append(rank)
+    if not groups:
+        return
+    count = f"{status['world_size'] or len(status['ranks']):,}"
+    yield "ranks", f"{count}{_heartbeats(status) if is_running else '; when they ended:'}"
+    shown = list(groups.items())[:MOST_GROUPS]
+    for doing, ranks in shown:
+        yield f"  {ranks_text((rank['rank'] for rank in ranks), most=2)}", doing
+    rest = [rank for _, ranks in list(groups.items())[MOST_GROUPS:] for rank in ranks]
+    if rest:
+        yield "  others", f"{plural(len(rest), 'rank')} at other parts of their step"
+
+
+def _heartbeats(status: StatusDocument) -> str:
+    ages = [age for rank in status["ranks"] if (age := rank["heartbeat_seconds"]) is not None]
+    if not ages:
+        return ""
+    beating = sum(age < SILENT_SECONDS for age in ages)
+    who = "all" if beating == len(status["ranks"]) else f"{beating:,}"
+    return f", {who} with a heartbeat in the last {SILENT_SECONDS:g} s"
+
+
+def _troubles(status: StatusDocument) -> Iterator[str]:
+    """What a person should look at: ranks that do not answer, whom they wait for, damaged files."""
+    if status["status"] == "running":
+        silent = [rank for rank in status["ranks"] if _is_silent(rank)]
+        for rank in silent[:MOST_NAMED]:
+            seconds = rank["heartbeat_seconds"] or 0
+            yield f"{rank_text(rank)}: no heartbeat for {age_text(seconds)}{_process(rank)}"
+        if len(silent) > MOST_NAMED:
+            yield f"and {plural(len(silent) - MOST_NAMED, 'other rank')} without a heartbeat"
+    if status["waiting"]:
+        yield status["waiting"]
+    yield from status["problems"]
+
+
+def _is_silent(rank: RankRow) -> bool:
+    age = rank["heartbeat_seconds"]
+    return age is not None and age >= SILENT_SECONDS
+
+
+def _process(rank: RankRow) -> str:
+    return "" if rank["process"] is None else f"; its process is {rank['process']}"
+
+
+def rank_text(rank: RankRow) -> str:
+    """`rank 3 (n2; tp 1, cp 0, dp 1, pp 0)`."""
+    coords = ", ".join(f"{axis} {index}" for axis, index in rank["coords"].items())
+    return f"rank {rank['rank']} ({'; '.join(filter(None, (rank['host'], coords)))})"
+
+
+def age_text(seconds: float) -> str:
+    """An age: `0.4 s`, `58 s`, `3.2 min`, `5.0 h`, `2.1 days`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 2 * 86400:
+        return seconds_text(seconds)
+    return f"{seconds / 86400:.1f} days"
+
+
+class StopView:
+    """On a terminal a moving line on stderr; elsewhere a line for each new text."""
+
+    def __init__(self, name: str) -> None:
+        self.console = get_console(stderr=True)
+        self.name, self.text = name, ""
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
+        self.bar = Progress(*columns, console=self.console, transient=True,
+                            disable=not self.console.is_terminal)  # fmt: skip
+        self.task = self.bar.add_task("", total=None)
+
+    def __enter__(self) -> StopView:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.bar.stop()
+        if kind is KeyboardInterrupt:
+            self.console.print(f"the request stays: `mpctl status {self.name}` tells when it ended")
+
+    def update(self, text: str) -> None:
+        """Show what the run is doing."""
+        if text == self.text:
+            return
+        if not self.text:
+            self.bar.start()
+        is_same_work = text.split(":")[0] == self.text.split(":")[0]
+        self.text = text
+        self.bar.update(self.task, description=f"stopping {self.name}: {text}")
+        if not self.console.is_terminal and not is_same_work:
+            self.console.print(f"stopping {self.name}: {text}", soft_wrap=True)
+
+
+def print_stopped(stopped: Stopped, *, now: bool) -> None:
+    """Print on stdout how the run ended, what it saved and how to go on."""
+    console, run = get_console(), stopped.run
+    steps = f"{run.step:,}" if run.steps is None else f"{run.step:,} of {run.steps:,}"
+    if stopped.cancelled:
+        console.print(f"{run.name}  its job was cancelled before it began: {stopped.cancelled}")
+        return
+    before = "" if stopped.was_running else "was not running: "
+    status = Text(run.status, STYLES[run.status])
+    console.print(Text.assemble(f"{run.name}  {before}", status, f" after step {steps}"))
+    if run.status == "failed" and run.failure is not None:
+        console.print(Text(failure_text(run.failure.model_dump())), soft_wrap=True)
+    if run.status == "running":
+        console.print(Text("the request stays; the run ends when its step is done and saved"))
+        return
+    if not run.checkpoints:
+        console.print(Text("no checkpoint was saved"))
+        return
+    saved = run.checkpoints[-1]
+    lost = run.step - saved.step
+    more = f"; {lost:,} later steps are lost" if lost > 0 else ""
+    console.print(Text(f"saved as step {saved.step:,} ({bytes_text(saved.bytes)}){more}"))
+    if run.status != "finished":
+        command = shlex.join(["mpctl", "launch", "--resume", "--run-dir", str(run.path)])
+        console.print(Text.assemble(("→ ", "cyan"), f"go on with: {command}"), soft_wrap=True)

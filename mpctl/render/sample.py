@@ -1,7 +1,7 @@
-"""Text as it is written: one prompt's as it comes, several prompts' each when it is done.
+"""What a trained model writes, and how good it is: sampled text, loss and perplexity by corpus.
 
-The texts go to stdout and nothing else does; progress and the last line go to stderr. Text from a
-model may hold anything: characters that steer a terminal are left out.
+Sampled texts go to stdout and nothing else does; progress and the last line go to stderr. Text from
+a model may hold anything: characters that steer a terminal are left out.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from mpctl.render.console import get_console, visible
-from mpctl.render.tasks import ProgressView, TaskBar
+from mpctl.render.console import get_console, plain_table, visible
+from mpctl.render.progress import ProgressView, TaskBar
 from mpctl.units import seconds_text
 
 if TYPE_CHECKING:
+    from mpctl.inference.evaluate import EvalDocument
     from mpctl.inference.sample import SampleDocument, Sampling
     from mpctl.inference.written_text import WrittenText
+
 
 FINISH = {
     "end-of-text": "ended by end-of-text",
@@ -107,3 +109,34 @@ def _most(sample: WrittenText) -> int:
 def _write(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+COLUMNS = ("corpus", "loss", "perplexity", "samples", "tokens", "time")
+RECORDED = "recorded in training"
+
+
+def print_evaluation(document: EvalDocument) -> None:
+    """Print loss and perplexity of each corpus on stdout, and what was evaluated."""
+    console, rows = get_console(), document["corpora"]
+    is_recorded = any(row["recorded_loss"] is not None for row in rows)
+    table = plain_table("", (*COLUMNS, *([RECORDED] if is_recorded else [])), left=["corpus"])
+    for row in rows:
+        recorded = [_figure(row["recorded_loss"])] if is_recorded else []
+        table.add_row(
+            row["name"], _figure(row["loss"]), _figure(row["perplexity"], 2),
+            f"{row['samples']:,}", f"{row['tokens']:,}", seconds_text(row["seconds"]), *recorded,
+        )  # fmt: skip
+    console.print(table)
+    console.print(Text(_source(document), style="dim"))
+
+
+def _source(document: EvalDocument) -> str:
+    step = "" if document["step"] is None else f"step {document['step']} of "
+    layout = " ".join(f"{axis} {n}" for axis, n in document["sizes"].items() if n > 1)
+    parts = [f"{step}{document['model']}", f"samples of {document['seq_length']} tokens",
+             document["dtype"], document["device"], layout or "one rank"]  # fmt: skip
+    return ", ".join(parts)
+
+
+def _figure(value: float | None, digits: int = 4) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"

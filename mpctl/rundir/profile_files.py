@@ -1,7 +1,7 @@
 """RUN/profile/rank-N.jsonl: what a rank did when, a JSON object a line for each profiled step.
 
 `mpctl launch --profile 5-7` has every rank write them (runtime/profile.py), `mpctl bench trace`
-reads them (bench/run_profile.py). A step that a later attempt repeats stands there twice; the last
+reads them (bench/trace.py). A step that a later attempt repeats stands there twice; the last
 line counts.
 
 Times are seconds of the clock of the rank's host that never goes back (Python's perf_counter),

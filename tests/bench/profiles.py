@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mpctl.bench.run_profile import RunProfile, clock_offsets
+from mpctl.bench.trace import RunProfile, clock_offsets
 from mpctl.rundir.profile_files import ProfiledStep, ProfileEvent, profile_path
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpctl.bench.accuracy import HeldFigure, accuracy_of
+from mpctl.bench.verify import HeldFigure, accuracy_of
 
 
 def compared(*pairs: tuple[float, float], inside: str = "") -> list[HeldFigure]:

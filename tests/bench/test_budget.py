@@ -1,6 +1,6 @@
 """Rounds within a budget, by a clock that the test moves."""
 
-from mpctl.bench.budget import Budget
+from mpctl.bench.runner import Budget
 
 
 class Clock:

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.bench.built_in_set import built_in_set
 from mpctl.bench.cases import plan_cases
-from mpctl.bench.verify_cases import PlanWith, verify_cases
-from mpctl.bench.verify_layouts import DEFAULT_LAYOUTS, DEFAULT_SETTINGS, QUICK_LAYOUTS, ranks_of
+from mpctl.bench.layouts import DEFAULT_LAYOUTS, DEFAULT_SETTINGS, QUICK_LAYOUTS, ranks_of
+from mpctl.bench.verify_cases import PlanWith, built_in_set, verify_cases
 from mpctl.errors import InputError
 from mpctl.launch.node.machine import Machine
 from mpctl.planning.plan import Plan, load_plan

@@ -9,11 +9,12 @@ import pytest
 
 from mpctl.bench.collective_cases import (
     CollectiveCases,
+    CollectiveFlags,
+    CollectiveOptions,
     collective_cases,
     plan_collectives,
     sent_over,
 )
-from mpctl.bench.collective_options import CollectiveFlags, CollectiveOptions
 from mpctl.errors import InputError
 from mpctl.launch.node.machine import Machine
 from mpctl.planning.plan import load_plan

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mpctl.bench.collective_options import (
+from mpctl.bench.collective_cases import (
     KINDS,
     CollectiveFlags,
     parse_dtype,

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpctl.bench.collective_cases import CollectiveCases, collective_cases
-from mpctl.bench.collective_options import CollectiveOptions
-from mpctl.bench.collective_rows import CollectiveRow, collective_rows, fit_collectives
+from mpctl.bench.collective_cases import CollectiveCases, CollectiveOptions, collective_cases
+from mpctl.bench.collectives import CollectiveRow, collective_rows, fit_collectives
 from mpctl.collectives import bus_factor
 from mpctl.launch.node.machine import Machine
 from mpctl.planning.plan import load_plan

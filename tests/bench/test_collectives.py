@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from mpctl.bench.collective_cases import collective_cases
-from mpctl.bench.collective_options import CollectiveOptions
+from mpctl.bench.collective_cases import CollectiveOptions, collective_cases
 from mpctl.bench.collectives import (
     CollectivesReport,
     MeasuredCollectives,

@@ -7,14 +7,14 @@ from typing import cast
 
 import pytest
 
-from mpctl.bench.device_fit import (
+from mpctl.bench.kernels import KernelRow
+from mpctl.bench.machine_fit import (
     ALONE,
     DeviceFit,
     busy_rows,
     fit_device,
     undisturbed,
 )
-from mpctl.bench.kernels import KernelRow
 from mpctl.errors import InputError
 from mpctl.estimate.kernels import device_speed, product_seconds
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec

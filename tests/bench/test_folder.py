@@ -1,6 +1,6 @@
 """The folder of a bench: replaced only when asked, and nothing in it that is not the bench's."""
 
-from mpctl.bench.folder import check_folder, save_report, take_folder
+from mpctl.bench.report import check_folder, save_report, take_folder
 from mpctl.rundir.marker import write_marker
 
 REPORT = {"schema": "mpctl.bench/1", "results": []}

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from mpctl.bench.kernel_cases import THIS_MACHINE, kernel_cases
-from mpctl.bench.kernel_list import layer_seconds
-from mpctl.bench.planned_kernel import PlannedKernel
+from mpctl.bench.kernel_list import PlannedKernel, layer_seconds
 from mpctl.estimate.kernels import device_speed, flash_seconds, product_seconds
 from mpctl.estimate.time import get_clock
 from mpctl.launch.node.machine import Machine

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpctl.bench.collective_rows import CollectiveRow
-from mpctl.bench.link_fit import LinkFit, fit_link, training_rows
+from mpctl.bench.collectives import CollectiveRow
+from mpctl.bench.machine_fit import LinkFit, fit_link, training_rows
 from mpctl.estimate.network import Route
 from mpctl.spec.cluster import InnerLinkSpec
 

@@ -8,8 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from mpctl.bench.collective_rows import CollectiveRow
-from mpctl.bench.collectives import MeasuredCollectives
+from mpctl.bench.collectives import CollectiveRow, MeasuredCollectives
 from mpctl.bench.kernels import KernelRow
 from mpctl.bench.machine import MachineBench
 from mpctl.bench.report import BenchEnvironment

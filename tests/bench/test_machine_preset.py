@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.bench.device_fit import DeviceFit
-from mpctl.bench.link_fit import LinkFit
+from mpctl.bench.machine_fit import DeviceFit, LinkFit
 from mpctl.bench.machine_preset import MachinePreset, check_name, machine_preset
 from mpctl.bench.report import BenchEnvironment
 from mpctl.calibrate.own_cluster import ClusterFit

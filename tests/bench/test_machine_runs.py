@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from mpctl.bench.machine_runs import (
+from mpctl.bench.machine import (
     MachineCheck,
     disturbed_runs,
     machine_checks,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mpctl.bench.mode_cases import ModeCases, layer_job, mode_cases
+from mpctl.bench.tensor_modes import ModeCases, layer_job, mode_cases
 from mpctl.errors import InputError
 from mpctl.launch.node.machine import Machine
 from mpctl.render.bench_modes import print_cases

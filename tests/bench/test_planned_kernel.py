@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpctl.bench.planned_kernel import (
+from mpctl.bench.kernel_list import (
     CACHE_BYTES,
     MOST_COPIES,
     PlannedKernel,

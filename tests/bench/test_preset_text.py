@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpctl.bench.preset_text import preset_text
+from mpctl.bench.machine_preset import preset_text
 
 # TOML has no surrogates and, unlike JSON, does not allow DEL as it is.
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x7f"))

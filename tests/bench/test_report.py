@@ -1,7 +1,6 @@
 """What all reports share: the spread of rounds, CSV, the environment."""
 
-from mpctl.bench.folder import csv_text
-from mpctl.bench.report import bench_environment, environment_on, spread
+from mpctl.bench.report import bench_environment, csv_text, environment_on, spread
 from mpctl.launch.node.facts import HostFacts, host_facts
 from mpctl.launch.node.machine import Machine
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.bench.run_profile import clock_offsets, read_run_profile
+from mpctl.bench.trace import clock_offsets, read_run_profile
 from mpctl.errors import InputError
 from mpctl.rundir.profile_files import ProfiledStep, profile_path
 from tests.bench.profiles import event, line, two_stages, write

@@ -5,9 +5,8 @@ import shutil
 
 import pytest
 
-from mpctl.bench.budget import Budget
 from mpctl.bench.cases import plan_cases
-from mpctl.bench.runner import CaseRun, Watch, group_runs, run_cases
+from mpctl.bench.runner import Budget, CaseRun, Watch, group_runs, run_cases
 from mpctl.errors import RunFailed
 from mpctl.launch.node.machine import Machine
 from mpctl.rundir.directory import RunDir

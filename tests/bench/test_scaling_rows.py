@@ -6,8 +6,7 @@ import pytest
 
 from mpctl.bench.layouts import parse_layouts
 from mpctl.bench.runner import CaseRun
-from mpctl.bench.scaling import scaling_cases
-from mpctl.bench.scaling_rows import MeasuredScaling, scaling_rows
+from mpctl.bench.scaling import MeasuredScaling, scaling_cases, scaling_rows
 from mpctl.estimate.flops import model_and_hardware_flops
 from mpctl.render.bench import print_scaling
 from mpctl.rundir.directory import RunDir

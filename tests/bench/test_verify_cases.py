@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from mpctl.bench.cases import plan_cases
-from mpctl.bench.layouts import parse_layouts
-from mpctl.bench.verify_cases import Wanted, verify_cases, wanted_layouts
-from mpctl.bench.verify_layouts import (
+from mpctl.bench.layouts import (
     DEFAULT_SETTINGS,
+    parse_layouts,
 )
+from mpctl.bench.verify_cases import Wanted, verify_cases, wanted_layouts
 from mpctl.errors import InputError
 from mpctl.launch.node.machine import Machine
 from mpctl.planning.plan import Plan, load_plan

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from mpctl.bench.verify_layouts import (
+from mpctl.bench.layouts import (
     DEFAULT_LAYOUTS,
     DEFAULT_SETTINGS,
     QUICK_LAYOUTS,

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.bench.budget import Budget
 from mpctl.bench.cases import plan_cases
-from mpctl.bench.runner import Watch
-from mpctl.bench.verify_run import Verification
+from mpctl.bench.runner import Budget, Watch
+from mpctl.bench.verify import Verification
 from mpctl.errors import RunFailed
 from mpctl.launch.node.machine import Machine
 from tests.bench.small_jobs import small_case

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mpctl.bench.waits import communication_share, planned_share
+from mpctl.bench.runner import communication_share, planned_share
 from mpctl.estimate.band import Band
 from mpctl.estimate.step import StepTime
 from tests.bench.verify_runs import case_of, run_of

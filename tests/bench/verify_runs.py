@@ -8,7 +8,7 @@ from typing import Any, cast
 from mpctl.bench.cases import PlannedCase
 from mpctl.bench.report import BenchEnvironment
 from mpctl.bench.runner import CaseRun
-from mpctl.bench.verify_run import Verification
+from mpctl.bench.verify import Verification
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.summary import RankComparison, RunSummary
 from tests.bench.small_jobs import planned_case, step_records

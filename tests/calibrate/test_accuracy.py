@@ -25,9 +25,8 @@ from mpctl.calibrate.accuracy import (
     samples_per_second,
     spearman,
 )
-from mpctl.calibrate.cross import FOLDS, LeftOut, Residuals, assign_folds, one_fold, residuals
 from mpctl.calibrate.evaluate import open_evaluator
-from mpctl.calibrate.fit import Fit
+from mpctl.calibrate.fit import FOLDS, Fit, LeftOut, Residuals, assign_folds, one_fold, residuals
 from mpctl.calibrate.record import CrossRecord, read_record, what_changed
 from mpctl.calibrate.runs import constants_of
 from mpctl.calibrate.spread import find_inside

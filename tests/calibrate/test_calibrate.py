@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.calibrate.cross import LeftOut, residuals
 from mpctl.calibrate.evaluate import open_evaluator
-from mpctl.calibrate.fit import Fit
+from mpctl.calibrate.fit import Fit, LeftOut, residuals
 from mpctl.calibrate.runs import Constant, Run, constants_of, read_runs
 from mpctl.calibrate.write import write_presets, written
 from mpctl.errors import InputError

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpctl.calibrate.relative_fit import fit_relative
+from mpctl.calibrate.fit import fit_relative
 
 FIGURES = st.floats(1e-3, 1e3)
 SIZES = (1.0, 4.0, 16.0, 256.0)

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from mpctl.calibrate.run_dirs import find_runs, is_run_path, run_rows
-from mpctl.calibrate.runs import read_runs
+from mpctl.calibrate.runs import find_runs, is_run_path, read_runs, run_rows
 from mpctl.errors import InputError
 from mpctl.spec.load import load_job
 from mpctl.spec.presets import presets_root

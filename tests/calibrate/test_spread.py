@@ -7,7 +7,7 @@ from statistics import mean
 
 import pytest
 
-from mpctl.calibrate.cross import LeftOut, Residuals
+from mpctl.calibrate.fit import LeftOut, Residuals
 from mpctl.calibrate.runs import Run, read_runs
 from mpctl.calibrate.spread import LEAST, find_inside, find_spreads, quantile, seen_by
 from tests.published import earlier_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from mpctl.render.audit import WIDE, audit_parts
+from mpctl.render.rehearsal import WIDE, audit_parts
 from mpctl.rundir.audit import AuditRow, StepAudit
 
 ROW: AuditRow = {

@@ -14,7 +14,7 @@ from rich.text import Text
 from mpctl.cli.app import run as mpctl
 from mpctl.errors import Issue
 from mpctl.render.console import Console, NamedRows, say, visible
-from mpctl.render.errors import print_issues
+from mpctl.render.output import print_issues
 
 EVIL = "a\x1b[31mred\x1b]0;title\x07\x9b2J\x08\x7f\x00b"
 TAME = "a[31mred]0;title2Jb"

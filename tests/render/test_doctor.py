@@ -6,9 +6,7 @@ import pytest
 
 from mpctl.doctor.diagnosis import Diagnosis, Finding
 from mpctl.doctor.documents import CollectiveReport, CollectiveTiming, HostReport, PairResult
-from mpctl.render.doctor import print_diagnosis, shown_findings
-from mpctl.render.doctor_markdown import markdown_lines
-from mpctl.render.doctor_rows import fact_rows
+from mpctl.render.doctor import fact_rows, markdown_lines, print_diagnosis, shown_findings
 from tests.doctor.synthetic import GIB, gpu_host, host, pair
 
 QUOTA = Finding(

@@ -9,8 +9,8 @@ import pytest
 
 from mpctl.planning.document import rank_document
 from mpctl.planning.plan import Plan, load_plan
-from mpctl.render.html.grid import grid_part
-from mpctl.render.svg import plan_svg
+from mpctl.render.html.layout import grid_part
+from mpctl.render.plan_svg import plan_svg
 from mpctl.render.svg_grid import COLOURS, DRAWN_CELLS, MATRIX, GridPicture
 from tests.cli.calls import Mpctl, caller
 

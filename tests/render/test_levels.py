@@ -11,7 +11,7 @@ from mpctl.planning.document import plan_document
 from mpctl.planning.plan import Plan, load_plan
 from mpctl.planning.summary import links_text
 from mpctl.render.html.layout import layout_section
-from mpctl.render.svg import plan_svg
+from mpctl.render.plan_svg import plan_svg
 from tests.cli.calls import Mpctl, caller
 
 PODS = [{"name": "pod", "gpus": 576, "oversubscription": 4.0}]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import mpctl
-from mpctl.render.line import BAR, line_text
-from mpctl.render.marks import PLAIN
+from mpctl.render.output import PLAIN
+from mpctl.render.progress import BAR, line_text
 from mpctl.render.run import step_figures
 
 RECORD = {"loss": 5.3104, "tokens_per_second": 4812.3, "step_seconds": 0.8512}

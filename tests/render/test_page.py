@@ -17,8 +17,8 @@ import pytest
 
 from mpctl.planning.plan import Plan, load_plan
 from mpctl.planning.traffic import rank_traffic
+from mpctl.render.html.estimate import MEMORY_PARTS
 from mpctl.render.html.front import FrontPoint, front_section
-from mpctl.render.html.memory import PARTS
 from mpctl.render.html.page import plan_page
 from tests.cli.calls import Mpctl, caller
 
@@ -166,7 +166,7 @@ def test_the_bars_add_up_to_the_total(settings: dict[str, Any]) -> None:
     plan = whole_plan(settings)
     assert plan.estimate is not None
     for stage in plan.estimate.memory:
-        assert sum(getattr(stage, key) for key in PARTS) == stage.device_bytes
+        assert sum(getattr(stage, key) for key in MEMORY_PARTS) == stage.device_bytes
 
 
 @pytest.mark.parametrize("settings", [{}, {"parallel.vpp": 2}, {"parallel.order": "pp-dp-tp"}])

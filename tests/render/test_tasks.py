@@ -1,6 +1,6 @@
 """Progress of several stages where there is no terminal: lines on stderr."""
 
-from mpctl.render.tasks import TaskBar
+from mpctl.render.progress import TaskBar
 
 
 def test_a_note_is_a_line_where_lines_are_wanted(capsys):

@@ -14,7 +14,7 @@ import pytest
 
 from mpctl.cli.app import run as mpctl
 from mpctl.errors import InputError
-from mpctl.render.runs import COLUMNS, _measured, _table
+from mpctl.render.runs import COLUMNS, _measured, _runs_table
 from mpctl.runs.listing import list_runs
 from mpctl.runs.saved import is_running
 from mpctl.runs.show import open_runs
@@ -196,12 +196,12 @@ def test_names_from_strangers_do_not_steer_the_terminal(tmp_path: Path, call: Mp
 
 def test_a_narrow_terminal_loses_the_least_important_columns(folder: Path) -> None:
     rows = list_runs(folder).rows
-    whole = [column.header for column in _table(rows, None).columns]
+    whole = [column.header for column in _runs_table(rows, None).columns]
     assert whole == list(COLUMNS)
-    narrow = [column.header for column in _table(rows, 80).columns]
+    narrow = [column.header for column in _runs_table(rows, 80).columns]
     assert narrow == whole[: len(narrow)] and len(narrow) < len(whole)
     assert _measured(rows, narrow) <= 80
-    assert [c.header for c in _table(rows, 10).columns] == whole[:5]
+    assert [c.header for c in _runs_table(rows, 10).columns] == whole[:5]
 
 
 def test_piped_lines_are_whole(folder: Path, call: Mpctl) -> None:

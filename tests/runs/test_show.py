@@ -14,8 +14,7 @@ import pytest
 from rich.text import Text
 
 from mpctl.launch.follow import follow
-from mpctl.render.curves import axis_of, mean, ticks
-from mpctl.render.plot_text import plot_text
+from mpctl.render.curves import axis_of, mean, plot_text, ticks
 from mpctl.rundir.directory import RunDir
 from mpctl.runs.series import find_series
 from mpctl.runs.show import open_runs

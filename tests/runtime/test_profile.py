@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mpctl.bench.run_profile import read_run_profile
+from mpctl.bench.trace import read_run_profile
 from mpctl.layout.topology import job_topology
 from mpctl.pipeline.schedule.orders import Action
 from mpctl.rundir.profile_files import WORK, profile_path

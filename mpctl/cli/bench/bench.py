@@ -66,7 +66,7 @@ class BenchCommand:
     def folder(self) -> Path:
         """The folder of the report: --out, or a new runs/bench-NAME. Raises InputError where it is
         occupied and may not be replaced."""
-        from mpctl.bench.folder import check_folder
+        from mpctl.bench.report import check_folder
         from mpctl.rundir.directory import free_run_dir
 
         name = f"bench-{self.name}"
@@ -97,7 +97,7 @@ class BenchCommand:
     def warn(self, warnings: Iterable[str]) -> None:
         """Print these warnings, and one where other programs use the cores."""
         from mpctl.bench.report import load_warnings
-        from mpctl.render.errors import print_warnings
+        from mpctl.render.output import print_warnings
 
         print_warnings([*warnings, *load_warnings(self.environment)])
 

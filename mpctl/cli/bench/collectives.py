@@ -109,8 +109,7 @@ def collectives(
     time x 2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter and all_to_all, 1 for the
     others. Exit code 1 where a result is wrong. Ctrl-C keeps what was measured.
     """
-    from mpctl.bench.collective_cases import plan_collectives
-    from mpctl.bench.collective_options import CollectiveFlags
+    from mpctl.bench.collective_cases import CollectiveFlags, plan_collectives
     from mpctl.launch.node.machine import this_machine
     from mpctl.render.bench_collectives import print_cases
 
@@ -132,10 +131,10 @@ def collectives(
 def _measure(cases: CollectiveCases, bench: BenchCommand) -> None:
     """Time the cases and show them; the folder has what was measured from the first round on."""
     from mpctl.bench.collectives import collectives_report, measure_collectives
-    from mpctl.bench.folder import save_report, take_folder
+    from mpctl.bench.report import save_report, take_folder
     from mpctl.errors import RunFailed
     from mpctl.render.bench_collectives import print_collectives
-    from mpctl.render.tasks import TaskBar
+    from mpctl.render.progress import TaskBar
     from mpctl.rundir.directory import RunDir
 
     environment, command = bench.environment, bench.command

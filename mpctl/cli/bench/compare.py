@@ -35,7 +35,7 @@ def compare(
     from mpctl.bench.documents import read_reports
     from mpctl.errors import InputError
     from mpctl.render.bench_compare import print_bench_comparison
-    from mpctl.render.json import print_json
+    from mpctl.render.output import print_json
 
     if not isfinite(threshold):
         raise InputError.of("bad-threshold", "--threshold", f"{threshold} is no number of percent",

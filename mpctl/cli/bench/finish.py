@@ -19,8 +19,8 @@ def finish(folder: Path, report: Report, show: Callable[[Report], None], *, as_j
     pictures last. A bench that Ctrl-C ended calls this too, and raises KeyboardInterrupt then.
     Raises InputError where the folder cannot be written.
     """
-    from mpctl.bench.folder import REPORT, TABLE, save_report
-    from mpctl.render.json import print_json
+    from mpctl.bench.report import REPORT, TABLE, save_report
+    from mpctl.render.output import print_json
 
     save_report(folder, report)
     if as_json:

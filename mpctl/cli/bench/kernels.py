@@ -52,7 +52,6 @@ def kernels(
     or memory bandwidth of the cluster's device. --dtype takes several, such as fp32,bf16. Without
     JOB the kernels are of the preset demo-gpt. Ctrl-C keeps what was measured.
     """
-    from mpctl.bench.folder import save_report, take_folder
     from mpctl.bench.kernel_cases import (
         DEFAULT_JOB,
         DTYPE,
@@ -61,10 +60,11 @@ def kernels(
         parse_ranks,
     )
     from mpctl.bench.kernels import kernels_report, measure_kernels
+    from mpctl.bench.report import save_report, take_folder
     from mpctl.cli.signals import ended_by_signals
     from mpctl.launch.node.machine import this_machine
     from mpctl.render.bench_kernels import print_kernels
-    from mpctl.render.tasks import TaskBar
+    from mpctl.render.progress import TaskBar
     from mpctl.rundir.directory import RunDir
     from mpctl.spec.load import load_job
 

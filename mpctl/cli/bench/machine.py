@@ -48,15 +48,14 @@ def machine(
     import platform
     from functools import partial
 
-    from mpctl.bench.budget import Budget
     from mpctl.bench.cases import case_warnings, plan_cases
+    from mpctl.bench.layouts import DEFAULT_SETTINGS
     from mpctl.bench.machine import MachineBench
     from mpctl.bench.machine_plan import default_name, plan_machine
-    from mpctl.bench.runner import Watch
-    from mpctl.bench.verify_layouts import DEFAULT_SETTINGS
+    from mpctl.bench.runner import Budget, Watch
     from mpctl.launch.node.machine import this_machine
     from mpctl.render.bench_machine import print_machine
-    from mpctl.render.tasks import TaskBar
+    from mpctl.render.progress import TaskBar
 
     given = job.overrides
     if job.source is None:

@@ -34,10 +34,10 @@ def report(
     others.
     """
     from mpctl.bench.documents import read_report, report_path
-    from mpctl.bench.folder import REPORT, TABLE, check_redrawn, save_report
+    from mpctl.bench.report import REPORT, TABLE, check_redrawn, save_report
     from mpctl.errors import InputError
-    from mpctl.render.errors import print_warnings
     from mpctl.render.html.bench import report_warnings
+    from mpctl.render.output import print_warnings
 
     found = read_report(source, "SOURCE")
     folder = report_path(source).parent if out is None else out

@@ -15,8 +15,7 @@ from mpctl.cli.options import JobSource, with_job
 if TYPE_CHECKING:
     from mpctl.bench.cases import PlannedCase
     from mpctl.bench.layouts import Along, Layout
-    from mpctl.bench.scaling import Mode
-    from mpctl.bench.scaling_rows import MeasuredScaling
+    from mpctl.bench.scaling import MeasuredScaling, Mode
     from mpctl.launch.node.machine import Machine
     from mpctl.spec.job import JobSpec
 
@@ -82,8 +81,7 @@ def scaling(
     do not count. Ctrl-C keeps what was measured.
     """
     from mpctl.bench.cases import case_warnings
-    from mpctl.bench.scaling import scaling_cases
-    from mpctl.bench.scaling_rows import MeasuredScaling
+    from mpctl.bench.scaling import MeasuredScaling, scaling_cases
     from mpctl.launch.node.machine import this_machine
     from mpctl.render.bench import print_scaling
 
@@ -144,10 +142,9 @@ def _planned(
 def _measure(measured: MeasuredScaling, planned: list[PlannedCase], bench: BenchCommand) -> bool:
     """Run the cases; the report is saved after every run. Returns whether Ctrl-C ended it after
     something was measured."""
-    from mpctl.bench.budget import Budget
-    from mpctl.bench.folder import save_report
-    from mpctl.bench.runner import Watch, run_cases
-    from mpctl.render.tasks import TaskBar
+    from mpctl.bench.report import save_report
+    from mpctl.bench.runner import Budget, Watch, run_cases
+    from mpctl.render.progress import TaskBar
 
     try:
         with TaskBar(lines=True) as bar:

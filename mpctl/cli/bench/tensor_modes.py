@@ -45,13 +45,12 @@ def tensor_modes(
     forwards and backwards in each round, by default 5. Without JOB the layer is of the preset
     demo-gpt. Ctrl-C prints what was measured until then.
     """
-    from mpctl.bench.folder import save_report, take_folder
-    from mpctl.bench.mode_cases import DEFAULT_JOB, layer_job, mode_cases
-    from mpctl.bench.tensor_modes import bench_report, measure
+    from mpctl.bench.report import save_report, take_folder
+    from mpctl.bench.tensor_modes import DEFAULT_JOB, bench_report, layer_job, measure, mode_cases
     from mpctl.cli.signals import ended_by_signals
     from mpctl.launch.node.machine import this_machine
     from mpctl.render.bench_modes import print_cases, print_report
-    from mpctl.render.tasks import TaskBar
+    from mpctl.render.progress import TaskBar
     from mpctl.rundir.directory import RunDir
 
     settings = {**({} if job.source else DEFAULT_JOB), **job.overrides}

@@ -30,12 +30,11 @@ def trace(
     stage of the plan, which begins with each step. Clocks of several hosts are aligned by the
     all-reduce that ends each step. Also prints where the time of a step goes.
     """
-    from mpctl.bench.run_profile import read_run_profile
-    from mpctl.bench.trace import trace_report
+    from mpctl.bench.trace import read_run_profile, trace_report
     from mpctl.errors import InputError, Issue
     from mpctl.render.bench_trace import print_trace
-    from mpctl.render.json import print_json
     from mpctl.render.markup import write_text
+    from mpctl.render.output import print_json
     from mpctl.render.run_trace import run_trace_text
     from mpctl.runs.documents import read_job
     from mpctl.runs.saved import require_run, short_name

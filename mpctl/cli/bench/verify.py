@@ -77,14 +77,13 @@ def verify(
     messages must equal the plan exactly. Exit codes: 0 whatever the errors are, 1 for a run that
     failed or beyond --within, 2 for bad input.
     """
-    from mpctl.bench.budget import Budget
     from mpctl.bench.cases import case_warnings, plan_cases
-    from mpctl.bench.runner import Watch
+    from mpctl.bench.runner import Budget, Watch
+    from mpctl.bench.verify import Verification
     from mpctl.bench.verify_cases import verify_cases
-    from mpctl.bench.verify_run import Verification
     from mpctl.launch.node.machine import this_machine
     from mpctl.render.bench_verify import print_verify
-    from mpctl.render.tasks import TaskBar
+    from mpctl.render.progress import TaskBar
 
     share = _share(within)
     named: list[str] | None = None
@@ -139,11 +138,9 @@ def _wanted(
 ) -> tuple[list[Wanted], dict[str, str]]:
     """What is to be verified: the jobs as they are, layouts of one job, or without either the
     built-in set; and the layouts of the set that cannot run, with the reason."""
-    from mpctl.bench.built_in_set import built_in_set
     from mpctl.bench.cases import TIMED_SETTINGS
-    from mpctl.bench.layouts import parse_layouts
-    from mpctl.bench.verify_cases import Wanted, wanted_layouts
-    from mpctl.bench.verify_layouts import DEFAULT_SETTINGS
+    from mpctl.bench.layouts import DEFAULT_SETTINGS, parse_layouts
+    from mpctl.bench.verify_cases import Wanted, built_in_set, wanted_layouts
     from mpctl.launch.node.machine import this_machine
 
     def plan_with(settings: Overrides) -> Plan:

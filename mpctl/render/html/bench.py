@@ -10,8 +10,7 @@ from mpctl.render.charts.chart import Chart
 from mpctl.render.charts.svg import chart_svg
 from mpctl.render.html.bench_cells import cell, findings_parts, rows_table, words
 from mpctl.render.html.bench_headline import headline
-from mpctl.render.html.frame import page_text
-from mpctl.render.html.parts import note, scrolling, section, table
+from mpctl.render.html.frame import note, page_text, scrolling, section, table
 from mpctl.render.markup import Raw, el
 from mpctl.units import plural
 

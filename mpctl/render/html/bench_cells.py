@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from mpctl.bench.documents import number_of
-from mpctl.bench.folder import flat
-from mpctl.render.html.parts import details, note, table
+from mpctl.bench.report import flat
+from mpctl.render.html.frame import details, note, table
 from mpctl.render.markup import Raw, el, join
 from mpctl.units import bytes_text, count_text, plural, rate_text, seconds_text
 

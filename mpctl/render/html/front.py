@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import log10
 from typing import TYPE_CHECKING
 
-from mpctl.render.html.parts import details, note, scrolling, section, table
+from mpctl.render.html.frame import details, note, scrolling, section, table
 from mpctl.render.markup import Raw, el, number
 from mpctl.render.search_words import (
     comparison_lines,

@@ -19,16 +19,17 @@ from mpctl.planning.summary import (
     training_settings,
     verdict,
 )
-from mpctl.render.html.frame import page_file, page_text
+from mpctl.render.html.estimate import (
+    memory_section,
+    schedule_section,
+    time_section,
+    traffic_section,
+)
+from mpctl.render.html.frame import page_file, page_text, section, table
 from mpctl.render.html.front import FrontPoint, front_section
 from mpctl.render.html.layout import layout_data, layout_section
-from mpctl.render.html.memory import memory_section
-from mpctl.render.html.parts import section, table
-from mpctl.render.html.schedule import schedule_section
-from mpctl.render.html.time import time_section
-from mpctl.render.html.traffic import traffic_section
 from mpctl.render.markup import Progress, Raw, el, no_progress
-from mpctl.render.svg import textures
+from mpctl.render.plan_svg import textures
 from mpctl.topology import Topology
 from mpctl.units import plural
 

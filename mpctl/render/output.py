@@ -1,15 +1,30 @@
-"""Issues in words on stderr, or as one JSON document (schema mpctl.error/1) on stdout."""
+"""What goes to stdout and stderr without rich: a JSON document, issues, marks as plain letters.
+
+Marks become plain letters for streams that cannot show them: `→` is `->` in ASCII and Latin-1.
+
+>>> "✓ a → b · ü".encode("ascii", "mpctl-marks")
+b'ok a -> b - ?'
+"""
 
 from __future__ import annotations
 
+import codecs
+import io
+import json
+import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO
 
 from mpctl.errors import ErrorDocument, Issue
-from mpctl.render.json import print_json
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+
+def print_json(document: Any) -> None:
+    """Print a document as JSON on stdout, on one line."""
+    json.dump(document, sys.stdout)
+    print()
 
 
 def print_issues(issues: Sequence[Issue], *, wants_json: bool) -> None:
@@ -46,3 +61,26 @@ def print_warnings(messages: Sequence[str]) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for message in messages:
         console.print(Text.assemble(("! ", "bold yellow"), message))
+
+
+HANDLER = "mpctl-marks"
+PLAIN = {
+    "✓": "ok", "✗": "x", "→": "->", "←": "<-", "·": "-", "…": "...", "≠": "!=", "−": "-",
+    "–": "-", "—": "-", "│": "|", "━": "=", "─": "-", "╸": "=", "╺": "-", "Φ": "Phi", "µ": "u",
+    "×": "x", "±": "+-", "≤": "<=", "≥": ">=", "•": "*", "’": "'", "“": '"', "”": '"',
+    **dict.fromkeys("┌┐└┘├┤┬┴┼", "+"), "┊": "|",
+}  # fmt: skip
+
+
+def show_marks(stream: TextIO) -> None:
+    """Let the stream write what its encoding lacks in plain letters, and `?` for any other."""
+    codecs.register_error(HANDLER, _replace)
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors=HANDLER)
+
+
+def _replace(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(PLAIN.get(mark, "?") for mark in lacking), error.end
