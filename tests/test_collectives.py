@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mpctl.collectives import COLLECTIVES, Kind, bus_factor, get_collective, sent_by_rank
 from mpctl.estimate.network import Route
 from mpctl.planning.traffic import sent_to
-from mpctl.rundir import collective_files, collective_log
+from mpctl.rundir import collective_log, requests
 from mpctl.transport import messages
 
 ROUTE = Route(4, 1, 1e-9, 0.0, 1e-6, 0.0)
@@ -57,7 +57,7 @@ def test_every_kind_has_a_row_and_no_list_has_others() -> None:
     assert set(COLLECTIVES) == kinds
     assert set(collective_log.KINDS) - {""} == kinds - {"sendrecv"}
     assert set(messages.KINDS) <= kinds
-    assert set(get_args(collective_files.CollectiveKind)) == kinds - {"send"}
+    assert set(get_args(requests.CollectiveKind)) == kinds - {"send"}
 
 
 @pytest.mark.parametrize(

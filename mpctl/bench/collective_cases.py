@@ -24,7 +24,7 @@ from mpctl.launch.preflight import chosen_device
 from mpctl.layout.link_levels import find_span
 from mpctl.layout.topology import job_grid
 from mpctl.planning.plan import Overrides, Plan, load_plan
-from mpctl.rundir.collective_files import (
+from mpctl.rundir.requests import (
     ADDING,
     SPLIT,
     CollectiveCase,

@@ -32,16 +32,16 @@ from mpctl.calibrate.fit import fit_relative
 from mpctl.collectives import bus_factor
 from mpctl.estimate.message import Message
 from mpctl.estimate.network import MissingLink, Network
-from mpctl.launch.node.facts import HostFacts
+from mpctl.launch.node.machine import HostFacts
 from mpctl.launch.set_up import Progress
-from mpctl.rundir.collective_files import (
+from mpctl.rundir.directory import RunDir
+from mpctl.rundir.requests import (
     AbsentTransport,
     CollectiveAnswer,
     CollectiveCase,
     CollectiveRound,
     CollectivesRequest,
 )
-from mpctl.rundir.directory import RunDir
 
 FEWEST = 3  # sizes, from which a line of two figures can be off
 

@@ -29,7 +29,7 @@ from mpctl.estimate.time import StepTimeModel, get_clock
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.matmul import AttentionOp, LayerStack, MatMul
-from mpctl.rundir.kernel_files import LAYER_SIZES, KernelCase, KernelName, KernelPart, sized_layer
+from mpctl.rundir.requests import LAYER_SIZES, KernelCase, KernelName, KernelPart, sized_layer
 from mpctl.spec.base import DType
 from mpctl.spec.model import ModelSpec
 

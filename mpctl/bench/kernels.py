@@ -28,10 +28,10 @@ from mpctl.bench.report import (
     spread,
 )
 from mpctl.clusters.connect import OnEvent
-from mpctl.launch.node.facts import HostFacts
+from mpctl.launch.node.machine import HostFacts
 from mpctl.launch.set_up import Progress
 from mpctl.rundir.directory import RunDir
-from mpctl.rundir.kernel_files import KernelRequest, KernelTiming
+from mpctl.rundir.requests import KernelRequest, KernelTiming
 
 LEAST_SECONDS, QUICK_LEAST_SECONDS = 0.02, 0.005
 STARTING, TIMING = "start the ranks", "time the kernels"

@@ -18,19 +18,17 @@ from dataclasses import dataclass, replace
 from mpctl.clusters.connect import OnEvent, connected, measuring_refusals
 from mpctl.errors import InputError, RunFailed
 from mpctl.launch.cluster import Cluster
-from mpctl.launch.control.host_checks import common_machine
-from mpctl.launch.event_log import EventLog
+from mpctl.launch.follow import EventLog, OnAnswer
 from mpctl.launch.launch_plan import LaunchPlan
-from mpctl.launch.node.facts import HostFacts
-from mpctl.launch.node.machine import Machine, this_machine
-from mpctl.launch.record_reader import OnAnswer
+from mpctl.launch.node.host import common_machine
+from mpctl.launch.node.machine import HostFacts, Machine, this_machine
 from mpctl.launch.set_up import set_up_run
 from mpctl.launch.summary import summarise
 from mpctl.launch.supervise import RunOutcome, run_launch
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
+from mpctl.rundir.requests import BenchRequest
 from mpctl.rundir.summary import write_summary
-from mpctl.rundir.task_files import BenchRequest
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,8 @@ from typing_extensions import (  # pydantic needs it to validate them before Pyt
 
 from mpctl.durable import write_whole
 from mpctl.errors import InputError, Issue
-from mpctl.launch.control.host_checks import shown
-from mpctl.launch.node.facts import HostFacts, processor_name
-from mpctl.launch.node.machine import this_machine
+from mpctl.launch.node.host import shown
+from mpctl.launch.node.machine import HostFacts, processor_name, this_machine
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.marker import is_launched
 from mpctl.units import plural

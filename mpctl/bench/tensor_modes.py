@@ -28,8 +28,7 @@ from mpctl.clusters.connect import OnEvent, measuring_refusals
 from mpctl.collectives import sent_by_rank
 from mpctl.errors import InputError, Issue, IssueEntry
 from mpctl.inference.task import TaskOptions, task_plan
-from mpctl.launch.node.facts import HostFacts
-from mpctl.launch.node.machine import Machine, this_machine
+from mpctl.launch.node.machine import HostFacts, Machine, this_machine
 from mpctl.launch.preflight import chosen_device
 from mpctl.layout.job_layout import JobLayout
 from mpctl.planning.plan import Overrides, Plan
@@ -39,7 +38,7 @@ from mpctl.rules.check import way_out
 from mpctl.rules.validate import with_tried_hints
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.rank_files import Traffic
-from mpctl.rundir.task_files import LayerAnswer, LayerRequest, LayerSizes, LayerTiming
+from mpctl.rundir.requests import LayerAnswer, LayerRequest, LayerSizes, LayerTiming
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 

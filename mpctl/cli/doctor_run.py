@@ -71,7 +71,7 @@ class Question:
 
     def _machine(self, cluster: Cluster | None) -> Machine:
         """The least that every host has."""
-        from mpctl.launch.control.host_checks import common_machine
+        from mpctl.launch.node.host import common_machine
         from mpctl.launch.node.machine import this_machine
 
         return this_machine() if cluster is None else common_machine(cluster.hosts)

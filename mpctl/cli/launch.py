@@ -150,7 +150,7 @@ def launch(
     from mpctl.cli.launch_run import Launch
     from mpctl.cli.launch_source import require_same_model, resolve, say_finished
     from mpctl.launch.resume import find_resumption
-    from mpctl.runs.unstarted import refusal_recorded
+    from mpctl.runs.submitted import refusal_recorded
 
     with refusal_recorded(run_dir if resume else None, os.environ):
         settings = {"launch.tensorboard": tensorboard, "launch.csv": csv, "launch.profile": profile,

@@ -35,7 +35,7 @@ def follow_if_joined(
     or not. named_by: the option that says where the run directory is.
     """
     from mpctl.clusters.joined.world import find_world, require_world
-    from mpctl.rundir.owner import require_own
+    from mpctl.rundir.marker import require_own
 
     if run_dir is not None and not is_trusted:
         require_own(run_dir)

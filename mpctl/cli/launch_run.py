@@ -127,7 +127,7 @@ class Launch:
         """The hosts, and the launch that is ready to run on them."""
         from mpctl.cli.signals import ended_by_signals
         from mpctl.clusters.connect import no_host_check
-        from mpctl.launch.control.host_checks import common_machine
+        from mpctl.launch.node.host import common_machine
         from mpctl.launch.node.machine import this_machine
         from mpctl.render.output import print_warnings
         from mpctl.rundir.launcher import this_launcher
@@ -227,14 +227,13 @@ class Launch:
 
     def _run_ranks(self, prepared: LaunchPlan, cluster: Cluster) -> RunOutcome:
         """Set up the run, start the ranks, show what they report."""
-        from mpctl.launch.busy_host import busy_text
-        from mpctl.launch.event_log import EventLog
-        from mpctl.launch.follow import follow
+        from mpctl.launch.environment import busy_text
+        from mpctl.launch.follow import EventLog, follow
         from mpctl.launch.supervise import run_launch
         from mpctl.render.output import print_warnings
         from mpctl.render.run import RunView
         from mpctl.rundir.metrics import foreign_lines, foreign_text
-        from mpctl.runs.log_warnings import WarningWatch
+        from mpctl.runs.logs import WarningWatch
 
         load = os.getloadavg()[0]  # before data are prepared, which makes a load of its own
         self._set_up(prepared)

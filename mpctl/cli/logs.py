@@ -69,8 +69,13 @@ def _show_files(
 ) -> None:
     """The logs one below the other, as they are; under a heading when there are several."""
     from mpctl.render.logs import FileView
-    from mpctl.runs.follow_logs import FileFollower, follow_until_end
-    from mpctl.runs.logs import chosen_logs, last_lines, launcher_logs
+    from mpctl.runs.logs import (
+        FileFollower,
+        chosen_logs,
+        follow_until_end,
+        last_lines,
+        launcher_logs,
+    )
 
     paths = launcher_logs(run) if launcher else list(chosen_logs(run, ranks).values())
     view = FileView(run, with_headings=len(paths) > 1)
@@ -85,8 +90,7 @@ def _show_files(
 
 def _show_merged(run: Path, ranks: list[int], count: int | None, *, follow: bool) -> None:
     from mpctl.render.logs import MergedView
-    from mpctl.runs.follow_logs import MergedFollower, follow_until_end
-    from mpctl.runs.logs import chosen_logs, merged_tail
+    from mpctl.runs.logs import MergedFollower, chosen_logs, follow_until_end, merged_tail
 
     logs = chosen_logs(run, ranks)
     follower = MergedFollower(run, ranks)

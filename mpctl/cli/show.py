@@ -11,7 +11,7 @@ from mpctl.cli import complete
 
 if TYPE_CHECKING:
     from mpctl.runs.saved import SavedRun
-    from mpctl.runs.series import Series, X
+    from mpctl.runs.show import Series, X
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 PATIENCE = 1.0  # seconds before progress is shown
@@ -101,7 +101,7 @@ def _summarise(runs: list[SavedRun], *, as_json: bool) -> None:
 def _plot(
     runs: list[SavedRun], metrics: list[str], x: X, out: Path | None, *, as_json: bool
 ) -> None:
-    from mpctl.runs.series import find_series, series_document
+    from mpctl.runs.show import find_series, series_document
 
     if out is not None:
         from mpctl.render.plot_file import check_picture
@@ -133,7 +133,7 @@ def _draw(series: list[Series], x: X) -> None:
 def _export(runs: list[SavedRun], csv: Path | None, tensorboard: Path | None) -> None:
     from mpctl.render.console import say
     from mpctl.render.progress import TaskBar
-    from mpctl.runs.export import export
+    from mpctl.runs.show import export
 
     with TaskBar(after=PATIENCE) as bar:
         written = list(export(runs, csv, tensorboard, bar.update))

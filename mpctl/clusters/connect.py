@@ -19,9 +19,8 @@ from mpctl.clusters.registry import find_backend
 from mpctl.clusters.ssh.backend import use_first_slots
 from mpctl.errors import InputError, Issue
 from mpctl.launch.cluster import Cluster
-from mpctl.launch.control.host_checks import common_machine
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
-from mpctl.launch.node.device import Device
+from mpctl.launch.node.host import Device, common_machine
 from mpctl.launch.node.machine import Machine
 from mpctl.launch.preflight import (
     HostCheck,

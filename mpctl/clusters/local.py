@@ -15,12 +15,10 @@ from mpctl.clusters.backend import OnEvent
 from mpctl.errors import Issue
 from mpctl.launch.attempt import AttemptState
 from mpctl.launch.launch_plan import HostCommand, LaunchPlan
-from mpctl.launch.node.address import free_port
-from mpctl.launch.node.device import Device
-from mpctl.launch.node.facts import HostFacts, host_facts
-from mpctl.launch.node.host import host_issues
-from mpctl.launch.node.torchrun import NodeStart, NodeTorchrun
-from mpctl.launch.node.waiting_torchrun import WaitingTorchrun
+from mpctl.launch.node.host import Device, host_issues
+from mpctl.launch.node.machine import HostFacts, host_facts
+from mpctl.launch.node.network import free_port
+from mpctl.launch.node.torchrun import NodeStart, NodeTorchrun, WaitingTorchrun
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from mpctl.doctor.documents import CollectiveReport, CollectiveTiming
 from mpctl.doctor.parent import end_with_parent
 from mpctl.doctor.requests import CollectiveRequest
-from mpctl.launch.node.modules import child_environment
+from mpctl.launch.node.processes import child_environment
 
 RANK_MODULE = "mpctl.runtime.collective_probe"
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}

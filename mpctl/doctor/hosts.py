@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from mpctl.doctor.documents import ReportModel
 from mpctl.errors import MpctlError
-from mpctl.launch.node.modules import run_module
+from mpctl.launch.node.processes import run_module
 
 Report = TypeVar("Report", bound=ReportModel)
 

@@ -18,7 +18,7 @@ from mpctl.doctor.documents import (
 )
 from mpctl.doctor.judge_network import network_findings
 from mpctl.doctor.needs import Needs
-from mpctl.launch.busy_host import is_busy
+from mpctl.launch.environment import is_busy
 from mpctl.units import bytes_text, plural, seconds_text
 
 LEAST_TORCH = (2, 11)

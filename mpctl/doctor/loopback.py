@@ -10,7 +10,7 @@ import sys
 from mpctl.doctor.documents import PairResult
 from mpctl.doctor.pairs import measure_pairs
 from mpctl.doctor.requests import PairAddress, PairRequest
-from mpctl.launch.node.modules import child_environment
+from mpctl.launch.node.processes import child_environment
 
 SECONDS = 0.6
 

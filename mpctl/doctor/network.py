@@ -10,8 +10,7 @@ import psutil
 
 from mpctl.doctor.documents import InfiniBandPort, Interface, NetworkFacts
 from mpctl.errors import RunFailed
-from mpctl.launch.node.address import free_port
-from mpctl.launch.node.interface import interface_towards
+from mpctl.launch.node.network import free_port, interface_towards
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 DEFAULT_RANGE = (32768, 60999)  # Linux's own

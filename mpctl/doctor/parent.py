@@ -6,7 +6,7 @@ import os
 import threading
 import time
 
-from mpctl.launch.node.modules import PARENT
+from mpctl.launch.node.processes import PARENT
 
 LOOK_SECONDS = 0.5
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 import mpctl
 from mpctl.doctor.documents import Software, TorchFacts
-from mpctl.launch.node.modules import child_environment
+from mpctl.launch.node.processes import child_environment
 
 TORCH_PROBE = "mpctl.runtime.torch_probe"
 CHANGES_RUNS = (

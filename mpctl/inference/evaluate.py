@@ -15,7 +15,7 @@ from mpctl.inference.task import DEFAULT_OPTIONS, TaskOptions, task_answers, tas
 from mpctl.inference.trained_model import TrainedModel, open_trained
 from mpctl.launch.node.machine import Machine
 from mpctl.launch.verify import Progress, ignore_progress
-from mpctl.rundir.task_files import CorpusAnswer, CorpusRequest, EvalRequest
+from mpctl.rundir.requests import CorpusAnswer, CorpusRequest, EvalRequest
 from mpctl.spec.job import JobSpec
 
 LOADING = "load the model"

@@ -21,7 +21,7 @@ from mpctl.inference.trained_model import TrainedModel, open_trained
 from mpctl.inference.written_text import WrittenText
 from mpctl.launch.node.machine import Machine
 from mpctl.launch.verify import Progress, ignore_progress
-from mpctl.rundir.task_files import PromptRequest, SampleRequest
+from mpctl.rundir.requests import PromptRequest, SampleRequest
 from mpctl.spec.job import JobSpec
 
 if TYPE_CHECKING:

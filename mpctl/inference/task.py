@@ -1,7 +1,7 @@
 """Workers of a task, `mpctl eval` or `mpctl sample`, which use a trained model.
 
 One process a rank, `python -m mpctl.runtime.task FOLDER`, all on this machine. FOLDER is temporary
-(rundir/task_files.py has its files), so nothing is written into the directory of the model. The
+(rundir/requests.py has its files), so nothing is written into the directory of the model. The
 kernel kills each worker when this process ends.
 """
 
@@ -27,7 +27,7 @@ from mpctl.launch.preflight import check_launch, chosen_device
 from mpctl.launch.supervise import StopRequests
 from mpctl.planning.plan import Plan, make_plan
 from mpctl.rundir.rank_files import FailureRecord
-from mpctl.rundir.task_files import (
+from mpctl.rundir.requests import (
     EvalAnswer,
     EvalRequest,
     SampleAnswer,

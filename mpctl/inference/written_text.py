@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mpctl.rundir.task_files import ChosenToken
+from mpctl.rundir.requests import ChosenToken
 
 if TYPE_CHECKING:
     from mpctl.data.decode import TextStream

@@ -12,8 +12,8 @@ from typing import Protocol
 from mpctl.errors import Issue
 from mpctl.launch.attempt import AttemptState
 from mpctl.launch.launch_plan import LaunchPlan
-from mpctl.launch.node.device import Device
-from mpctl.launch.node.facts import HostFacts
+from mpctl.launch.node.host import Device
+from mpctl.launch.node.machine import HostFacts
 from mpctl.planning.plan import Plan
 
 
@@ -33,8 +33,8 @@ class Attempt(Protocol):
         """What is known of all ranks now."""
 
     def stacks(self) -> dict[int, str]:
-        """Have every rank write its Python stack to its log (rundir/stacks.py): where the main
-        thread of each is, by rank; without those that did not answer within STACK_SECONDS."""
+        """Have every rank write its Python stack to its log: where the main thread of each is,
+        by rank (node/processes.py); without those that did not answer within STACK_SECONDS."""
 
     def end(self) -> AttemptState:
         """End what still runs, everywhere; the last state of all hosts."""

@@ -7,25 +7,120 @@ state. A torchrun that something killed took its ranks with it. Ranks that torch
 afterwards, and ranks that NCCL's watchdog aborted because they waited too long, are the cause only
 when there is no other. What a rank without a record was doing is in its breadcrumb
 (mpctl/rundir/breadcrumb.py).
+
+When a rank of 512 dies, 511 ranks record that they lost a peer, each with another address. Only the
+first failure and those that are no echo tell anything; of the rest the number is told
+(`other_failures`). What a full disk breaks looks like something else: ranks that end without a
+record, a torchrun that cannot write its log. It is found by writing to it, which also meets what
+free bytes do not show, a quota or a lack of inodes.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 import signal
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mpctl.launch.attempt import AttemptState, NodeState, RankState
-from mpctl.launch.full_disk import full_disk_text, is_of_full_disk
-from mpctl.launch.nccl_log import WATCHDOG, judge_nccl_logs
-from mpctl.launch.other_failures import OtherFailure, other_failures
-from mpctl.launch.verdict import blocked_in, judge_ended
+from mpctl.launch.verdict import WATCHDOG, blocked_in, judge_ended, judge_nccl_logs
 from mpctl.launch.watch import HangReport, stopped_text
 from mpctl.layout.topology import job_topology
 from mpctl.rundir.directory import RunDir
-from mpctl.rundir.log_entries import STEP
+from mpctl.rundir.logs import STEP, merge_logs
 from mpctl.rundir.rank_files import FailureRecord
 from mpctl.spec.job import JobSpec
+from mpctl.units import bytes_text, plural, ranks_text
+
+PROBE_BYTES = 1 << 16
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def full_disk_text(folder: Path) -> str:
+    """`the disk of /runs/a is full: No space left on device; 0 B of 8.0 MiB are free`; empty where
+    PROBE_BYTES can be written into the folder."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(PROBE_BYTES))
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        if error.errno in FULL:
+            return f"the disk of {folder} is full: {error.strerror}{_free(folder)}"
+    return ""
+
+
+def is_of_full_disk(words: str) -> bool:
+    """Whether an error says that a disk is full."""
+    return any(os.strerror(number) in words for number in FULL)
+
+
+def _free(folder: Path) -> str:
+    with suppress(OSError):
+        usage = shutil.disk_usage(folder)
+        return f"; {bytes_text(usage.free)} of {bytes_text(usage.total)} are free"
+    return ""
+
+
+UNSAID = "an error without words"
+
+
+@dataclass(frozen=True)
+class OtherFailure:
+    """Ranks that failed alike, besides the first. error: what they said, with `…` where they
+    differ; is_echo: it only says that they lost a peer."""
+
+    ranks: tuple[int, ...]
+    error: str
+    is_echo: bool
+
+    def __str__(self) -> str:
+        who = ranks_text(self.ranks, most=4)
+        if not self.is_echo:
+            return f"{who}: {self.error}"
+        whose = "its peer" if len(self.ranks) == 1 else "their peers"
+        return f"{plural(len(self.ranks), 'rank')} lost {whose} ({who}): {self.error}"
+
+
+def other_failures(state: AttemptState, first: int | None) -> tuple[OtherFailure, ...]:
+    """The failures besides that of rank `first`; None: the failure was of no rank. Those that are
+    no echo come first."""
+    records = [record for record in state.failures if record["rank"] != first]
+    causes = {record["rank"]: record["error"] for record in records if not record["is_echo"]}
+    echoes = {record["rank"]: record["error"] for record in records if record["is_echo"]}
+    known = {record["rank"] for record in state.failures} | {first}
+    killed = {rank: code for rank, code in state.ended_ranks.items() if rank not in known}
+    return (*_alike(causes), *_endings(killed), *_echo(echoes))
+
+
+def _alike(errors: dict[int, str]) -> Iterator[OtherFailure]:
+    """Errors that differ in a rank's own values only are one."""
+    for entry in merge_logs({rank: [error or UNSAID] for rank, error in errors.items()}):
+        yield OtherFailure(entry.ranks, entry.text, is_echo=False)
+
+
+def _echo(errors: dict[int, str]) -> Iterator[OtherFailure]:
+    """All echoes together, with the words that most of them have in common."""
+    if errors:
+        most = max(_alike(errors), key=lambda other: len(other.ranks))
+        yield OtherFailure(tuple(sorted(errors)), most.error, is_echo=True)
+
+
+def _endings(codes: dict[int, int]) -> Iterator[OtherFailure]:
+    """Ranks without a record that a signal ended."""
+    by_code: defaultdict[int, list[int]] = defaultdict(list)
+    for rank, code in sorted(codes.items()):
+        if code < 0:
+            by_code[code].append(rank)
+    for code, ranks in by_code.items():
+        yield OtherFailure(tuple(ranks), f"killed by signal {-code}", is_echo=False)
+
 
 LAST_LINES = 15
 TAIL_BYTES = 65536

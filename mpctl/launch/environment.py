@@ -1,5 +1,5 @@
-"""What in the environment of this process would break its ranks: modules that hide others, the
-locale.
+"""What in the environment of this process would break or slow its ranks: modules that hide others,
+the locale, other programs that take the processors.
 
 Ranks are started with the same PYTHONPATH but without the working directory on their path
 (PYTHONSAFEPATH), so they may import other modules than this process did.
@@ -17,6 +17,7 @@ from pathlib import Path
 import mpctl
 from mpctl.errors import Issue
 from mpctl.spec.job import JobSpec
+from mpctl.units import plural, seconds_text
 
 HINT = "take its folder out of PYTHONPATH, or rename it"
 
@@ -85,3 +86,23 @@ def _locale(job: JobSpec) -> Iterator[Issue]:
 
 def _python_path() -> list[str]:
     return [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+
+
+BUSY = 0.5  # of the processors, running in the mean of the last minute: a warning
+
+
+def is_busy(load: float, processors: int) -> bool:
+    """Whether a host of so many processors is busy at this load average of a minute."""
+    return load > BUSY * processors
+
+
+def busy_text(load: float, processors: int, predicted: float | None) -> str | None:
+    """What a run on this host's processors says before its first step; None where they are free, or
+    nothing is forecast. predicted: seconds of a step."""
+    if predicted is None or not is_busy(load, processors):
+        return None
+    return (
+        f"this host is busy: {load:.1f} processes ran in the last minute, on "
+        f"{plural(processors, 'processor')}; the forecast of {seconds_text(predicted)} a step is "
+        "for a host that does nothing else"
+    )

@@ -1,20 +1,29 @@
-"""RUN/metrics.csv and RUN/tensorboard, kept up to date by the launcher while records arrive.
+"""What the launcher does with what arrives while a run goes on: rank 0's records, its own events.
 
-Both contain what metrics.jsonl contains. They are written again from metrics.jsonl at the first
-record of a launch, and when a record's step is not after the last one (the run failed and started
-again from a checkpoint); any other record is appended. So no step is in them twice, and files that
-a killed launcher left incomplete are complete after a resumption.
+Rank 0 appends to RUN/metrics.jsonl, or to RUN/answers.jsonl of a bench; RecordReader hands out each
+line once. RUN/metrics.csv and RUN/tensorboard contain what metrics.jsonl contains. They are written
+again from it at the first record of a launch, and when a record's step is not after the last one
+(the run failed and started again from a checkpoint); any other record is appended. So no step is in
+them twice, and files that a killed launcher left incomplete are complete after a resumption.
+
+RUN/logs/launcher.log has what the launcher told people, a line each with its time, so that
+`mpctl logs RUN --launcher` tells it to whoever was not there.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
 
 from mpctl.rundir.directory import RunDir
-from mpctl.rundir.event_files import EventFiles
-from mpctl.rundir.metrics_csv import CsvFile
+from mpctl.rundir.metrics import CsvFile, EventFiles, parse_record
 from mpctl.rundir.rank_files import StepRecord
 from mpctl.spec.job import JobSpec
 
@@ -76,3 +85,73 @@ def follow(
     if job.launch.tensorboard:
         sinks.append(("tensorboard", EventFiles(run.path / "tensorboard")))
     return MetricsFollower(run, sinks, on_event, then)
+
+
+OnAnswer = Callable[[Any], None]
+
+
+@dataclass
+class RecordReader:
+    """Hands out each complete line of a metrics.jsonl once, from the end that it has now.
+
+    parse: the record in a line, None for a line that is none; offset: bytes read so far; delivered:
+    records handed out.
+    """
+
+    path: Path
+    parse: Callable[[bytes], Any] = parse_record
+    offset: int = 0
+    delivered: int = 0
+
+    def __post_init__(self) -> None:
+        self.offset = self.path.stat().st_size if self.path.exists() else 0
+
+    def deliver(self, on_record: OnRecord | OnAnswer) -> None:
+        """Call on_record with every new record; a file that was removed or cut is read from its
+        start."""
+        try:
+            stream = self.path.open("rb")
+        except OSError:
+            return
+        with stream:
+            self.offset *= self.offset <= os.fstat(stream.fileno()).st_size
+            stream.seek(self.offset)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    break
+                self.offset += len(line)
+                record = self.parse(line)
+                if record is not None:
+                    self.delivered += 1
+                    on_record(record)
+
+
+def parse_answer(line: bytes) -> Any | None:
+    """The answer in a line of answers.jsonl; None for a line that is not JSON."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+@dataclass(frozen=True)
+class EventLog:
+    """Appends messages to a file and passes them on to `then`; a message that cannot be written (a
+    full disk) is passed on all the same."""
+
+    path: Path
+    then: Callable[[str], None]
+    clock: Callable[[], float] = time.time
+
+    def write(self, message: str) -> None:
+        """Append a message, `2026-11-22T03:40:12Z SIGTERM: finishing this step and saving`."""
+        moment = datetime.fromtimestamp(self.clock(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8", errors="replace") as stream:
+                stream.write(f"{moment} {' '.join(message.splitlines())}\n")
+
+    def event(self, message: str) -> None:
+        """Append a message and pass it on."""
+        self.write(message)
+        self.then(message)

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from mpctl.launch.node.address import HOST
-from mpctl.launch.node.gpu_variables import recorder_variables
 from mpctl.launch.node.machine import Machine
+from mpctl.launch.node.network import HOST
 from mpctl.launch.node.torchrun import (
     NodeStart,
     one_host_environment,
     rank_environment,
+    recorder_variables,
     torchrun_command,
 )
 from mpctl.launch.preflight import chosen_device
@@ -28,7 +28,7 @@ from mpctl.planning.plan import Plan
 from mpctl.rundir.checkpoints import newest_checkpoint
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import LauncherRecord, this_launcher
-from mpctl.rundir.task_files import BenchRequest
+from mpctl.rundir.requests import BenchRequest
 from mpctl.spec.job import JobSpec
 from mpctl.spec.paths import absolute
 from mpctl.spec.presets import lasting_name

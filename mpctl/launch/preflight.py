@@ -20,8 +20,7 @@ from mpctl.families import get_family
 from mpctl.launch.data_checks import data_issues, initial_weight_issues
 from mpctl.launch.elastic import elastic_issues
 from mpctl.launch.environment import environment_issues
-from mpctl.launch.node.device import Device, named_device
-from mpctl.launch.node.host import host_issues, rehearsal_warnings
+from mpctl.launch.node.host import Device, host_issues, named_device, rehearsal_warnings
 from mpctl.launch.node.machine import Machine
 from mpctl.launch.resume import Resumption, job_before, model_issues
 from mpctl.launch.tokenizers import tokenizer_warnings
@@ -30,7 +29,7 @@ from mpctl.planning.plan import Plan
 from mpctl.rules.launched import not_launched, settings_not_launched
 from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.rundir.directory import RunDir, cannot_write
-from mpctl.rundir.event_files import missing_tensorboard
+from mpctl.rundir.metrics import missing_tensorboard
 from mpctl.rundir.shards import checkpoint_bytes
 from mpctl.spec.base import rising_ranges
 from mpctl.spec.job import JobSpec

@@ -36,8 +36,7 @@ from mpctl.launch.node.machine import Machine
 from mpctl.launch.preflight import check_launch
 from mpctl.launch.summary import plan_as_launched, planned_traffic
 from mpctl.planning.plan import Plan
-from mpctl.rundir.audit import StepAudit
-from mpctl.rundir.rank_files import RehearsedRank, RehearsedRankHead
+from mpctl.rundir.rank_files import RehearsedRank, RehearsedRankHead, StepAudit
 from mpctl.rundir.summary import STATES, PlannedMeasured, TrafficComparison
 from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec

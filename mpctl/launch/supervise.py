@@ -10,6 +10,10 @@ second, but waits 30 s for one that cannot take it: a stopped process, or one in
 cannot be interrupted. The supervisor does not wait for a stopped one, and for no other longer than
 FAILING_SECONDS. Failures that no rank can record, because all ranks or torchrun are stopped or the
 ranks cannot reach each other, are seen by watch.py.
+
+A rank that saves writes into its breadcrumb how much it has written so far, alone while training
+waits for it, otherwise after what else it is doing. While that text changes the save makes
+progress, and a stop waits for it however long it takes (SaveMonitor).
 """
 
 from __future__ import annotations
@@ -26,18 +30,61 @@ from typing import Any
 from mpctl.errors import InputError, RunFailed
 from mpctl.launch.attempt import AttemptState
 from mpctl.launch.cluster import Attempt, Cluster
-from mpctl.launch.diagnose import AttemptEvidence, Failure, find_failure
-from mpctl.launch.full_disk import full_disk_text
-from mpctl.launch.launch_plan import LaunchPlan
-from mpctl.launch.record_reader import OnAnswer, OnRecord, RecordReader, parse_answer
-from mpctl.launch.resize import next_launch, resized_text
+from mpctl.launch.diagnose import AttemptEvidence, Failure, find_failure, full_disk_text
+from mpctl.launch.elastic import fit_hosts, least_nodes
+from mpctl.launch.follow import OnAnswer, OnRecord, RecordReader, parse_answer
+from mpctl.launch.launch_plan import LaunchPlan, plan_launch
+from mpctl.launch.node.host import Device, common_machine
 from mpctl.launch.restarts import RestartPolicy, skip_batches
-from mpctl.launch.save_monitor import SaveMonitor
 from mpctl.launch.set_up import name_origin
 from mpctl.launch.status_file import StatusFile
 from mpctl.launch.watch import RunWatch
-from mpctl.rundir.stop_request import requested_signals
+from mpctl.rundir.launcher import requested_signals
 from mpctl.rundir.summary import RunStatus
+from mpctl.units import plural
+
+SAVING = "saving step"
+LOOK_SECONDS, REPORT_AFTER, REPORT_EVERY = 0.5, 2.0, 15.0
+
+
+@dataclass
+class SaveMonitor:
+    """The saves of one attempt. messages: what the ranks that save say of it, by rank;
+    last_progress: when one of them last changed, by `clock`; is_awaited: whether training waits."""
+
+    on_event: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    last_progress: float = float("-inf")
+    next_look: float = float("-inf")
+    next_report: float = float("inf")
+    messages: dict[int, str] = field(default_factory=dict)
+    is_awaited: bool = False
+
+    def look(self, attempt: Attempt) -> None:
+        """Look at what ranks say, at most every LOOK_SECONDS; report a save that training has to
+        wait for and that takes long."""
+        now = self.clock()
+        if now < self.next_look:
+            return
+        self.next_look = now + LOOK_SECONDS
+        doing = list(attempt.look().doing())
+        messages = {rank: message for rank, text in doing if (message := _saving(text))}
+        awaited = [text for _, text in doing if text.startswith(SAVING)]
+        if not self.is_awaited:
+            self.next_report = now + REPORT_AFTER
+        if messages and messages != self.messages:
+            self.last_progress = now
+        self.messages, self.is_awaited = messages, bool(awaited)
+        if awaited and now >= self.next_report:
+            self.next_report = now + REPORT_EVERY
+            self.on_event(max(awaited, key=len))
+
+
+def _saving(doing: str) -> str:
+    """What a breadcrumb says of a save: `saving step 3: 20 MiB of 1 GiB written`; empty without."""
+    start = doing.rfind(SAVING)
+    return "" if start < 0 else doing[start:]
+
 
 POLL_SECONDS = 0.05
 FAILING_SECONDS, LOST_SECONDS = 10.0, 2.0
@@ -182,7 +229,7 @@ class Supervisor:
         return self.growth.is_requested and not self.stops.received
 
     def for_next_attempt(self, full: LaunchPlan) -> Supervisor:
-        """The supervisor of the next attempt (resize.py). full: the launch on all hosts. Raises
+        """The supervisor of the next attempt (supervise.py). full: the launch on all hosts. Raises
         InputError with the reasons when the run cannot go on."""
         plan = next_launch(full, self.cluster, self._is_stopped)
         if plan.world_size != self.plan.world_size:
@@ -333,3 +380,28 @@ class FailureGracePeriod:
             deadline = max(deadline, saves.last_progress + FAILING_SECONDS)
         self.stopped_ranks = state.stopped_ranks()
         return not self.stopped_ranks and time.monotonic() < deadline
+
+
+def next_launch(full: LaunchPlan, cluster: Cluster, is_stopped: Callable[[], bool]) -> LaunchPlan:
+    """What the next attempt runs, once lost hosts were connected again: `full`, the launch on all
+    nodes of the job, or that of an elastic run on the hosts that there are. Raises InputError with
+    the reasons when the run cannot go on."""
+    job = full.job
+    if lost := cluster.recover(least_nodes(job), is_stopped):
+        raise InputError(lost)
+    hosts = cluster.hosts
+    if not job.launch.elastic or len(hosts) >= job.cluster.nodes:
+        return full
+    plan = fit_hosts(job, len(hosts))
+    device: Device = "cuda" if job.launch.device == "cuda" else "cpu"
+    if issues := cluster.check(plan, device):
+        raise InputError(issues)
+    smaller = plan_launch(plan, full.run, common_machine(hosts), hosts=plan.job.cluster.nodes)
+    return replace(smaller, warnings=full.warnings, launcher=full.launcher)
+
+
+def resized_text(plan: LaunchPlan, cluster: Cluster) -> str:
+    """What runs from now on, in words."""
+    nodes = plan.job.cluster.nodes
+    names = ", ".join(host.name for host in cluster.hosts[:nodes])
+    return f"going on with {plural(nodes, 'host')} ({names}) at dp {plan.job.sizes['dp']}"

@@ -1,21 +1,179 @@
 """Why ranks wait, in a sentence: who did not join which collective, and what it does instead.
 
 A pure function of what every rank has logged (rundir/collective_log.py), of what its host sees of
-its process and of its Python stack. wait_graph.py finds the rank at fault; here it is put in words:
+its process and of its Python stack:
 
     did not join all_reduce #1234 (16.0 MiB) of group tp (ranks 2-3), in which rank 2 has waited
     for 12 s: its process is stopped (SIGSTOP, or a debugger)
+
+The rank at fault is found by a graph of waits. A rank that waits for collective n of a group waits
+for the members that have not started n; where all have started it, for those that have not finished
+it and do not wait in it themselves. Whoever is at the end of these edges, waited for and waiting
+for nobody, holds up the rest: one stopped rank of a tp group makes its peers wait in tp, the next
+stages wait for their messages and the replicas wait in dp. A graph without an end is a circle of
+ranks that wait for each other. On a GPU a collective is only put into a queue, and the host does
+not wait in it: there a rank counts as waiting in the groups whose last collective other members
+have not started.
+
+Example: tp (0, 1) and (2, 3), dp (0, 2) and (1, 3), and rank 3 is stopped. Rank 2 waits for 3 in
+tp, rank 1 for 3 in dp, rank 0 for 1 in tp. The end is 3, waited for in tp by 2 and in dp by 1.
+
+Where a collective timed out on NCCL, torch's watchdog writes to the log of a rank which collective
+of which process group did not end and how far the rank was, and aborts the process, so that no
+exception is recorded. Lines of torch 2.5 and of 2.7 on (the file ProcessGroupNCCL.cpp of torch
+writes them; the group's description is what `new_group` got):
+
+    [rank2]:[E321 ... ProcessGroupNCCL.cpp:607] [Rank 2] Watchdog caught collective operation
+        timeout: WorkNCCL(SeqNum=78, OpType=ALLREDUCE, ...) ran for 600027 milliseconds ...
+    [rank2]:[E321 ... ProcessGroupNCCL.cpp:1664] [PG 1 Rank 0] Exception (either an error or
+        timeout) detected by watchdog at work: 78, last enqueued NCCL work: 79, ...
+    [rank2]:[E810 ... ProcessGroupNCCL.cpp:2241] [PG ID 1 PG GUID 5(tp 2-3) Rank 0]  failure
+        detected by watchdog at work sequence id: 78 PG status: last enqueued work: 79, ...
+
+mpctl describes its groups as `tp 2-3` (rundir/collective_log.py), so that the members are known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mpctl.launch.attempt import STOPPED
-from mpctl.launch.wait_graph import Progress, Wait, WaitGraph, wait_graph
-from mpctl.rundir.collective_log import CollectiveProgress
+from mpctl.rundir.collective_log import (
+    RANGES,
+    CollectiveProgress,
+    GroupProgress,
+    Ranks,
+    parse_rank_ranges,
+)
 from mpctl.units import bytes_text, ranks_text
+
+Progress = Mapping[int, CollectiveProgress]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Rank `rank` waits for collective `number` of a group. group: as this rank logs it; blockers:
+    the ranks that it waits for; have_started: they have started it and not come to its end."""
+
+    rank: int
+    group: GroupProgress
+    number: int
+    blockers: tuple[int, ...]
+    have_started: bool = False
+
+    @property
+    def key(self) -> tuple[tuple[str, str], int]:
+        """What identifies the collective on all ranks of the group."""
+        return self.group.key, self.number
+
+
+@dataclass(frozen=True)
+class WaitGraph:
+    """The waits of all ranks, by the rank that waits."""
+
+    waits: Mapping[int, Sequence[Wait]]
+
+    @property
+    def ends(self) -> list[int]:
+        """The ranks that others wait for and that do not wait themselves."""
+        blockers = {rank for waits in self.waits.values() for w in waits for rank in w.blockers}
+        return sorted(blockers - self.waits.keys())
+
+    def waits_for(self, rank: int) -> list[Wait]:
+        """The waits of which a rank is a blocker, in order of the ranks that wait."""
+        everyone = (wait for _, waits in sorted(self.waits.items()) for wait in waits)
+        return [wait for wait in everyone if rank in wait.blockers]
+
+    def circle(self) -> list[Wait]:
+        """Waits of which each is for the rank of the next one, and the last for the first; empty
+        where following the first blockers from any rank comes to an end."""
+        follow = {
+            rank: wait
+            for rank, waits in self.waits.items()
+            if (wait := next((w for w in waits if w.blockers), None))
+        }
+        for start in sorted(follow):
+            path, rank = [], start
+            while rank in follow and rank not in path:
+                path.append(rank)
+                rank = follow[rank].blockers[0]
+            if rank in path:
+                return [follow[r] for r in path[path.index(rank) :]]
+        return []
+
+
+def wait_graph(progress: Progress, *, queued: bool = False) -> WaitGraph:
+    """The graph of all ranks' waits. progress: by rank, empty for a rank that has left no log;
+    queued: collectives run on GPUs."""
+    groups = _Groups(progress)
+    waits: dict[int, list[Wait]] = {}
+    for rank, state in progress.items():
+        own = list(groups.waits_of(rank, state, queued=queued))
+        if own:
+            waits[rank] = own
+    return WaitGraph(waits)
+
+
+class _Groups:
+    """What all members of each group have logged about it, by the group's key and rank."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.logs: dict[tuple[str, str], dict[int, GroupProgress]] = defaultdict(dict)
+        for rank, state in progress.items():
+            for group in state.groups:
+                self.logs[group.key][rank] = group
+        self.late: dict[tuple[tuple[str, str], int], tuple[int, ...]] = {}
+        self.behind: dict[tuple[tuple[str, str], int], tuple[int, ...]] = {}
+
+    def waits_of(self, rank: int, state: CollectiveProgress, *, queued: bool) -> Iterator[Wait]:
+        """What a rank waits for, with its blockers."""
+        if state.waits_in is not None:
+            group, number = state.waits_in, state.number
+            if late := self.not_started(group, number):
+                yield Wait(rank, group, number, late)
+            else:
+                yield Wait(rank, group, number, self.elsewhere(group, number), True)
+        elif queued:
+            for group in state.groups:
+                if late := self.not_started(group, group.started):
+                    yield Wait(rank, group, group.started, late)
+
+    def not_started(self, group: GroupProgress, number: int) -> tuple[int, ...]:
+        """The members that have not started collective `number`."""
+        key, logs = (group.key, number), self.logs[group.key]
+        if key not in self.late:
+            self.late[key] = tuple(
+                r for r in _ranks(group) if r not in logs or logs[r].started < number
+            )
+        return self.late[key]
+
+    def elsewhere(self, group: GroupProgress, number: int) -> tuple[int, ...]:
+        """The members that have started collective `number`, have not finished it and do something
+        else: through shared memory only a rank that waits serves its peers."""
+        key, logs = (group.key, number), self.logs[group.key]
+        if key not in self.behind:
+            self.behind[key] = tuple(
+                r
+                for r in _ranks(group)
+                if logs[r].finished < number and not self._waits_in(r, group)
+            )
+        return self.behind[key]
+
+    def _waits_in(self, rank: int, group: GroupProgress) -> bool:
+        waits = self.progress[rank].waits_in
+        return waits is not None and waits.key == group.key
+
+
+def _ranks(group: GroupProgress) -> Ranks:
+    try:
+        return group.ranks
+    except ValueError:  # no rank of mpctl wrote it
+        return ()
+
 
 ENDED_STATES = ("zombie", "dead", "")
 ENDED, HALTED, RUNNING = range(3)
@@ -206,3 +364,69 @@ def _kinds(wait: Wait, progress: Progress) -> dict[str, list[int]]:
             if group.key == wait.group.key and group.started == wait.number:
                 kinds.setdefault(f"{group.kind} of {bytes_text(group.bytes)}", []).append(rank)
     return kinds
+
+
+WATCHDOG = "Watchdog caught collective operation timeout"
+DEFAULT = "default_pg"
+"""torch's description of the group of all ranks."""
+OPERATION = re.compile(rf"{WATCHDOG}: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
+STATUS = re.compile(
+    r"\[PG (?:ID )?(?P<id>\w+)(?: PG GUID \w+(?:\((?P<description>[^)]*)\))?)? Rank \d+\]"
+    r".{0,80}? by watchdog at work(?: sequence id)?: (?P<work>\d+)(?:,| PG status:)"
+    r" last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+)"
+)
+
+
+@dataclass(frozen=True)
+class NcclTimeout:
+    """A collective of a group that did not end. group: the description of the process group,
+    empty where the line has none; number: of the collective in its group, as NCCL counts;
+    operation: ALLREDUCE, empty where it is not known; enqueued: number of the last collective that
+    this rank has started there."""
+
+    group: str
+    number: int
+    operation: str
+    enqueued: int
+
+
+def watchdog_timeouts(log: str) -> Iterator[NcclTimeout]:
+    """The time-outs that a rank's log tells of."""
+    operations = {int(number): operation for number, operation in OPERATION.findall(log)}
+    for match in STATUS.finditer(log):
+        number = int(match["work"])
+        group = match["description"] or ""
+        yield NcclTimeout(group, number, operations.get(number, ""), int(match["enqueued"]))
+
+
+def judge_nccl_logs(logs: Mapping[int, str]) -> Verdict | None:
+    """Which rank did not join which collective, from the logs of all ranks; None where no log says
+    so, or where all members of the groups have started what timed out."""
+    by_group: dict[str, dict[int, NcclTimeout]] = {}
+    for rank, log in logs.items():
+        for timeout in watchdog_timeouts(log):
+            by_group.setdefault(timeout.group, {}).setdefault(rank, timeout)
+    verdicts = (_judge_group(group, seen, len(logs)) for group, seen in sorted(by_group.items()))
+    blamed = [verdict for verdict in verdicts if verdict is not None]
+    waiting = {rank for seen in by_group.values() for rank in seen}
+    return next((v for v in blamed if v.rank not in waiting), blamed[0] if blamed else None)
+
+
+def _judge_group(group: str, seen: Mapping[int, NcclTimeout], world_size: int) -> Verdict | None:
+    """The first member that has not started the earliest collective that timed out."""
+    everyone = f"world 0-{world_size - 1}"
+    name, _, members = (everyone if group == DEFAULT else group).rpartition(" ")
+    if not RANGES.fullmatch(members):
+        return None
+    first = min(seen.values(), key=lambda timeout: timeout.number)
+    ranks = list(parse_rank_ranges(members))
+    late = [r for r in ranks if r not in seen or seen[r].enqueued < first.number]
+    if not late:
+        return None
+    waiting = [rank for rank in seen if rank not in late]
+    return Verdict(
+        late[0],
+        f"did not join {first.operation or 'collective'} #{first.number} of group {name} "
+        f"({ranks_text(ranks)}), in which {ranks_text(waiting)} waited until NCCL's watchdog "
+        "ended the wait",
+    )

@@ -1,28 +1,91 @@
 """Looks once a second whether torchrun and its ranks still run, and says what is wrong when not.
 
 Ranks notice a peer that has ended. The launcher notices one that keeps the others waiting in a
-collective for `launch.timeout_seconds` (collective_watch.py), before they give up by themselves; it
-also sees what no rank can: that all ranks or torchrun are stopped, or that the ranks never reach
-each other. Before a hang is reported every rank is asked for its Python stack.
+collective for `launch.timeout_seconds`, before they give up by themselves; it also sees what no
+rank can: that all ranks or torchrun are stopped, or that the ranks never reach each other. Before a
+hang is reported every rank is asked for its Python stack.
 
-Patience is counted in looks, not in seconds of a clock: while this process is stopped itself
-(Ctrl-Z) or the machine sleeps, no look is taken and no patience is used up.
+A rank that is in the same wait at every check for `launch.timeout_seconds` is hung: the launcher
+decides then, RANK_MARGIN_SECONDS before the rank would give up by itself (spec/launch.py). A rank
+that computes for long is never hung by itself, whatever it does (a compilation, a first batch, a
+validation); only those that wait for it are.
+
+Patience is counted in checks, not in seconds of a clock, and of each pause between two at most
+LONGEST_PAUSE: while this process is stopped itself (Ctrl-Z) or the machine sleeps, no check is made
+and no patience is used up.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from mpctl.launch.attempt import STOPPED, AttemptState, RankState
 from mpctl.launch.cluster import Attempt
-from mpctl.launch.collective_watch import CollectiveWatch
-from mpctl.launch.verdict import blocked_in
+from mpctl.launch.verdict import HangEvidence, ProcessView, Verdict, blocked_in, judge
 from mpctl.rundir.breadcrumb import JOINED, JOINING
+from mpctl.rundir.collective_log import CollectiveProgress
 from mpctl.spec.launch import LaunchSpec
 from mpctl.units import ranks_text
+
+LONGEST_PAUSE = 2.0
+
+
+class CollectiveWatch:
+    """The waits of all ranks of an attempt. limit: seconds that a rank may wait; queued:
+    collectives run on GPUs, where the host does not wait in them."""
+
+    def __init__(self, limit: float, *, queued: bool) -> None:
+        self.limit, self.queued = limit, queued
+        self.signs: dict[int, Hashable] = {}
+        self.waited: dict[int, float] = {}
+        self.before: Mapping[int, RankState] = {}
+        self.processes: dict[int, ProcessView] = {}
+
+    def look(self, state: AttemptState, elapsed: float) -> Verdict | None:
+        """The verdict once a rank has waited too long. elapsed: seconds since the last look."""
+        elapsed = min(elapsed, LONGEST_PAUSE)
+        ranks = state.ranks
+        for rank, seen in ranks.items():
+            self._count(rank, seen.breadcrumb.collectives, elapsed)
+        self.processes = {
+            rank: _process_view(seen, self.before.get(rank, seen), elapsed)
+            for rank, seen in ranks.items()
+        }
+        self.before = ranks
+        if max(self.waited.values(), default=0.0) < self.limit:
+            return None
+        return self.judge(state, {})
+
+    def judge(self, state: AttemptState, stacks: Mapping[int, str]) -> Verdict | None:
+        """Who is at fault. stacks: where ranks are, by rank."""
+        evidence = HangEvidence(state.collectives(), self.processes, stacks, self.queued)
+        return judge(evidence, max(self.waited.values(), default=0.0))
+
+    def _count(self, rank: int, progress: CollectiveProgress, elapsed: float) -> None:
+        sign = self._sign(progress)
+        is_same = sign is not None and sign == self.signs.get(rank)
+        self.waited[rank] = self.waited.get(rank, 0.0) + elapsed if is_same else 0.0
+        self.signs[rank] = sign
+
+    def _sign(self, progress: CollectiveProgress) -> Hashable:
+        """What stays the same while a rank waits; None while it does not."""
+        if progress.waits_in is not None:
+            return progress.waits_in.key, progress.number
+        return progress.groups if self.queued and progress.groups else None
+
+
+def _process_view(now: RankState, before: RankState, elapsed: float) -> ProcessView:
+    seconds = max(elapsed, 1e-3)
+    return ProcessView(
+        now.process,
+        (now.major_faults - before.major_faults) / seconds,
+        now.swapped_bytes,
+        (now.processor_seconds - before.processor_seconds) / seconds,
+    )
+
 
 LOOK_SECONDS = 1.0
 STOPPED_LOOKS = 5

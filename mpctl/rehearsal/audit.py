@@ -45,7 +45,7 @@ from mpctl.rehearsal.kernel_counts import (
     tensors_in,
 )
 from mpctl.rehearsal.scopes import Scopes, part_of, pattern
-from mpctl.rundir.audit import AuditRow, AuditTotal, Pass, StepAudit
+from mpctl.rundir.rank_files import AuditRow, AuditTotal, Pass, StepAudit
 from mpctl.runtime.memory_tracker import device_of
 from mpctl.runtime.profile import StepProfile
 from mpctl.runtime.train import Trainer

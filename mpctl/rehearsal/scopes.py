@@ -27,7 +27,7 @@ from torch import nn
 from torch._C._autograd import _get_sequence_nr as next_node_number
 
 from mpctl.pipeline.schedule.orders import Kind
-from mpctl.rundir.audit import Pass
+from mpctl.rundir.rank_files import Pass
 
 NO_NUMBER = (1 << 64) - 1  # of the nodes that add up parameters' gradients
 DEFERRED = "deferred weights"  # whose gradients a schedule computes apart (zero-bubble)

@@ -17,7 +17,7 @@ from typing import Any
 from rich.text import Text
 
 from mpctl.render.console import get_console, visible
-from mpctl.runs.series import Series
+from mpctl.runs.show import Series
 
 LABELS = {
     "step": "step", "tokens": "tokens", "time": "time of training", "loss": "loss",

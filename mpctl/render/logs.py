@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.text import Text
 
 from mpctl.render.console import get_console, say
-from mpctl.rundir.merged_logs import MergedEntry
+from mpctl.rundir.logs import MergedEntry
 from mpctl.units import ranks_text
 
 NARROWEST, WIDEST = len("rank 0:"), 24  # columns of the ranks' names

@@ -10,7 +10,7 @@ from warnings import catch_warnings, simplefilter
 
 from mpctl.errors import InputError
 from mpctl.render.curves import axis_of, legend, mean, whose, window, y_axis
-from mpctl.runs.series import Series
+from mpctl.runs.show import Series
 
 # Okabe and Ito's colours, which readers with any colour vision tell apart; styles tell them apart
 # in grey.

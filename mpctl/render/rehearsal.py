@@ -15,7 +15,7 @@ from rich.text import Text
 from mpctl.launch.rehearse import RankRehearsal, RehearsalDocument
 from mpctl.render.console import get_console
 from mpctl.render.progress import ProgressView, TaskBar
-from mpctl.rundir.audit import AuditFigures, AuditRow, StepAudit
+from mpctl.rundir.rank_files import AuditFigures, AuditRow, StepAudit
 from mpctl.rundir.summary import PlannedMeasured
 from mpctl.units import bytes_text, part_text, plural, seconds_text
 

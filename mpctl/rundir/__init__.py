@@ -10,9 +10,9 @@
 | slurm.sh | launcher, launch.slurm | clusters/slurm/script.py: the batch script as submitted |
 | kubernetes.yaml | launcher, `--on kubernetes --submit` | the object that was created |
 | nodes/meeting.json | launcher, in a world that others started | clusters/joined/meeting.py |
-| nodes/hosts.json | launcher, at each attempt | hosts.py: the host of every rank |
+| nodes/hosts.json | launcher, at each attempt | launcher.py: the host of every rank |
 | nodes/ssh-N.log | ssh of node N | what ssh and the node agent said (clusters/ssh/backend.py) |
-| stop-request | `mpctl stop` | stop_request.py: asks the launcher to stop the run |
+| stop-request | `mpctl stop` | launcher.py: asks the launcher to stop the run |
 | torchrun.pid | launcher | process id of torchrun while it runs |
 | stop | launcher | its presence asks the ranks to finish their step, save and exit |
 | nodes/status.json | launcher | launch/status_file.py: what all ranks do, or did at the end |
@@ -24,15 +24,15 @@
 | bench.json | launcher, of a bench | what the ranks measure instead of training |
 | answers.jsonl | rank 0, of a bench | what they measured, one JSON object a line |
 | metrics.jsonl | rank 0 | metrics.py: one record a step (rank_files.py: StepRecord) |
-| metrics.csv | launcher, launch.csv | metrics_csv.py: the same records as a table |
-| tensorboard/ | launcher, launch.tensorboard | event_files.py: the same as TensorBoard events |
+| metrics.csv | launcher, launch.csv | metrics.py: the same records as a table |
+| tensorboard/ | launcher, launch.tensorboard | metrics.py: the same as TensorBoard events |
 | checkpoints/step-N/ | all ranks | checkpoints.py: tensors and manifest |
 | profile/rank-N.jsonl | rank N, launch.profile | profile_files.py: what it did when |
 | ranks/rank-N.json | rank N, at its end | rank_files.py: RankReport |
 | failures/rank-N.json | rank N, when it fails | rank_files.py: FailureRecord |
 | summary.json | launcher, at the end | summary.py: schema mpctl.run/1 |
 
-paths.py has the paths, directory.py the lock and the life cycle of the whole directory.
-task_files.py and rank_files.py also define what other short-lived workers (`mpctl eval`, `mpctl
+directory.py has the paths, directory.py the lock and the life cycle of the whole directory.
+requests.py and rank_files.py also define what other short-lived workers (`mpctl eval`, `mpctl
 sample`, `mpctl launch --rehearse`) report to the command that started them.
 """

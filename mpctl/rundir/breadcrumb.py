@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import struct
 import threading
 import time
@@ -44,6 +45,8 @@ START_AT, BEATS_AT, FAILED_AT, BEAT_TIME_AT, TEXT_TIME_AT = (
 HEAD_BYTES = TEXT_BYTES + 40
 RANK_BYTES = HEAD_BYTES + LOG_BYTES
 BEAT_SECONDS = 0.5
+STACK_SIGNAL = signal.SIGUSR2
+"""At this signal a rank writes its Python stacks to its log (launch/node/processes.py)."""
 STARTED, JOINING, JOINED = 1, 2, 3
 
 

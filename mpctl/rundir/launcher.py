@@ -1,9 +1,16 @@
-"""RUN/launcher.json, schema mpctl.launcher/1: which process launched this run last, where and how.
+"""Who launched a run and where, and what asks it to stop.
 
-The launcher writes it before it starts any rank, and again at every resumption. It is not removed
-at the end: `mpctl status` tells from it whether the launcher still runs. A process id alone cannot
-tell that, because the system gives it to another process later; the time when the process started
-is therefore recorded with it.
+RUN/launcher.json, schema mpctl.launcher/1, is written before any rank starts, and again at every
+resumption. It is not removed at the end: `mpctl status` tells from it whether the launcher still
+runs. A process id alone cannot tell that, because the system gives it to another process later; the
+time when the process started is therefore recorded with it. RUN/nodes/hosts.json, schema
+mpctl.hosts/1, has the host of every rank of the last attempt.
+
+RUN/stop-request, schema mpctl.stop/1, is written by `mpctl stop RUN`, on any host that shares the
+directory. The launcher alone looks for it, twice a second, and treats it as a SIGTERM, an urgent
+one as two of them: the first makes the ranks finish their step and save, the second ends them at
+once. A file of any other content, an empty one for instance, is a request that is not urgent. A
+launcher that starts removes what an earlier one left.
 """
 
 from __future__ import annotations
@@ -89,3 +96,79 @@ def is_same_process(pid: int, started: float) -> bool:
         return abs(process.create_time() - started) <= START_TOLERANCE and not is_ended
     except (psutil.Error, OSError, ValueError, OverflowError):
         return False
+
+
+STOP_SCHEMA: Literal["mpctl.stop/1"] = "mpctl.stop/1"
+
+
+class StopRequest(TypedDict):
+    """The content of the file. now: end the ranks at once, without saving; relayed: it passes on a
+    signal that only one process of the launch received; host: of the process that wrote it; time:
+    seconds since 1970."""
+
+    schema: Literal["mpctl.stop/1"]
+    now: bool
+    relayed: bool
+    host: str
+    time: float
+
+
+def write_stop_request(path: Path, *, now: bool, relayed: bool = False) -> None:
+    """Ask for a stop. now: end the ranks at once, without saving; relayed: in place of a signal
+    that the launcher may not have received. Raises OSError."""
+    request: StopRequest = {
+        "schema": STOP_SCHEMA,
+        "now": now,
+        "relayed": relayed,
+        "host": platform.node(),
+        "time": time.time(),
+    }
+    write_whole(path, json.dumps(request) + "\n")
+
+
+def requested_signals(path: Path) -> int:
+    """How many SIGTERMs the file stands for: 0 without a file, 1 to finish the step and save, 2 to
+    end at once."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return 0
+    except OSError:  # it exists
+        return 1
+    try:
+        request = json.loads(content)
+    except (ValueError, RecursionError):
+        return 1
+    return 2 if isinstance(request, dict) and request.get("now") is True else 1
+
+
+class RanksOfHost(TypedDict):
+    """Consecutive ranks: the number of the first, and how many."""
+
+    first: int
+    count: int
+
+
+class HostEntry(TypedDict):
+    """The ranks of one host. node: its index in the plan; host: its name."""
+
+    node: int
+    host: str
+    ranks: RanksOfHost
+
+
+class HostsDocument(TypedDict):
+    """The content of the file, a host each, in the order of the plan's nodes."""
+
+    schema: Literal["mpctl.hosts/1"]
+    hosts: list[HostEntry]
+
+
+def write_hosts(path: Path, names: Sequence[str], ranks: int) -> None:
+    """Write the file for hosts with these names and so many ranks on each. Raises OSError."""
+    hosts: list[HostEntry] = [
+        {"node": node, "host": name, "ranks": {"first": node * ranks, "count": ranks}}
+        for node, name in enumerate(names)
+    ]
+    document: HostsDocument = {"schema": "mpctl.hosts/1", "hosts": hosts}
+    write_whole(path, json.dumps(document, indent=1) + "\n")

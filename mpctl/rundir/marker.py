@@ -1,18 +1,26 @@
-"""RUN/.mpctl-run: marks a directory that a launch wrote, so that `--overwrite` and `--resume` never
-take one that holds something else.
+"""Whether a directory is a run's, and whose: what may be continued, replaced and obeyed.
 
-A launch writes the marker before any other file and removes it after all others. A job.json and a
-plan.json prove nothing: `mpctl plan --json` writes a plan, and people keep jobs beside it. Runs
-older than the marker are recognised by the log of their first torchrun; for a resumption, which
-removes nothing, also by their checkpoints.
+RUN/.mpctl-run marks a directory that a launch wrote, so that `--overwrite` and `--resume` never
+take one that holds something else. A launch writes the marker before any other file and removes it
+after all others. A job.json and a plan.json prove nothing: `mpctl plan --json` writes a plan, and
+people keep jobs beside it. Runs older than the marker are recognised by the log of their first
+torchrun; for a resumption, which removes nothing, also by their checkpoints.
+
+A run directory holds what a launch runs (programs that job.json names) and what a stop cancels (the
+job in launcher.json). One that somebody else has written is therefore refused, as git refuses a
+repository of another user. Accepted are directories of this user and of root, and below sudo those
+of the user who called it.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import pwd
 from pathlib import Path
 
 from mpctl import __version__
+from mpctl.errors import InputError
 from mpctl.rundir.checkpoints import list_checkpoints
 
 MARKER = ".mpctl-run"
@@ -61,3 +69,42 @@ def _schema(path: Path) -> str:
     except (OSError, ValueError, RecursionError):
         return ""
     return str(document.get("schema", "")) if isinstance(document, dict) else ""
+
+
+OPTION = "--allow-other-owner"
+DOCUMENTS = (".", "job.json", "launcher.json", "nodes")
+"""What in a run directory is obeyed."""
+
+
+def require_own(run: Path) -> None:
+    """Raises InputError when a run directory, or a file in it that is obeyed, belongs to another
+    user. One that does not exist belongs to nobody."""
+    for name in DOCUMENTS:
+        path = run / name
+        owner = _owner(path)
+        if owner is not None and owner not in _accepted():
+            message = f"{path} belongs to {_name(owner)}, and you are {_name(os.geteuid())}"
+            hint = f"read its job.json and launcher.json, and add {OPTION} if you trust them"
+            raise InputError.of("run-dir-owner", "--run-dir", message, hint)
+
+
+def _owner(path: Path) -> int | None:
+    try:
+        return path.stat().st_uid
+    except OSError:
+        return None
+
+
+def _accepted() -> set[int]:
+    """The users whose run directories are obeyed."""
+    user, caller = os.geteuid(), os.environ.get("SUDO_UID", "")
+    below_sudo = {int(caller)} if user == 0 and caller.isdecimal() else set()
+    return {user, 0, *below_sudo}
+
+
+def _name(user: int) -> str:
+    """A user's name, and the number where it has none here."""
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"user {user}"

@@ -9,11 +9,9 @@ Bytes are bytes, times are seconds, `coords` are a rank's coordinates by axis, {
 
 from __future__ import annotations
 
-from typing import NotRequired
+from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
-
-from mpctl.rundir.audit import StepAudit
 
 
 class RequiredStepFields(TypedDict):
@@ -191,3 +189,51 @@ class RehearsedRank(RehearsedRankHead, total=False):
     building_bytes: int
     host_syncs: list[str]
     audit: StepAudit
+
+
+Pass = Literal["forward", "backward", "recompute", "step"]
+PASSES: tuple[Pass, ...] = ("forward", "backward", "recompute", "step")
+"""step: what is done once a step, outside of the passes of micro batches."""
+
+
+class AuditFigures(TypedDict):
+    """launches: kernels started; bytes: what they read and wrote; least_bytes: each tensor that
+    comes in from elsewhere read once and each that is needed later written once; flops: of matrix
+    products and attention; seconds: on the job's device, and least_seconds: of one kernel a product
+    and least_bytes; None where the device's speed is not known."""
+
+    launches: float
+    bytes: float
+    least_bytes: float
+    flops: float
+    seconds: float | None
+    least_seconds: float | None
+
+
+class AuditRow(AuditFigures):
+    """A module in a pass. times: how many such a step has; operations: launches by operation of
+    torch, the most first."""
+
+    module: str
+    phase: Pass
+    times: float
+    operations: dict[str, float]
+
+
+class AuditTotal(AuditFigures):
+    """All rows of one kind of layer (`layers.*`), or of what lies outside of layers, in one pass:
+    one layer of one micro batch, or all that a step does there."""
+
+    part: str
+    phase: Pass
+
+
+class StepAudit(TypedDict):
+    """An audit of one rank's step. rows: what loses most first; totals: a layer of each kind, and
+    the rest of the step; unknown: operations of torch of which it is not known how many kernels
+    they are, counted as one each; assumption: what the seconds are made of."""
+
+    rows: list[AuditRow]
+    totals: list[AuditTotal]
+    unknown: list[str]
+    assumption: str

@@ -1,7 +1,7 @@
 """RUN/summary.json, schema mpctl.run/1: how a run ended, what it reached, plan and run compared.
 
 The launcher writes it when the last rank has ended, and `mpctl launch --json` prints it. It is read
-back by runs/documents.py, which requires little of it, since older versions wrote less.
+back by runs/saved.py, which requires little of it, since older versions wrote less.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Literal, NotRequired
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.durable import write_whole
+from mpctl.rundir.metrics import is_number
 from mpctl.rundir.rank_files import SaveTimes, StepRecord, Traffic
-from mpctl.rundir.scalars import is_number
 
 SCHEMA: Literal["mpctl.run/1"] = "mpctl.run/1"
 RunStatus = Literal["finished", "stopped", "failed"]

@@ -24,9 +24,8 @@ from mpctl.rundir.shards import (
     read_manifest,
     read_shard_record,
 )
-from mpctl.runs.documents import read_job
 from mpctl.runs.listing import iso
-from mpctl.runs.saved import find_run
+from mpctl.runs.saved import find_run, read_job
 from mpctl.tensor_grid import TensorGrid, grid_axes
 
 SCHEMA: Literal["mpctl.checkpoints/1"] = "mpctl.checkpoints/1"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from mpctl.errors import InputError
-from mpctl.rundir.paths import RunPaths
-from mpctl.rundir.scalars import is_number
+from mpctl.rundir.directory import RunDir
+from mpctl.rundir.metrics import is_number
 from mpctl.runs.saved import SavedRun, Status, looks_like_run, read_run
 
 DEPTH = 2  # runs/NAME, and runs/bench-scaling/NAME
@@ -121,7 +121,7 @@ def _others(folder: Path, rows: list[RunRow]) -> list[str]:
 def _find_runs(folder: Path, depth: int) -> Iterator[Path]:
     """The directories of runs that train, not of those that a bench measured in."""
     for path in _subfolders(folder):
-        if RunPaths(path).bench.exists():
+        if RunDir(path).bench.exists():
             continue
         if looks_like_run(path):
             yield path

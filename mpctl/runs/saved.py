@@ -1,30 +1,236 @@
-"""One run directory as it is on disk: its job, how far it came, how it ended.
+"""One run directory as it is on disk: its documents, how far it came, whether it goes on.
 
-Nothing here raises for the content of a directory: damage becomes a sentence in `problems`.
+Nothing here raises for the content of a directory: damage becomes a sentence in `problems`. Of
+summary.json and launcher.json little is required, since older versions wrote less.
+
+A run goes on while the process that launched it is there. On the host of the launcher its process
+answers: the one of that id and that start time. A lock on the directory answers too, unless the
+file system has no locks, and for runs of versions that wrote no launcher.json. Seen from another
+host, where neither may answer, a run goes on while it gives signs of life: a step or a report of
+the launcher within SIGN_SECONDS by the clocks of both hosts.
 """
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
+import platform
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar
 
-from pydantic import ValidationError
+import psutil
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from mpctl.errors import InputError, Issue
 from mpctl.planning.summary import sizes_text
 from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.rundir.directory import RunDir
-from mpctl.rundir.metrics import KeyRecords, read_key_records
-from mpctl.rundir.owner import require_own
+from mpctl.rundir.launcher import is_same_process
+from mpctl.rundir.marker import require_own
+from mpctl.rundir.metrics import KeyRecords, is_number, read_key_records
 from mpctl.rundir.rank_files import StepRecord
-from mpctl.rundir.scalars import is_number
 from mpctl.rundir.shards import read_manifest
-from mpctl.runs.documents import SavedFailure, SavedSummary, read_job, read_json, read_summary
-from mpctl.runs.liveness import is_running, is_submitted
+from mpctl.rundir.summary import (
+    STATES,
+    OtherFailureSummary,
+    PlannedMeasured,
+    RunStatus,
+    SaveSummary,
+    TrafficComparison,
+)
 from mpctl.spec.job import JobSpec
+from mpctl.spec.load import parse
+from mpctl.spec.names import with_all_new_names
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class SavedRankComparison(BaseModel):
+    """What is read of a RankComparison: plan and run of one rank."""
+
+    rank: int
+    agrees: bool
+    parameters: PlannedMeasured
+    step_traffic: TrafficComparison
+    peak_memory_bytes: int
+    memory: dict[str, PlannedMeasured] = Field(default_factory=dict)
+    reserved_memory_bytes: int | None = None
+    device: str | None = None
+
+    @field_validator("memory")
+    @classmethod
+    def _complete(cls, memory: dict[str, PlannedMeasured]) -> dict[str, PlannedMeasured]:
+        """A step of which some kind was not measured is not compared."""
+        is_complete = {*STATES, "peak"} <= memory.keys() and memory["peak"]["measured"] > 0
+        return memory if is_complete else {}
+
+
+class SavedFailure(BaseModel):
+    """What is read of a FailureSummary, or of the FailureRecord of a rank: which rank failed first,
+    and why."""
+
+    rank: int | None
+    host: str = ""
+    coords: dict[str, int] = Field(default_factory=dict)
+    error: str
+    doing: str = ""
+    log: str = ""
+    last_lines: list[str] = Field(default_factory=list)
+    others: list[OtherFailureSummary] = Field(default_factory=list)
+
+
+class SavedSummary(BaseModel):
+    """What is read of a RunSummary (schema mpctl.run/1)."""
+
+    status: RunStatus
+    attempts: int = 1
+    failure: SavedFailure | None = None
+    saves: SaveSummary | None = None
+    plan_beside_run: list[SavedRankComparison] = Field(default_factory=list)
+
+
+class SavedLauncher(BaseModel):
+    """What is read of a LauncherRecord (schema mpctl.launcher/1): which process launched the run
+    last; rundir/launcher.py says what each field is."""
+
+    backend: str = "local"
+    host: str
+    pid: int
+    process_started: float | None = None
+    started: float | None = None
+    job_id: str | None = None
+    hosts: list[str] | None = None
+
+
+def read_launcher(path: Path) -> SavedLauncher | str | None:
+    """Who launched the run; None for a run of a version that did not say; a sentence when it cannot
+    be read."""
+    return _read(path, SavedLauncher)
+
+
+def read_job(path: Path) -> JobSpec | str:
+    """The job, or a sentence on why it cannot be read."""
+    raw = read_json(path)
+    if isinstance(raw, str):
+        return raw
+    try:
+        return parse(with_all_new_names(raw))
+    except InputError as error:
+        return f"{path.name}: {error.issues[0]}"
+
+
+def read_summary(path: Path) -> SavedSummary | str | None:
+    """The summary; None while there is none; a sentence when it cannot be read."""
+    return _read(path, SavedSummary)
+
+
+def _read(path: Path, model: type[Model]) -> Model | str | None:
+    if not path.exists():
+        return None
+    raw = read_json(path)
+    if isinstance(raw, str):
+        return raw
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        return f"{path.name}: {where}: {first['msg']}"
+
+
+def read_json(path: Path) -> dict[str, Any] | str:
+    """The JSON object that a file holds, or a sentence on why there is none."""
+    try:
+        document = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return f"{path.name} is missing"
+    except OSError as error:
+        return f"{path.name}: {error.strerror or error}"
+    except (ValueError, RecursionError):
+        return f"{path.name} is not valid JSON"
+    return document if isinstance(document, dict) else f"{path.name} does not hold an object"
+
+
+SIGN_SECONDS = 90.0
+"""A network file system may show what another host writes a minute later."""
+
+
+def is_running(path: Path) -> bool:
+    """Whether the run in this directory goes on."""
+    launcher = read_launcher(path / "launcher.json")
+    known = launcher if isinstance(launcher, SavedLauncher) else None
+    if _has_ended(path):
+        return False
+    if known is not None and launcher_is_alive(known):
+        return True
+    if _is_locked(path) or _torchrun_is_alive(path):
+        return True
+    is_elsewhere = known is not None and known.host != platform.node()
+    return is_elsewhere and time.time() - last_sign(path) < SIGN_SECONDS
+
+
+def is_submitted(path: Path) -> bool:
+    """Whether the run was handed to a scheduler and nothing of it has begun since then; whoever
+    submitted it has ended."""
+    launcher = read_launcher(path / "launcher.json")
+    if not isinstance(launcher, SavedLauncher) or launcher.job_id is None:
+        return False
+    traces = (path / "summary.json", RunDir(path).torchrun_log)
+    return max(map(_written, traces)) < _written(path / "launcher.json")
+
+
+def launcher_is_alive(launcher: SavedLauncher) -> bool | None:
+    """Whether the process that launched a run is still there; None when this host cannot tell."""
+    if launcher.host != platform.node() or launcher.process_started is None:
+        return None
+    return is_same_process(launcher.pid, launcher.process_started)
+
+
+def last_sign(path: Path) -> float:
+    """When the run last gave a sign of life, in seconds since 1970; 0 when it never did."""
+    files = ("metrics.jsonl", "launcher.json", "nodes/status.json")
+    return max(_written(path / name) for name in files)
+
+
+def _has_ended(path: Path) -> bool:
+    """Whether the launcher has written how the run ended; a later launcher begins by writing its
+    launcher.json."""
+    launched = _written(path / "launcher.json")
+    return 0 < launched <= _written(path / "summary.json")
+
+
+def _is_locked(path: Path) -> bool:
+    with suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+    return False
+
+
+def _torchrun_is_alive(path: Path) -> bool:
+    """Whether torchrun of the run is there, as for a bench, which has no launcher.json and takes no
+    lock."""
+    try:
+        process = psutil.Process(int(RunDir(path).torchrun_pid.read_text("utf-8")))
+        return str(path.resolve()) in process.cmdline()
+    except (OSError, ValueError, OverflowError, psutil.Error):
+        return False
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
 
 Status = Literal[
     "submitted", "running", "finished", "stopped", "failed", "interrupted", "unreadable"
@@ -112,7 +318,7 @@ class SavedRun:
         first = self.key_records.first
         if first and is_number(first.get("time")):
             return float(first["time"] - first["step_seconds"])
-        return _written(self.path / "job.json")
+        return _written_of_zsaved(self.path / "job.json")
 
     @property
     def ended(self) -> float | None:
@@ -123,7 +329,9 @@ class SavedRun:
         last = self.key_records.last
         if last and is_number(last.get("time")):
             return float(last["time"])
-        return _written(self.path / "summary.json") or _written(self.path / "metrics.jsonl")
+        return _written_of_zsaved(self.path / "summary.json") or _written_of_zsaved(
+            self.path / "metrics.jsonl"
+        )
 
     @property
     def failure(self) -> SavedFailure | None:
@@ -237,7 +445,7 @@ def _saved(step: int, path: Path) -> SavedCheckpoint:
     return SavedCheckpoint(step, size, path, problem)
 
 
-def _written(path: Path) -> float | None:
+def _written_of_zsaved(path: Path) -> float | None:
     try:
         return path.stat().st_mtime
     except OSError:

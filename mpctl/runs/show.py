@@ -1,16 +1,32 @@
-"""One run as a document, schema mpctl.show/1: its job, how far it came, what it saved, why it
-failed."""
+"""Runs as documents: one run (mpctl.show/1), curves of runs (mpctl.series/1), metrics exported.
+
+A metric is any number in a run's records, by its key; `ALIASES` are shorter names. Training time is
+the sum of the steps' seconds, so that the time between an interruption and the resumption does not
+count. CSV and TensorBoard events have the forms that launch.csv and launch.tensorboard give while a
+run trains.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, TypedDict, cast
 
 from mpctl.errors import InputError, Issue
 from mpctl.planning.layout_settings import layout_of, layout_text
-from mpctl.rundir.metrics import read_records
+from mpctl.rundir.metrics import (
+    LINES_PER_REPORT,
+    CsvFile,
+    EventFiles,
+    missing_tensorboard,
+    ordered,
+    points,
+    read_records,
+)
+from mpctl.rundir.rank_files import StepRecord
 from mpctl.rundir.summary import PlanAndRun, RankComparison, training_progress
 from mpctl.runs.listing import iso
 from mpctl.runs.saved import CheckpointRow, SavedRun, Status, find_run, read_run, short_name
@@ -107,3 +123,151 @@ def _layout(run: SavedRun) -> str | None:
     if run.job is None or run.job.model is None:
         return run.layout
     return layout_text(layout_of(run.job))
+
+
+X = Literal["step", "tokens", "time"]
+ALIASES = {"val": "validation_loss", "lr": "learning_rate", "tokens/s": "tokens_per_second"}
+
+
+class Curve(TypedDict):
+    """One metric of one run as JSON; x and y are equally long."""
+
+    run: str
+    metric: str
+    x: list[float]
+    y: list[float]
+
+
+class SeriesDocument(TypedDict):
+    """What `mpctl show --plot --json` prints. x: the unit of the curves' x."""
+
+    schema: Literal["mpctl.series/1"]
+    x: X
+    series: list[Curve]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric of one run; x and y are equally long, x in steps, tokens or seconds."""
+
+    run: str
+    metric: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+    def as_dict(self) -> Curve:
+        """The curve as JSON."""
+        return {"run": self.run, "metric": self.metric, "x": list(self.x), "y": list(self.y)}
+
+
+def series_document(series: Sequence[Series], x: X) -> SeriesDocument:
+    """The curves as JSON."""
+    return {"schema": "mpctl.series/1", "x": x, "series": [one.as_dict() for one in series]}
+
+
+def metrics_of(run: SavedRun) -> list[str]:
+    """The names of all metrics for which the run has a number."""
+    return ordered(name for record in run.records for p in points(record) for name in p.values)
+
+
+def find_series(runs: Sequence[SavedRun], metrics: Iterable[str], x: X) -> list[Series]:
+    """A curve for each metric and each run that has it; runs must have been read by `open_runs`.
+
+    Raises InputError, with the metrics that there are, for one that none of the runs has.
+    """
+    names = [ALIASES.get(name, name) for name in metrics]
+    series = [_series(run, name, x) for name in names for run in runs]
+    missing = [name for name in names if not any(s.y for s in series if s.metric == name)]
+    if missing:
+        present = ordered(name for run in runs for name in metrics_of(run))
+        message, hint = _complaint(missing[0], runs), _ways_out(missing[0], present)
+        raise InputError.of("unknown-metric", "--plot", message, hint)
+    return [one for one in series if one.y]
+
+
+def _complaint(name: str, runs: Sequence[SavedRun]) -> str:
+    who = runs[0].name if len(runs) == 1 else f"none of the {len(runs)} runs"
+    return f"{who} has no metric {name!r}"
+
+
+def _ways_out(name: str, present: list[str]) -> str:
+    if not present:
+        return "no step has been recorded yet"
+    near = difflib.get_close_matches(name, [*present, *ALIASES], n=1)
+    guess = f"did you mean {near[0]}? " if near else ""
+    short = ", ".join(f"{alias} for {name}" for alias, name in ALIASES.items() if name in present)
+    return f"{guess}there are {', '.join(present)}" + (f" ({short})" if short else "")
+
+
+def _series(run: SavedRun, metric: str, x: X) -> Series:
+    x_of_step = _x_of_step(run, x)
+    pairs = [
+        (x_of_step[point.step], point.values[metric])
+        for record in run.records
+        for point in points(record)
+        if metric in point.values and point.step in x_of_step
+    ]
+    return Series(run.name, metric, tuple(x for x, _ in pairs), tuple(y for _, y in pairs))
+
+
+def _x_of_step(run: SavedRun, x: X) -> dict[int, float]:
+    """The x coordinate of every step; 0 before the first one."""
+    steps = [record["step"] for record in run.records]
+    before = [point.step for record in run.records[:1] for point in points(record)][:1]
+    if x == "step":
+        along: Iterable[float] = steps
+    elif x == "tokens":
+        along = (record["tokens"] for record in run.records)
+    else:
+        along = accumulate(record["step_seconds"] for record in run.records)
+    return dict.fromkeys(before, 0.0) | dict(zip(steps, along, strict=True))
+
+
+def export(
+    runs: list[SavedRun], csv: Path | None, tensorboard: Path | None, on_progress: Progress
+) -> Iterator[Path]:
+    """Write one run's metrics to a CSV file, to a folder of TensorBoard events, or to both; yields
+    each path when it is written. on_progress: called with (path, records written, all records).
+
+    Raises InputError for several runs, a missing package, a folder that is not empty, and a path
+    that cannot be written.
+    """
+    if len(runs) != 1:
+        option = "--csv" if csv else "--tensorboard"
+        message = f"{len(runs)} runs were named, but only one is written"
+        raise InputError.of("usage", option, message, "name one run")
+    (run,) = runs
+    if tensorboard is not None:
+        _require_free(tensorboard)
+    if csv is not None:
+        yield from _write("--csv", csv, CsvFile(csv), _reported(run, csv, on_progress))
+    if tensorboard is not None:
+        records = _reported(run, tensorboard, on_progress)
+        yield from _write("--tensorboard", tensorboard, EventFiles(tensorboard), records)
+
+
+def _reported(run: SavedRun, path: Path, on_progress: Progress) -> Iterator[StepRecord]:
+    for number, record in enumerate(run.records):
+        if number % LINES_PER_REPORT == 0:
+            on_progress(f"writing {path.name}", number, len(run.records))
+        yield record
+
+
+def _write(
+    option: str, path: Path, sink: CsvFile | EventFiles, records: Iterator[StepRecord]
+) -> Iterator[Path]:
+    try:
+        sink.rebuild(records)
+    except OSError as error:
+        message, hint = f"{path}: {error.strerror or error}", "name a path that can be written"
+        raise InputError.of("unwritable", option, message, hint) from None
+    yield path
+
+
+def _require_free(folder: Path) -> None:
+    """TensorBoard would draw events that are already in the folder into the same curves."""
+    if issues := missing_tensorboard("--tensorboard"):
+        raise InputError(issues)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        message = f"{folder} is not an empty folder"
+        raise InputError.of("occupied", "--tensorboard", message, "name a new folder")

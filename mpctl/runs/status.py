@@ -17,19 +17,26 @@ from typing import Literal, cast
 from typing_extensions import TypedDict
 
 from mpctl.clusters.scheduled import ScheduledJob
+from mpctl.launch.attempt import RankState
+from mpctl.launch.status_file import read_status
 from mpctl.launch.verdict import HangEvidence, ProcessView, judge
-from mpctl.rundir.metrics import parse_record
+from mpctl.layout.topology import job_topology
+from mpctl.rundir.breadcrumb import BreadcrumbState
+from mpctl.rundir.directory import RunDir
+from mpctl.rundir.metrics import is_number, parse_record
 from mpctl.rundir.rank_files import StepRecord
-from mpctl.rundir.scalars import is_number
 from mpctl.rundir.summary import FailureSummary, recorded_median
-from mpctl.runs.documents import SavedLauncher
 from mpctl.runs.listing import iso
-from mpctl.runs.liveness import launcher_is_alive
 from mpctl.runs.logs import read_tail
-from mpctl.runs.ranks_now import RankNow, ranks_now
-from mpctl.runs.saved import CheckpointRow, SavedRun, Status, read_run
-from mpctl.runs.submitted import known_launcher
-from mpctl.runs.unstarted import judged_by_scheduler
+from mpctl.runs.saved import (
+    CheckpointRow,
+    SavedLauncher,
+    SavedRun,
+    Status,
+    launcher_is_alive,
+    read_run,
+)
+from mpctl.runs.submitted import judged_by_scheduler, known_launcher
 
 RECENT_STEPS, RECENT_BYTES = 20, 64 * 1024
 WAITING_SECONDS, WAITING_STEPS = 10.0, 5
@@ -260,3 +267,39 @@ def _age(path: Path, now: float) -> float | None:
         return max(0.0, now - path.stat().st_mtime)
     except OSError:
         return None
+
+
+MOST_RANKS = 1 << 16
+
+
+@dataclass(frozen=True)
+class RankNow:
+    """A rank. host: None when it is not known; process: the state of its process by psutil's name,
+    empty when it is not known; breadcrumb: an empty one for a rank that has ended or not begun."""
+
+    rank: int
+    host: str | None
+    coords: dict[str, int]
+    breadcrumb: BreadcrumbState
+    process: str = ""
+
+
+def ranks_now(run: SavedRun, launcher: SavedLauncher | None) -> list[RankNow]:
+    """All ranks, in order; none when the job cannot be read."""
+    if run.job is None or run.job.world_size > MOST_RANKS:
+        return []
+    topology = job_topology(run.job)
+    hosts = [] if launcher is None else launcher.hosts or [launcher.host]
+    ranks_of_host = max(1, run.job.world_size // max(1, len(hosts)))
+    report = read_status(RunDir(run.path).status)
+    states = {} if report is None else report.state.ranks
+    return [
+        RankNow(
+            rank=rank,
+            host=hosts[min(rank // ranks_of_host, len(hosts) - 1)] if hosts else None,
+            coords=topology.whole_coords(rank),
+            breadcrumb=states.get(rank, RankState()).breadcrumb,
+            process=states.get(rank, RankState()).process,
+        )
+        for rank in range(run.job.world_size)
+    ]

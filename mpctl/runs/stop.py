@@ -1,4 +1,4 @@
-"""Stopping a run: a file asks its launcher (rundir/stop_request.py), then its end is waited for.
+"""Stopping a run: a file asks its launcher (rundir/launcher.py), then its end is waited for.
 
 No signal is sent and no process id is needed, so that a run is stopped alike on this host and on
 another one that shares the directory, and no other process can be hit.
@@ -17,11 +17,9 @@ from typing_extensions import TypedDict
 from mpctl.clusters.scheduled import ScheduledJob
 from mpctl.launch.status_file import read_status
 from mpctl.rundir.directory import RunDir
-from mpctl.rundir.stop_request import requested_signals, write_stop_request
-from mpctl.runs.liveness import is_running
-from mpctl.runs.saved import CheckpointRow, SavedRun, Status, read_run
-from mpctl.runs.submitted import cancel_job, scheduled_job
-from mpctl.runs.unstarted import judged_by_scheduler, write_unstarted
+from mpctl.rundir.launcher import requested_signals, write_stop_request
+from mpctl.runs.saved import CheckpointRow, SavedRun, Status, is_running, read_run
+from mpctl.runs.submitted import cancel_job, judged_by_scheduler, scheduled_job, write_unstarted
 
 POLL_SECONDS, SCHEDULER_SECONDS = 0.2, 2.0
 ENDED = ("finished", "stopped", "failed")

@@ -1,15 +1,32 @@
-"""The job that a run was submitted as, asked of its scheduler; a sentence where it does not answer.
+"""The job that a run was submitted as, asked of its scheduler, and jobs that ended before training.
 
-Only `mpctl status` and `mpctl stop` ask: a list of runs answers from the directories alone.
+Only `mpctl status` and `mpctl stop` ask the scheduler: a list of runs answers from the directories
+alone. What the launcher of a job that is refused, taken back, or lost to the scheduler prints is in
+the job's log alone; it therefore leaves a summary, too, from which every command reads that the run
+has failed, and why.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
 from mpctl.clusters.registry import find_scheduler
-from mpctl.clusters.scheduled import ScheduledJob, Scheduler
-from mpctl.errors import MpctlError
-from mpctl.runs.documents import SavedLauncher, read_launcher
-from mpctl.runs.saved import SavedRun
+from mpctl.clusters.scheduled import JOB_VARIABLES, ScheduledJob, Scheduler
+from mpctl.errors import InputError, MpctlError
+from mpctl.rundir.directory import RunDir
+from mpctl.rundir.summary import SCHEMA, FailureSummary, RunStatus, UnstartedSummary, write_summary
+from mpctl.runs.logs import read_tail
+from mpctl.runs.saved import (
+    SavedFailure,
+    SavedLauncher,
+    SavedRun,
+    SavedSummary,
+    is_submitted,
+    read_launcher,
+)
 
 UNKNOWN = "the scheduler does not know it any more"
 
@@ -46,3 +63,80 @@ def known_launcher(run: SavedRun) -> SavedLauncher | None:
     """Who launched the run; None when launcher.json is missing or damaged."""
     launcher = read_launcher(run.path / "launcher.json")
     return launcher if isinstance(launcher, SavedLauncher) else None
+
+
+TAIL_BYTES = 4096
+
+
+@contextmanager
+def refusal_recorded(path: Path | None, environment: Mapping[str, str]) -> Iterator[None]:
+    """Write to the run directory why the launch inside of the block is refused, where this process
+    belongs to the job that the run was submitted as and nothing of the run has begun."""
+    try:
+        yield
+    except MpctlError as error:
+        job = None if path is None else _job_here(path, environment)
+        if path is not None and job is not None:
+            with suppress(OSError):
+                write_unstarted(path, "failed", _refused(path, job, error))
+        raise
+
+
+def write_unstarted(path: Path, status: RunStatus, failure: FailureSummary | None = None) -> None:
+    """Write that a run ended before it began. Raises OSError."""
+    run = RunDir(path)
+    summary: UnstartedSummary = {
+        "schema": SCHEMA,
+        "status": status,
+        "steps": run.last_step(),
+        "checkpoint": run.last_checkpoint(),
+        "attempts": 0,
+        "failure": failure,
+    }
+    write_summary(run.summary, summary)
+
+
+def judged_by_scheduler(run: SavedRun) -> tuple[SavedRun, ScheduledJob | str | None]:
+    """The run, and what its scheduler says of its job. A run whose job has ended before anything of
+    it began has failed."""
+    job = scheduled_job(run)
+    if run.status != "submitted" or not isinstance(job, ScheduledJob) or job.is_active:
+        return run, job
+    launcher = read_launcher(run.path / "launcher.json")
+    job_id = launcher.job_id if isinstance(launcher, SavedLauncher) else None
+    log = RunDir(run.path).batch_log(job_id or "")
+    lines = [line.strip() for line in read_tail(log, TAIL_BYTES).lines if line.strip()]
+    said = f"; its last words: {lines[-1]}" if lines else ""
+    failure = SavedFailure(
+        rank=None,
+        error=f"its job ended before training, {job.state}{said}",
+        log=str(log) if log.exists() else "",
+        last_lines=lines,
+    )
+    summary = SavedSummary(status="failed", attempts=0, failure=failure)
+    return replace(run, status="failed", summary=summary), job
+
+
+def _job_here(path: Path, environment: Mapping[str, str]) -> str | None:
+    """The id of the job that the run was submitted as, where this process belongs to it and nothing
+    of the run has begun."""
+    launcher = read_launcher(path / "launcher.json")
+    if not isinstance(launcher, SavedLauncher) or not is_submitted(path):
+        return None
+    here = environment.get(JOB_VARIABLES.get(launcher.backend, ""))
+    return here if here == launcher.job_id else None
+
+
+def _refused(path: Path, job: str, error: MpctlError) -> FailureSummary:
+    issues = error.issues if isinstance(error, InputError) else [error]
+    log = RunDir(path).batch_log(job)
+    return {
+        "rank": None,
+        "host": "",
+        "coords": {},
+        "error": f"refused before training: {'; '.join(map(str, issues))}",
+        "doing": "",
+        "log": str(log) if log.exists() else "",
+        "last_lines": [],
+        "others": [],
+    }

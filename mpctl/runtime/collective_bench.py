@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mpctl.rundir.collective_files import (
+from mpctl.rundir.requests import (
     ADDING,
     SPLIT,
     CollectiveAnswer,

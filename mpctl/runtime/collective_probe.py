@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from mpctl.collectives import bus_factor
-from mpctl.rundir.collective_files import CollectiveCase
+from mpctl.rundir.requests import CollectiveCase
 from mpctl.runtime.collective_bench import TimedCollective
 from mpctl.runtime.process_group import BACKENDS
 from mpctl.runtime.store import environment_store

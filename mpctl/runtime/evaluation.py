@@ -4,7 +4,7 @@ The samples and their micro batches are those of a validation in training (batch
 the layout and micro batch size of the training the loss is the same number. With several pipeline
 stages its last digits may differ: losses are summed here over groups of micro batches.
 
-Request and answers: rundir/task_files.py, EvalRequest and EvalAnswer.
+Request and answers: rundir/requests.py, EvalRequest and EvalAnswer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from mpctl.data.indexed import IndexedDataset
 from mpctl.data.special import added_tokens
 from mpctl.families.batch import Batch, Objective
-from mpctl.rundir.task_files import EvalAnswer, EvalRequest
+from mpctl.rundir.requests import EvalAnswer, EvalRequest
 from mpctl.runtime.batches import make_objective, model_of, read_batch
 from mpctl.runtime.build import build_chunks
 from mpctl.runtime.checkpointing.model_weights import load_chunks

@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 
-from mpctl.rundir.kernel_files import KernelRequest, KernelTiming
+from mpctl.rundir.requests import KernelRequest, KernelTiming
 from mpctl.runtime.kernel_work import Work, kernel_work
 from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.rank_values import agreed_rounds, begin_together, finish_work, values_of_all

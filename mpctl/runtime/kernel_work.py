@@ -29,7 +29,7 @@ from mpctl.layers.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.layers.linear import ALONE
 from mpctl.layers.parameters import initialise
 from mpctl.layers.shard_context import ShardContext
-from mpctl.rundir.kernel_files import KernelCase, KernelName, sized_layer
+from mpctl.rundir.requests import KernelCase, KernelName, sized_layer
 from mpctl.runtime.adamw import AdamW, ParameterGroup
 from mpctl.runtime.environment import machine_kernels
 from mpctl.runtime.layer_probe import ProbedLayer

@@ -25,7 +25,7 @@ from mpctl.layers.shard_context import ShardContext
 from mpctl.layers.transformer_layer import ParallelTransformerLayer
 from mpctl.layout.topology import job_grid, job_topology
 from mpctl.rundir.rank_files import Traffic
-from mpctl.rundir.task_files import LayerAnswer, LayerCase, LayerRequest
+from mpctl.rundir.requests import LayerAnswer, LayerCase, LayerRequest
 from mpctl.runtime.memory_tracker import MemoryTracker
 from mpctl.runtime.mesh import Mesh, build_mesh
 from mpctl.runtime.optimizer import TORCH_DTYPES

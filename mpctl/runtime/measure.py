@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mpctl.errors import RunFailed
 
 if TYPE_CHECKING:
-    from mpctl.rundir.task_files import BenchRequest
+    from mpctl.rundir.requests import BenchRequest
     from mpctl.runtime.mesh import Mesh
     from mpctl.spec.job import JobSpec
 

@@ -25,9 +25,9 @@ from pathlib import Path
 
 from mpctl.durable import write_whole
 from mpctl.errors import RunFailed
+from mpctl.rundir.breadcrumb import STACK_SIGNAL
 from mpctl.rundir.rank_files import FailureRecord
 from mpctl.rundir.shards import CheckpointDamaged
-from mpctl.rundir.stacks import STACK_SIGNAL
 
 PR_SET_PDEATHSIG = 1
 TORCHRUN = "MPCTL_TORCHRUN"
@@ -85,7 +85,7 @@ def redirect_output(path: Path) -> None:
 
 def write_stacks_on_signal() -> None:
     """Write the Python stacks of all threads to the log whenever STACK_SIGNAL comes
-    (rundir/stacks.py); called after `redirect_output`."""
+    (rundir/breadcrumb.py); called after `redirect_output`."""
     faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpctl.errors import InputError
-from mpctl.rundir.task_files import (
+from mpctl.rundir.requests import (
     EvalAnswer,
     EvalRequest,
     SampleAnswer,

@@ -34,7 +34,7 @@ from mpctl.runtime.process import (
 )
 
 if TYPE_CHECKING:
-    from mpctl.rundir.task_files import BenchRequest
+    from mpctl.rundir.requests import BenchRequest
     from mpctl.runtime.environment import RuntimeEnvironment
     from mpctl.runtime.mesh import Mesh
     from mpctl.runtime.profile import StepProfile

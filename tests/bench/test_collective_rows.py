@@ -15,7 +15,7 @@ from mpctl.bench.collectives import CollectiveRow, collective_rows, fit_collecti
 from mpctl.collectives import bus_factor
 from mpctl.launch.node.machine import Machine
 from mpctl.planning.plan import load_plan
-from mpctl.rundir.collective_files import CollectiveRound
+from mpctl.rundir.requests import CollectiveRound
 
 Blocks = list[list[frozenset[int]]]  # [rank][block]: whose contributions are added up in it
 

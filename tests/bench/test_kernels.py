@@ -12,7 +12,7 @@ from mpctl.bench.kernel_cases import KernelCases, kernel_cases
 from mpctl.bench.kernels import MeasuredKernels, kernel_rows, measure_kernels
 from mpctl.launch.node.machine import Machine
 from mpctl.rundir.directory import RunDir
-from mpctl.rundir.kernel_files import KernelTiming
+from mpctl.rundir.requests import KernelTiming
 from mpctl.spec.load import load_job
 
 TWO_CORES = Machine(cores=2, gpus=0, memory_bytes=2**26)

@@ -14,7 +14,7 @@ from mpctl.bench.machine import MachineBench
 from mpctl.bench.report import BenchEnvironment
 from mpctl.planning.plan import load_plan
 from mpctl.render.bench_machine import print_machine
-from mpctl.rundir.collective_files import CollectiveRound
+from mpctl.rundir.requests import CollectiveRound
 from mpctl.spec.cluster import InnerLinkSpec
 from tests.bench.test_device_fit import row, rows_of, truth
 from tests.bench.test_link_fit import KINDS, SIZES, measured

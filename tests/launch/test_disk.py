@@ -19,9 +19,8 @@ import pytest
 from mpctl.cli.app import run as mpctl
 from mpctl.estimate.checkpoint import most_at_once
 from mpctl.launch.attempt import AttemptState, NodeState
-from mpctl.launch.diagnose import AttemptEvidence, find_failure
-from mpctl.launch.full_disk import full_disk_text
-from mpctl.launch.save_monitor import SaveMonitor
+from mpctl.launch.diagnose import AttemptEvidence, find_failure, full_disk_text
+from mpctl.launch.supervise import SaveMonitor
 from mpctl.rundir.checkpoints import prunable
 from mpctl.rundir.directory import RunDir
 from mpctl.runtime.process import record_failure

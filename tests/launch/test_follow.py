@@ -1,4 +1,7 @@
-"""metrics.csv and TensorBoard's events say what metrics.jsonl says, each step once."""
+"""metrics.csv and TensorBoard's events say what metrics.jsonl says, each step once.
+
+What the launcher tells stands in RUN/logs/launcher.log, a line each.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from mpctl.cli.app import run as mpctl
-from mpctl.launch.follow import MetricsFollower, follow
+from mpctl.launch.follow import EventLog, MetricsFollower, follow
 from mpctl.rundir.directory import FILES, FOLDERS, RunDir
-from mpctl.rundir.event_files import missing_tensorboard
+from mpctl.rundir.metrics import missing_tensorboard
 from mpctl.spec.load import load_job
 
 BOTH = {"launch.csv": True, "launch.tensorboard": True, "data.validation": {"old": "somewhere"}}
@@ -176,3 +179,21 @@ def test_a_missing_package_is_told_before_the_start(
 def test_a_rehearsal_writes_no_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     assert mpctl(["launch", "demo", "--rehearse", "--csv", "--json"]) == 2
     assert "--csv" in json.loads(capsys.readouterr().out)["issues"][0]["message"]
+
+
+def test_a_message_is_a_line_with_its_time(tmp_path: Path) -> None:
+    told: list[str] = []
+    log = EventLog(tmp_path / "logs" / "launcher.log", told.append, clock=lambda: 0.0)
+    log.event("first\nsecond")
+    log.write("third")
+    assert log.path.read_text().splitlines() == [
+        "1970-01-01T00:00:00Z first second", "1970-01-01T00:00:00Z third",
+    ]  # fmt: skip
+    assert told == ["first\nsecond"]
+
+
+def test_a_file_that_cannot_be_written_is_no_reason_to_fail(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file")
+    told: list[str] = []
+    EventLog(tmp_path / "logs" / "launcher.log", told.append).event("told")
+    assert told == ["told"]

@@ -20,16 +20,16 @@ from mpctl.clusters.local import LocalAttempt, LocalCluster
 from mpctl.errors import Issue, RunFailed
 from mpctl.launch import supervise
 from mpctl.launch.attempt import AttemptState, NodeState
+from mpctl.launch.follow import RecordReader
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
 from mpctl.launch.node.machine import Machine
-from mpctl.launch.record_reader import RecordReader
-from mpctl.launch.save_monitor import SaveMonitor
 from mpctl.launch.set_up import set_up_run as write_run
 from mpctl.launch.summary import summarise
+from mpctl.launch.supervise import SaveMonitor
 from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.rundir.directory import RunDir
+from mpctl.rundir.launcher import write_stop_request
 from mpctl.rundir.shards import find_damage
-from mpctl.rundir.stop_request import write_stop_request
 from tests.launch.attempts import Saying
 from tests.launch.command import Launched, arguments, endless, launch, poison, wait_for
 from tests.runtime.tiny import tiny_job, tiny_plan

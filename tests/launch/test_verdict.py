@@ -1,11 +1,32 @@
-"""The sentence about a hang: who did not join which collective, and what it does instead."""
+"""The sentence about a hang: who did not join which collective, and what it does instead.
+
+Who waits for whom, from what ranks have logged.
+
+Words of torch's NCCL backend in the logs of ranks.
+
+The lines are those that torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp writes; the first form is
+of torch 2.5, the second of torch 2.7 and later. Numbers and descriptions are ours.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import pytest
 
-from mpctl.launch.verdict import HangEvidence, ProcessView, Verdict, blocked_in, judge
-from tests.launch.test_wait_graph import Ranks, tp_and_dp
+from mpctl.launch.verdict import (
+    HangEvidence,
+    NcclTimeout,
+    ProcessView,
+    Verdict,
+    blocked_in,
+    judge,
+    judge_nccl_logs,
+    wait_graph,
+    watchdog_timeouts,
+)
+from mpctl.rundir.collective_log import CollectiveProgress, GroupProgress
+from mpctl.runtime.process import is_echo
 
 RUNNING = {rank: ProcessView(processor=1.0) for rank in range(4)}
 
@@ -96,3 +117,177 @@ def test_one_that_was_stopped_while_it_waited() -> None:
     assert judged is not None and judged.rank == 1
     assert judged.error.startswith("joined and did not finish all_reduce #3")
     assert judged.error.endswith("its process is stopped (SIGSTOP, or a debugger)")
+
+
+LETTERS = {"r": "all_reduce", "g": "all_gather", "s": "send"}
+
+
+@dataclass
+class Ranks:
+    """Builds what ranks have logged: `at(rank, "tp 2-3", 7)` has started and finished 7 of the
+    group, `waits` has started it and waits for its end."""
+
+    states: dict[int, list[GroupProgress]] = field(default_factory=dict)
+    waiting: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def at(
+        self, rank: int, group: str, number: int, *, finished: int | None = None, kind: str = "r"
+    ) -> Ranks:
+        name, members = group.split()
+        done = number if finished is None else finished
+        progress = GroupProgress(name, members, number, done, LETTERS[kind], 4096)
+        self.states.setdefault(rank, []).append(progress)
+        return self
+
+    def waits(self, rank: int, group: str, number: int, kind: str = "r") -> Ranks:
+        self.at(rank, group, number, finished=number - 1, kind=kind)
+        self.waiting[rank] = (len(self.states[rank]) - 1, number)
+        return self
+
+    @property
+    def progress(self) -> dict[int, CollectiveProgress]:
+        return {
+            rank: CollectiveProgress(tuple(groups), *self.waiting.get(rank, (None, 0)))
+            for rank, groups in self.states.items()
+        }
+
+
+def tp_and_dp(*, stopped: int = 3) -> Ranks:
+    """The example of the module: all wait because of rank 3."""
+    ranks = Ranks()
+    ranks.waits(0, "tp 0-1", 9).at(0, "dp 0,2", 4)
+    ranks.waits(1, "dp 1,3", 5).at(1, "tp 0-1", 8)
+    ranks.waits(2, "tp 2-3", 9).at(2, "dp 0,2", 4)
+    return ranks.at(stopped, "tp 2-3", 8).at(stopped, "dp 1,3", 4)
+
+
+def test_the_example_of_the_module() -> None:
+    graph = wait_graph(tp_and_dp().progress)
+    assert graph.ends == [3] and graph.circle() == []
+    assert [(wait.rank, wait.group.name) for wait in graph.waits_for(3)] == [(1, "dp"), (2, "tp")]
+    assert graph.waits[0][0].blockers == (1,)
+
+
+def test_a_rank_without_a_log_has_started_nothing() -> None:
+    ranks = Ranks().waits(0, "tp 0-1", 1)
+    assert wait_graph(ranks.progress).ends == [1]
+
+
+def test_ranks_that_compute_wait_for_nobody() -> None:
+    ranks = Ranks().at(0, "dp 0-1", 8, finished=6).at(1, "dp 0-1", 6)
+    assert wait_graph(ranks.progress).waits == {}
+
+
+def test_who_has_joined_and_does_something_else_holds_up_the_rest() -> None:
+    """Through shared memory a rank serves its peers only while it waits."""
+    ranks = Ranks().waits(0, "dp 0-1", 8).at(1, "dp 0-1", 9, finished=7)
+    graph = wait_graph(ranks.progress)
+    assert graph.ends == [1] and graph.waits[0][0].have_started
+
+
+def test_a_circle_of_messages() -> None:
+    """Both stages send first and receive then, and no message is buffered."""
+    ranks = Ranks().waits(0, "pp 0,1", 3, "s").at(0, "pp 1,0", 2, kind="s")
+    ranks.waits(1, "pp 1,0", 3, "s").at(1, "pp 0,1", 2, kind="s")
+    graph = wait_graph(ranks.progress)
+    assert graph.ends == [] and [wait.rank for wait in graph.circle()] == [0, 1]
+
+
+def test_all_members_wait_in_one_collective() -> None:
+    ranks = Ranks().waits(0, "dp 0-1", 3).waits(1, "dp 0-1", 3, "g")
+    graph = wait_graph(ranks.progress)
+    assert graph.ends == [] and graph.circle() == [] and graph.waits[0][0].blockers == ()
+
+
+def test_on_gpus_the_host_only_queues() -> None:
+    """Rank 0 has queued two collectives that rank 1 has not; no host waits in either."""
+    ranks = Ranks().at(0, "tp 0-1", 9).at(1, "tp 0-1", 7)
+    assert wait_graph(ranks.progress).waits == {}
+    assert wait_graph(ranks.progress, queued=True).ends == [1]
+
+
+def test_ten_thousand_ranks_take_a_moment() -> None:
+    ranks = Ranks()
+    for rank in range(9_999):
+        ranks.waits(rank, "world 0-9999", 5)
+    assert wait_graph(ranks.at(9_999, "world 0-9999", 4).progress).ends == [9_999]
+
+
+TIMEOUT = (
+    "[rank{rank}]:[E810 03:04:10.866714819 ProcessGroupNCCL.cpp:683] [Rank {rank}] Watchdog caught "
+    "collective operation timeout: WorkNCCL(SeqNum={number}, OpType=ALLREDUCE, NumelIn=80, "
+    "NumelOut=80, Timeout(ms)=600000) ran for 600027 milliseconds before timing out.\n"
+)
+OLD = (
+    "[rank{rank}]:[E321 02:07:08.465150152 ProcessGroupNCCL.cpp:1664] [PG 1 Rank 0] Exception "
+    "(either an error or timeout) detected by watchdog at work: {number}, last enqueued NCCL work: "
+    "{enqueued}, last completed NCCL work: 77.\n"
+)
+NEW = (
+    "[rank{rank}]:[E810 03:04:11.063313477 ProcessGroupNCCL.cpp:2241] [PG ID 1 PG GUID 5({group}) "
+    "Rank 0]  failure detected by watchdog at work sequence id: {number} PG status: last enqueued "
+    "work: {enqueued}, last completed work: 77\n"
+)
+
+
+def log(rank: int, group: str, number: int, enqueued: int, form: str = NEW) -> str:
+    words = {"rank": rank, "group": group, "number": number, "enqueued": enqueued}
+    return "step 3: loss 2.0\n" + TIMEOUT.format(**words) + form.format(**words)
+
+
+@pytest.mark.parametrize(("form", "group"), [(NEW, "tp 2-3"), (OLD, "")])
+def test_both_forms_are_read(form: str, group: str) -> None:
+    timeouts = list(watchdog_timeouts(log(2, "tp 2-3", 78, 79, form)))
+    assert timeouts == [NcclTimeout(group, 78, "ALLREDUCE", 79)]
+    assert list(watchdog_timeouts("step 3: loss 2.0\n")) == []
+
+
+def test_who_did_not_time_out_is_at_fault() -> None:
+    logs = {0: log(0, "dp 0,2", 5, 5), 1: log(1, "dp 1,3", 5, 5), 2: log(2, "tp 2-3", 78, 79)}
+    judged = judge_nccl_logs({**logs, 3: "step 3: loss 2.0\n"})
+    assert judged is not None and judged.rank == 3
+    assert judged.error == (
+        "did not join ALLREDUCE #5 of group dp (ranks 1, 3), in which rank 1 waited until NCCL's "
+        "watchdog ended the wait"
+    )
+
+
+def test_a_member_that_started_less_than_the_others() -> None:
+    """All four time out, rank 1 in a collective of another group."""
+    logs = {rank: log(rank, "default_pg", 5, 5) for rank in (0, 2, 3)}
+    judged = judge_nccl_logs({**logs, 1: log(1, "default_pg", 4, 4) + log(1, "tp 0-1", 9, 9)})
+    assert judged is not None
+    assert judged.rank == 0 and "group tp (ranks 0-1), in which rank 1 waited" in judged.error
+
+
+def test_logs_that_name_nobody() -> None:
+    assert judge_nccl_logs({0: "", 1: ""}) is None
+    assert judge_nccl_logs({0: log(0, "", 5, 5), 1: ""}) is None
+    everyone = {rank: log(rank, "tp 0-1", 5, 5) for rank in range(2)}
+    assert judge_nccl_logs(everyone) is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process "
+        "exiting prematurely.",
+        "NCCL error in: ProcessGroupNCCL.cpp:3356, remote process exited or there was a network "
+        "error, NCCL version 2.26.2",
+        "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or "
+        "device error. It can be also caused by unexpected exit of a remote peer, you can check "
+        "NCCL warnings for failure reason and see if there is connection closure by a peer.",
+        "NCCL WARN socketProgress: Connection closed by remote peer n2<47388>",
+    ],
+)
+def test_words_about_a_lost_peer_are_echoes(words: str) -> None:
+    assert is_echo(RuntimeError(words))
+
+
+def test_a_link_of_two_stages_is_a_group_of_its_own() -> None:
+    """Messages of both directions count apart (runtime/stage_links.py)."""
+    judged = judge_nccl_logs(
+        {0: log(0, "pp backward 1,0", 3, 3), 1: log(1, "pp forward 0-1", 9, 9)}
+    )
+    assert judged is not None and judged.rank == 1
+    assert judged.error.startswith("did not join ALLREDUCE #3 of group pp backward (ranks 0-1)")

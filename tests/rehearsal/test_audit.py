@@ -26,7 +26,7 @@ from mpctl.planning.plan import make_plan
 from mpctl.rehearsal.audit import StepAuditor
 from mpctl.rehearsal.fake_backend import fake_tensors
 from mpctl.rehearsal.rehearse import rehearse
-from mpctl.rundir.audit import AuditRow, StepAudit
+from mpctl.rundir.rank_files import AuditRow, StepAudit
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from tests.runtime.test_axes import SHAPES

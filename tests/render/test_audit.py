@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mpctl.render.rehearsal import WIDE, audit_parts
-from mpctl.rundir.audit import AuditRow, StepAudit
+from mpctl.rundir.rank_files import AuditRow, StepAudit
 
 ROW: AuditRow = {
     "module": "layers.*.attention", "phase": "backward", "times": 48, "launches": 9,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mpctl.render.logs import FileView, MergedView
-from mpctl.rundir.merged_logs import MergedEntry
+from mpctl.rundir.logs import MergedEntry
 from mpctl.units import ranges_text, ranks_text
 from tests.cli.calls import Mpctl, caller
 from tests.runs.made import make_run

@@ -11,7 +11,7 @@ from mpctl.rundir.directory import RunDir
 from mpctl.rundir.metrics import REQUIRED, parse_record, read_key_records
 from mpctl.rundir.rank_files import FailureRecord, StepRecord
 from mpctl.rundir.summary import FailureSummary, RankSummary, RunSummary, training_progress
-from mpctl.runs.documents import SavedFailure, SavedRankComparison, SavedSummary
+from mpctl.runs.saved import SavedFailure, SavedRankComparison, SavedSummary
 from mpctl.runtime.process import record_failure
 
 

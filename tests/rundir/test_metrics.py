@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from mpctl.rundir.metrics import parse_record
-from mpctl.rundir.scalars import scalars
+from mpctl.rundir.metrics import parse_record, scalars
 
 RECORD: dict[str, Any] = {
     "step": 3, "loss": 2.0, "tokens": 30, "step_seconds": 0.5, "tokens_per_second": 20.0,

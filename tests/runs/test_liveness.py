@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from mpctl.rundir.launcher import START_TOLERANCE, this_launcher
-from mpctl.runs.liveness import SIGN_SECONDS, is_running, last_sign
-from mpctl.runs.saved import read_run
+from mpctl.runs.saved import SIGN_SECONDS, is_running, last_sign, read_run
 from tests.launch.attempts import report
 from tests.runs.made import make_run, summary
 

@@ -1,7 +1,13 @@
-"""The last lines of a run's logs, from the end of each file alone."""
+"""The last lines of a run's logs, from the end of each file alone.
+
+New lines of many ranks are merged as they come, and held back until the other ranks had time.
+
+A warning that every rank prints is told once, with the ranks.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -9,6 +15,12 @@ import pytest
 from mpctl.errors import InputError
 from mpctl.runs.logs import (
     FIRST_BYTES,
+    LONGEST_SECONDS,
+    MOST_WARNINGS,
+    QUIET_SECONDS,
+    WARNING,
+    MergedFollower,
+    WarningWatch,
     chosen_logs,
     last_lines,
     launcher_logs,
@@ -78,3 +90,139 @@ def test_a_line_longer_than_what_is_read_first(tmp_path: Path) -> None:
     write(tmp_path, "rank-1.log", ["step 1: loss 5"])
     merged = merged_tail(rank_logs(tmp_path), 2)
     assert [entry.ranks for entry in merged] == [(0, 1), (0,)]
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Logs:
+    run: Path
+
+    def add(self, rank: int, text: str) -> None:
+        path = self.run / "logs" / f"rank-{rank}.log"
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a") as stream:
+            stream.write(text)
+
+
+def shown(follower: MergedFollower, *, is_last: bool = False) -> list[tuple[str, tuple[int, ...]]]:
+    return [(entry.text, entry.ranks) for entry in follower.poll(is_last)]
+
+
+def test_what_was_there_before_is_not_shown_and_what_comes_is_merged(tmp_path: Path) -> None:
+    logs, clock = Logs(tmp_path), Clock()
+    logs.add(0, "old\n")
+    follower = MergedFollower(tmp_path, (), clock)
+    logs.add(0, "step 1: loss 5\n")
+    assert shown(follower) == []  # others may still print it
+    logs.add(1, "step 1: loss 5\n")  # a log that did not exist before
+    assert shown(follower) == []
+    clock.now += QUIET_SECONDS
+    assert shown(follower) == [("step 1: loss 5", (0, 1))]
+    clock.now += QUIET_SECONDS
+    assert shown(follower) == []
+
+
+def test_steps_that_every_rank_has_left_are_shown_while_they_print_on(tmp_path: Path) -> None:
+    logs, clock = Logs(tmp_path), Clock()
+    follower = MergedFollower(tmp_path, (), clock)
+    for rank in (0, 1):
+        logs.add(rank, "".join(f"step {step}: loss 5\n" for step in range(1, 5 + rank)))
+    assert [ranks for _, ranks in shown(follower)] == [(0, 1)] * 2  # the last entry may go on
+    logs.add(0, "step 5: loss 5\nstep 6: loss 5\n")
+    assert [text for text, _ in shown(follower)] == ["step 3: loss 5"]
+
+
+def test_a_rank_that_is_far_behind_does_not_hold_back_for_long(tmp_path: Path) -> None:
+    logs, clock = Logs(tmp_path), Clock(10.0)
+    follower = MergedFollower(tmp_path, (), clock)
+    logs.add(1, "step 1: loss 5\nstuck\nnot complete")
+    waited = []
+    for step in range(1, 30):
+        logs.add(0, f"step {step}: loss 5\n")
+        if shown(follower):
+            waited.append(clock.now - 10.0)
+        clock.now += QUIET_SECONDS / 2
+    assert waited and waited[0] <= LONGEST_SECONDS + QUIET_SECONDS
+
+
+def test_half_a_line_waits_and_a_new_file_begins_again(tmp_path: Path) -> None:
+    logs, clock = Logs(tmp_path), Clock()
+    follower = MergedFollower(tmp_path, [0], clock)
+    logs.add(0, "one\ntw")
+    logs.add(1, "not asked for\n")
+    assert shown(follower) == []
+    clock.now += QUIET_SECONDS
+    assert shown(follower) == [("one", (0,))]
+    logs.add(0, "o\n")
+    assert shown(follower, is_last=True) == [("two", (0,))]
+    (tmp_path / "logs" / "rank-0.log").unlink()
+    assert shown(follower) == []
+    logs.add(0, "another run\n")
+    assert shown(follower, is_last=True) == [("another run", (0,))]
+
+
+def add(run: Path, rank: int, *lines: str) -> None:
+    path = run / "logs" / f"rank-{rank}.log"
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a") as stream:
+        stream.writelines(line + "\n" for line in lines)
+
+
+def test_each_warning_once(tmp_path: Path) -> None:
+    told: list[str] = []
+    add(tmp_path, 0, "x.py:3: UserWarning: of an earlier launch")
+    with WarningWatch(tmp_path, told.append):
+        for rank in range(8):
+            warning = f"[rank{rank}]: x.py:7: UserWarning: rank {rank} is slow"
+            add(tmp_path, rank, "building", warning,
+                "  warn(", "step 1: loss 5")  # fmt: skip
+    assert told == ["ranks 0-7: x.py:7: UserWarning: rank … is slow"]
+
+
+def test_a_warning_that_comes_again_is_not_told_again(tmp_path: Path) -> None:
+    told: list[str] = []
+    watch = WarningWatch(tmp_path, told.append)
+    watch.follower.clock = iter(range(0, 1000, int(QUIET_SECONDS + 1))).__next__
+    for step in range(5):
+        add(
+            tmp_path,
+            1,
+            f"step {step}: loss 5",
+            "WARNING: slow",
+            f"WARNING: layer {step} overflowed",
+        )
+        watch.look(is_last=True)
+    assert told == ["rank 1: WARNING: slow"] + [
+        f"rank 1: WARNING: layer {step} overflowed" for step in range(5)
+    ]
+
+
+def test_there_is_an_end_to_different_warnings(tmp_path: Path) -> None:
+    told: list[str] = []
+    watch = WarningWatch(tmp_path, told.append)
+    add(tmp_path, 0, *(f"WARNING: number {n} of many" for n in range(100)))
+    watch.look(is_last=True)
+    assert len(told) == MOST_WARNINGS + 1 and "mpctl logs" in told[-1]
+
+
+@pytest.mark.parametrize(
+    ("line", "is_warning"),
+    [
+        ("/a/b.py:12: FutureWarning: soon", True),
+        ("[W1122 02:39:50.194 socket.cpp:752] no address", True),
+        ("W1122 02:39:50.194000 5813 torch/x.py:10] late", True),
+        ("2026-11-22 02:39:50 WARNING slow", True),
+        ("step 1: loss 5.1", False),
+        ("NCCL WARN Call to connect failed", True),
+        ("forewarning of nothing", False),
+    ],
+)
+def test_what_looks_like_a_warning(line: str, *, is_warning: bool) -> None:
+    assert bool(WARNING.search(line)) == is_warning

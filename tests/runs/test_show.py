@@ -16,8 +16,7 @@ from rich.text import Text
 from mpctl.launch.follow import follow
 from mpctl.render.curves import axis_of, mean, plot_text, ticks
 from mpctl.rundir.directory import RunDir
-from mpctl.runs.series import find_series
-from mpctl.runs.show import open_runs
+from mpctl.runs.show import find_series, open_runs
 from mpctl.spec.load import load_job
 from tests.cli.calls import Mpctl, caller
 from tests.runs.made import FAILURE, make_run, record, records, summary

@@ -14,7 +14,7 @@ from mpctl.launch.status_file import StatusFile
 from mpctl.rundir.breadcrumb import JOINED, BreadcrumbState
 from mpctl.rundir.collective_log import KINDS
 from mpctl.rundir.launcher import START_TOLERANCE, this_launcher
-from mpctl.runs.liveness import is_running
+from mpctl.runs.saved import is_running
 from mpctl.runs.status import status_document, status_of
 from tests.cli.calls import Mpctl, caller
 from tests.launch.attempts import new_breadcrumb, report, state_of

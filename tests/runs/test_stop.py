@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpctl.rundir.breadcrumb import BreadcrumbState
-from mpctl.rundir.stop_request import requested_signals
+from mpctl.rundir.launcher import requested_signals
 from mpctl.runs.stop import stop_run, stopping_text
 from tests.cli.calls import Mpctl, caller
 from tests.launch.attempts import report

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from mpctl.rundir.stop_request import requested_signals
-from mpctl.runs.liveness import SIGN_SECONDS
-from mpctl.runs.saved import read_run
+from mpctl.rundir.launcher import requested_signals
+from mpctl.runs.saved import SIGN_SECONDS, read_run
 from tests.cli.calls import Mpctl, caller
 from tests.runs.made import make_run, summary
 from tests.runs.test_liveness import age, launched

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mpctl.layout.topology import job_topology
-from mpctl.rundir.collective_files import (
+from mpctl.rundir.requests import (
     ADDING,
     SPLIT,
     CollectiveCase,

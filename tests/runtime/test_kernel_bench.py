@@ -10,7 +10,7 @@ import torch
 from mpctl.bench.kernel_cases import THIS_MACHINE, kernel_cases
 from mpctl.launch.node.machine import Machine
 from mpctl.layout.topology import job_topology
-from mpctl.rundir.kernel_files import KernelCase, KernelRequest
+from mpctl.rundir.requests import KernelCase, KernelRequest
 from mpctl.runtime.kernel_bench import probe_kernels
 from mpctl.runtime.mesh import build_mesh
 from mpctl.spec.load import load_job

@@ -10,7 +10,7 @@ import torch
 from mpctl.layout.topology import job_topology
 from mpctl.operators.matmul import GradNeeds, MatMul
 from mpctl.operators.tensor_messages import ProductSize, norm_messages, product_messages
-from mpctl.rundir.task_files import LayerCase, LayerRequest
+from mpctl.rundir.requests import LayerCase, LayerRequest
 from mpctl.runtime.layer_probe import probe_layers
 from mpctl.runtime.mesh import build_mesh
 from mpctl.spec.load import load_job

@@ -36,8 +36,7 @@ def trace(
     from mpctl.render.markup import write_text
     from mpctl.render.output import print_json
     from mpctl.render.run_trace import run_trace_text
-    from mpctl.runs.documents import read_job
-    from mpctl.runs.saved import require_run, short_name
+    from mpctl.runs.saved import read_job, require_run, short_name
 
     folder = require_run(run)
     job, profile = read_job(folder / "job.json"), read_run_profile(folder)

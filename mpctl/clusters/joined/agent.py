@@ -32,12 +32,19 @@ from mpctl.clusters.joined.place import describe_process
 from mpctl.clusters.joined.rank_process import RankProcess
 from mpctl.clusters.joined.world import JoinedWorld, require_world
 from mpctl.errors import RunFailed
-from mpctl.launch.control.handshake import read_key
-from mpctl.launch.node.agent import Agent, NodeProcess, NodeStarter, connect, main, say_hello
-from mpctl.launch.node.requests import REQUESTS
+from mpctl.launch.control.messages import read_key
+from mpctl.launch.node.agent import (
+    REQUESTS,
+    Agent,
+    NodeProcess,
+    NodeStarter,
+    connect,
+    main,
+    say_hello,
+)
 from mpctl.launch.node.torchrun import NodeStart, NodeTorchrun
 from mpctl.rundir.directory import RunDir
-from mpctl.rundir.stop_request import write_stop_request
+from mpctl.rundir.launcher import write_stop_request
 
 JOINED_REQUESTS = {**REQUESTS, "joined_process": describe_process}
 LOOK_SECONDS = 0.2

@@ -24,14 +24,12 @@ from mpctl.clusters.joined.world import JoinedWorld
 from mpctl.errors import Issue, RunFailed
 from mpctl.launch.cluster import Attempt
 from mpctl.launch.control.cluster import AgentCluster, AgentOrder
-from mpctl.launch.control.host_checks import differing_hosts
 from mpctl.launch.launch_plan import LaunchPlan
-from mpctl.launch.node.device import Device
-from mpctl.launch.node.facts import HostFacts
-from mpctl.launch.node.host import cluster_host_issues
+from mpctl.launch.node.host import Device, cluster_host_issues, differing_hosts
+from mpctl.launch.node.machine import HostFacts
 from mpctl.launch.node.processes import kill_tree
 from mpctl.planning.plan import Plan
-from mpctl.rundir.hosts import write_hosts
+from mpctl.rundir.launcher import write_hosts
 
 ANSWER_SECONDS = 20.0
 

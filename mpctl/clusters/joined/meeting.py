@@ -3,7 +3,7 @@
 The processes of a joined world know the run directory and their numbers, and nothing else of each
 other. The first one becomes the launcher and writes the file; the others read it until they are
 connected. A file that an earlier launch left names a port at which nobody answers, or somebody who
-does not know the key (control/handshake.py), and the reader goes on looking.
+does not know the key (control/messages.py), and the reader goes on looking.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mpctl.durable import refresh, write_whole
-from mpctl.launch.node.interface import addresses_towards, own_addresses
+from mpctl.launch.node.network import addresses_towards, own_addresses
 
 MEETING_SCHEMA: Literal["mpctl.meeting/1"] = "mpctl.meeting/1"
 LOOPBACK = "127.0.0.1"

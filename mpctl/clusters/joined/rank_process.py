@@ -19,9 +19,8 @@ from dataclasses import replace
 import psutil
 
 from mpctl.launch.attempt import NodeState, RankState
-from mpctl.launch.node.cgroup import memory_kills
-from mpctl.launch.node.processes import UNREADABLE, kill_tree, process_state
-from mpctl.launch.node.stacks import rank_stacks
+from mpctl.launch.node.machine import memory_kills
+from mpctl.launch.node.processes import UNREADABLE, kill_tree, process_state, rank_stacks
 from mpctl.launch.node.torchrun import NodeStart
 from mpctl.rundir.breadcrumb import HostBreadcrumbs
 from mpctl.rundir.directory import RunDir

@@ -26,8 +26,8 @@ from pathlib import Path
 import yaml
 
 from mpctl.clusters.scheduled import JOB_VARIABLES
-from mpctl.launch.node.device import Device, named_device
-from mpctl.rundir.owner import OPTION
+from mpctl.launch.node.host import Device, named_device
+from mpctl.rundir.marker import OPTION
 from mpctl.spec.job import JobSpec
 from mpctl.spec.launch import KubernetesSpec
 

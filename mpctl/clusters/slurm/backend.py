@@ -33,10 +33,9 @@ from mpctl.clusters.slurm.node_list import address_command, read_addresses
 from mpctl.errors import Issue, MpctlError
 from mpctl.launch.cluster import Cluster
 from mpctl.launch.control.cluster import AgentOrder, agent_cluster
-from mpctl.launch.control.host_checks import unshared_issue
 from mpctl.launch.launch_plan import HostCommand, LaunchPlan
-from mpctl.launch.node.device import named_device
-from mpctl.launch.node.interface import addresses_towards, own_addresses
+from mpctl.launch.node.host import named_device, unshared_issue
+from mpctl.launch.node.network import addresses_towards, own_addresses
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec

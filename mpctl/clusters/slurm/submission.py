@@ -18,8 +18,7 @@ from mpctl.clusters.slurm.partitions import (
 from mpctl.clusters.slurm.script import BatchJob, script_issues
 from mpctl.clusters.slurm.times import time_limit_seconds
 from mpctl.errors import InputError, Issue
-from mpctl.launch.node.device import Device, named_device
-from mpctl.launch.node.host import device_memory_issues
+from mpctl.launch.node.host import Device, device_memory_issues, named_device
 from mpctl.planning.plan import Plan
 from mpctl.spec.launch import SlurmSpec
 

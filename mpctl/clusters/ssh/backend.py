@@ -39,7 +39,7 @@ from mpctl.clusters.ssh.selection import Selection, first_slots, hosts_of_plan, 
 from mpctl.errors import Issue
 from mpctl.launch.control.cluster import AgentCluster, AgentOrder, agent_cluster
 from mpctl.launch.launch_plan import HostCommand, LaunchPlan
-from mpctl.launch.node.interface import addresses_towards, every_address, own_addresses
+from mpctl.launch.node.network import addresses_towards, every_address, own_addresses
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec

@@ -1,10 +1,9 @@
 """How the launcher and the node agents of other hosts talk: JSON messages over TCP.
 
-    handshake.py both ends prove that they know the launch's key; what protects each message
-    messages.py  the messages, and the agent's end of a connection
+    messages.py  both ends prove that they know the launch's key; the messages and what protects
+                 them; the agent's end of a connection
     server.py    the launcher's end: one link for each host, kept alive by a thread
-    cluster.py   the hosts as the supervisor sees them (launch/cluster.py)
-    agent_attempt.py  one attempt on them
+    cluster.py   the hosts as the supervisor sees them (launch/cluster.py), an attempt on them
 
 An agent (node/agent.py) connects to the launcher, never the other way round. Both prove that they
 read the key of the launch in the shared run directory; then the agent says hello with the facts of

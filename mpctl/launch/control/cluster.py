@@ -1,40 +1,140 @@
-"""The hosts of a launch by node agents, as the supervisor sees them.
+"""The hosts of a launch by node agents, as the supervisor sees them, and attempts on them.
 
 A backend says which hosts there are and how an agent is started there (AgentStarter). What is the
 same for all of them is here: waiting for the agents, comparing what they say with the plan, running
 attempts, getting a lost host back.
+
+A host may come back unfit (a reboot without its mounts, another torch, fewer GPUs) or only for a
+moment (ReturnPolicy). It is checked before the ranks of the others are stopped for it. One that was
+lost for the n-th time is used again RETURN_SECONDS 2^(n-1) after that, at once after its first
+loss; one that is unfit is asked again after as long, counted in refusals. LONGEST_SECONDS is the
+most. A host lost a second time at t may return at t + 40 s, after a third time at t + 80 s.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Protocol
 
 from mpctl.errors import InputError, Issue, RunFailed
-from mpctl.launch.control.agent_attempt import AgentAttempt
-from mpctl.launch.control.handshake import write_key
-from mpctl.launch.control.host_checks import differing_hosts, doubled_hosts
-from mpctl.launch.control.messages import Hello, Start, Word
-from mpctl.launch.control.returning import RETURN_SECONDS, ReturnPolicy
+from mpctl.launch.attempt import AttemptState, NodeState
+from mpctl.launch.control.messages import Hello, Start, Word, write_key
 from mpctl.launch.control.server import ControlServer, HostLink
 from mpctl.launch.launch_plan import LaunchPlan
-from mpctl.launch.node.device import Device
-from mpctl.launch.node.facts import HostFacts
-from mpctl.launch.node.host import cluster_host_issues
+from mpctl.launch.node.host import Device, cluster_host_issues, differing_hosts, doubled_hosts
+from mpctl.launch.node.machine import HostFacts
 from mpctl.launch.node.torchrun import NodeStart
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
-from mpctl.rundir.hosts import write_hosts
+from mpctl.rundir.launcher import write_hosts
+
+RETURN_SECONDS, LONGEST_SECONDS = 20.0, 1800.0
+
+
+@dataclass
+class ReturnPolicy:
+    """The lost hosts of a launch, by node. losses, refusals: how often each was lost and found
+    unfit; not_before: when it may be used again, by time.monotonic()."""
+
+    losses: Counter[int] = field(default_factory=Counter)
+    refusals: Counter[int] = field(default_factory=Counter)
+    not_before: dict[int, float] = field(default_factory=dict)
+
+    def note_loss(self, node: int, now: float) -> float:
+        """Count a loss; the seconds for which the host is not used from now on."""
+        self.losses[node] += 1
+        seconds = _pause(self.losses[node]) if self.losses[node] > 1 else 0.0
+        self.not_before[node] = now + seconds
+        return seconds
+
+    def note_refusal(self, node: int, now: float) -> float:
+        """Count a return as unfit; the seconds after which the host is asked again."""
+        self.refusals[node] += 1
+        seconds = _pause(self.refusals[node])
+        self.not_before[node] = now + seconds
+        return seconds
+
+    def may_return(self, node: int, now: float) -> bool:
+        """Whether the host may be used now."""
+        return now >= self.not_before.get(node, now)
+
+
+def _pause(times: int) -> float:
+    return min(RETURN_SECONDS * 2.0 ** (times - 1), LONGEST_SECONDS)
+
+
+POLL_SECONDS = 0.02
+END_SECONDS = 15.0
+STACKS_SECONDS = 2.0
+
+
+@dataclass
+class AgentAttempt:
+    """torchrun on hosts of a cluster. links: of these hosts, in the order of nodes; address: where
+    the ranks meet; failures: the nodes whose agent could not be started or has ended, and why."""
+
+    server: ControlServer
+    links: Sequence[HostLink]
+    number: int
+    address: str
+    failures: Callable[[], dict[int, Issue]]
+
+    def poll(self) -> int | None:
+        """None while ranks run on any host; then AttemptState.code."""
+        return self.look().code
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a rank or a host has failed."""
+        return self.look().has_failed
+
+    def look(self) -> AttemptState:
+        """What every host last reported."""
+        return AttemptState([self._state(node, link) for node, link in enumerate(self.links)])
+
+    def end(self) -> AttemptState:
+        """Have every host end its ranks, and wait until all that answer have."""
+        self.server.broadcast(Word("end"))
+        deadline = time.monotonic() + END_SECONDS
+        while (state := self.look()).code is None and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return state
+
+    def stacks(self) -> dict[int, str]:
+        """Where the ranks are that answer, on the hosts that answer."""
+        answers = [self.server.request(link.node, "stacks") for link in self.links]
+        deadline = time.monotonic() + STACKS_SECONDS
+        stacks: dict[int, str] = {}
+        for answer in answers:
+            with suppress(RuntimeError, TimeoutError):
+                of_host = answer.result(max(0.0, deadline - time.monotonic()))
+                stacks |= {int(rank): str(text) for rank, text in of_host.items()}
+        return stacks
+
+    def _state(self, node: int, link: HostLink) -> NodeState:
+        """What a host last reported; its failures at times of the launcher's clock."""
+        state = link.reports.get(self.number, NodeState(node=node))
+        shift = link.clock_shift
+        failures = [failure | {"time": failure["time"] + shift} for failure in state.failures]
+        return replace(state, host=link.name, lost=self._lost(link, state), failures=failures)
+
+    def _lost(self, link: HostLink, state: NodeState) -> str:
+        """A host whose ranks have ended is not lost to the attempt."""
+        if state.code is not None:
+            return ""
+        failure = self.failures().get(link.node) if link.lost else None
+        return f"{link.lost}: {failure.message}" if failure else link.lost
+
 
 OnEvent = Callable[[str], None]
 IsStopped = Callable[[], bool]
-POLL_SECONDS = 0.02
 RETURN_PATIENCE, FIRST_PAUSE, LONGEST_PAUSE = 15.0, 1.0, 15.0
 """How long hosts that a run can do without get at a restart; the pauses between two tries."""
 PORT_SECONDS = 10.0

@@ -4,7 +4,7 @@ The thread does nothing but move messages: it keeps the last hello and report of
 results of requests, and when it last heard of it. All other code of the launcher calls the methods
 of ControlServer, from its own thread.
 
-Whoever connects has HELLO_SECONDS to prove that it knows the key of the launch (handshake.py) and
+Whoever connects has HELLO_SECONDS to prove that it knows the key of the launch (messages.py) and
 to say hello; nothing else of it is read before. Of connections that have not, as many are kept as
 the launch has hosts, and SPARE more; then the oldest is closed. So strangers neither fill the
 memory nor keep an agent out, whose handshake takes milliseconds.
@@ -24,28 +24,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpctl.launch.attempt import NodeState
-from mpctl.launch.control.handshake import (
+from mpctl.launch.control.messages import (
     CHALLENGE_BYTES,
     HEAD,
-    PROOF_BYTES,
-    Handshake,
-    MessageKey,
-    new_challenge,
-    new_key,
-    parse_head,
-)
-from mpctl.launch.control.messages import (
     PING_SECONDS,
+    PROOF_BYTES,
     SILENCE_SECONDS,
     FromAgent,
     FromLauncher,
+    Handshake,
     Hello,
+    MessageKey,
     Report,
     Request,
     Result,
     Word,
     encode,
+    new_challenge,
+    new_key,
     parse_from_agent,
+    parse_head,
 )
 
 HELLO_SECONDS, SPARE, BUFFER_BYTES = 5.0, 8, 1 << 16
@@ -130,7 +128,7 @@ class ControlServer:
             self.send(link.node, message)
 
     def request(self, node: int, name: str, **arguments: Any) -> Future[Any]:
-        """Ask a host for something (node/requests.py). The result raises RuntimeError with the
+        """Ask a host for something (node/agent.py). The result raises RuntimeError with the
         host's words, or when the host is lost."""
         self.requests += 1
         result: Future[Any] = Future()

@@ -4,10 +4,13 @@
 
 It connects to the launcher's control server (launch/control/), where both prove that they know the
 key in the run directory; it says what this host is and then does what the launcher says: start
-torchrun, end it, answer requests. It reports the state of its ranks
-every REPORT_SECONDS, and at once when torchrun has ended or a rank has failed. When the connection
-closes, when nothing is heard for SILENCE_SECONDS or when a signal asks it to end, it ends its ranks
-and itself; when it is killed, the kernel kills torchrun and the ranks with it.
+torchrun, end it, answer requests. It reports the state of its ranks every REPORT_SECONDS, and at
+once when torchrun has ended or a rank has failed. When the connection closes, when nothing is heard
+for SILENCE_SECONDS or when a signal asks it to end, it ends its ranks and itself; when it is
+killed, the kernel kills torchrun and the ranks with it.
+
+Each request (REQUESTS) is one function that is called in a thread, so that pings and reports go on
+meanwhile.
 """
 
 from __future__ import annotations
@@ -19,17 +22,16 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 from mpctl.durable import wait_for_file
 from mpctl.launch.attempt import NodeState
-from mpctl.launch.control.handshake import Unproved, read_key
 from mpctl.launch.control.messages import (
     SILENCE_SECONDS,
     Connection,
@@ -40,10 +42,12 @@ from mpctl.launch.control.messages import (
     Request,
     Result,
     Start,
+    Unproved,
+    read_key,
 )
-from mpctl.launch.node.facts import NO_RUN_DIR, host_facts
-from mpctl.launch.node.interface import socket_interfaces
-from mpctl.launch.node.requests import REQUESTS, Requests
+from mpctl.launch.node.machine import NO_RUN_DIR, host_facts
+from mpctl.launch.node.network import any_free_port, socket_interfaces
+from mpctl.launch.node.processes import run_module
 from mpctl.launch.node.torchrun import RANK_VARIABLES, NodeStart, NodeTorchrun
 from mpctl.rundir.directory import RunDir
 
@@ -80,6 +84,14 @@ class NodeProcess(Protocol):
 
 NodeStarter = Callable[[RunDir, NodeStart], NodeProcess]
 """Starts the ranks of an agent. Raises OSError when it cannot."""
+
+
+Requests = Mapping[str, Callable[..., Any]]
+REQUESTS: Requests = {
+    "free_port": any_free_port,
+    "run_module": run_module,
+}
+"""The requests by name; arguments and results are JSON."""
 
 
 class Agent:

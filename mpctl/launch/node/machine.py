@@ -1,18 +1,43 @@
-"""Cores, GPUs and free memory of this machine, found without importing torch."""
+"""What this host is: cores, GPUs, free memory, versions; found without importing torch.
+
+GPUs are found by the files of their drivers. A container has the device files of its GPUs and often
+no nvidia-smi; the driver's folder in /proc, the bus and the kernel's topology show all GPUs of the
+host, whoever may use them. So the device files count first.
+
+    NVIDIA  /dev/nvidia0, /dev/nvidia1, ...; where the driver has made none yet (it does at the
+            first use), the folders of /proc/driver/nvidia/gpus
+    AMD     nodes of /sys/class/kfd/kfd/topology with a simd_count, of which this process has the
+            file /dev/dri/renderDN and /dev/kfd (the driver amdgpu, which ROCm uses)
+    bus     PCI devices of these vendors, also without a driver: a reason why none can be used
+
+torch's ROCm builds answer to the names of CUDA, RCCL to that of NCCL, and so mpctl runs both as
+`cuda`. An 8-GPU host of which a container has /dev/nvidia2 and /dev/nvidia5 shows 2.
+
+Containers and batch systems limit memory by control groups; the machine's figures do not show the
+limit. Version 2 has memory.max, memory.current and memory.events, version 1
+memory.limit_in_bytes, memory.usage_in_bytes and memory.oom_control. Source: the kernel's
+documentation of cgroup-v1/memory and cgroup-v2. Hosts without control groups have no limit.
+"""
 
 from __future__ import annotations
 
 import os
+import platform
+import re
 import shutil
+import socket
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
 
 import psutil
 
+from mpctl import __version__
 from mpctl.cores import usable_cores
-from mpctl.launch.node.accelerators import amd_devices, count_visible, gpus_on_bus, nvidia_devices
-from mpctl.launch.node.cgroup import memory_headroom
 
 HOSTS = (
     "SLURM_STEP_NUM_NODES",
@@ -89,3 +114,250 @@ def _nvidia_gpus() -> int:
     except (OSError, subprocess.TimeoutExpired):
         return nvidia_devices()
     return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
+
+
+Vendor = Literal["NVIDIA", "AMD"]
+VENDORS: Mapping[str, Vendor] = {"0x10de": "NVIDIA", "0x1002": "AMD"}
+BUS_CLASSES = {"NVIDIA": ("0x0300", "0x0302"), "AMD": ("0x0380", "0x1200")}
+"""PCI classes of GPUs that compute: VGA and 3D controllers; of AMD, whose VGA controllers are often
+part of a processor, display controllers and processing accelerators alone."""
+VISIBLE = {
+    "NVIDIA": ("CUDA_VISIBLE_DEVICES",),
+    "AMD": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+}
+"""Variables that hide GPUs; each of AMD's hides from those that the one before has left."""
+KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
+ROOT = Path("/")
+
+
+@dataclass(frozen=True)
+class AmdGpu:
+    """An AMD GPU. name: its instruction set, gfx942; address: on the PCI bus, 0000:05:00.0;
+    memory_total, memory_used: bytes, 0 where the driver does not tell."""
+
+    name: str
+    address: str
+    memory_total: int
+    memory_used: int
+
+
+def nvidia_devices(root: Path = ROOT) -> int:
+    """NVIDIA GPUs by the driver's files."""
+    files = [path for path in (root / "dev").glob("nvidia*") if path.name[6:].isdecimal()]
+    return len(files) or sum(1 for _ in (root / "proc/driver/nvidia/gpus").glob("*"))
+
+
+def amd_devices(root: Path = ROOT) -> list[AmdGpu]:
+    """AMD GPUs that this process may use, in the order of the kernel's topology."""
+    if not (root / "dev/kfd").exists():
+        return []
+    nodes = (root / KFD_NODES).glob("[0-9]*")
+    return list(_amd_gpus(root, sorted(nodes, key=lambda path: int(path.name))))
+
+
+def _amd_gpus(root: Path, nodes: list[Path]) -> Iterator[AmdGpu]:
+    for node in nodes:
+        facts = _properties(node / "properties")
+        if facts.get("simd_count") and _has_render_file(root, facts):
+            address = _pci_address(facts)
+            device = root / "sys/bus/pci/devices" / address
+            yield AmdGpu(
+                _instruction_set(facts.get("gfx_target_version", 0)),
+                address,
+                _whole(device / "mem_info_vram_total"),
+                _whole(device / "mem_info_vram_used"),
+            )
+
+
+def gpus_on_bus(root: Path = ROOT) -> dict[Vendor, int]:
+    """PCI devices that are GPUs, by vendor, whether a driver is loaded for them or not."""
+    found: dict[Vendor, int] = {}
+    for device in (root / "sys/bus/pci/devices").glob("*"):
+        vendor = VENDORS.get(_text(device / "vendor"))
+        if vendor and _text(device / "class").startswith(BUS_CLASSES[vendor]):
+            found[vendor] = found.get(vendor, 0) + 1
+    return found
+
+
+def amd_driver(root: Path = ROOT) -> str:
+    """The version of the driver amdgpu; empty for the one that is part of the kernel."""
+    return _text(root / "sys/module/amdgpu/version")
+
+
+def count_visible(present: int, vendor: Vendor, environment: Mapping[str, str]) -> int:
+    """How many of `present` GPUs the vendor's variables leave.
+
+    >>> count_visible(8, "NVIDIA", {"CUDA_VISIBLE_DEVICES": "2,3"})
+    2
+    """
+    for name in VISIBLE[vendor]:
+        if name in environment:
+            named = [word for word in environment[name].split(",") if word.strip()]
+            present = min(present, len([word for word in named if word.strip() != "-1"]))
+    return present
+
+
+def _has_render_file(root: Path, facts: Mapping[str, int]) -> bool:
+    return (root / f"dev/dri/renderD{facts.get('drm_render_minor', 0)}").exists()
+
+
+def _pci_address(facts: Mapping[str, int]) -> str:
+    """The domain, and the location's bus, device (5 bits) and function (3 bits)."""
+    place = facts.get("location_id", 0)
+    slot = f"{place >> 3 & 31:02x}.{place & 7}"
+    return f"{facts.get('domain', 0):04x}:{place >> 8 & 255:02x}:{slot}"
+
+
+def _instruction_set(version: int) -> str:
+    """90402 as gfx942, 90010 as gfx90a: major, and minor and step in hexadecimal digits."""
+    return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+
+
+def _properties(path: Path) -> dict[str, int]:
+    """`name number` a line; empty for a node whose file this process may not read."""
+    pairs = re.findall(r"^(\w+) (\d+)$", _text(path), re.M)
+    return {name: int(value) for name, value in pairs}
+
+
+def _whole(path: Path) -> int:
+    text = _text(path)
+    return int(text) if text.isdecimal() else 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+NO_LIMIT = 1 << 60  # version 1 writes a number near 2^63 for "none"
+
+
+def memory_kills(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
+    """How many processes of this group the kernel has killed, since the group exists, because its
+    memory ran out. root: where the groups are mounted; own: the file that names this process's."""
+    for group in _groups(root, own):
+        for name in ("memory.events", "memory.oom_control"):
+            counts = _table(group / name)
+            if "oom_kill" in counts:
+                return counts["oom_kill"]
+    return 0
+
+
+def memory_headroom(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int | None:
+    """Bytes that this process may still allocate within the limits of its group and the groups
+    above it; None without a limit. Cached files do not count as used: the kernel gives them up."""
+    free = [size for group in _groups(root, own) if (size := _free_bytes(group)) is not None]
+    return min(free, default=None)
+
+
+def _free_bytes(group: Path) -> int | None:
+    limit = _number(group / "memory.max", group / "memory.limit_in_bytes")
+    if limit is None or limit >= NO_LIMIT:
+        return None
+    used = _number(group / "memory.current", group / "memory.usage_in_bytes") or 0
+    cached = _table(group / "memory.stat")
+    return max(0, limit - used + cached.get("total_inactive_file", cached.get("inactive_file", 0)))
+
+
+def _groups(root: Path, own: Path) -> Iterator[Path]:
+    """The memory group of this process and those above it, innermost first."""
+    for line in _text_of_cgroup(own).splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        base = root / "memory" if controllers else root
+        group = base / path.lstrip("/")
+        while group != base:
+            yield group
+            group = group.parent
+        yield base
+
+
+def _number(*paths: Path) -> int | None:
+    """The number in the first of these files that has one; `max` is not a number."""
+    words = (_text_of_cgroup(path).strip() for path in paths)
+    return next((int(word) for word in words if word.isdecimal()), None)
+
+
+def _table(path: Path) -> dict[str, int]:
+    """The lines of the form `name number`."""
+    pairs = (line.split() for line in _text_of_cgroup(path).splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
+
+
+def _text_of_cgroup(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+ABSENT = "not installed"
+NO_RUN_DIR = "does not see the run directory of the launcher"
+"""What a node agent writes to stderr that cannot read the key there, after the name of its host."""
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """A host as it can be compared with others. python, mpctl, torch: versions; executable: the
+    interpreter that runs ranks; boot: the kernel's name for this start of the machine, with the
+    host name; two hosts with the same one are one machine; processor: its name."""
+
+    name: str
+    machine: Machine
+    python: str
+    mpctl: str
+    torch: str
+    executable: str
+    boot: str = ""
+    processor: str = ""
+
+
+def host_facts() -> HostFacts:
+    """The facts of this host."""
+    return HostFacts(
+        name=socket.gethostname(),
+        machine=this_machine(),
+        python=platform.python_version(),
+        mpctl=__version__,
+        torch=_version_of("torch"),
+        executable=sys.executable,
+        boot=_boot(),
+        processor=processor_name(),
+    )
+
+
+def _boot() -> str:
+    """The host name and the kernel's boot id; empty where the kernel tells none."""
+    boot = _text_of_facts(BOOT)
+    return f"{socket.gethostname()} {boot}" if boot else ""
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ABSENT
+
+
+def _text_of_facts(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def processor_name() -> str:
+    """The processor's name as Linux gives it, elsewhere the platform's."""
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

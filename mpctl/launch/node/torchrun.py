@@ -1,36 +1,118 @@
 """Starting the ranks of this host: by torchrun for an attempt to train, directly for tasks.
 
-torchrun gets static rendezvous (exact ranks) and no restarts of its own: restarted workers reuse
-the store of the old attempt and hang (pytorch#135712), so every attempt is a fresh torchrun. It
-runs in a session of its own, so that Ctrl-C in the terminal reaches the launcher only. If the
-process that started it is killed, the launcher or a node agent, the kernel kills torchrun
-(runtime/torchrun.py), and with it the ranks.
+torchrun gets static rendezvous (exact ranks) and no restarts: restarted workers reuse the store of
+the attempt before and hang (pytorch#135712), so every attempt is a fresh torchrun. It runs in a
+session of its own, so that Ctrl-C in the terminal reaches the launcher only. If the process that
+started it is killed, the launcher or a node agent, the kernel kills torchrun (runtime/torchrun.py),
+and with it the ranks.
+
+torchrun imports torch for more than a second before it starts a rank. The launcher therefore starts
+one before it is known what it will run (WaitingTorchrun), and checks the job meanwhile. That one
+reads its arguments as one line of JSON on its standard input, and ends when there is none.
+
+Ranks on GPUs start with settings of torch's allocator and of its flight recorder. What the user has
+set stays as it is, an empty value included, so that any of them can be turned off:
+`PYTORCH_ALLOC_CONF= mpctl launch ...`.
+
+- `expandable_segments:True`: the allocator maps memory page by page into segments that grow, so
+  that free blocks between others are not lost when sizes change from step to step (torch's notes on
+  CUDA semantics).
+- torch's flight recorder notes the last collectives of each process group; when NCCL's watchdog
+  ends a rank, it writes them to a file of that rank, by default below ~/.cache, where the next run
+  replaces them. Here they are written to RUN/logs (rank 3: RUN/logs/nccl_trace_rank_3), and
+  `torchfrtrace` reads them.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mpctl.launch.attempt import NodeState, RankState
-from mpctl.launch.node.address import HOST, free_port
-from mpctl.launch.node.cgroup import memory_kills
-from mpctl.launch.node.gpu_variables import ALLOCATOR, RECORDER, allocator_variables
-from mpctl.launch.node.processes import ProcessTree, kill_tree
-from mpctl.launch.node.stacks import rank_stacks
-from mpctl.launch.node.waiting_torchrun import LAUNCHER, WaitingTorchrun
+from mpctl.launch.node.machine import memory_kills
+from mpctl.launch.node.network import HOST, free_port
+from mpctl.launch.node.processes import ProcessTree, kill_tree, rank_stacks
 from mpctl.rundir.breadcrumb import HostBreadcrumbs
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.marker import COMMAND
 from mpctl.rundir.origin import ORIGIN
 from mpctl.spec.job import JobSpec
+
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Names under which torch reads the allocator's settings; the first is torch's own since 2.9."""
+RECORDER = ("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT")
+TRACE_ENTRIES = "2000"
+"""Collectives that the flight recorder keeps for the record of a time-out."""
+
+
+def allocator_variables(surroundings: Mapping[str, str]) -> dict[str, str]:
+    """Settings of the allocator on a GPU; none where the surroundings have any of their own."""
+    if any(name in surroundings for name in ALLOCATOR):
+        return {}
+    return {ALLOCATOR[0]: "expandable_segments:True"}
+
+
+def recorder_variables(run: RunDir, surroundings: Mapping[str, str]) -> dict[str, str]:
+    """Settings of the flight recorder for ranks of a run, without those that the surroundings
+    have."""
+    ours = zip(RECORDER, (TRACE_ENTRIES, str(run.collective_trace), "1"), strict=True)
+    return {name: value for name, value in ours if name not in surroundings}
+
+
+LAUNCHER = "MPCTL_LAUNCHER"
+"""Environment variable of torchrun: the process id of its parent, with which it ends."""
+WAITING = "--waiting"
+
+
+class WaitingTorchrun:
+    """One such process, for a run directory; the path of that is in its command line, by which
+    people and `mpctl runs` know it."""
+
+    def __init__(self, run: Path) -> None:
+        """Start it. Raises OSError when it cannot be started."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mpctl.runtime.torchrun", WAITING, str(run.resolve())],
+            env={**os.environ, "PYTHONSAFEPATH": "1", LAUNCHER: str(os.getpid())},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it has not been told what to run."""
+        return self.process.stdin is not None and not self.process.stdin.closed
+
+    def order(self, arguments: Sequence[str], env: Mapping[str, str], log: Path) -> bool:
+        """Have it run torchrun with these arguments, its output appended to a log. False when it
+        has ended already, whatever the reason: another one then shows why."""
+        line = json.dumps({"arguments": list(arguments), "env": dict(env), "log": str(log)})
+        if self.process.poll() is not None or self.process.stdin is None:
+            return False
+        try:
+            with self.process.stdin as stdin:
+                stdin.write(os.fsencode(line) + b"\n")
+        except OSError:
+            return False
+        return True
+
+    def end(self) -> None:
+        """End it if it still waits."""
+        if self.process.stdin is not None and self.is_waiting:
+            with suppress(OSError):
+                self.process.stdin.close()
+            kill_tree(self.process)
+
 
 RANK_VARIABLES = frozenset(
     {

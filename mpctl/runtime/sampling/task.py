@@ -1,6 +1,6 @@
 """What a worker does for `mpctl sample`: load the model, write the texts batch by batch.
 
-Request and answers: rundir/task_files.py, SampleRequest and SampleAnswer.
+Request and answers: rundir/requests.py, SampleRequest and SampleAnswer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mpctl.families import get_prompt_form
-from mpctl.rundir.task_files import ChosenToken, SampleAnswer, SampleRequest
+from mpctl.rundir.requests import ChosenToken, SampleAnswer, SampleRequest
 from mpctl.runtime.build import build_chunks
 from mpctl.runtime.checkpointing.model_weights import load_chunks
 from mpctl.runtime.mesh import Mesh

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mpctl.rundir.task_files import PromptRequest
+from mpctl.rundir.requests import PromptRequest
 from mpctl.spec.families import PromptForm, PromptKind
 
 Fields = Mapping[str, Sequence[int]]

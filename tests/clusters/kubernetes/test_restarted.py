@@ -9,9 +9,8 @@ import pytest
 
 from mpctl.clusters.kubernetes.restarted import ended_launch
 from mpctl.rundir.directory import RunDir
-from mpctl.rundir.launcher import this_launcher, write_launcher
-from mpctl.rundir.stop_request import write_stop_request
-from mpctl.runs.unstarted import write_unstarted
+from mpctl.rundir.launcher import this_launcher, write_launcher, write_stop_request
+from mpctl.runs.submitted import write_unstarted
 
 POD = {"MPCTL_JOB": "llama-1"}
 

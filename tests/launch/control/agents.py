@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mpctl.errors import Issue
 from mpctl.launch.control.cluster import AgentOrder
-from mpctl.launch.control.host_checks import unshared_issue
+from mpctl.launch.node.host import unshared_issue
 
 
 class LocalAgents:

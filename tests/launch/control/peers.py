@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from mpctl.launch.control.messages import Connection, Hello
 from mpctl.launch.control.server import ControlServer
-from mpctl.launch.node.facts import host_facts
+from mpctl.launch.node.machine import host_facts
 
 SECONDS = 20.0
 

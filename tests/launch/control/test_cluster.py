@@ -1,4 +1,9 @@
-"""Training over node agents: two of them on this machine, taken for two hosts."""
+"""Training over node agents: two of them on this machine, taken for two hosts.
+
+Hosts that are lost and come back: again and again, late, unfit, or never.
+
+An attempt over hosts whose clocks differ.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +11,45 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import psutil
 import pytest
 
-from mpctl.errors import InputError
-from mpctl.launch.control import server
-from mpctl.launch.control.cluster import AgentCluster, AgentOrder, agent_cluster
+from mpctl.errors import InputError, Issue
+from mpctl.launch.attempt import NodeState
+from mpctl.launch.control import cluster as cluster_module
+from mpctl.launch.control import server as server_module
+from mpctl.launch.control.cluster import (
+    AgentAttempt,
+    AgentCluster,
+    AgentOrder,
+    ReturnPolicy,
+    agent_cluster,
+)
+from mpctl.launch.control.messages import (
+    Connection,
+    Hello,
+    Report,
+    encode,
+    parse_from_agent,
+    read_key,
+)
+from mpctl.launch.control.server import ControlServer
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
-from mpctl.launch.node.machine import Machine
+from mpctl.launch.node.machine import HostFacts, Machine, host_facts
 from mpctl.launch.set_up import set_up_run
 from mpctl.launch.supervise import RunOutcome, run_launch
 from mpctl.rundir.directory import RunDir
-from mpctl.rundir.rank_files import StepRecord
+from mpctl.rundir.rank_files import FailureRecord, StepRecord
+from mpctl.spec.load import load_job
 from tests.launch.command import Launched
 from tests.launch.control.agents import LocalAgents
+from tests.launch.control.peers import SECONDS, agent, open_socket, until
 from tests.runtime.tiny import tiny_job, tiny_plan
 
 OnRecord = Callable[[StepRecord], None]
@@ -123,8 +149,8 @@ def test_a_host_is_not_lost_while_its_ranks_have_not_started(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Data may be prepared for minutes between the first contact and the first attempt."""
-    monkeypatch.setattr(server, "SILENCE_SECONDS", 2.0)
-    monkeypatch.setattr(server, "PING_SECONDS", 0.2)
+    monkeypatch.setattr(server_module, "SILENCE_SECONDS", 2.0)
+    monkeypatch.setattr(server_module, "PING_SECONDS", 0.2)
     with hosts.connected() as cluster:
         time.sleep(3.0)
         assert [link.lost for link in cluster.links] == ["", ""]
@@ -141,3 +167,265 @@ def test_a_host_that_does_not_see_the_run_directory_is_refused(hosts: Hosts) -> 
     rules = [issue.rule for issue in caught.value.issues]
     assert rules == ["run-dir-not-shared"] * 2 and "n0" in str(caught.value)
     assert not hosts.run.path.exists() and not hosts.pids()
+
+
+NAMES = ["n0", "n1", "n2"]
+GPUS = replace(host_facts(), machine=Machine(8, 4, 2**40))
+
+
+@dataclass
+class Peers:
+    """An AgentStarter that connects hosts from this process. facts: what each says of itself; down:
+    those that do not come."""
+
+    order: AgentOrder
+    facts: dict[int, HostFacts]
+    down: set[int]
+    key: bytes = b""
+
+    def __post_init__(self) -> None:
+        self.connections: dict[int, Connection] = {}
+        self.starts, self.failed = 0, set[int]()
+
+    def start(self, nodes: Sequence[int]) -> None:
+        self.starts += 1
+        self.failed = (self.failed - set(nodes)) | (set(nodes) & self.down)
+        for node in set(nodes) - self.down:
+            opened = open_socket(self.order.port)
+            connection = Connection.prove(opened, read_key(self.order.key), SECONDS)
+            facts = replace(self.facts.get(node, GPUS), boot=f"boot {node}")
+            connection.send(Hello(f"n{node}", facts, node, "127.0.0.1", "127.0.0.1"))
+            self.connections[node] = connection
+
+    def failures(self) -> dict[int, Issue]:
+        return {n: Issue("away", NAMES[n], "the host did not answer") for n in self.failed}
+
+    def end(self) -> None:
+        for connection in self.connections.values():
+            connection.socket.close()
+
+
+class World:
+    """Three connected hosts of four GPUs, checked for a plan of as many."""
+
+    def __init__(self, cluster: AgentCluster, events: list[str]) -> None:
+        self.cluster, self.events = cluster, events
+        self.peers = cast(Peers, cluster.starter)
+
+    def lose(self, node: int) -> None:
+        self.peers.connections[node].socket.close()
+        assert until(lambda: self.cluster.server.links[node].lost)
+
+    def used(self) -> list[int]:
+        return [link.node for link in self.cluster.links]
+
+    def said(self) -> str:
+        return "\n".join(self.events)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(cluster_module, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(cluster_module, "RETURN_PATIENCE", 0.5)
+    job = load_job(None, {"cluster.nodes": 3, "cluster.gpus_per_node": 4, "parallel.dp": 12})
+    events: list[str] = []
+    run = RunDir(tmp_path / "run")
+    made = agent_cluster(
+        NAMES, run, lambda order: Peers(order, {}, set()), events.append, patience=6,
+        addresses=["127.0.0.1"],
+    )  # fmt: skip
+    with made as cluster:
+        assert cluster.check(tiny_plan(job), "cuda") == []
+        yield World(cluster, events)
+
+
+def test_a_lost_host_is_tried_until_the_patience_of_the_launch_is_over(world: World) -> None:
+    """A link that is away for longer than one try to connect costs one restart, not the run."""
+    world.peers.down = {2}
+    world.lose(2)
+    begin = time.monotonic()
+
+    def is_stopped() -> bool:  # asked while it waits
+        if time.monotonic() > begin + 1.5:
+            world.peers.down.clear()
+        return False
+
+    assert world.cluster.recover(3, is_stopped) == []
+    assert world.used() == [0, 1, 2] and world.peers.starts > 3
+
+
+def test_a_host_that_never_comes_back_is_named_after_that(world: World) -> None:
+    world.cluster.patience = 0.5
+    world.peers.down = {2}
+    world.lose(2)
+    (issue,) = world.cluster.recover(3)
+    assert (issue.where, issue.message) == ("n2", "the host did not answer")
+
+
+def test_a_stop_ends_the_waiting(world: World) -> None:
+    world.cluster.patience = 600
+    world.peers.down = {2}
+    world.lose(2)
+    begin = time.monotonic()
+    assert world.cluster.recover(3, lambda: time.monotonic() > begin + 0.3)
+    assert time.monotonic() - begin < 10
+
+
+def test_an_elastic_run_goes_on_without_it_and_takes_it_back(world: World) -> None:
+    world.peers.down = {2}
+    world.lose(2)
+    assert world.cluster.recover(2) == [] and world.used() == [0, 1]
+    assert not world.cluster.has_returned()
+    world.peers.down.clear()
+    world.cluster.next_try = 0.0
+    assert until(world.cluster.has_returned)
+    assert world.cluster.recover(2) == [] and world.used() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (replace(GPUS, torch="2.4.0"), "hosts have different versions of torch"),
+        (replace(GPUS, mpctl="0.0.1"), "hosts have different versions of mpctl"),
+        (replace(GPUS, machine=Machine(8, 3, 2**40)), "but this host shows 3 GPUs"),
+        (replace(GPUS, machine=Machine(8, 4, 2**10)), ""),
+    ],
+)
+def test_an_unfit_host_stays_away_and_the_others_are_not_stopped(
+    world: World, facts: HostFacts, words: str
+) -> None:
+    world.peers.down = {2}
+    world.lose(2)
+    assert world.cluster.recover(2) == []
+    world.peers.down.clear()
+    world.peers.facts[2] = facts
+    world.cluster.next_try = 0.0
+    returned = until(lambda: world.cluster.has_returned() or "back and not used" in world.said())
+    if not words:  # nothing of a plan without a model is compared with its memory
+        assert returned and "not used" not in world.said()
+        return
+    assert returned and words in world.said() and "asked again in 20 s" in world.said()
+    assert not world.cluster.has_returned() and world.used() == [0, 1]
+    assert world.said().count("back and not used") == 1
+
+
+def test_an_unfit_host_ends_a_run_that_needs_it_with_the_reason(world: World) -> None:
+    world.lose(2)
+    world.peers.facts[2] = replace(GPUS, torch="2.4.0")
+    (issue,) = world.cluster.recover(3)
+    assert issue.rule == "host-torch"
+
+
+@pytest.mark.slow
+def test_a_host_without_the_run_directory_is_not_used(tmp_path: Path) -> None:
+    """A reboot without the mount: its agent cannot prove itself, and the run goes on without it."""
+
+    class Unmounted(LocalAgents):
+        is_mounted = True
+
+        def start(self, nodes: Sequence[int]) -> None:
+            if not self.is_mounted:
+                self.order = replace(self.order, key=self.order.key.with_name("absent"))
+            super().start(nodes)
+
+    starters: list[Unmounted] = []
+
+    def make(order: AgentOrder) -> Unmounted:
+        starters.append(Unmounted(order))
+        return starters[0]
+
+    run = RunDir(tmp_path / "run")
+    with agent_cluster(["n0", "n1"], run, make, print, patience=60) as cluster:
+        starters[0].is_mounted = False
+        starters[0].processes[1].kill()
+        assert until(lambda: cluster.server.links[1].lost)
+        assert cluster.recover(1) == []
+        assert [link.node for link in cluster.links] == [0]
+        assert until(cluster.starter.failures)
+        (issue,) = cluster.starter.failures().values()
+        assert issue.rule == "run-dir-not-shared"
+        assert not cluster.has_returned()
+
+
+def test_a_host_that_flaps_is_used_later_each_time(world: World) -> None:
+    for _ in range(2):  # it is back at once: the first time it is used, the second time it is not
+        world.lose(2)
+        assert world.cluster.recover(2) == []
+    assert world.used() == [0, 1]
+    assert "n2 was lost again: not used for 40 s" in world.said()
+    assert not world.cluster.has_returned()
+    world.cluster.returns.not_before[2] = 0.0
+    assert until(world.cluster.has_returned)
+
+
+def test_a_flapping_host_is_used_where_the_run_cannot_do_without_it(world: World) -> None:
+    for _ in range(3):
+        world.lose(2)
+        assert world.cluster.recover(3) == []
+        assert world.used() == [0, 1, 2]
+
+
+def test_the_pauses_of_a_host_double() -> None:
+    policy = ReturnPolicy()
+    assert [policy.note_loss(0, 0.0) for _ in range(4)] == [0, 40, 80, 160]
+    assert [policy.note_refusal(1, 0.0) for _ in range(3)] == [20, 40, 80]
+    assert [policy.note_loss(0, 0.0) for _ in range(9)][-1] == 1800
+    assert not policy.may_return(0, 1799) and policy.may_return(0, 1800)
+    assert policy.may_return(7, 0.0)
+
+
+@pytest.fixture
+def server() -> Iterator[ControlServer]:
+    """A server for two hosts n0 and n1."""
+    served = ControlServer(["n0", "n1"])
+    served.open(addresses=["127.0.0.1"])
+    try:
+        yield served
+    finally:
+        served.close()
+
+
+def failure(rank: int, at: float) -> FailureRecord:
+    return {"rank": rank, "coords": {}, "doing": "step 3", "error": "ValueError: odd", "time": at,
+            "is_echo": False, "traceback": []}  # fmt: skip
+
+
+def report(connection: Connection, node: int, *, ahead: float, failed: float | None = None) -> None:
+    """What an agent whose clock is so many seconds ahead says; failed: seconds ago."""
+    now = time.time() + ahead
+    failures = [] if failed is None else [failure(node, now - failed)]
+    connection.send(Report(1, NodeState(node=node, failures=failures), clock=now))
+
+
+def test_which_rank_failed_first_does_not_hang_on_the_clocks_of_hosts(
+    server: ControlServer,
+) -> None:
+    """Rank 1 failed 2 s before rank 0, on a host whose clock is 5 s ahead: by the records alone it
+    would be the second."""
+    agents = [agent(server, node) for node in range(2)]
+    assert until(lambda: all(link.is_ready for link in server.links))
+    report(agents[0], 0, ahead=0.0, failed=1.0)
+    report(agents[1], 1, ahead=5.0, failed=3.0)
+    attempt = AgentAttempt(server, server.links, 1, "127.0.0.1:29500", dict)
+    assert until(lambda: len(attempt.look().failures) == 2)
+    failures = attempt.look().failures
+    assert [record["rank"] for record in failures] == [1, 0]
+    assert failures[1]["time"] - failures[0]["time"] == pytest.approx(2.0, abs=0.5)
+
+
+def test_a_report_that_came_late_does_not_move_a_clock(server: ControlServer) -> None:
+    """The report with the least delay counts, among the last ones."""
+    connection, link = agent(server, 0), server.links[0]
+    assert until(lambda: link.is_ready)
+    report(connection, 0, ahead=-3.0)
+    for late in (1.0, 4.0):  # on the way for so long
+        report(connection, 0, ahead=-3.0 - late)
+    assert until(lambda: len(link.delays) == 3)
+    assert link.clock_shift == pytest.approx(3.0, abs=0.5)
+    assert server.links[1].clock_shift == 0.0
+
+
+def test_a_report_says_the_time_of_its_host() -> None:
+    before = time.time()
+    sent = parse_from_agent(encode(Report(1, NodeState())))
+    assert isinstance(sent, Report) and before <= sent.clock <= time.time()

@@ -14,8 +14,7 @@ import pytest
 
 from mpctl.launch.attempt import NodeState
 from mpctl.launch.control import server as server_module
-from mpctl.launch.control.handshake import ANSWER_BYTES, new_key
-from mpctl.launch.control.messages import Connection, Pong, Report, Word
+from mpctl.launch.control.messages import ANSWER_BYTES, Connection, Pong, Report, Word, new_key
 from mpctl.launch.control.server import ControlServer
 from tests.launch.control.peers import (
     RecordingSocket,

@@ -11,11 +11,21 @@ from typing import BinaryIO
 
 import pytest
 
-from mpctl.launch.control.handshake import HEAD, Handshake, MessageKey, new_key, parse_head
-from mpctl.launch.control.messages import Connection, Request, Word, encode, parse_from_agent
+from mpctl.launch.control.messages import (
+    HEAD,
+    Connection,
+    Handshake,
+    MessageKey,
+    Request,
+    Word,
+    encode,
+    new_key,
+    parse_from_agent,
+    parse_head,
+)
 from mpctl.launch.control.server import ControlServer
 from mpctl.launch.node.agent import Agent, connect
-from mpctl.launch.node.interface import own_addresses
+from mpctl.launch.node.network import own_addresses
 from mpctl.rundir.directory import RunDir
 
 KEY = new_key()

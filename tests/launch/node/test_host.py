@@ -1,4 +1,9 @@
-"""What a host must have before ranks start on it: hosts, GPUs, memory."""
+"""What a host must have before ranks start on it: hosts, GPUs, memory.
+
+What ranks of a job run on, by torch's names.
+
+What hosts say of themselves, compared: one machine under two names.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,11 @@ from typing import Any
 import psutil
 import pytest
 
-from mpctl.errors import Issue
+from mpctl.errors import InputError, Issue
 from mpctl.launch.node import machine as machine_module
-from mpctl.launch.node.host import host_issues, rehearsal_warnings
-from mpctl.launch.node.machine import Machine, hosts_in, this_machine
-from mpctl.launch.preflight import Device, chosen_device
+from mpctl.launch.node.host import doubled_hosts, host_issues, named_device, rehearsal_warnings
+from mpctl.launch.node.machine import Machine, host_facts, hosts_in, this_machine
+from mpctl.launch.preflight import Device, chosen_device, launch_warnings
 from mpctl.planning.plan import make_plan
 from mpctl.spec.load import load_job
 
@@ -122,3 +127,55 @@ def test_a_host_that_hides_proc(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_free_memory_is_what_can_be_taken(tmp_path: Path) -> None:
     assert this_machine().memory_bytes <= psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize(
+    ("settings", "device"),
+    [
+        ({}, None),
+        ({"launch.device": "cpu", "cluster.device": "h100-sxm"}, "cpu"),
+        ({"cluster.device": "h100-sxm"}, "cuda"),
+        ({"cluster.device": "mi300x"}, "cuda"),  # torch's ROCm builds answer to cuda
+    ],
+)
+def test_the_device_is_torchs(settings: dict[str, str], device: str | None) -> None:
+    assert named_device(load_job(None, settings)) == device
+
+
+def test_other_accelerators_are_refused() -> None:
+    job = load_job(None, {"cluster.device": "h100-sxm", "cluster.device.kind": "tpu"})
+    with pytest.raises(InputError, match="cpu, cuda or rocm"):
+        named_device(job)
+
+
+def test_a_launch_on_amds_gpus_is_told_that_none_is_known() -> None:
+    def words(device: str) -> str:
+        job = load_job(None, {"cluster.device": device})
+        return " ".join(launch_warnings(job, Machine(8, 8, 1 << 40)))
+
+    assert "no run of mpctl" in words("mi300x") and "no run of mpctl" not in words("h100-sxm")
+
+
+def test_gpus_without_a_driver_are_told_where_the_device_is_open() -> None:
+    def words(**settings: str) -> str:
+        job = load_job(None, {key.replace("__", "."): value for key, value in settings.items()})
+        return " ".join(launch_warnings(job, Machine(8, 0, 1 << 40, idle_gpus=2)))
+
+    assert "2 GPUs on the PCI bus of this host" in words()
+    assert "PCI bus" not in words(launch__device="cpu")
+
+
+def test_one_machine_under_two_names_is_found() -> None:
+    here = host_facts()
+    other = replace(here, name="n2", boot="n2 5f0e")
+    alias = replace(here, name="10.0.0.1")
+    assert doubled_hosts([here, other]) == []
+    (issue,) = doubled_hosts([replace(here, name="n1"), other, alias])
+    assert (issue.rule, issue.where) == ("host-doubled", "n1, 10.0.0.1")
+    assert here.name in issue.message
+    assert "2 nodes" in issue.message
+
+
+def test_hosts_that_say_nothing_of_themselves_are_not_taken_for_one() -> None:
+    unknown = replace(host_facts(), boot="")
+    assert doubled_hosts([unknown, unknown]) == []

@@ -1,4 +1,4 @@
-"""The supervisor and what judges an attempt know no host."""
+"""The supervisor and the diagnosis of an attempt know no host."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import mpctl.launch
 
 LAUNCH = Path(mpctl.launch.__file__).parent
-PER_HOST = {"processes", "cgroup", "address", "agent"}
-JUDGES = ("attempt", "supervise", "watch", "diagnose", "save_monitor", "summary", "set_up")
+PER_HOST = {"processes", "network", "agent"}
+SEAM = ("attempt", "supervise", "watch", "verdict", "diagnose", "summary", "set_up")
 
 
 def _imports(path: Path) -> set[str]:
@@ -26,8 +26,8 @@ def _imports(path: Path) -> set[str]:
     return named | {str(node.module) for node in froms}
 
 
-@pytest.mark.parametrize("name", JUDGES)
-def test_who_judges_an_attempt_knows_no_host(name: str) -> None:
+@pytest.mark.parametrize("name", SEAM)
+def test_supervision_and_diagnosis_know_no_host(name: str) -> None:
     """They import no control channel and no process of a host."""
     imported = _imports(LAUNCH / f"{name}.py")
     assert not {"subprocess", "socket"} & imported

@@ -10,11 +10,11 @@ import sys
 import pytest
 
 from mpctl.errors import RunFailed
-from mpctl.launch.node import address
+from mpctl.launch.node import network
 
 
 def test_a_free_port_can_be_listened_on() -> None:
-    with socket.create_server(("127.0.0.1", address.free_port(8))) as server:
+    with socket.create_server(("127.0.0.1", network.free_port(8))) as server:
         assert server.getsockname()[0] == "127.0.0.1"
 
 
@@ -22,7 +22,7 @@ def test_a_free_port_can_be_listened_on() -> None:
 _NAMESPACE = """
 import sys
 from mpctl.errors import RunFailed
-from mpctl.launch.node.address import free_port
+from mpctl.launch.node.network import free_port
 try:
     free_port(4)
 except RunFailed as error:
@@ -65,6 +65,6 @@ def test_a_refused_connection_is_a_failed_run(monkeypatch: pytest.MonkeyPatch) -
     def refuse(*_: object, **__: object) -> None:
         raise OSError(99, "Cannot assign requested address")
 
-    monkeypatch.setattr(address.socket, "create_connection", refuse)
+    monkeypatch.setattr(network.socket, "create_connection", refuse)
     with pytest.raises(RunFailed, match="Cannot assign requested address"):
-        address.free_port(1)
+        network.free_port(1)
