@@ -12,8 +12,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.plan_speed import in_process, show
-from mpctl.clusters.slurm.allocation import Allocation, agents_step
-from mpctl.clusters.slurm.node_list import expand_node_list
+from mpctl.clusters.slurm.allocation import Allocation, agents_step, expand_node_list
 from mpctl.clusters.slurm.partitions import read_partitions
 from mpctl.clusters.slurm.script import render_script
 from mpctl.clusters.slurm.submission import Submission

@@ -103,6 +103,7 @@ class Launch:
         from mpctl.launch.node.machine import this_machine
         from mpctl.render.console import say
         from mpctl.render.run import print_submission
+        from mpctl.rundir.launcher import this_launcher, write_launcher
 
         submitter, machine = find_submitter(self.plan.job, os.environ), this_machine()
         is_elsewhere = dry_run and submitter.shown_anywhere
@@ -111,13 +112,13 @@ class Launch:
         if dry_run:
             say(submitter.document(self.plan, self.run))
             return
-        if refusals := submitter.rehearse(self.plan, self.run):
+        if refusals := submitter.dry_run(self.plan, self.run):
             raise InputError(refusals)
         prepared = self._prepared(machine, self.plan.job.cluster.nodes, is_submitted=True)
         with self.run.locked():
             self._set_up(prepared)
             job_id = submitter.submit(self.plan, self.run)
-            submitter.record(self.run, job_id)
+            write_launcher(self.run.launcher, this_launcher(submitter.name, job_id=job_id))
         print_submission(submitter.name, job_id, self.run, as_json=self.as_json)
 
     # ------------------------------------------------------------ before the ranks

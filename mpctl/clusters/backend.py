@@ -1,18 +1,24 @@
-"""What a launcher backend offers to `mpctl launch`."""
+"""What a launcher backend offers to `mpctl launch`, a scheduler to `mpctl status` and `stop`."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from mpctl.errors import Issue
-from mpctl.launch.cluster import Cluster
-from mpctl.launch.launch_plan import HostCommand, LaunchPlan
-from mpctl.planning.plan import Plan
-from mpctl.rundir.directory import RunDir
+from mpctl.errors import InputError, Issue
+
+if TYPE_CHECKING:
+    from mpctl.launch.cluster import Cluster
+    from mpctl.launch.launch_plan import HostCommand, LaunchPlan
+    from mpctl.planning.plan import Plan
+    from mpctl.rundir.directory import RunDir
 
 OnEvent = Callable[[str], None]
+JOB_VARIABLES = {"slurm": "SLURM_JOB_ID", "kubernetes": "MPCTL_JOB"}
+"""The environment variable by which a process of a submitted job knows its id, by scheduler."""
 
 
 class Backend(Protocol):
@@ -47,7 +53,7 @@ class Submitter(Protocol):
         """Why the scheduler could not run the plan; empty when it can. is_elsewhere: the document
         is only shown, on a machine that need not see the files of the run."""
 
-    def rehearse(self, plan: Plan, run: RunDir) -> list[Issue]:
+    def dry_run(self, plan: Plan, run: RunDir) -> list[Issue]:
         """Why the scheduler would refuse the submission, as it says itself; `--dry-run` does not
         ask it. Empty where check has asked already."""
 
@@ -57,5 +63,33 @@ class Submitter(Protocol):
     def submit(self, plan: Plan, run: RunDir) -> str:
         """Submit it; the id of the job. Raises RunFailed with the scheduler's own words."""
 
-    def record(self, run: RunDir, job_id: str) -> None:
-        """Write RUN/launcher.json for a job that has not begun yet."""
+
+@dataclass(frozen=True)
+class ScheduledJob:
+    """A submitted job as its scheduler sees it. state: in the scheduler's words, `PENDING
+    (Resources)`; is_active: it waits or runs; has_begun: its processes run, or did."""
+
+    state: str
+    is_active: bool
+    has_begun: bool
+
+
+class Scheduler(Protocol):
+    """The submitted jobs of one scheduler, for what the run directory cannot tell: whether a job
+    still waits, and ending one that never began. Every method raises InputError where the
+    scheduler's commands are missing, and RunFailed when it does not answer."""
+
+    def find(self, job_id: str) -> ScheduledJob | None:
+        """The job; None when the scheduler does not know it any more."""
+
+    def cancel(self, job_id: str) -> None:
+        """End the job, whether it waits or runs."""
+
+
+def require_form(text: str, pattern: re.Pattern[str], what: str, where: str) -> str:
+    """A name from a run directory that becomes an argument of a scheduler's command. Raises
+    InputError unless it has the form of such names."""
+    if not pattern.fullmatch(text):
+        message = f"{text[:80]!r} is not {what}"
+        raise InputError.of("bad-name", where, message, "correct it, if the run is yours")
+    return text

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 
-from mpctl.clusters.backend import Backend, Submitter
+from mpctl.clusters.backend import Backend, Scheduler, Submitter
 from mpctl.clusters.joined.world import find_world
-from mpctl.clusters.scheduled import Scheduler
 from mpctl.clusters.slurm.allocation import is_in_allocation
 from mpctl.errors import InputError
 from mpctl.spec.job import JobSpec
@@ -22,12 +21,12 @@ BACKENDS = {
 """The class of each backend that runs a plan while `mpctl launch` waits, by its name. It is made
 from the job and the environment of this process."""
 SUBMITTERS = {
-    "slurm": "mpctl.clusters.slurm.submitter:SlurmSubmitter",
+    "slurm": "mpctl.clusters.slurm.submission:SlurmSubmitter",
     "kubernetes": "mpctl.clusters.kubernetes.submitter:KubernetesSubmitter",
 }
 """The class of each scheduler that a run can be submitted to; made like a backend."""
 SCHEDULERS = {
-    "slurm": "mpctl.clusters.slurm.scheduler:SlurmScheduler",
+    "slurm": "mpctl.clusters.slurm.commands:SlurmScheduler",
     "kubernetes": "mpctl.clusters.kubernetes.scheduler:KubernetesScheduler",
 }
 """The class that knows the submitted jobs of a backend; made from the settings of the run."""

@@ -12,13 +12,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from mpctl.clusters.backend import OnEvent
+from mpctl.clusters.backend import JOB_VARIABLES, OnEvent
 from mpctl.clusters.joined.checks import world_issues
 from mpctl.clusters.joined.cluster import JoinedAgents, JoinedCluster
 from mpctl.clusters.joined.meeting import listening_addresses
 from mpctl.clusters.joined.rank_process import rank_variables
 from mpctl.clusters.joined.world import require_world
-from mpctl.clusters.scheduled import JOB_VARIABLES
 from mpctl.errors import Issue
 from mpctl.launch.control.cluster import agent_cluster
 from mpctl.launch.launch_plan import HostCommand, LaunchPlan

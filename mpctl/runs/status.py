@@ -16,7 +16,7 @@ from typing import Literal, cast
 
 from typing_extensions import TypedDict
 
-from mpctl.clusters.scheduled import ScheduledJob
+from mpctl.clusters.backend import ScheduledJob
 from mpctl.launch.attempt import RankState
 from mpctl.launch.status_file import read_status
 from mpctl.launch.verdict import HangEvidence, ProcessView, judge

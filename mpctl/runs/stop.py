@@ -14,7 +14,7 @@ from typing import Literal
 
 from typing_extensions import TypedDict
 
-from mpctl.clusters.scheduled import ScheduledJob
+from mpctl.clusters.backend import ScheduledJob
 from mpctl.launch.status_file import read_status
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import requested_signals, write_stop_request

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from mpctl.clusters.backend import JOB_VARIABLES, ScheduledJob, Scheduler
 from mpctl.clusters.registry import find_scheduler
-from mpctl.clusters.scheduled import JOB_VARIABLES, ScheduledJob, Scheduler
 from mpctl.errors import InputError, MpctlError
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.summary import SCHEMA, FailureSummary, RunStatus, UnstartedSummary, write_summary

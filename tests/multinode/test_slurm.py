@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.clusters.slurm.node_list import expand_node_list
+from mpctl.clusters.slurm.allocation import expand_node_list
 from tests.multinode.daemons import wait_until
 from tests.multinode.slurm import NODES, SlurmCluster
 from tests.multinode.slurm_launch import (

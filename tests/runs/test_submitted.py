@@ -39,7 +39,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def answer(slurm: Path, state: str) -> None:
-    (slurm / "answer").write_text(f"77|{state}|Resources|0:00|1:00|N/A||demo\n")
+    (slurm / "answer").write_text(f"{state}|Resources|0:00|1:00|\n")
 
 
 def submitted(run: Path, **more: Any) -> Path:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import yaml
 
-from mpctl.clusters.scheduled import JOB_VARIABLES
+from mpctl.clusters.backend import JOB_VARIABLES
 from mpctl.launch.node.host import Device, named_device
 from mpctl.rundir.marker import OPTION
 from mpctl.spec.job import JobSpec

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from mpctl.clusters.backend import ScheduledJob, require_form
 from mpctl.clusters.kubernetes.job_state import job_state, pod_selector, resource
 from mpctl.clusters.kubernetes.kubectl import Kubectl
-from mpctl.clusters.scheduled import ScheduledJob, require_form
 from mpctl.spec.job import JobSpec
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

@@ -18,7 +18,6 @@ from mpctl.durable import write_whole
 from mpctl.errors import Issue
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
-from mpctl.rundir.launcher import this_launcher, write_launcher
 from mpctl.spec.job import JobSpec
 
 
@@ -38,7 +37,7 @@ class KubernetesSubmitter:
         """What is missing or wrong in the settings, found without a cluster."""
         return submission_issues(plan.job, run.path, is_mounted=not is_elsewhere)
 
-    def rehearse(self, plan: Plan, run: RunDir) -> list[Issue]:
+    def dry_run(self, plan: Plan, run: RunDir) -> list[Issue]:
         """Why the cluster would refuse the object: it is asked to check it without creating it."""
         settings = plan.job.launch.kubernetes
         try:
@@ -64,10 +63,6 @@ class KubernetesSubmitter:
         write_whole(run.manifest, document)
         self.kubectl.create(document)
         return self._pod_job(plan, run).name
-
-    def record(self, run: RunDir, job_id: str) -> None:
-        """Write RUN/launcher.json for the job."""
-        write_launcher(run.launcher, this_launcher(self.name, job_id=job_id))
 
     def _pod_job(self, plan: Plan, run: RunDir) -> PodJob:
         path = run.path.resolve()

@@ -12,11 +12,13 @@ man srun, INPUT ENVIRONMENT VARIABLES, of Slurm 22.05.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 
-from mpctl.clusters.slurm.node_list import expand_node_list
-from mpctl.errors import Issue
+from mpctl.errors import InputError, Issue
 from mpctl.units import plural
 
 KEPT = (
@@ -26,6 +28,11 @@ KEPT = (
     "SLURM_JWT", "SLURM_DEBUG_FLAGS",
 )  # fmt: skip
 """Variables that say which allocation it is, and how Slurm is reached."""
+MOST_NODES = 65_536
+"""Names in one list of nodes; Slurm's own bound (MAX_SLURM_NODES)."""
+ENTRY = re.compile(r"(?:[^\s,\[\]]|\[[^\s\[\]]*\])+")
+PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
+RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 
 
 @dataclass(frozen=True)
@@ -122,3 +129,65 @@ def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name in KEPT or not name.startswith(("SLURM_", "SRUN_", "SLURMD_"))
     }
+
+
+# ---------------------------------------------------------------- lists of nodes
+
+
+def expand_node_list(text: str) -> list[str]:
+    """The names in a list of nodes, in its order, as `scontrol show hostnames` prints them. Raises
+    InputError for other text and for more than MOST_NODES names.
+
+    >>> expand_node_list("gpu[003-004,7],rack[0-1]n[1-2]")
+    ['gpu003', 'gpu004', 'gpu7', 'rack0n1', 'rack0n2', 'rack1n1', 'rack1n2']
+    """
+    entries = ENTRY.findall(text)
+    if not entries or ENTRY.sub("", text) != "," * (len(entries) - 1):
+        raise _unreadable(text)
+    names: list[str] = []
+    for entry in entries:
+        parts = [
+            [plain] if plain else _numbers(bracket, text) for bracket, plain in PART.findall(entry)
+        ]
+        if len(names) + prod(map(len, parts)) > MOST_NODES:
+            raise _too_many(text)
+        names += map("".join, product(*parts))
+    return names
+
+
+def _numbers(bracket: str, text: str) -> list[str]:
+    """`003-005,7` as 003, 004, 005, 7: a range has the width of its first number."""
+    numbers: list[str] = []
+    for entry in bracket.split(","):
+        match = RANGE.fullmatch(entry)
+        if match is None:
+            raise _unreadable(text)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if first > last:
+            raise _unreadable(text)
+        if last - first >= MOST_NODES:
+            raise _too_many(text)
+        numbers += [str(number).zfill(len(match[1])) for number in range(first, last + 1)]
+    return numbers
+
+
+def _unreadable(text: str) -> InputError:
+    message = f"{text[:80]!r} is not a list of nodes"
+    return InputError.of("node-list", "node list", message, "write it as gpu[003-005,7],login1")
+
+
+def _too_many(text: str) -> InputError:
+    message = f"{text[:80]!r} names more than {MOST_NODES:,} nodes"
+    return InputError.of("node-list-long", "node list", message, "name fewer nodes")
+
+
+def address_command(names: Sequence[str]) -> list[str]:
+    """The command whose output `read_addresses` reads."""
+    return ["sinfo", "--noheader", "--Node", f"--nodes={','.join(names)}", "--format=%N|%o"]
+
+
+def read_addresses(listing: str) -> dict[str, str]:
+    """The network address of each node by its name: NodeAddr of Slurm's configuration, by which
+    Slurm itself reaches it. A name need not be one that hosts can resolve."""
+    pairs = (line.partition("|") for line in listing.splitlines())
+    return {name: address for name, between, address in pairs if between and address}

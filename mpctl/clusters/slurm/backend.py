@@ -1,7 +1,7 @@
 """`--on slurm`: node agents in the allocation that this process runs in, by one srun step.
 
 Without an allocation there is nothing to run on: `--submit` hands the run to sbatch
-(slurm_submission.py), and salloc gets one. Inside of one, which may be a batch script, a shell
+(submission.py), and salloc gets one. Inside of one, which may be a batch script, a shell
 below salloc or a step of one task, `srun` starts an agent on each of the first nodes, as many as
 the plan has. A node is known by its name (SLURMD_NODENAME), so that its rank in the plan is its
 index in the allocation's list, however srun numbers its tasks.
@@ -23,13 +23,14 @@ from pathlib import Path
 from mpctl.clusters.backend import OnEvent
 from mpctl.clusters.slurm.allocation import (
     Allocation,
+    address_command,
     agents_step,
     allocation_issues,
     find_allocation,
+    read_addresses,
     step_environment,
 )
 from mpctl.clusters.slurm.commands import slurm_output
-from mpctl.clusters.slurm.node_list import address_command, read_addresses
 from mpctl.errors import Issue, MpctlError
 from mpctl.launch.cluster import Cluster
 from mpctl.launch.control.cluster import AgentOrder, agent_cluster

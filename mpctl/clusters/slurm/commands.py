@@ -1,4 +1,4 @@
-"""Running Slurm's commands: sinfo, sbatch, squeue, scancel. Arguments are lists, never a shell."""
+"""Running sbatch, squeue, scancel and others. Arguments are lists, never a shell."""
 
 from __future__ import annotations
 
@@ -7,43 +7,23 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from mpctl.clusters.slurm.job_state import SQUEUE, JobState, read_job_state
-from mpctl.clusters.slurm.partitions import SINFO, Partition, read_partitions
+from mpctl.clusters.backend import ScheduledJob, require_form
 from mpctl.errors import InputError, RunFailed
+from mpctl.spec.job import JobSpec
 
 SECONDS = 30.0
 """How long one command may take; a busy controller answers in seconds."""
 SUBMITTED = re.compile(r"(\d+)(?:;\S+)?")
-
-
-def find_partitions() -> list[Partition]:
-    """All partitions of the cluster. Raises InputError without Slurm, RunFailed when it does not
-    answer."""
-    return read_partitions(slurm_output(SINFO))
-
-
-def submit(script: Path) -> str:
-    """Submit a batch script; the id of the job. Raises RunFailed with what sbatch says."""
-    output = slurm_output(("sbatch", "--parsable", str(script))).strip()
-    match = SUBMITTED.fullmatch(output.splitlines()[-1] if output else "")
-    if match is None:
-        raise RunFailed(f"sbatch printed {output!r} in place of a job's id")
-    return match[1]
-
-
-def find_job(job_id: str) -> JobState | None:
-    """The state of a job; None when Slurm does not know it any more."""
-    try:
-        return read_job_state(slurm_output((*SQUEUE, f"--jobs={job_id}")))
-    except RunFailed as error:
-        if "Invalid job id" in str(error):
-            return None
-        raise
-
-
-def cancel(job_id: str) -> None:
-    """End a job: its processes get SIGTERM, and SIGKILL after Slurm's KillWait."""
-    slurm_output(("scancel", job_id))
+JOB_ID = re.compile(r"[0-9]{1,18}")
+SQUEUE = ("squeue", "--noheader", "--states=all", "--format=%T|%r|%M|%l|%N")
+"""The command, without the job's id, whose output `read_job` reads: state, reason, time used, time
+limit, nodes."""
+WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
+ENDED = {
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+    "PREEMPTED", "REVOKED", "TIMEOUT",
+}  # fmt: skip
+"""States in which a job runs no more; Slurm forgets it some minutes later."""
 
 
 def slurm_output(command: Sequence[str]) -> str:
@@ -64,3 +44,54 @@ def slurm_output(command: Sequence[str]) -> str:
         said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         raise RunFailed(f"{name} failed: {said}")
     return done.stdout
+
+
+def submit(script: Path) -> str:
+    """Submit a batch script; the id of the job. Raises RunFailed with what sbatch says."""
+    output = slurm_output(("sbatch", "--parsable", str(script))).strip()
+    match = SUBMITTED.fullmatch(output.splitlines()[-1] if output else "")
+    if match is None:
+        raise RunFailed(f"sbatch printed {output!r} in place of a job's id")
+    return match[1]
+
+
+class SlurmScheduler:
+    """The submitted jobs of the cluster of this host, for `mpctl status` and `mpctl stop`."""
+
+    def __init__(self, job: JobSpec) -> None:
+        pass
+
+    def find(self, job_id: str) -> ScheduledJob | None:
+        """The job in squeue's list; None when Slurm does not know it any more."""
+        try:
+            return read_job(slurm_output((*SQUEUE, f"--jobs={_require(job_id)}")))
+        except RunFailed as error:
+            if "Invalid job id" in str(error):
+                return None
+            raise
+
+    def cancel(self, job_id: str) -> None:
+        """End the job: its processes get SIGTERM, and SIGKILL after Slurm's KillWait."""
+        slurm_output(("scancel", _require(job_id)))
+
+
+def read_job(listing: str) -> ScheduledJob | None:
+    """The job in the output of `SQUEUE`, such as `PENDING (Resources)` or `RUNNING on n[1-2] for
+    3:21 of 12:00:00`; None when Slurm has forgotten the job. Raises InputError for other output."""
+    if not listing:
+        return None
+    line = listing.splitlines()[0]
+    fields = line.split("|")
+    if len(fields) != 5:
+        message = f"cannot read {line!r} in the output of squeue"
+        raise InputError.of("squeue", "squeue", message, f"run: {' '.join(SQUEUE)}")
+    state, reason, elapsed, limit, nodes = fields
+    reason = "" if reason == "None" else reason.strip("()")
+    text = f"{state} ({reason})" if reason else state
+    if state == "RUNNING":
+        text = f"{state} on {nodes} for {elapsed} of {limit}"
+    return ScheduledJob(text, is_active=state not in ENDED, has_begun=state not in WAITING)
+
+
+def _require(job_id: str) -> str:
+    return require_form(job_id, JOB_ID, "the number of a Slurm job", "launcher.json: job_id")

@@ -1,4 +1,4 @@
-"""Partitions and their nodes as sinfo lists them, and whether one of them can run a plan.
+"""Partitions, nodes and time limits as sinfo lists them, and whether one of them can run a plan.
 
 sbatch accepts a job for more nodes than a partition has, and the job then waits for ever. What is
 asked for is therefore compared with sinfo's listing before anything is submitted.
@@ -9,12 +9,48 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
-from mpctl.clusters.slurm.times import time_limit_seconds, time_limit_text
+from mpctl.clusters.slurm.commands import slurm_output
 from mpctl.errors import InputError, Issue
 from mpctl.units import bytes_text, plural
+
+UNLIMITED = {"infinite", "unlimited", "-1"}
+WITH_DAYS = re.compile(r"(\d+)-(\d+)(?::(\d+))?(?::(\d+))?")
+WITHOUT_DAYS = re.compile(r"(?:(\d+):)??(\d+)(?::(\d+))?")
+
+
+def time_limit_seconds(text: str, where: str = "launch.slurm.time") -> float:
+    """Seconds of a time limit, infinity for `UNLIMITED`. Raises InputError for other text. sbatch
+    reads minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes and
+    days-hours:minutes:seconds; sinfo and squeue print the last forms.
+
+    >>> time_limit_seconds("90"), time_limit_seconds("1-12:30")
+    (5400.0, 131400.0)
+    """
+    if text.lower() in UNLIMITED:
+        return inf
+    if match := WITH_DAYS.fullmatch(text):
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    if match := WITHOUT_DAYS.fullmatch(text):
+        hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        return float((hours * 60 + minutes) * 60 + seconds)
+    hint = "write it as sbatch does: 30 (minutes), 12:00:00 or 2-00:00:00"
+    raise InputError.of("slurm-time", where, f"{text!r} is not a time limit", hint)
+
+
+def time_limit_text(seconds: float) -> str:
+    """`131400` -> `1-12:30:00`, `5400` -> `1:30:00`; infinity -> `unlimited`."""
+    if seconds == inf:
+        return "unlimited"
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    clock = f"{hour}:{minute:02}:{second:02}"
+    return f"{days}-{clock}" if days else clock
+
 
 SINFO = ("sinfo", "--noheader", "--exact", "--format=%P|%a|%l|%s|%D|%T|%c|%m|%G|%N")
 """The command whose output `read_partitions` reads: a line for all equal nodes of a partition, with
@@ -66,6 +102,12 @@ class NodeRequest:
     seconds: float | None = None
 
 
+def find_partitions() -> list[Partition]:
+    """All partitions of the cluster. Raises InputError without Slurm, RunFailed when it does not
+    answer."""
+    return read_partitions(slurm_output(SINFO))
+
+
 def read_partitions(listing: str) -> list[Partition]:
     """The partitions in the output of `SINFO`, in its order. Raises InputError for a line that is
     not of its form."""
@@ -74,14 +116,7 @@ def read_partitions(listing: str) -> list[Partition]:
         partition = _partition(line)
         before = partitions.get(partition.name)
         groups = (*before.groups, *partition.groups) if before else partition.groups
-        partitions[partition.name] = Partition(
-            partition.name,
-            partition.is_default,
-            partition.is_up,
-            partition.time_limit,
-            partition.most_nodes,
-            groups,
-        )
+        partitions[partition.name] = replace(partition, groups=groups)
     return list(partitions.values())
 
 

@@ -1,26 +1,101 @@
-"""What a plan asks of Slurm, and what is wrong with it: from the plan and sinfo's listing alone."""
+"""`--on slurm --submit`: a run whose directory is complete is handed to sbatch.
+
+What a plan asks of Slurm, and what is wrong with it, follows from the plan and sinfo's listing
+alone. The job runs `mpctl launch --resume --on slurm` on the run directory (script.py), at first
+and after every requeue.
+
+Slurm sends SIGUSR1 `signal_seconds` before the time limit, up to a minute earlier; from then on the
+ranks finish their step and write a checkpoint. How fast a file system writes is not known before it
+has written. A job is therefore refused only where even FASTEST_WRITE would not do, and the time for
+saving is reckoned with SLOWEST_WRITE.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from functools import cached_property
+from math import ceil, inf
 from pathlib import Path
 
-from mpctl.clusters.slurm.limits import SaveNeed, default_signal_seconds, limit_issues
+from mpctl.clusters.slurm.commands import submit
 from mpctl.clusters.slurm.partitions import (
     NodeRequest,
     Partition,
     chosen_partition,
+    find_partitions,
     request_issues,
+    time_limit_seconds,
+    time_limit_text,
 )
-from mpctl.clusters.slurm.script import BatchJob, script_issues
-from mpctl.clusters.slurm.times import time_limit_seconds
+from mpctl.clusters.slurm.script import BatchJob, render_script, script_issues
+from mpctl.durable import write_whole
 from mpctl.errors import InputError, Issue
 from mpctl.launch.node.host import Device, device_memory_issues, named_device
 from mpctl.planning.plan import Plan
+from mpctl.rundir.directory import RunDir
+from mpctl.spec.job import JobSpec
 from mpctl.spec.launch import SlurmSpec
+from mpctl.units import bytes_text, seconds_text
+
+FASTEST_WRITE, SLOWEST_WRITE = 2e9, 2e8
+"""Bytes per second that one node writes to a fast parallel file system, and to a busy NFS."""
+LEAST_SIGNAL_SECONDS = 120
+MOST_SIGNAL_SECONDS = 65_535  # of sbatch's --signal
+
+
+@dataclass(frozen=True)
+class SaveNeed:
+    """What stopping with a checkpoint takes. step_seconds: 0 where no step time is estimated."""
+
+    step_seconds: float
+    checkpoint_bytes: int
+    nodes: int
+
+    def seconds(self, rate: float) -> float:
+        """Seconds to finish a step and save, at so many bytes per second of each node.
+
+        >>> need = SaveNeed(step_seconds=10, checkpoint_bytes=80 * 10**9, nodes=2)
+        >>> need.seconds(FASTEST_WRITE), need.seconds(SLOWEST_WRITE)
+        (30.0, 210.0)
+        """
+        return self.step_seconds + self.checkpoint_bytes / (rate * self.nodes)
+
+    def __str__(self) -> str:
+        step = f"a step of {seconds_text(self.step_seconds)} and " if self.step_seconds else ""
+        return f"{step}a checkpoint of {bytes_text(self.checkpoint_bytes)}"
+
+
+def default_signal_seconds(need: SaveNeed, limit: float) -> int:
+    """Twice the seconds that a slow save takes, at least LEAST_SIGNAL_SECONDS, but no more than
+    half of the time limit (seconds, infinity without one)."""
+    wanted = max(LEAST_SIGNAL_SECONDS, ceil(2 * need.seconds(SLOWEST_WRITE)))
+    half = MOST_SIGNAL_SECONDS if limit == inf else max(1, int(limit / 2))
+    return min(wanted, half, MOST_SIGNAL_SECONDS)
+
+
+def limit_issues(need: SaveNeed, limit: float, signal_seconds: int | None) -> Iterator[Issue]:
+    """Why nothing could be saved within the limit. limit: seconds, infinity without one;
+    signal_seconds: as set by the user, None where it is derived."""
+    least = need.seconds(FASTEST_WRITE)
+    rate = f"{FASTEST_WRITE / 1e9:g} GB/s a node"
+    if limit < least:
+        message = (
+            f"{time_limit_text(limit)} is shorter than {need}, {seconds_text(least)} at {rate}"
+        )
+        hint = f"use {time_limit_text(ceil(4 * least / 60) * 60)} or more"
+        yield Issue("slurm-time", "launch.slurm.time", message, hint)
+    if signal_seconds is None:
+        return
+    where = "launch.slurm.signal_seconds"
+    if signal_seconds < least:
+        message = f"{signal_seconds} s are shorter than {need}, {seconds_text(least)} at {rate}"
+        yield Issue("slurm-signal", where, message, f"use {ceil(2 * least)} or more")
+    if signal_seconds >= limit:
+        message = f"{signal_seconds} s, but the whole time limit is {time_limit_text(limit)}"
+        hint = f"use {max(1, int(limit / 2))} or less, or a larger launch.slurm.time"
+        yield Issue("slurm-signal", where, message, hint)
 
 
 @dataclass(frozen=True)
@@ -131,3 +206,36 @@ def launch_command(run: Path) -> list[str]:
     """What a batch script runs: this Python, which all nodes must have at the same path."""
     launch = ["mpctl", "launch", "--resume", "--run-dir", str(run), "--on", "slurm"]
     return [sys.executable, "-P", "-m", *launch]
+
+
+class SlurmSubmitter:
+    """Runs as batch jobs of the Slurm that this host belongs to."""
+
+    name = "slurm"
+    shown_anywhere = False
+
+    def __init__(self, job: JobSpec, environment: Mapping[str, str]) -> None:
+        self.job = job
+
+    @cached_property
+    def partitions(self) -> Sequence[Partition]:
+        """What sinfo says. Raises InputError on a host without Slurm."""
+        return find_partitions()
+
+    def check(self, plan: Plan, run: RunDir, *, is_elsewhere: bool) -> list[Issue]:
+        """Why Slurm would refuse the job, or let it wait for ever."""
+        return list(Submission(plan, self.partitions).issues(run.path))
+
+    def dry_run(self, plan: Plan, run: RunDir) -> list[Issue]:
+        """Nothing more: sinfo was asked by the checks."""
+        return []
+
+    def document(self, plan: Plan, run: RunDir) -> str:
+        """The batch script."""
+        return render_script(Submission(plan, self.partitions).batch_job(run.path))
+
+    def submit(self, plan: Plan, run: RunDir) -> str:
+        """Write RUN/slurm.sh and submit it; the id of the job."""
+        (run.path / "logs").mkdir(exist_ok=True)
+        write_whole(run.batch_script, self.document(plan, run))
+        return submit(run.batch_script)

@@ -11,7 +11,7 @@ import pytest
 from mpctl.clusters.registry import chosen_name, find_backend, find_submitter
 from mpctl.clusters.slurm.allocation import Allocation
 from mpctl.clusters.slurm.backend import SlurmBackend, SlurmStep
-from mpctl.clusters.slurm.submitter import SlurmSubmitter
+from mpctl.clusters.slurm.submission import SlurmSubmitter
 from mpctl.errors import InputError
 from mpctl.planning.plan import make_plan
 from tests.jobs import job_of

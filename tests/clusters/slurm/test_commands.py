@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from mpctl.clusters.slurm import commands
+from mpctl.clusters.slurm.commands import SlurmScheduler, read_job, submit
+from mpctl.clusters.slurm.partitions import find_partitions
 from mpctl.errors import InputError, RunFailed
+from tests.jobs import job_of
 
 Stand = Callable[[str, str], None]
+SLURM = SlurmScheduler(job_of({}))
 
 
 @pytest.fixture
@@ -28,24 +32,43 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stand:
 @pytest.mark.parametrize("printed", ["123", "123;cluster", "some plugin says hello\\n123"])
 def test_the_id_of_a_submitted_job(stand_in: Stand, tmp_path: Path, printed: str) -> None:
     stand_in("sbatch", f'[ "$1" = --parsable ] && printf "{printed}\\n"')
-    assert commands.submit(tmp_path / "slurm.sh") == "123"
+    assert submit(tmp_path / "slurm.sh") == "123"
 
 
 def test_what_sbatch_refuses_is_told_in_its_words(stand_in: Stand, tmp_path: Path) -> None:
     stand_in("sbatch", "echo 'sbatch: error: Invalid account' >&2; exit 1")
     with pytest.raises(RunFailed, match="sbatch failed: sbatch: error: Invalid account"):
-        commands.submit(tmp_path / "slurm.sh")
+        submit(tmp_path / "slurm.sh")
     stand_in("sbatch", "echo later")
     with pytest.raises(RunFailed, match="'later' in place of a job's id"):
-        commands.submit(tmp_path / "slurm.sh")
+        submit(tmp_path / "slurm.sh")
 
 
-def test_a_job_that_slurm_has_forgotten(stand_in: Stand) -> None:
+@pytest.mark.parametrize(
+    ("line", "state", "is_active", "has_begun"),
+    [
+        ("PENDING|Resources|0:00|1:00:00|", "PENDING (Resources)", True, False),
+        ("RUNNING|None|3:21|12:00:00|n[1-2]", "RUNNING on n[1-2] for 3:21 of 12:00:00", True, True),
+        ("COMPLETED|None|0:01|UNLIMITED|n1", "COMPLETED", False, True),
+        ("FAILED|NonZeroExitCode|0:01|1:00|n1", "FAILED (NonZeroExitCode)", False, True),
+        ("COMPLETING|None|0:01|1:00|n1", "COMPLETING", True, True),
+    ],
+)
+def test_a_line_of_squeue(
+    stand_in: Stand, line: str, state: str, is_active: bool, has_begun: bool
+) -> None:
+    stand_in("squeue", f"echo '{line}'")
+    job = SLURM.find("7")
+    assert job is not None
+    assert (job.state, job.is_active, job.has_begun) == (state, is_active, has_begun)
+
+
+def test_a_job_that_slurm_has_forgotten_and_other_output(stand_in: Stand) -> None:
     stand_in("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    assert commands.find_job("7") is None
-    stand_in("squeue", "echo '7|RUNNING|None|0:01|1:00|N/A|n[1-2]|demo'")
-    job = commands.find_job("7")
-    assert job is not None and job.state == "RUNNING"
+    assert SLURM.find("7") is None
+    assert read_job("") is None
+    with pytest.raises(InputError, match="output of squeue"):
+        read_job("slurm_load_jobs error")
 
 
 def test_a_controller_that_does_not_answer(
@@ -53,13 +76,13 @@ def test_a_controller_that_does_not_answer(
 ) -> None:
     stand_in("squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(RunFailed, match="Unable to contact slurm controller"):
-        commands.find_job("7")
+        SLURM.find("7")
     monkeypatch.setattr(commands, "SECONDS", 0.2)
     stand_in("sinfo", "exec /bin/sleep 30")
     with pytest.raises(RunFailed, match=r"did not answer within 0\.2 s"):
-        commands.find_partitions()
+        find_partitions()
 
 
 def test_a_host_without_slurm(stand_in: Stand) -> None:
     with pytest.raises(InputError, match="sinfo is not on this host"):
-        commands.find_partitions()
+        find_partitions()

@@ -11,8 +11,36 @@ from mpctl.clusters.slurm.partitions import (
     chosen_partition,
     read_partitions,
     request_issues,
+    time_limit_seconds,
+    time_limit_text,
 )
 from mpctl.errors import InputError, Issue
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "shown"),
+    [
+        ("90", 5400, "1:30:00"),
+        ("5:30", 330, "0:05:30"),
+        ("12:00:00", 43200, "12:00:00"),
+        ("2-3", 183600, "2-3:00:00"),
+        ("2-3:04", 183840, "2-3:04:00"),
+        ("2-03:04:05", 183845, "2-3:04:05"),
+        ("UNLIMITED", inf, "unlimited"),
+        ("infinite", inf, "unlimited"),
+    ],
+)
+def test_each_form_of_sbatch(text: str, seconds: float, shown: str) -> None:
+    assert time_limit_seconds(text) == seconds
+    assert time_limit_text(seconds) == shown
+    assert time_limit_seconds(shown) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "x", "1:2:3:4", "-5", "1.5", "12h", "1-"])
+def test_other_text_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="is not a time limit"):
+        time_limit_seconds(text)
+
 
 LISTING = """\
 batch*|up|1-00:00:00|1-infinite|6|idle|64|257000|gpu:a100:4(S:0-1)|g[01-06]

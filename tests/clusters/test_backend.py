@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpctl.clusters.kubernetes.scheduler import KubernetesScheduler
-from mpctl.clusters.slurm.scheduler import SlurmScheduler
+from mpctl.clusters.slurm.commands import SlurmScheduler
 from mpctl.errors import InputError
 from tests.jobs import job_of
 
