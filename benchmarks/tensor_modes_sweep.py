@@ -16,12 +16,12 @@ from typing import Any
 
 from mpctl.errors import InputError
 from mpctl.planning.tensor_modes import TensorModeEntry, tensor_modes_document
-from mpctl.render.plot_file import COLOURS
 from mpctl.search.find import find_layouts
 from mpctl.search.space import SearchSpace
 from mpctl.spec.load import load_job
 from mpctl.units import bytes_text, seconds_text
 
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")  # Okabe and Ito
 RANKS = (64, 512, 4096)
 MODES = ("1d", "1d, sequence", "2d", "2.5d", "3d")
 HIDDEN = {64: 8192, 512: 24576, 4096: 65536}  # weak: about 8 x the weights for 8 x the ranks

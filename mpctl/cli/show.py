@@ -104,12 +104,12 @@ def _plot(
     from mpctl.runs.show import find_series, series_document
 
     if out is not None:
-        from mpctl.render.plot_file import check_picture
+        from mpctl.render.curves import check_picture
 
         check_picture(out)
     series = find_series(runs, metrics, x)
     if out is not None:
-        from mpctl.render.plot_file import write_picture
+        from mpctl.render.curves import write_picture
 
         write_picture(out, series, x)
     if as_json:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from mpctl.bench.report import BenchEnvironment, BenchReport
 from mpctl.render.charts.chart import Chart
+from mpctl.render.charts.png import has_matplotlib
 from mpctl.render.charts.reports import report_charts
 from mpctl.render.charts.svg import chart_file
 from mpctl.render.html.bench import bench_page
 from mpctl.render.markup import write_text
-from mpctl.render.plot_file import has_matplotlib
 from mpctl.units import plural
 
 PAGE = "report.html"

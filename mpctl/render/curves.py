@@ -1,4 +1,4 @@
-"""Curves of runs: the words and units of their axes, legends, round ticks, and plots in a terminal.
+"""Curves of runs: words and units of their axes, legends, plots in a terminal, pictures.
 
 Plots are drawn with plotext, as wide as the terminal, in ASCII where it knows no more.
 
@@ -8,15 +8,20 @@ PlotAxis(name='tokens', unit='thousands', size=1000.0)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
+from mpctl.errors import InputError
+from mpctl.render.charts.chart import Chart, ChartSeries, Look, Mark, Panel, round_ticks, span_axis
+from mpctl.render.charts.png import has_matplotlib, write_png
+from mpctl.render.charts.svg import chart_file
 from mpctl.render.console import get_console, visible
+from mpctl.render.markup import write_text
 from mpctl.runs.show import Series
 
 LABELS = {
@@ -33,7 +38,6 @@ BYTES = ((2.0**40, "TiB", 2.0**40), (2.0**30, "GiB", 2.0**30), (0.0, "MiB", 2.0*
 COUNTS = ((1e12, "trillions", 1e12), (1e9, "billions", 1e9), (1e6, "millions", 1e6),
           (1e4, "thousands", 1e3), (0.0, "", 1.0))  # fmt: skip
 SHORT = 400  # points, beyond which the noise of single steps would hide a curve
-ROUND = (1, 2, 5, 10)
 
 
 @dataclass(frozen=True)
@@ -120,24 +124,14 @@ def mean(values: Sequence[float], count: int) -> list[float]:
     return [(sums[stop] - sums[start]) / (stop - start) for start, stop in spans]
 
 
-def ticks(low: float, high: float, count: int) -> list[float]:
-    """About `count` round numbers from low to high, both of which they do not exceed."""
-    if not high > low:
-        return [low]
-    rough = (high - low) / max(1, count - 1)
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * power for m in ROUND if m * power >= rough * (1 - 1e-9))
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    found = [number * step for number in range(first, last + 1)]
-    return [int(v) if step >= 1 and step == int(step) else v for v in found] or [low]
-
-
 COLOURS = ("blue+", "orange+", "green+", "magenta+", "cyan+", "red+")
 RICH = ("bright_blue", "bright_yellow", "bright_green", "bright_magenta", "bright_cyan",
         "bright_red")  # fmt: skip
 SIGNS = "*o+x#@%&"
 LINES = str.maketrans("┌┐└┘┬┴├┤┼─│", "+++++++++-|")
 POINTS = 1000  # of a curve at most: more than a terminal is wide
+FEW = 40  # points, up to which a picture marks each
+SUFFIXES = (".png", ".svg")
 HEIGHT, LEAST = 22, (30, 8)
 
 
@@ -205,6 +199,54 @@ def _draw(
 
 def _set_ticks(figure: Any, axis: str, values: list[float], count: int) -> None:
     """Round numbers in place of plotext's own."""
-    positions = ticks(min(values), max(values), count)
+    positions = round_ticks(min(values), max(values), max(1, count))
     side = "lower" if axis == "x" else "left"
     figure.ruler(axis, side).ticks(positions, labels=[f"{position:g}" for position in positions])
+
+
+def check_picture(path: Path) -> None:
+    """Raises InputError unless a picture can be written there."""
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        message, hint = f"{path} is neither PNG nor SVG", f"end its name in {' or '.join(SUFFIXES)}"
+        raise InputError.of("bad-suffix", "--out", message, hint)
+    if suffix == ".png" and not has_matplotlib():
+        hint = "pip install 'mpctl[plot]', or end the name in .svg, which needs nothing"
+        raise InputError.of("extra-missing", "--out", "matplotlib is not installed", hint)
+
+
+def write_picture(path: Path, series: Sequence[Series], x: str) -> None:
+    """Write the curves as PNG or SVG, by the suffix of path. x: the metric of the horizontal axis.
+    Raises InputError where the file cannot be written."""
+    chart = curves_chart(series, x)
+    if path.suffix.lower() == ".png":
+        write_png(path, chart)
+    else:
+        write_text(path, chart_file(chart), option="--out")
+
+
+def curves_chart(series: Sequence[Series], x: str) -> Chart:
+    """The curves as a chart; of a long one the running mean over a pale curve of its points."""
+    across, up = axis_of(x, (v for s in series for v in s.x)), y_axis(series)
+    drawn: list[ChartSeries] = []
+    for colour, (one, name) in enumerate(zip(series, legend(series), strict=True)):
+        xs, ys, count = across.scaled(one.x), up.scaled(one.y), window(len(one.x))
+        if count > 1:
+            drawn.append(ChartSeries("", _marks(xs, ys), "faint", colour))
+        look: Look = "line" if len(xs) <= FEW else "curve"
+        drawn.append(ChartSeries(name, _marks(xs, mean(ys, count)), look, colour))
+    averaged = max(window(len(s.x)) for s in series)
+    return Chart(
+        "curves",
+        f"{up.name} of {whose(series)}",
+        f"Bold: mean of {averaged} points." if averaged > 1 else "",
+        span_axis(across.label, (v for s in series for v in across.scaled(s.x))),
+        span_axis(up.label, (v for s in series for v in up.scaled(s.y))),
+        (Panel("", tuple(drawn)),),
+    )
+
+
+def _marks(xs: Sequence[float], ys: Sequence[float]) -> tuple[Mark, ...]:
+    every = max(1, len(xs) // POINTS)
+    points = zip(xs[::every], ys[::every], strict=True)
+    return tuple(Mark(x, y, f"{x:g}: {y:.6g}") for x, y in points)

@@ -68,6 +68,10 @@ def write_text(path: Path, text: str, *, option: str) -> None:
     try:
         path.write_text(text, "utf-8")
     except OSError as error:
-        raise InputError.of(
-            "unwritable", option, f"{path}: {error.strerror}", "give a file in a folder that exists"
-        ) from None
+        raise cannot_write(path, error, option) from None
+
+
+def cannot_write(path: Path, error: OSError, option: str) -> InputError:
+    """The error of a file that an option names and that cannot be written."""
+    message = f"{path}: {error.strerror or error}"
+    return InputError.of("unwritable", option, message, "name a file in a folder that exists")

@@ -1,8 +1,8 @@
 """A plan as one SVG file that needs nothing from the network: the layout and the step's timeline.
 
 GPUs are coloured by tensor-parallel group, and each says its rank, the group's letter and its place
-along the other axes; the picture follows the reader's light or dark scheme in a browser, and is
-light in programs that know no CSS variables (`with_plain_colours`).
+along the other axes. Frames around the nodes are the NVLink domain and the networks above that they
+lie in.
 """
 
 from __future__ import annotations
@@ -36,16 +36,15 @@ from mpctl.render.cells import (
     node_layers,
 )
 from mpctl.render.markup import Raw, el, join, number
-from mpctl.render.picture_style import picture_css, with_plain_colours
+from mpctl.render.svg import Part, picture_file, stacked
 from mpctl.render.svg_grid import GridPicture
 from mpctl.render.svg_timeline import WIDTH, Picture, legend_names
 from mpctl.topology import Topology
 from mpctl.units import plural, seconds_text
 
-EDGE, CELL, HIGH, SPACE, HEAD = 16, 56, 36, 4, 22
+CELL, HIGH, SPACE, HEAD = 56, 36, 4, 22
 TILE_WIDTH, TILE_HEIGHT = 72, 30
 COLOURS, LINE = 8, 150  # colours of cells; characters of a line
-Part = tuple[Raw, float]  # a drawing and its height
 
 TEXTURES = (
     "",
@@ -78,29 +77,8 @@ def legend(step: StepLine) -> Raw:
 
 def plan_svg(plan: Plan, topology: Topology) -> str:
     """The whole file: headline, layout and, where the step can be timed, its timeline."""
-    drawn = list(_stacked(_parts(plan, topology)))
-    height = drawn[-1][1]
-    parts = join(
-        el("g", part, transform=f"translate({EDGE} {number(y)})") for part, y in drawn[:-1]
-    )
-    wide, high = WIDTH + 2 * EDGE, number(height)
-    label = _headline(plan, topology)
-    picture = el(
-        "svg", el("title", label), el("style", Raw(picture_css())), textures(),
-        el("rect", width="100%", height="100%", style="fill:var(--paper)"), parts,
-        xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {wide} {high}", width=wide, height=high,
-        role="img", aria_label=label,
-    )  # fmt: skip
-    return with_plain_colours(picture) + "\n"
-
-
-def _stacked(parts: Iterator[Part]) -> Iterator[Part]:
-    """Each part with its upper edge; last an empty part, with the height of the picture."""
-    y = float(EDGE)
-    for part, height in parts:
-        yield part, y
-        y += height
-    yield Raw(), y + EDGE
+    part = stacked(_parts(plan, topology))
+    return picture_file(_headline(plan, topology), part, WIDTH, defs=textures())
 
 
 def _parts(plan: Plan, topology: Topology) -> Iterator[Part]:

@@ -24,7 +24,7 @@ from mpctl.render.charts.chart import (
 )
 from mpctl.render.charts.reports import report_charts
 from mpctl.render.charts.svg import SHAPES, chart_file, chart_svg
-from mpctl.render.picture_style import light_colours, picture_css
+from mpctl.render.svg import light_colours, picture_css
 from tests.bench.reports import (
     MADE,
     collectives_report,

@@ -14,7 +14,8 @@ import pytest
 from rich.text import Text
 
 from mpctl.launch.follow import follow
-from mpctl.render.curves import axis_of, mean, plot_text, ticks
+from mpctl.render.charts.chart import round_ticks
+from mpctl.render.curves import axis_of, mean, plot_text
 from mpctl.rundir.directory import RunDir
 from mpctl.runs.show import find_series, open_runs
 from mpctl.spec.load import load_job
@@ -213,8 +214,8 @@ def test_units_follow_from_the_numbers() -> None:
 
 
 def test_ticks_are_round_and_within() -> None:
-    assert ticks(0.3, 2.4, 5) == [1, 2] and ticks(4.0, 4.0, 5) == [4.0]
-    assert ticks(1e-4, 9e-4, 5) == pytest.approx([2e-4, 4e-4, 6e-4, 8e-4])
+    assert round_ticks(0.3, 2.4, 5) == [0.5, 1, 1.5, 2] and round_ticks(4.0, 4.0, 5) == [4.0]
+    assert round_ticks(1e-4, 9e-4, 5) == pytest.approx([2e-4, 4e-4, 6e-4, 8e-4])
 
 
 def test_a_running_mean_by_hand() -> None:
@@ -232,7 +233,7 @@ def test_an_svg_has_axes_legend_and_a_line_a_run(demo: Path, call: Mpctl) -> Non
     text = Path("a.svg").read_text()
     words = {node.text for node in ElementTree.fromstring(text).iter() if node.text}
     assert {"loss of 2 runs", "tokens", "loss", "demo", "two"} <= words
-    assert "#0072b2" in text and "#d55e00" in text
+    assert 'class="q0 p0"' in text and 'class="q1 p1"' in text
     call("show", "demo", "two", "--plot", "loss", "--x", "tokens", "--out", "b.svg")
     assert Path("b.svg").read_text() == text  # the same runs, the same file
 

@@ -34,8 +34,8 @@ def draw(folder: Path, report: BenchReport, written: list[str], *, as_json: bool
     """Write the page and the pictures of a report, and say what was written, after the names in
     `written`: on stdout, or on stderr where stdout is for JSON."""
     from mpctl.render.bench_files import NO_PNG, write_bench_files
+    from mpctl.render.charts.png import has_matplotlib
     from mpctl.render.console import say
-    from mpctl.render.plot_file import has_matplotlib
 
     names = [*written, *(path.name for path in write_bench_files(folder, report))]
     say(f"wrote {', '.join(names)} in {folder}", stderr=as_json)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from math import ceil, floor, log, log10
 from typing import Literal, TypeVar
 
-Look = Literal["line", "points", "dashed", "dotted", "bar"]
+Look = Literal["line", "points", "curve", "faint", "dashed", "dotted", "bar"]
+MARKED: tuple[Look, ...] = ("line", "points")
 Span = tuple[float, float]
 Tick = TypeVar("Tick")
 MOST_TICKS = 7
@@ -54,9 +55,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class ChartSeries:
-    """Marks of one name in the legend. look: `line` joins them, `points` does not, `dashed` and
-    `dotted` are lines to compare with, `bar` is a pale bar of x_span with a stroke at x. colour: a
-    number that stands for a colour and a shape (colour_and_shape); None for dim ink."""
+    """Marks of one name in the legend, or without a name of none. look: `line` joins them, `points`
+    does not, `curve` is a line without symbols and `faint` a pale one, `dashed` and `dotted` are
+    lines to compare with, `bar` is a pale bar of x_span with a stroke at x. colour: a number that
+    stands for a colour and a shape (colour_and_shape); None for dim ink."""
 
     name: str
     marks: tuple[Mark, ...]
@@ -99,7 +101,8 @@ class Chart:
         found: dict[str, ChartSeries] = {}
         for panel in self.panels:
             for series in panel.series:
-                found.setdefault(series.name, series)
+                if series.name:
+                    found.setdefault(series.name, series)
         return list(found.values())
 
 
@@ -111,9 +114,10 @@ def log_axis(
     room = 0.05 * (max(logs) - min(logs)) + 0.06
     low, high = 10 ** (min(logs) - room), 10 ** (max(logs) + room)
     ticks = _powers(low, high, base)
-    for finer in (_multiples, _even):
-        if len(ticks) < 3:
-            ticks = [tick for tick in finer(low, high) if low <= tick <= high]
+    if len(ticks) < 3:
+        ticks = [tick for tick in _multiples(low, high) if low <= tick <= high]
+    if len(ticks) < 3:
+        ticks = round_ticks(low, high, 5)
     return ChartAxis(label, low, high, tuple((t, text(t)) for t in _thinned(ticks)), is_log=True)
 
 
@@ -122,9 +126,17 @@ def linear_axis(
 ) -> ChartAxis:
     """An axis from 0 to somewhat above the largest value."""
     high = min(max(*values, 1e-12), 10**LARGEST) * (1 + room)
-    step = next(s for s in _steps(high) if high / s <= MOST_TICKS)
-    ticks = [n * step for n in range(floor(high / step) + 1)]
+    ticks = round_ticks(0.0, high, MOST_TICKS)
     return ChartAxis(label, 0.0, high, tuple((t, text(t)) for t in ticks))
+
+
+def span_axis(label: str, values: Iterable[float]) -> ChartAxis:
+    """A linear axis over the values with some room at both ends."""
+    found = list(values)
+    low, high = min(found), max(found)
+    room = 0.04 * (high - low) or 0.04 * abs(high) or 1.0
+    ticks = round_ticks(low - room, high + room, MOST_TICKS)
+    return ChartAxis(label, low - room, high + room, tuple((t, f"{t:g}") for t in ticks))
 
 
 def counts_axis(label: str, values: Iterable[float]) -> ChartAxis:
@@ -151,10 +163,16 @@ def _multiples(low: float, high: float) -> Iterator[float]:
         yield from (times * 10.0**n for times in (1, 2, 5))
 
 
-def _even(low: float, high: float) -> Iterator[float]:
-    """Multiples of a round step, at most five of them between low and high."""
-    step = next(step for step in _steps(high - low) if (high - low) / step <= 5)
-    yield from (n * step for n in range(ceil(low / step), floor(high / step) + 1))
+def round_ticks(low: float, high: float, most: int) -> list[float]:
+    """Multiples of a round step from low to high, both of which they do not exceed: about `most`.
+
+    >>> round_ticks(0.3, 2.4, 5)
+    [0.5, 1.0, 1.5, 2.0]
+    """
+    if not high > low:
+        return [low]
+    step = next(step for step in _steps(high - low) if (high - low) / step <= most)
+    return [n * step for n in range(ceil(low / step - 1e-9), floor(high / step + 1e-9) + 1)]
 
 
 def _thinned(ticks: Sequence[Tick], most: int = MOST_TICKS) -> Sequence[Tick]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 from mpctl.render.charts.chart import (
+    MARKED,
     Chart,
     ChartAxis,
     ChartSeries,
@@ -15,21 +18,37 @@ from mpctl.render.charts.chart import (
     Panel,
     colour_and_shape,
 )
-from mpctl.render.picture_style import light_colours
-from mpctl.render.plot_file import SETTINGS, save_figure
+from mpctl.render.markup import cannot_write
+from mpctl.render.svg import light_colours
 
 MARKERS = ("o", "s", "D", "^", "v", "h", "P")
+WIDTHS = {"dotted": 1.0, "faint": 0.6}
 DASHES: dict[str, Any] = {"dashed": (0, (5, 3)), "dotted": (0, (1.5, 2.5))}
+SETTINGS: Any = {"font.size": 9.0, "axes.spines.top": False, "axes.spines.right": False,
+                 "text.parse_math": False}  # fmt: skip
+"""How matplotlib draws: no word is taken for a formula."""
 INCHES, LINE = 9.6, 160  # across, in inches and in characters of a note
 
 
-def write_png(path: Path, chart: Chart, source: str) -> None:
-    """Write the chart; source: a line on where the figures are from. Raises InputError where the
-    file cannot be written."""
+def has_matplotlib() -> bool:
+    """Whether the package matplotlib can be imported; it is not imported here."""
+    try:
+        return find_spec("matplotlib") is not None
+    except ValueError:
+        return False
+
+
+def write_png(path: Path, chart: Chart, source: str = "") -> None:
+    """Write the chart, always with the same bytes; source: a line on where the figures are from.
+    Raises InputError where the file cannot be written."""
     from matplotlib import rc_context
 
-    with rc_context({**SETTINGS, "font.size": 9.0}):
-        save_figure(_figure(chart, source), path)
+    with rc_context(SETTINGS), catch_warnings():
+        simplefilter("ignore", UserWarning)  # a letter that the font lacks is drawn as a box
+        try:
+            _figure(chart, source).savefig(path)
+        except OSError as error:
+            raise cannot_write(path, error, "--out") from None
 
 
 def _figure(chart: Chart, source: str) -> Any:
@@ -53,7 +72,7 @@ def _figure(chart: Chart, source: str) -> Any:
     figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), columns),
                   frameon=False, title=chart.title, alignment="left", borderpad=0.1,
                   title_fontproperties={"size": 13, "weight": "bold"})  # fmt: skip
-    words = "\n".join([*wrap(chart.note, LINE), source])
+    words = "\n".join([*wrap(chart.note, LINE), *([source] if source else [])])
     figure.supxlabel(words, x=0.01, ha="left", fontsize=7.5, color=light_colours()["--dim"])
     return figure
 
@@ -86,8 +105,9 @@ def _draw_series(field: Any, series: ChartSeries) -> None:
         return
     if series.look != "points":
         field.plot(xs, ys, color=colour, linestyle=DASHES.get(series.look, "-"),
-                   linewidth=1.0 if series.look == "dotted" else 1.5)  # fmt: skip
-    if series.look in ("line", "points"):
+                   linewidth=WIDTHS.get(series.look, 1.5),
+                   alpha=0.35 if series.look == "faint" else None)  # fmt: skip
+    if series.look in MARKED:
         for mark in series.marks:
             _draw_mark(field, series, mark, colour)
 
@@ -113,7 +133,7 @@ def _handles(chart: Chart) -> Iterator[Any]:
     from matplotlib.lines import Line2D
 
     for series in chart.legend:
-        is_marked = series.look in ("line", "points")
+        is_marked = series.look in MARKED
         yield Line2D(
             [], [], label=series.name, color=_colour(series),
             linestyle="" if series.look == "points" else DASHES.get(series.look, "-"),

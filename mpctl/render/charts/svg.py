@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from textwrap import wrap
 
 from mpctl.render.charts.chart import (
+    MARKED,
     Chart,
     ChartSeries,
     Mark,
@@ -19,12 +20,10 @@ from mpctl.render.charts.chart import (
     colour_and_shape,
 )
 from mpctl.render.markup import Raw, el, join, number
-from mpctl.render.picture_style import picture_css, with_plain_colours
+from mpctl.render.svg import Part, picture, picture_file, stacked
 
 WIDTH, GAP, RIGHT, FOOT, HEAD = 860, 18, 24, 46, 24
 LETTER, TITLE_LETTER, LINE, ROW = 6.7, 8.0, 18, 22  # widths and heights of text, in pixels
-EDGE = 16  # around a file
-Part = tuple[Raw, float]  # a drawing and its height
 SHAPES = (
     "M-4 0A4 4 0 1 0 4 0A4 4 0 1 0 -4 0Z", "M-3.6 -3.6H3.6V3.6H-3.6Z", "M0 -5L5 0L0 5L-5 0Z",
     "M0 -4.8L4.8 3.8H-4.8Z", "M0 4.8L4.8 -3.8H-4.8Z", "M-5 0L-2.5 -4.3H2.5L5 0L2.5 4.3H-2.5Z",
@@ -33,39 +32,20 @@ SHAPES = (
 """Shapes, by which series differ without colour: circle, square, diamond, ..."""
 
 
-def chart_svg(chart: Chart) -> Raw:
+def chart_svg(chart: Chart, **attributes: object) -> Raw:
     """The chart without its title and note, which a page has as text."""
-    drawn, height = _stacked([_legend(chart), *_rows(chart)])
-    return el("svg", el("title", chart.title), drawn, viewBox=f"0 0 {WIDTH} {number(height)}",
-              role="img", aria_label=chart.title, class_="chart")  # fmt: skip
+    part = stacked([_legend(chart), *_rows(chart)])
+    return picture(chart.title, part, WIDTH, **{"class_": "chart", **attributes})
 
 
-def chart_file(chart: Chart, source: str) -> str:
+def chart_file(chart: Chart, source: str = "") -> str:
     """The whole file of a chart; source: a line on where the figures are from."""
     notes = [el("text", line, y=13, class_="dim") for line in wrap(chart.note, 135)]
-    head = (el("text", chart.title, y=18, class_="head"), 28.0)
-    drawn, height = _stacked(
-        [head, *((note, float(LINE)) for note in notes), (Raw(), 8.0), _legend(chart),
-         *_rows(chart), (el("text", source, y=14, class_="dim"), 18.0)]
-    )  # fmt: skip
-    wide, high = WIDTH + 2 * EDGE, number(height + 2 * EDGE)
-    whole = el(
-        "svg", el("title", chart.title), el("style", Raw(picture_css())),
-        el("rect", width="100%", height="100%", style="fill:var(--paper)"),
-        el("g", drawn, transform=f"translate({EDGE} {EDGE})"),
-        xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {wide} {high}", width=wide, height=high,
-        role="img", aria_label=chart.title,
-    )  # fmt: skip
-    return with_plain_colours(whole) + "\n"
-
-
-def _stacked(parts: Sequence[Part]) -> Part:
-    """Parts below each other."""
-    y, placed = 0.0, []
-    for drawn, height in parts:
-        placed.append(el("g", drawn, transform=f"translate(0 {number(y)})"))
-        y += height
-    return join(placed), y
+    title = (el("text", chart.title, y=18, class_="head"), 28.0)
+    head = [title, *((note, float(LINE)) for note in notes), (Raw(), 8.0)]
+    tail = [(el("text", source, y=14, class_="dim"), 18.0)] if source else []
+    part = stacked([*head, _legend(chart), *_rows(chart), *tail])
+    return picture_file(chart.title, part, WIDTH)
 
 
 def _legend(chart: Chart) -> Part:
@@ -126,7 +106,7 @@ def _rows(chart: Chart) -> Iterator[Part]:
 
 
 def _panel(panel: Panel, field: _Field) -> Raw:
-    lines = [s for s in panel.series if s.look in ("dashed", "dotted")]
+    lines = [s for s in panel.series if s.look in ("dashed", "dotted", "faint")]
     others = [s for s in panel.series if s not in lines]
     title = _cut(panel.title, field.width * LETTER / TITLE_LETTER)
     return join([
@@ -170,7 +150,7 @@ def _drawn(series: ChartSeries, field: _Field) -> Raw:
 
 
 def _has_marks(series: ChartSeries) -> bool:
-    return series.look in ("line", "points")
+    return series.look in MARKED
 
 
 def _spans(series: ChartSeries, mark: Mark, field: _Field) -> Iterator[Raw]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from mpctl.render.markup import Raw, el, join, number
-from mpctl.render.picture_style import picture_css
+from mpctl.render.svg import picture_css
 
 
 def section(key: str, title: str, *content: object) -> Raw:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import log10
 from typing import TYPE_CHECKING
 
+from mpctl.render.charts.chart import Chart, ChartSeries, Look, Mark, Panel, log_axis, short
+from mpctl.render.charts.svg import chart_svg
 from mpctl.render.html.frame import details, note, scrolling, section, table
-from mpctl.render.markup import Raw, el, number
+from mpctl.render.markup import Raw, el
 from mpctl.render.search_words import (
     comparison_lines,
     figure_cells,
@@ -22,7 +23,7 @@ from mpctl.units import bytes_text, seconds_text
 if TYPE_CHECKING:
     from mpctl.search.document import LayoutEntry, NoLayoutEntry, SearchDocument
 
-WIDTH, HEIGHT, LEFT, BASE, TOP = 640, 320, 66, 284, 14
+FRONT = "no other beats it in both time and memory"
 DRAWN, LISTED = 1500, 200
 
 
@@ -56,8 +57,7 @@ def front_section(points: Sequence[FrontPoint], search: SearchDocument | None = 
     return section(
         "search", "Search", *(_answer(search) if search else ()),
         el("h3", "Step time against memory"),
-        scrolling(_scatter(front, others[:DRAWN], label), label),
-        note("Filled and joined by a line: layouts that no other beats in both time and memory."),
+        _picture(front, others[:DRAWN], label),
         details(f"All {len(points)} layouts that were estimated" if len(rows) == len(points)
                 else f"The first {len(rows)} of {len(points)} layouts that were estimated",
                 table("Layouts estimated, those on the front first", columns, rows, left=2)),
@@ -96,63 +96,26 @@ def _by_gpus(entries: Sequence[LayoutEntry | NoLayoutEntry]) -> Iterator[Raw]:
     yield details("Ready to type, by number of GPUs", el("pre", el("code", "\n".join(lines))))
 
 
-@dataclass(frozen=True)
-class _Scale:
-    """A logarithmic axis from low to high over [first, last] units."""
-
-    low: float
-    high: float
-    first: float
-    last: float
-
-    @classmethod
-    def of(cls, values: Sequence[float], first: float, last: float) -> _Scale:
-        low, high = min(values), max(values)
-        return cls(log10(low / 1.08), log10(high * 1.08), first, last)
-
-    def at(self, value: float) -> float:
-        return self.first + (log10(value) - self.low) / (self.high - self.low) * self._span
-
-    @property
-    def _span(self) -> float:
-        return self.last - self.first
-
-    @property
-    def ticks(self) -> list[float]:
-        return [10 ** (self.low + (self.high - self.low) * part / 3) for part in range(4)]
-
-
-def _scatter(front: Sequence[FrontPoint], others: Sequence[FrontPoint], label: str) -> Raw:
+def _picture(front: Sequence[FrontPoint], others: Sequence[FrontPoint], label: str) -> Raw:
     every = [*front, *others]
-    across = _Scale.of([p.seconds for p in every], LEFT, WIDTH - 24)
-    up = _Scale.of([p.bytes for p in every], BASE, TOP)
-    line = " ".join(f"{number(across.at(p.seconds))},{number(up.at(p.bytes))}" for p in front)
-    dots = [_dot(p, across.at(p.seconds), up.at(p.bytes)) for p in (*others, *front)]
-    return el(
-        "svg", el("title", label), *_axes(across, up),
-        el("polyline", points=line, class_="frontline"), *dots,
-        viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=label, class_="scatter",
-    )  # fmt: skip
-
-
-def _dot(point: FrontPoint, x: float, y: float) -> Raw:
-    title = (
-        f"{point.label}: {point.layout}, {seconds_text(point.seconds)}, {bytes_text(point.bytes)}"
+    series = [_series("others", others, 6, "points")] if others else []
+    series += [_series(FRONT, front, 1, "line")] if front else []
+    chart = Chart(
+        "front",
+        label,
+        "",
+        log_axis("step time", [p.seconds for p in every], lambda s: short(seconds_text(s))),
+        log_axis("memory", [p.bytes for p in every], lambda b: short(bytes_text(b)), base=2),
+        (Panel("", tuple(series)),),
     )
-    return el("circle", el("title", title), cx=number(x), cy=number(y),
-              r=5 if point.is_on_front else 3,
-              class_="onfront" if point.is_on_front else "offfront")  # fmt: skip
+    return scrolling(chart_svg(chart), label)
 
 
-def _axes(across: _Scale, up: _Scale) -> list[Raw]:
-    frame = el("path", d=f"M{LEFT} {TOP}V{BASE}H{WIDTH}", class_="tick")
-    seconds_labels = [
-        el("text", seconds_text(t), x=number(across.at(t)), y=BASE + 18, text_anchor="middle")
-        for t in across.ticks
-    ]
-    bytes_labels = [
-        el("text", bytes_text(b), x=LEFT - 6, y=number(up.at(b) + 4), text_anchor="end")
-        for b in up.ticks
-    ]
-    name = el("text", "seconds a step", x=WIDTH, y=BASE + 34, text_anchor="end", class_="dim")
-    return [frame, *seconds_labels, *bytes_labels, name]
+def _series(name: str, points: Sequence[FrontPoint], colour: int, look: Look) -> ChartSeries:
+    marks = (Mark(p.seconds, p.bytes, _title(p), is_hollow=not p.is_on_front) for p in points)
+    return ChartSeries(name, tuple(marks), look, colour)
+
+
+def _title(point: FrontPoint) -> str:
+    figures = f"{seconds_text(point.seconds)}, {bytes_text(point.bytes)}"
+    return f"{point.label}: {point.layout}, {figures}"
