@@ -45,7 +45,7 @@ from benchmarks.measured import write_part
 from benchmarks.soak_faults import KINDS as LOCAL_KINDS
 from benchmarks.soak_faults import Fault, Kind, draw_faults
 from benchmarks.soak_hosts import KINDS as HOST_KINDS
-from mpctl.launch.node.machine import processor_name
+from mpctl.hosts.machine import processor_name
 from mpctl.units import plural
 from tests.launch.command import arguments
 from tests.multinode.ssh_hosts import SshHosts, namespace_hosts

@@ -46,7 +46,7 @@ FLOORS = (
     ("rules", "weights"),
     ("estimate",),
     ("planning", "runtime"),
-    ("search", "batch", "calibrate", "rehearsal", "interop"),
+    ("search", "batch", "calibrate", "rehearsal", "interop", "hosts"),
     ("launch",),
     ("clusters", "inference"),
     ("runs", "bench", "doctor"),

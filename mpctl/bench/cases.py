@@ -17,8 +17,8 @@ from mpctl.bench.report import DATA, check_folder
 from mpctl.clusters.connect import training_refusals, training_warnings
 from mpctl.errors import InputError, Issue, attempt
 from mpctl.families import special_tokens
+from mpctl.hosts.machine import Machine
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
-from mpctl.launch.node.machine import Machine
 from mpctl.launch.preflight import chosen_device
 from mpctl.launch.set_up import Progress, prepare_data
 from mpctl.planning.plan import Overrides, Plan

@@ -19,7 +19,7 @@ from mpctl.bench.cases import one_core_each, shared_units
 from mpctl.bench.probe import require_probes
 from mpctl.errors import InputError, Issue, attempt
 from mpctl.estimate.network import GROUP_AXES
-from mpctl.launch.node.machine import Machine
+from mpctl.hosts.machine import Machine
 from mpctl.launch.preflight import chosen_device
 from mpctl.layout.link_levels import find_span
 from mpctl.layout.topology import job_grid

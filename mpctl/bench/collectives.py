@@ -32,7 +32,7 @@ from mpctl.calibrate.fit import fit_relative
 from mpctl.collectives import bus_factor
 from mpctl.estimate.message import Message
 from mpctl.estimate.network import MissingLink, Network
-from mpctl.launch.node.machine import HostFacts
+from mpctl.hosts.machine import HostFacts
 from mpctl.launch.set_up import Progress
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.requests import (

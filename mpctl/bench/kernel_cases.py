@@ -17,8 +17,8 @@ from mpctl.bench.kernel_list import KernelLister, PlannedKernel
 from mpctl.bench.probe import require_probes
 from mpctl.errors import InputError, Issue
 from mpctl.estimate.time import StepTimeModel, get_clock
+from mpctl.hosts.machine import Machine
 from mpctl.inference.task import TaskOptions, task_plan
-from mpctl.launch.node.machine import Machine
 from mpctl.layout.job_layout import JobLayout
 from mpctl.planning.plan import Plan, make_plan
 from mpctl.spec.base import DType

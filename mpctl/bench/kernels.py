@@ -28,7 +28,7 @@ from mpctl.bench.report import (
     spread,
 )
 from mpctl.clusters.connect import OnEvent
-from mpctl.launch.node.machine import HostFacts
+from mpctl.hosts.machine import HostFacts
 from mpctl.launch.set_up import Progress
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.requests import KernelRequest, KernelTiming

@@ -22,7 +22,7 @@ from mpctl.bench.machine_preset import check_name
 from mpctl.bench.report import BenchEnvironment
 from mpctl.bench.verify_cases import built_in_set, verify_cases
 from mpctl.errors import InputError, Issue, attempt
-from mpctl.launch.node.machine import Machine
+from mpctl.hosts.machine import Machine
 from mpctl.planning.plan import Plan
 from mpctl.spec.base import DType
 from mpctl.spec.cluster import DeviceSpec

@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 
 from mpctl.clusters.connect import OnEvent, connected, measuring_refusals
 from mpctl.errors import InputError, RunFailed
+from mpctl.hosts.checks import common_machine
+from mpctl.hosts.machine import HostFacts, Machine, this_machine
 from mpctl.launch.cluster import Cluster
 from mpctl.launch.follow import EventLog, OnAnswer
 from mpctl.launch.launch_plan import LaunchPlan
-from mpctl.launch.node.host import common_machine
-from mpctl.launch.node.machine import HostFacts, Machine, this_machine
 from mpctl.launch.set_up import set_up_run
 from mpctl.launch.summary import summarise
 from mpctl.launch.supervise import RunOutcome, run_launch

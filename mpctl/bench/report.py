@@ -35,8 +35,8 @@ from typing_extensions import (  # pydantic needs it to validate them before Pyt
 
 from mpctl.durable import write_whole
 from mpctl.errors import InputError, Issue
-from mpctl.launch.node.host import shown
-from mpctl.launch.node.machine import HostFacts, processor_name, this_machine
+from mpctl.hosts.checks import shown
+from mpctl.hosts.machine import HostFacts, processor_name, this_machine
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.marker import is_launched
 from mpctl.units import plural

@@ -18,8 +18,8 @@ from mpctl.bench.report import take_folder
 from mpctl.clusters.connect import connected
 from mpctl.errors import RunFailed
 from mpctl.estimate.step import StepTime
-from mpctl.launch.node.host import common_machine
-from mpctl.launch.node.machine import HostFacts
+from mpctl.hosts.checks import common_machine
+from mpctl.hosts.machine import HostFacts
 from mpctl.launch.set_up import Progress, set_up_run
 from mpctl.launch.summary import summarise
 from mpctl.launch.supervise import OnEvent, run_launch

@@ -27,8 +27,8 @@ from mpctl.bench.report import (
 from mpctl.clusters.connect import OnEvent, measuring_refusals
 from mpctl.collectives import sent_by_rank
 from mpctl.errors import InputError, Issue, IssueEntry
+from mpctl.hosts.machine import HostFacts, Machine, this_machine
 from mpctl.inference.task import TaskOptions, task_plan
-from mpctl.launch.node.machine import HostFacts, Machine, this_machine
 from mpctl.launch.preflight import chosen_device
 from mpctl.layout.job_layout import JobLayout
 from mpctl.planning.plan import Overrides, Plan

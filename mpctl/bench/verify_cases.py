@@ -26,7 +26,7 @@ from mpctl.bench.layouts import (
     told_apart,
 )
 from mpctl.errors import InputError, Issue
-from mpctl.launch.node.machine import Machine
+from mpctl.hosts.machine import Machine
 from mpctl.launch.summary import plan_as_launched
 from mpctl.planning.layout_settings import layout_of
 from mpctl.planning.plan import Overrides, Plan

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from mpctl.doctor.examine import Progress
     from mpctl.doctor.needs import Needs
     from mpctl.errors import Issue
+    from mpctl.hosts.machine import Machine
     from mpctl.launch.cluster import Cluster
-    from mpctl.launch.node.machine import Machine
     from mpctl.planning.plan import Plan
 
 ABOUT_HOSTS = ("launch.", "cluster.nodes", "cluster.gpus_per_node")
@@ -71,8 +71,8 @@ class Question:
 
     def _machine(self, cluster: Cluster | None) -> Machine:
         """The least that every host has."""
-        from mpctl.launch.node.host import common_machine
-        from mpctl.launch.node.machine import this_machine
+        from mpctl.hosts.checks import common_machine
+        from mpctl.hosts.machine import this_machine
 
         return this_machine() if cluster is None else common_machine(cluster.hosts)
 

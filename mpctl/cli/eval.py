@@ -73,9 +73,9 @@ def eval_(
     Samples are cut and weighted as in a validation during training, so that the same samples give
     the loss that the training recorded. Nothing is written to the run.
     """
+    from mpctl.hosts.machine import this_machine
     from mpctl.inference.evaluate import EvalSettings, plan_evaluation
     from mpctl.inference.task import TaskOptions
-    from mpctl.launch.node.machine import this_machine
     from mpctl.render.output import print_json, print_warnings
     from mpctl.render.progress import PATIENCE, TaskBar
     from mpctl.render.sample import print_evaluation

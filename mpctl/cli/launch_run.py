@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from mpctl.clusters.backend import Backend
     from mpctl.errors import Issue
+    from mpctl.hosts.machine import Machine
     from mpctl.launch.cluster import Cluster
     from mpctl.launch.launch_plan import LaunchPlan
-    from mpctl.launch.node.machine import Machine
     from mpctl.launch.preflight import HostCheck
     from mpctl.launch.resume import Resumption
     from mpctl.launch.supervise import RunOutcome
@@ -83,7 +83,7 @@ class Launch:
         """Print what would be run, on which host, and start nothing."""
         from mpctl.clusters.connect import no_host_check
         from mpctl.clusters.registry import find_backend
-        from mpctl.launch.node.machine import this_machine
+        from mpctl.hosts.machine import this_machine
         from mpctl.render.output import print_warnings
         from mpctl.render.run import print_commands
 
@@ -100,7 +100,7 @@ class Launch:
         from mpctl.clusters.connect import no_host_check
         from mpctl.clusters.registry import find_submitter
         from mpctl.errors import InputError
-        from mpctl.launch.node.machine import this_machine
+        from mpctl.hosts.machine import this_machine
         from mpctl.render.console import say
         from mpctl.render.run import print_submission
         from mpctl.rundir.launcher import this_launcher, write_launcher
@@ -128,8 +128,8 @@ class Launch:
         """The hosts, and the launch that is ready to run on them."""
         from mpctl.cli.signals import ended_by_signals
         from mpctl.clusters.connect import no_host_check
-        from mpctl.launch.node.host import common_machine
-        from mpctl.launch.node.machine import this_machine
+        from mpctl.hosts.checks import common_machine
+        from mpctl.hosts.machine import this_machine
         from mpctl.render.output import print_warnings
         from mpctl.rundir.launcher import this_launcher
 

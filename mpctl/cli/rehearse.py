@@ -26,7 +26,7 @@ def run_rehearsal(
 ) -> NoReturn:
     """Rehearse a job, print the document, exit with its exit code (launch/rehearse.py)."""
     from mpctl.errors import InputError
-    from mpctl.launch.node.machine import this_machine
+    from mpctl.hosts.machine import this_machine
     from mpctl.launch.rehearse import check_rehearsal, chosen_ranks, exit_code, rehearse
     from mpctl.render.output import print_json, print_warnings
     from mpctl.render.rehearsal import RehearsalView, print_rehearsal

@@ -102,9 +102,9 @@ def sample(
     each, a glm model its [MASK]s with several, a t5 model its <extra_id_0>, <extra_id_1>, and so
     on. Nothing is written to the run, which may be training at the same time.
     """
+    from mpctl.hosts.machine import this_machine
     from mpctl.inference.sample import SamplingSettings, plan_sampling, sample_document
     from mpctl.inference.task import TaskOptions
-    from mpctl.launch.node.machine import this_machine
     from mpctl.render.output import print_json, print_warnings
     from mpctl.render.progress import PATIENCE, TaskBar
     from mpctl.render.sample import SampleView, print_footer

@@ -18,10 +18,10 @@ from mpctl.clusters.backend import Backend
 from mpctl.clusters.registry import find_backend
 from mpctl.clusters.ssh.backend import use_first_slots
 from mpctl.errors import InputError, Issue
+from mpctl.hosts.checks import Device, common_machine
+from mpctl.hosts.machine import Machine
 from mpctl.launch.cluster import Cluster
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
-from mpctl.launch.node.host import Device, common_machine
-from mpctl.launch.node.machine import Machine
 from mpctl.launch.preflight import (
     HostCheck,
     check_launch,

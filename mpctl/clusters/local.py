@@ -1,6 +1,6 @@
 """`--on local`: all ranks run below this process, on this host, whatever nodes the plan has.
 
-Nodes of the plan are simulated on CPU (node/host.py refuses them on GPUs). No node agent is
+Nodes of the plan are simulated on CPU (hosts/checks.py refuses them on GPUs). No node agent is
 needed: torchrun is a child of the launcher.
 """
 
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from mpctl.clusters.backend import OnEvent
 from mpctl.errors import Issue
+from mpctl.hosts.checks import Device, host_issues
+from mpctl.hosts.machine import HostFacts, host_facts
+from mpctl.hosts.network import free_port
 from mpctl.launch.attempt import AttemptState
 from mpctl.launch.launch_plan import HostCommand, LaunchPlan
-from mpctl.launch.node.host import Device, host_issues
-from mpctl.launch.node.machine import HostFacts, host_facts
-from mpctl.launch.node.network import free_port
 from mpctl.launch.node.torchrun import NodeStart, NodeTorchrun, WaitingTorchrun
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir

@@ -25,7 +25,7 @@ from mpctl.doctor.judge_network import used_interface
 from mpctl.doctor.needs import Needs
 from mpctl.doctor.pair_schedule import MOST_ROUNDS, partners, sampled_rounds
 from mpctl.doctor.requests import CollectiveRequest, PairAddress, PairRequest, ProbeRequest
-from mpctl.launch.node.host import Device
+from mpctl.hosts.checks import Device
 from mpctl.units import plural
 
 Progress = Callable[[str, int, int], None]

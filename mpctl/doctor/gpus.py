@@ -1,5 +1,5 @@
 """Probe of the GPUs of this host and the links between them, as nvidia-smi describes them; without
-it, and for AMD's, by the files of their drivers (launch/node/machine.py).
+it, and for AMD's, by the files of their drivers (hosts/machine.py).
 
 Read are `nvidia-smi --query-gpu=... --format=csv,noheader,nounits` (sizes in MiB),
 `--query-compute-apps=gpu_uuid` and the matrix of `nvidia-smi topo -m`, whose words are NVIDIA's:
@@ -16,7 +16,7 @@ import subprocess
 from pathlib import Path
 
 from mpctl.doctor.documents import Gpu, Gpus
-from mpctl.launch.node.machine import (
+from mpctl.hosts.machine import (
     ROOT,
     AmdGpu,
     amd_devices,

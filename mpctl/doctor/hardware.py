@@ -10,7 +10,7 @@ import psutil
 
 from mpctl.cores import usable_cores
 from mpctl.doctor.documents import Limits, Memory, Processor
-from mpctl.launch.node.machine import memory_headroom
+from mpctl.hosts.machine import memory_headroom
 
 GROUPS = Path("/sys/fs/cgroup")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mpctl.estimate.checkpoint import most_at_once
-from mpctl.launch.node.host import Device
+from mpctl.hosts.checks import Device
 from mpctl.planning.plan import Plan
 from mpctl.topology import Topology
 

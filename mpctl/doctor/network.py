@@ -10,7 +10,7 @@ import psutil
 
 from mpctl.doctor.documents import InfiniBandPort, Interface, NetworkFacts
 from mpctl.errors import RunFailed
-from mpctl.launch.node.network import free_port, interface_towards
+from mpctl.hosts.network import free_port, interface_towards
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 DEFAULT_RANGE = (32768, 60999)  # Linux's own

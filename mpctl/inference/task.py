@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from mpctl.errors import InputError, Issue, RunFailed
-from mpctl.launch.node.machine import Machine
+from mpctl.hosts.machine import Machine
 from mpctl.launch.node.torchrun import task_environments
 from mpctl.launch.preflight import check_launch, chosen_device
 from mpctl.launch.supervise import StopRequests

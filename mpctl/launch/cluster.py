@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from mpctl.errors import Issue
+from mpctl.hosts.checks import Device
+from mpctl.hosts.machine import HostFacts
 from mpctl.launch.attempt import AttemptState
 from mpctl.launch.launch_plan import LaunchPlan
-from mpctl.launch.node.host import Device
-from mpctl.launch.node.machine import HostFacts
 from mpctl.planning.plan import Plan
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from mpctl.launch.node.machine import Machine
-from mpctl.launch.node.network import HOST
+from mpctl.hosts.machine import Machine
+from mpctl.hosts.network import HOST
 from mpctl.launch.node.torchrun import (
     NodeStart,
     one_host_environment,

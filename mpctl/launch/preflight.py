@@ -17,11 +17,11 @@ from pathlib import Path
 from mpctl.errors import Issue
 from mpctl.estimate.checkpoint import most_at_once
 from mpctl.families import get_family
+from mpctl.hosts.checks import Device, host_issues, named_device, rehearsal_warnings
+from mpctl.hosts.machine import Machine
 from mpctl.launch.data_checks import data_issues, initial_weight_issues
 from mpctl.launch.elastic import elastic_issues
 from mpctl.launch.environment import environment_issues
-from mpctl.launch.node.host import Device, host_issues, named_device, rehearsal_warnings
-from mpctl.launch.node.machine import Machine
 from mpctl.launch.resume import Resumption, job_before, model_issues
 from mpctl.launch.tokenizers import tokenizer_warnings
 from mpctl.layout.compile import why_not_whole

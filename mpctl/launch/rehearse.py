@@ -31,8 +31,8 @@ from typing_extensions import TypedDict
 from mpctl.errors import DOES_NOT_FIT, InputError, Issue, RunFailed
 from mpctl.estimate.job import Estimate
 from mpctl.estimate.memory import beside_tensors
+from mpctl.hosts.machine import Machine
 from mpctl.launch.launch_plan import resolved_job
-from mpctl.launch.node.machine import Machine
 from mpctl.launch.preflight import check_launch
 from mpctl.launch.summary import plan_as_launched, planned_traffic
 from mpctl.planning.plan import Plan

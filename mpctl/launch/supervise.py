@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.errors import InputError, RunFailed
+from mpctl.hosts.checks import Device, common_machine
 from mpctl.launch.attempt import AttemptState
 from mpctl.launch.cluster import Attempt, Cluster
 from mpctl.launch.diagnose import AttemptEvidence, Failure, find_failure, full_disk_text
 from mpctl.launch.elastic import fit_hosts, least_nodes
 from mpctl.launch.follow import OnAnswer, OnRecord, RecordReader, parse_answer
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
-from mpctl.launch.node.host import Device, common_machine
 from mpctl.launch.restarts import RestartPolicy, skip_batches
 from mpctl.launch.set_up import name_origin
 from mpctl.launch.status_file import StatusFile

@@ -12,7 +12,7 @@ from mpctl.bench.cases import plan_cases
 from mpctl.bench.layouts import DEFAULT_LAYOUTS, DEFAULT_SETTINGS, QUICK_LAYOUTS, ranks_of
 from mpctl.bench.verify_cases import PlanWith, built_in_set, verify_cases
 from mpctl.errors import InputError
-from mpctl.launch.node.machine import Machine
+from mpctl.hosts.machine import Machine
 from mpctl.planning.plan import Plan, load_plan
 from mpctl.spec.names import full_name
 

@@ -5,7 +5,7 @@ import pytest
 from mpctl.bench.cases import case_warnings, one_core_each, plan_cases, shared_units, with_data
 from mpctl.data.manifest import MANIFEST
 from mpctl.errors import InputError
-from mpctl.launch.node.machine import Machine
+from mpctl.hosts.machine import Machine
 from mpctl.planning.plan import load_plan
 from mpctl.spec.load import load_job
 from tests.bench.small_jobs import small_case

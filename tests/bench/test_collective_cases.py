@@ -16,7 +16,7 @@ from mpctl.bench.collective_cases import (
     sent_over,
 )
 from mpctl.errors import InputError
-from mpctl.launch.node.machine import Machine
+from mpctl.hosts.machine import Machine
 from mpctl.planning.plan import load_plan
 
 TWO_CORES = Machine(cores=2, gpus=0, memory_bytes=8 * 2**30)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mpctl.bench.collective_cases import CollectiveCases, CollectiveOptions, collective_cases
 from mpctl.bench.collectives import CollectiveRow, collective_rows, fit_collectives
 from mpctl.collectives import bus_factor
-from mpctl.launch.node.machine import Machine
+from mpctl.hosts.machine import Machine
 from mpctl.planning.plan import load_plan
 from mpctl.rundir.requests import CollectiveRound
 

@@ -18,7 +18,7 @@ from mpctl.bench.collectives import (
 from mpctl.bench.documents import read_report
 from mpctl.bench.report import bench_environment
 from mpctl.cli.app import run
-from mpctl.launch.node.machine import Machine
+from mpctl.hosts.machine import Machine
 from mpctl.planning.plan import load_plan
 from mpctl.rundir.directory import RunDir
 

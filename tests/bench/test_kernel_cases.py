@@ -15,7 +15,7 @@ from mpctl.bench.kernel_cases import (
     parse_ranks,
 )
 from mpctl.errors import InputError
-from mpctl.launch.node.machine import Machine
+from mpctl.hosts.machine import Machine
 from mpctl.spec.load import load_job
 
 TWO_CORES = Machine(cores=2, gpus=0, memory_bytes=16 * 2**30)

@@ -10,7 +10,7 @@ from mpctl.bench.kernel_cases import THIS_MACHINE, kernel_cases
 from mpctl.bench.kernel_list import PlannedKernel, layer_seconds
 from mpctl.estimate.kernels import device_speed, flash_seconds, product_seconds
 from mpctl.estimate.time import get_clock
-from mpctl.launch.node.machine import Machine
+from mpctl.hosts.machine import Machine
 from mpctl.layout.job_layout import JobLayout
 from mpctl.spec.load import load_job
 

@@ -10,7 +10,7 @@ import pytest
 
 from mpctl.bench.kernel_cases import KernelCases, kernel_cases
 from mpctl.bench.kernels import MeasuredKernels, kernel_rows, measure_kernels
-from mpctl.launch.node.machine import Machine
+from mpctl.hosts.machine import Machine
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.requests import KernelTiming
 from mpctl.spec.load import load_job

@@ -11,7 +11,7 @@ import pytest
 from mpctl.bench.machine_plan import MachineWork, default_name, plan_machine
 from mpctl.clusters.registry import find_backend
 from mpctl.errors import InputError
-from mpctl.launch.node.machine import Machine
+from mpctl.hosts.machine import Machine
 from mpctl.planning.plan import Plan, load_plan
 
 TWO_CORES = Machine(2, 0, 8 * 2**30)

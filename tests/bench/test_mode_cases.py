@@ -8,7 +8,7 @@ import pytest
 
 from mpctl.bench.tensor_modes import ModeCases, layer_job, mode_cases
 from mpctl.errors import InputError
-from mpctl.launch.node.machine import Machine
+from mpctl.hosts.machine import Machine
 from mpctl.render.bench_modes import print_cases
 
 TWO_CORES = Machine(cores=2, gpus=0, memory_bytes=8 * 2**30)

@@ -1,7 +1,7 @@
 """What all reports share: the spread of rounds, CSV, the environment."""
 
 from mpctl.bench.report import bench_environment, csv_text, environment_on, spread
-from mpctl.launch.node.machine import HostFacts, Machine, host_facts
+from mpctl.hosts.machine import HostFacts, Machine, host_facts
 
 
 def test_spread_by_hand():

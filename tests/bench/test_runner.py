@@ -8,7 +8,7 @@ import pytest
 from mpctl.bench.cases import plan_cases
 from mpctl.bench.runner import Budget, CaseRun, Watch, group_runs, run_cases
 from mpctl.errors import RunFailed
-from mpctl.launch.node.machine import Machine
+from mpctl.hosts.machine import Machine
 from mpctl.rundir.directory import RunDir
 from tests.bench.small_jobs import planned_case, small_case, step_records
 

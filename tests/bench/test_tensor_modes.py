@@ -11,7 +11,7 @@ import pytest
 from mpctl.bench.report import bench_environment
 from mpctl.bench.tensor_modes import MeasuredModes, bench_report, mode_rows
 from mpctl.cli.app import run
-from mpctl.launch.node.machine import Machine
+from mpctl.hosts.machine import Machine
 from mpctl.render.bench_modes import print_report
 from mpctl.rundir.directory import RunDir
 from tests.bench.test_mode_cases import SMALL, TWO_CORES, cases_of

@@ -14,7 +14,7 @@ from mpctl.bench.layouts import (
 )
 from mpctl.bench.verify_cases import Wanted, verify_cases, wanted_layouts
 from mpctl.errors import InputError
-from mpctl.launch.node.machine import Machine
+from mpctl.hosts.machine import Machine
 from mpctl.planning.plan import Plan, load_plan
 
 MACHINE = Machine(cores=2, gpus=0, memory_bytes=2**40)

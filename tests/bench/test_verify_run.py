@@ -13,7 +13,7 @@ from mpctl.bench.cases import plan_cases
 from mpctl.bench.runner import Budget, Watch
 from mpctl.bench.verify import Verification
 from mpctl.errors import RunFailed
-from mpctl.launch.node.machine import Machine
+from mpctl.hosts.machine import Machine
 from tests.bench.small_jobs import small_case
 from tests.bench.verify_runs import TWO_CORES
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.clusters.connect import measuring_refusals, training_refusals, training_warnings
-from mpctl.launch.node.machine import Machine
+from mpctl.hosts.machine import Machine
 from mpctl.planning.plan import Plan
 from mpctl.spec.load import load_job
 from tests.runtime.tiny import settings, tiny_plan

@@ -19,11 +19,11 @@ from mpctl.doctor.examine import Examination, examine
 from mpctl.doctor.needs import Needs
 from mpctl.doctor.requests import ProbeRequest
 from mpctl.errors import InputError, Issue
+from mpctl.hosts.machine import host_facts
 from mpctl.launch.cluster import Cluster
 from mpctl.launch.control.cluster import AgentOrder, agent_cluster
 from mpctl.launch.control.messages import Hello
 from mpctl.launch.launch_plan import HostCommand, LaunchPlan
-from mpctl.launch.node.machine import host_facts
 from mpctl.planning.plan import Plan, load_plan
 from mpctl.rundir.directory import RunDir
 from tests.launch.control.agents import LocalAgents

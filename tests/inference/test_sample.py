@@ -20,10 +20,10 @@ from mpctl.cli.sample import read_prompts
 from mpctl.data.decode import TextStream
 from mpctl.errors import InputError
 from mpctl.families import get_prompt_form
+from mpctl.hosts.machine import Machine
 from mpctl.inference.evaluate import plan_evaluation
 from mpctl.inference.sample import SamplingSettings, plan_sampling
 from mpctl.inference.trained_model import open_trained
-from mpctl.launch.node.machine import Machine
 from mpctl.render.sample import SampleView
 from mpctl.runtime.build import build_chunks
 from mpctl.runtime.checkpointing.model_weights import load_chunks

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mpctl.launch.node.machine import Machine
+from mpctl.hosts.machine import Machine
 from mpctl.launch.preflight import launch_warnings
 from mpctl.spec.load import load_job
 from tests.runtime.tiny import SETTINGS

@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from mpctl.errors import InputError
+from mpctl.hosts.machine import Machine
 from mpctl.launch.control.cluster import AgentOrder, agent_cluster
 from mpctl.launch.elastic import elastic_issues, fit_hosts
 from mpctl.launch.launch_plan import plan_launch
-from mpctl.launch.node.machine import Machine
 from mpctl.launch.resume import job_before
 from mpctl.launch.set_up import set_up_run
 from mpctl.launch.supervise import RunOutcome, run_launch

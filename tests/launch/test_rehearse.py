@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mpctl.errors import RunFailed
-from mpctl.launch.node.machine import Machine
+from mpctl.hosts.machine import Machine
 from mpctl.launch.rehearse import check_rehearsal, chosen_ranks, exit_code, rehearse
 from mpctl.planning.plan import Plan, make_plan
 from mpctl.render.rehearsal import print_rehearsal

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from mpctl.hosts.machine import Machine
 from mpctl.launch.diagnose import Failure
 from mpctl.launch.launch_plan import plan_launch
-from mpctl.launch.node.machine import Machine
 from mpctl.launch.restarts import Decision, RestartPolicy, skip_batches
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mpctl.cli.app import run as mpctl
-from mpctl.launch.node.machine import this_machine
+from mpctl.hosts.machine import this_machine
 from mpctl.launch.preflight import check_launch
 from mpctl.launch.resume import NEUTRAL, Resumption, changed_settings, find_resumption
 from mpctl.launch.supervise import RecordReader

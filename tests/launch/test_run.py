@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from mpctl.cli.app import run as mpctl
+from mpctl.hosts.machine import Machine
 from mpctl.launch.launch_plan import HostCommand, plan_launch
-from mpctl.launch.node.machine import Machine
 from mpctl.launch.summary import summarise
 from mpctl.launch.supervise import RunOutcome
 from mpctl.rundir.directory import RunDir

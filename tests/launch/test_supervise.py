@@ -18,11 +18,11 @@ from mpctl.cli.signals import ended_by_signals
 from mpctl.clusters import local
 from mpctl.clusters.local import LocalAttempt, LocalCluster
 from mpctl.errors import Issue, RunFailed
+from mpctl.hosts.machine import Machine
 from mpctl.launch import supervise
 from mpctl.launch.attempt import AttemptState, NodeState
 from mpctl.launch.follow import RecordReader
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
-from mpctl.launch.node.machine import Machine
 from mpctl.launch.set_up import set_up_run as write_run
 from mpctl.launch.summary import summarise
 from mpctl.launch.supervise import SaveMonitor

@@ -6,7 +6,7 @@ import pytest
 
 from mpctl.bench.collectives import MeasuredCollectives, collectives_report
 from mpctl.bench.report import bench_environment
-from mpctl.launch.node.machine import Machine
+from mpctl.hosts.machine import Machine
 from mpctl.render.bench_collectives import print_cases, print_collectives
 from tests.bench.test_collective_rows import planned, rounds
 

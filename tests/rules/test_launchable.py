@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as drawn
 from hypothesis import strategies as st
 
-from mpctl.launch.node.machine import Machine
+from mpctl.hosts.machine import Machine
 from mpctl.launch.rehearse import check_rehearsal
 from mpctl.launch.summary import STATES, planned_traffic
 from mpctl.layout.topology import job_topology

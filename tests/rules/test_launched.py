@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mpctl.errors import InputError
-from mpctl.launch.node.machine import Machine
+from mpctl.hosts.machine import Machine
 from mpctl.launch.rehearse import check_rehearsal
 from mpctl.planning.plan import make_plan
 from mpctl.spec.load import load_job

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mpctl.bench.kernel_cases import THIS_MACHINE, kernel_cases
-from mpctl.launch.node.machine import Machine
+from mpctl.hosts.machine import Machine
 from mpctl.layout.topology import job_topology
 from mpctl.rundir.requests import KernelCase, KernelRequest
 from mpctl.runtime.kernel_bench import probe_kernels

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from mpctl.launch.node.network import free_port
+from mpctl.hosts.network import free_port
 from mpctl.runtime.mesh import checkpoint_store
 from mpctl.runtime.process_group import init_process_group, leave_process_group
 from mpctl.spec.load import load_job

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from mpctl.launch.node.network import free_port
+from mpctl.hosts.network import free_port
 from mpctl.runtime.store import create_rendezvous, environment_store, open_store
 
 PATIENCE = timedelta(seconds=20)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mpctl.errors import InputError
+from mpctl.hosts.machine import Machine
 from mpctl.launch.launch_plan import resolved_job
-from mpctl.launch.node.machine import Machine
 from mpctl.planning.plan import load_plan
 from mpctl.spec.load import load_job
 

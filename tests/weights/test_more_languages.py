@@ -10,7 +10,7 @@ import torch
 
 from mpctl.data.manifest import open_prepared
 from mpctl.data.prepare import prepare
-from mpctl.launch.node.machine import this_machine
+from mpctl.hosts.machine import this_machine
 from mpctl.launch.preflight import check_launch
 from mpctl.planning.plan import make_plan
 from mpctl.spec.job import JobSpec

@@ -110,7 +110,7 @@ def collectives(
     others. Exit code 1 where a result is wrong. Ctrl-C keeps what was measured.
     """
     from mpctl.bench.collective_cases import CollectiveFlags, plan_collectives
-    from mpctl.launch.node.machine import this_machine
+    from mpctl.hosts.machine import this_machine
     from mpctl.render.bench_collectives import print_cases
 
     flags = CollectiveFlags(

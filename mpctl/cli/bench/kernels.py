@@ -62,7 +62,7 @@ def kernels(
     from mpctl.bench.kernels import kernels_report, measure_kernels
     from mpctl.bench.report import save_report, take_folder
     from mpctl.cli.signals import ended_by_signals
-    from mpctl.launch.node.machine import this_machine
+    from mpctl.hosts.machine import this_machine
     from mpctl.render.bench_kernels import print_kernels
     from mpctl.render.progress import TaskBar
     from mpctl.rundir.directory import RunDir

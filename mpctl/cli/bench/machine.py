@@ -53,7 +53,7 @@ def machine(
     from mpctl.bench.machine import MachineBench
     from mpctl.bench.machine_plan import default_name, plan_machine
     from mpctl.bench.runner import Budget, Watch
-    from mpctl.launch.node.machine import this_machine
+    from mpctl.hosts.machine import this_machine
     from mpctl.render.bench_machine import print_machine
     from mpctl.render.progress import TaskBar
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mpctl.bench.cases import PlannedCase
     from mpctl.bench.layouts import Along, Layout
     from mpctl.bench.scaling import MeasuredScaling, Mode
-    from mpctl.launch.node.machine import Machine
+    from mpctl.hosts.machine import Machine
     from mpctl.spec.job import JobSpec
 
 DEFAULT_JOB, DEFAULT_STEPS, QUICK_STEPS = "demo", 12, 6
@@ -82,7 +82,7 @@ def scaling(
     """
     from mpctl.bench.cases import case_warnings
     from mpctl.bench.scaling import MeasuredScaling, scaling_cases
-    from mpctl.launch.node.machine import this_machine
+    from mpctl.hosts.machine import this_machine
     from mpctl.render.bench import print_scaling
 
     job, named = with_layout_words(job, layouts, words or [])

@@ -48,7 +48,7 @@ def tensor_modes(
     from mpctl.bench.report import save_report, take_folder
     from mpctl.bench.tensor_modes import DEFAULT_JOB, bench_report, layer_job, measure, mode_cases
     from mpctl.cli.signals import ended_by_signals
-    from mpctl.launch.node.machine import this_machine
+    from mpctl.hosts.machine import this_machine
     from mpctl.render.bench_modes import print_cases, print_report
     from mpctl.render.progress import TaskBar
     from mpctl.rundir.directory import RunDir

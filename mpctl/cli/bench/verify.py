@@ -81,7 +81,7 @@ def verify(
     from mpctl.bench.runner import Budget, Watch
     from mpctl.bench.verify import Verification
     from mpctl.bench.verify_cases import verify_cases
-    from mpctl.launch.node.machine import this_machine
+    from mpctl.hosts.machine import this_machine
     from mpctl.render.bench_verify import print_verify
     from mpctl.render.progress import TaskBar
 
@@ -141,7 +141,7 @@ def _wanted(
     from mpctl.bench.cases import TIMED_SETTINGS
     from mpctl.bench.layouts import DEFAULT_SETTINGS, parse_layouts
     from mpctl.bench.verify_cases import Wanted, built_in_set, wanted_layouts
-    from mpctl.launch.node.machine import this_machine
+    from mpctl.hosts.machine import this_machine
 
     def plan_with(settings: Overrides) -> Plan:
         return base.plan({**settings, **TIMED_SETTINGS})

@@ -22,11 +22,11 @@ from mpctl.clusters.joined.meeting import Meeting, write_meeting
 from mpctl.clusters.joined.place import JoinedProcess, host_of
 from mpctl.clusters.joined.world import JoinedWorld
 from mpctl.errors import Issue, RunFailed
+from mpctl.hosts.checks import Device, cluster_host_issues, differing_hosts
+from mpctl.hosts.machine import HostFacts
 from mpctl.launch.cluster import Attempt
 from mpctl.launch.control.cluster import AgentCluster, AgentOrder
 from mpctl.launch.launch_plan import LaunchPlan
-from mpctl.launch.node.host import Device, cluster_host_issues, differing_hosts
-from mpctl.launch.node.machine import HostFacts
 from mpctl.launch.node.processes import kill_tree
 from mpctl.planning.plan import Plan
 from mpctl.rundir.launcher import write_hosts

@@ -20,7 +20,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mpctl.durable import refresh, write_whole
-from mpctl.launch.node.network import addresses_towards, own_addresses
+from mpctl.hosts.network import addresses_towards, own_addresses
 
 MEETING_SCHEMA: Literal["mpctl.meeting/1"] = "mpctl.meeting/1"
 LOOPBACK = "127.0.0.1"

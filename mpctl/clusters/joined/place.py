@@ -15,7 +15,7 @@ from typing import Any
 
 from mpctl.clusters.joined.world import JoinedWorld, require_world
 from mpctl.cores import usable_cores
-from mpctl.launch.node.machine import HostFacts
+from mpctl.hosts.machine import HostFacts
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from dataclasses import replace
 
 import psutil
 
+from mpctl.hosts.machine import memory_kills
 from mpctl.launch.attempt import NodeState, RankState
-from mpctl.launch.node.machine import memory_kills
 from mpctl.launch.node.processes import UNREADABLE, kill_tree, process_state, rank_stacks
 from mpctl.launch.node.torchrun import NodeStart
 from mpctl.rundir.breadcrumb import HostBreadcrumbs

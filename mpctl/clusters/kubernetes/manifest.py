@@ -26,7 +26,7 @@ from pathlib import Path
 import yaml
 
 from mpctl.clusters.backend import JOB_VARIABLES
-from mpctl.launch.node.host import Device, named_device
+from mpctl.hosts.checks import Device, named_device
 from mpctl.rundir.marker import OPTION
 from mpctl.spec.job import JobSpec
 from mpctl.spec.launch import KubernetesSpec

@@ -32,11 +32,11 @@ from mpctl.clusters.slurm.allocation import (
 )
 from mpctl.clusters.slurm.commands import slurm_output
 from mpctl.errors import Issue, MpctlError
+from mpctl.hosts.checks import named_device, unshared_issue
+from mpctl.hosts.network import addresses_towards, own_addresses
 from mpctl.launch.cluster import Cluster
 from mpctl.launch.control.cluster import AgentOrder, agent_cluster
 from mpctl.launch.launch_plan import HostCommand, LaunchPlan
-from mpctl.launch.node.host import named_device, unshared_issue
-from mpctl.launch.node.network import addresses_towards, own_addresses
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec

@@ -32,7 +32,7 @@ from mpctl.clusters.slurm.partitions import (
 from mpctl.clusters.slurm.script import BatchJob, render_script, script_issues
 from mpctl.durable import write_whole
 from mpctl.errors import InputError, Issue
-from mpctl.launch.node.host import Device, device_memory_issues, named_device
+from mpctl.hosts.checks import Device, device_memory_issues, named_device
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec

@@ -37,9 +37,9 @@ from mpctl.clusters.ssh.host_line import SshHost
 from mpctl.clusters.ssh.hostfile import read_hostfile
 from mpctl.clusters.ssh.selection import Selection, first_slots, hosts_of_plan, select_hosts
 from mpctl.errors import Issue
+from mpctl.hosts.network import addresses_towards, every_address, own_addresses
 from mpctl.launch.control.cluster import AgentCluster, AgentOrder, agent_cluster
 from mpctl.launch.launch_plan import HostCommand, LaunchPlan
-from mpctl.launch.node.network import addresses_towards, every_address, own_addresses
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec

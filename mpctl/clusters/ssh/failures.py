@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from mpctl.clusters.ssh.command import ALIVE_COUNT, ALIVE_SECONDS
 from mpctl.clusters.ssh.host_line import SshHost
 from mpctl.errors import Issue
-from mpctl.launch.node.host import unshared_issue
+from mpctl.hosts.checks import unshared_issue
 
 SSH_FAILED, NOT_EXECUTABLE, NOT_FOUND = 255, 126, 127
 SAID_NOTHING = " and no message, as when the program that it ran is killed"

@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Protocol
 
 from mpctl.errors import InputError, Issue, RunFailed
+from mpctl.hosts.checks import Device, cluster_host_issues, differing_hosts, doubled_hosts
+from mpctl.hosts.machine import HostFacts
 from mpctl.launch.attempt import AttemptState, NodeState
 from mpctl.launch.control.messages import Hello, Start, Word, write_key
 from mpctl.launch.control.server import ControlServer, HostLink
 from mpctl.launch.launch_plan import LaunchPlan
-from mpctl.launch.node.host import Device, cluster_host_issues, differing_hosts, doubled_hosts
-from mpctl.launch.node.machine import HostFacts
 from mpctl.launch.node.torchrun import NodeStart
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir

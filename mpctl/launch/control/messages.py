@@ -37,8 +37,8 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass as checked
 
+from mpctl.hosts.machine import HostFacts
 from mpctl.launch.attempt import NodeState
-from mpctl.launch.node.machine import HostFacts
 from mpctl.launch.node.torchrun import NodeStart
 
 PING_SECONDS, SILENCE_SECONDS = 2.0, 20.0

@@ -31,6 +31,8 @@ from types import FrameType
 from typing import Any, Protocol
 
 from mpctl.durable import wait_for_file
+from mpctl.hosts.machine import NO_RUN_DIR, host_facts
+from mpctl.hosts.network import any_free_port, socket_interfaces
 from mpctl.launch.attempt import NodeState
 from mpctl.launch.control.messages import (
     SILENCE_SECONDS,
@@ -45,8 +47,6 @@ from mpctl.launch.control.messages import (
     Unproved,
     read_key,
 )
-from mpctl.launch.node.machine import NO_RUN_DIR, host_facts
-from mpctl.launch.node.network import any_free_port, socket_interfaces
 from mpctl.launch.node.processes import run_module
 from mpctl.launch.node.torchrun import RANK_VARIABLES, NodeStart, NodeTorchrun
 from mpctl.rundir.directory import RunDir

@@ -37,9 +37,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from mpctl.hosts.machine import memory_kills
+from mpctl.hosts.network import HOST, free_port
 from mpctl.launch.attempt import NodeState, RankState
-from mpctl.launch.node.machine import memory_kills
-from mpctl.launch.node.network import HOST, free_port
 from mpctl.launch.node.processes import ProcessTree, kill_tree, rank_stacks
 from mpctl.rundir.breadcrumb import HostBreadcrumbs
 from mpctl.rundir.directory import RunDir

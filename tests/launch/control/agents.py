@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mpctl.errors import Issue
+from mpctl.hosts.checks import unshared_issue
 from mpctl.launch.control.cluster import AgentOrder
-from mpctl.launch.node.host import unshared_issue
 
 
 class LocalAgents:

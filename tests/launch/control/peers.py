@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from mpctl.hosts.machine import host_facts
 from mpctl.launch.control.messages import Connection, Hello
 from mpctl.launch.control.server import ControlServer
-from mpctl.launch.node.machine import host_facts
 
 SECONDS = 20.0
 

@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from mpctl.errors import InputError, Issue
+from mpctl.hosts.machine import HostFacts, Machine, host_facts
 from mpctl.launch.attempt import NodeState
 from mpctl.launch.control import cluster as cluster_module
 from mpctl.launch.control import server as server_module
@@ -41,7 +42,6 @@ from mpctl.launch.control.messages import (
 )
 from mpctl.launch.control.server import ControlServer
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
-from mpctl.launch.node.machine import HostFacts, Machine, host_facts
 from mpctl.launch.set_up import set_up_run
 from mpctl.launch.supervise import RunOutcome, run_launch
 from mpctl.rundir.directory import RunDir

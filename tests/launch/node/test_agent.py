@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 import pytest
 
+from mpctl.hosts.network import own_addresses
 from mpctl.launch.control.messages import (
     HEAD,
     Connection,
@@ -25,7 +26,6 @@ from mpctl.launch.control.messages import (
 )
 from mpctl.launch.control.server import ControlServer
 from mpctl.launch.node.agent import Agent, connect
-from mpctl.launch.node.network import own_addresses
 from mpctl.rundir.directory import RunDir
 
 KEY = new_key()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.launch.node.network import free_port
+from mpctl.hosts.network import free_port
 from mpctl.launch.node.torchrun import (
     ALLOCATOR,
     WaitingTorchrun,

@@ -14,8 +14,8 @@ from itertools import chain
 
 from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.estimate.job import Estimate
-from mpctl.launch.node.machine import ABSENT, NO_RUN_DIR, HostFacts, Machine
-from mpctl.launch.node.network import HOST, free_port
+from mpctl.hosts.machine import ABSENT, NO_RUN_DIR, HostFacts, Machine
+from mpctl.hosts.network import HOST, free_port
 from mpctl.planning.plan import Plan
 from mpctl.rules.launched import device_not_launched
 from mpctl.spec.job import JobSpec

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from mpctl.errors import InputError, Issue
-from mpctl.launch.node import machine as machine_module
-from mpctl.launch.node.host import doubled_hosts, host_issues, named_device, rehearsal_warnings
-from mpctl.launch.node.machine import Machine, host_facts, hosts_in, this_machine
+from mpctl.hosts import machine as machine_module
+from mpctl.hosts.checks import doubled_hosts, host_issues, named_device, rehearsal_warnings
+from mpctl.hosts.machine import Machine, host_facts, hosts_in, this_machine
 from mpctl.launch.preflight import Device, chosen_device, launch_warnings
 from mpctl.planning.plan import make_plan
 from mpctl.spec.load import load_job

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from mpctl.errors import RunFailed
-from mpctl.launch.node import network
+from mpctl.hosts import network
 
 
 def test_a_free_port_can_be_listened_on() -> None:
@@ -22,7 +22,7 @@ def test_a_free_port_can_be_listened_on() -> None:
 _NAMESPACE = """
 import sys
 from mpctl.errors import RunFailed
-from mpctl.launch.node.network import free_port
+from mpctl.hosts.network import free_port
 try:
     free_port(4)
 except RunFailed as error:

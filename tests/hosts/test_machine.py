@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpctl.doctor.gpus import probe_gpus
-from mpctl.launch.node.machine import (
+from mpctl.hosts.machine import (
     amd_devices,
     count_visible,
     gpus_on_bus,
