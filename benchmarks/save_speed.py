@@ -49,7 +49,8 @@ def make_trainer(folder: Path, hidden: int) -> Trainer:
 def save_once(trainer: Trainer, times: dict[str, Times], kind: str) -> None:
     """One save of this kind and two steps after it; the checkpoint is removed again."""
     trainer.one_step()
-    trainer.saver.asynchronous = kind == "thread"
+    saver, copies = trainer.saver, trainer.saver.copies
+    saver.copies = copies if kind == "thread" else None
     began, cpu = time.perf_counter(), time.process_time()
     trainer.begin_save()
     times[kind]["stall"].append(time.perf_counter() - began)
@@ -57,7 +58,8 @@ def save_once(trainer: Trainer, times: dict[str, Times], kind: str) -> None:
     began_step = time.perf_counter()
     trainer.one_step()
     times[kind]["step after"].append(time.perf_counter() - began_step)
-    trainer.saver.finish()
+    saver.finish()
+    saver.copies = copies
     times[kind]["published"].append(trainer.saver.times[-1]["seconds"])
     remove(trainer.saver.root / f"step-{trainer.saver.times[-1]['step']}")
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import psutil
 
-from mpctl.rundir.checkpoints import list_checkpoints
+from mpctl.checkpoint.folder import list_checkpoints
 
 
 class Victim(Protocol):

@@ -11,7 +11,7 @@ from mpctl.cli import complete, weights
 from mpctl.cli.hints import HintingGroup
 
 if TYPE_CHECKING:
-    from mpctl.runs.checkpoints import CheckpointsDocument
+    from mpctl.checkpoint.listing import CheckpointPath, CheckpointsDocument
 
 app = typer.Typer(
     cls=HintingGroup, pretty_exceptions_enable=False, no_args_is_help=True, add_completion=False
@@ -55,9 +55,9 @@ def list_(
 
     Only records and sizes are compared; `verify` reads every byte.
     """
-    from mpctl.runs.checkpoints import find_checkpoints, list_document
+    from mpctl.checkpoint.listing import list_document
 
-    document = list_document(find_checkpoints(run))
+    document = list_document(_find(run))
     _print_list(document, as_json=as_json)
 
 
@@ -70,11 +70,11 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Show what is in CHECKPOINT: step, layout, shards, parameters, how it can be checked."""
+    from mpctl.checkpoint.listing import inspect_document, list_document
     from mpctl.render.checkpoints import print_inspection
     from mpctl.render.output import print_json
-    from mpctl.runs.checkpoints import find_checkpoints, inspect_document, list_document
 
-    found = find_checkpoints(path)
+    found = _find(path)
     newest = found.only_newest()
     damage = list_document(newest)
     if damage["checkpoints"][0]["problems"]:
@@ -99,14 +99,14 @@ def verify(
 
     About a second a GB. A launch does not need it: each rank checks what it reads.
     """
+    from mpctl.checkpoint.listing import verify_document
     from mpctl.cli.signals import ended_by_signals
     from mpctl.render.progress import TaskBar
-    from mpctl.runs.checkpoints import find_checkpoints, verify_document, verify_progress
 
-    found = find_checkpoints(path)
+    found = _find(path)
+    chosen = found if every else found.only_newest()
     with ended_by_signals("nothing was changed"), TaskBar(after=PATIENCE, lines=True) as bar:
-        on_bytes = verify_progress(found, bar.update, every=every)
-        document = verify_document(found, every=every, on_bytes=on_bytes)
+        document = verify_document(chosen, bar.update)
     _print_list(document, as_json=as_json)
 
 
@@ -145,22 +145,32 @@ def reshard(
     `mpctl launch --resume --run-dir OUT` goes on from it. A launch does not need it: any layout
     reads any other's checkpoints. No more than a tensor at a time is in memory.
     """
+    from mpctl.checkpoint.listing import list_document
     from mpctl.cli.signals import ended_by_signals
     from mpctl.launch.reshard import reshard_checkpoint
     from mpctl.render.progress import TaskBar
-    from mpctl.runs.checkpoints import find_checkpoints, list_document
 
-    found, mode = find_checkpoints(path), [f"tensor_mode={tensor_mode}"] if tensor_mode else []
+    found, mode = _find(path), [f"tensor_mode={tensor_mode}"] if tensor_mode else []
     settings = [*mode, *(set_ or [])]
     with ended_by_signals("nothing was written"), TaskBar(after=PATIENCE, lines=True) as bar:
         reshard_checkpoint(
             found.newest, out, tp=tp, pp=pp, settings=settings, on_progress=bar.update
         )
-    _print_list(list_document(find_checkpoints(out)), as_json=as_json)
+    _print_list(list_document(_find(out)), as_json=as_json)
 
 
 app.command("export")(weights.export)
 app.command("import")(weights.import_)
+
+
+def _find(path: Path) -> CheckpointPath:
+    """What a path names; a run may be named by its name in runs/."""
+    from mpctl.checkpoint.listing import find_checkpoints
+    from mpctl.errors import Issue
+    from mpctl.runs.saved import find_run
+
+    run = find_run(path)
+    return find_checkpoints(path if isinstance(run, Issue) else run)
 
 
 def _print_list(document: CheckpointsDocument, *, as_json: bool) -> None:

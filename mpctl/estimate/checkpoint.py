@@ -2,7 +2,7 @@
 
 A checkpoint holds of every trained parameter its value and AdamW's two moments, in the dtype that
 is stepped (float32, the masters of 16-bit parameters; float64 under fp64), and of a frozen one its
-value in its own dtype (runtime/checkpointing/loader.py). Every rank of tp writes what it has, so
+value in its own dtype (checkpoint/reader.py). Every rank of tp writes what it has, so
 parameters that are not split over tp are written tp times; what several stages hold is written
 once.
 

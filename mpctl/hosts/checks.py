@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from mpctl.checkpoint.writers import Replicas
 from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.estimate.job import Estimate
 from mpctl.hosts.machine import ABSENT, NO_RUN_DIR, HostFacts, Machine
@@ -153,10 +154,10 @@ def _copies(
     plan: Plan, estimate: Estimate, machine: Machine, ranks: int, *, beside: int, where: str
 ) -> Iterator[Issue]:
     """Whether the copies that asynchronous checkpoints are written from fit a host's memory, beside
-    the bytes that its ranks need for a step. One rank of each (tp, pp) writes."""
-    if not plan.job.checkpoint.asynchronous:
+    the bytes that its ranks need for a step."""
+    if not plan.job.checkpoint.asynchronous or plan.topology is None:
         return
-    writers = plan.job.parallel.tp * plan.job.parallel.pp
+    writers = Replicas(plan.topology).writer_count
     copies = estimate.checkpoint_bytes * min(ranks, writers) // writers
     if beside + copies <= machine.memory_bytes:
         return

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from mpctl.checkpoint.verify import Progress
 from mpctl.errors import InputError, Issue
 from mpctl.inference.trained_model import TrainedModel
 from mpctl.launch.tokenizers import mean_other_text
-from mpctl.launch.verify import Progress
 from mpctl.rundir.directory import RunDir
 
 SplitName = Literal["train", "validation"]

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypedDict
 
+from mpctl.checkpoint.verify import Progress, ignore_progress
 from mpctl.errors import RunFailed
 from mpctl.families import get_family
 from mpctl.hosts.machine import Machine
 from mpctl.inference.corpora import CorpusFinder, EvalCorpus, SplitName, tokenized
 from mpctl.inference.task import DEFAULT_OPTIONS, TaskOptions, task_answers, task_job
 from mpctl.inference.trained_model import TrainedModel, open_trained
-from mpctl.launch.verify import Progress, ignore_progress
 from mpctl.rundir.requests import CorpusAnswer, CorpusRequest, EvalRequest
 from mpctl.spec.job import JobSpec
 

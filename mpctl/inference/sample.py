@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from mpctl.checkpoint.verify import Progress, ignore_progress
 from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.families import get_prompt_form, special_tokens
 from mpctl.hosts.machine import Machine
 from mpctl.inference.task import DEFAULT_OPTIONS, TaskOptions, task_answers, task_job
 from mpctl.inference.trained_model import TrainedModel, open_trained
 from mpctl.inference.written_text import WrittenText
-from mpctl.launch.verify import Progress, ignore_progress
 from mpctl.rundir.requests import PromptRequest, SampleRequest
 from mpctl.spec.job import JobSpec
 

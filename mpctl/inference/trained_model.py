@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mpctl.checkpoint.folder import list_checkpoints
+from mpctl.checkpoint.verify import Progress, ignore_progress, newest_undamaged, verify_progress
 from mpctl.errors import InputError
-from mpctl.launch.verify import Progress, ignore_progress, newest_verified
-from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.spec.model import ModelSpec
@@ -98,7 +98,8 @@ def _newest(
     itself when there are no candidates."""
     if not candidates:
         return path, ()
-    newest, damaged = newest_verified(candidates, on_progress)
+    on_bytes = verify_progress([candidates[-1][1]], on_progress)
+    newest, damaged = newest_undamaged(candidates, on_bytes=on_bytes)
     if newest is None:
         raise InputError(issue for _, issues in damaged for issue in issues)
     step, folder = newest

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mpctl.checkpoint.folder import newest_checkpoint
+from mpctl.checkpoint.manifest import MANIFEST
+from mpctl.checkpoint.verify import find_damage
 from mpctl.errors import InputError, Issue
 from mpctl.families import least_tokens, seq_length_for, special_tokens
-from mpctl.rundir.checkpoints import newest_checkpoint
 from mpctl.rundir.directory import RunDir
-from mpctl.rundir.shards import MANIFEST, find_damage
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+from mpctl.checkpoint.folder import newest_checkpoint
 from mpctl.hosts.machine import Machine
 from mpctl.hosts.network import HOST
 from mpctl.launch.node.torchrun import (
@@ -25,7 +26,6 @@ from mpctl.launch.node.torchrun import (
 from mpctl.launch.preflight import chosen_device
 from mpctl.planning.document import plan_document
 from mpctl.planning.plan import Plan
-from mpctl.rundir.checkpoints import newest_checkpoint
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import LauncherRecord, this_launcher
 from mpctl.rundir.requests import BenchRequest

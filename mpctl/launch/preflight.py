@@ -14,6 +14,8 @@ from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
+from mpctl.checkpoint.folder import list_checkpoints
+from mpctl.checkpoint.verify import checkpoint_bytes
 from mpctl.errors import Issue
 from mpctl.estimate.checkpoint import most_at_once
 from mpctl.families import get_family
@@ -27,10 +29,8 @@ from mpctl.launch.tokenizers import tokenizer_warnings
 from mpctl.layout.compile import why_not_whole
 from mpctl.planning.plan import Plan
 from mpctl.rules.launched import not_launched, settings_not_launched
-from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.rundir.directory import RunDir, cannot_write
 from mpctl.rundir.metrics import missing_tensorboard
-from mpctl.rundir.shards import checkpoint_bytes
 from mpctl.spec.base import rising_ranges
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec

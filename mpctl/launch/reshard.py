@@ -6,11 +6,12 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from mpctl.checkpoint.manifest import read_manifest
+from mpctl.checkpoint.verify import checkpoint_bytes
 from mpctl.errors import InputError
 from mpctl.planning.document import plan_document
 from mpctl.planning.plan import Plan, load_plan
 from mpctl.rundir.marker import write_marker
-from mpctl.rundir.shards import checkpoint_bytes, read_manifest
 from mpctl.spec.load import load_job, parse_settings
 
 OnProgress = Callable[[str, int, int], None]
@@ -32,8 +33,8 @@ def reshard_checkpoint(
     on_progress: called with ("reshard", bytes done, bytes in all). Raises
     InputError when the layout is not legal for the model, `source` is damaged or `out` is occupied.
     """
-    from mpctl.weights.files import whole_folder
-    from mpctl.weights.reshard import reshard
+    from mpctl.checkpoint.folder import whole_folder
+    from mpctl.checkpoint.reshard import reshard
 
     plan, step = plan_of_layout(source, tp, pp, settings), read_manifest(source).step
     document = plan_document(plan, plan.require_legal(), kinds=None, ranks=False)

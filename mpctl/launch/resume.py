@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mpctl.checkpoint.folder import DOCUMENTS, list_checkpoints
+from mpctl.checkpoint.verify import newest_undamaged
 from mpctl.errors import Issue
-from mpctl.rundir.checkpoints import DOCUMENTS, list_checkpoints
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.metrics import foreign_lines, foreign_text
-from mpctl.rundir.shards import newest_undamaged
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.spec.training import TrainingSpec

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mpctl.checkpoint.folder import set_aside
 from mpctl.durable import write_whole
 from mpctl.families import special_tokens
 from mpctl.launch.launch_plan import LaunchPlan
 from mpctl.launch.preflight import check_run_dir
-from mpctl.rundir.checkpoints import set_aside
 from mpctl.rundir.directory import cannot_write
 from mpctl.rundir.launcher import write_launcher
 from mpctl.rundir.origin import Origin

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from mpctl.checkpoint.manifest import sha256
 from mpctl.errors import InputError
-from mpctl.rundir.shards import sha256
 from mpctl.spec.job import JobSpec
 
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from mpctl.render.console import Console, NamedRows, get_console, plain_table
-from mpctl.runs.checkpoints import (
+from mpctl.checkpoint.listing import (
     CheckpointEntry,
     CheckpointsDocument,
     InspectDocument,
     ParameterRow,
 )
+from mpctl.render.console import Console, NamedRows, get_console, plain_table
 from mpctl.units import bytes_text, count_text, plural, seconds_text
 
 if TYPE_CHECKING:

@@ -31,6 +31,7 @@ from mpctl.collectives import Kind
 KINDS: tuple[Literal[""] | Kind, ...] = (  # in the order of the file's numbers
     "", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "reduce", "all_to_all"
 )  # fmt: skip
+KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 MAX_GROUPS, SHIFT = 31, 64
 GROUP_TEXT = 96
 GROUP_BYTES = 32 + GROUP_TEXT
@@ -74,12 +75,11 @@ class GroupLog:
         self.at = 1 + number * (GROUP_BYTES // 8)
         self.started = self.finished = 0
 
-    def start(self, kind: int, size: int) -> int:
-        """Log that a collective starts; returns its number. kind: index in KINDS; size: bytes of
-        the whole message."""
+    def start(self, kind: Kind, size: int) -> int:
+        """Log that a collective starts; returns its number. size: bytes of the whole message."""
         self.started = number = self.started + 1
         words, at = self.words, self.at
-        words[at + 2] = kind
+        words[at + 2] = KIND_NUMBERS[kind]
         words[at + 3] = size
         words[at] = number  # last: whoever reads the number reads its kind and size
         return number

@@ -18,14 +18,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
+from mpctl.checkpoint.folder import list_checkpoints, prune_damaged, recover, set_aside
+from mpctl.checkpoint.verify import newest_undamaged
 from mpctl.durable import write_whole
 from mpctl.errors import InputError
-from mpctl.rundir.checkpoints import list_checkpoints, prune_damaged, recover, set_aside
 from mpctl.rundir.marker import COMMAND, MARKER, is_launched, is_resumable, write_marker
 from mpctl.rundir.metrics import read_lines
 from mpctl.rundir.profile_files import PROFILE
 from mpctl.rundir.rank_files import FailureRecord, RankReport, StepRecord
-from mpctl.rundir.shards import newest_undamaged
 
 FILES = (
     "job.json",

@@ -20,8 +20,8 @@ import pwd
 from pathlib import Path
 
 from mpctl import __version__
+from mpctl.checkpoint.folder import list_checkpoints
 from mpctl.errors import InputError
-from mpctl.rundir.checkpoints import list_checkpoints
 
 MARKER = ".mpctl-run"
 SCHEMA = "mpctl.run-dir/1"

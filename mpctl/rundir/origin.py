@@ -19,10 +19,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpctl.checkpoint.folder import list_checkpoints
+from mpctl.checkpoint.manifest import save_of
 from mpctl.durable import wait_for_file
 from mpctl.errors import RunFailed
-from mpctl.rundir.checkpoints import list_checkpoints
-from mpctl.rundir.shards import save_of
 
 STEP, SAVE, JOB = ORIGIN = ("MPCTL_RESUME_STEP", "MPCTL_RESUME_SAVE", "MPCTL_JOB_SHA256")
 """Environment variables of ranks."""

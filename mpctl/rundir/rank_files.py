@@ -13,6 +13,8 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
+from mpctl.checkpoint.folder import SaveTimes
+
 
 class RequiredStepFields(TypedDict):
     """What every record has: a line without one of these is not read as a record.
@@ -66,15 +68,6 @@ class StepRecord(RequiredStepFields, total=False):
     reserved_memory_bytes: int
     mfu: float
     hfu: float
-
-
-class SaveTimes(TypedDict):
-    """How long a checkpoint took from the end of its step until it was published, and how much of
-    that time training waited: all of it where saving is not asynchronous."""
-
-    step: int
-    seconds: float
-    stall_seconds: float
 
 
 def loss_text(record: StepRecord, digits: int = 6) -> str:

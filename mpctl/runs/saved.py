@@ -25,15 +25,15 @@ from typing import Any, Literal, TypedDict, TypeVar
 import psutil
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
+from mpctl.checkpoint.folder import list_checkpoints
+from mpctl.checkpoint.manifest import read_manifest
 from mpctl.errors import InputError, Issue
 from mpctl.planning.summary import sizes_text
-from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import is_same_process
 from mpctl.rundir.marker import require_own
 from mpctl.rundir.metrics import KeyRecords, is_number, read_key_records
 from mpctl.rundir.rank_files import StepRecord
-from mpctl.rundir.shards import read_manifest
 from mpctl.rundir.summary import (
     STATES,
     OtherFailureSummary,

@@ -13,7 +13,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from mpctl.checkpoint.folder import DOCUMENTS, list_checkpoints
+from mpctl.checkpoint.saver import Saver
+from mpctl.checkpoint.snapshot import HostCopies
+from mpctl.checkpoint.writer import PATIENCE, CheckpointWriter, KeepPolicy, StoreBarrier
+from mpctl.checkpoint.writers import Replicas, shard_files
 from mpctl.errors import RunFailed
+from mpctl.estimate.checkpoint import checkpoint_bytes
 from mpctl.families.batch import FamilyModule
 from mpctl.families.modules import build_module
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
@@ -26,15 +32,12 @@ from mpctl.layout.compile import compiles_whole_layers
 from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.topology import job_grid
 from mpctl.operators.grad_flow import frozen_by
-from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.origin import Origin
-from mpctl.runtime.checkpointing.saver import Saver
-from mpctl.runtime.checkpointing.shard_content import HostCopies
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.fp8 import fp8_scales, multiplies_in_fp8
 from mpctl.runtime.initial_weights import start_from
-from mpctl.runtime.mesh import Mesh, build_mesh, stage_groups
+from mpctl.runtime.mesh import Mesh, build_mesh, checkpoint_store, stage_groups
 from mpctl.runtime.offload import OffloadPasses
 from mpctl.runtime.optimizer import TORCH_DTYPES, Optimizer
 from mpctl.runtime.partition import PipelinePartition
@@ -57,6 +60,7 @@ from mpctl.runtime.zero.param_store import (
 from mpctl.runtime.zero.publish import ParameterArrival
 from mpctl.spec.job import JobSpec
 from mpctl.topology import Topology
+from mpctl.transport.streams import SideStream
 
 
 def build_trainer(
@@ -146,18 +150,38 @@ def _assemble(
         pipeline.listeners = [OffloadPasses(offload), *pipeline.listeners]
     if environment.profile.steps:
         pipeline.listeners = [environment.profile, *pipeline.listeners]
-    copies = HostCopies(environment.make_stream(mesh.device))
-    saver, scales = Saver.of(run_dir, layout, mesh, copies), fp8_scales(layout, chunks, mesh.device)
-    saver.histories = scales.state
+    scales, copying = fp8_scales(layout, chunks, mesh.device), environment.make_stream(mesh.device)
+    saver = Saver(
+        _checkpoint_writer(run_dir, layout, mesh),
+        HostCopies(copying) if job.checkpoint.asynchronous else None,
+        histories=scales.state,
+        on_change=lambda: pipeline.on_move(),
+    )
     return Trainer(
         mesh=mesh,
         pipeline=pipeline,
         gradients=overlap,
-        optimizer=_optimizer(job, buffer, stores, _publishes_ahead(job, mesh)),
+        optimizer=_optimizer(job, buffer, stores, _publishes_ahead(job, mesh), copying),
         batches=environment.open_batches(job, dp=mesh.dp, cp=mesh.cp, device=mesh.device),
         saver=saver,
         environment=environment,
         fp8=scales,
+    )
+
+
+def _checkpoint_writer(run_dir: Path, layout: JobLayout, mesh: Mesh) -> CheckpointWriter:
+    """What writes this rank's part of checkpoints. Rank 0 reads the run's own documents now, to
+    copy them into every checkpoint."""
+    job, store = layout.job, checkpoint_store(mesh.rank, mesh.world.size)
+    paths = [run_dir / name for name in DOCUMENTS] if mesh.rank == 0 else []
+    return CheckpointWriter(
+        run_dir / "checkpoints",
+        mesh.rank,
+        shard_files([Replicas(mesh.topology)]),
+        StoreBarrier(store, patience=max(PATIENCE, job.launch.timeout_seconds)),
+        {path.name: path.read_text("utf-8") for path in paths if path.is_file()},
+        KeepPolicy(job.checkpoint.keep_last, job.checkpoint.keep_every),
+        checkpoint_bytes(layout),
     )
 
 
@@ -274,7 +298,11 @@ def _publishes_ahead(job: JobSpec, mesh: Mesh) -> bool:
 
 
 def _optimizer(
-    job: JobSpec, buffer: GradientBuffer, stores: Sequence[ParamStore], publishes_ahead: bool
+    job: JobSpec,
+    buffer: GradientBuffer,
+    stores: Sequence[ParamStore],
+    publishes_ahead: bool,
+    reader: SideStream,
 ) -> Optimizer:
     trained = [store for store in stores if store.shard.bucket.is_trained]
     frozen = [
@@ -282,7 +310,9 @@ def _optimizer(
         for store in stores
         if isinstance(store, Zero3ParamStore) and not store.shard.bucket.is_trained
     ]
-    return Optimizer(buffer, trained, job.training, frozen, publishes_ahead=publishes_ahead)
+    return Optimizer(
+        buffer, trained, job.training, frozen, publishes_ahead=publishes_ahead, reader=reader
+    )
 
 
 def _listening_overlap(

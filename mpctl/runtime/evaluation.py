@@ -22,9 +22,9 @@ from mpctl.families.batch import Batch, Objective
 from mpctl.rundir.requests import EvalAnswer, EvalRequest
 from mpctl.runtime.batches import make_objective, model_of, read_batch
 from mpctl.runtime.build import build_chunks
-from mpctl.runtime.checkpointing.model_weights import load_chunks
 from mpctl.runtime.fp8 import restored_scales
 from mpctl.runtime.mesh import Mesh
+from mpctl.runtime.model_weights import load_chunks
 from mpctl.runtime.optimizer import TORCH_DTYPES
 from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.pipeline import PipelineRunner

@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from mpctl.checkpoint.manifest import read_manifest
+from mpctl.checkpoint.saved_model import SavedModel
 from mpctl.errors import InputError
 from mpctl.layers.fp8 import Fp8Operands, Fp8Scales
 from mpctl.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mpctl.layout.job_layout import JobLayout
-from mpctl.rundir.shards import read_manifest
 from mpctl.spec.job import JobSpec
 from mpctl.weights.origin import open_origin
-from mpctl.weights.saved import SavedModel
 
 LEAST_CAPABILITY = (8, 9)  # Ada; Hopper has 9.0
 

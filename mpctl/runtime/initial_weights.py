@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mpctl.layers.parameters import shard_of
 from mpctl.runtime.batches import model_of
-from mpctl.runtime.checkpointing.model_weights import read_values
+from mpctl.runtime.model_weights import read_values
 from mpctl.runtime.train import Trainer
 from mpctl.weights.extend import fill_tables
 from mpctl.weights.origin import open_origin

@@ -68,11 +68,6 @@ class Mesh:
         return self.topology.coords(self.rank)
 
     @property
-    def writes_checkpoint(self) -> bool:
-        """Whether this rank's copy of its parameters is the one that is saved."""
-        return self.dp_cp.rank == 0
-
-    @property
     def reports_loss(self) -> bool:
         """Whether this rank's loss is counted for its samples and its part of the sequence: the
         ranks that hold other parts of the vocabulary have the same."""

@@ -33,8 +33,9 @@ class Optimizer:
 
     stores: those of the buffer's buckets, in its order; frozen: those of frozen parameters that are
     kept in slices. publishes_ahead: whether published parameters may be on their way until a
-    forward waits for them (zero/publish.py). values: the tensors stepped; parameters: which
-    parameter each belongs to, None for padding.
+    forward waits for them (zero/publish.py). reader: a stream that may still copy what a step
+    changes, as a checkpoint's does; the step waits for it. values: the tensors stepped; parameters:
+    which parameter each belongs to, None for padding.
     """
 
     def __init__(
@@ -45,10 +46,10 @@ class Optimizer:
         frozen: Sequence[Zero3ParamStore] = (),
         *,
         publishes_ahead: bool = False,
+        reader: SideStream = HOST_STREAM,
     ) -> None:
         self.training, self.stores, self.frozen = training, stores, frozen
-        self.publishes_ahead = publishes_ahead
-        self.reader: SideStream = HOST_STREAM  # may still copy what a step changes: it waits
+        self.publishes_ahead, self.reader = publishes_ahead, reader
         stepped = [part for store in stores for part in store.stepped]
         self.parameters = [part.parameter for part in stepped]
         self.values = [part.values for part in stepped]

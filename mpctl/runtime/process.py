@@ -23,11 +23,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from mpctl.checkpoint.manifest import CheckpointDamaged
 from mpctl.durable import write_whole
 from mpctl.errors import RunFailed
 from mpctl.rundir.breadcrumb import STACK_SIGNAL
 from mpctl.rundir.rank_files import FailureRecord
-from mpctl.rundir.shards import CheckpointDamaged
 
 PR_SET_PDEATHSIG = 1
 TORCHRUN = "MPCTL_TORCHRUN"

@@ -6,7 +6,7 @@ the key-value store first, with a timeout of its own.
 
 They leave by the store as well. Where no torchrun hosts it, rank 0 does (store.py), and a rank that
 saves asks there up to half a second after rank 0 has published the checkpoint
-(checkpointing/store_barrier.py): were rank 0 gone by then, a training that is finished would fail.
+(checkpoint/writer.py): were rank 0 gone by then, a training that is finished would fail.
 """
 
 from __future__ import annotations

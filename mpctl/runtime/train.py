@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from mpctl.checkpoint.reader import load_checkpoint, padding_rows
+from mpctl.checkpoint.saver import Saver
 from mpctl.families.batch import Objective
 from mpctl.layers.fp8 import Fp8Scales
 from mpctl.rundir.rank_files import StepRecord, Traffic, ValidationReport
 from mpctl.runtime.batches import Batches
-from mpctl.runtime.checkpointing import loader
-from mpctl.runtime.checkpointing.saver import Saver
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.loss_scale import LossScale
 from mpctl.runtime.memory_watch import MemoryWatch
@@ -36,7 +36,6 @@ from mpctl.runtime.update import Updater
 from mpctl.runtime.zero.gradients import GradientBuffer
 from mpctl.runtime.zero.overlap import GradientOverlap
 from mpctl.spec.job import JobSpec
-from mpctl.weights.saved_tensors import padding_rows
 
 
 @dataclass
@@ -61,7 +60,6 @@ class Trainer:
     last_validation: ValidationReport | None = None
 
     def __post_init__(self) -> None:
-        self.saver.on_change = lambda: self.pipeline.on_move()
         self.loss_scale = LossScale.of(self.job.training)
         self.memory_watch = MemoryWatch.of(self.job, self.environment)
         self.guard = StepGuard(self.job.training)
@@ -144,7 +142,11 @@ class Trainer:
                     raise
                 if losses:
                     losses.add(record)
-            self.saver.add_times(record)
+            stalled, saved_in = self.saver.take_times()
+            if stalled:
+                record["save_stall_seconds"] = stalled
+            if saved_in is not None:
+                record["save_seconds"] = saved_in
             yield record  # before a save: every step of a checkpoint is on record
             if saves:
                 self.begin_save()
@@ -270,13 +272,14 @@ class Trainer:
         the save before failed."""
         names = {p: name for p, name in self.names.items() if self.partition.owns(name)}
         with self.profile.span("checkpoint"):
-            self.saver.save(self.step, names, self.optimizer, scale=self.loss_scale)
+            scale = self.loss_scale.state() if self.loss_scale else {}
+            self.saver.save(self.step, names, self.optimizer, loss_scale=scale)
 
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint, whatever layout wrote it. Raises InputError where it is
         damaged or of another model."""
         self.phase = f"loading {folder.name}"
-        manifest = loader.load(
+        manifest = load_checkpoint(
             folder,
             self.names,
             self.optimizer,

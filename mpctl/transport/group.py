@@ -33,17 +33,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mpctl.collectives import Kind
-from mpctl.rundir.collective_log import KINDS, GroupLog
 from mpctl.sharding import local_size
 from mpctl.transport.collective import Collective
-from mpctl.transport.logged_work import Work, logged_work
+from mpctl.transport.logged_work import MessageLog, Work, logged_work
 from mpctl.transport.messages import Reduction
 from mpctl.transport.pending import Pending, PendingConcatenation
 from mpctl.transport.shared import Exchange
 from mpctl.transport.timing import CollectiveTimer, timed_start
 
 __all__ = ["Collective", "Group", "Pending"]  # also those of collective.py and pending.py
-_KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 _REDUCE_OP = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 # torch 2.13 renames both and warns at the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -68,7 +66,7 @@ class Group:
     name: str = "tp"
     record: Callable[[Collective], None] | None = None
     shared: Exchange | None = None
-    log: GroupLog | None = None
+    log: MessageLog | None = None
     timer: CollectiveTimer | None = None
 
     def __post_init__(self) -> None:
@@ -178,7 +176,7 @@ class Group:
         """Receive a tensor of the group's rank `source` into `buffer`, without waiting. The sender
         records the message. over: as of the sender's `start_send`."""
         channel = self.log and self.log.channel(source, self.rank)
-        number = channel.start(_KIND_NUMBERS["send"], buffer.nbytes) if channel else 0
+        number = channel.start("send", buffer.nbytes) if channel else 0
         peer, group = (source, self.process_group) if over is None else (1 - over.rank(), over)
         start = partial(dist.irecv, buffer, group=group, group_src=peer)
         work = timed_start(start, self.timer, self._collective("receive", buffer))
@@ -279,7 +277,7 @@ class Group:
         whole: Tensor,
         start: Callable[[], Work | None],
         is_async: bool,
-        channel: GroupLog | None = None,
+        channel: MessageLog | None = None,
     ) -> Work | None:
         """Record, log and start a collective; what to wait for, None where `start` has waited.
 
@@ -295,7 +293,7 @@ class Group:
         if self.record is not None:
             self.record(collective)
         log = channel or self.log
-        number = log.start(_KIND_NUMBERS[kind], collective.bytes) if log else 0
+        number = log.start(kind, collective.bytes) if log else 0
         if log and not is_async and self.shared is None:
             log.wait(number)  # in `start`
         work = timed_start(start, self.timer, collective)

@@ -9,7 +9,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from mpctl.rundir.collective_log import GroupLog
+from mpctl.collectives import Kind
+
+
+class MessageLog(Protocol):
+    """Where a rank writes how far it is in the messages of one group (rundir/collective_log.py has
+    the one of a run)."""
+
+    def start(self, kind: Kind, size: int) -> int:
+        """Log that a message of `size` bytes starts; returns its number, from 1."""
+
+    def wait(self, number: int) -> None:
+        """Log that the rank waits for the result of a message."""
+
+    def finish(self, number: int) -> None:
+        """Log that a message, and so all before it, has its result."""
+
+    def channel(self, source: int, destination: int) -> MessageLog | None:
+        """The log of messages from one member to another, by their positions in the group."""
 
 
 class Work(Protocol):
@@ -24,7 +41,7 @@ class LoggedWork:
     """Work whose wait and end are logged. number: of the collective in its group's log."""
 
     work: Work
-    log: GroupLog
+    log: MessageLog
     number: int
 
     def wait(self) -> None:
@@ -34,6 +51,6 @@ class LoggedWork:
         self.log.finish(self.number)
 
 
-def logged_work(work: Work | None, log: GroupLog | None, number: int) -> Work | None:
+def logged_work(work: Work | None, log: MessageLog | None, number: int) -> Work | None:
     """The work, logged where there is a log; None where nothing is to be waited for."""
     return work if work is None or log is None else LoggedWork(work, log, number)

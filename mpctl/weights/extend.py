@@ -22,17 +22,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from mpctl.checkpoint.reader import OpenCheckpoint
+from mpctl.checkpoint.saved_model import SavedModel
+from mpctl.checkpoint.tensor_header import unreadable
 from mpctl.errors import InputError
 from mpctl.families import get_table
 from mpctl.layers.parameters import take
 from mpctl.shard import Shard
 from mpctl.spec.model import ModelSpec
-from mpctl.weights.headers import unreadable
 from mpctl.weights.hub import Hub
 from mpctl.weights.origin import VocabularyExtension, differences, is_extended
 from mpctl.weights.reader import Targets, not_equal
-from mpctl.weights.saved import SavedModel
-from mpctl.weights.saved_tensors import OpenCheckpoint
 
 ReadRows = Callable[[Sequence[int]], Tensor]
 """Rows of a table by ascending ids, [ids, ...], in the dtype that is stored."""

@@ -12,11 +12,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from mpctl.checkpoint.tensor_header import FLOATS, TensorHeader
 from mpctl.errors import InputError, Issue
 from mpctl.families.scheme import HEAD, Scheme
 from mpctl.spec.load import load_job
 from mpctl.spec.model import ModelSpec
-from mpctl.weights.headers import FLOATS, TensorHeader, read_folder
+from mpctl.weights.headers import read_folder
 from mpctl.weights.names import Row, as_stored, builtin_schemes, get_scheme, is_extra, rows_of
 
 

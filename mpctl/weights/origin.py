@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from mpctl.checkpoint.manifest import MANIFEST, sha256
+from mpctl.checkpoint.saved_model import SavedModel, open_saved
 from mpctl.errors import InputError, Issue
-from mpctl.rundir.shards import MANIFEST, sha256
 from mpctl.spec.model import ModelSpec
 from mpctl.weights.hub import Hub, open_hub
-from mpctl.weights.saved import SavedModel, open_saved
 
 FRAGMENT = "model.toml"
 # What may differ between a model and the one whose weights it starts from.

@@ -18,9 +18,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from mpctl.checkpoint.tensor_header import unreadable
 from mpctl.errors import InputError, Issue
 from mpctl.shard import Box, Shard, meetings
-from mpctl.weights.headers import unreadable
 from mpctl.weights.hub import Hub, differing
 from mpctl.weights.names import Piece, Row, get_scheme
 

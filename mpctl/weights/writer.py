@@ -18,26 +18,27 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
+from mpctl.checkpoint.folder import whole_folder
+from mpctl.checkpoint.manifest import (
+    Manifest,
+    ParameterPlacement,
+    ShardFile,
+    ShardRecord,
+    read_shard_record,
+)
+from mpctl.checkpoint.reader import OpenCheckpoint, padding_rows
+from mpctl.checkpoint.saved_model import SavedModel
+from mpctl.checkpoint.tensor_file import DTYPES, Entry, write_file
+from mpctl.checkpoint.verify import checkpoint_bytes
 from mpctl.errors import InputError, Issue
 from mpctl.families import get_table
-from mpctl.rundir.shards import (
-    MANIFEST,
-    SCHEMA,
-    ParameterPlacement,
-    checkpoint_bytes,
-    read_shard_record,
-    shard_path,
-)
 from mpctl.shard import Shard
 from mpctl.spec.model import ModelSpec
-from mpctl.weights.files import DTYPES, Entry, WrittenFile, whole_folder, write_file
 from mpctl.weights.headers import INDEX, SINGLE
 from mpctl.weights.hub import Hub, open_hub
 from mpctl.weights.names import Row, get_scheme, rows_of
 from mpctl.weights.origin import FRAGMENT, longest_sequence, open_origin
 from mpctl.weights.reader import fill
-from mpctl.weights.saved import SavedModel
-from mpctl.weights.saved_tensors import OpenCheckpoint, padding_rows
 from mpctl.weights.tokens import TOKENIZER, find_tokens, token_settings, write_tokenizer
 
 Progress = Callable[[str, int, int], None]
@@ -110,9 +111,10 @@ def import_weights(source: Path, out: Path, *, on_progress: Progress | None = No
         issues: list[Issue] = []
         entries, placements = _entries_of_ours(hub, issues)
         counter = _ByteCounter("import", _total(entries), on_progress)
-        _write_records(
-            checkpoint, write_file(shard_path(checkpoint, 0), entries, counter), placements
-        )
+        shard = ShardFile(name="shard-0", coords={"pp": 0, "tp": 0})
+        digest = write_file(shard.path(checkpoint), entries, counter)
+        ShardRecord.of(digest, placements, []).write(shard.record_path(checkpoint))
+        Manifest(step=0, shards=[shard]).write(checkpoint)
         if issues:
             raise InputError(issues)
         has_tokenizer = (source / TOKENIZER).is_file()
@@ -128,13 +130,15 @@ def import_weights(source: Path, out: Path, *, on_progress: Progress | None = No
     )  # fmt: skip
 
 
-def _entries_of_ours(hub: Hub, issues: list[Issue]) -> tuple[list[Entry], dict[str, Any]]:
+def _entries_of_ours(
+    hub: Hub, issues: list[Issue]
+) -> tuple[list[Entry], dict[str, ParameterPlacement]]:
     """What to write and where it belongs; `issues` gets what is wrong as each tensor is made."""
     table = get_table(hub.model, tp=1)
-    entries, placements = [], {}
+    entries, placements = list[Entry](), dict[str, ParameterPlacement]()
     for weight in table.weights():
         first = hub.tensors[hub.rows[weight.name].pieces[0].name]
-        placements[weight.name] = ParameterPlacement.of(Shard(weight.shape)).as_record()
+        placements[weight.name] = ParameterPlacement.of(Shard(weight.shape))
         make = partial(_whole, hub, weight.name, weight.shape, first.dtype, issues)
         entries.append(Entry(f"{weight.name}/value", first.dtype, weight.shape, make))
     return entries, placements
@@ -147,12 +151,6 @@ def _whole(hub: Hub, name: str, shape: tuple[int, ...], dtype: str, issues: list
     except InputError as error:
         issues += error.issues
     return tensor
-
-
-def _write_records(checkpoint: Path, file: WrittenFile, placements: dict[str, Any]) -> None:
-    record = {**file.as_record(), "parameters": placements}
-    _write_json(shard_path(checkpoint, 0).with_suffix(".json"), record)
-    _write_json(checkpoint / MANIFEST, {"schema": SCHEMA, "step": 0, "shards": 1, "tp": 1})
 
 
 def _fragment(model: ModelSpec, out: Path, *, tokenizer: bool) -> str:
@@ -210,8 +208,8 @@ def export_weights(
 def _verify(saved: SavedModel, on_progress: Progress | None) -> None:
     """InputError unless the shards' bytes are those that were written."""
     counter = _ByteCounter("verify", checkpoint_bytes(saved.checkpoint), on_progress)
-    for index in range(len(saved.tensors)):
-        read_shard_record(saved.checkpoint, index, on_bytes=counter)
+    for shard in saved.shards:
+        read_shard_record(saved.checkpoint, shard.file, on_bytes=counter)
 
 
 def _total(entries: Iterable[Entry]) -> int:

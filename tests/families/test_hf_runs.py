@@ -13,7 +13,7 @@ from mpctl.families.batch import Batch
 from mpctl.families.modules import build_module
 from mpctl.layers.shard_context import ShardContext
 from mpctl.rules.launched import not_launched
-from mpctl.runtime.checkpointing.model_weights import load_chunks
+from mpctl.runtime.model_weights import load_chunks
 from mpctl.spec.job import JobSpec
 from mpctl.spec.training import TrainingSpec
 from tests.families.hf_configs import CONFIGS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from mpctl.checkpoint.snapshot import HostCopies
 from mpctl.layers.recompute import HostOffload, checkpointed
-from mpctl.runtime.checkpointing.shard_content import HostCopies
 from mpctl.transport.streams import side_stream
 
 SIZE = 512

@@ -26,7 +26,7 @@ from mpctl.inference.sample import SamplingSettings, plan_sampling
 from mpctl.inference.trained_model import open_trained
 from mpctl.render.sample import SampleView
 from mpctl.runtime.build import build_chunks
-from mpctl.runtime.checkpointing.model_weights import load_chunks
+from mpctl.runtime.model_weights import load_chunks
 from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.sampling.draw import TokenSampler
 from mpctl.runtime.sampling.loop import LoadedModel, fill_masks, generate

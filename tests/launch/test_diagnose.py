@@ -66,7 +66,7 @@ class Attempt:
         crumb = new_breadcrumb()
         log = crumb.collectives.group(group, members)
         assert log is not None
-        log.wait(log.start(1, 4096))
+        log.wait(log.start("all_reduce", 4096))
         self.crumbs[rank] = state_of(crumb)
 
     def started(self, rank: int) -> None:

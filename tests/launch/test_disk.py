@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
+from mpctl.checkpoint.folder import prunable
 from mpctl.cli.app import run as mpctl
 from mpctl.estimate.checkpoint import most_at_once
 from mpctl.launch.attempt import AttemptState, NodeState
 from mpctl.launch.diagnose import AttemptEvidence, find_failure, full_disk_text
 from mpctl.launch.supervise import SaveMonitor
-from mpctl.rundir.checkpoints import prunable
 from mpctl.rundir.directory import RunDir
 from mpctl.runtime.process import record_failure
 from mpctl.spec.job import CheckpointSpec

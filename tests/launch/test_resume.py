@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from mpctl.checkpoint import manifest
+from mpctl.checkpoint.folder import set_aside
+from mpctl.checkpoint.verify import find_damage
 from mpctl.cli.app import run as mpctl
 from mpctl.hosts.machine import this_machine
 from mpctl.launch.preflight import check_launch
 from mpctl.launch.resume import NEUTRAL, Resumption, changed_settings, find_resumption
 from mpctl.launch.supervise import RecordReader
 from mpctl.planning.plan import make_plan
-from mpctl.rundir import shards
-from mpctl.rundir.checkpoints import set_aside
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.metrics import parse_record
 from mpctl.spec.job import DataSpec, JobSpec
@@ -164,7 +165,7 @@ def test_it_goes_on_in_spite_of_all_of_it(finished: Launched, tmp_path: Path) ->
     assert run.losses[:20] == finished.losses and len(run.losses) == 22
     names = {path.name for path in (run_dir / "checkpoints").iterdir()}
     assert names == {"step-10", "step-20", "step-22", "damaged-step-20"}
-    assert shards.find_damage(run_dir / "checkpoints/step-20") == []
+    assert find_damage(run_dir / "checkpoints/step-20") == []
     for words in ("job.json is damaged: its copy", "line 21 is not a record"):
         assert words in run.stderr and any(words in warning for warning in run.summary["warnings"])
     said = " ".join(run.stderr.split())
@@ -211,7 +212,7 @@ def test_the_launcher_reads_no_tensor(
     (tmp_path / "run").mkdir()
     (tmp_path / "run/job.json").write_text(job.model_dump_json())
     train(job, tmp_path / "run")
-    monkeypatch.setattr(shards, "sha256", None)
+    monkeypatch.setattr(manifest, "sha256", None)
     single = job.model_copy(update=dict(tiny_job(data)))
     run = RunDir(tmp_path / "run")
     resumption = find_resumption(run)

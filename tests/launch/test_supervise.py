@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 import psutil
 import pytest
 
+from mpctl.checkpoint.folder import list_checkpoints
+from mpctl.checkpoint.verify import find_damage
 from mpctl.cli.app import run as mpctl
 from mpctl.cli.signals import ended_by_signals
 from mpctl.clusters import local
@@ -26,10 +28,8 @@ from mpctl.launch.launch_plan import LaunchPlan, plan_launch
 from mpctl.launch.set_up import set_up_run as write_run
 from mpctl.launch.summary import summarise
 from mpctl.launch.supervise import SaveMonitor
-from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import write_stop_request
-from mpctl.rundir.shards import find_damage
 from tests.launch.attempts import Saying
 from tests.launch.command import Launched, arguments, endless, launch, poison, wait_for
 from tests.runtime.tiny import tiny_job, tiny_plan

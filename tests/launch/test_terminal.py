@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mpctl.rundir.checkpoints import list_checkpoints
+from mpctl.checkpoint.folder import list_checkpoints
 from tests.launch.command import Launched, arguments, wait_for
 
 CONTROL_C = b"\x03"

@@ -83,7 +83,8 @@ SCHEMAS = {
     "mpctl.checkpoint-inspect/1": "`mpctl checkpoint inspect --json`: shards and parameters of one",
     "mpctl.checkpoint/1": "manifest.json of a checkpoint of 0.1.0, which is read: parameters are "
     "split along one dimension at most",
-    "mpctl.checkpoint/2": "manifest.json of a checkpoint: its step, shards and layout",
+    "mpctl.checkpoint/2": "an older one, which is read: the number of shards and tp",
+    "mpctl.checkpoint/3": "manifest.json of a checkpoint: its step, and its shards by name",
     "mpctl.checkpoints/1": "`mpctl checkpoint list`, `verify` and `reshard --json`: what there is",
     "mpctl.compare/1": "`mpctl plan --compare --json`: settings that differ, figures of each job",
     "mpctl.data/1": "`mpctl data prepare --json` and manifest.json of prepared data",

@@ -33,7 +33,7 @@ crumb.reach(JOINED, "joined")
 crumb.write("step 7, forward of micro batch 2")
 crumb.beat()
 tp = crumb.collectives.group("tp", (2, 3))
-tp.wait(tp.start(1, 4096))
+tp.wait(tp.start('all_reduce', 4096))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mpctl.rundir.checkpoints import list_checkpoints
+from mpctl.checkpoint.folder import list_checkpoints
 from tests.cli.calls import Said, spawn
 from tests.launch.command import Launched, end_all, endless
 from tests.runtime.tiny import make_data

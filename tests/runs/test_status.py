@@ -12,7 +12,6 @@ import pytest
 from mpctl.launch.attempt import AttemptState, NodeState, RankState
 from mpctl.launch.status_file import StatusFile
 from mpctl.rundir.breadcrumb import JOINED, BreadcrumbState
-from mpctl.rundir.collective_log import KINDS
 from mpctl.rundir.launcher import START_TOLERANCE, this_launcher
 from mpctl.runs.saved import is_running
 from mpctl.runs.status import status_document, status_of
@@ -96,7 +95,7 @@ def test_whom_ranks_wait_for_when_no_step_is_done(tmp_path: Path, call: Mpctl) -
     crumbs = [new_breadcrumb() for _ in range(2)]
     groups = [crumb.collectives.group("tp", range(2)) for crumb in crumbs]
     assert groups[0] is not None
-    groups[0].wait(groups[0].start(KINDS.index("all_reduce"), 1024))
+    groups[0].wait(groups[0].start("all_reduce", 1024))
     report(run, *map(state_of, crumbs))
     said = call("status", run)
     assert "! rank 1 did not join" in said.out and "tp" in said.out

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from mpctl.checkpoint.manifest import read_manifest
 from mpctl.launch.summary import planned_traffic
-from mpctl.rundir.shards import read_manifest
 from mpctl.runtime.loss_scale import LossScale
 from tests.runtime.tiny import column, make_trainer, tiny_job, tiny_plan, train
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from mpctl.checkpoint.manifest import read_manifest
 from mpctl.errors import InputError
 from mpctl.launch.summary import planned_traffic
-from mpctl.rundir.shards import read_manifest
 from mpctl.runtime.build import build_chunks
 from mpctl.runtime.fp8 import check_capability, require_fp8, restored_scales
 from tests.runtime.tiny import column, make_trainer, tiny_job, tiny_plan, train

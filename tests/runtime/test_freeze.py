@@ -12,10 +12,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from mpctl.checkpoint.verify import find_damage
 from mpctl.launch.summary import planned_traffic
 from mpctl.operators.grad_flow import frozen_by
-from mpctl.rundir.shards import find_damage, read_shard_record
 from mpctl.runtime.train import Trainer
+from tests.checkpoint.shards import shard_record
 from tests.runtime.test_axes import MODES, same_gradients, small_job
 from tests.runtime.tiny import (
     _train_rank,
@@ -126,7 +127,7 @@ def frozen_run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
 def test_a_checkpoint_holds_all_values_and_the_moments_of_the_trained(frozen_run) -> None:
     step = frozen_run[0] / "checkpoints/step-2"
     assert find_damage(step) == []
-    places = read_shard_record(step, 0).parameters
+    places = shard_record(step, 0).parameters
     with safe_open(step / "shard-0.safetensors", framework="pt") as file:
         keys = set(file.keys())
         dtypes = {name: file.get_tensor(f"{name}/value").dtype for name in places}

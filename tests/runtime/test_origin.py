@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from mpctl.checkpoint.manifest import read_manifest
 from mpctl.errors import RunFailed
 from mpctl.layout.topology import job_topology
 from mpctl.rundir.origin import Origin
-from mpctl.rundir.shards import read_manifest
 from mpctl.runtime.build import build_trainer
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.spec.load import parse

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from torch.distributed import DistBackendError, DistNetworkError, HashStore, TCPStore
 
+from mpctl.checkpoint.writer import PeersFailed, SaveFailed
 from mpctl.errors import RunFailed
-from mpctl.runtime.checkpointing.store_barrier import PeersFailed, SaveFailed
 from mpctl.runtime.process import garbage_collection_paused, is_echo
 from mpctl.transport.shared import PeerLost
 

@@ -13,11 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from mpctl.checkpoint.manifest import MANIFEST, sha256
+from mpctl.checkpoint.saved_model import SavedModel
+from mpctl.checkpoint.tensor_file import ShardReader
 from mpctl.data.extension import TokenizerExtension
 from mpctl.errors import InputError
 from mpctl.families import get_table
 from mpctl.layers.parameters import assemble
-from mpctl.rundir.shards import MANIFEST, SCHEMA, sha256, shard_path
 from mpctl.shard import Shard
 from mpctl.sharding import local_range, padded_vocab
 from mpctl.spec.load import load_job
@@ -33,9 +35,8 @@ from mpctl.weights.extend import (
 from mpctl.weights.hub import Hub
 from mpctl.weights.origin import is_extended, open_origin, origin_issues
 from mpctl.weights.reader import Targets
-from mpctl.weights.saved import SavedModel
-from mpctl.weights.shard_reader import ShardReader
 from mpctl.weights.writer import import_weights
+from tests.checkpoint.shards import shard_path
 from tests.weights.hub import VOCAB, Truth, load
 
 Truths = Callable[[str], Truth]
@@ -137,7 +138,7 @@ def resharded(imported: Path, tp: int) -> Path:
         save_file(tensors, path)
         new = {"bytes": path.stat().st_size, "sha256": sha256(path), "parameters": places}
         path.with_suffix(".json").write_text(json.dumps(new))
-    manifest = {"schema": SCHEMA, "step": 0, "shards": tp}
+    manifest = {"schema": "mpctl.checkpoint/1", "step": 0, "shards": tp}
     (checkpoint / MANIFEST).write_text(json.dumps(manifest))
     return imported
 
@@ -232,11 +233,11 @@ def test_rows_of_a_16_bit_checkpoint_come_as_they_are_stored(
 def test_a_shard_that_lacks_rows_is_named(truths: Truths, tmp_path: Path) -> None:
     origin = open_origin(origin_at("two shards", truths("llama"), tmp_path))
     assert isinstance(origin, SavedModel)
-    manifest = {"schema": SCHEMA, "step": 0, "shards": 1}
+    manifest = {"schema": "mpctl.checkpoint/1", "step": 0, "shards": 1}
     (origin.checkpoint / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(InputError, match=r"head\.weight: 32 of its elements are in no shard"):
         row_reader(origin, "head.weight")([1, 256])
-    origin.tensors[0]["head.weight"].path.write_bytes(b"no")
+    shard_path(origin.checkpoint, 0).write_bytes(b"no")
     with pytest.raises(InputError, match=r"shard-0\.safetensors: has 2 bytes"):
         row_reader(origin, "head.weight")([1])
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from mpctl.checkpoint.saved_model import SavedModel
 from mpctl.data.prepare import prepare
 from mpctl.families.batch import Batch
 from mpctl.hosts.machine import this_machine
@@ -22,7 +23,6 @@ from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.weights.origin import open_origin
-from mpctl.weights.saved import SavedModel
 from mpctl.weights.writer import export_weights, import_weights
 from tests.cli.calls import assert_refused, caller
 from tests.runtime.tiny import column, make_trainer, settings, tiny_job, tiny_plan, train
@@ -165,7 +165,7 @@ def test_one_checkpoint_of_a_run_will_do(
     run, loss = finished
     origin = open_origin(run / "checkpoints" / "step-8")
     assert isinstance(origin, SavedModel)
-    assert (origin.folder, origin.step, len(origin.tensors)) == (run, 8, 2)
+    assert (origin.folder, origin.step, len(origin.shards)) == (run, 8, 2)
     job = tiny_job(data, training__init_from=str(origin.checkpoint))
     assert launch_issues(job) == []
     found = make_trainer(job, tmp_path).validate().loss

@@ -14,14 +14,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from mpctl.checkpoint.manifest import read_manifest, sha256
+from mpctl.checkpoint.saved_model import SavedModel
+from mpctl.checkpoint.verify import find_damage
 from mpctl.errors import InputError
-from mpctl.rundir.shards import MANIFEST, Manifest, find_damage, read_manifest, sha256, shard_path
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import parse
 from mpctl.weights.extend import row_reader, vocabulary_tables
 from mpctl.weights.origin import open_origin
-from mpctl.weights.saved import SavedModel
 from mpctl.weights.writer import export_weights
+from tests.checkpoint.shards import shard_path
 from tests.cli.calls import assert_refused, caller
 from tests.ranks import run_ranks
 from tests.runtime.test_axes import SHAPES
@@ -126,8 +128,8 @@ def test_an_export_is_that_of_one_stage(
 ) -> None:
     run = finished(name)
     one, cut = read_manifest(run.alone / "checkpoints/step-2"), read_manifest(run.checkpoint)
-    assert (one.shards, one.tp) == (1, 1)
-    assert (cut.shards, cut.tp) == (2 * RUNS[name][0], RUNS[name][0])
+    assert (len(one.shards), one.size("tp")) == (1, 1)
+    assert (len(cut.shards), cut.size("tp")) == (2 * RUNS[name][0], RUNS[name][0])
     for at in ("folder", "alone"):
         export_weights(getattr(run, at), tmp_path / at)
     found, expected = (
@@ -180,7 +182,8 @@ def test_rows_are_read_from_the_stage_that_has_them(
     cut, alone = open_origin(run.folder), open_origin(run.alone)
     assert isinstance(cut, SavedModel)
     for table in vocabulary_tables(cut.model):
-        assert len(cut.parts(table)) == RUNS[name][0] < len(cut.placements)
+        holders = [shard for shard in cut.shards if table in shard.parts]
+        assert len(holders) == RUNS[name][0] < len(cut.shards)
         assert torch.equal(row_reader(cut, table)(ids), row_reader(alone, table)(ids))
 
 
@@ -242,8 +245,8 @@ def test_a_shard_that_is_gone_is_named_before_a_rank_starts(
 
 def test_a_name_that_one_rank_of_a_stage_lacks(spoilt: Run) -> None:
     rewrite(spoilt, 3, take_out("layers.1.mlp.up.weight"))
-    needs = "layers.1.mlp.up.weight: holds None, the model needs (128, 32)"
-    assert issues_of(spoilt) == [f"shard-3.safetensors {needs}"]
+    name = "layers.1.mlp.up.weight"
+    assert issues_of(spoilt) == [f"step-2 {name}: not all of it is in shard-2"]
 
 
 def test_a_name_that_no_stage_has(spoilt: Run) -> None:
@@ -259,7 +262,7 @@ def test_another_stage_in_its_place(spoilt: Run) -> None:
             source = shard_path(spoilt.checkpoint, index - 2).with_suffix(suffix)
             shutil.copyfile(source, shard_path(spoilt.checkpoint, index).with_suffix(suffix))
     said = issues_of(spoilt)
-    twice = "embedding.word.weight: shard 0 holds it too, as another stage"
+    twice = "embedding.word.weight: shard-0 holds it too, as another stage"
     assert {f"shard-{index}.safetensors {twice}" for index in (2, 3)} <= set(said)
     assert "step-2 final_norm.weight [32] is in no shard, the model has it" in said
 
@@ -271,7 +274,7 @@ def test_the_rows_of_another_rank(copied: int, lost: int, spoilt: Run) -> None:
         shutil.copyfile(source, shard_path(spoilt.checkpoint, lost).with_suffix(suffix))
     assert find_damage(spoilt.checkpoint) == []
     said = issues_of(spoilt)
-    parts = "the 2 shards from 2 on do not hold all of it"
+    parts = "not all of it is in shard-2, shard-3"
     assert f"step-2 layers.1.mlp.up.weight: {parts}" in said
     assert all(line.endswith(parts) for line in said)
     assert not any("norm" in line for line in said)  # whole on each rank
@@ -288,25 +291,3 @@ def test_a_wrong_shape_and_a_part_that_is_not_what_its_record_says(spoilt: Run) 
         "shard-2.safetensors layers.1.mlp.down.weight: is (32, 63), but its record says (32, 64)",
         "shard-2.safetensors layers.1.mlp.up.weight: holds (128, 31), the model needs (128, 32)",
     ]
-
-
-@pytest.mark.parametrize("tp", [0, 3, "two"])
-def test_a_manifest_that_cannot_be(tp: Any, spoilt: Run) -> None:
-    path = spoilt.checkpoint / MANIFEST
-    path.write_text(json.dumps({**json.loads(path.read_text()), "tp": tp}))
-    (said,) = issues_of(spoilt)
-    assert said.startswith(f"{MANIFEST} ValueError: ") and str(tp) in said
-
-
-def test_a_checkpoint_older_than_stages_says_no_tp(spoilt: Run) -> None:
-    """As many shards as ranks of tp, each with every name; so this one lacks half of them."""
-    path = spoilt.checkpoint / MANIFEST
-    said = json.loads(path.read_text())
-    del said["tp"], said["save"]
-    path.write_text(json.dumps({**said, "shards": 2}))
-    assert read_manifest(spoilt.checkpoint) == Manifest(step=2, shards=2, tp=2)
-    path.write_text(json.dumps(said))
-    found = issues_of(spoilt)
-    needs = "holds None, the model needs"
-    assert f"shard-0.safetensors final_norm.weight: {needs} (32,)" in found
-    assert f"shard-3.safetensors embedding.position.weight: {needs} (32, 32)" in found

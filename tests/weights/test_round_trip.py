@@ -12,12 +12,13 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from mpctl.checkpoint.folder import list_checkpoints
+from mpctl.checkpoint.saved_model import SavedModel
 from mpctl.errors import InputError
 from mpctl.families.batch import Batch, FamilyModule
 from mpctl.families.modules import build_module
 from mpctl.layers.parameters import assemble, is_partial, shard_of
 from mpctl.layers.shard_context import ShardContext
-from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 from mpctl.transport.group import Group
@@ -25,7 +26,6 @@ from mpctl.weights.hub import open_hub
 from mpctl.weights.names import get_scheme, rows_of
 from mpctl.weights.origin import differences, open_origin
 from mpctl.weights.reader import fill
-from mpctl.weights.saved import SavedModel
 from mpctl.weights.writer import export_weights, hub_config, import_weights
 from tests.ranks import run_ranks
 from tests.shards import plain, shard_from

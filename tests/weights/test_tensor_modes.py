@@ -12,6 +12,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from mpctl.checkpoint.manifest import read_manifest
+from mpctl.checkpoint.reader import OpenCheckpoint
+from mpctl.checkpoint.tensor_header import read_header
 from mpctl.errors import InputError
 from mpctl.estimate.checkpoint import checkpoint_bytes
 from mpctl.families.modules import build_module
@@ -20,21 +23,18 @@ from mpctl.layers.grid.tensor_parallel import planned_groups, tensor_parallel_of
 from mpctl.layers.parameters import shard_of, take
 from mpctl.layers.shard_context import ShardContext
 from mpctl.layout.job_layout import JobLayout
-from mpctl.rundir.shards import read_manifest, read_shard_record, shard_path
 from mpctl.shard import Shard, covers
 from mpctl.spec.training import TrainingSpec
 from mpctl.tensor_grid import TensorGrid
 from mpctl.transport.group import Group
 from mpctl.weights.extend import fill_tables, vocabulary_tables
-from mpctl.weights.headers import read_header
 from mpctl.weights.hub import open_hub
 from mpctl.weights.origin import open_origin
 from mpctl.weights.reader import Targets, fill
-from mpctl.weights.saved_tensors import OpenCheckpoint
 from mpctl.weights.writer import export_weights, import_weights
+from tests.checkpoint.shards import grid_shard, shard_path, shard_record
 from tests.runtime.tiny import column, make_trainer, tiny_job, train
 from tests.weights.hub import VOCAB, Truth
-from tests.weights.shards import grid_shard
 from tests.weights.test_extend import ADDED, EXTENSION, SEED, model_of
 from tests.weights.test_extend import targets_of as whole_tables
 from tests.weights.test_init_from import hub_job
@@ -138,7 +138,7 @@ def reshard(source: Path, out: Path, mode: str, *, pp: int = 1) -> Path:
 
 
 def hashes(folder: Path) -> list[str]:
-    return [read_shard_record(folder, k).sha256 for k in range(read_manifest(folder).shards)]
+    return [shard_record(folder, k).sha256 for k in range(len(read_manifest(folder).shards))]
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:
@@ -170,9 +170,10 @@ def test_a_checkpoint_goes_through_every_mode_unchanged(
     for mode, pp in (("2d", 1), ("2.5d", 1), ("3d", 2)):
         step = reshard(step, tmp_path / mode, mode, pp=pp)
         manifest = read_manifest(step)
-        assert (manifest.tp, manifest.shards) == (GRIDS[mode].size, pp * GRIDS[mode].size)
+        parts = pp * GRIDS[mode].size
+        assert (manifest.size("tp"), len(manifest.shards)) == (GRIDS[mode].size, parts)
         same(tensors(step), expected)
-        headers = [read_header(shard_path(step, k)) for k in range(manifest.shards)]
+        headers = [read_header(shard_path(step, k)) for k in range(len(manifest.shards))]
         written = sum(header.bytes for file in headers for header in file.values())
         job = plan_of_layout(step, None, None).job
         assert (job.parallel.tensor_mode, job.parallel.pp) == (mode, pp)

@@ -12,8 +12,8 @@ from pathlib import Path
 from mpctl.families import get_prompt_form
 from mpctl.rundir.requests import ChosenToken, SampleAnswer, SampleRequest
 from mpctl.runtime.build import build_chunks
-from mpctl.runtime.checkpointing.model_weights import load_chunks
 from mpctl.runtime.mesh import Mesh
+from mpctl.runtime.model_weights import load_chunks
 from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.sampling.draw import TokenSampler
 from mpctl.runtime.sampling.loop import LoadedModel, SampledToken, fill_masks, generate

@@ -1,32 +1,38 @@
 """RUN/checkpoints: which checkpoints there are, and the names that a save moves them through.
 
-A checkpoint is a directory step-N with
-
-    manifest.json            schema mpctl.checkpoint/2: step, number of shards, tp, save
-    shard-K.safetensors      the tensors of one (pp, tp) rank; K = pp rank * tp + tp rank
-    shard-K.json             size and sha256 of that file; which part of which parameter it holds
-    job.json, plan.json      copies of the run's
-
-It appears by renaming a complete directory, `.step-N.partial`, so that step-N is never half
-written. A save that replaces a checkpoint of the same step first renames the old one to
-`.step-N.replaced`; if it dies before the second rename, the old one counts as the checkpoint. No
-other name is ever taken for a checkpoint. shards.py reads the files of one checkpoint.
+A checkpoint is a directory step-N (manifest.py has its files). It appears by renaming a complete
+directory, `.step-N.partial`, so that step-N is never half written. A save that replaces a
+checkpoint of the same step first renames the old one to `.step-N.replaced`; if it dies before the
+second rename, the old one counts as the checkpoint. No other name is ever taken for a checkpoint.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from typing import TypedDict
 
-from mpctl.durable import remove
+from mpctl.durable import remove, sync_folder, temporary_beside
+from mpctl.errors import InputError
 
 DOCUMENTS = ("job.json", "plan.json")
 """Documents of a run that are copied into each of its checkpoints."""
 STEP = re.compile(r"step-(\d+)")
 DAMAGED = re.compile(r"damaged-step-\d+(-\d+)?")
 PARTIAL, REPLACED, PRUNED = "partial", "replaced", "pruned"
+
+
+class SaveTimes(TypedDict):
+    """How long a checkpoint took from the end of its step until it was published, and how much of
+    that time training waited: all of it where saving is not asynchronous."""
+
+    step: int
+    seconds: float
+    stall_seconds: float
 
 
 def list_checkpoints(root: Path) -> list[tuple[int, Path]]:
@@ -52,6 +58,18 @@ def partial_path(root: Path, step: int) -> Path:
 def hidden_sibling(path: Path, state: str) -> Path:
     """`.step-N.STATE` for `step-N`: a name that is not listed as a checkpoint."""
     return path.with_name(f".{path.name}.{state}")
+
+
+def publish(folder: Path, final: Path) -> None:
+    """Rename a complete checkpoint to its final name; one of the same step is removed only after
+    that."""
+    replaced = hidden_sibling(final, REPLACED)
+    if final.exists():
+        remove(replaced)
+        final.rename(replaced)
+    folder.rename(final)
+    sync_folder(final.parent)
+    remove(replaced)
 
 
 def recover(root: Path) -> None:
@@ -83,7 +101,7 @@ def prunable(steps: Sequence[int], *, last: int, every: int) -> list[int]:
 
 def set_aside(folder: Path) -> Path:
     """Rename a damaged checkpoint to `damaged-step-N`, which is not listed; returns the path."""
-    names: Collection[str] = {path.name for path in folder.parent.iterdir()}
+    names = {path.name for path in folder.parent.iterdir()}
     base = f"damaged-{folder.name.strip('.')}"
     candidates = (base if n == 1 else f"{base}-{n}" for n in count(1))
     return folder.rename(folder.with_name(next(c for c in candidates if c not in names)))
@@ -99,3 +117,24 @@ def prune_damaged(root: Path, *, last: int) -> list[Path]:
     for path in older:
         remove(path)
     return older
+
+
+@contextmanager
+def whole_folder(out: Path) -> Iterator[Path]:
+    """A directory beside `out` that takes its name at the end; InputError when `out` is occupied
+    or cannot be written."""
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise InputError.of("out-occupied", str(out), "already holds something, nothing was "
+                            "written", "name a directory that is not there yet")  # fmt: skip
+    out = out.absolute()
+    work = temporary_beside(out)
+    try:
+        work.mkdir(parents=True)
+        yield work
+        work.rename(out)
+    except OSError as error:
+        why = f"cannot be written: {error.strerror or error}"
+        hint = "name a directory that can be written"
+        raise InputError.of("out-unusable", str(out), why, hint) from None
+    finally:
+        shutil.rmtree(work, ignore_errors=True)

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from mpctl.checkpoint.folder import list_checkpoints
+from mpctl.checkpoint.verify import find_damage
 from mpctl.errors import InputError
-from mpctl.rundir.checkpoints import list_checkpoints
-from mpctl.rundir.shards import find_damage
-from mpctl.runtime.checkpointing import writer as saving
 from mpctl.spec.job import JobSpec
 from tests.runtime.tiny import column, make_trainer, tiny_job, train
 
@@ -130,7 +129,9 @@ def _die(*_: object, **__: object) -> None:
     raise Killed
 
 
-@pytest.mark.parametrize("where", ["write_file", "write_json", "sync_folder", "publish"])
+@pytest.mark.parametrize(
+    "where", ["writer.write_file", "manifest.write_json", "writer.sync_folder", "writer.publish"]
+)
 def test_dying_while_saving_costs_nothing_saved_before(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -138,7 +139,7 @@ def test_dying_while_saving_costs_nothing_saved_before(
     list(trainer.run())
     trainer.step = 3
     with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(saving, where, _die)
+        patched.setattr(f"mpctl.checkpoint.{where}", _die)
         trainer.save()
     assert [step for step, _ in list_checkpoints(tmp_path / "checkpoints")] == [2]
     assert find_damage(tmp_path / "checkpoints/step-2") == []

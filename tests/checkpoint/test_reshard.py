@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from mpctl.checkpoint import reshard as resharding
+from mpctl.checkpoint.manifest import read_manifest
+from mpctl.checkpoint.reader import OpenCheckpoint
+from mpctl.checkpoint.verify import find_damage
 from mpctl.errors import InputError
 from mpctl.launch.reshard import plan_of_layout, reshard_checkpoint
-from mpctl.rundir.shards import find_damage, read_manifest, read_shard_record
 from mpctl.spec.job import JobSpec
-from mpctl.weights import reshard as resharding
-from mpctl.weights.saved_tensors import OpenCheckpoint
+from tests.checkpoint.shards import shard_record
 from tests.runtime.tiny import column, make_trainer, tiny_job, train
 
 # 300 words are 300 rows at every tp: padding that was not saved would become zeros.
@@ -30,8 +32,8 @@ def _saved(job: JobSpec, run: Path) -> Path:
 
 
 def _hashes(folder: Path) -> list[str]:
-    shards = range(read_manifest(folder).shards)
-    return [read_shard_record(folder, shard).sha256 for shard in shards]
+    shards = range(len(read_manifest(folder).shards))
+    return [shard_record(folder, shard).sha256 for shard in shards]
 
 
 def _reshard(source: Path, out: Path, tp: int, pp: int) -> Path:
@@ -59,7 +61,7 @@ def test_it_is_resumed_to_the_bit(data: Path, tmp_path: Path, changes: dict[str,
     job = tiny_job(data, 2, **SETTINGS, **changes)
     source = _saved(job, tmp_path / "run")
     staged = _reshard(source, tmp_path / "staged", 1, 2)
-    assert (read_manifest(staged).shards, read_manifest(staged).tp) == (2, 1)
+    assert (len(read_manifest(staged).shards), read_manifest(staged).size("tp")) == (2, 1)
     single = _reshard(staged, tmp_path / "single", 1, 1)
     losses = []
     for number, folder in enumerate((source, staged, single)):

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from mpctl.checkpoint.manifest import read_manifest
+from mpctl.checkpoint.tensor_header import read_header
+from mpctl.checkpoint.verify import find_damage
 from mpctl.estimate.checkpoint import checkpoint_bytes
 from mpctl.layout.job_layout import JobLayout
-from mpctl.rundir.shards import find_damage, read_manifest, shard_path
 from mpctl.spec.job import JobSpec
-from mpctl.weights.headers import read_header
+from tests.checkpoint.shards import shard_path
 from tests.runtime.test_tensor_modes import GPT, LLAMA, grid
 from tests.runtime.tiny import column, tiny_job, train
 
@@ -111,6 +113,6 @@ def test_a_checkpoint_is_as_large_as_its_plan_says(
 ) -> None:
     folder = saved_runs.checkpoint(model, layout)
     assert find_damage(folder) == []
-    files = [read_header(shard_path(folder, k)) for k in range(read_manifest(folder).shards)]
+    files = [read_header(shard_path(folder, k)) for k in range(len(read_manifest(folder).shards))]
     written = sum(header.bytes for file in files for header in file.values())
     assert written == checkpoint_bytes(JobLayout.of(saved_runs.job(model, layout)))

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
+from mpctl.checkpoint.manifest import (
+    Manifest,
+    ParameterPlacement,
+    ShardFile,
+    ShardRecord,
+    read_shard_record,
+)
+from mpctl.checkpoint.tensor_file import DTYPES, Entry, write_file
 from mpctl.layers.grid.layers import GridPlace
 from mpctl.layers.parameters import take
-from mpctl.rundir.shards import MANIFEST, SCHEMA, ParameterPlacement, shard_path
 from mpctl.shard import Shard
 from mpctl.tensor_grid import TensorGrid
-from mpctl.weights.files import DTYPES, Entry, write_file
 
 Dims = tuple[str, ...]
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -44,10 +49,23 @@ def save_shards(
             )
             for name, shard in shards.items()
         ]
-        file = write_file(shard_path(folder, index), entries, lambda count: None).as_record()
-        places = {name: ParameterPlacement.of(shard).as_record() for name, shard in shards.items()}
-        record = {**file, "parameters": places}
-        shard_path(folder, index).with_suffix(".json").write_text(json.dumps(record))
-    manifest = {"schema": SCHEMA, "step": 1, "shards": len(ranks), "tp": len(ranks)}
-    (folder / MANIFEST).write_text(json.dumps(manifest))
+        file = write_file(shard_path(folder, index), entries, lambda count: None)
+        places = {name: ParameterPlacement.of(shard) for name, shard in shards.items()}
+        ShardRecord.of(file, places, []).write(numbered(index).record_path(folder))
+    Manifest(step=1, shards=[numbered(index) for index in range(len(ranks))]).write(folder)
     return folder
+
+
+def numbered(index: int) -> ShardFile:
+    """The shard of a tp rank of a single stage."""
+    return ShardFile(name=f"shard-{index}", coords={"pp": 0, "tp": index})
+
+
+def shard_path(folder: Path, index: int) -> Path:
+    """The tensors of a shard."""
+    return folder / f"shard-{index}.safetensors"
+
+
+def shard_record(folder: Path, index: int) -> ShardRecord:
+    """The record of a shard, whose bytes are those that were written."""
+    return read_shard_record(folder, numbered(index))

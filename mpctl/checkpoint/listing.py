@@ -6,31 +6,30 @@ alone reads files whole.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from math import prod
 from pathlib import Path
-from threading import Lock
 from typing import Literal, TypedDict
 
-from mpctl.errors import InputError, Issue
-from mpctl.rundir.checkpoints import list_checkpoints
-from mpctl.rundir.shards import (
+from mpctl.checkpoint.folder import list_checkpoints
+from mpctl.checkpoint.manifest import (
     MANIFEST,
+    Manifest,
+    OnBytes,
+    ShardFile,
     ShardRecord,
-    checkpoint_bytes,
-    find_damage,
     read_manifest,
     read_shard_record,
 )
-from mpctl.runs.listing import iso
-from mpctl.runs.saved import find_run, read_job
+from mpctl.checkpoint.verify import Progress, checkpoint_bytes, find_damage, verify_progress
+from mpctl.errors import InputError
+from mpctl.spec.load import load_job
 from mpctl.tensor_grid import TensorGrid, grid_axes
 
-SCHEMA: Literal["mpctl.checkpoints/1"] = "mpctl.checkpoints/1"
 FOLDER = "checkpoints"
-OnBytes = Callable[[int], None]
 
 
 class CheckpointEntry(TypedDict):
@@ -118,20 +117,18 @@ class CheckpointPath:
 
 
 def find_checkpoints(path: Path) -> CheckpointPath:
-    """The checkpoint at a path, or those of the run or the import there; a run may be named by its
-    name in runs/. Raises InputError when there is none."""
-    if path.parent.name == FOLDER and list_checkpoints(path.parent):
+    """The checkpoint at a path, or those of the run or the import there. Raises InputError when
+    there is none."""
+    if path.parent.name == FOLDER:
         saved = [(step, folder) for step, folder in list_checkpoints(path.parent) if folder == path]
         if saved:
             return CheckpointPath(path.parent, tuple(saved))
-    run = find_run(path)
-    root = (path if isinstance(run, Issue) else run) / FOLDER
-    saved = list_checkpoints(root)
+    saved = list_checkpoints(path / FOLDER)
     if not saved:
         message = f"{path} has no checkpoint"
         hint = "name a run, RUN/checkpoints/step-N, or what `mpctl checkpoint import` wrote"
         raise InputError.of("no-checkpoint", "RUN", message, hint)
-    return CheckpointPath(root, tuple(saved))
+    return CheckpointPath(path / FOLDER, tuple(saved))
 
 
 def list_document(found: CheckpointPath) -> CheckpointsDocument:
@@ -139,32 +136,13 @@ def list_document(found: CheckpointPath) -> CheckpointsDocument:
     return _document(found, [describe(step, folder) for step, folder in found.saved])
 
 
-def verify_document(
-    found: CheckpointPath, *, every: bool = False, on_bytes: OnBytes | None = None
-) -> CheckpointsDocument:
-    """The newest checkpoint, or every one, with each byte compared: about a second a GB. on_bytes:
-    called with the number of bytes read since the last call."""
-    chosen = found.saved if every else found.saved[-1:]
+def verify_document(found: CheckpointPath, on_progress: Progress) -> CheckpointsDocument:
+    """These checkpoints with each byte compared: about a second a GB."""
+    on_bytes = verify_progress([folder for _, folder in found.saved], on_progress)
     return _document(
-        found, [describe(step, folder, hashed=True, on_bytes=on_bytes) for step, folder in chosen]
+        found,
+        [describe(step, folder, hashed=True, on_bytes=on_bytes) for step, folder in found.saved],
     )
-
-
-def verify_progress(
-    found: CheckpointPath, update: Callable[[str, int, int], None], *, every: bool
-) -> OnBytes:
-    """A function for `on_bytes` that passes on ("verify", bytes done, bytes in all); several
-    threads may call it."""
-    chosen = found.saved if every else found.saved[-1:]
-    total, done, lock = sum(checkpoint_bytes(folder) for _, folder in chosen), 0, Lock()
-
-    def on_bytes(count: int) -> None:
-        nonlocal done
-        with lock:
-            done += count
-            update("verify", min(done, total), total)
-
-    return on_bytes
 
 
 def describe(
@@ -176,13 +154,14 @@ def describe(
     manifest, written, grid = None, None, None
     with suppress(InputError, OSError):
         manifest = read_manifest(folder)
-        written = iso((folder / MANIFEST).stat().st_mtime)
-        grid = _grid(folder, manifest.tp)
+        modified = datetime.fromtimestamp((folder / MANIFEST).stat().st_mtime, UTC)
+        written = modified.isoformat(timespec="seconds")
+        grid = _grid(folder, manifest)
     return {
         "step": step,
         "path": str(folder),
-        "tp": manifest.tp if manifest else None,
-        "pp": manifest.shards // manifest.tp if manifest else None,
+        "tp": manifest.size("tp") if manifest else None,
+        "pp": manifest.size("pp") if manifest else None,
         "tensor_mode": grid.mode if grid else None,
         "tensor_depth": grid.axes.get("depth") if grid else None,
         "bytes": checkpoint_bytes(folder),
@@ -193,18 +172,23 @@ def describe(
     }
 
 
-def _grid(folder: Path, tp: int) -> TensorGrid | None:
+def _grid(folder: Path, manifest: Manifest) -> TensorGrid | None:
     """The grid of tp ranks of the run's job, where it is what cut this checkpoint: a resumed run
     may have had another before. By hand, 2d on 4 ranks cuts both sides of a matrix, 1d one."""
-    job = read_job(folder.parent.parent / "job.json")
-    if isinstance(job, str) or job.parallel.tp != tp:
+    tp = manifest.size("tp")
+    try:
+        job = load_job(str(folder.parent.parent / "job.json"))
+    except InputError:
+        return None
+    if job.parallel.tp != tp:
         return None
     axes = grid_axes(job.parallel.tensor_mode, tp, job.parallel.tensor_depth)
     if axes is None:
         return None
     grid = TensorGrid(job.parallel.tensor_mode, axes)
     planned = sorted(map(grid.parts, grid.weight_axes(("vocab", "hidden"))))
-    shards = [part.shard for part in read_shard_record(folder, 0, hashed=False).parameters.values()]
+    first = read_shard_record(folder, manifest.shards[0], hashed=False)
+    shards = [part.shard for part in first.parameters.values()]
     cuts = [
         sorted(full // own for full, own in zip(shard.shape, shard.local_shape, strict=True) if own)
         for shard in shards
@@ -218,14 +202,14 @@ def inspect_document(found: CheckpointPath) -> InspectDocument:
     damaged."""
     folder, step = found.newest, found.saved[-1][0]
     manifest = read_manifest(folder)
-    records = [read_shard_record(folder, k, hashed=False) for k in range(manifest.shards)]
+    records = [(shard, read_shard_record(folder, shard, hashed=False)) for shard in manifest.shards]
     parameters = _parameters(records)
     return {
         "schema": "mpctl.checkpoint-inspect/1",
         "checkpoint": describe(step, folder),
         "elements": sum(prod(row["shape"]) for row in parameters),
         "loss_scale": manifest.loss_scale,
-        "shards": [_shard_row(k, record, manifest.tp) for k, record in enumerate(records)],
+        "shards": [_shard_row(shard, record) for shard, record in records],
         "parameters": parameters,
     }
 
@@ -233,18 +217,18 @@ def inspect_document(found: CheckpointPath) -> InspectDocument:
 def _document(found: CheckpointPath, entries: list[CheckpointEntry]) -> CheckpointsDocument:
     set_aside = sorted(str(path) for path in found.root.glob("damaged-*"))
     return {
-        "schema": SCHEMA,
+        "schema": "mpctl.checkpoints/1",
         "path": str(found.root),
         "checkpoints": entries,
         "set_aside": set_aside,
     }
 
 
-def _shard_row(index: int, record: ShardRecord, tp: int) -> ShardRow:
+def _shard_row(shard: ShardFile, record: ShardRecord) -> ShardRow:
     return {
-        "index": index,
-        "tp": index % tp,
-        "pp": index // tp,
+        "index": shard.index,
+        "tp": shard.coords.get("tp", 0),
+        "pp": shard.stage,
         "bytes": record.bytes,
         "parameters": len(record.parameters),
         "frozen": len(record.frozen),
@@ -252,10 +236,10 @@ def _shard_row(index: int, record: ShardRecord, tp: int) -> ShardRow:
     }
 
 
-def _parameters(records: Sequence[ShardRecord]) -> list[ParameterRow]:
+def _parameters(records: Sequence[tuple[ShardFile, ShardRecord]]) -> list[ParameterRow]:
     """Each parameter once, in the order of the shards."""
     rows: dict[str, ParameterRow] = {}
-    for index, record in enumerate(records):
+    for shard, record in records:
         for name, part in record.parameters.items():
             row = rows.setdefault(
                 name,
@@ -268,5 +252,5 @@ def _parameters(records: Sequence[ShardRecord]) -> list[ParameterRow]:
                     "updates": part.updates,
                 },
             )
-            row["shards"].append(index)
+            row["shards"].append(shard.index)
     return list(rows.values())

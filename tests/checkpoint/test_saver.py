@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from mpctl.rundir.checkpoints import list_checkpoints
-from mpctl.rundir.shards import find_damage, read_shard_record
-from mpctl.runtime.checkpointing import writer as writing
-from mpctl.runtime.checkpointing.shard_content import HostCopies
-from mpctl.runtime.checkpointing.store_barrier import SaveFailed
+from mpctl.checkpoint import writer as writing
+from mpctl.checkpoint.folder import list_checkpoints
+from mpctl.checkpoint.snapshot import HostCopies
+from mpctl.checkpoint.tensor_file import Entry, write_file
+from mpctl.checkpoint.verify import find_damage
+from mpctl.checkpoint.writer import SaveFailed
 from mpctl.runtime.train import Trainer
 from mpctl.spec.load import parse
-from mpctl.weights.files import Entry, write_file
+from tests.checkpoint.shards import shard_record
 from tests.ranks import run_ranks
 from tests.runtime.tiny import column, make_trainer, tiny_job, train
 from tests.streams import LoggedStream
@@ -50,7 +51,7 @@ class SlowDisk:
 def _digests(run_dir: Path) -> dict[tuple[int, int], str]:
     """sha256 of every shard, by (step, shard)."""
     return {
-        (step, int(path.stem.partition("-")[2])): read_shard_record(
+        (step, int(path.stem.partition("-")[2])): shard_record(
             folder, int(path.stem.partition("-")[2])
         ).sha256
         for step, folder in list_checkpoints(run_dir / "checkpoints")
@@ -129,7 +130,9 @@ def test_the_next_update_and_the_writer_wait_for_the_copies(data: Path, tmp_path
     job = tiny_job(data, **{**EVERY, "training__steps": 2})
     trainer, stream = make_trainer(job, tmp_path), LoggedStream()
     trainer.one_step()
-    trainer.saver.copies.stream = stream
+    assert trainer.saver.copies is not None
+    assert trainer.optimizer.reader is trainer.saver.copies.stream
+    trainer.saver.copies.stream = trainer.optimizer.reader = stream
     trainer.begin_save()
     trainer.saver.finish()
     copied = stream.log.index("marked")

@@ -1,11 +1,11 @@
 """Saving while training goes on: a copy of this rank's state, then a thread that writes it.
 
 A save has two parts. The snapshot is taken between two steps: slices of ZeRO are gathered bucket by
-bucket, and the ranks that write (those of the first replica) copy values and moments to host
-memory; from a GPU they only start to, and the copies go on beside the next step
-(shard_content.py). That is all that training waits for. Writing (writer.py: hash, write,
-synchronise, publish) then goes on in a thread, with no collective, for as long as it takes. With
-`checkpoint.asynchronous = false` both parts happen between two steps and nothing is copied.
+bucket, and the ranks that write copy values and moments to host memory; from a GPU they only start
+to, and the copies go on beside the next step (snapshot.py). That is all that training waits for.
+Writing (writer.py: hash, write, synchronise, publish) then goes on in a thread, with no collective,
+for as long as it takes. With `checkpoint.asynchronous = false` both parts happen between two steps
+and nothing is copied.
 
 One save is in flight at a time: the next one waits for it, and so does the end of a run. The
 failure of a save is raised by the next `save` or `finish`; the trainer asks `has_failed` once a
@@ -20,23 +20,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 
 from torch import Tensor
 
-from mpctl.estimate.checkpoint import checkpoint_bytes
-from mpctl.layout.job_layout import JobLayout
-from mpctl.rundir.checkpoints import DOCUMENTS
-from mpctl.rundir.rank_files import SaveTimes, StepRecord
-from mpctl.rundir.shards import Fp8Histories
-from mpctl.runtime.checkpointing.shard_content import HostCopies, Snapshot, take_snapshot
-from mpctl.runtime.checkpointing.store_barrier import FAILED, PATIENCE, SaveFailed, StoreBarrier
-from mpctl.runtime.checkpointing.writer import CheckpointWriter, KeepPolicy
-from mpctl.runtime.loss_scale import LossScale
-from mpctl.runtime.mesh import Mesh, checkpoint_store
-from mpctl.runtime.optimizer import Optimizer
+from mpctl.checkpoint.folder import SaveTimes
+from mpctl.checkpoint.manifest import Fp8Histories
+from mpctl.checkpoint.snapshot import HostCopies, OptimizerState, Snapshot, take_snapshot
+from mpctl.checkpoint.writer import FAILED, CheckpointWriter, SaveFailed
 
 SETTLE_PATIENCE = 10.0
 """Seconds without progress after which a rank that has failed no longer waits for its save."""
@@ -59,45 +52,27 @@ class SaveInFlight:
 class Saver:
     """One rank's part in saving a run.
 
-    asynchronous: whether a thread writes. progress: what is being written, `saving step 3: 20 MiB
-    of 1 GiB written`, empty while nothing is; on_change: called when that text changes. histories:
-    what the table of fp8 scales has seen, asked at each save. is_awaited: whether this rank's
-    training waits for a save now. saved: steps of which there is a checkpoint, the one being
-    written included. times: of the saves that ended; failure: why one was given up.
+    copies: what a save is written from by a thread; None where training waits until it is
+    published. histories: what the table of fp8 scales has seen, asked at each save. on_change:
+    called when `progress` changes. progress: what is being written, `saving step 3: 20 MiB of 1 GiB
+    written`, empty while nothing is. is_awaited: whether this rank's training waits for a save now.
+    saved: steps of which there is a checkpoint, the one being written included. times: of the
+    saves that ended; failure: why one was given up.
     """
 
     writer: CheckpointWriter
-    asynchronous: bool = True
-    on_change: Callable[[], None] = lambda: None
+    copies: HostCopies | None = field(default_factory=HostCopies)
     histories: Callable[[], Fp8Histories] = dict
+    on_change: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.perf_counter
     progress: str = ""
     is_awaited: bool = False
     saved: set[int] = field(default_factory=set)
     times: list[SaveTimes] = field(default_factory=list)
     failure: BaseException | None = None
-    copies: HostCopies = field(default_factory=HostCopies)
     current: SaveInFlight | None = None
     stalled: float = 0.0
     recorded: int = 0
-
-    @classmethod
-    def of(cls, run_dir: Path, layout: JobLayout, mesh: Mesh, copies: HostCopies) -> Saver:
-        """The saver of one rank of a run; every rank makes one. Rank 0 reads the run's own
-        documents now, to copy them into every checkpoint."""
-        job = layout.job
-        store = checkpoint_store(mesh.rank, mesh.world.size)
-        barrier = StoreBarrier(store, patience=max(PATIENCE, job.launch.timeout_seconds))
-        paths = [run_dir / name for name in DOCUMENTS] if mesh.rank == 0 else []
-        documents = {path.name: path.read_text("utf-8") for path in paths if path.is_file()}
-        keep = KeepPolicy(job.checkpoint.keep_last, job.checkpoint.keep_every)
-        writer = CheckpointWriter(
-            run_dir / "checkpoints", mesh, barrier, documents, keep, checkpoint_bytes(layout)
-        )
-        return cls(writer, asynchronous=job.checkpoint.asynchronous, copies=copies)
-
-    def __post_init__(self) -> None:
-        self.writer.on_progress = self._show
 
     @property
     def root(self) -> Path:
@@ -120,15 +95,16 @@ class Saver:
         self,
         step: int,
         names: Mapping[Tensor, str],
-        optimizer: Optimizer,
+        optimizer: OptimizerState,
         *,
-        scale: LossScale | None = None,
+        loss_scale: Mapping[str, float],
     ) -> None:
         """Begin to save `step-N` after `step` steps, unless there is one; every rank calls it.
         Returns when the snapshot is taken, or where saving is not asynchronous when the checkpoint
         is published.
 
-        names: of the parameters that this rank's shard is to have. scale: of the loss, in fp16.
+        names: of the parameters and buffers that this rank's shard is to have. loss_scale: its
+        state in fp16, else empty.
         Raises SaveFailed when this save, or the one before, cannot be written on any rank.
         """
         if step in self.saved:
@@ -138,14 +114,17 @@ class Saver:
             self.finish()
             self.saved.add(step)
             self._show(f"saving step {step}")
-            copies = self.copies if self.asynchronous else None
-            is_writer = self.writer.mesh.writes_checkpoint
             snapshot = take_snapshot(
-                step, names, optimizer, scale, is_writer=is_writer, copies=copies
+                step,
+                names,
+                optimizer,
+                is_writer=self.writer.is_writer,
+                copies=self.copies,
+                loss_scale=loss_scale,
+                fp8=self.histories(),
             )
-            snapshot = replace(snapshot, fp8=self.histories())
             self.current = current = SaveInFlight(step, began)
-            if not self.asynchronous:
+            if self.copies is None:
                 self._write(snapshot, current)
                 self.stalled += self._end()
                 return
@@ -172,23 +151,20 @@ class Saver:
         with suppress(Exception):
             self.finish()
 
-    def add_times(self, record: StepRecord) -> None:
-        """Add to a step's record what saving took since the record before: how long training
-        waited, and how long the save lasted that ended meanwhile."""
+    def take_times(self) -> tuple[float, float | None]:
+        """What saving took since the last call: the seconds that training waited, and those that
+        the save lasted which ended meanwhile, if one did."""
         self._collect()
-        if self.stalled:
-            record["save_stall_seconds"] = self.stalled
-            self.stalled = 0.0
-        for times in self.times[self.recorded :]:
-            record["save_seconds"] = times["seconds"]
-        self.recorded = len(self.times)
+        stalled, self.stalled = self.stalled, 0.0
+        ended, self.recorded = self.times[self.recorded :], len(self.times)
+        return stalled, ended[-1]["seconds"] if ended else None
 
     def _write(self, snapshot: Snapshot, current: SaveInFlight) -> None:
         """Write a snapshot; the thread of a save. What goes wrong is kept for `finish`, and told to
         the other ranks, which would wait for this one otherwise."""
         try:
             snapshot.arrived()
-            self.writer.write(snapshot)
+            self.writer.write(snapshot, self._show)
         except SaveFailed as error:
             current.failure = error
         except BaseException as error:
@@ -213,7 +189,7 @@ class Saver:
             self.saved.discard(current.step)
             raise current.failure
         seconds = current.ended - current.began
-        stall = current.stall_seconds if self.asynchronous else seconds
+        stall = seconds if current.thread is None else current.stall_seconds
         self.times.append({"step": current.step, "seconds": seconds, "stall_seconds": stall})
         self._show("")
         return seconds

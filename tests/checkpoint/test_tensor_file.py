@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from mpctl.checkpoint import tensor_file
+from mpctl.checkpoint.manifest import CheckpointDamaged, ShardRecord, sha256
+from mpctl.checkpoint.tensor_file import DTYPES, BlockChecksums, Entry, ShardReader, write_file
+from mpctl.checkpoint.tensor_header import read_header
 from mpctl.errors import InputError
-from mpctl.rundir.checksums import BlockChecksums
-from mpctl.rundir.shards import CheckpointDamaged, ShardRecord, sha256
-from mpctl.weights import shard_reader
-from mpctl.weights.files import DTYPES, Entry, write_file
-from mpctl.weights.headers import read_header
-from mpctl.weights.shard_reader import ShardReader
 
 BLOCK = 256
 TENSORS = {
@@ -66,10 +65,8 @@ def test_only_what_is_read_is_compared_and_that_once(
     start = read_header(path)["a/value"].start
     flip(path, start + 19 * 80)  # the last row
     counted: list[int] = []
-    crc32 = shard_reader.crc32
-    monkeypatch.setattr(
-        shard_reader, "crc32", lambda data: counted.append(len(data)) or crc32(data)
-    )
+    crc32 = zlib.crc32
+    monkeypatch.setattr(zlib, "crc32", lambda data: counted.append(len(data)) or crc32(data))
     reader = ShardReader(path, record)
     for _ in range(3):
         assert torch.equal(reader.read("a/value", slice(0, 8)), TENSORS["a/value"][:8])
@@ -101,7 +98,7 @@ def test_a_shard_of_an_older_version_is_hashed_once(
     shard: tuple[Path, ShardRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed: list[Path] = []
-    monkeypatch.setattr(shard_reader, "sha256", lambda path: hashed.append(path) or sha256(path))
+    monkeypatch.setattr(tensor_file, "sha256", lambda path: hashed.append(path) or sha256(path))
     reader = ShardReader(shard[0], shard[1].model_copy(update={"checksums": None}))
     for name, tensor in TENSORS.items():
         assert torch.equal(reader.read(name), tensor)

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import torch
 
+from mpctl.checkpoint.reader import load_values, padding_rows
+from mpctl.checkpoint.saved_model import SavedModel
 from mpctl.families.batch import FamilyModule
 from mpctl.layers.parameters import shard_of
-from mpctl.runtime.checkpointing.loader import load_values
 from mpctl.runtime.partition import Chunks
 from mpctl.spec.model import ModelSpec
 from mpctl.weights.hub import Hub
 from mpctl.weights.origin import open_origin
 from mpctl.weights.reader import Targets, fill
-from mpctl.weights.saved import SavedModel
-from mpctl.weights.saved_tensors import padding_rows
 
 
 @torch.no_grad()

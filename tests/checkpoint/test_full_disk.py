@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.runtime.checkpointing.store_barrier import SaveFailed
+from mpctl.checkpoint.writer import SaveFailed
 from mpctl.runtime.train import Trainer
 from tests.runtime.tiny import make_trainer, tiny_job
 

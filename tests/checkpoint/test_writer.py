@@ -18,14 +18,13 @@ import torch.distributed as dist
 from safetensors import safe_open
 from torch._C._distributed_c10d import HashStore
 
-from mpctl.rundir.checkpoints import list_checkpoints, prunable, recover
-from mpctl.rundir.shards import find_damage
-from mpctl.runtime.checkpointing import writer as saving
-from mpctl.runtime.checkpointing.store_barrier import SaveFailed, StoreBarrier
-from mpctl.runtime.checkpointing.writer import publish
+from mpctl.checkpoint import writer as saving
+from mpctl.checkpoint.folder import list_checkpoints, prunable, publish, recover
+from mpctl.checkpoint.tensor_file import Entry, write_file
+from mpctl.checkpoint.verify import find_damage
+from mpctl.checkpoint.writer import SaveFailed, StoreBarrier
 from mpctl.spec.load import parse
 from mpctl.transport.group import Group, Pending
-from mpctl.weights.files import Entry, write_file
 from tests.ranks import run_ranks
 from tests.runtime.tiny import make_trainer, tiny_job
 
@@ -108,8 +107,7 @@ def _save_slowly(
 ) -> list[str]:
     """Save once, where one rank needs `seconds` to write; what is damaged when `save` returns."""
     trainer = make_trainer(parse(raw), Path(run_dir), rank)
-    hasty = Hasty(rank, size, None, "world")
-    trainer.mesh = trainer.saver.writer.mesh = replace(trainer.mesh, world=hasty)
+    trainer.mesh = replace(trainer.mesh, world=Hasty(rank, size, None, "world"))
 
     def write_slowly(path: Path, entries: list[Entry], on_bytes: Any) -> Any:
         for _ in range(10):

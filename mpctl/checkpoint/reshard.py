@@ -12,28 +12,24 @@ was not saved becomes zeros.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from mpctl.durable import sync_folder, write_whole
+from mpctl.checkpoint.manifest import OnBytes, ParameterPlacement, ShardRecord
+from mpctl.checkpoint.reader import OpenCheckpoint, padding_rows
+from mpctl.checkpoint.tensor_file import Entry, in_file_order, write_file
+from mpctl.checkpoint.writers import Replicas, shard_files
+from mpctl.durable import sync_folder
 from mpctl.families.modules import build_module
 from mpctl.layers.grid.tensor_parallel import planned_groups, tensor_parallel_of
 from mpctl.layers.parameters import shard_of
 from mpctl.layers.shard_context import ShardContext
 from mpctl.layout.job_layout import JobLayout
-from mpctl.rundir.shards import MANIFEST, SCHEMA, ParameterPlacement, shard_path
 from mpctl.shard import Shard
 from mpctl.spec.job import JobSpec
 from mpctl.transport.group import Group
-from mpctl.weights.files import DTYPES, Entry, write_file
-from mpctl.weights.saved_tensors import OpenCheckpoint, padding_rows
-
-OnBytes = Callable[[int], None]
 
 
 def reshard(source: Path, job: JobSpec, out: Path, on_bytes: OnBytes) -> None:
@@ -43,23 +39,29 @@ def reshard(source: Path, job: JobSpec, out: Path, on_bytes: OnBytes) -> None:
     many bytes of tensors were written since the last call. Raises InputError when `source` is
     damaged or of another model.
     """
-    checkpoint, layout, tp = OpenCheckpoint.of(source), JobLayout.of(job), job.parallel.tp
+    checkpoint, layout = OpenCheckpoint.of(source), JobLayout.of(job)
     checkpoint.require_names({weight.name for weight in layout.table.weights()})
-    for stage in range(job.parallel.pp):
-        for tp_rank in range(tp):
-            path = shard_path(out, stage * tp + tp_rank)
-            shards = rank_shards(layout, stage, tp_rank)
-            entries = sorted(_entries(checkpoint, layout, shards), key=_place_in_file)
-            file = write_file(path, entries, on_bytes).as_record()
-            record = {**file, **_contents(checkpoint, shards)}
-            _write_json(path.with_suffix(".json"), record)
-    step, shards_in_all = checkpoint.manifest.step, tp * job.parallel.pp
-    manifest = {"schema": SCHEMA, "step": step, "shards": shards_in_all, "tp": tp}
-    if checkpoint.manifest.loss_scale:
-        manifest["loss_scale"] = checkpoint.manifest.loss_scale
-    if checkpoint.manifest.fp8:
-        manifest["fp8"] = checkpoint.manifest.fp8
-    _write_json(out / MANIFEST, manifest)
+    optional = padding_rows(layout.model)
+    files = shard_files([Replicas(layout.topology)]).values()
+    for file in files:
+        shards = rank_shards(layout, file.stage, file.coords["tp"])
+        entries = [
+            Entry(f"{name}/{field}", header.dtype, shard.local_shape,
+                  partial(checkpoint.part, name, field, shard, optional.get(name)))
+            for name, shard in shards.items()
+            for field, header in checkpoint.fields(name).items()
+        ]  # fmt: skip
+        digest = write_file(file.path(out), in_file_order(entries), on_bytes)
+        frozen = [name for name in shards if name in checkpoint.frozen]
+        placements = {
+            name: ParameterPlacement.of(
+                shard, updates=None if name in frozen else checkpoint.updates_of(name)
+            )
+            for name, shard in shards.items()
+        }
+        ShardRecord.of(digest, placements, frozen).write(file.record_path(out))
+    manifest = checkpoint.manifest.model_copy(update={"shards": list(files), "save": ""})
+    manifest.write(out)
     sync_folder(out)
 
 
@@ -81,32 +83,3 @@ def rank_shards(layout: JobLayout, stage: int, tp_rank: int) -> dict[str, Shard]
     named = [pair for module in modules for pair in module.named_parameters()]
     shared = layout.shared_parameters
     return {name: shard_of(p) for name, p in named if shared.get(name, (stage,))[0] == stage}
-
-
-def _entries(
-    checkpoint: OpenCheckpoint, layout: JobLayout, shards: dict[str, Shard]
-) -> Iterator[Entry]:
-    optional = padding_rows(layout.model)
-    for name, shard in shards.items():
-        for field, header in checkpoint.fields(name).items():
-            make = partial(checkpoint.part, name, field, shard, optional.get(name))
-            yield Entry(f"{name}/{field}", header.dtype, shard.local_shape, make)
-
-
-def _place_in_file(entry: Entry) -> tuple[int, str]:
-    """Widest type first, which aligns tensors, then by name, as a run writes them."""
-    return -DTYPES[entry.dtype].itemsize, entry.name
-
-
-def _contents(checkpoint: OpenCheckpoint, shards: dict[str, Shard]) -> dict[str, Any]:
-    """The record of a shard, without its file."""
-    placements = {}
-    for name, shard in shards.items():
-        updates = None if name in checkpoint.frozen else checkpoint.updates_of(name)
-        placements[name] = ParameterPlacement.of(shard, updates=updates).as_record()
-    frozen = [name for name in shards if name in checkpoint.frozen]
-    return {"parameters": placements, **({"frozen": frozen} if frozen else {})}
-
-
-def _write_json(path: Path, document: dict[str, Any]) -> None:
-    write_whole(path, json.dumps(document, indent=1) + "\n")

@@ -1,12 +1,18 @@
-"""The tensors of a checkpoint of ours, for whatever part of a parameter is asked for.
+"""Reading a checkpoint, whatever layout wrote it: parameters and the optimizer's state of a rank.
 
-Each file holds a part of some parameters, cut along any dimensions (mpctl/shard.py). A part of a
-parameter is put together box by box from the files that have some of it, so that any layout reads
-any other's checkpoint. What several files hold is read from the first of them. Files are read and
-checked by shard_reader.py.
+Each shard holds a part of some parameters, cut along any dimensions (mpctl/shard.py). A part of a
+parameter is put together box by box from the shards that have some of it; what several have is read
+from the first of them. By hand, a [4, 4] weight saved by rows over tp 2, read by the rank of a
+2 x 2 grid that keeps rows 2 and 3 and columns 0 and 1: rows 0 and 1 of the second shard, of which
+it copies two columns.
 
-By hand, a [4, 4] weight saved by rows over tp 2, read by the rank of a 2 x 2 grid that keeps rows 2
-and 3 and columns 0 and 1: rows 0 and 1 of the second file, of which it copies two columns.
+How many updates a parameter has seen is AdamW's step, on which its bias correction depends. It is
+kept by parameter, since one that was frozen at first has seen fewer than the others.
+
+A parameter that no optimizer steps, because it is frozen, has no moments: its value is saved alone,
+in its own dtype, and the record names it under `frozen`. A run that trains it reads the value and
+starts its moments at 0; a run that freezes what was trained reads the value alone. Buffers that no
+gradient moves are saved and read in the same way.
 """
 
 from __future__ import annotations
@@ -18,19 +24,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mpctl.families import get_table
-from mpctl.rundir.shards import (
+from mpctl.checkpoint.manifest import (
     Manifest,
+    ShardFile,
     damage_error,
     read_manifest,
     read_shard_record,
-    shard_path,
 )
+from mpctl.checkpoint.snapshot import OptimizerState
+from mpctl.checkpoint.tensor_file import DTYPES, ShardReader
+from mpctl.checkpoint.tensor_header import TensorHeader
+from mpctl.families import get_table
+from mpctl.layers.parameters import shard_of
 from mpctl.shard import Box, Coverage, Shard, meetings, numel
 from mpctl.spec.model import ModelSpec
-from mpctl.weights.files import DTYPES
-from mpctl.weights.headers import TensorHeader
-from mpctl.weights.shard_reader import ShardReader
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ class OpenCheckpoint:
     def of(cls, folder: Path) -> OpenCheckpoint:
         """The checkpoint in a folder. Raises InputError when a record is damaged."""
         manifest = read_manifest(folder)
-        sources = [_open_source(folder, index) for index in range(manifest.shards)]
+        sources = [_open_source(folder, shard) for shard in manifest.shards]
         frozen = frozenset[str]().union(*(source.frozen for source in sources))
         return cls(folder, manifest, sources, frozen)
 
@@ -127,18 +134,64 @@ class OpenCheckpoint:
         raise damage_error(self.folder, f"{name} is in no shard, the model has it")
 
 
+def load_checkpoint(
+    folder: Path,
+    names: dict[Tensor, str],
+    optimizer: OptimizerState,
+    *,
+    model: Collection[str],
+    may_lack: dict[str, int],
+) -> Manifest:
+    """Fill parameters and the optimizer's moments from a checkpoint of any layout; returns its
+    manifest.
+
+    names: of all parameters here, the frozen ones and buffers too; model: those of every stage.
+    may_lack: by parameter, the first row that a checkpoint need not hold (vocabulary padding, whose
+    height depends on tp). Raises InputError naming file and tensor.
+    """
+    checkpoint = OpenCheckpoint.of(folder)
+    checkpoint.require_names(model)
+    for parameter, tensors in optimizer.states():
+        name = names[parameter]
+        tensors["value"] = tensors["value"].clone()
+        if name in checkpoint.frozen:
+            tensors = {"value": tensors["value"]}
+        checkpoint.fill(name, shard_of(parameter), tensors, may_lack.get(name))
+        optimizer.load(parameter, tensors, updates=checkpoint.updates_of(name))
+    optimizer.publish()
+    for frozen, name in names.items():
+        if frozen not in optimizer.trained:
+            value = optimizer.full_value(frozen).detach()
+            checkpoint.fill(name, shard_of(frozen), {"value": value}, may_lack.get(name))
+            optimizer.set_value(frozen, value)
+    return checkpoint.manifest
+
+
+@torch.no_grad()
+def load_values(
+    folder: Path, targets: dict[str, tuple[Shard, Tensor]], *, may_lack: dict[str, int]
+) -> None:
+    """Fill tensors from the values in a checkpoint of any layout; moments and step count are not
+    read. targets: by parameter name, the part of it to read and the tensor to fill. may_lack: as in
+    `load_checkpoint`; vocabulary padding that was not saved becomes zeros. Raises InputError."""
+    checkpoint = OpenCheckpoint.of(folder)
+    for name, (shard, tensor) in targets.items():
+        if name in may_lack:
+            tensor.zero_()
+        checkpoint.fill(name, shard, {"value": tensor}, may_lack.get(name))
+
+
 def padding_rows(model: ModelSpec) -> dict[str, int]:
     """Parameters whose height depends on tp, with the first row that is vocabulary padding."""
     weights = get_table(model, tp=1).weights()
     return {weight.name: model.vocab for weight in weights if weight.dims[0] == "vocab"}
 
 
-def _open_source(folder: Path, index: int) -> ShardSource:
-    record = read_shard_record(folder, index, hashed=False)
-    parameters = record.parameters
-    shards = {name: p.shard for name, p in parameters.items()}
-    updates = {name: p.updates for name, p in parameters.items() if p.updates is not None}
-    reader = ShardReader(shard_path(folder, index), record)
+def _open_source(folder: Path, shard: ShardFile) -> ShardSource:
+    record = read_shard_record(folder, shard, hashed=False)
+    shards = {name: p.shard for name, p in record.parameters.items()}
+    updates = {name: p.updates for name, p in record.parameters.items() if p.updates is not None}
+    reader = ShardReader(shard.path(folder), record)
     return ShardSource(reader, shards, frozenset(record.frozen), updates)
 
 

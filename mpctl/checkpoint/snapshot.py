@@ -1,0 +1,186 @@
+"""What one shard of a checkpoint holds: tensors by parameter and field, and the record of them;
+and the snapshot of both that a save is written from.
+
+From a GPU tensors are copied on a side stream, into pinned memory. What the rank keeps (values and
+moments of full size) is copied while the next step computes: its update, which changes them, waits
+for the stream, and so does the thread that writes (Snapshot.arrived). What was gathered for the
+save, slices of ZeRO, is copied before the next bucket is gathered, so that no more than one is held
+on the device.
+
+A field is `value`, `exp_avg` or `exp_avg_sq`; what no optimizer steps, a frozen parameter or a
+buffer, has its value alone. A tensor of the file is named `NAME/FIELD`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from mpctl.checkpoint.manifest import Fp8Histories, ParameterPlacement
+from mpctl.checkpoint.tensor_file import DTYPES, Entry, in_file_order
+from mpctl.layers.parameters import shard_of
+from mpctl.transport.streams import HOST_STREAM, SideStream, nothing_to_wait_for
+
+State = dict[str, Tensor]
+SAFETENSORS_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class OptimizerState(Protocol):
+    """What a checkpoint saves and restores of an optimizer (runtime/optimizer.py has the one of
+    training). Methods in which slices are gathered are called by all replicas together."""
+
+    @property
+    def trained(self) -> Collection[Tensor]:
+        """The parameters that it steps."""
+
+    @property
+    def gathers_states(self) -> bool:
+        """Whether `states` and `frozen_values` are gathered for the caller, and freed after it."""
+
+    def states(self) -> Iterator[tuple[nn.Parameter, State]]:
+        """Each trained parameter with its full `value` and moments."""
+
+    def frozen_values(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """The full values of frozen parameters that are kept in slices."""
+
+    def updates_of(self, parameter: Tensor) -> int:
+        """How many updates the moments of a trained parameter have seen."""
+
+    def load(self, parameter: nn.Parameter, tensors: State, *, updates: int) -> None:
+        """The inverse of `states`."""
+
+    def full_value(self, parameter: Tensor) -> Tensor:
+        """A parameter's full value, to be written to and given to `set_value`."""
+
+    def set_value(self, parameter: Tensor, value: Tensor) -> None:
+        """Take over a full value that was written to the tensor from `full_value`."""
+
+    def publish(self) -> None:
+        """Copy what is stepped to the parameters that the model computes with."""
+
+
+Keep = Callable[[str, Tensor], Tensor]
+"""What is kept of the tensor `NAME/FIELD`: itself, or a copy."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one rank writes of the checkpoint of `step`.
+
+    entries: its tensors; parameters: which part each parameter is, None on a rank that writes
+    nothing; frozen: those that have a value alone. loss_scale: state of the fp16 loss scale; fp8:
+    of the table of fp8 scales; empty without one. arrived: returns once the tensors have their
+    values; to be called before they are read.
+    """
+
+    step: int
+    entries: Sequence[Entry] = ()
+    parameters: dict[str, ParameterPlacement] | None = None
+    frozen: list[str] = field(default_factory=list)
+    loss_scale: Mapping[str, float] = field(default_factory=dict)
+    fp8: Fp8Histories = field(default_factory=dict)
+    arrived: Callable[[], None] = nothing_to_wait_for
+
+
+@dataclass
+class HostCopies:
+    """Copies of tensors in host memory, by name; their memory is used again for the next copy of
+    the same name. A copy from a GPU lies in pinned memory, which it reaches at full speed.
+
+    stream: what copies; a copy may be read once it has passed (SideStream.mark).
+    """
+
+    stream: SideStream = HOST_STREAM
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def keep(self, name: str, tensor: Tensor, *, is_passing: bool = False) -> Tensor:
+        """A copy of the tensor, which the next copy of this name overwrites. is_passing: the
+        tensor's memory is used again at once, so that what is computed next waits for the copy;
+        else the tensor must not change before the stream has passed."""
+        copy = self.tensors.get(name)
+        if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
+            is_pinned = tensor.device.type != "cpu"
+            copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_pinned)
+            self.tensors[name] = copy
+        self.stream.follow()
+        with self.stream.running():
+            copy.copy_(tensor, non_blocking=True)
+        if is_passing:
+            self.stream.join()
+        else:
+            self.stream.keep(tensor)
+        return copy
+
+
+@torch.no_grad()
+def take_snapshot(
+    step: int,
+    names: Mapping[Tensor, str],
+    optimizer: OptimizerState,
+    *,
+    is_writer: bool,
+    copies: HostCopies | None,
+    loss_scale: Mapping[str, float],
+    fp8: Fp8Histories,
+) -> Snapshot:
+    """What this rank writes of a checkpoint. All replicas call it, since slices are gathered.
+
+    names: of the parameters and buffers that its shard is to have; copies: where tensors are
+    copied to, so that training may go on; None writes the tensors themselves.
+    """
+    keep = _without_bucket
+    if copies is not None:
+        keep = partial(copies.keep, is_passing=optimizer.gathers_states)
+    states = _kept_states(names if is_writer else {}, optimizer, keep)
+    if not is_writer:
+        return Snapshot(step, loss_scale=loss_scale, fp8=fp8)
+    entries = [
+        Entry(f"{names[tensor]}/{field}", SAFETENSORS_NAMES[part.dtype], tuple(part.shape),
+              part.detach)
+        for tensor, state in states.items() for field, part in state.items()
+    ]  # fmt: skip
+    parameters = {
+        names[tensor]: ParameterPlacement.of(
+            shard_of(tensor),
+            updates=optimizer.updates_of(tensor) if tensor in optimizer.trained else None,
+        )
+        for tensor in states
+    }
+    return Snapshot(
+        step,
+        in_file_order(entries),
+        parameters,
+        [names[tensor] for tensor, state in states.items() if state.keys() == {"value"}],
+        loss_scale,
+        fp8,
+        nothing_to_wait_for if copies is None else copies.stream.mark(),
+    )
+
+
+def _kept_states(
+    names: Mapping[Tensor, str], optimizer: OptimizerState, keep: Keep
+) -> dict[Tensor, State]:
+    """The tensors to be saved of each parameter, those without moments last. Slices are gathered
+    bucket by bucket, in which every replica takes part; one without names keeps nothing."""
+    states: dict[Tensor, State] = {}
+    for parameter, state in optimizer.states():
+        if (name := names.get(parameter)) is not None:
+            states[parameter] = {f: keep(f"{name}/{f}", tensor) for f, tensor in state.items()}
+    gathered: dict[Tensor, Tensor] = dict(optimizer.frozen_values())
+    for other, name in names.items():
+        if other not in optimizer.trained:
+            value = gathered.get(other, other).detach()
+            states[other] = {"value": keep(f"{name}/value", value)}
+    return states
+
+
+def _without_bucket(name: str, tensor: Tensor) -> Tensor:
+    """The tensor, copied out of the bucket that it may be a view of, so that the bucket's memory is
+    not kept."""
+    is_view = tensor.untyped_storage().nbytes() > tensor.nbytes
+    return tensor.to("cpu", copy=True) if is_view else tensor.contiguous()

@@ -1,0 +1,79 @@
+"""What safetensors files say of themselves, read without torch and without a tensor's bytes.
+
+A file is 8 bytes (the header's length n, little endian), n bytes of JSON (by tensor: dtype, shape,
+data_offsets), then the data; so its size follows from its header, and a truncated file is known by
+it.
+https://github.com/huggingface/safetensors, "Format".
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from mpctl.errors import InputError
+
+FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+LONGEST_HEADER = 100_000_000  # the library's own bound
+AGAIN = "fetch the file again"
+
+
+@dataclass(frozen=True)
+class TensorHeader:
+    """What a file's header says of one tensor; dtype: the format's name, such as `BF16`; start: the
+    byte of the file at which it begins."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the tensor in the file."""
+        return prod(self.shape) * FLOATS[self.dtype]
+
+
+def read_header(path: Path) -> dict[str, TensorHeader]:
+    """The tensors of a safetensors file; InputError when it is not what its header says."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if not 2 <= length <= min(LONGEST_HEADER, size - 8):
+                raise ValueError(f"{size} bytes do not hold the header of {length} that they name")
+            header = json.loads(stream.read(length))
+        tensors, end = _entries(path, header, data=8 + length)
+    except OSError as error:
+        raise unreadable(path, error.strerror or str(error)) from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise unreadable(path, f"no safetensors file: {error}") from None
+    if size != 8 + length + end:
+        raise unreadable(path, f"has {size} bytes, its header says {8 + length + end}")
+    return tensors
+
+
+def _entries(path: Path, header: Any, *, data: int) -> tuple[dict[str, TensorHeader], int]:
+    """The tensors that a header names, and the end of the last; data: where their bytes begin."""
+    tensors: dict[str, TensorHeader] = {}
+    end = 0
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        shape, (start, stop) = tuple(entry["shape"]), entry["data_offsets"]
+        if not all(type(size) is int and size >= 0 for size in (*shape, start, stop)):
+            raise ValueError(f"{name}: bad shape or offsets")
+        tensor = tensors[name] = TensorHeader(path, str(entry["dtype"]), shape, data + start)
+        width = FLOATS.get(tensor.dtype)
+        if width is not None and stop - start != prod(shape) * width:
+            raise ValueError(f"{name}: {stop - start} bytes are not {tensor.dtype} {shape}")
+        end = max(end, stop)
+    return tensors, end
+
+
+def unreadable(path: Path, why: str) -> InputError:
+    """The error for a file of weights that is damaged; why: in what way."""
+    return InputError.of("weights-damaged", str(path), why, AGAIN)

@@ -1,1 +1,0 @@
-"""Checkpoints of training: written by every rank together, read by any other layout."""
