@@ -1,36 +1,51 @@
 """The axes of parallelism, one row each; a new kind of parallelism starts here.
 
-A row is all that `Topology` needs to number ranks along an axis and to list its groups, and all
-that the tables, the JSON and the page of `mpctl plan` need to show it; `parallel.NAME` of a job is
-its size (mpctl/spec/parallel.py). A *group kind* is a named set of axes: the ranks that differ only
-along them form one group.
+From a row follow the rank law and its groups (topology.py), the size as a key of `[parallel]`
+(spec/parallel.py), the law that the sizes fill the world, the loops and keys of a search, and every
+table, picture and JSON that lists axes. What an axis splits is said in sharding.py.
 
-An axis may be split into several (`Topology.factored`): GRID_AXES has those of tp in 2d, 2.5d and
-3d (tensor_grid.py). The same ranks may be seen along other axes (`Topology.view`: experts).
+A *group kind* is a named set of axes: the ranks that differ only along them form one group. An axis
+may be split into several (`Topology.factored`): GRID_AXES has those of tp in 2d, 2.5d and 3d
+(tensor_grid.py). The same ranks may be seen along other axes (`Topology.view`: experts).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of parallelism: its short name, its title, what it splits and what it sends."""
+    """One axis of parallelism.
+
+    splits, sends: in words. size: what its size in `[parallel]` means. supported_by: the key of a
+    runtime's `[runs]` that says whether it has the axis; empty where every runtime has it.
+    in_layer: whether the seconds and bytes of a single layer follow from its size.
+    """
 
     name: str
     title: str
     splits: str
     sends: str
+    size: str = ""
+    supported_by: str = ""
+    in_layer: bool = True
 
 
 AXES = (
-    Axis("tp", "tensor", "every large matrix", "activations, four times a block"),
-    Axis("cp", "context", "the sequence", "keys and values, every layer"),
-    Axis("dp", "data", "the batch", "gradients, once a step"),
-    Axis("pp", "pipeline", "the layers", "activations, between neighbours"),
-)
+    Axis("tp", "tensor", "every large matrix", "activations, four times a block",
+         "tensor-parallel size", "tensor"),
+    Axis("cp", "context", "the sequence", "keys and values, every layer",
+         "context-parallel size: ranks that share each sequence", "context"),
+    Axis("dp", "data", "the batch", "gradients, once a step",
+         "data-parallel size; ranks / (tp x cp x pp) when absent", in_layer=False),
+    Axis("pp", "pipeline", "the layers", "activations, between neighbours",
+         "pipeline-parallel size: number of stages", "pipeline", in_layer=False),
+)  # fmt: skip
+FILLING = "dp"
+"""The axis whose size is what the others leave of the world, where a job does not give it."""
 # Axes into which tp is split in tensor_mode 2d (col, row), 2.5d (and depth) and 3d.
 GRID_AXES = (
     Axis("col", "columns of tp", "hidden states, heads and MLP columns", "blocks of activations"),
@@ -43,7 +58,8 @@ GRID_AXES = (
          "parts of what a layer writes"),
 )  # fmt: skip
 AXIS_NAMES = tuple(axis.name for axis in AXES)
-DEFAULT_ORDER = "tp-cp-dp-pp"
+CHOSEN_AXES = tuple(name for name in AXIS_NAMES if name != FILLING)
+DEFAULT_ORDER = "-".join(AXIS_NAMES)
 
 # mp is what one replica of the model spans. The two embedding kinds are subsets of a pp group.
 UNIONS: dict[str, tuple[str, ...]] = {
@@ -61,6 +77,20 @@ def group_kinds(
 
 
 GROUP_KINDS = group_kinds(AXIS_NAMES)
+
+
+def chosen_ranks(sizes: Mapping[str, int]) -> int:
+    """Ranks of the axes besides the one that fills the world; the law is that they divide it.
+
+    >>> chosen_ranks({"tp": 2, "cp": 1, "dp": 8, "pp": 4})
+    8
+    """
+    return prod(sizes[axis] for axis in CHOSEN_AXES)
+
+
+def sizes_text(sizes: Mapping[str, int], axes: Iterable[str] = AXIS_NAMES) -> str:
+    """`tp 2 x cp 1 x dp 8 x pp 4`."""
+    return " x ".join(f"{axis} {sizes[axis]}" for axis in axes)
 
 
 def used_axes(order: str, sizes: Mapping[str, int]) -> tuple[str, ...]:

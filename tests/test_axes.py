@@ -1,15 +1,16 @@
-"""Orders of axes and the kinds of groups."""
+"""Orders of axes, the kinds of groups, and an axis that is added by a row."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 import pytest
 
-from mpctl.axes import AXES, AXIS_NAMES, DEFAULT_ORDER, GROUP_KINDS, Axis, parse_order
-from mpctl.planning.document import plan_document, rank_document
-from mpctl.planning.plan import make_plan
-from mpctl.spec.job import JobSpec, complete
+from mpctl.axes import AXES, AXIS_NAMES, DEFAULT_ORDER, GROUP_KINDS, parse_order
+from mpctl.planning.layout_settings import LayoutSettings
 from mpctl.spec.parallel import ParallelSpec
-from mpctl.topology import Topology
 
 BUSY = dict.fromkeys(AXIS_NAMES, 2)
 
@@ -50,17 +51,85 @@ def test_group_kinds_are_made_of_axes() -> None:
     assert GROUP_KINDS["mp"] == ("tp", "pp")
 
 
-def test_an_axis_is_one_row() -> None:
-    """A toy axis between dp and pp: the rank law, its groups and the plan's JSON follow."""
-    toy = Axis("xp", "toy", "nothing", "nothing")
-    topology = Topology.of(
-        {"tp": 2, "xp": 2, "pp": 2}, axes=(*AXES, toy), order="tp-xp-pp", gpus_per_node=4
+def test_what_type_checkers_see_are_the_rows() -> None:
+    assert LayoutSettings._fields[: len(AXES)] == AXIS_NAMES
+    assert tuple(ParallelSpec.model_fields)[: len(AXES)] == AXIS_NAMES
+    assert LayoutSettings().order == ParallelSpec().order == DEFAULT_ORDER
+
+
+# mpctl with one more row in AXES, and nothing else: in a process of its own, as modules make their
+# tables of the rows when they are imported.
+WITH_A_TOY_AXIS = """
+import sys, types
+from pathlib import Path
+
+import mpctl
+
+source = Path(mpctl.__file__).with_name("axes.py").read_text("utf-8")
+row = 'AXES = (\\n    Axis("xp", "toy", "nothing", "nothing", "toy-parallel size"),'
+assert source.count("AXES = (\\n    Axis(\\"tp\\"") == 1
+source = source.replace("AXES = (\\n    Axis(\\"tp\\"", row + "\\n    Axis(\\"tp\\"", 1)
+axes = sys.modules["mpctl.axes"] = types.ModuleType("mpctl.axes")
+exec(compile(source, "axes.py", "exec"), axes.__dict__)
+"""
+USES_IT = """
+import json
+
+from mpctl.errors import InputError
+from mpctl.planning.document import plan_document, rank_document
+from mpctl.planning.plan import load_plan
+from mpctl.search.result import search_layouts
+
+JOB = {"cluster": "dgx-h100", "cluster.nodes": 1, "model": "gpt2", "training.global_batch_size": 8}
+plan = load_plan(None, {**JOB, "xp": 2, "tp": 2})
+topology = plan.require_legal()
+document = plan_document(plan, topology, kinds=None, ranks=True)
+try:
+    load_plan(None, {**JOB, "xp": 3})
+except InputError as error:
+    refused = str(error)
+given = search_layouts(None, {**JOB, "xp": 2}, top=1)
+free = search_layouts(None, JOB, top=1)
+print(json.dumps({
+    "document": document,
+    "rank": rank_document(plan, topology, 5),
+    "refused": refused,
+    "given": given.best[0].layout._asdict(),
+    "free": free.best[0].layout._asdict(),
+    "searched": free.searched,
+}))
+"""
+
+
+@pytest.mark.slow
+def test_a_row_adds_an_axis() -> None:
+    """A toy axis before tp, which splits nothing: its key, the law that it divides the world, ranks
+    and groups, the plan's JSON and the search follow from the row."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITH_A_TOY_AXIS + USES_IT], capture_output=True, text=True
     )
-    assert [list(group) for group in topology.groups("xp")] == [[0, 2], [1, 3], [4, 6], [5, 7]]
-    assert topology.coords(6) == {"tp": 0, "cp": 0, "dp": 0, "pp": 1, "xp": 1}
-    job = complete(JobSpec(parallel=ParallelSpec(tp=2, dp=2, pp=2)))
-    document = plan_document(make_plan(job), topology, kinds=None, ranks=True)
-    assert document["groups"]["xp"] == [[0, 2], [1, 3], [4, 6], [5, 7]]
-    assert document["order"] == "tp-xp-pp-cp-dp"
-    assert document["ranks"][6]["coords"]["xp"] == 1
-    assert "xp" in rank_document(make_plan(job), topology, 6)["groups"]
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    document = found["document"]
+    assert document["sizes"] == {"xp": 2, "tp": 2, "cp": 1, "dp": 2, "pp": 1}
+    assert document["order"] == "xp-tp-cp-dp-pp"
+    assert document["groups"]["xp"] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert document["groups"]["dp"] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert found["rank"]["coords"] == {"xp": 1, "tp": 0, "cp": 0, "dp": 1, "pp": 0}
+    assert "xp 3 x tp 1 x cp 1 x pp 1 = 3 does not divide" in found["refused"]
+    assert "use xp 1, 2 or 4" in found["refused"]
+    assert found["given"]["xp"] == 2 and found["given"]["dp"] < 8
+    assert found["free"]["xp"] == 1, "an axis that splits nothing gains nothing"
+    assert "xp" in found["searched"]
+
+
+@pytest.mark.slow
+def test_a_row_is_an_option_and_is_printed() -> None:
+    command = "from mpctl.cli.entry import main; import sys; "
+    words = ["plan", "--nodes", "2", "--gpus-per-node", "4", "--xp", "2", "--model", "gpt2"]
+    run = f"sys.argv = ['mpctl', *{words!r}]; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", WITH_A_TOY_AXIS + command + run], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "xp 2 x dp 4" in done.stdout

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, TypeVar, get_args
 
+from mpctl.axes import AXIS_NAMES
 from mpctl.bench.cases import one_core_each, shared_units
 from mpctl.bench.probe import require_probes
 from mpctl.errors import InputError, Issue, attempt
@@ -263,7 +264,7 @@ def collective_cases(plan: Plan, options: CollectiveOptions, machine: Machine) -
 
 def axis_sizes(plan: Plan, topology: Topology) -> dict[str, int]:
     """Ranks of a group over each axis, by the names in plans; dp is all replicas, dp x cp."""
-    names = dict.fromkeys(("tp", "cp", "dp", "pp", *job_grid(plan.job).groups, "world"))
+    names = dict.fromkeys((*AXIS_NAMES, *job_grid(plan.job).groups, "world"))
     return {name: topology.group_size(*GROUP_AXES.get(name, (name,))) for name in names}
 
 

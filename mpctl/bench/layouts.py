@@ -22,7 +22,7 @@ from itertools import product
 from math import gcd, prod
 from typing import Literal
 
-from mpctl.axes import AXIS_NAMES, DEFAULT_ORDER
+from mpctl.axes import AXIS_NAMES, CHOSEN_AXES, DEFAULT_ORDER
 from mpctl.errors import InputError, Issue
 from mpctl.planning.layout_settings import LayoutSettings, SettingValue, setting_name
 from mpctl.planning.plan import Overrides
@@ -89,7 +89,7 @@ def _along(parallel: ParallelSpec, world: int, along: Along) -> dict[str, int]:
     if along != "job":
         return {axis: world if axis == along else 1 for axis in AXIS_NAMES}
     sizes, left = dict.fromkeys(AXIS_NAMES, 1), world
-    for axis in ("tp", "cp", "pp"):
+    for axis in CHOSEN_AXES:
         sizes[axis] = gcd(getattr(parallel, axis), left)
         left //= sizes[axis]
     return {**sizes, "dp": left}
@@ -144,7 +144,7 @@ def _layout(chosen: Mapping[str, int], dp: int) -> Layout:
 def _of_world(sizes: Mapping[str, Sequence[int]], world: int) -> Iterator[Layout]:
     """The combinations that make a world of this size."""
     for chosen in _combined(sizes):
-        others = prod(chosen.get(axis, 1) for axis in AXIS_NAMES if axis != "dp")
+        others = prod(chosen.get(axis, 1) for axis in CHOSEN_AXES)
         dp = chosen.get("dp", world // others)
         if others * dp == world:
             yield _layout(chosen, dp)
@@ -247,8 +247,8 @@ def layout_overrides(layout: LayoutFields, nodes: int = 1) -> dict[str, object]:
 def layout_name(layout: LayoutSettings) -> str:
     """A layout in few words, without what a single rank has too: `tp2 dp2 zero1`, `pp2 vpp2`; of
     one rank `1 rank`. The micro batch is not told."""
-    sizes = [f"{axis}{size}" for axis in ("tp", "cp", "dp", "pp", "vpp")
-             if (size := getattr(layout, axis)) > 1]  # fmt: skip
+    counts = {**layout.sizes, "vpp": layout.vpp}
+    sizes = [f"{name}{count}" for name, count in counts.items() if count > 1]
     depth = f"-{layout.tensor_depth}" if layout.tensor_depth else ""
     others = (
         (layout.tensor_mode != "1d", f"{layout.tensor_mode}{depth}"),

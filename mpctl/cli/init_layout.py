@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from mpctl.axes import AXIS_NAMES, DEFAULT_ORDER
 from mpctl.errors import DoesNotFit, InputError
 from mpctl.planning.layout_settings import LayoutSettings, layout_of, layout_text
 from mpctl.planning.plan import load_plan
@@ -14,10 +15,9 @@ from mpctl.search.result import answer_search
 from mpctl.units import bytes_text, seconds_text
 
 PATIENCE = 4.0  # seconds that a search may take
-PLAIN_ORDER = "tp-cp-dp-pp"
 SIMPLE_PP = (1, 2, 4, 8, 16)  # stages of the layouts that need no search
 PLAIN = {"cp": 1, "vpp": 1, "schedule": "1f1b", "stage_balance": "even", "sequence_parallel": False,
-         "zero": 0, "order": PLAIN_ORDER, "tensor_mode": "1d", "tensor_depth": None}  # fmt: skip
+         "zero": 0, "order": DEFAULT_ORDER, "tensor_mode": "1d", "tensor_depth": None}  # fmt: skip
 
 
 class ChosenLayout(NamedTuple):
@@ -77,9 +77,9 @@ def _with_plain_order(layout: LayoutSettings) -> LayoutSettings:
     stand anywhere."""
     here, plain = (
         [axis for axis in order.split("-") if getattr(layout, axis, 1) > 1]
-        for order in (layout.order, PLAIN_ORDER)
+        for order in (layout.order, DEFAULT_ORDER)
     )
-    return layout._replace(order=PLAIN_ORDER) if here == plain else layout
+    return layout._replace(order=DEFAULT_ORDER) if here == plain else layout
 
 
 def _simple(settings: Mapping[str, Any], reason: str) -> ChosenLayout:
@@ -118,7 +118,7 @@ def _written(layout: LayoutSettings) -> dict[str, Any]:
     micro, recompute = values.pop("micro_batch_size"), values.pop("recompute")
     if layout.pp == 1:
         values.pop("schedule", None)
-    names = [name for name in ("tp", "pp", "cp", "dp") if name in values]
+    names = [name for name in AXIS_NAMES if name in values]
     ordered = {f"parallel.{name}": values.pop(name) for name in names}
     ordered |= {f"parallel.{name}": value for name, value in values.items()}
     return {**ordered, "training.micro_batch_size": micro, "training.recompute": recompute}

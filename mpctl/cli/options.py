@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from mpctl.axes import AXES
 from mpctl.cli import complete
 from mpctl.errors import InputError
 
@@ -55,7 +56,10 @@ FLAGS = (
         str,
         "A model preset: its name, its file or its id on Hugging Face's hub; or a config.json.",
     ),
-    Flag("--tp", "parallel.tp", int, "Tensor-parallel size."),
+    *(
+        Flag(f"--{axis.name}", f"parallel.{axis.name}", int, f"{axis.size.capitalize()}.")
+        for axis in AXES
+    ),
     Flag(
         "--tensor-mode",
         "parallel.tensor_mode",
@@ -64,14 +68,6 @@ FLAGS = (
         "or a cube (3d).",
     ),
     Flag("--tensor-depth", "parallel.tensor_depth", int, "Layers d of 2.5d: tp = d q^2."),
-    Flag("--pp", "parallel.pp", int, "Pipeline-parallel size: number of stages."),
-    Flag(
-        "--dp",
-        "parallel.dp",
-        int,
-        "Data-parallel size; by default the GPUs divided by tp, cp and pp.",
-    ),
-    Flag("--cp", "parallel.cp", int, "Context-parallel size."),
     Flag("--vpp", "parallel.vpp", int, "Model chunks (virtual pipeline stages) on each rank."),
     Flag(
         "--stage-balance",

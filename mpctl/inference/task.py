@@ -17,9 +17,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, overload
 
+from mpctl.axes import AXIS_NAMES
 from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.hosts.machine import Machine
 from mpctl.launch.node.torchrun import task_environments
@@ -74,8 +76,8 @@ DEFAULT_OPTIONS = TaskOptions()
 def task_plan(job: JobSpec, options: TaskOptions) -> Plan:
     """The plan of what the workers run: the model of `job` in this layout, without dropout,
     recomputation and freezing."""
-    tp, pp, cp, dp = (options.sizes.get(axis, 1) for axis in ("tp", "pp", "cp", "dp"))
-    per_node = tp * pp * cp * dp // options.nodes if options.nodes > 1 else None
+    sizes: dict[str, Any] = {axis: options.sizes.get(axis, 1) for axis in AXIS_NAMES}
+    per_node = prod(sizes.values()) // options.nodes if options.nodes > 1 else None
     training = job.training.model_copy(
         update={
             "dropout": 0.0,
@@ -93,10 +95,7 @@ def task_plan(job: JobSpec, options: TaskOptions) -> Plan:
     launch = job.launch.model_copy(update={"device": options.device, "compile": False})
     parts = {
         "parallel": ParallelSpec(
-            tp=tp,
-            pp=pp,
-            cp=cp,
-            dp=dp,
+            **sizes,
             tensor_mode=options.tensor_mode,
             tensor_depth=options.tensor_depth,
             allow_tp_across_nodes=options.nodes > 1,

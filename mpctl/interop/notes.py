@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from mpctl.axes import CHOSEN_AXES
+from mpctl.axes import sizes_text as axis_sizes_text
 from mpctl.layout.topology import zero_stage
 from mpctl.planning.plan import Plan
 from mpctl.planning.summary import model_name, placement_text, sizes_text, verdict
@@ -38,7 +40,7 @@ def layout_notes(plan: Plan) -> Iterator[str]:
     model = model_name(job)
     of_model = f"{model}: " if model else ""
     yield f"{of_model}{sizes_text(job)}, {placement_text(plan)}, order {job.parallel.order}"
-    inner = " x ".join(f"{axis} {sizes[axis]}" for axis in ("tp", "cp", "pp"))
+    inner = axis_sizes_text(sizes, CHOSEN_AXES)
     yield f"dp {sizes['dp']} = {plural(job.world_size, 'rank')} / ({inner})"
     yield batch_note(job)
     yield verdict(plan)

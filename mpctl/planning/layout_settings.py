@@ -4,7 +4,7 @@ A layout is what may differ between two ways to run one job: axis sizes, their o
 pipeline is cut and run, micro batch, recomputation, sequence parallelism, ZeRO, tensor mode. A
 search compares layouts by these values; a plan that does not fit names changes of them.
 
->>> layout = LayoutSettings(8, 1, 32, 16, 6, "1f1b", "even", 1, "full", False, 0, "tp-cp-dp-pp")
+>>> layout = LayoutSettings(tp=8, dp=32, pp=16, vpp=6, recompute="full")
 >>> layout_text(layout)
 'tp 8 dp 32 pp 16 vpp 6, micro batch 1, recompute full'
 >>> changed_settings(layout, layout._replace(tp=4, dp=64, recompute="none"))
@@ -15,40 +15,92 @@ search compares layouts by these values; a plan that does not fit names changes 
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypedDict
+from collections import namedtuple
+from collections.abc import Mapping
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
+from mpctl.axes import AXES, AXIS_NAMES, DEFAULT_ORDER, FILLING
 from mpctl.spec.job import JobSpec
 from mpctl.spec.parallel import ScheduleName
-from mpctl.tensor_grid import grid_axes
+from mpctl.tensor_grid import TensorGrid, grid_axes
 from mpctl.units import bytes_text, seconds_text
 
 SettingValue = int | str | bool | None
 TRAINING = ("micro_batch_size", "recompute")  # settings of [training]; the others: [parallel]
 
+if TYPE_CHECKING:
 
-class LayoutSettings(NamedTuple):
+    class _Fields(NamedTuple):
+        """The fields as type checkers know them: the sizes of the axes come first."""
+
+        tp: int = 1
+        cp: int = 1
+        dp: int = 1
+        pp: int = 1
+        vpp: int = 1
+        schedule: ScheduleName = "1f1b"
+        stage_balance: str = "even"
+        micro_batch_size: int = 1
+        recompute: str = "none"
+        sequence_parallel: bool = False
+        zero: int = 0
+        order: str = DEFAULT_ORDER
+        tensor_mode: str = "1d"
+        tensor_depth: int | None = None
+
+else:
+    _OTHERS = {
+        "vpp": 1, "schedule": "1f1b", "stage_balance": "even", "micro_batch_size": 1,
+        "recompute": "none", "sequence_parallel": False, "zero": 0, "order": DEFAULT_ORDER,
+        "tensor_mode": "1d", "tensor_depth": None,
+    }  # fmt: skip
+    _Fields = namedtuple(
+        "_Fields", (*AXIS_NAMES, *_OTHERS), defaults=(*(1 for _ in AXES), *_OTHERS.values())
+    )
+
+
+class LayoutSettings(_Fields):
     """The settings of a layout under their names in a job file; dp is what the other axes leave.
     tensor_depth: d of 2.5d, also where the job leaves it open; None in the other tensor modes."""
 
-    tp: int
-    cp: int
-    dp: int
-    pp: int
-    vpp: int
-    schedule: ScheduleName
-    stage_balance: str
-    micro_batch_size: int
-    recompute: str
-    sequence_parallel: bool
-    zero: int
-    order: str
-    tensor_mode: str = "1d"
-    tensor_depth: int | None = None
+    __slots__ = ()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Ranks along every axis."""
+        return {axis: getattr(self, axis) for axis in AXIS_NAMES}
+
+    def with_sizes(self, sizes: Mapping[str, int]) -> LayoutSettings:
+        """The same layout with these sizes of axes."""
+        values: dict[str, Any] = {**sizes}
+        return self._replace(**values)
 
     @property
     def replicas(self) -> int:
         """Ranks over which gradients are reduced and ZeRO shards: dp x cp."""
         return self.dp * self.cp
+
+    @property
+    def grid(self) -> TensorGrid:
+        """The tensor-parallel ranks as a grid."""
+        splits = self.sequence_parallel
+        return TensorGrid.of(self.tensor_mode, self.tp, self.tensor_depth, sequence_parallel=splits)
+
+    @property
+    def layer_key(self) -> tuple[Any, ...]:
+        """The fields that the seconds of a layer follow from, whatever the pipeline."""
+        key: tuple[Any, ...] = _OF_LAYER(self)
+        return key
+
+
+_OF_LAYER = itemgetter(
+    *(number for number, axis in enumerate(AXES) if axis.in_layer),
+    *map(
+        LayoutSettings._fields.index,
+        ("micro_batch_size", "sequence_parallel", "recompute", "tensor_mode", "tensor_depth"),
+    ),
+)
 
 
 class NearbyEntry(TypedDict):
@@ -84,10 +136,9 @@ class NearbyLayout(NamedTuple):
 def layout_of(job: JobSpec) -> LayoutSettings:
     """The layout of a complete job."""
     parallel = set(LayoutSettings._fields) - set(TRAINING)
-    tables = {**job.parallel.model_dump(include=parallel), "dp": job.sizes["dp"]}
-    tables |= {key: getattr(job.training, key) for key in TRAINING}
-    tables["tensor_depth"] = _depth(job)
-    return LayoutSettings(**tables)
+    values: dict[str, Any] = {**job.parallel.model_dump(include=parallel), **job.sizes}
+    values |= {key: getattr(job.training, key) for key in TRAINING}
+    return LayoutSettings(**{**values, "tensor_depth": _depth(job)})
 
 
 def _depth(job: JobSpec) -> int | None:
@@ -101,7 +152,7 @@ def _depth(job: JobSpec) -> int | None:
 
 def layout_text(layout: LayoutSettings) -> str:
     """`tp 8 dp 32 pp 16 vpp 6, micro batch 1, recompute full`: what is not 1, none or off."""
-    axes = [(axis, getattr(layout, axis)) for axis in ("tp", "cp", "dp", "pp", "vpp")]
+    axes = {**layout.sizes, "vpp": layout.vpp}
     settings = [
         (layout.schedule not in ("1f1b", "interleaved"), layout.schedule),
         (layout.stage_balance != "even", "stages by cost"),
@@ -109,10 +160,10 @@ def layout_text(layout: LayoutSettings) -> str:
         (layout.recompute != "none", f"recompute {layout.recompute}"),
         (layout.sequence_parallel, "sequence parallel"),
         (layout.zero > 0, f"zero {layout.zero}"),
-        (layout.order != "tp-cp-dp-pp", f"order {layout.order}"),
+        (layout.order != DEFAULT_ORDER, f"order {layout.order}"),
     ]
     mode = tensor_mode_text(layout)
-    texts = (f"{axis} {size}{mode * (axis == 'tp')}" for axis, size in axes if size > 1)
+    texts = (f"{axis} {size}{mode * (axis == 'tp')}" for axis, size in axes.items() if size > 1)
     sizes = " ".join(texts)
     return ", ".join([sizes or "one rank", *(text for is_shown, text in settings if is_shown)])
 
@@ -135,7 +186,7 @@ def changed_settings(here: LayoutSettings, there: LayoutSettings) -> dict[str, S
     return {
         setting_name(name): value
         for name, value in values.items()
-        if name != "dp" and value != getattr(here, name)
+        if name != FILLING and value != getattr(here, name)
     }
 
 

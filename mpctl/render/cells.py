@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from mpctl.axes import AXIS_NAMES
 from mpctl.planning.plan import Plan
 from mpctl.render.fold import layers_text, merged, span_text
 from mpctl.topology import Topology
@@ -61,9 +62,16 @@ def cell_label(topology: Topology, ranks: range) -> str:
     return str(ranks[0]) if len(ranks) == 1 else f"n{topology.node(ranks[0])}"
 
 
+def coordinate_axes(topology: Topology) -> list[str]:
+    """The axes whose coordinates a cell shows below its tp group: dp, pp and others that are
+    used."""
+    others = (axis for axis in AXIS_NAMES if axis not in ("tp", "dp", "pp"))
+    return ["dp", "pp", *(axis for axis in others if topology.sizes[axis] > 1)]
+
+
 def coordinates_text(topology: Topology, ranks: range) -> str:
-    """The coordinates of a cell's ranks along dp, pp and, where it is used, cp: `d0-1 p2`."""
-    axes = ("dp", "pp") + ("cp",) * (topology.sizes["cp"] > 1)
+    """The coordinates of a cell's ranks along these axes: `d0-1 p2`."""
+    axes = coordinate_axes(topology)
     return " ".join(f"{axis[0]}{span_text(*extent(topology, axis, ranks))}" for axis in axes)
 
 

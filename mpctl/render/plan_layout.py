@@ -18,7 +18,7 @@ from mpctl.layout.link_levels import shown_levels
 from mpctl.planning.document import rank_entry
 from mpctl.planning.plan import Plan
 from mpctl.planning.summary import find_holder_name
-from mpctl.render.cells import group_number, letters, node_layers
+from mpctl.render.cells import coordinate_axes, group_number, letters, node_layers
 from mpctl.render.console import plain_table
 from mpctl.render.fold import groups_text, members_text, nodes_are_alike, stage_layers_text
 from mpctl.topology import Topology
@@ -40,7 +40,7 @@ def nodes_part(plan: Plan, topology: Topology, *, full: bool) -> Iterator[Render
         yield Text(more, style="dim")
     elif len(shown) < topology.nodes:
         yield Text(f"... and {topology.nodes - len(shown):,} more nodes (--full)", style="dim")
-    axes = ("dp", "pp", "cp") if topology.sizes["cp"] > 1 else ("dp", "pp")
+    axes = coordinate_axes(topology)
     coordinates = ", ".join(f"{axis} ({axis[0]})" for axis in axes)
     yield Text(f"a cell: rank and tp group; below it its place along {coordinates}", style="dim")
 

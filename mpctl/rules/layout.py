@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import gcd
 
-from mpctl.axes import AXIS_NAMES, order_hint, parse_order
+from mpctl.axes import AXIS_NAMES, CHOSEN_AXES, chosen_ranks, order_hint, parse_order, sizes_text
 from mpctl.errors import Offer, Status
 from mpctl.families import get_family
 from mpctl.layout.link_levels import LinkLevel, topology_levels
@@ -16,6 +16,7 @@ from mpctl.pipeline.filled import is_filled
 from mpctl.pipeline.schedule.legality import schedule_conflicts
 from mpctl.pipeline.stages import UnevenLayersError, job_stages, spans_of
 from mpctl.rules.check import Check, listed, refusal
+from mpctl.rules.sizes import stays_in_domain
 from mpctl.sharding import divisors
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
@@ -29,12 +30,12 @@ WORTH_BALANCING = 1.1  # times the time of the best cut
 
 
 def world_rules(job: JobSpec) -> Iterator[Check]:
-    """The axes fill the cluster: tp x cp x pp divides its ranks, and dp, if given, is the rest."""
+    """The axes fill the cluster: dp takes what the others leave, or is given as that."""
     p, world = job.parallel, job.world_size
-    inner = p.tp * p.cp * p.pp
+    inner = chosen_ranks(job.sizes)
     nodes, gpus = plural(job.cluster.nodes, "node"), plural(job.cluster.gpus_per_node or 1, "GPU")
     cluster = f"{nodes} x {gpus} = {plural(world, 'rank')}"
-    layout = f"tp {p.tp} x cp {p.cp} x pp {p.pp}"
+    layout = sizes_text(job.sizes, CHOSEN_AXES)
     if world > LARGEST_WORLD:
         hint = f"use at most {LARGEST_WORLD:,} ranks"
         yield Check("world-size", "error", "cluster.nodes", f"{cluster} are too many", hint)
@@ -55,7 +56,7 @@ def _world_ways(job: JobSpec, inner: int) -> tuple[list[Offer], str]:
     """Sizes of a single axis that divide the world, and other ways in words."""
     offers = []
     sizes, world = job.sizes, job.world_size
-    for axis in ("tp", "pp", "cp"):
+    for axis in CHOSEN_AXES:
         rest = inner // sizes[axis]
         legal = tuple(k for k in divisors(world) if world % (rest * k) == 0)
         if legal and sizes[axis] > 1:
@@ -64,7 +65,7 @@ def _world_ways(job: JobSpec, inner: int) -> tuple[list[Offer], str]:
     multiple = inner // gcd(inner, per_node)
     more = f"a multiple of {plural(multiple, 'node')}"
     if not offers:  # no single axis can mend it
-        more = f"tp x cp x pp of {listed(divisors(world))}; or {more}"
+        more = f"{' x '.join(CHOSEN_AXES)} of {listed(divisors(world))}; or {more}"
     return [*offers, *_other_node(job, inner)], more
 
 
@@ -142,8 +143,9 @@ def _members(group: Group) -> str:
 
 def _tp_of_a_domain(job: JobSpec, ranks: int) -> Offer:
     """Sizes of tp that stay in a domain of so many ranks, with tp first in the order of axes."""
-    others = job.parallel.cp * job.parallel.pp
-    fits = tuple(k for k in divisors(ranks) if job.world_size % (k * others) == 0)
+    others = chosen_ranks({**job.sizes, "tp": 1})
+    sizes = (size for size in divisors(ranks) if stays_in_domain(size, ranks))
+    fits = tuple(size for size in sizes if job.world_size % (size * others) == 0)
     axes = job.parallel.order.split("-")
     order = "-".join(["tp", *(axis for axis in axes if axis != "tp")])
     if axes[0] == "tp":

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from mpctl.errors import Offer
 from mpctl.families import all_builtin, get_family
 from mpctl.rules.check import Check, divides, listed, refusal
+from mpctl.rules.sizes import context_parts, head_columns, sequence_parts
 from mpctl.rules.tensor_mode import feature_columns, feature_parts, grid_divides
 from mpctl.sharding import divisors, padded_vocab, splits_kv_heads
 from mpctl.spec.job import JobSpec
@@ -70,8 +71,7 @@ def head_rules(job: JobSpec) -> Iterator[Check]:
         if kv != heads:
             yield from grid_divides(job, "tp-divides-kv-heads", kv, "kv heads", feature_parts)
         return
-    countable = model.head_dim is not None or model.hidden % heads == 0
-    columns = model.head_size if countable else tp  # heads-divide-hidden says what is wrong
+    columns = head_columns(model) or tp  # heads-divide-hidden says what is wrong
     if not splits_kv_heads(kv, columns, parts=tp):
         legal = tuple(k for k in divisors(heads) if splits_kv_heads(kv, columns, parts=k))
         message = f"{tp} neither divides {plural(kv, 'kv head')} nor is a multiple of them"
@@ -141,10 +141,11 @@ def sequence_rules(job: JobSpec) -> Iterator[Check]:
         return
     seq = model.seq_length
     if p.cp > 1:
-        ways = f"use a sequence that is a multiple of {2 * p.cp} (two blocks a rank)"
-        yield divides("cp-divides-sequence", "parallel.cp", seq, 2 * p.cp, "tokens", ways)
+        parts = context_parts(p.cp)
+        ways = f"use a sequence that is a multiple of {parts} (two blocks a rank)"
+        yield divides("cp-divides-sequence", "parallel.cp", seq, parts, "tokens", ways)
     if p.sequence_parallel and p.tp > 1:
-        ways = f"use a sequence that is a multiple of {p.tp * p.cp}"
+        ways = f"use a sequence that is a multiple of {sequence_parts(p.tp, p.cp)}"
         yield divides(
             "tp-divides-sequence", "parallel.tp", seq // p.cp, p.tp, "tokens of a rank", ways
         )
@@ -255,8 +256,10 @@ def _decoder_length(job: JobSpec, length: int) -> Iterator[Check]:
     """The decoder's tokens must divide among the ranks that share its sequence."""
     p, where = job.parallel, "model.decoder_seq_length"
     if p.cp > 1:
-        ways = f"use a multiple of {2 * p.cp} (two blocks a rank)"
-        yield divides("cp-divides-decoder", where, length, 2 * p.cp, "decoder tokens", ways)
+        parts = context_parts(p.cp)
+        ways = f"use a multiple of {parts} (two blocks a rank)"
+        yield divides("cp-divides-decoder", where, length, parts, "decoder tokens", ways)
     if p.sequence_parallel and p.tp > 1:
-        ways = f"use a multiple of {p.tp * p.cp}"
-        yield divides("sp-divides-decoder", where, length, p.tp * p.cp, "decoder tokens", ways)
+        parts = sequence_parts(p.tp, p.cp)
+        ways = f"use a multiple of {parts}"
+        yield divides("sp-divides-decoder", where, length, parts, "decoder tokens", ways)

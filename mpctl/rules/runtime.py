@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpctl.axes import find_order
+from mpctl.axes import AXES, find_order
 from mpctl.errors import Offer
 from mpctl.layout.topology import replicas
 from mpctl.pipeline.filled import is_filled, job_cut
@@ -40,19 +40,19 @@ def not_run(job: JobSpec, profile: RuntimeProfile) -> Iterator[tuple[str, str]]:
     """Each setting of the job, by key and in words, that the profile's [runs] leaves out."""
     p, training, runs = job.parallel, job.training, profile.runs
     mode, zero = p.tensor_mode, p.zero if replicas(job) > 1 else 0
+    sizes = job.sizes
     settings = (
-        ("parallel.tp", f"tp {p.tp}", p.tp == 1 or runs.tensor),
+        *((f"parallel.{axis.name}", f"{axis.name} {sizes[axis.name]}",
+           sizes[axis.name] == 1 or runs.has_axis(axis)) for axis in AXES),
         ("parallel.tensor_mode", f"tensor_mode {mode}",
          p.tp == 1 or not runs.tensor or mode in runs.tensor_modes),
-        ("parallel.pp", f"pp {p.pp}", p.pp == 1 or runs.pipeline),
         ("parallel.vpp", f"vpp {p.vpp}", p.vpp == 1 or runs.chunks),
-        ("parallel.cp", f"cp {p.cp}", p.cp == 1 or runs.context),
         ("parallel.sequence_parallel", "sequence parallelism",
          p.tp == 1 or not p.sequence_parallel or runs.sequence),
         ("parallel.schedule", f"schedule {p.schedule}",
          p.pp == 1 or p.vpp > 1 or p.schedule in runs.schedules),
         ("parallel.order", f"order {p.order}",
-         not runs.orders or find_order(p.order, runs.orders, job.sizes) is not None),
+         not runs.orders or find_order(p.order, runs.orders, sizes) is not None),
         ("parallel.zero", f"zero {zero}", zero in (0, *runs.zero)),
         ("training.recompute", f"recompute {training.recompute}",
          training.recompute in ("none", *runs.recompute)),

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from mpctl.axes import chosen_ranks
 from mpctl.errors import Offer
 from mpctl.families import all_builtin, get_family
 from mpctl.layout.topology import find_grid
 from mpctl.rules.check import Check, divides, listed, refusal
+from mpctl.rules.sizes import head_columns, settings_of_1d
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import ModelSpec
 from mpctl.spec.schedules import SCHEDULES
 from mpctl.tensor_grid import MODES, TensorGrid, grid_axes
 from mpctl.units import plural
@@ -77,7 +78,7 @@ def grid_sizes(mode: str, depth: int | None) -> tuple[int, ...]:
 def _other_sizes(job: JobSpec, suits: Callable[[TensorGrid], bool] = bool) -> list[Offer]:
     """Numbers of ranks near tp that are a grid of the mode and suit: the nearest three, and the
     largest two that the world can hold."""
-    p, inner = job.parallel, job.parallel.cp * job.parallel.pp
+    p, inner = job.parallel, chosen_ranks({**job.sizes, "tp": 1})
     sizes = grid_sizes(p.tensor_mode, p.tensor_depth)
     grids = {tp: TensorGrid.of(p.tensor_mode, tp, p.tensor_depth) for tp in sizes if tp != p.tp}
     legal = [tp for tp, grid in grids.items() if suits(grid)]
@@ -161,16 +162,10 @@ def grid_width_rules(job: JobSpec) -> Iterator[Check]:
     noun = "hidden features"
     yield from grid_divides(job, "tp-divides-hidden", model.hidden, noun, hidden_columns)
     grid = find_grid(job)
-    columns = _head_columns(model)
+    columns = model.heads * (head_columns(model) or 0)
     if grid is not None and columns and feature_columns(grid) > grid.feature_parts:
         noun = "columns of attention heads"
         yield from grid_divides(job, "tp-divides-head-columns", columns, noun, feature_columns)
-
-
-def _head_columns(model: ModelSpec) -> int | None:
-    """Columns of all heads; None where heads-divide-hidden says that a head has no size."""
-    is_sized = model.head_dim is not None or model.hidden % model.heads == 0
-    return model.heads * model.head_size if is_sized else None
 
 
 def sample_rules(job: JobSpec) -> Iterator[Check]:
@@ -203,17 +198,18 @@ def combination_rules(job: JobSpec) -> Iterator[Check]:
     if mode == "1d":
         return
     in_1d = Offer(MODE, ("1d",), "tensor_mode")
-    if p.sequence_parallel:
+    only_1d = settings_of_1d(sequence_parallel=p.sequence_parallel, cp=p.cp, schedule=p.schedule)
+    if "sequence_parallel" in only_1d:
         message = f"true is for tensor_mode 1d: {mode} cuts samples and hidden states between "
         message += "layers, and not the sequence"
         more = "--no-sequence-parallel"
         yield refusal("tensor-mode-sequence", "parallel.sequence_parallel", message, in_1d,
                       more=more)  # fmt: skip
-    if p.cp > 1:
+    if "cp" in only_1d:
         message = f"a sequence shared by {p.cp} ranks is not run with tensor_mode {mode}"
         offer = Offer("parallel.cp", (1,), "cp")
         yield refusal("tensor-mode-context", "parallel.cp", message, offer, in_1d)
-    if SCHEDULES[p.schedule].splits_backward:
+    if "schedule" in only_1d:
         yield _schedule(job, in_1d)
     if training.partition_activations:
         message = f"true is for tensor_mode 1d: {mode} cuts the inputs of layers already"

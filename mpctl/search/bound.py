@@ -17,17 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from mpctl.axes import AXES, DEFAULT_ORDER, FILLING, chosen_ranks
 from mpctl.estimate.gradient_messages import ReplicaGroup, sent_zero_stage
 from mpctl.estimate.network import MissingLink
 from mpctl.estimate.op_times import OpTimes, cover_backwards
 from mpctl.planning.layout_settings import LayoutSettings
-from mpctl.search.evaluate import SLACK, LayoutEvaluator, layer_key
-from mpctl.search.space import DEFAULT_ORDER, AxesKey, LayerKey, LayoutFamily
+from mpctl.search.evaluate import SLACK, LayoutEvaluator
 from mpctl.spec.schedules import SCHEDULES
+
+OUTSIDE_LAYER = tuple(axis.name for axis in AXES if not axis.in_layer)
 
 
 class PassBound(NamedTuple):
@@ -106,15 +107,20 @@ class StepTimeBound:
     def __init__(self, evaluator: LayoutEvaluator) -> None:
         self.evaluator, self.space = evaluator, evaluator.space
         self.batch = self.space.job.training.global_batch_size or 1
-        self.costs = cache(self._costs)
+        self.known_costs: dict[tuple[Any, ...], CostBounds | None] = {}
 
-    def _costs(self, layer: LayerKey) -> CostBounds | None:
-        """Costs of the layouts of a layer key; None where a link that they need states no
-        bandwidth."""
-        layout = self._nearest_ranks(layer)
+    def costs(self, layout: LayoutSettings) -> CostBounds | None:
+        """Costs of the layouts with this one's layer key; None where a link that they need states
+        no bandwidth."""
+        key = layout.layer_key
+        if key not in self.known_costs:
+            self.known_costs[key] = self._costs(self._nearest_ranks(layout))
+        return self.known_costs[key]
+
+    def _costs(self, layout: LayoutSettings) -> CostBounds | None:
         job_layout = self.evaluator.job_layout(layout)
         operators, grid = self.evaluator.timer(layout, job_layout), job_layout.grid
-        table, slow = self.evaluator.table(layer.tp), self.evaluator.speed.host
+        table, slow = self.evaluator.table(layout.tp), self.evaluator.speed.host
         layers: list[tuple[int, PassBound]] = []
         ends: list[tuple[int, PassBound]] = []
         sizes: list[tuple[int, int, bool]] = []
@@ -141,43 +147,35 @@ class StepTimeBound:
             all(goes_back for *_, goes_back in sizes),
         )  # fmt: skip
 
-    def _nearest_ranks(self, layer: LayerKey) -> LayoutSettings:
-        """A layout of the layer key whose tp and cp groups are neighbours, where they are fastest,
-        unless the order is fixed."""
-        dp = self.space.world // (layer.tp * layer.cp)
+    def _nearest_ranks(self, layout: LayoutSettings) -> LayoutSettings:
+        """A layout of the same layer key whose tp and cp groups are neighbours, where they are
+        fastest, unless the order is fixed: one stage, one chunk, the other ranks as replicas."""
         order = self.space.fixed.get("order", DEFAULT_ORDER)
-        return LayoutSettings(
-            layer.tp, layer.cp, dp, 1, 1, "1f1b", "even", layer.micro_batch_size, layer.recompute,
-            layer.sequence_parallel, 0, order, layer.tensor_mode, layer.tensor_depth,
-        )  # fmt: skip
+        one = layout._replace(vpp=1, schedule="1f1b", stage_balance="even", zero=0, order=order)
+        one = one.with_sizes(dict.fromkeys(OUTSIDE_LAYER, 1))
+        return one.with_sizes({FILLING: self.space.world // chosen_ranks(one.sizes)})
 
-    def family_of(self, layout: LayoutSettings) -> LayoutFamily:
-        """The family that the layout is a member of."""
-        microbatches = max(1, self.batch // (layout.micro_batch_size * layout.dp))
-        axes = AxesKey(layer_key(layout), layout.dp, layout.pp, microbatches)
-        return LayoutFamily(axes, layout.vpp, layout.schedule, layout.stage_balance)
-
-    def of_axes_quickly(self, axes: AxesKey) -> float:
+    def of_axes_quickly(self, axes: LayoutSettings) -> float:
         """No more than `of_axes`: as if nothing were recomputed, so that few layer keys are timed
         before something is ruled out."""
-        return self.of_axes(axes._replace(layer=axes.layer._replace(recompute="none")))
+        return self.of_axes(axes._replace(recompute="none"))
 
-    def of_axes(self, axes: AxesKey) -> float:
+    def of_axes(self, axes: LayoutSettings) -> float:
         """Least seconds of a step of all families over these axes: no stage is faster than the
         mean. Infinite where a link that they need states no bandwidth."""
-        costs = self.costs(axes.layer)
+        costs = self.costs(axes)
         if costs is None:
             return inf
-        return axes.microbatches * costs.whole.seconds / axes.pp * SLACK
+        return self.space.microbatches(axes) * costs.whole.seconds / axes.pp * SLACK
 
-    def of_family(self, family: LayoutFamily) -> float:
+    def of_family(self, family: LayoutSettings) -> float:
         """Least seconds of a step of all members: the pipeline of its slowest stage."""
-        axes, costs = family.axes, self.costs(family.axes.layer)
+        costs = self.costs(family)
         if costs is None:
             return inf
-        m, chunks, host = axes.microbatches, family.vpp, self._host(family)
-        bound = m * costs.whole.with_host(host * axes.pp * chunks) / axes.pp
-        if axes.pp == 1:
+        m, chunks, host = self.space.microbatches(family), family.vpp, self._host(family)
+        bound = m * costs.whole.with_host(host * family.pp * chunks) / family.pp
+        if family.pp == 1:
             return bound * SLACK
         layer = costs.layer
         fill = (
@@ -188,16 +186,16 @@ class StepTimeBound:
             bound = max(bound, m * stage.with_host(host * chunks) + before * fill)
         return bound * SLACK
 
-    def _host(self, family: LayoutFamily) -> float:
+    def _host(self, family: LayoutSettings) -> float:
         """Host seconds of a pass over a chunk besides those of its layers."""
         host = self.evaluator.profile.host
-        sends = host.message if family.axes.pp > 1 else 0.0
+        sends = host.message if family.pp > 1 else 0.0
         return self.evaluator.speed.host * (host.micro_batch + sends)
 
-    def _slow_stages(self, family: LayoutFamily) -> list[StageLayers]:
+    def _slow_stages(self, family: LayoutSettings) -> list[StageLayers]:
         """The stages that may be the slowest: the last one of each number of layers."""
-        key = ("slow stages", *self.evaluator.stages_key(family.plain))
-        return self.evaluator.cached(key, lambda: self._find_slow_stages(family.plain))
+        key = ("slow stages", *self.evaluator.stages_key(family))
+        return self.evaluator.cached(key, lambda: self._find_slow_stages(family))
 
     def _find_slow_stages(self, layout: LayoutSettings) -> list[StageLayers]:
         stages = self.evaluator.stages(self.space.job_of(layout), layout)
@@ -211,24 +209,24 @@ class StepTimeBound:
         return list(slow.values())
 
     def of_members(
-        self, family: LayoutFamily, bound: float, layouts: Iterable[LayoutSettings]
+        self, family: LayoutSettings, bound: float, layouts: Iterable[LayoutSettings]
     ) -> Iterator[tuple[float, LayoutSettings]]:
         """Members of a family with `bound`, each with a bound of its own: more by what comes once a
         step, and by ZeRO's messages as far as nothing hides them."""
-        costs = self.costs(family.axes.layer)
+        costs = self.costs(family)
         assert costs is not None, "a family without costs has no bound"
         least = most = self.space.layers
-        if family.axes.pp > 1:
+        if family.pp > 1:
             counts = [stage.layers for stage in self._slow_stages(family)]
             least, most = min(counts), max(counts)
         host = self._host(family) * family.vpp
         covering = most * (costs.most.backward + costs.most.host_backward) + host
         covering += costs.ends.backward + costs.ends.host_backward
-        covering *= cover_backwards(family.axes.pp, family.vpp)
+        covering *= cover_backwards(family.pp, family.vpp)
         if self.evaluator.profile.overlap.gather is not None:
             covering += most * (costs.most.forward + costs.most.host_forward) + host
             covering += costs.ends.forward + costs.ends.host_forward
-        step = _Step(least, family.axes.microbatches, covering)
+        step = _Step(least, self.space.microbatches(family), covering)
         for layout in layouts:
             added = self._optimizer(layout, least * costs.trained)
             if layout.replicas > 1:

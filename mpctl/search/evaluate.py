@@ -1,8 +1,9 @@
 """Exact seconds and bytes of layouts, equal to those of `mpctl plan`, at a part of its cost.
 
-A layer's seconds follow from its LayerKey and from where tp and cp lie; a network from axis sizes
-and their order; the stages from what the layers are cut by. Each is computed once and shared by all
-layouts that have it. A LayoutEvaluator is made for one search and forgotten with it.
+A layer's seconds follow from the `layer_key` of a layout and from where tp and cp lie; a network
+from axis sizes and their order; the stages from what the layers are cut by. Each is computed once
+and shared by all layouts that have it. A LayoutEvaluator is made for one search and forgotten with
+it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import cached_property
 from math import ceil, gcd
 from typing import Any, NamedTuple, TypeVar
 
+from mpctl.axes import AXES
 from mpctl.estimate.communication import gradient_bytes
 from mpctl.estimate.kernels import MissingFigure, Speed, device_speed
 from mpctl.estimate.memory import (
@@ -35,7 +37,7 @@ from mpctl.operators.table import OperatorTable
 from mpctl.pipeline.costs import job_costs
 from mpctl.pipeline.stages import Span, job_stages
 from mpctl.planning.layout_settings import LayoutSettings
-from mpctl.search.space import LayerKey, SearchSpace
+from mpctl.search.space import SearchSpace
 from mpctl.spec.cluster import Link
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import RuntimeProfile, get_profile
@@ -106,7 +108,7 @@ class LayoutEvaluator:
 
     def network(self, layout: LayoutSettings) -> Network:
         """The links of the cluster as the layout's groups use them."""
-        key = (layout.tp, layout.cp, layout.dp, layout.pp, layout.order, *_mode(layout))
+        key = (*layout[: len(AXES)], layout.order, layout.tensor_mode, layout.tensor_depth)
         return self.cached(key, lambda: self._network(layout))
 
     def _network(self, layout: LayoutSettings) -> Network:
@@ -124,7 +126,7 @@ class LayoutEvaluator:
     def timer(self, layout: LayoutSettings, job_layout: JobLayout) -> OperatorTimer:
         """The timer of the layout's layers and ends; layouts of one layer key share the times."""
         order = layout.order if layout.cp > 1 else ""
-        times: dict[int, OpTimes] = self.cached((layer_key(layout), order, "times"), dict)
+        times: dict[int, OpTimes] = self.cached((layout.layer_key, order, "times"), dict)
         return _CachedTimer(job_layout, self.speed, self.network(layout), self.profile, times=times)
 
     @cached_property
@@ -139,9 +141,9 @@ class LayoutEvaluator:
         key = (layout.pp, layout.vpp, layout.stage_balance)
         if layout.stage_balance == "even":
             return key
-        is_full = layout.recompute == "full"
-        costs = (layout.tp, layout.cp, layout.sequence_parallel, is_full, *_mode(layout))
-        return (*key, self.cached(("costs", *costs), lambda: self._relative_costs(layout)))
+        recompute = "full" if layout.recompute == "full" else "none"
+        one = layout._replace(micro_batch_size=1, recompute=recompute)
+        return (*key, self.cached(("costs", *one.layer_key), lambda: self._relative_costs(layout)))
 
     def _relative_costs(self, layout: LayoutSettings) -> tuple[int, ...]:
         costs = job_costs(self.space.job_of(layout._replace(micro_batch_size=1)))
@@ -238,16 +240,3 @@ def missing_link(evaluator: LayoutEvaluator) -> Link | None:
         return None  # not even the states fit, however they are shared
     fitting = (one for one in evaluator.space.layouts() if evaluator.device_bytes(one) <= memory)
     return level if any(evaluator.step_seconds(one) is None for one in fitting) else None
-
-
-def layer_key(layout: LayoutSettings) -> LayerKey:
-    """What the seconds of the layout's layers follow from."""
-    return LayerKey(
-        layout.tp, layout.cp, layout.micro_batch_size, layout.sequence_parallel, layout.recompute,
-        *_mode(layout),
-    )  # fmt: skip
-
-
-def _mode(layout: LayoutSettings) -> tuple[str, int | None]:
-    """The grid of the layout's tensor-parallel ranks, whatever their number."""
-    return layout.tensor_mode, layout.tensor_depth

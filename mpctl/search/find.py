@@ -1,10 +1,10 @@
 """Branch and bound over a space of layouts: the fastest ones, and the fastest under less memory.
 
-AxesKeys, their families and the layouts of those wait in one queue, the smallest bound first
+Axes, their families and the layouts of those (space.py) wait in one queue, the smallest bound first
 (bound.py). What comes out is taken apart or, a single layout, evaluated. A part is dropped where
-its bound is beyond the worst of what is still looked for: the layouts of the best ideas (ideas.py)
-that fit the device, and for each smaller budget, a share of the device's memory, those of the best
-idea that need no more. The bound of a family's memory is what its first stage needs where ZeRO
+its bound is beyond the worst of what is still looked for: the layouts of the best ideas that fit
+the device, and for each smaller budget, a share of the device's memory, those of the best idea that
+need no more. The bound of a family's memory is what its first stage needs where ZeRO
 shards the most; a larger micro batch never needs less. Ties go to less memory, then to the layout's
 own order, so that the answer is the same every time.
 
@@ -36,7 +36,7 @@ from mpctl.planning.layout_settings import LayoutSettings
 from mpctl.rules.validate import has_errors
 from mpctl.search.bound import StepTimeBound
 from mpctl.search.evaluate import LayoutEvaluator
-from mpctl.search.space import AxesKey, LayoutFamily, SearchSpace
+from mpctl.search.space import SearchSpace
 from mpctl.units import seconds_text
 
 ALIKE = 0.01
@@ -68,7 +68,7 @@ class EvaluatedLayout(NamedTuple):
     @property
     def idea(self) -> Idea:
         """The idea that it belongs to."""
-        return Idea(self.layout.tensor_mode, self.layout.tp, self.layout.pp)
+        return idea_of(self.layout)
 
 
 def cost_of_trouble(layout: LayoutSettings) -> float:
@@ -76,7 +76,7 @@ def cost_of_trouble(layout: LayoutSettings) -> float:
     chunks and of the micro batch, half of it for tp, recomputation, states sharded further, and
     whatever is not usual.
 
-    >>> plain = LayoutSettings(4, 1, 32, 2, 4, "1f1b", "even", 1, "none", True, 1, "tp-cp-dp-pp")
+    >>> plain = LayoutSettings(tp=4, dp=32, pp=2, vpp=4, sequence_parallel=True, zero=1)
     >>> cost_of_trouble(plain), cost_of_trouble(plain._replace(vpp=20, zero=2))
     (4.5, 8.321928094887362)
     """
@@ -164,7 +164,7 @@ def plainest_first(groups: Sequence[LayoutGroup], band: float) -> list[LayoutGro
 Objective = Literal["tokens", "memory"]
 Progress = Callable[[str, int, int], None]
 Note = Callable[[str], None]
-Part = AxesKey | LayoutFamily | LayoutSettings
+Level = Literal["axes", "family", "layout"]  # of the tree in search/space.py
 BUDGETS = 4  # the device's memory and its shares, in equal steps
 REPORT_EVERY = 128  # parts taken from the queue between two reports of progress
 PROGRESS_STEPS = 1000  # how finely the progress of the layouts is reported
@@ -274,47 +274,49 @@ class BranchAndBound:
         self.least_memory = LeastMemory(memory, top)
         # Families (without their micro batch) of which one was found to fit nowhere: its micro
         # batch, and the bytes that it needs at least.
-        self.too_large: dict[tuple[object, ...], tuple[int, float]] = {}
+        self.too_large: dict[LayoutSettings, tuple[int, float]] = {}
 
     def minimize_time(self, report: Progress) -> None:
         """Find the fastest layouts under each budget."""
-        queue: list[tuple[float, int, Part]] = []
+        queue: list[tuple[float, int, Level, LayoutSettings]] = []
         every = list(self.space.axes())
         for number, axes in enumerate(every):
-            queue.append((self.bound.of_axes_quickly(axes), number, axes))
+            queue.append((self.bound.of_axes_quickly(axes), number, "axes", axes))
             if number % REPORT_EVERY == 0:
                 report("bounds", number, len(every))
         heapify(queue)
         number, taken, least = len(every), 0, queue[0][0] if queue else 0.0
         while queue:
-            bound, _, part = heappop(queue)
+            bound, _, level, part = heappop(queue)
             worst = max(budget.worst for budget in self.budgets)
             if bound > worst or bound == inf:
                 break
-            for child_bound, child in self._children(bound, part):
+            for child_bound, child_level, child in self._children(bound, level, part):
                 number += 1
-                heappush(queue, (child_bound, number, child))
+                heappush(queue, (child_bound, number, child_level, child))
             taken += 1
             if taken % REPORT_EVERY == 0 and least < worst < inf:  # how near bounds are to the best
                 done = round(PROGRESS_STEPS * (bound - least) / (worst - least))
                 report("layouts", done, PROGRESS_STEPS)
 
     def _children(
-        self, bound: float, part: Part
-    ) -> Iterator[tuple[float, LayoutFamily | LayoutSettings]]:
+        self, bound: float, level: Level, part: LayoutSettings
+    ) -> Iterator[tuple[float, Level, LayoutSettings]]:
         """What a part is made of, with bounds, as far as it is wanted; a layout is evaluated."""
-        if isinstance(part, LayoutSettings):
+        if level == "layout":
             self._evaluate(part, bound)
-        elif isinstance(part, AxesKey):
-            yield from self._families(part)
-        elif self._wants(bound, 0.0, idea_of(part.axes)):
+        elif level == "axes":
+            for least, family in self._families(part):
+                yield least, "family", family
+        elif self._wants(bound, 0.0, idea_of(part)):
             needed = self._min_bytes(part)
-            if self._wants(bound, needed, idea_of(part.axes)):
-                yield from self._members(part, bound)
+            if self._wants(bound, needed, idea_of(part)):
+                for least, member in self._members(part, bound):
+                    yield least, "layout", member
             elif needed > self.budgets[0].limit:
                 self.too_large_count += sum(1 for _ in self.space.members(part))
 
-    def _families(self, axes: AxesKey) -> Iterator[tuple[float, LayoutFamily]]:
+    def _families(self, axes: LayoutSettings) -> Iterator[tuple[float, LayoutSettings]]:
         idea = idea_of(axes)
         if not self._wants(self.bound.of_axes_quickly(axes), 0.0, idea):  # one better came since
             return
@@ -326,13 +328,13 @@ class BranchAndBound:
                 yield bound, family
 
     def _members(
-        self, family: LayoutFamily, bound: float
+        self, family: LayoutSettings, bound: float
     ) -> Iterator[tuple[float, LayoutSettings]]:
         """The layouts of a family whose ZeRO stage leaves them small enough."""
-        plain, sizes = family.plain, dict[int, float]()
+        sizes = dict[int, float]()
         for zero in self.space.zero_stages(family):
-            sizes[zero] = self.evaluator.min_bytes(plain, zero)
-        idea = idea_of(family.axes)
+            sizes[zero] = self.evaluator.min_bytes(family, zero)
+        idea = idea_of(family)
         wanted = {zero for zero, size in sizes.items() if self._wants(bound, size, idea)}
         large = {zero for zero, size in sizes.items() if size > self.budgets[0].limit}
         members = list(self.space.members(family))
@@ -345,24 +347,24 @@ class BranchAndBound:
     def _wants(self, seconds: float, size: float, idea: Idea | None = None) -> bool:
         return any(budget.wants(seconds, size, idea) for budget in self.budgets)
 
-    def _known_min_bytes(self, family: LayoutFamily) -> float:
+    def _known_min_bytes(self, family: LayoutSettings) -> float:
         """Bytes that an equal family of a smaller micro batch, which is too large, needs."""
-        size, needed = self.too_large.get(_without_micro_batch(family), (0, 0.0))
-        return needed if family.axes.layer.micro_batch_size >= size else 0.0
+        size, needed = self.too_large.get(family._replace(micro_batch_size=0), (0, 0.0))
+        return needed if family.micro_batch_size >= size else 0.0
 
-    def _min_bytes(self, family: LayoutFamily) -> float:
+    def _min_bytes(self, family: LayoutSettings) -> float:
         """Bytes that every layout of the family needs at least."""
-        needed, key = self._known_min_bytes(family), _without_micro_batch(family)
+        needed, key = self._known_min_bytes(family), family._replace(micro_batch_size=0)
         if not self._wants(0.0, needed):
             return needed
-        needed = self.evaluator.min_bytes(family.plain, max(self.space.zero_stages(family)))
-        size = family.axes.layer.micro_batch_size
+        needed = self.evaluator.min_bytes(family, max(self.space.zero_stages(family)))
+        size = family.micro_batch_size
         if size < self.too_large.get(key, (size + 1, 0.0))[0] and not self._wants(0.0, needed):
             self.too_large[key] = size, needed
         return needed
 
     def _evaluate(self, layout: LayoutSettings, bound: float) -> None:
-        idea = Idea(layout.tensor_mode, layout.tp, layout.pp)
+        idea = idea_of(layout)
         if not self._wants(bound, self.evaluator.min_bytes(layout, layout.zero), idea):
             return
         size = self.evaluator.device_bytes(layout)
@@ -386,13 +388,13 @@ class BranchAndBound:
     def minimize_memory(self, report: Progress) -> None:
         """Find the layouts of least memory, smaller micro batches first: what is too much for one
         is so for larger ones."""
-        every = sorted(self.space.axes(), key=lambda axes: axes.layer.micro_batch_size)
-        dropped = set[tuple[object, ...]]()
+        every = sorted(self.space.axes(), key=lambda axes: axes.micro_batch_size)
+        dropped = set[LayoutSettings]()
         for number, axes in enumerate(every):
             if number % REPORT_EVERY == 0:
                 report("layouts", number, len(every))
             for family in self.space.families(axes):
-                key = _without_micro_batch(family)
+                key = family._replace(micro_batch_size=0)
                 if key in dropped:
                     continue
                 needed = self._min_bytes(family)
@@ -403,7 +405,7 @@ class BranchAndBound:
                     continue
                 self._add_small(family)
 
-    def _add_small(self, family: LayoutFamily) -> None:
+    def _add_small(self, family: LayoutSettings) -> None:
         for layout in self.space.members(family):
             size = self.evaluator.device_bytes(layout)
             self.too_large_count += size > self.least_memory.limit
@@ -433,12 +435,6 @@ class BranchAndBound:
         return found
 
 
-def idea_of(axes: AxesKey) -> Idea:
-    """The idea of the layouts with these axes."""
-    return Idea(axes.layer.tensor_mode, axes.layer.tp, axes.pp)
-
-
-def _without_micro_batch(family: LayoutFamily) -> tuple[object, ...]:
-    """What the memory of families that differ in their micro batch alone has in common."""
-    layer, dp, pp, _ = family.axes
-    return layer._replace(micro_batch_size=0), dp, pp, *family[1:]
+def idea_of(layout: LayoutSettings) -> Idea:
+    """The idea that the layout belongs to."""
+    return Idea(layout.tensor_mode, layout.tp, layout.pp)

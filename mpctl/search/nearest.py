@@ -113,7 +113,7 @@ def _fastest(
     """The fastest of some layouts that fit their device and pass the rules."""
     evaluator, memory = bound.evaluator, bound.evaluator.usable_memory
     fitting = (one for one in layouts if evaluator.min_bytes(one, one.zero) <= memory)
-    by_bound = sorted((bound.of_family(bound.family_of(one)), one) for one in fitting)
+    by_bound = sorted((bound.of_family(one), one) for one in fitting)
     fastest: list[EvaluatedLayout] = []
     for seconds, layout in by_bound[:MOST_EVALUATED]:
         if seconds == inf or (len(fastest) >= count and seconds > fastest[count - 1].seconds):

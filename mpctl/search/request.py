@@ -6,9 +6,10 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mpctl.axes import AXES, FILLING
 from mpctl.errors import InputError, Issue
 from mpctl.planning.layout_settings import LayoutSettings, setting_name
-from mpctl.search.space import AxesKey, LayoutFamily, SearchSpace
+from mpctl.search.space import SearchSpace
 from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.load import load_partial, parse_settings, require_job
 from mpctl.spec.names import full_names
@@ -96,22 +97,22 @@ def _require_searchable(job: JobSpec) -> None:
 def varied(space: SearchSpace) -> list[str]:
     """The fields of a layout that take more than one value in the space. Member settings are asked
     for one family of each choice of axis sizes, so that not every layout is made."""
+
+    def stages(axes: LayoutSettings) -> tuple[int, int]:
+        return axes.pp, space.microbatches(axes)
+
     every = list(space.axes())
-    pipelines = {key: list(space.pipelines(*key)) for key in {_stages(axes) for axes in every}}
-    starts = ((axes, pipelines[_stages(axes)]) for axes in every)
-    families = [LayoutFamily(axes, *cuts[0]) for axes, cuts in starts if cuts]
-    layouts = [family.plain for family in families]
-    values = {name: {getattr(layout, name) for layout in layouts} for name in FIELDS}
+    pipelines = {key: list(space.pipelines(*key)) for key in set(map(stages, every))}
+    families = [axes for axes in every if pipelines[stages(axes)]]
+    values: dict[str, set[Any]] = {
+        name: {getattr(axes, name) for axes in families} for name in FIELDS
+    }
     for at, name in enumerate(("vpp", "schedule", "stage_balance")):
         values[name] = {cut[at] for cuts in pipelines.values() for cut in cuts}
-    of_sizes = {family.sizes: family for family in families}
+    of_sizes = {family[: len(AXES)]: family for family in families}
     for setting in space.member_settings:
         values[setting.name] = {v for f in of_sizes.values() for v in setting.values(space, f)}
     return [name for name in FIELDS if len(values[name]) > 1]
-
-
-def _stages(axes: AxesKey) -> tuple[int, int]:
-    return axes.pp, axes.microbatches
 
 
 def with_gpus(job: JobSpec, gpus: int) -> JobSpec:
@@ -124,7 +125,7 @@ def with_gpus(job: JobSpec, gpus: int) -> JobSpec:
                             f"{per_node}", f"use {' or '.join(map(str, near))}")  # fmt: skip
     size = {"nodes": max(1, gpus // per_node), "gpus_per_node": min(gpus, per_node)}
     cluster = job.cluster.model_copy(update=size)
-    free = job.parallel.model_copy(update={"dp": None})
+    free = job.parallel.model_copy(update={FILLING: None})
     return complete(job.model_copy(update={"cluster": cluster, "parallel": free}))
 
 

@@ -1,22 +1,28 @@
-"""Which layouts there are for a job on its cluster: generators of the values that divide.
+"""Which layouts there are for a job: generators of the values that its rules accept.
 
 A layout is what may differ between two ways to run one job: axis sizes, their order, how the
-pipeline is cut and run, micro batch, recomputation, sequence parallelism, ZeRO, tensor mode
-(tensor_grids.py). Everything else of the job stays. By default only what the job's runtime runs is
-searched ([runs] of its preset): of ours what `mpctl launch` accepts, of others what their papers
-and sources say. Two settings are left out unless they are fixed: GPipe, which takes as long as 1F1B
-and needs more memory, and selective recomputation where it saves none, as beside fused attention.
+pipeline is cut and run, micro batch, recomputation, sequence parallelism, ZeRO, tensor mode.
+Everything else of the job stays. By default only what the job's runtime runs is searched ([runs] of
+its preset): of ours what `mpctl launch` accepts, of others what their papers and sources say. Two
+settings are left out unless they are fixed: GPipe, which takes as long as 1F1B and needs more
+memory, and selective recomputation where it saves none, as beside fused attention.
 
-The space is a tree (keys.py), so that a bound can rule out many layouts at once (bound.py):
+The space is a tree, so that a bound can rule out many layouts at once (bound.py). A node of it is
+the plainest of its layouts:
 
-    AxesKey        axis sizes, and the settings that a layer's seconds follow from (LayerKey)
-    LayoutFamily   an AxesKey with a pipeline: chunks, schedule, how layers are cut
-    LayoutSettings a member of a family: one value for each row of MEMBER_SETTINGS
+    axes      axis sizes, and the settings that a layer's seconds follow from; one stage after the
+              other, one chunk each
+    family    the same with a pipeline: chunks, schedule, how layers are cut
+    layout    a member of a family: one value for each row of MEMBER_SETTINGS
 
 To search one more setting: give LayoutSettings a field of its name (planning/layout_settings.py)
 and MEMBER_SETTINGS a row with the function of its legal values. Bounds hold as long as no value
 makes a step faster than the family's bound, which counts kernels, host and pipeline, or needs less
-memory than LayoutEvaluator.min_bytes; a setting that does belongs into LayerKey or LayoutFamily.
+memory than LayoutEvaluator.min_bytes; a setting that does belongs to axes or family.
+
+A size of tp is a row of ranks (1d) where that divides the model; a square, squares in layers or a
+cube where the job's runtime runs that tensor mode and the rules accept it for this model. 2.5d of
+depth 1 is 2d, and tried only where 2.5d is fixed.
 
 By hand, 24 layers, 16 heads, 4 GPUs in a node, a batch of 8: tp 1, 2 or 4; tp 2 leaves pp 1 or 2;
 tp 2, pp 1, dp 2 leaves micro batches of 1, 2 and 4.
@@ -30,7 +36,7 @@ from functools import cached_property, lru_cache
 from itertools import permutations
 from typing import Any, NamedTuple
 
-from mpctl.axes import find_order
+from mpctl.axes import AXES, AXIS_NAMES, DEFAULT_ORDER, FILLING, Axis, chosen_ranks, find_order
 from mpctl.estimate.activation_shapes import activation_shapes
 from mpctl.estimate.saved_activations import layer_activations
 from mpctl.layout.job_layout import JobLayout
@@ -38,158 +44,23 @@ from mpctl.layout.link_levels import LinkLevel, link_levels
 from mpctl.pipeline.filled import job_cut
 from mpctl.pipeline.schedule.legality import is_schedule
 from mpctl.planning.layout_settings import TRAINING, LayoutSettings, SettingValue
+from mpctl.rules.sizes import (
+    is_legal_size,
+    sequence_parts,
+    settings_of_1d,
+    splits_heads,
+    splits_sequences,
+    stays_in_domain,
+)
 from mpctl.rules.validate import has_errors
 from mpctl.sharding import divisors
 from mpctl.spec.job import JobSpec, ends_count_as_layers
 from mpctl.spec.model import ModelSpec
-from mpctl.spec.parallel import ScheduleName, TensorMode
+from mpctl.spec.parallel import ScheduleName
 from mpctl.spec.runtime import RuntimeSupport, get_profile
-from mpctl.spec.schedules import SCHEDULES
 from mpctl.tensor_grid import TensorGrid, grid_axes, grid_depths
 
-
-@dataclass(frozen=True)
-class SearchedGrids:
-    """The grids to try for a complete job with a model. modes: those that its runtime runs; fixed:
-    fields of a layout with the value that they keep."""
-
-    job: JobSpec
-    modes: list[TensorMode]
-    fixed: Mapping[str, Any]
-
-    def of(self, tp: int) -> list[TensorGrid]:
-        """The grids of so many ranks, the row first."""
-        if tp not in self._grids:
-            self._grids[tp] = list(self._find(tp))
-        return self._grids[tp]
-
-    @cached_property
-    def _grids(self) -> dict[int, list[TensorGrid]]:
-        return {}
-
-    @cached_property
-    def _sharded(self) -> dict[tuple[object, ...], bool]:
-        return {}
-
-    def _find(self, tp: int) -> Iterator[TensorGrid]:
-        model, fixed = self.job.model, self.fixed.get("tensor_mode")
-        assert model is not None, "a search is of a model"
-        if fixed in (None, "1d") and _divides(model, tp):
-            yield TensorGrid("1d", {"tp": tp})
-        for mode in self.modes if fixed is None else [fixed]:
-            for depth in self._depths(mode, tp) if mode != "1d" else ():
-                axes = grid_axes(mode, tp, depth)
-                if axes is not None and self._accepts(TensorGrid(mode, axes), zero=0):
-                    yield TensorGrid(mode, axes)
-
-    def _depths(self, mode: str, tp: int) -> list[int | None]:
-        """The depths of 2.5d; without a fixed mode those from 2 on."""
-        if mode != "2.5d":
-            return [None]
-        if self.fixed.get("tensor_depth"):
-            return [self.fixed["tensor_depth"]]
-        least = 1 if "tensor_mode" in self.fixed else 2
-        return [depth for depth in grid_depths(tp) if depth >= least]
-
-    def shards(self, grid: TensorGrid, zero: int) -> bool:
-        """Whether this ZeRO stage can be had with the grid of another mode than 1d."""
-        key = grid.mode, *grid.axes.values(), zero
-        if key not in self._sharded:
-            self._sharded[key] = self._accepts(grid, zero=zero)
-        return self._sharded[key]
-
-    def _accepts(self, grid: TensorGrid, *, zero: int) -> bool:
-        """Whether the rules accept the grid in the plainest layout of the job: all other ranks are
-        replicas, and a micro batch has one sample for each part."""
-        dp = self.job.world_size // grid.size
-        parallel = {
-            "tp": grid.size, "cp": 1, "dp": dp, "pp": 1, "vpp": 1, "schedule": "1f1b",
-            "zero": zero, "sequence_parallel": False, "stage_balance": "even",
-            "first_stage_layers": None, "last_stage_layers": None, "allow_tp_across_nodes": True,
-            "tensor_mode": grid.mode, "tensor_depth": grid.axes.get("depth"),
-        }  # fmt: skip
-        training = {
-            "micro_batch_size": grid.sample_parts, "global_batch_size": grid.sample_parts * dp,
-            "recompute": "none", "partition_activations": False, "offload_activations": False,
-        }  # fmt: skip
-        job = self.job
-        tables = {
-            "parallel": job.parallel.model_copy(update=parallel),
-            "training": job.training.model_copy(update=training),
-        }
-        return not has_errors(job.model_copy(update=tables))
-
-
-def _divides(model: ModelSpec, tp: int) -> bool:
-    """Whether tp ranks in a row divide heads and ffn."""
-    kv_fits = model.kv_heads % tp == 0 or tp % model.kv_heads == 0
-    return model.heads % tp == 0 and model.ffn % tp == 0 and kv_fits
-
-
-def combines(mode: str, schedule: ScheduleName) -> bool:
-    """Whether a pipeline's schedule can be had with a tensor mode: those that defer the gradients
-    of weights are of 1d alone."""
-    return mode == "1d" or not SCHEDULES[schedule].splits_backward
-
-
-AXES = ("tp", "cp", "dp", "pp")
-DEFAULT_ORDER = "-".join(AXES)
-
-
-class LayerKey(NamedTuple):
-    """What the seconds of a layer follow from, whatever the pipeline."""
-
-    tp: int
-    cp: int
-    micro_batch_size: int
-    sequence_parallel: bool
-    recompute: str
-    tensor_mode: str = "1d"
-    tensor_depth: int | None = None
-
-    @property
-    def grid(self) -> TensorGrid:
-        """The tensor-parallel ranks as a grid."""
-        splits = self.sequence_parallel
-        return TensorGrid.of(self.tensor_mode, self.tp, self.tensor_depth, sequence_parallel=splits)
-
-
-class AxesKey(NamedTuple):
-    """A layer key with the sizes of the other axes; microbatches: of a replica in one step."""
-
-    layer: LayerKey
-    dp: int
-    pp: int
-    microbatches: int
-
-
-class LayoutFamily(NamedTuple):
-    """Layouts that differ in MEMBER_SETTINGS only: axes and pipeline are the same."""
-
-    axes: AxesKey
-    vpp: int
-    schedule: ScheduleName
-    stage_balance: str
-
-    @property
-    def plain(self) -> LayoutSettings:
-        """The family's layout without ZeRO; its order is left empty."""
-        layer, dp, pp, _ = self.axes
-        return LayoutSettings(
-            layer.tp, layer.cp, dp, pp, self.vpp, self.schedule, self.stage_balance,
-            layer.micro_batch_size, layer.recompute, layer.sequence_parallel, 0, "",
-            layer.tensor_mode, layer.tensor_depth,
-        )  # fmt: skip
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        """Sizes of tp, cp, dp and pp."""
-        return self.axes.layer.tp, self.axes.layer.cp, self.axes.dp, self.axes.pp
-
-    @property
-    def replicas(self) -> int:
-        """Ranks over which gradients are reduced and ZeRO shards."""
-        return self.axes.dp * self.axes.layer.cp
+CHOSEN = tuple(axis for axis in AXES if axis.name != FILLING)
 
 
 class MemberSetting(NamedTuple):
@@ -199,7 +70,7 @@ class MemberSetting(NamedTuple):
     """
 
     name: str
-    values: Callable[[SearchSpace, LayoutFamily], Sequence[SettingValue]]
+    values: Callable[[SearchSpace, LayoutSettings], Sequence[SettingValue]]
 
 
 @dataclass(frozen=True)
@@ -243,23 +114,20 @@ class SearchSpace:
         """What the job's runtime runs."""
         return get_profile(self.job.training.runtime).runs
 
-    @cached_property
-    def grids(self) -> SearchedGrids:
-        """The grids of tensor-parallel ranks to try."""
-        return SearchedGrids(self.job, self.runs.tensor_modes, self.fixed)
-
     @property
     def member_settings(self) -> tuple[MemberSetting, ...]:
         """The settings in which a family's layouts differ."""
         return self.settings or MEMBER_SETTINGS
 
     @cached_property
-    def _pipelines(self) -> dict[tuple[int, int], list[tuple[int, ScheduleName, str]]]:
+    def _known(self) -> dict[tuple[object, ...], Any]:
+        """Grids by tp, whether they shard, and pipelines, each found once."""
         return {}
 
-    @cached_property
-    def _sequence_lengths(self) -> list[int]:
-        return [n for n in (self.model.seq_length, self.model.decoder_seq_length) if n]
+    def _once(self, key: tuple[object, ...], find: Callable[[], Any]) -> Any:
+        if key not in self._known:
+            self._known[key] = find()
+        return self._known[key]
 
     def layouts(self) -> Iterator[LayoutSettings]:
         """All layouts, in a fixed order."""
@@ -267,24 +135,50 @@ class SearchSpace:
             for family in self.families(axes):
                 yield from self.members(family)
 
-    def axes(self) -> Iterator[AxesKey]:
-        """Every way to fill the world, with the settings that a layer's seconds follow from."""
-        for tp in self.tensor_sizes():
-            for grid in self.grids.of(tp):
-                for cp in self.context_sizes(tp):
-                    for pp in self.pipeline_sizes(tp * cp) if grid.mode == "1d" or cp == 1 else ():
-                        dp = self.world // (tp * cp * pp)
-                        if self._admits("dp", dp):
-                            yield from self._layer_settings(grid, cp, dp, pp)
+    def axes(self) -> Iterator[LayoutSettings]:
+        """Every way to fill the world, with the settings that a layer's seconds follow from; the
+        order is left empty, and there is no ZeRO."""
+        for sizes in self._sizes({}, CHOSEN):
+            for grid in self.grids(sizes["tp"]):
+                yield from self._layer_settings(LayoutSettings(order="").with_sizes(sizes), grid)
 
-    def _layer_settings(self, grid: TensorGrid, cp: int, dp: int, pp: int) -> Iterator[AxesKey]:
-        own = grid.mode, grid.axes.get("depth")
-        for size in self.micro_batch_sizes(dp):
-            microbatches = (self.job.training.global_batch_size or dp) // (size * dp)
-            for splits in self.sequence_parallel(grid, cp) if size % grid.sample_parts == 0 else ():
-                for recompute in self._recompute_modes:
-                    layer = LayerKey(grid.size, cp, size, splits, recompute, *own)
-                    yield AxesKey(layer, dp, pp, microbatches)
+    def _sizes(self, sizes: dict[str, int], axes: Sequence[Axis]) -> Iterator[dict[str, int]]:
+        """The sizes so far with every legal size of the other axes; the last one takes the rest."""
+        rest = self.world // chosen_ranks({**dict.fromkeys(AXIS_NAMES, 1), **sizes})
+        if not axes:
+            if self._admits(FILLING, rest):
+                yield {**sizes, FILLING: rest}
+            return
+        axis, *others = axes
+        for size in divisors(rest):
+            if self._tries(axis, size):
+                yield from self._sizes({**sizes, axis.name: size}, others)
+
+    def _tries(self, axis: Axis, size: int) -> bool:
+        """Whether a size of an axis is to be tried: the runtime has the axis and the rules accept
+        the size, unless it is fixed; tp keeps to its NVLink domains unless the job allows
+        otherwise."""
+        name, may_leave = axis.name, self.job.parallel.allow_tp_across_nodes or "tp" in self.fixed
+        return (
+            self._admits(name, size)
+            and (size == 1 or self._runs(name, self.runs.has_axis(axis)))
+            and (name != "tp" or may_leave or stays_in_domain(size, self.domain.ranks))
+            and is_legal_size(self.job, name, size)
+        )
+
+    def _layer_settings(self, sizes: LayoutSettings, grid: TensorGrid) -> Iterator[LayoutSettings]:
+        sizes = sizes._replace(tensor_mode=grid.mode, tensor_depth=grid.axes.get("depth"))
+        for micro in self.micro_batch_sizes(sizes.dp):
+            for splits in self.sequence_parallel(grid, sizes.cp):
+                layout = sizes._replace(micro_batch_size=micro, sequence_parallel=splits)
+                if micro % grid.sample_parts == 0 and runs_in_mode(layout):
+                    for recompute in self._recompute_modes:
+                        yield layout._replace(recompute=recompute)
+
+    def microbatches(self, layout: LayoutSettings) -> int:
+        """Micro batches of a replica in one step."""
+        batch = self.job.training.global_batch_size or layout.dp
+        return max(1, batch // (layout.micro_batch_size * layout.dp))
 
     @cached_property
     def _recompute_modes(self) -> list[str]:
@@ -305,50 +199,62 @@ class SearchSpace:
     @property
     def replicated(self) -> LayoutSettings:
         """The layout that every job has: a replica of the whole model on each rank."""
-        return LayoutSettings(
-            1, 1, self.world, 1, 1, "1f1b", "even", 1, "full", False, 0, DEFAULT_ORDER
-        )
+        return LayoutSettings(recompute="full").with_sizes({FILLING: self.world})
 
-    def families(self, axes: AxesKey) -> Iterator[LayoutFamily]:
+    def families(self, axes: LayoutSettings) -> Iterator[LayoutSettings]:
         """Every pipeline over these axes."""
-        key = axes.pp, axes.microbatches
-        if key not in self._pipelines:
-            self._pipelines[key] = list(self.pipelines(*key))
-        for vpp, schedule, balance in self._pipelines[key]:
-            if combines(axes.layer.tensor_mode, schedule):
-                yield LayoutFamily(axes, vpp, schedule, balance)
+        key = "pipelines", axes.pp, self.microbatches(axes)
+        for vpp, schedule, balance in self._once(key, lambda: list(self.pipelines(*key[1:]))):
+            family = axes._replace(vpp=vpp, schedule=schedule, stage_balance=balance)
+            if runs_in_mode(family):
+                yield family
 
-    def members(self, family: LayoutFamily) -> Iterator[LayoutSettings]:
+    def members(self, family: LayoutSettings) -> Iterator[LayoutSettings]:
         """The layouts of a family: one for each choice of values of the member settings."""
-        layouts = iter((family.plain,))
+        layouts = iter((family,))
         for setting in self.member_settings:
             layouts = _with_each(layouts, setting.name, setting.values(self, family))
         return layouts
 
-    def tensor_sizes(self) -> Iterator[int]:
-        """Sizes of tp of which a grid divides the model, and which keep groups in their NVLink
-        domains unless the job allows otherwise."""
-        may_leave = self.job.parallel.allow_tp_across_nodes or "tp" in self.fixed
-        for tp in divisors(self.world):
-            stays = self.domain.ranks % tp == 0 or may_leave
-            runs = tp == 1 or self._runs("tp", self.runs.tensor)
-            if stays and runs and self._admits("tp", tp) and self.grids.of(tp):
-                yield tp
+    def grids(self, tp: int) -> list[TensorGrid]:
+        """The grids of so many tensor-parallel ranks to try, the row first."""
+        grids: list[TensorGrid] = self._once(("grids", tp), lambda: list(self._find_grids(tp)))
+        return grids
 
-    def context_sizes(self, tp: int) -> Iterator[int]:
-        """Sizes of cp that leave each rank two equal blocks of the sequence."""
-        for cp in divisors(self.world // tp):
-            divides = cp == 1 or all(length % (2 * cp) == 0 for length in self._sequence_lengths)
-            runs = cp == 1 or self._runs("cp", self.runs.context)
-            if divides and runs and self._admits("cp", cp):
-                yield cp
+    def _find_grids(self, tp: int) -> Iterator[TensorGrid]:
+        mode = self.fixed.get("tensor_mode")
+        if mode in (None, "1d") and splits_heads(self.model, tp):
+            yield TensorGrid("1d", {"tp": tp})
+        for one in self.runs.tensor_modes if mode is None else [mode]:
+            for depth in self._depths(one, tp) if one != "1d" else ():
+                axes = grid_axes(one, tp, depth)
+                if axes is not None and self._accepts(TensorGrid(one, axes), zero=0):
+                    yield TensorGrid(one, axes)
 
-    def pipeline_sizes(self, inner: int) -> Iterator[int]:
-        """Numbers of stages, of which none is without a layer; inner: tp x cp."""
-        for pp in divisors(self.world // inner):
-            runs = pp == 1 or self._runs("pp", self.runs.pipeline)
-            if pp <= self.layers and runs and self._admits("pp", pp):
-                yield pp
+    def _depths(self, mode: str, tp: int) -> list[int | None]:
+        """The depths of 2.5d; without a fixed mode those from 2 on."""
+        if mode != "2.5d":
+            return [None]
+        if self.fixed.get("tensor_depth"):
+            return [self.fixed["tensor_depth"]]
+        least = 1 if "tensor_mode" in self.fixed else 2
+        return [depth for depth in grid_depths(tp) if depth >= least]
+
+    def _accepts(self, grid: TensorGrid, *, zero: int) -> bool:
+        """Whether the rules accept the grid in the plainest layout of the job: all other ranks are
+        replicas, and a micro batch has one sample for each part."""
+        dp, micro = self.world // grid.size, grid.sample_parts
+        job = self.job_of(
+            self.replicated._replace(
+                tp=grid.size, dp=dp, zero=zero, micro_batch_size=micro, recompute="none",
+                tensor_mode=grid.mode, tensor_depth=grid.axes.get("depth"),
+            )
+        )  # fmt: skip
+        tables = {
+            "parallel": job.parallel.model_copy(update={"allow_tp_across_nodes": True}),
+            "training": job.training.model_copy(update={"global_batch_size": micro * dp}),
+        }
+        return not has_errors(job.model_copy(update=tables))
 
     def micro_batch_sizes(self, dp: int) -> Iterator[int]:
         """Sizes that divide a replica's share of the global batch."""
@@ -359,11 +265,9 @@ class SearchSpace:
 
     def sequence_parallel(self, grid: TensorGrid, cp: int) -> Sequence[bool]:
         """Off, and on where a row of ranks divides a rank's part of the sequence."""
-        tp, is_row = grid.size, grid.mode == "1d"
-        divides = tp > 1 and all(length % (tp * cp) == 0 for length in self._sequence_lengths)
-        splits = divides and is_row and self.runs.sequence
-        values = self._fixed_or("sequence_parallel", (False, True) if splits else (False,))
-        return values if is_row else [value for value in values if not value]
+        splits = grid.mode == "1d" and grid.size > 1 and self.runs.sequence
+        splits = splits and splits_sequences(self.model, sequence_parts(grid.size, cp))
+        return self._fixed_or("sequence_parallel", (False, True) if splits else (False,))
 
     def pipelines(self, pp: int, microbatches: int) -> Iterator[tuple[int, ScheduleName, str]]:
         """(chunks a stage, schedule, stage balance) of so many stages. Several chunks are small,
@@ -408,22 +312,26 @@ class SearchSpace:
         """Whether a runtime that fills stages one after the other gives each of them something."""
         return self.job.model is not None and job_cut(self.job.model, pp).loss_stage == pp - 1
 
-    def zero_stages(self, family: LayoutFamily) -> list[int]:
+    def zero_stages(self, family: LayoutSettings) -> list[int]:
         """ZeRO stages; with a single replica all are the same, and one is tried."""
         stages = self.runs.zero if family.replicas > 1 else self.runs.zero[:1]
-        if family.axes.layer.tensor_mode != "1d":
-            grid = family.axes.layer.grid
-            stages = [stage for stage in stages if self.grids.shards(grid, stage)]
+        if family.tensor_mode != "1d":
+            stages = [stage for stage in stages if self._shards(family.grid, stage)]
         return list(self._fixed_or("zero", stages))
 
-    def orders(self, family: LayoutFamily) -> Sequence[str]:
+    def _shards(self, grid: TensorGrid, zero: int) -> bool:
+        """Whether this ZeRO stage can be had with the grid of another mode than 1d."""
+        key = "shards", grid.mode, *grid.axes.values(), zero
+        return bool(self._once(key, lambda: self._accepts(grid, zero=zero)))
+
+    def orders(self, family: LayoutSettings) -> Sequence[str]:
         """Orders of the axes over ranks that the runtime has: tp first, of the others those that
         place ranks otherwise in NVLink domains; the default's name for all that are as it."""
         if "order" in self.fixed:
             return [self.fixed["order"]]
         if self.domain.ranks >= self.world:
             return [DEFAULT_ORDER]
-        return _orders(tuple(family.sizes), tuple(self.runs.orders or ()))
+        return _orders(family[: len(AXES)], tuple(self.runs.orders or ()))
 
     def _fixed_or(self, name: str, legal: Sequence[Any]) -> Sequence[Any]:
         """The value that is fixed, which the rules judge, else the legal ones."""
@@ -469,14 +377,22 @@ MEMBER_SETTINGS = (
 def _orders(axis_sizes: tuple[int, ...], known: tuple[str, ...]) -> tuple[str, ...]:
     """The orders of axes of these sizes that place ranks differently, by the names that a runtime
     has for them; all of them where it does not say which it has."""
-    sizes = dict(zip(AXES, axis_sizes, strict=True))
-    outer = [axis for axis in AXES[1:] if sizes[axis] > 1]
+    sizes = dict(zip(AXIS_NAMES, axis_sizes, strict=True))
+    first, *others = AXIS_NAMES
+    outer = [axis for axis in others if sizes[axis] > 1]
     if len(outer) < 2:
         return (DEFAULT_ORDER,)
-    idle = [axis for axis in AXES[1:] if axis not in outer]
-    turns = ["-".join(("tp", *idle, *turn)) for turn in permutations(outer)]
+    idle = [axis for axis in others if axis not in outer]
+    turns = ["-".join((first, *idle, *turn)) for turn in permutations(outer)]
     names = known or (DEFAULT_ORDER, *turns)
     return tuple(name for turn in turns if (name := find_order(turn, names, sizes)))
+
+
+def runs_in_mode(layout: LayoutSettings) -> bool:
+    """Whether the layout's tensor mode runs its other settings."""
+    return layout.tensor_mode == "1d" or not settings_of_1d(
+        sequence_parallel=layout.sequence_parallel, cp=layout.cp, schedule=layout.schedule
+    )
 
 
 def _with_each(

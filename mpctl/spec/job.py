@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from mpctl.axes import AXIS_NAMES
+from mpctl.axes import AXIS_NAMES, FILLING
 from mpctl.spec.base import Bytes, CountOrZero, DType, Probability, StrictModel
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.launch import LAUNCHED_AS, LaunchedKind, LaunchSpec
@@ -106,9 +106,9 @@ class JobSpec(StrictModel):
     def sizes(self) -> dict[str, int]:
         """Ranks along every axis; where dp is open, as many replicas as the world holds."""
         p = self.parallel
-        sizes = {axis: getattr(p, axis, 1) or 1 for axis in AXIS_NAMES}
-        if not p.dp:
-            sizes["dp"] = max(1, self.world_size // prod(sizes.values()))
+        sizes: dict[str, int] = {axis: getattr(p, axis) or 1 for axis in AXIS_NAMES}
+        if not getattr(p, FILLING):
+            sizes[FILLING] = max(1, self.world_size // prod(sizes.values()))
         return sizes
 
     @property
@@ -144,10 +144,10 @@ def complete(job: JobSpec) -> JobSpec:
     open."""
     p, cluster, training = job.parallel, job.cluster, job.training
     if cluster.gpus_per_node is None:
-        needed = p.tp * p.cp * p.pp * (p.dp or 1)
+        needed = prod(getattr(p, axis) or 1 for axis in AXIS_NAMES)
         cluster = cluster.model_copy(update={"gpus_per_node": -(-needed // cluster.nodes)})
     job = job.model_copy(update={"cluster": cluster})
-    parallel = p.model_copy(update={"dp": job.sizes["dp"], **_ends_as_layers(job)})
+    parallel = p.model_copy(update={FILLING: job.sizes[FILLING], **_ends_as_layers(job)})
     if training.global_batch_size is None:
         batch = training.micro_batch_size * job.sizes["dp"]
         training = training.model_copy(update={"global_batch_size": batch})

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, create_model
 
+from mpctl.axes import AXES, DEFAULT_ORDER, FILLING
 from mpctl.spec.base import Bytes, Count, Layers, StrictModel
 from mpctl.spec.schedules import SCHEDULES
 
@@ -16,22 +17,39 @@ else:
 TensorMode = Literal["1d", "2d", "2.5d", "3d"]
 
 
-class ParallelSpec(StrictModel):
+if TYPE_CHECKING:
+
+    class AxisSizes(StrictModel):
+        """The sizes of the axes, as type checkers know them."""
+
+        tp: int = 1
+        cp: int = 1
+        dp: int | None = None
+        pp: int = 1
+
+else:
+    AxisSizes = create_model(
+        "AxisSizes",
+        __base__=StrictModel,
+        **{
+            axis.name: (Count | None, Field(None, description=axis.size))
+            if axis.name == FILLING
+            else (Count, Field(1, description=axis.size))
+            for axis in AXES
+        },
+    )
+
+
+class ParallelSpec(AxisSizes):
     """The parallel layout: how the ranks of the cluster share model, batch and states.
 
-    The sizes of tp, pp, dp and cp multiply to the number of ranks; `order` says which ranks are
-    neighbours along which axis.
+    The sizes of the axes multiply to the number of ranks; `order` says which ranks are neighbours
+    along which axis.
     """
 
-    tp: Count = Field(1, description="tensor-parallel size")
-    pp: Count = Field(1, description="pipeline-parallel size: number of stages")
-    dp: Count | None = Field(
-        None, description="data-parallel size; ranks / (tp x cp x pp) when absent"
-    )
-    cp: Count = Field(1, description="context-parallel size: ranks that share each sequence")
     vpp: Count = Field(1, description="model chunks (virtual stages) of each pipeline rank")
     order: str = Field(
-        "tp-cp-dp-pp", description="order of the axes over ranks, fastest-varying first"
+        DEFAULT_ORDER, description="order of the axes over ranks, fastest-varying first"
     )
     sequence_parallel: bool = Field(
         False, description="split the sequence over tp between the tensor-parallel regions"

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
+from mpctl.axes import Axis
 from mpctl.errors import InputError
 from mpctl.spec.base import AS_MEMORY, Amount, Count, DType, Part, Seconds, Share, StrictModel
 from mpctl.spec.parallel import ScheduleName, TensorMode
@@ -254,6 +255,10 @@ class RuntimeSupport(StrictModel):
     def runs_on(self, kind: str | None) -> bool:
         """Whether it runs on devices of this kind; None: the kind is not known."""
         return kind is None or not self.kinds or kind in self.kinds
+
+    def has_axis(self, axis: Axis) -> bool:
+        """Whether it runs several ranks along an axis of parallelism."""
+        return not axis.supported_by or bool(getattr(self, axis.supported_by))
 
     @property
     def tensor(self) -> bool:

@@ -22,7 +22,7 @@ from mpctl.units import seconds_text
 from tests.cli.calls import Mpctl, caller
 from tests.search.test_search import job_of
 
-PLAIN = LayoutSettings(4, 1, 8, 2, 4, "1f1b", "even", 1, "none", True, 1, "tp-cp-dp-pp")
+PLAIN = LayoutSettings(tp=4, dp=8, pp=2, vpp=4, sequence_parallel=True, zero=1)
 
 
 @pytest.fixture

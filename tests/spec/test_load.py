@@ -34,7 +34,7 @@ def test_unknown_key_names_the_nearest(setting: str, nearest: str) -> None:
 
 def test_unknown_key_without_a_near_one_lists_the_table() -> None:
     issue = issues_of(parallel__zzzzzz=1)["parallel.zzzzzz"]
-    assert "keys here: tp, pp" in issue.hint
+    assert "keys here: tp, cp" in issue.hint
 
 
 @pytest.mark.parametrize(

@@ -229,5 +229,5 @@ def test_what_a_value_means_is_legal(setting: str) -> None:
 
 
 def test_a_name_like_no_other_lists_the_table() -> None:
-    assert nearest(["parallel", "zzzzzz"]).startswith("keys here: tp, pp")
+    assert nearest(["parallel", "zzzzzz"]).startswith("keys here: tp, cp")
     assert all(keys_at([table]) for table in TABLES)

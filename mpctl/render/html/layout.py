@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from mpctl.axes import AXES, GRID_AXES
+from mpctl.axes import AXES, AXIS_NAMES, GRID_AXES
 from mpctl.layout.link_levels import LinkLevel
 from mpctl.planning.plan import Plan
 from mpctl.planning.summary import links_text
@@ -20,6 +20,7 @@ from mpctl.render.cells import (
     boxes,
     cell_label,
     cell_title,
+    coordinate_axes,
     coordinates_text,
     group_number,
     letters,
@@ -99,7 +100,7 @@ def _blocks_table(plan: Plan, topology: Topology) -> list[Raw]:
 
 
 LISTED, MEMBERS = 8, 16
-CHOICES = ("tp", "cp", "dp", "pp", "mp")
+CHOICES = (*AXIS_NAMES, "mp")
 
 
 def layout_section(plan: Plan, topology: Topology) -> Raw:
@@ -128,7 +129,7 @@ def _key(topology: Topology, drawn: list[Box], kind: str) -> Raw:
     what = "A tile is a node" if is_tiled else "A cell is a GPU with its rank"
     if is_tiled and len(drawn[0].cells) < topology.nodes:
         what = f"A tile is {len(drawn[0].cells[0]) // topology.gpus_per_node} nodes"
-    axes = ("dp", "pp", "cp") if topology.sizes["cp"] > 1 else ("dp", "pp")
+    axes = coordinate_axes(topology)
     coordinates = ", ".join(f"{axis} ({axis[0]})" for axis in axes)
     of = f" group of {'its first rank' if is_tiled else 'the rank'}"
     below = f"below it the place along {coordinates}"

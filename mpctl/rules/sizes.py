@@ -1,0 +1,73 @@
+"""Which sizes a layout may have: the laws that rules state in words, as plain questions.
+
+A search asks them of every combination of sizes before it estimates one; the rules of layout, model
+and tensor mode, which check the layouts that it keeps, decide by the same functions. An axis that
+has no row in LEGAL_SIZES may have any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mpctl.sharding import splits_kv_heads
+from mpctl.spec.job import JobSpec
+from mpctl.spec.model import ModelSpec
+from mpctl.spec.schedules import SCHEDULES
+
+
+def head_columns(model: ModelSpec) -> int | None:
+    """Columns of one head; None where neither model.head_dim nor hidden / heads says how many."""
+    is_sized = model.head_dim is not None or model.hidden % model.heads == 0
+    return model.head_size if is_sized else None
+
+
+def splits_heads(model: ModelSpec, tp: int) -> bool:
+    """Whether tp ranks in a row (1d) have equal parts of attention heads, kv heads and MLP."""
+    kv_split = splits_kv_heads(model.kv_heads, head_columns(model) or tp, parts=tp)
+    return model.heads % tp == 0 and model.ffn % tp == 0 and kv_split
+
+
+def context_parts(cp: int) -> int:
+    """Into how many blocks cp ranks cut a sequence: each has one of its first and one of its second
+    half, so that all compute as much of a causal attention."""
+    return 2 * cp if cp > 1 else 1
+
+
+def sequence_parts(tp: int, cp: int) -> int:
+    """Into how many parts sequence parallelism cuts a sequence that cp ranks share."""
+    return tp * cp
+
+
+def splits_sequences(model: ModelSpec, parts: int) -> bool:
+    """Whether the sequences of encoder and decoder are cut into so many equal parts."""
+    lengths = (model.seq_length, model.decoder_seq_length)
+    return all(length % parts == 0 for length in lengths if length)
+
+
+def stays_in_domain(tp: int, ranks: int) -> bool:
+    """Whether groups of tp neighbours stay in NVLink domains of so many ranks."""
+    return ranks % tp == 0
+
+
+def settings_of_1d(*, sequence_parallel: bool, cp: int, schedule: str) -> list[str]:
+    """Which of these settings no other tensor mode than 1d runs: a grid cuts samples between layers
+    and not the sequence, and computes gradients of inputs and weights together."""
+    is_set = {
+        "sequence_parallel": sequence_parallel,
+        "cp": cp > 1,
+        "schedule": SCHEDULES[schedule].splits_backward,
+    }
+    return [name for name, is_on in is_set.items() if is_on]
+
+
+LEGAL_SIZES: dict[str, Callable[[ModelSpec, int], bool]] = {
+    "cp": lambda model, cp: splits_sequences(model, context_parts(cp)),
+    "pp": lambda model, pp: pp <= model.all_layers,
+}
+
+
+def is_legal_size(job: JobSpec, axis: str, size: int) -> bool:
+    """Whether the job's model can be cut into so many parts along an axis; of tp its grid decides
+    (`splits_heads`, or the rules of tensor modes)."""
+    legal = LEGAL_SIZES.get(axis)
+    return legal is None or job.model is None or legal(job.model, size)
