@@ -61,8 +61,10 @@ AXIS_NAMES = tuple(axis.name for axis in AXES)
 CHOSEN_AXES = tuple(name for name in AXIS_NAMES if name != FILLING)
 DEFAULT_ORDER = "-".join(AXIS_NAMES)
 
-# mp is what one replica of the model spans. The two embedding kinds are subsets of a pp group.
+# dp_cp: the ranks that hold the same parameters and reduce their gradients together. mp: what one
+# replica of the model spans. The two embedding kinds are subsets of a pp group.
 UNIONS: dict[str, tuple[str, ...]] = {
+    "dp_cp": ("dp", "cp"),
     "mp": ("tp", "pp"),
     "embedding": ("pp",),
     "position_embedding": ("pp",),

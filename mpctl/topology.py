@@ -33,6 +33,7 @@ from mpctl.errors import InputError, Issue
 from mpctl.units import plural
 
 Group = Sequence[int]
+WORLD = "world"  # the group of all ranks, which is no kind: there is one of it
 
 
 @dataclass(frozen=True)
@@ -312,6 +313,8 @@ class Topology:
                 break
         else:
             return axes
+        if axes == (WORLD,):
+            return self.order
         if unknown := [axis for axis in axes if axis not in self.kinds]:
             raise InputError(_unknown("group", name, self.kinds) for name in unknown)
         members = (self.unions.get(axis, (axis,)) for axis in axes)

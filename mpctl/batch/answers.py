@@ -58,7 +58,7 @@ class Figures(TypedDict):
 
     verdict: whether it fits, and by how much, in words.
     stage_memory_bytes: allocated by tensors, of one rank of each stage. breakdown: seconds of the
-    step by part; time to gather keys and values over cp is in `other`.
+    step by part; `dp` is that of the group dp_cp, and keys and values over cp are in `other`.
     """
 
     fits: bool | None
@@ -240,8 +240,9 @@ def _time_figures(estimate: Estimate) -> Figures:
     time = estimate.time
     if isinstance(time, str):
         return NO_FIGURES
-    breakdown = time.parts()
-    breakdown["other"] += breakdown.pop("cp")
+    parts = time.parts()
+    parts["other"] += parts.pop("cp")
+    breakdown = {"dp" if name == "dp_cp" else name: seconds for name, seconds in parts.items()}
     return {
         **NO_FIGURES,
         "step_seconds": time.total,

@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, TypeVar, get_args
 
-from mpctl.axes import AXIS_NAMES
+from mpctl.axes import AXIS_NAMES, UNIONS
 from mpctl.bench.cases import one_core_each, shared_units
 from mpctl.bench.probe import require_probes
 from mpctl.errors import InputError, Issue, attempt
-from mpctl.estimate.network import GROUP_AXES
 from mpctl.hosts.machine import Machine
 from mpctl.launch.preflight import chosen_device
 from mpctl.layout.link_levels import find_span
@@ -248,7 +247,9 @@ def collective_cases(plan: Plan, options: CollectiveOptions, machine: Machine) -
     for axes of one rank, ways to send that the device has not, and messages beyond the memory."""
     topology, device = plan.require_legal(), chosen_device(plan.job, machine)
     sizes = axis_sizes(plan, topology)
-    axes = options.axes or tuple(_parallel_axes(plan, sizes))
+    chosen = options.axes or tuple(_parallel_axes(plan, sizes))
+    is_dp = plan.job.sizes["cp"] == 1  # where dp is all of the group dp_cp
+    axes = tuple("dp_cp" if axis == "dp" and is_dp else axis for axis in chosen)
     issues = [*_axis_issues(options, axes, sizes), *_way_issues(options, device)]
     if device == "cpu" and topology.nodes == 1:
         issues += _memory_issues(options, topology.world_size, machine)
@@ -263,9 +264,10 @@ def collective_cases(plan: Plan, options: CollectiveOptions, machine: Machine) -
 
 
 def axis_sizes(plan: Plan, topology: Topology) -> dict[str, int]:
-    """Ranks of a group over each axis, by the names in plans; dp is all replicas, dp x cp."""
-    names = dict.fromkeys((*AXIS_NAMES, *job_grid(plan.job).groups, "world"))
-    return {name: topology.group_size(*GROUP_AXES.get(name, (name,))) for name in names}
+    """Ranks of a group over each axis, by the names in plans."""
+    axes = ("dp_cp" if axis == "dp" else axis for axis in AXIS_NAMES)
+    names = dict.fromkeys((*axes, *job_grid(plan.job).groups, "world"))
+    return {name: topology.group_size(name) for name in names}
 
 
 def sent_over(cases: CollectiveCases, kind: str, axis: str) -> Transport:
@@ -278,14 +280,14 @@ def sent_over(cases: CollectiveCases, kind: str, axis: str) -> Transport:
 
 def _shares(plan: Plan, topology: Topology, axis: str) -> bool:
     """Whether CPU ranks of the groups of an axis share memory: all are on one node."""
-    span = find_span(topology, GROUP_AXES.get(axis, (axis,)), topology.gpus_per_node)
+    span = find_span(topology, UNIONS.get(axis, (axis,)), topology.gpus_per_node)
     return plan.job.launch.shared_memory and span.networks == 1
 
 
 def _parallel_axes(plan: Plan, sizes: Mapping[str, int]) -> Iterator[str]:
-    """Every axis of several ranks; dp only where it is more than cp, whose ranks it has else."""
+    """Every group of several ranks; dp_cp only where it has other ranks than cp."""
     for axis, ranks in sizes.items():
-        is_own = axis != "dp" or plan.job.sizes["dp"] > 1
+        is_own = axis != "dp_cp" or plan.job.sizes["dp"] > 1
         if ranks > 1 and is_own and axis != "world":
             yield axis
 

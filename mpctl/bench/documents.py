@@ -1,6 +1,6 @@
 """Reports of benches, read back: files that others may have written, so that nothing is trusted.
 
-The envelope is strict: schema `mpctl.bench/1`, all keys of the environment, rows with names that
+The envelope is strict: schema `mpctl.bench/2`, all keys of the environment, rows with names that
 differ and with seconds in order (shortest <= median <= longest). Keys that a bench adds to its rows
 and findings are kept as they are; who reads one takes it by `number_of` or `text_of`.
 
@@ -19,8 +19,17 @@ from typing import Annotated, Any, NoReturn, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from mpctl.bench.report import FAMILY, REPORT, SCHEMA, BenchEnvironment, BenchName, BenchReport
+from mpctl.bench.report import (
+    FAMILY,
+    READ_SCHEMAS,
+    REPORT,
+    SCHEMA,
+    BenchEnvironment,
+    BenchName,
+    BenchReport,
+)
 from mpctl.errors import InputError, Issue, attempt
+from mpctl.rundir.group_names import group_name
 
 MOST_BYTES = 64 * 2**20
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]  # thirty years
@@ -83,7 +92,7 @@ def read_report(path: Path, where: str) -> BenchReport:
     file = report_path(path)
     document = _document(file, where)
     schema = document.get("schema")
-    if schema != SCHEMA:
+    if schema not in READ_SCHEMAS:
         told = (
             "that of an older version" if str(schema).startswith(f"{FAMILY}.") else f"not {SCHEMA}"
         )
@@ -96,6 +105,9 @@ def read_report(path: Path, where: str) -> BenchReport:
         key = ".".join(map(str, first["loc"])) or "the report"
         message = f"{file}: {key}: {first['msg']}, not {_short(first['input'])}"
         raise InputError.of("bench-report", where, message, MEASURE_AGAIN) from None
+    if schema != SCHEMA:
+        document |= {"schema": SCHEMA, "findings": _renamed(document["findings"]),
+                     "results": _renamed(document["results"])}  # fmt: skip
     return cast(BenchReport, document)  # checked above; the bench's own keys stay
 
 
@@ -133,6 +145,21 @@ def text_of(table: object, *keys: str) -> str:
     """The text under a key, or under a key of an inner table; empty for anything else."""
     value = _at(table, keys)
     return value if isinstance(value, str) else ""
+
+
+def _renamed(value: Any) -> Any:
+    """Rows and findings of mpctl.bench/1 with the groups' names of today: a collective's axis is
+    a part of its row's name, `all_reduce dp2 float32 1024 gloo`."""
+    if isinstance(value, list):
+        return [_renamed(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    renamed = {key: _renamed(item) for key, item in value.items()}
+    if value.get("axis") == "dp":
+        renamed["axis"] = group_name("dp")
+        if isinstance(name := value.get("name"), str):
+            renamed["name"] = name.replace(" dp", " " + group_name("dp"), 1)
+    return renamed
 
 
 def _at(table: object, keys: tuple[str, ...]) -> object:

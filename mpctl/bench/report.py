@@ -1,4 +1,4 @@
-"""The report of a bench, schema mpctl.bench/1, and the folder that it is written to.
+"""The report of a bench, schema mpctl.bench/2, and the folder that it is written to.
 
 Every bench writes the same envelope around rows of its own. A row has a name that no other row of
 the report has, and the seconds by which `mpctl bench compare` tells two reports apart: the median
@@ -6,7 +6,7 @@ of its rounds, the shortest and the longest. All other keys are the bench's; a v
 text, a truth value, None, or a table of those.
 
 OUT/ .mpctl-bench    marks the folder as a bench's
-     report.json     schema mpctl.bench/1, replaced as a whole after every round
+     report.json     schema mpctl.bench/2, replaced as a whole after every round
      report.csv      its rows
      report.html, *.png, *.svg    page and pictures of the report
      data/N/         prepared data that runs of the bench share
@@ -41,7 +41,7 @@ from mpctl.rundir.directory import RunDir
 from mpctl.rundir.marker import is_launched
 from mpctl.units import plural
 
-SCHEMA: Literal["mpctl.bench/1"] = "mpctl.bench/1"
+SCHEMA: Literal["mpctl.bench/2"] = "mpctl.bench/2"
 BenchName = Literal[
     "scaling", "collectives", "kernels", "machine", "verify", "tensor-modes", "trace"
 ]
@@ -87,7 +87,7 @@ class BenchEnvelope(TypedDict):
     Ctrl-C, or where the budget ended before every round; command: as typed.
     """
 
-    schema: Literal["mpctl.bench/1"]
+    schema: Literal["mpctl.bench/2"]
     bench: BenchName
     job: str | None
     is_complete: bool
@@ -161,6 +161,7 @@ BENCH_MARKER, REPORT, TABLE, DATA = ".mpctl-bench", "report.json", "report.csv",
 WRITTEN = ("report.*", "*.png", "*.svg", "presets/*/*.toml")
 """What a bench writes beside run directories, as patterns."""
 FAMILY = SCHEMA.split("/")[0]  # older versions wrote mpctl.bench.scaling/1
+READ_SCHEMAS = (f"{FAMILY}/1", SCHEMA)  # 1: `bench collectives` called the group dp_cp dp
 
 
 def check_folder(out: Path, *, overwrite: bool) -> Iterator[Issue]:

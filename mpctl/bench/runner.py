@@ -200,4 +200,4 @@ def communication_share(runs: Sequence[CaseRun]) -> float | None:
 
 def planned_share(time: StepTime) -> float:
     """The share of a planned step in messages that nothing hides, and in bubbles."""
-    return (time.tp + time.cp + time.pp + time.dp + time.bubble) / time.total
+    return (time.tp + time.cp + time.pp + time.dp_cp + time.bubble) / time.total

@@ -28,6 +28,7 @@ from mpctl.errors import InputError
 from mpctl.estimate.timeline import StepLine
 from mpctl.pipeline.schedule.orders import Kind
 from mpctl.rundir.collective_log import LONGEST_RANK_LIST
+from mpctl.rundir.group_names import group_name
 from mpctl.rundir.profile_files import PROFILE, ProfiledStep, ProfileEvent
 
 Steps = Mapping[int, Mapping[int, ProfiledStep]]
@@ -63,6 +64,8 @@ class RunProfile:
                                    "ended": event["ended"] + offset}  # fmt: skip
             if "started" in event:
                 moved["started"] = event["started"] + offset
+            if "axis" in event:
+                moved["axis"] = group_name(event["axis"])
             yield moved
 
 

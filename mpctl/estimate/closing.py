@@ -23,7 +23,7 @@ class ClosingTimes(NamedTuple):
     """Seconds of a stage in messages once a step, by group, as far as nothing hides them; tp: over
     any group of its grid."""
 
-    dp: float
+    dp_cp: float
     tp: float
     pp: float
     world: float
@@ -40,7 +40,7 @@ def closing_times(
     `forward` seconds of a first forward that may hide some of them; 0 where nothing may be
     hidden."""
     covered = gradients = parameters = 0.0
-    rest = {"dp": 0.0, "tp": 0.0, "pp": 0.0, "world": 0.0}
+    rest = {"dp_cp": 0.0, "tp": 0.0, "pp": 0.0, "world": 0.0}
     for message in messages:
         seconds = network.seconds(message)
         if message.cover == "last_backward":
@@ -52,5 +52,5 @@ def closing_times(
         else:
             rest[message.axis if message.axis in rest else "tp"] += seconds
     hidden = min(gradients, backward) + min(parameters, forward)
-    rest["dp"] += covered - hidden + overlap.drag * hidden
+    rest["dp_cp"] += covered - hidden + overlap.drag * hidden
     return ClosingTimes(**rest)

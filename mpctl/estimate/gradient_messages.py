@@ -84,12 +84,12 @@ class ReplicaGroup(NamedTuple):
     def reduced(self, kind: Kind, numel: int, phase: Phase) -> Message:
         """The reduction of so many elements of gradients."""
         size = self.padded(numel) * self.gradient
-        return Message("dp", kind, "gradients", size, 1, phase, COVERS[phase])
+        return Message("dp_cp", kind, "gradients", size, 1, phase, COVERS[phase])
 
     def gathered(self, numel: int, phase: Phase) -> Message:
         """The gathering of so many elements of parameters."""
         size = self.padded(numel) * self.value
-        return Message("dp", "all_gather", "parameters", size, 1, phase, COVERS[phase])
+        return Message("dp_cp", "all_gather", "parameters", size, 1, phase, COVERS[phase])
 
 
 def sent_zero_stage(zero: int, *, pp: int, profile: RuntimeProfile) -> int:

@@ -54,7 +54,7 @@ class ChunkPass:
     compute: float
     tp: float
     cp: float
-    dp: float
+    dp_cp: float
     other: float
 
 

@@ -24,8 +24,8 @@ Cover = Literal["weight_gradient", "product", "layer", "last_backward", "stage"]
 class Message:
     """`count` equal messages that one rank takes part in.
 
-    axis: the group, by its name in plans: tp, cp, pp, dp (the replicas, dp x cp), world, or a group
-    of the grid that tp is in 2d, 2.5d and 3d (row, col, row-depth, input, ..). kind: of
+    axis: the group, by its name in plans: tp, cp, pp, dp_cp (the replicas), world, or a group of
+    the grid that tp is in 2d, 2.5d and 3d (row, col, row-depth, input, ..). kind: of
     collective (mpctl/collectives.py). what: what is sent, in words. bytes: of
     the whole message, before a collective divides it over its ranks. phase: when it is sent: in
     every micro batch's forward, backward or repeated forward (recompute), between two stages

@@ -63,7 +63,7 @@ class StepMessages:
     @cached_property
     def closing(self) -> list[Message]:
         """What every stage sends at the end of a step, in groups of more than one rank."""
-        axes = ("dp", "tp", "pp") if self.gradients.group.zero else ("tp", "pp")
+        axes = ("dp_cp", "tp", "pp") if self.gradients.group.zero else ("tp", "pp")
         norms = (Message(axis, "all_reduce", "gradient norm", STATUS_BYTES) for axis in axes)
         once = (*fp8_message(self.layout), status_message(self.layout.job))
         return list(self.sent(chain(norms, once)))

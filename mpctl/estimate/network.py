@@ -37,15 +37,12 @@ from functools import cached_property
 from math import log2
 from typing import NamedTuple
 
-from mpctl.axes import AXIS_NAMES
+from mpctl.axes import UNIONS
 from mpctl.collectives import bus_factor, get_collective
 from mpctl.estimate.message import Message
 from mpctl.layout.link_levels import LinkLevel, Span, find_span, topology_levels
 from mpctl.spec.cluster import ClusterSpec, InnerLinkSpec, LinkSpec
 from mpctl.topology import Group, Topology
-
-# The axes of a group whose name in plans is not an axis: `dp` is over the replicas, dp x cp.
-GROUP_AXES: dict[str, tuple[str, ...]] = {"dp": ("dp", "cp"), "world": AXIS_NAMES}
 
 
 class MissingLink(LookupError):
@@ -134,8 +131,8 @@ class Network:
         return self.route(message.axis).collective(message.kind, message.bytes)
 
     def route(self, axis: str) -> Route:
-        """The route of a group, by its name in plans: an axis or a union of several, dp for the
-        replicas, world. Raises MissingLink where a link that it crosses has no bandwidth."""
+        """The route of a group, by its name in plans: an axis, a union of several (dp_cp), world.
+        Raises MissingLink where a link that it crosses has no bandwidth."""
         routes = self._routes
         if axis not in routes:
             routes[axis] = self._find(axis)
@@ -155,7 +152,7 @@ class Network:
         return topology_levels(self.cluster, self.topology)
 
     def _find(self, axis: str) -> Route:
-        axes = GROUP_AXES.get(axis, (axis,))
+        axes = UNIONS.get(axis, (axis,))
         ranks = self.topology.group_size(*axes)
         if ranks == 1:
             return Route(1, 1, 0.0, 0.0, 0.0, 0.0)

@@ -54,9 +54,9 @@ PARTS = (
         "parameters, gradient norm)",
     ),
     StepPart(
-        "dp",
+        "dp_cp",
         "gradients over the replicas that no computation hides",
-        "gradients (with ZeRO also parameters and the gradient norm) sent over dp that no "
+        "gradients (with ZeRO also parameters and the gradient norm) sent over dp_cp that no "
         "computation hides",
     ),
     StepPart(
@@ -96,7 +96,7 @@ class StepTime:
     tp: float
     cp: float
     pp: float
-    dp: float
+    dp_cp: float
     bubble: float
     optimizer: float
     other: float
@@ -113,7 +113,7 @@ class StepTime:
     @property
     def total(self) -> float:
         """Seconds of the whole step."""
-        return (self.compute + self.tp + self.cp + self.pp + self.dp + self.bubble
+        return (self.compute + self.tp + self.cp + self.pp + self.dp_cp + self.bubble
                 + self.optimizer + self.other + self.contention)  # fmt: skip
 
     @property

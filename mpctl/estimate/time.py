@@ -5,11 +5,11 @@ A stage's chunk takes its layers and ends (work.py) forward and backward, messag
 included; the host that launches kernels may be slower than they, and then sets the pace. ZeRO-3
 gathers parameters beside each pass. Those seconds, and those of a message between stages, go
 through the schedule (makespan.py). When its own last action has ended, a stage starts its sums of
-once a step: gradients over dp, as far as they were not hidden behind its last backward, and the
+once a step: gradients over dp_cp, as far as they were not hidden behind its last backward, and the
 parameters that it shares; then the optimizer moves its bytes. The step is over when the last stage
 is, and the cores have done the work of all ranks that share them (contention.py). Of that the
-busiest stage's own work is compute, tp, cp, dp, optimizer and other (host, once a step); bubble is
-what it waits where messages between stages take no time, pp what those add.
+busiest stage's own work is compute, tp, cp, dp_cp, optimizer and other (host, once a step); bubble
+is what it waits where messages between stages take no time, pp what those add.
 
 By hand, 1F1B on 2 stages that take F = 1, B = 2 and F = 2, B = 4, m = 3, no messages: stage 1 waits
 1 and works 18, then stage 0 does its last backward: 1 + 18 + 2 = 21, compute 18 and bubble 3.
@@ -92,7 +92,7 @@ class StepTimeModel:
     @cached_property
     def _after(self) -> list[float]:
         """Seconds of each stage after its last action, sums over pp aside."""
-        return [c.dp + c.tp + c.world + o
+        return [c.dp_cp + c.tp + c.world + o
                 for c, o in zip(self._closing, self._optimizer, strict=True)]  # fmt: skip
 
     @cached_property
@@ -122,9 +122,9 @@ class StepTimeModel:
         closing, optimizer, after = self._closing, self._optimizer, self._after
         busiest = max(range(len(own)), key=lambda s: works[s] + after[s])
         row, once = own[busiest], closing[busiest]
-        compute, tp, cp, dp, other = (
+        compute, tp, cp, dp_cp, other = (
             m * sum(getattr(p, name) for p in row)
-            for name in ("compute", "tp", "cp", "dp", "other")
+            for name in ("compute", "tp", "cp", "dp_cp", "other")
         )
         waits = late - works[busiest] - after[busiest]
         bubble = min(waits, self._bubble(busiest, works, after)) if len(own) > 1 else 0.0
@@ -135,7 +135,7 @@ class StepTimeModel:
             tp=tp + once.tp,
             cp=cp,
             pp=waits - bubble if len(own) > 1 else 0.0,
-            dp=dp + once.dp,
+            dp_cp=dp_cp + once.dp_cp,
             bubble=bubble,
             optimizer=optimizer[busiest],
             other=other + once.world + self._host_step,

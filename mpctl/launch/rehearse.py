@@ -94,7 +94,7 @@ class RehearsalDocument(TypedDict):
     its device's memory, None when no device is known; kind: cpu or cuda; dtype: that of the job;
     law: how a step's messages follow from those of the micro batches that were run."""
 
-    schema: Literal["mpctl.rehearsal/1"]
+    schema: Literal["mpctl.rehearsal/2"]
     agrees: bool
     fits: bool | None
     world_size: int
@@ -156,7 +156,7 @@ def rehearse(
     device = job.cluster.device
     excesses = [row["over_bytes"] for row in rows if row["over_bytes"] is not None]
     return {
-        "schema": "mpctl.rehearsal/1",
+        "schema": "mpctl.rehearsal/2",
         "agrees": all(row["agrees"] for row in rows),
         "fits": not any(excesses) if excesses else None,
         "world_size": job.world_size,

@@ -10,13 +10,14 @@ The rank at fault is found by a graph of waits. A rank that waits for collective
 for the members that have not started n; where all have started it, for those that have not finished
 it and do not wait in it themselves. Whoever is at the end of these edges, waited for and waiting
 for nobody, holds up the rest: one stopped rank of a tp group makes its peers wait in tp, the next
-stages wait for their messages and the replicas wait in dp. A graph without an end is a circle of
+stages wait for their messages and the replicas wait in dp_cp. A graph without an end is a circle of
 ranks that wait for each other. On a GPU a collective is only put into a queue, and the host does
 not wait in it: there a rank counts as waiting in the groups whose last collective other members
 have not started.
 
-Example: tp (0, 1) and (2, 3), dp (0, 2) and (1, 3), and rank 3 is stopped. Rank 2 waits for 3 in
-tp, rank 1 for 3 in dp, rank 0 for 1 in tp. The end is 3, waited for in tp by 2 and in dp by 1.
+Example: tp (0, 1) and (2, 3), dp_cp (0, 2) and (1, 3), and rank 3 is stopped. Rank 2 waits for 3
+in tp, rank 1 for 3 in dp_cp, rank 0 for 1 in tp. The end is 3, waited for in tp by 2 and in dp_cp
+by 1.
 
 Where a collective timed out on NCCL, torch's watchdog writes to the log of a rank which collective
 of which process group did not end and how far the rank was, and aborts the process, so that no

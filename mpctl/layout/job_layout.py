@@ -146,11 +146,10 @@ class JobLayout:
 
     @cached_property
     def group_sizes(self) -> Mapping[str, int]:
-        """Ranks of each group that messages go over, by the names that plans print: `dp` is the
-        group over which gradients are reduced, dp x cp; those of tp's grid are `TensorGrid.groups`.
-        """
+        """Ranks of each group that messages go over, by the names that plans print: the axes,
+        `dp_cp` and `world`; those of tp's grid are `TensorGrid.groups`."""
         grid = {name: self.grid.parts(axes) for name, axes in self.grid.groups.items()}
-        return {**self.job.sizes, **grid, "dp": self.replicas, "world": self.job.world_size}
+        return {**self.job.sizes, **grid, "dp_cp": self.replicas, "world": self.job.world_size}
 
     def chunk_slices(self, stage: int, chunk: int) -> list[StageSlice]:
         """What one chunk of a stage holds of each layer stack."""

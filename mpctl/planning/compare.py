@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 # Warnings of what a job's runtime does not run: the estimate is as if it did.
 class CompareDocument(TypedDict):
-    """Schema mpctl.compare/1: several jobs, each list with an entry a job.
+    """Schema mpctl.compare/2: several jobs, each list with an entry a job.
 
     runs: whether the job's runtime runs all of its settings; the estimate is as if it did.
     warnings: those of `mpctl plan`. settings: those that differ, by full name; figures: by name:
-    `seconds.tp`; `bytes.dp`: of messages; `sent_bytes.dp`: what a rank sends in a step.
+    `seconds.tp`; `bytes.dp_cp`: of messages; `sent_bytes.dp_cp`: what a rank sends in a step.
     """
 
-    schema: Literal["mpctl.compare/1"]
+    schema: Literal["mpctl.compare/2"]
     jobs: list[str]
     training: list[TrainingEntry]
     fits: list[bool | None]
@@ -82,7 +82,7 @@ def compare_document(variants: Sequence[tuple[str, Plan]]) -> CompareDocument:
     names = dict.fromkeys(name for values in settings for name in values)
     differ = [n for n in names if len({repr(values.get(n)) for values in settings}) > 1]
     return {
-        "schema": "mpctl.compare/1",
+        "schema": "mpctl.compare/2",
         "jobs": [name for name, _ in variants],
         "training": [training_settings(plan.job) for _, plan in variants],
         "fits": [plan.fits for _, plan in variants],

@@ -1,4 +1,4 @@
-"""The plan as data: the JSON of `mpctl plan`, schemas mpctl.plan/1 and mpctl.rank/1.
+"""The plan as data: the JSON of `mpctl plan`, schemas mpctl.plan/2 and mpctl.rank/1.
 
 Sizes are in bytes, times in seconds, layers in half-open spans [first, last + 1]. Group lists are
 in Megatron's order. Up to 4,096 ranks everything is listed unless asked otherwise; beyond, groups
@@ -233,10 +233,10 @@ class EstimatePart(TypedDict, total=False):
 class PlanDocument(
     TensorGridPart, RanksPart, StagesPart, NearestPart, RuntimesPart, EstimatePart
 ):  # fmt: skip
-    """Schema mpctl.plan/1: what `mpctl plan --json` prints. within: of each kind of groups, the
+    """Schema mpctl.plan/2: what `mpctl plan --json` prints. within: of each kind of groups, the
     name of the innermost level of links that holds all of them; None where none does."""
 
-    schema: Literal["mpctl.plan/1"]
+    schema: Literal["mpctl.plan/2"]
     fits: bool | None
     verdict: str
     training: TrainingEntry
@@ -287,7 +287,7 @@ def plan_document(
     is_small = topology.world_size <= LISTED_RANKS
     lists_groups = is_small or kinds is not None
     return {
-        "schema": "mpctl.plan/1",
+        "schema": "mpctl.plan/2",
         "fits": plan.fits,
         "verdict": verdict(plan),
         "training": training_settings(plan.job),

@@ -31,9 +31,9 @@ FigureEntry = dict[str, str | float]  # the fields of estimate.figure.Figure
 
 
 class ExplainDocument(TypedDict):
-    """Schema mpctl.explain/1: figures with the formulas that gave them."""
+    """Schema mpctl.explain/2: figures with the formulas that gave them."""
 
-    schema: Literal["mpctl.explain/1"]
+    schema: Literal["mpctl.explain/2"]
     training: TrainingEntry
     figures: list[FigureEntry]
 
@@ -65,7 +65,7 @@ def explain(plan: Plan, wanted: Sequence[str]) -> list[Figure]:
 def explain_document(figures: Sequence[Figure], training: TrainingEntry) -> ExplainDocument:
     """The figures of a job as JSON; training: how it is trained."""
     entries = [asdict(figure) for figure in figures]
-    return {"schema": "mpctl.explain/1", "training": training, "figures": entries}
+    return {"schema": "mpctl.explain/2", "training": training, "figures": entries}
 
 
 def all_figures(estimate: Estimate) -> Iterator[Figure]:

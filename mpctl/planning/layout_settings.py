@@ -129,7 +129,7 @@ class NearbyLayout(NamedTuple):
         return f"{settings} ({seconds_text(self.seconds)} a step, {bytes_text(self.bytes)})"
 
     def as_dict(self) -> NearbyEntry:
-        """The entry of `nearest_that_fit` in mpctl.plan/1 and in a batch's answers."""
+        """The entry of `nearest_that_fit` in mpctl.plan/2 and in a batch's answers."""
         return {"changes": self.changes, "step_seconds": self.seconds, "peak_bytes": self.bytes}
 
 

@@ -67,7 +67,7 @@ class UnderRuntime:
         return f"{self.runtime} {seconds_text(self.seconds)}{lacking}"
 
     def as_dict(self) -> RuntimeEntry:
-        """The entry of `runtimes` in mpctl.plan/1."""
+        """The entry of `runtimes` in mpctl.plan/2."""
         summary = plan_summary(self.plan) if self.plan else None
         return {
             "runtime": self.runtime,

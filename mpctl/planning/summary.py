@@ -122,7 +122,7 @@ class PlanSummary:
     hfu: float | None = None
 
     def as_dict(self) -> SummaryEntry:
-        """The summary as an entry of mpctl.plan/1."""
+        """The summary as an entry of mpctl.plan/2."""
         return asdict(self)
 
 

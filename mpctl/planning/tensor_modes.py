@@ -397,7 +397,7 @@ def blocks_entry(plan: Plan, topology: Topology, rank: int) -> TensorBlocksPart:
 
 
 def grid_entry(job: JobSpec) -> TensorGridPart:
-    """The mode of tensor parallelism and its grid as a part of mpctl.plan/1."""
+    """The mode of tensor parallelism and its grid as a part of mpctl.plan/2."""
     depth = layout_of(job).tensor_depth
     axes = dict(job_grid(job).axes)
     return {"tensor_mode": job.parallel.tensor_mode, "tensor_depth": depth, "tensor_grid": axes}

@@ -23,7 +23,7 @@ from mpctl.estimate.job import Estimate
 from mpctl.estimate.kernels import MissingFigure
 from mpctl.estimate.layer_messages import LayerMessages
 from mpctl.estimate.message import Message, MessageCount
-from mpctl.estimate.network import GROUP_AXES, MissingLink
+from mpctl.estimate.network import MissingLink
 from mpctl.estimate.saved_activations import layer_activations
 from mpctl.estimate.time import get_clock
 from mpctl.estimate.timeline import handed_over
@@ -102,7 +102,7 @@ def _tensor_seconds(layout: JobLayout) -> float | None:
     return work.tp_forward + work.tp_backward
 
 
-AXES = (*AXIS_NAMES, "world")  # messages over a group of tp's grid count as tp's
+AXES = ("tp", "cp", "dp_cp", "pp", "world")  # messages over a group of tp's grid count as tp's
 RankTraffic = dict[tuple[int, int], dict[str, float]]  # (sender, receiver) -> bytes by axis
 
 
@@ -139,7 +139,7 @@ def _group(
     estimate: Estimate, topology: Topology, rank: int, message: MessageCount
 ) -> Sequence[int]:  # fmt: skip
     """The ranks that the message is sent between."""
-    group = topology.group(rank, *GROUP_AXES.get(message.axis, (message.axis,)))
+    group = topology.group(rank, message.axis)
     if message.what == "shared parameters":
         holders = [s for s, messages in enumerate(estimate.messages) if message in messages]
         return [group[stage] for stage in holders]

@@ -137,7 +137,7 @@ class MicroBatchTraffic(TrafficCounter):
         """Count one collective, and the micro batch under way with it."""
         super().record(collective)
         current = self.trainer.pipeline.current if self.trainer else None
-        if self.trainer and collective.axis == "dp" and zero_stage(self.trainer.job) < 2:
+        if self.trainer and collective.axis == "dp_cp" and zero_stage(self.trainer.job) < 2:
             current = None
         microbatch = current.action.microbatch if current else None
         counts = self.by_microbatch.setdefault(microbatch, Counter())

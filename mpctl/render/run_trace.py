@@ -32,7 +32,7 @@ from mpctl.units import bytes_text
 
 ROWS = ("work", "in collectives", "messages")
 MESSAGE_KEYS = ("axis", "bytes", "dtype", "of", "microbatch", "chunk", "peer")
-SCHEMA = "mpctl.run-trace/1"
+SCHEMA = "mpctl.run-trace/2"
 Started = tuple[str, str, float]
 
 

@@ -44,7 +44,7 @@ def trace_document(
         "traceEvents": list(events),
         "displayTimeUnit": "ms",
         "otherData": {
-            "schema": "mpctl.trace/1",
+            "schema": "mpctl.trace/2",
             "mpctl": __version__,
             "is_estimate": True,
             "microbatches": step.microbatches,

@@ -4,7 +4,7 @@
 |---|---|---|
 | .mpctl-run | launcher, first of all | marker.py: the directory was written by a launch |
 | job.json | launcher | the job with all defaults filled in (spec/job.py) |
-| plan.json | launcher | the plan, schema mpctl.plan/1 |
+| plan.json | launcher | the plan, schema mpctl.plan/2 |
 | data/ | launcher | the tokenized corpus, when the job names text files (data/manifest.py) |
 | launcher.json | launcher, before it starts ranks | launcher.py: schema mpctl.launcher/1 |
 | slurm.sh | launcher, launch.slurm | clusters/slurm/script.py: the batch script as submitted |
@@ -30,7 +30,7 @@
 | profile/rank-N.jsonl | rank N, launch.profile | profile_files.py: what it did when |
 | ranks/rank-N.json | rank N, at its end | rank_files.py: RankReport |
 | failures/rank-N.json | rank N, when it fails | rank_files.py: FailureRecord |
-| summary.json | launcher, at the end | summary.py: schema mpctl.run/1 |
+| summary.json | launcher, at the end | summary.py: schema mpctl.run/2 |
 
 directory.py has the paths, directory.py the lock and the life cycle of the whole directory.
 requests.py and rank_files.py also define what other short-lived workers (`mpctl eval`, `mpctl

@@ -14,8 +14,8 @@ Layout, in 64-bit little-endian integers: what the rank waits for (0: it does no
 SHIFT * number + group + 1), then for each of MAX_GROUPS groups four integers (started, finished,
 kind and bytes of the last one started) and GROUP_TEXT bytes of text, `tp 2-3`: name and ranks.
 
-By hand: a rank of the groups tp (ranks 2-3) and dp (ranks 0, 2) that waits in the 7th collective
-of tp, its group 0, and has finished 5 of dp holds 64 * 7 + 1 = 449; tp 7, 6; dp 5, 5.
+By hand: a rank of the groups tp (ranks 2-3) and dp_cp (ranks 0, 2) that waits in the 7th collective
+of tp, its group 0, and has finished 5 of dp_cp holds 64 * 7 + 1 = 449; tp 7, 6; dp_cp 5, 5.
 """
 
 from __future__ import annotations

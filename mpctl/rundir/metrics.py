@@ -33,6 +33,7 @@ from typing import Any, NamedTuple, TypeGuard, cast
 
 from mpctl.durable import temporary_beside
 from mpctl.errors import Issue
+from mpctl.rundir.group_names import with_group_names
 from mpctl.rundir.rank_files import RequiredStepFields, StepRecord
 
 REQUIRED = tuple(RequiredStepFields.__annotations__)
@@ -67,7 +68,10 @@ def parse_record(line: bytes) -> StepRecord | None:
         return None
     if not isinstance(record["step"], int) or record["step"] < 1:
         return None
-    return cast(StepRecord, {key: value for key, value in record.items() if _is_valid(key, value)})
+    valid = {key: value for key, value in record.items() if _is_valid(key, value)}
+    if "communication_seconds" in valid:
+        valid["communication_seconds"] = with_group_names(valid["communication_seconds"])
+    return cast(StepRecord, valid)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, StepRecord | None]]:

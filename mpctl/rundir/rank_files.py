@@ -41,7 +41,7 @@ class StepRecord(RequiredStepFields, total=False):
     name; initial_*: before the first step, in the record of step 1. save_stall_seconds: how long
     training waited for saving since the record before; save_seconds: duration of the save that was
     published meanwhile. communication_seconds: by axis, how long rank 0 was in collectives during
-    the step and computed nothing (transport/timing.py), {"dp": 0.003, "tp": 0.02}; empty of one
+    the step and computed nothing (transport/timing.py), {"dp_cp": 0.003, "tp": 0.02}; empty of one
     rank, absent in records of older versions. reserved_memory_bytes: the most that torch's
     allocator on rank 0 has taken from its GPU; mfu, hfu: model and hardware FLOP of a rank in the
     step over what its device's data sheet promises for that time (estimate/utilization.py); these

@@ -1,4 +1,4 @@
-"""RUN/summary.json, schema mpctl.run/1: how a run ended, what it reached, plan and run compared.
+"""RUN/summary.json, schema mpctl.run/2: how a run ended, what it reached, plan and run compared.
 
 The launcher writes it when the last rank has ended, and `mpctl launch --json` prints it. It is read
 back by runs/saved.py, which requires little of it, since older versions wrote less.
@@ -18,7 +18,7 @@ from mpctl.durable import write_whole
 from mpctl.rundir.metrics import is_number
 from mpctl.rundir.rank_files import SaveTimes, StepRecord, Traffic
 
-SCHEMA: Literal["mpctl.run/1"] = "mpctl.run/1"
+SCHEMA: Literal["mpctl.run/2"] = "mpctl.run/2"
 RunStatus = Literal["finished", "stopped", "failed"]
 WARM_UP_STEPS = 2
 STATES = {
@@ -142,7 +142,7 @@ class RunSummary(PlanAndRun):
     the number of the signal that stopped the run; command: the command line, as a shell takes it.
     """
 
-    schema: Literal["mpctl.run/1"]
+    schema: Literal["mpctl.run/2"]
     status: RunStatus
     world_size: int
     sizes: dict[str, int]
@@ -157,7 +157,7 @@ class RunSummary(PlanAndRun):
 class FinishedSummary(TypedDict):
     """What is known of a run that has nothing left to train and no summary of its own."""
 
-    schema: Literal["mpctl.run/1"]
+    schema: Literal["mpctl.run/2"]
     status: RunStatus
     steps: int
     checkpoint: int

@@ -30,6 +30,7 @@ from mpctl.checkpoint.manifest import read_manifest
 from mpctl.errors import InputError, Issue
 from mpctl.planning.summary import sizes_text
 from mpctl.rundir.directory import RunDir
+from mpctl.rundir.group_names import with_group_names
 from mpctl.rundir.launcher import is_same_process
 from mpctl.rundir.marker import require_own
 from mpctl.rundir.metrics import KeyRecords, is_number, read_key_records
@@ -61,6 +62,12 @@ class SavedRankComparison(BaseModel):
     reserved_memory_bytes: int | None = None
     device: str | None = None
 
+    @field_validator("step_traffic")
+    @classmethod
+    def _named(cls, traffic: TrafficComparison) -> TrafficComparison:
+        planned, measured = with_group_names(traffic["planned"]), traffic["measured"]
+        return {"planned": planned, "measured": with_group_names(measured)}
+
     @field_validator("memory")
     @classmethod
     def _complete(cls, memory: dict[str, PlannedMeasured]) -> dict[str, PlannedMeasured]:
@@ -84,7 +91,7 @@ class SavedFailure(BaseModel):
 
 
 class SavedSummary(BaseModel):
-    """What is read of a RunSummary (schema mpctl.run/1)."""
+    """What is read of a RunSummary (schemas mpctl.run/1 and /2)."""
 
     status: RunStatus
     attempts: int = 1

@@ -150,8 +150,8 @@ def probe_collectives(
 
 
 def axis_groups(mesh: Mesh) -> Mapping[str, Group]:
-    """The groups that a rank sends over, by their names in plans: dp is all replicas."""
-    groups = {"tp": mesh.tp, "cp": mesh.cp, "dp": mesh.dp_cp, "pp": mesh.pp}
+    """The groups that a rank sends over, by their names in plans."""
+    groups = {"tp": mesh.tp, "cp": mesh.cp, "dp_cp": mesh.dp_cp, "pp": mesh.pp}
     return {**groups, **mesh.tensor, "world": mesh.world}
 
 

@@ -116,7 +116,7 @@ def build_mesh(
         grid=grid,
         tensor={"tp": tp, **several},
         cp=factory.make_axes_group(("cp",), "cp", is_urgent=True),
-        dp_cp=factory.make_axes_group(("dp", "cp"), "dp", is_separate=is_separate),
+        dp_cp=factory.make_axes_group(("dp_cp",), "dp_cp", is_separate=is_separate),
         dp=AxisPosition(topology.coords(rank)["dp"], topology.sizes["dp"]),
         pp=factory.make_axes_group(("pp",), "pp"),
         world=world,

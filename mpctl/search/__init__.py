@@ -7,5 +7,5 @@ find.py        branch and bound: the fastest ideas, and the fastest under each m
 nearest.py     layouts that fit, near one that does not; why nothing was found
 request.py     what was typed as a request: the job, what is fixed, numbers of GPUs
 result.py      a whole search, on one number of GPUs or several, in one call
-document.py    the result as JSON (schema mpctl.search/1) and as rows of a table
+document.py    the result as JSON (schema mpctl.search/2) and as rows of a table
 """

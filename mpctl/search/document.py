@@ -1,4 +1,4 @@
-"""What a search answers, as data: schema mpctl.search/1, and the same as rows of a table.
+"""What a search answers, as data: schema mpctl.search/2, and the same as rows of a table.
 
 Seconds and bytes are those of `mpctl plan` for the same layout.
 """
@@ -87,7 +87,7 @@ class NoLayoutEntry(TypedDict):
 
 
 class SearchDocument(TypedDict):
-    """Schema mpctl.search/1: what `mpctl search --json` prints.
+    """Schema mpctl.search/2: what `mpctl search --json` prints.
 
     training: what all layouts have in common. fixed: settings of a layout that were given.
     searched: those that varied. estimated: number of layouts whose step was estimated. too_large:
@@ -99,7 +99,7 @@ class SearchDocument(TypedDict):
     by_gpus: with `--gpus`, the best layout of each number of GPUs.
     """
 
-    schema: Literal["mpctl.search/1"]
+    schema: Literal["mpctl.search/2"]
     training: TrainingEntry
     job: str | None
     model: str | None
@@ -135,7 +135,7 @@ def search_document(result: SearchResult, command: CommandLine) -> SearchDocumen
     job, best, given = result.request.job, result.best, result.given
     device = job.cluster.device
     return {
-        "schema": "mpctl.search/1",
+        "schema": "mpctl.search/2",
         "training": training_settings(best[0].job if best else job, result.searched),
         "job": job.name,
         "model": job.model.name if job.model else None,

@@ -9,8 +9,8 @@ between an event recorded before the start or the wait and one recorded after it
 the stream has passed are read, so that the host waits for none: a step's seconds are read when its
 figures have been, and what has not passed by then counts to the step after.
 
-By hand: a rank starts an all-reduce over dp within 1 ms, computes for 5 ms and waits 2 ms for the
-result: 3 ms of dp.
+By hand: a rank starts an all-reduce over dp_cp within 1 ms, computes for 5 ms and waits 2 ms for
+the result: 3 ms of dp_cp.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class SecondsByAxis:
         self.seconds.clear()
 
     def snapshot(self) -> dict[str, float]:
-        """Seconds by axis since the last `clear`, {"dp": 0.003, "tp": 0.02}; without the axes
+        """Seconds by axis since the last `clear`, {"dp_cp": 0.003, "tp": 0.02}; without the axes
         along which nothing was sent."""
         return dict(sorted(self.seconds.items()))
 

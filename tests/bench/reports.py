@@ -20,7 +20,7 @@ def row(name: str, seconds: float, *, spread: float = 0.05, **more: Any) -> dict
 
 def made_report(bench: str, rows: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     """A whole report of these rows; more: other keys of the envelope."""
-    return {"schema": "mpctl.bench/1", "bench": bench, "job": None, "is_complete": True,
+    return {"schema": "mpctl.bench/2", "bench": bench, "job": None, "is_complete": True,
             "environment": dict(ENVIRONMENT), "command": f"mpctl bench {bench}", "results": rows,
             "findings": {}, **more}  # fmt: skip
 

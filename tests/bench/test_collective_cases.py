@@ -48,11 +48,11 @@ def test_all_kinds_and_ways_along_every_axis_of_several_ranks() -> None:
 def test_ranks_of_several_nodes_share_no_memory() -> None:
     made = cases(parallel__tp=2, parallel__dp=2, cluster__nodes=2, cluster__gpus_per_node=2)
     ways = {
-        axis: {c["transport"] for c in made.cases if c["axis"] == axis} for axis in ("tp", "dp")
+        axis: {c["transport"] for c in made.cases if c["axis"] == axis} for axis in ("tp", "dp_cp")
     }
-    assert ways == {"tp": {"gloo", "shared"}, "dp": {"gloo"}}
+    assert ways == {"tp": {"gloo", "shared"}, "dp_cp": {"gloo"}}
     assert sent_over(made, "all_reduce", "tp") == "shared"
-    assert sent_over(made, "all_reduce", "dp") == sent_over(made, "sendrecv", "tp") == "gloo"
+    assert sent_over(made, "all_reduce", "dp_cp") == sent_over(made, "sendrecv", "tp") == "gloo"
     alone = cases(parallel__tp=2, launch__shared_memory=False)
     assert {c["transport"] for c in alone.cases} == {"gloo"}
 
@@ -71,9 +71,13 @@ def test_sizes_below_an_element_a_rank_are_rounded_up_and_timed_once() -> None:
     assert [(c["bytes"], c["count"]) for c in cases(options, parallel__tp=2).cases] == [(8, 1)]
 
 
-def test_dp_is_all_replicas_and_a_grid_has_its_axes() -> None:
+def test_dp_cp_is_all_replicas_and_a_grid_has_its_axes() -> None:
     made = cases(parallel__cp=2, parallel__dp=2)
-    assert (made.sizes["cp"], made.sizes["dp"]) == (2, 4)
+    assert (made.sizes["cp"], made.sizes["dp_cp"]) == (2, 4)
+    assert refused(replace(SMALL, axes=("dp",)), parallel__cp=2, parallel__dp=2) == {"unknown-axis"}
+    assert {c["axis"] for c in cases(replace(SMALL, axes=("dp",)), parallel__dp=2).cases} == {
+        "dp_cp"
+    }
     assert {c["axis"] for c in cases(parallel__cp=2).cases} == {"cp"}
     grid = cases(parallel__tp=4, parallel__tensor_mode="2d", training__micro_batch_size=2)
     assert {axis for axis, ranks in grid.sizes.items() if ranks == 2} == {"row", "col"}

@@ -126,7 +126,7 @@ def test_fits_by_hand() -> None:
     assert flat["bandwidth"] is None and flat["efficiency"] == [] and flat["error"] < 0.1
     three = [row(8 * n, 1.0 * n) for n in (1, 2, 3)]
     others = [row(8 * n, 1.0 * n, transport="shared") for n in (1, 2, 3, 4)]
-    several = fit_collectives([*three, *others, row(8, 1.0, axis="dp")])
+    several = fit_collectives([*three, *others, row(8, 1.0, axis="dp_cp")])
     assert [(f["axis"], f["transport"], len(f["efficiency"])) for f in several] == [
         ("tp", "gloo", 3), ("tp", "shared", 4),
     ]  # fmt: skip

@@ -105,7 +105,7 @@ def test_a_real_bench_of_four_ranks(tmp_path: Path, capfd: pytest.CaptureFixture
     assert report == read_report(out, "OUT") and report["is_complete"]
     rows = report["results"]
     assert len(rows) == 2 * (6 * 2 + 1) * 3
-    assert {row["axis"] for row in rows} == {"tp", "dp"}
+    assert {row["axis"] for row in rows} == {"tp", "dp_cp"}
     assert all(row["wrong"] == 0 and row["rounds"] == 2 for row in rows)
     assert len(report["findings"]["fits"]) == len(rows) / 3
     assert (out / "report.csv").exists() and (out / "ranks-r1" / "answers.jsonl").exists()
@@ -113,7 +113,7 @@ def test_a_real_bench_of_four_ranks(tmp_path: Path, capfd: pytest.CaptureFixture
     capfd.readouterr()
     assert run(bench(*layout, "--overwrite", "--kinds", "broadcast", "-c", "0")) == 0
     words = capfd.readouterr().out
-    assert "busbw" in words and "N/A" in words and "broadcast over dp, 2 ranks" in words
+    assert "busbw" in words and "N/A" in words and "broadcast over dp_cp, 2 ranks" in words
 
 
 def test_a_dry_run_says_what_would_be_timed(capfd: pytest.CaptureFixture[str]) -> None:

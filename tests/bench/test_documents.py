@@ -19,6 +19,16 @@ def test_a_folder_and_its_file_are_the_same_report(tmp_path):
     assert report_path(tmp_path) == file
 
 
+def test_the_group_of_all_replicas_was_called_dp(tmp_path):
+    old, new = (
+        made_report("collectives", [row(f"all_reduce {axis}2 float32 8 gloo", 1.0, axis=axis)])
+        | {"findings": {"fits": [{"axis": axis, "ranks": 2}]}}
+        for axis in ("dp", "dp_cp")
+    )
+    write_report(tmp_path, old | {"schema": "mpctl.bench/1"})
+    assert read_report(tmp_path, "A") == new
+
+
 def without(table, key):
     return {name: value for name, value in table.items() if name != key}
 
@@ -28,7 +38,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "not JSON": ("{", "bench-report", "is not valid JSON"),
     "a list": ([], "bench-report", "JSON object"),
     "deep": ("[" * 100_000, "bench-report", "is not valid JSON"),
-    "another schema": (WHOLE | {"schema": "mpctl.plan/1"}, "bench-schema", "mpctl.plan/1"),
+    "another schema": (WHOLE | {"schema": "mpctl.plan/2"}, "bench-schema", "mpctl.plan/2"),
     "an older schema": (WHOLE | {"schema": "mpctl.bench.scaling/1"}, "bench-schema", "older"),
     "no schema": (without(WHOLE, "schema"), "bench-schema", "None"),
     "no bench": (without(WHOLE, "bench"), "bench-report", "bench"),
@@ -95,4 +105,4 @@ def test_any_value_is_read_or_refused(key, value, tmp_path_factory):
     except InputError as error:
         assert error.issues[0].hint
     else:
-        assert report["schema"] == "mpctl.bench/1"
+        assert report["schema"] == "mpctl.bench/2"

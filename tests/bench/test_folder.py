@@ -3,7 +3,7 @@
 from mpctl.bench.report import check_folder, save_report, take_folder
 from mpctl.rundir.marker import write_marker
 
-REPORT = {"schema": "mpctl.bench/1", "results": []}
+REPORT = {"schema": "mpctl.bench/2", "results": []}
 
 
 def made(out):

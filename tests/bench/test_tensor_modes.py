@@ -97,7 +97,7 @@ def test_a_real_bench_finds_what_is_planned(
     report = json.loads(capfd.readouterr().out)
     assert json.loads((tmp_path / "out" / "report.json").read_text()) == report
     assert RunDir(tmp_path / "out" / "ranks-r1").answers.exists()
-    assert report["schema"] == "mpctl.bench/1" and report["is_complete"]
+    assert report["schema"] == "mpctl.bench/2" and report["is_complete"]
     assert [row["mode"] for row in report["results"]] == ["1d", "2d"]
     for row in report["results"]:
         assert row["rounds"] == 2 and row["seconds"] > 0 and row["cpu_seconds"] > 0

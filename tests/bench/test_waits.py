@@ -27,7 +27,7 @@ def test_ranks_are_averaged_and_runs_give_their_median() -> None:
 
 
 def test_planned_messages_and_bubbles_are_waited_for() -> None:
-    parts = {"compute": 4.0, "tp": 1.0, "cp": 0.5, "pp": 0.25, "dp": 0.25, "bubble": 1.0}
+    parts = {"compute": 4.0, "tp": 1.0, "cp": 0.5, "pp": 0.25, "dp_cp": 0.25, "bubble": 1.0}
     time = StepTime(**parts, contention=1.0, optimizer=1.0, other=1.0, model_flops=1.0,
                     hardware_flops=1.0, peak=1.0, band=Band(1.1, ()))  # fmt: skip
     assert planned_share(time) == pytest.approx(3 / 10)

@@ -52,7 +52,7 @@ def test_what_cannot_be_compared_is_exit_2(
     mpctl: Mpctl, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     a, other = write(tmp_path / "a", 1.0), write(tmp_path / "other", 1.0, "scaling")
-    (tmp_path / "schema.json").write_text('{"schema": "mpctl.run/1"}')
+    (tmp_path / "schema.json").write_text('{"schema": "mpctl.run/2"}')
     for b in (tmp_path / "none", tmp_path / "schema.json", tmp_path, other):
         assert_refused(mpctl("bench", "compare", a, b, *flags), wants_json=bool(flags))
     for threshold in ("-1", "nan", "inf", "ten"):
@@ -81,7 +81,7 @@ def test_a_report_is_drawn_again(mpctl: Mpctl, tmp_path: Path) -> None:
 
 
 def test_what_is_no_report_is_not_drawn(mpctl: Mpctl, tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text('{"schema": "mpctl.plan/1"}')
+    (tmp_path / "plan.json").write_text('{"schema": "mpctl.plan/2"}')
     file = write_report(tmp_path / "old", verify_report())
     for arguments in ((tmp_path / "plan.json",), (tmp_path,), (tmp_path / "none",),
                       (file, "--out", tmp_path / "plan.json"),

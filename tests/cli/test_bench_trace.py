@@ -35,7 +35,7 @@ def test_the_trace_lies_in_the_run_and_the_table_says_where_time_goes(
     trace = json.loads((run / "profile" / "trace.json").read_text())
     assert trace["otherData"]["steps"] == [3, 4]
     document = mpctl("bench", "trace", run, "--json", "--out", tmp_path / "t.json").document
-    assert (document["schema"], document["bench"]) == ("mpctl.bench/1", "trace")
+    assert (document["schema"], document["bench"]) == ("mpctl.bench/2", "trace")
     assert document["is_complete"] and document["findings"]["file"] == str(tmp_path / "t.json")
     (step,) = [row for row in document["results"] if row["name"] == "stage 1 step"]
     assert (step["seconds"], step["rounds"]) == (8, 2)

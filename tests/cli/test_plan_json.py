@@ -20,7 +20,7 @@ MIB = 2**20
 def test_the_document_of_the_golden_case(mpctl: Mpctl) -> None:
     """Every key of contracts.md, for the job whose groups every text prints."""
     plan = document(mpctl("plan", "two-nodes-16-gpus", "--json"))
-    assert plan["schema"] == "mpctl.plan/1"
+    assert plan["schema"] == "mpctl.plan/2"
     assert plan["world_size"] == 16
     assert plan["sizes"] == {"tp": 2, "cp": 1, "dp": 2, "pp": 4}
     assert plan["order"] == "tp-cp-dp-pp"
@@ -128,6 +128,7 @@ def test_one_rank_with_every_group_it_is_in(mpctl: Mpctl) -> None:
             "cp": [5],
             "dp": [5, 7],
             "pp": [1, 5, 9, 13],
+            "dp_cp": [5, 7],
             "mp": [0, 1, 4, 5, 8, 9, 12, 13],
         },
     }

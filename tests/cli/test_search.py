@@ -36,7 +36,7 @@ def test_a_search_as_json(mpctl: Mpctl) -> None:
     said = mpctl("search", *SMALL, "--top", 3, "--json")
     assert said.code == 0 and said.err == ""
     found = said.document
-    assert found["schema"] == "mpctl.search/1" and found["is_complete"]
+    assert found["schema"] == "mpctl.search/2" and found["is_complete"]
     seconds = [entry["step_seconds"] for entry in found["best"]]
     assert len(seconds) == 3 and seconds == sorted(seconds)
     assert len(found["reasons"]) == 2 and found["front"]

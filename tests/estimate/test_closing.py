@@ -29,8 +29,8 @@ def test_parameters_may_be_hidden_by_another_share_than_gradients() -> None:
     parameters go beside the backward too, else beside the next forward."""
     size = 64 * 10**11 // 63
     messages = [
-        Message("dp", "reduce_scatter", "gradients", size, 3, cover="last_backward"),
-        Message("dp", "all_gather", "parameters", size, cover="last_backward"),
+        Message("dp_cp", "reduce_scatter", "gradients", size, 3, cover="last_backward"),
+        Message("dp_cp", "all_gather", "parameters", size, cover="last_backward"),
     ]
     for gather, backward, forward, left in (
         (None, 5.0, 0.0, 0.8), (None, 2.0, 5.0, 2.0), (0.0, 5.0, 5.0, 1.6), (0.0, 2.0, 5.0, 2.0),
@@ -38,7 +38,7 @@ def test_parameters_may_be_hidden_by_another_share_than_gradients() -> None:
     ):  # fmt: skip
         shares = OverlapShares(tp=0, pp=0, dp=0.8, gather=gather)
         found = closing_times(messages, network(), shares, backward, forward)
-        assert found.dp == pytest.approx(left, rel=1e-6), (gather, backward, forward)
+        assert found.dp_cp == pytest.approx(left, rel=1e-6), (gather, backward, forward)
 
 
 def test_large_groups_reach_less_and_switches_add_up() -> None:
@@ -51,7 +51,7 @@ def test_large_groups_reach_less_and_switches_add_up() -> None:
         )
         before, after = (r.collective("all_gather", 1e9) for r in (plain, falls))
         assert after == pytest.approx(times * before), cp
-    fast = network(**{"cluster.inter_node.all_reduce": 2.0}).route("dp")
+    fast = network(**{"cluster.inter_node.all_reduce": 2.0}).route("dp_cp")
     assert fast.collective("all_reduce", 1e9) == pytest.approx(fast.collective("all_gather", 1e9))
 
 

@@ -116,15 +116,15 @@ def test_messages_of_each_stage_of_the_golden_case(golden: Plan) -> None:
     for stage in range(4):
         sends = ("pp", "stages", 8 * MIB, 8 if stage in ends else 16)
         found = [(m.axis, m.what, m.bytes, m.count) for m in messages(golden, stage)]
-        inside = [m for m in found if m[0] not in ("pp", "dp")]
+        inside = [m for m in found if m[0] not in ("pp", "dp_cp")]
         assert sorted(inside) == sorted([blocks, norm, status, *ends.get(stage, [])])
         between = [m for m in found if m[0] == "pp"]
         assert between == [sends, *([words] if stage in ends else []), *across]
-        gradients = [(what, size) for axis, what, size, _ in found if axis == "dp"]
+        gradients = [(what, size) for axis, what, size, _ in found if axis == "dp_cp"]
         own = 4 * golden.estimate.memory[stage].parameters
         words_alone = 1 if stage in ends else 0
         assert {what for what, _ in gradients} == {"gradients"}
-        assert sum(size * count for axis, _, size, count in found if axis == "dp") == own
+        assert sum(size * count for axis, _, size, count in found if axis == "dp_cp") == own
         assert sum(size > 25 * MIB for _, size in gradients) == words_alone
 
 
@@ -133,10 +133,10 @@ def test_gradients_are_reduced_in_the_reduction_dtype(golden: Plan) -> None:
     h = 1024
     split = 12 * h * h + (3 + 4) * h  # four matrices; biases of qkv and of the MLP's first
     whole = (4 + 2) * h  # two norms; biases of both outputs
-    gradients = [m for m in messages(golden, 1) if m.axis == "dp"]
+    gradients = [m for m in messages(golden, 1) if m.axis == "dp_cp"]
     assert sum(m.bytes * m.count for m in gradients) == 6 * (split // 2 + whole) * 4
     halved = load_plan("two-nodes-16-gpus", {"training.gradient_dtype": "bf16"})
-    half = [m for m in messages(halved, 1) if m.axis == "dp"]
+    half = [m for m in messages(halved, 1) if m.axis == "dp_cp"]
     assert 2 * sum(m.bytes * m.count for m in half) == sum(m.bytes * m.count for m in gradients)
     assert len(half) < sum(m.count for m in gradients)  # buckets are of equal bytes
 

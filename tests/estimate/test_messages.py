@@ -163,7 +163,7 @@ def test_without_latency_seconds_are_bytes_over_bandwidth(
         made = layout_of(FAMILIES[family], own, TRAINING[training], settings)
         time = find_step_time(made, profile)
         assert isinstance(time, StepTime), time
-        for axis in ("tp", "cp", "dp"):
+        for axis in ("tp", "cp", "dp_cp"):
             expected = listed_seconds(made, profile, 0, axis)
             assert getattr(time, axis) == pytest.approx(expected, rel=1e-9, abs=1e-12), axis
 

@@ -49,8 +49,8 @@ def test_ranks_of_a_domain_share_the_cards_of_its_nodes() -> None:
     nodes have 160 GB/s, so 40 GB/s for each of its four groups: 8 MB x 7/8 / 40 GB/s = 175 us,
     6 steps of 1 us and 2 of 5 us. One rank of a group on each node has the same 10 GB/s."""
     dp = {"parallel.tp": 4, "cluster.nvlink_domain": 16}
-    assert seconds(dp, "dp") == pytest.approx((175 + 6 + 10) * 1e-6)
-    assert seconds({"parallel.tp": 4}, "dp") == pytest.approx((700 + 8 * 5) * 1e-6)
+    assert seconds(dp, "dp_cp") == pytest.approx((175 + 6 + 10) * 1e-6)
+    assert seconds({"parallel.tp": 4}, "dp_cp") == pytest.approx((700 + 8 * 5) * 1e-6)
 
 
 @pytest.mark.parametrize(("oversubscription", "gigabytes"), [(1, 10), (4, 10), (8, 5), (16, 2.5)])
@@ -61,15 +61,15 @@ def test_a_leaf_slows_a_ring_where_less_leaves_it_than_its_groups_send(
     the ring leaves a leaf once."""
     settings = {"parallel.tp": 4, "cluster.fabric": leaf(16, oversubscription)}
     sent = 7 * MB / (gigabytes * 1e9)
-    assert seconds(settings, "dp") == pytest.approx(sent + 8 * 5e-6)
+    assert seconds(settings, "dp_cp") == pytest.approx(sent + 8 * 5e-6)
 
 
 def test_leaving_a_leaf_adds_its_latency() -> None:
     """dp 8 spans 2 leaves: 2 x 3 us on a ring; a tree pays log2(2) of them, up and down."""
     settings = {"parallel.tp": 4, "cluster.fabric": leaf(16, 1.0, 3e-6)}
-    assert seconds(settings, "dp") == pytest.approx((700 + 8 * 5 + 2 * 3) * 1e-6)
+    assert seconds(settings, "dp_cp") == pytest.approx((700 + 8 * 5 + 2 * 3) * 1e-6)
     tree = 2 * (3 * 5 + 3)
-    assert seconds(settings, "dp", "all_reduce") == pytest.approx((1400 + tree) * 1e-6)
+    assert seconds(settings, "dp_cp", "all_reduce") == pytest.approx((1400 + tree) * 1e-6)
 
 
 def test_stages_under_different_leaves_share_what_leaves_one() -> None:
@@ -111,10 +111,10 @@ def test_an_all_to_all_out_of_a_leaf_shares_what_leaves_it() -> None:
     sends of 5 us, four of which leave the leaf."""
     settings = {"parallel.tp": 4, "cluster.fabric": leaf(16, 8.0, 3e-6)}
     expected = (3200 + 7 * 5 + 4 * 3) * 1e-6
-    assert seconds(settings, "dp", "all_to_all") == pytest.approx(expected)
+    assert seconds(settings, "dp_cp", "all_to_all") == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("axis", ["tp", "cp", "dp"])
+@pytest.mark.parametrize("axis", ["tp", "cp", "dp_cp"])
 @pytest.mark.parametrize("order", ["tp-cp-dp-pp", "cp-dp-tp-pp", "dp-pp-tp-cp"])
 def test_an_all_to_all_is_as_long_as_the_fullest_link(axis: str, order: str) -> None:
     """Every part of every group's message is put on the links that it crosses, rank by rank."""
@@ -126,7 +126,7 @@ def test_an_all_to_all_is_as_long_as_the_fullest_link(axis: str, order: str) -> 
     }  # fmt: skip
     found = network(settings)
     topology, links = found.topology, Counter[tuple[str, int]]()
-    axes = ("dp", "cp") if axis == "dp" else (axis,)
+    axes = ("dp", "cp") if axis == "dp_cp" else (axis,)
     for group in topology.groups(*axes):
         for source, target in permutations(group, 2):
             part = 8 * MB / len(group)

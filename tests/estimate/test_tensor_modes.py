@@ -182,7 +182,7 @@ def test_seconds_of_a_grid_are_its_messages_over_the_links(mode: str) -> None:
     for m in StepMessages.of(layout).counted()[0]:
         ranks = layout.group_sizes[m.axis]
         share = {"all_reduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0, "reduce": 1.0}
-        if m.axis not in ("world", "dp"):
+        if m.axis not in ("world", "dp_cp"):
             expected += m.count * m.bytes * share.get(m.kind, (ranks - 1) / ranks) / 1e9
     assert time.tp == pytest.approx(expected, rel=1e-9)
 

@@ -130,7 +130,7 @@ def test_one_rank_computes_and_nothing_else() -> None:
     blocks, logits = 2 * 12 * (6 * 64 * 64 + 16 * 64), 6 * 64 * 256
     assert time.hardware_flops == time.model_flops == 4 * 16 * (blocks + logits)
     assert time.compute == pytest.approx(time.model_flops / 1e12)
-    assert (time.bubble, time.tp, time.dp, time.optimizer, time.other) == (0, 0, 0, 0, 0)
+    assert (time.bubble, time.tp, time.dp_cp, time.optimizer, time.other) == (0, 0, 0, 0, 0)
     assert time.total == time.compute
     assert time.mfu == time.hfu == pytest.approx(1)
 
@@ -177,7 +177,7 @@ def test_tp_seconds_by_hand() -> None:
     states = m * (2 * 4 + 1 + 1)  # blocks, word table, head
     seconds = states * (phi / 1e9 + 2e-6) + 3 * m * (16 * 4 / 1e9 + 2e-6)
     assert time.tp == pytest.approx(seconds + NORM, rel=1e-12)
-    assert (time.dp, time.other) == (0, pytest.approx(STATUS))
+    assert (time.dp_cp, time.other) == (0, pytest.approx(STATUS))
 
 
 def test_sequence_parallelism_sends_ten_phases_a_block() -> None:
@@ -204,11 +204,11 @@ def test_dp_seconds_by_hand_within_and_between_nodes() -> None:
     inside and one between, each way."""
     parameters = 2 * (12 * 64 * 64 + 13 * 64) + (256 + 16) * 64 + 2 * 64
     inside = timed({"parallel.dp": 4})
-    assert inside.dp == pytest.approx(1.5 * 4 * parameters / 1e9 + 6e-6, rel=1e-12)
+    assert inside.dp_cp == pytest.approx(1.5 * 4 * parameters / 1e9 + 6e-6, rel=1e-12)
     apart = {"cluster.nodes": 2, "cluster.gpus_per_node": 2}
     network = {"cluster.inter_node.bandwidth": 5e8, "cluster.inter_node.latency": 1e-5}
     between = timed({"parallel.dp": 4, **apart, **network})
-    assert between.dp == pytest.approx(1.5 * 4 * parameters / 5e8 + 2.2e-5, rel=1e-12)
+    assert between.dp_cp == pytest.approx(1.5 * 4 * parameters / 5e8 + 2.2e-5, rel=1e-12)
 
 
 def test_groups_that_share_a_node_share_its_link() -> None:
@@ -218,13 +218,13 @@ def test_groups_that_share_a_node_share_its_link() -> None:
                   "cluster.gpus_per_node": 2, **network})  # fmt: skip
     split = 2 * (6 * 64 * 64 + 3.5 * 64) + 256 / 2 * 64
     whole = 2 * 6 * 64 + 16 * 64 + 2 * 64
-    assert time.dp == pytest.approx(2 * 4 * (split + whole) / 5e8 + 2e-5)
+    assert time.dp_cp == pytest.approx(2 * 4 * (split + whole) / 5e8 + 2e-5)
 
 
 def test_zero_1_scatters_gradients_and_gathers_parameters() -> None:
-    """Half an all-reduce each; as long, but for bf16 parameters and the norm over dp."""
+    """Half an all-reduce each; as long, but for bf16 parameters and the norm over dp_cp."""
     plain, zero = timed({"parallel.dp": 4}), timed({"parallel.dp": 4, "parallel.zero": 1})
-    assert zero.dp == pytest.approx(plain.dp + 1.5 * 8 / 1e9 + 6e-6)
+    assert zero.dp_cp == pytest.approx(plain.dp_cp + 1.5 * 8 / 1e9 + 6e-6)
 
 
 def test_zero_3_gathers_twice_and_scatters_once_a_micro_batch() -> None:
@@ -233,11 +233,11 @@ def test_zero_3_gathers_twice_and_scatters_once_a_micro_batch() -> None:
     layer, ends = 12 * 64 * 64 + 13 * 64, (256 + 16) * 64 + 2 * 64
     phase = 0.75 * 4 * (2 * layer + ends) / 1e9 + 3 * 3e-6
     norm = 1.5 * 8 / 1e9 + 6e-6
-    assert time.dp == pytest.approx(2 * 3 * phase + norm)
+    assert time.dp_cp == pytest.approx(2 * 3 * phase + norm)
     hidden = timed({"parallel.dp": 4, "parallel.zero": 3, "training.global_batch_size": 8},
                    with_part("overlap", dp=0, zero=1.0))  # fmt: skip
-    assert hidden.total == pytest.approx(max(hidden.compute, time.dp), rel=0.35)
-    assert hidden.dp < time.dp
+    assert hidden.total == pytest.approx(max(hidden.compute, time.dp_cp), rel=0.35)
+    assert hidden.dp_cp < time.dp_cp
 
 
 def test_a_pipeline_may_keep_zero_3s_parameters() -> None:
@@ -245,8 +245,8 @@ def test_a_pipeline_may_keep_zero_3s_parameters() -> None:
     job = {"parallel.dp": 2, "parallel.pp": 2, "parallel.zero": 3}
     few, many = ({**job, "training.global_batch_size": batch} for batch in (8, 64))
     keeping = with_part("overlap", keeps=True)
-    assert timed(many, keeping).dp == pytest.approx(timed(few, keeping).dp)
-    assert timed(many).dp - NORM == pytest.approx(8 * (timed(few).dp - NORM))
+    assert timed(many, keeping).dp_cp == pytest.approx(timed(few, keeping).dp_cp)
+    assert timed(many).dp_cp - NORM == pytest.approx(8 * (timed(few).dp_cp - NORM))
 
 
 def test_a_slower_cluster_slows_kernels_and_nothing_else() -> None:
@@ -260,10 +260,10 @@ def test_gradients_hide_behind_the_last_backward_alone() -> None:
     job = {"parallel.dp": 4, "training.global_batch_size": 32}
     apart, beside = timed(job), timed(job, with_part("overlap", dp=1.0))
     backward = 16 * (2 * 8 * (6 * 64 * 64 + 16 * 64) + 4 * 64 * 256) / 1e12
-    assert apart.total - beside.total == pytest.approx(min(backward, apart.dp))
+    assert apart.total - beside.total == pytest.approx(min(backward, apart.dp_cp))
     told = timed({**job, "parallel.overlap_gradients": False}, with_part("overlap", dp=1.0))
     cpu = {"cluster.device": {**TINY["cluster.device"], "kind": "cpu"}}
-    assert told.dp == timed({**job, **cpu}, with_part("overlap", dp=1.0)).dp == apart.dp
+    assert told.dp_cp == timed({**job, **cpu}, with_part("overlap", dp=1.0)).dp_cp == apart.dp_cp
 
 
 def test_a_slow_host_sets_the_pace() -> None:
@@ -301,7 +301,7 @@ def test_two_unequal_stages_by_hand() -> None:
     assert time.bubble == pytest.approx(3 * LAYER)
     assert time.pp == pytest.approx(4 * HOP - 3 * HEAD + WORDS + NORM)
     assert time.total == pytest.approx(6 * LAYER + 9 * slow + 4 * HOP + WORDS + NORM + STATUS)
-    assert (time.tp, time.cp, time.dp) == (0, 0, 0)
+    assert (time.tp, time.cp, time.dp_cp) == (0, 0, 0)
 
 
 def test_gpipe_by_hand() -> None:
@@ -386,10 +386,10 @@ def test_a_missing_figure_is_named() -> None:
     assert plan_time({**bare, "training.dtype": "bf16"}) == no_rate
     words = "cluster.{} has no bandwidth, and {} needs it"
     assert plan_time({**bare, "parallel.tp": 2}) == words.format("intra_node", "tp")
-    assert plan_time({**bare, "parallel.dp": 2}) == words.format("intra_node", "dp")
+    assert plan_time({**bare, "parallel.dp": 2}) == words.format("intra_node", "dp_cp")
     assert plan_time({**bare, "parallel.pp": 2}) == words.format("intra_node", "pp")
     apart = {**bare, "cluster.nodes": 2, "cluster.gpus_per_node": 1, "parallel.dp": 2}
-    assert plan_time(apart) == words.format("inter_node", "dp")
+    assert plan_time(apart) == words.format("inter_node", "dp_cp")
 
 
 def plan_time(settings: dict[str, Any]) -> StepTime | str:

@@ -192,7 +192,7 @@ class TestRunDir:
         """Replaced where a launch's own log is there, continued where there are checkpoints."""
         run = RunDir(tmp_path)
         (tmp_path / "job.json").write_text("{}")
-        (tmp_path / "plan.json").write_text('{"schema": "mpctl.plan/1"}')
+        (tmp_path / "plan.json").write_text('{"schema": "mpctl.plan/2"}')
         (tmp_path / "checkpoints/step-3").mkdir(parents=True)
         run.require_run()
         with pytest.raises(InputError, match="nothing was removed"):

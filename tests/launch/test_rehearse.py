@@ -56,7 +56,7 @@ def test_json_holds_plan_and_rehearsal(mpctl: Mpctl, tmp_path: Path) -> None:
     said = mpctl(*tiny(2, 2, launch__device="cuda"), "--json")
     assert said.code == 0, said.err
     document = said.document
-    assert document["schema"] == "mpctl.rehearsal/1"
+    assert document["schema"] == "mpctl.rehearsal/2"
     assert (document["agrees"], document["fits"], document["kind"]) == (True, True, "cuda")
     (rank,) = document["ranks"]
     assert rank["rank"] == 0 and rank["failure"] is None and rank["over_bytes"] == 0

@@ -40,12 +40,12 @@ def test_its_files_and_its_account(finished: Launched) -> None:
         "metrics.jsonl", "nodes", "plan.json", "ranks", "summary.json",
     ]  # fmt: skip
     summary = finished.summary
-    assert summary["schema"] == "mpctl.run/1"
+    assert summary["schema"] == "mpctl.run/2"
     assert (summary["status"], summary["steps"], summary["attempts"]) == ("finished", 20, 1)
     assert summary["final_loss"] == finished.losses[-1]
     assert summary["tokens"] == 20 * 8 * 32 and summary["checkpoint"] == 20
     assert summary["failure"] is None and summary["validation_loss"] > 0
-    assert json.loads((run / "plan.json").read_text())["schema"] == "mpctl.plan/1"
+    assert json.loads((run / "plan.json").read_text())["schema"] == "mpctl.plan/2"
     assert len(finished.records[0]["memory_bytes"]) == 2
 
 

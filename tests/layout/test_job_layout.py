@@ -23,7 +23,9 @@ def test_a_layout_by_hand() -> None:
     assert layout.stages == (((0, 2),), ((2, 4),))
     assert (layout.replicas, layout.zero_stage, layout.last_stage) == (4, 0, 1)
     assert layout.shared_parameters == {"embedding.word.weight": (0, 1)}
-    assert layout.group_sizes == {"tp": 2, "cp": 1, "dp": 4, "pp": 2, "world": 16}
+    assert layout.group_sizes == {
+        "tp": 2, "cp": 1, "dp": 4, "dp_cp": 4, "pp": 2, "world": 16,
+    }  # fmt: skip
     assert (layout.global_batch_size, layout.tokens_per_step) == (12, 48)
     (first,), (last,) = layout.stage_slices(0), layout.stage_slices(1)
     assert (first.layers, first.has_entry, first.has_exit) == (range(2), True, False)

@@ -117,9 +117,9 @@ def test_collectives_within_and_between_hosts(ssh_hosts: SshHosts, tmp_path: Pat
     assert run.code == 0, run.launched.stderr
     rows = report(out)["results"]
     ways = {
-        axis: {row["transport"] for row in rows if row["axis"] == axis} for axis in ("tp", "dp")
+        axis: {row["transport"] for row in rows if row["axis"] == axis} for axis in ("tp", "dp_cp")
     }
-    assert ways == {"tp": {"gloo", "shared"}, "dp": {"gloo"}}
+    assert ways == {"tp": {"gloo", "shared"}, "dp_cp": {"gloo"}}
     assert all(row["wrong"] == 0 for row in rows) and report(out)["is_complete"]
     assert recorded_hosts(out / "ranks-r1") == HOSTS
     run.require_nothing_left(5)
@@ -127,7 +127,7 @@ def test_collectives_within_and_between_hosts(ssh_hosts: SshHosts, tmp_path: Pat
 
 @pytest.mark.cluster("ssh")
 def test_collectives_across_hosts_are_right(ssh_hosts: SshHosts, tmp_path: Path) -> None:
-    """dp crosses the hosts, which share no memory; tp has it."""
+    """dp_cp crosses the hosts, which share no memory; tp has it."""
     out = tmp_path / "out"
     hostfile = ssh_hosts.hostfile("n1 slots=2", "n2 slots=2")
     settings = {"launch.ssh.config": str(ssh_hosts.config), "launch.device": "cpu"}
@@ -139,7 +139,7 @@ def test_collectives_across_hosts_are_right(ssh_hosts: SshHosts, tmp_path: Path)
     rows = report(out)["results"]
     assert all(row["wrong"] == 0 for row in rows)
     ways = {(row["axis"], row["transport"]) for row in rows}
-    assert ("tp", "shared") in ways and ("dp", "gloo") in ways and ("dp", "shared") not in ways
+    assert {("tp", "shared"), ("dp_cp", "gloo")} <= ways and ("dp_cp", "shared") not in ways
     assert recorded_hosts(out / "ranks-r1") == HOSTS
     run.require_nothing_left(5)
 

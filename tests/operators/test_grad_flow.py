@@ -268,7 +268,7 @@ def test_a_frozen_stage_only_passes_forward() -> None:
     pipeline = {"parallel.tp": 2, "parallel.dp": 2, "parallel.pp": 2, "cluster.gpus_per_node": 8}
     first, last = (sent(BOTTOM, pipeline, stage=stage) for stage in (0, 1))
     assert first["tp all_reduce blocks"] == 2 * 2 and last["tp all_reduce blocks"] == 2 * 4
-    assert "dp all_reduce gradients" not in first and "dp all_reduce gradients" in last
+    assert "dp_cp all_reduce gradients" not in first and "dp_cp all_reduce gradients" in last
 
 
 PIECES = [

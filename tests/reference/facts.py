@@ -78,7 +78,7 @@ SET = {
 SCHEMAS = {
     "mpctl.attempt/1": "nodes/status.json of a run: all hosts and ranks, as the "
     "launcher last knew them",
-    "mpctl.bench/1": "`mpctl bench ... --json` and OUT/report.json: rows and findings of any bench",
+    "mpctl.bench/2": "`mpctl bench ... --json` and OUT/report.json: rows and findings of any bench",
     "mpctl.bench-compare/1": "`mpctl bench compare --json`: two reports, row by row",
     "mpctl.checkpoint-inspect/1": "`mpctl checkpoint inspect --json`: shards and parameters of one",
     "mpctl.checkpoint/1": "manifest.json of a checkpoint of 0.1.0, which is read: parameters are "
@@ -86,30 +86,30 @@ SCHEMAS = {
     "mpctl.checkpoint/2": "an older one, which is read: the number of shards and tp",
     "mpctl.checkpoint/3": "manifest.json of a checkpoint: its step, and its shards by name",
     "mpctl.checkpoints/1": "`mpctl checkpoint list`, `verify` and `reshard --json`: what there is",
-    "mpctl.compare/1": "`mpctl plan --compare --json`: settings that differ, figures of each job",
+    "mpctl.compare/2": "`mpctl plan --compare --json`: settings that differ, figures of each job",
     "mpctl.data/1": "`mpctl data prepare --json` and manifest.json of prepared data",
     "mpctl.doctor/1": "`mpctl doctor --json`: a report a host, pairs, all-reduces and findings",
     "mpctl.error/1": "any command with `--json` that refuses its input: `issues`, each with "
     "`rule`, `where`, `message` and `hint`",
     "mpctl.eval/1": "`mpctl eval --json`: loss and perplexity, a row a corpus",
-    "mpctl.explain/1": "`mpctl plan --explain --json`: figures with formula and numbers",
+    "mpctl.explain/2": "`mpctl plan --explain --json`: figures with formula and numbers",
     "mpctl.emit/1": "`mpctl plan --emit LAUNCHER --json`: the text for another launcher, its notes",
     "mpctl.extension/1": "extension.json beside an extended tokenizer: its new pieces",
     "mpctl.hosts/1": "nodes/hosts.json of a run on several hosts: the ranks of each host",
     "mpctl.launcher/1": "launcher.json of a run: which process launched it, where and how",
     "mpctl.launch/1": "`mpctl launch --dry-run --json`: command, environment and job",
     "mpctl.meeting/1": "nodes/meeting.json: where processes of a joined world find the launcher",
-    "mpctl.plan/1": "`mpctl plan --json` and plan.json of a run: the whole plan",
+    "mpctl.plan/2": "`mpctl plan --json` and plan.json of a run: the whole plan",
     "mpctl.preset/1": "`mpctl presets NAME --json`: one preset",
     "mpctl.presets/1": "`mpctl presets --json`: names of presets by kind, files of your own",
     "mpctl.rank/1": "`mpctl plan --rank N --json`: one rank, its coordinates and groups",
-    "mpctl.rehearsal/1": "`mpctl launch --rehearse --json`: memory and messages of rehearsed ranks",
-    "mpctl.run-trace/1": "`mpctl bench trace RUN`: profiled steps beside the planned, for Perfetto",
-    "mpctl.run/1": "`mpctl launch --json` and summary.json of a run",
+    "mpctl.rehearsal/2": "`mpctl launch --rehearse --json`: memory and messages of rehearsed ranks",
+    "mpctl.run-trace/2": "`mpctl bench trace RUN`: profiled steps beside the planned, for Perfetto",
+    "mpctl.run/2": "`mpctl launch --json` and summary.json of a run",
     "mpctl.runs/1": "`mpctl runs --json`: a row a run",
     "mpctl.run-dir/1": ".mpctl-run of a run directory: a launch wrote what is here",
     "mpctl.sample/1": "`mpctl sample --json`: what was written for each prompt",
-    "mpctl.search/1": "`mpctl search --json`: the best layouts and what was searched",
+    "mpctl.search/2": "`mpctl search --json`: the best layouts and what was searched",
     "mpctl.series/1": "`mpctl show --plot METRIC --json`: a curve a run and metric",
     "mpctl.show/1": "`mpctl show --json`: each run's job, progress, checkpoints and failure",
     "mpctl.status/1": "`mpctl status --json`: progress, time left, launcher, newest checkpoint and "
@@ -119,7 +119,7 @@ SCHEMAS = {
     "mpctl.submission/1": "`mpctl launch --submit --json`: scheduler, job and run directory",
     "mpctl.tensor-modes/1": "`mpctl plan --compare-tensor-modes --json`: costs in symbols and this "
     "job's numbers, an entry a mode",
-    "mpctl.trace/1": "`mpctl plan --trace FILE`: the planned step for Perfetto",
+    "mpctl.trace/2": "`mpctl plan --trace FILE`: the planned step for Perfetto",
     "mpctl.weights/1": "`mpctl checkpoint import` and `export --json`: what was written",
 }
 SCHEMA = re.compile(r"mpctl(\.[a-z-]+)+/\d+")

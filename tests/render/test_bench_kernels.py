@@ -26,7 +26,7 @@ def row(kernel: str, part: str, ranks: int, seconds: float, **changes: Any) -> K
 
 def report_of(*rows: KernelRow, **changes: Any) -> KernelsReport:
     made: Any = {
-        "schema": "mpctl.bench/1", "bench": "kernels", "job": "demo-gpt", "is_complete": True,
+        "schema": "mpctl.bench/2", "bench": "kernels", "job": "demo-gpt", "is_complete": True,
         "environment": {
             "date": "2026-01-02T03:04:05+00:00", "host": "laptop", "machine": "a chip", "cores": 2,
             "gpus": 0, "load_at_start": 0.1, "python": "3.12", "torch": "2.13", "mpctl": "1",

@@ -225,7 +225,7 @@ def test_pictures_are_of_one_plan(mpctl: Mpctl, tmp_path: Path) -> None:
 
 def test_pictures_go_with_json(mpctl: Mpctl, tmp_path: Path) -> None:
     said = mpctl("plan", "two-nodes-16-gpus", "--json", "--trace", tmp_path / "t.json")
-    assert said.document["schema"] == "mpctl.plan/1"
+    assert said.document["schema"] == "mpctl.plan/2"
     assert json.loads((tmp_path / "t.json").read_text("utf-8"))["traceEvents"]
 
 

@@ -53,13 +53,13 @@ def test_the_plan_stands_beside_each_step_after_the_ranks_of_its_stage() -> None
 
 
 def test_messages_under_way_at_once_stand_in_rows_of_their_own() -> None:
-    sent = {"axis": "dp", "bytes": 4, "dtype": "float32"}
+    sent = {"axis": "dp_cp", "bytes": 4, "dtype": "float32"}
     waits = [event("all_reduce", began, ended, phase="wait", started=started, **sent)
              for started, began, ended in ((1, 4, 5), (2, 5, 6), (5, 7, 8))]  # fmt: skip
     starts = [event("all_reduce", at, at, phase="start", **sent) for at in (1, 2, 5)]
     step = line(0, 1, event("step", 0, 9), *starts, *waits)
     events = run_trace_document(profile_of(step), NO_PLAN, job="x")["traceEvents"]
-    name = "dp all_reduce 4 B"
+    name = "dp_cp all_reduce 4 B"
     assert rows(events, 0, 2) == [(name, 1, 4), (name, 5, 3)]
     assert rows(events, 0, 3) == [(name, 2, 4)]
 

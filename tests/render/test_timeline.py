@@ -168,7 +168,7 @@ def test_the_trace_says_what_the_plan_says(settings: dict[str, Any]) -> None:
     assert plan.estimate is not None
     total = plan.estimate.step_seconds
     document = json.loads(trace_text(step, total=total))
-    assert document["otherData"]["schema"] == "mpctl.trace/1"
+    assert document["otherData"]["schema"] == "mpctl.trace/2"
     rows: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     for event in document["traceEvents"]:
         assert event["ph"] in ("X", "M")

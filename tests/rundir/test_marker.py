@@ -33,7 +33,7 @@ def test_a_marked_directory_is_a_runs(tmp_path: Path) -> None:
 
 
 def test_a_plan_beside_a_job_proves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text(json.dumps({"schema": "mpctl.plan/1"}))
+    (tmp_path / "plan.json").write_text(json.dumps({"schema": "mpctl.plan/2"}))
     (tmp_path / "job.json").write_text("{}")
     assert not is_launched(tmp_path) and not is_resumable(tmp_path)
 

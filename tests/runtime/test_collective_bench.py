@@ -54,7 +54,8 @@ def all_cases() -> list[CollectiveCase]:
         case(kind, axis, transport, dtype=dtype, count=36)
         for kind in KINDS
         for transport in ("gloo", "shared")[: 1 if kind == "sendrecv" else 2]
-        for axis, dtype in (("tp", "float32"), ("dp", "bfloat16"), ("dp", "int8"), ("tp", "int64"))
+        for axis, dtypes in (("tp", ("float32", "int64")), ("dp_cp", ("bfloat16", "int8")))
+        for dtype in dtypes
     ]
 
 

@@ -137,7 +137,7 @@ def test_gradients_in_bfloat16_halve_the_message_and_stay_close(runs, tmp_path: 
     assert column(ranks) == pytest.approx(column(runs.get()), abs=0.05)
     traffic = ranks[0]["traffic"]
     assert traffic == planned_traffic(tiny_plan(job).estimate.messages[0])
-    assert traffic["dp all_reduce"] == {"count": 1, "bytes": 2 * ranks[0]["count"]}
+    assert traffic["dp_cp all_reduce"] == {"count": 1, "bytes": 2 * ranks[0]["count"]}
 
 
 def test_a_gradient_that_is_no_number_stops_before_the_update(data: Path, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_messages_by_hand() -> None:
     parameters = sum(m.bytes * m.count for m in estimate.messages[0] if m.what == "parameters") // (
         2 * job.num_microbatches
     )  # a step gathers forward and backward
-    assert traffic[0]["dp all_gather"]["bytes"] == 2 * parameters
+    assert traffic[0]["dp_cp all_gather"]["bytes"] == 2 * parameters
     assert traffic[0]["world all_reduce"] == {"count": 1, "bytes": (2 + 4) * 8}
 
 

@@ -35,14 +35,14 @@ def _meshes(rank: int, size: int, gpus_per_node: int, full: bool) -> list:
 
 
 def _who(mesh: Mesh) -> list[str]:
-    groups = {"tp": mesh.tp, "cp": mesh.cp, "replicas": mesh.dp_cp, "world": mesh.world}
-    assert all(group.shared is None or group.name in (name, "dp") for name, group in groups.items())
+    groups = {"tp": mesh.tp, "cp": mesh.cp, "dp_cp": mesh.dp_cp, "world": mesh.world}
+    assert all(group.shared is None or group.name == name for name, group in groups.items())
     return [name for name, group in groups.items() if group.shared is not None]
 
 
 @pytest.mark.parametrize(
     ("size", "gpus_per_node", "shared"),
-    [(4, 4, ["tp", "replicas", "world"]), (4, 2, ["tp"]), (4, 1, []), (2, 2, ["tp", "world"])],
+    [(4, 4, ["tp", "dp_cp", "world"]), (4, 2, ["tp"]), (4, 1, []), (2, 2, ["tp", "world"])],
 )
 def test_groups_on_one_node_share(size: int, gpus_per_node: int, shared: list[str]) -> None:
     for on, off, log in run_ranks(_meshes, size, gpus_per_node, False):

@@ -63,7 +63,8 @@ def _notes(step: StepLine, picture: Picture, total: float | None) -> list[str]:
         )
     if total is not None and total > step.seconds:
         rest = seconds_text(total - step.seconds)
-        sentences.append(f" The step ends {rest} later, with gradients over dp and the optimizer.")
+        last = "gradients over dp_cp and the optimizer"
+        sentences.append(f" The step ends {rest} later, with {last}.")
     return sentences
 
 

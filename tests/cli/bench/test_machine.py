@@ -53,7 +53,7 @@ def test_a_machine_is_measured_and_planned_on(mpctl: Mpctl, tmp_path: Path, text
     assert said.code == 0, said.err
     report = json.loads(said.out)
     assert report == json.loads((out / "report.json").read_text())
-    assert report["schema"] == "mpctl.bench/1" and report["bench"] == "machine"
+    assert report["schema"] == "mpctl.bench/2" and report["bench"] == "machine"
     assert report["is_complete"] and report["findings"]["wrong"] == []
     assert {"matmul", "triad"} <= {row.get("kernel") for row in report["results"]}
     cluster = load_plan("demo", {"cluster": str(out / "presets/clusters/mine.toml")}).job.cluster
