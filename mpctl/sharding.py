@@ -66,10 +66,10 @@ def split_parts(sizes: Sequence[int], *, parts: int, index: int) -> tuple[range,
 
 def splits_kv_heads(kv_heads: int, head_dim: int, *, parts: int) -> bool:
     """Whether `parts` ranks can share the key-value heads: each has whole heads, or an equal number
-    of the columns of one.
+    of the columns of one: 6 ranks have 2 of the 6 columns of one of 2 heads.
 
     >>> [splits_kv_heads(2, 6, parts=t) for t in (1, 2, 3, 4, 6, 8)]
-    [True, True, False, True, False, False]
+    [True, True, False, True, True, False]
     """
     in_columns = parts % kv_heads == 0 and kv_heads * head_dim % parts == 0
     return kv_heads % parts == 0 or in_columns
