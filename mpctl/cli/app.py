@@ -20,11 +20,15 @@ from mpctl import __version__
 from mpctl.cli.hints import HintingGroup, usage_issue
 from mpctl.errors import InputError, Issue, MpctlError
 
-COMMANDS = (
-    "init",
-    "plan", "search", "launch", "runs", "status", "logs", "stop", "show", "sample", "eval", "bench",
-    "calibrate", "data", "checkpoint", "doctor", "presets", "schema",
-)  # fmt: skip
+COMMANDS = {
+    "init": "init:init", "plan": "plan:plan", "search": "search:search",
+    "launch": "launch:launch", "runs": "runs:runs", "status": "runs:status", "logs": "runs:logs",
+    "stop": "runs:stop", "show": "runs:show", "sample": "trained:sample", "eval": "trained:eval_",
+    "bench": "bench:app", "calibrate": "calibrate:calibrate", "data": "data:app",
+    "checkpoint": "checkpoint:app", "doctor": "doctor:doctor", "presets": "presets:presets",
+    "schema": "presets:schema",
+}  # fmt: skip
+"""Each command's module in mpctl.cli, and its function there, or the app of a group."""
 FORMER = {"weights": "checkpoint"}
 """Commands under the name that they had once."""
 
@@ -33,7 +37,7 @@ UNUSABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EN
 
 
 class LazyGroup(HintingGroup):
-    """A group of commands; the command NAME is `app` in the module `mpctl.cli.NAME`."""
+    """The commands, each imported when it is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The commands in the order in which --help lists them."""
@@ -47,7 +51,13 @@ class LazyGroup(HintingGroup):
         """Import and return a command; None when there is no such command."""
         if cmd_name not in COMMANDS:
             return None
-        command = typer.main.get_command(import_module(f"mpctl.cli.{cmd_name}").app)
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        found = getattr(import_module(f"mpctl.cli.{module}"), name)
+        if not isinstance(found, typer.Typer):
+            alone = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+            alone.command()(found)
+            found = alone
+        command = typer.main.get_command(found)
         command.name = cmd_name
         return command
 

@@ -9,9 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-
-
 RunsOption = Annotated[
     list[Path],
     typer.Argument(
@@ -46,7 +43,6 @@ ProcessesOption = Annotated[
 ]
 
 
-@app.command()
 def calibrate(
     runs: RunsOption,
     out: OutOption,

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpctl.cli import complete, weights
+from mpctl.cli import complete
 from mpctl.cli.hints import HintingGroup
+from mpctl.cli.options import AsJsonOption, RunArgument
 
 if TYPE_CHECKING:
     from mpctl.checkpoint.listing import CheckpointPath, CheckpointsDocument
+    from mpctl.weights.writer import Written
+
 
 app = typer.Typer(
     cls=HintingGroup, pretty_exceptions_enable=False, no_args_is_help=True, add_completion=False
 )
 
-PATIENCE = 1.0  # seconds before progress is shown
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 CheckpointArgument = Annotated[
     Path,
     typer.Argument(
@@ -26,6 +27,14 @@ CheckpointArgument = Annotated[
         help="RUN/checkpoints/step-N; a run, by its directory or its name in runs/, stands for its "
         "newest checkpoint.",
         autocompletion=complete.run,
+    ),
+]
+NOTHING = "nothing was written"
+Out = Annotated[
+    Path,
+    typer.Argument(
+        metavar="OUT",
+        help="Directory to write, empty or absent; it appears when it is complete.",
     ),
 ]
 
@@ -41,15 +50,8 @@ def checkpoint() -> None:
 
 @app.command("list")
 def list_(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN",
-            help="A run's directory, or its name in runs/.",
-            autocompletion=complete.run,
-        ),
-    ],
-    as_json: AsJson = False,
+    run: RunArgument,
+    as_json: AsJsonOption = False,
 ) -> None:
     """List the checkpoints of RUN: step, size, layout, time, whether all files are there.
 
@@ -67,7 +69,7 @@ def inspect(
     parameters: Annotated[
         bool, typer.Option("--parameters", help="Also a line for each parameter.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: AsJsonOption = False,
 ) -> None:
     """Show what is in CHECKPOINT: step, layout, shards, parameters, how it can be checked."""
     from mpctl.checkpoint.listing import inspect_document, list_document
@@ -93,7 +95,7 @@ def verify(
     every: Annotated[
         bool, typer.Option("--all", help="Verify every checkpoint of the run, not the newest.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: AsJsonOption = False,
 ) -> None:
     """Compare every byte of CHECKPOINT with the hashes that were written with it.
 
@@ -101,7 +103,7 @@ def verify(
     """
     from mpctl.checkpoint.listing import verify_document
     from mpctl.cli.signals import ended_by_signals
-    from mpctl.render.progress import TaskBar
+    from mpctl.render.progress import PATIENCE, TaskBar
 
     found = _find(path)
     chosen = found if every else found.only_newest()
@@ -138,7 +140,7 @@ def reshard(
             help="Any other setting of OUT's job, such as micro_batch_size=4; repeatable.",
         ),
     ] = None,
-    as_json: AsJson = False,
+    as_json: AsJsonOption = False,
 ) -> None:
     """Rewrite CHECKPOINT for another layout: OUT/checkpoints/step-N, with OUT/job.json for it.
 
@@ -148,7 +150,7 @@ def reshard(
     from mpctl.checkpoint.listing import list_document
     from mpctl.cli.signals import ended_by_signals
     from mpctl.launch.reshard import reshard_checkpoint
-    from mpctl.render.progress import TaskBar
+    from mpctl.render.progress import PATIENCE, TaskBar
 
     found, mode = _find(path), [f"tensor_mode={tensor_mode}"] if tensor_mode else []
     settings = [*mode, *(set_ or [])]
@@ -157,10 +159,6 @@ def reshard(
             found.newest, out, tp=tp, pp=pp, settings=settings, on_progress=bar.update
         )
     _print_list(list_document(_find(out)), as_json=as_json)
-
-
-app.command("export")(weights.export)
-app.command("import")(weights.import_)
 
 
 def _find(path: Path) -> CheckpointPath:
@@ -184,3 +182,78 @@ def _print_list(document: CheckpointsDocument, *, as_json: bool) -> None:
         print_checkpoints(document)
     if any(entry["problems"] for entry in document["checkpoints"]):
         raise typer.Exit(1)
+
+
+RunOption = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="A run's directory; its newest checkpoint is exported.",
+        autocompletion=complete.run,
+    ),
+]
+ShardBytesOption = Annotated[
+    int,
+    typer.Option(min=1, help="Largest size of a weights file; larger models get several."),
+]
+
+
+@app.command()
+def export(
+    run: RunOption,
+    out: Out,
+    shard_bytes: ShardBytesOption = 5_000_000_000,
+    as_json: AsJsonOption = False,
+) -> None:
+    """Write a directory that transformers loads, from a run of any layout.
+
+    It contains config.json, the weights in safetensors, the tokenizer with its settings and, for
+    models that generate text, generation_config.json.
+    """
+    from mpctl.cli.signals import ended_by_signals
+    from mpctl.render.progress import PATIENCE, TaskBar
+    from mpctl.weights.writer import export_weights
+
+    with ended_by_signals(NOTHING), TaskBar(after=PATIENCE, lines=True) as bar:
+        written = export_weights(run, out, shard_bytes=shard_bytes, on_progress=bar.update)
+    imported = f"from transformers import {written.architecture} as M"
+    load = f"{imported}; M.from_pretrained({str(out)!r})"
+    _print(written, ["python", "-c", load], as_json=as_json)
+
+
+@app.command("import")
+def import_(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="HF_DIR",
+            help="Directory with config.json and safetensors, one file or several.",
+        ),
+    ],
+    out: Out,
+    as_json: AsJsonOption = False,
+) -> None:
+    """Write a checkpoint of mpctl, and OUT/model.toml, a job file that starts from it.
+
+    Names, shapes and types of all tensors and the sizes of all files are checked first. Values
+    that are NaN or infinite are refused, and so is a tied head that differs from the embedding.
+    """
+    from mpctl.cli.signals import ended_by_signals
+    from mpctl.render.progress import PATIENCE, TaskBar
+    from mpctl.weights.writer import import_weights
+
+    with ended_by_signals(NOTHING), TaskBar(after=PATIENCE, lines=True) as bar:
+        written = import_weights(source, out, on_progress=bar.update)
+    use = ["mpctl", "launch", str(out / "model.toml"), "--set", 'data.corpus=["TEXTS"]']
+    _print(written, use, as_json=as_json)
+
+
+def _print(written: Written, use: list[str], *, as_json: bool) -> None:
+    from mpctl.render.checkpoints import print_written
+    from mpctl.render.output import print_json, print_warnings
+
+    if as_json:
+        print_json(written.as_dict())
+    else:
+        print_warnings(list(written.notes))
+        print_written(written, use=use)

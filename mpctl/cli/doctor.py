@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,9 +16,18 @@ from mpctl.cli.launch import (
     OnOption,
     ssh_settings,
 )
-from mpctl.cli.options import JobSource, with_job
+from mpctl.cli.options import AsJsonOption, JobSource, with_job
 
-app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+if TYPE_CHECKING:
+    from mpctl.doctor.backend_hosts import ConnectedHosts
+    from mpctl.doctor.diagnosis import Diagnosis
+    from mpctl.doctor.examine import Progress
+    from mpctl.doctor.needs import Needs
+    from mpctl.errors import Issue
+    from mpctl.hosts.machine import Machine
+    from mpctl.launch.cluster import Cluster
+    from mpctl.planning.plan import Plan
+
 
 RunDirOption = Annotated[
     Path,
@@ -37,10 +48,8 @@ RedactOption = Annotated[
 MarkdownOption = Annotated[
     bool, typer.Option("--markdown", help="Print Markdown to paste into a bug report.")
 ]
-AsJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
-@app.command()
 @with_job
 def doctor(
     job: JobSource,
@@ -61,7 +70,6 @@ def doctor(
     With JOB also whether its launch would start. Exit code 1 when something would break a launch;
     every finding comes with a way out. Nothing is left behind on any host.
     """
-    from mpctl.cli.doctor_run import question_of
     from mpctl.doctor.redact import redact as redacted
 
     settings = {"launch.on": on, "launch.device": device}
@@ -81,3 +89,125 @@ def doctor(
 
         print_diagnosis(shown)
     raise typer.Exit(1 if diagnosis.has_errors else 0)
+
+
+ABOUT_HOSTS = ("launch.", "cluster.nodes", "cluster.gpus_per_node")
+ELSEWHERE = {
+    "kubernetes": "run it in the pods: kubectl exec POD -- mpctl doctor",
+    "torchrun": "run `mpctl doctor --on local` in each of its processes",
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of the hosts. plan: of the job, or of its hosts alone where no job is named;
+    name: of the job, None without one."""
+
+    plan: Plan
+    name: str | None
+    run_dir: Path
+    collectives: bool
+
+    def answer(self) -> Diagnosis:
+        """Connect to the hosts and look at them, with a bar. Hosts that cannot be used are findings
+        of their own: then nothing else is known."""
+        from mpctl.cli.signals import ended_by_signals
+        from mpctl.clusters.registry import find_backend
+        from mpctl.doctor.backend_hosts import connected_hosts
+        from mpctl.doctor.diagnosis import of_issues
+        from mpctl.errors import InputError
+        from mpctl.render.progress import TaskBar
+
+        backend = find_backend(self.plan.job, os.environ)
+        with ended_by_signals("nothing is left behind"), TaskBar() as bar:
+            bar.update("connecting", 0, 0)
+            try:
+                with connected_hosts(backend, self.plan, self.run_dir, bar.print) as connected:
+                    return self._examined(backend.name, connected, bar.update)
+            except InputError as error:
+                return of_issues(error.issues, backend=backend.name, job=self.name)
+
+    def _examined(
+        self, backend: str, connected: ConnectedHosts, on_progress: Progress
+    ) -> Diagnosis:
+        """Look at the hosts, and add what a launch of the job would be refused for."""
+        from mpctl.doctor.diagnosis import with_issues
+        from mpctl.doctor.examine import Examination, examine
+
+        cluster = connected.cluster
+        wanted = Examination(
+            backend, self.run_dir, self._needs(cluster), self.name, self.collectives
+        )
+        diagnosis = examine(connected.hosts, wanted, on_progress)
+        return diagnosis if self.name is None else with_issues(diagnosis, self._refusals(cluster))
+
+    def _machine(self, cluster: Cluster | None) -> Machine:
+        """The least that every host has."""
+        from mpctl.hosts.checks import common_machine
+        from mpctl.hosts.machine import this_machine
+
+        return this_machine() if cluster is None else common_machine(cluster.hosts)
+
+    def _needs(self, cluster: Cluster | None) -> Needs:
+        from mpctl.doctor.needs import Needs, needs_of
+        from mpctl.launch.preflight import chosen_device
+
+        if self.name is None:
+            return Needs()
+        device = chosen_device(self.plan.job, self._machine(cluster))
+        return needs_of(self.plan, device, one_host=cluster is None)
+
+    def _refusals(self, cluster: Cluster | None) -> list[Issue]:
+        """Why `mpctl launch` would refuse the plan on these hosts."""
+        from mpctl.launch.preflight import check_launch
+        from mpctl.rundir.directory import RunDir
+
+        run, machine = RunDir(self.run_dir / "doctor"), self._machine(cluster)
+        return check_launch(
+            self.plan, machine, run, host_check=None if cluster is None else cluster.check
+        )
+
+
+def question_of(job: JobSource, run_dir: Path, *, collectives: bool) -> Question:
+    """The question about a job; where none is named, about all hosts that the backend has.
+
+    Raises InputError for a bad job, and for a backend whose hosts cannot be asked from here.
+    """
+    names_job = job.source is not None or any(
+        not setting.startswith(ABOUT_HOSTS) for setting in job.overrides
+    )
+    plan = job.plan()
+    backend = _backend_name(plan)
+    if names_job:
+        name = plan.job.name or job.source or "this job"
+        return Question(plan, name, run_dir, collectives)
+    for setting, value in _hosts_of(plan, backend).items():
+        job = job.with_default(setting, value)
+    return Question(job.plan(), None, run_dir, collectives)
+
+
+def _backend_name(plan: Plan) -> str:
+    from mpctl.clusters.registry import chosen_name
+    from mpctl.errors import InputError
+
+    name = chosen_name(plan.job, os.environ)
+    if name in ELSEWHERE:
+        message = f"the hosts of {name} cannot be asked from here"
+        raise InputError.of("no-hosts", "--on", message, ELSEWHERE[name])
+    return name
+
+
+def _hosts_of(plan: Plan, backend: str) -> dict[str, int]:
+    """The nodes, and ranks on each, of a plan for every host of the hostfile or the allocation."""
+    from mpctl.clusters.slurm.allocation import find_allocation
+    from mpctl.clusters.ssh.hostfile import read_hostfile
+    from mpctl.clusters.ssh.selection import select_hosts
+
+    ssh = plan.job.launch.ssh
+    if backend == "ssh" and ssh.hostfile is not None:
+        listed = read_hostfile(Path(ssh.hostfile)).hosts
+        hosts = select_hosts(listed, ssh.include, ssh.exclude).hosts
+        slots = [len(host.slots) for host in hosts if host.slots]
+        return {"cluster.nodes": max(1, len(hosts)), "cluster.gpus_per_node": max(slots, default=1)}
+    allocation = find_allocation(os.environ) if backend == "slurm" else None
+    return {"cluster.nodes": len(allocation.nodes) if allocation else 1}

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
 from mpctl.cli import complete
-from mpctl.cli.options import JobSource, with_job
-from mpctl.cli.status import OtherOwnerOption
+from mpctl.cli.options import JobSource, OtherOwnerOption, typed_command, with_job
 
-app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+if TYPE_CHECKING:
+    from mpctl.launch.resume import Resumption
+    from mpctl.planning.plan import Plan
+    from mpctl.rundir.directory import RunDir
 
 
 RunDirOption = Annotated[
@@ -103,12 +106,11 @@ ExcludeOption = Annotated[
     str | None,
     typer.Option(help="Of the hostfile, leave these hosts out: n1@n2:0,1.", show_default=False),
 ]
-AsJsonOption = Annotated[
+SummaryJsonOption = Annotated[
     bool, typer.Option("--json", help="Print the run's summary as JSON on stdout.")
 ]
 
 
-@app.command()
 @with_job
 def launch(
     job: JobSource,
@@ -123,7 +125,7 @@ def launch(
     tensorboard: TensorboardOption = None,
     csv: CsvOption = None,
     profile: ProfileOption = None,
-    as_json: AsJsonOption = False,
+    as_json: SummaryJsonOption = False,
     on: OnOption = None,
     submit: SubmitOption = False,
     hostfile: HostfileOption = None,
@@ -133,8 +135,6 @@ def launch(
 ) -> None:
     """Train JOB: prepare the data, start the ranks, watch them, leave no process behind."""
     if rehearse or audit or rank is not None:
-        from mpctl.cli.rehearse import require_alone, run_rehearsal
-
         flags = {"--run-dir": run_dir, "--dry-run": dry_run, "--resume": resume,
                  "--overwrite": overwrite, "--tensorboard": tensorboard, "--csv": csv,
                  "--profile": profile, "--on": on, "--submit": submit,
@@ -142,13 +142,12 @@ def launch(
         own = "--audit" if audit else "--rank"
         require_alone(rehearse, own, [name for name, value in flags.items() if value])
         run_rehearsal(job, device, rank, audits=audit, as_json=as_json)
-    from mpctl.cli.launch_joined import dismiss_followers, follow_if_joined
+    from mpctl.cli.launch_run import dismiss_followers, follow_if_joined
 
     follow_if_joined(
         job, run_dir, on, resume=resume, is_dry=dry_run or submit, is_trusted=allow_other_owner
     )
     from mpctl.cli.launch_run import Launch
-    from mpctl.cli.launch_source import require_same_model, resolve, say_finished
     from mpctl.launch.resume import find_resumption
     from mpctl.runs.submitted import refusal_recorded
 
@@ -184,3 +183,119 @@ def ssh_settings(
         "launch.ssh.include": include,
         "launch.ssh.exclude": exclude,
     }
+
+
+def resolve(
+    job: JobSource, run_dir: Path | None, device: str | None, *, resume: bool, overwrite: bool
+) -> tuple[Plan, RunDir]:
+    """The plan and the run directory; a resumed run brings its own job."""
+    from mpctl.errors import InputError
+    from mpctl.launch.preflight import check_run_dir
+    from mpctl.rundir.directory import RunDir, free_run_dir
+
+    if resume and overwrite:
+        raise InputError.of("usage", "--resume", "--resume and --overwrite exclude each other",
+                            "use one of them")  # fmt: skip
+    more = {} if device is None else {"launch.device": device}
+    if resume:
+        if run_dir is None:
+            raise InputError.of("usage", "--resume", "no run is named", "add --run-dir RUN")
+        check_run_dir(RunDir(run_dir), overwrite=False, resume=True)
+        source = job.source or str(RunDir(run_dir).document("job.json"))
+        overrides = {**_grown(RunDir(run_dir), job), **job.overrides}
+        resumed = JobSource(source, {**_reopened(overrides), **overrides})
+        return resumed.plan(more), RunDir(run_dir)
+    plan = job.plan(more)
+    run = RunDir(run_dir) if run_dir else free_run_dir(plan.job.name or _name_of(job.source))
+    return plan, run
+
+
+def _name_of(source: str | None) -> str:
+    """The name for a job without a name: that of its preset or its file."""
+    return Path(source).stem if source else "run"
+
+
+def _grown(run: RunDir, job: JobSource) -> dict[str, object]:
+    """An elastic run that ended on fewer hosts is resumed on all nodes it was planned for, unless
+    a job is named."""
+    from mpctl.launch.resume import job_before
+
+    before = None if job.source else job_before(run)
+    if before is None or before.launch.max_nodes is None:
+        return {}
+    per_node = {"cluster.gpus_per_node": before.cluster.gpus_per_node}
+    return {"cluster.nodes": before.launch.max_nodes, **per_node, "launch.max_nodes": None}
+
+
+def _reopened(overrides: Mapping[str, object]) -> dict[str, object]:
+    """The settings that job.json has filled in and that must be derived again for a new layout.
+    The global batch stays, so that the run continues as the same run."""
+    axes = ("parallel.tp", "parallel.pp", "parallel.cp", "parallel.dp")
+    opened: list[str] = []
+    if {*axes, "cluster.nodes", "cluster.gpus_per_node"} & set(overrides):
+        opened += ["parallel.dp", "cluster.gpus_per_node", "launch.threads_per_rank"]
+    if {"parallel.tp", "parallel.tensor_mode"} & set(overrides):
+        opened.append("parallel.tensor_depth")
+    return dict.fromkeys(opened)
+
+
+def require_same_model(plan: Plan, resumption: Resumption) -> None:
+    """Raises InputError when a resumed run would have another model than before."""
+    from mpctl.errors import InputError
+    from mpctl.launch.resume import job_before, model_issues
+
+    run = resumption.run
+    if issues := list(model_issues(plan.job, job_before(run), run)):
+        raise InputError(issues)
+
+
+def say_finished(resumption: Resumption, *, as_json: bool) -> None:
+    """Report that a run has trained all its steps; it is not changed."""
+    from mpctl.launch.summary import finished_summary
+    from mpctl.render.output import print_json, print_warnings
+
+    run, step = resumption.run, resumption.step
+    print_warnings(
+        [f"{run.path} is already at step {step}; use --steps N (more than {step}) to go on"]
+    )
+    if as_json:
+        print_json(finished_summary(run, step))
+
+
+def require_alone(rehearse: bool, own: str, others: list[str]) -> None:
+    """Raises InputError for `own`, an option of rehearsals, without --rehearse, and for options
+    that a rehearsal has no use for."""
+    from mpctl.errors import InputError
+
+    if not rehearse:
+        raise InputError.of("usage", own, f"{own} is of a rehearsal only", "add --rehearse")
+    if others:
+        raise InputError.of("usage", "--rehearse", f"has no use for {', '.join(others)}: "
+                            "a rehearsal writes nothing", "leave it out")  # fmt: skip
+
+
+def run_rehearsal(
+    job: JobSource, device: str | None, rank: int | None, *, audits: bool, as_json: bool
+) -> NoReturn:
+    """Rehearse a job, print the document, exit with its exit code (launch/rehearse.py)."""
+    from mpctl.errors import InputError
+    from mpctl.hosts.machine import this_machine
+    from mpctl.launch.rehearse import check_rehearsal, chosen_ranks, exit_code, rehearse
+    from mpctl.render.output import print_json, print_warnings
+    from mpctl.render.rehearsal import RehearsalView, print_rehearsal
+
+    plan, machine = job.plan({} if device is None else {"launch.device": device}), this_machine()
+    issues = check_rehearsal(plan, machine)
+    if issues:
+        raise InputError(issues)
+    ranks = chosen_ranks(plan.require_legal(), rank)
+    print_warnings([str(check.issue) for check in plan.warnings])
+    with RehearsalView(len(ranks)) as view:
+        document = rehearse(
+            plan, machine, ranks, command=typed_command(), on_rank=view.show, audits=audits
+        )
+    if as_json:
+        print_json(document)
+    else:
+        print_rehearsal(document)
+    raise typer.Exit(exit_code(document))

@@ -1,20 +1,22 @@
-"""Every option that names a setting of a job, defined once and shared by the commands.
+"""The options that several commands share, above all those that name a setting of a job.
 
 Flags are for settings that people often vary; `--set parallel.order=...` reaches all others.
 """
 
 from __future__ import annotations
 
-import inspect
 import json
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
 import typer
+from typer.models import ArgumentInfo
 
 from mpctl.axes import AXES
 from mpctl.cli import complete
@@ -25,8 +27,25 @@ if TYPE_CHECKING:
     from mpctl.rules.check import Check
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+AsJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+RunArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="A run's directory, or its name in runs/.",
+        autocompletion=complete.run,
+    ),
+]
+OtherOwnerOption = Annotated[
+    bool, typer.Option("--allow-other-owner", help="Also where the run directory is not yours.")
+]
+FETCH_HELP = (
+    "Ask Hugging Face's hub for the config.json of a model by its id (--model OWNER/MODEL) and "
+    "keep it in ~/.cache/mpctl/models. Without it the hub is never asked."
+)
+
+
+class Flag(NamedTuple):
     """An option, such as `--micro-batch-size`, and the setting that it overrides."""
 
     option: str
@@ -141,13 +160,12 @@ RuntimesOption = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class JobSource:
+class JobSource(NamedTuple):
     """The job of a command line: its name or path, the settings that override it, and what there is
     to say of how it was read."""
 
     source: str | None
-    overrides: dict[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = MappingProxyType({})
     warnings: tuple[Check, ...] = ()
 
     def plan(self, more: Mapping[str, Any] | None = None) -> Plan:
@@ -155,6 +173,8 @@ class JobSource:
 
         more: settings that win over everything typed. Raises InputError with every issue.
         """
+        from dataclasses import replace
+
         from mpctl.planning.plan import load_plan
 
         plan = load_plan(self.source, {**self.overrides, **(more or {})})
@@ -188,16 +208,16 @@ class JobSource:
 
     def without_source(self, words: list[str]) -> tuple[JobSource, list[str]]:
         """The same without JOB, which becomes the first word, as where --from names the job."""
-        return replace(self, source=None), [*([self.source] if self.source else []), *words]
+        return self._replace(source=None), [*([self.source] if self.source else []), *words]
 
     def with_default(self, setting: str, value: Any) -> JobSource:
         """The same with a setting set to `value`, unless the command line sets it."""
-        return replace(self, overrides={setting: value, **self.overrides})
+        return self._replace(overrides={setting: value, **self.overrides})
 
     def with_settings(self, settings: Mapping[str, Any]) -> JobSource:
         """The same with these settings, which override others; None leaves a setting as it is."""
         given = {setting: value for setting, value in settings.items() if value is not None}
-        return replace(self, overrides={**self.overrides, **given})
+        return self._replace(overrides={**self.overrides, **given})
 
 
 def command_line(verb: str, source: str | None, settings: Mapping[str, Any]) -> str:
@@ -228,58 +248,80 @@ def _toml(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-FETCH_HELP = (
-    "Ask Hugging Face's hub for the config.json of a model by its id (--model OWNER/MODEL) and "
-    "keep it in ~/.cache/mpctl/models. Without it the hub is never asked."
-)
+Command = Callable[..., None]
 
 
-def with_job(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the argument JOB, every flag and --set to a command, which receives them as `job`."""
+def with_value(
+    name: str, parameters: Iterable[Parameter], make: Callable[..., Any]
+) -> Callable[[Command], Command]:
+    """Give a command, as its argument `name`, what `make` returns of options that several commands
+    share: arguments before the command's own, options behind them."""
+    shared = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in parameters]
+    arguments = [p for p in shared if isinstance(p.annotation.__metadata__[0], ArgumentInfo)]
+    options = [p for p in shared if p not in arguments]
 
-    @wraps(command)
-    def wrapper(**values: Any) -> None:
-        is_fetched = values.pop("fetch")
-        overrides = {f.setting: v for f in FLAGS if (v := values.pop(f.name)) is not None}
-        settings = values.pop("set_") or []
-        if settings:
-            from mpctl.spec.load import parse_settings
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def wrapper(**values: Any) -> None:
+            made = make(**{p.name: values.pop(p.name) for p in shared})
+            command(**{name: made}, **values)
 
-            overrides.update(parse_settings(settings))
-        job = JobSource(values.pop("job"), overrides)
-        if is_fetched:
-            from mpctl.cli.fetch import fetch_model
+        hints = get_type_hints(command, include_extras=True)
+        own = [
+            p.replace(annotation=hints[p.name], kind=Parameter.KEYWORD_ONLY)
+            for p in signature(command).parameters.values()
+            if p.name != name
+        ]
+        every = [*arguments, *own, *options]
+        wrapper.__signature__ = Signature(every)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {p.name: p.annotation for p in every}
+        return wrapper
 
-            fetch_model(job.source, job.overrides)
-        command(job, **values)
-
-    own = list(inspect.signature(command).parameters.values())[1:]
-    hints = get_type_hints(command, include_extras=True)
-    own = [p.replace(annotation=hints[p.name], kind=p.KEYWORD_ONLY) for p in own]
-    flags = map(_flag_parameter, FLAGS)
-    parameters = [_job_argument(), *own, *flags, _set_parameter(), _fetch_parameter()]
-    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
-    return wrapper
-
-
-def _keyword(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, default=default, annotation=annotation)
+    return decorate
 
 
-def _job_argument() -> inspect.Parameter:
+def with_job(command: Command) -> Command:
+    """Add the argument JOB, every flag, --set and --fetch to a command, which receives them as
+    `job`."""
+    return with_value("job", _job_parameters(), job_source)(command)
+
+
+def job_source(job: str | None, set_: list[str] | None, *, fetch: bool, **flags: Any) -> JobSource:
+    """The job of a command line; its model's config.json is fetched where that is asked for."""
+    overrides = {f.setting: v for f in FLAGS if (v := flags[f.name]) is not None}
+    if set_:
+        from mpctl.spec.load import parse_settings
+
+        overrides |= parse_settings(set_)
+    if fetch:
+        from mpctl.cli.fetch import fetch_model
+
+        fetch_model(job, overrides)
+    return JobSource(job, overrides)
+
+
+def _job_parameters() -> Iterable[Parameter]:
     text = "A job file (TOML) or a job preset's name; `mpctl presets jobs` lists them."
     argument = typer.Argument(metavar="JOB", help=text, autocompletion=complete.preset_of("jobs"))
-    return _keyword("job", Annotated[str | None, argument])
-
-
-def _flag_parameter(flag: Flag) -> inspect.Parameter:
+    yield _parameter("job", Annotated[str | None, argument])
+    for flag in FLAGS:
+        option = typer.Option(
+            flag.option, help=flag.help, show_default=False, rich_help_panel="Job",
+            autocompletion=_completer(flag),
+        )  # fmt: skip
+        yield _parameter(flag.name, Annotated[flag.type | None, option])
+    text = "Any setting of the job, such as dropout=0.1 or training.dropout=0.1; repeatable."
     option = typer.Option(
-        flag.option, help=flag.help, show_default=False, rich_help_panel="Job",
-        autocompletion=_completer(flag),
+        "--set", metavar="KEY=VALUE", rich_help_panel="Job", autocompletion=complete.setting,
+        help=text,
     )  # fmt: skip
-    return _keyword(flag.name, Annotated[flag.type | None, option])
+    yield _parameter("set_", Annotated[list[str] | None, option])
+    option = typer.Option("--fetch", help=FETCH_HELP, rich_help_panel="Job")
+    yield _parameter("fetch", Annotated[bool, option], default=False)
+
+
+def _parameter(name: str, annotation: Any, default: Any = None) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _completer(flag: Flag) -> complete.Completer | None:
@@ -289,19 +331,3 @@ def _completer(flag: Flag) -> complete.Completer | None:
     if flag.setting == "cluster":
         return complete.preset_of("clusters")
     return None if flag.type is bool else complete.value_of(flag.setting)
-
-
-def _fetch_parameter() -> inspect.Parameter:
-    option = typer.Option("--fetch", help=FETCH_HELP, rich_help_panel="Job")
-    return _keyword("fetch", Annotated[bool, option], default=False)
-
-
-def _set_parameter() -> inspect.Parameter:
-    option = typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        rich_help_panel="Job",
-        autocompletion=complete.setting,
-        help="Any setting of the job, such as dropout=0.1 or training.dropout=0.1; repeatable.",
-    )
-    return _keyword("set_", Annotated[list[str] | None, option])

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mpctl.cli import complete
-from mpctl.cli.options import JobSource, RuntimesOption, command_line, with_job
+from mpctl.cli import plan_modes as modes
+from mpctl.cli.options import AsJsonOption, JobSource, RuntimesOption, command_line, with_job
 from mpctl.errors import DOES_NOT_FIT, InputError
 
 if TYPE_CHECKING:
     from mpctl.planning.document import RankDocument
     from mpctl.planning.plan import Plan
     from mpctl.topology import Topology
-
-app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-
 
 GroupsOption = Annotated[
     str | None,
@@ -104,13 +102,10 @@ MoreOption = Annotated[
 ]
 
 
-@app.command()
 @with_job
 def plan(
     job: JobSource,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on stdout.")
-    ] = False,
+    as_json: AsJsonOption = False,
     groups: GroupsOption = None,
     ranks: Annotated[bool, typer.Option("--ranks", help="Also list every rank.")] = False,
     full: FullOption = False,
@@ -137,22 +132,29 @@ def plan(
     whether the job fits.
     """
     pictures = {"html": html, "svg": svg, "trace": trace}
-    is_typed = "training.runtime" in job.overrides
-    if from_ is not None:
-        if explain or compare_tensor_modes:
-            job, more = job.without_source(more or [])
-        job = _read_from(job, *from_)
-    if emit is not None and not is_typed:
-        job = _for_launcher(job, emit, is_read=from_ is not None)
     others = {
         "--batch": batch is not None, "--compare": compare, "--explain": explain,
         "--compare-tensor-modes": compare_tensor_modes,
     }  # fmt: skip
-    if any(others.values()) or more:
-        if any(pictures.values()) or emit is not None or runtimes is not None:
-            message = "--html, --svg, --trace, --emit and --runtimes show the plan of one job, not"
-            raise InputError.of("usage", "command line", f"{message} {_listed(others)}")
-        _other(job, batch, more or [], others, as_json=as_json)
+    words = more or []
+    is_typed = "training.runtime" in job.overrides
+    if from_ is not None:
+        if explain or compare_tensor_modes:
+            job, words = job.without_source(words)
+        job = modes.read_from(job, *from_)
+    if emit is not None and not is_typed:
+        job = modes.for_launcher(job, emit, is_read=from_ is not None)
+    if any(others.values()) or words:
+        shown = any(pictures.values()) or emit is not None or runtimes is not None
+        _require_one_mode(others, words, shows_a_plan=shown)
+        if batch is not None:
+            modes.run_batch(job, batch, words)
+        elif compare:
+            modes.compare(job, words, as_json=as_json)
+        elif explain:
+            modes.explain(job, words, as_json=as_json)
+        else:
+            modes.compare_tensor_modes(job, words, as_json=as_json)
         return
     from mpctl.planning.document import rank_document, wanted_kinds
 
@@ -163,7 +165,7 @@ def plan(
     if any(pictures.values()):
         _draw(job, made, topology, pictures, as_json=as_json)
     if emit is not None:
-        _print_emitted(made, emit, as_json=as_json)
+        modes.print_emitted(made, emit, as_json=as_json)
     elif document is not None:
         _show_rank(document, as_json=as_json)
     else:
@@ -172,33 +174,17 @@ def plan(
         raise typer.Exit(DOES_NOT_FIT)
 
 
-def _read_from(job: JobSource, launcher: str, text: str) -> JobSource:
-    from mpctl.interop.read import read_flags
-
-    return job.read_from(*read_flags(launcher, text, job.overrides))
-
-
-def _for_launcher(job: JobSource, target: str, *, is_read: bool) -> JobSource:
-    """The job under the launcher's own runtime, where none was named; the one that another
-    launcher's flags stand for (is_read) was not."""
-    from mpctl.interop.registry import launcher_runtime
-    from mpctl.spec.load import load_partial
-
-    loaded = load_partial(job.source, job.overrides).job
-    if loaded is None or not (is_read or loaded.training.is_runtime_default):
-        return job
-    return job.with_settings({"training.runtime": launcher_runtime(loaded, target)})
-
-
-def _print_emitted(made: Plan, target: str, *, as_json: bool) -> None:
-    from mpctl.interop.registry import emit_plan
-    from mpctl.render.output import print_json
-
-    emitted = emit_plan(made, target)
-    if as_json:
-        print_json(emitted.as_dict())
-    else:
-        print(emitted.text)
+def _require_one_mode(asked: Mapping[str, bool], words: list[str], *, shows_a_plan: bool) -> None:
+    """Raises InputError unless one of the modes is asked for, beside nothing that shows a plan."""
+    *most, last = asked
+    if shows_a_plan:
+        message = "--html, --svg, --trace, --emit and --runtimes show the plan of one job, not"
+        raise InputError.of("usage", "command line", f"{message} {', '.join(most)} or {last}")
+    if sum(asked.values()) != 1:
+        wrong = f"extra arguments {', '.join(words)}" if words else "more than one is asked for"
+        ways = "--batch, --compare JOB ..., --explain FIGURE ... or --compare-tensor-modes TP ..."
+        hint = "use one of them at a time"
+        raise InputError.of("usage", "command line", f"{wrong}: {ways}", hint)
 
 
 def _draw(
@@ -251,80 +237,3 @@ def _print_plan(
     print_plan(
         made, topology, kinds=kinds, ranks=ranks, full=full, others=others, runtimes=asked
     )  # fmt: skip
-
-
-def _listed(options: Iterable[str]) -> str:
-    *most, last = options
-    return f"{', '.join(most)} or {last}"
-
-
-def _other(
-    job: JobSource, batch: str | None, more: list[str], asked: Mapping[str, bool], *, as_json: bool
-) -> None:
-    """Run the one of --batch, --compare, --explain and --compare-tensor-modes that is asked for;
-    none of them shows one whole plan."""
-    if sum(asked.values()) != 1:
-        wrong = f"extra arguments {', '.join(more)}" if more else "more than one is asked for"
-        ways = ["--batch", "--compare JOB ...", "--explain FIGURE ..."]
-        message = f"{wrong}: {_listed([*ways, '--compare-tensor-modes TP ...'])}"
-        hint = "use one of them at a time"
-        raise InputError.of("usage", "command line", message, hint)
-    if batch is not None:
-        if job.source or job.overrides or more:
-            raise InputError.of("usage", "--batch", "takes jobs from its file alone",
-                                "leave JOB and the flags of a job out")  # fmt: skip
-        from mpctl.cli.batch import run_batch
-
-        run_batch(batch)
-    elif asked["--compare"]:
-        _compare(job, more, as_json=as_json)
-    elif asked["--explain"]:
-        _explain(job, more, as_json=as_json)
-    else:
-        _compare_tensor_modes(job, more, as_json=as_json)
-
-
-def _compare_tensor_modes(job: JobSource, more: list[str], *, as_json: bool) -> None:
-    from mpctl.planning.tensor_modes import tensor_modes_document
-    from mpctl.render.output import print_json
-
-    if wrong := [word for word in more if not word.isdecimal() or int(word) < 1]:
-        raise InputError.of("bad-tp", "--compare-tensor-modes", f"{wrong[0]!r} is no size of tp",
-                            "for example: demo --compare-tensor-modes 4 8")  # fmt: skip
-    document = tensor_modes_document(job.source, job.overrides, [int(word) for word in more])
-    if as_json:
-        print_json(document)
-        return
-    from mpctl.render.compare import print_tensor_modes
-
-    print_tensor_modes(document)
-
-
-def _compare(job: JobSource, more: list[str], *, as_json: bool) -> None:
-    from mpctl.planning.compare import compare_document, load_variants
-    from mpctl.render.output import print_json
-
-    jobs = [*([job.source] if job.source else []), *more]
-    document = compare_document(load_variants(jobs, job.overrides))
-    if as_json:
-        print_json(document)
-        return
-    from mpctl.render.compare import print_comparison
-
-    print_comparison(document)
-
-
-def _explain(job: JobSource, wanted: list[str], *, as_json: bool) -> None:
-    from mpctl.planning.explain import explain, explain_document
-    from mpctl.planning.summary import training_settings
-    from mpctl.render.output import print_json
-
-    job, wanted = job.with_first_word(wanted)
-    plan = job.plan()
-    figures, training = explain(plan, wanted), training_settings(plan.job)
-    if as_json:
-        print_json(explain_document(figures, training))
-        return
-    from mpctl.render.plan import print_figures
-
-    print_figures(figures, training)

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpctl.cli import complete
+from mpctl.cli.options import AsJsonOption
 
 if TYPE_CHECKING:
     from mpctl.spec.presets import Kind, PresetFile
 
     Listing = Mapping[Kind, Mapping[str, PresetFile]]
-
-app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 KindArgument = Annotated[
     str | None,
@@ -38,13 +37,10 @@ NameArgument = Annotated[
 ]
 
 
-@app.command()
 def presets(
     kind: KindArgument = None,
     name: NameArgument = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on stdout.")
-    ] = False,
+    as_json: AsJsonOption = False,
 ) -> None:
     """List the presets and where each lies, or print one byte for byte.
 
@@ -143,3 +139,11 @@ def _unknown_kind(kind: str) -> Exception:
 
     message = f"{kind!r} is not a kind of preset"
     return InputError.of("unknown-kind", "KIND", message, f"use {', '.join(KINDS)}")
+
+
+def schema() -> None:
+    """Print the JSON Schema of a job file, with the names of all presets."""
+    from mpctl.render.output import print_json
+    from mpctl.spec.schema import job_schema
+
+    print_json(job_schema())

@@ -1,13 +1,18 @@
-"""`mpctl runs`: what has been trained here, how far each run came and how it ended."""
+"""`mpctl runs`, `status`, `logs`, `stop` and `show`: what was trained here, and what trains now."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+from mpctl.cli import complete
+from mpctl.cli.options import AsJsonOption, OtherOwnerOption, RunArgument
+
+if TYPE_CHECKING:
+    from mpctl.runs.saved import SavedRun
+    from mpctl.runs.show import X
 
 
 FolderOption = Annotated[
@@ -22,14 +27,11 @@ SortOption = Annotated[
 ]
 
 
-@app.command()
 def runs(
     folder: FolderOption = Path("runs"),
     sort: SortOption = "started",
     reverse: Annotated[bool, typer.Option("--reverse", help="Largest or latest first.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on stdout.")
-    ] = False,
+    as_json: AsJsonOption = False,
 ) -> None:
     """List the runs in FOLDER: status, step, losses, speed, layout, times, size of checkpoints.
 
@@ -43,11 +45,287 @@ def runs(
     if as_json:
         print_json(list_runs(folder, sort=sort, reverse=reverse).as_dict())
         return
-    from mpctl.render.progress import TaskBar
+    from mpctl.render.progress import PATIENCE, TaskBar
     from mpctl.render.runs import print_runs
 
-    with TaskBar(after=1.0) as bar:
+    with TaskBar(after=PATIENCE) as bar:
         listing = list_runs(folder, sort=sort, reverse=reverse,
                             on_progress=lambda done, total: bar.update("reading runs", done, total)
                             )  # fmt: skip
     print_runs(listing)
+
+
+def status(
+    run: RunArgument, as_json: AsJsonOption = False, allow_other_owner: OtherOwnerOption = False
+) -> None:
+    """Show how far RUN is, the time left, its newest checkpoint and what every rank is doing.
+
+    Status: submitted (waits for its scheduler), running, finished, stopped (on request), failed,
+    interrupted (its launcher is gone and did not say how the run ended) or unreadable (job.json is
+    damaged). The exit code is 0 for all of them.
+    """
+    from mpctl.runs.saved import require_own_run, short_name
+    from mpctl.runs.status import status_document, status_of
+
+    path = require_own_run(run, allow_other_owner=allow_other_owner)
+    document = status_document(status_of(path, short_name(run)))
+    if as_json:
+        from mpctl.render.output import print_json
+
+        print_json(document)
+        return
+    from mpctl.render.runs import print_status
+
+    print_status(document)
+
+
+LINES = 100
+
+
+RankOption = Annotated[
+    list[int] | None,
+    typer.Option(metavar="N", min=0, help="Only this rank; repeatable. All ranks by default."),
+]
+LinesOption = Annotated[
+    int, typer.Option("--lines", "-n", metavar="N", min=0, help="Show the last N lines.")
+]
+AllOption = Annotated[bool, typer.Option("--all", help="Show all lines.")]
+FollowOption = Annotated[
+    bool, typer.Option("--follow", "-f", help="Go on with new lines until the run ends.")
+]
+EachOption = Annotated[bool, typer.Option("--each", help="Show each rank's log below the other's.")]
+LauncherOption = Annotated[
+    bool, typer.Option("--launcher", help="Show the logs of the launcher, torchrun and the nodes.")
+]
+
+
+def logs(
+    run: RunArgument,
+    rank: RankOption = None,
+    lines: LinesOption = LINES,
+    show_all: AllOption = False,
+    follow: FollowOption = False,
+    each: EachOption = False,
+    launcher: LauncherOption = False,
+) -> None:
+    """Show what the ranks of RUN printed: lines that several ranks printed stand there once.
+
+    Lines are ordered by training step. `…` stands for what differs between ranks, such as their own
+    number. With one --rank its log is shown as it is.
+
+    mpctl logs demo --follow
+    mpctl logs demo --rank 3 -n 20
+    """
+    from mpctl.errors import InputError
+    from mpctl.runs.saved import require_run
+
+    if launcher and (rank or each):
+        message = "--launcher shows no log of a rank"
+        raise InputError.of("usage", "--launcher", message, "leave out --rank and --each")
+    if each and follow:
+        message = "--each cannot follow"
+        raise InputError.of("usage", "--each", message, "use --follow with one --rank, or alone")
+    path, count = require_run(run), None if show_all else lines
+    if launcher or each or len(set(rank or ())) == 1:
+        _show_files(path, rank or [], count, follow=follow, launcher=launcher)
+    else:
+        _show_merged(path, rank or [], count, follow=follow)
+
+
+def _show_files(
+    run: Path, ranks: list[int], count: int | None, *, follow: bool, launcher: bool
+) -> None:
+    """The logs one below the other, as they are; under a heading when there are several."""
+    from mpctl.render.logs import FileView
+    from mpctl.runs.logs import (
+        FileFollower,
+        chosen_logs,
+        follow_until_end,
+        last_lines,
+        launcher_logs,
+    )
+
+    paths = launcher_logs(run) if launcher else list(chosen_logs(run, ranks).values())
+    view = FileView(run, with_headings=len(paths) > 1)
+    follower = FileFollower(paths)
+    for path in paths:
+        view.show(path, last_lines(path, count, follower.ends[path]))
+    if follow:
+        for path, lines in follow_until_end(run, follower.poll):
+            view.show(path, lines)
+    view.end()
+
+
+def _show_merged(run: Path, ranks: list[int], count: int | None, *, follow: bool) -> None:
+    from mpctl.render.logs import MergedView
+    from mpctl.runs.logs import MergedFollower, chosen_logs, follow_until_end, merged_tail
+
+    logs = chosen_logs(run, ranks)
+    follower = MergedFollower(run, ranks)
+    view = MergedView()
+    for entry in merged_tail(logs, count, follower.ends):
+        view.show(entry)
+    if follow:
+        for entry in follow_until_end(run, follower.poll):
+            view.show(entry)
+    view.end()
+
+
+NowOption = Annotated[
+    bool, typer.Option("--now", help="End the ranks at once; steps since the last checkpoint go.")
+]
+TimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS", min=0, show_default=False,
+        help="Wait no longer than this for the end; the request stays. By default until the end.",
+    ),
+]  # fmt: skip
+
+
+def stop(
+    run: RunArgument,
+    now: NowOption = False,
+    timeout: TimeoutOption = None,
+    as_json: AsJsonOption = False,
+    allow_other_owner: OtherOwnerOption = False,
+) -> None:
+    """Ask RUN to finish its step, save a checkpoint and end; wait for that and say what was saved.
+
+    Works from any host that shares the run's directory. Exit code: 0 when the run has finished or
+    was stopped in order, also before; 1 when it failed, was interrupted, or goes on after the
+    --timeout.
+    """
+    from mpctl.render.runs import StopView, print_stopped
+    from mpctl.runs.saved import require_own_run, short_name
+    from mpctl.runs.stop import stop_run
+
+    path = require_own_run(run, allow_other_owner=allow_other_owner)
+    with StopView(short_name(run)) as view:
+        stopped = stop_run(path, short_name(run), now=now, timeout=timeout, on_wait=view.update)
+    if as_json:
+        from mpctl.render.output import print_json
+
+        print_json(stopped.as_dict())
+    else:
+        print_stopped(stopped, now=now)
+    raise typer.Exit(0 if stopped.is_in_order else 1)
+
+
+RunsArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUN ...",
+        help="Run directories, or names in runs/.",
+        autocompletion=complete.run,
+    ),
+]
+PlotOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="METRIC",
+        help="Draw a metric: loss, val, lr, grad_norm, "
+        "tokens_per_second or any other in metrics.jsonl; repeatable.",
+    ),
+]
+XOption = Annotated[
+    Literal["step", "tokens", "time"], typer.Option("--x", help="The x axis of the curves.")
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Draw into a .png or .svg file instead of the terminal."),
+]
+CsvOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write the run's metrics as CSV.")
+]
+TensorboardOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Write the run's metrics as TensorBoard events."),
+]
+CurvesJsonOption = Annotated[
+    bool, typer.Option("--json", help="Print the summaries, or with --plot the curves, as JSON.")
+]
+
+
+def show(
+    run: RunsArgument,
+    plot: PlotOption = None,
+    x: XOption = "step",
+    out: OutOption = None,
+    csv: CsvOption = None,
+    tensorboard: TensorboardOption = None,
+    as_json: CurvesJsonOption = False,
+) -> None:
+    """Summarise a run, draw its metrics, or export them.
+
+    mpctl show runs/demo
+    mpctl show demo demo-2 --plot loss --plot val --x tokens
+    mpctl show demo --plot loss --out loss.png
+    """
+    from mpctl.render.progress import PATIENCE, TaskBar
+    from mpctl.runs.show import open_runs
+
+    with TaskBar(after=PATIENCE) as bar:
+        runs = open_runs(run, bar.update)
+    if csv or tensorboard:
+        _export(runs, csv, tensorboard)
+    elif plot or out:
+        _plot(runs, plot or ["loss"], x, out, as_json=as_json)
+    else:
+        _summarise(runs, as_json=as_json)
+
+
+def _summarise(runs: list[SavedRun], *, as_json: bool) -> None:
+    from mpctl.runs.show import show_document
+
+    document = show_document(runs)
+    if as_json:
+        from mpctl.render.output import print_json
+
+        print_json(document)
+        return
+    from mpctl.render.runs import print_run
+
+    for number, (run, shown) in enumerate(zip(runs, document["runs"], strict=True)):
+        if number:
+            print()
+        print_run(run, shown)
+
+
+def _plot(
+    runs: list[SavedRun], metrics: list[str], x: X, out: Path | None, *, as_json: bool
+) -> None:
+    from mpctl.runs.show import find_series, series_document
+
+    if out is not None:
+        from mpctl.render.curves import check_picture
+
+        check_picture(out)
+    series = find_series(runs, metrics, x)
+    if out is not None:
+        from mpctl.render.curves import write_picture
+
+        write_picture(out, series, x)
+    if as_json:
+        from mpctl.render.output import print_json
+
+        print_json(series_document(series, x))
+    elif out is not None:
+        from mpctl.render.console import say
+
+        say(f"wrote {out}")
+    else:
+        from mpctl.render.curves import print_plot
+
+        print_plot(series, x)
+
+
+def _export(runs: list[SavedRun], csv: Path | None, tensorboard: Path | None) -> None:
+    from mpctl.render.console import say
+    from mpctl.render.progress import PATIENCE, TaskBar
+    from mpctl.runs.show import export
+
+    with TaskBar(after=PATIENCE) as bar:
+        written = list(export(runs, csv, tensorboard, bar.update))
+    for path in written:
+        say(f"wrote {path}")

@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from mpctl.cli import complete
-from mpctl.cli.options import JobSource, command_line, with_job
+from mpctl.cli.options import AsJsonOption, JobSource, command_line, with_job
 
 if TYPE_CHECKING:
     from mpctl.search.document import SearchDocument
     from mpctl.search.request import SearchRequest
     from mpctl.search.result import LayoutReport, SearchResult
-
-app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-
 
 ObjectiveOption = Annotated[
     Literal["tokens", "memory", "cost"],
@@ -69,7 +66,6 @@ HtmlOption = Annotated[
 ]
 
 
-@app.command()
 @with_job
 def search(
     job: JobSource,
@@ -84,9 +80,7 @@ def search(
     exhaustive: ExhaustiveOption = False,
     csv: CsvOption = None,
     html: HtmlOption = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on stdout.")
-    ] = False,
+    as_json: AsJsonOption = False,
 ) -> None:
     """Find the fastest layouts of JOB that fit, of all layouts that its runtime can run.
 

@@ -2,7 +2,8 @@
 
 Marks become plain letters for streams that cannot show them: `→` is `->` in ASCII and Latin-1.
 
->>> "✓ a → b · ü".encode("ascii", "mpctl-marks")
+>>> show_marks(io.TextIOWrapper(io.BytesIO()))
+>>> "✓ a → b · ü".encode("ascii", HANDLER)
 b'ok a -> b - ?'
 """
 

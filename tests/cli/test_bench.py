@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mpctl.cli.bench.finish import finish
+from mpctl.cli.bench.common import BenchCommand
 from mpctl.errors import InputError
 from tests.bench.reports import made_report, row, verify_report, write_report
 from tests.cli.calls import Mpctl, assert_refused
@@ -94,9 +94,10 @@ PICTURES = ["layouts.svg", "predicted.svg"]
 
 
 def end(folder: Path, report: Any, *, as_json: bool = False) -> list[str]:
-    """What finish() wrote, and `show` was given."""
+    """What BenchCommand.finish wrote, and `show` was given."""
     folder.mkdir()
-    finish(folder, report, lambda given: print(len(given["results"]), "rows"), as_json=as_json)
+    bench = BenchCommand("verify", out=folder, as_json=as_json)
+    bench.finish(report, lambda given: print(len(given["results"]), "rows"))
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -127,7 +128,9 @@ def test_without_matplotlib_only_pngs_are_missing(
 
 
 def test_a_picture_that_cannot_be_written_costs_no_report(tmp_path: Path) -> None:
+    bench = BenchCommand("verify", out=tmp_path)
+    assert bench.folder == tmp_path
     (tmp_path / "layouts.svg").mkdir()
     with pytest.raises(InputError, match="layouts"):
-        finish(tmp_path, verify_report(), lambda given: None, as_json=False)  # type: ignore[type-var]
+        bench.finish(verify_report(), lambda given: None)  # type: ignore[type-var]
     assert json.loads((tmp_path / "report.json").read_text()) == verify_report()

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 
-from mpctl.cli.sample import read_prompts
+from mpctl.cli.trained import read_prompts
 from mpctl.data.decode import TextStream
 from mpctl.errors import InputError
 from mpctl.families import get_prompt_form

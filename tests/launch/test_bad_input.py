@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mpctl.cli.app import run as mpctl
-from mpctl.cli.launch_source import _name_of
+from mpctl.cli.launch import _name_of
 from mpctl.errors import InputError
 from mpctl.launch.node.torchrun import NodeTorchrun
 from mpctl.rundir.directory import RunDir

@@ -5,13 +5,10 @@ from __future__ import annotations
 import typer
 
 from mpctl.cli.bench.collectives import collectives
-from mpctl.cli.bench.compare import compare
-from mpctl.cli.bench.kernels import kernels
+from mpctl.cli.bench.kernels import kernels, tensor_modes
 from mpctl.cli.bench.machine import machine
-from mpctl.cli.bench.report import report
+from mpctl.cli.bench.reports import compare, report, trace
 from mpctl.cli.bench.scaling import scaling
-from mpctl.cli.bench.tensor_modes import tensor_modes
-from mpctl.cli.bench.trace import trace
 from mpctl.cli.bench.verify import verify
 from mpctl.cli.hints import HintingGroup
 

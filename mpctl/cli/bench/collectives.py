@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from mpctl.cli.bench.bench import BenchCommand, with_bench
-from mpctl.cli.bench.hosts import RANKS, with_joined_hosts
+from mpctl.cli.bench.common import RANKS, HostsBench, with_bench
 from mpctl.cli.options import JobSource, with_job
 
 if TYPE_CHECKING:
@@ -79,11 +78,10 @@ Rounds = Annotated[
 
 
 @with_job
-@with_joined_hosts
-@with_bench("collectives")
+@with_bench("collectives", HostsBench)
 def collectives(
     job: JobSource,
-    bench: BenchCommand,
+    bench: HostsBench,
     minbytes: MinBytes = "1K",
     maxbytes: MaxBytes = "16M",
     stepfactor: StepFactor = None,
@@ -113,6 +111,7 @@ def collectives(
     from mpctl.hosts.machine import this_machine
     from mpctl.render.bench_collectives import print_cases
 
+    job = bench.joined(job, is_dry=dry_run)
     flags = CollectiveFlags(
         minbytes, maxbytes, stepfactor or (16.0 if bench.quick and stepbytes is None else None),
         stepbytes, kinds, axes, transports, datatype, op, root,
@@ -128,7 +127,7 @@ def collectives(
     _measure(cases, bench)
 
 
-def _measure(cases: CollectiveCases, bench: BenchCommand) -> None:
+def _measure(cases: CollectiveCases, bench: HostsBench) -> None:
     """Time the cases and show them; the folder has what was measured from the first round on."""
     from mpctl.bench.collectives import collectives_report, measure_collectives
     from mpctl.bench.report import save_report, take_folder

@@ -1,4 +1,4 @@
-"""`mpctl bench kernels`: the kernels of a model on this machine, beside the planner's estimate."""
+"""`mpctl bench kernels` and `tensor-modes`: parts of a model on this machine, beside its plan."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpctl.cli.bench.bench import BenchCommand, with_bench
-from mpctl.cli.bench.hosts import RANKS, with_joined_hosts
+from mpctl.cli.bench.common import RANKS, HostsBench, with_bench
 from mpctl.cli.options import JobSource, with_job
 
 if TYPE_CHECKING:
     from mpctl.bench.kernels import KernelsReport, MeasuredKernels
+    from mpctl.bench.tensor_modes import MeasuredModes, TensorModesReport
 
-DEFAULT_ROUNDS, QUICK_ROUNDS = 5, 2
+
+DEFAULT_PASSES, DEFAULT_ROUNDS, QUICK_ROUNDS = 5, 5, 2
 
 RanksOption = Annotated[
     str | None,
@@ -36,11 +37,10 @@ RoundsOption = Annotated[
 
 
 @with_job
-@with_joined_hosts
-@with_bench("kernels")
+@with_bench("kernels", HostsBench)
 def kernels(
     job: JobSource,
-    bench: BenchCommand,
+    bench: HostsBench,
     ranks: RanksOption = None,
     rounds: RoundsOption = None,
 ) -> None:
@@ -68,6 +68,7 @@ def kernels(
     from mpctl.rundir.directory import RunDir
     from mpctl.spec.load import load_job
 
+    job = bench.joined(job)
     settings = {**({} if job.source else DEFAULT_JOB), **job.overrides}
     dtypes = parse_dtypes(settings.pop(DTYPE)) if DTYPE in settings else ()
     loaded, machine = load_job(job.source, settings), this_machine()
@@ -91,3 +92,67 @@ def kernels(
             on_round=lambda measured: save_report(folder, report_of(measured)),
         )  # fmt: skip
     bench.finish(report_of(measured), print_kernels, is_stopped=measured.is_stopped)
+
+
+LayerRanksOption = Annotated[
+    int, typer.Option(min=1, help="Ranks that share the layer: 4 are a square, 8 a cube.")
+]
+ModeRoundsOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Rounds of all modes, in alternation; by default 5.", show_default=False
+    ),
+]
+
+
+@with_job
+@with_bench("tensor-modes", HostsBench)
+def tensor_modes(
+    job: JobSource,
+    bench: HostsBench,
+    ranks: LayerRanksOption = 4,
+    rounds: ModeRoundsOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say which modes would be timed, and time none.")
+    ] = False,
+) -> None:
+    """Run one layer of JOB's model in every tensor mode that the ranks allow, beside its plan.
+
+    Prints time, bytes sent, parameters and saved activations of a rank. A mode takes --steps
+    forwards and backwards in each round, by default 5. Without JOB the layer is of the preset
+    demo-gpt. Ctrl-C prints what was measured until then.
+    """
+    from mpctl.bench.report import save_report, take_folder
+    from mpctl.bench.tensor_modes import DEFAULT_JOB, bench_report, layer_job, measure, mode_cases
+    from mpctl.cli.signals import ended_by_signals
+    from mpctl.hosts.machine import this_machine
+    from mpctl.render.bench_modes import print_cases, print_report
+    from mpctl.render.progress import TaskBar
+    from mpctl.rundir.directory import RunDir
+
+    job = bench.joined(job, is_dry=dry_run)
+    settings = {**({} if job.source else DEFAULT_JOB), **job.overrides}
+    steps = settings.pop("training.steps", DEFAULT_PASSES)
+    loaded = layer_job(job.source, settings)
+    rounds = rounds or (QUICK_ROUNDS if bench.quick else DEFAULT_ROUNDS)
+    cases = mode_cases(loaded, ranks, this_machine(), device=bench.device or loaded.launch.device)
+    if dry_run:
+        print_cases(cases, rounds=rounds, steps=steps)
+        return
+    folder = bench.folder
+    bench.warn([])
+    take_folder(folder)
+
+    def report_of(measured: MeasuredModes) -> TensorModesReport:
+        return bench_report(cases, measured, bench.environment, steps=steps, command=bench.command)
+
+    with (
+        ended_by_signals(f"{folder} has what was measured"),
+        TaskBar(lines=not bench.as_json) as bar,
+    ):
+        measured = measure(
+            cases, RunDir(folder / RANKS), rounds=rounds, steps=steps, seconds=bench.seconds,
+            on_progress=bar.update, on_event=bar.print,
+            on_round=lambda measured: save_report(folder, report_of(measured)),
+        )  # fmt: skip
+    bench.finish(report_of(measured), print_report, is_stopped=measured.is_stopped)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mpctl.cli.bench.bench import BenchCommand, with_bench
+from mpctl.cli.bench.common import BenchCommand, with_bench
 from mpctl.cli.options import JobSource, with_job
 
 DEFAULT_JOB, DEFAULT_STEPS, QUICK_STEPS = "demo", 12, 6

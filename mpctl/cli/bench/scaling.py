@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from mpctl.cli.bench.bench import BenchCommand, with_bench
-from mpctl.cli.bench.hosts import with_hosts
-from mpctl.cli.bench.layout_words import LayoutsOption, with_layout_words
+from mpctl.cli.bench.common import HostsBench, LayoutsOption, with_bench, with_layout_words
 from mpctl.cli.options import JobSource, with_job
 
 if TYPE_CHECKING:
@@ -55,11 +53,10 @@ RoundsOption = Annotated[
 
 
 @with_job
-@with_hosts
-@with_bench("scaling")
+@with_bench("scaling", HostsBench)
 def scaling(
     job: JobSource,
-    bench: BenchCommand,
+    bench: HostsBench,
     words: MoreLayouts = None,
     world: WorldOption = None,
     layouts: LayoutsOption = None,
@@ -85,7 +82,7 @@ def scaling(
     from mpctl.hosts.machine import this_machine
     from mpctl.render.bench import print_scaling
 
-    job, named = with_layout_words(job, layouts, words or [])
+    job, named = with_layout_words(bench.on_hosts(job), layouts, words or [])
     source = job if job.source else JobSource(DEFAULT_JOB, {**LITTLE_DATA, **job.overrides})
     source = bench.job(source, steps=DEFAULT_STEPS, quick_steps=QUICK_STEPS)
     base, machine = source.plan().job, this_machine()
@@ -127,7 +124,7 @@ def _planned(
     source: JobSource,
     base: JobSpec,
     machine: Machine,
-    bench: BenchCommand,
+    bench: HostsBench,
 ) -> list[PlannedCase]:
     """Every case with its plan. Raises InputError with all issues of all cases."""
     from mpctl.bench.cases import RunCase, plan_cases
@@ -139,7 +136,7 @@ def _planned(
     return plan_cases(to_run, bench.folder, machine, overwrite=bench.overwrite)
 
 
-def _measure(measured: MeasuredScaling, planned: list[PlannedCase], bench: BenchCommand) -> bool:
+def _measure(measured: MeasuredScaling, planned: list[PlannedCase], bench: HostsBench) -> bool:
     """Run the cases; the report is saved after every run. Returns whether Ctrl-C ended it after
     something was measured."""
     from mpctl.bench.report import save_report

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpctl.cli import complete
-from mpctl.cli.bench.bench import BenchCommand, with_bench
-from mpctl.cli.bench.hosts import with_hosts
-from mpctl.cli.bench.layout_words import LayoutsOption, with_layout_words
+from mpctl.cli.bench.common import HostsBench, LayoutsOption, with_bench, with_layout_words
 from mpctl.cli.options import JobSource, with_job
 from mpctl.errors import InputError, RunFailed
 
@@ -53,11 +51,10 @@ WithinOption = Annotated[
 
 
 @with_job
-@with_hosts
-@with_bench("verify")
+@with_bench("verify", HostsBench)
 def verify(
     job: JobSource,
-    bench: BenchCommand,
+    bench: HostsBench,
     more: MoreJobs = None,
     layouts: LayoutsOption = None,
     rounds: RoundsOption = None,
@@ -85,7 +82,7 @@ def verify(
     from mpctl.render.bench_verify import print_verify
     from mpctl.render.progress import TaskBar
 
-    share = _share(within)
+    job, share = bench.on_hosts(job), _share(within)
     named: list[str] | None = None
     if layouts:
         (job, named), more = with_layout_words(job, layouts, more or []), []

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.cli.bench.bench import BenchCommand, with_bench
-from mpctl.cli.bench.options import QuickOption
+from mpctl.cli.bench.common import BenchCommand, QuickOption, with_bench
 from mpctl.cli.options import JobSource
 from mpctl.errors import InputError
 
@@ -28,7 +27,7 @@ def test_a_command_receives_shared_options_as_a_value_and_keeps_its_own() -> Non
     assert set(inspect.signature(command).parameters) == {"job", "name"} | SHARED
     assert command.__annotations__["quick"] == QuickOption
     shared = dict.fromkeys(SHARED - {"as_json", "quick"})
-    command(JOB, name="mine", quick=True, as_json=False, **shared)
+    command(job=JOB, name="mine", quick=True, as_json=False, **shared)
     assert received == [(BenchCommand("kernels", quick=True, overwrite=None), "mine")]
 
 
