@@ -177,6 +177,7 @@ TESTS = Path(__file__).parent
 HELPERS = {"house", "recorded", "reference", "multinode", "late", "gpu"}
 OF_THE_WHOLE = {
     "architecture",
+    "doctests",
     "documents",
     "public",
     "rank_groups",
