@@ -28,8 +28,7 @@ from mpctl.layers.parameters import initialise
 from mpctl.layers.shard_context import ShardContext
 from mpctl.layers.transformer_layer import ParallelTransformerLayer
 from mpctl.transport.group import Group
-from mpctl.transport.segment import open_segment
-from mpctl.transport.shared import Exchange
+from mpctl.transport.shared import Exchange, open_segment
 from tests.ranks import run_ranks
 
 LAYERS, HIDDEN, HEADS, SEQ, BATCH = 8, 512, 8, 256, 4

@@ -35,15 +35,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.bare_tp import BareModel
-from mpctl.families.batch import Batch
-from mpctl.families.modules import build_module
+from mpctl.families.implementation import Batch, build_module
 from mpctl.layers.parameters import initialise
 from mpctl.layers.shard_context import ShardContext
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 from mpctl.transport.group import Group
-from mpctl.transport.segment import open_segment
-from mpctl.transport.shared import Exchange
+from mpctl.transport.shared import Exchange, open_segment
 from tests.ranks import run_ranks
 
 LAYERS, HIDDEN, HEADS, VOCAB, SEQ, BATCH = 8, 512, 8, 32000, 256, 4

@@ -38,16 +38,16 @@ from benchmarks.model_speed import (
     PlainModel,
     growth,
 )
-from mpctl.families.batch import Batch
+from mpctl.families.implementation import Batch
 from mpctl.layers.parameters import initialise
 from mpctl.pipeline.schedule.orders import Action, actions
 from mpctl.pipeline.schedule.replay import replay
 from mpctl.runtime.build import build_chunks
 from mpctl.runtime.mesh import build_mesh
+from mpctl.runtime.p2p import StageLinks
 from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.pass_listener import PassListener
 from mpctl.runtime.pipeline import PipelineRunner
-from mpctl.runtime.stage_links import StageLinks
 from mpctl.spec.load import load_job
 from mpctl.topology import Topology
 from tests.ranks import run_ranks

@@ -66,7 +66,7 @@ FUNCTION_MAX, FILE_MAX = 80, 700
 TORCH_ROOMS = {"transport", "kernels", "layers", "data", "weights", "runtime", "rehearsal"}
 TORCH_FILES = {
     "families": (
-        "module", "batch", "modules", "parts", "single_stack", "samples", "implementation",
+        "module", "parts", "samples", "implementation",
     ),
     "checkpoint": ("tensor_file", "reader", "snapshot", "writer", "saver", "reshard"),
 }  # fmt: skip
@@ -159,7 +159,7 @@ def test_only_commands_public_names_families_and_backends_are_imported_by_name()
         "importlib.import_module", "importlib", "importlib.metadata.entry_points", "runpy", "imp",
         "pkgutil", "pkgutil.resolve_name",
     }  # fmt: skip
-    allowed = {"mpctl", "mpctl.cli.app", "mpctl.spec.families", "mpctl.families.modules",
+    allowed = {"mpctl", "mpctl.cli.app", "mpctl.spec.families", "mpctl.families.implementation",
                "mpctl.clusters.registry"}  # fmt: skip
     for module in ALL:
         if module.name not in allowed:

@@ -1,7 +1,7 @@
 """A model as `mpctl launch` trains it, on one rank, which needs no process group.
 
 Seconds are medians of the steps after the first WARM; memory is that of the step that the run
-watches, its second, in which nothing is compiled any more (runtime/memory_watch.py).
+watches, its second, in which nothing is compiled any more (runtime/memory.py).
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 The ranks are those of a launch, on this host or others (launch/probe.py). They make the layer once
 for each mode and run it in rounds, A B C A B C, so that what else happens on the machine falls on
-all alike (runtime/layer_probe.py). Bytes sent are counted collective by collective, and stated per
-rank over rings as in plans (planning/layer_figures.py). Against the law: a rank's parameters and
-activations times the ranks, over those of the unsharded layer; 1 is a P-th. Four ranks are timed in
-1d and 2d: 2.5d of depth 1 would be 2d again, and 4 is no cube.
+all alike (runtime/probes/layers.py). Bytes sent are counted collective by collective, and stated
+per rank over rings as in plans (planning/layer_figures.py). Against the law: a rank's parameters
+and activations times the ranks, over those of the unsharded layer; 1 is a P-th. Four ranks are
+timed in 1d and 2d: 2.5d of depth 1 would be 2d again, and 4 is no cube.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from mpctl.checkpoint.reader import OpenCheckpoint, padding_rows
 from mpctl.checkpoint.tensor_file import Entry, in_file_order, write_file
 from mpctl.checkpoint.writers import Replicas, shard_files
 from mpctl.durable import sync_folder
-from mpctl.families.modules import build_module
+from mpctl.families.implementation import build_module
 from mpctl.layers.grid.tensor_parallel import planned_groups, tensor_parallel_of
 from mpctl.layers.parameters import shard_of
 from mpctl.layers.shard_context import ShardContext

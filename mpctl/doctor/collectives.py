@@ -1,7 +1,7 @@
 """Starts the ranks of one host for a timed all-reduce: `python -m mpctl.doctor.collectives` reads a
 CollectiveRequest from stdin (JSON) and prints a CollectiveReport.
 
-Each rank is a process of runtime/collective_probe.py, which imports torch. A rank that fails or
+Each rank is a process of runtime/probes/all_reduce.py, which imports torch. A rank that fails or
 does not end is killed with the others, and the report has its last words.
 """
 
@@ -23,7 +23,7 @@ from mpctl.doctor.parent import end_with_parent
 from mpctl.doctor.requests import CollectiveRequest
 from mpctl.launch.node.processes import child_environment
 
-RANK_MODULE = "mpctl.runtime.collective_probe"
+RANK_MODULE = "mpctl.runtime.probes.all_reduce"
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 TIMINGS = TypeAdapter(list[CollectiveTiming])
 POLL_SECONDS = 0.05

@@ -17,7 +17,7 @@ import mpctl
 from mpctl.doctor.documents import Software, TorchFacts
 from mpctl.launch.node.processes import child_environment
 
-TORCH_PROBE = "mpctl.runtime.torch_probe"
+TORCH_PROBE = "mpctl.runtime.probes.torch_report"
 CHANGES_RUNS = (
     "NCCL_", "GLOO_", "TORCH_", "OMP_", "MKL_", "KMP_", "CUDA_", "NVIDIA_VISIBLE", "MASTER_",
     "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "UCX_", "FI_", "SLURM_NNODES",

@@ -5,7 +5,7 @@ of a product, of a norm and of an activation are saved; a dropout mask takes a b
 residual sum and a bias save nothing. Tensors outside the tensor-parallel regions are whole on every
 rank of tp, but under sequence parallelism each rank has its own positions of them.
 
-Kernels `mpctl` are this project's as a rehearsal measures them (runtime/memory_tracker.py).
+Kernels `mpctl` are this project's as a rehearsal measures them (runtime/memory.py).
 `megatron` is Korthikanti et al., arXiv 2205.05198, section 4.1, in bytes of 16 bit, units of sbh:
 norms 4, their results 4, q k v and context 8, MLP 16, masks 2, and scores 5as/h; without scores in
 memory Transformer Engine's fused kernels, which keep a product's operand in 8 bits where it is

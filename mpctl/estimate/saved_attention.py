@@ -1,6 +1,6 @@
 """What one attention saves for its backward, and what selective recomputation forms again.
 
-Kernels `mpctl` are this project's, as rehearsals measure them (runtime/memory_tracker.py): torch's
+Kernels `mpctl` are this project's, as rehearsals measure them (runtime/memory.py): torch's
 fused attention; on CUDA, where there is dropout, a window, slopes, a bias or a mask, our own, which
 keeps no more (estimate/attention_kernel.py); on a CPU, where dropout or a learned bias forbids the
 fused one, the scores written out. `megatron` keeps queries, keys and values and the context, and
@@ -158,8 +158,8 @@ class _AttentionTensors:
     def fused(self) -> tuple[Saved, Saved]:
         """Torch's fused kernel saves its inputs, its result and a sum a row."""
         shapes, attention = self.shapes, self.attention
-        # a GPU's result is laid out as its queries, and those of kernels/triton/rotary.py are so
-        # that it needs no copy
+        # a GPU's result is laid out as its queries, and those of kernels/triton/elementwise.py are
+        # so that it needs no copy
         tensors = self._fused_inputs() + self.gathered + self.context + self.sums
         if (self.turned and not shapes.is_cuda) or shapes.cp > 1:
             tensors += self.projected

@@ -1,10 +1,9 @@
 """What a class of Hugging Face's transformers calls a family's parameters and how it stores them.
 
-A Scheme is a table, written out in a file a class (gpt/gpt2_scheme.py, gpt/llama_scheme.py,
-bert/scheme.py, t5/scheme.py) together with its config.json; weights/names.py reads the tables. No
-torch here.
-By hand: `"layers.{}.attention.output": ("model.layers.{}.self_attn.o_proj",)` says that our
-layers.7.attention.output.weight is their model.layers.7.self_attn.o_proj.weight.
+A Scheme is a table, written out with the class's config.json in a family's hub.py; weights/names.py
+reads the tables. No torch here. `"layers.{}.attention.output":
+("model.layers.{}.self_attn.o_proj",)` says that our layers.7.attention.output.weight is their
+model.layers.7.self_attn.o_proj.weight.
 """
 
 from __future__ import annotations

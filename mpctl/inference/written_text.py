@@ -18,7 +18,7 @@ class WrittenText:
 
     stop: strings that end the text and are not part of it; blanks: tokens written, by blank (one
     for gpt and t5); shown: characters that `fresh` has returned; finish: why the text ended
-    (runtime/sampling/texts.py), or "stop", None while it goes on; seconds: from the begin of its
+    (runtime/sampling.py), or "stop", None while it goes on; seconds: from the begin of its
     batch to its last token.
     """
 

@@ -1,8 +1,8 @@
 """An audit of a step: kernels and bytes of each module in each pass, beside the least possible.
 
 A dispatch mode sees every operation of a rehearsed step below autograd (kernel_counts.py), says
-whose it is (scopes.py) and what of its bytes a single kernel for that module would have to move
-(dataflow.py). Seconds are those of the plan's own law of kernels on the job's device
+whose it is (`Scopes`) and what of its bytes a single kernel for that module would have to move
+(`Dataflow`). Seconds are those of the plan's own law of kernels on the job's device
 (estimate/kernels.py): a product takes what it takes there, another kernel its launch and its bytes
 at the bandwidth that kernels reach. The least is the module's products, or its least bytes where
 they take longer, and one launch where it has no product.
@@ -10,19 +10,36 @@ they take longer, and one launch where it has no product.
 Not seen are a host that launches too slowly, caches that hold what the kernel before wrote, and
 kernels that reach less than others: an audit finds what is done needlessly, not what is done badly.
 
-By hand, bandwidth 1 GB/s, launches of 1 us: y = x + 1 then z = 2 y of 1 MB each moves 4 MB in 2
-launches, 4.002 ms; least 2 MB in 1, 2.001 ms.
+Forward, the innermost module whose call is under way has it; a model's own work, outside of its
+modules, is named by the method of its family (`embed`, `word_losses`). Autograd numbers its nodes
+in the order in which they are made (the sequence numbers that torch's profiler uses to join forward
+and backward). Nodes that have appeared since the operation before were made by the module of this
+one; a node's backward belongs to the module that made it, and the sum into a parameter's gradient
+to `PARAMETER.grad`. What runs with gradients enabled inside of a backward is forward once more:
+`recompute`.
+
+A part of a step (a module in a pass) is taken as one kernel would do it. It must read what others
+wrote and it reads, and write what others read later, or what is still there when the step ends;
+what it makes and uses up itself costs nothing. A copy of values as they are (`clone`) is the tensor
+that it copies: nobody needed it. Regions of a storage are told apart, so that q, k and v of one
+product are the product, read once.
 """
 
 from __future__ import annotations
 
+import re
+import sys
+import weakref
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import torch
+from torch import Tensor, nn
+from torch._C._autograd import _get_sequence_nr as next_node_number
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -33,23 +50,233 @@ from mpctl.estimate.kernels import (
     flash_seconds,
     product_seconds,
 )
-from mpctl.pipeline.schedule.orders import Action
-from mpctl.rehearsal.dataflow import Dataflow, Part
+from mpctl.pipeline.schedule.orders import Action, Kind
 from mpctl.rehearsal.kernel_counts import (
     FREE,
     Attention,
     OpCost,
     Product,
+    Touched,
     cost_of,
     is_known,
+    region,
     tensors_in,
 )
-from mpctl.rehearsal.scopes import Scopes, part_of, pattern
 from mpctl.rundir.rank_files import AuditRow, AuditTotal, Pass, StepAudit
-from mpctl.runtime.memory_tracker import device_of
+from mpctl.runtime.memory import device_of
 from mpctl.runtime.profile import StepProfile
 from mpctl.runtime.train import Trainer
 from mpctl.spec.job import JobSpec
+
+NO_NUMBER = (1 << 64) - 1  # of the nodes that add up parameters' gradients
+DEFERRED = "deferred weights"  # whose gradients a schedule computes apart (zero-bubble)
+LAYER = re.compile(r"^(?:.*?\.)?layers\.\d+")
+
+
+@dataclass
+class Scopes:
+    """Where the step under way is. names: of modules; outside: what is done outside of passes;
+    makers: (first node, module) in the order of nodes; parameters: names by identity."""
+
+    names: Mapping[nn.Module, str] = field(default_factory=dict)
+    parameters: Mapping[int, str] = field(default_factory=dict)
+    outside: str = ""
+    stack: list[str] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    makers: list[str] = field(default_factory=list)
+    seen: int = 0
+
+    def watch(self, model: nn.Module) -> None:
+        """Follow the calls of all modules of a model from now on."""
+        chunks = list(getattr(model, "chunks", [model]))
+        named = [(module, name) for chunk in chunks for name, module in chunk.named_modules()]
+        self.names = {module: name for module, name in named if name}
+        for module in self.names:
+            module.register_forward_pre_hook(self._enter)
+            module.register_forward_hook(self._leave, always_call=True)
+        self.parameters = {id(p): name for name, p in model.named_parameters()}
+
+    @contextmanager
+    def during(self, what: str) -> Iterator[None]:
+        """Work outside of passes, by name."""
+        before, self.outside = self.outside, what
+        try:
+            yield
+        finally:
+            self.outside = before
+
+    def place(self, action: Kind | None) -> tuple[str, Pass]:
+        """The module and the pass of the operation under way. action: of the schedule, None outside
+        of a micro batch's."""
+        node = torch._C._current_autograd_node()
+        module, phase = self._place(node, action)
+        made = next_node_number()
+        if made > self.seen:
+            self.starts.append(self.seen)
+            self.makers.append(module)
+            self.seen = made
+        return module, phase
+
+    def _place(self, node: Any, action: Kind | None) -> tuple[str, Pass]:
+        if self.stack:
+            return self.stack[-1], "forward" if node is None else "recompute"
+        if node is None:
+            if action is None or self.outside:
+                return self.outside or "step", "step"
+            if action == "backward_weight":
+                return DEFERRED, "backward"
+            return _method(), "forward" if action == "forward" else "backward"
+        maker = self._maker(node)
+        if not torch.is_grad_enabled():
+            return maker, "backward"
+        layer = LAYER.match(maker)
+        return layer[0] if layer and _is_in_layer() else maker, "recompute"
+
+    def _maker(self, node: Any) -> str:
+        number = node._sequence_nr()
+        if number == NO_NUMBER:
+            return f"{self.parameters.get(id(node.variable), 'parameter')}.grad"
+        place = bisect_right(self.starts, number) - 1
+        return self.makers[place] if place >= 0 else _method()
+
+    def _enter(self, module: nn.Module, *_: Any) -> None:
+        self.stack.append(self.names[module])
+
+    def _leave(self, *_: Any) -> None:
+        self.stack.pop()
+
+
+def pattern(name: str) -> str:
+    """The name with its numbers merged: `layers.3.mlp.up` -> `layers.*.mlp.up`."""
+    return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name)
+
+
+def part_of(module: str) -> str:
+    """The kind of layer that a pattern lies in, `layers.*`; `outside of layers` for the rest."""
+    found = re.match(r"^(?:.*?\.)?layers\.\*", module)
+    return found[0] if found else "outside of layers"
+
+
+def _method() -> str:
+    """The innermost method of a family's module that is being called."""
+    return _innermost("/mpctl/families/") or "pipeline"
+
+
+def _is_in_layer() -> bool:
+    return _innermost("/mpctl/layers/transformer_layer.py") is not None
+
+
+def _innermost(*paths: str) -> str | None:
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename.replace("\\", "/")
+        if any(path in file for path in paths):
+            return str(frame.f_code.co_name)
+        frame = frame.f_back
+    return None
+
+
+Regions = dict[Any, int]  # bytes of each region of a storage
+
+
+@dataclass(eq=False)
+class Part:
+    """What one part of a step has read of others' and written, by storage. needed: storages that
+    it wrote and others read later."""
+
+    read: dict[Storage, Regions] = field(default_factory=dict)
+    written: dict[Storage, Regions] = field(default_factory=dict)
+    needed: set[Storage] = field(default_factory=set)
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes read of others' and written for others, each once."""
+        out = (_union(storage, self.written[storage]) for storage in self.needed)
+        return sum(out) + sum(_union(storage, regions) for storage, regions in self.read.items())
+
+
+@dataclass(eq=False)
+class Storage:
+    """A storage while it lives. maker: the part that first wrote it, None for what was there;
+    source: what it is a copy of; reference: forgets it when it is freed."""
+
+    size: int
+    maker: Part | None = None
+    source: Storage | None = None
+    writers: set[Part] = field(default_factory=set)
+    reference: Any = None
+
+
+class Dataflow:
+    """Follows who reads and writes which storage, from a step's first operation to its last."""
+
+    def __init__(self) -> None:
+        self.living: dict[int, Storage] = {}
+
+    def read(self, part: Part, touched: Touched) -> None:
+        """A part reads so many bytes of these tensors."""
+        for tensor, size in touched:
+            storage = self._storage(tensor)
+            origin = storage.source or storage
+            if _has_written(part, origin, tensor):
+                continue
+            part.read.setdefault(storage, {})[region(tensor)] = size
+            for writer in origin.writers:
+                writer.needed.add(origin)
+
+    def write(self, part: Part, touched: Touched) -> None:
+        """A part writes tensors: new ones, or others' in place, which it changes for good."""
+        for tensor, size in touched:
+            is_new = tensor.untyped_storage()._cdata not in self.living
+            storage = self._storage(tensor)
+            if is_new:
+                storage.maker = part
+            storage.source = None
+            storage.writers.add(part)
+            part.written.setdefault(storage, {})[region(tensor)] = size
+            if storage.maker is not part:
+                part.needed.add(storage)
+
+    def copy(self, source: Tensor, copy: Tensor, part: Part) -> None:
+        """A part copies values as they are into a new tensor."""
+        origin = self._storage(source)
+        self.made(copy, part)
+        self._storage(copy).source = origin.source or origin
+
+    def made(self, tensor: Tensor, part: Part) -> None:
+        """A part has made a tensor without values."""
+        if tensor.untyped_storage()._cdata not in self.living:
+            self._storage(tensor).maker = part
+
+    def finish(self) -> None:
+        """The step is over: what lives was needed."""
+        for storage in self.living.values():
+            for writer in storage.writers:
+                writer.needed.add(storage)
+
+    def _storage(self, tensor: Tensor) -> Storage:
+        untyped = tensor.untyped_storage()
+        key, size = untyped._cdata, untyped.nbytes()
+        found = self.living.get(key)
+        if found is None:
+            found = self.living[key] = Storage(size)
+            found.reference = weakref.ref(untyped, lambda _: self.living.pop(key, None))
+        found.size = max(found.size, size)
+        return found
+
+
+def _has_written(part: Part, storage: Storage, tensor: Tensor) -> bool:
+    """Whether a part reads its own: of a storage that it made, or this region, or a whole."""
+    regions = part.written.get(storage, {})
+    return part in storage.writers and (
+        storage.maker is part or region(tensor) in regions or sum(regions.values()) >= storage.size
+    )
+
+
+def _union(storage: Storage, regions: Regions) -> int:
+    """Bytes of regions of a storage, which may overlap: no more than it has."""
+    return min(storage.size, sum(regions.values()))
+
 
 Item = TypeVar("Item")
 _DEVICE = torch.ops.prim.device.default

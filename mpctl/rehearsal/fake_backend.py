@@ -39,10 +39,10 @@ from torch.nn.attention.bias import CausalBias
 from mpctl.data.samples import SampleSource
 from mpctl.data.special import special_ids
 from mpctl.families import least_tokens, special_tokens
-from mpctl.families.modules import get_implementation
+from mpctl.families.implementation import get_implementation
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
+from mpctl.kernels.triton import define_operation
 from mpctl.kernels.triton.backend import TritonKernels
-from mpctl.kernels.triton.operation import define_operation
 from mpctl.runtime.batches import Batches, model_of
 from mpctl.runtime.mesh import AxisPosition
 from mpctl.spec.job import JobSpec

@@ -38,8 +38,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mpctl.runtime import memory_tracker
-from mpctl.runtime.memory_tracker import device_of
+from mpctl.runtime import memory
+from mpctl.runtime.memory import device_of
 
 aten = torch.ops.aten
 _READS = {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default}
@@ -56,7 +56,7 @@ _IS_PINNED, _PIN = aten.is_pinned.default, aten._pin_memory.default
 _FROM_NUMBERS: set[Any] = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
 _PACKAGE = Path(__file__).parents[1]
 _TORCH = str(Path(torch.__file__).parent)
-_UNSEEN = (_TORCH, str(Path(__file__).parent), str(memory_tracker.__file__), "<")
+_UNSEEN = (_TORCH, str(Path(__file__).parent), str(memory.__file__), "<")
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,7 @@ from mpctl.rundir.rank_files import RehearsedRank, Traffic
 from mpctl.runtime.adamw import MOMENTS
 from mpctl.runtime.build import build_trainer
 from mpctl.runtime.environment import RuntimeEnvironment
-from mpctl.runtime.memory_tracker import KINDS, MemoryTracker
-from mpctl.runtime.memory_watch import current_action, state_tensors, storage_bytes
+from mpctl.runtime.memory import KINDS, MemoryTracker, current_action, state_tensors, storage_bytes
 from mpctl.runtime.process import die_with_parent
 from mpctl.runtime.profile import StepProfile
 from mpctl.runtime.traffic import TrafficCounter
@@ -55,7 +54,7 @@ from mpctl.runtime.zero.gradients import DEVICE_NORM_BLOCK
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import parse
 from mpctl.topology import Topology
-from mpctl.transport.group import Collective
+from mpctl.transport.timing import Collective
 
 EXTRA_ROUNDS = 2  # beyond those in flight
 NO_RUN = Path(os.devnull) / "no-run"  # cannot exist: nothing is found or written there

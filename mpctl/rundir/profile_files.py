@@ -57,7 +57,7 @@ class ProfileEvent(RequiredEventFields, total=False):
     microbatch, chunk: of a pass, or of the pass during which a collective was started, which is
     then `of` ("forward"); phase: "start" while the rank starts a collective, "wait" while it waits
     for one, which it began to start at `started`; axis, bytes, dtype: of a collective
-    (transport/collective.py); peer: the stage at the other end of a message between stages.
+    (transport/timing.py); peer: the stage at the other end of a message between stages.
     """
 
     microbatch: int

@@ -1,8 +1,8 @@
 """What the ranks of a bench, `mpctl eval` and `mpctl sample` are asked, and what they answer.
 
 A bench's request is RUN/bench.json, and rank 0 appends its answers to RUN/answers.jsonl
-(runtime/measure.py). `mpctl eval` and `mpctl sample` exchange files with their workers through a
-temporary folder:
+(runtime/probes/measure.py). `mpctl eval` and `mpctl sample` exchange files with their workers
+through a temporary folder:
 
 FOLDER/ job.json       the layout and the model, written by the command
         request.json   what to do: an EvalRequest or a SampleRequest
@@ -25,7 +25,8 @@ from mpctl.spec.model import ModelSpec
 
 
 class BenchRequest(TypedDict):
-    """What every request to the ranks of a bench has. task: which of runtime/measure.py's probes
+    """What every request to the ranks of a bench has. task: which of runtime/probes/measure.py's
+    probes
     answers it; other keys are the probe's own."""
 
     task: ReadOnly[str]
@@ -64,7 +65,7 @@ class PromptRequest(TypedDict):
 
 
 class DrawRequest(TypedDict):
-    """How a token is chosen from the model's probabilities (runtime/sampling/draw.py)."""
+    """How a token is chosen from the model's probabilities (runtime/sampling.py)."""
 
     temperature: float
     top_k: int | None

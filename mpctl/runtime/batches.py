@@ -4,16 +4,22 @@ All tensor-parallel ranks of a replica read the same samples; together the repli
 global batch under every layout (data/samples.py states the law). What a sample consists of is
 decided by the model family's objective.
 
+A thread may read the steps to come (`ReadAhead`): the items of a step are a function of its number.
+A step that is not the next one, such as one that is computed once more, is read anew from there. An
+error belongs to its item: it is raised where that item is asked for, not before.
+
 Letters: b micro batch size, s sequence, c ranks of context parallelism.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from threading import Condition, Thread
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -27,17 +33,99 @@ from mpctl.data.samples import Fields, SampleSource, sample_numbers
 from mpctl.data.special import added_tokens, missing_tokens, special_ids
 from mpctl.errors import InputError
 from mpctl.families import get_family, special_tokens
-from mpctl.families.batch import Batch, Objective
-from mpctl.families.modules import get_implementation
+from mpctl.families.implementation import Batch, Objective, get_implementation
 from mpctl.layers.context_parallel import context_blocks
 from mpctl.layers.cross_entropy import IGNORED
 from mpctl.layout.topology import job_grid
 from mpctl.runtime.mesh import AxisPosition
-from mpctl.runtime.read_ahead import ReadAhead
 from mpctl.sharding import filled_up, validation_batches
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 from mpctl.transport.group import Group
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An error that reading raised, in the place of the item."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True)
+class _End:
+    """The step has no more items."""
+
+
+class ReadAhead(Generic[Item]):
+    """Reads the items of steps `0 .. stop` in a thread of its own, which the first use starts.
+
+    read: the items of a step, by its number; only the thread calls it. depth: how many items are
+    read before they are asked for.
+    """
+
+    def __init__(self, read: Callable[[int], Iterator[Item]], *, stop: int, depth: int) -> None:
+        self.read, self.stop, self.depth = read, stop, depth
+        self.next_step: int | None = None  # whose items the thread gives next
+        self._items: deque[Item | _Failure | _End] = deque()
+        self._changed, self._is_closed = Condition(), False
+        self._thread: Thread | None = None
+
+    def step(self, number: int) -> Iterator[Item]:
+        """The items of step `number`; waits for those that are not read yet. Raises what reading
+        them raised."""
+        if number != self.next_step:
+            self._start(number)
+        self.next_step = None  # until this step is over
+        while not isinstance(item := self._take(), _End):
+            if isinstance(item, _Failure):
+                self.close()
+                raise item.error
+            yield item
+        self.next_step = number + 1 if number + 1 < self.stop else None
+
+    def close(self) -> None:
+        """End the thread, after the item that it is reading."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        self._thread, self.next_step = None, None
+
+    def _start(self, number: int) -> None:
+        self.close()
+        self._items.clear()
+        self._is_closed = False
+        self._thread = Thread(target=self._run, args=(number,), name="reading", daemon=True)
+        self._thread.start()
+
+    def _run(self, first: int) -> None:
+        try:
+            for number in range(first, max(self.stop, first + 1)):
+                for item in self.read(number):
+                    if not self._put(item):
+                        return
+                self._put(_End())
+        except BaseException as error:
+            self._put(_Failure(error))
+
+    def _put(self, item: Item | _Failure | _End) -> bool:
+        """Hand over an item, once there is room; whether more are wanted."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or len(self._items) < self.depth)
+            self._items.append(item)
+            self._changed.notify_all()
+            return not self._is_closed
+
+    def _take(self) -> Item | _Failure | _End:
+        with self._changed:
+            self._changed.wait_for(lambda: self._items)
+            item = self._items.popleft()
+            self._changed.notify_all()
+            return item
+
 
 HostBatch = tuple[list[int], Fields]
 """The numbers of a micro batch's samples, and its arrays in host memory."""

@@ -20,8 +20,7 @@ from mpctl.checkpoint.writer import PATIENCE, CheckpointWriter, KeepPolicy, Stor
 from mpctl.checkpoint.writers import Replicas, shard_files
 from mpctl.errors import RunFailed
 from mpctl.estimate.checkpoint import checkpoint_bytes
-from mpctl.families.batch import FamilyModule
-from mpctl.families.modules import build_module
+from mpctl.families.implementation import FamilyModule, build_module
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.counter_rng import StepKeys
 from mpctl.layers.compiled import compile_layers, with_compiled_pieces
@@ -38,12 +37,11 @@ from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.fp8 import fp8_scales, multiplies_in_fp8
 from mpctl.runtime.initial_weights import start_from
 from mpctl.runtime.mesh import Mesh, build_mesh, checkpoint_store, stage_groups
-from mpctl.runtime.offload import OffloadPasses
 from mpctl.runtime.optimizer import TORCH_DTYPES, Optimizer
+from mpctl.runtime.p2p import stage_links
 from mpctl.runtime.partition import PipelinePartition
-from mpctl.runtime.pass_listener import PassListener, watch_layers
+from mpctl.runtime.pass_listener import OffloadPasses, PassListener, watch_layers
 from mpctl.runtime.pipeline import PipelineRunner
-from mpctl.runtime.stage_links import stage_links
 from mpctl.runtime.step_guard import recent_losses
 from mpctl.runtime.train import Trainer
 from mpctl.runtime.zero.bucket_shard import BucketShard

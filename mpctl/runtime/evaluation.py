@@ -18,7 +18,7 @@ import torch
 
 from mpctl.data.indexed import IndexedDataset
 from mpctl.data.special import added_tokens
-from mpctl.families.batch import Batch, Objective
+from mpctl.families.implementation import Batch, Objective
 from mpctl.rundir.requests import EvalAnswer, EvalRequest
 from mpctl.runtime.batches import make_objective, model_of, read_batch
 from mpctl.runtime.build import build_chunks
@@ -26,9 +26,9 @@ from mpctl.runtime.fp8 import restored_scales
 from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.model_weights import load_chunks
 from mpctl.runtime.optimizer import TORCH_DTYPES
+from mpctl.runtime.p2p import stage_links
 from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.pipeline import PipelineRunner
-from mpctl.runtime.stage_links import stage_links
 from mpctl.runtime.status import OwnStatus, reduce_status
 from mpctl.sharding import validation_batches
 from mpctl.spec.job import JobSpec

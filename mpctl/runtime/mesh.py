@@ -21,10 +21,9 @@ from mpctl.rundir.collective_log import CollectiveLog, rank_ranges
 from mpctl.spec.launch import LaunchSpec
 from mpctl.tensor_grid import TensorGrid
 from mpctl.topology import Topology
-from mpctl.transport.group import Collective, Group
-from mpctl.transport.segment import NoSegment, open_segment
-from mpctl.transport.shared import Exchange
-from mpctl.transport.timing import CollectiveTimer
+from mpctl.transport.group import Group
+from mpctl.transport.shared import Exchange, NoSegment, open_segment
+from mpctl.transport.timing import Collective, CollectiveTimer
 
 Record = Callable[[Collective], None]
 

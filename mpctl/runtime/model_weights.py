@@ -10,7 +10,7 @@ import torch
 
 from mpctl.checkpoint.reader import load_values, padding_rows
 from mpctl.checkpoint.saved_model import SavedModel
-from mpctl.families.batch import FamilyModule
+from mpctl.families.implementation import FamilyModule
 from mpctl.layers.parameters import shard_of
 from mpctl.runtime.partition import Chunks
 from mpctl.spec.model import ModelSpec

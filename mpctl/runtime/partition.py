@@ -18,7 +18,7 @@ from functools import cached_property
 
 from torch import Tensor, nn
 
-from mpctl.families.batch import FamilyModule
+from mpctl.families.implementation import FamilyModule
 from mpctl.layout.job_layout import JobLayout, Stages
 from mpctl.operators.table import StageSlice
 from mpctl.sharding import local_size

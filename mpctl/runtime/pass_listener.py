@@ -5,9 +5,6 @@ leaves it, backward reaches it. When backward reaches a unit, all units after it
 works in the reverse order of forward, and accumulates before all else. So what is sent then depends
 on the plan alone, never on which parameters a rank happened to use (BERT's next-sentence head is
 used by one rank of cp only), and is in one order on all replicas.
-
-By hand, layers 1 and 2 between entry 0 and exit 3: enter 1, leave 1, enter 2, leave 2; back 2 (the
-exit's gradients are complete), back 1 (layer 2's are), end (all are).
 """
 
 from __future__ import annotations
@@ -18,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mpctl.layers.recompute import HostOffload
 from mpctl.pipeline.schedule.orders import Action
 
 
@@ -72,3 +70,15 @@ def _leaving(unit: int, listeners: Sequence[PassListener]) -> Callable[..., None
             output.register_hook(back)
 
     return leaving
+
+
+class OffloadPasses(PassListener):
+    """Tells an offload where a forward begins."""
+
+    def __init__(self, offload: HostOffload) -> None:
+        self.offload = offload
+
+    def begin(self, action: Action) -> None:
+        """A new pass, where it is a forward."""
+        if action.kind == "forward":
+            self.offload.begin_pass()

@@ -12,7 +12,7 @@ rank may use some only, is computed at once.
 Messages carry no tags: between two ranks they match in order. pipeline/schedule/program.py puts
 them in one order, in which even sends that wait for their receive come to an end. So a receive is
 posted at its place in that order, before what it is for, and waited for when it is needed
-(stage_links.py says over which group, and on which stream); a send travels meanwhile, and once two
+(p2p.py says over which group, and on which stream); a send travels meanwhile, and once two
 are under way the oldest is waited for, to bound the memory of messages. What has been sent is
 released: backward needs a chunk's result as a place in the graph, not its values.
 
@@ -31,16 +31,16 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from mpctl.families.batch import Batch, FamilyModule, State
+from mpctl.families.implementation import Batch, FamilyModule, State
 from mpctl.kernels.counter_rng import CounterRNG, StepKeys
 from mpctl.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mpctl.layers.parameters import Deferred, DeferredWgrad, defer_wgrad
 from mpctl.layout.limits import MAX_SENDS_IN_FLIGHT
 from mpctl.pipeline.schedule.orders import Action, StageChunk
 from mpctl.pipeline.schedule.program import Program, Step, program
+from mpctl.runtime.p2p import Direction, StageLinks
 from mpctl.runtime.partition import Chunks, PipelinePartition, StageBoundary
 from mpctl.runtime.pass_listener import PassListener
-from mpctl.runtime.stage_links import Direction, StageLinks
 from mpctl.spec.schedules import SCHEDULES
 from mpctl.transport.group import Pending
 

@@ -24,8 +24,7 @@ from mpctl.pipeline.schedule.program import Step
 from mpctl.rundir.profile_files import ProfiledStep, ProfileEvent
 from mpctl.runtime.pass_listener import PassListener
 from mpctl.spec.base import is_within
-from mpctl.transport.collective import Collective
-from mpctl.transport.timing import SecondsByAxis
+from mpctl.transport.timing import Collective, SecondsByAxis
 
 Item = TypeVar("Item")
 BOOT = Path("/proc/sys/kernel/random/boot_id")

@@ -65,7 +65,7 @@ def _work(folder: Path, rank_env: RankEnv) -> None:
 
 def _answers(request: EvalRequest | SampleRequest, job: JobSpec, mesh: Mesh) -> Answers:
     from mpctl.runtime.evaluation import evaluate
-    from mpctl.runtime.sampling.task import sample
+    from mpctl.runtime.sampling import sample
 
     if request["task"] == "sample":
         return sample(request, job, mesh)

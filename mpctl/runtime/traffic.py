@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from mpctl.rundir.rank_files import Traffic
-from mpctl.transport.group import Collective
+from mpctl.transport.timing import Collective
 
 
 @dataclass

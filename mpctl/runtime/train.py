@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from mpctl.checkpoint.reader import load_checkpoint, padding_rows
 from mpctl.checkpoint.saver import Saver
-from mpctl.families.batch import Objective
+from mpctl.families.implementation import Objective
 from mpctl.layers.fp8 import Fp8Scales
 from mpctl.rundir.rank_files import StepRecord, Traffic, ValidationReport
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.loss_scale import LossScale
-from mpctl.runtime.memory_watch import MemoryWatch
+from mpctl.runtime.memory import MemoryWatch
 from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.optimizer import Optimizer
 from mpctl.runtime.partition import PipelinePartition

@@ -1,7 +1,7 @@
 """The worker: `python -m mpctl.runtime.worker RUN`, started by torchrun, one process a rank.
 
 Reads RUN/job.json and nothing else of the job, and trains; where a bench wrote RUN/bench.json it
-answers that instead (measure.py). Order matters: the end with the parent first, then
+answers that instead (probes/measure.py). Order matters: the end with the parent first, then
 the log, then the imports that take time, so that no rank outlives its launcher while it starts and
 whatever fails is written down.
 """
@@ -150,7 +150,7 @@ class Worker:
         """Join the other ranks and answer a bench's request; rank 0 appends each answer to
         RUN/answers.jsonl."""
         with garbage_collection_paused():
-            from mpctl.runtime.measure import find_probe
+            from mpctl.runtime.probes.measure import find_probe
 
             probe, environment = find_probe(request), self._join("making groups")
             mesh = self._mesh(environment)

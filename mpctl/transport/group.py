@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -34,14 +34,75 @@ from torch import Tensor
 
 from mpctl.collectives import Kind
 from mpctl.sharding import local_size
-from mpctl.transport.collective import Collective
-from mpctl.transport.logged_work import MessageLog, Work, logged_work
 from mpctl.transport.messages import Reduction
-from mpctl.transport.pending import Pending, PendingConcatenation
 from mpctl.transport.shared import Exchange
-from mpctl.transport.timing import CollectiveTimer, timed_start
+from mpctl.transport.timing import Collective, CollectiveTimer, Work, timed_start
 
-__all__ = ["Collective", "Group", "Pending"]  # also those of collective.py and pending.py
+
+@dataclass(frozen=True)
+class Pending:
+    """A collective under way: its result may be read once `wait` has returned it."""
+
+    result: Tensor
+    work: Work | None = None
+
+    def wait(self) -> Tensor:
+        """The result. The host waits for it; on CUDA the current stream does, and kernels may still
+        be running when this returns."""
+        if self.work is not None:
+            self.work.wait()
+        return self.result
+
+
+@dataclass(frozen=True)
+class PendingConcatenation(Pending):
+    """Gathered blocks [t, ..], which `wait` concatenates along `dim`."""
+
+    dim: int = 0
+
+    def wait(self) -> Tensor:
+        """The blocks side by side."""
+        # [t, m, .., n, ..] -> [m, .., t, n, ..] -> [m, .., t*n, ..]
+        return super().wait().movedim(0, self.dim).flatten(self.dim, self.dim + 1)
+
+
+class MessageLog(Protocol):
+    """Where a rank writes how far it is in the messages of one group (rundir/collective_log.py has
+    the one of a run)."""
+
+    def start(self, kind: Kind, size: int) -> int:
+        """Log that a message of `size` bytes starts; returns its number, from 1."""
+
+    def wait(self, number: int) -> None:
+        """Log that the rank waits for the result of a message."""
+
+    def finish(self, number: int) -> None:
+        """Log that a message, and so all before it, has its result."""
+
+    def channel(self, source: int, destination: int) -> MessageLog | None:
+        """The log of messages from one member to another, by their positions in the group."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedWork:
+    """Work whose wait and end are logged. number: of the collective in its group's log."""
+
+    work: Work
+    log: MessageLog
+    number: int
+
+    def wait(self) -> None:
+        """Return when the result is there; a wait that fails stays in the log as a wait."""
+        self.log.wait(self.number)
+        self.work.wait()
+        self.log.finish(self.number)
+
+
+def logged_work(work: Work | None, log: MessageLog | None, number: int) -> Work | None:
+    """The work, logged where there is a log; None where nothing is to be waited for."""
+    return work if work is None or log is None else LoggedWork(work, log, number)
+
+
 _REDUCE_OP = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 # torch 2.13 renames both and warns at the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -1,5 +1,15 @@
 """Collectives between ranks of one host through memory that all of them have mapped.
 
+The first rank makes the memory with memfd_create, a file without a name, and the others open it
+where that rank holds it, /proc/PID/fd/N; it closes it once all have. So whoever is killed, and
+when, no file is left behind, and the size of /dev/shm (64 MiB in many containers) is no bound.
+Pages are taken at once: touching one that cannot be had would be a SIGBUS in the middle of a step.
+Whether it worked is summed over the group, so that all ranks use the memory or none does.
+
+Layout, t ranks, K slots of S bytes: two lines of 128 bytes a rank, so that no two ranks write to
+one cache line nor to a pair that is prefetched together; from the next page on t x K x S bytes.
+By hand, t=2, K=4, S=1 MiB: 512 bytes of flags, data from byte 4096 on, 8 MiB and a page in all.
+
 A message is cut into chunks that fit a slot. Chunks are numbered, the same on all ranks because all
 start the same collectives in the same order. Chunk n uses slot n % K in the row of every rank:
 
@@ -9,19 +19,24 @@ start the same collectives in the same order. Chunk n uses slot n % K in the row
 A rank posts when it starts a collective, as far as slots are free, and whenever it waits; it
 finishes in order, so a wait also finishes what was started before, and has arrived before. Neither
 step waits for anyone: who waits serves its peers, and any order of waits comes to an end.
-
-By hand: with K=4 slots of 1 MiB a message of up to 4 MiB is on its way when `start` returns.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
+import platform
+import secrets
+import select
+import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from mpctl.transport.messages import (
@@ -36,7 +51,158 @@ from mpctl.transport.messages import (
     Reduction,
     length,
 )
-from mpctl.transport.segment import Segment
+
+SLOTS, SLOT_BYTES = 4, 2**20
+LINE = 16  # flags of 8 bytes in a line
+Reserve = Callable[[int, int], None]
+
+
+class NoSegment(OSError):
+    """The ranks of this group share no memory; raised on all of them alike."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The memory that rank `rank` of a group has mapped; `ranks` are the group's global ranks.
+
+    flags: 64-bit; a rank writes those from `line(rank)` on, two lines of them, and no others.
+    data: [t, K, S] bytes. processes: the group rank of each peer, by a handle on its process.
+    ended: polls those handles, which become readable when the process has ended.
+    """
+
+    rank: int
+    ranks: tuple[int, ...]
+    flags: memoryview
+    data: Tensor
+    processes: dict[int, int]
+    ended: select.poll
+
+    def line(self, rank: int, second: bool = False) -> int:
+        """Index in `flags` of the first, or second, line of a rank."""
+        return (2 * rank + second) * LINE
+
+    def lost(self) -> set[int]:
+        """Group ranks whose process has ended: the kernel says so, before any timeout is over."""
+        return {self.processes[handle] for handle, _ in self.ended.poll(0)}
+
+
+def open_segment(
+    rank: int,
+    ranks: Sequence[int],
+    process_group: dist.ProcessGroup | None,
+    *,
+    slots: int = SLOTS,
+    slot_bytes: int = SLOT_BYTES,
+    reserve: Reserve | None = None,
+) -> Segment:
+    """Map memory that the ranks of a group share; every rank of the group calls this.
+
+    rank: in the group; ranks: the group's global ranks; process_group: torch's, over which they
+    agree, None for the default one. slots, slot_bytes: K and S. reserve: allocates so many bytes of
+    a file, or raises OSError (posix_fallocate by default). Raises NoSegment on all ranks when one
+    of them cannot map it.
+    """
+    assert slots < LINE and slot_bytes % 16 == 0, "a flag a slot; whole elements of any dtype"
+    shape = (len(ranks), slots, slot_bytes)
+    message = torch.zeros(len(ranks) + 2, dtype=torch.int64)  # process ids, file, its name
+    message[rank] = os.getpid()
+    file, why = -1, ""
+    if rank == 0:
+        try:
+            file, message[-1] = _make(_start(shape) + _bytes(shape), reserve or _reserve)
+            message[-2] = file
+        except OSError as error:
+            why = str(error)
+    try:
+        dist.all_reduce(message, group=process_group)
+        segment, failed = _attempt(rank, tuple(ranks), message.tolist(), shape)
+        good = torch.tensor(int(segment is not None))
+        dist.all_reduce(good, group=process_group)
+    finally:
+        if file >= 0:
+            os.close(file)
+    if segment is None or int(good) < len(ranks):
+        raise NoSegment(why or failed or "another rank of the group could not map it")
+    return segment
+
+
+def _start(shape: tuple[int, int, int]) -> int:
+    """Byte at which data begin: that of the page after the flags."""
+    return -(-shape[0] * 2 * LINE * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _bytes(shape: tuple[int, int, int]) -> int:
+    return shape[0] * shape[1] * shape[2]
+
+
+def _name(number: int) -> str:
+    return f"mpctl-{number:016x}"
+
+
+def _make(size: int, reserve: Reserve) -> tuple[int, int]:
+    """A file of `size` bytes in memory, and the random number in its name."""
+    _check_machine()
+    number = secrets.randbits(62) + 1
+    file = os.memfd_create(_name(number))
+    try:
+        os.fchmod(file, 0o600)
+        reserve(file, size)
+    except OSError:
+        os.close(file)
+        raise
+    return file, number
+
+
+def _reserve(file: int, size: int) -> None:
+    os.posix_fallocate(file, 0, size)
+
+
+def _check_machine() -> None:
+    """A flag written after the data must be seen after them: x86 keeps the order of stores and of
+    loads (TSO); elsewhere that takes fences, which Python does not have."""
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
+        raise OSError(f"needs Linux on x86-64, this is {sys.platform} on {platform.machine()}")
+
+
+def _attempt(
+    rank: int, ranks: tuple[int, ...], message: list[int], shape: tuple[int, int, int]
+) -> tuple[Segment | None, str]:
+    *pids, file, number = message
+    try:
+        if not number:
+            return None, "the first rank of the group could not make it"
+        memory = _map(f"/proc/{pids[0]}/fd/{file}", _name(number), _start(shape) + _bytes(shape))
+        processes, ended = _watch(pids, rank)
+    except OSError as error:
+        return None, str(error)
+    flags = memoryview(memory)[: _start(shape)].cast("q")
+    data = torch.frombuffer(memory, dtype=torch.uint8, offset=_start(shape)).view(shape)
+    return Segment(rank, ranks, flags, data, processes, ended), ""
+
+
+def _map(path: str, name: str, size: int) -> mmap.mmap:
+    """Map the file at `path`. On another host or in another container the path may lead to
+    anything, so its name is checked before it is opened."""
+    _check_machine()
+    target = str(Path(path).readlink())
+    if target != f"/memfd:{name} (deleted)":
+        raise OSError(f"{path} is {target}, not {name}: not the same host?")
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(file, size)
+    finally:
+        os.close(file)
+
+
+def _watch(pids: list[int], rank: int) -> tuple[dict[int, int], select.poll]:
+    """A handle on each peer's process, readable once it has ended, even if not yet reaped."""
+    peers = [peer for peer in range(len(pids)) if peer != rank]
+    processes = {os.pidfd_open(pids[peer]): peer for peer in peers}
+    ended = select.poll()
+    for handle in processes:
+        ended.register(handle, select.POLLIN)
+    return processes, ended
+
 
 # Seconds of waiting after which a core is offered to others, left, and the peers are looked at:
 # ranks may outnumber cores, and a sixteenth more of a long wait is no loss.

@@ -8,9 +8,6 @@ On CUDA the host goes on while a stream waits. There the seconds are those of th
 between an event recorded before the start or the wait and one recorded after it. Only events that
 the stream has passed are read, so that the host waits for none: a step's seconds are read when its
 figures have been, and what has not passed by then counts to the step after.
-
-By hand: a rank starts an all-reduce over dp_cp within 1 ms, computes for 5 ms and waits 2 ms for
-the result: 3 ms of dp_cp.
 """
 
 from __future__ import annotations
@@ -19,12 +16,34 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
-from mpctl.transport.collective import Collective
-from mpctl.transport.logged_work import Work
+from mpctl.collectives import Kind
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of a run.
+
+    kind: as in mpctl/collectives.py, or receive, which timers see too. axis: name of
+    the group. bytes: of the whole message, over all ranks; what one rank has for all others in an
+    all_to_all. dtype: of the elements, in torch's words.
+    """
+
+    kind: Kind | Literal["receive"]
+    axis: str
+    bytes: int
+    dtype: str
+
+
+class Work(Protocol):
+    """A handle on a collective under way: torch's, or that of shared memory."""
+
+    def wait(self) -> object:
+        """Return when the result is there."""
+
 
 Listener = Callable[[Collective, Any, Any, Any], None]
 MANY_PENDING = 4096  # pairs of CUDA events, from which on those that have passed are read at once

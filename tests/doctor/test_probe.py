@@ -95,7 +95,7 @@ def test_keys_of_a_newer_version_are_ignored() -> None:
 
 def test_the_torch_process_and_its_model_agree() -> None:
     """runtime/ cannot import the model, so that both list the keys."""
-    from mpctl.runtime.torch_probe import TorchReport
+    from mpctl.runtime.probes.torch_report import TorchReport
 
     assert set(TorchReport.__annotations__) == set(TorchFacts.model_fields)
 

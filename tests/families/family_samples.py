@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from mpctl.data.indexed import IndexedDataset, IndexedWriter
 from mpctl.data.samples import PackedSamples, SampleSource
 from mpctl.data.special import special_ids
-from mpctl.families.modules import get_implementation
-from mpctl.families.t5.special import target_length
+from mpctl.families.implementation import get_implementation
+from mpctl.families.t5.family import target_length
 from mpctl.spec.model import ModelSpec
 
 WORDS, VOCAB = 3000, 3100

@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mpctl.families.batch import Batch
-from mpctl.families.modules import build_module
+from mpctl.families.implementation import Batch, build_module
 from mpctl.layers.parameters import assemble, initialise, shard_of
 from mpctl.layers.shard_context import ShardContext
 from mpctl.spec.model import ModelSpec

@@ -9,8 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from mpctl.families.batch import Batch
-from mpctl.families.modules import build_module
+from mpctl.families.implementation import Batch, build_module
 from mpctl.layers.shard_context import ShardContext
 from mpctl.rules.launched import not_launched
 from mpctl.runtime.model_weights import load_chunks

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from mpctl.data.samples import PackedSamples, SampleSource
 from mpctl.errors import InputError
 from mpctl.families import get_family
-from mpctl.families.modules import get_implementation
-from mpctl.families.t5.special import target_length
+from mpctl.families.implementation import get_implementation
+from mpctl.families.t5.family import target_length
 from tests.families.family_samples import (
     VOCAB,
     WORDS,

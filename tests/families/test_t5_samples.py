@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 
 from mpctl.errors import InputError
+from mpctl.families.t5.family import Lengths, lengths, target_length
 from mpctl.families.t5.samples import corrupt
-from mpctl.families.t5.special import Lengths, lengths, target_length
 from tests.families.family_samples import (
     VOCAB,
     numbers,

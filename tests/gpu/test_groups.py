@@ -125,7 +125,7 @@ def _train(rank: int, size: int, kind: str, raw: dict[str, Any], run_dir: str) -
 
 def test_torch_reports_the_device(device: torch.device) -> None:
     """What `mpctl doctor` asks of a host, with an all-reduce of NCCL where there is a GPU."""
-    done = subprocess.run([sys.executable, "-m", "mpctl.runtime.torch_probe"],
+    done = subprocess.run([sys.executable, "-m", "mpctl.runtime.probes.torch_report"],
                           capture_output=True, text=True, check=True, timeout=200)  # fmt: skip
     facts = json.loads(done.stdout.splitlines()[-1])
     assert facts["gloo_error"] is None

@@ -28,9 +28,7 @@ from mpctl.render.sample import SampleView
 from mpctl.runtime.build import build_chunks
 from mpctl.runtime.model_weights import load_chunks
 from mpctl.runtime.partition import PipelinePartition
-from mpctl.runtime.sampling.draw import TokenSampler
-from mpctl.runtime.sampling.loop import LoadedModel, fill_masks, generate
-from mpctl.runtime.sampling.texts import make_text_states
+from mpctl.runtime.sampling import LoadedModel, TokenSampler, fill_masks, generate, make_text_states
 from mpctl.spec.job import JobSpec, complete
 from mpctl.tensor_grid import TensorGrid
 from mpctl.transport.group import Group

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpctl.families.batch import Batch
-from mpctl.families.modules import build_module
+from mpctl.families.implementation import Batch, build_module
 from mpctl.kernels.backend import KernelBackend
 from mpctl.layers.parameters import initialise
 from mpctl.layers.shard_context import ShardContext

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from mpctl.transport.group import Group
 from tests.late.ranks import run_late_ranks
 from tests.late.world import LateWorld
-from tests.runtime.sampling.test_sampling import MODELS, drawn
+from tests.runtime.test_sampling import MODELS, drawn
 
 
 def draw(rank: int, size: int, world: LateWorld) -> dict[str, list[list[int]]]:

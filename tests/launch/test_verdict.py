@@ -285,7 +285,7 @@ def test_words_about_a_lost_peer_are_echoes(words: str) -> None:
 
 
 def test_a_link_of_two_stages_is_a_group_of_its_own() -> None:
-    """Messages of both directions count apart (runtime/stage_links.py)."""
+    """Messages of both directions count apart (runtime/p2p.py)."""
     judged = judge_nccl_logs(
         {0: log(0, "pp backward 1,0", 3, 3), 1: log(1, "pp forward 0-1", 9, 9)}
     )

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from mpctl.layers.context_parallel import context_positions
 from mpctl.layers.parameters import assemble, is_partial, shard_of, take
-from mpctl.transport.group import Collective, Group
+from mpctl.transport.group import Group
+from mpctl.transport.timing import Collective
 from tests.shards import PlainShard, plain, shard_from
 
 EXACT = 1e-10

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from mpctl.layers.parameters import global_index, shard_of
-from mpctl.transport.group import Collective, Group
+from mpctl.transport.group import Group
+from mpctl.transport.timing import Collective
 from tests.layers.build import make_attention
 from tests.layers.oracle import fill, grouped, logged
 from tests.ranks import run_ranks

@@ -20,7 +20,8 @@ from mpctl.layers.context_parallel import (
 )
 from mpctl.layers.relative_bias import RelativeBias
 from mpctl.layers.shard_context import ShardContext
-from mpctl.transport.group import Collective, Group
+from mpctl.transport.group import Group
+from mpctl.transport.timing import Collective
 from tests.layers.build import make_attention
 from tests.layers.oracle import axes, close, context_split, fill, grouped, logged, numbers
 from tests.ranks import run_ranks

@@ -11,7 +11,8 @@ from mpctl.kernels.masks import cross_padding_mask
 from mpctl.layers.attention import ParallelCrossAttention
 from mpctl.layers.context_parallel import NO_CP
 from mpctl.layers.parameters import is_partial, shard_of
-from mpctl.transport.group import Collective, Group
+from mpctl.transport.group import Group
+from mpctl.transport.timing import Collective
 from tests.layers.build import make_cross_attention
 from tests.layers.oracle import (
     axes,

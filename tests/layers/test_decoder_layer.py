@@ -15,7 +15,8 @@ from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.layers.context_parallel import context_positions
 from mpctl.layers.relative_bias import RelativeBias
 from mpctl.layers.shard_context import ShardContext
-from mpctl.transport.group import Collective, Group
+from mpctl.transport.group import Group
+from mpctl.transport.timing import Collective
 from tests.layers.build import make_decoder_layer
 from tests.layers.layer_cases import KINDS, LAYOUTS, assert_as_formula, run_cases
 from tests.layers.oracle import (

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from mpctl.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mpctl.layers.parameters import DeferredWgrad, defer_wgrad, initialise
-from mpctl.transport.group import Collective, Group
+from mpctl.transport.group import Group
+from mpctl.transport.timing import Collective
 from tests.layers.oracle import grouped
 from tests.ranks import run_ranks
 

@@ -15,7 +15,8 @@ from mpctl.layers.mappings import (
     scatter_to_region,
     split_sequence,
 )
-from mpctl.transport.group import Collective, Group
+from mpctl.transport.group import Group
+from mpctl.transport.timing import Collective
 from tests.layers.oracle import NO_PEERS, close, grouped, logged, numbers
 from tests.ranks import run_ranks
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.layers.norm import LayerNorm
-from mpctl.transport.group import Collective, Group
+from mpctl.transport.group import Group
+from mpctl.transport.timing import Collective
 from tests.layers import oracle
 from tests.layers.build import make_attention, make_layer, make_mlp
 from tests.layers.oracle import below, close, copies, fill, gradients, grouped, logged, numbers

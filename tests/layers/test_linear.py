@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from mpctl.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mpctl.layers.parameters import global_index, is_partial, shard_of
-from mpctl.transport.group import Collective, Group
+from mpctl.transport.group import Group
+from mpctl.transport.timing import Collective
 from tests.layers.oracle import (
     EXACT,
     NO_PEERS,

@@ -12,7 +12,8 @@ from torch import Tensor
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import padding_mask
 from mpctl.layers.context_parallel import context_positions
-from mpctl.transport.group import Collective, Group
+from mpctl.transport.group import Group
+from mpctl.transport.timing import Collective
 from tests.layers import oracle
 from tests.layers.build import make_layer
 from tests.layers.layer_cases import KINDS, LAYOUTS, assert_as_formula, run_cases

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.layers.recompute import HostOffload, InputCheckpointer, checkpointed, recomputed
-from mpctl.transport.group import Collective, Group
+from mpctl.transport.group import Group
+from mpctl.transport.timing import Collective
 from tests.layers.build import make_layer
 from tests.layers.oracle import NO_PEERS, close, grouped, logged, numbers, saved_bytes
 from tests.ranks import run_ranks

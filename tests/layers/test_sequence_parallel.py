@@ -12,7 +12,8 @@ from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.layers.parameters import is_partial
 from mpctl.layers.shard_context import ShardContext
 from mpctl.sharding import local_range
-from mpctl.transport.group import Collective, Group
+from mpctl.transport.group import Group
+from mpctl.transport.timing import Collective
 from tests.layers.build import make_layer
 from tests.layers.oracle import close, fill, gradients, grouped, logged, numbers, whole
 from tests.ranks import run_ranks

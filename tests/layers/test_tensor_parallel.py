@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mpctl.families import get_table
-from mpctl.families.modules import build_module
+from mpctl.families.implementation import build_module
 from mpctl.layers.linear import ColumnParallelLinear
 from mpctl.layers.parameters import is_partial
 from mpctl.layers.shard_context import ShardContext, TensorParallel, TensorParallel1D

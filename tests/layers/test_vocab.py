@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from mpctl.layers.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.layers.embedding import OutputHead, VocabParallelEmbedding, tied_logits
-from mpctl.transport.group import Collective, Group
+from mpctl.transport.group import Group
+from mpctl.transport.timing import Collective
 from tests.layers.oracle import (
     close,
     fill,

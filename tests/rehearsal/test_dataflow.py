@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mpctl.rehearsal.dataflow import Dataflow, Part
+from mpctl.rehearsal.audit import Dataflow, Part
 from mpctl.rehearsal.kernel_counts import Touched, tensor_bytes
 
 

@@ -18,7 +18,7 @@ from mpctl.layout.topology import job_topology
 from mpctl.rehearsal.fake_backend import fake_tensors
 from mpctl.rehearsal.host_sync import HostSyncCheck
 from mpctl.rehearsal.rehearse import rehearse
-from mpctl.runtime.memory_tracker import MemoryTracker
+from mpctl.runtime.memory import MemoryTracker
 from mpctl.spec.load import load_job
 from tests.runtime.test_axes import SHAPES
 from tests.runtime.test_pipeline import MODELS, layout

@@ -19,12 +19,11 @@ from mpctl.launch.summary import planned_traffic
 from mpctl.rehearsal import rehearse as module
 from mpctl.rehearsal.fake_backend import SimulatedGpuKernels, fake_tensors
 from mpctl.rehearsal.rehearse import MicroBatchTraffic, num_microbatches_run, rehearse
-from mpctl.runtime.memory_tracker import MemoryTracker
-from mpctl.runtime.memory_watch import current_action, state_tensors
+from mpctl.runtime.memory import MemoryTracker, current_action, state_tensors
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.topology import Topology
-from mpctl.transport.group import Collective
+from mpctl.transport.timing import Collective
 from tests.runtime.test_axes import MODES, SHAPES
 from tests.runtime.test_pipeline import MODELS, SEQUENCE, layout
 from tests.runtime.tiny import make_trainer, settings, tiny_job, tiny_plan, train

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from mpctl.rehearsal.scopes import Scopes, part_of, pattern
+from mpctl.rehearsal.audit import Scopes, part_of, pattern
 
 
 class Seen(TorchDispatchMode):

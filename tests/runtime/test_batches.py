@@ -14,7 +14,7 @@ import torch
 
 from mpctl.data.samples import Fields
 from mpctl.errors import InputError
-from mpctl.families.batch import Objective
+from mpctl.families.implementation import Objective
 from mpctl.runtime.batches import Batches, host_fields, sent_batch
 from mpctl.runtime.mesh import AxisPosition
 from mpctl.runtime.train import Trainer

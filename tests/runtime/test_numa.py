@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpctl.cores import usable_cores
-from mpctl.runtime.numa import bind_to_node, cores_text, gpu_node, node_cores
+from mpctl.runtime.device import bind_to_node, cores_text, gpu_node, node_cores
 
 GPU = "0000:17:00.0"
 
@@ -54,7 +54,7 @@ def test_all_threads_are_bound_to_the_cores_that_may_be_used(tmp_path: Path) -> 
     program = f"""
 import os, sys, threading
 from pathlib import Path
-from mpctl.runtime.numa import bind_to_node
+from mpctl.runtime.device import bind_to_node
 
 early, end = [], threading.Event()
 thread = threading.Thread(target=lambda: (end.wait(), early.append(os.sched_getaffinity(0))))

@@ -6,7 +6,7 @@ import torch
 
 from mpctl.layers.recompute import HostOffload
 from mpctl.pipeline.schedule.orders import Action
-from mpctl.runtime.offload import OffloadPasses
+from mpctl.runtime.pass_listener import OffloadPasses
 
 
 def test_a_forward_begins_a_pass_and_a_backward_does_not() -> None:

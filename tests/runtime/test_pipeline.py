@@ -17,7 +17,7 @@ import torch
 
 from mpctl.checkpoint.manifest import read_manifest
 from mpctl.checkpoint.verify import find_damage
-from mpctl.families.batch import Batch, State
+from mpctl.families.implementation import Batch, State
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.launch.summary import planned_traffic
 from mpctl.pipeline.schedule.orders import Action, peak_in_flight

@@ -17,8 +17,7 @@ from mpctl.runtime.build import build_trainer
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.profile import StepProfile, clock_name
 from mpctl.spec.load import parse
-from mpctl.transport.collective import Collective
-from mpctl.transport.timing import SecondsByAxis
+from mpctl.transport.timing import Collective, SecondsByAxis
 from tests.ranks import run_ranks
 from tests.runtime.tiny import settings, tiny_job
 

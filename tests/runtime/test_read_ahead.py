@@ -8,7 +8,7 @@ from threading import Event, active_count
 import pytest
 
 from mpctl.errors import InputError
-from mpctl.runtime.read_ahead import ReadAhead
+from mpctl.runtime.batches import ReadAhead
 
 
 def items_of(step: int) -> Iterator[str]:

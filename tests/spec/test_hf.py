@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mpctl.errors import InputError, Issue
-from mpctl.families.gpt.configs import BIAS_NAMES
-from mpctl.families.t5.special import target_length
+from mpctl.families.gpt.hub import BIAS_NAMES
+from mpctl.families.t5.family import target_length
 from mpctl.spec.hf import config_readers
 from mpctl.spec.load import load_job
 from mpctl.spec.model import ModelSpec

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mpctl.rundir.collective_log import LOG_BYTES, CollectiveLog, read_collectives
-from mpctl.transport.group import Collective, Group
+from mpctl.transport.group import Group
+from mpctl.transport.timing import Collective
 from tests.layers.oracle import grouped, logged
 from tests.ranks import run_ranks
 from tests.transport.shared_ranks import sharing

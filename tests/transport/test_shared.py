@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mpctl.transport.group import Collective, Group
+from mpctl.transport.group import Group
+from mpctl.transport.timing import Collective
 from tests.layers.oracle import grouped, logged
 from tests.ranks import run_ranks
 from tests.transport.shared_ranks import sharing

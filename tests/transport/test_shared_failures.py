@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from mpctl.transport import segment
-from mpctl.transport.segment import NoSegment
+from mpctl.transport import shared
+from mpctl.transport.shared import NoSegment
 from tests import ranks
 from tests.ranks import run_ranks
 from tests.transport.shared_ranks import all_full, sharing
@@ -117,7 +117,7 @@ def _refused(rank: int, size: int, failing: int) -> str:
         layout: dict[str, Any] = {"reserve": all_full}
     else:
         layout = {}
-        segment._map = _nowhere if rank == failing else segment._map
+        shared._map = _nowhere if rank == failing else shared._map
     try:
         sharing(rank, size, **layout)
     except NoSegment as error:
@@ -154,8 +154,8 @@ def test_the_memory_has_no_name() -> None:
 
 def _elsewhere(rank: int, size: int) -> str:
     """The path leads to another file, as it may on another host."""
-    kept = segment._name
-    segment._name = (lambda number: "mpctl-other") if rank == 1 else kept
+    kept = shared._name
+    shared._name = (lambda number: "mpctl-other") if rank == 1 else kept
     try:
         sharing(rank, size)
     except NoSegment as error:
@@ -176,4 +176,4 @@ def test_other_machines_go_by_gloo(
     monkeypatch.setattr("sys.platform", system)
     monkeypatch.setattr("platform.machine", lambda: machine)
     with pytest.raises(OSError, match=f"this is {system} on {machine}"):
-        segment._make(4096, all_full)
+        shared._make(4096, all_full)

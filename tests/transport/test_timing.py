@@ -9,8 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from mpctl.transport.group import Collective, Group
-from mpctl.transport.timing import MANY_PENDING, SecondsByAxis, StreamSecondsByAxis, timed_start
+from mpctl.transport.group import Group
+from mpctl.transport.timing import (
+    MANY_PENDING,
+    Collective,
+    SecondsByAxis,
+    StreamSecondsByAxis,
+    timed_start,
+)
 from tests.layers.oracle import grouped
 from tests.ranks import run_ranks
 from tests.transport.shared_ranks import sharing

@@ -14,7 +14,7 @@ import torch
 from mpctl.runtime.mesh import Mesh, build_mesh
 from mpctl.spec.launch import LaunchSpec
 from mpctl.topology import Topology
-from mpctl.transport import segment
+from mpctl.transport import shared
 from tests.ranks import run_ranks
 from tests.runtime.tiny import make_data, tiny_job, train
 from tests.transport.shared_ranks import all_full
@@ -23,7 +23,7 @@ from tests.transport.shared_ranks import all_full
 def _meshes(rank: int, size: int, gpus_per_node: int, full: bool) -> list:
     topology = Topology.of({"tp": 2, "dp": size // 2}, gpus_per_node=gpus_per_node)
     mesh = partial(build_mesh, topology, rank, torch.device("cpu"))
-    segment._reserve = all_full if full else segment._reserve
+    shared._reserve = all_full if full else shared._reserve
     with contextlib.redirect_stdout(io.StringIO()) as log:
         on, off = mesh(launch=LaunchSpec()), mesh(launch=LaunchSpec(shared_memory=False))
     for made in (on, off):

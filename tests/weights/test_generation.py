@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 from mpctl.data.special import added_tokens, special_ids
 from mpctl.data.tokenizer import end_of_text_id, load_tokenizer, vocabulary_size
 from mpctl.families import special_tokens
-from mpctl.families.bert.scheme import BERT
+from mpctl.families.bert.hub import BERT
 from mpctl.families.scheme import Scheme
-from mpctl.families.t5.scheme import T5
+from mpctl.families.t5.hub import T5
 from mpctl.spec.load import load_job
 from mpctl.spec.model import ModelSpec
 from mpctl.weights.tokens import Tokens, write_tokenizer

@@ -14,7 +14,7 @@ import torch
 
 from mpctl.checkpoint.saved_model import SavedModel
 from mpctl.data.prepare import prepare
-from mpctl.families.batch import Batch
+from mpctl.families.implementation import Batch
 from mpctl.hosts.machine import this_machine
 from mpctl.launch.preflight import check_launch, check_replaced, launch_warnings
 from mpctl.launch.resume import find_resumption

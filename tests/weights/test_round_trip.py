@@ -15,8 +15,7 @@ from safetensors import safe_open
 from mpctl.checkpoint.folder import list_checkpoints
 from mpctl.checkpoint.saved_model import SavedModel
 from mpctl.errors import InputError
-from mpctl.families.batch import Batch, FamilyModule
-from mpctl.families.modules import build_module
+from mpctl.families.implementation import Batch, FamilyModule, build_module
 from mpctl.layers.parameters import assemble, is_partial, shard_of
 from mpctl.layers.shard_context import ShardContext
 from mpctl.spec.model import ModelSpec

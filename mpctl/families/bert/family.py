@@ -6,9 +6,23 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mpctl.families.bert.ops import operator_table
-from mpctl.families.bert.special import CLS, SEP, least_tokens, special_tokens
 from mpctl.families.description import BatchArray, ModelFamily
 from mpctl.spec.families import PromptForm, PromptKind
+from mpctl.spec.model import ModelSpec
+
+CLS, SEP, MASK = "[CLS]", "[SEP]", "[MASK]"
+SPECIAL_PLACES = 3  # [CLS] A [SEP] B [SEP]
+
+
+def special_tokens(model: ModelSpec) -> tuple[str, ...]:
+    """Names of the tokens that samples of this model hold beside text."""
+    return (CLS, SEP, MASK)
+
+
+def least_tokens(model: ModelSpec) -> int:
+    """Tokens of text that a split must hold: two samples, since a pair may take both, and one."""
+    return 2 * (model.seq_length - SPECIAL_PLACES) + 1
+
 
 if TYPE_CHECKING:
     from mpctl.families.scheme import Scheme
@@ -17,14 +31,14 @@ if TYPE_CHECKING:
 
 def hub_schemes() -> Mapping[str, tuple[Scheme, ...]]:
     """BertForPreTraining."""
-    from mpctl.families.bert.scheme import BERT
+    from mpctl.families.bert.hub import BERT
 
     return {"learned": (BERT,)}
 
 
 def config_readers() -> Mapping[str, ConfigReader]:
     """The config.json files that are read as models of this family, by model_type."""
-    from mpctl.families.bert.configs import READERS
+    from mpctl.families.bert.hub import READERS
 
     return READERS
 
@@ -32,7 +46,7 @@ def config_readers() -> Mapping[str, ConfigReader]:
 FAMILY = ModelFamily(
     name="bert",
     operator_table=operator_table,
-    implementation="mpctl.families.bert.implementation:IMPLEMENTATION",
+    implementation="mpctl.families.bert.module:IMPLEMENTATION",
     positions=("learned",),
     norm_orders=("post", "pre"),
     shortest_sequence=5,  # [CLS] A [SEP] B [SEP]

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mpctl.families.batch import Batch
 from mpctl.families.bert.ops import CLASSES
-from mpctl.families.parts import model_norm, padded, weighted_sum
-from mpctl.families.single_stack import SingleStackModule
+from mpctl.families.bert.samples import BertSamples
+from mpctl.families.implementation import Batch, FamilyImplementation
+from mpctl.families.parts import SingleStackModule, model_norm, padded, weighted_sum
 from mpctl.kernels.activation import activation_of
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.layers.linear import ReplicatedLinear
@@ -100,3 +100,6 @@ def _whole_linear(inputs: int, outputs: int, init: Init, context: ShardContext) 
         inputs, outputs, init=init, dtype=context.dtype, device=context.device
     )
     return context.replicated(linear)
+
+
+IMPLEMENTATION = FamilyImplementation(module=BERT, samples=BertSamples)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mpctl.data.draws import choose, draw, integers
 from mpctl.data.samples import Fields, SampleSource, require_length, stack
 from mpctl.errors import InputError
-from mpctl.families.bert.special import CLS, MASK, SEP, SPECIAL_PLACES
+from mpctl.families.bert.family import CLS, MASK, SEP, SPECIAL_PLACES
 
 Tokens = NDArray[np.int64]
 PAIR, PLACES, MASKS = 1, 2, 3  # purposes of random words (data/draws.py)

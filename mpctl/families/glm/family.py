@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from mpctl.families.description import BatchArray, ModelFamily
 from mpctl.families.glm.ops import operator_table
-from mpctl.families.glm.special import END, START, least_tokens, special_tokens
 from mpctl.spec.families import PromptForm, PromptKind
+from mpctl.spec.model import ModelSpec
+
+MASK, START, END = "[MASK]", "[sop]", "[eop]"
+
+
+def special_tokens(model: ModelSpec) -> tuple[str, ...]:
+    """Names of the tokens that samples of this model hold beside text."""
+    return (MASK, START, END)
+
+
+def text_length(seq_length: int) -> int:
+    """The most text that fits when spans of 3 cover 15 % of it: n + 2 n/20, 464 of 512."""
+    texts = range(1, seq_length + 1)
+    return bisect_right(texts, seq_length, key=lambda text: text + 2 * -(-text // 20))
+
+
+def least_tokens(model: ModelSpec) -> int:
+    """Tokens of text that a split must hold: one sample and one."""
+    return text_length(model.seq_length) + 1
+
 
 FAMILY = ModelFamily(
     name="glm",
     operator_table=operator_table,
-    implementation="mpctl.families.glm.implementation:IMPLEMENTATION",
+    implementation="mpctl.families.glm.module:IMPLEMENTATION",
     positions=("learned",),
     shortest_sequence=3,  # [MASK], [sop] and a token
     batch_arrays={

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mpctl.families.batch import Batch
-from mpctl.families.parts import model_norm, weighted_sum
-from mpctl.families.single_stack import SingleStackModule
+from mpctl.families.glm.samples import GlmSamples
+from mpctl.families.implementation import Batch, FamilyImplementation
+from mpctl.families.parts import SingleStackModule, model_norm, weighted_sum
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import partly_bidirectional_mask
 from mpctl.layers.context_parallel import context_positions
@@ -58,3 +58,6 @@ class GLM(SingleStackModule):
         """The sum over samples of the mean loss of the words of their blanks."""
         losses = self.word_losses(self.logits(hidden), batch["targets"])
         return weighted_sum(losses, batch["weights"])
+
+
+IMPLEMENTATION = FamilyImplementation(module=GLM, samples=GlmSamples)

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from mpctl.data.draws import choose, draw
 from mpctl.data.samples import Fields, SampleSource, require_length, stack
-from mpctl.families.glm.special import END, MASK, START, text_length
+from mpctl.families.glm.family import END, MASK, START, text_length
 
 Tokens = NDArray[np.int64]
 LENGTHS, PLACES, ORDER = 6, 7, 8  # purposes of random words (data/draws.py)

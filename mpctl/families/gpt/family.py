@@ -7,10 +7,20 @@ from typing import TYPE_CHECKING
 
 from mpctl.families.description import BatchArray, ModelFamily
 from mpctl.families.gpt.ops import operator_table
-from mpctl.families.gpt.special import least_tokens
 from mpctl.spec.families import PromptForm, PromptKind
-from mpctl.spec.model import VARIANTS
+from mpctl.spec.model import VARIANTS, ModelSpec
 from mpctl.tensor_grid import MODES
+
+
+def special_tokens(model: ModelSpec) -> tuple[str, ...]:
+    """Names of the tokens that samples of this model hold beside text."""
+    return ()
+
+
+def least_tokens(model: ModelSpec) -> int:
+    """Tokens of text that a split must hold: one sample and its last target."""
+    return model.seq_length + 1
+
 
 if TYPE_CHECKING:
     from mpctl.families.scheme import Scheme
@@ -19,15 +29,14 @@ if TYPE_CHECKING:
 
 def hub_schemes() -> Mapping[str, tuple[Scheme, ...]]:
     """GPT2LMHeadModel with learned positions; with rotary ones LlamaForCausalLM, and its kin."""
-    from mpctl.families.gpt.gpt2_scheme import GPT2
-    from mpctl.families.gpt.llama_scheme import LLAMA, MISTRAL, QWEN2, QWEN3
+    from mpctl.families.gpt.hub import GPT2, LLAMA, MISTRAL, QWEN2, QWEN3
 
     return {"learned": (GPT2,), "rotary": (LLAMA, MISTRAL, QWEN2, QWEN3)}
 
 
 def config_readers() -> Mapping[str, ConfigReader]:
     """The config.json files that are read as models of this family, by model_type."""
-    from mpctl.families.gpt.configs import READERS
+    from mpctl.families.gpt.hub import READERS
 
     return READERS
 
@@ -35,7 +44,7 @@ def config_readers() -> Mapping[str, ConfigReader]:
 FAMILY = ModelFamily(
     name="gpt",
     operator_table=operator_table,
-    implementation="mpctl.families.gpt.implementation:IMPLEMENTATION",
+    implementation="mpctl.families.gpt.module:IMPLEMENTATION",
     positions=("learned", "rotary", "alibi", "none"),
     norm_orders=("pre", "output", "sandwich"),
     variants=VARIANTS,

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mpctl.families.batch import Batch
-from mpctl.families.parts import model_norm
-from mpctl.families.single_stack import SingleStackModule
+from mpctl.families.gpt.samples import GptSamples
+from mpctl.families.implementation import Batch, FamilyImplementation
+from mpctl.families.parts import SingleStackModule, model_norm
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.layers.shard_context import ShardContext
 from mpctl.operators.table import StageSlice
@@ -59,3 +59,6 @@ class GPT(SingleStackModule):
         """The sum over samples of the mean loss of their tokens."""
         losses = self.word_losses(self.logits(hidden), batch["targets"])
         return losses.sum() * (1 / self.model.seq_length)
+
+
+IMPLEMENTATION = FamilyImplementation(module=GPT, samples=GptSamples)

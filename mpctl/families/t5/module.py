@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mpctl.families.batch import Batch, EncoderDecoderModule, State
+from mpctl.families.implementation import Batch, EncoderDecoderModule, FamilyImplementation, State
 from mpctl.families.parts import (
     Embedding,
     layer_config,
@@ -28,6 +28,7 @@ from mpctl.families.parts import (
     weighted_sum,
     word_losses,
 )
+from mpctl.families.t5.samples import T5Samples
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.layers.attention import DecoderCaches
 from mpctl.layers.config import LayerConfig
@@ -255,3 +256,6 @@ def _decoder(
         }
     )
     return _Stack(model, training, shard_context, part, layers, bidirectional=False)
+
+
+IMPLEMENTATION = FamilyImplementation(module=T5, samples=T5Samples)

@@ -1,6 +1,6 @@
 """T5's objective: spans of text give way to sentinels and are written out by the decoder.
 
-Raffel et al., arXiv 1910.10683, section 3.1.4, with the counts of t5/special.py: lengths of text
+Raffel et al., arXiv 1910.10683, section 3.1.4, with the counts of t5/family.py: lengths of text
 and noise spans are random compositions of fixed totals, and they alternate, text first. As in T5's
 own code noise ends the text (below seq_length 28 there is one span, hence no choice), and the
 targets end with </s>; the last sentinel that the paper's figure 2 draws before it is not written.
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from mpctl.data.draws import compose, draw
 from mpctl.data.samples import Fields, SampleSource, require_length, stack
 from mpctl.errors import InputError
-from mpctl.families.t5.special import END, PAD, lengths, sentinel
+from mpctl.families.t5.family import END, PAD, lengths, sentinel
 
 Tokens = NDArray[np.int64]
 KEPT, NOISE = 4, 5  # purposes of random words (data/draws.py)

@@ -1,12 +1,14 @@
 """Attention of any variant as one kernel forward and two backward, which keep no scores.
 
 FlashAttention-2 (arXiv 2307.08691) with the dropout mask computed from coordinates, a window,
-ALiBi's slopes, a mask and a bias inside the kernel (jit/attention.py, jit/attention_backward.py).
+ALiBi's slopes, a mask and a bias inside the kernel (jit/attention.py).
 Kept for backward are q, k, v, the result, 4 bytes a row of scores, and what was given. A bias that
 is learned costs a third kernel backward, which adds up over the samples that share it.
 
-By hand, b 8, a 25, s 2048, 16 bits: scores, mask and dropped scores would be 5 x 8 x 25 x 2048^2
-bytes, 4.2 GB a layer; the rows' sums are 1.6 MB.
+Sizes of blocks, by kernel and head size: of causal attention with dropout, blocks fit the 99 KiB of
+shared memory that a program has on compute capability 8.6 and 8.9; the products of 16 bits run on
+tensor cores of 9.0 (tests/kernels/triton/test_compile.py), and ptxas spills at most 40 bytes a
+thread there. Which sizes are the fastest was never measured on a device.
 
 Letters: b batch, a heads, k key-value heads, q queries, s keys, d head size.
 """
@@ -21,8 +23,7 @@ from torch import Tensor
 
 from mpctl.kernels.attention import AttentionVariant
 from mpctl.kernels.counter_rng import DropoutMask, as_int32
-from mpctl.kernels.triton.attention_launch import constants
-from mpctl.kernels.triton.operation import define_gradient, define_operation
+from mpctl.kernels.triton import define_gradient, define_operation
 from mpctl.operators import fused_attention as fused_attention_rule
 
 ARGUMENTS = (
@@ -116,7 +117,7 @@ def _pairs(x: Tensor | None) -> tuple[Any, Any]:
 
 
 def _tuples(call: _Call) -> tuple[Any, ...]:
-    """`variant` and `rng` of the kernels (jit/attention_tile.py)."""
+    """`variant` and `rng` of the kernels (jit/attention.py)."""
     head_start, row_start = call.places
     variant = (*_pairs(call.mask), *_pairs(call.bias), call.slopes, row_start)
     rng = None
@@ -177,7 +178,7 @@ def _run_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     import triton
 
-    from mpctl.kernels.triton.jit import attention_backward as kernels
+    from mpctl.kernels.triton.jit import attention as kernels
 
     call, grad = _Call(*arguments).dense(), dense(grad)
     results = _fake_backward(grad, out, sums, *arguments)
@@ -210,7 +211,7 @@ def _fake_backward(
 def _run_bias_gradient(grad: Tensor, sums: Tensor, deltas: Tensor, *arguments: Any) -> Tensor:
     import triton
 
-    from mpctl.kernels.triton.jit.attention_backward import bias_gradient_kernel
+    from mpctl.kernels.triton.jit.attention import bias_gradient_kernel
 
     call, grad = _Call(*arguments).dense(), dense(grad)
     dbias = _fake_bias_gradient(grad, sums, deltas, *arguments)
@@ -270,3 +271,42 @@ def _backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...
 
 
 define_gradient("attention", _backward, _setup)
+
+
+class Tile(NamedTuple):
+    """Rows and keys of a block, warps of a program, and how many blocks are loaded ahead."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+# by kernel, then by the largest head size that it is for: of 2 bytes an element
+NARROW = {
+    "forward": {64: Tile(128, 64, 4, 3), 128: Tile(128, 64, 8, 2), 256: Tile(64, 32, 4, 2)},
+    "query gradient": {64: Tile(128, 64, 8, 2), 128: Tile(64, 64, 4, 2), 256: Tile(32, 32, 8, 1)},
+    "key gradient": {64: Tile(64, 128, 8, 2), 128: Tile(64, 64, 4, 2), 256: Tile(32, 32, 8, 1)},
+    "bias gradient": {64: Tile(64, 64, 8, 1), 128: Tile(32, 64, 4, 1), 256: Tile(32, 32, 4, 1)},
+}
+# of 4 bytes and more, whose products take no tensor cores
+WIDE = {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 8, 1), 256: Tile(16, 16, 4, 1)}
+
+
+def tile(kernel: str, head_size: int, element_bytes: int) -> Tile:
+    """The tile of one of the four kernels for heads of up to 256."""
+    sizes = NARROW[kernel] if element_bytes <= 2 else WIDE
+    return next(sizes[most] for most in sizes if head_size <= most)
+
+
+def constants(kernel: str, head_size: int, element_bytes: int) -> dict[str, Any]:
+    """A kernel's block sizes and the compiler's options, by keyword."""
+    chosen = tile(kernel, head_size, element_bytes)
+    return {
+        "D": head_size,
+        "BLOCK_D": max(16, 1 << (head_size - 1).bit_length()),
+        "BLOCK_Q": chosen.queries,
+        "BLOCK_K": chosen.keys,
+        "num_warps": chosen.warps,
+        "num_stages": chosen.stages,
+    }

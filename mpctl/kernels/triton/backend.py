@@ -14,16 +14,20 @@ from mpctl.kernels.attention import AttentionVariant
 from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.counter_rng import DropoutMask
 from mpctl.kernels.fp8 import Fp8Cast
-from mpctl.kernels.triton.activation import GATES, fused_gated, fused_squared_relu
 from mpctl.kernels.triton.attention import fused_attention, refusal
 from mpctl.kernels.triton.cross_entropy import (
     fused_logits_gradient,
     fused_own_sums,
     fused_row_maximum,
 )
-from mpctl.kernels.triton.dropout import fused_dropout
+from mpctl.kernels.triton.elementwise import (
+    GATES,
+    fused_dropout,
+    fused_gated,
+    fused_rotate,
+    fused_squared_relu,
+)
 from mpctl.kernels.triton.fp8 import fused_cast
-from mpctl.kernels.triton.rotary import fused_rotate
 
 
 class TritonKernels(KernelBackend):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpctl.kernels.triton.operation import define_operation
+from mpctl.kernels.triton import define_operation
 
 COLUMNS = 4096  # of a row at a time: 16 a thread of 8 warps
 

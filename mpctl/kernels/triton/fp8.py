@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mpctl.kernels.fp8 import LARGEST, Fp8Cast
-from mpctl.kernels.triton.operation import define_operation
+from mpctl.kernels.triton import define_operation
 
 TILE_ROWS, TILE_COLUMNS = 64, 128  # 32 elements a thread of 8 warps
 

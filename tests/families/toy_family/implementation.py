@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpctl.families.modules import FamilyImplementation
+from mpctl.families.implementation import FamilyImplementation
 
 from .module import Toy
 from .samples import ToySamples

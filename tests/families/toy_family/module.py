@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mpctl.families.batch import Batch
-from mpctl.families.parts import weighted_sum
-from mpctl.families.single_stack import SingleStackModule
+from mpctl.families.implementation import Batch
+from mpctl.families.parts import SingleStackModule, weighted_sum
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.layers.shard_context import ShardContext
 from mpctl.operators.table import StageSlice

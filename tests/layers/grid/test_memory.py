@@ -16,7 +16,7 @@ from mpctl.layers.linear import WEIGHTS
 from mpctl.layers.parameters import initialise
 from mpctl.layers.shard_context import ShardContext
 from mpctl.layers.transformer_layer import ParallelTransformerLayer
-from mpctl.runtime.memory_tracker import MemoryTracker
+from mpctl.runtime.memory import MemoryTracker
 from tests.layers.grid.cases import ROWS, V, _Words
 from tests.layers.grid.echo import echo_context
 from tests.layers.grid.grids import GRIDS, activation, grid_context, grid_of, over_shared_memory

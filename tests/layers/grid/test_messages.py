@@ -29,7 +29,7 @@ from mpctl.operators.tensor_messages import (
     product_messages,
 )
 from mpctl.tensor_grid import TensorGrid
-from mpctl.transport.group import Collective
+from mpctl.transport.timing import Collective
 from tests.layers.grid.cases import FFN, LAYERS, ROWS, SAMPLES, V, _Words
 from tests.layers.grid.grids import EACH, Where, activation, grid_context, grid_of
 from tests.ranks import run_ranks

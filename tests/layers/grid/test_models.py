@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mpctl.families.batch import Batch
-from mpctl.families.modules import build_module
+from mpctl.families.implementation import Batch, build_module
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.layers.parameters import initialise
 from mpctl.layers.shard_context import ShardContext

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpctl.layers.linear import WEIGHTS
 from mpctl.layers.parameters import initialise
-from mpctl.runtime.memory_tracker import MemoryTracker
+from mpctl.runtime.memory import MemoryTracker
 from tests.layers.grid.echo import Events, echo_context
 from tests.layers.grid.grids import Where
 

@@ -1,12 +1,31 @@
-"""Attention forward, block by block: FlashAttention-2 (Dao, arXiv 2307.08691, algorithm 1) with
+"""Attention block by block: FlashAttention-2 (Dao, arXiv 2307.08691, algorithms 1 and 2), with
 dropout whose mask is computed where it is used.
 
-A program has BLOCK_Q rows of one head and meets the keys in blocks. It holds each row's maximum m,
-sum l of 2^(s - m), and the sum of values weighted so; where a block raises m, the two are scaled by
-2^(m_old - m_new). The sum l counts what dropout leaves out. Blocks that all rows see whole come
-first, without a test of each pair.
+Forward, a program has BLOCK_Q rows of one head and meets the keys in blocks. It holds each row's
+maximum m, sum l of 2^(s - m), and the sum of values weighted so; where a block raises m, the two
+are scaled by 2^(m_old - m_new). The sum l counts what dropout leaves out. Blocks that all rows see
+whole come first, without a test of each pair.
 
-By hand, scores 0 and 1 in two blocks of one key: m 0, l 1; then m 1, l 1 * 2^-1 + 1 = 1.5.
+Backward, shares and dropout mask are computed again from Q, K and the rows' sums.
+
+With P the softmax, D the dropout mask times 1 / (1 - p), O = (D P) V, and dP = D (dO V^T):
+
+    dV = (D P)^T dO    dS = P (dP - rows' sum of dO O)    dQ = scale dS K    dK = scale dS^T Q
+
+One kernel has rows and makes dQ, another keys and makes dK and dV of a key-value head over all
+heads that share it, a third, where a learned bias asks for it, pairs, and sums dS over the samples
+and heads that the bias is shared by. Nothing is added by several programs: results do not depend on
+the order in which they run.
+
+Scores are kept in base 2, since a device has exp2 in hardware: s log2(e), of which 2^(s - sums) is
+the softmax, `sums` being each row's log2 of the sum of 2^s. What does not count is -infinity; a row
+of which nothing counts has the sum +infinity, so that its shares are 0 in backward too.
+
+Three tuples come from the host. variant: (mask, strides of mask, bias, strides of bias, slopes,
+row_start), strides by sample, head, query and key, those of a dimension that is shared being 0;
+None where there is none. rng: (key, number, samples, head_start), or None without dropout. A kernel
+numbers rows `i` and keys `j` of the tensors that it was given; row_start + i and j are their global
+positions.
 """
 
 from __future__ import annotations
@@ -14,18 +33,139 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mpctl.kernels.triton.jit.attention_tile import (
-    block_of,
-    counted,
-    drop,
-    end_of_keys,
-    end_of_whole_blocks,
-    first_key_seen,
-    product,
-    row_keys,
-    store_block,
+from mpctl.kernels.triton.jit.bits import (
+    IS_INTERPRETED,
+    first_key,
+    keeps,
+    mix,
+    rounded,
+    scramble,
+    wide,
 )
-from mpctl.kernels.triton.jit.rounding import rounded
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def block_of(
+    tensor, strides, sample, head, places, limit, width: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Rows `places` of one sample and head, [len(places), WIDTH]; 0 beyond `limit` and `width`.
+    strides: by sample, head and row; columns lie side by side."""
+    base = sample.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[1]
+    columns = tl.arange(0, WIDTH)
+    at = base + places[:, None].to(tl.int64) * strides[2] + columns[None, :]
+    inside = (places < limit)[:, None]
+    if width != WIDTH:
+        inside = inside & (columns < width)[None, :]
+    return tl.load(tensor + at, mask=inside, other=0.0)
+
+
+@triton.jit
+def store_block(
+    tensor, strides, sample, head, places, limit, block, width: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
+    """Write what `block_of` would read."""
+    base = sample.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[1]
+    columns = tl.arange(0, WIDTH)
+    at = base + places[:, None].to(tl.int64) * strides[2] + columns[None, :]
+    inside = (places < limit)[:, None] & (columns < width)[None, :]
+    tl.store(tensor + at, block, mask=inside)
+
+
+@triton.jit
+def product(a, b, PRECISION: tl.constexpr, WIDE: tl.constexpr):
+    """a b, summed in WIDE. PRECISION: of float32 operands, ieee or tf32. The interpreter takes the
+    bits of bfloat16 for integers: there they are widened first, which changes no product."""
+    if IS_INTERPRETED and a.dtype == tl.bfloat16:
+        return tl.dot(wide(a), wide(b), input_precision=PRECISION, out_dtype=WIDE)
+    else:
+        return tl.dot(a, b, input_precision=PRECISION, out_dtype=WIDE)
+
+
+@triton.jit
+def pairs_at(strides, sample, head, i, j):
+    """Where the element of a pair lies in a mask or a bias. i, j broadcast against each other."""
+    base = sample.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[1]
+    return base + i.to(tl.int64) * strides[2] + j.to(tl.int64) * strides[3]
+
+
+@triton.jit
+def counted(
+    products, variant, sample, head, i, j, queries, keys,
+    SCALE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Scores in base 2 of the products Q K^T of rows i and keys j, which broadcast against each
+    other; -infinity where a pair does not count. WINDOW 0 is none. WHOLE: every row of the tile
+    sees every key of it, but for what the mask says. Rows beyond the last one have any number."""
+    mask, mask_strides, bias, bias_strides, slopes, row_start = variant
+    rows = row_start + i
+    scores = products * (SCALE * LOG2E)
+    if slopes is not None:
+        slope = tl.load(slopes + head).to(products.dtype) * LOG2E
+        scores += slope * (j - rows).to(products.dtype)
+    if bias is not None:
+        inside, at = (i < queries) & (j < keys), pairs_at(bias_strides, sample, head, i, j)
+        scores += tl.load(bias + at, mask=inside, other=0.0).to(products.dtype) * LOG2E
+    if mask is not None:
+        inside, at = (i < queries) & (j < keys), pairs_at(mask_strides, sample, head, i, j)
+        scores = tl.where(tl.load(mask + at, mask=inside, other=0) != 0, scores, float("-inf"))
+    if not WHOLE:
+        seen = j < keys
+        if CAUSAL:
+            seen = seen & (rows >= j)
+            if WINDOW > 0:
+                seen = seen & (j > rows - WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
+    return scores
+
+
+@triton.jit
+def row_keys(rng, variant, sample, head, i):
+    """The keys of rows i of one sample and head, uint32, as counter_rng.keep_mask folds them."""
+    key, number, samples, head_start = rng
+    row_start = variant[5]
+    folded = mix(first_key(key, number) ^ scramble(tl.load(samples + sample)))
+    folded = mix(folded ^ scramble(head_start + head))
+    return mix(folded ^ scramble(row_start + i))
+
+
+@triton.jit
+def drop(x, row_keys, j, THRESHOLD: tl.constexpr):
+    """x where the rows' keys keep keys j, else 0; the three broadcast against each other."""
+    return tl.where(keeps(row_keys, scramble(j), THRESHOLD), x, 0.0)
+
+
+@triton.jit
+def first_key_seen(row, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """The first key that a row at a global position may see, down to a multiple of BLOCK."""
+    first = 0
+    if CAUSAL and WINDOW > 0:
+        first = tl.maximum(row - WINDOW + 1, 0) // BLOCK * BLOCK
+    return first
+
+
+@triton.jit
+def end_of_keys(last_row, keys, CAUSAL: tl.constexpr):
+    """Behind the last key that rows up to a global position may see."""
+    if CAUSAL:
+        return tl.minimum(keys, last_row + 1)
+    else:
+        return keys
+
+
+@triton.jit
+def end_of_whole_blocks(
+    first_row, keys, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr
+):  # fmt: skip
+    """Behind the last whole block of keys that every row from a global position on sees; 0 with a
+    window, whose rows see no two the same."""
+    if WINDOW > 0:
+        return 0
+    elif CAUSAL:
+        return tl.minimum(keys, first_row + 1) // BLOCK * BLOCK
+    else:
+        return keys // BLOCK * BLOCK
 
 
 @triton.jit
@@ -63,7 +203,7 @@ def attention_kernel(
     PRECISION: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """out [b, a, q, d] and sums [b, a, q] (attention_tile.py) of one block of queries.
+    """out [b, a, q, d] and sums [b, a, q] of one block of queries.
 
     GROUP: queries' heads a key-value head. THRESHOLD, KEEP_SCALE: of dropout, p 2^32 - 2^31 and
     1 / (1 - p). WIDE: the type of sums. PRECISION: of float32 products.
@@ -100,3 +240,188 @@ def attention_kernel(
     store_block(out, out_strides, sample, head, i, queries, result, D, BLOCK_D)
     log = tl.where(is_empty, float("inf"), highest + tl.log2(tl.where(is_empty, 1.0, total)))
     tl.store(sums + plane.to(tl.int64) * queries + i, log, mask=i < queries)
+
+
+@triton.jit
+def meet_keys(
+    at, q, do, log, delta, kept, result, key, key_strides, value, value_strides,
+    variant, rng, sample, head, i, queries, keys,
+    GROUP: tl.constexpr, SCALE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    THRESHOLD: tl.constexpr, KEEP_SCALE: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
+    WHOLE: tl.constexpr,
+):  # fmt: skip
+    """dQ / scale with the part of the block of keys from `at` on."""
+    j = at + tl.arange(0, BLOCK_K)
+    k = block_of(key, key_strides, sample, head // GROUP, j, keys, D, BLOCK_D)
+    v = block_of(value, value_strides, sample, head // GROUP, j, keys, D, BLOCK_D)
+    products = product(q, tl.trans(k), PRECISION, WIDE)
+    scores = counted(products, variant, sample, head, i[:, None], j[None, :], queries, keys,
+                     SCALE, CAUSAL, WINDOW, WHOLE)  # fmt: skip
+    dshares = product(do, tl.trans(v), PRECISION, WIDE)
+    if rng is not None:
+        dshares = drop(dshares * KEEP_SCALE, kept[:, None], j[None, :], THRESHOLD)
+    dscores = tl.exp2(scores - log[:, None]) * (dshares - delta[:, None])
+    return result + product(rounded(dscores, k.dtype), k, PRECISION, WIDE)
+
+
+@triton.jit
+def query_gradient_kernel(
+    query, query_strides, key, key_strides, value, value_strides, out, out_strides,
+    grad, grad_strides, dquery, dquery_strides, sums, deltas, variant, rng, heads, queries, keys,
+    GROUP: tl.constexpr, SCALE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    THRESHOLD: tl.constexpr, KEEP_SCALE: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """dQ of one block of queries, and `deltas` [b, a, q], the rows' sums of dO O, for the
+    others."""
+    block, plane = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
+    sample, head = plane // heads, plane % heads
+    i = block * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    q = block_of(query, query_strides, sample, head, i, queries, D, BLOCK_D)
+    o = block_of(out, out_strides, sample, head, i, queries, D, BLOCK_D)
+    do = block_of(grad, grad_strides, sample, head, i, queries, D, BLOCK_D)
+    delta = tl.sum(wide(o) * wide(do), 1)
+    of_rows = plane.to(tl.int64) * queries + i
+    tl.store(deltas + of_rows, delta, mask=i < queries)
+    log = tl.load(sums + of_rows, mask=i < queries, other=float("inf"))
+    result = tl.zeros([BLOCK_Q, BLOCK_D], dtype=WIDE)
+    kept = None
+    if rng is not None:
+        kept = row_keys(rng, variant, sample, head, i)
+    first_row = variant[5] + block * BLOCK_Q
+    whole = end_of_whole_blocks(first_row, keys, BLOCK_K, CAUSAL, WINDOW)
+    start = tl.maximum(first_key_seen(first_row, BLOCK_K, CAUSAL, WINDOW), whole)
+    for at in range(0, whole, BLOCK_K):
+        result = meet_keys(
+            at, q, do, log, delta, kept, result, key, key_strides, value, value_strides,
+            variant, rng, sample, head, i, queries, keys, GROUP, SCALE, CAUSAL, WINDOW,
+            THRESHOLD, KEEP_SCALE, WIDE, PRECISION, D, BLOCK_D, BLOCK_K, True,
+        )  # fmt: skip
+    for at in range(start, end_of_keys(first_row + BLOCK_Q - 1, keys, CAUSAL), BLOCK_K):
+        result = meet_keys(
+            at, q, do, log, delta, kept, result, key, key_strides, value, value_strides,
+            variant, rng, sample, head, i, queries, keys, GROUP, SCALE, CAUSAL, WINDOW,
+            THRESHOLD, KEEP_SCALE, WIDE, PRECISION, D, BLOCK_D, BLOCK_K, False,
+        )  # fmt: skip
+    result = rounded(result * SCALE, dquery.dtype.element_ty)
+    store_block(dquery, dquery_strides, sample, head, i, queries, result, D, BLOCK_D)
+
+
+@triton.jit
+def meet_rows(
+    at, k, v, dk, dv, query, query_strides, grad, grad_strides, sums, deltas,
+    variant, rng, sample, head, j, heads, queries, keys,
+    SCALE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    THRESHOLD: tl.constexpr, KEEP_SCALE: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr,
+    WHOLE: tl.constexpr,
+):  # fmt: skip
+    """dK / scale and dV with the parts of the block of queries from `at` on."""
+    i = at + tl.arange(0, BLOCK_Q)
+    q = block_of(query, query_strides, sample, head, i, queries, D, BLOCK_D)
+    do = block_of(grad, grad_strides, sample, head, i, queries, D, BLOCK_D)
+    of_rows = (sample * heads + head).to(tl.int64) * queries + i
+    log = tl.load(sums + of_rows, mask=i < queries, other=float("inf"))
+    delta = tl.load(deltas + of_rows, mask=i < queries, other=0.0)
+    products = product(k, tl.trans(q), PRECISION, WIDE)
+    scores = counted(products, variant, sample, head, i[None, :], j[:, None], queries, keys,
+                     SCALE, CAUSAL, WINDOW, WHOLE)  # fmt: skip
+    shares = tl.exp2(scores - log[None, :])
+    dshares = product(v, tl.trans(do), PRECISION, WIDE)
+    dropped = shares
+    if rng is not None:
+        kept = row_keys(rng, variant, sample, head, i)
+        is_kept = drop(shares * 0.0 + KEEP_SCALE, kept[None, :], j[:, None], THRESHOLD)
+        dropped, dshares = shares * is_kept, dshares * is_kept
+    dv += product(rounded(dropped, do.dtype), do, PRECISION, WIDE)
+    dscores = rounded(shares * (dshares - delta[None, :]), q.dtype)
+    return dk + product(dscores, q, PRECISION, WIDE), dv
+
+
+@triton.jit
+def key_gradient_kernel(
+    query, query_strides, key, key_strides, value, value_strides, grad, grad_strides,
+    dkey, dkey_strides, dvalue, dvalue_strides, sums, deltas, variant, rng, heads, queries, keys,
+    GROUP: tl.constexpr, SCALE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    THRESHOLD: tl.constexpr, KEEP_SCALE: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """dK and dV of one block of keys of a key-value head. Tiles lie with the keys along rows, so
+    that no product turns one round. Keys beyond the last one are computed and not written."""
+    block, plane = tl.program_id(0), tl.program_id(1)
+    kv_heads = heads // GROUP
+    sample, kv_head = plane // kv_heads, plane % kv_heads
+    j = block * BLOCK_K + tl.arange(0, BLOCK_K)
+    k = block_of(key, key_strides, sample, kv_head, j, keys, D, BLOCK_D)
+    v = block_of(value, value_strides, sample, kv_head, j, keys, D, BLOCK_D)
+    dk = tl.zeros([BLOCK_K, BLOCK_D], dtype=WIDE)
+    dv = tl.zeros([BLOCK_K, BLOCK_D], dtype=WIDE)
+    # rows from start to whole see some of the keys, those from whole on all
+    start, whole, end = 0, 0, queries
+    if CAUSAL:
+        start = tl.maximum(block * BLOCK_K - variant[5], 0) // BLOCK_Q * BLOCK_Q
+        last = tl.maximum((block + 1) * BLOCK_K - 1 - variant[5], 0)
+        whole = (last + BLOCK_Q - 1) // BLOCK_Q * BLOCK_Q
+        if WINDOW > 0:
+            end = tl.minimum(queries, (block + 1) * BLOCK_K - 1 + WINDOW - variant[5])
+            whole = end
+    for member in range(GROUP):
+        head = kv_head * GROUP + member
+        for at in range(start, tl.minimum(whole, end), BLOCK_Q):
+            dk, dv = meet_rows(
+                at, k, v, dk, dv, query, query_strides, grad, grad_strides, sums, deltas,
+                variant, rng, sample, head, j, heads, queries, keys, SCALE, CAUSAL, WINDOW,
+                THRESHOLD, KEEP_SCALE, WIDE, PRECISION, D, BLOCK_D, BLOCK_Q, False,
+            )  # fmt: skip
+        for at in range(whole, end, BLOCK_Q):
+            dk, dv = meet_rows(
+                at, k, v, dk, dv, query, query_strides, grad, grad_strides, sums, deltas,
+                variant, rng, sample, head, j, heads, queries, keys, SCALE, CAUSAL, WINDOW,
+                THRESHOLD, KEEP_SCALE, WIDE, PRECISION, D, BLOCK_D, BLOCK_Q, True,
+            )  # fmt: skip
+    dk, dv = rounded(dk * SCALE, dkey.dtype.element_ty), rounded(dv, dvalue.dtype.element_ty)
+    store_block(dkey, dkey_strides, sample, kv_head, j, keys, dk, D, BLOCK_D)
+    store_block(dvalue, dvalue_strides, sample, kv_head, j, keys, dv, D, BLOCK_D)
+
+
+@triton.jit
+def bias_gradient_kernel(
+    query, query_strides, key, key_strides, value, value_strides, grad, grad_strides,
+    dbias, dbias_strides, sums, deltas, variant, rng, heads, queries, keys,
+    samples_shared, heads_shared, dbias_heads,
+    GROUP: tl.constexpr, SCALE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    THRESHOLD: tl.constexpr, KEEP_SCALE: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a block of pairs of the bias, summed over the `samples_shared` samples and
+    `heads_shared` heads that share it."""
+    plane = tl.program_id(2)
+    first_sample, first_head = plane // dbias_heads, plane % dbias_heads
+    i = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    j = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    result = tl.zeros([BLOCK_Q, BLOCK_K], dtype=WIDE)
+    for member in range(samples_shared * heads_shared):
+        sample = first_sample + member // heads_shared
+        head = first_head + member % heads_shared
+        q = block_of(query, query_strides, sample, head, i, queries, D, BLOCK_D)
+        do = block_of(grad, grad_strides, sample, head, i, queries, D, BLOCK_D)
+        k = block_of(key, key_strides, sample, head // GROUP, j, keys, D, BLOCK_D)
+        v = block_of(value, value_strides, sample, head // GROUP, j, keys, D, BLOCK_D)
+        of_rows = (sample * heads + head).to(tl.int64) * queries + i
+        log = tl.load(sums + of_rows, mask=i < queries, other=float("inf"))
+        delta = tl.load(deltas + of_rows, mask=i < queries, other=0.0)
+        products = product(q, tl.trans(k), PRECISION, WIDE)
+        scores = counted(products, variant, sample, head, i[:, None], j[None, :], queries, keys,
+                         SCALE, CAUSAL, WINDOW, False)  # fmt: skip
+        dshares = product(do, tl.trans(v), PRECISION, WIDE)
+        if rng is not None:
+            kept = row_keys(rng, variant, sample, head, i)
+            dshares = drop(dshares * KEEP_SCALE, kept[:, None], j[None, :], THRESHOLD)
+        result += tl.exp2(scores - log[:, None]) * (dshares - delta[:, None])
+    at = pairs_at(dbias_strides, first_sample, first_head, i[:, None], j[None, :])
+    inside = (i < queries)[:, None] & (j < keys)[None, :]
+    tl.store(dbias + at, rounded(result, dbias.dtype.element_ty), mask=inside)

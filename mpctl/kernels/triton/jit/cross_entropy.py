@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mpctl.kernels.triton.jit.rounding import rounded, wide
+from mpctl.kernels.triton.jit.bits import rounded, wide
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mpctl.kernels.triton.jit.rounding import IS_INTERPRETED
+from mpctl.kernels.triton.jit.bits import IS_INTERPRETED
 
 NAN = tl.constexpr(0x7F)  # in both formats
 

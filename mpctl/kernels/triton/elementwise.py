@@ -1,0 +1,297 @@
+"""Activations, dropout and rotary positions in one kernel each way.
+
+A gated activation moves 3 elements a result forward and 5 backward (gate, up and gradient are read,
+two gradients are written), where torch's kernels move 5 and 18. Forward rounds act(gate) as its own
+kernel would; backward rounds once. GELU, ReLU and SiLU are one kernel of torch's already.
+
+Dropout computes each element's hash from its coordinates (counter_rng.py), so that an element
+moves its input, its result and 1 byte of mask: 5 bytes in 16 bits forward and 5 backward; with a
+residual 7 forward. The bits and the rounding are those of `counter_rng.drop`.
+
+Rotary positions. Backward turns the gradient by the opposite angles, so that the table alone is
+kept. In 16 bits an element of the heads moves 4 bytes each way, where separate kernels move some
+50. Forward has the bits of `rotary.rotated`; backward rounds once, which torch's separate kernels
+do twice.
+
+The result lies in memory as [b, s, a, d], so that attention's own result, which is laid out as its
+queries are, needs no copy to become [b, s, a d].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpctl.kernels.activation import Activation
+from mpctl.kernels.counter_rng import DropoutMask, as_int32
+from mpctl.kernels.masks import Positions
+from mpctl.kernels.triton import define_gradient, define_operation
+
+GATES: dict[Activation, str] = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
+ACTIVATION_BLOCK = 2048  # results of a program: 16 a thread of 4 warps
+
+
+def fused_gated(up: Tensor, name: Activation) -> Tensor:
+    """act(gate) * up of [.., 2f] = [gate | up] -> [.., f], for a name of GATES."""
+    result: Tensor = _gated(up, GATES[name])
+    return result
+
+
+def fused_squared_relu(x: Tensor) -> Tensor:
+    """relu(x)^2, of any shape."""
+    result: Tensor = _squared_relu(x)
+    return result
+
+
+def _run_gated(fused: Tensor, act: str) -> Tensor:
+    from mpctl.kernels.triton.jit.elementwise import gated_kernel
+
+    out, fused = _fake_gated(fused, act), fused.contiguous()
+    if out.numel():
+        grid, width, block = _gated_grid(out)
+        gated_kernel[grid](fused, out, 2 * width, width, act=act, BLOCK=block)
+    return out
+
+
+def _fake_gated(fused: Tensor, act: str) -> Tensor:
+    return fused.new_empty((*fused.shape[:-1], fused.shape[-1] // 2))
+
+
+def _run_gated_backward(fused: Tensor, grad: Tensor, act: str) -> Tensor:
+    from mpctl.kernels.triton.jit.elementwise import gated_backward_kernel
+
+    out, fused, grad = _fake_like(fused, grad), fused.contiguous(), grad.contiguous()
+    if out.numel():
+        grid, width, block = _gated_grid(grad)
+        gated_backward_kernel[grid](fused, grad, out, 2 * width, width, act=act, BLOCK=block)
+    return out
+
+
+def _gated_grid(results: Tensor) -> tuple[tuple[int, int], int, int]:
+    """Programs of rows and columns, columns, and columns of a program."""
+    import triton
+
+    width = results.shape[-1]
+    block = min(ACTIVATION_BLOCK, triton.next_power_of_2(width))
+    return (results.numel() // width, triton.cdiv(width, block)), width, block
+
+
+def _run_squared(x: Tensor) -> Tensor:
+    import triton
+
+    from mpctl.kernels.triton.jit.elementwise import squared_relu_kernel
+
+    out, count = _fake_like(x), x.numel()
+    if count:
+        grid = (triton.cdiv(count, ACTIVATION_BLOCK),)
+        squared_relu_kernel[grid](x.contiguous(), out, count, BLOCK=ACTIVATION_BLOCK)
+    return out
+
+
+def _run_squared_backward(x: Tensor, grad: Tensor) -> Tensor:
+    import triton
+
+    from mpctl.kernels.triton.jit.elementwise import squared_relu_backward_kernel
+
+    out, count = _fake_like(x), x.numel()
+    if count:
+        grid = (triton.cdiv(count, ACTIVATION_BLOCK),)
+        squared_relu_backward_kernel[grid](
+            x.contiguous(), grad.contiguous(), out, count, BLOCK=ACTIVATION_BLOCK
+        )
+    return out
+
+
+def _fake_like(x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+_gated = define_operation("gated(Tensor fused, str act) -> Tensor", _run_gated, _fake_gated)
+_gated_backward = define_operation(
+    "gated_backward(Tensor fused, Tensor grad, str act) -> Tensor", _run_gated_backward, _fake_like
+)
+_squared_relu = define_operation("squared_relu(Tensor x) -> Tensor", _run_squared, _fake_like)
+_squared_relu_backward = define_operation(
+    "squared_relu_backward(Tensor x, Tensor grad) -> Tensor", _run_squared_backward, _fake_like
+)
+
+
+def _setup_activation(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0])
+    ctx.act = inputs[1] if len(inputs) > 1 else ""
+
+
+def _backward_gated(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    return _gated_backward(*ctx.saved_tensors, grad, ctx.act), None
+
+
+def _backward_squared(ctx: Any, grad: Tensor) -> Tensor:
+    result: Tensor = _squared_relu_backward(*ctx.saved_tensors, grad)
+    return result
+
+
+define_gradient("gated", _backward_gated, _setup_activation)
+define_gradient("squared_relu", _backward_squared, _setup_activation)
+
+
+DROPOUT_TILE = 4096  # elements of a program: 32 a thread of 4 warps
+BLOCK_COLUMNS = 1024
+
+
+def fused_dropout(x: Tensor, mask: DropoutMask, residual: Tensor | None = None) -> Tensor:
+    """x [b, s, h] or [b, a, s, keys] after dropout, plus `residual` of the same shape; keeps the
+    mask for backward, 1 byte an element."""
+    heads, rows, columns = mask.heads, mask.rows, mask.columns
+    key = mask.key if isinstance(mask.key, Tensor) else None
+    number = 0 if isinstance(mask.key, Tensor) else as_int32(mask.key)
+    tensors = [_given(positions) for positions in (heads, rows, columns)]
+    ranges = [end for positions in (heads, rows, columns) for end in _start_and_step(positions)]
+    result: Tensor = _dropout(x, residual, key, number, mask.samples, *tensors, ranges, mask.p)[0]
+    return result
+
+
+def _given(positions: Positions | None) -> Tensor | None:
+    return positions if isinstance(positions, Tensor) else None
+
+
+def _start_and_step(positions: Positions | None) -> tuple[int, int]:
+    return (positions.start, positions.step) if isinstance(positions, range) else (0, 1)
+
+
+def _run_dropout(
+    x: Tensor, residual: Tensor | None, key: Tensor | None, number: int, samples: Tensor,
+    heads: Tensor | None, rows: Tensor | None, columns: Tensor | None, ranges: list[int], p: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    import triton
+
+    from mpctl.kernels.triton.jit.elementwise import dropout_kernel
+
+    out, kept = _fake_dropout(x, residual, key, number, samples, heads, rows, columns, ranges, p)
+    *outer, s, width = x.shape
+    count = x.numel() // max(1, width)
+    if not count or not width:
+        return out, kept
+    block_columns = min(BLOCK_COLUMNS, triton.next_power_of_2(width))
+    block_rows = min(DROPOUT_TILE // block_columns, triton.next_power_of_2(count))
+    grid = (triton.cdiv(count, block_rows), triton.cdiv(width, block_columns))
+    dropout_kernel[grid](
+        x.contiguous(), None if residual is None else residual.contiguous(), out, kept,
+        key, number, samples, heads, *ranges[:2], rows, *ranges[2:4], columns, *ranges[4:],
+        count, width, s, a=outer[1] if len(outer) > 1 else 0,
+        threshold=min(round(p * 2**32) - 2**31, 2**31 - 1), scale=1 / (1 - p),
+        BLOCK_ROWS=block_rows, BLOCK_COLUMNS=block_columns, enable_fp_fusion=False,
+    )  # fmt: skip
+    return out, kept
+
+
+def _fake_dropout(x: Tensor, residual: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:
+    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    return x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape, dtype=torch.bool)
+
+
+def _run_dropout_backward(grad: Tensor, kept: Tensor, scale: float) -> Tensor:
+    import triton
+
+    from mpctl.kernels.triton.jit.elementwise import dropout_backward_kernel
+
+    out, count = _fake_dropout_backward(grad, kept, scale), grad.numel()
+    if count:
+        dropout_backward_kernel[(triton.cdiv(count, DROPOUT_TILE),)](
+            grad.contiguous(),
+            kept,
+            out,
+            count,
+            scale=scale,
+            BLOCK=DROPOUT_TILE,
+            enable_fp_fusion=False,
+        )
+    return out
+
+
+def _fake_dropout_backward(grad: Tensor, kept: Tensor, scale: float) -> Tensor:
+    return grad.new_empty(grad.shape)
+
+
+_dropout = define_operation(
+    "dropout(Tensor x, Tensor? residual, Tensor? key, SymInt number, Tensor samples, Tensor? heads,"
+    " Tensor? rows, Tensor? columns, SymInt[] ranges, float p) -> (Tensor, Tensor)",
+    _run_dropout,
+    _fake_dropout,
+)
+_dropout_backward = define_operation(
+    "dropout_backward(Tensor grad, Tensor kept, float scale) -> Tensor",
+    _run_dropout_backward,
+    _fake_dropout_backward,
+)
+
+
+def _setup_dropout(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, residual, *_, p = inputs
+    ctx.set_materialize_grads(False)  # no zeros for the mask's gradient
+    ctx.save_for_backward(output[1])
+    ctx.scale, ctx.dtype = 1 / (1 - p), x.dtype
+    ctx.residual_dtype = None if residual is None else residual.dtype
+
+
+def _backward_dropout(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    (kept,) = ctx.saved_tensors
+    needs_x, needs_residual, *others = ctx.needs_input_grad
+    dx = _dropout_backward(grad.to(ctx.dtype), kept, ctx.scale) if needs_x else None
+    dresidual = grad.to(ctx.residual_dtype) if needs_residual else None
+    return dx, dresidual, *(None for _ in others)
+
+
+define_gradient("dropout", _backward_dropout, _setup_dropout)
+
+
+ROTARY_TILE = 2048  # pairs of a program: 16 a thread of 4 warps
+
+
+def fused_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [b, a, s, d] turned by a table, cos and sin [s, r/2] or [b, 1, s, r/2]."""
+    result: Tensor = _rotate(x, cos, sin, False)
+    return result
+
+
+def _run_rotate(x: Tensor, cos: Tensor, sin: Tensor, is_back: bool) -> Tensor:
+    import triton
+
+    from mpctl.kernels.triton.jit.elementwise import rotate_kernel
+
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    out, (b, a, s, d), half = _fake_rotate(x, cos, sin, is_back), x.shape, cos.shape[-1]
+    if not x.numel():
+        return out
+    rest = d - 2 * half
+    block_half = triton.next_power_of_2(half)
+    block_rows = max(1, min(ROTARY_TILE // block_half, triton.next_power_of_2(s)))
+    cos, sin = cos.contiguous(), sin.contiguous()
+    rotate_kernel[(triton.cdiv(s, block_rows), a, b)](
+        x, cos, sin, out, *x.stride()[:3], *out.stride()[:3],
+        cos.stride(0) if cos.ndim == 4 and cos.shape[0] > 1 else 0, s,
+        half=half, rest=rest, is_back=is_back, BLOCK_ROWS=block_rows, BLOCK_HALF=block_half,
+        BLOCK_REST=triton.next_power_of_2(max(1, rest)), enable_fp_fusion=False,
+    )  # fmt: skip
+    return out
+
+
+def _fake_rotate(x: Tensor, cos: Tensor, sin: Tensor, is_back: bool) -> Tensor:
+    b, a, s, d = x.shape
+    return x.new_empty((b, s, a, d)).transpose(1, 2)
+
+
+def _setup_rotate(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, cos, sin, ctx.is_back = inputs
+    ctx.save_for_backward(cos, sin)
+
+
+def _backward_rotate(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    return _rotate(grad, *ctx.saved_tensors, not ctx.is_back), None, None, None
+
+
+_rotate = define_operation(
+    "rotate(Tensor x, Tensor cos, Tensor sin, bool is_back) -> Tensor", _run_rotate, _fake_rotate
+)
+define_gradient("rotate", _backward_rotate, _setup_rotate)

@@ -1,0 +1,46 @@
+"""What ranks that measure together must agree on: each other's values, and one more round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mpctl.runtime.mesh import Mesh
+
+
+def values_of_all(mesh: Mesh, *values: float) -> Tensor:
+    """The values of all ranks, [ranks, values] in float64, on every rank."""
+    own = torch.tensor([values], dtype=torch.float64, device=mesh.device)
+    return mesh.world.all_gather(own, dim=0)
+
+
+def agreed_rounds(mesh: Mesh, most: int, seconds: float | None) -> Iterator[int]:
+    """The numbers of the rounds from 0 on, the same on all ranks: at most so many. A round begins
+    only if one as long as the longest so far would end within `seconds` by rank 0's clock, None for
+    no limit; the first always begins."""
+    started, longest = time.monotonic(), 0.0
+    for number in range(most):
+        began = time.monotonic()
+        if number and seconds is not None:
+            has_time = began - started + longest <= seconds
+            if not values_of_all(mesh, has_time)[0].item():
+                return
+        yield number
+        longest = max(longest, time.monotonic() - began)
+
+
+def begin_together(mesh: Mesh) -> None:
+    """Return when all ranks are here and their devices have done all work."""
+    finish_work(mesh.device)
+    if mesh.world.size > 1:
+        dist.barrier()
+
+
+def finish_work(device: torch.device) -> None:
+    """Return when the device has done all work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

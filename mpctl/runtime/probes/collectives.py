@@ -1,0 +1,211 @@
+"""Collectives along the axes of a mesh, timed and checked as nccl-tests does (doc/PERFORMANCE.md).
+
+All groups of an axis run at once, as they do in training. A case is called `warm_up` times, then
+all ranks begin together, and the time of a call is that of `iterations` in a row over their number,
+on the slowest rank; on CUDA calls are queued one behind the other. Cases take turns in rounds,
+A B C A B C. Buffers are written over in place, but for all-to-all and sendrecv, which have no such
+form.
+
+Before it is timed, a call's result is compared with the right one. Element i of rank r is
+(7 i + 3 r + 1) mod m, with m so small that sums over all ranks are exact in the data type, so that
+a block of another rank, or in another place, is seen.
+
+By hand, 2 ranks, 3 elements, m = 64: rank 0 has 1 8 15, rank 1 has 4 11 18; the sum is 5 19 33.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mpctl.rundir.requests import (
+    ADDING,
+    SPLIT,
+    CollectiveAnswer,
+    CollectiveCase,
+    CollectivesRequest,
+)
+from mpctl.runtime.mesh import Mesh
+from mpctl.runtime.probes.agreement import agreed_rounds, begin_together, finish_work, values_of_all
+from mpctl.spec.job import JobSpec
+from mpctl.transport.group import Group
+
+_MODULUS, _SUMMABLE = 64, {torch.bfloat16: 256, torch.float16: 2048, torch.int8: 127,
+                           torch.uint8: 255}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TimedCollective:
+    """A collective of one group. buffer: the whole message [elements]; received: what sendrecv
+    receives into, empty for all other kinds."""
+
+    case: CollectiveCase
+    group: Group
+    buffer: Tensor
+    received: Tensor
+    root: int = 0
+
+    @classmethod
+    def of(
+        cls, case: CollectiveCase, group: Group, device: torch.device, root: int = 0
+    ) -> TimedCollective:
+        """The case over a group that has the case's transport."""
+        kind, elements = case["kind"], case["count"]
+        elements *= group.size if kind in SPLIT else 1
+        buffer = torch.zeros(elements, dtype=getattr(torch, case["dtype"]), device=device)
+        received = torch.zeros_like(buffer) if kind == "sendrecv" else buffer.new_empty(0)
+        return cls(case, group, buffer, received, root)
+
+    def call(self) -> Tensor:
+        """One call; its result, of which only what the kind defines is meant."""
+        return _CALLS[self.case["kind"]](self)
+
+    def wrong(self) -> int:
+        """Elements of this rank that differ from the right result after one call. The buffer is
+        zero afterwards, so that sums of sums stay finite."""
+        self.buffer.copy_(self._values(self.group.rank))
+        result, wanted = self.call(), self._wanted()
+        finish_work(self.buffer.device)
+        count = 0 if wanted is None else _different(result, wanted, self.group.size)
+        self.buffer.zero_()
+        return count
+
+    def seconds(self, *, warm_up: int, iterations: int, begin: Callable[[], None]) -> float:
+        """Mean seconds of a call on this rank; begin: returns on all ranks at once."""
+        for _ in range(warm_up):
+            self.call()
+        begin()
+        began = time.perf_counter()
+        for _ in range(iterations):
+            self.call()
+        finish_work(self.buffer.device)
+        return (time.perf_counter() - began) / iterations
+
+    @property
+    def blocks(self) -> Tensor:
+        """The buffer as a block for each rank, [t, n]."""
+        return self.buffer.view(self.group.size, -1)
+
+    def _values(self, rank: int) -> Tensor:
+        """The whole message of a rank before the call."""
+        device, dtype = self.buffer.device, self.buffer.dtype
+        most = _SUMMABLE.get(dtype, _MODULUS * self.group.size)
+        modulus = max(2, min(_MODULUS, most // self.group.size))
+        places = torch.arange(len(self.buffer), dtype=torch.int32, device=device)
+        return places.mul_(7).add_(3 * rank + 1).remainder_(modulus).to(dtype)
+
+    def _wanted(self) -> Tensor | None:
+        """The right result of this rank; None where the kind leaves it undefined."""
+        kind, own, ranks = self.case["kind"], self.group.rank, range(self.group.size)
+        if kind == "broadcast":
+            return self._values(self.root)
+        if kind == "sendrecv":
+            return self._values((own - 1) % len(ranks))
+        if kind == "reduce" and own != self.root:
+            return None
+        if kind in ADDING:
+            total = self._combined()
+            return self._block(total, own) if kind == "reduce_scatter" else total
+        takes = own if kind == "all_to_all" else None  # else of an all-gather, whose rank r has r
+        blocks = [self._block(self._values(r), r if takes is None else takes) for r in ranks]
+        return torch.cat(blocks)
+
+    def _combined(self) -> Tensor:
+        total = self._values(0)
+        for rank in range(1, self.group.size):
+            values = self._values(rank)
+            total = torch.maximum(total, values) if self.case["op"] == "max" else total.add_(values)
+        return total
+
+    def _block(self, whole: Tensor, number: int) -> Tensor:
+        return whole.view(self.group.size, -1)[number]
+
+
+def probe_collectives(
+    request: CollectivesRequest, job: JobSpec, mesh: Mesh
+) -> Iterator[CollectiveAnswer]:
+    """The answers to a request, the same on every rank of `mesh`, which all call it: a timing for
+    each round and case, after what some rank has no way to send. job: not read."""
+    del job
+    groups = axis_groups(mesh)
+    ways = {(case["axis"], case["transport"]): None for case in request["cases"]}
+    found = {way: _over(groups[way[0]], way[1]) for way in ways}
+    for (axis, transport), group in found.items():
+        if not values_of_all(mesh, group is not None).amin().item():
+            found[axis, transport] = None
+            yield {"event": "absent", "axis": axis, "transport": transport}
+    for turn in agreed_rounds(mesh, request["rounds"], request["seconds"]):
+        for number, case in enumerate(request["cases"]):
+            group = found[case["axis"], case["transport"]]
+            if group is not None:
+                timed = TimedCollective.of(case, group, mesh.device, request["root"])
+                seconds, wrong = _measured(timed, request, mesh)
+                yield {"event": "timing", "case": number, "round": turn, "seconds": seconds,
+                       "wrong": wrong}  # fmt: skip
+
+
+def axis_groups(mesh: Mesh) -> Mapping[str, Group]:
+    """The groups that a rank sends over, by their names in plans."""
+    groups = {"tp": mesh.tp, "cp": mesh.cp, "dp_cp": mesh.dp_cp, "pp": mesh.pp}
+    return {**groups, **mesh.tensor, "world": mesh.world}
+
+
+def _over(group: Group, transport: str) -> Group | None:
+    """The group over one way to send, whose traffic nobody counts; None where it has no such way.
+    Its log stays: the launcher watches for ranks that hang."""
+    plain = replace(group, record=None, timer=None)
+    if transport == "shared":
+        return plain if group.shared is not None else None
+    return replace(plain, shared=None)
+
+
+def _measured(timed: TimedCollective, request: CollectivesRequest, mesh: Mesh) -> tuple[float, int]:
+    wrong = timed.wrong() if request["check"] else 0
+    seconds = timed.seconds(
+        warm_up=request["warm_up"], iterations=request["iterations"],
+        begin=lambda: begin_together(mesh),
+    )  # fmt: skip
+    every = values_of_all(mesh, seconds, wrong)
+    return float(every[:, 0].amax()), int(every[:, 1].sum()) if request["check"] else -1
+
+
+def _different(result: Tensor, wanted: Tensor, ranks: int) -> int:
+    """Elements that differ; by more than the rounding of a sum where a type has any."""
+    if not wanted.is_floating_point():
+        return int((result != wanted).sum())
+    rounding = ranks * torch.finfo(wanted.dtype).eps
+    return int((~torch.isclose(result.double(), wanted.double(), rtol=rounding, atol=0)).sum())
+
+
+def _gather(timed: TimedCollective) -> Tensor:
+    group = timed.group
+    return group.start_all_gather_into(timed.buffer, timed.blocks[group.rank]).wait()
+
+
+def _send_receive(timed: TimedCollective) -> Tensor:
+    """To the next rank and from the previous one at once, around the group."""
+    group = timed.group
+    following, before = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    pair = [
+        dist.P2POp(dist.isend, timed.buffer, group=group.process_group, group_peer=following),
+        dist.P2POp(dist.irecv, timed.received, group=group.process_group, group_peer=before),
+    ]
+    for work in dist.batch_isend_irecv(pair):
+        work.wait()
+    return timed.received
+
+
+_CALLS: Mapping[str, Callable[[TimedCollective], Tensor]] = {
+    "all_reduce": lambda c: c.group.all_reduce(c.buffer, "max" if c.case["op"] == "max" else "sum"),
+    "all_gather": _gather,
+    "reduce_scatter": lambda c: c.group.start_reduce_scatter_in_place(c.buffer).wait(),
+    "all_to_all": lambda c: c.group.all_to_all(c.buffer, 0),
+    "broadcast": lambda c: c.group.broadcast(c.buffer, c.root),
+    "reduce": lambda c: c.group.start_reduce(c.buffer, c.root).wait(),
+    "sendrecv": _send_receive,
+}

@@ -1,0 +1,148 @@
+"""One layer of a model under several tensor modes, timed in turns by the same ranks.
+
+Each case is a grid of all ranks (tensor_grid.py) with groups and a layer of its own, which are made
+once. A pass is a forward and a backward of one micro batch without dropout; gradients of weights
+add up over the passes, and their partial sums, which a training step reduces once, are not sent.
+The first pass of a case is watched: what it sends, and what its forward leaves for backward
+(runtime/memory.py). Then the cases are timed in rounds, A B C A B C.
+
+By hand, 3 cases, 2 rounds and 5 steps are 3 watched and 30 timed passes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mpctl.families.parts import layer_config
+from mpctl.layers.grid.tensor_parallel import tensor_parallel_of
+from mpctl.layers.parameters import initialise
+from mpctl.layers.shard_context import ShardContext
+from mpctl.layers.transformer_layer import ParallelTransformerLayer
+from mpctl.layout.topology import job_grid, job_topology
+from mpctl.rundir.rank_files import Traffic
+from mpctl.rundir.requests import LayerAnswer, LayerCase, LayerRequest
+from mpctl.runtime.memory import MemoryTracker
+from mpctl.runtime.mesh import Mesh, build_mesh
+from mpctl.runtime.optimizer import TORCH_DTYPES
+from mpctl.runtime.probes.agreement import agreed_rounds, begin_together, finish_work, values_of_all
+from mpctl.runtime.traffic import TrafficCounter
+from mpctl.spec.job import JobSpec
+
+SITE = "layers.0"  # names the layer to the seed of its weights
+
+
+@dataclass(frozen=True)
+class ProbedLayer:
+    """A rank's part of the layer in one case, with its input [b, s, h] and the gradient of its
+    result; traffic: counts what its groups send."""
+
+    module: ParallelTransformerLayer
+    hidden: Tensor
+    gradient: Tensor
+    traffic: TrafficCounter
+
+    @classmethod
+    def of(
+        cls, job: JobSpec, context: ShardContext, traffic: TrafficCounter, *, causal: bool = True
+    ) -> ProbedLayer:
+        """The layer of the job's model under a shard context."""
+        model, training = job.model, job.training
+        assert model is not None, "a layer is of a model"
+        config = layer_config(model, training, causal=causal)
+        module = ParallelTransformerLayer(config, context, SITE)
+        initialise(module, training.seed, prefix=SITE)
+        samples = len(context.layers.samples(training.micro_batch_size))
+        shape = samples, model.seq_length, model.hidden // context.grid.hidden_parts
+        generator = torch.Generator().manual_seed(training.seed)
+        values = torch.randn(shape, generator=generator).to(context.device, context.dtype)
+        return cls(module, values.requires_grad_(), torch.ones_like(values), traffic)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of this rank's parameters."""
+        return sum(p.numel() * p.element_size() for p in self.module.parameters())
+
+    def run(self) -> None:
+        """One pass."""
+        self.hidden.grad = None
+        self.module(self.hidden).backward(self.gradient)
+
+    def watched(self) -> tuple[int, Traffic]:
+        """One pass: the bytes that its forward keeps for its backward, and what was sent."""
+        tracker, action = MemoryTracker(self.hidden.device, own_only=True), "before"
+        tracker.add("parameters", self.module.parameters())
+        tracker.add("temporaries", [self.hidden])  # the result is counted in its place
+        tracker.current_action = lambda: (action, action == "forward")
+        self.traffic.clear()
+        with tracker:
+            action = "forward"
+            result = self.module(self.hidden)
+            action = "backward"
+            tracker.settle()
+            saved = tracker.bytes_by_kind["activations"]
+        result.backward(self.gradient)
+        return saved, self.traffic.snapshot()
+
+
+def probe_layers(request: LayerRequest, job: JobSpec, mesh: Mesh) -> Iterator[LayerAnswer]:
+    """The answers to a request, the same on every rank of `mesh`, which all call it.
+
+    job: its model and training, whatever its layout. First the sizes of every case and of the
+    unsharded layer, then a timing for each round and case.
+    """
+    dtype = TORCH_DTYPES[job.training.dtype]
+    layers = []
+    for number, case in enumerate(request["cases"]):
+        layers.append(_layer(job, case, mesh, dtype))
+        yield _sizes(number, layers[-1], mesh)
+    whole = ProbedLayer.of(job, ShardContext(dtype=dtype, device=mesh.device), TrafficCounter())
+    yield _sizes(None, whole, mesh)
+    del whole
+    for number in agreed_rounds(mesh, request["rounds"], request["seconds"]):
+        for place, layer in enumerate(layers):
+            seconds, cpu = _timed(layer, request["steps"], mesh)
+            yield {"event": "timing", "case": place, "round": number, "seconds": seconds,
+                   "cpu_seconds": cpu}  # fmt: skip
+
+
+def _layer(job: JobSpec, case: LayerCase, mesh: Mesh, dtype: torch.dtype) -> ProbedLayer:
+    """The layer under the case's mode, over groups of its own."""
+    own = {"tensor_mode": case["mode"], "tensor_depth": case["depth"], "tp": mesh.world.size}
+    parallel = job.parallel.model_copy(update={**own, "dp": 1})
+    laid = job.model_copy(update={"parallel": parallel})
+    grid, traffic = job_grid(laid), TrafficCounter()
+    groups = build_mesh(
+        job_topology(laid), mesh.rank, mesh.device, launch=job.launch, grid=grid,
+        record=traffic.record,
+    )  # fmt: skip
+    context = ShardContext(
+        groups.tp, dtype=dtype, device=mesh.device, grid=grid, groups=groups.tensor,
+        tensor_parallel=tensor_parallel_of(grid.mode),
+    )  # fmt: skip
+    return ProbedLayer.of(job, context, traffic)
+
+
+def _sizes(number: int | None, layer: ProbedLayer, mesh: Mesh) -> LayerAnswer:
+    """The largest of all ranks' bytes; what is sent, of this rank."""
+    saved, traffic = layer.watched()
+    largest = values_of_all(mesh, float(layer.parameter_bytes), float(saved)).amax(0)
+    parameters, saved = (int(size) for size in largest)
+    return {"event": "sizes", "case": number, "parameter_bytes": parameters,
+            "saved_bytes": saved, "traffic": traffic}  # fmt: skip
+
+
+def _timed(layer: ProbedLayer, steps: int, mesh: Mesh) -> tuple[float, float]:
+    """Seconds of a pass on the slowest rank, and processor seconds on the average rank."""
+    begin_together(mesh)
+    began, worked = time.perf_counter(), time.process_time()
+    for _ in range(steps):
+        layer.run()
+    finish_work(mesh.device)
+    seconds, cpu = time.perf_counter() - began, time.process_time() - worked
+    every = values_of_all(mesh, seconds / steps, cpu / steps)
+    return float(every[:, 0].amax()), float(every[:, 1].mean())
