@@ -16,8 +16,7 @@ from mpctl.clusters.slurm.allocation import Allocation, agents_step, expand_node
 from mpctl.clusters.slurm.partitions import read_partitions
 from mpctl.clusters.slurm.script import render_script
 from mpctl.clusters.slurm.submission import Submission
-from mpctl.clusters.ssh.hostfile import read_hostfile
-from mpctl.clusters.ssh.selection import hosts_of_plan
+from mpctl.clusters.ssh.hostfile import hosts_of_plan, read_hostfile
 from mpctl.planning.plan import Plan, make_plan
 from mpctl.spec.load import load_job
 

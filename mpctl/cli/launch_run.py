@@ -345,7 +345,7 @@ def _settings(
 def _end_if_restarted(run_dir: Path) -> None:
     """Let a pod succeed that was started again after its launch had ended: the launch itself has
     said how it ended, and nothing is left to do."""
-    from mpctl.clusters.kubernetes.restarted import ended_launch
+    from mpctl.clusters.kubernetes.jobs import ended_launch
     from mpctl.render.output import print_warnings
     from mpctl.rundir.directory import RunDir
 

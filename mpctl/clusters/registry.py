@@ -22,12 +22,12 @@ BACKENDS = {
 from the job and the environment of this process."""
 SUBMITTERS = {
     "slurm": "mpctl.clusters.slurm.submission:SlurmSubmitter",
-    "kubernetes": "mpctl.clusters.kubernetes.submitter:KubernetesSubmitter",
+    "kubernetes": "mpctl.clusters.kubernetes.submission:KubernetesSubmitter",
 }
 """The class of each scheduler that a run can be submitted to; made like a backend."""
 SCHEDULERS = {
     "slurm": "mpctl.clusters.slurm.commands:SlurmScheduler",
-    "kubernetes": "mpctl.clusters.kubernetes.scheduler:KubernetesScheduler",
+    "kubernetes": "mpctl.clusters.kubernetes.jobs:KubernetesScheduler",
 }
 """The class that knows the submitted jobs of a backend; made from the settings of the run."""
 

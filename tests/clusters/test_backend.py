@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpctl.clusters.kubernetes.scheduler import KubernetesScheduler
+from mpctl.clusters.kubernetes.jobs import KubernetesScheduler
 from mpctl.clusters.slurm.commands import SlurmScheduler
 from mpctl.errors import InputError
 from tests.jobs import job_of

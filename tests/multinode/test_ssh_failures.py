@@ -6,12 +6,14 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from mpctl.clusters.ssh.command import ssh_command
-from mpctl.clusters.ssh.failures import SshEnding
-from mpctl.clusters.ssh.host_line import SshHost
+from mpctl.clusters.ssh.backend import ssh_command
+from mpctl.clusters.ssh.failures import ssh_issue
+from mpctl.clusters.ssh.hostfile import SshHost
+from mpctl.errors import Issue
 from mpctl.spec.launch import SshSpec
 from tests.multinode.daemons import free_ports
 from tests.multinode.ssh_hosts import SshHosts, path_of
@@ -20,12 +22,20 @@ pytestmark = pytest.mark.cluster("ssh")
 NOTHING = [sys.executable, "-c", "pass"]
 
 
-def ending(hosts: SshHosts, name: str, *remote: str, timeout: int = 10) -> SshEnding:
+class Ending(NamedTuple):
+    code: int
+    output: str
+    issue: Issue
+
+
+def ending(hosts: SshHosts, name: str, *remote: str, timeout: int = 10) -> Ending:
     """How the ssh to a host ends, with the command that a launch would use."""
     ssh, host = SshSpec(config=str(hosts.config), connect_timeout=timeout), SshHost(name)
     command = ssh_command(ssh, host, remote or NOTHING)
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    return SshEnding(host, done.returncode, done.stderr, (remote or NOTHING)[0], timeout)
+    python, code = (remote or NOTHING)[0], done.returncode
+    issue = ssh_issue(host, code, done.stderr, python=python, seconds=timeout)
+    return Ending(code, done.stderr, issue)
 
 
 def test_the_two_hosts_of_these_tests_can_be_used(ssh_hosts: SshHosts) -> None:
@@ -139,6 +149,6 @@ def test_a_host_without_a_way_to_it_is_unreachable(namespaces: SshHosts) -> None
     inside = [path_of("ip"), "netns", "exec", namespaces.hosts["n1"].namespace]
     command = ssh_command(SshSpec(config=str(namespaces.config)), SshHost("far"), NOTHING)
     done = subprocess.run([*inside, *command], capture_output=True, text=True, check=False)
-    far = SshEnding(SshHost("far"), done.returncode, done.stderr, "python", 10).issue
+    far = ssh_issue(SshHost("far"), done.returncode, done.stderr, python="python", seconds=10)
     assert far.rule == "ssh-unreachable"
     assert "Network is unreachable" in far.message

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 
 from mpctl.clusters.kubernetes.manifest import pod_device
-from mpctl.clusters.kubernetes.names import (
+from mpctl.clusters.kubernetes.submission import (
     LOWER_CASE,
     QUALIFIED,
     env_issues,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from mpctl.clusters.backend import ScheduledJob, require_form
-from mpctl.clusters.kubernetes.job_state import job_state, pod_selector, resource
+from mpctl.clusters.kubernetes.jobs import job_state, pod_selector, resource
 from mpctl.clusters.kubernetes.kubectl import Kubectl
 from mpctl.spec.job import JobSpec
 

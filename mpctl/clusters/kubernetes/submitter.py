@@ -10,10 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from mpctl.clusters.kubernetes.checks import claim_issues, submission_issues
+from mpctl.clusters.kubernetes.submission import claim_issues, submission_issues
 from mpctl.clusters.kubernetes.kubectl import Kubectl, KubectlError
 from mpctl.clusters.kubernetes.manifest import PodJob, manifest, manifest_text, pod_job
-from mpctl.clusters.kubernetes.names import job_name
+from mpctl.clusters.kubernetes.submission import job_name
 from mpctl.durable import write_whole
 from mpctl.errors import Issue
 from mpctl.planning.plan import Plan

@@ -1,41 +1,55 @@
 """`--on ssh`: a node agent on each host of a hostfile, started by the system's ssh client.
 
 All hosts are contacted at once. What ssh and an agent say goes to RUN/nodes/ssh-N.log; an ssh that
-ends before its agent has connected says in it why the host cannot be used (ssh/failures.py).
+ends before its agent has connected says in it why the host cannot be used (failures.py).
 
 An ssh is only how an agent starts. The agent lives as long as its connection to the launcher's
 control server: when the launcher ends or is killed, or the network is cut, it ends its ranks and
 itself, and with it the ssh. An ssh client that is killed does no harm: the agent goes on until the
 launcher says that the launch is over. For the same reason no terminal is asked for (ssh -T), and
 each ssh leads a session of its own, so that Ctrl-C or a closed terminal reaches the launcher alone.
+
+The user's ~/.ssh/config, keys, agent and jump hosts work. Options that mpctl sets win over them,
+because ssh takes the first value it reads:
+
+    BatchMode=yes              never ask for a password or about a host key: fail, with a message
+    ConnectTimeout=N           launch.ssh.connect_timeout
+    ServerAliveInterval=5, ServerAliveCountMax=3
+                               a host that has not answered for 15 s ends the ssh
+    LogLevel=INFO              messages that failures.py tells apart, also under a config's QUIET
+    ControlMaster=no           never become a shared connection, which would outlive the launch;
+                               one that the user has opened is used
+    ClearAllForwardings=yes    the config's port forwardings are meant for one session, not for two
+    RemoteCommand=none, -T     the command below and no terminal, whatever the config says
+
+ssh joins its arguments with spaces, and the remote user's login shell splits them again. The remote
+command is therefore quoted as one word (shlex.join) that begins with exec: the shell is replaced by
+the program, and a signal to one reaches the other.
 """
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mpctl.clusters.backend import OnEvent
-from mpctl.clusters.ssh.command import (
-    CLIENT_ENVIRONMENT,
-    config_command,
-    device_environment,
-    direct_name,
-    passed_environment,
-    remote_command,
-    ssh_command,
+from mpctl.clusters.ssh.failures import ssh_issue
+from mpctl.clusters.ssh.hostfile import (
+    HostList,
+    SshHost,
+    first_slots,
+    hosts_of_plan,
+    read_hostfile,
+    select_hosts,
 )
-from mpctl.clusters.ssh.failures import SshEnding
-from mpctl.clusters.ssh.host_line import SshHost
-from mpctl.clusters.ssh.hostfile import read_hostfile
-from mpctl.clusters.ssh.selection import Selection, first_slots, hosts_of_plan, select_hosts
 from mpctl.errors import Issue
 from mpctl.hosts.network import addresses_towards, every_address, own_addresses
 from mpctl.launch.control.cluster import AgentCluster, AgentOrder, agent_cluster
@@ -52,18 +66,33 @@ was asked by SIGTERM. An agent ends without its ssh, too."""
 CONFIG_THREADS, CONFIG_SECONDS = 16, 10.0
 """How many hosts ssh is asked about at once, without contacting them, and for how long."""
 
+CLIENT_ENVIRONMENT = {"LC_ALL": "C.UTF-8"}
+"""Environment variables of the ssh client: its messages in English, which failures.py reads."""
 
-def choose_hosts(job: JobSpec) -> Selection:
+PASSED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "KMP_", "UCX_", "FI_",
+                   "TRITON_", "MPCTL_")  # fmt: skip
+PASSED_NAMES = (
+    "PYTHONPATH",
+    "PYTHONHASHSEED",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING",
+)
+"""Variables of the launcher's environment that travel to every host: those that tune torch, NCCL,
+gloo and OpenMP, and where Python finds modules. Others, such as tokens and passwords, do not, since
+a command line can be read by every user of a host; `launch.ssh.pass_env` names more."""
+
+
+def choose_hosts(job: JobSpec) -> HostList:
     """The hosts of a job, in the order of the plan's nodes, with everything that is wrong."""
     ssh, cluster = job.launch.ssh, job.cluster
     if ssh.hostfile is None:
         hint = "add --hostfile FILE with a line such as `n1 slots=8` for each host"
-        return Selection((), (Issue("hostfile", "--hostfile", "is required by --on ssh", hint),))
+        return HostList((), (Issue("hostfile", "--hostfile", "is required by --on ssh", hint),))
     hostfile = read_hostfile(Path(ssh.hostfile))
     chosen = select_hosts(hostfile.hosts, ssh.include, ssh.exclude)
     issues = [*hostfile.issues, *chosen.issues]
     if issues:
-        return Selection(chosen.hosts, tuple(issues))
+        return HostList(chosen.hosts, tuple(issues))
     ranks = cluster.gpus_per_node or 1
     return hosts_of_plan(chosen.hosts, cluster.nodes, ranks, ssh.hostfile)
 
@@ -110,8 +139,9 @@ class SshAgents:
             **device_environment(host),
             "PYTHONSAFEPATH": "1",
         }
+        variables = [f"{name}={value}" for name, value in environment.items()]
         program = [self.python, *self.order.arguments(address, node)]
-        return ssh_command(self.ssh, host, remote_command(program, environment))
+        return ssh_command(self.ssh, host, ["env", *variables, *program])
 
 
 @dataclass
@@ -149,8 +179,8 @@ class SshStarter:
     def _issue(self, node: int, code: int) -> Issue:
         said = self._log(node).read_text("utf-8", errors="replace")
         agents = self.agents
-        timeout = agents.ssh.connect_timeout
-        return SshEnding(agents.hosts[node], code, said, agents.python, timeout).issue
+        seconds = agents.ssh.connect_timeout
+        return ssh_issue(agents.hosts[node], code, said, python=agents.python, seconds=seconds)
 
     def _log(self, node: int) -> Path:
         return self.folder / f"ssh-{node}.log"
@@ -243,3 +273,61 @@ def _end(clients: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
     for client in clients:
         with suppress(subprocess.TimeoutExpired):  # in a system call that does not return
             client.wait(KILL_SECONDS)
+
+
+# ---------------------------------------------------------------- the command
+
+
+def ssh_command(ssh: SshSpec, host: SshHost, remote: Sequence[str]) -> list[str]:
+    """The command that runs the program `remote` on a host."""
+    options = {
+        "BatchMode": "yes",
+        "ConnectTimeout": str(ssh.connect_timeout),
+        "ServerAliveInterval": "5",
+        "ServerAliveCountMax": "3",
+        "LogLevel": "INFO",
+        "ControlMaster": "no",
+        "ClearAllForwardings": "yes",
+        "RemoteCommand": "none",
+    }
+    command = ["ssh", "-T"]
+    if ssh.config is not None:
+        command += ["-F", ssh.config]
+    for name, value in options.items():
+        command += ["-o", f"{name}={value}"]
+    if host.port is not None:
+        command += ["-p", str(host.port)]
+    return [*command, "--", host.destination, f"exec {shlex.join(remote)}"]
+
+
+def config_command(ssh: SshSpec, host: SshHost) -> list[str]:
+    """The command that prints what the user's config says of a host, without contacting it."""
+    file = [] if ssh.config is None else ["-F", ssh.config]
+    port = [] if host.port is None else ["-p", str(host.port)]
+    return ["ssh", "-G", *file, *port, "--", host.destination]
+
+
+def direct_name(config: str) -> str | None:
+    """The name or address that ssh connects to by the output of `config_command`; None where it
+    goes by another host or a command."""
+    pairs = (line.partition(" ") for line in config.splitlines())
+    settings = {key: value for key, _, value in pairs}
+    proxies = (settings.get(key, "none") for key in ("proxyjump", "proxycommand"))
+    return None if any(proxy != "none" for proxy in proxies) else settings.get("hostname")
+
+
+def passed_environment(environment: Mapping[str, str], more: Iterable[str] = ()) -> dict[str, str]:
+    """The variables of the launcher that travel to every host, by name. more: names of others."""
+    names = {*PASSED_NAMES, *more}
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if name in names or name.startswith(PASSED_PREFIXES)
+    }
+
+
+def device_environment(host: SshHost) -> dict[str, str]:
+    """CUDA_VISIBLE_DEVICES where a hostfile or a filter chose slots of a host."""
+    if host.slots is None or host.slots == tuple(range(len(host.slots))):
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, host.slots))}

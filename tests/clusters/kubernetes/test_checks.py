@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mpctl.clusters.kubernetes.checks import claim_issues, submission_issues
+from mpctl.clusters.kubernetes.submission import claim_issues, submission_issues
 from tests.clusters.kubernetes.jobs import EVERYTHING, kubernetes_job
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpctl.clusters.kubernetes.job_state import job_state, pod_selector, resource
+from mpctl.clusters.kubernetes.jobs import job_state, pod_selector, resource
 
 
 def pod(index: int, phase: str = "Running", **status: Any) -> dict[str, Any]:

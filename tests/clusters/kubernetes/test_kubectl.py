@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.clusters.kubernetes.job_state import resource
+from mpctl.clusters.kubernetes.jobs import resource
 from mpctl.clusters.kubernetes.kubectl import KNOWN, Kubectl, KubectlError, failure_issue
 from mpctl.clusters.kubernetes.manifest import manifest, manifest_text
 from tests.clusters.kubernetes.api_server import Cluster

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpctl.clusters.kubernetes.names import (
+from mpctl.clusters.kubernetes.submission import (
     LONGEST_JOB_NAME,
     env_issues,
     is_label,

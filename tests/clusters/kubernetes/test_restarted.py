@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.clusters.kubernetes.restarted import ended_launch
+from mpctl.clusters.kubernetes.jobs import ended_launch
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import this_launcher, write_launcher, write_stop_request
 from mpctl.runs.submitted import write_unstarted

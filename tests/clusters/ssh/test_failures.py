@@ -1,15 +1,16 @@
 """What ssh says when it fails, as OpenSSH 9.2 said it, and what mpctl makes of it.
 
-tests/multinode/test_ssh_refusals.py provokes the same messages from a real client and sshd.
+tests/multinode/test_ssh_failures.py provokes the same messages from a real client and sshd.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from mpctl.clusters.ssh.failures import SshEnding
-from mpctl.clusters.ssh.host_line import SshHost
+from mpctl.clusters.ssh.failures import ssh_issue
+from mpctl.clusters.ssh.hostfile import SshHost
 
+N1 = SshHost("n1")
 CHANGED = """\
 @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
 @    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
@@ -77,7 +78,7 @@ MESSAGES = [
     (255, "badcfg: line 1: Bad configuration option: blah",
      "ssh-config", "badcfg: line 1", "correct the ssh config"),
     (255, "Timeout, server n1 not responding.",
-     "ssh-lost", "the host did not answer for 15 s", "went down"),
+     "ssh-lost", "lost: Timeout, server n1 not responding", "went down"),
     (255, "Connection to 127.0.0.1 closed by remote host.",
      "ssh-lost", "the connection was lost", "restarted"),
     (255, "", "ssh-failed", "ssh ended with code 255 and no message, as when", "ssh n1"),
@@ -102,7 +103,7 @@ MESSAGES = [
 def test_a_failure_is_named_with_its_host_and_a_way_out(
     code: int, output: str, rule: str, message: str, hint: str
 ) -> None:
-    issue = SshEnding(SshHost("n1"), code, output, "/opt/python", 10).issue
+    issue = ssh_issue(N1, code, output, python="/opt/python", seconds=10)
     assert (issue.rule, issue.where) == (rule, "n1")
     assert message in issue.message
     assert hint in issue.hint
@@ -110,18 +111,19 @@ def test_a_failure_is_named_with_its_host_and_a_way_out(
 
 def test_what_a_remote_program_writes_is_not_taken_for_a_message_of_ssh() -> None:
     """Only code 255 is ssh's own; a traceback of the remote side may say anything."""
-    issue = SshEnding(SshHost("n1"), 1, "OSError: Connection refused", "python", 10).issue
+    issue = ssh_issue(N1, 1, "OSError: Connection refused", python="p", seconds=10)
     assert issue.rule == "remote-failed"
 
 
 def test_control_characters_and_braces_of_the_remote_side_are_harmless() -> None:
-    ending = SshEnding(SshHost("n1"), 255, "ssh: Could not resolve hostname {x}\x1b[2J: no", "p", 1)
-    assert ending.issue.message == (
+    said = "ssh: Could not resolve hostname {x}\x1b[2J: no"
+    assert ssh_issue(N1, 255, said, python="p", seconds=1).message == (
         "the name {x}[2J is not known here: ssh: Could not resolve hostname {x}[2J: no"
     )
-    assert len(SshEnding(SshHost("n1"), 1, "x" * 5000, "p", 1).issue.message) < 300
+    assert len(ssh_issue(N1, 1, "x" * 5000, python="p", seconds=1).message) < 300
 
 
 def test_the_user_stands_in_the_commands_that_are_offered() -> None:
-    ending = SshEnding(SshHost("n1", user="ann"), 255, "Host key verification failed.", "p", 1)
-    assert ending.issue.hint == "connect once by hand and accept the key: ssh ann@n1"
+    ann = SshHost("n1", user="ann")
+    issue = ssh_issue(ann, 255, "Host key verification failed.", python="p", seconds=1)
+    assert issue.hint == "connect once by hand and accept the key: ssh ann@n1"
