@@ -200,8 +200,7 @@ def _backend_name(plan: Plan) -> str:
 def _hosts_of(plan: Plan, backend: str) -> dict[str, int]:
     """The nodes, and ranks on each, of a plan for every host of the hostfile or the allocation."""
     from mpctl.clusters.slurm.allocation import find_allocation
-    from mpctl.clusters.ssh.hostfile import read_hostfile
-    from mpctl.clusters.ssh.hostfile import select_hosts
+    from mpctl.clusters.ssh.hostfile import read_hostfile, select_hosts
 
     ssh = plan.job.launch.ssh
     if backend == "ssh" and ssh.hostfile is not None:

@@ -17,7 +17,7 @@ __all__ = ["data", "kubernetes", "nothing_is_left_running"]
 @pytest.fixture
 def kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """A cluster that the kubectl of this machine is configured for."""
-    from tests.clusters.kubernetes.cluster import served  # Kubeflow's models take time to import
+    from tests.clusters.kubernetes.api_server import served  # Kubeflow's models take time to import
 
     with served(tmp_path, monkeypatch) as cluster:
         yield cluster

@@ -1,10 +1,9 @@
 """Launching on Kubernetes: the object that is created, and what is read of it afterwards.
 
-    names.py      names that Kubernetes accepts: the job's, derived; the user's, checked
-    checks.py     what would prevent a submission, found before anything is sent
-    manifest.py   TrainJob (trainer.kubeflow.org/v1alpha1) or PyTorchJob (kubeflow.org/v1), as data
-    kubectl.py    kubectl as a child process; its failures told apart
-    job_state.py  the state of a job and of its pods, from the JSON that kubectl prints
+    manifest.py    TrainJob (trainer.kubeflow.org/v1alpha1) or PyTorchJob (kubeflow.org/v1), as data
+    submission.py  what would prevent a submission, and the submission
+    kubectl.py     kubectl as a child process; its failures told apart
+    jobs.py        jobs that were submitted
 
 Every pod runs `mpctl launch --resume --run-dir RUN --on torchrun`: the pod of node 0 becomes the
 supervisor and the others its node agents (docs/joining.md). Restarts, watching, checkpoints and the

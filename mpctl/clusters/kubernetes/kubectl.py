@@ -1,4 +1,4 @@
-"""Calling kubectl as a child process: creating, reading, following and deleting objects.
+"""Calling kubectl as a child process: creating, reading and deleting objects.
 
 The user's own kubectl, so that its configuration, plugins for credentials and proxies are used.
 Arguments are lists, an object is sent through standard input, every call has a time limit, and
@@ -21,6 +21,8 @@ from mpctl.errors import InputError, Issue
 
 CALL_SECONDS = 60.0
 REQUEST_SECONDS = 20
+LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+"""A DNS label (RFC 1123), such as the name of a namespace: `team-a`."""
 
 
 class KubectlWords(NamedTuple):
@@ -100,18 +102,14 @@ class Kubectl:
     namespace: str | None = None
     context: str | None = None
 
-    def command(self, *arguments: str) -> list[str]:
-        """The command line of a call."""
-        chosen = {"--namespace": self.namespace, "--context": self.context}
-        options = [f"{option}={value}" for option, value in chosen.items() if value is not None]
-        return ["kubectl", *options, *arguments]
-
     def call(self, *arguments: str, text: str = "") -> str:
         """What kubectl prints; text: its standard input.
 
         Raises KubectlError where there is no kubectl, or it fails or takes over CALL_SECONDS.
         """
-        command = self.command(f"--request-timeout={REQUEST_SECONDS}s", *arguments)
+        chosen = {"--namespace": self.namespace, "--context": self.context}
+        options = [f"{option}={value}" for option, value in chosen.items() if value is not None]
+        command = ["kubectl", *options, f"--request-timeout={REQUEST_SECONDS}s", *arguments]
         try:
             done = subprocess.run(
                 command, input=text, capture_output=True, text=True, timeout=CALL_SECONDS
@@ -131,9 +129,9 @@ class Kubectl:
             raise KubectlError(failure_issue(done.stderr, arguments[0]))
         return done.stdout
 
-    def create(self, manifest: str, *, rehearse: bool = False) -> None:
-        """Create the object of a YAML or JSON text; rehearse: only let the cluster check it."""
-        self.call("create", *(["--dry-run=server"] if rehearse else []), "-f", "-", text=manifest)
+    def create(self, manifest: str, *, dry_run: bool = False) -> None:
+        """Create the object of a YAML or JSON text; dry_run: only let the cluster check it."""
+        self.call("create", *(["--dry-run=server"] if dry_run else []), "-f", "-", text=manifest)
 
     def get(self, resource: str, *more: str) -> dict[str, object]:
         """An object, or with a selector a list of them. resource: `pods`, `trainjobs.GROUP`."""
@@ -152,10 +150,6 @@ class Kubectl:
     def delete(self, resource: str, name: str) -> None:
         """Delete an object and what belongs to it, without waiting until all of it has ended."""
         self.call("delete", resource, name, "--wait=false", "--ignore-not-found")
-
-    def logs_command(self, pod: str, container: str, *, follow: bool) -> list[str]:
-        """The command that prints what a container has written."""
-        return self.command("logs", pod, "-c", container, *(["--follow"] if follow else []))
 
 
 def failure_issue(stderr: str, verb: str) -> Issue:

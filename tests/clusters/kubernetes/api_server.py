@@ -8,12 +8,16 @@ objects with the reasons and messages of the real server; kubectl makes its own 
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.clusters.kubernetes.published import pytorch_job_issues, train_job_issues
 
@@ -213,3 +217,24 @@ def serving() -> Iterator[tuple[Cluster, str]]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+@contextmanager
+def served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A cluster that kubectl talks to; skips the test where there is no kubectl."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    with serving() as (cluster, address):
+        point_kubectl(folder, monkeypatch, address)
+        yield cluster
+
+
+def point_kubectl(folder: Path, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """Let kubectl talk to a server without credentials, with its caches below a folder."""
+    (folder / "kubeconfig").write_text(
+        "apiVersion: v1\nkind: Config\ncurrent-context: here\n"
+        "contexts: [{name: here, context: {cluster: here, user: me}}]\n"
+        f"clusters: [{{name: here, cluster: {{server: '{address}'}}}}]\nusers: [{{name: me}}]\n"
+    )
+    monkeypatch.setenv("KUBECONFIG", str(folder / "kubeconfig"))
+    monkeypatch.setenv("HOME", str(folder))

@@ -11,8 +11,7 @@ import pytest
 from mpctl.clusters.kubernetes.jobs import resource
 from mpctl.clusters.kubernetes.kubectl import KNOWN, Kubectl, KubectlError, failure_issue
 from mpctl.clusters.kubernetes.manifest import manifest, manifest_text
-from tests.clusters.kubernetes.api_server import Cluster
-from tests.clusters.kubernetes.cluster import point_kubectl
+from tests.clusters.kubernetes.api_server import Cluster, point_kubectl
 from tests.clusters.kubernetes.jobs import KINDS
 from tests.clusters.kubernetes.test_manifest import submitted
 
@@ -31,7 +30,7 @@ def refusal(kubectl: Kubectl, document: str) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_job_is_created_read_and_deleted(kubernetes: Cluster, kind: str) -> None:
     kubectl, plural = Kubectl(), resource(kind).partition(".")[0]
-    kubectl.create(text(kind), rehearse=True)
+    kubectl.create(text(kind), dry_run=True)
     assert kubernetes.names(plural) == []
     kubectl.create(text(kind))
     assert kubernetes.names(plural) == ["llama-1"]
@@ -95,10 +94,14 @@ def test_without_kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert refusal(Kubectl(), text()) == "no-kubectl"
 
 
-def test_namespace_and_context_are_options_of_every_call() -> None:
-    command = Kubectl("team-a", "big").logs_command("llama-1-node-0-0", "node", follow=True)
-    assert command == ["kubectl", "--namespace=team-a", "--context=big", "logs",
-                       "llama-1-node-0-0", "-c", "node", "--follow"]  # fmt: skip
+def test_namespace_and_context_are_options_of_every_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kubectl").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = Kubectl("team-a", "big").call("get", "pods")
+    assert said == "--namespace=team-a --context=big --request-timeout=20s get pods\n"
 
 
 WORDS = {

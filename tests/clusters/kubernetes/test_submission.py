@@ -1,8 +1,9 @@
-"""`mpctl launch --on kubernetes`: the command as a whole, against an API server."""
+"""Settings that cannot be submitted: all of them at once, each with a way out."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,11 +12,125 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mpctl.cli.app import run as mpctl
+from mpctl.clusters.kubernetes.submission import (
+    LONGEST_JOB_NAME,
+    claim_issues,
+    env_issues,
+    is_label,
+    is_qualified,
+    is_quantity,
+    is_subdomain,
+    job_name,
+    submission_issues,
+)
 from tests.clusters.kubernetes.api_server import Cluster
+from tests.clusters.kubernetes.jobs import EVERYTHING, kubernetes_job
 from tests.clusters.kubernetes.published import train_job_issues
 from tests.launch.command import arguments
+
+
+def wheres(run: Path, mount: Path | str, **settings: Any) -> list[str]:
+    issues = submission_issues(kubernetes_job(mount, **settings), run)
+    assert all(issue.hint for issue in issues)
+    return [issue.where for issue in issues]
+
+
+def test_legal_settings_have_no_issues(tmp_path: Path) -> None:
+    assert wheres(tmp_path / "run", tmp_path) == []
+    assert wheres(tmp_path / "run", tmp_path, **EVERYTHING) == []
+
+
+def test_everything_that_is_missing_or_wrong_is_said_at_once(tmp_path: Path) -> None:
+    found = wheres(
+        tmp_path, "/mnt", image=None, claim="Runs!", namespace="Team", gpu_resource="a/b/c",
+        memory_per_node="512GB", env={"RANK": "0"}, node_selector={"zone": "a b", "x y": "a"},
+        tolerations=["/"],
+    )  # fmt: skip
+    keys = ("image", "namespace", "claim", "gpu_resource", "memory_per_node", "node_selector",
+            "tolerations", "node_selector", "env")  # fmt: skip
+    assert found == [*(f"launch.kubernetes.{key}" for key in keys), "--run-dir"]
+
+
+def test_the_run_and_what_its_ranks_read_must_be_on_the_claim(tmp_path: Path) -> None:
+    mount, elsewhere = tmp_path / "mount", tmp_path / "elsewhere"
+    mount.mkdir()
+    job = kubernetes_job(mount)
+    data = job.data.model_copy(update={"path": str(elsewhere), "corpus": [str(elsewhere)],
+                                       "validation": {"books": str(mount / "books")}})  # fmt: skip
+    issues = submission_issues(job.model_copy(update={"data": data}), elsewhere / "run")
+    assert [issue.where for issue in issues] == ["--run-dir", "data.path"]
+    assert f"below {mount}" in issues[0].message
+
+
+def test_a_link_that_leads_off_the_claim_is_seen(tmp_path: Path) -> None:
+    mount, elsewhere = tmp_path / "mount", tmp_path / "elsewhere"
+    mount.mkdir()
+    elsewhere.mkdir()
+    (mount / "link").symlink_to(elsewhere)
+    assert wheres(mount / "link" / "run", mount) == ["--run-dir"]
+
+
+def test_the_device_must_be_known(tmp_path: Path) -> None:
+    """The machine that submits may have no GPU where the pods have."""
+    (issue,) = submission_issues(kubernetes_job(tmp_path, device="auto"), tmp_path / "run")
+    assert issue.where == "launch.device" and "--device cuda" in issue.hint
+
+
+def test_the_claim_must_exist_and_be_shared() -> None:
+    job = kubernetes_job()
+    shared = {"spec": {"accessModes": ["ReadWriteOnce", "ReadWriteMany"]}}
+    assert list(claim_issues(shared, job)) == list(claim_issues({}, job)) == []
+    (absent,) = claim_issues(None, job)
+    (alone,) = claim_issues({"spec": {"accessModes": ["ReadWriteOnce"]}}, job)
+    assert (absent.rule, alone.rule) == ("no-claim", "claim-not-shared")
+
+
+def test_the_mount_must_be_seen_here(tmp_path: Path) -> None:
+    assert wheres(tmp_path, tmp_path / "absent") == ["launch.kubernetes.mount_path"]
+    assert wheres(tmp_path, "runs") == ["launch.kubernetes.mount_path"]
+
+
+@given(st.text(max_size=80), st.floats(0, 4e9))
+def test_a_derived_name_begins_the_host_names_of_pods(run: str, when: float) -> None:
+    name = job_name(run, when)
+    assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
+    assert len(name) <= LONGEST_JOB_NAME and "--" not in name
+    assert len(f"{name}-worker-1048575-abcde") <= 63
+
+
+def test_a_derived_name_is_that_of_the_run_and_the_time() -> None:
+    assert job_name("Llama 3 (tuned)", 0) == "llama-3-tuned-0101-000000"
+    assert job_name("70B", 0) == "run-70b-0101-000000"
+    assert job_name("Ü", 0) == "run-0101-000000"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_legal"),
+    [("a", True), ("team-a", True), ("-a", False), ("A", False), ("a.b", False), ("", False),
+     ("a" * 63, True), ("a" * 64, False), ("a\n", False)],
+)  # fmt: skip
+def test_labels(name: str, is_legal: bool) -> None:
+    assert is_label(name) is is_legal
+
+
+def test_subdomains_qualified_names_and_quantities() -> None:
+    assert is_subdomain("a.b-c.d") and not is_subdomain("a..b") and not is_subdomain("a." * 200)
+    assert is_qualified("nvidia.com/gpu") and is_qualified("gpu") and is_qualified("a/B_c.d")
+    assert not any(map(is_qualified, ("/gpu", "a/", "a/b/c", "nvidia com/gpu", "")))
+    assert is_quantity("512Gi") and is_quantity("1.5T") and is_quantity("7")
+    assert not any(map(is_quantity, ("512GB", "-1Gi", "lots", "")))
+
+
+def test_variables_that_place_a_pod_cannot_be_set() -> None:
+    names = ["NCCL_DEBUG", "PET_NNODES", "RANK", "MASTER_ADDR", "A-B", "1A"]
+    wrong = {issue.message.split()[0].strip("'"): issue.rule for issue in env_issues(names)}
+    assert wrong == {"PET_NNODES": "reserved-variable", "RANK": "reserved-variable",
+                     "MASTER_ADDR": "reserved-variable", "A-B": "bad-name",
+                     "1A": "bad-name"}  # fmt: skip
 
 
 @pytest.fixture

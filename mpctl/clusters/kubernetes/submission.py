@@ -1,30 +1,114 @@
-"""What would prevent a submission to Kubernetes, found before anything is sent to a cluster.
+"""`--on kubernetes --submit`: a run whose directory is complete is handed to Kubeflow by kubectl.
 
-Whether the claim, the runtime or the queue exist only the cluster knows (kubectl.py).
+Each pod of the job joins the run as a node (clusters/torchrun.py). `--dry-run` prints the object on
+any machine, without kubectl, a cluster, the volume or the data. Whether the claim, the runtime or
+the queue exist only the cluster knows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path, PurePosixPath
 
-from mpctl.clusters.kubernetes.manifest import pod_device
-from mpctl.clusters.kubernetes.submission import (
-    LOWER_CASE,
-    QUALIFIED,
-    env_issues,
-    is_label,
-    is_label_value,
-    is_qualified,
-    is_quantity,
-    is_subdomain,
+from mpctl.clusters.kubernetes.kubectl import LABEL, Kubectl, KubectlError
+from mpctl.clusters.kubernetes.manifest import (
+    PodJob,
+    manifest,
+    manifest_text,
+    pod_device,
+    pod_job,
 )
+from mpctl.durable import write_whole
 from mpctl.errors import Issue
+from mpctl.planning.plan import Plan
+from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
 from mpctl.spec.launch import KubernetesSpec
 
 TABLE = "launch.kubernetes"
+LONGEST_JOB_NAME = 40
+LABEL_VALUE = r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
+LOWER_CASE = "use lower-case letters, digits and hyphens, with a letter or digit at both ends"
+QUALIFIED = "use NAME or PREFIX/NAME, such as nvidia.com/gpu"
+RESERVED_ENV = frozenset({
+    "PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT",
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR",
+    "MASTER_PORT",
+})  # fmt: skip
+"""Environment variables by which a pod learns its place in the job. Kubeflow sets them; the Trainer
+refuses a TrainJob that sets those of torchrun (PET_*)."""
+
+
+class KubernetesSubmitter:
+    """Runs as jobs of Kubeflow in the cluster that kubectl is configured for."""
+
+    name = "kubernetes"
+    shown_anywhere = True
+
+    def __init__(self, job: JobSpec, environment: Mapping[str, str]) -> None:
+        """kubectl has its own environment; the object's name ends with the time of this moment."""
+        settings = job.launch.kubernetes
+        self.kubectl = Kubectl(settings.namespace, settings.context)
+        self.when = time.time()
+
+    def check(self, plan: Plan, run: RunDir, *, is_elsewhere: bool) -> list[Issue]:
+        """What is missing or wrong in the settings, found without a cluster."""
+        return submission_issues(plan.job, run.path, is_mounted=not is_elsewhere)
+
+    def dry_run(self, plan: Plan, run: RunDir) -> list[Issue]:
+        """Why the cluster would refuse the object: it is asked to check it without creating it."""
+        settings = plan.job.launch.kubernetes
+        try:
+            claims = self.kubectl.find("persistentvolumeclaims", settings.claim or "")
+            issues = list(claim_issues(claims, plan.job))
+        except KubectlError as error:
+            if error.rule != "forbidden":  # to read claims needs more rights than to use them
+                return list(error.issues)
+            issues = []
+        try:
+            self.kubectl.create(self.document(plan, run), dry_run=True)
+        except KubectlError as error:
+            issues += error.issues
+        return issues
+
+    def document(self, plan: Plan, run: RunDir) -> str:
+        """The object as YAML."""
+        return manifest_text(manifest(self._pod_job(plan, run)))
+
+    def submit(self, plan: Plan, run: RunDir) -> str:
+        """Write RUN/kubernetes.yaml and create the object; its name."""
+        document = self.document(plan, run)
+        write_whole(run.manifest, document)
+        self.kubectl.create(document)
+        return self._pod_job(plan, run).name
+
+    def _pod_job(self, plan: Plan, run: RunDir) -> PodJob:
+        path = run.path.resolve()
+        return pod_job(plan.job, path, name=job_name(path.name, self.when))
+
+
+def job_name(run_name: str, when: float) -> str:
+    """The name of the object for a run that is submitted at `when`, in seconds since 1970.
+
+    It becomes part of the names of pods, NAME-worker-0-abcde, which are DNS labels of at most 63
+    characters that begin with a letter (RFC 1035). It ends with the time (UTC), since an object
+    that has ended keeps its name until it is deleted.
+
+    >>> job_name("Llama 3 (tuned)", 1792713065.0)
+    'llama-3-tuned-1022-235105'
+    """
+    stamp = time.strftime("%m%d-%H%M%S", time.gmtime(when))
+    words = re.sub(r"[^a-z0-9]+", "-", run_name.lower()).strip("-")
+    if not words[:1].isalpha():
+        words = f"run-{words}"
+    kept = words[: LONGEST_JOB_NAME - len(stamp) - 1].strip("-")
+    return f"{kept}-{stamp}"
+
+
+# ---------------------------------------------------------------- settings
 
 
 def submission_issues(job: JobSpec, run_path: Path, *, is_mounted: bool = True) -> list[Issue]:
@@ -158,3 +242,45 @@ def claim_issues(claim: object, job: JobSpec) -> Iterator[Issue]:
         message = f"{settings.claim!r} has access modes {', '.join(map(str, modes))}, and the pods "
         yield Issue("claim-not-shared", where, f"{message}of {job.cluster.nodes} nodes write there",
                     "use a claim with access mode ReadWriteMany")  # fmt: skip
+
+
+# ---------------------------------------------------------------- names
+
+
+def is_label(name: str) -> bool:
+    """Whether a name is a DNS label, such as a namespace's: `team-a`."""
+    return re.fullmatch(LABEL, name) is not None
+
+
+def is_subdomain(name: str) -> bool:
+    """Whether a name is DNS labels joined by dots, such as a volume claim's: `runs.team-a`."""
+    return len(name) <= 253 and all(is_label(part) for part in name.split("."))
+
+
+def is_qualified(name: str) -> bool:
+    """Whether a name is that of a label, a taint or a resource: `gpu`, `nvidia.com/gpu`."""
+    prefix, slash, last = name.rpartition("/")
+    is_last = bool(last) and re.fullmatch(LABEL_VALUE, last) is not None
+    return is_last and (not slash or is_subdomain(prefix))
+
+
+def is_label_value(value: str) -> bool:
+    """Whether a text can be the value of a label."""
+    return re.fullmatch(LABEL_VALUE, value) is not None
+
+
+def is_quantity(text: str) -> bool:
+    """Whether a text is an amount of memory: `512Gi`, `1.5T`, `1048576`."""
+    return re.fullmatch(r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E)?", text) is not None
+
+
+def env_issues(names: Iterable[str]) -> Iterator[Issue]:
+    """What is wrong with the names of [launch.kubernetes] env."""
+    where = "launch.kubernetes.env"
+    for name in names:
+        if name in RESERVED_ENV:
+            yield Issue("reserved-variable", where, f"{name} is set by Kubeflow for each pod",
+                        "leave it out")  # fmt: skip
+        elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            yield Issue("bad-name", where, f"{name!r} is not the name of an environment variable",
+                        "use letters, digits and underscores, and no digit first")  # fmt: skip
