@@ -20,7 +20,7 @@ SSH_FAILED, NOT_EXECUTABLE, NOT_FOUND = 255, 126, 127
 LAST_LINES, LONGEST_LINE = 3, 200
 
 
-class Failure(NamedTuple):
+class SshFailure(NamedTuple):
     """A message of ssh or of the remote side, what it means and what to do.
 
     In meaning and way_out {host} is the host as ssh is given it, {name} the same without a user,
@@ -35,79 +35,79 @@ class Failure(NamedTuple):
 
 # The first that matches counts: what a message is only a consequence of stands above it.
 OF_SSH = (
-    Failure(
+    SshFailure(
         "ssh-config",
         r"bad configuration option|Can't open user config file|Bad owner or permissions on|"
         r"keyword .* extra arguments",
         "the ssh client refuses its configuration: {line}",
         "correct the ssh config, or name another in launch.ssh.config",
     ),
-    Failure(
+    SshFailure(
         "ssh-unknown-name",
         r"Could not resolve hostname ([^\s:]+)",
         "the name {1} is not known here: {line}",
         "correct the hostfile, or give the name an address: /etc/hosts, DNS, or HostName in the "
         "ssh config",
     ),
-    Failure(
+    SshFailure(
         "ssh-changed-host-key",
         r"REMOTE HOST IDENTIFICATION HAS CHANGED(?:[\s\S]*?Offending \S+ key in (\S+))?",
         "the host shows another key than the one in {1}",
         "if the host was reinstalled, remove the old key with the ssh-keygen command that "
         "`ssh {host}` prints, and accept the new one; if not, another machine answers in its place",
     ),
-    Failure(
+    SshFailure(
         "ssh-unknown-host-key",
         r"Host key verification failed",
         "the key of the host is not known here",
         "connect once by hand and accept the key: ssh {host}",
     ),
-    Failure(
+    SshFailure(
         "ssh-no-permission",
         r"Too many authentication failures",
         "the host refuses the login after too many keys were tried",
         "name the right key: IdentityFile and IdentitiesOnly yes in the ssh config",
     ),
-    Failure(
+    SshFailure(
         "ssh-no-permission",
         r'Load key "([^"]+)": bad permissions[\s\S]*Permission denied',
         "the host refuses the login, and the key file {1} is ignored since others may read it",
         "protect it: chmod 600 {1}",
     ),
-    Failure(
+    SshFailure(
         "ssh-no-permission",
         r"(\S+): Permission denied \(([^)]*)\)",
         "the host refuses the login of {1}, no key was accepted (it takes: {2})",
         "put your key there (ssh-copy-id {host}), load a key with a pass phrase into ssh-agent, or "
         "name key and user in the ssh config (IdentityFile, User)",
     ),
-    Failure(
+    SshFailure(
         "ssh-refused",
         r"connect to host (\S+) port (\d+): Connection refused",
         "nothing listens at {1} port {2}",
         "start sshd there, or give the right port: `{name} port=N` in the hostfile, Port in the "
         "ssh config",
     ),
-    Failure(
+    SshFailure(
         "ssh-unreachable",
         r"connect to host (\S+) port (\d+): (No route to host|Network is unreachable|Host is down)",
         "there is no way to {1}: {3}",
         "check that the host is up and in the same network, or set ProxyJump in the ssh config",
     ),
-    Failure(
+    SshFailure(
         "ssh-timed-out",
         r"timed out",
         "the host did not answer in {seconds} s: {line}",
         "check that the host is up and no firewall drops the packets, or raise "
         "launch.ssh.connect_timeout",
     ),
-    Failure(
+    SshFailure(
         "ssh-not-served",
         r"kex_exchange_identification|banner exchange|Connection (?:closed|reset) by \S+ port",
         "the connection was closed before the login: {line}",
         "check the port, the jump host or ProxyCommand, and MaxStartups of the host's sshd",
     ),
-    Failure(
+    SshFailure(
         "ssh-lost",
         r"server \S+ not responding|closed by remote host|Broken pipe|Connection reset|"
         r"Connection to \S+ closed",
@@ -116,19 +116,19 @@ OF_SSH = (
     ),
 )
 OF_THE_HOST = (
-    Failure(
+    SshFailure(
         "remote-no-shell",
         r"account is currently not available|This account",
         "the user may not run programs there: {line}",
         "use another user: `user@{name}` in the hostfile",
     ),
-    Failure(
+    SshFailure(
         "remote-no-module",
         r"No module named '?([\w.]+)'?",
         "its Python ({python}) has no module {1}",
         "install mpctl there as it is here, or name the right interpreter in launch.ssh.python",
     ),
-    Failure(
+    SshFailure(
         "remote-old-python",
         r"SyntaxError|cannot import name '\w+' from '(?:typing|enum|dataclasses)'",
         "its Python ({python}) is too old for mpctl",
@@ -146,7 +146,7 @@ def ssh_issue(host: SshHost, code: int, output: str, *, python: str, seconds: in
     said = "\n".join(_printable(line) for line in output.splitlines() if line.strip())
     last = " | ".join(said.split("\n")[-LAST_LINES:]) or "no message"
 
-    def known(failures: Sequence[Failure]) -> Issue | None:
+    def known(failures: Sequence[SshFailure]) -> Issue | None:
         for failure in failures:
             if match := re.search(failure.pattern, said, re.I):
                 line = said[said.rfind("\n", 0, match.start()) + 1 :].split("\n")[0]
