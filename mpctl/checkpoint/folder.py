@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import TypedDict
+
+from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from mpctl.durable import remove, sync_folder, temporary_beside
 from mpctl.errors import InputError

@@ -145,7 +145,7 @@ def show(
 ) -> None:
     """Verify prepared data against its manifest; show its sizes and first lines."""
     from mpctl.data.manifest import open_prepared
-    from mpctl.data.peek import first_lines
+    from mpctl.data.prepare import first_lines
 
     prepared = open_prepared(folder, hashes=hashes)
     _print(prepared, as_json=as_json, first_lines=first_lines(prepared))

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpctl.data.findings import Findings
 from mpctl.data.streams import (
     READ_ERRORS,
     codec_name,
@@ -26,7 +25,7 @@ from mpctl.data.streams import (
     format_of,
     open_bytes,
 )
-from mpctl.data.texts import parquet_size, require_parquet
+from mpctl.data.texts import Findings, parquet_size, require_parquet
 from mpctl.errors import InputError, Issue
 from mpctl.spec.paths import PYTHON_STDLIB
 

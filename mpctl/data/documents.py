@@ -1,14 +1,19 @@
-"""From the texts of a corpus to its documents: which texts are cut, and where.
+"""From the texts of a corpus to its documents: which texts are cut, and where, and which documents
+validate.
 
 A file longer than 131,072 characters (128 KiB of plain English) is cut into equal shares of about
 half of that; a record (a .jsonl line, a .parquet row) is a document, however long. Where that
 leaves fewer than 16 documents, every text is cut instead, records too, into shares of a sixteenth
 of the corpus (or of 128 characters, if that is more), so that even one small file has documents to
 hold back. A share ends at the first line end after it, else at the next space, else right there;
-joined, the pieces are the text. All follows from the texts alone. By hand: Tiny Shakespeare, one
-file of 1,115,394 characters, becomes ceil(1115394 / 65536) = 18 documents of some 62,000.
+joined, the pieces are the text. All follows from the texts alone. Tiny Shakespeare, one file of
+1,115,394 characters, becomes ceil(1115394 / 65536) = 18 documents of some 62,000.
 
 Files are read as streams, so memory holds a share of a long one, never the whole.
+
+Document i validates if h(seed, i) < fraction * 2^64, where h is SplitMix64 (Steele, Lea and Flood,
+OOPSLA 2014, figure 17) at step i of the stream that `seed` starts: a stateless function of (seed,
+index), so that later runs hold back the same documents.
 """
 
 from __future__ import annotations
@@ -19,9 +24,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mpctl.data.corpus import File
-from mpctl.data.findings import Findings
-from mpctl.data.texts import Reading, is_records, read_texts
+from mpctl.data.texts import Findings, Reading, is_records, read_texts
 from mpctl.data.tokenizer import Progress
 from mpctl.errors import InputError
 
@@ -51,7 +58,7 @@ class CorpusDocuments:
     """Files, the texts in them, and the documents that these are cut into.
 
     lengths: characters of each file that is one text, 0 for a blank one. bytes: of the files,
-    unpacked. report: what was passed over (findings.py).
+    unpacked. report: what was passed over (Findings).
     """
 
     paths: list[Path]
@@ -208,3 +215,21 @@ def _end_of_piece(text: str, mark: int, following: int) -> int:
         if index >= 0:
             return index + 1
     return mark
+
+
+def splitmix64(seed: int, count: int) -> NDArray[np.uint64]:
+    """The first `count` outputs of SplitMix64 from `seed`, uint64 [count]."""
+    steps = np.arange(1, count + 1, dtype=np.uint64)
+    z = np.uint64(seed) + steps * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def validates(documents: int, fraction: float, seed: int) -> NDArray[np.bool_]:
+    """True where a document validates, bool [documents]; documents >= 2, 0 < fraction < 1."""
+    hashes = splitmix64(seed, documents)
+    chosen = hashes < np.uint64(fraction * 2**64)
+    chosen[hashes.argmin()] = True
+    chosen[hashes.argmax()] = False
+    return chosen

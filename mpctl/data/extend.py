@@ -1,13 +1,14 @@
-"""New pieces for an existing byte-level BPE tokenizer, learned on a new corpus.
+"""New pieces for an existing byte-level BPE tokenizer, learned on a new corpus, and
+`extension.json`, which says what old ids each new one stands for.
 
 BPE training is continued (Purason et al., arXiv 2512.03989): words of the corpus are cut by the old
-tokenizer, and merges of what it leaves apart are learned on top (merges.py). They follow all old
-merges, so they act where no old one does any more: a text becomes its old ids, some neighbours
-inside a word joined, and never other old ids. So old ids mean what they meant, old text changes
-only in words that hold a new piece, and each new piece stands for the old ids that it was joined
-from (extension.py). A pair that spells an entry of the old vocabulary stays apart: as an old id it
-could call for old merges. By hand: ids b 0, j 1, n 2, o 3, r 4, u 5, on 6 and a corpus that says
-`bonjour`, 0 6 1 3 5 4: bon is 7 for 0 6, jo 8 for 1 3, ur 9 for 5 4, bonjo 10 for 0 6 1 3.
+tokenizer, and merges of what it leaves apart are learned on top. They follow all old merges, so
+they act where no old one does any more: a text becomes its old ids, some neighbours inside a word
+joined, and never other old ids. So old ids mean what they meant, old text changes only in words
+that hold a new piece, and each new piece stands for the old ids that it was joined from. A pair
+that spells an entry of the old vocabulary stays apart: as an old id it could call for old merges.
+By hand: ids b 0, j 1, n 2, o 3, r 4, u 5, on 6 and a corpus that says `bonjour`, 0 6 1 3 5 4: bon
+is 7 for 0 6, jo 8 for 1 3, ur 9 for 5 4, bonjo 10 for 0 6 1 3.
 
 The `tokenizers` library's trainer cannot start from given merges, and the merges of one that starts
 afresh cut words elsewhere than the old ones do, so many of its pieces would never be reached.
@@ -15,20 +16,189 @@ afresh cut words elsewhere than the old ones do, so many of its pieces would nev
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpctl.data.extension import TokenizerExtension, sha256
-from mpctl.data.merges import Pair, learn_merges
 from mpctl.data.tokenizer import Progress, alphabet, load_tokenizer, vocabulary_size
 from mpctl.errors import InputError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+SCHEMA = "mpctl.extension/1"
+EXTENSION = "extension.json"
+LONGEST_EXTENSION = 2**28
+SHA256 = re.compile("[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerExtension:
+    """What new ids stand for: id old_vocab_size + k for the old ids pieces[k].
+
+    The two hashes are those of the tokenizer.json that was extended and of the result.
+    """
+
+    old_vocab_size: int
+    old_tokenizer_sha256: str
+    tokenizer_sha256: str
+    pieces: tuple[tuple[int, ...], ...]
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of the extended tokenizer, old and new."""
+        return self.old_vocab_size + len(self.pieces)
+
+    def to_json(self) -> str:
+        """The text of extension.json, as read_extension reads it."""
+        document = {
+            "schema": SCHEMA,
+            "old_vocab_size": self.old_vocab_size,
+            "old_tokenizer_sha256": self.old_tokenizer_sha256,
+            "tokenizer_sha256": self.tokenizer_sha256,
+            "pieces": self.pieces,
+        }
+        return json.dumps(document) + "\n"
+
+
+def read_extension(path: Path) -> TokenizerExtension:
+    """An extension.json; InputError unless every new id stands for two or more old ones."""
+    try:
+        if path.stat().st_size > LONGEST_EXTENSION:
+            raise ValueError(f"longer than {LONGEST_EXTENSION} bytes")
+        return _parse(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        message = f"damaged: {type(error).__name__}: {error}"
+        hint = "run `mpctl data prepare --extend-tokenizer` again"
+        raise InputError.of("data-extension", str(path), message, hint) from None
+
+
+def _parse(read: Any) -> TokenizerExtension:
+    if read["schema"] != SCHEMA:
+        raise ValueError(f"schema {read['schema']!r}, expected {SCHEMA!r}")
+    size, pieces = read["old_vocab_size"], tuple(map(tuple, read["pieces"]))
+    if type(size) is not int or not 0 < size < 2**31 or not 0 < len(pieces) < 2**31:
+        raise ValueError(f"{len(pieces)} pieces added to {size!r}")
+    for number, piece in enumerate(pieces, start=size):
+        if len(piece) < 2 or not all(type(i) is int and 0 <= i < size for i in piece):
+            raise ValueError(f"id {number} does not stand for two or more ids below {size}")
+    old, new = str(read["old_tokenizer_sha256"]), str(read["tokenizer_sha256"])
+    if not (SHA256.fullmatch(old) and SHA256.fullmatch(new)):
+        raise ValueError("holds no sha256 of its tokenizers")
+    return TokenizerExtension(size, old, new, pieces)
+
+
+def find_extension(tokenizer: Path) -> TokenizerExtension | None:
+    """What the extension.json beside a tokenizer.json says of it; None where it has none.
+
+    Data prepared with an extended tokenizer then carry what its new ids stand for.
+    """
+    path = tokenizer.with_name(EXTENSION)
+    if not path.is_file():
+        return None
+    extension = read_extension(path)
+    return extension if extension.tokenizer_sha256 == sha256(tokenizer.read_bytes()) else None
+
+
+def sha256(content: bytes) -> str:
+    """The SHA-256 of some bytes in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+Pair = tuple[int, int]
+LEAST_COUNT = 2  # a pair that occurs once is a copy of its text, no piece of the language
+
+
+class PairCounts:
+    """Adjacent pairs of all words: how often each occurs, and in which words."""
+
+    def __init__(self, words: Mapping[tuple[int, ...], int]) -> None:
+        self._words = [list(word) for word in words]
+        self._weights = list(words.values())
+        self._counts: dict[Pair, int] = {}
+        self._places: dict[Pair, set[int]] = {}
+        for number in range(len(self._words)):
+            self._add(number)
+        self._heap = [(-count, pair) for pair, count in self._counts.items()]
+        heapify(self._heap)
+
+    def pop(self) -> tuple[Pair, int] | None:
+        """The most frequent pair and its count, once; None when all that is left is rare."""
+        while self._heap:
+            negative, pair = heappop(self._heap)
+            count = self._counts.get(pair, 0)
+            if count == -negative:
+                return (pair, count) if count >= LEAST_COUNT else None
+            # Its count fell since; one that rose has an entry of its own in front of this one.
+            if LEAST_COUNT <= count < -negative:
+                heappush(self._heap, (-count, pair))
+        return None
+
+    def merge(self, pair: Pair, made: int) -> None:
+        """Join `pair` into `made` wherever it occurs, from left to right."""
+        risen: set[Pair] = set()
+        for number in sorted(self._places.get(pair, ())):
+            self._remove(number)
+            self._words[number] = joined(self._words[number], pair, made)
+            risen |= self._add(number)
+        for new in risen:
+            heappush(self._heap, (-self._counts[new], new))
+
+    def _add(self, number: int) -> set[Pair]:
+        word, weight = self._words[number], self._weights[number]
+        for pair in pairwise(word):
+            self._counts[pair] = self._counts.get(pair, 0) + weight
+            self._places.setdefault(pair, set()).add(number)
+        return set(pairwise(word))
+
+    def _remove(self, number: int) -> None:
+        for pair in pairwise(self._words[number]):
+            self._counts[pair] -= self._weights[number]
+            self._places[pair].discard(number)
+            if not self._counts[pair]:
+                del self._counts[pair]
+
+
+def joined(word: Sequence[int], pair: Pair, made: int) -> list[int]:
+    """
+    >>> joined([1, 1, 1, 2], (1, 1), 9)
+    [9, 1, 2]
+    """
+    result: list[int] = []
+    skip = False
+    for left, right in pairwise([*word, -1]):
+        if skip:
+            skip = False
+        elif skip := (left, right) == pair:
+            result.append(made)
+        else:
+            result.append(left)
+    return result
+
+
+def learn_merges(
+    words: Mapping[tuple[int, ...], int], join: Callable[[int, int], int | None]
+) -> Iterator[tuple[Pair, int]]:
+    """(pair, what it becomes), best first, until the pairs are rare or the caller has enough.
+
+    words: pieces of each word -> how often it occurs. `join` names what a pair becomes, None where
+    it has to stay apart.
+    """
+    pairs = PairCounts(words)
+    while (best := pairs.pop()) is not None:
+        pair, _ = best
+        made = join(*pair)
+        if made is not None:
+            pairs.merge(pair, made)
+            yield pair, made
+
 
 LONGEST_WORD = 1024  # in pieces: a merge costs as much as the words that hold it are long
 

@@ -1,12 +1,22 @@
-"""Megatron's indexed dataset: PREFIX.bin holds all tokens in a row, PREFIX.idx cuts them up.
+"""Megatron's indexed dataset: PREFIX.bin holds all tokens in a row, PREFIX.idx says where each
+document lies. Source: megatron-core 0.16.1, megatron/core/datasets/indexed_dataset.py
+(_IndexWriter, _IndexReader, DType).
 
-The law of the .idx is in index_file.py; the .bin has no header: documents of 3 and 1 uint16
-tokens make 8 bytes. Source: megatron-core 0.16.1, megatron/core/datasets/indexed_dataset.py.
+Little-endian layout of the .idx, with n sequences and m document boundaries:
+
+    9 bytes  b"MMIDIDX\\0\\0"      8 bytes  n                    8n bytes  int64 byte pointers
+    8 bytes  version, 1           8 bytes  m                    8m bytes  int64 boundaries, 0 .. n
+    1 byte   token type code      4n bytes int32 lengths
+
+By hand: two uint16 documents of 3 and 1 tokens make an .idx of 34 + 8 + 16 + 24 = 82 bytes:
+pointers 0 and 6, boundaries 0 1 2; and a .bin of 8 bytes, which has no header. A file comes from
+strangers: every number of the header is held against the size on disk before it is used.
 """
 
 from __future__ import annotations
 
 import os
+import struct
 from array import array
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,8 +26,112 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpctl.data.index_file import check_size, encode_index, read_index, token_dtype
 from mpctl.errors import InputError
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")
+TYPE_CODES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """uint16 below 65500 entries, else int32 (Megatron's DType.optimal_dtype)."""
+    return np.dtype("<u2") if vocab_size < 65500 else np.dtype("<i4")
+
+
+def damaged(path: Path, message: str, rule: str = "indexed-damaged") -> InputError:
+    """The error for a .bin or .idx file that is not what it should be."""
+    return InputError.of(rule, str(path), message, "copy the pair again, or prepare it again")
+
+
+def check_size(path: Path, size: int, expected: int, meaning: str) -> None:
+    """InputError unless the file's size in bytes is the expected one; meaning: why it is."""
+    if size != expected:
+        state = "truncated" if size < expected else "too long"
+        message = f"{state}: found {size} bytes, expected {expected} ({meaning})"
+        raise damaged(path, message, "indexed-truncated")
+
+
+def encode_index(dtype: np.dtype[Any], lengths: NDArray[np.int32]) -> bytes:
+    """The .idx of documents of one sequence each; lengths int32 [documents], in tokens."""
+    n = len(lengths)
+    code = next(code for code, name in TYPE_CODES.items() if np.dtype(name) == dtype)
+    pointers = (np.cumsum(lengths, dtype=np.int64) - lengths) * dtype.itemsize
+    return b"".join(
+        (
+            HEADER.pack(MAGIC, VERSION, code, n, n + 1),
+            lengths.astype("<i4").tobytes(),
+            pointers.astype("<i8").tobytes(),
+            np.arange(n + 1, dtype="<i8").tobytes(),
+        )
+    )
+
+
+def read_index(path: Path) -> tuple[np.dtype[Any], NDArray[np.int64]]:
+    """Token type and the first token of each document, int64 [documents + 1]; or InputError.
+
+    A document of several sequences (Megatron's sentence splits) comes out as one.
+    """
+    raw: Any = np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else b""
+    dtype, n, m = _read_header(path, raw)
+    lengths = np.frombuffer(raw, "<i4", n, HEADER.size)
+    pointers = np.frombuffer(raw, "<i8", n, HEADER.size + 4 * n)
+    boundaries = np.frombuffer(raw, "<i8", m, HEADER.size + 12 * n)
+    starts = _sequence_starts(path, dtype.itemsize, lengths, pointers)
+    _check_boundaries(path, boundaries, n)
+    return dtype, starts[boundaries]
+
+
+def _read_header(path: Path, raw: Any) -> tuple[np.dtype[Any], int, int]:
+    """Token type, sequences n, boundaries m; the file is exactly as long as they say."""
+    start = bytes(raw[: len(MAGIC)])
+    if not MAGIC.startswith(start):
+        raise InputError.of(
+            "indexed-foreign",
+            str(path),
+            f"found {start!r} at the start, expected {MAGIC!r}",
+            "this is no Megatron index; prepare the text with `mpctl data prepare`",
+        )
+    if len(raw) < HEADER.size:
+        message = f"truncated: found {len(raw)} bytes, expected at least {HEADER.size} (a header)"
+        raise damaged(path, message, "indexed-truncated")
+    _, version, code, n, m = HEADER.unpack_from(raw)
+    if version != VERSION:
+        raise damaged(path, f"found version {version}, expected {VERSION}", "indexed-version")
+    check_size(path, len(raw), HEADER.size + 12 * n + 8 * m, f"{n} sequences, {m} boundaries")
+    return _token_type(path, code), n, m
+
+
+def _token_type(path: Path, code: int) -> np.dtype[Any]:
+    dtype = np.dtype(TYPE_CODES.get(code, "<f4"))
+    if dtype.kind == "f":
+        message = f"found token type code {code}, expected an integer type: 1 to 5, or 8"
+        raise damaged(path, message, "indexed-dtype")
+    return dtype
+
+
+def _sequence_starts(
+    path: Path, itemsize: int, lengths: NDArray[Any], pointers: NDArray[Any]
+) -> NDArray[np.int64]:
+    """[n] lengths -> [n + 1] first token of each sequence; the pointers must say the same."""
+    if (lengths < 0).any():
+        raise damaged(path, f"sequence {int((lengths < 0).argmax())} has a negative length")
+    starts = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    wrong = pointers != starts[:-1] * itemsize
+    if wrong.any():
+        i = int(wrong.argmax())
+        found, expected = int(pointers[i]), int(starts[i]) * itemsize
+        raise damaged(path, f"sequence {i}: found byte pointer {found}, expected {expected}")
+    return starts
+
+
+def _check_boundaries(path: Path, boundaries: NDArray[Any], n: int) -> None:
+    if not len(boundaries) or boundaries[0] != 0 or boundaries[-1] != n:
+        raise damaged(path, f"document boundaries do not run from 0 to {n} sequences")
+    if (np.diff(boundaries) < 0).any():
+        raise damaged(path, "document boundaries go backwards")
+
 
 __all__ = ["IndexedDataset", "IndexedWriter", "token_dtype"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from mpctl.data.extension import EXTENSION, TokenizerExtension, read_extension
+from mpctl.data.extend import EXTENSION, TokenizerExtension, read_extension
 from mpctl.data.indexed import IndexedDataset
 from mpctl.errors import InputError, Issue
 

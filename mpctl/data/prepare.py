@@ -1,32 +1,41 @@
 """From text to a directory to train on: tokens of two splits, the tokenizer, and a manifest.
 
-Files move into OUT at the end, data.json last (workplace.py), so an interrupted run leaves nothing
-that looks prepared. Long texts are cut, and all are where documents would be few (documents.py;
-the manifest counts `texts` before and `documents` after). Texts are streamed, once to count them,
-once to train or extend the tokenizer (on the training split alone), once to encode: memory holds a
-batch. No date, no host and no path but those given go in: same input, same bytes.
+Files are made in OUT/.preparing and move up at the end, data.json last, so an interrupted run
+leaves nothing that looks prepared; a lock on OUT keeps a second writer out. Long texts are cut, and
+all are where documents would be few (documents.py; the manifest counts `texts` before and
+`documents` after). Texts are streamed, once to count them, once to train or extend the tokenizer
+(on the training split alone), once to encode: memory holds a batch of about a million characters. A
+document of k tokens is stored as k + 1: the last one is end-of-text, whatever the tokenizer's own
+template would add. No date, no host and no path but those given go in: same input, same bytes.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import compress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpctl.data.corpus import check_encoding, find_files
-from mpctl.data.documents import CorpusDocuments, count_corpus
-from mpctl.data.encode import write_splits
-from mpctl.data.extend import check_extendable, extend_tokenizer
-from mpctl.data.extension import EXTENSION, TokenizerExtension, find_extension, read_extension
-from mpctl.data.findings import Findings
-from mpctl.data.indexed import token_dtype
+from mpctl.data.documents import CorpusDocuments, count_corpus, validates
+from mpctl.data.extend import (
+    EXTENSION,
+    TokenizerExtension,
+    check_extendable,
+    extend_tokenizer,
+    find_extension,
+    read_extension,
+)
+from mpctl.data.indexed import IndexedWriter, token_dtype
 from mpctl.data.manifest import (
     FILES,
     MANIFEST,
@@ -37,18 +46,153 @@ from mpctl.data.manifest import (
     Split,
     open_prepared,
 )
-from mpctl.data.split import validates
-from mpctl.data.texts import Reading
+from mpctl.data.texts import Findings, Reading, read_texts
 from mpctl.data.tokenizer import (
     Progress,
+    encode,
     end_of_text_id,
     find_tokenizer,
     load_tokenizer,
+    train_apart,
     vocabulary_size,
 )
-from mpctl.data.train_child import train_apart
-from mpctl.data.workplace import publish, workplace
 from mpctl.errors import InputError, Issue
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+WORKPLACE = ".preparing"
+
+
+@contextmanager
+def workplace(out: Path, *, overwrite: bool) -> Iterator[Path]:
+    """OUT/.preparing, empty and ours alone; gone at the end, with OUT when that stayed empty.
+
+    InputError when OUT is a file, holds anything (unless `overwrite`), or is being written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        names = sorted({path.name for path in out.iterdir()} - {WORKPLACE})
+    except OSError as error:
+        message, hint = f"not usable: {error.strerror}", "name a directory that can be written"
+        raise InputError.of("data-out", str(out), message, hint) from None
+    if names and not overwrite:
+        message = f"already holds {', '.join(names[:6])}"
+        hint = "choose another directory, or overwrite"
+        raise InputError.of("data-occupied", str(out), message, hint)
+    work = out / WORKPLACE
+    with _lock(out):
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        try:
+            yield work
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+            with suppress(OSError):
+                out.rmdir()  # succeeds only on an empty directory
+
+
+@contextmanager
+def _lock(out: Path) -> Iterator[None]:
+    handle = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        message, hint = "another process is preparing data in it", "wait for that one to end"
+        raise InputError.of("data-busy", str(out), message, hint) from None
+    except OSError:
+        pass  # some network file systems know no locks on directories
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def publish(work: Path, out: Path, names: Sequence[str], last: str) -> None:
+    """Move `names` and then `last` from work to out; an older `last` goes away before the rest."""
+    with (work / last).open("rb") as stream:
+        os.fsync(stream.fileno())
+    (out / last).unlink(missing_ok=True)
+    for name in (*names, last):
+        (work / name).replace(out / name)
+
+
+FEWEST_TOKENS = 256
+BATCH_CHARACTERS = 2**20
+
+
+def write_splits(
+    texts: Iterable[str],
+    tokenizer: Tokenizer,
+    held_out: NDArray[np.bool_],
+    folder: Path,
+    *,
+    dtype: np.dtype[Any],
+    on_progress: Progress,
+) -> tuple[IndexedWriter, IndexedWriter]:
+    """Write train and validation pairs to `folder`; held_out bool [documents] says which is which.
+
+    The closed writers know their sizes. InputError when too little is left to train on.
+    """
+    end, done = end_of_text_id(tokenizer), 0
+    with (
+        IndexedWriter(folder / SPLITS[0], dtype) as train,
+        IndexedWriter(folder / SPLITS[1], dtype) as validation,
+    ):
+        for batch in _batches(texts):
+            for ids in encode(tokenizer, batch):
+                writer = validation if held_out[done] else train
+                writer.add_document(np.array([*ids, end]))
+                done += 1
+            on_progress("encode", done, len(held_out))
+        if train.tokens < FEWEST_TOKENS:
+            message = f"{train.tokens} tokens to train on, need at least {FEWEST_TOKENS}"
+            raise InputError.of("corpus-too-small", "data.sources", message, "add more text")
+    return train, validation
+
+
+def write_texts(
+    sources: Sequence[str | Path], tokenizer: Tokenizer, prefix: Path, *, on_progress: Progress
+) -> None:
+    """All texts of files and folders as one dataset at `prefix`, a document each, uncut.
+
+    on_progress is told of `read` in bytes as the files are stored. Raises InputError for sources
+    without text and for files that cannot be read.
+    """
+    findings = Findings()
+    files = find_files(sources, max_bytes=None, encoding="utf-8", findings=findings)
+    total, done = sum(file.size for file in files), [0]
+
+    def add(count: int) -> None:
+        done[0] = min(done[0] + count, total)
+        on_progress("encode", done[0], total)
+
+    reading = Reading("utf-8", findings.text_key)
+    texts = ("".join(chunks) for file in files
+             for chunks in read_texts(file.path, reading, findings, add))  # fmt: skip
+    end, dtype = end_of_text_id(tokenizer), token_dtype(vocabulary_size(tokenizer))
+    with IndexedWriter(prefix, dtype) as writer:
+        for batch in _batches(text for text in texts if text.strip()):
+            for ids in encode(tokenizer, batch):
+                writer.add_document(np.array([*ids, end]))
+        if findings.issues:
+            raise InputError(findings.issues)
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Lists of texts of about a million characters, to keep all threads busy."""
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
 
 __all__ = ["Prepared", "open_prepared", "prepare"]
 
@@ -205,3 +349,23 @@ def _remove_stale(path: Path) -> None:
     with suppress(InputError):
         read_extension(path)
         path.unlink()
+
+
+MOST_LINES = 5
+MOST_TOKENS = 400
+
+
+def first_lines(prepared: Prepared) -> list[str]:
+    """Up to five lines of the first training document, as far as its first 400 tokens reach.
+
+    InputError when they hold an id that the model has no row for.
+    """
+    data = prepared.train.open()
+    ids = [int(i) for i in data.document(0, 0, MOST_TOKENS) if i != prepared.end_of_text_id]
+    outside = [i for i in ids if not 0 <= i < prepared.vocab_size]
+    if outside:
+        message = f"token id {outside[0]} is outside the vocabulary of {prepared.vocab_size}"
+        hint = "run `mpctl data prepare` with --overwrite"
+        raise InputError.of("token-range", f"{prepared.train.prefix}.bin", message, hint)
+    lines = load_tokenizer(prepared.tokenizer_path).decode(ids).splitlines()
+    return lines[:MOST_LINES]

@@ -1,4 +1,4 @@
-"""Prompts as tokens, in the form that the family's training gave its text (spec/families.py).
+"""Prompts as tokens, in the form that the family's training gave its text, and tokens back to text.
 
     CONTINUE      the prompt's tokens; an empty prompt is end-of-text, which stands before a
     document FILL_WORDS    [CLS] tokens [SEP], with the [MASK]s to fill FILL_BLANKS   tokens with
@@ -6,7 +6,11 @@
     <extra_id_0>, <extra_id_1>, .., then </s>
 
 Names of the family's special tokens in a prompt stand for these tokens; all else is plain text.
-Needs no torch.
+
+Tokens come back as text one by one. A byte-level token may be a part of a character, and some
+tokenizers drop the space before the first token of a text. So tokens are decoded behind a few that
+came before (the prompt's, at first), the text of these is cut off, and what ends in an incomplete
+character (U+FFFD) waits.
 """
 
 from __future__ import annotations
@@ -18,8 +22,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpctl.data.special import added_tokens, special_ids
-from mpctl.data.tokenizer import end_of_text_id, load_tokenizer, vocabulary_size
+from mpctl.data.tokenizer import (
+    added_tokens,
+    end_of_text_id,
+    load_tokenizer,
+    special_ids,
+    vocabulary_size,
+)
 from mpctl.errors import InputError, Issue
 from mpctl.spec.families import MASK, PromptForm, PromptKind
 from mpctl.spec.model import ModelSpec
@@ -217,3 +226,45 @@ def _by_sentinel(encoder: PromptEncoder, prompt: str, written: Sequence[int]) ->
 
 def _decoded(encoder: PromptEncoder, tokens: Sequence[int]) -> str:
     return encoder.tokenizer.decode(list(tokens), skip_special_tokens=False)
+
+
+INCOMPLETE = "\ufffd"
+CONTEXT = 16  # tokens of the prompt, or of the text so far, that others are decoded behind
+MOST = 64  # tokens decoded at once: the cost of a token does not grow with the text
+
+
+class TextStream:
+    """The text of tokens that are pushed one by one, behind a prompt's tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
+        self.tokenizer = tokenizer
+        self._begin(prompt[-CONTEXT:])
+
+    def _begin(self, context: Sequence[int]) -> None:
+        """From here on, behind these tokens."""
+        self.tokens = list(context)
+        self.cut = len(self._decoded())
+        self.given = ""
+
+    @property
+    def text(self) -> str:
+        """What came behind the context, incomplete characters included."""
+        return self._decoded()[self.cut :]
+
+    def push(self, token: int) -> str:
+        """The text that is certain now and was not before."""
+        self.tokens.append(token)
+        text = self.text
+        new = self.rest(text.rstrip(INCOMPLETE))
+        if len(self.tokens) >= MOST and not text.endswith(INCOMPLETE):
+            self._begin(self.tokens[-CONTEXT:])
+        return new
+
+    def rest(self, text: str | None = None) -> str:
+        """What has not been given out, at the end."""
+        new = (self.text if text is None else text)[len(self.given) :]
+        self.given += new
+        return new
+
+    def _decoded(self) -> str:
+        return self.tokenizer.decode(self.tokens, skip_special_tokens=False)

@@ -1,17 +1,33 @@
-"""Byte-level BPE: any bytes in, no unknown token, one end-of-text token between documents.
+"""Byte-level BPE tokenizers: any bytes in, no unknown token, one end-of-text token between
+documents; and the ids of the tokens that an objective adds to text.
 
 Byte-pair encoding is Sennrich et al., arXiv 1508.07909; on bytes, with the regular expression
 that keeps words apart, Radford et al. 2019 (GPT-2). The `tokenizers` library does the work. The
 alphabet is all 256 bytes, so a vocabulary of 257 is that and `<|endoftext|>`, without merges.
+
+The library's training comes back to Python only when it is done, which is after minutes for a large
+corpus, and no signal is noticed before. So it is trained in a process, `python -m
+mpctl.data.tokenizer SIZE`, which can be killed. Texts go to its stdin, each behind its length in 8
+bytes, and END follows the last one; tokenizer.json comes from its stdout. A parent that dies sends
+no END, and then the process ends too.
+
+Special tokens: a name among the tokenizer's added tokens keeps its id. The others take ids that no
+text uses, from the top of the model's vocabulary downward, as T5's sentinels do (arXiv 1910.10683,
+section 3.1.4).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryFile
+from typing import IO, TYPE_CHECKING, Any
 
-from mpctl.errors import InputError
+from mpctl.errors import InputError, RunFailed
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -38,7 +54,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
     """A tokenizer of at most `vocab_size` entries, the same for the same texts.
 
     A small corpus may yield fewer entries. InputError for a vocabulary below 257. No signal is
-    handled before the library is done: train_child.py runs this where that may take long.
+    handled before the library is done: train_apart runs it where that may take long.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -123,3 +139,138 @@ def encode(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
         message = f"cannot encode the corpus: {error}"
         raise InputError.of("tokenizer-encode", "data.tokenizer", message, hint) from None
     return [encoding.ids for encoding in encodings]
+
+
+RULE = "special-tokens-fit"
+
+
+def special_ids(
+    added: Mapping[str, int], names: Sequence[str], *, vocab: int, words: int
+) -> dict[str, int]:
+    """The id of each name, in the order of `names`; text uses range(words) of range(vocab).
+
+    InputError when the reserved ids would reach into those of the text.
+    """
+    missing = missing_tokens(added, names)
+    if missing and vocab - len(missing) < words:
+        raise InputError.of(
+            RULE, "model.vocab",
+            f"{vocab} ids leave {max(0, vocab - words)} free beside the tokenizer's {words}, "
+            f"but {_some(missing)} need {len(missing)}",
+            f"use {words + len(missing)} or more, or a tokenizer that has them as added tokens",
+        )  # fmt: skip
+    reserved = {name: vocab - 1 - index for index, name in enumerate(missing)}
+    return {name: reserved[name] if name in reserved else _known(added, name, words)
+            for name in names}  # fmt: skip
+
+
+def missing_tokens(added: Mapping[str, int], names: Sequence[str]) -> list[str]:
+    """The names that are not among the tokenizer's added tokens; each reserves an id."""
+    return [name for name in names if name not in added]
+
+
+def added_tokens(path: Path) -> dict[str, int]:
+    """Names and ids of the added tokens of a tokenizer.json; InputError for what is none."""
+    text = tokenizer_text(path)
+    try:
+        read = json.loads(text)
+        return dict(_entry(entry) for entry in read.get("added_tokens") or [])
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        message = f"not a tokenizer: {type(error).__name__}: {error}"
+        raise InputError.of("tokenizer-damaged", str(path), message, TOKENIZER_HINT) from None
+
+
+def _entry(entry: Any) -> tuple[str, int]:
+    name, token = entry["content"], entry["id"]
+    if type(name) is not str or type(token) is not int or token < 0:
+        raise ValueError(f"added token {name!r} has the id {token!r}")
+    return name, token
+
+
+def _known(added: Mapping[str, int], name: str, words: int) -> int:
+    if added[name] >= words:  # it could meet a reserved one
+        raise InputError.of(
+            RULE, "data",
+            f"{name} has the id {added[name]}, but the data's tokenizer uses ids below {words}",
+            "run `mpctl data prepare` with --overwrite",
+        )  # fmt: skip
+    return added[name]
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names) if len(names) < 4 else f"{names[0]}, {names[1]} ... {names[-1]}"
+
+
+END = 2**64 - 1
+MODULE = "mpctl.data.tokenizer"
+
+
+def train_apart(texts: Iterable[str], *, vocab_size: int, total: int, on_progress: Progress) -> str:
+    """The text of a tokenizer.json; see train_tokenizer. RunFailed when the process is killed."""
+    check_trainable(vocab_size)
+    command = [sys.executable, "-P", "-m", MODULE, str(vocab_size)]
+    pipe = subprocess.PIPE
+    with (
+        TemporaryFile() as words,
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=words) as child,
+    ):
+        assert child.stdin is not None and child.stdout is not None
+        try:
+            with suppress(BrokenPipeError):  # it has ended: its exit code says how
+                _send(_counted(texts, total, on_progress), child.stdin)
+            with suppress(OSError):
+                child.stdin.close()
+            on_progress("learn merges", 0, 0)
+            text = child.stdout.read()
+        except BaseException:
+            child.kill()
+            with suppress(OSError):
+                child.stdin.close()
+            raise
+        if child.wait():
+            words.seek(0)
+            raise _failed(child.returncode, words.read().decode(errors="replace"))
+    return text.decode()
+
+
+def _counted(texts: Iterable[str], total: int, report: Progress) -> Iterator[str]:
+    for done, text in enumerate(texts, start=1):
+        yield text
+        report("count words", done, total)
+
+
+def _send(texts: Iterable[str], stream: IO[bytes]) -> None:
+    for text in texts:
+        content = text.encode()
+        stream.write(len(content).to_bytes(8, "little") + content)
+    stream.write(END.to_bytes(8, "little"))
+
+
+def _failed(code: int, words: str) -> RunFailed:
+    """Exit codes below 0 are signals: the kernel kills with 9 when memory runs out."""
+    last = next((line for line in reversed(words.splitlines()) if line.strip()), "no message")
+    why = (
+        f"was killed by signal {-code}, as when memory runs out" if code < 0 else f"failed: {last}"
+    )
+    return RunFailed(f"training the tokenizer {why}; try --max-bytes with less text")
+
+
+def _received(stream: IO[bytes]) -> Iterator[str]:
+    while (length := int.from_bytes(_read(stream, 8), "little")) != END:
+        yield _read(stream, length).decode()
+
+
+def _read(stream: IO[bytes], count: int) -> bytes:
+    content = stream.read(count)
+    if len(content) < count:
+        raise SystemExit("the process that sent the texts has ended")
+    return content
+
+
+def _main() -> None:
+    tokenizer = train_tokenizer(_received(sys.stdin.buffer), vocab_size=int(sys.argv[1]))
+    sys.stdout.buffer.write(tokenizer.to_str(pretty=True).encode())
+
+
+if __name__ == "__main__":
+    _main()

@@ -121,7 +121,7 @@ class CorpusFinder:
 def tokenized(corpora: Sequence[EvalCorpus], on_progress: Progress) -> Iterator[list[Path]]:
     """The prefix of each corpus's indexed dataset; those of text files exist until the block
     ends."""
-    from mpctl.data.encode import write_texts
+    from mpctl.data.prepare import write_texts
     from mpctl.data.tokenizer import load_tokenizer
 
     with tempfile.TemporaryDirectory(prefix="mpctl-") as folder:

@@ -167,8 +167,7 @@ def plan_sampling(
 ) -> Sampling:
     """Check that the model at `path` can continue these prompts. Raises InputError with everything
     that is wrong."""
-    from mpctl.data.decode import TextStream
-    from mpctl.data.prompts import PromptEncoder
+    from mpctl.data.prompts import PromptEncoder, TextStream
 
     trained = open_trained(path, step=options.step, on_progress=on_verify)
     tokenizer = trained.tokenizer_or(options.tokenizer)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from mpctl.rundir.requests import ChosenToken
 
 if TYPE_CHECKING:
-    from mpctl.data.decode import TextStream
-    from mpctl.data.prompts import Encoded
+    from mpctl.data.prompts import Encoded, TextStream
 
 
 @dataclass

@@ -48,9 +48,8 @@ def initial_weight_issues(job: JobSpec, model: ModelSpec, resumed: RunDir | None
     with a checkpoint does not read them."""
     if job.training.init_from is None or (resumed is not None and resumed.last_checkpoint()):
         return []
-    from mpctl.data.extension import find_extension
-    from mpctl.data.special import added_tokens, missing_tokens
-    from mpctl.data.tokenizer import find_tokenizer
+    from mpctl.data.extend import find_extension
+    from mpctl.data.tokenizer import added_tokens, find_tokenizer, missing_tokens
     from mpctl.weights.origin import origin_issues
 
     origin, tokenizer_path = Path(job.training.init_from), job.data.path or job.data.tokenizer
@@ -110,7 +109,7 @@ def _more_tokens(model: ModelSpec, split: Split, prepared: Prepared) -> str:
 
 def _vocabulary(model: ModelSpec, tokenizer: Path, words: int) -> Iterator[Issue]:
     """The token ids of the text and the family's special tokens must fit the embedding."""
-    from mpctl.data.special import added_tokens, special_ids
+    from mpctl.data.tokenizer import added_tokens, special_ids
 
     if words > model.vocab:
         yield Issue(

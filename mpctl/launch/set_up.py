@@ -73,8 +73,7 @@ def prepare_data(plan: LaunchPlan, on_progress: Progress, out: Path) -> Prepared
     names prepared data. The tokenizer leaves the ids of the family's special tokens free."""
     from mpctl.data.manifest import MANIFEST
     from mpctl.data.prepare import prepare
-    from mpctl.data.special import added_tokens, missing_tokens
-    from mpctl.data.tokenizer import find_tokenizer
+    from mpctl.data.tokenizer import added_tokens, find_tokenizer, missing_tokens
 
     data, model = plan.job.data, plan.job.model
     if data.path is not None or (out / MANIFEST).exists():

@@ -55,7 +55,7 @@ def _tokenizer_of_data(job: JobSpec) -> Path | None:
 
 def _continues(used: Path, known: Path) -> bool:
     """Whether `used` is `known`, or was extended from it."""
-    from mpctl.data.extension import find_extension
+    from mpctl.data.extend import find_extension
 
     if not mean_other_text(used, known):
         return True

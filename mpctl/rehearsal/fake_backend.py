@@ -37,7 +37,7 @@ from torch.distributed import HashStore
 from torch.nn.attention.bias import CausalBias
 
 from mpctl.data.samples import SampleSource
-from mpctl.data.special import special_ids
+from mpctl.data.tokenizer import special_ids
 from mpctl.families import least_tokens, special_tokens
 from mpctl.families.implementation import get_implementation
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend

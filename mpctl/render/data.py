@@ -13,7 +13,7 @@ from mpctl.render.console import Console, NamedRows
 from mpctl.units import bytes_text
 
 if TYPE_CHECKING:
-    from mpctl.data.extension import TokenizerExtension
+    from mpctl.data.extend import TokenizerExtension
     from mpctl.data.manifest import Prepared
 
 
@@ -108,7 +108,7 @@ def data_warnings(prepared: Prepared | None) -> list[str]:
 
 def _reasons(skipped: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """What was passed over, a line for each reason: `2 empty: a.txt, b.txt`."""
-    from mpctl.data.findings import REASONS
+    from mpctl.data.texts import REASONS
 
     return [
         f"{tally['count']:,} {REASONS.get(reason, reason)}: {_names(tally)}"

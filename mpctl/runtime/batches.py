@@ -26,11 +26,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mpctl.data.extension import TokenizerExtension
+from mpctl.data.extend import TokenizerExtension
 from mpctl.data.indexed import IndexedDataset
 from mpctl.data.manifest import Prepared, Split, open_prepared, open_validations
 from mpctl.data.samples import Fields, SampleSource, sample_numbers
-from mpctl.data.special import added_tokens, missing_tokens, special_ids
+from mpctl.data.tokenizer import added_tokens, missing_tokens, special_ids
 from mpctl.errors import InputError
 from mpctl.families import get_family, special_tokens
 from mpctl.families.implementation import Batch, Objective, get_implementation

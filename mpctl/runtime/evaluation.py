@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from mpctl.data.indexed import IndexedDataset
-from mpctl.data.special import added_tokens
+from mpctl.data.tokenizer import added_tokens
 from mpctl.families.implementation import Batch, Objective
 from mpctl.rundir.requests import EvalAnswer, EvalRequest
 from mpctl.runtime.batches import make_objective, model_of, read_batch

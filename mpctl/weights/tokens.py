@@ -1,6 +1,6 @@
 """The tokenizer as transformers loads it, and the tokens that begin, end and pad a text.
 
-Tokens that training added to the text, at ids that its tokenizer does not have (data/special.py),
+Tokens that training added to the text, at ids that its tokenizer does not have (data/tokenizer.py),
 enter tokenizer.json under those ids; otherwise the file is copied to the byte. Beside it lie
 tokenizer_config.json and special_tokens_map.json (which token has which role) and, for a class that
 generates, generation_config.json. By hand: a BERT of 310 entries and a tokenizer of 280 without
@@ -16,8 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpctl.data.special import added_tokens, special_ids
-from mpctl.data.tokenizer import load_tokenizer, tokenizer_text, vocabulary_size
+from mpctl.data.tokenizer import (
+    added_tokens,
+    load_tokenizer,
+    special_ids,
+    tokenizer_text,
+    vocabulary_size,
+)
 from mpctl.errors import InputError
 from mpctl.families import special_tokens
 from mpctl.families.scheme import Scheme

@@ -34,8 +34,7 @@ from mpctl.errors import InputError, Issue
 from mpctl.families import get_table
 from mpctl.shard import Shard
 from mpctl.spec.model import ModelSpec
-from mpctl.weights.headers import INDEX, SINGLE
-from mpctl.weights.hub import Hub, open_hub
+from mpctl.weights.hub import INDEX, SINGLE, Hub, open_hub
 from mpctl.weights.names import Row, get_scheme, rows_of
 from mpctl.weights.origin import FRAGMENT, longest_sequence, open_origin
 from mpctl.weights.reader import fill

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.data.corpus import find_files
-from mpctl.data.findings import Findings
-from mpctl.data.texts import Reading, read_texts
+from mpctl.data.texts import Findings, Reading, read_texts
 
 
 def find_paths(sources: Any, **settings: Any) -> list[Path]:

@@ -12,8 +12,7 @@ import pytest
 import zstandard
 
 from mpctl.data.corpus import find_files
-from mpctl.data.findings import FIRST_NAMES, Findings
-from mpctl.data.texts import Reading, read_texts
+from mpctl.data.texts import FIRST_NAMES, Findings, Reading, read_texts
 from mpctl.errors import InputError
 from tests.data.reading import find_paths, read_all
 

@@ -1,12 +1,14 @@
-"""An extended tokenizer keeps every old id, joins old ids and never cuts elsewhere, and says what
-its new ids stand for."""
+"""New pieces for an old tokenizer, and the merges that make them."""
 
 from __future__ import annotations
 
 import json
+import random
+import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from mpctl.data.extend import Extended, check_extendable, extend_tokenizer
-from mpctl.data.extension import (
+from mpctl.data.extend import (
     EXTENSION,
+    LEAST_COUNT,
+    Extended,
+    Pair,
     TokenizerExtension,
+    check_extendable,
+    extend_tokenizer,
     find_extension,
+    joined,
+    learn_merges,
     read_extension,
     sha256,
 )
@@ -82,7 +90,7 @@ def llama3(path: Path) -> None:
 KINDS: dict[str, Callable[[Path], None]] = {"ours": ours, "gpt2": gpt2, "llama3": llama3}
 
 
-class Pair:
+class Extension:
     """An old tokenizer and what became of it."""
 
     def __init__(self, kind: str, folder: Path) -> None:
@@ -102,11 +110,11 @@ class Pair:
 
 
 @pytest.fixture(scope="module", params=list(KINDS))
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return Pair(request.param, tmp_path_factory.mktemp(request.param))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Extension:
+    return Extension(request.param, tmp_path_factory.mktemp(request.param))
 
 
-def test_every_old_entry_keeps_its_id_and_new_ones_follow(pair: Pair) -> None:
+def test_every_old_entry_keeps_its_id_and_new_ones_follow(pair: Extension) -> None:
     before, after = (t.get_vocab(with_added_tokens=True) for t in (pair.old, pair.new))
     assert before.items() <= after.items()
     assert sorted(set(after.values()) - set(before.values())) == list(range(400, 400 + ADDED))
@@ -114,7 +122,7 @@ def test_every_old_entry_keeps_its_id_and_new_ones_follow(pair: Pair) -> None:
     assert (vocabulary_size(pair.old), vocabulary_size(pair.new)) == (400, 400 + ADDED)
 
 
-def test_only_vocabulary_and_merges_differ_in_the_file(pair: Pair) -> None:
+def test_only_vocabulary_and_merges_differ_in_the_file(pair: Extension) -> None:
     before, after = (json.loads(p.read_text()) for p in (pair.path, pair.new_path))
     then, now = before.pop("model"), after.pop("model")
     assert before == after
@@ -124,7 +132,7 @@ def test_only_vocabulary_and_merges_differ_in_the_file(pair: Pair) -> None:
     }
 
 
-def assert_joined(pair: Pair, text: str) -> None:
+def assert_joined(pair: Extension, text: str) -> None:
     """Both are the text; the new ids end where old ones end, and where both have one piece between
     two ends it is the same."""
     (old,), (new,) = encode(pair.old, [text]), encode(pair.new, [text])
@@ -137,17 +145,17 @@ def assert_joined(pair: Pair, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [*ODD, *OLD_TEXTS[:20], *NEW_TEXTS[:20]])
-def test_old_ids_are_joined_and_never_cut_elsewhere(pair: Pair, text: str) -> None:
+def test_old_ids_are_joined_and_never_cut_elsewhere(pair: Extension, text: str) -> None:
     assert_joined(pair, text)
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.text() | st.text(alphabet="aeélnoqrstu ' \n").map(str))
-def test_any_text_comes_back(pair: Pair, text: str) -> None:
+def test_any_text_comes_back(pair: Extension, text: str) -> None:
     assert_joined(pair, text)
 
 
-def test_new_text_gets_shorter_and_old_text_hardly_changes(pair: Pair) -> None:
+def test_new_text_gets_shorter_and_old_text_hardly_changes(pair: Extension) -> None:
     """On held-back sentences: 120 pieces halve French (5,632 ids become 2,918; 3,681 of 6,222 with
     Llama 3's cuts); 2 % of English ids are joined, as the two share some spellings."""
     (english, french) = HELD_BACK
@@ -159,7 +167,7 @@ def test_new_text_gets_shorter_and_old_text_hardly_changes(pair: Pair) -> None:
     assert sum(a == b for a, b in zip(old, new, strict=True)) > 75  # of 100 sentences
 
 
-def test_a_new_piece_spells_what_its_old_ids_spell(pair: Pair) -> None:
+def test_a_new_piece_spells_what_its_old_ids_spell(pair: Extension) -> None:
     pieces = pair.extension.pieces
     assert len(pieces) == ADDED
     for number, piece in enumerate(pieces, start=400):
@@ -168,20 +176,22 @@ def test_a_new_piece_spells_what_its_old_ids_spell(pair: Pair) -> None:
         assert pair.new.id_to_token(number) == "".join(map(pair.old.id_to_token, piece))
 
 
-def test_most_new_pieces_are_used(pair: Pair) -> None:
+def test_most_new_pieces_are_used(pair: Extension) -> None:
     """Pieces on the way to longer ones may not be; a trainer's own merges would leave more."""
     used = {number for ids in encode(pair.new, NEW_TEXTS) for number in ids if number >= 400}
     assert len(used) > 0.6 * ADDED
 
 
-def test_hashes_name_both_tokenizers_and_the_same_text_gives_the_same_bytes(pair: Pair) -> None:
+def test_hashes_name_both_tokenizers_and_bytes_repeat(
+    pair: Extension,
+) -> None:
     again = extend_tokenizer(pair.path, iter(NEW_TEXTS), vocab_size=400 + ADDED)
     assert again == pair.made
     assert pair.extension.old_tokenizer_sha256 == sha256(pair.path.read_bytes())
     assert pair.extension.tokenizer_sha256 == sha256(pair.new_path.read_bytes())
 
 
-def test_extended_twice(pair: Pair, tmp_path: Path) -> None:
+def test_extended_twice(pair: Extension, tmp_path: Path) -> None:
     texts = [" ".join(f"Straße{i} Übermut schön gewesen" for i in range(40))] * 3
     made = extend_tokenizer(pair.new_path, texts, vocab_size=560)
     (tmp_path / "t.json").write_text(made.text)
@@ -192,7 +202,7 @@ def test_extended_twice(pair: Pair, tmp_path: Path) -> None:
     assert latest.decode(ids) == texts[0]
 
 
-def test_a_corpus_with_less_to_learn_and_one_with_nothing(pair: Pair) -> None:
+def test_a_corpus_with_less_to_learn_and_one_with_nothing(pair: Extension) -> None:
     few = extend_tokenizer(pair.path, ["ça ça ça"], vocab_size=100_000).extension
     assert 0 < len(few.pieces) < 5
     assert few.vocab_size == 400 + len(few.pieces)
@@ -202,7 +212,7 @@ def test_a_corpus_with_less_to_learn_and_one_with_nothing(pair: Pair) -> None:
         extend_tokenizer(pair.path, ["çé" * 1000], vocab_size=500)
 
 
-def test_progress_rises(pair: Pair) -> None:
+def test_progress_rises(pair: Extension) -> None:
     calls: list[tuple[str, int, int]] = []
     extend_tokenizer(pair.path, NEW_TEXTS, vocab_size=450, total=400,
                      on_progress=lambda *call: calls.append(call))  # fmt: skip
@@ -342,3 +352,77 @@ def test_a_folder_or_a_run_names_its_tokenizer(tmp_path: Path) -> None:
     (data / "tokenizer.json").write_text("{}")
     assert find_tokenizer(run) == find_tokenizer(data) == data / "tokenizer.json"
     assert find_tokenizer(data / "tokenizer.json") == data / "tokenizer.json"
+
+
+Words = dict[tuple[int, ...], int]
+
+
+def join_new(first: int):
+    """Every pair makes a new id, `first` and up."""
+    made = iter(range(first, 10**9))
+    return lambda left, right: next(made)
+
+
+def learned(words: Words, first: int, most: int) -> list[tuple[Pair, int]]:
+    return list(islice(learn_merges(words, join_new(first)), most))
+
+
+def counted_again(words: Words, first: int, most: int) -> list[tuple[Pair, int]]:
+    """The definition: count all pairs, join the most frequent everywhere, repeat."""
+    held = [(list(word), count) for word, count in words.items()]
+    merges: list[tuple[Pair, int]] = []
+    for made in range(first, first + most):
+        counts: Counter[Pair] = Counter()
+        for word, count in held:
+            for pair in pairwise(word):
+                counts[pair] += count
+        best = min(counts, key=lambda pair: (-counts[pair], pair), default=None)
+        if best is None or counts[best] < LEAST_COUNT:
+            break
+        merges.append((best, made))
+        held = [(joined(word, best, made), count) for word, count in held]
+    return merges
+
+
+def test_by_hand() -> None:
+    """abc seven times, xbc twice; then `bonjour`, as extend.py tells it."""
+    assert learned({(0, 1, 2): 7, (9, 1, 2): 2}, 10, 9) == [
+        ((1, 2), 10), ((0, 10), 11), ((9, 10), 12),
+    ]  # fmt: skip
+    assert learned({(0, 6, 1, 3, 5, 4): 5}, 7, 4) == [
+        ((0, 6), 7), ((1, 3), 8), ((5, 4), 9), ((7, 8), 10),
+    ]  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.dictionaries(
+        st.lists(st.integers(0, 3), min_size=1, max_size=9).map(tuple), st.integers(1, 9),
+        max_size=12,
+    )
+)  # fmt: skip
+def test_the_same_as_counting_again(words: Words) -> None:
+    assert learned(words, 4, 30) == counted_again(words, 4, 30)
+
+
+def test_a_pair_that_stays_apart_does_not_end_the_learning() -> None:
+    words = {(0, 1): 9, (2, 3): 5, (0, 1, 4): 3}
+    made = join_new(10)
+    found = learn_merges(words, lambda a, b: None if (a, b) == (0, 1) else made(a, b))
+    assert list(found) == [((2, 3), 10), ((1, 4), 11), ((0, 11), 12)]
+
+
+def test_words_of_one_letter_and_rare_pairs() -> None:
+    assert learned({(7,) * 7: 1}, 10, 9) == counted_again({(7,) * 7: 1}, 10, 9)
+    assert learned({(0, 1): 1, (2, 3): 1, (5,): 100}, 10, 9) == []
+
+
+@pytest.mark.slow
+def test_thousands_of_merges_take_seconds() -> None:
+    """Recounting these 20,000 words 2,000 times would take minutes."""
+    draw = random.Random(7)
+    words = {tuple(draw.choices(range(60), k=draw.randint(2, 9))): draw.randint(1, 50)
+             for _ in range(20_000)}  # fmt: skip
+    began = time.process_time()
+    assert len(learned(words, 97, 2000)) == 2000
+    assert time.process_time() - began < 20

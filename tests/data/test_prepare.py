@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpctl.data.extension import EXTENSION, read_extension
+from mpctl.data.extend import EXTENSION, read_extension
 from mpctl.data.manifest import FILES, open_validations
 from mpctl.data.prepare import open_prepared, prepare
 from mpctl.data.samples import PackedSamples

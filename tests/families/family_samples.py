@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mpctl.data.indexed import IndexedDataset, IndexedWriter
 from mpctl.data.samples import PackedSamples, SampleSource
-from mpctl.data.special import special_ids
+from mpctl.data.tokenizer import special_ids
 from mpctl.families.implementation import get_implementation
 from mpctl.families.t5.family import target_length
 from mpctl.spec.model import ModelSpec

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from mpctl.cli.trained import read_prompts
-from mpctl.data.decode import TextStream
+from mpctl.data.prompts import TextStream
 from mpctl.errors import InputError
 from mpctl.families import get_prompt_form
 from mpctl.hosts.machine import Machine

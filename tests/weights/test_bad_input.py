@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from mpctl.checkpoint.tensor_header import read_header
 from mpctl.errors import InputError, Issue
-from mpctl.weights.headers import INDEX, SINGLE
-from mpctl.weights.hub import open_hub
+from mpctl.weights.hub import INDEX, SINGLE, open_hub
 from mpctl.weights.origin import open_origin
 from mpctl.weights.writer import export_weights, import_weights
 from tests.weights.hub import Truth

@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from mpctl.errors import InputError, Issue
 from mpctl.transport.group import Group
-from mpctl.weights.headers import SINGLE
-from mpctl.weights.hub import open_hub
+from mpctl.weights.hub import SINGLE, open_hub
 from mpctl.weights.names import get_scheme
 from mpctl.weights.tokens import Tokens, token_settings
 from mpctl.weights.writer import export_weights, hub_config, import_weights

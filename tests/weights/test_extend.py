@@ -16,7 +16,7 @@ from torch import Tensor
 from mpctl.checkpoint.manifest import MANIFEST, sha256
 from mpctl.checkpoint.saved_model import SavedModel
 from mpctl.checkpoint.tensor_file import ShardReader
-from mpctl.data.extension import TokenizerExtension
+from mpctl.data.extend import TokenizerExtension
 from mpctl.errors import InputError
 from mpctl.families import get_table
 from mpctl.layers.parameters import assemble

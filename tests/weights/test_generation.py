@@ -12,8 +12,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from mpctl.data.special import added_tokens, special_ids
-from mpctl.data.tokenizer import end_of_text_id, load_tokenizer, vocabulary_size
+from mpctl.data.tokenizer import (
+    added_tokens,
+    end_of_text_id,
+    load_tokenizer,
+    special_ids,
+    vocabulary_size,
+)
 from mpctl.families import special_tokens
 from mpctl.families.bert.hub import BERT
 from mpctl.families.scheme import Scheme

@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpctl.data.draws import choose, draw, integers
-from mpctl.data.samples import Fields, SampleSource, require_length, stack
+from mpctl.data.samples import Fields, SampleSource, choose, draw, integers, require_length, stack
 from mpctl.errors import InputError
 from mpctl.families.bert.family import CLS, MASK, SEP, SPECIAL_PLACES
 
 Tokens = NDArray[np.int64]
-PAIR, PLACES, MASKS = 1, 2, 3  # purposes of random words (data/draws.py)
+PAIR, PLACES, MASKS = 1, 2, 3  # purposes of random words (data/samples.py)
 MASKED_TENTHS, RANDOM_TENTHS = 8, 1  # of what is predicted; the tenth that is left stays
 
 

@@ -28,12 +28,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpctl.data.draws import choose, draw
-from mpctl.data.samples import Fields, SampleSource, require_length, stack
+from mpctl.data.samples import Fields, SampleSource, choose, draw, require_length, stack
 from mpctl.families.glm.family import END, MASK, START, text_length
 
 Tokens = NDArray[np.int64]
-LENGTHS, PLACES, ORDER = 6, 7, 8  # purposes of random words (data/draws.py)
+LENGTHS, PLACES, ORDER = 6, 7, 8  # purposes of random words (data/samples.py)
 MEAN_SPAN = 3
 LONGEST_SPAN = 20
 

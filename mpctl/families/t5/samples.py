@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpctl.data.draws import compose, draw
-from mpctl.data.samples import Fields, SampleSource, require_length, stack
+from mpctl.data.samples import Fields, SampleSource, compose, draw, require_length, stack
 from mpctl.errors import InputError
 from mpctl.families.t5.family import END, PAD, lengths, sentinel
 
 Tokens = NDArray[np.int64]
-KEPT, NOISE = 4, 5  # purposes of random words (data/draws.py)
+KEPT, NOISE = 4, 5  # purposes of random words (data/samples.py)
 
 
 def corrupt(
