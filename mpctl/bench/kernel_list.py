@@ -28,7 +28,8 @@ from mpctl.estimate.op_times import OpTimes, pace
 from mpctl.estimate.time import StepTimeModel, get_clock
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
-from mpctl.operators.matmul import AttentionOp, LayerStack, MatMul
+from mpctl.operators.layer import AttentionOp, LayerStack
+from mpctl.operators.matmul import MatMul
 from mpctl.rundir.requests import LAYER_SIZES, KernelCase, KernelName, KernelPart, sized_layer
 from mpctl.spec.base import DType
 from mpctl.spec.model import ModelSpec
@@ -203,7 +204,7 @@ class KernelLister:
     def _branch(self, stack: LayerStack, flow: GradFlow) -> Iterator[PlannedKernel]:
         """A norm reads and writes, a sum reads two tensors and writes one, dropout reads and
         writes; backward a norm reads two and writes one."""
-        operators, count = self.clock.operators, 1 + len(flow.cores)
+        operators, count = self.clock.operators, len(flow.part.branches)
         work, sizes = operators.branches(stack.seq, flow), operators.sizes
         rows = sizes["batch"] * sizes[stack.seq] // operators.split
         shape = {"rows": rows, "hidden": sizes["hidden"]}
@@ -262,7 +263,7 @@ class KernelLister:
         flow, model = layout.table.flows[0].runs[0][1], layout.model
         batch = layout.job.training.micro_batch_size
         shape = {"micro_batch_size": batch, **{name: _size(model, name) for name in LAYER_SIZES}}
-        shape["causal"] = int(layout.table.stacks[0].cores[0].is_causal)
+        shape["causal"] = int(layout.table.stacks[0].block_of(0).cores[0].is_causal)
         weights = self.width * sum(weight.numel for weight in flow.part.weights)
         hidden = self.width * batch * model.seq_length * model.hidden
         flops = block_flops(layout, flow, FORWARD), block_flops(layout, flow, ALL)

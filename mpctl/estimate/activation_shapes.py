@@ -1,4 +1,4 @@
-"""The sizes that decide how many bytes a rank saves of one micro batch.
+"""Saved tensors, and the sizes that decide how many bytes of them a rank keeps of a micro batch.
 
 By hand, one tensor [b, s, h] of b 1, s 2, h 4 in fp32: 1 x 2 x 4 x 4 = 32 bytes; outside the
 tensor-parallel regions under sequence parallelism with tp 2, 16; of 2 samples on a square of 2 x 2
@@ -9,24 +9,43 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from mpctl.estimate.attention_kernel import fuses_variants
+from mpctl.estimate.attention_kernel import fuses_variants, kernels_of
 from mpctl.estimate.communication import local_sizes
-from mpctl.estimate.kernel_sets import KernelSet, kernel_set
 from mpctl.layout.job_layout import JobLayout
-from mpctl.operators.saved import SavedTensor
+from mpctl.operators.kernel_sets import KernelSet
+from mpctl.operators.matmul import Dims
 from mpctl.sharding import padded_vocab
 from mpctl.spec.job import JobSpec
 from mpctl.units import DTYPE_BYTES
 
-FP8_KERNELS: tuple[KernelSet, ...] = ("mpctl", "megatron")  # they keep operands as they multiply
+Width = Literal["value", "operand", "float", "mask", "index"]
+"""Bytes of an element: of activations, of a product's operands, of float32 at least, 1, 8."""
+
+
+class SavedTensor(NamedTuple):
+    """A tensor that is kept from forward to backward.
+
+    dims: names of its dimensions, sizes as this rank holds them. times: how many such tensors there
+    are, a fraction for a part of one. is_outer: whether it lies outside the parallel regions of tp,
+    where sequence parallelism leaves each rank 1/tp of it. part: the branch of the layer that saves
+    it. is_scores: whether it is a softmax of attention scores, as large as their gradients.
+    """
+
+    name: str
+    dims: Dims
+    width: Width = "value"
+    times: float = 1
+    is_outer: bool = False
+    part: str = ""
+    is_scores: bool = False
 
 
 class ActivationShapes(NamedTuple):
     """Everything that decides what a rank saves of one micro batch; sizes are this rank's.
 
-    kernels: whose kernels run (estimate/saved_activations.py). fuses_variants: whether attention of
+    kernels: whose kernels run. fuses_variants: whether attention of
     any kind is one kernel (estimate/attention_kernel.py). value: bytes of an element of the
     training dtype; operand: of a saved operand of a product, which is smaller where fp8 kernels
     keep it as they multiplied it. micro_batch: samples of a micro batch; looked_up: those whose
@@ -66,20 +85,17 @@ class ActivationShapes(NamedTuple):
     tp: int
     cp: int
     splits: bool
-    norm: str
-    activation: str
-    is_gated: bool
-    is_rotary: bool
-    qk_norm: bool
-    norm_order: str
-    is_parallel: bool
-    shares_norm: bool
     is_flash: bool
     dropout: bool
     attention_dropout: bool
     recompute: str
     input_parts: int
     fetched_parts: int
+
+    @property
+    def joined(self) -> int:
+        """Columns of hidden states and embeddings side by side (multi-token prediction)."""
+        return 2 * self.hidden
 
     @property
     def wide(self) -> int:
@@ -90,7 +106,7 @@ class ActivationShapes(NamedTuple):
     def keeps_shards(self) -> bool:
         """Whether column products keep this rank's shard of their input as it came: ours under
         sequence parallelism, where backward gathers it again."""
-        return self.splits and self.kernels == "mpctl"
+        return self.splits and self.kernels.keeps_shards
 
     @property
     def casts_inputs(self) -> bool:
@@ -104,7 +120,7 @@ class ActivationShapes(NamedTuple):
     @property
     def holds_scores(self) -> bool:
         """Whether the score matrix lies in memory instead of being formed block by block."""
-        if self.kernels == "mpctl":
+        if self.kernels.attention == "torch":
             return self.attention_dropout and not self.fuses_variants
         return not self.is_flash
 
@@ -131,7 +147,7 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
     job, model = layout.job, layout.model
     t, p, memory = job.training, job.parallel, layout.profile.memory
     tp, cp, grid = p.tp, p.cp, layout.grid
-    kernels = kernel_set(memory.kernels, t.runtime)
+    kernels = kernels_of(layout)
     value = t.value_bytes
     vocab = padded_vocab(model.vocab, tp=tp, divisor=model.vocab_divisor)
     features, sizes = grid.feature_parts, local_sizes(layout)
@@ -144,7 +160,7 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
         is_cuda=is_cuda(job),
         fuses_variants=fuses_variants(layout),
         value=value,
-        operand=1 if kernels in FP8_KERNELS and DTYPE_BYTES[t.dtype] <= 1 else value,
+        operand=1 if kernels.keeps_narrow and DTYPE_BYTES[t.dtype] <= 1 else value,
         micro_batch=t.micro_batch_size,
         looked_up=sizes["batch"] * table_parts if grid.mode != "1d" else sizes["batch"],
         batch=sizes["batch"],
@@ -165,14 +181,6 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
         tp=tp,
         cp=cp,
         splits=p.sequence_parallel,
-        norm=model.norm,
-        activation=model.activation,
-        is_gated=model.gated,
-        is_rotary=model.position == "rotary",
-        qk_norm=bool(model.qk_norm),
-        norm_order=model.norm_order,
-        is_parallel=model.parallel_residual,
-        shares_norm=model.parallel_residual and model.shared_norm,
         is_flash=model.attention == "flash",
         dropout=t.dropout > 0 or assumed,
         attention_dropout=t.attention_dropout > 0 or assumed,
@@ -185,8 +193,7 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
 def _fetches_ahead(layout: JobLayout) -> bool:
     """Whether our workers fetch offloaded inputs back before they are needed."""
     job = layout.job
-    is_ours = layout.profile.memory.kernels == "mpctl"
-    return job.training.offload_activations and is_ours and is_cuda(job)
+    return job.training.offload_activations and kernels_of(layout).fetches_ahead and is_cuda(job)
 
 
 def is_cuda(job: JobSpec) -> bool:

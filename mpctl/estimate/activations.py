@@ -1,7 +1,7 @@
 """Bytes of activations of one micro batch in a model chunk: what is saved until its backward, and
 the most that its backward has besides.
 
-What is saved is the sum of the operator table's tensors (estimate/saved_activations.py). The peak
+What is saved is the sum of the tensors of estimate/saved.py. The peak
 is found by going backward through the chunk, from its exit to its entry: at each point what lies
 behind is freed, and there are gradients of the hidden states, of a layer's products, of weights on
 their way to the gradient buffer, and what is recomputed. The dW of a tied word table waits from the
@@ -16,7 +16,7 @@ Letters: b batch, s sequence, h hidden, f MLP width, v vocabulary; t tp, c cp.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -30,17 +30,17 @@ from mpctl.estimate.product_memory import (
     product_bytes,
     table_bytes,
 )
-from mpctl.estimate.saved_activations import (
+from mpctl.estimate.saved import (
+    SavedTensor,
     batch_activations,
-    entry_activations,
-    exit_activations,
+    forward_activations,
     layer_activations,
     shared_activations,
 )
 from mpctl.families import get_family
 from mpctl.layout.job_layout import JobLayout
-from mpctl.operators.matmul import AttentionOp, Dims
-from mpctl.operators.saved import SavedPart, SavedTensor, hidden_saved
+from mpctl.operators.layer import SOURCE, Activation, Loss, Operation, OperatorGroup
+from mpctl.operators.matmul import Dims, MatMul
 from mpctl.operators.table import StageSlice
 
 
@@ -100,41 +100,35 @@ def stage_chunks(
 class _StackPart(NamedTuple):
     """What a chunk has of a stack, as far as memory goes.
 
-    layers: how many of its layers save anything, by their attentions. entry, exit: what the family
-    says these ends save, None where the chunk does not have them. has_logits: whether the exit
-    gives logits. predicted: attentions of the exit's own layers (multi-token prediction), each of
-    which gives logits too.
+    layers: kinds of layers that save anything, with their numbers. entry, exit: None where the
+    chunk does not have them. first: the stack's first layer.
     """
 
-    attentions: tuple[AttentionOp, ...]
-    layers: tuple[tuple[tuple[AttentionOp, ...], int], ...]
-    entry: tuple[SavedTensor, ...] | None
-    exit: tuple[SavedTensor, ...] | None
+    seq: str
+    first: OperatorGroup | None
+    layers: tuple[tuple[OperatorGroup, int], ...]
+    entry: OperatorGroup | None
+    exit: OperatorGroup | None
     has_logits: bool
-    predicted: tuple[AttentionOp, ...] = ()
-
-    @property
-    def seq(self) -> str:
-        return self.attentions[0].queries
 
     @property
     def has_cross_attention(self) -> bool:
-        return any(attention.is_cross for attention in self.attentions)
+        return self.first is not None and any(core.is_cross for core in self.first.cores)
 
     @classmethod
     def of(cls, stage_slice: StageSlice) -> _StackPart:
         stack = stage_slice.stack
-        counts: dict[tuple[AttentionOp, ...], int] = {}
+        counts: dict[OperatorGroup, int] = {}
         for count, flow in stage_slice.blocks:
             if flow.after:
-                counts[flow.cores] = counts.get(flow.cores, 0) + count
+                counts[flow.part] = counts.get(flow.part, 0) + count
         return cls(
-            stack.cores,
+            stack.seq,
+            stack.blocks[0] if stack.blocks else None,
             tuple(counts.items()),
-            stack.entry.saved if stage_slice.has_entry else None,
-            stack.exit.saved if stage_slice.has_exit else None,
+            stack.entry if stage_slice.has_entry else None,
+            stack.exit if stage_slice.has_exit else None,
             stage_slice.has_exit and stack.has_logits,
-            stack.exit.cores if stage_slice.has_exit else (),
         )
 
 
@@ -203,97 +197,107 @@ def _pieces(
     """
     pieces: list[_Piece] = []
     if part.has_cross_attention:
-        source = shapes.bytes_of([hidden_saved(("batch", "seq"), "source")])
+        source = shapes.bytes_of([SavedTensor("source", ("batch", "seq", "hidden"), is_outer=True)])
         pieces.append(_Piece(0.0 if makes_source else source, deferred=source))
     if part.entry is not None:
-        tensors = entry_activations(shapes, part.seq, part.entry)
-        pieces.append(_Piece(shapes.bytes_of(tensors)))
-    shared = shapes.bytes_of(shared_activations(shapes, part.attentions))
-    for at, (attentions, number) in enumerate(part.layers):
-        layer = _layer(shapes, attentions)
+        pieces.append(_Piece(shapes.bytes_of(forward_activations(shapes, part.entry.flat)[0])))
+    shared = shapes.bytes_of(shared_activations(shapes, part.first)) if part.first else 0.0
+    for at, (block, number) in enumerate(part.layers):
+        layer = _layer(shapes, block)
         pieces.append(_Piece(*layer, number=number, shared=0.0 if at else shared))
     if part.exit is not None:
-        end = exit_activations(part.seq, part.exit, has_logits=part.has_logits)
-        temporary = loss_bytes(shapes, part.seq, logit_bytes) if part.has_logits else 0.0
-        loss = _Piece(shapes.bytes_of(end), temporary, split_temporary=temporary)
-        pieces.append(loss)
-        for core in part.predicted:
-            pieces += [_Piece(*_layer(shapes, (core,))), loss]
+        pieces += _exit_pieces(shapes, part, part.exit, logit_bytes)
     return pieces
 
 
+def _exit_pieces(
+    shapes: ActivationShapes, part: _StackPart, exit_: OperatorGroup, logit_bytes: float
+) -> Iterator[_Piece]:
+    """An exit in forward order: the model's own head and, of each layer of multi-token prediction,
+    what joins its inputs, the layer and its head. The result of a stack without logits is the
+    source of the next one."""
+    parts: list[list[Operation]] = [[]]
+    for operation in exit_.operations:
+        is_layer = isinstance(operation, OperatorGroup)
+        if is_layer or (isinstance(operation, MatMul) and operation.is_lookup):
+            parts.append([])
+        parts[-1].append(operation)
+        if is_layer:
+            parts.append([])
+    for operations in parts:
+        if isinstance(operations[0], OperatorGroup):
+            yield _Piece(*_layer(shapes, operations[0]))
+            continue
+        tensors, _ = forward_activations(shapes, operations)
+        temporary = 0.0
+        if any(isinstance(operation, Loss) for operation in operations):
+            temporary = loss_bytes(shapes, part.seq, logit_bytes)
+        elif not part.has_logits:
+            tensors.append(SavedTensor("result", ("batch", part.seq, "hidden"), is_outer=True))
+        yield _Piece(shapes.bytes_of(tensors), temporary, split_temporary=temporary)
+
+
 @lru_cache(maxsize=65536)
-def _layer(shapes: ActivationShapes, attentions: tuple[AttentionOp, ...]) -> LayerBytes:
-    layer = layer_activations(shapes, attentions)
+def _layer(shapes: ActivationShapes, block: OperatorGroup) -> LayerBytes:
+    """A layer's bytes. The most of its backward is found at two points: in its last branch, the
+    MLP, and behind it at the scores of its attentions."""
+    layer, kernels = layer_activations(shapes, block), shapes.kernels
     saved, again = shapes.bytes_of(layer.saved), shapes.bytes_of(layer.recomputed)
-    is_whole = shapes.recompute == "full" or shapes.kernels == "half"
-    rows: int = shapes.batch * getattr(shapes, attentions[0].queries)
+    is_whole = shapes.recompute == "full" or kernels.keeps_second_products
+    last = block.branches[-1]
+    rows: int = shapes.batch * getattr(shapes, last.reads[1])
     stream = rows * shapes.hidden * shapes.value
     own = stream / (shapes.tp if shapes.splits else 1)
-    mlp = _bytes_of_part(shapes, layer.recomputed if is_whole else layer.saved, SavedPart.MLP)
-    scores = _bytes_of_part(shapes, (*layer.saved, *layer.recomputed), SavedPart.SCORES)
+    of_last = [t for t in (layer.recomputed if is_whole else layer.saved) if t.part == last.part]
+    mlp = shapes.bytes_of(of_last)
+    scores = shapes.bytes_of(t for t in (*layer.saved, *layer.recomputed) if t.is_scores)
     repeated = again - (own if shapes.input_parts == 1 else 0) if is_whole else 0.0
-    inner, matrix = rows * shapes.ffn * shapes.value, matrix_bytes(shapes, shapes.ffn)
+    (activation,) = (one for one in block.flat if isinstance(one, Activation))
+    features: int = getattr(shapes, activation.reads[-1])
+    inner, matrix = rows * features * shapes.value, matrix_bytes(shapes, features)
     gathers = 2 * stream if shapes.splits else 0.0
     product = product_bytes(shapes, x=inner, w=matrix, y=own) + gathers
     product += cast_bytes(shapes, x=inner, y=stream)
     around_mlp = own * (1 + shapes.dropout)
-    if any(attention.is_cross for attention in attentions):
+    if any(core.is_cross for core in block.cores):
         around_mlp += shapes.batch * shapes.seq * shapes.hidden * shapes.value  # source's gradient
-    gate = _gate_parts(shapes) * inner
+    gate = _gate_parts(shapes) * inner if activation.is_gated else 0
     in_mlp = around_mlp + max(gate, product)
-    in_mlp = max(in_mlp, own + _in_up(shapes, inner, matrix, stream))
-    copies = 3 if shapes.kernels != "mpctl" else 2 if attentions[0].has_sample_mask else 1
+    columns = 2 if activation.is_gated else 1
+    if shapes.mode != "1d":  # there the first product may take more than the second
+        up = product_bytes(shapes, x=stream, w=columns * matrix, y=columns * inner) - inner
+        in_mlp = max(in_mlp, own + up)
+    copies = kernels.score_copies[not block.cores[0].has_sample_mask]
     behind = (repeated or again) - mlp + own + scores * copies
     fetched = own / shapes.fetched_parts if shapes.fetched_parts else 0.0
     temporary = fetched + max(repeated + in_mlp, behind)
-    of_mlp = _mlp_deferred(shapes, rows, own)
     # Deferred, the activation's result stays while its gradient is made, and of a row product the
     # gathered gradient.
+    deferred = {p.name: _deferred(shapes, p, block, own) for p in block.products}
+    of_mlp = sum(deferred[p.name] for p in block.products if p.part == last.part)
     row = stream if shapes.splits else 0.0
     split_mlp = around_mlp + row + max(gate, 2 * inner)
     split_temporary = fetched + max(repeated + split_mlp, behind + of_mlp + row)
-    deferred = of_mlp + _attentions_deferred(shapes, attentions, rows, own)
-    return LayerBytes(saved, temporary, deferred, split_temporary)
+    return LayerBytes(saved, temporary, sum(deferred.values()), split_temporary)
 
 
 def _gate_parts(shapes: ActivationShapes) -> int:
     """How many tensors of the activation's size the backward of a gated one takes: gradients of its
-    result and of both parts in mpctl's kernel on CUDA, else two more; 0 without a gate."""
-    if not shapes.is_gated:
-        return 0
-    return 3 if shapes.is_cuda and shapes.kernels == "mpctl" else 5
+    result and of both parts in one kernel, else two more."""
+    return shapes.kernels.gate_gradients if shapes.is_cuda else 5
 
 
-def _in_up(shapes: ActivationShapes, inner: int, matrix: int, stream: int) -> float:
-    """Bytes in the backward of the MLP's first product, less what the rest of the MLP has freed;
-    in 1d it takes less than the second one's."""
-    if shapes.mode == "1d":
-        return 0.0
-    columns = 2 if shapes.is_gated else 1
-    return product_bytes(shapes, x=stream, w=columns * matrix, y=columns * inner) - inner
-
-
-def _bytes_of_part(
-    shapes: ActivationShapes, tensors: Sequence[SavedTensor], part: SavedPart
-) -> float:
-    return shapes.bytes_of(tensor for tensor in tensors if tensor.part is part)
-
-
-def _mlp_deferred(shapes: ActivationShapes, rows: int, own: float) -> float:
-    """Inputs of the MLP's products and the gradients of their results, which dW needs."""
-    gated = 2 if shapes.is_gated else 1
-    columns = shapes.ffn + gated * shapes.ffn + shapes.hidden
-    return shapes.deferred_input(own) + rows * columns * shapes.operand
-
-
-def _attentions_deferred(
-    shapes: ActivationShapes, attentions: Sequence[AttentionOp], rows: int, own: float
-) -> float:
-    """The same of the products around a layer's attentions."""
+def _deferred(shapes: ActivationShapes, product: MatMul, block: OperatorGroup, own: float) -> float:
+    """Bytes of a product's input and of the gradient of its result, which wait for a deferred dW.
+    own: bytes of hidden states on this rank. Cross attention's source waits once a chunk."""
+    weight = block.weight_of[product.parameter]
     total = 0.0
-    for attention in attentions:
-        keys = shapes.batch * getattr(shapes, attention.keys)
-        columns = rows * (2 * shapes.inner + shapes.hidden) + keys * shapes.kv
-        total += shapes.deferred_input(own) + columns * shapes.operand
+    for dim, size in zip(weight.dims, weight.shape, strict=True):
+        is_read = dim in product.reads
+        if is_read and dim == "hidden":
+            total += 0.0 if product.value == SOURCE else shapes.deferred_input(own)
+            continue
+        rows = shapes.batch * getattr(shapes, (product.reads if is_read else product.writes)[1])
+        columns = shapes.hidden if dim == "hidden" else size // shapes.feature_parts
+        total += rows * columns * shapes.operand
     return total

@@ -17,27 +17,25 @@ from __future__ import annotations
 
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.fused_attention import refusal
-from mpctl.operators.matmul import AttentionOp
+from mpctl.operators.kernel_sets import KernelSet, kernel_set
+from mpctl.operators.layer import AttentionOp
 
-OWN = "mpctl"  # memory.kernels of a runtime with our own kernels
+
+def kernels_of(layout: JobLayout) -> KernelSet:
+    """The kernel set of the job's runtime."""
+    return kernel_set(layout.profile.memory.kernels, layout.job.training.runtime)
 
 
 def fuses_variants(layout: JobLayout) -> bool:
     """Whether any attention of the job, with dropout too, is one kernel that keeps no scores."""
     job, width = layout.job, layout.job.training.value_bytes
-    is_ours = layout.profile.memory.kernels == OWN and job.device_kind != "cpu"
-    return is_ours and refusal(width, layout.model.head_size) is None
-
-
-def is_plain(core: AttentionOp) -> bool:
-    """Whether an attention without dropout is causal or not, and nothing else."""
-    changes = core.has_bias, core.has_slopes, core.window, core.has_sample_mask
-    return not any(changes)
+    can_fuse = kernels_of(layout).fuses_variants and job.device_kind != "cpu"
+    return can_fuse and refusal(width, layout.model.head_size) is None
 
 
 def keeps_no_scores(layout: JobLayout) -> bool:
     """Whether the attentions of the job form their scores block by block."""
-    if layout.profile.memory.kernels == OWN and layout.job.training.attention_dropout:
+    if kernels_of(layout).attention == "torch" and layout.job.training.attention_dropout:
         return fuses_variants(layout)
     return layout.model.attention == "flash"
 
@@ -46,7 +44,7 @@ def repeats_core(layout: JobLayout, core: AttentionOp) -> bool:
     """Whether selective recomputation runs this attention again in backward."""
     if layout.job.training.recompute != "selective":
         return False
-    if layout.profile.memory.kernels != OWN or layout.model.attention != "flash":
+    if kernels_of(layout).attention != "torch" or layout.model.attention != "flash":
         return True
     makes_pairs = bool(core.has_bias or core.has_slopes or core.window)
     keeps_pairs = layout.job.training.attention_dropout > 0 or makes_pairs

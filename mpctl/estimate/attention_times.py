@@ -18,13 +18,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpctl.estimate.attention_kernel import OWN, fuses_variants, is_plain, keeps_no_scores
+from mpctl.estimate.attention_kernel import fuses_variants, keeps_no_scores, kernels_of
 from mpctl.estimate.communication import Sizes
 from mpctl.estimate.kernels import Speed, flash_seconds, product_seconds
 from mpctl.estimate.op_times import OpTimes
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
-from mpctl.operators.matmul import AttentionOp
+from mpctl.operators.layer import AttentionOp
 from mpctl.spec.runtime import RuntimeProfile
 
 HASH_OPERATIONS = 11  # 1 + 3 x 2 + 2 + 1 + 1
@@ -81,7 +81,7 @@ class AttentionTimer:
     def _is_own(self, core: AttentionOp) -> bool:
         """Whether our own kernel computes it rather than torch's."""
         has_dropout = self.layout.job.training.attention_dropout > 0
-        return fuses_variants(self.layout) and (has_dropout or not is_plain(core))
+        return fuses_variants(self.layout) and (has_dropout or not core.is_plain)
 
     def _mask_seconds(self, pairs: float) -> float:
         """Seconds to compute the dropout mask of so many pairs once inside a kernel."""
@@ -93,6 +93,6 @@ class AttentionTimer:
 def fused_pairs(layout: JobLayout, core: AttentionOp, queries: int, keys: int) -> float:
     """Pairs of a query and a key that a fused kernel computes for one sample."""
     makes_mask = bool(core.window or core.has_slopes) and not fuses_variants(layout)
-    if makes_mask and layout.profile.memory.kernels == OWN:
+    if makes_mask and kernels_of(layout).attention == "torch":
         return float(queries * keys)
     return core.seen_pairs(queries, keys)

@@ -24,7 +24,8 @@ from mpctl.estimate.layer_messages import LayerMessages
 from mpctl.estimate.message import Message
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
-from mpctl.operators.matmul import GradNeeds, LayerStack
+from mpctl.operators.layer import LayerStack
+from mpctl.operators.matmul import GradNeeds
 
 NORMS = "norms"
 
@@ -102,11 +103,12 @@ def block_traffic(
     flow: which gradients the block computes; None is all.
     """
     if flow is None:
-        needs = dict.fromkeys((product.name for product in stack.block.products), GradNeeds())
-        flow = GradFlow(stack.block, needs, (), after=True)
+        block = stack.block_of(0)
+        needs = dict.fromkeys((product.name for product in block.products), GradNeeds())
+        flow = GradFlow(block, needs, (), after=True)
     layers, phi = LayerMessages(layout, layout.profile), phi_bytes(layout, stack)
     sent: dict[str, list[Message]] = {}
-    for product in stack.block.products:
+    for product in flow.part.products:
         found = layers.of_product(product, flow, stack.title)
         sent.setdefault(product.part, []).extend(found)
     if norms := list(layers.of_norms(flow, stack.title)):

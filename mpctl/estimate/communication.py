@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping
 from math import prod
 
 from mpctl.layout.job_layout import JobLayout
-from mpctl.operators.matmul import Dims, LayerStack, ParameterSpec
+from mpctl.operators.layer import LayerStack
+from mpctl.operators.matmul import Dims, ParameterSpec
 from mpctl.spec.runtime import RuntimeProfile
 from mpctl.spec.training import TrainingSpec
 from mpctl.units import DTYPE_BYTES

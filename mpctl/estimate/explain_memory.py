@@ -5,15 +5,15 @@ By hand, `memory.stage-0.optimizer` of 10 bf16 parameters: 120 B = 10 parameters
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes, is_cuda
 from mpctl.estimate.activations import ChunkBytes, stage_chunks
 from mpctl.estimate.figure import Figure
 from mpctl.estimate.memory import StageMemory, layout_memory
-from mpctl.estimate.saved_activations import layer_activations
+from mpctl.estimate.saved import SavedTensor, layer_activations
 from mpctl.layout.job_layout import JobLayout
-from mpctl.operators.saved import SavedTensor
 from mpctl.units import bytes_text, count_text
 
 PAPER = "arXiv 2205.05198"
@@ -24,18 +24,18 @@ def explain_memory(layout: JobLayout) -> Iterator[Figure]:
     form = activation_shapes(layout)
     for stack in layout.table.stacks:
         prefix = f"memory.{stack.figure_name}"
-        layer = layer_activations(form, stack.cores_of(stack.layers - 1))
+        layer = layer_activations(form, stack.block_of(stack.layers - 1))
         yield from _layer(form, prefix, layer.saved)
         yield from _layer(form, f"{prefix}.again", layer.recomputed)
     for memory in layout_memory(layout):
         yield from _stage(layout, memory, stage_chunks(layout, memory.stage))
 
 
-def _layer(form: ActivationShapes, prefix: str, kept: tuple[SavedTensor, ...]) -> Iterator[Figure]:
+def _layer(form: ActivationShapes, prefix: str, kept: Sequence[SavedTensor]) -> Iterator[Figure]:
     """What one layer keeps of a micro batch; `again`: what is computed again for its backward."""
     found: dict[str, list[SavedTensor]] = {}
     for tensor in kept:
-        found.setdefault(tensor.name.replace(" ", "-"), []).append(tensor)
+        found.setdefault(re.sub(r"[ ._]", "-", tensor.name), []).append(tensor)
     if kept:
         parts = " + ".join(bytes_text(form.bytes_of(own)) for own in found.values())
         yield _bytes(prefix, form.bytes_of(kept), "sum of the tensors below", parts, PAPER)

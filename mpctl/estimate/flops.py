@@ -16,7 +16,8 @@ from mpctl.estimate.recompute import is_repeated
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.flops import FlopCounter
 from mpctl.operators.grad_flow import GradFlow
-from mpctl.operators.matmul import AttentionOp, GradNeeds
+from mpctl.operators.layer import AttentionOp
+from mpctl.operators.matmul import GradNeeds
 from mpctl.operators.table import StageSlice
 from mpctl.pipeline.schedule.orders import Kind
 

@@ -18,12 +18,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
+from mpctl.estimate.attention_kernel import kernels_of
 from mpctl.estimate.communication import Sizes, batch_sizes, message_bytes
 from mpctl.estimate.message import Cover, Message
 from mpctl.estimate.recompute import is_repeated, repeated_products
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
-from mpctl.operators.matmul import AttentionOp, Dims, GradNeeds, LayerStack, MatMul
+from mpctl.operators.layer import AttentionOp, LayerStack
+from mpctl.operators.matmul import Dims, GradNeeds, MatMul
 from mpctl.operators.tensor_messages import (
     ProductSize,
     TensorMessage,
@@ -109,7 +111,7 @@ class LayerMessages:
         sent = norm_messages(grid, self.layout.model.norm, rows, goes_back=flow.after)
         for norm in flow.part.norms:
             for message in sent:
-                yield self._message(message, what, product=norm)
+                yield self._message(message, what, product=norm.name)
 
     def _message(
         self, sent: TensorMessage, what: str, *, cover: Cover | None = None, product: str = ""
@@ -121,7 +123,7 @@ class LayerMessages:
         return prod(self.sizes[dim] for dim in dims)
 
     def _product_size(self, product: MatMul, flow: GradFlow) -> ProductSize:
-        weight = next(w for w in flow.part.weights if w.name == product.parameter)
+        weight = flow.part.weight_of[product.parameter]
         inputs = outputs = 1
         for dim, size in zip(weight.dims, weight.shape, strict=True):
             if dim in product.reads:
@@ -138,7 +140,7 @@ class LayerMessages:
         if self.tp == 1 or not is_repeated(self.layout, self.profile, flow):
             return
         again = {product.name for product in repeated_products(self.layout, self.profile, flow)}
-        again.update(flow.part.norms)
+        again.update(norm.name for norm in flow.part.norms)
         for message in messages:
             if message.phase == "forward" and message.product in again:
                 yield replace(message, phase="recompute")
@@ -169,7 +171,7 @@ class LayerMessages:
         gathered, others pass it round a ring and keep none of it."""
         is_selective = self.layout.job.training.recompute == "selective"
         repeats_core = self.profile.operators.recompute == "core"
-        return is_selective and repeats_core and self.profile.memory.kernels != "mpctl"
+        return is_selective and repeats_core and not kernels_of(self.layout).gathers_keys
 
 
 def _cover(message: TensorMessage, product: MatMul, needs: GradNeeds) -> Cover | None:
@@ -192,4 +194,4 @@ def _gathered(axis: str, what: str, size: int, again: bool, trained: bool) -> It
 def forward_flow(flow: GradFlow) -> GradFlow:
     """The same part of a model where no gradient is computed: a validation's forward."""
     needs = dict.fromkeys(flow.needs, NO_GRADIENTS)
-    return GradFlow(flow.part, needs, (), after=False, cores=flow.cores)
+    return GradFlow(flow.part, needs, (), after=False)

@@ -19,7 +19,7 @@ def loss_bytes(shapes: ActivationShapes, seq: str, logit_bytes: float) -> float:
     """The loss's working block, then the gradients of the head's input and of its table."""
     rows: int = shapes.batch * getattr(shapes, seq)
     logits, stream = rows * shapes.vocab, rows * shapes.hidden * shapes.value
-    if shapes.kernels != "mpctl":
+    if shapes.kernels.loss == "logits":
         return logits * logit_bytes + stream
     block = max(shapes.vocab, LOSS_BLOCK // shapes.vocab * shapes.vocab)
     working = shapes.wide * (logits if logits <= block else 2 * block)

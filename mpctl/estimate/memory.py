@@ -19,6 +19,7 @@ from functools import lru_cache
 
 from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes, is_cuda
 from mpctl.estimate.activations import ChunkBytes, stage_chunks
+from mpctl.estimate.attention_kernel import kernels_of
 from mpctl.estimate.communication import message_bytes
 from mpctl.estimate.rotary_tables import rotary_table_bytes
 from mpctl.estimate.states import StateBytes, find_states, weights_besides
@@ -158,7 +159,7 @@ def first_stage_memory(layout: JobLayout, cache: MemoryCache | None = None) -> S
 def _settings(layout: JobLayout) -> Hashable:
     """What the weights of a stage follow from, besides its layers and whether it is an end."""
     job, shared = layout.job, frozenset[str]()
-    if layout.profile.memory.kernels == "mpctl" and layout.zero_stage:
+    if kernels_of(layout).slices_buckets and layout.zero_stage:
         shared = frozenset(layout.shared_parameters)
     t, p = job.training, job.parallel
     splits_backward = p.pp > 1 and SCHEDULES[p.schedule].splits_backward

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
+from mpctl.estimate.attention_kernel import kernels_of
 from mpctl.estimate.gradient_messages import GradientMessages
 from mpctl.estimate.layer_messages import LayerMessages, forward_flow
 from mpctl.estimate.message import Message as Message  # what is listed here
@@ -130,7 +131,7 @@ def fp8_message(layout: JobLayout) -> Iterator[Message]:
     """What all ranks tell each other of the largest elements of fp8 operands once a step, where our
     own workers scale by them with a delay."""
     training = layout.job.training
-    is_own = layout.profile.memory.kernels == "mpctl"
+    is_own = kernels_of(layout).slices_buckets
     if is_own and training.dtype == "fp8" and training.fp8_recipe == "delayed":
         size = len(layout.table.linear_layers) * AMAX_BYTES
         yield Message("world", "all_reduce", "fp8 scales", size)

@@ -39,7 +39,7 @@ def cast_bytes(shapes: ActivationShapes, *, x: float, y: float) -> float:
     """Bytes for a moment of the same backward in fp8, under our own kernels: dY is cast twice, as
     it is and transposed, and a CPU multiplies 16-bit copies of what was cast. x, y: bytes of X and
     dY in 16 bit."""
-    if shapes.kernels != "mpctl" or shapes.operand == shapes.value:
+    if not shapes.kernels.casts or shapes.operand == shapes.value:
         return 0.0
     return y if shapes.is_cuda else x + 2 * y
 

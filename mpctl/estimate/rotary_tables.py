@@ -18,7 +18,7 @@ def rotary_table_bytes(layout: JobLayout, stage: int, shapes: ActivationShapes) 
     """Bytes of the tables that a rank of this stage keeps; 0 where no layer of it has any, and for
     other software, whose tables are not planned."""
     model = layout.model
-    if layout.profile.memory.kernels != "mpctl" or not shapes.is_rotary:
+    if not shapes.kernels.keeps_tables or model.position != "rotary":
         return 0
     layers = (layer for part in layout.stage_slices(stage) for layer in part.layers)
     laws = {_law(model, layer) for layer in layers}

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from mpctl.estimate.attention_kernel import kernels_of
 from mpctl.estimate.communication import local_parameters
 from mpctl.layout.buckets import Bucket
 from mpctl.layout.job_layout import JobLayout
@@ -45,7 +46,7 @@ def find_states(layout: JobLayout, stage: int) -> StateBytes:
     if layout.table.freeze:
         trained = local_parameters(layout, stage, trained_only=True)
     memory = layout.profile.memory
-    if memory.kernels != "mpctl":
+    if not kernels_of(layout).slices_buckets:
         return _others_states(layout, memory, count, trained)
     if layout.zero_stage:
         return _sliced_states(layout, count, layout.buckets(stage))
@@ -145,7 +146,7 @@ def weights_besides(layout: JobLayout, stage: int) -> tuple[float, float]:
     is added, stand-ins for the dW of a layer, buckets in which replicas reduce gradients, and under
     ZeRO 3 what is gathered."""
     job, memory = layout.job, layout.profile.memory
-    if memory.kernels == "mpctl":
+    if kernels_of(layout).slices_buckets:
         return fp8_table_bytes(layout), 0.0
     width, grid = DTYPE_BYTES[job.training.dtype], layout.grid
     slices = layout.stage_slices(stage)
@@ -153,7 +154,8 @@ def weights_besides(layout: JobLayout, stage: int) -> tuple[float, float]:
         w.local_numel(grid) for part in slices if part.has_exit for w in part.stack.exit.weights
     ]
     head = max(heads, default=0)
-    blocks = [[w.local_numel(grid) for w in part.stack.block.weights] for part in slices]
+    kinds = [block for part in slices for block in part.stack.kinds]
+    blocks = [[w.local_numel(grid) for w in block.weights] for block in kinds]
     layer, largest = max(map(sum, blocks), default=0), max([head, *map(max, blocks)])
     if job.parallel.zero >= 3:
         ends = _numel({w.name: w for part in slices for w in part.end_weights()}.values(), grid)

@@ -39,7 +39,7 @@ from mpctl.estimate.step import StepTime as StepTime  # what the clock is asked 
 from mpctl.estimate.work import OperatorTimer
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
-from mpctl.operators.matmul import LayerStack
+from mpctl.operators.layer import LayerStack
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import RuntimeProfile
 from mpctl.spec.schedules import SCHEDULES

@@ -90,7 +90,7 @@ def _unit_runs(rules: BucketRules, slices: Iterable[StageSlice]) -> Iterator[_Un
             count = min(run.stop, part.layers.stop) - max(run.start, part.layers.start)
             if count > 0:
                 trained = {weight.name for weight in flow.trained}
-                items = (_item(rules, w, "", w.name in trained) for w in stack.block.weights)
+                items = (_item(rules, w, "", w.name in trained) for w in stack.block_of(0).weights)
                 yield _UnitRun(tuple(items), count, flow.after)
         if part.has_exit:
             yield end(stack.exit.weights)

@@ -179,7 +179,7 @@ def _chunk_items(
 
 def _units(part: StageSlice) -> Iterator[tuple[str, str, tuple[ParameterSpec, ...], bool]]:
     """(module, prefix of names, parameters, whether a gradient passes) of entry, layers, exit."""
-    stack, block = part.stack, part.stack.block.weights
+    stack, block = part.stack, part.stack.block_of(0).weights
     entry = (stack.entry.weights if part.has_entry else ()) + (stack.shared if part.layers else ())
     yield "", "", entry, True
     for run, flow in part.flow.runs:

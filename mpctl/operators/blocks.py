@@ -1,4 +1,4 @@
-"""Parts that families have in common: norms, linear layers, a block of attention and MLP.
+"""Operations that families have in common: embedding, branches of attention and MLP, head.
 
 Letters: b batch, s seq, h hidden; `heads` is the width of all heads together, q, k and v fused.
 A block of GPT-2's shape has 12 h^2 + 13 h parameters (Narayanan et al., arXiv 2104.04473, eq. 2).
@@ -6,54 +6,160 @@ A block of GPT-2's shape has 12 h^2 + 13 h parameters (Narayanan et al., arXiv 2
 
 from __future__ import annotations
 
+from mpctl.operators.layer import (
+    CONTEXT,
+    INPUT,
+    Activation,
+    AttentionOp,
+    Dropout,
+    Loss,
+    Norm,
+    Operation,
+    OperatorGroup,
+    Residual,
+    Table,
+)
 from mpctl.operators.matmul import Dims, MatMul, ParameterSpec
-from mpctl.operators.saved import SavedTensor, hidden_saved, norm_saved
 from mpctl.sharding import padded_vocab
 from mpctl.spec.model import ModelSpec
 
+Operations = tuple[Operation, ...]
 
-def self_attention(hidden: Dims) -> tuple[MatMul, ...]:
-    """The two products of self-attention over hidden states of these dimensions: (batch, a
+
+def decoder_layer(model: ModelSpec, hidden: Dims, core: AttentionOp) -> OperatorGroup:
+    """A layer of one attention and an MLP over hidden states of these dimensions: (batch, a
     sequence, hidden)."""
-    heads = (*hidden[:-1], "heads")
-    return (
-        MatMul("attention.qkv", "attention", hidden, ("hidden", "heads"), heads),
-        MatMul("attention.output", "attention", heads, ("heads", "hidden"), hidden),
-    )
+    return OperatorGroup((*attention_branch(model, hidden, core), *mlp_branch(model, hidden)))
 
 
-def mlp(hidden: Dims) -> tuple[MatMul, ...]:
-    """The two products of an MLP; a gated one has twice the columns in the first."""
-    ffn = (*hidden[:-1], "ffn")
-    return (
-        MatMul("mlp.up", "mlp", hidden, ("hidden", "ffn"), ffn),
-        MatMul("mlp.down", "mlp", ffn, ("ffn", "hidden"), hidden),
-    )
+def attention_branch(model: ModelSpec, hidden: Dims, core: AttentionOp) -> Operations:
+    """Self-attention, with its norms and its residual sum."""
+    heads, h = (*hidden[:-1], "heads"), ("hidden", model.hidden)
+    width = model.heads * model.head_size
+    fused = width + 2 * model.kv_heads * model.head_size
+    value = INPUT if model.norm_order in ("post", "output") else "attention_norm"
+    qkv = MatMul(
+        "attention.qkv", core.part, hidden, ("hidden", "heads"), heads, value=value,
+        weights=linear_weights("attention.qkv", ("heads", fused), h, bias="qkv" in model.biased),
+    )  # fmt: skip
+    output = MatMul(
+        "attention.output", core.part, heads, ("heads", "hidden"), hidden, value=CONTEXT,
+        weights=linear_weights(
+            "attention.output", h, ("heads", width), bias="output" in model.biased
+        ),
+    )  # fmt: skip
+    return in_branch(
+        model, "attention", core.part, hidden, INPUT,
+        (qkv, *query_key_norms(model, core.part, heads), core, output),
+    )  # fmt: skip
 
 
-def lookup(hidden: Dims) -> MatMul:
+def mlp_branch(model: ModelSpec, hidden: Dims, behind: str = "attention") -> Operations:
+    """The MLP, with its norms and its residual sum; a gated one has twice the columns in its first
+    product. behind: the branch before it."""
+    ffn, h = (*hidden[:-1], "ffn"), ("hidden", model.hidden)
+    inner, has_bias = model.ffn * (2 if model.gated else 1), "mlp" in model.biased
+    shares = model.parallel_residual and model.shared_norm
+    before = INPUT if model.parallel_residual else behind
+    if model.norm_order == "post":
+        before = f"{behind}_norm"
+    value = "attention_norm" if shares else "mlp_norm"
+    up = MatMul(
+        "mlp.up", "mlp", hidden, ("hidden", "ffn"), ffn,
+        value=before if model.norm_order in ("post", "output") else value,
+        weights=linear_weights("mlp.up", ("ffn", inner), h, bias=has_bias),
+    )  # fmt: skip
+    down = MatMul(
+        "mlp.down", "mlp", ffn, ("ffn", "hidden"), hidden, value="activation",
+        weights=linear_weights("mlp.down", h, ("ffn", model.ffn), bias=has_bias),
+    )  # fmt: skip
+    activation = Activation("mlp", ffn, model.activation, model.gated, "mlp.up")
+    return in_branch(model, "mlp", "mlp", hidden, "" if shares else before, (up, activation, down))
+
+
+def in_branch(
+    model: ModelSpec, name: str, part: str, hidden: Dims, value: str, operations: Operations
+) -> Operations:
+    """Operations with the norms and the residual sum of a branch: a norm of what it reads (pre), of
+    the sum (post), of its result (output) or of both sides (sandwich).
+
+    value: the tensor that the branch reads; empty where it shares the norm of the branch before.
+    """
+    order = model.norm_order
+    first = () if order == "output" or not value else (name + "_norm",)
+    before = [_norm(model, n, part, hidden, value) for n in first if order != "post"]
+    result = f"{name}_output_norm"
+    if order in ("output", "sandwich"):
+        operations = (*operations, _norm(model, result, part, hidden, f"{name}.result"))
+    behind = [_norm(model, n, part, hidden, name) for n in first if order == "post"]
+    return (*before, *operations, Residual(part, hidden), *behind)
+
+
+def _norm(model: ModelSpec, name: str, part: str, hidden: Dims, value: str) -> Norm:
+    return Norm(name, part, hidden, model.norm, value, norm_weights(name, model))
+
+
+def query_key_norms(model: ModelSpec, part: str, heads: Dims) -> tuple[Norm, ...]:
+    """Norms of queries and of keys: of a head, which all heads share, or of all heads together.
+    Their inputs are among what the attention core saves."""
+    if not model.qk_norm:
+        return ()
+    of_all, size = model.qk_norm == "width", model.head_size
+    widths = {"query": model.heads * size, "key": model.kv_heads * size}
+    return tuple(
+        Norm(
+            f"attention.{name}_norm", part, heads, model.norm, "",
+            norm_weights(
+                f"attention.{name}_norm", model,
+                ("heads", width) if of_all else ("head_size", size),
+            ),
+        )
+        for name, width in widths.items()
+    )  # fmt: skip
+
+
+def embedding(
+    hidden: Dims, word: ParameterSpec, *added: ParameterSpec, norm: Norm | None = None
+) -> OperatorGroup:
+    """The lookup of words, tables whose rows are added, a norm, and dropout."""
+    tables = (Table("embedding", added),) * bool(added)
+    norms = () if norm is None else (norm,)
+    return OperatorGroup((lookup(hidden, word), *tables, *norms, Dropout("embedding", hidden)))
+
+
+def lookup(hidden: Dims, *word: ParameterSpec) -> MatMul:
     """The lookup of words: the product of one-hot rows with the word table."""
     rows = (*hidden[:-1], "vocab")
-    return MatMul("embedding.word", "embedding", rows, ("vocab", "hidden"), hidden, False, True)
+    return MatMul(
+        "embedding.word", "embedding", rows, ("vocab", "hidden"), hidden, False, True,
+        weights=word,
+    )  # fmt: skip
 
 
-def head(hidden: Dims, *, tied: bool) -> MatMul:
+def head(hidden: Dims, *weights: ParameterSpec, tied: bool) -> MatMul:
     """The logits: hidden states times the word table, or a table of the head's own."""
     logits, table = (*hidden[:-1], "vocab"), "embedding.word" if tied else "head"
-    weight = ("vocab", "hidden")
-    return MatMul("head", "head", hidden, weight, logits, table=table, is_head=True)
+    return MatMul(
+        "head", "head", hidden, ("vocab", "hidden"), logits, table=table, is_head=True,
+        value="final_norm", weights=weights,
+    )  # fmt: skip
+
+
+def output_head(hidden: Dims, *weights: ParameterSpec, tied: bool) -> Operations:
+    """The head with its loss."""
+    product = head(hidden, *weights, tied=tied)
+    return product, Loss("head", product.writes)
+
+
+def final_norm(model: ModelSpec, hidden: Dims, name: str = "final_norm") -> Norm:
+    """The norm behind the last layer."""
+    return Norm(name, name, hidden, model.norm, "last", norm_weights(name, model))
 
 
 def word_table(model: ModelSpec, *, tp: int, name: str = "embedding.word") -> ParameterSpec:
     """The word table [v, h], v padded to a multiple of the model's divisor x tp."""
     vocab = padded_vocab(model.vocab, tp=tp, divisor=model.vocab_divisor)
     return ParameterSpec(f"{name}.weight", (vocab, model.hidden), ("vocab", "hidden"))
-
-
-def final_norm_saved(model: ModelSpec, hidden: Dims) -> tuple[SavedTensor, ...]:
-    """What a norm behind the last layer saves, with its result, the input of what follows."""
-    rows = hidden[:-1]
-    return (*norm_saved(model.norm, rows, "final norm"), hidden_saved(rows, "normed"))
 
 
 def norm_weights(
@@ -75,52 +181,3 @@ def linear_weights(
     if not bias:
         return (weight,)
     return weight, ParameterSpec(f"{name}.bias", (outputs[1],), (outputs[0],), decays=False)
-
-
-def attention_weights(model: ModelSpec) -> tuple[ParameterSpec, ...]:
-    """Norms, fused q | k | v and output of a layer's self-attention."""
-    hidden, width = ("hidden", model.hidden), model.heads * model.head_size
-    fused = width + 2 * model.kv_heads * model.head_size
-    has_bias = {name: name in model.biased for name in ("qkv", "output")}
-    return (
-        *_norm_before("attention", model),
-        *linear_weights("attention.qkv", ("heads", fused), hidden, bias=has_bias["qkv"]),
-        *_query_key_norms(model),
-        *linear_weights("attention.output", hidden, ("heads", width), bias=has_bias["output"]),
-        *_norm_of_result("attention", model),
-    )
-
-
-def _query_key_norms(model: ModelSpec) -> tuple[ParameterSpec, ...]:
-    """Norms of queries and of keys: of a head, which all heads share, or of all heads together."""
-    if not model.qk_norm:
-        return ()
-    of_all, size = model.qk_norm == "width", model.head_size
-    query = ("heads", model.heads * size) if of_all else ("head_size", size)
-    key = ("heads", model.kv_heads * size) if of_all else ("head_size", size)
-    return (
-        *norm_weights("attention.query_norm", model, query),
-        *norm_weights("attention.key_norm", model, key),
-    )
-
-
-def mlp_weights(model: ModelSpec) -> tuple[ParameterSpec, ...]:
-    """Norms, up and down of a layer's MLP; gate and up are fused."""
-    hidden, inner = ("hidden", model.hidden), model.ffn * (2 if model.gated else 1)
-    has_bias, shares = "mlp" in model.biased, model.parallel_residual and model.shared_norm
-    return (
-        *(() if shares else _norm_before("mlp", model)),
-        *linear_weights("mlp.up", ("ffn", inner), hidden, bias=has_bias),
-        *linear_weights("mlp.down", hidden, ("ffn", model.ffn), bias=has_bias),
-        *_norm_of_result("mlp", model),
-    )
-
-
-def _norm_before(branch: str, model: ModelSpec) -> tuple[ParameterSpec, ...]:
-    """The norm of a branch that has the branch's name; behind the sum for norm_order post."""
-    return () if model.norm_order == "output" else norm_weights(f"{branch}_norm", model)
-
-
-def _norm_of_result(branch: str, model: ModelSpec) -> tuple[ParameterSpec, ...]:
-    has_one = model.norm_order in ("output", "sandwich")
-    return norm_weights(f"{branch}_output_norm", model) if has_one else ()

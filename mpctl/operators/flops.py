@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from math import prod
 
 from mpctl.operators.grad_flow import GradFlow
-from mpctl.operators.matmul import AttentionOp, GradNeeds
+from mpctl.operators.layer import AttentionOp
+from mpctl.operators.matmul import GradNeeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +38,10 @@ class FlopCounter:
     def products(self, flow: GradFlow, passes: Callable[[GradNeeds], int]) -> int:
         """FLOP x tp of the matrix products of a layer or an end, each `passes` times; looking up a
         table costs nothing."""
-        weights = {weight.name: weight for weight in flow.part.weights}
         total = 0
         for product in flow.part.products:
             if not product.is_lookup:
-                weight = weights[product.parameter]
+                weight = flow.part.weight_of[product.parameter]
                 rows = prod(self.sizes[dim] for dim in product.rows)
                 alike = 1 if weight.is_split or self.splits else self.tp
                 total += 2 * rows * weight.numel * alike * passes(flow.needs[product.name])

@@ -22,19 +22,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import translate
 from itertools import groupby
 from typing import Any
 
-from mpctl.operators.matmul import (
-    AttentionOp,
-    GradNeeds,
-    LayerStack,
-    MatMul,
-    OperatorGroup,
-    ParameterSpec,
-)
+from mpctl.operators.layer import AttentionOp, LayerStack, OperatorGroup, parameters_of
+from mpctl.operators.matmul import GradNeeds, MatMul, ParameterSpec
 
 IsFrozen = Callable[[str], bool]
 
@@ -43,15 +37,19 @@ IsFrozen = Callable[[str], bool]
 class GradFlow:
     """What backward computes of one layer or end.
 
-    part: its products and parameters. needs: gradients by the product's name. trained: parameters
-    that are not frozen. after: whether the gradient of its result is needed. cores: its attentions.
+    part: its operations. needs: gradients by the product's name. trained: parameters that are not
+    frozen. after: whether the gradient of its result is needed.
     """
 
     part: OperatorGroup
     needs: Mapping[str, GradNeeds]
     trained: tuple[ParameterSpec, ...]
     after: bool
-    cores: tuple[AttentionOp, ...] = ()
+
+    @property
+    def cores(self) -> tuple[AttentionOp, ...]:
+        """Its attentions."""
+        return self.part.cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,38 +125,32 @@ class _LayerWalk:
     joins: bool
 
     def __call__(
-        self, trained: tuple[ParameterSpec, ...], cores: tuple[AttentionOp, ...], *, before: bool
+        self, block: OperatorGroup, trained: tuple[ParameterSpec, ...], *, before: bool
     ) -> GradFlow:
-        stack = self.stack
-        foreign = {core.key_product for core in cores if core.keys != stack.seq}
-        flow = _walk(
-            stack.block, trained, before=before, source=self.source, foreign=foreign,
-            joins=self.joins,
-        )  # fmt: skip
-        return replace(flow, cores=cores)
+        foreign = {core.key_product for core in block.cores if core.keys != self.stack.seq}
+        return _walk(
+            block, trained, before=before, source=self.source, foreign=foreign, joins=self.joins
+        )
 
 
 def _runs(
     walk: _LayerWalk, is_frozen: IsFrozen | None, *, before: bool
 ) -> Iterator[tuple[range, GradFlow]]:
-    """Ranges of layers that train the same parameters, whose inputs need the same gradients and
-    whose attentions see as many keys.
+    """Ranges of layers of one kind that train the same parameters and whose inputs need the same
+    gradients.
 
-    is_frozen None: nothing is frozen; without a period all layers are then alike.
+    is_frozen None: nothing is frozen.
     """
-    stack, weights = walk.stack, walk.stack.block.weights
-    if is_frozen is None and not stack.period:
-        yield range(stack.layers), walk(weights, stack.cores, before=True)
-        return
-    before = before or is_frozen is None
+    stack, before = walk.stack, before or is_frozen is None
     kinds: dict[tuple[Any, ...], GradFlow] = {}
     flows: list[GradFlow] = []
-    for layer in range(stack.layers):
-        own, cores = f"{stack.prefix}.{layer}.", stack.cores_of(layer)
-        trained = weights if is_frozen is None else _trained(weights, is_frozen, own)
-        kind = (cores, before) if is_frozen is None else (trained, cores, before)
+    for layer, block in enumerate(stack.blocks):
+        trained = block.weights
+        if is_frozen is not None:
+            trained = _trained(trained, is_frozen, f"{stack.prefix}.{layer}.")
+        kind = (id(block), trained if is_frozen else None, before)
         if kind not in kinds:
-            kinds[kind] = walk(trained, cores, before=before)
+            kinds[kind] = walk(block, trained, before=before)
         flows.append(kinds[kind])
         before = flows[-1].after
     for _, run in groupby(range(stack.layers), key=lambda layer: id(flows[layer])):
@@ -177,15 +169,12 @@ def _walk(
     trained bias is added behind the first product.
     """
     names, stream = {weight.name for weight in trained}, before
-    products: dict[str, list[MatMul]] = {}
-    for product in part.products:
-        products.setdefault(product.parameter, []).append(product)
     needs: dict[str, GradNeeds] = {}
-    for weight in part.weights:
-        w = weight.name in names
-        for product in products.get(weight.name, ()):
+    for operation in part.flat:
+        if isinstance(operation, MatMul):
+            product, w = operation, operation.parameter in names
             x = product.input_gradient and (source if product.name in foreign else stream)
             stream = stream or x or (joins and not needs)
             needs[product.name] = GradNeeds(x, w, x or w or product.bias in names)
-        stream = stream or w
-    return GradFlow(part, needs, trained, stream, part.cores)
+        stream = stream or any(weight.name in names for weight in parameters_of(operation))
+    return GradFlow(part, needs, trained, stream)

@@ -26,7 +26,6 @@ from functools import cached_property
 from math import prod
 
 from mpctl.collectives import Kind
-from mpctl.operators.saved import SavedTensor
 from mpctl.sharding import reduced_axes
 from mpctl.tensor_grid import FEATURES, TensorGrid
 
@@ -91,6 +90,8 @@ class MatMul:
     table: the module whose weight it multiplies by, where that is another's (a tied head). is_head:
     whether it belongs to an output head, which low-precision training leaves in its wider dtype.
     is_gathered: whether every rank needs the whole of Y, of which a column product writes a part.
+    value: the tensor that it reads (layer.py), which it saves for dW unless it is saved already;
+    empty where that takes nothing to speak of. weights: W and, where the model has biases, b.
     """
 
     name: str
@@ -103,6 +104,8 @@ class MatMul:
     table: str = ""
     is_head: bool = False
     is_gathered: bool = False
+    value: str = ""
+    weights: tuple[ParameterSpec, ...] = ()
 
     @property
     def parameter(self) -> str:
@@ -153,124 +156,3 @@ class MatMul:
         row = CollectivePhases(_SCATTER, _GATHER * (needs.x or needs.w))
         column = CollectivePhases(_GATHER, _GATHER * needs.w + _SCATTER * needs.x)
         return row if is_row else column if is_column else CollectivePhases((), ())
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionOp:
-    """softmax(Q K^T + bias) V of one attention of a layer.
-
-    part: name of the attention, as its matrix products have it. queries, keys: the sequence
-    dimensions of the two sides, equal for self-attention. query_product, key_product: names of the
-    matrix products that write queries, and keys with values. is_causal: a query sees no later key.
-    has_bias: a learned bias per head is added to the scores (T5's relative positions).
-    has_slopes: a bias per head that follows from the distance is added to them (ALiBi).
-    has_sample_mask: each sample has a mask [s, s] of its own (GLM), so that masks have a batch
-    dimension. window: of a causal one, how many keys a query sees, itself among them; 0 for all.
-    """
-
-    part: str
-    queries: str = "seq"
-    keys: str = "seq"
-    query_product: str = "attention.qkv"
-    key_product: str = "attention.qkv"
-    is_causal: bool = False
-    has_bias: bool = False
-    has_slopes: bool = False
-    has_sample_mask: bool = False
-    window: int = 0
-
-    @property
-    def is_cross(self) -> bool:
-        """Whether the keys come from another stack than the queries."""
-        return self.queries != self.keys
-
-    def counted_pairs(self, queries: int, keys: int) -> int:
-        """Pairs of a query and a key that FLOP are counted for. A causal attention's count whole;
-        of a window twice those that it sees, 2 s w - w^2, which for w = s is s^2 as well. queries:
-        of this rank; keys: of the whole sequence.
-
-        By hand, 8 queries and keys and a window of 2: 2 x 8 x 2 - 4 = 28 of 64.
-        """
-        if not self.window:
-            return queries * keys
-        return queries * (2 * keys - self.window) * self.window // keys
-
-    def seen_pairs(self, queries: int, keys: int) -> float:
-        """Pairs of a query and a key that it may see, without the half of the diagonal."""
-        return self.counted_pairs(queries, keys) * (0.5 if self.is_causal else 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorGroup:
-    """Matrix products and parameters of a layer or of an end of a stack, in the order of the data.
-
-    saved: of an end, the tensors that its forward saves for its backward, but for those that every
-    embedding and every head has (estimate/saved_activations.py adds them). cores: of an end, the
-    attentions of layers that are part of it (multi-token prediction), one a layer.
-    """
-
-    products: tuple[MatMul, ...] = ()
-    weights: tuple[ParameterSpec, ...] = ()
-    saved: tuple[SavedTensor, ...] = ()
-    cores: tuple[AttentionOp, ...] = ()
-
-    @property
-    def norms(self) -> tuple[str, ...]:
-        """The names of its norms of hidden states: `attention_norm`, `mlp_norm`."""
-        ending, hidden = ".weight", [w for w in self.weights if w.dims == ("hidden",)]
-        names = (w.name.removesuffix(ending) for w in hidden if w.name.endswith(ending))
-        return tuple(name for name in names if name.endswith("norm"))
-
-
-@dataclass(frozen=True, slots=True)
-class LayerStack:
-    """Equal layers in a row, with what stands before the first and after the last of them.
-
-    prefix: of parameter names; those in `block` are relative to `{prefix}.N.`, where layers count
-    from 0 in each stack. block: one layer. cores: its attentions, the first over its own hidden
-    states. entry, exit: embedding and head, or nothing. shared: parameters that every stage with a
-    layer of the stack holds (a bias that all layers add). period: where layers differ in their
-    attentions (windows), those of layers 0, 1, .., which repeat; `cores` is then the first.
-
-    Layers of two kinds of products, such as a mixture of experts in every k-th layer, would make
-    `block` a function of the layer's number as well: the runs of alike layers in grad_flow.py
-    already carry their own group and count, and everything that counts asks them.
-    """
-
-    prefix: str
-    layers: int
-    block: OperatorGroup
-    cores: tuple[AttentionOp, ...]
-    entry: OperatorGroup = OperatorGroup()
-    exit: OperatorGroup = OperatorGroup()
-    shared: tuple[ParameterSpec, ...] = ()
-    period: tuple[tuple[AttentionOp, ...], ...] = ()
-
-    def cores_of(self, layer: int) -> tuple[AttentionOp, ...]:
-        """The attentions of a layer, by its number in the stack."""
-        return self.period[layer % len(self.period)] if self.period else self.cores
-
-    @property
-    def name(self) -> str:
-        """`encoder` for the prefix `encoder.layers`; empty where a model has one stack."""
-        return self.prefix.removesuffix("layers").rstrip(".")
-
-    @property
-    def title(self) -> str:
-        """`encoder blocks`; `blocks` where a model has one stack."""
-        return f"{self.name} blocks".lstrip()
-
-    @property
-    def figure_name(self) -> str:
-        """The stack in the name of a figure: `encoder-blocks`."""
-        return self.title.replace(" ", "-")
-
-    @property
-    def seq(self) -> str:
-        """The dimension that its hidden states have for the sequence."""
-        return self.cores[0].queries
-
-    @property
-    def has_logits(self) -> bool:
-        """Whether its exit gives logits, as that of a model's last stack does."""
-        return any("vocab" in product.writes for product in self.exit.products)

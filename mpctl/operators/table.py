@@ -1,4 +1,4 @@
-"""The operator table: a model as stacks of equal layers and their ends, without torch.
+"""The operator table: a model as stacks of layers and their ends, without torch.
 
 The planner counts it and tests hold the built module against it: same parameter names, same local
 shapes, same collectives, byte by byte (matmul.py). With patterns of frozen parameters it also knows
@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mpctl.operators.grad_flow import GradFlow, StackGradFlow, find_flows
-from mpctl.operators.matmul import Dims, LayerStack
+from mpctl.operators.layer import LayerStack
+from mpctl.operators.matmul import Dims
 from mpctl.operators.matmul import ParameterSpec as ParameterSpec  # what the table is read for
 
 Span = tuple[int, int]
@@ -156,7 +157,7 @@ class OperatorTable:
             f"{stack.prefix}.{layer}.{product.name}"
             for stack in self.stacks
             for layer in range(stack.layers)
-            for product in stack.block.products
+            for product in stack.block_of(layer).products
             if not product.is_lookup
         )
 
@@ -165,7 +166,7 @@ class OperatorTable:
         """Parameters of the whole model, padding included, each once."""
         slices = self.stage_slices([(0, self.layers)])
         ends = {w.name: w.numel for part in slices for w in part.end_weights()}
-        blocks = (s.layers * sum(w.numel for w in s.block.weights) for s in self.stacks)
+        blocks = (w.numel for s in self.stacks for block in s.blocks for w in block.weights)
         return sum(ends.values()) + sum(blocks)
 
 
@@ -182,7 +183,7 @@ def _named(stage_slice: StageSlice) -> Iterator[ParameterSpec]:
     if stage_slice.layers:
         yield from stack.shared
     for layer in stage_slice.layers:
-        for weight in stack.block.weights:
+        for weight in stack.block_of(layer).weights:
             yield replace(weight, name=f"{stack.prefix}.{layer}.{weight.name}")
     if stage_slice.has_exit:
         yield from stack.exit.weights

@@ -24,12 +24,12 @@ from mpctl.estimate.kernels import MissingFigure
 from mpctl.estimate.layer_messages import LayerMessages
 from mpctl.estimate.message import Message, MessageCount
 from mpctl.estimate.network import MissingLink
-from mpctl.estimate.saved_activations import layer_activations
+from mpctl.estimate.saved import layer_activations
 from mpctl.estimate.time import get_clock
 from mpctl.estimate.timeline import handed_over
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
-from mpctl.operators.matmul import LayerStack
+from mpctl.operators.layer import LayerStack
 from mpctl.topology import Topology
 
 
@@ -58,7 +58,7 @@ def layer_figures(layout: JobLayout) -> LayerFigures:
     """The figures of the first layer of the model."""
     stack, flow = _first(layout)
     shapes = activation_shapes(layout)
-    saved = layer_activations(shapes, flow.cores).saved
+    saved = layer_activations(shapes, flow.part).saved
     messages = LayerMessages(layout, layout.profile).block(stack, flow)
     between = [message for message in messages if message.axis != "cp"]
     numel = sum(weight.local_numel(layout.grid) for weight in flow.part.weights)

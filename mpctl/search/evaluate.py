@@ -32,7 +32,7 @@ from mpctl.families import get_table
 from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.topology import job_topology
 from mpctl.operators.grad_flow import GradFlow
-from mpctl.operators.matmul import LayerStack
+from mpctl.operators.layer import LayerStack
 from mpctl.operators.table import OperatorTable
 from mpctl.pipeline.costs import job_costs
 from mpctl.pipeline.stages import Span, job_stages

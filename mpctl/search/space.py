@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 
 from mpctl.axes import AXES, AXIS_NAMES, DEFAULT_ORDER, FILLING, Axis, chosen_ranks, find_order
 from mpctl.estimate.activation_shapes import activation_shapes
-from mpctl.estimate.saved_activations import layer_activations
+from mpctl.estimate.saved import layer_activations
 from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.link_levels import LinkLevel, link_levels
 from mpctl.pipeline.filled import job_cut
@@ -190,9 +190,9 @@ class SearchSpace:
         layout = JobLayout.of(self.job_of(self.replicated._replace(recompute="selective")))
         shapes = activation_shapes(layout)
         spares = any(
-            layer_activations(shapes, stack.cores_of(layer)).recomputed
+            layer_activations(shapes, block).recomputed
             for stack in layout.table.stacks
-            for layer in range(stack.layers)
+            for block in stack.kinds
         )
         return [mode for mode in modes if spares or mode != "selective"]
 

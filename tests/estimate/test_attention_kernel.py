@@ -51,7 +51,7 @@ def test_selective_recomputation_repeats_what_keeps_pairs(
     settings: dict[str, Any], again: bool
 ) -> None:
     layout = JobLayout.of(job_of({**settings, **SELECTIVE}))
-    (core,) = layout.table.stacks[0].cores
+    (core,) = layout.table.stacks[0].block_of(0).cores
     assert repeats_core(layout, core) == again
     without = JobLayout.of(job_of(settings))
     assert not repeats_core(without, core)

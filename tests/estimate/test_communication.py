@@ -13,12 +13,12 @@ from mpctl.estimate.communication import local_parameters, phi_bytes
 from mpctl.estimate.message import MessageCount
 from mpctl.estimate.messages import StepMessages
 from mpctl.estimate.p2p import shared_parameters
-from mpctl.families.gpt.ops import BLOCK, HIDDEN
+from mpctl.families.gpt.ops import HIDDEN
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.blocks import head, lookup
 from mpctl.planning.document import communication_entry
 from mpctl.planning.plan import Plan, load_plan, make_plan
-from tests.jobs import job_of
+from tests.jobs import GPT, job_of
 
 MIB = 2**20
 
@@ -74,8 +74,9 @@ def test_one_rank_of_tp_sends_nothing() -> None:
 
 def test_f_and_g_of_each_product() -> None:
     """arXiv 1909.08053, figure 3: columns reduce backward (f), rows forward (g)."""
+    layer = JobLayout.of(job_of(GPT)).table.stacks[0].block_of(0)
     ends = (lookup(HIDDEN), head(HIDDEN, tied=True))
-    axes = {p.name: (p.forward_axes, p.backward_axes) for p in (*BLOCK, *ends)}
+    axes = {p.name: (p.forward_axes, p.backward_axes) for p in (*layer.products, *ends)}
     assert axes == {
         "attention.qkv": ((), ("tp",)),
         "attention.output": (("tp",), ()),

@@ -10,7 +10,7 @@ from mpctl.estimate.activation_shapes import activation_shapes
 from mpctl.estimate.activations import ChunkBytes
 from mpctl.estimate.explain_memory import explain_memory
 from mpctl.estimate.memory import StageMemory, layout_memory, peak_activations
-from mpctl.estimate.saved_activations import layer_activations
+from mpctl.estimate.saved import layer_activations
 from mpctl.layout.job_layout import JobLayout
 from mpctl.pipeline.schedule.orders import actions
 from mpctl.planning.plan import load_plan, make_plan
@@ -42,7 +42,7 @@ def layer_bytes(job: JobSpec, stack: int = 0) -> float:
     """Of one layer, statistics of norms left out, which the paper does not count."""
     layout = JobLayout.of(job)
     shapes = activation_shapes(layout)
-    saved = layer_activations(shapes, layout.table.stacks[stack].cores).saved
+    saved = layer_activations(shapes, layout.table.stacks[stack].block_of(0)).saved
     return shapes.bytes_of(k for k in saved if "statistics" not in k.name and k.name != "sums")
 
 

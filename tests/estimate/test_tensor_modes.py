@@ -20,7 +20,7 @@ from mpctl.estimate.product_memory import (
     product_bytes,
     table_bytes,
 )
-from mpctl.estimate.saved_activations import layer_activations
+from mpctl.estimate.saved import layer_activations
 from mpctl.estimate.time import StepTime, find_step_time, get_clock
 from mpctl.layout.job_layout import JobLayout
 from mpctl.planning.document import communication_entry
@@ -129,9 +129,9 @@ def test_a_rank_computes_its_part_of_every_product(mode: str) -> None:
     assert part.table.numel == whole.table.numel
     assert step_flops(part, 0) * ranks == pytest.approx(step_flops(whole, 0), rel=1e-12)
     timer, alone = (get_clock(layout).operators for layout in (part, whole))
-    product = part.table.stacks[0].block.products[0]
-    m, k, n = timer.shape(product, part.table.stacks[0].block.weights)
-    full = alone.shape(product, whole.table.stacks[0].block.weights)
+    product = part.table.stacks[0].block_of(0).products[0]
+    m, k, n = timer.shape(product, part.table.stacks[0].block_of(0).weights)
+    full = alone.shape(product, whole.table.stacks[0].block_of(0).weights)
     assert full == (8 * 128, 256, 768)
     assert m * k * n * timer.steps * ranks == full[0] * full[1] * full[2]
 
@@ -146,7 +146,7 @@ def test_a_layer_keeps_its_part_of_the_activations(mode: str, recompute: str, fa
     sizes = []
     for layout in (layout_of(own, model), layout_of(own, model, GRIDS[mode])):
         shapes = activation_shapes(layout)
-        saved = layer_activations(shapes, layout.table.stacks[0].cores).saved
+        saved = layer_activations(shapes, layout.table.stacks[0].block_of(0)).saved
         sizes.append(shapes.bytes_of(saved))
     assert sizes[1] * RANKS[mode] == pytest.approx(sizes[0], rel=0.02)
 
@@ -251,7 +251,7 @@ def test_buffers_of_a_product_by_hand() -> None:
 def test_parts_of_matrices_and_words_are_those_of_the_parameters(mode: str) -> None:
     layout = layout_of(GRIDS[mode])
     shapes, stack = activation_shapes(layout), layout.table.stacks[0]
-    of = {w.name: 4 * w.local_numel(layout.grid) for w in stack.block.weights}
+    of = {w.name: 4 * w.local_numel(layout.grid) for w in stack.block_of(0).weights}
     assert matrix_bytes(shapes, shapes.ffn) == of["mlp.up.weight"] == of["mlp.down.weight"]
     assert table_bytes(shapes) == 4 * stack.entry.weights[0].local_numel(layout.grid)
     vectors = shapes.looked_up * 128 * shapes.hidden * 4  # before samples are scattered
@@ -275,4 +275,4 @@ def test_a_plan_explains_a_grid_by_part_axis_and_kind(mode: str) -> None:
     formulas = {f.name: f.formula for f in explain(plan, ["memory.blocks"])}
     samples = RANKS[mode] // 2
     assert formulas["memory.blocks.queries"] == f"batch / {samples} x seq x inner / 2 x value"
-    assert formulas["memory.blocks.mlp-input"] == f"batch / {samples} x seq x hidden / 2 x value"
+    assert formulas["memory.blocks.mlp-up-input"] == f"batch / {samples} x seq x hidden / 2 x value"

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 import pytest
 
-from mpctl.families.gpt.ops import BLOCK, HIDDEN
+from mpctl.families.gpt.ops import HIDDEN, operator_table
 from mpctl.operators.blocks import head, lookup
 from mpctl.operators.matmul import GradNeeds, MatMul
 from mpctl.operators.tensor_messages import (
@@ -23,6 +23,7 @@ from mpctl.operators.tensor_messages import (
     product_messages,
 )
 from mpctl.tensor_grid import TensorGrid
+from tests.jobs import GPT, job_of, shape_of
 
 B, S, H = 72, 4, 144  # divided by 4 and 9, and by 8 and 27
 BSH, H2 = B * S * H, H * H
@@ -35,6 +36,9 @@ def size_of(product: MatMul) -> ProductSize:
     """Of a layer whose attention.output reads h columns of heads, and qkv writes 3 h."""
     inputs = 1 if product.name == "attention.output" else WIDTHS[product.reads[-1]]
     return ProductSize(B * S, inputs * H, WIDTHS[product.writes[-1]] * H)
+
+
+BLOCK = operator_table(shape_of(job_of(GPT)), tp=1).stacks[0].block_of(0).products
 
 
 def layer(grid: TensorGrid) -> list[TensorMessage]:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpctl.families.t5.ops import SOURCE
+from mpctl.families.t5.ops import ENCODER
 from mpctl.families.t5.ops import operator_table as t5_table
 from mpctl.operators.blocks import head, word_table
-from mpctl.operators.matmul import OperatorGroup
+from mpctl.operators.layer import OperatorGroup
 from mpctl.operators.table import OperatorTable
 from mpctl.pipeline.balance import LayerCosts, balanced_counts
 from mpctl.pipeline.costs import job_costs, layer_costs
@@ -130,7 +130,8 @@ def test_an_end_between_two_stacks_counts_to_the_layer_beside_it() -> None:
     model = shape_of(job)
     table = t5_table(model, tp=1)
     encoder, decoder = table.stacks
-    extra = OperatorGroup((head(SOURCE, tied=False),), (word_table(model, tp=1, name="head"),))
+    words = word_table(model, tp=1, name="head")
+    extra = OperatorGroup((head(ENCODER, words, tied=False),))
     plain = layer_costs(job, model, table)
     costs = layer_costs(job, model, OperatorTable((replace(encoder, exit=extra), decoder)))
     added = [a - b for a, b in zip(costs.layers, plain.layers, strict=True)]

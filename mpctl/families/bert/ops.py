@@ -9,37 +9,33 @@ rank (Megatron-LM's split), so neither sends anything. norm_order pre is Megatro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 
 from mpctl.operators.blocks import (
-    attention_weights,
-    head,
+    decoder_layer,
+    embedding,
+    final_norm,
     linear_weights,
-    lookup,
-    mlp,
-    mlp_weights,
     norm_weights,
-    self_attention,
+    output_head,
     word_table,
 )
-from mpctl.operators.matmul import (
+from mpctl.operators.layer import (
+    Activation,
     AttentionOp,
-    Dims,
     LayerStack,
-    MatMul,
+    Norm,
+    Operation,
     OperatorGroup,
-    ParameterSpec,
 )
-from mpctl.operators.saved import SavedTensor, hidden_saved, norm_saved
+from mpctl.operators.matmul import Dims, MatMul, ParameterSpec
 from mpctl.operators.table import OperatorTable
 from mpctl.spec.model import ModelSpec
 
 HIDDEN: Dims = ("batch", "seq", "hidden")
+FEATURES: Dims = (*HIDDEN[:2], "features")
 FIRST: Dims = ("batch", "hidden")
-BLOCK = (*self_attention(HIDDEN), *mlp(HIDDEN))
-TRANSFORM = MatMul(
-    "transform", "head", HIDDEN, ("hidden", "features"), (*HIDDEN[:2], "features"), is_head=True
-)
+TRANSFORM = MatMul("transform", "head", HIDDEN, ("hidden", "features"), FEATURES, is_head=True)
 POOLER = MatMul("pooler", "next", FIRST, ("hidden", "features"), ("batch", "features"))
 NEXT = MatMul("next", "next", POOLER.writes, ("features", "classes"), ("batch", "classes"))
 CLASSES = 2
@@ -49,40 +45,21 @@ def operator_table(model: ModelSpec, *, tp: int) -> OperatorTable:
     """tp only matters to how far the vocabulary is padded."""
     word = word_table(model, tp=tp)
     is_post = model.norm_order == "post"
-    branches = (attention_weights(model), mlp_weights(model))
-    stack = LayerStack(
-        "layers",
-        model.layers,
-        OperatorGroup(BLOCK, tuple(w for branch in branches for w in _in_order(branch, is_post))),
-        (AttentionOp("attention"),),
-        entry=OperatorGroup(
-            (lookup(HIDDEN),),
-            (word, *_places(model), *(norm_weights("embedding.norm", model) if is_post else ())),
-            tuple(norm_saved(model.norm, HIDDEN[:-1], "embedding norm")) if is_post else (),
-        ),
-        exit=OperatorGroup(
-            (TRANSFORM, head(HIDDEN, tied=model.tied_embeddings), POOLER, NEXT),
-            (*(() if is_post else norm_weights("final_norm", model)), *_heads(model, word)),
-            tuple(_exit_saved(model)),
-        ),
+    layer = decoder_layer(model, HIDDEN, AttentionOp("attention"))
+    norm = Norm("embedding.norm", "embedding", HIDDEN, model.norm, "embedding",
+                norm_weights("embedding.norm", model))  # fmt: skip
+    entry = embedding(HIDDEN, word, *_places(model), norm=norm if is_post else None)
+    final = () if is_post else (final_norm(model, HIDDEN),)
+    return OperatorTable(
+        (
+            LayerStack(
+                "layers",
+                (layer,) * model.layers,
+                entry=entry,
+                exit=OperatorGroup((*final, *_heads(model, word))),
+            ),
+        )
     )
-    return OperatorTable((stack,))
-
-
-def _exit_saved(model: ModelSpec) -> Iterator[SavedTensor]:
-    """The final norm where there is one, the transform's input, its activation's and its norm's."""
-    rows = HIDDEN[:-1]
-    if model.norm_order == "pre":
-        yield from norm_saved(model.norm, rows, "final norm")
-    yield hidden_saved(rows, "normed")
-    yield hidden_saved(rows, "transformed")
-    yield from norm_saved(model.norm, rows, "transform norm")
-    yield hidden_saved(rows, "transformed")
-
-
-def _in_order(branch: tuple[ParameterSpec, ...], is_post: bool) -> tuple[ParameterSpec, ...]:
-    """In the order of the data: the norm first, or last where it is of the sum."""
-    return tuple(sorted(branch, key=lambda weight: is_post and "_norm." in weight.name))
 
 
 def _places(model: ModelSpec) -> tuple[ParameterSpec, ...]:
@@ -93,14 +70,22 @@ def _places(model: ModelSpec) -> tuple[ParameterSpec, ...]:
     )
 
 
-def _heads(model: ModelSpec, word: ParameterSpec) -> tuple[ParameterSpec, ...]:
+def _heads(model: ModelSpec, word: ParameterSpec) -> tuple[Operation, ...]:
+    """The word head, and the next-sentence head, which reads one token of each sample."""
     hidden, features = ("hidden", model.hidden), ("features", model.hidden)
     output = word if model.tied_embeddings else ParameterSpec("head.weight", word.shape, word.dims)
+    bias = ParameterSpec("head.bias", word.shape[:1], ("vocab",), decays=False)
+    norm = Norm("transform_norm", "head", HIDDEN, model.norm, "transform.activation",
+                norm_weights("transform_norm", model))  # fmt: skip
+    head, loss = output_head(HIDDEN, output, bias, tied=model.tied_embeddings)
+    assert isinstance(head, MatMul)
     return (
-        *linear_weights("transform", features, hidden, bias=True),
-        *norm_weights("transform_norm", model),
-        output,
-        ParameterSpec("head.bias", word.shape[:1], ("vocab",), decays=False),
-        *linear_weights("pooler", features, hidden, bias=True),
-        *linear_weights("next", ("classes", CLASSES), features, bias=True),
-    )
+        replace(TRANSFORM, value="normed",
+                weights=linear_weights("transform", features, hidden, bias=True)),
+        Activation("head", HIDDEN, "gelu", is_gated=False, value="transform"),
+        norm,
+        replace(head, value="transform_norm"),
+        loss,
+        replace(POOLER, weights=linear_weights("pooler", features, hidden, bias=True)),
+        replace(NEXT, weights=linear_weights("next", ("classes", CLASSES), features, bias=True)),
+    )  # fmt: skip

@@ -7,19 +7,18 @@ output.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from mpctl.families.gpt import ops as gpt
-from mpctl.operators.matmul import AttentionOp, ParameterSpec
+from mpctl.families.gpt.ops import HIDDEN, decoder_stack, positions
+from mpctl.operators.blocks import embedding, word_table
+from mpctl.operators.layer import AttentionOp
+from mpctl.operators.matmul import ParameterSpec
 from mpctl.operators.table import OperatorTable
 from mpctl.spec.model import ModelSpec
 
 
 def operator_table(model: ModelSpec, *, tp: int) -> OperatorTable:
     """tp only matters to how far the vocabulary is padded."""
-    (stack,) = gpt.operator_table(model, tp=tp).stacks
-    shape = (model.max_positions, model.hidden)
+    word, shape = word_table(model, tp=tp), (model.max_positions, model.hidden)
     blocks = ParameterSpec("embedding.block.weight", shape, ("positions", "hidden"))
-    entry = replace(stack.entry, weights=(*stack.entry.weights, blocks))
-    attention = AttentionOp("attention", has_sample_mask=True)
-    return OperatorTable((replace(stack, entry=entry, cores=(attention,)),))
+    entry = embedding(HIDDEN, word, *positions(model), blocks)
+    core = AttentionOp("attention", has_sample_mask=True)
+    return OperatorTable((decoder_stack(model, core, entry, word, tp=tp),))

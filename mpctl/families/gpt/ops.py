@@ -1,4 +1,4 @@
-"""The operator table of GPT: embeddings, L equal blocks, a final norm and the output head.
+"""The operator table of GPT: embeddings, L blocks, a final norm and the output head.
 
 Parameters of a GPT-2 shape: v h + s h + L (12 h^2 + 13 h) + 2 h, v padded (Narayanan et al., arXiv
 2104.04473, eq. 2, exact form).
@@ -16,24 +16,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mpctl.operators.blocks import (
-    attention_weights,
-    final_norm_saved,
-    head,
+    decoder_layer,
+    embedding,
+    final_norm,
     lookup,
-    mlp,
-    mlp_weights,
     norm_weights,
-    self_attention,
+    output_head,
     word_table,
 )
-from mpctl.operators.matmul import (
+from mpctl.operators.layer import (
     AttentionOp,
-    Dims,
     LayerStack,
-    MatMul,
+    Norm,
+    Operation,
     OperatorGroup,
-    ParameterSpec,
+    parameters_of,
 )
+from mpctl.operators.matmul import Dims, MatMul, ParameterSpec
 from mpctl.operators.table import OperatorTable
 from mpctl.spec.model import ModelSpec
 
@@ -41,43 +40,38 @@ HIDDEN: Dims = ("batch", "seq", "hidden")
 JOINED: Dims = ("batch", "seq", "joined")
 PROJECTED: Dims = ("batch", "seq", "projected")
 PROJECTION: Dims = ("projected", "joined")
-BLOCK = (*self_attention(HIDDEN), *mlp(HIDDEN))
 
 
 def operator_table(model: ModelSpec, *, tp: int) -> OperatorTable:
     """tp only matters to how far the vocabulary is padded."""
     word = word_table(model, tp=tp)
-    period = _attentions(model)
-    stack = LayerStack(
-        "layers",
-        model.layers,
-        OperatorGroup(BLOCK, (*attention_weights(model), *mlp_weights(model))),
-        period[0],
-        entry=OperatorGroup((lookup(HIDDEN),), (word, *_positions(model), *_entry_norm(model))),
-        exit=_exit(model, word, tp=tp),
-        period=period if len(period) > 1 else (),
+    core = AttentionOp("attention", is_causal=True, has_slopes=model.position == "alibi")
+    norm = None
+    if model.embedding_norm:
+        weights = norm_weights("embedding_norm", model)
+        norm = Norm("embedding_norm", "embedding", HIDDEN, model.norm, "embedding", weights)
+    entry = embedding(HIDDEN, word, *positions(model), norm=norm)
+    return OperatorTable((decoder_stack(model, core, entry, word, tp=tp),))
+
+
+def decoder_stack(
+    model: ModelSpec, core: AttentionOp, entry: OperatorGroup, word: ParameterSpec, *, tp: int
+) -> LayerStack:
+    """Layers with this attention, whose windows repeat after a period, then norm and head."""
+    core = replace(core, is_rotary=model.position == "rotary", has_norms=bool(model.qk_norm))
+    windows = [model.window_of(layer) or 0 for layer in range(model.layers)]
+    kinds = {w: decoder_layer(model, HIDDEN, replace(core, window=w)) for w in set(windows)}
+    return LayerStack(
+        "layers", tuple(kinds[w] for w in windows), entry=entry, exit=_exit(model, word, tp=tp)
     )
-    return OperatorTable((stack,))
 
 
-def _attentions(model: ModelSpec) -> tuple[tuple[AttentionOp, ...], ...]:
-    """The attention of each layer of a period, after which windows repeat."""
-    plain = AttentionOp("attention", is_causal=True, has_slopes=model.position == "alibi")
-    windows = [model.window_of(layer) for layer in range(model.window_period)]
-    if len(set(windows)) == 1:
-        windows = windows[:1]
-    return tuple((replace(plain, window=window or 0),) for window in windows)
-
-
-def _positions(model: ModelSpec) -> tuple[ParameterSpec, ...]:
+def positions(model: ModelSpec) -> tuple[ParameterSpec, ...]:
+    """The table of learned positions, where the model has one."""
     if model.position != "learned":
         return ()
     shape = (model.max_positions, model.hidden)
     return (ParameterSpec("embedding.position.weight", shape, ("positions", "hidden")),)
-
-
-def _entry_norm(model: ModelSpec) -> tuple[ParameterSpec, ...]:
-    return norm_weights("embedding_norm", model) if model.embedding_norm else ()
 
 
 def _exit(model: ModelSpec, word: ParameterSpec, *, tp: int) -> OperatorGroup:
@@ -86,40 +80,48 @@ def _exit(model: ModelSpec, word: ParameterSpec, *, tp: int) -> OperatorGroup:
     bias = (
         ParameterSpec("head.bias", (output.shape[0],), ("vocab",), decays=False),
     ) * model.head_bias
-    own = OperatorGroup(
-        (head(HIDDEN, tied=model.tied_embeddings),),
-        (*norm_weights("final_norm", model), output, *bias),
-        final_norm_saved(model, HIDDEN),
+    ending = (
+        final_norm(model, HIDDEN),
+        *output_head(HIDDEN, output, *bias, tied=model.tied_embeddings),
     )
-    predicted = [_predicted(model, number) for number in range(model.mtp_layers)]
-    return OperatorGroup(
-        (*own.products, *(product for part in predicted for product in part.products)),
-        (*own.weights, *(word,) * bool(predicted and not model.tied_embeddings),
-         *(weight for part in predicted for weight in part.weights)),
-        own.saved,
-        tuple(core for part in predicted for core in part.cores),
+    predicted = (_predicted(model, word, ending, number) for number in range(model.mtp_layers))
+    return OperatorGroup((*ending, *(one for part in predicted for one in part)))
+
+
+def _predicted(
+    model: ModelSpec, word: ParameterSpec, ending: tuple[Operation, ...], number: int
+) -> tuple[Operation, ...]:
+    """One layer of multi-token prediction, with the tables that it shares with the model."""
+    name, core = f"mtp.{number}", AttentionOp("attention", is_causal=True)
+    rotary, normed = model.position == "rotary", bool(model.qk_norm)
+    qkv = f"{name}.attention.qkv"
+    core = replace(core, query_product=qkv, key_product=qkv, is_rotary=rotary, has_norms=normed)
+    norms = tuple(
+        Norm(one, name, HIDDEN, model.norm, one, norm_weights(one, model))
+        for one in (f"{name}.embedding_norm", f"{name}.hidden_norm")
+    )
+    shape = (model.hidden, 2 * model.hidden)
+    projection = MatMul(
+        f"{name}.projection", "mtp", JOINED, ("joined", "projected"), PROJECTED, is_gathered=True,
+        value="joined", weights=(ParameterSpec(f"{name}.projection.weight", shape, PROJECTION),),
+    )  # fmt: skip
+    layer = OperatorGroup(
+        tuple(_renamed(one, f"{name}.") for one in decoder_layer(model, HIDDEN, core).operations)
+    )
+    norm, head, loss = ending
+    assert isinstance(norm, Norm) and isinstance(head, MatMul)
+    shared = replace(head, name=f"{name}.{head.name}")
+    return (
+        replace(lookup(HIDDEN, word), name=f"{name}.embedding.word", table="embedding.word"),
+        *norms, projection, layer, _renamed(norm, f"{name}."), shared, loss,
     )  # fmt: skip
 
 
-def _predicted(model: ModelSpec, number: int) -> OperatorGroup:
-    """One layer of multi-token prediction, without the tables that it shares with the model."""
-    name, hidden = f"mtp.{number}", model.hidden
-    ends = (lookup(HIDDEN), head(HIDDEN, tied=model.tied_embeddings))
-    tables = [replace(end, name=f"{name}.{end.name}", table=end.table or end.name) for end in ends]
-    projection = MatMul(
-        f"{name}.projection", "mtp", JOINED, ("joined", "projected"), PROJECTED, is_gathered=True
-    )
-    block = [replace(product, name=f"{name}.{product.name}") for product in BLOCK]
-    weights = (*attention_weights(model), *mlp_weights(model))
-    qkv = f"{name}.{BLOCK[0].name}"
-    return OperatorGroup(
-        (tables[0], projection, *block, tables[1]),
-        (
-            *norm_weights(f"{name}.embedding_norm", model),
-            *norm_weights(f"{name}.hidden_norm", model),
-            ParameterSpec(f"{projection.name}.weight", (hidden, 2 * hidden), PROJECTION),
-            *(replace(weight, name=f"{name}.{weight.name}") for weight in weights),
-            *norm_weights(f"{name}.final_norm", model),
-        ),
-        cores=(AttentionOp("attention", query_product=qkv, key_product=qkv, is_causal=True),),
-    )
+def _renamed(operation: Operation, prefix: str) -> Operation:
+    """The operation with a prefix to the names of it and its parameters."""
+    if not isinstance(operation, (MatMul, Norm)):
+        return operation
+    weights = tuple(replace(w, name=prefix + w.name) for w in parameters_of(operation))
+    if isinstance(operation, MatMul):
+        return replace(operation, name=prefix + operation.name, weights=weights)
+    return operation._replace(name=prefix + operation.name, weights=weights)

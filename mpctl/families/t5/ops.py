@@ -9,37 +9,31 @@ summed over tp, one message of each length (Megatron-LM's split, arXiv 1909.0805
 from __future__ import annotations
 
 from mpctl.operators.blocks import (
-    attention_weights,
-    final_norm_saved,
-    head,
+    attention_branch,
+    decoder_layer,
+    embedding,
+    final_norm,
+    in_branch,
     linear_weights,
-    lookup,
-    mlp,
-    mlp_weights,
-    norm_weights,
-    self_attention,
+    mlp_branch,
+    output_head,
     word_table,
 )
-from mpctl.operators.matmul import (
+from mpctl.operators.layer import (
+    CONTEXT,
+    SOURCE,
     AttentionOp,
-    Dims,
     LayerStack,
-    MatMul,
+    Operation,
     OperatorGroup,
-    ParameterSpec,
 )
+from mpctl.operators.matmul import Dims, MatMul, ParameterSpec
 from mpctl.operators.table import OperatorTable
 from mpctl.spec.model import ModelSpec
 
-SOURCE: Dims = ("batch", "seq", "hidden")
-TARGET: Dims = ("batch", "decoder_seq", "hidden")
-TARGET_HEADS: Dims = ("batch", "decoder_seq", "heads")
-CROSS = (
-    MatMul("cross.query", "cross attention", TARGET, ("hidden", "heads"), TARGET_HEADS),
-    MatMul("cross.key_value", "cross attention", SOURCE, ("hidden", "heads"),
-            ("batch", "seq", "heads")),
-    MatMul("cross.output", "cross attention", TARGET_HEADS, ("heads", "hidden"), TARGET),
-)  # fmt: skip
+ENCODER: Dims = ("batch", "seq", "hidden")
+DECODER: Dims = ("batch", "decoder_seq", "hidden")
+CROSS = "cross attention"
 
 
 def operator_table(model: ModelSpec, *, tp: int) -> OperatorTable:
@@ -49,41 +43,37 @@ def operator_table(model: ModelSpec, *, tp: int) -> OperatorTable:
 
 
 def _encoder(model: ModelSpec, word: ParameterSpec) -> LayerStack:
+    layer = decoder_layer(model, ENCODER, AttentionOp("attention", has_bias=True))
     return LayerStack(
         "encoder.layers",
-        model.layers,
-        OperatorGroup(
-            (*self_attention(SOURCE), *mlp(SOURCE)),
-            (*attention_weights(model), *mlp_weights(model)),
-        ),
-        (AttentionOp("attention", has_bias=True),),
-        entry=OperatorGroup((lookup(SOURCE),), (word,)),
-        exit=OperatorGroup(
-            (), norm_weights("encoder.final_norm", model), final_norm_saved(model, SOURCE)
-        ),
-        shared=(_bias("encoder", model),),
+        (layer,) * model.layers,
+        "seq",
+        embedding(ENCODER, word),
+        OperatorGroup((final_norm(model, ENCODER, "encoder.final_norm"),)),
+        (_bias("encoder", model),),
     )
 
 
 def _decoder(model: ModelSpec, word: ParameterSpec, *, tp: int) -> LayerStack:
     output = word if model.tied_embeddings else word_table(model, tp=tp, name="head")
+    core = AttentionOp("attention", "decoder_seq", "decoder_seq", is_causal=True, has_bias=True)
+    layer = OperatorGroup(
+        (
+            *attention_branch(model, DECODER, core),
+            *_cross_branch(model),
+            *mlp_branch(model, DECODER, behind="cross"),
+        )
+    )
+    norm = final_norm(model, DECODER, "decoder.final_norm")
+    head = output_head(DECODER, output, tied=model.tied_embeddings)
     return LayerStack(
         "decoder.layers",
-        model.decoder_layers or 0,
-        OperatorGroup(
-            (*self_attention(TARGET), *CROSS, *mlp(TARGET)),
-            (*attention_weights(model), *_cross_weights(model), *mlp_weights(model)),
-        ),
-        (AttentionOp("attention", "decoder_seq", "decoder_seq", is_causal=True, has_bias=True),
-         AttentionOp("cross attention", "decoder_seq", "seq", "cross.query", "cross.key_value")),
-        entry=OperatorGroup((lookup(TARGET),), (word,)),
-        exit=OperatorGroup(
-            (head(TARGET, tied=model.tied_embeddings),),
-            (*norm_weights("decoder.final_norm", model), output),
-            final_norm_saved(model, TARGET),
-        ),
-        shared=(_bias("decoder", model),),
-    )  # fmt: skip
+        (layer,) * (model.decoder_layers or 0),
+        "decoder_seq",
+        embedding(DECODER, word),
+        OperatorGroup((norm, *head)),
+        (_bias("decoder", model),),
+    )
 
 
 def _bias(stack: str, model: ModelSpec) -> ParameterSpec:
@@ -91,11 +81,26 @@ def _bias(stack: str, model: ModelSpec) -> ParameterSpec:
     return ParameterSpec(f"{stack}.position.weight", shape, ("buckets", "heads"))
 
 
-def _cross_weights(model: ModelSpec) -> tuple[ParameterSpec, ...]:
+def _cross_branch(model: ModelSpec) -> tuple[Operation, ...]:
+    """Queries of the decoder's states, keys and values of the encoder's result."""
     hidden, width = ("hidden", model.hidden), model.heads * model.head_size
-    return (
-        *norm_weights("cross_norm", model),
-        *linear_weights("cross.query", ("heads", width), hidden, bias=bool(model.bias)),
-        *linear_weights("cross.key_value", ("heads", 2 * width), hidden, bias=bool(model.bias)),
-        *linear_weights("cross.output", hidden, ("heads", width), bias=bool(model.bias)),
-    )
+    target, source = (*DECODER[:-1], "heads"), (*ENCODER[:-1], "heads")
+    bias = bool(model.bias)
+
+    def product(
+        name: str, reads: Dims, writes: Dims, value: str, outputs: tuple[str, int],
+        inputs: tuple[str, int],
+    ) -> MatMul:  # fmt: skip
+        weights = linear_weights(name, outputs, inputs, bias=bias)
+        return MatMul(name, CROSS, reads, (inputs[0], outputs[0]), writes, value=value,
+                      weights=weights)  # fmt: skip
+
+    return in_branch(
+        model, "cross", CROSS, DECODER, "attention",
+        (
+            product("cross.query", DECODER, target, "cross_norm", ("heads", width), hidden),
+            product("cross.key_value", ENCODER, source, SOURCE, ("heads", 2 * width), hidden),
+            AttentionOp(CROSS, "decoder_seq", "seq", "cross.query", "cross.key_value"),
+            product("cross.output", target, DECODER, CONTEXT, hidden, ("heads", width)),
+        ),
+    )  # fmt: skip

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mpctl.families.gpt.ops import operator_table
 from mpctl.kernels.activation import GATED
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.layers.config import LayerConfig, Norm
@@ -19,7 +20,7 @@ from mpctl.layers.linear import WEIGHTS
 from mpctl.layers.parameters import initialise
 from mpctl.layers.shard_context import ShardContext
 from mpctl.layers.transformer_layer import ParallelTransformerLayer
-from mpctl.operators.blocks import head, lookup, mlp, self_attention
+from mpctl.operators.blocks import head, lookup
 from mpctl.operators.matmul import GradNeeds, MatMul
 from mpctl.operators.tensor_messages import (
     ProductSize,
@@ -30,14 +31,14 @@ from mpctl.operators.tensor_messages import (
 )
 from mpctl.tensor_grid import TensorGrid
 from mpctl.transport.timing import Collective
+from tests.jobs import GPT, job_of, shape_of
 from tests.layers.grid.cases import FFN, LAYERS, ROWS, SAMPLES, V, _Words
 from tests.layers.grid.grids import EACH, Where, activation, grid_context, grid_of
 from tests.ranks import run_ranks
 
 B, S, H = 12, 5, 24
 HIDDEN = ("batch", "seq", "hidden")
-QKV, OUTPUT = self_attention(HIDDEN)
-UP, DOWN = mlp(HIDDEN)
+QKV, OUTPUT, UP, DOWN = operator_table(shape_of(job_of(GPT)), tp=1).stacks[0].block_of(0).products
 LOOKUP, HEAD = lookup(HIDDEN), head(HIDDEN, tied=False)
 Sent = dict[str, list[tuple[str, str, int, str]]]  # by phase: axis, kind, bytes, dtype
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

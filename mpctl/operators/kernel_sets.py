@@ -1,0 +1,81 @@
+"""Sets of kernels, one row each: what they save for backward, and what a backward takes besides.
+
+A runtime's preset names a row as memory.kernels. `mpctl` is this project's own, as rehearsals
+measure it tensor by tensor (runtime/memory_tracker.py). `megatron` is Megatron-LM with Transformer
+Engine, Korthikanti et al., arXiv 2205.05198, section 4.1. `eager` is the same with a gated
+activation of two kernels, the first of which saves its result as well. `half` is torchtitan's,
+whose selective recomputation keeps every second product.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mpctl.errors import InputError
+from mpctl.spec.presets import get_file
+
+
+class KernelSet(NamedTuple):
+    """One set of kernels.
+
+    Saved from forward to backward: keeps_narrow: operands of fp8 products as they were multiplied.
+    keeps_shards: of a column product under sequence parallelism this rank's shard of its input,
+    which backward gathers again. relu_by_result: relu's gradient follows from its result, so that
+    its input is not kept. keeps_gate: a gated activation's first kernel keeps its result.
+    keeps_turned: queries and keys after rotary positions. gathers_keys: under cp keys and values of
+    the whole sequence, which others pass round a ring. shares_masks: masks and biases that all
+    layers read are kept once. keeps_second_products: selective recomputation keeps a layer's input
+    and every second product in place of attention's scores. attention: whether a core keeps what
+    torch's kernels and our own do, or the queries, keys, values and result of the papers.
+
+    For a moment of a backward, in tensors: gate_gradients: of the inner size, of a gated activation
+    on CUDA; elsewhere and of other sets it is five. score_copies: of the scores, (with a mask of
+    each sample, without). loss: whether the loss works on blocks of rows or on all logits at once.
+    casts: whether a cast of dY to fp8 is counted.
+
+    Of a rank: keeps_tables: tables of rotary positions. fetches_ahead: offloaded inputs come back
+    before they are needed, on CUDA. slices_buckets: ZeRO shares flat buckets in padded slices,
+    others divide states evenly. fuses_variants: attention of any kind is one kernel on CUDA.
+    """
+
+    keeps_narrow: bool = False
+    keeps_shards: bool = False
+    relu_by_result: bool = False
+    keeps_gate: bool = False
+    keeps_turned: bool = False
+    gathers_keys: bool = False
+    shares_masks: bool = False
+    keeps_second_products: bool = False
+    attention: str = "papers"
+    gate_gradients: int = 5
+    score_copies: tuple[int, int] = (3, 3)
+    loss: str = "logits"
+    casts: bool = False
+    keeps_tables: bool = False
+    fetches_ahead: bool = False
+    slices_buckets: bool = False
+    fuses_variants: bool = False
+
+
+KERNEL_SETS = {
+    "mpctl": KernelSet(
+        keeps_narrow=True, keeps_shards=True, relu_by_result=True, keeps_turned=True,
+        gathers_keys=True, shares_masks=True, attention="torch", gate_gradients=3,
+        score_copies=(2, 1), loss="blocks", casts=True, keeps_tables=True, fetches_ahead=True,
+        slices_buckets=True, fuses_variants=True,
+    ),
+    "megatron": KernelSet(keeps_narrow=True),
+    "eager": KernelSet(keeps_gate=True),
+    "half": KernelSet(keeps_second_products=True),
+}  # fmt: skip
+
+
+def kernel_set(name: str, runtime: str) -> KernelSet:
+    """The kernel set that a runtime's preset names as memory.kernels; InputError with the preset's
+    file where its saved activations are not known here."""
+    if name not in KERNEL_SETS:
+        file = get_file("runtimes", runtime, where="training.runtime")
+        message = f"memory.kernels: the saved activations of kernels {name!r} are not known"
+        hint = f"use one of {', '.join(KERNEL_SETS)}"
+        raise InputError.of("bad-preset", str(file.path), message, hint)
+    return KERNEL_SETS[name]

@@ -1,0 +1,265 @@
+"""A layer as one list of operations in the order of the data, and a model's stacks of such layers.
+
+An operation names what it reads and writes by dimensions, and holds its parameters. Everything that
+is said of a layer is a fold over the list: FLOP (flops.py), messages (tensor_messages.py),
+gradients that are needed (grad_flow.py), and in estimate/ the tensors saved for backward, the peak
+of memory and the seconds that memory bounds. What the operations of a kind cost under a runtime is
+data: the columns of kernel_sets.py and the passes of a runtime's profile.
+
+A tensor has the name of the operation that made it; `input` is the layer's own input. Two
+operations that read one tensor, as the two branches of a parallel residual do, save it once.
+
+By hand, a pre-norm layer: attention_norm(input), attention.qkv(attention_norm), the core,
+attention.output(context), the residual sum "attention", mlp_norm(attention), mlp.up(mlp_norm), the
+activation, mlp.down(activation), the residual sum "mlp".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, TypeAlias, Union
+
+from mpctl.operators.matmul import Dims, MatMul, ParameterSpec
+
+INPUT = "input"
+SOURCE = "source"  # the result of the stack before, which cross attention reads
+CONTEXT = "context"  # what an attention core gives to the product behind it
+
+
+class Norm(NamedTuple):
+    """A norm of `reads`, whose last dimension it runs over: `hidden`, or heads of queries and keys.
+
+    part: the branch or end that it belongs to. kind: layernorm, rmsnorm or nonparametric. value:
+    the tensor that it reads.
+    """
+
+    name: str
+    part: str
+    reads: Dims
+    kind: str
+    value: str
+    weights: tuple[ParameterSpec, ...] = ()
+
+
+class Activation(NamedTuple):
+    """The activation between the two products of an MLP. is_gated: whether it multiplies the
+    activation of one half of what it reads with the other half."""
+
+    part: str
+    reads: Dims
+    kind: str
+    is_gated: bool
+    value: str
+
+
+class Residual(NamedTuple):
+    """Dropout of a branch's result, and its sum with the hidden states."""
+
+    part: str
+    reads: Dims
+
+
+class Dropout(NamedTuple):
+    """Dropout of embeddings."""
+
+    part: str
+    reads: Dims
+
+
+class Table(NamedTuple):
+    """Rows of tables that are added to the embeddings: of positions, of segments."""
+
+    part: str
+    weights: tuple[ParameterSpec, ...]
+
+
+class Loss(NamedTuple):
+    """Cross entropy of logits."""
+
+    part: str
+    reads: Dims
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOp:
+    """softmax(Q K^T + bias) V of one attention of a layer.
+
+    part: name of the attention, as its matrix products have it. queries, keys: the sequence
+    dimensions of the two sides, equal for self-attention. query_product, key_product: names of the
+    matrix products that write queries, and keys with values. is_causal: a query sees no later key.
+    has_bias: a learned bias per head is added to the scores (T5's relative positions).
+    has_slopes: a bias per head that follows from the distance is added to them (ALiBi).
+    has_sample_mask: each sample has a mask [s, s] of its own (GLM), so that masks have a batch
+    dimension. window: of a causal one, how many keys a query sees, itself among them; 0 for all.
+    is_rotary: queries and keys are turned by rotary positions. has_norms: they are normed.
+    """
+
+    part: str
+    queries: str = "seq"
+    keys: str = "seq"
+    query_product: str = "attention.qkv"
+    key_product: str = "attention.qkv"
+    is_causal: bool = False
+    has_bias: bool = False
+    has_slopes: bool = False
+    has_sample_mask: bool = False
+    window: int = 0
+    is_rotary: bool = False
+    has_norms: bool = False
+
+    @property
+    def is_cross(self) -> bool:
+        """Whether the keys come from another stack than the queries."""
+        return self.queries != self.keys
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is causal or not, and nothing else."""
+        return not (self.has_bias or self.has_slopes or self.window or self.has_sample_mask)
+
+    def counted_pairs(self, queries: int, keys: int) -> int:
+        """Pairs of a query and a key that FLOP are counted for. A causal attention's count in full;
+        of a window twice those that it sees, 2 s w - w^2, which for w = s is s^2 as well. queries:
+        of this rank; keys: of the whole sequence.
+
+        >>> AttentionOp("attention", is_causal=True, window=2).counted_pairs(8, 8)
+        28
+        """
+        if not self.window:
+            return queries * keys
+        return queries * (2 * keys - self.window) * self.window // keys
+
+    def seen_pairs(self, queries: int, keys: int) -> float:
+        """Pairs of a query and a key that it may see, without the half of the diagonal."""
+        return self.counted_pairs(queries, keys) * (0.5 if self.is_causal else 1.0)
+
+
+Operation: TypeAlias = Union[
+    MatMul, Norm, Activation, AttentionOp, Residual, Dropout, Table, Loss, "OperatorGroup"
+]
+
+
+@dataclass(frozen=True)
+class OperatorGroup:
+    """The operations of a layer or of an end of a stack. A layer that belongs to an end
+    (multi-token prediction) stands in its list as one operation."""
+
+    operations: tuple[Operation, ...] = ()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.operations)
+
+    @cached_property
+    def flat(self) -> tuple[Operation, ...]:
+        """The operations with those of layers inside it."""
+        return tuple(self._flat())
+
+    def _flat(self) -> Iterator[Operation]:
+        for operation in self.operations:
+            if isinstance(operation, OperatorGroup):
+                yield from operation.flat
+            else:
+                yield operation
+
+    @cached_property
+    def products(self) -> tuple[MatMul, ...]:
+        """Its matrix products."""
+        return tuple(one for one in self.flat if isinstance(one, MatMul))
+
+    @cached_property
+    def cores(self) -> tuple[AttentionOp, ...]:
+        """Its attentions."""
+        return tuple(one for one in self.flat if isinstance(one, AttentionOp))
+
+    @cached_property
+    def norms(self) -> tuple[Norm, ...]:
+        """Its norms of hidden states."""
+        return tuple(n for n in self.flat if isinstance(n, Norm) and n.reads[-1] == "hidden")
+
+    @cached_property
+    def branches(self) -> tuple[Residual, ...]:
+        """Its residual branches, of a layer its attentions and its MLP."""
+        return tuple(one for one in self.flat if isinstance(one, Residual))
+
+    @cached_property
+    def layers(self) -> tuple[OperatorGroup, ...]:
+        """The layers in it: of an end those of multi-token prediction, of a layer itself."""
+        inside = tuple(one for one in self.operations if isinstance(one, OperatorGroup))
+        return inside or (self,) * bool(self.branches)
+
+    @cached_property
+    def weights(self) -> tuple[ParameterSpec, ...]:
+        """Its parameters in the order of the data, each once."""
+        found = {w.name: w for one in self.flat for w in parameters_of(one)}
+        return tuple(found.values())
+
+    @cached_property
+    def weight_of(self) -> dict[str, ParameterSpec]:
+        """Its parameters by name."""
+        return {weight.name: weight for weight in self.weights}
+
+
+def parameters_of(operation: Operation) -> tuple[ParameterSpec, ...]:
+    """The parameters of one operation."""
+    if isinstance(operation, (MatMul, Norm, Table, OperatorGroup)):
+        return operation.weights
+    return ()
+
+
+@dataclass(frozen=True)
+class LayerStack:
+    """Layers in a row, with what stands before the first and after the last of them.
+
+    prefix: of parameter names; those of a layer are relative to `{prefix}.N.`, where layers count
+    from 0 in each stack. blocks: the layers; layers of one kind share one object, and kinds may
+    differ in anything (windows, experts). seq: the dimension that the hidden states have for the
+    sequence. entry, exit: embedding and head, or nothing. shared: parameters that every stage with
+    a layer of the stack holds (a bias that all layers add).
+    """
+
+    prefix: str
+    blocks: tuple[OperatorGroup, ...]
+    seq: str = "seq"
+    entry: OperatorGroup = OperatorGroup()
+    exit: OperatorGroup = OperatorGroup()
+    shared: tuple[ParameterSpec, ...] = ()
+
+    @property
+    def layers(self) -> int:
+        """The number of its layers."""
+        return len(self.blocks)
+
+    def block_of(self, layer: int) -> OperatorGroup:
+        """The operations of a layer, by its number in the stack."""
+        return self.blocks[layer]
+
+    @cached_property
+    def kinds(self) -> tuple[OperatorGroup, ...]:
+        """Its kinds of layers, in the order of their first layers."""
+        return tuple({id(block): block for block in self.blocks}.values())
+
+    @property
+    def name(self) -> str:
+        """`encoder` for the prefix `encoder.layers`; empty where a model has one stack."""
+        return self.prefix.removesuffix("layers").rstrip(".")
+
+    @property
+    def title(self) -> str:
+        """`encoder blocks`; `blocks` where a model has one stack."""
+        return f"{self.name} blocks".lstrip()
+
+    @property
+    def figure_name(self) -> str:
+        """The stack in the name of a figure: `encoder-blocks`."""
+        return self.title.replace(" ", "-")
+
+    @cached_property
+    def has_logits(self) -> bool:
+        """Whether its exit gives logits, as that of a model's last stack does."""
+        return any(isinstance(operation, Loss) for operation in self.exit.operations)
