@@ -32,31 +32,16 @@ class LocalAttempt:
     ) -> None:
         self.address = f"{start.address}:{start.port}"
         self.node = NodeTorchrun(run, start, waiting)
-        self.pid_file = run.torchrun_pid
-        self.pid_file.write_text(str(self.node.torchrun.pid))
+        self.poll, self.stacks = self.node.poll, self.node.stacks
+        self.request_stop = self.node.request_stop
 
-    def poll(self) -> int | None:
-        """torchrun's exit code; None while it runs."""
-        return self.node.poll()
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether torchrun or a rank has failed."""
-        return self.node.has_failed
-
-    def look(self) -> AttemptState:
+    def snapshot(self) -> AttemptState:
         """The state of torchrun and all ranks."""
-        return AttemptState((self.node.look(),))
-
-    def stacks(self) -> dict[int, str]:
-        """Where the ranks are that answer."""
-        return self.node.stacks()
+        return AttemptState((self.node.snapshot(),))
 
     def end(self) -> AttemptState:
         """Kill torchrun and all ranks that still run."""
-        state = AttemptState((self.node.end(),))
-        self.pid_file.unlink(missing_ok=True)
-        return state
+        return AttemptState((self.node.end(),))
 
 
 @dataclass(frozen=True)
@@ -89,10 +74,6 @@ class LocalCluster:
         start = plan.local_start(free_port(plan.world_size))
         waiting = self.waiting if self.waiting and self.waiting.is_waiting else None
         return LocalAttempt(plan.run, start, waiting)
-
-    def request_stop(self) -> None:
-        """Make RUN/stop."""
-        self.run.stop.touch()
 
 
 class LocalBackend:

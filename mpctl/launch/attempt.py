@@ -5,21 +5,109 @@ of its share is one NodeState: the processes of its ranks, what they write about
 torchrun ended. The supervisor, the watch for hangs and the diagnosis read these states and nothing
 else of a host, so that they are the same for ranks below this process (node/torchrun.py) and for
 ranks that a node agent reports (control/cluster.py).
+
+An attempt goes through these phases, never back (AttemptPhase):
+
+    starting   -> running      all ranks have joined the others
+    starting, running
+               -> stopping     the ranks were asked to finish their step, save and end
+    starting, running, stopping
+               -> failing      a rank or a host has failed, and others still run
+    each of these
+               -> succeeded    torchrun ended with code 0 on every host
+               -> failed       it ended everywhere, or its host was lost, and not only with code 0
+               -> ended        the launcher ended what still ran
+
+Processes and breadcrumbs of ranks are seen by their own host alone. The launcher knows all of it
+from the node agents and writes it to RUN/nodes/status.json (StatusFile) every STATUS_SECONDS, when
+a stop is asked for, and once more when the attempt is over; `mpctl status` and `mpctl stop` read
+it, on any host. The file is replaced as a whole, and not synchronised: after a crash of the host it
+means nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import chain
+from pathlib import Path
+from typing import Literal
 
 import psutil
+from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked
 
-from mpctl.rundir.breadcrumb import BreadcrumbState
+from mpctl.durable import temporary_beside
+from mpctl.rundir.breadcrumb import FINISHED, JOINED, BreadcrumbState
 from mpctl.rundir.collective_log import CollectiveProgress
 from mpctl.rundir.rank_files import FailureRecord
 
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+STATUS_SECONDS = 2.0
+STATUS_BYTES = 1 << 28
+
+
+class AttemptPhase(StrEnum):
+    """How far an attempt is; the module's docstring has the transitions."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    FAILING = "failing"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    ENDED = "ended"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no process of the attempt runs any more."""
+        return not NEXT[self]
+
+    def then(self, observed: AttemptPhase) -> AttemptPhase:
+        """The phase after this one, when the hosts are in phase `observed`: that one where the
+        attempt may get there from here, else still this one.
+
+        >>> AttemptPhase.STOPPING.then(AttemptPhase.RUNNING)
+        <AttemptPhase.STOPPING: 'stopping'>
+        """
+        return observed if observed in NEXT[self] else self
+
+    @classmethod
+    def of(cls, code: int | None, *, is_failing: bool, has_joined: bool) -> AttemptPhase:
+        """The phase of one host. code: of torchrun, None while it runs; is_failing: whether a rank
+        has recorded a failure; has_joined: whether all ranks have joined the others."""
+        if code is not None:
+            return cls.FAILED if code else cls.SUCCEEDED
+        if is_failing:
+            return cls.FAILING
+        return cls.RUNNING if has_joined else cls.STARTING
+
+    @classmethod
+    def of_hosts(cls, phases: Iterable[AttemptPhase]) -> AttemptPhase:
+        """The phase of an attempt on hosts that are in these."""
+        found = set(phases)
+        if all(phase.is_over for phase in found):
+            return cls.FAILED if found - {cls.SUCCEEDED} else cls.SUCCEEDED
+        if found & {cls.FAILING, cls.FAILED, cls.ENDED}:
+            return cls.FAILING
+        return cls.STARTING if cls.STARTING in found else cls.RUNNING
+
+
+_ENDS = frozenset({AttemptPhase.SUCCEEDED, AttemptPhase.FAILED, AttemptPhase.ENDED})
+NEXT: Mapping[AttemptPhase, frozenset[AttemptPhase]] = {
+    AttemptPhase.STARTING: _ENDS
+    | {AttemptPhase.RUNNING, AttemptPhase.STOPPING, AttemptPhase.FAILING},
+    AttemptPhase.RUNNING: _ENDS | {AttemptPhase.STOPPING, AttemptPhase.FAILING},
+    AttemptPhase.STOPPING: _ENDS | {AttemptPhase.FAILING},
+    AttemptPhase.FAILING: _ENDS,
+    AttemptPhase.SUCCEEDED: frozenset(),
+    AttemptPhase.FAILED: frozenset(),
+    AttemptPhase.ENDED: frozenset(),
+}
+"""The phases that may follow each phase."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +161,14 @@ class NodeState:
     unkilled: Sequence[int] = ()
 
     @property
-    def has_failed(self) -> bool:
-        """Whether the attempt cannot succeed any more because of this host."""
-        return bool(self.failures or self.code or self.lost)
+    def phase(self) -> AttemptPhase:
+        """How far the attempt is on this host. One that is lost counts as one that failed."""
+        starts = [rank.breadcrumb.start for rank in self.ranks.values()]
+        return AttemptPhase.of(
+            1 if self.lost else self.code,
+            is_failing=bool(self.failures),
+            has_joined=min(starts, default=0) >= JOINED,
+        )
 
 
 @dataclass(frozen=True)
@@ -113,9 +206,14 @@ class AttemptState:
         return [node for node in self.nodes if node.lost]
 
     @property
-    def has_failed(self) -> bool:
-        """Whether the attempt cannot succeed any more."""
-        return any(node.has_failed for node in self.nodes)
+    def phase(self) -> AttemptPhase:
+        """How far the attempt is, by what the hosts say."""
+        return AttemptPhase.of_hosts(node.phase for node in self.nodes)
+
+    @property
+    def finished_ranks(self) -> set[int]:
+        """The ranks that have finished their work."""
+        return {r for r, state in self.ranks.items() if state.breadcrumb.start == FINISHED}
 
     @property
     def memory_kills(self) -> int:
@@ -147,3 +245,50 @@ class AttemptState:
     def doing(self) -> Iterator[tuple[int, str]]:
         """Each rank, with what it says that it is doing."""
         return ((rank, state.breadcrumb.doing) for rank, state in self.ranks.items())
+
+
+@checked(frozen=True)
+class AttemptReport:
+    """The content of status.json. time: when it was written, in seconds since 1970. Version 1 had
+    no phase."""
+
+    time: float
+    state: AttemptState
+    phase: AttemptPhase = AttemptPhase.RUNNING
+    schema: Literal["mpctl.attempt/1", "mpctl.attempt/2"] = "mpctl.attempt/2"
+
+
+REPORT: TypeAdapter[AttemptReport] = TypeAdapter(AttemptReport)
+
+
+@dataclass
+class StatusFile:
+    """Writes the state of one attempt while it runs. next_write: by time.monotonic()."""
+
+    path: Path
+    next_write: float = float("-inf")
+
+    @property
+    def is_due(self) -> bool:
+        """Whether STATUS_SECONDS have passed since it was written."""
+        return time.monotonic() >= self.next_write
+
+    def write(self, state: AttemptState, phase: AttemptPhase) -> None:
+        """Write this state; a file that cannot be written is left as it is."""
+        self.next_write = time.monotonic() + STATUS_SECONDS
+        content = REPORT.dump_json(AttemptReport(time.time(), state, phase))
+        temporary = temporary_beside(self.path)
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(content)
+            temporary.replace(self.path)
+
+
+def read_status(path: Path) -> AttemptReport | None:
+    """The report in a file; None when there is none, or the file holds something else."""
+    try:
+        if not path.is_file() or path.stat().st_size > STATUS_BYTES:
+            return None
+        return REPORT.validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None

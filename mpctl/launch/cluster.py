@@ -12,7 +12,7 @@ from typing import Protocol
 from mpctl.errors import Issue
 from mpctl.hosts.checks import Device
 from mpctl.hosts.machine import HostFacts
-from mpctl.launch.attempt import AttemptState
+from mpctl.launch.attempt import AttemptPhase, AttemptState
 from mpctl.launch.launch_plan import LaunchPlan
 from mpctl.planning.plan import Plan
 
@@ -22,15 +22,15 @@ class Attempt(Protocol):
 
     address: str
 
-    def poll(self) -> int | None:
-        """None while ranks run; then AttemptState.code. Cheap enough for twenty calls a second."""
+    def poll(self) -> AttemptPhase:
+        """How far the hosts are: starting, running, failing, succeeded or failed. Cheap enough for
+        twenty calls a second."""
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether a rank or a host has failed; as cheap as poll."""
-
-    def look(self) -> AttemptState:
+    def snapshot(self) -> AttemptState:
         """What is known of all ranks now."""
+
+    def request_stop(self) -> None:
+        """Have the ranks finish their step, save and end."""
 
     def stacks(self) -> dict[int, str]:
         """Have every rank write its Python stack to its log: where the main thread of each is,
@@ -61,6 +61,3 @@ class Cluster(Protocol):
 
     def start(self, plan: LaunchPlan) -> Attempt:
         """Start torchrun anew on every host. Raises RunFailed when the ranks cannot meet."""
-
-    def request_stop(self) -> None:
-        """Ask the ranks to finish their step, save and end, by making RUN/stop."""

@@ -28,8 +28,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mpctl.launch.attempt import AttemptState, NodeState, RankState
-from mpctl.launch.verdict import WATCHDOG, blocked_in, judge_ended, judge_nccl_logs
+from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, RankState
+from mpctl.launch.verdict import WATCHDOG, blocked_in, ended_verdict, nccl_verdict
 from mpctl.launch.watch import HangReport, stopped_text
 from mpctl.layout.topology import job_topology
 from mpctl.rundir.directory import RunDir
@@ -136,15 +136,17 @@ CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.
 class AttemptEvidence:
     """What the supervisor saw of an attempt.
 
-    code: torchrun's exit code, None when the supervisor ended it; stopped: ranks whose process was
+    phase: in which it ended, ENDED where the supervisor ended it; stop_requested: its ranks were
+    asked to save and end; stopped: ranks whose process was
     stopped when it failed; hang: why the supervisor ended it; state: of all hosts and ranks at the
     end.
     """
 
-    code: int | None = None
+    phase: AttemptPhase = AttemptPhase.ENDED
     stopped: tuple[int, ...] = ()
     hang: HangReport | None = None
     state: AttemptState = field(default_factory=AttemptState)
+    stop_requested: bool = False
 
 
 @dataclass(frozen=True)
@@ -229,9 +231,9 @@ def _likeliest_without_record(
 ) -> int | None:
     """The likeliest cause among the ranks that left neither a report nor a record; None when
     nothing shows that a rank ended by itself."""
-    known = {report["rank"] for report in run.rank_reports()} | {r["rank"] for r in records}
+    known = evidence.state.finished_ranks | {record["rank"] for record in records}
     unknown = [rank for rank in range(world_size) if rank not in known]
-    ended_alone = records or evidence.code == 0 or evidence.state.ended_ranks
+    ended_alone = records or evidence.phase is AttemptPhase.SUCCEEDED or evidence.state.ended_ranks
     if not (unknown and ended_alone):
         return None
     return min(unknown, key=lambda rank: _kind_of_ending(run, rank, evidence.state))
@@ -291,7 +293,7 @@ def _ended(run: RunDir, job: JobSpec, rank: int, evidence: AttemptEvidence) -> F
     ended by itself, the one that the others waited for."""
     progress, queued = evidence.state.collectives(), job.launch.device == "cuda"
     if _kind_of_ending(run, rank, evidence.state) in (TERMINATED, TIMED_OUT):
-        verdict = judge_ended(progress, queued=queued) or judge_nccl_logs(
+        verdict = ended_verdict(progress, queued=queued) or nccl_verdict(
             {rank: _end_of(run.log(rank)) for rank in range(job.world_size)}
         )
         if verdict is not None and verdict.rank is not None:

@@ -1,15 +1,16 @@
 """Run a LaunchPlan to its end: hand out its records, pass on a stop, leave no process behind.
 
 The ranks of an attempt are started anew for every attempt (node/torchrun.py). A first SIGINT,
-SIGTERM, SIGHUP or SIGUSR1 (Slurm's --signal) asks the ranks to finish their step and save, by a
-file that the first rank looks for at every step; a second one, or `stop_seconds` without progress,
-kills them. The file RUN/stop-request, which `mpctl stop` writes, counts as a SIGTERM.
+SIGTERM, SIGHUP or SIGUSR1 (Slurm's --signal) asks the ranks to finish their step and save, through
+the memory that they share with the agent of their host (rundir/breadcrumb.py); a second one, or
+`stop_seconds` without progress, kills them. The file RUN/stop-request, which `mpctl stop` writes,
+counts as a SIGTERM.
 
-A rank that fails records it in a file. torchrun then ends the others by SIGTERM within half a
-second, but waits 30 s for one that cannot take it: a stopped process, or one in a system call that
-cannot be interrupted. The supervisor does not wait for a stopped one, and for no other longer than
-FAILING_SECONDS. Failures that no rank can record, because all ranks or torchrun are stopped or the
-ranks cannot reach each other, are seen by watch.py.
+A rank that fails leaves a record in that memory. torchrun then ends the others by SIGTERM within
+half a second, but waits 30 s for one that cannot take it: a stopped process, or one in a system
+call that cannot be interrupted. The supervisor does not wait for a stopped one, and for no other
+longer than FAILING_SECONDS. Failures that no rank can record, because all ranks or torchrun are
+stopped or the ranks cannot reach each other, are seen by watch.py.
 
 A rank that saves writes into its breadcrumb how much it has written so far, alone while training
 waits for it, otherwise after what else it is doing. While that text changes the save makes
@@ -29,7 +30,7 @@ from typing import Any
 
 from mpctl.errors import InputError, RunFailed
 from mpctl.hosts.checks import Device, common_machine
-from mpctl.launch.attempt import AttemptState
+from mpctl.launch.attempt import AttemptPhase, AttemptState, StatusFile
 from mpctl.launch.cluster import Attempt, Cluster
 from mpctl.launch.diagnose import AttemptEvidence, Failure, find_failure, full_disk_text
 from mpctl.launch.elastic import fit_hosts, least_nodes
@@ -37,14 +38,13 @@ from mpctl.launch.follow import OnAnswer, OnRecord, RecordReader, parse_answer
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
 from mpctl.launch.restarts import RestartPolicy, skip_batches
 from mpctl.launch.set_up import name_origin
-from mpctl.launch.status_file import StatusFile
 from mpctl.launch.watch import RunWatch
 from mpctl.rundir.launcher import requested_signals
 from mpctl.rundir.summary import RunStatus
 from mpctl.units import plural
 
 SAVING = "saving step"
-LOOK_SECONDS, REPORT_AFTER, REPORT_EVERY = 0.5, 2.0, 15.0
+SAVE_SECONDS, REPORT_AFTER, REPORT_EVERY = 0.5, 2.0, 15.0
 
 
 @dataclass
@@ -55,19 +55,19 @@ class SaveMonitor:
     on_event: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
     last_progress: float = float("-inf")
-    next_look: float = float("-inf")
+    next_poll: float = float("-inf")
     next_report: float = float("inf")
     messages: dict[int, str] = field(default_factory=dict)
     is_awaited: bool = False
 
-    def look(self, attempt: Attempt) -> None:
-        """Look at what ranks say, at most every LOOK_SECONDS; report a save that training has to
-        wait for and that takes long."""
+    def poll(self, attempt: Attempt) -> None:
+        """Read what ranks say, at most every SAVE_SECONDS; report a save that training has to wait
+        for and that takes long."""
         now = self.clock()
-        if now < self.next_look:
+        if now < self.next_poll:
             return
-        self.next_look = now + LOOK_SECONDS
-        doing = list(attempt.look().doing())
+        self.next_poll = now + SAVE_SECONDS
+        doing = list(attempt.snapshot().doing())
         messages = {rank: message for rank, text in doing if (message := _saving(text))}
         awaited = [text for _, text in doing if text.startswith(SAVING)]
         if not self.is_awaited:
@@ -120,11 +120,11 @@ class RunOutcome:
 
 @dataclass
 class StopRequests:
-    """The numbers of the signals that asked for a stop, in order of arrival. next_look: when
-    RUN/stop-request is looked for again, by time.monotonic(); is_by_file: that file came first."""
+    """The numbers of the signals that asked for a stop, in order of arrival. next_poll: when
+    RUN/stop-request is read again, by time.monotonic(); is_by_file: that file came first."""
 
     received: list[int] = field(default_factory=list)
-    next_look: float = float("-inf")
+    next_poll: float = float("-inf")
     is_by_file: bool = False
 
     @contextmanager
@@ -140,11 +140,11 @@ class StopRequests:
             for name, handler in before.items():
                 signal.signal(name, handler)
 
-    def look(self, path: Path) -> None:
-        """Count a request in RUN/stop-request as SIGTERM, an urgent one as two; looks at the file
-        once in REQUEST_SECONDS."""
-        if time.monotonic() >= self.next_look:
-            self.next_look = time.monotonic() + REQUEST_SECONDS
+    def poll(self, path: Path) -> None:
+        """Count a request in RUN/stop-request as SIGTERM, an urgent one as two; reads the file once
+        in REQUEST_SECONDS."""
+        if time.monotonic() >= self.next_poll:
+            self.next_poll = time.monotonic() + REQUEST_SECONDS
             missing = requested_signals(path) - len(self.received)
             self.is_by_file = self.is_by_file or (missing > 0 and not self.received)
             self.received.extend([signal.SIGTERM] * missing)
@@ -179,7 +179,7 @@ def run_launch(
                     break
                 on_event(f"{outcome.failure}; {decision.words}")
                 full = skip_batches(full, decision.skip_batches)
-            elif not (outcome.status == "stopped" and supervisor.is_growing):
+            elif outcome.status != "stopped" or stops.received:
                 break
             try:
                 supervisor = supervisor.for_next_attempt(full)
@@ -198,83 +198,96 @@ def _reasons(error: InputError) -> str:
 
 
 @dataclass
-class Growth:
-    """Ends an attempt of an elastic run, once it has trained, when a host has returned."""
+class WatchedAttempt:
+    """An attempt with its phase (attempt.py). stop_requested: whether its ranks were asked to end;
+    status: what other commands read of it."""
 
-    is_requested: bool = False
+    attempt: Attempt
+    status: StatusFile
+    phase: AttemptPhase = AttemptPhase.STARTING
+    stop_requested: bool = False
 
-    def look(self, cluster: Cluster, reader: RecordReader, on_event: OnEvent) -> None:
-        """Ask the ranks to save and end when a host has returned."""
-        if not self.is_requested and reader.delivered and cluster.has_returned():
-            self.is_requested = True
-            on_event("a host has returned: saving, to go on with it")
-            cluster.request_stop()
+    def poll(self) -> AttemptPhase:
+        """The phase now; writes the status when that is due."""
+        self.phase = self.phase.then(self.attempt.poll())
+        if self.status.is_due:
+            self.status.write(self.attempt.snapshot(), self.phase)
+        return self.phase
+
+    def request_stop(self) -> None:
+        """Have the ranks finish their step, save and end."""
+        self.attempt.request_stop()
+        self.stop_requested = True
+        self.phase = self.phase.then(AttemptPhase.STOPPING)
+        self.status.write(self.attempt.snapshot(), self.phase)
+
+    def end(self) -> AttemptState:
+        """End what still runs, everywhere; the last state of all hosts."""
+        self.phase = self.phase.then(self.attempt.poll()).then(AttemptPhase.ENDED)
+        state = self.attempt.end()
+        self.status.write(state, self.phase)
+        return state
 
 
 @dataclass(frozen=True)
 class Supervisor:
-    """Runs attempts of one launch. plan: what they run; growth: whether the attempt was asked to
-    end because a host has returned."""
+    """Runs attempts of one launch. plan: what they run."""
 
     plan: LaunchPlan
     cluster: Cluster
     stops: StopRequests
     on_record: OnRecord | OnAnswer
     on_event: OnEvent
-    growth: Growth = field(default_factory=Growth)
-
-    @property
-    def is_growing(self) -> bool:
-        """Whether the attempt ended so that the next one uses a host that has returned."""
-        return self.growth.is_requested and not self.stops.received
 
     def for_next_attempt(self, full: LaunchPlan) -> Supervisor:
-        """The supervisor of the next attempt (supervise.py). full: the launch on all hosts. Raises
-        InputError with the reasons when the run cannot go on."""
+        """The supervisor of the next attempt. full: the launch on all hosts. Raises InputError with
+        the reasons when the run cannot go on."""
         plan = next_launch(full, self.cluster, self._is_stopped)
         if plan.world_size != self.plan.world_size:
             self.on_event(resized_text(plan, self.cluster))
-        return replace(self, plan=plan, growth=Growth())
+        return replace(self, plan=plan)
 
     def _is_stopped(self) -> bool:
-        self.stops.look(self.plan.run.stop_request)
+        self.stops.poll(self.plan.run.stop_request)
         return bool(self.stops.received)
 
     def outcome(self, attempt: int) -> RunOutcome:
-        """Run one attempt to its end and judge it. attempt: its number, from 1."""
+        """Run one attempt to its end; how it ended. attempt: its number, from 1. An elastic run
+        that was stopped by no signal goes on with a host that has returned."""
         run, job = self.plan.run, self.plan.job
         try:
             evidence = self._attempt()
         except (RunFailed, OSError) as error:  # the ranks could not be started
             with suppress(OSError):
                 run.end_attempt()
-            words = full_disk_text(run.path) if isinstance(error, OSError) else ""
-            error_text = f"{words}; {error}" if words else str(error)
+            full = full_disk_text(run.path) if isinstance(error, OSError) else ""
+            error_text = f"{full}; {error}" if full else str(error)
             return RunOutcome("failed", attempt, failure=Failure.without_ranks(error_text, run))
         code = evidence.state.code
-        if code == 0 and self._is_done():
+        if code == 0 and self._is_done(evidence.state):
             return RunOutcome("finished", attempt)
-        if self.stops.received or (code == 0 and run.stop.exists()):
+        if self.stops.received or (code == 0 and evidence.stop_requested):
             return RunOutcome("stopped", attempt, next(iter(self.stops.received), None))
         failure = find_failure(run, job, self.plan.world_size, evidence)
         return RunOutcome("failed", attempt, failure=failure)
 
-    def _is_done(self) -> bool:
+    def _is_done(self, state: AttemptState) -> bool:
         """Whether the ranks came to their end: the last step, or the last answer of a bench."""
-        run = self.plan.run
         if self.plan.request is not None:
-            return run.report(0).exists()
-        return run.last_step() >= self.plan.job.training.steps
+            return 0 in state.finished_ranks
+        return self.plan.run.last_step() >= self.plan.job.training.steps
 
     def _attempt(self) -> AttemptEvidence:
         """One attempt; once more, on another port, when torchrun found its port in use, and from
         the checkpoint before as often as ranks found the newest one damaged."""
-        evidence = self._run_ranks()
+        run, evidence = self.plan.run, self._run_ranks()
         if evidence.state.code and not self.stops.received and evidence.state.port_taken:
             self.on_event("another process took the port first; trying again with another port")
             evidence = self._run_ranks()
-        while not self.stops.received and (said := self.plan.run.set_reported_damage_aside()):
-            for message in said:
+        while not self.stops.received and (
+            renamed := run.set_reported_damage_aside(evidence.state.failures)
+        ):
+            for message in renamed:
                 self.on_event(message)
             evidence = self._run_ranks()
         return evidence
@@ -282,34 +295,41 @@ class Supervisor:
     def _run_ranks(self) -> AttemptEvidence:
         """Start all ranks and watch them until they have ended or must be killed."""
         run, launch = self.plan.run, self.plan.job.launch
+        is_bench = self.plan.request is not None
         for message in run.begin_attempt(self.plan.job.checkpoint.keep_last):
             self.on_event(message)
-        reader = _reader_of(self.plan)
+        reader = RecordReader(run.answers, parse_answer) if is_bench else RecordReader(run.metrics)
         saves = SaveMonitor(self.on_event)
         attempt = self.cluster.start(name_origin(self.plan))
-        grace, status = FailureGracePeriod(attempt), StatusFile(run.status)
+        watched = WatchedAttempt(attempt, StatusFile(run.status))
         watch = RunWatch(launch, self.plan.world_size, address=attempt.address)
-        stop = StopGracePeriod(self.cluster, launch.stop_seconds, self.stops, self.on_event)
+        grace = FailureGracePeriod(attempt)
+        stop = StopGracePeriod(watched, launch.stop_seconds, self.stops, self.on_event)
         try:
-            while attempt.poll() is None and grace.is_open(saves) and watch.is_healthy(attempt):
+            while (
+                not watched.poll().is_over
+                and grace.is_open(watched.phase, saves)
+                and watch.is_healthy(attempt)
+            ):
                 reader.deliver(self.on_record)
-                saves.look(attempt)
-                self.stops.look(run.stop_request)
-                status.update(attempt)
-                self.growth.look(self.cluster, reader, self.on_event)
-                is_bench = self.plan.request is not None  # what it measured is written already
+                saves.poll(attempt)
+                self.stops.poll(run.stop_request)
+                if not watched.stop_requested and reader.delivered and self.cluster.has_returned():
+                    self.on_event("a host has returned: saving, to go on with it")
+                    watched.request_stop()
+                # What a bench measured is written already.
                 if self.stops.received and (is_bench or not stop.is_open(reader, saves)):
                     break
                 time.sleep(POLL_SECONDS)
         finally:
-            code = attempt.poll()  # None: the ranks did not end by themselves
-            state = attempt.end()
+            state = watched.end()
             for message in _unkilled(state):
                 self.on_event(message)
-            status.write(state)
             run.end_attempt()
         reader.deliver(self.on_record)
-        return AttemptEvidence(code, grace.stopped_ranks, watch.hang, state)
+        return AttemptEvidence(
+            watched.phase, grace.stopped_ranks, watch.hang, state, watched.stop_requested
+        )
 
 
 def _unkilled(state: AttemptState) -> Iterator[str]:
@@ -323,19 +343,12 @@ def _unkilled(state: AttemptState) -> Iterator[str]:
             )
 
 
-def _reader_of(plan: LaunchPlan) -> RecordReader:
-    """Follows what rank 0 writes: records of steps, or answers of a bench."""
-    if plan.request is None:
-        return RecordReader(plan.run.metrics)
-    return RecordReader(plan.run.answers, parse_answer)
-
-
 @dataclass
 class StopGracePeriod:
     """How long the ranks may go on after a stop was requested: `seconds`, and as long again since
     the last progress of a save."""
 
-    cluster: Cluster
+    watched: WatchedAttempt
     seconds: float
     stops: StopRequests
     on_event: OnEvent
@@ -343,13 +356,12 @@ class StopGracePeriod:
 
     def is_open(self, reader: RecordReader, saves: SaveMonitor) -> bool:
         """Whether the ranks may go on; the first call asks them to finish their step and save."""
-        is_trained = (
-            reader.delivered or saves.messages
-        )  # a validated step is saved before its record
+        # A validated step is saved before its record is written.
+        is_trained = reader.delivered or saves.messages
         if len(self.stops.received) > 1 or not is_trained:
             return False  # a second request, or no training that could be lost
         if self.deadline is None:
-            self.cluster.request_stop()
+            self.watched.request_stop()
             self.deadline = time.monotonic() + self.seconds
             self.on_event(
                 f"{self.stops.cause}: finishing this step and saving; repeat it to stop at once"
@@ -367,13 +379,13 @@ class FailureGracePeriod:
     deadline: float | None = None
     stopped_ranks: tuple[int, ...] = ()
 
-    def is_open(self, saves: SaveMonitor) -> bool:
-        """Whether the ranks may go on; always while none has recorded a failure."""
-        if self.deadline is None:
-            if not self.attempt.has_failed:
-                return True
-            self.deadline = time.monotonic() + FAILING_SECONDS
-        state, deadline = self.attempt.look(), self.deadline
+    def is_open(self, phase: AttemptPhase, saves: SaveMonitor) -> bool:
+        """Whether the ranks may go on; always while the attempt is not failing."""
+        if phase is not AttemptPhase.FAILING:
+            return True
+        state = self.attempt.snapshot()
+        self.deadline = self.deadline or time.monotonic() + FAILING_SECONDS
+        deadline = self.deadline
         if state.lost:
             deadline = self.deadline = min(deadline, time.monotonic() + LOST_SECONDS)
         else:

@@ -223,7 +223,7 @@ class Verdict:
     error: str
 
 
-def judge(evidence: HangEvidence, seconds: float) -> Verdict | None:
+def hang_verdict(evidence: HangEvidence, seconds: float) -> Verdict | None:
     """Why ranks have waited for so many seconds; None where no rank waits for another."""
     graph = wait_graph(evidence.progress, queued=evidence.queued)
     if not graph.waits:
@@ -237,7 +237,7 @@ def judge(evidence: HangEvidence, seconds: float) -> Verdict | None:
     return _without_blockers(graph, evidence)
 
 
-def judge_ended(progress: Progress, *, queued: bool = False) -> Verdict | None:
+def ended_verdict(progress: Progress, *, queued: bool = False) -> Verdict | None:
     """Who held up the others when their time-outs ended an attempt, from what the ranks had logged;
     None where that names no single rank."""
     graph = wait_graph(progress, queued=queued)
@@ -400,20 +400,20 @@ def watchdog_timeouts(log: str) -> Iterator[NcclTimeout]:
         yield NcclTimeout(group, number, operations.get(number, ""), int(match["enqueued"]))
 
 
-def judge_nccl_logs(logs: Mapping[int, str]) -> Verdict | None:
+def nccl_verdict(logs: Mapping[int, str]) -> Verdict | None:
     """Which rank did not join which collective, from the logs of all ranks; None where no log says
     so, or where all members of the groups have started what timed out."""
     by_group: dict[str, dict[int, NcclTimeout]] = {}
     for rank, log in logs.items():
         for timeout in watchdog_timeouts(log):
             by_group.setdefault(timeout.group, {}).setdefault(rank, timeout)
-    verdicts = (_judge_group(group, seen, len(logs)) for group, seen in sorted(by_group.items()))
+    verdicts = (_group_verdict(group, seen, len(logs)) for group, seen in sorted(by_group.items()))
     blamed = [verdict for verdict in verdicts if verdict is not None]
     waiting = {rank for seen in by_group.values() for rank in seen}
     return next((v for v in blamed if v.rank not in waiting), blamed[0] if blamed else None)
 
 
-def _judge_group(group: str, seen: Mapping[int, NcclTimeout], world_size: int) -> Verdict | None:
+def _group_verdict(group: str, seen: Mapping[int, NcclTimeout], world_size: int) -> Verdict | None:
     """The first member that has not started the earliest collective that timed out."""
     everyone = f"world 0-{world_size - 1}"
     name, _, members = (everyone if group == DEFAULT else group).rpartition(" ")

@@ -1,4 +1,4 @@
-"""Looks once a second whether torchrun and its ranks still run, and says what is wrong when not.
+"""Checks once a second whether torchrun and its ranks still run, and says what is wrong when not.
 
 Ranks notice a peer that has ended. The launcher notices one that keeps the others waiting in a
 collective for `launch.timeout_seconds`, before they give up by themselves; it also sees what no
@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from mpctl.launch.attempt import STOPPED, AttemptState, RankState
 from mpctl.launch.cluster import Attempt
-from mpctl.launch.verdict import HangEvidence, ProcessView, Verdict, blocked_in, judge
+from mpctl.launch.verdict import HangEvidence, ProcessView, Verdict, blocked_in, hang_verdict
 from mpctl.rundir.breadcrumb import JOINED, JOINING
 from mpctl.rundir.collective_log import CollectiveProgress
 from mpctl.spec.launch import LaunchSpec
@@ -44,8 +44,8 @@ class CollectiveWatch:
         self.before: Mapping[int, RankState] = {}
         self.processes: dict[int, ProcessView] = {}
 
-    def look(self, state: AttemptState, elapsed: float) -> Verdict | None:
-        """The verdict once a rank has waited too long. elapsed: seconds since the last look."""
+    def check(self, state: AttemptState, elapsed: float) -> Verdict | None:
+        """The verdict once a rank has waited too long. elapsed: seconds since the last check."""
         elapsed = min(elapsed, LONGEST_PAUSE)
         ranks = state.ranks
         for rank, seen in ranks.items():
@@ -57,12 +57,12 @@ class CollectiveWatch:
         self.before = ranks
         if max(self.waited.values(), default=0.0) < self.limit:
             return None
-        return self.judge(state, {})
+        return self.verdict(state, {})
 
-    def judge(self, state: AttemptState, stacks: Mapping[int, str]) -> Verdict | None:
+    def verdict(self, state: AttemptState, stacks: Mapping[int, str]) -> Verdict | None:
         """Who is at fault. stacks: where ranks are, by rank."""
         evidence = HangEvidence(state.collectives(), self.processes, stacks, self.queued)
-        return judge(evidence, max(self.waited.values(), default=0.0))
+        return hang_verdict(evidence, max(self.waited.values(), default=0.0))
 
     def _count(self, rank: int, progress: CollectiveProgress, elapsed: float) -> None:
         sign = self._sign(progress)
@@ -87,8 +87,8 @@ def _process_view(now: RankState, before: RankState, elapsed: float) -> ProcessV
     )
 
 
-LOOK_SECONDS = 1.0
-STOPPED_LOOKS = 5
+CHECK_SECONDS = 1.0
+STOPPED_CHECKS = 5
 
 
 @dataclass(frozen=True)
@@ -108,33 +108,33 @@ class RunWatch:
     def __init__(self, launch: LaunchSpec, world_size: int, *, address: str) -> None:
         self.launch, self.world_size, self.address = launch, world_size, address
         self.hang: HangReport | None = None
-        self.next_look = self.last_look = 0.0
+        self.next_check = self.last_check = 0.0
         queued = launch.device == "cuda"
         self.waits = CollectiveWatch(launch.timeout_seconds, queued=queued)
         self.has_started = False
         self.progress: tuple[int, ...] = ()
-        self.start_looks = 0
+        self.idle_checks = 0
         self.stopped: Counter[int] = Counter()
         self.stopped_torchruns: Counter[int] = Counter()
         self.silent: Counter[int] = Counter()
         self.signs: dict[int, tuple[int, float]] = {}
 
     def is_healthy(self, attempt: Attempt) -> bool:
-        """Whether no hang was found; looks at most once a second."""
+        """Whether no hang was found; checks at most once a second."""
         now = time.monotonic()
-        if self.hang is None and now >= self.next_look:
-            elapsed, self.last_look = now - self.last_look, now
-            self.next_look = now + LOOK_SECONDS
-            state = attempt.look()
-            report = self.look(state, elapsed)
+        if self.hang is None and now >= self.next_check:
+            elapsed, self.last_check = now - self.last_check, now
+            self.next_check = now + CHECK_SECONDS
+            state = attempt.snapshot()
+            report = self.check(state, elapsed)
             if report is not None:
                 self.hang = self._explain(report, state, attempt.stacks())
         return self.hang is None
 
-    def look(self, state: AttemptState, elapsed: float = LOOK_SECONDS) -> HangReport | None:
+    def check(self, state: AttemptState, elapsed: float = CHECK_SECONDS) -> HangReport | None:
         """Judge the state of all hosts and ranks at this moment. elapsed: seconds since the last
-        look."""
-        verdict = self.waits.look(state, elapsed)
+        check."""
+        verdict = self.waits.check(state, elapsed)
         checks = (self._stopped, self._stopped_torchrun, self._start, self._silent)
         report = next((report for check in checks if (report := check(state))), None)
         if report is None and verdict is not None:
@@ -147,7 +147,7 @@ class RunWatch:
         """The report with what the stacks tell, and with the collective in which the others
         wait."""
         if report.is_wait:
-            verdict = self.waits.judge(state, stacks)
+            verdict = self.waits.verdict(state, stacks)
             return report if verdict is None else replace(report, error=verdict.error)
         if report.rank is None:
             return report
@@ -156,10 +156,10 @@ class RunWatch:
         return replace(report, error=f"{report.error}; it {missed}") if missed else report
 
     def _stopped(self, state: AttemptState) -> HangReport | None:
-        """Ranks whose process was stopped at several looks in a row."""
+        """Ranks whose process was stopped at several checks in a row."""
         for rank, seen in state.ranks.items():
             self.stopped[rank] = self.stopped[rank] + 1 if seen.is_stopped else 0
-        ranks = sorted(rank for rank, looks in self.stopped.items() if looks >= STOPPED_LOOKS)
+        ranks = sorted(rank for rank, checks in self.stopped.items() if checks >= STOPPED_CHECKS)
         return HangReport(ranks[0], stopped_text(ranks)) if ranks else None
 
     def _stopped_torchrun(self, state: AttemptState) -> HangReport | None:
@@ -167,7 +167,7 @@ class RunWatch:
             is_stopped = node.torchrun in STOPPED
             self.stopped_torchruns[node.node] += 1
             self.stopped_torchruns[node.node] *= is_stopped
-            if self.stopped_torchruns[node.node] >= STOPPED_LOOKS:
+            if self.stopped_torchruns[node.node] >= STOPPED_CHECKS:
                 where = f" of host {node.host}" if len(state.nodes) > 1 else ""
                 text = f"torchrun{where}, which runs the ranks, is stopped (SIGSTOP)"
                 return HangReport(None, text)
@@ -181,10 +181,10 @@ class RunWatch:
             self.has_started = True
             return None
         progress = (sum(bool(rank.process) for rank in ranks.values()), *starts)
-        self.start_looks = self.start_looks + 1 if progress == self.progress else 0
+        self.idle_checks = self.idle_checks + 1 if progress == self.progress else 0
         self.progress = progress
         seconds = self.launch.start_seconds
-        if self.start_looks * LOOK_SECONDS < seconds:
+        if self.idle_checks * CHECK_SECONDS < seconds:
             return None
         message = f"the start made no progress for {seconds:g} s (launch.start_seconds)"
         return HangReport(None, f"{message}: {_missing(starts, self.address)}")
@@ -195,10 +195,10 @@ class RunWatch:
         seconds = self.launch.timeout_seconds
         for rank, seen in state.ranks.items():
             sign = (seen.breadcrumb.beats, seen.processor_seconds)
-            is_silent = seen.process and seen.breadcrumb.start and self.signs.get(rank) == sign
+            is_silent = seen.process and seen.breadcrumb.is_working and self.signs.get(rank) == sign
             self.silent[rank] = self.silent[rank] + 1 if is_silent else 0
             self.signs[rank] = sign
-            if self.silent[rank] * LOOK_SECONDS >= seconds:
+            if self.silent[rank] * CHECK_SECONDS >= seconds:
                 message = f"no heartbeat and no processor time used for {seconds:g} s"
                 end = f"its process is in state '{seen.process}'"
                 return HangReport(rank, f"{message} (launch.timeout_seconds); {end}")

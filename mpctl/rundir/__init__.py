@@ -13,9 +13,7 @@
 | nodes/hosts.json | launcher, at each attempt | launcher.py: the host of every rank |
 | nodes/ssh-N.log | ssh of node N | what ssh and the node agent said (clusters/ssh/backend.py) |
 | stop-request | `mpctl stop` | launcher.py: asks the launcher to stop the run |
-| torchrun.pid | launcher | process id of torchrun while it runs |
-| stop | launcher | its presence asks the ranks to finish their step, save and exit |
-| nodes/status.json | launcher | launch/status_file.py: what all ranks do, or did at the end |
+| nodes/status.json | launcher | launch/attempt.py: what all ranks do, or did, and why they failed |
 | logs/launcher.log | launcher | what it told while the run went on, with times |
 | logs/torchrun.log | torchrun | its command line and output, one section an attempt |
 | logs/slurm-J.out | batch script | what the launcher printed in Slurm's job J |
@@ -29,10 +27,11 @@
 | checkpoints/step-N/ | all ranks | checkpoints.py: tensors and manifest |
 | profile/rank-N.jsonl | rank N, launch.profile | profile_files.py: what it did when |
 | ranks/rank-N.json | rank N, at its end | rank_files.py: RankReport |
-| failures/rank-N.json | rank N, when it fails | rank_files.py: FailureRecord |
 | summary.json | launcher, at the end | summary.py: schema mpctl.run/2 |
 
-directory.py has the paths, directory.py the lock and the life cycle of the whole directory.
+directory.py has the paths, the lock and the life cycle of the whole directory.
+What is known of a running attempt is in none of these: docs/design/launch.md has a table of how it
+travels. breadcrumb.py and collective_log.py are the memory that a rank shares with its host.
 requests.py and rank_files.py also define what other short-lived workers (`mpctl eval`, `mpctl
 sample`, `mpctl launch --rehearse`) report to the command that started them.
 """

@@ -1,22 +1,24 @@
-"""What a rank is doing, and its heartbeat, in memory that it shares with the agent of its host.
+"""The memory that a rank shares with the agent of its host: all that the two tell each other.
 
 Whatever starts the ranks of a host, a node agent or the launcher itself, makes one unnamed file in
 memory for them (HostBreadcrumbs) and tells them by BREADCRUMBS where it is. Writing there is a
 store to memory: no system call, and no network file system that a rank could have to wait for.
-What was written stays when the rank is killed or stopped. The agent reads it to say what a failed
-rank was doing and whether it still runs, and reports it; the launcher writes the reports of all
-hosts to RUN/nodes/status.json (launch/status_file.py).
+What was written stays when the rank is killed or stopped. The rank writes how far it is, what it is
+doing and why it failed; the agent writes that the rank is to stop. The agent reports what it reads
+to the launcher, which writes the reports of all hosts to RUN/nodes/status.json (launch/attempt.py).
 
 Layout, one after the other for each rank: TEXT_BYTES of UTF-8 text, padded with zero bytes, then
-three little-endian 64-bit integers: how far the start has come (STARTED, JOINING, JOINED), a
-counter that rises while the rank runs, and 1 once it has written RUN/failures/rank-N.json; then
-two little-endian doubles, both in seconds since 1970 by the clock of the rank's host: when the
-counter last rose, and when the text was last replaced; then LOG_BYTES: the collectives that the
-rank has started and finished (collective_log.py).
+four little-endian 64-bit integers: how far the rank has come (STARTED to FINISHED), a counter that
+rises while it runs, the bytes of its failure record, and 1 once it is to finish its step, save and
+end; then two little-endian doubles, both in seconds since 1970 by the clock of the rank's host:
+when the counter last rose, and when the text was last replaced; then LOG_BYTES: the collectives
+that the rank has started and finished (collective_log.py); then FAILURE_BYTES: the FailureRecord of
+a rank that an exception ended, as JSON.
 """
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import signal
@@ -24,6 +26,7 @@ import struct
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -35,19 +38,21 @@ from mpctl.rundir.collective_log import (
     CollectiveProgress,
     read_collectives,
 )
+from mpctl.rundir.rank_files import FailureRecord
 
 BREADCRUMBS = "MPCTL_BREADCRUMBS"
 """Environment variable of a rank: `8:/proc/4711/fd/9`, the first rank of its host and the file."""
 TEXT_BYTES = 256
-START_AT, BEATS_AT, FAILED_AT, BEAT_TIME_AT, TEXT_TIME_AT = (
-    TEXT_BYTES + 8 * field for field in range(5)
+START_AT, BEATS_AT, FAILED_AT, STOP_AT, BEAT_TIME_AT, TEXT_TIME_AT = (
+    TEXT_BYTES + 8 * field for field in range(6)
 )
-HEAD_BYTES = TEXT_BYTES + 40
-RANK_BYTES = HEAD_BYTES + LOG_BYTES
+HEAD_BYTES = TEXT_BYTES + 48
+FAILURE_AT, FAILURE_BYTES = HEAD_BYTES + LOG_BYTES, 1 << 14
+RANK_BYTES = FAILURE_AT + FAILURE_BYTES
 BEAT_SECONDS = 0.5
 STACK_SIGNAL = signal.SIGUSR2
 """At this signal a rank writes its Python stacks to its log (launch/node/processes.py)."""
-STARTED, JOINING, JOINED = 1, 2, 3
+STARTED, JOINING, JOINED, FINISHED = 1, 2, 3, 4
 
 
 def rank_memory(rank: int, environment: Mapping[str, str]) -> memoryview:
@@ -67,7 +72,7 @@ class Breadcrumb:
 
     def __init__(self, memory: memoryview) -> None:
         self.memory = memory
-        self.collectives = CollectiveLog(memory[HEAD_BYTES:])
+        self.collectives = CollectiveLog(memory[HEAD_BYTES:FAILURE_AT])
         self.beats = 0
         self.has_ended = False
         self.reach(STARTED, "starting")
@@ -97,14 +102,27 @@ class Breadcrumb:
             self.beat()
             time.sleep(BEAT_SECONDS)
 
-    def fail(self) -> None:
-        """Say that this rank has recorded its failure."""
-        struct.pack_into("<q", self.memory, FAILED_AT, 1)
+    @property
+    def stop_requested(self) -> bool:
+        """Whether this rank is to finish its step, save and end."""
+        return bool(_integer(self.memory, STOP_AT))
+
+    def fail(self, record: FailureRecord) -> None:
+        """Leave the record of a failure, with as many of the last entries of its traceback as there
+        is room for."""
+        content = json.dumps(record, ensure_ascii=False).encode()
+        while len(content) > FAILURE_BYTES and record["traceback"]:
+            record = {**record, "traceback": record["traceback"][1:]}
+            content = json.dumps(record, ensure_ascii=False).encode()
+        self.memory[FAILURE_AT : FAILURE_AT + len(content)] = content
+        struct.pack_into("<q", self.memory, FAILED_AT, len(content))  # last: then it is complete
 
     def end(self) -> None:
-        """Clear it: this rank has finished its work."""
+        """This rank has finished its work: it does nothing and waits for nobody any more."""
         self.has_ended = True
-        self.memory[:] = bytes(RANK_BYTES)
+        self.memory[START_AT + 8 :] = bytes(RANK_BYTES - START_AT - 8)
+        self.memory[:TEXT_BYTES] = bytes(TEXT_BYTES)
+        struct.pack_into("<q", self.memory, START_AT, FINISHED)
 
 
 class HostBreadcrumbs:
@@ -138,8 +156,36 @@ class HostBreadcrumbs:
     @property
     def has_failed(self) -> bool:
         """Whether a rank has recorded its failure."""
-        starts = (_place(number).start for number in range(len(self.ranks)))
-        return any(struct.unpack_from("<q", self.memory, at + FAILED_AT)[0] for at in starts)
+        return any(_integer(self.memory, place.start + FAILED_AT) for place in self._places)
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether all ranks have joined the others."""
+        return all(_integer(self.memory, at.start + START_AT) >= JOINED for at in self._places)
+
+    def failures(self) -> list[FailureRecord]:
+        """The records of the ranks that an exception ended, by rank."""
+        found = []
+        for place in self._places:
+            size = _integer(self.memory, place.start + FAILED_AT)
+            start = place.start + FAILURE_AT
+            with suppress(ValueError):  # one that is not complete yet is there the next time
+                if size:
+                    found.append(json.loads(self.memory[start : start + size]))
+        return found
+
+    def request_stop(self) -> None:
+        """Have the ranks finish their step, save and end."""
+        for place in self._places:
+            struct.pack_into("<q", self.memory, place.start + STOP_AT, 1)
+
+    @property
+    def _places(self) -> list[slice]:
+        return [_place(number) for number in range(len(self.ranks))]
+
+
+def _integer(memory: memoryview | mmap.mmap, at: int) -> int:
+    return int(struct.unpack_from("<q", memory, at)[0])
 
 
 def _place(number: int) -> slice:
@@ -149,8 +195,8 @@ def _place(number: int) -> slice:
 
 @dataclass(frozen=True)
 class BreadcrumbState:
-    """What a rank wrote. doing: the text; start: 0 before the rank has written any and after it has
-    finished, else STARTED, JOINING or JOINED; beats: the heartbeat counter. beat_time, text_time:
+    """What a rank wrote. doing: the text; start: 0 before the rank has written any, else STARTED,
+    JOINING, JOINED or FINISHED; beats: the heartbeat counter. beat_time, text_time:
     when the counter last rose and when the text was last replaced, in seconds since 1970, 0 when
     that is not known. collectives: how far the rank is in the collectives of its groups. Times do
     not count when two states are compared."""
@@ -162,10 +208,15 @@ class BreadcrumbState:
     text_time: float = field(default=0.0, compare=False)
     collectives: CollectiveProgress = field(default_factory=CollectiveProgress)
 
+    @property
+    def is_working(self) -> bool:
+        """Whether the rank has started and not finished."""
+        return 0 < self.start < FINISHED
+
 
 def read_breadcrumb(content: bytes) -> BreadcrumbState:
     """The state of a rank, from its RANK_BYTES."""
-    start, beats, _, beat_time, text_time = struct.unpack_from("<qqqdd", content, START_AT)
+    start, beats, _, _, beat_time, text_time = struct.unpack_from("<qqqqdd", content, START_AT)
     doing = content[:TEXT_BYTES].rstrip(b"\0").decode(errors="replace")
-    collectives = read_collectives(content[HEAD_BYTES:])
+    collectives = read_collectives(content[HEAD_BYTES:FAILURE_AT])
     return BreadcrumbState(doing, start, beats, beat_time, text_time, collectives)

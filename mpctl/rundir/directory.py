@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
 
 from mpctl.checkpoint.folder import list_checkpoints, prune_damaged, recover, set_aside
 from mpctl.checkpoint.verify import newest_undamaged
@@ -35,11 +34,11 @@ FILES = (
     "bench.json",
     "answers.jsonl",
     "summary.json",
-    "stop",
     "stop-request",
+    "stop",  # of older versions, as torchrun.pid
+    "torchrun.pid",
     "launcher.json",
     "slurm.sh",
-    "torchrun.pid",
     "kubernetes.yaml",
 )
 FOLDERS = ("logs", "checkpoints", "ranks", "failures", "data", "tensorboard", PROFILE)
@@ -97,11 +96,6 @@ class RunDir:
         return self.path / "data"
 
     @property
-    def stop(self) -> Path:
-        """A file that asks the ranks, by existing, to finish their step, save and exit."""
-        return self.path / "stop"
-
-    @property
     def stop_request(self) -> Path:
         """A file that asks the launcher to stop the run (launcher.py)."""
         return self.path / "stop-request"
@@ -119,11 +113,6 @@ class RunDir:
     def batch_log(self, job_id: str) -> Path:
         """What a batch job of Slurm printed that was submitted for this run."""
         return self.path / "logs" / f"slurm-{job_id}.out"
-
-    @property
-    def torchrun_pid(self) -> Path:
-        """The process id of torchrun, while it runs."""
-        return self.path / "torchrun.pid"
 
     @property
     def torchrun_log(self) -> Path:
@@ -174,10 +163,6 @@ class RunDir:
         """What a rank measured, written when it has finished."""
         return self.path / "ranks" / f"rank-{rank}.json"
 
-    def failure(self, rank: int) -> Path:
-        """Why a rank failed, written by the rank."""
-        return self.path / "failures" / f"rank-{rank}.json"
-
     # ------------------------------------------------------------ contents
 
     def torchrun_output(self, node: int = 0) -> str:
@@ -192,18 +177,9 @@ class RunDir:
 
     def rank_reports(self) -> list[RankReport]:
         """The reports of the ranks that have finished, by rank."""
-        return cast(list[RankReport], self._rank_documents("ranks"))
-
-    def failure_records(self, ranks: Iterable[int] | None = None) -> list[FailureRecord]:
-        """The records of the ranks that an exception ended in this attempt, by rank; ranks: look
-        only for these."""
-        paths = None if ranks is None else (self.failure(rank) for rank in ranks)
-        return cast(list[FailureRecord], self._rank_documents("failures", paths))
-
-    @property
-    def has_failures(self) -> bool:
-        """Whether a rank of this attempt recorded a failure."""
-        return next((self.path / "failures").glob("rank-*.json"), None) is not None
+        files = (self.path / "ranks").glob("rank-*.json")
+        reports: list[RankReport] = [json.loads(path.read_text("utf-8")) for path in files]
+        return sorted(reports, key=lambda report: report["rank"])
 
     def last_step(self) -> int:
         """The last step in metrics.jsonl or in a rank's report, 0 without any."""
@@ -337,7 +313,7 @@ class RunDir:
         that was renamed because it is damaged, and for those of former attempts that were removed
         (prune_damaged; keep_last: of the run)."""
         self.torchrun_log.parent.mkdir(parents=True, exist_ok=True)
-        for path in (self.stop, self.torchrun_pid, self.status, self.summary, self.answers):
+        for path in (self.status, self.summary, self.answers):
             path.unlink(missing_ok=True)
         messages = self._set_damaged_aside()
         if removed := prune_damaged(self.checkpoints, last=keep_last):
@@ -360,11 +336,11 @@ class RunDir:
             for folder, issues in (damaged if newest else ())
         ]
 
-    def set_reported_damage_aside(self) -> list[str]:
-        """Rename each checkpoint in which a rank of this attempt read other bytes than were
-        written, as long as an older checkpoint is left; returns a message for each."""
+    def set_reported_damage_aside(self, failures: Iterable[FailureRecord]) -> list[str]:
+        """Rename each checkpoint in which a rank read other bytes than were written, as long as an
+        older checkpoint is left; returns a message for each. failures: of an attempt."""
         messages = []
-        for record in self.failure_records():
+        for record in failures:
             damaged = Path(record.get("damaged", "")).resolve()
             saved = list_checkpoints(self.checkpoints)
             for (older, _), (_, folder) in pairwise(saved):
@@ -376,13 +352,6 @@ class RunDir:
     def end_attempt(self) -> None:
         """After the last rank has ended: remove what a save left unfinished."""
         recover(self.checkpoints)
-
-    def _rank_documents(
-        self, folder: str, paths: Iterable[Path] | None = None
-    ) -> list[dict[str, Any]]:
-        files = (self.path / folder).glob("rank-*.json") if paths is None else paths
-        documents = [json.loads(path.read_text("utf-8")) for path in files if path.exists()]
-        return sorted(documents, key=lambda document: int(document["rank"]))
 
 
 def _is_json_object(path: Path) -> bool:

@@ -1,8 +1,8 @@
 """What one rank writes: a record of every step, a report at its end, a record of its failure.
 
 Records are lines of RUN/metrics.jsonl, written by rank 0. Every rank writes RUN/ranks/rank-N.json
-when it has finished, or RUN/failures/rank-N.json when an exception ended it. A rank that was killed
-writes neither; what it was doing is then in its breadcrumb (breadcrumb.py).
+when it has finished, or leaves a FailureRecord in its breadcrumb (breadcrumb.py) when an exception
+ended it. A rank that was killed leaves neither; the breadcrumb then says what it was doing.
 
 Bytes are bytes, times are seconds, `coords` are a rank's coordinates by axis, {"tp": 1, "pp": 0}.
 """
@@ -125,7 +125,7 @@ class RankReport(TypedDict):
 
 
 class FailureRecord(TypedDict):
-    """RUN/failures/rank-N.json, of a rank that an exception ended.
+    """Why an exception ended a rank.
 
     doing: step, stage and micro batch at that moment; is_echo: the error only says that a peer was
     lost, so the cause is elsewhere; time: seconds since 1970. rollback: the step that is to be left

@@ -17,17 +17,18 @@ import json
 import os
 import platform
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar
 
-import psutil
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from mpctl.checkpoint.folder import list_checkpoints
 from mpctl.checkpoint.manifest import read_manifest
 from mpctl.errors import InputError, Issue
+from mpctl.launch.attempt import read_status
 from mpctl.planning.summary import sizes_text
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.group_names import with_group_names
@@ -174,7 +175,7 @@ def is_running(path: Path) -> bool:
         return False
     if known is not None and launcher_is_alive(known):
         return True
-    if _is_locked(path) or _torchrun_is_alive(path):
+    if _is_locked(path):
         return True
     is_elsewhere = known is not None and known.host != platform.node()
     return is_elsewhere and time.time() - last_sign(path) < SIGN_SECONDS
@@ -220,16 +221,6 @@ def _is_locked(path: Path) -> bool:
         finally:
             os.close(handle)
     return False
-
-
-def _torchrun_is_alive(path: Path) -> bool:
-    """Whether torchrun of the run is there, as for a bench, which has no launcher.json and takes no
-    lock."""
-    try:
-        process = psutil.Process(int(RunDir(path).torchrun_pid.read_text("utf-8")))
-        return str(path.resolve()) in process.cmdline()
-    except (OSError, ValueError, OverflowError, psutil.Error):
-        return False
 
 
 def _written(path: Path) -> float:
@@ -346,12 +337,20 @@ class SavedRun:
         before those that a lost peer caused."""
         if self.summary is not None:
             return self.summary.failure
-        files = sorted((self.path / "failures").glob("rank-*.json"))
-        records = [record for file in files if isinstance(record := read_json(file), dict)]
+        records = recorded_failures(self.path)
         for record in sorted(records, key=lambda record: bool(record.get("is_echo"))):
             with suppress(ValidationError):
                 return SavedFailure.model_validate(record)
         return None
+
+
+def recorded_failures(path: Path) -> list[Mapping[str, Any]]:
+    """The failures that ranks recorded in the last attempt, as the launcher last reported them;
+    older versions had them write RUN/failures."""
+    report = read_status(RunDir(path).status)
+    files = sorted((path / "failures").glob("rank-*.json"))
+    records: list[Mapping[str, Any]] = [r for f in files if isinstance(r := read_json(f), dict)]
+    return records if report is None else [*records, *report.state.failures]
 
 
 def looks_like_run(path: Path) -> bool:
@@ -426,7 +425,7 @@ def _status(
         return "submitted"
     if summary is not None:
         return summary.status
-    if RunDir(path).has_failures:
+    if recorded_failures(path):
         return "failed"
     done = key_records.last is not None and key_records.last["step"] >= job.training.steps
     return "finished" if done else "interrupted"

@@ -17,9 +17,8 @@ from typing import Literal, cast
 from typing_extensions import TypedDict
 
 from mpctl.clusters.backend import ScheduledJob
-from mpctl.launch.attempt import RankState
-from mpctl.launch.status_file import read_status
-from mpctl.launch.verdict import HangEvidence, ProcessView, judge
+from mpctl.launch.attempt import AttemptPhase, RankState, read_status
+from mpctl.launch.verdict import HangEvidence, ProcessView, hang_verdict
 from mpctl.layout.topology import job_topology
 from mpctl.rundir.breadcrumb import BreadcrumbState
 from mpctl.rundir.directory import RunDir
@@ -226,7 +225,9 @@ def _launcher_row(launcher: SavedLauncher) -> LauncherRow:
 
 
 def _is_stopping(path: Path) -> bool:
-    return (path / "stop").exists() or (path / "stop-request").exists()
+    report = read_status(RunDir(path).status)
+    is_stopping = report is not None and report.phase is AttemptPhase.STOPPING
+    return is_stopping or RunDir(path).stop_request.exists()
 
 
 def _recent(path: Path) -> list[StepRecord]:
@@ -256,7 +257,7 @@ def _waiting(
         processes={rank.rank: ProcessView(rank.process) for rank in ranks if rank.process},
         queued=run.job is not None and run.job.launch.device == "cuda",
     )
-    verdict = judge(evidence, since)
+    verdict = hang_verdict(evidence, since)
     if verdict is None:
         return None
     return verdict.error if verdict.rank is None else f"rank {verdict.rank} {verdict.error}"

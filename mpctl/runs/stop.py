@@ -15,7 +15,7 @@ from typing import Literal
 from typing_extensions import TypedDict
 
 from mpctl.clusters.backend import ScheduledJob
-from mpctl.launch.status_file import read_status
+from mpctl.launch.attempt import AttemptPhase, read_status
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import requested_signals, write_stop_request
 from mpctl.runs.saved import CheckpointRow, SavedRun, Status, is_running, read_run
@@ -127,11 +127,10 @@ def _goes_on(path: Path) -> bool:
 
 def stopping_text(path: Path) -> str:
     """What a run does between the request and its end."""
-    run = RunDir(path)
-    if not run.stop.exists():
+    report = read_status(RunDir(path).status)
+    if report is None or report.phase in (AttemptPhase.STARTING, AttemptPhase.RUNNING):
         return "waiting for the launcher"
-    report = read_status(run.status)
-    texts = [] if report is None else [text for _, text in report.state.doing()]
+    texts = [text for _, text in report.state.doing()]
     saving = [text for text in texts if text.startswith(SAVING)]
     if saving:
         return max(saving, key=len)

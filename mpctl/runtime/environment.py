@@ -18,6 +18,7 @@ from torch import nn
 
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.layers.parameters import initialise_parameter
+from mpctl.rundir.breadcrumb import Breadcrumb
 from mpctl.rundir.collective_log import CollectiveLog
 from mpctl.rundir.origin import Origin
 from mpctl.runtime.batches import Batches
@@ -83,13 +84,12 @@ class RuntimeEnvironment:
         run_dir: Path,
         *,
         local_rank: int,
-        rank: int = 0,
-        log: CollectiveLog | None = None,
+        breadcrumb: Breadcrumb | None = None,
         origin: Origin | None = None,
     ) -> RuntimeEnvironment:
-        """The environment of process `local_rank` of this host. The supervisor requests a stop by
-        creating RUN/stop on the host of rank 0, which alone looks for it; data lies in
-        `data.path`, by default RUN/data."""
+        """The environment of process `local_rank` of this host. breadcrumb: where this rank is
+        asked to stop and logs its collectives, None for nowhere. Data lies in `data.path`, by
+        default RUN/data."""
         device = select_device(job.launch.device, local_rank)
         require_fp8(job, device)
         memory = DeviceMemory(device)
@@ -98,10 +98,10 @@ class RuntimeEnvironment:
             open_batches=partial(Batches.open, data=Path(job.data.path or run_dir / "data")),
             peak_memory=memory.peak,
             reserved_memory=memory.peak_reserved,
-            stop_requested=(run_dir / "stop").exists if rank == 0 else lambda: False,
+            stop_requested=lambda: breadcrumb is not None and breadcrumb.stop_requested,
             kernels=machine_kernels(device),
             communication=StreamSecondsByAxis() if device.type == "cuda" else SecondsByAxis(),
-            log=log,
+            log=None if breadcrumb is None else breadcrumb.collectives,
             norm_block=NORM_BLOCK if device.type == "cpu" else DEVICE_NORM_BLOCK,
             runs_ahead=device.type != "cpu",
             origin=origin or Origin(),

@@ -95,10 +95,10 @@ def write_json(path: Path, document: object) -> None:
     write_whole(path, json.dumps(document, indent=1) + "\n")
 
 
-def record_failure(
-    path: Path, error: BaseException, *, rank: int, coords: dict[str, int], doing: str
-) -> None:
-    """Write a FailureRecord (rundir/rank_files.py), for the supervisor to tell cause from echo."""
+def failure_record(
+    error: BaseException, *, rank: int, coords: dict[str, int], doing: str
+) -> FailureRecord:
+    """What a rank says of the error that ended it, and whether it is only an echo."""
     is_explained = isinstance(error, RunFailed)  # its message is a sentence
     words = str(error) if is_explained else f"{type(error).__name__}: {error}".strip()
     record: FailureRecord = {
@@ -114,7 +114,7 @@ def record_failure(
         record["rollback"] = rollback
     if isinstance(error, CheckpointDamaged):
         record["damaged"] = str(error.folder)
-    write_json(path, record)
+    return record
 
 
 def is_echo(error: BaseException) -> bool:

@@ -22,7 +22,7 @@ from mpctl.rundir.requests import (
     SampleAnswer,
     SampleRequest,
 )
-from mpctl.runtime.process import die_with_parent, record_failure, redirect_output, write_json
+from mpctl.runtime.process import die_with_parent, failure_record, redirect_output, write_json
 from mpctl.runtime.worker import RankEnv
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ def main(folder: Path, parent: int) -> None:
         sys.exit(error.exit_code)
     except BaseException as error:
         path = folder / "failures" / f"rank-{rank_env.rank}.json"
-        record_failure(path, error, rank=rank_env.rank, coords={}, doing="its task")
+        record = failure_record(error, rank=rank_env.rank, coords={}, doing="its task")
+        write_json(path, record)
         raise
 
 

@@ -26,8 +26,8 @@ from mpctl.rundir.rank_files import RankReport, loss_text
 from mpctl.runtime.process import (
     TORCHRUN,
     die_with_parent,
+    failure_record,
     garbage_collection_paused,
-    record_failure,
     redirect_output,
     write_json,
     write_stacks_on_signal,
@@ -166,14 +166,12 @@ class Worker:
         self._end(report)
 
     def record_failure(self, error: BaseException) -> None:
-        """Write RUN/failures/rank-N.json. A save that failed on this rank is the cause of what went
-        wrong after it."""
+        """Leave the record of a failure for the agent of this host. A save that failed on this rank
+        is the cause of what went wrong after it."""
         if self.trainer is not None and self.trainer.saver.failure is not None:
             error = self.trainer.saver.failure
-        rank = self.rank_env.rank
-        path = self.run_dir / "failures" / f"rank-{rank}.json"
-        record_failure(path, error, rank=rank, coords=self.coords, doing=self.activity)
-        self.breadcrumb.fail()
+        rank, doing = self.rank_env.rank, self.activity
+        self.breadcrumb.fail(failure_record(error, rank=rank, coords=self.coords, doing=doing))
 
     def _build(self) -> Trainer:
         from mpctl.runtime.build import build_trainer
@@ -203,8 +201,8 @@ class Worker:
         )
         self._reach(JOINED, then)
         return RuntimeEnvironment.of_machine(
-            self.job, self.run_dir, rank=rank, local_rank=local_rank,
-            log=self.breadcrumb.collectives, origin=self.rank_env.origin,
+            self.job, self.run_dir, local_rank=local_rank,
+            breadcrumb=self.breadcrumb, origin=self.rank_env.origin,
         )  # fmt: skip
 
     def _mesh(self, environment: RuntimeEnvironment) -> Mesh:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mpctl.launch.attempt import AttemptState, NodeState, RankState
-from mpctl.launch.status_file import StatusFile
+from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, RankState, StatusFile
 from mpctl.rundir.breadcrumb import RANK_BYTES, Breadcrumb, BreadcrumbState, read_breadcrumb
 
 
@@ -19,17 +18,18 @@ def state_of(crumb: Breadcrumb) -> BreadcrumbState:
     return read_breadcrumb(bytes(crumb.memory))
 
 
-def report(run: Path, *states: BreadcrumbState) -> None:
+def report(run: Path, *states: BreadcrumbState, phase: AttemptPhase = AttemptPhase.RUNNING) -> None:
     """Write RUN/nodes/status.json as the launcher does whose ranks 0, 1, ... wrote this."""
     ranks = {rank: RankState("running", 0.0, state) for rank, state in enumerate(states)}
-    StatusFile(run / "nodes" / "status.json").write(AttemptState([NodeState(ranks=ranks)]))
+    status = StatusFile(run / "nodes" / "status.json")
+    status.write(AttemptState([NodeState(ranks=ranks)]), phase)
 
 
 class Saying:
     """A running attempt of one host whose ranks say these words."""
 
     address = "127.0.0.1:29500"
-    has_failed = False
+    is_asked = False
 
     def __init__(self, *words: str) -> None:
         ranks = {
@@ -38,11 +38,14 @@ class Saying:
         }
         self.state = AttemptState([NodeState(host="n1", ranks=ranks)])
 
-    def poll(self) -> int | None:
-        return self.state.code
+    def poll(self) -> AttemptPhase:
+        return self.state.phase
 
-    def look(self) -> AttemptState:
+    def snapshot(self) -> AttemptState:
         return self.state
+
+    def request_stop(self) -> None:
+        self.is_asked = True
 
     def end(self) -> AttemptState:
         return self.state

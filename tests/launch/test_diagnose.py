@@ -5,13 +5,12 @@ One failure of 512 ranks is told once: who failed first, and how many lost their
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mpctl.launch.attempt import AttemptState, NodeState, RankState
+from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, RankState
 from mpctl.launch.diagnose import (
     AttemptEvidence,
     Failure,
@@ -25,7 +24,7 @@ from mpctl.render.run import print_failure
 from mpctl.rundir.breadcrumb import BreadcrumbState
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.rank_files import FailureRecord
-from mpctl.runtime.process import record_failure
+from mpctl.runtime.process import failure_record
 from mpctl.runtime.step_guard import StepRefused
 from mpctl.spec.load import load_job
 from mpctl.transport.shared import PeerLost
@@ -41,11 +40,12 @@ class Attempt:
         self.run = RunDir(folder)
         self.run.torchrun_log.parent.mkdir(parents=True)
         self.crumbs: dict[int, BreadcrumbState] = {}
+        self.records: dict[int, FailureRecord] = {}
         self.job = load_job(None, {"parallel.pp": 2, "parallel.dp": 2, "cluster.gpus_per_node": 4})
 
     def raised(self, rank: int, error: BaseException) -> None:
-        record_failure(self.run.path / f"failures/rank-{rank}.json", error, rank=rank,
-                       coords={"dp": rank % 2, "pp": rank // 2}, doing="step 3")  # fmt: skip
+        coords = {"dp": rank % 2, "pp": rank // 2}
+        self.records[rank] = failure_record(error, rank=rank, coords=coords, doing="step 3")
 
     def summary(self, codes: dict[int, int], *, terminated: bool = True) -> None:
         """As torchrun writes it for the ranks that did not end with code 0. terminated: it sent
@@ -84,7 +84,7 @@ class Attempt:
             },
             "exit_codes": exit_codes(output),
             "terminated": terminated_ranks(output),
-            "failures": self.run.failure_records(ranks),
+            "failures": [self.records[rank] for rank in ranks if rank in self.records],
         }
         return NodeState(**{"host": "n1", "code": 1, **said, **seen})
 
@@ -94,7 +94,9 @@ class Attempt:
         return self.failure_of(node, **seen)
 
     def failure_of(self, *nodes: NodeState, **seen: Any) -> Failure:
-        evidence = AttemptEvidence(**{"code": 1, "state": AttemptState(nodes), **seen})
+        phase = {0: AttemptPhase.SUCCEEDED, None: AttemptPhase.ENDED}
+        seen["phase"] = phase.get(seen.pop("code", 1), AttemptPhase.FAILED)
+        evidence = AttemptEvidence(**{"state": AttemptState(nodes), **seen})
         return find_failure(self.run, self.job, 4, evidence)
 
 
@@ -291,7 +293,7 @@ def test_ranks_that_the_launcher_ended_did_not_exit_by_themselves(attempt: Attem
 
 def test_a_failure_is_json_and_words(attempt: Attempt) -> None:
     attempt.raised(3, ValueError("token 60000"))
-    assert json.loads((attempt.run.path / "failures/rank-3.json").read_text())["is_echo"] is False
+    assert attempt.records[3]["is_echo"] is False
     expected = "rank 3 (dp 1, pp 1) failed at step 3: ValueError: token 60000"
     assert str(attempt.failure()) == expected
 

@@ -23,7 +23,7 @@ from mpctl.launch.attempt import AttemptState, NodeState
 from mpctl.launch.diagnose import AttemptEvidence, find_failure, full_disk_text
 from mpctl.launch.supervise import SaveMonitor
 from mpctl.rundir.directory import RunDir
-from mpctl.runtime.process import record_failure
+from mpctl.runtime.process import failure_record
 from mpctl.spec.job import CheckpointSpec
 from mpctl.spec.load import load_job
 from mpctl.units import bytes_text
@@ -177,7 +177,7 @@ def test_a_save_that_gets_on_is_told_and_waited_for(tmp_path: Path) -> None:
             said = {0: "saving step 4", 1: f"saving step 4: {second - 10} GiB of 20 GiB written"}
         elif second >= 35:
             said = {0: "step 5", 1: "step 5"}
-        saves.look(Saying(*said.values()))
+        saves.poll(Saying(*said.values()))
         moved[second] = saves.last_progress
     assert [moved[s] for s in (9, 10, 20, 29, 34, 39)] == [float("-inf"), 10, 20, 29, 29, 29]
     assert [at for at, _ in told] == [12.0, 27.0]
@@ -230,11 +230,11 @@ def test_a_recorded_error_of_a_full_disk_comes_before_others(tmp_path: Path) -> 
     """A cache on a disk of a host's own may be full, while there is room for the run."""
     run, number = RunDir(tmp_path), errno.ENOSPC
     errors = ValueError("half a file"), OSError(number, os.strerror(number), "/tmp/cache")
-    for rank, error in enumerate(errors):
-        path = run.failure(rank)
-        record_failure(path, error, rank=rank, coords={"dp": rank}, doing="step 3")
-    node = NodeState(code=1, failures=run.failure_records())
-    evidence = AttemptEvidence(1, state=AttemptState([node]))
+    records = [
+        failure_record(error, rank=rank, coords={"dp": rank}, doing="step 3")
+        for rank, error in enumerate(errors)
+    ]
+    evidence = AttemptEvidence(state=AttemptState([NodeState(code=1, failures=records)]))
     failure = find_failure(run, load_job(None, {"parallel.dp": 2}), 2, evidence)
     assert failure.rank == 1 and "No space left on device" in failure.error
     assert full_disk_text(tmp_path) == "" and list(tmp_path.glob(".*")) == []

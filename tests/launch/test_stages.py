@@ -3,7 +3,6 @@ at; no other rank is left waiting."""
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mpctl.launch.attempt import AttemptPhase, read_status
 from mpctl.rundir.breadcrumb import rank_memory, read_breadcrumb
 from tests.launch.command import Launched, endless, launch, poison
 
@@ -53,8 +53,10 @@ def check_ended(run: Launched, rank: int, doing: str, *, ranks: int = 2) -> str:
     assert failure["coords"] == {"tp": rank % (ranks // 2), "cp": 0, "dp": 0, "pp": stage}
     place = ", ".join(f"{axis} {index}" for axis, index in failure["coords"].items())
     assert f"rank {rank} ({place}) failed at {doing}" in " ".join(run.stderr.split())
-    left = [json.loads(p.read_text()) for p in (run.run_dir / "failures").glob("rank-*.json")]
-    assert all(record["is_echo"] for record in left if record["rank"] != rank), left
+    report = read_status(run.run_dir / "nodes/status.json")
+    assert report is not None and report.phase in (AttemptPhase.FAILED, AttemptPhase.ENDED)
+    left = [record for record in report.state.failures if record["rank"] != rank]
+    assert all(record["is_echo"] for record in left), left
     assert not run.left_behind(3)
     return str(failure["error"])
 

@@ -22,7 +22,13 @@ from mpctl.clusters.local import LocalAttempt, LocalCluster
 from mpctl.errors import Issue, RunFailed
 from mpctl.hosts.machine import Machine
 from mpctl.launch import supervise
-from mpctl.launch.attempt import AttemptState, NodeState
+from mpctl.launch.attempt import (
+    AttemptPhase,
+    AttemptState,
+    NodeState,
+    StatusFile,
+    read_status,
+)
 from mpctl.launch.follow import RecordReader
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
 from mpctl.launch.set_up import set_up_run as write_run
@@ -41,16 +47,18 @@ def _saved(run: Launched) -> list[int]:
     return [step for step, _ in found]
 
 
-def test_a_stop_waits_for_the_save_of_the_first_step(data: Path, tmp_path: Path) -> None:
+def test_a_stop_waits_for_the_save_of_the_first_step(tmp_path: Path) -> None:
     """A step that is validated is saved before its record is written."""
-    plan = plan_launch(tiny_plan(tiny_job(data, 1, 1)), RunDir(tmp_path), Machine(2, 0, 2**34))
-    saves = SaveMonitor(on_event=print)
-    cluster = LocalCluster.of(plan.run)
-    reader, stops = RecordReader(plan.run.metrics), supervise.StopRequests([15])
-    grace = supervise.StopGracePeriod(cluster, 60.0, stops, print)
-    assert not grace.is_open(reader, saves) and not plan.run.stop.exists()
-    saves.look(Saying("saving step 1: 1 GiB of 2 GiB written"))
-    assert grace.is_open(reader, saves) and plan.run.stop.exists()
+    run, saves = RunDir(tmp_path), SaveMonitor(on_event=print)
+    attempt = Saying("saving step 1: 1 GiB of 2 GiB written")
+    watched = supervise.WatchedAttempt(attempt, StatusFile(run.status))
+    reader, stops = RecordReader(run.metrics), supervise.StopRequests([15])
+    grace = supervise.StopGracePeriod(watched, 60.0, stops, print)
+    assert not grace.is_open(reader, saves) and not attempt.is_asked
+    saves.poll(attempt)
+    assert grace.is_open(reader, saves) and attempt.is_asked
+    report = read_status(run.status)
+    assert report is not None and report.phase is watched.phase is AttemptPhase.STOPPING
     stops.received.append(15)
     assert not grace.is_open(reader, saves)
 
@@ -117,8 +125,7 @@ class Unkillable(LocalCluster):
 
     def start(self, plan: LaunchPlan) -> Any:
         attempt = Saying("step 3")
-        attempt.state = AttemptState([NodeState(host="n0", failures=[], unkilled=[4711])])
-        attempt.poll = lambda: 1
+        attempt.state = AttemptState([NodeState(host="n0", code=1, unkilled=[4711])])
         return attempt
 
 
@@ -374,22 +381,22 @@ def test_two_launches_side_by_side(data: Path, tmp_path: Path) -> None:
 def test_a_stop_request_counts_once_and_an_urgent_one_twice(tmp_path: Path) -> None:
     """Also after Ctrl-C: a request to finish the step is no second signal, which would kill."""
     path, stops = tmp_path / "stop-request", supervise.StopRequests([signal.SIGINT])
-    stops.look(path)
+    stops.poll(path)
     write_stop_request(path, now=False)
     for _ in range(2):
-        stops.next_look = 0.0
-        stops.look(path)
+        stops.next_poll = 0.0
+        stops.poll(path)
     assert stops.received == [signal.SIGINT]
     write_stop_request(path, now=True)
-    stops.next_look = 0.0
-    stops.look(path)
+    stops.next_poll = 0.0
+    stops.poll(path)
     assert stops.received == [signal.SIGINT, signal.SIGTERM] and stops.cause == "SIGINT"
 
 
 def test_who_asked_for_a_stop_is_told(tmp_path: Path) -> None:
     write_stop_request(tmp_path / "stop-request", now=False)
     stops = supervise.StopRequests()
-    stops.look(tmp_path / "stop-request")
+    stops.poll(tmp_path / "stop-request")
     assert (stops.received, stops.cause) == ([signal.SIGTERM], "mpctl stop")
 
 

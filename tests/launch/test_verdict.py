@@ -20,8 +20,8 @@ from mpctl.launch.verdict import (
     ProcessView,
     Verdict,
     blocked_in,
-    judge,
-    judge_nccl_logs,
+    hang_verdict,
+    nccl_verdict,
     wait_graph,
     watchdog_timeouts,
 )
@@ -33,7 +33,7 @@ RUNNING = {rank: ProcessView(processor=1.0) for rank in range(4)}
 
 def verdict(ranks: Ranks, process: ProcessView | None = None, stack: str = "") -> Verdict:
     processes = RUNNING if process is None else {**RUNNING, 3: process}
-    judged = judge(HangEvidence(ranks.progress, processes, {3: stack}), 12.3)
+    judged = hang_verdict(HangEvidence(ranks.progress, processes, {3: stack}), 12.3)
     assert judged is not None
     return judged
 
@@ -74,7 +74,7 @@ def test_what_it_does_instead(process: ProcessView, words: str) -> None:
 def test_a_rank_that_has_ended_is_named_before_one_that_computes() -> None:
     ranks = Ranks().waits(0, "dp 0-2", 5).at(1, "dp 0-2", 4).at(2, "dp 0-2", 4)
     processes = {0: ProcessView(), 1: ProcessView(processor=1.0), 2: ProcessView("zombie")}
-    judged = judge(HangEvidence(ranks.progress, processes), 9)
+    judged = hang_verdict(HangEvidence(ranks.progress, processes), 9)
     assert judged is not None and judged.rank == 2
 
 
@@ -87,7 +87,10 @@ def test_a_message_that_was_not_sent() -> None:
 
 def test_nobody_waits() -> None:
     """A long computation of all ranks is no hang: a compilation, a first batch, a validation."""
-    assert judge(HangEvidence(Ranks().at(0, "dp 0-1", 3).at(1, "dp 0-1", 3).progress), 999) is None
+    assert (
+        hang_verdict(HangEvidence(Ranks().at(0, "dp 0-1", 3).at(1, "dp 0-1", 3).progress), 999)
+        is None
+    )
 
 
 def test_ranks_that_wait_for_each_other() -> None:
@@ -113,7 +116,9 @@ def test_all_wait_in_the_same_collective() -> None:
 def test_one_that_was_stopped_while_it_waited() -> None:
     """It had joined a message of several pieces; its peers wait for the rest of it."""
     ranks = Ranks().waits(0, "dp 0-1", 3).waits(1, "dp 0-1", 3)
-    judged = judge(HangEvidence(ranks.progress, {0: ProcessView(), 1: ProcessView("stopped")}), 9)
+    judged = hang_verdict(
+        HangEvidence(ranks.progress, {0: ProcessView(), 1: ProcessView("stopped")}), 9
+    )
     assert judged is not None and judged.rank == 1
     assert judged.error.startswith("joined and did not finish all_reduce #3")
     assert judged.error.endswith("its process is stopped (SIGSTOP, or a debugger)")
@@ -244,7 +249,7 @@ def test_both_forms_are_read(form: str, group: str) -> None:
 
 def test_who_did_not_time_out_is_at_fault() -> None:
     logs = {0: log(0, "dp 0,2", 5, 5), 1: log(1, "dp 1,3", 5, 5), 2: log(2, "tp 2-3", 78, 79)}
-    judged = judge_nccl_logs({**logs, 3: "step 3: loss 2.0\n"})
+    judged = nccl_verdict({**logs, 3: "step 3: loss 2.0\n"})
     assert judged is not None and judged.rank == 3
     assert judged.error == (
         "did not join ALLREDUCE #5 of group dp (ranks 1, 3), in which rank 1 waited until NCCL's "
@@ -255,16 +260,16 @@ def test_who_did_not_time_out_is_at_fault() -> None:
 def test_a_member_that_started_less_than_the_others() -> None:
     """All four time out, rank 1 in a collective of another group."""
     logs = {rank: log(rank, "default_pg", 5, 5) for rank in (0, 2, 3)}
-    judged = judge_nccl_logs({**logs, 1: log(1, "default_pg", 4, 4) + log(1, "tp 0-1", 9, 9)})
+    judged = nccl_verdict({**logs, 1: log(1, "default_pg", 4, 4) + log(1, "tp 0-1", 9, 9)})
     assert judged is not None
     assert judged.rank == 0 and "group tp (ranks 0-1), in which rank 1 waited" in judged.error
 
 
 def test_logs_that_name_nobody() -> None:
-    assert judge_nccl_logs({0: "", 1: ""}) is None
-    assert judge_nccl_logs({0: log(0, "", 5, 5), 1: ""}) is None
+    assert nccl_verdict({0: "", 1: ""}) is None
+    assert nccl_verdict({0: log(0, "", 5, 5), 1: ""}) is None
     everyone = {rank: log(rank, "tp 0-1", 5, 5) for rank in range(2)}
-    assert judge_nccl_logs(everyone) is None
+    assert nccl_verdict(everyone) is None
 
 
 @pytest.mark.parametrize(
@@ -286,8 +291,6 @@ def test_words_about_a_lost_peer_are_echoes(words: str) -> None:
 
 def test_a_link_of_two_stages_is_a_group_of_its_own() -> None:
     """Messages of both directions count apart (runtime/p2p.py)."""
-    judged = judge_nccl_logs(
-        {0: log(0, "pp backward 1,0", 3, 3), 1: log(1, "pp forward 0-1", 9, 9)}
-    )
+    judged = nccl_verdict({0: log(0, "pp backward 1,0", 3, 3), 1: log(1, "pp forward 0-1", 9, 9)})
     assert judged is not None and judged.rank == 1
     assert judged.error.startswith("did not join ALLREDUCE #3 of group pp backward (ranks 0-1)")

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from mpctl.launch import watch
-from mpctl.launch.attempt import AttemptState, NodeState, RankState
-from mpctl.launch.watch import STOPPED_LOOKS, HangReport, RunWatch
+from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, RankState
+from mpctl.launch.watch import STOPPED_CHECKS, HangReport, RunWatch
 from mpctl.rundir.breadcrumb import JOINED, JOINING, Breadcrumb
 from mpctl.spec.launch import LaunchSpec
 from tests.launch.attempts import new_breadcrumb, state_of
@@ -28,18 +28,21 @@ class Ranks:
         self.states: dict[int | None, str] = {}
         self.seconds: dict[int, float] = {}
         self.started = range(self.world_size)
-        self.address, self.has_failed = "127.0.0.1:29500", False
+        self.address = "127.0.0.1:29500"
 
-    def poll(self) -> int | None:
-        return None
+    def poll(self) -> AttemptPhase:
+        return AttemptPhase.RUNNING
+
+    def request_stop(self) -> None:
+        raise AssertionError
 
     def end(self) -> AttemptState:
-        return self.look()
+        return self.snapshot()
 
     def stacks(self) -> dict[int, str]:
         return {rank: f"mpctl/x.py:{rank} in f" for rank in range(self.world_size)}
 
-    def look(self) -> AttemptState:
+    def snapshot(self) -> AttemptState:
         running = psutil.STATUS_RUNNING
         ranks = {
             rank: RankState(
@@ -68,7 +71,7 @@ class Scene:
         found = None
         for _ in range(count):
             between()
-            found = found or self.watch.look(self.processes.look())
+            found = found or self.watch.check(self.processes.snapshot())
         return "" if found is None else f"{found.rank}: {found.error}"
 
     def beat(self) -> None:
@@ -87,21 +90,21 @@ def test_healthy_ranks_are_left_alone(scene: Scene) -> None:
 
 def test_a_stopped_rank_is_a_hang_after_some_looks(scene: Scene) -> None:
     scene.processes.states[1] = psutil.STATUS_STOPPED
-    assert scene.looks(STOPPED_LOOKS - 1, scene.beat) == ""
+    assert scene.looks(STOPPED_CHECKS - 1, scene.beat) == ""
     scene.processes.states[1] = psutil.STATUS_RUNNING  # continued in time
     assert scene.looks(1, scene.beat) == ""
     scene.processes.states[1] = psutil.STATUS_STOPPED
-    assert scene.looks(STOPPED_LOOKS - 1, scene.beat) == ""
+    assert scene.looks(STOPPED_CHECKS - 1, scene.beat) == ""
     assert scene.looks(1, scene.beat).startswith("1: its process is stopped (SIGSTOP")
 
 
 def test_all_ranks_and_torchrun_stopped(scene: Scene) -> None:
     scene.processes.states[None] = psutil.STATUS_STOPPED
-    assert "torchrun, which runs the ranks, is stopped" in scene.looks(STOPPED_LOOKS, scene.beat)
+    assert "torchrun, which runs the ranks, is stopped" in scene.looks(STOPPED_CHECKS, scene.beat)
     scene.watch.stopped.clear()
     scene.watch.stopped_torchruns.clear()
     scene.processes.states |= {0: psutil.STATUS_STOPPED, 1: psutil.STATUS_STOPPED}
-    words = scene.looks(STOPPED_LOOKS)
+    words = scene.looks(STOPPED_CHECKS)
     assert words.startswith("0: ") and words.endswith("so is rank 1")
 
 
@@ -185,9 +188,9 @@ def test_waits_that_end_are_no_hang(scene: Scene) -> None:
 
 def test_while_no_look_is_taken_no_wait_grows(scene: Scene) -> None:
     start_all_reduce(scene.breadcrumbs[0], waits=True)
-    state = scene.processes.look()
-    assert scene.watch.look(state, 1.0) is None
-    assert scene.watch.look(state, 3600.0) is None  # this process was stopped
+    state = scene.processes.snapshot()
+    assert scene.watch.check(state, 1.0) is None
+    assert scene.watch.check(state, 3600.0) is None  # this process was stopped
 
 
 def test_a_stopped_rank_and_who_waits_for_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

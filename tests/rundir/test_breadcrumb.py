@@ -13,6 +13,7 @@ import pytest
 from mpctl.rundir import breadcrumb
 from mpctl.rundir.breadcrumb import (
     BREADCRUMBS,
+    FINISHED,
     JOINED,
     RANK_BYTES,
     STARTED,
@@ -23,6 +24,7 @@ from mpctl.rundir.breadcrumb import (
     rank_memory,
 )
 from mpctl.rundir.collective_log import GroupProgress
+from mpctl.runtime.process import failure_record
 from tests.launch.attempts import new_breadcrumb, state_of
 
 KILLED = """
@@ -64,8 +66,32 @@ def test_a_rank_that_recorded_its_failure_says_so(tmp_path: Path) -> None:
     host = HostBreadcrumbs(range(2), tmp_path)
     crumbs = [Breadcrumb(rank_memory(rank, host.environment)) for rank in range(2)]
     assert not host.has_failed
-    crumbs[1].fail()
+    record = failure_record(ValueError("x" * 9), rank=1, coords={"tp": 1}, doing="step 3")
+    crumbs[1].fail(record)
     assert host.has_failed and host.state(1) == BreadcrumbState("starting", STARTED)
+    assert host.failures() == [record] and host.state(0) == BreadcrumbState("starting", STARTED)
+    crumbs[0].fail({**record, "rank": 0, "traceback": [f"{n}" * 4000 for n in range(9)]})
+    first, second = host.failures()
+    assert (first["rank"], second) == (0, record)
+    assert [entry[0] for entry in first["traceback"]] == ["5", "6", "7", "8"]
+
+
+def test_ranks_are_asked_to_stop(tmp_path: Path) -> None:
+    host = HostBreadcrumbs(range(2), tmp_path)
+    crumbs = [Breadcrumb(rank_memory(rank, host.environment)) for rank in range(2)]
+    assert not any(crumb.stop_requested for crumb in crumbs)
+    host.request_stop()
+    assert all(crumb.stop_requested for crumb in crumbs)
+
+
+def test_ranks_have_joined_when_all_have(tmp_path: Path) -> None:
+    host = HostBreadcrumbs(range(2), tmp_path)
+    crumbs = [Breadcrumb(rank_memory(rank, host.environment)) for rank in range(2)]
+    crumbs[0].reach(JOINED, "building")
+    assert not host.has_joined
+    crumbs[1].reach(JOINED, "building")
+    crumbs[0].end()
+    assert host.has_joined
 
 
 def test_without_anybody_who_reads_it_a_rank_writes_for_itself() -> None:
@@ -98,4 +124,5 @@ def test_a_rank_that_ends_leaves_nothing_of_it() -> None:
     crumb = new_breadcrumb()
     crumb.beat()
     crumb.end()
-    assert not any(crumb.memory) and crumb.has_ended
+    assert state_of(crumb) == BreadcrumbState("", FINISHED) and crumb.has_ended
+    assert not state_of(crumb).is_working

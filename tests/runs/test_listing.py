@@ -87,11 +87,6 @@ def test_a_held_lock_is_a_running_launch(folder: Path) -> None:
     os.close(again)
 
 
-def test_the_pid_of_another_process_is_no_launch(folder: Path) -> None:
-    (folder / "killed/torchrun.pid").write_text(str(os.getpid()))
-    assert by_name(folder)["killed"]["status"] == "interrupted"
-
-
 def test_sorting(folder: Path) -> None:
     rows = list_runs(folder, sort="step").rows
     assert [row["step"] for row in rows] == [5, 7, 12, 20, 20]

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from mpctl.launch.attempt import AttemptState, NodeState, RankState
-from mpctl.launch.status_file import StatusFile
+from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, RankState, StatusFile
 from mpctl.rundir.breadcrumb import JOINED, BreadcrumbState
 from mpctl.rundir.launcher import START_TOLERANCE, this_launcher
 from mpctl.runs.saved import is_running
@@ -107,7 +106,7 @@ def test_the_state_of_a_process_is_told_and_a_rank_of_a_host_that_said_nothing(
     run = going_on(tmp_path / "demo")
     crumb = BreadcrumbState("step 6, backward", JOINED, 9, time.time(), time.time())
     state = AttemptState([NodeState(host="n2", ranks={1: RankState("stopped", 0.0, crumb)})])
-    StatusFile(run / "nodes" / "status.json").write(state)
+    StatusFile(run / "nodes" / "status.json").write(state, AttemptPhase.RUNNING)
     first, second = status_document(status_of(run, "demo"))["ranks"]
     assert (first["doing"], first["process"]) == ("", None)
     assert (second["doing"], second["process"]) == ("step 6, backward", "stopped")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mpctl.launch.attempt import AttemptPhase
 from mpctl.rundir.breadcrumb import BreadcrumbState
 from mpctl.rundir.launcher import requested_signals
 from mpctl.runs.stop import stop_run, stopping_text
@@ -56,8 +57,8 @@ def test_the_end_is_waited_for_and_what_the_run_does_is_shown(tmp_path: Path) ->
     def end() -> None:
         time.sleep(0.5)
         (run / "stop-request").unlink()  # by a launcher that took it for an old one
-        (run / "stop").touch()
-        report(run, BreadcrumbState("saving step 6: 1 GiB of 2 GiB"))
+        saving = BreadcrumbState("saving step 6: 1 GiB of 2 GiB")
+        report(run, saving, phase=AttemptPhase.STOPPING)
         time.sleep(0.5)
         (run / "summary.json").write_text(json.dumps(summary("stopped")))
 
@@ -72,7 +73,8 @@ def test_the_end_is_waited_for_and_what_the_run_does_is_shown(tmp_path: Path) ->
 
 def test_between_the_request_and_the_end(tmp_path: Path) -> None:
     run = going_on(tmp_path / "demo")
-    (run / "stop").touch()
+    assert stopping_text(run) == "waiting for the launcher"
+    report(run, BreadcrumbState("step 6"), phase=AttemptPhase.STOPPING)
     assert stopping_text(run) == "finishing the step"
-    report(run, BreadcrumbState(), BreadcrumbState())
+    report(run, BreadcrumbState(), BreadcrumbState(), phase=AttemptPhase.STOPPING)
     assert stopping_text(run) == "ranks have ended"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.triton.backend import TritonKernels
+from mpctl.rundir.breadcrumb import Breadcrumb, HostBreadcrumbs, rank_memory
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.build import build_trainer
 from mpctl.runtime.environment import RuntimeEnvironment, machine_kernels
@@ -88,20 +89,16 @@ def test_a_stop_and_the_peak_memory_come_from_the_environment(data: Path, tmp_pa
     assert trainer.step == 1 and trainer.saver.saved == {1}
 
 
-def test_the_machine_is_asked_to_stop_by_a_file(data: Path, tmp_path: Path) -> None:
-    environment = RuntimeEnvironment.of_machine(few_steps(data), tmp_path, local_rank=0)
+def test_a_rank_is_asked_to_stop_in_the_memory_that_it_shares(data: Path, tmp_path: Path) -> None:
+    host = HostBreadcrumbs(range(1), tmp_path)
+    crumb = Breadcrumb(rank_memory(0, host.environment))
+    environment = RuntimeEnvironment.of_machine(
+        few_steps(data), tmp_path, local_rank=0, breadcrumb=crumb
+    )
     assert environment.device == torch.device("cpu") and not environment.stop_requested()
-    (tmp_path / "stop").touch()
+    host.request_stop()
     assert environment.stop_requested()
     assert environment.peak_memory() > 2**20
-
-
-def test_only_rank_0_looks_for_the_stop(data: Path, tmp_path: Path) -> None:
-    """Every rank once a step would be many requests to a network file system."""
-    (tmp_path / "stop").touch()
-    job = few_steps(data)
-    environment = RuntimeEnvironment.of_machine(job, tmp_path, local_rank=0, rank=8)
-    assert not environment.stop_requested()
 
 
 def test_batches_come_from_the_environment(data: Path, tmp_path: Path) -> None:

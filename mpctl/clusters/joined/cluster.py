@@ -153,7 +153,3 @@ class JoinedCluster:
             names = [host.name for host in self.hosts]
             write_hosts(self.cluster.run.hosts, names, plan.world_size // len(names))
         return attempt
-
-    def request_stop(self) -> None:
-        """Have RUN/stop made on the host of rank 0."""
-        self.cluster.request_stop()

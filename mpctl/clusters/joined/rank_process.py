@@ -19,7 +19,7 @@ from dataclasses import replace
 import psutil
 
 from mpctl.hosts.machine import memory_kills
-from mpctl.launch.attempt import NodeState, RankState
+from mpctl.launch.attempt import AttemptPhase, NodeState, RankState
 from mpctl.launch.node.processes import UNREADABLE, kill_tree, process_state, rank_stacks
 from mpctl.launch.node.torchrun import NodeStart
 from mpctl.rundir.breadcrumb import HostBreadcrumbs
@@ -48,34 +48,36 @@ class RankProcess:
         finally:
             signal.signal(signal.SIGUSR1, before)
 
-    def poll(self) -> int | None:
-        """The worker's exit code, negative for a signal that ended it; None while it runs."""
-        return self.worker.poll()
+    def poll(self) -> AttemptPhase:
+        """How far the rank is."""
+        crumbs = self.breadcrumbs
+        return AttemptPhase.of(
+            self.worker.poll(), is_failing=crumbs.has_failed, has_joined=crumbs.has_joined
+        )
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether the worker has ended with an error or recorded a failure."""
-        return bool(self.poll()) or self.breadcrumbs.has_failed
-
-    def look(self) -> NodeState:
-        """The state of the rank."""
-        code = self.poll()
+    def snapshot(self) -> NodeState:
+        """The state of the rank; code: the worker's, negative for a signal that ended it."""
+        code = self.worker.poll()
         return NodeState(
             node=self.rank,
             host=socket.gethostname(),
             ranks={self.rank: self._state()},
             code=code,
             exit_codes={self.rank: code} if code and not self.is_ended else {},
-            failures=self.run.failure_records([self.rank]) if self.has_failed else (),
+            failures=self.breadcrumbs.failures(),
             memory_kills=memory_kills() - self.kills,
         )
 
     def end(self) -> NodeState:
         """Kill the worker if it still runs; the last state."""
-        self.is_ended = self.poll() is None
+        self.is_ended = self.worker.poll() is None
         unkilled = kill_tree(self.worker)
         self.breadcrumbs.close()
-        return replace(self.look(), unkilled=unkilled)
+        return replace(self.snapshot(), unkilled=unkilled)
+
+    def request_stop(self) -> None:
+        """Have the rank finish its step, save and end."""
+        self.breadcrumbs.request_stop()
 
     def stacks(self) -> dict[int, str]:
         """Where the main thread of the rank is, if it answers."""

@@ -26,8 +26,8 @@ from typing import Protocol
 from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.hosts.checks import Device, cluster_host_issues, differing_hosts, doubled_hosts
 from mpctl.hosts.machine import HostFacts
-from mpctl.launch.attempt import AttemptState, NodeState
-from mpctl.launch.control.messages import Hello, Start, Word, write_key
+from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState
+from mpctl.launch.control.messages import Command, Hello, Start, write_key
 from mpctl.launch.control.server import ControlServer, HostLink
 from mpctl.launch.launch_plan import LaunchPlan
 from mpctl.launch.node.torchrun import NodeStart
@@ -86,24 +86,24 @@ class AgentAttempt:
     address: str
     failures: Callable[[], dict[int, Issue]]
 
-    def poll(self) -> int | None:
-        """None while ranks run on any host; then AttemptState.code."""
-        return self.look().code
+    def poll(self) -> AttemptPhase:
+        """How far the hosts are, by their last reports."""
+        return self.snapshot().phase
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether a rank or a host has failed."""
-        return self.look().has_failed
-
-    def look(self) -> AttemptState:
+    def snapshot(self) -> AttemptState:
         """What every host last reported."""
         return AttemptState([self._state(node, link) for node, link in enumerate(self.links)])
 
+    def request_stop(self) -> None:
+        """Have the ranks finish their step, save and end."""
+        for link in self.links:
+            self.server.send(link.node, Command("stop"))
+
     def end(self) -> AttemptState:
         """Have every host end its ranks, and wait until all that answer have."""
-        self.server.broadcast(Word("end"))
+        self.server.broadcast(Command("end"))
         deadline = time.monotonic() + END_SECONDS
-        while (state := self.look()).code is None and time.monotonic() < deadline:
+        while (state := self.snapshot()).code is None and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         return state
 
@@ -408,11 +408,6 @@ class AgentCluster:
             return int(self.server.request(self.links[0].node, "free_port").result(PORT_SECONDS))
         except (RuntimeError, TimeoutError) as error:
             raise RunFailed(f"host {self.links[0].name}: {error or 'no answer'}") from None
-
-    def request_stop(self) -> None:
-        """Make RUN/stop on the host of rank 0, which looks for it: another host's file may take a
-        minute to be seen through a network file system."""
-        self.server.send(self.links[0].node, Word("stop"))
 
 
 def _facts(link: HostLink) -> HostFacts:

@@ -98,9 +98,9 @@ class Request:
 
 
 @checked(frozen=True)
-class Word:
-    """A message without content. end: end the attempt's ranks; stop: make RUN/stop; bye: the
-    launch is over."""
+class Command:
+    """A message without arguments. end: end the attempt's ranks; stop: have them finish their step,
+    save and end; bye: the launch is over."""
 
     type: Literal["ping", "end", "stop", "bye"]
 
@@ -113,7 +113,7 @@ class Pong:
 
 
 FromAgent = Hello | Report | Result | Pong
-FromLauncher = Start | Request | Word
+FromLauncher = Start | Request | Command
 FROM_AGENT: TypeAdapter[FromAgent] = TypeAdapter(FromAgent)
 FROM_LAUNCHER: TypeAdapter[FromLauncher] = TypeAdapter(FromLauncher)
 MESSAGES: TypeAdapter[FromAgent | FromLauncher] = TypeAdapter(FromAgent | FromLauncher)

@@ -30,6 +30,7 @@ from mpctl.launch.control.messages import (
     PING_SECONDS,
     PROOF_BYTES,
     SILENCE_SECONDS,
+    Command,
     FromAgent,
     FromLauncher,
     Handshake,
@@ -38,7 +39,6 @@ from mpctl.launch.control.messages import (
     Report,
     Request,
     Result,
-    Word,
     encode,
     new_challenge,
     new_key,
@@ -113,7 +113,7 @@ class ControlServer:
     def close(self) -> None:
         """Tell all agents that the launch is over, and stop serving."""
         for link in self.links:
-            self.send(link.node, Word("bye"))
+            self.send(link.node, Command("bye"))
         asyncio.run_coroutine_threadsafe(self._drain(), self.loop).result(SILENCE_SECONDS)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(SILENCE_SECONDS)
@@ -141,7 +141,7 @@ class ControlServer:
 
     def dismiss(self, node: int, why: str) -> None:
         """Let a host go: its agent ends, and the host counts as lost."""
-        self.send(node, Word("bye"))
+        self.send(node, Command("bye"))
         self.loop.call_soon_threadsafe(self._lose, self.links[node], why)
 
     def forget(self, node: int) -> None:
@@ -245,7 +245,7 @@ class ControlServer:
     async def _ping(self) -> None:
         while True:
             for link in self.links:
-                self._write(link, Word("ping"))
+                self._write(link, Command("ping"))
                 if link.is_ready and time.monotonic() - link.heard > SILENCE_SECONDS:
                     self._lose(link, SILENT)
             await asyncio.sleep(PING_SECONDS)

@@ -5,9 +5,9 @@
 It connects to the launcher's control server (launch/control/), where both prove that they know the
 key in the run directory; it says what this host is and then does what the launcher says: start
 torchrun, end it, answer requests. It reports the state of its ranks every REPORT_SECONDS, and at
-once when torchrun has ended or a rank has failed. When the connection closes, when nothing is heard
-for SILENCE_SECONDS or when a signal asks it to end, it ends its ranks and itself; when it is
-killed, the kernel kills torchrun and the ranks with it.
+once when their phase has changed: all have joined, one has failed, torchrun has ended. When the
+connection closes, when nothing is heard for SILENCE_SECONDS or when a signal asks it to end, it
+ends its ranks and itself; when it is killed, the kernel kills torchrun and the ranks with it.
 
 Each request (REQUESTS) is one function that is called in a thread, so that pings and reports go on
 meanwhile.
@@ -33,7 +33,7 @@ from typing import Any, Protocol
 from mpctl.durable import wait_for_file
 from mpctl.hosts.machine import NO_RUN_DIR, host_facts
 from mpctl.hosts.network import any_free_port, socket_interfaces
-from mpctl.launch.attempt import NodeState
+from mpctl.launch.attempt import AttemptPhase, NodeState
 from mpctl.launch.control.messages import (
     SILENCE_SECONDS,
     Connection,
@@ -65,15 +65,14 @@ class NodeProcess(Protocol):
     """What runs ranks of an attempt for an agent: torchrun (node/torchrun.py), or the worker of a
     single rank (joined/rank_process.py)."""
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether torchrun or a rank has failed."""
+    def poll(self) -> AttemptPhase:
+        """How far the attempt is here."""
 
-    def poll(self) -> int | None:
-        """The exit code; None while it runs."""
-
-    def look(self) -> NodeState:
+    def snapshot(self) -> NodeState:
         """The state of torchrun and of the ranks."""
+
+    def request_stop(self) -> None:
+        """Have the ranks finish their step, save and end."""
 
     def stacks(self) -> dict[int, str]:
         """Where the main thread of each rank is that answers."""
@@ -144,8 +143,8 @@ class Agent:
             self.connection.send(Pong())
         elif message.type == "end" and self.node is not None:
             self._send(self.node.end())
-        elif message.type == "stop":
-            self.run.stop.touch()
+        elif message.type == "stop" and self.node is not None:
+            self.node.request_stop()
         elif message.type == "bye":
             self.is_over = True
 
@@ -174,10 +173,9 @@ class Agent:
         """Report once REPORT_SECONDS have passed, or when something has ended since."""
         if self.node is None or (self.reported and self.reported.code is not None):
             return
-        news = self.node.has_failed or self.node.poll() is not None
-        was_failing = self.reported is not None and self.reported.has_failed
-        if time.monotonic() >= self.next_report or (news and not was_failing):
-            self._send(self.node.look())
+        before = AttemptPhase.STARTING if self.reported is None else self.reported.phase
+        if time.monotonic() >= self.next_report or self.node.poll() is not before:
+            self._send(self.node.snapshot())
 
     def _stacks(self) -> dict[int, str]:
         """Where the ranks of this host are."""

@@ -234,7 +234,7 @@ def rank_stacks(
     for rank, process in ranks.items():
         with suppress(*UNREADABLE):
             # A rank that has written its breadcrumb takes the signal; before, it would end it.
-            if breadcrumbs.state(rank).start and process.status() not in UNANSWERING:
+            if breadcrumbs.state(rank).is_working and process.status() not in UNANSWERING:
                 readers[rank] = StackReader(run.log(rank))
                 process.send_signal(STACK_SIGNAL)
     return read_stacks(readers)

@@ -39,7 +39,7 @@ from pathlib import Path
 
 from mpctl.hosts.machine import memory_kills
 from mpctl.hosts.network import HOST, free_port
-from mpctl.launch.attempt import NodeState, RankState
+from mpctl.launch.attempt import AttemptPhase, NodeState, RankState
 from mpctl.launch.node.processes import ProcessTree, kill_tree, rank_stacks
 from mpctl.rundir.breadcrumb import HostBreadcrumbs
 from mpctl.rundir.directory import RunDir
@@ -259,18 +259,16 @@ class NodeTorchrun:
                 start_new_session=True,
             )
 
-    def poll(self) -> int | None:
-        """torchrun's exit code; None while it runs."""
-        return self.torchrun.poll()
+    def poll(self) -> AttemptPhase:
+        """How far the attempt is on this host."""
+        crumbs = self.breadcrumbs
+        return AttemptPhase.of(
+            self.torchrun.poll(), is_failing=crumbs.has_failed, has_joined=crumbs.has_joined
+        )
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether torchrun has failed or a rank of this host has recorded a failure."""
-        return bool(self.poll()) or self.breadcrumbs.has_failed
-
-    def look(self) -> NodeState:
+    def snapshot(self) -> NodeState:
         """The state of torchrun and of every rank of this host."""
-        code = self.poll()
+        code = self.torchrun.poll()
         self.processes.find()
         output = self.run.torchrun_output(self.start.node) if code else ""
         return NodeState(
@@ -283,12 +281,16 @@ class NodeTorchrun:
             exit_codes=exit_codes(output),
             terminated=terminated_ranks(output),
             port_taken="EADDRINUSE" in output,
-            failures=self.run.failure_records(self.start.ranks) if self.has_failed else (),
+            failures=self.breadcrumbs.failures(),
             memory_kills=memory_kills() - self.kills,
         )
 
     def _state(self, rank: int) -> RankState:
         return self.processes.rank_state(rank, self.breadcrumbs.state(rank))
+
+    def request_stop(self) -> None:
+        """Have the ranks finish their step, save and end."""
+        self.breadcrumbs.request_stop()
 
     def stacks(self) -> dict[int, str]:
         """Where the main thread of each rank of this host is that answers."""
@@ -297,7 +299,7 @@ class NodeTorchrun:
 
     def end(self) -> NodeState:
         """Kill torchrun and all ranks that still run; the last state."""
-        self.is_ended = self.poll() is None
+        self.is_ended = self.torchrun.poll() is None
         unkilled = kill_tree(self.torchrun)
         self.breadcrumbs.close()
-        return replace(self.look(), unkilled=unkilled)
+        return replace(self.snapshot(), unkilled=unkilled)

@@ -407,8 +407,8 @@ def test_which_rank_failed_first_does_not_hang_on_the_clocks_of_hosts(
     report(agents[0], 0, ahead=0.0, failed=1.0)
     report(agents[1], 1, ahead=5.0, failed=3.0)
     attempt = AgentAttempt(server, server.links, 1, "127.0.0.1:29500", dict)
-    assert until(lambda: len(attempt.look().failures) == 2)
-    failures = attempt.look().failures
+    assert until(lambda: len(attempt.snapshot().failures) == 2)
+    failures = attempt.snapshot().failures
     assert [record["rank"] for record in failures] == [1, 0]
     assert failures[1]["time"] - failures[0]["time"] == pytest.approx(2.0, abs=0.5)
 

@@ -20,12 +20,12 @@ from mpctl.launch.control.messages import (
     CHALLENGE_BYTES,
     HEAD,
     MESSAGE_BYTES,
+    Command,
     Connection,
     Handshake,
     MessageKey,
     Start,
     Unproved,
-    Word,
     encode,
     new_key,
     parse_head,
@@ -119,7 +119,7 @@ def test_messages_arrive_whole_however_they_were_cut(tmp_path: Path) -> None:
     handshake = Handshake(KEY, b"a" * 32, b"b" * 32)
     sending, connection = handshake.messages_of("launcher"), Connection(far, handshake)
     with near, far:
-        sent = sending.seal(encode(Word("ping"))) + sending.seal(encode(Word("bye")))
+        sent = sending.seal(encode(Command("ping"))) + sending.seal(encode(Command("bye")))
         received: list[str] = []
         for byte in sent:
             near.sendall(bytes([byte]))
@@ -140,7 +140,7 @@ def test_an_agent_starts_nothing_with_variables_that_no_launcher_sets(
 
     with near, far:
         serving = Agent(RunDir(tmp_path), Connection(far, handshake), starter)  # type: ignore[arg-type]
-        near.sendall(sending.seal(encode(EVIL)) + sending.seal(encode(Word("bye"))))
+        near.sendall(sending.seal(encode(EVIL)) + sending.seal(encode(Command("bye"))))
         serving.serve()
         near.settimeout(5)
         report = json.loads(near.recv(1 << 16)[36:])

@@ -14,7 +14,7 @@ import pytest
 
 from mpctl.launch.attempt import NodeState
 from mpctl.launch.control import server as server_module
-from mpctl.launch.control.messages import ANSWER_BYTES, Connection, Pong, Report, Word, new_key
+from mpctl.launch.control.messages import ANSWER_BYTES, Command, Connection, Pong, Report, new_key
 from mpctl.launch.control.server import ControlServer
 from tests.launch.control.peers import (
     RecordingSocket,
@@ -45,7 +45,7 @@ def ready(server: ControlServer) -> list[int]:
 def test_an_agent_with_the_key_is_seated_and_answered(server: ControlServer) -> None:
     connection = agent(server, 1)
     assert until(lambda: ready(server) == [1])
-    server.send(1, Word("end"))
+    server.send(1, Command("end"))
     received: list[str] = []
     while "end" not in received:
         received += [message.type for message in connection.receive(20)]
@@ -184,7 +184,7 @@ def test_a_taken_seat_is_not_given_again(server: ControlServer) -> None:
     assert until(lambda: ready(server) == [0])
     second = agent(server, 0)
     assert is_closed(second.socket)
-    server.send(0, Word("end"))
+    server.send(0, Command("end"))
     received: list[str] = []
     while "end" not in received:
         received += [message.type for message in first.receive(20)]

@@ -14,11 +14,11 @@ import pytest
 from mpctl.hosts.network import own_addresses
 from mpctl.launch.control.messages import (
     HEAD,
+    Command,
     Connection,
     Handshake,
     MessageKey,
     Request,
-    Word,
     encode,
     new_key,
     parse_from_agent,
@@ -98,11 +98,11 @@ def test_an_agent_without_ranks_answers_pings_also_while_a_request_takes_long(
         thread.start()
         module = {"module": "mpctl.doctor.pairs", "text": "no JSON", "seconds": 30}
         near.sendall(sending.seal(encode(Request(1, "run_module", module))))
-        near.sendall(sending.seal(encode(Word("ping"))))
+        near.sendall(sending.seal(encode(Command("ping"))))
         near.settimeout(30)
         with near.makefile("rb") as answers:
             types = [next_type(answers, receiving) for _ in range(2)]
-        near.sendall(sending.seal(encode(Word("bye"))))
+        near.sendall(sending.seal(encode(Command("bye"))))
         thread.join(5)
     assert types == ["pong", "result"]
     assert not thread.is_alive()
