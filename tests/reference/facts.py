@@ -76,8 +76,9 @@ SET = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "for workers, unless set: 1, it writes them",
 }
 SCHEMAS = {
-    "mpctl.attempt/1": "nodes/status.json of a run: all hosts and ranks, as the "
-    "launcher last knew them",
+    "mpctl.attempt/1": "nodes/status.json of a run of older versions, which is read",
+    "mpctl.attempt/2": "nodes/status.json of a run: the phase of its attempt, all hosts and ranks, "
+    "as the launcher last knew them",
     "mpctl.bench/2": "`mpctl bench ... --json` and OUT/report.json: rows and findings of any bench",
     "mpctl.bench-compare/1": "`mpctl bench compare --json`: two reports, row by row",
     "mpctl.checkpoint-inspect/1": "`mpctl checkpoint inspect --json`: shards and parameters of one",
