@@ -21,15 +21,21 @@ from itertools import islice
 from math import isfinite
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
 from mpctl.batch.rows import Raw, as_others_run, load_row, parse_line, require_countable
 from mpctl.cores import usable_cores
-from mpctl.errors import InputError, Issue, IssueEntry, Status
+from mpctl.errors import InputError, Issue, Status
 from mpctl.estimate.job import Estimate
-from mpctl.planning.document import NearestPart, nearest_part
 from mpctl.planning.plan import Plan, make_plan
-from mpctl.planning.summary import TrainingEntry, training_settings, verdict
+from mpctl.planning.summary import (
+    PlanSummary,
+    TrainingEntry,
+    plan_summary,
+    training_settings,
+    verdict,
+)
+from mpctl.records import Json, json_value
 from mpctl.rules.validate import with_tried_hints
 from mpctl.search.nearest import with_hint, with_nearest
 from mpctl.spec.load import LoadedJob
@@ -44,23 +50,19 @@ NOT_SEARCHED = (
 )
 
 
-class PeakMemory(TypedDict):
-    """Bytes of the fullest rank: of tensors, with the allocator's reserve, and as nvidia-smi shows
-    them (with context and libraries)."""
+class Answer(TypedDict):
+    """The answer of one line, under its id.
 
-    allocated: int
-    reserved: int
-    device: int
-
-
-class Figures(TypedDict):
-    """The figures of an answer, None where they are not known.
-
-    verdict: whether it fits, and by how much, in words.
-    stage_memory_bytes: allocated by tensors, of one rank of each stage. breakdown: seconds of the
-    step by part; `dp` is that of the group dp_cp, and keys and values over cp are in `other`.
+    training: None where the job cannot be read. Figures are None where they are not known: verdict,
+    whether it fits, and by how much, in words; peak_memory_bytes, of the fullest rank, `allocated`
+    by tensors, with what the allocator `reserved`, and on the `device` as nvidia-smi shows it;
+    stage_memory_bytes, allocated by tensors, of one rank of each stage; breakdown, seconds of the
+    step by part: `dp` is that of the group dp_cp, and keys and values over cp are in `other`.
+    issues: what is wrong with the line, or should be known of its answer.
     """
 
+    id: RowId
+    training: TrainingEntry | None
     fits: bool | None
     verdict: str | None
     step_seconds: float | None
@@ -70,41 +72,16 @@ class Figures(TypedDict):
     mfu: float | None
     hfu: float | None
     tokens_per_second: float | None
-    peak_memory_bytes: PeakMemory | None
+    peak_memory_bytes: dict[str, int] | None
     stage_memory_bytes: list[int] | None
     breakdown: dict[str, float] | None
+    issues: list[Json]
+    nearest_that_fit: NotRequired[list[Json]]
 
 
-class FindingEntry(IssueEntry):
-    """What is wrong with a line, or should be known of its answer."""
-
-    status: Status
-
-
-class Answer(Figures, NearestPart):
-    """The answer of one line, under its id; training: None where the job cannot be read."""
-
-    id: RowId
-    training: TrainingEntry | None
-    issues: list[FindingEntry]
-
-
-NO_FIGURES: Figures = {
-    "fits": None,
-    "verdict": None,
-    "step_seconds": None,
-    "step_seconds_low": None,
-    "step_seconds_high": None,
-    "model_tflops_per_gpu": None,
-    "mfu": None,
-    "hfu": None,
-    "tokens_per_second": None,
-    "peak_memory_bytes": None,
-    "stage_memory_bytes": None,
-    "breakdown": None,
-}
-FIGURES = tuple(NO_FIGURES)
-NO_NEAREST: NearestPart = {}
+REST = ("id", "training", "issues", "nearest_that_fit")
+FIGURES = tuple(key for key in Answer.__annotations__ if key not in REST)
+OF_SUMMARY = tuple(key for key in FIGURES if key in PlanSummary._fields)
 
 
 def answers(lines: Iterable[bytes | None], folder: Path = Path()) -> Iterator[Answer]:
@@ -113,7 +90,7 @@ def answers(lines: Iterable[bytes | None], folder: Path = Path()) -> Iterator[An
     folder: where the lines' file is; the files of presets that they name are relative to it.
     """
     reader, seen = Reader(folder), SeenIds()
-    return (seen.told(reader.answer(line, number)) for number, line in enumerate(lines, start=1))
+    return (seen.noted(reader.answer(line, number)) for number, line in enumerate(lines, start=1))
 
 
 @dataclass
@@ -122,7 +99,7 @@ class SeenIds:
 
     ids: set[str] = field(default_factory=set)
 
-    def told(self, answer: Answer) -> Answer:
+    def noted(self, answer: Answer) -> Answer:
         """The answer, with a warning where its id came before."""
         row_id = answer["id"]
         if not isinstance(row_id, str):
@@ -170,11 +147,8 @@ class Reader:
         findings += [(c.status, c.issue) for c in checks if c.status != "ok"]
         if job.model is None:
             findings.append(("error", Issue("no-model", "model", "an estimate needs a model")))
-        training = training_settings(job)
-        if plan.estimate is None:
-            return _answer(row_id, findings, training=training)
-        findings += _notes(plan.estimate)
-        return _answer(row_id, findings, figures(plan), nearest_part(plan), training=training)
+        findings += _notes(plan.estimate) if plan.estimate else ()
+        return _answer(row_id, findings, plan)
 
     def _with_nearest(self, plan: Plan, number: int) -> Plan:
         """The plan of line `number`, with the nearest layouts that fit while few lines have needed
@@ -217,60 +191,46 @@ def _notes(estimate: Estimate) -> Iterator[Finding]:
             yield "warning", Issue("extrapolates", "time", reason)
 
 
-def figures(plan: Plan) -> Figures:
+def figures(plan: Plan) -> Json:
     """The figures of a plan; None for all of one without a model."""
+    found: Json = dict.fromkeys(FIGURES)
     if plan.estimate is None:
-        return NO_FIGURES
-    memory = plan.estimate.memory
-    return {
-        **_time_figures(plan.estimate),
+        return found
+    summary, memory, time = plan_summary(plan), plan.estimate.memory, plan.estimate.time
+    found |= {key: getattr(summary, key) for key in OF_SUMMARY}
+    found |= {
+        "verdict": verdict(plan),
         "peak_memory_bytes": {
             "allocated": max(stage.allocated_bytes for stage in memory),
             "reserved": max(stage.reserved_bytes for stage in memory),
             "device": max(stage.device_bytes for stage in memory),
         },
         "stage_memory_bytes": [stage.allocated_bytes for stage in memory],
-        "fits": plan.fits,
-        "verdict": verdict(plan),
     }
+    if not isinstance(time, str):
+        found["model_tflops_per_gpu"] = (summary.model_flops_per_second or 0.0) / 1e12
+        parts = time.parts()
+        parts["other"] += parts.pop("cp")
+        found["breakdown"] = {("dp" if name == "dp_cp" else name): s for name, s in parts.items()}
+    return found
 
 
-def _time_figures(estimate: Estimate) -> Figures:
-    """The figures that follow from the step's time; the others None."""
-    time = estimate.time
-    if isinstance(time, str):
-        return NO_FIGURES
-    parts = time.parts()
-    parts["other"] += parts.pop("cp")
-    breakdown = {"dp" if name == "dp_cp" else name: seconds for name, seconds in parts.items()}
-    return {
-        **NO_FIGURES,
-        "step_seconds": time.total,
-        "step_seconds_low": time.low,
-        "step_seconds_high": time.high,
-        "model_tflops_per_gpu": time.model_flops / time.total / 1e12,
-        "mfu": time.mfu,
-        "hfu": time.hfu,
-        "tokens_per_second": estimate.tokens_per_second,
-        "breakdown": breakdown,
-    }
-
-
-def _answer(
-    row_id: RowId,
-    findings: Sequence[Finding],
-    figures: Figures = NO_FIGURES,
-    nearest: NearestPart = NO_NEAREST,
-    *,
-    training: TrainingEntry | None = None,
-) -> Answer:
+def _answer(row_id: RowId, findings: Sequence[Finding], plan: Plan | None = None) -> Answer:
     """The answer with its keys in order; figures that JSON cannot hold become an issue."""
-    if not _is_finite(figures):
+    found = figures(plan) if plan else dict.fromkeys(FIGURES)
+    if not _is_finite(found):
         message = "the estimate is no finite number"
         findings = [*findings, ("error", Issue("not-estimated", "time", message))]
-        figures = NO_FIGURES
-    issues: list[FindingEntry] = [{"status": s, **issue.as_dict()} for s, issue in findings]
-    return {"id": row_id, "training": training, **figures, "issues": issues, **nearest}
+        found = dict.fromkeys(FIGURES)
+    answer: Any = {
+        "id": row_id,
+        "training": training_settings(plan.job) if plan else None,
+        **found,
+        "issues": [{"status": status, **issue.as_dict()} for status, issue in findings],
+    }
+    if plan and plan.nearest:
+        answer["nearest_that_fit"] = json_value(plan.nearest)
+    return cast(Answer, answer)
 
 
 def _is_finite(value: object) -> bool:
@@ -305,9 +265,9 @@ def answers_by_processes(
         while block := list(islice(numbered, BLOCK)):
             under_way.append(pool.submit(_answer_block, block, folder))
             if len(under_way) > AHEAD * processes:
-                yield from map(seen.told, under_way.popleft().result())
+                yield from map(seen.noted, under_way.popleft().result())
         while under_way:
-            yield from map(seen.told, under_way.popleft().result())
+            yield from map(seen.noted, under_way.popleft().result())
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import ClassVar
 
 from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes, is_cuda
 from mpctl.estimate.activations import ChunkBytes, stage_chunks
@@ -37,6 +38,8 @@ class StageMemory:
     """Bytes on one rank of a pipeline stage. in_flight: chunks of micro batches held at most;
     activation_bytes: all that is kept for backwards at once; working_bytes: the rest of the peak;
     lasting_bytes: of the software's own, from the first step on."""
+
+    JSON_PROPERTIES: ClassVar = ("allocated_bytes", "reserved_bytes", "device_bytes")
 
     stage: int
     parameters: int
@@ -69,11 +72,6 @@ class StageMemory:
     def device_bytes(self) -> int:
         """As the device's own tools show it."""
         return self.reserved_bytes + self.context_bytes
-
-    @property
-    def total_bytes(self) -> int:
-        """The same as `allocated_bytes`, under the name that JSON has for it."""
-        return self.allocated_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,14 @@ are counted, with the first and the last as examples.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
-from mpctl.errors import InputError, IssueEntry, Status
+from mpctl.errors import InputError
+from mpctl.layout.topology import job_grid
 from mpctl.pipeline.stages import Span, stack_spans
-from mpctl.planning.layout_settings import NearbyEntry
+from mpctl.planning.layout_settings import layout_of
 from mpctl.planning.plan import Plan
 from mpctl.planning.summary import (
-    LinkEntry,
-    SummaryEntry,
     TrainingEntry,
     find_holder_name,
     link_entries,
@@ -24,18 +23,17 @@ from mpctl.planning.summary import (
     training_settings,
     verdict,
 )
-from mpctl.planning.tensor_modes import TensorBlocksPart, TensorGridPart, blocks_entry, grid_entry
+from mpctl.planning.tensor_modes import rank_blocks
+from mpctl.records import Json, json_value, to_json
 from mpctl.topology import Topology
 from mpctl.units import plural
 
 if TYPE_CHECKING:
     from mpctl.estimate.block_traffic import BlockTraffic, PartTraffic
     from mpctl.estimate.job import Estimate
-    from mpctl.estimate.memory import StageMemory
-    from mpctl.estimate.message import MessageCount
     from mpctl.estimate.step import StepTime
     from mpctl.layout.job_layout import JobLayout
-    from mpctl.planning.runtimes import RuntimeEntry, UnderRuntime
+    from mpctl.planning.runtimes import UnderRuntime
 
 
 Spans = list[list[int]]  # of layers: [[0, 6], [12, 18]]
@@ -48,12 +46,6 @@ class StackSpans(TypedDict):
     decoder: Spans
 
 
-class CheckEntry(IssueEntry):
-    """A rule's answer."""
-
-    status: Status
-
-
 class GroupSummary(TypedDict):
     """The groups of one kind, where there are too many to list: first and last as examples."""
 
@@ -63,178 +55,44 @@ class GroupSummary(TypedDict):
     last: list[int]
 
 
-class HeldLayers(TypedDict, total=False):
-    """The layers of a rank; stacks: of an encoder-decoder. Empty without a model."""
-
-    layers: Spans
-    stacks: StackSpans
-
-
-class RankEntry(HeldLayers):
-    """Where one rank sits, its coordinate along each axis, and the layers that it holds."""
+class RankEntry(TypedDict):
+    """Where one rank sits, its coordinate along each axis, and the layers that it holds; without a
+    model none. stacks: those of an encoder-decoder."""
 
     rank: int
     node: int
     local_rank: int
     coords: dict[str, int]
+    layers: NotRequired[Spans]
+    stacks: NotRequired[StackSpans]
 
 
-class RankDocument(RankEntry, TensorBlocksPart):
-    """Schema mpctl.rank/1: one rank with every group that it is in."""
+class RankDocument(RankEntry):
+    """Schema mpctl.rank/1: one rank with every group that it is in. tensor_blocks: the blocks of a
+    layer's product Y = X W that a rank of a tensor-parallel grid holds, by tensor and dimension,
+    half-open; not in 1d, and not without a model."""
 
     schema: Literal["mpctl.rank/1"]
     world_size: int
     groups: dict[str, list[int]]
+    tensor_blocks: NotRequired[dict[str, dict[str, list[int]]]]
 
 
-class SentEntry(TypedDict):
-    """Collectives of one kind over the groups of one axis of tp's grid; ring_bytes_per_rank: what a
-    rank sends on the average where every collective is a ring."""
+class PlanDocument(TypedDict):
+    """Schema mpctl.plan/2: what `mpctl plan --json` prints.
 
-    axis: str
-    kind: str
-    count: int
-    volume_bytes: int
-    ring_bytes_per_rank: int | float
+    links: levels of links, the node first: ranks of the job under one network of a level, how many
+    networks there are, and what leaves one. within: of each kind of groups, the name of the
+    innermost level that holds all of them; None where none does. tensor_grid: ranks along each axis
+    of the grid of tp ranks, the fastest-varying first; {"tp": t} in 1d. tensor_depth: that of 2.5d,
+    else None. ranks: of a small world, or where they are wanted. runtimes: the same layout under
+    those of `--runtimes`.
 
-
-class SentByKind(TypedDict, total=False):
-    """In 2d, 2.5d and 3d, collectives by axis and kind."""
-
-    sent: list[SentEntry]
-
-
-class PartTrafficEntry(SentByKind):
-    """Collectives over tp of one parallel layer; volume_phi: in all-gathers of hidden states."""
-
-    all_reduces: int
-    volume_phi: int | float
-    volume_bytes: int
-
-
-# Collectives over tp of one block: an entry a parallel layer, `attention`, one of `norms` where
-# these send anything (2d, 2.5d, 3d), then the totals
-# all_reduces, volume_phi, volume_bytes and ring_bytes_per_rank.
-BlockTrafficEntry = dict[str, PartTrafficEntry | int | float]
-
-
-class MessageEntry(TypedDict):
-    """count equal messages of `bytes` each, which one rank takes part in; kind: of collective."""
-
-    axis: str
-    kind: str
-    what: str
-    bytes: int
-    count: int
-
-
-class DecoderTraffic(TypedDict, total=False):
-    """A block of an encoder-decoder's second stack."""
-
-    decoder_layer: BlockTrafficEntry
-
-
-class CommunicationEntry(DecoderTraffic):
-    """Messages. layer: a block of the first stack, one micro batch; step_by_stage: messages of a
-    step of one rank of each stage; validation_by_stage: those of one validation of
-    `training.eval_samples`, of the first replica."""
-
-    phi_bytes: int
-    layer: BlockTrafficEntry
-    step_by_stage: list[list[MessageEntry]]
-    validation_by_stage: list[list[MessageEntry]]
-
-
-class StageMemoryEntry(TypedDict):
-    """Bytes on one rank of a stage; `allocated_bytes` by tensors, `device_bytes` in all."""
-
-    stage: int
-    parameters: int
-    parameter_bytes: int
-    gradient_bytes: int
-    optimizer_bytes: int
-    activation_bytes: int
-    working_bytes: int
-    lasting_bytes: int
-    slack_bytes: int
-    context_bytes: int
-    total_bytes: int
-    allocated_bytes: int
-    reserved_bytes: int
-    device_bytes: int
-    in_flight: int
-
-
-class MemoryEntry(TypedDict):
-    """Memory by stage, and the tensors of one checkpoint."""
-
-    stages: list[StageMemoryEntry]
-    checkpoint_bytes: int
-    is_lower_bound: bool
-
-
-class NoTimeEntry(TypedDict):
-    """Why the step's time cannot be stated."""
-
-    step_seconds: None
-    reason: str
-
-
-class TimeEntry(TypedDict):
-    """The step's time: 9 of 10 measured steps lie between low and high; breakdown: by part."""
-
-    step_seconds: float
-    low_seconds: float
-    high_seconds: float
-    extrapolates: list[str]
-    is_lower_bound: bool
-    breakdown: dict[str, float]
-    flops_per_rank: float
-    model_flops_per_rank: float
-    mfu: float
-    hfu: float
-
-
-class RanksPart(TypedDict, total=False):
-    """Every rank, of a small world or where they are wanted."""
-
-    ranks: list[RankEntry]
-
-
-class StagesPart(TypedDict, total=False):
-    """What only a plan with a model has: the layers of each stage."""
-
-    stages: list[Spans]
-    stage_stacks: list[StackSpans]
-
-
-class RuntimesPart(TypedDict, total=False):
-    """The same layout under each of the runtimes of `--runtimes`."""
-
-    runtimes: list[RuntimeEntry]
-
-
-class NearestPart(TypedDict, total=False):
-    """Layouts near one that does not fit, which do."""
-
-    nearest_that_fit: list[NearbyEntry]
-
-
-class EstimatePart(TypedDict, total=False):
-    """What only a plan with a model has: its estimates."""
-
-    summary: SummaryEntry
-    communication: CommunicationEntry
-    parameters: int
-    memory: MemoryEntry
-    time: TimeEntry | NoTimeEntry
-
-
-class PlanDocument(
-    TensorGridPart, RanksPart, StagesPart, NearestPart, RuntimesPart, EstimatePart
-):  # fmt: skip
-    """Schema mpctl.plan/2: what `mpctl plan --json` prints. within: of each kind of groups, the
-    name of the innermost level of links that holds all of them; None where none does."""
+    Of a plan with a model: stages, the layers of each; summary (PlanSummary); communication, with
+    `layer`, a block of the first stack and one micro batch, `step_by_stage`, the messages of one
+    rank of each stage (MessageCount), and `validation_by_stage`, those of one validation of the
+    first replica; memory by stage (StageMemory), and the bytes of one checkpoint; time by part.
+    """
 
     schema: Literal["mpctl.plan/2"]
     fits: bool | None
@@ -243,12 +101,25 @@ class PlanDocument(
     world_size: int
     nodes: int
     gpus_per_node: int
-    links: list[LinkEntry]
+    links: list[Json]
     within: dict[str, str | None]
     sizes: dict[str, int]
     order: str
+    tensor_mode: str
+    tensor_depth: int | None
+    tensor_grid: dict[str, int]
     groups: dict[str, list[list[int]] | GroupSummary]
-    checks: list[CheckEntry]
+    ranks: NotRequired[list[RankEntry]]
+    checks: list[Json]
+    stages: NotRequired[list[Spans]]
+    stage_stacks: NotRequired[list[StackSpans]]
+    nearest_that_fit: NotRequired[list[Json]]
+    runtimes: NotRequired[list[Json]]
+    summary: NotRequired[Json]
+    communication: NotRequired[Json]
+    parameters: NotRequired[int]
+    memory: NotRequired[Json]
+    time: NotRequired[Json]
 
 
 LISTED_RANKS = 4096
@@ -286,7 +157,8 @@ def plan_document(
     """
     is_small = topology.world_size <= LISTED_RANKS
     lists_groups = is_small or kinds is not None
-    return {
+    layout, estimate = plan.layout, plan.estimate
+    document: PlanDocument = {
         "schema": "mpctl.plan/2",
         "fits": plan.fits,
         "verdict": verdict(plan),
@@ -298,18 +170,36 @@ def plan_document(
         "within": {kind: find_holder_name(plan, topology, kind) for kind in topology.kinds},
         "sizes": topology.whole_sizes,
         "order": "-".join(topology.whole_order),
-        **grid_entry(plan.job),
+        "tensor_mode": plan.job.parallel.tensor_mode,
+        "tensor_depth": layout_of(plan.job).tensor_depth,
+        "tensor_grid": dict(job_grid(plan.job).axes),
         "groups": {
             kind: list_groups(topology, kind) if lists_groups else group_summary(topology, kind)
             for kind in (tuple(topology.kinds) if kinds is None else kinds)
         },
-        **_ranks_part(plan, topology, is_listed=ranks or (kinds is None and is_small)),
         "checks": [{"status": c.status, **c.issue.as_dict()} for c in plan.checks],
-        **_stages_part(plan.layout),
-        **nearest_part(plan),
-        **_runtimes_part(runtimes),
-        **_estimate_part(plan),
     }
+    if ranks or (kinds is None and is_small):
+        document["ranks"] = [rank_entry(plan, topology, r) for r in range(topology.world_size)]
+    if layout is not None:
+        document["stages"] = [_as_lists(spans) for spans in layout.stages]
+        stacks = [parts for spans in layout.stages if (parts := stack_layers(layout, spans))]
+        if stacks:
+            document["stage_stacks"] = stacks
+    if plan.nearest:
+        document["nearest_that_fit"] = json_value(plan.nearest)
+    if runtimes:
+        document["runtimes"] = [under.as_dict() for under in runtimes]
+    if estimate is not None:
+        document["summary"] = to_json(plan_summary(plan))
+        document["communication"] = communication_entry(estimate)
+        document["parameters"] = estimate.parameters
+        document["memory"] = {
+            "stages": json_value(estimate.memory),
+            "checkpoint_bytes": estimate.checkpoint_bytes,
+        }
+        document["time"] = time_entry(estimate.time)
+    return document
 
 
 def list_groups(topology: Topology, kind: str) -> list[list[int]]:
@@ -332,33 +222,20 @@ def group_summary(topology: Topology, kind: str) -> GroupSummary:
     }
 
 
-def _ranks_part(plan: Plan, topology: Topology, *, is_listed: bool) -> RanksPart:
-    if not is_listed:
-        return {}
-    return {"ranks": [rank_entry(plan, topology, r) for r in range(topology.world_size)]}
-
-
 def rank_entry(plan: Plan, topology: Topology, rank: int) -> RankEntry:
     """One rank: node, number on its node, coordinate along each axis, and its layers."""
-    coords = topology.whole_coords(rank)
-    return {
+    entry: RankEntry = {
         "rank": rank,
         "node": topology.node(rank),
         "local_rank": topology.local_rank(rank),
-        "coords": coords,
-        **_held_layers(plan, rank),
+        "coords": topology.whole_coords(rank),
     }
-
-
-def _held_layers(plan: Plan, rank: int) -> HeldLayers:
-    layout = plan.layout
-    if layout is None:
-        return {}
-    spans = layout.stages[layout.topology.coords(rank)["pp"]]
-    layers: HeldLayers = {"layers": _as_lists(spans)}
-    if stacks := stack_layers(layout, spans):
-        layers["stacks"] = stacks
-    return layers
+    if (layout := plan.layout) is not None:
+        spans = layout.stages[layout.topology.coords(rank)["pp"]]
+        entry["layers"] = _as_lists(spans)
+        if stacks := stack_layers(layout, spans):
+            entry["stacks"] = stacks
+    return entry
 
 
 def _as_lists(spans: Iterable[Span]) -> Spans:
@@ -392,90 +269,56 @@ def rank_document(plan: Plan, topology: Topology, rank: int) -> RankDocument:
             f"use 0 to {last}",
         )
     groups = {kind: topology.find_group(kind, rank) for kind in topology.kinds}
-    return {
+    document: RankDocument = {
         "schema": "mpctl.rank/1",
         "world_size": topology.world_size,
-        **rank_entry(plan, topology, rank),
+        **rank_entry(plan, topology, rank),  # type: ignore[typeddict-item]  # no tensor_blocks
         "groups": {kind: list(group) for kind, group in groups.items() if group is not None},
-        **blocks_entry(plan, topology, rank),
     }
+    if blocks := rank_blocks(plan, topology, rank):
+        document["tensor_blocks"] = {
+            held.tensor: {
+                part.dim: [part.block.start, part.block.stop] for part in (held.rows, held.columns)
+            }
+            for held in blocks
+        }
+    return document
 
 
-def _stages_part(layout: JobLayout | None) -> StagesPart:
-    if layout is None:
-        return {}
-    part: StagesPart = {"stages": [_as_lists(spans) for spans in layout.stages]}
-    stacks = [parts for spans in layout.stages if (parts := stack_layers(layout, spans))]
-    return {**part, "stage_stacks": stacks} if stacks else part
-
-
-def nearest_part(plan: Plan) -> NearestPart:
-    """The layouts that fit, near a plan that does not; empty where it fits."""
-    if not plan.nearest:
-        return {}
-    return {"nearest_that_fit": [near.as_dict() for near in plan.nearest]}
-
-
-def _runtimes_part(runtimes: Sequence[UnderRuntime]) -> RuntimesPart:
-    return {"runtimes": [under.as_dict() for under in runtimes]} if runtimes else {}
-
-
-def _estimate_part(plan: Plan) -> EstimatePart:
-    estimate = plan.estimate
-    if estimate is None:
-        return {}
-    return {
-        "summary": plan_summary(plan).as_dict(),
-        "communication": communication_entry(estimate),
-        "parameters": estimate.parameters,
-        "memory": memory_entry(estimate),
-        "time": time_entry(estimate.time),
-    }
-
-
-def communication_entry(estimate: Estimate) -> CommunicationEntry:
+def communication_entry(estimate: Estimate) -> Json:
     """The messages of a block, of a step and of a validation."""
     first, *others = estimate.blocks
-    decoder: DecoderTraffic = {"decoder_layer": _block_entry(others[0])} if others else {}
     samples = estimate.layout.job.training.eval_samples
+    stages = range(len(estimate.layout.stages) if samples else 0)
     return {
         "phi_bytes": first.whole.phi_bytes,
         "layer": _block_entry(first),
-        **decoder,
-        "step_by_stage": [[_message_entry(m) for m in stage] for stage in estimate.messages],
+        **({"decoder_layer": _block_entry(others[0])} if others else {}),
+        "step_by_stage": json_value(estimate.messages),
         "validation_by_stage": [
-            [_message_entry(m) for m in estimate.validation(stage, replica=0, samples=[samples])]
-            for stage in range(len(estimate.layout.stages) if samples else 0)
+            json_value(estimate.validation(stage, replica=0, samples=[samples])) for stage in stages
         ],
     }
 
 
-def _block_entry(block: BlockTraffic) -> BlockTrafficEntry:
+def _block_entry(block: BlockTraffic) -> Json:
+    """Collectives over tp of one block: an entry a parallel layer, `attention`, one of `norms`
+    where these send anything (2d, 2.5d, 3d), then the totals."""
+    parts = {name: _traffic_entry(part) for name, part in block.parts.items()}
+    if block.mode != "1d":
+        for name, part in block.parts.items():
+            parts[name]["sent"] = list(map(_sent_entry, part.by_kind()))
     whole = block.whole
-    parts: BlockTrafficEntry = {
-        name: _part_entry(part, block.mode) for name, part in block.parts.items()
-    }
-    return {
-        **parts,
-        "all_reduces": whole.all_reduces,
-        "volume_phi": whole.volume_phi,
-        "volume_bytes": whole.volume_bytes,
-        "ring_bytes_per_rank": whole.ring_bytes_per_rank,
-    }
+    return {**parts, **_traffic_entry(whole), "ring_bytes_per_rank": whole.ring_bytes_per_rank}
 
 
-def _part_entry(part: PartTraffic, mode: str) -> PartTrafficEntry:
-    entry: PartTrafficEntry = {
-        "all_reduces": part.all_reduces,
-        "volume_phi": part.volume_phi,
-        "volume_bytes": part.volume_bytes,
-    }
-    if mode != "1d":
-        entry["sent"] = list(map(_sent_entry, part.by_kind()))
-    return entry
+def _traffic_entry(part: PartTraffic) -> Json:
+    """volume_phi: in all-gathers of hidden states."""
+    return {name: getattr(part, name) for name in ("all_reduces", "volume_phi", "volume_bytes")}
 
 
-def _sent_entry(sent: PartTraffic) -> SentEntry:
+def _sent_entry(sent: PartTraffic) -> Json:
+    """Collectives of one kind over the groups of one axis of tp's grid."""
     first = sent.messages[0]
     return {
         "axis": first.axis,
@@ -486,47 +329,9 @@ def _sent_entry(sent: PartTraffic) -> SentEntry:
     }
 
 
-def _message_entry(message: MessageCount) -> MessageEntry:
-    return {
-        "axis": message.axis,
-        "kind": message.kind,
-        "what": message.what,
-        "bytes": message.bytes,
-        "count": message.count,
-    }
-
-
-def memory_entry(estimate: Estimate) -> MemoryEntry:
-    """The memory of one rank of each stage."""
-    return {
-        "stages": [_stage_entry(stage) for stage in estimate.memory],
-        "checkpoint_bytes": estimate.checkpoint_bytes,
-        "is_lower_bound": False,
-    }
-
-
-def _stage_entry(stage: StageMemory) -> StageMemoryEntry:
-    return {
-        "stage": stage.stage,
-        "parameters": stage.parameters,
-        "parameter_bytes": stage.parameter_bytes,
-        "gradient_bytes": stage.gradient_bytes,
-        "optimizer_bytes": stage.optimizer_bytes,
-        "activation_bytes": stage.activation_bytes,
-        "working_bytes": stage.working_bytes,
-        "lasting_bytes": stage.lasting_bytes,
-        "slack_bytes": stage.slack_bytes,
-        "context_bytes": stage.context_bytes,
-        "total_bytes": stage.total_bytes,
-        "allocated_bytes": stage.allocated_bytes,
-        "reserved_bytes": stage.reserved_bytes,
-        "device_bytes": stage.device_bytes,
-        "in_flight": stage.in_flight,
-    }
-
-
-def time_entry(time: StepTime | str) -> TimeEntry | NoTimeEntry:
-    """The step's time by part, or why it cannot be stated."""
+def time_entry(time: StepTime | str) -> Json:
+    """The step's time by part, with the band in which 9 of 10 measured steps lie, or why it cannot
+    be stated."""
     if isinstance(time, str):
         return {"step_seconds": None, "reason": time}
     return {
@@ -534,7 +339,6 @@ def time_entry(time: StepTime | str) -> TimeEntry | NoTimeEntry:
         "low_seconds": time.low,
         "high_seconds": time.high,
         "extrapolates": list(time.extrapolates),
-        "is_lower_bound": False,
         "breakdown": time.parts(),
         "flops_per_rank": time.hardware_flops,
         "model_flops_per_rank": time.model_flops,

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Mapping
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpctl.axes import AXES, AXIS_NAMES, DEFAULT_ORDER, FILLING
 from mpctl.spec.job import JobSpec
@@ -103,34 +103,23 @@ _OF_LAYER = itemgetter(
 )
 
 
-class NearbyEntry(TypedDict):
-    """A nearby layout as JSON: an entry of `nearest_that_fit`."""
+class NearbyLayout(NamedTuple):
+    """A layout that fits the devices, close to one that does not.
+
+    changes: the settings in which it differs, `{"parallel.tp": 4}`; peak_bytes: on the device of
+    the fullest rank.
+    """
 
     changes: dict[str, SettingValue]
     step_seconds: float
     peak_bytes: int
 
-
-class NearbyLayout(NamedTuple):
-    """A layout that fits the devices, close to one that does not.
-
-    changes: the settings in which it differs, `{"parallel.tp": 4}`; seconds: of a step;
-    bytes: peak memory on the device of the fullest rank.
-    """
-
-    changes: dict[str, SettingValue]
-    seconds: float
-    bytes: int
-
     @property
     def text(self) -> str:
         """`tp 4, recompute full (2.10 s a step, 71.3 GiB)`."""
         settings = ", ".join(setting_text(name, v) for name, v in self.changes.items())
-        return f"{settings} ({seconds_text(self.seconds)} a step, {bytes_text(self.bytes)})"
-
-    def as_dict(self) -> NearbyEntry:
-        """The entry of `nearest_that_fit` in mpctl.plan/2 and in a batch's answers."""
-        return {"changes": self.changes, "step_seconds": self.seconds, "peak_bytes": self.bytes}
+        step = seconds_text(self.step_seconds)
+        return f"{settings} ({step} a step, {bytes_text(self.peak_bytes)})"
 
 
 def layout_of(job: JobSpec) -> LayoutSettings:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
 
 from mpctl.errors import InputError
 from mpctl.planning.plan import Plan, make_plan
-from mpctl.planning.summary import plan_summary
+from mpctl.planning.summary import PlanSummary, plan_summary
+from mpctl.records import Json, to_json
 from mpctl.rules.runtime import not_run
 from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec
@@ -22,22 +22,9 @@ from mpctl.spec.runtime import RuntimeProfile, get_profile
 from mpctl.units import seconds_text
 
 ALL = "all"
-
-
-class RuntimeEntry(TypedDict):
-    """The same layout under one runtime: an entry of `runtimes`. emit: launchers of `--emit` that
-    run this software. not_run: in words, what it does not run, and then every figure is None."""
-
-    runtime: str
-    software: str
-    emit: list[str]
-    not_run: list[str]
-    fits: bool | None
-    step_seconds: float | None
-    step_seconds_low: float | None
-    step_seconds_high: float | None
-    mfu: float | None
-    device_bytes: int | None
+FIGURES = (
+    "fits", "step_seconds", "step_seconds_low", "step_seconds_high", "mfu", "device_bytes"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +53,16 @@ class UnderRuntime:
         lacking = " (does not fit)" if self.plan.fits is False else ""
         return f"{self.runtime} {seconds_text(self.seconds)}{lacking}"
 
-    def as_dict(self) -> RuntimeEntry:
-        """The entry of `runtimes` in mpctl.plan/2."""
-        summary = plan_summary(self.plan) if self.plan else None
+    def as_dict(self) -> Json:
+        """The entry of `runtimes` in mpctl.plan/2. emit: launchers of `--emit` that run this
+        software. Where something is not run, every figure is None."""
+        summary = to_json(plan_summary(self.plan) if self.plan else PlanSummary())
         return {
             "runtime": self.runtime,
             "software": self.profile.name,
             "emit": self.profile.runs.emit,
             "not_run": list(self.missing),
-            "fits": summary.fits if summary else None,
-            "step_seconds": summary.step_seconds if summary else None,
-            "step_seconds_low": summary.step_seconds_low if summary else None,
-            "step_seconds_high": summary.step_seconds_high if summary else None,
-            "mfu": summary.mfu if summary else None,
-            "device_bytes": summary.device_bytes if summary else None,
+            **{key: summary[key] for key in FIGURES},
         }
 
 

@@ -10,12 +10,12 @@ recomputation (arXiv 2205.05198, section 6.1).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, TypedDict, get_args
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, get_args
 
 from mpctl.layout.link_levels import LinkLevel, find_holder, shown_levels, topology_levels
 from mpctl.planning.layout_settings import layout_of, tensor_mode_text
 from mpctl.planning.plan import Plan
+from mpctl.records import Json
 from mpctl.spec.cluster import Link, LinkSpec, link_hint
 from mpctl.spec.job import JobSpec
 from mpctl.topology import Topology
@@ -24,9 +24,6 @@ from mpctl.units import bytes_text, count_text, plural, rate_text, seconds_text
 if TYPE_CHECKING:
     from mpctl.estimate.job import Estimate
     from mpctl.estimate.step import StepTime
-
-
-SummaryEntry = dict[str, bool | int | float | None]  # the fields of PlanSummary
 
 
 class TrainingEntry(TypedDict):
@@ -45,17 +42,6 @@ class TrainingEntry(TypedDict):
     zero: int | None
     runtime: str
     runtime_is_default: bool
-
-
-class LinkEntry(TypedDict):
-    """A level of links: the node, an NVLink domain of several nodes, or a level of the fabric.
-    ranks: of the job under one network of it; networks: how many there are."""
-
-    name: str
-    ranks: int
-    networks: int
-    oversubscription: float
-    latency_seconds: float
 
 
 def training_settings(job: JobSpec, searched: Collection[str] | None = None) -> TrainingEntry:
@@ -97,8 +83,7 @@ def _given(value: int | str | None) -> str:
     return "any" if value is None else f"{value}"
 
 
-@dataclass(frozen=True, slots=True)
-class PlanSummary:
+class PlanSummary(NamedTuple):
     """Main figures of a plan, bytes and FLOP/s of one rank; None for what is not known.
 
     fits: whether the fullest rank's device_bytes leave headroom_percent of device_memory_bytes
@@ -120,10 +105,6 @@ class PlanSummary:
     hardware_flops_per_second: float | None = None
     mfu: float | None = None
     hfu: float | None = None
-
-    def as_dict(self) -> SummaryEntry:
-        """The summary as an entry of mpctl.plan/2."""
-        return asdict(self)
 
 
 def plan_summary(plan: Plan) -> PlanSummary:
@@ -300,7 +281,7 @@ def find_holder_name(plan: Plan, topology: Topology, kind: str) -> str | None:
     return None if holder is None else holder.name
 
 
-def link_entries(plan: Plan, topology: Topology) -> list[LinkEntry]:
+def link_entries(plan: Plan, topology: Topology) -> list[Json]:
     """The levels of links, the node first: ranks under each network, how many there are, and what
     leaves one."""
     node = LinkLevel("node", topology.gpus_per_node)

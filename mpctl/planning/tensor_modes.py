@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, get_args
 
 from mpctl.errors import InputError, Issue, IssueEntry
 from mpctl.layout.topology import job_grid
-from mpctl.planning.layout_settings import layout_of
 from mpctl.planning.plan import Overrides, Plan, load_plan
 from mpctl.planning.summary import TrainingEntry, training_settings
+from mpctl.records import Json, to_json
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_partial, require_job
 from mpctl.spec.parallel import TensorMode
@@ -122,52 +122,23 @@ def grid_sizes(grid: TensorGrid) -> GridSizes:
     return GridSizes(grid.size, grid.hidden_parts, grid.axes.get("depth", 1))
 
 
-class CostEntry(TypedDict):
-    """A cost of a tensor mode: in symbols, and its value on the grid that was asked for; None where
-    the ranks are none."""
-
-    symbol: str
-    value: float | None
-
-
-class ModeLayerEntry(TypedDict):
-    """One layer of the model, micro batch and rank, forward and backward. saved_bytes: what forward
-    keeps for backward; sent_bytes: between the tensor-parallel ranks, over rings, in so many
-    collectives; hops: steps of their rings; tensor_seconds: of them, as far as nothing hides
-    them."""
-
-    flops: float
-    parameter_bytes: int
-    saved_bytes: int
-    sent_bytes: float
-    collectives: int
-    hops: int
-    tensor_seconds: float | None
-
-
-class ModeStepEntry(TypedDict):
-    """One step. sent_bytes: between the tensor-parallel ranks, of a rank of the stage that sends
-    most; tensor_seconds: its part of step_seconds, None where no time can be stated."""
-
-    sent_bytes: float
-    tensor_seconds: float | None
-    step_seconds: float | None
-    peak_bytes: int
-    fits: bool | None
-
-
 class TensorModeEntry(TypedDict):
-    """The job in one tensor mode. axes: of its grid, None where the ranks are none; costs: by
-    column; issues: why it cannot run, empty where it can; layer, step: this job's numbers."""
+    """The job in one tensor mode.
+
+    axes: of its grid, None where the ranks are none. costs: by column, a symbol and its value on
+    the grid. issues: why it cannot run, empty where it can. layer: LayerFigures of this job. step:
+    between the tensor-parallel ranks, sent_bytes of a rank of the stage that sends most and
+    tensor_seconds of step_seconds; peak_bytes, and whether it fits.
+    """
 
     tp: int
     mode: str
     depth: int | None
     axes: dict[str, int] | None
-    costs: dict[str, CostEntry]
+    costs: dict[str, Json]
     issues: list[IssueEntry]
-    layer: ModeLayerEntry | None
-    step: ModeStepEntry | None
+    layer: Json | None
+    step: Json | None
 
 
 class TensorModesDocument(TypedDict):
@@ -267,30 +238,22 @@ def _entry(
     if issue := same_as_2d(tp, mode, depth, "parallel.tp"):
         entry["issues"] = [issue.as_dict()]
         return entry
+    from mpctl.planning.traffic import layer_figures
+
     assert plan.estimate is not None, "the job has a model"
-    entry["layer"] = _layer(plan.estimate)
+    layer = entry["layer"] = to_json(layer_figures(plan.estimate.layout))
+    layer.pop("traffic")  # by group and kind; here the sums
     entry["step"] = _step(plan, plan.estimate)
     return entry
 
 
-def _costs(mode: str, axes: dict[str, int] | None) -> Iterator[tuple[str, CostEntry]]:
+def _costs(mode: str, axes: dict[str, int] | None) -> Iterator[tuple[str, Json]]:
     sizes = grid_sizes(TensorGrid(mode, axes)) if axes else None
     for name, cost in COSTS[mode].items():
         yield name, {"symbol": cost.symbol, "value": cost.value(sizes) if sizes else None}
 
 
-def _layer(estimate: Estimate) -> ModeLayerEntry:
-    from mpctl.planning.traffic import layer_figures
-
-    own = layer_figures(estimate.layout)
-    return {
-        "flops": own.flops, "parameter_bytes": own.parameter_bytes,
-        "saved_bytes": own.saved_bytes, "sent_bytes": own.sent_bytes,
-        "collectives": own.collectives, "hops": own.hops, "tensor_seconds": own.tensor_seconds,
-    }  # fmt: skip
-
-
-def _step(plan: Plan, estimate: Estimate) -> ModeStepEntry:
+def _step(plan: Plan, estimate: Estimate) -> Json:
     from mpctl.planning.traffic import sent_bytes
 
     layout, time = estimate.layout, estimate.time
@@ -306,22 +269,6 @@ def _step(plan: Plan, estimate: Estimate) -> ModeStepEntry:
         "peak_bytes": estimate.fullest_stage.device_bytes,
         "fits": plan.fits,
     }
-
-
-class TensorBlocksPart(TypedDict, total=False):
-    """The blocks of a layer's product Y = X W that a rank of a tensor-parallel grid holds: by
-    tensor and dimension, half-open. Empty in 1d and without a model."""
-
-    tensor_blocks: dict[str, dict[str, list[int]]]
-
-
-class TensorGridPart(TypedDict):
-    """How tp splits matrices. tensor_grid: ranks along each axis of the grid of tp ranks, the
-    fastest-varying first; {"tp": t} in 1d. tensor_depth: that of 2.5d, else None."""
-
-    tensor_mode: str
-    tensor_depth: int | None
-    tensor_grid: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,25 +326,3 @@ def rank_blocks(plan: Plan, topology: Topology, rank: int) -> tuple[HeldBlock, .
     samples = plan.job.training.micro_batch_size
     sizes = {"samples": samples, "hidden": model.hidden, "ffn": model.ffn}
     return held_blocks(grid, sizes, topology.group(rank, "tp").index(rank))
-
-
-def blocks_entry(plan: Plan, topology: Topology, rank: int) -> TensorBlocksPart:
-    """The blocks as a part of mpctl.rank/1."""
-    blocks = rank_blocks(plan, topology, rank)
-    if not blocks:
-        return {}
-    return {
-        "tensor_blocks": {
-            held.tensor: {
-                part.dim: [part.block.start, part.block.stop] for part in (held.rows, held.columns)
-            }
-            for held in blocks
-        }
-    }
-
-
-def grid_entry(job: JobSpec) -> TensorGridPart:
-    """The mode of tensor parallelism and its grid as a part of mpctl.plan/2."""
-    depth = layout_of(job).tensor_depth
-    axes = dict(job_grid(job).axes)
-    return {"tensor_mode": job.parallel.tensor_mode, "tensor_depth": depth, "tensor_grid": axes}

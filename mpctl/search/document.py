@@ -6,11 +6,12 @@ Seconds and bytes are those of `mpctl plan` for the same layout.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypedDict, final
+from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict, final
 
 from mpctl.errors import Issue, IssueEntry
-from mpctl.planning.layout_settings import SettingValue, layout_text
+from mpctl.planning.layout_settings import LayoutSettings, SettingValue, layout_text
 from mpctl.planning.summary import training_settings
+from mpctl.records import Json
 from mpctl.rules.launched import why_not_launched
 from mpctl.rules.runtime import runtime_rules
 from mpctl.rules.training import slow_dtype
@@ -34,28 +35,14 @@ CSV_FIGURES = (
 CommandLine = Callable[[LayoutReport], str]  # the line to type for a layout
 
 
-class PriceEntry(TypedDict, total=False):
-    """What a billion tokens cost, where the price of a GPU-hour is known."""
-
-    price_per_billion_tokens: float
-
-
-class AlikeEntry(TypedDict):
-    """A layout that is about as fast as the one that stands for it, and less plain."""
-
-    settings: dict[str, SettingValue]
-    step_seconds: float
-    peak_bytes: int
-    layout: str
-
-
 @final
-class LayoutEntry(PriceEntry):
+class LayoutEntry(TypedDict):
     """One layout: its settings, its figures, and the command that runs or plans it.
 
     step_seconds_low, step_seconds_high: 9 of 10 measured steps lie between them. peak_bytes: on
     the device of the fullest rank. breakdown: seconds of the step by part. layout: the settings in
-    words. alike: layouts for which this one stands, the fastest first.
+    words. alike: layouts for which this one stands, the fastest first, with the same keys. price:
+    where that of a GPU-hour is known.
     """
 
     fits: bool
@@ -70,9 +57,10 @@ class LayoutEntry(PriceEntry):
     mfu: float
     peak_bytes: int
     gpu_hours_per_billion_tokens: float
+    price_per_billion_tokens: NotRequired[float]
     breakdown: dict[str, float]
     layout: str
-    alike: list[AlikeEntry]
+    alike: list[Json]
     alike_text: str
     command: str
 
@@ -182,8 +170,7 @@ def _warnings(result: SearchResult) -> list[Issue]:
 
 def _layout_entry(choice: LayoutReport, command: CommandLine) -> LayoutEntry:
     time, price = choice.time, choice.price_per_billion
-    cost: PriceEntry = {} if price is None else {"price_per_billion_tokens": price}
-    return {
+    entry: LayoutEntry = {
         "fits": choice.fits,
         "verdict": choice.verdict,
         "gpus": choice.job.world_size,
@@ -196,20 +183,23 @@ def _layout_entry(choice: LayoutReport, command: CommandLine) -> LayoutEntry:
         "mfu": time.mfu,
         "peak_bytes": choice.bytes,
         "gpu_hours_per_billion_tokens": choice.gpu_hours_per_billion,
-        **cost,
         "breakdown": time.parts(),
         "layout": layout_text(choice.layout),
-        "alike": [
-            {
-                "settings": one.layout._asdict(),
-                "step_seconds": one.seconds,
-                "peak_bytes": one.bytes,
-                "layout": layout_text(one.layout),
-            }
-            for one in choice.alike
-        ],
+        "alike": [_alike_entry(*point) for point in choice.alike],
         "alike_text": choice.alike_text,
         "command": command(choice),
+    }
+    if price is not None:
+        entry["price_per_billion_tokens"] = price
+    return entry
+
+
+def _alike_entry(seconds: float, size: int, layout: LayoutSettings) -> Json:
+    return {
+        "settings": layout._asdict(),
+        "step_seconds": seconds,
+        "peak_bytes": size,
+        "layout": layout_text(layout),
     }
 
 

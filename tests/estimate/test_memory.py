@@ -186,7 +186,7 @@ def test_states_are_18_bytes_a_parameter_in_mixed_precision() -> None:
     parts = (only.parameter_bytes, only.gradient_bytes, only.optimizer_bytes)
     assert parts == (2 * count, 4 * count, 12 * count)
     beside = only.activation_bytes + only.working_bytes
-    assert only.total_bytes == only.allocated_bytes == 18 * count + beside
+    assert only.allocated_bytes == 18 * count + beside
     assert only.allocated_bytes < only.reserved_bytes < only.device_bytes
     (full,) = stages({"training.dtype": "fp32", "launch.device": "cpu"})
     parts = (full.parameter_bytes, full.gradient_bytes, full.optimizer_bytes)

@@ -297,7 +297,7 @@ def test_nearest_changes_least_and_fits() -> None:
             make_plan(load_job(None, {**named(job), **near.changes, "parallel.dp": None}))
         )
         assert there.nearest == () and there.errors == []
-        assert there.estimate is not None and there.estimate.step_seconds == near.seconds
+        assert there.estimate is not None and there.estimate.step_seconds == near.step_seconds
     assert [len(near.changes) for near in plan.nearest] == sorted(
         len(near.changes) for near in plan.nearest
     )
@@ -322,7 +322,7 @@ def test_nearest_is_the_oracle_s() -> None:
             time = evaluator.step_time(layout)
             assert time is not None
             fitting.append(time.total)
-    found = [near.seconds for near in nearest_that_fit(job) if len(near.changes) == 1]
+    found = [near.step_seconds for near in nearest_that_fit(job) if len(near.changes) == 1]
     assert found == sorted(fitting)[: len(found)] and found
 
 

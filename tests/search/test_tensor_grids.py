@@ -183,7 +183,7 @@ def test_nearest_layouts_name_the_mode_that_fits() -> None:
         there = load_job(None, {**named(job), **near.changes})
         plan = make_plan(there)
         assert plan.fits and plan.estimate is not None
-        assert plan.estimate.step_seconds == near.seconds
+        assert plan.estimate.step_seconds == near.step_seconds
 
 
 def named(job: JobSpec) -> dict[str, Any]:

@@ -1,0 +1,44 @@
+"""A record as JSON: its fields, and those of its properties that belong to a document.
+
+A record is a dataclass or a NamedTuple; its keys in JSON are the names of its fields, then those in
+its class attribute JSON_PROPERTIES. What a document has of a record so stands in the record alone,
+and a field that is added to it is in every document that holds one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+Json = dict[str, Any]
+
+
+def to_json(record: object) -> Json:
+    """A record as a JSON object; what it holds in turn as `json_value` says.
+
+    Raises TypeError for what is neither a dataclass nor a NamedTuple.
+    """
+    if is_dataclass(record) and not isinstance(record, type):
+        names = [field.name for field in fields(record)]
+    elif isinstance(record, tuple) and hasattr(record, "_fields"):
+        names = [*record._fields]
+    else:
+        raise TypeError(f"{type(record).__name__} is no record")
+    names += getattr(type(record), "JSON_PROPERTIES", ())
+    return {name: json_value(getattr(record, name)) for name in names}
+
+
+def json_value(value: object) -> Any:
+    """Numbers, texts and None as they are, sequences as lists, mappings and records as objects.
+
+    >>> json_value({"spans": ((0, 6), (6, 12)), "ranks": range(3)})
+    {'spans': [[0, 6], [6, 12]], 'ranks': [0, 1, 2]}
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {key: json_value(item) for key, item in value.items()}
+    if isinstance(value, tuple | list | range) and not hasattr(value, "_fields"):
+        return [json_value(item) for item in value]
+    return to_json(value)
