@@ -114,7 +114,8 @@ def _placement_issues(saved: SavedModel) -> Iterator[Issue]:
         ]
         yield from misfits
         if not misfits and not covers(wanted[name], [shard.parts[name] for shard in holders]):
-            files = ", ".join(shard.file.name for shard in holders)
+            names = [shard.file.name for shard in holders]
+            files = ", ".join(names if len(names) < 4 else [*names[:2], "..", names[-1]])
             gaps = f"{name}: not all of it is in {files}"
             yield from damage_error(saved.checkpoint, gaps).issues
 

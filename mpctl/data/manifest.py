@@ -10,9 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
+from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from mpctl.data.extend import EXTENSION, TokenizerExtension, read_extension
 from mpctl.data.indexed import IndexedDataset
@@ -25,15 +28,14 @@ TOKENIZER = "tokenizer.json"
 FILES = ("train.bin", "train.idx", "validation.bin", "validation.idx", TOKENIZER)
 CORPUS = ("files", "texts", "documents", "bytes")
 LONGEST_MANIFEST = 2**20
-NONE: Mapping[str, Any] = {"count": 0, "files": 0, "first": ()}
 AGAIN = "run `mpctl data prepare` with --overwrite"
 
 
-@dataclass(frozen=True, slots=True)
-class FileRecord:
-    """Size and SHA-256 of a file of prepared data."""
+class FileRecord(BaseModel):
+    """Size of a file of prepared data and its SHA-256 in hexadecimal."""
 
-    bytes: int
+    model_config = ConfigDict(strict=True, frozen=True)
+    bytes: NonNegativeInt
     sha256: str
 
     @classmethod
@@ -41,84 +43,64 @@ class FileRecord:
         """The record of a file as it lies on the disk."""
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        return cls(path.stat().st_size, digest)
+        return cls(bytes=path.stat().st_size, sha256=digest)
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+class Split(BaseModel):
     """One of `train` and `validation`: sizes in documents and tokens, end-of-text included."""
 
-    prefix: Path
-    documents: int
-    tokens: int
+    model_config = ConfigDict(strict=True, frozen=True)
+    documents: NonNegativeInt
+    tokens: NonNegativeInt
+    prefix: Path = Field(default=Path(), exclude=True)
 
     def open(self) -> IndexedDataset:
         """The split's tokens, memory-mapped; InputError where its files are damaged."""
         return IndexedDataset(self.prefix)
 
 
-class SplitCounts(TypedDict):
-    """Sizes of a split; tokens with the end-of-text of each document."""
+class TallyRecord(TypedDict):
+    """How often something occurred, in how many files, and the first of their names."""
 
-    documents: int
-    tokens: int
-
-
-class FileEntry(TypedDict):
-    """Size of a file and its SHA-256 in hexadecimal."""
-
-    bytes: int
-    sha256: str
+    count: NonNegativeInt
+    files: NonNegativeInt
+    first: list[str]
 
 
-class _Origin(TypedDict, total=False):
-    """What an extended tokenizer was made from."""
+class Prepared(BaseModel):
+    """A directory of prepared data, and its manifest, schema mpctl.data/1.
 
-    extended_from: Mapping[str, object]
-
-
-class DataManifest(_Origin):
-    """Schema mpctl.data/1: what prepared data were made of and what they hold."""
-
-    schema: str
-    sources: list[str]
-    settings: dict[str, object]
-    corpus: dict[str, int]
-    skipped: dict[str, Mapping[str, object]]
-    undecodable: dict[str, object]
-    splits: dict[str, SplitCounts]
-    vocab_size: int
-    tokenizer_vocab_size: int
-    end_of_text_id: int
-    dtype: str
-    tokenizer_sha256: str
-    files: dict[str, FileEntry]
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A directory of prepared data. `settings` are the arguments that made it.
-
-    vocab_size is the size the model gets; tokenizer_vocab_size, what the tokenizer uses of it.
-    skipped: by reason, how many files, folders or texts were passed over and the `first` names;
-    undecodable: characters that could not be decoded, likewise. extension: what the ids stand for
-    that were added to an older tokenizer.
+    settings: the arguments that made it; corpus: counts of files, texts in them, documents they
+    were cut into, bytes. vocab_size is the size the model gets; tokenizer_vocab_size, what the
+    tokenizer uses of it. skipped: by reason, the files, folders or texts that were passed over;
+    undecodable: characters that could not be decoded; manifests of earlier versions have neither.
+    extension: what the ids stand for that were added to an older tokenizer.
     """
 
-    path: Path
-    sources: tuple[str, ...]
-    settings: Mapping[str, Any]
-    corpus: Mapping[str, int]  # files, texts in them, documents they were cut into, bytes
-    train: Split
-    validation: Split
-    vocab_size: int
-    tokenizer_vocab_size: int
-    end_of_text_id: int
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+    path: Path = Field(exclude=True)
+    sources: list[str]
+    settings: dict[str, Any]
+    corpus: dict[str, NonNegativeInt]
+    skipped: dict[str, TallyRecord] = {}
+    undecodable: TallyRecord = {"count": 0, "files": 0, "first": []}
+    splits: dict[str, Split]
+    vocab_size: NonNegativeInt
+    tokenizer_vocab_size: NonNegativeInt
+    end_of_text_id: NonNegativeInt
     dtype: str
-    files: Mapping[str, FileRecord]
-    skipped: Mapping[str, Mapping[str, Any]]
-    undecodable: Mapping[str, Any]
-    extension: TokenizerExtension | None = None
+    files: dict[str, FileRecord]
+    extension: TokenizerExtension | None = Field(default=None, exclude=True)
+
+    @cached_property
+    def train(self) -> Split:
+        """The split to train on."""
+        return self.splits["train"].model_copy(update={"prefix": self.path / "train"})
+
+    @cached_property
+    def validation(self) -> Split:
+        """The split to validate on."""
+        return self.splits["validation"].model_copy(update={"prefix": self.path / "validation"})
 
     @property
     def tokenizer_path(self) -> Path:
@@ -130,34 +112,28 @@ class Prepared:
         """The SHA-256 of that file, in hexadecimal."""
         return self.files[TOKENIZER].sha256
 
-    def as_dict(self) -> DataManifest:
+    def as_dict(self) -> dict[str, Any]:
         """The manifest; it holds no paths but those of the settings, and no dates."""
-        splits = {"train": self.train, "validation": self.validation}
-        origin: _Origin = {}
+        record = self.model_dump(mode="json")
+        files, origin = record.pop("files"), {}
         if self.extension is not None:
-            origin["extended_from"] = _source(self.extension)
-        return {
-            "schema": SCHEMA,
-            "sources": list(self.sources),
-            "settings": dict(self.settings),
-            "corpus": dict(self.corpus),
-            "skipped": dict(self.skipped),
-            "undecodable": dict(self.undecodable),
-            "splits": {
-                name: {"documents": split.documents, "tokens": split.tokens}
-                for name, split in splits.items()
-            },
-            "vocab_size": self.vocab_size,
-            "tokenizer_vocab_size": self.tokenizer_vocab_size,
-            "end_of_text_id": self.end_of_text_id,
-            "dtype": self.dtype,
-            "tokenizer_sha256": self.tokenizer_sha256,
-            **origin,
-            "files": {
-                name: {"bytes": file.bytes, "sha256": file.sha256}
-                for name, file in self.files.items()
-            },
-        }
+            old = self.extension
+            origin["extended_from"] = {
+                "vocab_size": old.old_vocab_size,
+                "tokenizer_sha256": old.old_tokenizer_sha256,
+            }
+        named = {"tokenizer_sha256": self.tokenizer_sha256, **origin}
+        return {"schema": SCHEMA, **record, **named, "files": files}
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Prepared:
+        parts = (("corpus", CORPUS), ("splits", SPLITS), ("files", FILES))
+        for name, wanted in parts:
+            if lacking := [key for key in wanted if key not in getattr(self, name)]:
+                raise ValueError(f"{name} has no {lacking[0]}")
+        if extra := self.files.keys() - {*FILES, EXTENSION}:
+            raise ValueError(f"{min(extra)} is no file of prepared data")
+        return self
 
 
 def open_prepared(out: Path, *, hashes: bool = False) -> Prepared:
@@ -170,8 +146,12 @@ def open_prepared(out: Path, *, hashes: bool = False) -> Prepared:
         hint = "prepare it first: `mpctl data prepare`"
         raise InputError.of("data-not-prepared", str(out), f"holds no {MANIFEST}", hint)
     try:
-        prepared = _parse(out, path)
-    except (KeyError, TypeError, ValueError, AttributeError, OSError, RecursionError) as error:
+        prepared = _read(out, path)
+    except ValidationError as error:
+        first = error.errors()[0]
+        message = f"damaged manifest: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise InputError.of("data-manifest", str(path), message, AGAIN) from None
+    except (KeyError, TypeError, ValueError, OSError, RecursionError) as error:
         message = f"damaged manifest: {type(error).__name__}: {error}"
         raise InputError.of("data-manifest", str(path), message, AGAIN) from None
     issues = [issue for name in prepared.files for issue in _differences(prepared, name, hashes)]
@@ -201,13 +181,6 @@ def open_validations(main: Prepared, folders: Mapping[str, Path]) -> dict[str, P
     return opened
 
 
-def _source(extension: TokenizerExtension) -> dict[str, Any]:
-    return {
-        "vocab_size": extension.old_vocab_size,
-        "tokenizer_sha256": extension.old_tokenizer_sha256,
-    }
-
-
 def _with_extension(prepared: Prepared) -> Prepared:
     path = prepared.path / EXTENSION
     extension = read_extension(path)
@@ -215,62 +188,19 @@ def _with_extension(prepared: Prepared) -> Prepared:
     if said != (prepared.tokenizer_sha256, prepared.tokenizer_vocab_size):
         message = f"is of another tokenizer, of {extension.vocab_size} entries, than {TOKENIZER}"
         raise InputError.of("data-extension", str(path), message, AGAIN)
-    return replace(prepared, extension=extension)
+    return prepared.model_copy(update={"extension": extension})
 
 
-def _parse(out: Path, path: Path) -> Prepared:
+def _read(out: Path, path: Path) -> Prepared:
     if path.stat().st_size > LONGEST_MANIFEST:
         raise ValueError(f"longer than {LONGEST_MANIFEST} bytes")
     read = json.loads(path.read_text(encoding="utf-8"))
     if read["schema"] != SCHEMA:
         raise ValueError(f"schema {read['schema']!r}, expected {SCHEMA!r}")
-    train, validation = (
-        Split(out / name, _count(read["splits"][name], "documents"), _tokens(read, name))
-        for name in SPLITS
-    )
-    prepared = Prepared(
-        path=out,
-        sources=tuple(str(source) for source in read["sources"]),
-        settings=dict(read["settings"]),
-        corpus={name: _count(read["corpus"], name) for name in CORPUS},
-        train=train,
-        validation=validation,
-        vocab_size=_count(read, "vocab_size"),
-        tokenizer_vocab_size=_count(read, "tokenizer_vocab_size"),
-        end_of_text_id=_count(read, "end_of_text_id"),
-        dtype=str(read["dtype"]),
-        files={name: _file(read["files"][name]) for name in _names(read["files"])},
-        # Manifests of earlier versions do not say these.
-        skipped={str(why): _tally(tally) for why, tally in read.get("skipped", {}).items()},
-        undecodable=_tally(read.get("undecodable", NONE)),
-    )
+    prepared = Prepared.model_validate({**read, "path": out, "extension": None})
     if prepared.tokenizer_sha256 != read["tokenizer_sha256"]:
         raise ValueError(f"two different hashes for {TOKENIZER}")
     return prepared
-
-
-def _names(files: Any) -> tuple[str, ...]:
-    return (*FILES, EXTENSION) if EXTENSION in files else FILES
-
-
-def _tokens(read: Any, name: str) -> int:
-    return _count(read["splits"][name], "tokens")
-
-
-def _count(mapping: Any, name: str) -> int:
-    value = mapping[name]
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{name} is {value!r}, expected a count")
-    return value
-
-
-def _tally(record: Any) -> dict[str, Any]:
-    counts = {key: _count(record, key) for key in ("count", "files")}
-    return {**counts, "first": [str(name) for name in record["first"]]}
-
-
-def _file(record: Any) -> FileRecord:
-    return FileRecord(_count(record, "bytes"), str(record["sha256"]))
 
 
 def _differences(prepared: Prepared, name: str, hashes: bool) -> list[Issue]:

@@ -245,13 +245,15 @@ def prepare(
         )
         prepared = Prepared(
             path=out,
-            sources=tuple(map(str, sources)),
+            sources=list(map(str, sources)),
             settings=asdict(settings),
             corpus=corpus.summary,
             skipped=findings.report()["skipped"],
             undecodable=findings.report()["undecodable"],
-            train=Split(out / SPLITS[0], len(train), train.tokens),
-            validation=Split(out / SPLITS[1], len(validation), validation.tokens),
+            splits={
+                name: Split(documents=len(writer), tokens=writer.tokens)
+                for name, writer in zip(SPLITS, (train, validation), strict=True)
+            },
             vocab_size=vocab_size,
             tokenizer_vocab_size=vocabulary_size(model),
             end_of_text_id=end_of_text_id(model),

@@ -61,7 +61,7 @@ def print_inspection(document: InspectDocument, *, parameters: bool) -> None:
          if all(shard["block_checksums"] for shard in shards) else "sha256 of each file"),
     ]  # fmt: skip
     if document["loss_scale"]:
-        named.append(("loss scale", f"{document['loss_scale'].get('value', 0):g}"))
+        named.append(("loss scale", f"{document['loss_scale'].get('scale', 0):g}"))
     console.print(NamedRows(named))
     if parameters:
         _print_parameters(rows)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor
 
 from mpctl.checkpoint.folder import whole_folder
@@ -46,47 +46,24 @@ SHARD_BYTES = 5_000_000_000  # transformers' own default for max_shard_size was 
 TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-class WeightsDocument(TypedDict):
-    """Schema mpctl.weights/1: what an import or an export wrote."""
-
-    schema: str
-    source: str
-    out: str
-    architecture: str
-    parameters: int
-    bytes: int
-    dtype: str
-    step: int
-    files: list[str]
-    notes: list[str]
-    model: dict[str, object]
-
-
-@dataclass(frozen=True)
-class Written:
-    """What an import or an export wrote."""
+class Written(BaseModel):
+    """What an import or an export wrote, schema mpctl.weights/1. notes: what a reader should know,
+    in words."""
 
     source: Path
     out: Path
-    model: ModelSpec
     architecture: str
     parameters: int
     bytes: int
     dtype: str
-    files: tuple[str, ...]
     step: int = 0
+    files: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    """What a reader should know, in words."""
+    model: ModelSpec
 
-    def as_dict(self) -> WeightsDocument:
+    def as_dict(self) -> dict[str, Any]:
         """What `mpctl checkpoint import --json` and `export --json` prints."""
-        return {
-            "schema": "mpctl.weights/1", "source": str(self.source), "out": str(self.out),
-            "architecture": self.architecture, "parameters": self.parameters,
-            "bytes": self.bytes, "dtype": self.dtype, "step": self.step, "files": list(self.files),
-            "notes": list(self.notes),
-            "model": self.model.model_dump(mode="json", exclude_none=True),
-        }  # fmt: skip
+        return {"schema": "mpctl.weights/1", **self.model_dump(mode="json", exclude_none=True)}
 
 
 class _ByteCounter:
@@ -124,9 +101,15 @@ def import_weights(source: Path, out: Path, *, on_progress: Progress | None = No
         )
         files = _files(work)
     return Written(
-        source, out, hub.model, get_scheme(hub.model).architecture, _numel(hub.rows.values()),
-        sum(entry.bytes for entry in entries), _dtype(entries), files,
-    )  # fmt: skip
+        source=source,
+        out=out,
+        architecture=get_scheme(hub.model).architecture,
+        parameters=_numel(hub.rows.values()),
+        bytes=_total(entries),
+        dtype=_dtype(entries),
+        files=files,
+        model=hub.model,
+    )
 
 
 def _entries_of_ours(
@@ -199,9 +182,17 @@ def export_weights(
         notes = [NO_TOKENIZER] if tokens is None else write_tokenizer(work, tokens, model, scheme)
         files = _files(work)
     return Written(
-        run, out, saved.model, scheme.architecture, _numel(rows.values()),
-        sum(entry.bytes for entry in entries), _dtype(entries), files, saved.step, tuple(notes),
-    )  # fmt: skip
+        source=run,
+        out=out,
+        architecture=scheme.architecture,
+        parameters=_numel(rows.values()),
+        bytes=_total(entries),
+        dtype=_dtype(entries),
+        step=saved.step,
+        files=files,
+        notes=tuple(notes),
+        model=saved.model,
+    )
 
 
 def _verify(saved: SavedModel, on_progress: Progress | None) -> None:
