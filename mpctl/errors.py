@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, TypedDict, TypeVar
+from typing import Literal, TypeVar
+
+from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 MOST_OF_A_RULE = 10
 DOES_NOT_FIT = 3  # the exit code

@@ -1,10 +1,8 @@
 """Reports of benches, read back: files that others may have written, so that nothing is trusted.
 
-The envelope is strict: schema `mpctl.bench/2`, all keys of the environment, rows with names that
-differ and with seconds in order (shortest <= median <= longest). Keys that a bench adds to its rows
-and findings are kept as they are; who reads one takes it by `number_of` or `text_of`.
-
-By hand, a row whose `busbw` is the text "fast": number_of(row, "busbw") is None.
+Two reports are compared by what all benches have: the envelope, and rows with names that differ and
+with seconds in order (shortest <= median <= longest). A report that is drawn must be whole: every
+key of its bench's rows and findings.
 """
 
 from __future__ import annotations
@@ -17,65 +15,50 @@ from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError
 
+from mpctl.bench.collectives import CollectivesReport
+from mpctl.bench.kernels import KernelsReport
+from mpctl.bench.machine import MachineReport
 from mpctl.bench.report import (
     FAMILY,
     READ_SCHEMAS,
     REPORT,
     SCHEMA,
-    BenchEnvironment,
+    BenchEnvelope,
     BenchName,
     BenchReport,
+    BenchRow,
 )
+from mpctl.bench.scaling import ScalingReport
+from mpctl.bench.tensor_modes import TensorModesReport
+from mpctl.bench.trace import TraceReport
+from mpctl.bench.verify import VerifyReport
 from mpctl.errors import InputError, Issue, attempt
 from mpctl.rundir.group_names import group_name
 
 MOST_BYTES = 64 * 2**20
-Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]  # thirty years
-Name = Annotated[str, Field(min_length=1, max_length=500)]
+LARGEST = 10**18  # of a whole number
 MEASURE_AGAIN = "measure again with this version of mpctl"
 NAME_ONE = "name a report.json of mpctl bench, or its folder"
 
 
-class SavedRow(BaseModel):
-    """What is read of a row of any bench (BenchRow); the bench's own keys are kept beside it."""
+class CommonReport(BenchEnvelope):
+    """What two reports of any versions are compared by."""
 
-    model_config = ConfigDict(extra="allow")
-
-    name: Name
-    seconds: Seconds
-    seconds_min: Seconds
-    seconds_max: Seconds
-    rounds: Annotated[int, Field(ge=1)]
-
-    @model_validator(mode="after")
-    def _in_order(self) -> SavedRow:
-        if not self.seconds_min <= self.seconds <= self.seconds_max:
-            raise ValueError(
-                f"seconds {self.seconds:g} lie outside of seconds_min {self.seconds_min:g} and "
-                f"seconds_max {self.seconds_max:g}"
-            )
-        return self
-
-
-class SavedReport(BaseModel):
-    """What is read of a report of any bench (BenchReport)."""
-
-    bench: BenchName
-    job: str | None
-    is_complete: bool
-    environment: BenchEnvironment
-    command: str
-    results: Annotated[list[SavedRow], Field(max_length=100_000)]
+    results: Annotated[list[BenchRow], Field(max_length=100_000)]
     findings: dict[str, Any]
 
-    @model_validator(mode="after")
-    def _names_differ(self) -> SavedReport:
-        counts = Counter(row.name for row in self.results)
-        if twice := [name for name, count in counts.items() if count > 1]:
-            raise ValueError(f"several rows are named {twice[0]!r}")
-        return self
+
+WHOLE: Mapping[BenchName, Any] = {
+    "scaling": ScalingReport,
+    "collectives": CollectivesReport,
+    "kernels": KernelsReport,
+    "machine": MachineReport,
+    "verify": VerifyReport,
+    "tensor-modes": TensorModesReport,
+    "trace": TraceReport,
+}
 
 
 def report_path(path: Path) -> Path:
@@ -83,68 +66,52 @@ def report_path(path: Path) -> Path:
     return path / REPORT if path.is_dir() else path
 
 
-def read_report(path: Path, where: str) -> BenchReport:
+def read_report(path: Path, where: str, *, whole: bool = False) -> BenchReport:
     """The report in a file, or in a bench's folder.
 
-    where: the argument that named it, for messages. Raises InputError for a file that cannot be
-    read, is larger than MOST_BYTES or no JSON, has another schema, or lacks what every report has.
+    where: the argument that named it, for messages; whole: with every key of its bench, so that it
+    can be drawn. Raises InputError for a file that cannot be read, is larger than MOST_BYTES or no
+    JSON, has another schema, or lacks a key.
     """
     file = report_path(path)
-    document = _document(file, where)
-    schema = document.get("schema")
-    if schema not in READ_SCHEMAS:
-        told = (
-            "that of an older version" if str(schema).startswith(f"{FAMILY}.") else f"not {SCHEMA}"
-        )
+    document = _parsed(_text(file, where), file, where)
+    if not isinstance(document, dict):
+        raise InputError.of("bench-report", where, f"{file} does not hold a JSON object", NAME_ONE)
+    if (schema := document.get("schema")) not in READ_SCHEMAS:
+        is_older = str(schema).startswith(f"{FAMILY}.")
+        told = "that of an older version" if is_older else f"not {SCHEMA}"
         message = f"{file} has the schema {_short(schema)}, {told}"
         raise InputError.of("bench-schema", where, message, f"{MEASURE_AGAIN}; {NAME_ONE}")
+    if schema != SCHEMA:
+        lists = {key: _renamed(document.get(key)) for key in ("findings", "results")}
+        document = {**document, "schema": SCHEMA, **lists}
     try:
-        SavedReport.model_validate(document, strict=True)
+        text = json.dumps(document)
+        TypeAdapter(CommonReport).validate_json(text, strict=True)
+        _check_rows(document["results"])
+        if whole:
+            TypeAdapter(WHOLE[document["bench"]]).validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"])) or "the report"
         message = f"{file}: {key}: {first['msg']}, not {_short(first['input'])}"
         raise InputError.of("bench-report", where, message, MEASURE_AGAIN) from None
-    if schema != SCHEMA:
-        document |= {"schema": SCHEMA, "findings": _renamed(document["findings"]),
-                     "results": _renamed(document["results"])}  # fmt: skip
-    return cast(BenchReport, document)  # checked above; the bench's own keys stay
+    except ValueError as error:
+        raise InputError.of("bench-report", where, f"{file}: {error}", MEASURE_AGAIN) from None
+    return cast(BenchReport, document)  # checked above; keys of later versions stay
 
 
-def read_reports(named: Mapping[str, Path]) -> list[BenchReport]:
-    """The reports in several files by the arguments that named them. Raises InputError with the
-    issues of all files at once."""
-    reports: list[BenchReport] = []
-    issues: list[Issue] = []
-    for where, path in named.items():
-        report = attempt(issues, partial(read_report, path, where))
-        if report is not None:
-            reports.append(report)
-    if issues:
-        raise InputError(issues)
-    return reports
-
-
-def number_of(table: object, *keys: str) -> float | None:
-    """The finite number under a key, or under a key of an inner table; None for anything else.
-
-    >>> number_of({"sizes": {"tp": 2}}, "sizes", "tp"), number_of({"mfu": "high"}, "mfu")
-    (2.0, None)
-    """
-    value = _at(table, keys)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        found = float(value)
-    except OverflowError:  # a whole number of hundreds of digits
-        return None
-    return found if isfinite(found) else None
-
-
-def text_of(table: object, *keys: str) -> str:
-    """The text under a key, or under a key of an inner table; empty for anything else."""
-    value = _at(table, keys)
-    return value if isinstance(value, str) else ""
+def _check_rows(rows: list[BenchRow]) -> None:
+    """Raises ValueError where two rows have one name, or seconds are not in order."""
+    counts = Counter(row["name"] for row in rows)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise ValueError(f"several rows are named {twice[0]!r}")
+    for row in rows:
+        if not row["seconds_min"] <= row["seconds"] <= row["seconds_max"]:
+            raise ValueError(
+                f"seconds {row['seconds']:g} of {row['name']} lie outside of seconds_min "
+                f"{row['seconds_min']:g} and seconds_max {row['seconds_max']:g}"
+            )
 
 
 def _renamed(value: Any) -> Any:
@@ -162,17 +129,14 @@ def _renamed(value: Any) -> Any:
     return renamed
 
 
-def _at(table: object, keys: tuple[str, ...]) -> object:
-    for key in keys:
-        table = table.get(key) if isinstance(table, Mapping) else None
-    return table
-
-
-def _document(file: Path, where: str) -> dict[str, Any]:
-    document = _parsed(_text(file, where), file, where)
-    if isinstance(document, dict):
-        return document
-    raise InputError.of("bench-report", where, f"{file} does not hold a JSON object", NAME_ONE)
+def read_reports(named: Mapping[str, Path]) -> list[BenchReport]:
+    """The reports in several files by the arguments that named them. Raises InputError with the
+    issues of all files at once."""
+    issues: list[Issue] = []
+    reports = [attempt(issues, partial(read_report, path, where)) for where, path in named.items()]
+    if issues:
+        raise InputError(issues)
+    return [report for report in reports if report is not None]
 
 
 def _text(file: Path, where: str) -> str:
@@ -190,7 +154,7 @@ def _text(file: Path, where: str) -> str:
 
 def _parsed(text: str, file: Path, where: str) -> object:
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite, parse_int=_whole)
     except (ValueError, RecursionError) as error:
         message = f"{file} is not valid JSON: {_short(str(error) or 'nested too deeply')}"
         raise InputError.of("bench-report", where, message, NAME_ONE) from None
@@ -198,6 +162,14 @@ def _parsed(text: str, file: Path, where: str) -> object:
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    return number if isfinite(number := float(text)) else _refuse(text)
+
+
+def _whole(text: str) -> int:
+    return int(text) if len(text) < 20 and abs(int(text)) <= LARGEST else _refuse(text)
 
 
 def _short(value: object) -> str:

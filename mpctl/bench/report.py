@@ -26,8 +26,9 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from typing_extensions import (  # pydantic needs it to validate them before Python 3.12
     ReadOnly,
     TypedDict,
@@ -45,6 +46,9 @@ SCHEMA: Literal["mpctl.bench/2"] = "mpctl.bench/2"
 BenchName = Literal[
     "scaling", "collectives", "kernels", "machine", "verify", "tensor-modes", "trace"
 ]
+
+
+Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]  # thirty years
 
 
 class BenchEnvironment(TypedDict):
@@ -66,17 +70,17 @@ class Spread(TypedDict):
     """Seconds over the rounds of one row: the median, the shortest, the longest; rounds: how many
     there were."""
 
-    seconds: float
-    seconds_min: float
-    seconds_max: float
-    rounds: int
+    seconds: Seconds
+    seconds_min: Seconds
+    seconds_max: Seconds
+    rounds: Annotated[int, Field(ge=1)]
 
 
 class BenchRow(Spread):
     """What every row of a report has. name: unlike those of all other rows of the report, the same
     when the bench is run again."""
 
-    name: str
+    name: Annotated[str, Field(min_length=1, max_length=500)]
 
 
 class BenchEnvelope(TypedDict):
@@ -99,6 +103,7 @@ class BenchReport(BenchEnvelope):
     """Any bench's report, by what all rows have."""
 
     results: ReadOnly[Sequence[BenchRow]]
+    findings: ReadOnly[Mapping[str, object]]
 
 
 def spread(seconds: Sequence[float]) -> Spread:

@@ -1,110 +1,227 @@
-"""A scaling report as tables: efficiency, rates of a rank, and the formula of its percentages."""
+"""Reports of benches in a terminal, and what their pages share with it: where they were measured,
+and what makes their figures worth less."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, cast
 
+from rich.table import Table
 from rich.text import Text
 
-from mpctl.bench.report import load_warnings
-from mpctl.bench.scaling import ScalingReport, ScalingRow
+from mpctl.bench.collective_cases import CollectiveCases
+from mpctl.bench.compare import Comparison
+from mpctl.bench.report import BenchEnvironment, BenchName, BenchReport, load_warnings
+from mpctl.bench.tensor_modes import ModeCases
+from mpctl.render.bench_parts import (
+    HEADS,
+    REHEARSAL,
+    BenchLine,
+    BenchTable,
+    Column,
+    Part,
+    Row,
+    Style,
+)
+from mpctl.render.bench_ranks import WAYS, collectives_parts, kernels_parts, modes_parts, refusal
+from mpctl.render.bench_runs import (
+    machine_commands,
+    machine_parts,
+    scaling_parts,
+    trace_parts,
+    verify_parts,
+)
 from mpctl.render.console import get_console, plain_table
-from mpctl.units import plural, rate_text, seconds_text
-
-FORMULA = (
-    "efficiency = (tokens/s of N ranks / tokens/s of the smallest N0) / (N / N0). The same form "
-    "gives Megatron-LM's published 76 %: 15.1 PFLOP/s on 512 GPUs against 39 TFLOP/s on one, "
-    "15100 / (512 x 39) (arXiv 1909.08053). at best: what {units} could "
-    "reach if nothing but work took time."
+from mpctl.units import (
+    plural,
+    seconds_text,
 )
-MODES = {
-    "strong": "Strong scaling: the same global batch, shared by more ranks",
-    "weak": "Weak scaling: the global batch grows with the ranks",
+
+BENCHES: Mapping[BenchName, Callable[[Any], Iterator[Part]]] = {
+    "scaling": scaling_parts,
+    "collectives": collectives_parts,
+    "kernels": kernels_parts,
+    "machine": machine_parts,
+    "verify": verify_parts,
+    "tensor-modes": modes_parts,
+    "trace": trace_parts,
 }
-SCALING_COLUMNS = ("ranks", "layout", "batch", "step", "±", "plan's step", "tokens/s",
-                   "speed-up", "efficiency", "plan's", "at best")  # fmt: skip
-RATE_COLUMNS = ("ranks", "layout", "batch", "FLOP/s a rank", "MFU", "HFU", "processor", "waiting",
-                "plan's wait")  # fmt: skip
-RATES = (
-    "Model FLOP/s of a rank, processor time of rank 0, and what a rank waits in collectives; both "
-    "as shares of a step"
-)
-MARK = "*"
 
 
-def print_scaling(report: ScalingReport) -> None:
-    """Two tables for each mode, how efficiency is computed, and where it was measured, on
-    stdout."""
-    console, findings = get_console(), report["findings"]
-    for mode, title in MODES.items():
-        rows = [row for row in report["results"] if row["mode"] == mode]
-        if rows:
-            _print_table(title, SCALING_COLUMNS, [_scaling_cells(row) for row in rows])
-    timed = {row["layout"] + str(row["global_batch_size"]): row for row in report["results"]}
-    if timed:
-        _print_table(RATES, RATE_COLUMNS, [_rate_cells(row) for row in timed.values()])
-    units = _units(report)
-    console.print(Text(FORMULA.format(units=units), style="dim"))
-    where, rounds = report["environment"], max((r["rounds"] for r in timed.values()), default=0)
-    note = (f"medians of {plural(rounds, 'round')} of {plural(findings['steps_timed'], 'step')}; "
-            f"{plural(where['cores'], 'core')}, {plural(where['gpus'], 'GPU')}")  # fmt: skip
-    console.print(Text(f"{note}, torch {where['torch']}, {where['date']}", style="dim"))
-    for warning in [*_rehearsals(report, units), *load_warnings(where), *_unfinished(report)]:
-        console.print(Text.assemble(("! ", "bold yellow"), warning))
+MARKS: Mapping[Style, tuple[str, str]] = {
+    "passed": ("✓ ", "bold green"),
+    "failed": ("✗ ", "bold red"),
+    "refused": ("✗ ", "bold red"),
+    "warning": ("! ", "bold yellow"),
+}
+STYLES: Mapping[Style, str] = {"head": "bold", "passed": "bold", "failed": "bold", "note": "dim"}
 
 
-def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = plain_table(title, columns, left=("layout",))
-    for cells in rows:
-        table.add_row(*cells)
-    get_console().print(table, "")
+def print_report(report: BenchReport, folder: Path, *, more: Iterable[str] = ()) -> None:
+    """Print a report on stdout. folder: where it was written; more: further warnings."""
+    _print_parts([*report_parts(report, folder), *(BenchLine(text, "warning") for text in more)])
 
 
-def _head(row: ScalingRow) -> tuple[str, str, str]:
-    layout = row["layout"] + MARK * row["is_rehearsal"]
-    return str(row["world_size"]), layout, str(row["global_batch_size"])
+def _print_parts(parts: Iterable[Part]) -> None:
+    """A blank line stands before each table and after a head."""
+    console, before = get_console(), None
+    for part in parts:
+        if before is not None and (isinstance(part, BenchTable) or before == "head"):
+            console.print()
+        if isinstance(part, BenchTable):
+            console.print(_rich_table(part))
+            before = "table"
+        else:
+            mark, text = MARKS.get(part.style, ("", "")), (part.text, STYLES.get(part.style, ""))
+            console.print(Text.assemble(mark, text), soft_wrap=part.style == "plain")
+            before = "head" if part.style in HEADS else "line"
 
 
-def _scaling_cells(row: ScalingRow) -> tuple[str, ...]:
-    half = (row["seconds_max"] - row["seconds_min"]) / 2 / row["seconds"]
-    return (
-        *_head(row), seconds_text(row["seconds"]), f"{half:.0%}" if row["rounds"] > 1 else "",
-        _seconds(row["predicted_seconds"]), f"{row['tokens_per_second']:,.0f}",
-        f"{row['speed_up']:.2f}", f"{row['efficiency']:.0%}", _share(row["predicted_efficiency"]),
-        f"{row['perfect_efficiency']:.0%}",
-    )  # fmt: skip
+def _rich_table(part: BenchTable) -> Table:
+    left = [column.title for column in part.columns if column.left]
+    table = plain_table(part.title, [column.title for column in part.columns], left=left)
+    table.columns[0].no_wrap = part.keeps_first
+    for cells in part.cells():
+        is_heading = len(cells) < len(part.columns)
+        table.add_row(*(Text(cell, "bold" if is_heading else "") for cell in cells))
+    return table
 
 
-def _rate_cells(row: ScalingRow) -> tuple[str, ...]:
-    return (
-        *_head(row), rate_text(row["flops_per_second"]), _share(row["mfu"]), _share(row["hfu"]),
-        f"{row['cpu_seconds'] / row['seconds']:.0%}", _share(row["communication_share"]),
-        _share(row["predicted_communication_share"]),
-    )  # fmt: skip
+def report_parts(report: BenchReport, folder: Path) -> Iterator[Part]:
+    """What a report says. folder: where it was written."""
+    yield from BENCHES[report["bench"]](report)
+    if report["bench"] == "machine":
+        yield from machine_commands(cast(Any, report), folder)
+    if report["bench"] != "trace":
+        yield BenchLine(_measured(report), "note")
+    for warning in report_warnings(report):
+        yield BenchLine(warning, "warning")
 
 
-def _seconds(value: float | None) -> str:
-    return "–" if value is None else seconds_text(value)
+def report_warnings(report: BenchReport) -> Iterator[str]:
+    """Why figures of a report are not what the machine alone would give."""
+    if not report["is_complete"] and report["bench"] != "trace":
+        yield "not complete: the bench was interrupted, or its budget ended before every round"
+    rows: Sequence[Row] = report["results"]
+    findings = _findings(report)
+    ranks = [row.get("world_size") or row["ranks"] for row in rows if row.get("is_rehearsal")]
+    if findings.get("is_rehearsal"):
+        ranks = [findings["ranks"]]
+    if ranks:
+        units = findings.get("units", report["environment"]["cores"])
+        shared = plural(units, findings.get("unit", "core"))
+        yield (
+            f"{REHEARSAL} rehearsal, not a measurement: {plural(max(ranks), 'rank')} share "
+            f"{shared}, so that times say nothing of ranks that have one each"
+        )
+    yield from load_warnings(report["environment"])
 
 
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0%}"
+def _findings(report: BenchReport) -> Mapping[str, Any]:
+    return cast(Mapping[str, Any], report["findings"])
 
 
-def _units(report: ScalingReport) -> str:
-    """What the ranks ran on: `2 cores`, `8 GPUs`."""
-    return plural(report["findings"]["units"], report["findings"]["unit"])
+def _measured(report: BenchReport) -> str:
+    """`medians of 3 rounds of 8 steps; laptop, AMD EPYC, 2 cores, torch 2.11, mpctl 0.9, ...`."""
+    found = _findings(report)
+    rounds = plural(max((row["rounds"] for row in report["results"]), default=0), "round")
+    if steps := found.get("steps_timed", found.get("steps")):
+        rounds += f" of {plural(steps, 'step')}"
+    if "iterations" in found:
+        rounds += f" of {plural(found['iterations'], 'call')} after {found['warm_up']} to warm up"
+    if "threads" in found:
+        rounds += f", {plural(found['threads'], 'thread')} a rank"
+    return f"medians of {rounds}; {where_measured(report['environment'])}"
 
 
-def _rehearsals(report: ScalingReport, units: str) -> list[str]:
-    if not any(row["is_rehearsal"] for row in report["results"]):
-        return []
-    most = max(row["world_size"] for row in report["results"])
-    return [
-        f"{MARK} rehearsal, not a measurement: up to {plural(most, 'rank')} share {units}, so that "
-        "their efficiency says nothing of ranks that have one each"
+def where_measured(where: BenchEnvironment) -> str:
+    """`laptop, AMD EPYC, 2 cores, torch 2.11, mpctl 0.9, 2026-01-02`."""
+    hardware = [where["host"], where["machine"], plural(where["cores"], "core")]
+    if where["gpus"]:
+        hardware.append(plural(where["gpus"], "GPU"))
+    versions = [f"torch {where['torch']}", f"mpctl {where['mpctl']}", where["date"][:10]]
+    return ", ".join([*hardware, *versions])
+
+
+def print_collective_cases(cases: CollectiveCases) -> None:
+    """What `--dry-run` says: each collective with its sizes."""
+    console, options = get_console(), cases.options
+    console.print(
+        f"would time {plural(len(cases.cases), 'case')} in {plural(options.rounds, 'round')} of "
+        f"{plural(options.iterations, 'call')}, after {options.warm_up} to warm up:"
+    )
+    for (axis, kind, way), group in groupby(
+        cases.cases, lambda case: (case["axis"], case["kind"], case["transport"])
+    ):
+        sizes = [case["bytes"] for case in group]
+        span = f"{sizes[0]:,} to {sizes[-1]:,} bytes, {plural(len(sizes), 'size')}"
+        console.print(f"  {kind:<14} {axis}{cases.sizes[axis]}  {WAYS[way]:<14} {span}")
+
+
+def print_mode_cases(cases: ModeCases, *, rounds: int, steps: int) -> None:
+    """What `--dry-run` says: the modes that would be timed, and those that would not."""
+    model = cases.job.model
+    assert model is not None, "a bench is of a model"
+    lines = [
+        BenchLine(
+            f"would time one layer of {model.name or model.family} on "
+            f"{plural(cases.ranks, 'rank')}: {plural(rounds, 'round')} of "
+            f"{plural(steps, 'step')} in each of"
+        )
     ]
+    for case in cases.cases:
+        lines.append(BenchLine(f"  {case.mode:<5} {' x '.join(map(str, case.axes.values()))}"))
+    for mode, issue in cases.refused:
+        lines.append(BenchLine(refusal(mode, issue.message, issue.hint), "refused"))
+    _print_parts(lines)
 
 
-def _unfinished(report: ScalingReport) -> list[str]:
-    return [] if report["is_complete"] else ["not every case ran in every round"]
+# ---------------------------------------------------------------- two reports
+
+VERDICTS = {
+    "slower": "✗ slower",
+    "faster": "✓ faster",
+    "noise": "noise: rounds overlap",
+    "same": "same",
+}
+FEW_ROWS, FEW_NAMES = 20, 10
+COMPARED = (
+    Column("", "name", left=True),
+    Column("A", "seconds_a", seconds_text),
+    Column("B", "seconds_b", seconds_text),
+    Column("B / A", "ratio", "{:.3f}".format),
+    Column("verdict", "verdict", VERDICTS.__getitem__, left=True),
+)
+
+
+def print_bench_comparison(comparison: Comparison) -> None:
+    """Print the rows of two reports, those that became slower first; rows of one report only;
+    warnings; the verdict."""
+    _print_parts(_compared(comparison))
+
+
+def _compared(comparison: Comparison) -> Iterator[Part]:
+    """Of many rows those beyond the threshold."""
+    rows = sorted(comparison["rows"], key=lambda row: -row["ratio"])
+    shown = [row for row in rows if len(rows) <= FEW_ROWS or row["verdict"] != "same"]
+    if shown:
+        yield BenchTable("", COMPARED, shown)
+    if left_out := len(rows) - len(shown):
+        within = f"within {comparison['threshold']:g} % of A"
+        yield BenchLine(f"{plural(left_out, 'more row')} {within}, see --json", "note")
+    for where in ("A", "B"):
+        names = comparison["only_in_a"] if where == "A" else comparison["only_in_b"]
+        more = f" and {len(names) - FEW_NAMES} more" if len(names) > FEW_NAMES else ""
+        if names:
+            yield BenchLine(f"only in {where}: {', '.join(names[:FEW_NAMES])}{more}")
+    for warning in comparison["warnings"]:
+        yield BenchLine(warning, "warning")
+    count, all_rows = comparison["regressions"], plural(len(rows), "row")
+    mean = f"B takes {comparison['ratio']:.3f} of A's time in the geometric mean"
+    bound = f"slower by more than {comparison['threshold']:g} % and beyond the spread of both"
+    if count:
+        yield BenchLine(f"{count} of {all_rows} {bound}; {mean}", "failed")
+    else:
+        yield BenchLine(f"none of {all_rows} is {bound}; {mean}", "passed")

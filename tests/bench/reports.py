@@ -48,10 +48,14 @@ def scaling_report() -> dict[str, Any]:
                 f"{mode} {layout}", seconds, mode=mode, layout=layout, world_size=world,
                 sizes=sizes, efficiency=efficiency, perfect_efficiency=perfect, speed_up=world *
                 efficiency, is_rehearsal=world > 2, predicted_seconds=seconds * (0.9 + 0.05 * at),
-                low_seconds=None, tokens_per_second=4096 / seconds, mfu=None,
-                communication_share=0.02 * at,
+                low_seconds=None, high_seconds=None, tokens_per_second=4096 / seconds, mfu=None,
+                hfu=None, flops_per_second=1e11, cpu_seconds=seconds, global_batch_size=8,
+                predicted_efficiency=None, communication_share=0.02 * at,
+                predicted_communication_share=None,
             ))  # fmt: skip
-    return made_report("scaling", rows, job="demo")
+    findings = {"steps_timed": 10, "units": 2, "unit": "core",
+                "baselines": {"strong": "strong 1 rank", "weak": "weak 1 rank"}}  # fmt: skip
+    return made_report("scaling", rows, job="demo", findings=findings)
 
 
 def collectives_report() -> dict[str, Any]:
@@ -65,13 +69,16 @@ def collectives_report() -> dict[str, Any]:
                 rows.append(row(
                     f"{kind} tp2 float32 {size} {transport}", seconds, kind=kind, axis="tp",
                     ranks=2, transport=transport, dtype="float32", bytes=size, count=size // 4,
-                    algbw=size / seconds, busbw=size / seconds, wrong=0,
+                    algbw=size / seconds, busbw=size / seconds, wrong=0, op="none",
+                    is_rehearsal=False, predicted_seconds=None,
                 ))  # fmt: skip
     of_all = {"kind": "all_reduce", "axis": "tp", "ranks": 2, "dtype": "float32", "error": 0.0,
               "efficiency": [[1024, 0.01], [2**24, 0.99]]}  # fmt: skip
     fits = [of_all | {"transport": "gloo", "latency": 2e-4, "bandwidth": 1.5e9},
             of_all | {"transport": "shared", "latency": 2e-5, "bandwidth": 6e9}]  # fmt: skip
-    return made_report("collectives", rows, findings={"fits": fits})
+    findings = {"layout": {"tp": 2}, "ranks": 2, "is_rehearsal": False, "iterations": 20,
+                "warm_up": 5, "root": 0, "fits": fits, "absent": []}  # fmt: skip
+    return made_report("collectives", rows, findings=findings)
 
 
 def kernels_report() -> dict[str, Any]:
@@ -87,12 +94,14 @@ def kernels_report() -> dict[str, Any]:
             peak = 40e9 if kernel == "matmul" else None
             rows.append(row(
                 f"{kernel} {flops:g} x{ranks}", seconds, kernel=kernel, part="forward",
+                site="layers", cpu_seconds=seconds, is_rehearsal=False,
                 shape={"m": 512, "n": 512}, dtype="fp32", ranks=ranks, flops=flops, bytes=size,
                 flops_per_second=flops / seconds, bytes_per_second=size / seconds,
                 share_of_peak=flops / seconds / peak if peak else None,
                 predicted_seconds=seconds * 1.07,
             ))  # fmt: skip
-    findings = {"peak_flops": {"fp32": 40e9}, "memory_bandwidth": 10e9}
+    findings = {"device": "a core", "peak_flops": {"fp32": 40e9}, "memory_bandwidth": 10e9,
+                "threads": 1}  # fmt: skip
     return made_report("kernels", rows, job="demo-gpt", findings=findings)
 
 
@@ -108,11 +117,17 @@ def verify_report() -> dict[str, Any]:
             name, seconds, layout=name, world_size=4 if at > 7 else 2, is_rehearsal=at > 7,
             predicted_seconds=predicted, low_seconds=predicted / 1.15,
             high_seconds=predicted * 1.15, error=error, is_inside=True, agrees=True,
-            planned_memory_bytes=2**27, memory_bytes=2**27 + 2**20, sent_bytes=2**24,
+            planned_memory_bytes=2**27, memory_bytes=2**27 + 2**20, sent_bytes=2**24, job="demo",
+            device="cpu", cpu_seconds=seconds, memory_error=-0.01, reserved_bytes=None, differs="",
+            planned_sent_bytes=2**24, communication_share=None, predicted_communication_share=0.0,
         ))  # fmt: skip
     groups = {"within cores": {"layouts": 8, "mape": 0.05, "worst": -0.1, "worst_name": "1 rank",
-                               "spearman": 0.99, "coverage": 1.0}}  # fmt: skip
-    return made_report("verify", rows, job="demo-gpt", findings={"groups": groups})
+                               "spearman": 0.99, "coverage": 1.0, "bias": 0.0}}  # fmt: skip
+    nothing = {**dict.fromkeys(groups["within cores"]), "layouts": 0}
+    findings = {"groups": groups | {"beyond cores": nothing, "all": groups["within cores"]},
+                "memory": nothing, "agreeing": 12, "left_out": {}, "within": None,
+                "judged": "within cores", "passed": None}  # fmt: skip
+    return made_report("verify", rows, job="demo-gpt", findings=findings)
 
 
 def machine_report() -> dict[str, Any]:
@@ -121,8 +136,10 @@ def machine_report() -> dict[str, Any]:
     checks = [{"layout": layout, "ranks": 2, "seconds": seconds, "measured_seconds": seconds,
                "fitted_seconds": 1.05 * seconds, "left_out_seconds": 1.1 * seconds}
               for layout, seconds in (("1 rank", 0.4), ("tp2", 0.3))]  # fmt: skip
-    findings = {"device": {"name": "laptop-core"}, "checks": checks, "spread": 0.1,
-                "errors": {"fitted": 0.05, "left_out": 0.1}}  # fmt: skip
+    findings = {"name": "mine", "files": ["presets/clusters/mine.toml"], "link_error": 0.1,
+                "device": {"name": "laptop-core"}, "cluster": {}, "checks": checks, "spread": 0.1,
+                "wrong": [], "disturbed": [], "errors": {"fitted": 0.05, "left_out": 0.1},
+                }  # fmt: skip
     return made_report("machine", rows, findings=findings)
 
 

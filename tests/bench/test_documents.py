@@ -1,15 +1,17 @@
 """Reports are read back whole, or refused in a sentence; nothing in them is trusted."""
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpctl.bench.documents import number_of, read_report, read_reports, report_path, text_of
+from mpctl.bench.documents import WHOLE as SCHEMAS
+from mpctl.bench.documents import read_report, read_reports, report_path
+from mpctl.bench.report import BenchName
 from mpctl.errors import InputError
-from tests.bench.reports import ENVIRONMENT, made_report, row, write_report
+from tests.bench.reports import ENVIRONMENT, MADE, made_report, row, write_report
 
 
 def test_a_folder_and_its_file_are_the_same_report(tmp_path):
@@ -50,7 +52,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
                    "results.0.seconds"),
     "below 0": (WHOLE | {"results": [row("a", -1.0)]}, "bench-report", "results.0.seconds"),
     "NaN": (WHOLE | {"results": [row("a", float("nan"))]}, "bench-report", "NaN"),
-    "infinite": (json.dumps(WHOLE).replace("1.0", "1e999"), "bench-report", "seconds"),
+    "infinite": (json.dumps(WHOLE).replace("1.0", "1e999"), "bench-report", "1e999"),
     "not in order": (WHOLE | {"results": [row("a", 1.0) | {"seconds_min": 2}]}, "bench-report",
                      "seconds_min 2"),
     "twice": (WHOLE | {"results": [row("a", 1.0), row("a", 2.0)]}, "bench-report", "'a'"),
@@ -76,17 +78,24 @@ def test_missing_files_are_all_named_at_once(tmp_path):
     assert issues == [("A", "bench-unreadable"), ("B", "bench-report")]
 
 
-def test_keys_of_a_bench_are_taken_with_care():
-    table = {"busbw": "fast", "sizes": {"tp": 2}, "is_rehearsal": True, "huge": 10**400,
-             "infinite": float("inf"), "axis": "tp"}  # fmt: skip
-    assert number_of(table, "sizes", "tp") == 2.0
-    for keys in (("busbw",), ("is_rehearsal",), ("huge",), ("infinite",), ("none",), ("axis", "x")):
-        assert number_of(table, *keys) is None
-    assert (text_of(table, "axis"), text_of(table, "sizes"), text_of(None, "axis")) == (
-        "tp",
-        "",
-        "",
-    )
+@pytest.mark.parametrize("name", MADE)
+def test_a_report_that_is_drawn_is_whole(name, tmp_path):
+    """A key of a row, or of the findings, that is missing or of another type is named."""
+    write_report(tmp_path, document := MADE[name]())
+    assert read_report(tmp_path, "A", whole=True) == document
+    for key in (*document["results"][0].keys() - {"reserved_bytes"}, "findings"):
+        broken = MADE[name]()
+        (broken if key == "findings" else broken["results"][0])[key] = {"x": object.__name__}
+        write_report(tmp_path, broken)
+        with pytest.raises(InputError) as refused:
+            read_report(tmp_path, "A", whole=True)
+        assert refused.value.issues[0].rule == "bench-report"
+    write_report(tmp_path, made_report(name, [row("a", 1.0)]))
+    assert read_report(tmp_path, "A")["results"][0]["name"] == "a"  # enough to be compared
+
+
+def test_every_bench_has_its_record():
+    assert set(SCHEMAS) == set(get_args(BenchName))
 
 
 JSON = st.recursive(

@@ -13,7 +13,7 @@ from mpctl.bench.kernels import KernelRow
 from mpctl.bench.machine import MachineBench
 from mpctl.bench.report import BenchEnvironment
 from mpctl.planning.plan import load_plan
-from mpctl.render.bench_machine import print_machine
+from mpctl.render.bench import print_report
 from mpctl.rundir.requests import CollectiveRound
 from mpctl.spec.cluster import InnerLinkSpec
 from tests.bench.test_device_fit import row, rows_of, truth
@@ -29,7 +29,7 @@ def kernel_rows() -> list[KernelRow]:
     """Kernels of a device of 200 GFLOP/s, on two cores."""
     found = [*rows_of(truth(depth=64.0)), row("layer", 0.3, site="tiny", predicted=1.0)]
     return [cast(KernelRow, {"name": _name(one), "flops": one["flops_per_second"], **one,
-                             "share_of_peak": None}) for one in found]  # fmt: skip
+                             "share_of_peak": None, "rounds": 1}) for one in found]  # fmt: skip
 
 
 def _name(one: KernelRow) -> str:
@@ -39,7 +39,7 @@ def _name(one: KernelRow) -> str:
 
 
 def collective_rows() -> list[CollectiveRow]:
-    more = {"is_rehearsal": False, "wrong": 0}
+    more = {"is_rehearsal": False, "wrong": 0, "rounds": 1}
     return [
         cast(CollectiveRow, {"name": f"{kind} {size}", **measured(kind, 2, size, LINK), **more})
         for kind in KINDS for size in SIZES
@@ -143,7 +143,7 @@ def test_the_table_says_how_far_plans_are_off_and_how_to_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = measured_bench(tmp_path)
-    print_machine(found.report(), Path("runs/lab"))
+    print_report(found.report(), Path("runs/lab"))
     said = capsys.readouterr().out
     assert "mine: measured, and not held against any run" in said
     assert "--cluster runs/lab/presets/clusters/mine.toml" in said and "200.0 GFLOP/s" in said
@@ -152,10 +152,10 @@ def test_the_table_says_how_far_plans_are_off_and_how_to_plan(
     found.collectives[0]["wrong"] = 3
     found.runs = [run_of(case_of("1 rank"), 1.0)]
     found.hold(tmp_path, found.preset)
-    print_machine(found.report(), Path("runs/lab"))
+    print_report(found.report(), Path("runs/lab"))
     said = capsys.readouterr().out
     assert "plans of 1 layout are off by" in said
     assert f"{found.collectives[0]['name']}: the result is wrong" in said
     assert "the rank of layout 1 rank had a core for less than 85% of a step" in said
-    print_machine(bench().report(), Path("runs/lab"))
+    print_report(bench().report(), Path("runs/lab"))
     assert "too little was measured for a preset" in capsys.readouterr().out

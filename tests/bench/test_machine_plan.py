@@ -56,7 +56,7 @@ def test_many_cores_have_groups_of_two_and_of_half_of_them() -> None:
     found = work(Machine(8, 0, 32 * 2**30))
     collectives = found.collectives(10.0)
     assert collectives is not None
-    assert {axis: collectives.sizes[axis] for axis in ("tp", "dp")} == {"tp": 2, "dp": 4}
+    assert {axis: collectives.sizes[axis] for axis in ("tp", "dp_cp")} == {"tp": 2, "dp_cp": 4}
     assert collectives.options.seconds == 10.0
     assert found.kernels.ranks == (1, 8)
 

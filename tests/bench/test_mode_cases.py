@@ -9,7 +9,7 @@ import pytest
 from mpctl.bench.tensor_modes import ModeCases, layer_job, mode_cases
 from mpctl.errors import InputError
 from mpctl.hosts.machine import Machine
-from mpctl.render.bench_modes import print_cases
+from mpctl.render.bench import print_mode_cases
 
 TWO_CORES = Machine(cores=2, gpus=0, memory_bytes=8 * 2**30)
 SMALL: dict[str, Any] = {
@@ -68,7 +68,7 @@ def test_a_micro_batch_that_a_grid_cannot_cut_leaves_1d() -> None:
 
 
 def test_a_dry_run_says_what_would_be_timed(capsys: pytest.CaptureFixture[str]) -> None:
-    print_cases(cases_of(4), rounds=2, steps=3)
+    print_mode_cases(cases_of(4), rounds=2, steps=3)
     words = capsys.readouterr().out
     assert "2 rounds of 3 steps" in words and "2 x 2" in words and "✗ 3d" in words
 

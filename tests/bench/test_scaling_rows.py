@@ -8,12 +8,13 @@ from mpctl.bench.layouts import parse_layouts
 from mpctl.bench.runner import CaseRun
 from mpctl.bench.scaling import MeasuredScaling, scaling_cases, scaling_rows
 from mpctl.estimate.flops import model_and_hardware_flops
-from mpctl.render.bench import print_scaling
+from mpctl.render.bench import print_report
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.load import load_job
+from tests.bench.reports import ENVIRONMENT
 from tests.bench.small_jobs import planned_case, step_records
 
-WHERE = {"load_at_start": 0.5, "cores": 2, "gpus": 0, "torch": "2", "date": "today"}
+WHERE = ENVIRONMENT
 
 
 def measured(words, seconds, *, units=2, modes=("strong",), shares=None, **settings):
@@ -129,16 +130,16 @@ def words(capsys):
 
 def test_the_tables_mark_rehearsals_and_what_is_unfinished(capsys):
     steps = {"strong-1-rank": [[1.0]], "strong-dp2": [[0.5]], "strong-dp4": [[0.5]]}
-    print_scaling(measured(["dp=1,2,4"], steps, shares=[0.25]).report())
+    print_report(measured(["dp=1,2,4"], steps, shares=[0.25]).report(), Path("out"))
     text = words(capsys)
     assert "dp4*" in text and "dp2*" not in text
-    assert "up to 4 ranks share 2 cores" in text and "not every case ran" in text
+    assert "4 ranks share 2 cores" in text and "not complete" in text
     assert "15100 / (512 x 39)" in text and "25%" in text
 
 
 def test_a_load_above_the_cores_is_said(capsys):
     bench = measured(["tp=1,2"], TWO)
     bench.environment = {**WHERE, "load_at_start": 7.84}
-    print_scaling(bench.report())
+    print_report(bench.report(), Path("out"))
     text = words(capsys)
     assert "the load average is 7.8 on 2 cores" in text and "rehearsal" not in text

@@ -12,7 +12,7 @@ from mpctl.bench.report import bench_environment
 from mpctl.bench.tensor_modes import MeasuredModes, bench_report, mode_rows
 from mpctl.cli.app import run
 from mpctl.hosts.machine import Machine
-from mpctl.render.bench_modes import print_report
+from mpctl.render.bench import print_report
 from mpctl.rundir.directory import RunDir
 from tests.bench.test_mode_cases import SMALL, TWO_CORES, cases_of
 
@@ -60,8 +60,8 @@ def test_what_ctrl_c_leaves_is_told_as_incomplete(capsys: pytest.CaptureFixture[
     measured.is_stopped = True
     report = bench_report(cases_of(4), measured, bench_environment(), steps=1, command="mpctl")
     assert [row["mode"] for row in report["results"]] == ["1d"] and not report["is_complete"]
-    print_report(report)
-    assert "stopped early" in capsys.readouterr().out
+    print_report(report, Path("out"))
+    assert "not complete" in capsys.readouterr().out
     nothing = MeasuredModes(2, TWO_CORES, is_stopped=True)
     empty = bench_report(cases_of(4), nothing, bench_environment(), steps=1, command="mpctl")
     assert empty["results"] == [] and not empty["is_complete"]
@@ -82,9 +82,13 @@ def test_more_ranks_than_cores_are_a_rehearsal(capsys: pytest.CaptureFixture[str
         for measured in (measured_by_hand(timed), many)
     )
     assert report["findings"]["is_rehearsal"] and not other["findings"]["is_rehearsal"]
-    print_report(report)
+    print_report(report, Path("out"))
     words = capsys.readouterr().out
-    assert "a rehearsal: 4 ranks share" in words and "2d" in words and "law, activations" in words
+    assert (
+        "rehearsal, not a measurement: 4 ranks share" in words
+        and "2d" in words
+        and "law, activations" in words
+    )
 
 
 @pytest.mark.slow

@@ -11,12 +11,10 @@ from mpctl.bench.runner import CaseRun
 from mpctl.bench.verify import Verification
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.summary import RankComparison, RunSummary
+from tests.bench.reports import ENVIRONMENT
 from tests.bench.small_jobs import planned_case, step_records
 
-TWO_CORES = cast(
-    BenchEnvironment,
-    {"cores": 2, "gpus": 0, "torch": "2", "date": "today", "load_at_start": 0.0},
-)
+TWO_CORES = cast(BenchEnvironment, ENVIRONMENT)
 
 
 def case_of(title: str, **settings: Any) -> PlannedCase:

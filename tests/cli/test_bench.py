@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from mpctl.bench.report import BenchReport
 from mpctl.cli.bench.common import BenchCommand
 from mpctl.errors import InputError
 from tests.bench.reports import made_report, row, verify_report, write_report
@@ -94,10 +95,10 @@ PICTURES = ["layouts.svg", "predicted.svg"]
 
 
 def end(folder: Path, report: Any, *, as_json: bool = False) -> list[str]:
-    """What BenchCommand.finish wrote, and `show` was given."""
+    """What BenchCommand.finish wrote."""
     folder.mkdir()
     bench = BenchCommand("verify", out=folder, as_json=as_json)
-    bench.finish(report, lambda given: print(len(given["results"]), "rows"))
+    bench.finish(report)
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -107,7 +108,8 @@ def test_a_bench_ends_with_its_folder_and_its_table(
     names = end(tmp_path / "out", verify_report())
     out, err = capsys.readouterr()
     assert {"report.json", "report.csv", *PICTURES} <= set(names)
-    assert out.startswith("12 rows\nwrote report.json, report.csv, ")
+    assert out.startswith("step time 5.0% off on average over 8 layouts within cores")
+    assert "wrote report.json, report.csv, " in out
     assert all(name in out for name in names) and err == ""
 
 
@@ -132,5 +134,5 @@ def test_a_picture_that_cannot_be_written_costs_no_report(tmp_path: Path) -> Non
     assert bench.folder == tmp_path
     (tmp_path / "layouts.svg").mkdir()
     with pytest.raises(InputError, match="layouts"):
-        bench.finish(verify_report(), lambda given: None)  # type: ignore[type-var]
+        bench.finish(cast(BenchReport, verify_report()))
     assert json.loads((tmp_path / "report.json").read_text()) == verify_report()

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpctl.bench.report import BenchReport
+from mpctl.render.charts.bench import report_charts
 from mpctl.render.charts.chart import (
     COLOURS,
     Chart,
@@ -22,7 +23,6 @@ from mpctl.render.charts.chart import (
     rows_axis,
     short,
 )
-from mpctl.render.charts.reports import report_charts
 from mpctl.render.charts.svg import SHAPES, chart_file, chart_svg
 from mpctl.render.svg import light_colours, picture_css
 from tests.bench.reports import (
@@ -131,7 +131,7 @@ def test_a_fit_is_drawn_under_its_line() -> None:
         assert (fitted.x, fitted.y) == (pytest.approx(measured.x), pytest.approx(measured.y))
     assert {series.look for series in chart.panels[1].series} == {"line"}
     assert [series.look for series in chart.legend] == ["line", "line"]
-    without = charts(collectives_report() | {"findings": {}})["busbw"]
+    without = charts(collectives_report() | {"findings": {"fits": []}})["busbw"]
     assert "dotted" in chart.note and "dotted" not in without.note
 
 
@@ -153,7 +153,7 @@ def test_the_roof_has_its_ridge_at_peak_over_bandwidth() -> None:
     for name in ("matmul", "attention", "optimizer", "triad", "layer"):
         assert all(y <= 1.0001 * min(10e9 * x, 40e9) for x, y in of(chart, 0, name))
     assert of(chart, 0, "copy") == []  # no FLOP
-    report = kernels_report() | {"findings": {}}  # no peak is told: the fastest product's
+    report = kernels_report() | {"findings": {"peak_flops": {}}}  # then the fastest product's
     assert "32 GFLOP/s" in charts(report)["roofline"].panels[0].title
 
 
@@ -177,8 +177,9 @@ def test_a_machine_is_held_against_its_runs() -> None:
                                      pytest.approx(0.315 * 1.1788, rel=1e-3))  # fmt: skip
     assert [mark.x for mark in left_out.marks] == [pytest.approx(0.33), pytest.approx(0.44)]
     assert [mark.x for mark in measured.marks] == [0.3, 0.4]
-    for checks in (None, [], [None], [{"seconds": "x"}], {"a": 1}, [{"seconds": 1, "layout": 3}]):
-        assert "checks" not in charts(machine_report() | {"findings": {"checks": checks}})
+    report = machine_report()
+    report["findings"]["checks"] = []
+    assert "checks" not in charts(report)
 
 
 # ---------------------------------------------------------------- SVG and PNG
@@ -220,21 +221,6 @@ def test_pngs_are_written(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- reports of others
-
-VALUES = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=4), st.just(10**400),
-    st.lists(st.integers(), max_size=2), st.dictionaries(st.text(max_size=2), st.integers()),
-)  # fmt: skip
-KEYS = sorted({key for make in MADE.values() for each in make()["results"] for key in each}
-              - {"name", "seconds", "seconds_min", "seconds_max", "rounds"})  # fmt: skip
-
-
-@given(name=st.sampled_from(sorted(MADE)), key=st.sampled_from(KEYS), value=VALUES)
-def test_any_value_of_a_key_is_drawn_or_left_out(name: str, key: str, value: Any) -> None:
-    report = MADE[name]()
-    report["results"][-1][key] = report["results"][0][key] = value
-    for chart in charts(report).values():
-        ElementTree.fromstring(chart_file(chart, "laptop"))
 
 
 @pytest.mark.parametrize("name", MADE)

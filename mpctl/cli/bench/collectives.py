@@ -109,7 +109,7 @@ def collectives(
     """
     from mpctl.bench.collective_cases import CollectiveFlags, plan_collectives
     from mpctl.hosts.machine import this_machine
-    from mpctl.render.bench_collectives import print_cases
+    from mpctl.render.bench import print_collective_cases
 
     job = bench.joined(job, is_dry=dry_run)
     flags = CollectiveFlags(
@@ -121,7 +121,7 @@ def collectives(
     source = job.with_settings({"launch.device": bench.device})
     cases = plan_collectives(source.source, source.overrides, flags, this_machine())
     if dry_run:
-        print_cases(cases)
+        print_collective_cases(cases)
         return
     bench.warn(())
     _measure(cases, bench)
@@ -132,7 +132,6 @@ def _measure(cases: CollectiveCases, bench: HostsBench) -> None:
     from mpctl.bench.collectives import collectives_report, measure_collectives
     from mpctl.bench.report import save_report, take_folder
     from mpctl.errors import RunFailed
-    from mpctl.render.bench_collectives import print_collectives
     from mpctl.render.progress import TaskBar
     from mpctl.rundir.directory import RunDir
 
@@ -149,7 +148,7 @@ def _measure(cases: CollectiveCases, bench: HostsBench) -> None:
             on_event=bar.print,
         )
     report = collectives_report(measured, environment, command)
-    bench.finish(report, print_collectives)
+    bench.finish(report)
     if wrong := measured.wrong:
         names = ", ".join(row["name"] for row in wrong[:3])
         raise RunFailed(f"{len(wrong)} of {len(report['results'])} rows are wrong: {names}")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -31,7 +31,6 @@ from mpctl.errors import InputError
 if TYPE_CHECKING:
     from mpctl.bench.report import BenchEnvironment, BenchReport
 
-Report = TypeVar("Report", bound="BenchReport")
 QUICK_SECONDS = 45.0
 RANKS = "ranks-r1"
 """The run directory, in the bench's folder, of a bench of one launch."""
@@ -141,10 +140,8 @@ class BenchCommand:
 
         print_warnings([*warnings, *load_warnings(self.environment)])
 
-    def finish(
-        self, report: Report, show: Callable[[Report], None], *, is_stopped: bool = False
-    ) -> None:
-        """Write the bench's folder and show its report: by `show` as tables, or as JSON on stdout.
+    def finish(self, report: BenchReport, *, is_stopped: bool = False) -> None:
+        """Write the bench's folder and show its report: as tables, or as JSON on stdout.
 
         The report is written first, so that whatever happens afterwards costs no measurement, and
         the pictures last. Raises KeyboardInterrupt then, where Ctrl-C ended the bench (is_stopped),
@@ -157,7 +154,9 @@ class BenchCommand:
         if self.as_json:
             print_json(report)
         else:
-            show(report)
+            from mpctl.render.bench import print_report
+
+            print_report(report, self.folder)
         draw(self.folder, report, [REPORT, TABLE], as_json=self.as_json)
         if is_stopped:
             raise KeyboardInterrupt
@@ -238,9 +237,9 @@ def command_text() -> str:
 def draw(folder: Path, report: BenchReport, written: list[str], *, as_json: bool) -> None:
     """Write the page and the pictures of a report, and say what was written, after the names in
     `written`: on stdout, or on stderr where stdout is for JSON."""
-    from mpctl.render.bench_files import NO_PNG, write_bench_files
     from mpctl.render.charts.png import has_matplotlib
     from mpctl.render.console import say
+    from mpctl.render.html.bench import NO_PNG, write_bench_files
 
     names = [*written, *(path.name for path in write_bench_files(folder, report))]
     say(f"wrote {', '.join(names)} in {folder}", stderr=as_json)

@@ -63,7 +63,6 @@ def kernels(
     from mpctl.bench.report import save_report, take_folder
     from mpctl.cli.signals import ended_by_signals
     from mpctl.hosts.machine import this_machine
-    from mpctl.render.bench_kernels import print_kernels
     from mpctl.render.progress import TaskBar
     from mpctl.rundir.directory import RunDir
     from mpctl.spec.load import load_job
@@ -91,7 +90,7 @@ def kernels(
             on_progress=bar.update, on_event=bar.print,
             on_round=lambda measured: save_report(folder, report_of(measured)),
         )  # fmt: skip
-    bench.finish(report_of(measured), print_kernels, is_stopped=measured.is_stopped)
+    bench.finish(report_of(measured), is_stopped=measured.is_stopped)
 
 
 LayerRanksOption = Annotated[
@@ -126,7 +125,7 @@ def tensor_modes(
     from mpctl.bench.tensor_modes import DEFAULT_JOB, bench_report, layer_job, measure, mode_cases
     from mpctl.cli.signals import ended_by_signals
     from mpctl.hosts.machine import this_machine
-    from mpctl.render.bench_modes import print_cases, print_report
+    from mpctl.render.bench import print_mode_cases
     from mpctl.render.progress import TaskBar
     from mpctl.rundir.directory import RunDir
 
@@ -137,7 +136,7 @@ def tensor_modes(
     rounds = rounds or (QUICK_ROUNDS if bench.quick else DEFAULT_ROUNDS)
     cases = mode_cases(loaded, ranks, this_machine(), device=bench.device or loaded.launch.device)
     if dry_run:
-        print_cases(cases, rounds=rounds, steps=steps)
+        print_mode_cases(cases, rounds=rounds, steps=steps)
         return
     folder = bench.folder
     bench.warn([])
@@ -155,4 +154,4 @@ def tensor_modes(
             on_progress=bar.update, on_event=bar.print,
             on_round=lambda measured: save_report(folder, report_of(measured)),
         )  # fmt: skip
-    bench.finish(report_of(measured), print_report, is_stopped=measured.is_stopped)
+    bench.finish(report_of(measured), is_stopped=measured.is_stopped)

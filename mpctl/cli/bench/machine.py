@@ -46,7 +46,6 @@ def machine(
     with GPUs needs --cluster with a preset that has their data sheet.
     """
     import platform
-    from functools import partial
 
     from mpctl.bench.cases import case_warnings, plan_cases
     from mpctl.bench.layouts import DEFAULT_SETTINGS
@@ -54,7 +53,6 @@ def machine(
     from mpctl.bench.machine_plan import default_name, plan_machine
     from mpctl.bench.runner import Budget, Watch
     from mpctl.hosts.machine import this_machine
-    from mpctl.render.bench_machine import print_machine
     from mpctl.render.progress import TaskBar
 
     given = job.overrides
@@ -79,5 +77,4 @@ def machine(
             measured.run(folder, budget=Budget(bench.seconds), watch=watch)
         except KeyboardInterrupt:
             is_stopped = True
-    show = partial(print_machine, folder=folder)
-    bench.finish(measured.report(), show, is_stopped=is_stopped)
+    bench.finish(measured.report(), is_stopped=is_stopped)

@@ -41,10 +41,10 @@ def report(
     from mpctl.bench.documents import read_report, report_path
     from mpctl.bench.report import REPORT, TABLE, check_redrawn, save_report
     from mpctl.errors import InputError
-    from mpctl.render.html.bench import report_warnings
+    from mpctl.render.bench import report_warnings
     from mpctl.render.output import print_warnings
 
-    found = read_report(source, "SOURCE")
+    found = read_report(source, "SOURCE", whole=True)
     folder = report_path(source).parent if out is None else out
     if issues := list(check_redrawn(folder, is_own=out is None, overwrite=overwrite)):
         raise InputError(issues)
@@ -77,7 +77,7 @@ def compare(
     from mpctl.bench.compare import compare_reports
     from mpctl.bench.documents import read_reports
     from mpctl.errors import InputError
-    from mpctl.render.bench_compare import print_bench_comparison
+    from mpctl.render.bench import print_bench_comparison
     from mpctl.render.output import print_json
 
     if not isfinite(threshold):
@@ -111,11 +111,12 @@ def trace(
     """
     from mpctl.bench.trace import read_run_profile, trace_report
     from mpctl.errors import InputError, Issue
-    from mpctl.render.bench_trace import print_trace
+    from mpctl.render.bench import print_report
     from mpctl.render.markup import write_text
     from mpctl.render.output import print_json
     from mpctl.render.run_trace import run_trace_text
     from mpctl.runs.saved import read_job, require_run, short_name
+    from mpctl.units import plural
 
     folder = require_run(run)
     job, profile = read_job(folder / "job.json"), read_run_profile(folder)
@@ -128,7 +129,8 @@ def trace(
     if as_json:
         print_json(report)
     else:
-        print_trace(report, foreign=profile.foreign)
+        unread = f"{plural(profile.foreign, 'line')} of the profile could not be read"
+        print_report(report, path.parent, more=[unread] if profile.foreign else [])
 
 
 def planned_step(job: JobSpec) -> PlannedStep:

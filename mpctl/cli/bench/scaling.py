@@ -80,7 +80,6 @@ def scaling(
     from mpctl.bench.cases import case_warnings
     from mpctl.bench.scaling import MeasuredScaling, scaling_cases
     from mpctl.hosts.machine import this_machine
-    from mpctl.render.bench import print_scaling
 
     job, named = with_layout_words(bench.on_hosts(job), layouts, words or [])
     source = job if job.source else JobSource(DEFAULT_JOB, {**LITTLE_DATA, **job.overrides})
@@ -94,7 +93,7 @@ def scaling(
     planned = _planned(measured, source, base, machine, bench)
     bench.warn(case_warnings(planned))
     is_stopped = _measure(measured, planned, bench)
-    bench.finish(measured.report(), print_scaling, is_stopped=is_stopped)
+    bench.finish(measured.report(), is_stopped=is_stopped)
 
 
 def _layouts(

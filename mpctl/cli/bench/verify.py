@@ -79,7 +79,6 @@ def verify(
     from mpctl.bench.verify import Verification
     from mpctl.bench.verify_cases import verify_cases
     from mpctl.hosts.machine import this_machine
-    from mpctl.render.bench_verify import print_verify
     from mpctl.render.progress import TaskBar
 
     job, share = bench.on_hosts(job), _share(within)
@@ -107,7 +106,7 @@ def verify(
     if ended is not None and (says_why or not verification.runs):
         raise ended
     report = verification.report()
-    bench.finish(report, print_verify)
+    bench.finish(report)
     if ended is not None:
         raise ended
     if report["findings"]["passed"] is False:

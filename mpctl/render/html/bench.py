@@ -1,89 +1,188 @@
-"""The page of a bench's report: its pictures, every row, what follows from them, and where it was
-measured. It has no script."""
+"""The page of a bench's report, and its pictures: what it measured, what follows from that, and
+where it was measured. A page has no script, and needs nothing but itself.
+
+Without the package matplotlib the PNG pictures are left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
-from mpctl.bench.report import BenchName, BenchReport, load_warnings
+from mpctl.bench.report import BenchName, BenchReport
+from mpctl.render.bench import report_parts, where_measured
+from mpctl.render.bench_parts import HEADS, BenchLine, BenchTable, Part
+from mpctl.render.bench_runs import machine_rows
+from mpctl.render.charts.bench import report_charts
 from mpctl.render.charts.chart import Chart
-from mpctl.render.charts.svg import chart_svg
-from mpctl.render.html.bench_cells import cell, findings_parts, rows_table, words
-from mpctl.render.html.bench_headline import headline
-from mpctl.render.html.frame import note, page_text, scrolling, section, table
-from mpctl.render.markup import Raw, el
-from mpctl.units import plural
+from mpctl.render.charts.png import has_matplotlib, write_png
+from mpctl.render.charts.svg import chart_file, chart_svg
+from mpctl.render.html.frame import details, note, page_text, scrolling, section, table
+from mpctl.render.markup import Raw, el, write_text
+from mpctl.units import plural, rate_text
 
+PAGE = "report.html"
+NO_PNG = "no PNG pictures: the package matplotlib is not installed (pip install 'mpctl[plot]')"
 LEAD: dict[BenchName, str] = {
     "scaling": "The same job at several world sizes and layouts, and how efficiently it scales.",
     "collectives": "Collectives along the axes of a layout, by size, as nccl-tests measures them.",
-    "kernels": "The kernels of a model on this device, beside what the planner estimates for each.",
+    "kernels": "The kernels of a model on this device, and what the planner estimates for each.",
     "machine": "Kernels and collectives of this machine, and the presets made of them.",
     "verify": "The plan against the run: step time, memory and bytes of a set of layouts.",
-    "tensor-modes": "One layer in every mode of tensor parallelism, beside its plan.",
-    "trace": "Where the time of profiled steps of a run went, stage by stage, beside its plan.",
+    "tensor-modes": "One layer in every mode of tensor parallelism, and its plan.",
+    "trace": "Where the time of profiled steps of a run went, stage by stage, and its plan.",
 }
 
 
-def bench_page(report: BenchReport, charts: Sequence[Chart], *, where: str) -> str:
-    """The page as HTML. charts: the pictures of the report; where: host, versions and date in a
-    line."""
-    parts = [*_charts(charts), ("Results", _results(report))]
-    findings = _findings_of(report)
-    if findings:
-        parts.append(("Findings", section("findings", "Findings", *findings_parts(findings))))
-    parts.append(("Machine", _machine(report)))
-    return page_text(
-        _title(report), _header(report, where), parts, command=report["command"],
-        of_command="Measured by:",
-    )  # fmt: skip
-
-
-def _title(report: BenchReport) -> str:
-    return f"bench {report['bench']}" + (f": {report['job']}" if report["job"] else "")
-
-
-def _header(report: BenchReport, where: str) -> Raw:
-    tiles = [el("div", el("dt", name), el("dd", figure)) for name, figure in headline(report)]
-    return el(
-        "header", el("h1", "mpctl ", el("bdi", _title(report))),
-        el("p", LEAD[report["bench"]]),
-        el("p", f"{plural(len(report['results']), 'row')}, measured on {where}."),
-        *(el("p", f"! {warning}.", class_="over") for warning in report_warnings(report)),
-        el("dl", *tiles) if tiles else "",
-    )  # fmt: skip
-
-
-def report_warnings(report: BenchReport) -> Iterator[str]:
-    """Why figures of a report are not what the machine alone would give."""
-    if not report["is_complete"]:
-        yield "Not complete: the bench was interrupted, or its budget ended before every round"
-    rows: Sequence[Mapping[str, object]] = report["results"]
-    rehearsed = sum(row.get("is_rehearsal") is True for row in rows)
-    if rehearsed:
-        cores = plural(report["environment"]["cores"], "core")
-        many = f"{plural(rehearsed, 'row')} of {len(rows)}"
-        yield f"{many}: a rehearsal, in which more ranks share {cores}"
-    yield from load_warnings(report["environment"])
-
-
-def _charts(charts: Sequence[Chart]) -> Iterator[tuple[str, Raw]]:
+def write_bench_files(folder: Path, report: BenchReport) -> Iterator[Path]:
+    """Write the page and the pictures of a report, and yield each path when it is written. Raises
+    InputError where one cannot be written."""
+    source, charts = where_measured(report["environment"]), report_charts(report)
+    write_text(folder / PAGE, bench_page(report, charts, folder), option="--out")
+    yield folder / PAGE
     for chart in charts:
-        drawn = scrolling(el("figure", chart_svg(chart)), chart.title)
-        yield chart.key.capitalize(), section(chart.key, chart.title, drawn, note(chart.note))
+        path = folder / f"{chart.key}.svg"
+        write_text(path, chart_file(chart, source), option="--out")
+        yield path
+        if _wrote_png(path.with_suffix(".png"), chart, source):
+            yield path.with_suffix(".png")
 
 
-def _results(report: BenchReport) -> Raw:
-    rows: Sequence[Mapping[str, object]] = report["results"]
-    shown = rows_table("Every row of the report", rows) if rows else [note("No row was measured.")]
-    return section("results", "Results", *shown)
+def _wrote_png(path: Path, chart: Chart, source: str) -> bool:
+    """Whether there was a matplotlib to write it with: it may be absent, or installed and broken,
+    and no picture is worth the figures."""
+    if not has_matplotlib():
+        return False
+    try:
+        write_png(path, chart, source)
+    except ImportError:
+        return False
+    return True
 
 
-def _findings_of(report: BenchReport) -> Mapping[str, object]:
-    findings = dict(report).get("findings")
-    return findings if isinstance(findings, dict) else {}
+def bench_page(report: BenchReport, charts: Sequence[Chart], folder: Path) -> str:
+    """The page as HTML. charts: the pictures of the report; folder: where it is written."""
+    every = list(report_parts(report, folder))
+    results = [part for part in every if not _is_in_header(part)]
+    title = f"bench {report['bench']}" + (f": {report['job']}" if report["job"] else "")
+    header = el(
+        "header",
+        el("h1", "mpctl ", el("bdi", title)),
+        el("p", LEAD[report["bench"]]),
+        *(
+            _paragraph(part)
+            for part in every
+            if isinstance(part, BenchLine) and _is_in_header(part)
+        ),
+        _tiles(report),
+    )
+    sections = [
+        *(
+            (
+                chart.key.capitalize(),
+                section(
+                    chart.key,
+                    chart.title,
+                    scrolling(el("figure", chart_svg(chart)), chart.title),
+                    note(chart.note),
+                ),
+            )
+            for chart in charts
+        ),
+        ("Results", section("results", "Results", *_shown(results, report))),
+        ("Machine", _machine(report)),
+    ]
+    return page_text(title, header, sections, command=report["command"], of_command="Measured by:")
+
+
+def _is_in_header(part: Part) -> bool:
+    return isinstance(part, BenchLine) and part.style in (*HEADS, "warning")
+
+
+def _paragraph(line: BenchLine) -> Raw:
+    if line.style == "warning":
+        return el("p", f"! {line.text}.", class_="over")
+    marks = {"passed": ("✓ ", "fits"), "failed": ("✗ ", "over")}
+    mark, style = marks.get(line.style, ("", "unknown"))
+    return el("p", f"{mark}{line.text}", class_=f"verdict {style}")
+
+
+def _shown(parts: Iterable[Part], report: Any) -> Iterator[Raw]:
+    yield from map(_part, parts)
+    if report["bench"] == "machine":
+        yield details("Kernels and collectives", *map(_part, machine_rows(report)))
+
+
+def _part(part: Part) -> Raw:
+    return _table(part) if isinstance(part, BenchTable) else note(part.text)
+
+
+def _table(part: BenchTable) -> Raw:
+    sides = ["l" if column.left else "r" for column in part.columns]
+    names = [column.title for column in part.columns]
+    rows = [(*cells, *[""] * (len(names) - len(cells))) for cells in part.cells()]
+    caption = part.title or (f"By {names[0]}" if names[0] else "Accuracy")
+    return table(caption, names, rows, sides=sides)
 
 
 def _machine(report: BenchReport) -> Raw:
-    rows = [(words(key), cell(key, value)) for key, value in report["environment"].items()]
+    rows = [(key.replace("_", " "), str(value)) for key, value in report["environment"].items()]
     return section("machine", "Machine", table("Where it was measured", ("", ""), rows, left=2))
+
+
+def _tiles(report: BenchReport) -> Raw | str:
+    tiles = [el("div", el("dt", name), el("dd", figure)) for name, figure in headline(report)]
+    return el("dl", *tiles) if tiles else ""
+
+
+def headline(report: Any) -> list[tuple[str, str]]:
+    """The figures that a reader looks for first, with their names."""
+    figures = {
+        "scaling": (_efficiencies,),
+        "collectives": (_fastest_collective,),
+        "kernels": (_fastest_kernels,),
+        "verify": (_accuracies,),
+        "machine": (_left_out, _fastest_collective, _fastest_kernels),
+    }
+    return [pair for kind in figures.get(report["bench"], ()) for pair in kind(report)]
+
+
+def _efficiencies(report: Any) -> Iterator[tuple[str, str]]:
+    """The best efficiency of the most ranks that have a core each, by mode of scaling."""
+    for mode in dict.fromkeys(row["mode"] for row in report["results"]):
+        of_mode = [row for row in report["results"] if row["mode"] == mode]
+        own = [row for row in of_mode if not row["is_rehearsal"]] or of_mode
+        most = max(row["world_size"] for row in own)
+        best = max(row["efficiency"] for row in own if row["world_size"] == most)
+        yield f"{mode} scaling, {plural(most, 'rank')}", f"{best:.0%}"
+
+
+def _accuracies(report: Any) -> Iterator[tuple[str, str]]:
+    """How far plans were off, by group of layouts."""
+    for name, group in report["findings"]["groups"].items():
+        if name == "all" or not group["layouts"]:
+            continue
+        yield f"step time, {name}", f"{group['mape']:.1%} off"
+        if group["spearman"] is not None:
+            yield f"rank correlation, {name}", f"{group['spearman']:.2f}"
+        if group["coverage"] is not None:
+            yield f"inside of the band, {name}", f"{group['coverage']:.0%}"
+
+
+def _left_out(report: Any) -> Iterator[tuple[str, str]]:
+    if "left_out" in (errors := report["findings"]["errors"]):
+        yield "step time, layout left out", f"{errors['left_out']:.1%} off"
+
+
+def _fastest_collective(report: Any) -> Iterator[tuple[str, str]]:
+    if rates := [row["busbw"] for row in report["results"] if "busbw" in row]:
+        yield "largest bus bandwidth", f"{max(rates) / 1e9:.3g} GB/s"
+
+
+def _fastest_kernels(report: Any) -> Iterator[tuple[str, str]]:
+    kernels = [row for row in report["results"] if "kernel" in row]
+    if products := [row["flops_per_second"] for row in kernels if row["kernel"] == "matmul"]:
+        yield "fastest product", rate_text(max(products))
+    if streams := [row["bytes_per_second"] for row in kernels if row["kernel"] == "triad"]:
+        yield "triad of a rank", f"{max(streams) / 1e9:.3g} GB/s"

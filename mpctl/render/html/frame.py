@@ -24,12 +24,17 @@ def section(key: str, title: str, *content: object) -> Raw:
 
 
 def table(
-    caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, left: int = 1
+    caption: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    left: int = 1,
+    sides: Sequence[str] = (),
 ) -> Raw:
     """A table with a caption. left: how many of the first columns are words; the others are
-    numbers. The first cell of a row is its heading.
+    numbers; or sides: "l" or "r" for each column. The first cell of a row is its heading.
     """
-    sides = ["l" if at < left else "r" for at in range(len(columns))]
+    sides = sides or ["l" if at < left else "r" for at in range(len(columns))]
     head = join(
         el("th", name, scope="col", class_=side) for name, side in zip(columns, sides, strict=True)
     )

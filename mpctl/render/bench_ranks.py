@@ -1,0 +1,277 @@
+"""Tables of what ranks timed by themselves: collectives, kernels, a layer in each tensor mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from statistics import fmean
+
+from mpctl.bench.collective_cases import NCCL_NAMES
+from mpctl.bench.collectives import CollectiveFit, CollectiveRow, CollectivesReport
+from mpctl.bench.kernel_list import case_sizes
+from mpctl.bench.kernels import KernelRow, KernelsReport
+from mpctl.bench.tensor_modes import TensorModesReport
+from mpctl.render.bench_parts import (
+    BenchLine,
+    BenchTable,
+    Column,
+    Part,
+    Row,
+    gigabytes,
+    percent,
+)
+from mpctl.units import (
+    bytes_text,
+    plural,
+    rate_text,
+    seconds_text,
+)
+
+# ---------------------------------------------------------------- collectives
+
+WAYS = {"gloo": "gloo", "nccl": "NCCL", "shared": "shared memory"}
+DEFINITION = (
+    "size, count, algbw and busbw as in nccl-tests: algbw = size / time; busbw = algbw x 2(n-1)/n "
+    "for all_reduce, (n-1)/n for all_gather, reduce_scatter and all_to_all, 1 for the others"
+)
+TYPES = {ours: theirs for theirs, ours in NCCL_NAMES.items()}
+
+
+def _micro(seconds: float) -> str:
+    return f"{1e6 * seconds:.1f}"
+
+
+COLLECTIVES = (
+    Column("size", "bytes"),
+    Column("count", "count"),
+    Column("type", "dtype", lambda dtype: TYPES.get(dtype, dtype), left=True),
+    Column("redop", "op", left=True),
+    Column("time", "seconds", _micro),
+    Column("least", "seconds_min", _micro),
+    Column("most", "seconds_max", _micro),
+    Column("algbw", "algbw", gigabytes),
+    Column("busbw", "busbw", gigabytes),
+    Column("#wrong", "wrong", lambda wrong: "N/A" if wrong < 0 else str(wrong)),
+)
+PLANNED = Column("planned", "predicted_seconds", _micro)
+FITS = (
+    Column("", lambda fit: f"{fit['kind']} {fit['axis']}", left=True),
+    Column("ranks", "ranks"),
+    Column("over", "transport", WAYS.__getitem__, left=True),
+    Column("latency", "latency", seconds_text),
+    Column("bandwidth", "bandwidth", gigabytes),
+    Column("best busbw", "best", gigabytes),
+)
+
+
+def collectives_parts(report: CollectivesReport) -> Iterator[Part]:
+    """A table for each kind, axis and way to send, with the line that fits it."""
+    fits = {_sent(fit): fit for fit in report["findings"]["fits"]}
+    yield from collective_tables(report["results"], fits)
+    if fits:
+        best = {key: max(row["busbw"] for row in rows) for key, rows in _by_way(report["results"])}
+        rows = [{**fit, "best": best[key]} for key, fit in fits.items() if key in best]
+        yield BenchTable("fitted latency and bus bandwidth (GB/s)", FITS, rows)
+    yield BenchLine(DEFINITION, "note")
+    for way in report["findings"]["absent"]:
+        text = f"{way['axis']} has no {WAYS[way['transport']]}: nothing was timed there"
+        yield BenchLine(text, "warning")
+    if wrong := sum(row["wrong"] > 0 for row in report["results"]):
+        yield BenchLine(f"{plural(wrong, 'row')} with wrong results: see #wrong", "warning")
+
+
+def _by_way(
+    rows: Iterable[CollectiveRow],
+) -> Iterator[tuple[tuple[str, str, str], list[CollectiveRow]]]:
+    for key, own in groupby(rows, _sent):
+        yield key, list(own)
+
+
+def _sent(entry: CollectiveRow | CollectiveFit) -> tuple[str, str, str]:
+    return entry["kind"], entry["axis"], entry["transport"]
+
+
+def collective_tables(
+    results: Sequence[CollectiveRow], fits: Mapping[tuple[str, str, str], CollectiveFit]
+) -> Iterator[Part]:
+    for key, rows in _by_way(results):
+        first = rows[0]
+        columns = COLLECTIVES if first["predicted_seconds"] is None else (*COLLECTIVES, PLANNED)
+        ranks, way = plural(first["ranks"], "rank"), WAYS[first["transport"]]
+        title = f"{first['kind']} over {first['axis']}, {ranks}, {way} (bytes, us, GB/s)"
+        yield BenchTable(title, columns, rows)
+        average = gigabytes(fmean(row["busbw"] for row in rows))
+        fitted = _fitted(fits[key]) if key in fits else ""
+        yield BenchLine(f"avg bus bandwidth {average} GB/s{fitted}", "note")
+
+
+def _fitted(fit: CollectiveFit) -> str:
+    """The line through the sizes, in words; no bandwidth where small messages tell none."""
+    latency, off = seconds_text(fit["latency"]), f"off by {fit['error']:.0%} on the average"
+    if fit["bandwidth"] is None:
+        return f"; fit: {latency} whatever the size, {off}: too small to tell a bandwidth"
+    return f"; fit: {latency} + bus bytes / {gigabytes(fit['bandwidth'])} GB/s, {off}"
+
+
+# ---------------------------------------------------------------- kernels
+
+KERNELS = {
+    "matmul": "matrix products",
+    "attention": "attention, fused",
+    "unfused_attention": "attention, step by step",
+    "heads": "heads split, turned, joined",
+    "branch": "norm, dropout and residual sum",
+    "activation": "activation of the MLP",
+    "cross_entropy": "cross entropy",
+    "optimizer": "gradient norm, clipping, AdamW",
+    "accumulate": "adding up gradients",
+    "triad": "memory: a = b + s c",
+    "copy": "memory: a = b",
+    "layer": "a whole layer, and a tiny one",
+}
+PASSES = {"backward_input": "dX", "backward_weight": "dW", "both": "both ways", "update": ""}
+SIZES = {
+    "attention": ("batch", "heads", "queries", "head_dim"),
+    "unfused_attention": ("batch", "heads", "queries", "head_dim"),
+    "heads": ("batch", "positions", "heads", "head_dim"),
+    "layer": ("micro_batch_size", "seq_length", "hidden"),
+}  # those that a cell has room for
+KERNELS_LAW = (
+    "G/s: GFLOP/s of products, attention and layers, GB/s of the others. This, the share of the "
+    "peak and what is off (measured over planned, less 1) are of the most ranks at once. Kernels "
+    "above 100 % of the memory's bandwidth find their operands in a cache."
+)
+
+
+def kernels_parts(report: KernelsReport) -> Iterator[Part]:
+    """A table for each data type, and what shares are of."""
+    found = report["findings"]
+    yield from kernel_tables(report["results"], report["job"] or "the model")
+    yield BenchLine(KERNELS_LAW, "note")
+    dtypes = {row["dtype"] for row in report["results"]}
+    peaks = [f"{d} {rate_text(rate)}" for d, rate in found["peak_flops"].items() if d in dtypes]
+    if found["memory_bandwidth"]:
+        peaks.append(f"memory {found['memory_bandwidth'] / 1e9:.1f} GB/s")
+    if found["device"] and peaks:
+        yield BenchLine(f"peaks of {found['device']}: {', '.join(peaks)}", "note")
+
+
+def kernel_tables(rows: Sequence[KernelRow], job: str) -> Iterator[BenchTable]:
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        own = [row for row in rows if row["dtype"] == dtype]
+        counts = sorted({row["ranks"] for row in own})
+        times = [Column(plural(n, "rank"), _time_of(n), seconds_text)
+                 for n in counts]  # fmt: skip
+        columns = (
+            Column("", lambda row: f"  {row['site']} {_pass(row)}".rstrip(), left=True),
+            Column("size", _kernel_size, left=True),
+            *times,
+            Column("G/s", _kernel_rate, "{:,.1f}".format),
+            Column("peak", "share_of_peak", percent),
+            Column("planned", "predicted_seconds", seconds_text),
+            Column("off", _kernel_off, "{:+.0%}".format),
+        )
+        title = f"Kernels of {job} in {dtype}"
+        yield BenchTable(title, columns, _by_kernel(own), lambda row: KERNELS[row["kernel"]], True)
+
+
+def _time_of(ranks: int) -> Callable[[Row], float | None]:
+    return lambda row: row["times"].get(ranks)
+
+
+def _by_kernel(rows: Sequence[KernelRow]) -> list[Row]:
+    """One row for each kernel, that of the most ranks, with the `times` of every number of ranks;
+    kernels of a kind below each other."""
+    found: dict[str, dict[int, KernelRow]] = {}
+    for row in rows:
+        found.setdefault(row["name"].removesuffix(f" x{row['ranks']}"), {})[row["ranks"]] = row
+    kinds = list(KERNELS)
+    merged = [
+        {**timed[max(timed)], "times": {n: row["seconds"] for n, row in timed.items()}}
+        for timed in found.values()
+    ]
+    return sorted(merged, key=lambda row: kinds.index(str(row["kernel"])))
+
+
+def _pass(row: KernelRow) -> str:
+    return PASSES.get(row["part"], row["part"])
+
+
+def _kernel_size(row: KernelRow) -> str:
+    shape = row["shape"]
+    return case_sizes({n: shape[n] for n in SIZES.get(row["kernel"], tuple(shape)) if n in shape})
+
+
+def _kernel_rate(row: KernelRow) -> float:
+    return (row["flops_per_second"] or row["bytes_per_second"]) / 1e9
+
+
+def _kernel_off(row: KernelRow) -> float | None:
+    planned = row["predicted_seconds"]
+    return None if planned is None else row["seconds"] / planned - 1
+
+
+# ---------------------------------------------------------------- tensor modes
+
+MODES_LAW = "law: a rank's bytes times the ranks, over those of the unsharded layer; 1 is a P-th"
+
+
+def _seconds_range(row: Row) -> str:
+    return f"{seconds_text(row['seconds_min'])} to {seconds_text(row['seconds_max'])}"
+
+
+def _collectives_sent(row: Row) -> str:
+    planned = row["planned_collectives"]
+    same = row["collectives"] == planned
+    return f"{row['collectives']}" if same else f"{row['collectives']} (planned {planned})"
+
+
+def _planned_size(key: str) -> Callable[[Row], str]:
+    def text(row: Row) -> str:
+        measured, planned = row[key], row[f"planned_{key}"]
+        if measured == planned:
+            return "the same"
+        return f"{bytes_text(planned)} ({measured / planned - 1:+.1%})"
+
+    return text
+
+
+def _sizes(title: str, key: str) -> tuple[Column, Column]:
+    return Column(title, key, bytes_text), Column("  planned", _planned_size(key))
+
+
+TENSOR_MODES = (
+    Column("grid", lambda row: " x ".join(map(str, row["axes"].values()))),
+    Column("time of a step", "seconds", seconds_text),
+    Column("  least to most", _seconds_range),
+    Column("processor time of a rank", "cpu_seconds", seconds_text),
+    Column("collectives", _collectives_sent),
+    *_sizes("sent by a rank", "sent_bytes"),
+    *_sizes("parameters of a rank", "parameter_bytes"),
+    *_sizes("saved activations of a rank", "saved_bytes"),
+    Column("law, parameters", "parameters_law", "{:.3f}".format),
+    Column("law, activations", "activations_law", "{:.3f}".format),
+)
+"""Figures of a mode, which stand below each other: a column of the table is a mode."""
+
+
+def _figure_of(row: Row) -> Callable[[Column], str]:
+    return lambda figure: figure.text(row)
+
+
+def modes_parts(report: TensorModesReport) -> Iterator[Part]:
+    found, rows = report["findings"], report["results"]
+    layer = ", ".join(f"{name} {size}" for name, size in found["layer"].items())
+    if rows:
+        modes = [Column(row["name"], _figure_of(row)) for row in rows]
+        columns = (Column("", lambda figure: figure.title, left=True), *modes)
+        title = f"One layer ({layer}), {plural(found['micro_batch_size'], 'sample')}"
+        yield BenchTable(title, columns, TENSOR_MODES, keeps_first=True)
+    yield BenchLine(MODES_LAW, "note")
+    for refused in found["refused"]:
+        issue = refused["issue"]
+        yield BenchLine(refusal(refused["mode"], issue["message"], issue["hint"]), "refused")
+
+
+def refusal(mode: str, message: str, hint: str) -> str:
+    return f"{mode}: {message}\n  → {hint}"
