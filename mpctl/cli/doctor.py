@@ -19,10 +19,10 @@ from mpctl.cli.launch import (
 from mpctl.cli.options import AsJsonOption, JobSource, with_job
 
 if TYPE_CHECKING:
-    from mpctl.doctor.backend_hosts import ConnectedHosts
-    from mpctl.doctor.diagnosis import Diagnosis
+    from mpctl.doctor.documents import Diagnosis
     from mpctl.doctor.examine import Progress
-    from mpctl.doctor.needs import Needs
+    from mpctl.doctor.hosts import ConnectedHosts
+    from mpctl.doctor.job import Needs
     from mpctl.errors import Issue
     from mpctl.hosts.machine import Machine
     from mpctl.launch.cluster import Cluster
@@ -113,8 +113,8 @@ class Question:
         of their own: then nothing else is known."""
         from mpctl.cli.signals import ended_by_signals
         from mpctl.clusters.registry import find_backend
-        from mpctl.doctor.backend_hosts import connected_hosts
-        from mpctl.doctor.diagnosis import of_issues
+        from mpctl.doctor.documents import of_issues
+        from mpctl.doctor.hosts import connected_hosts
         from mpctl.errors import InputError
         from mpctl.render.progress import TaskBar
 
@@ -131,7 +131,7 @@ class Question:
         self, backend: str, connected: ConnectedHosts, on_progress: Progress
     ) -> Diagnosis:
         """Look at the hosts, and add what a launch of the job would be refused for."""
-        from mpctl.doctor.diagnosis import with_issues
+        from mpctl.doctor.documents import with_issues
         from mpctl.doctor.examine import Examination, examine
 
         cluster = connected.cluster
@@ -149,7 +149,7 @@ class Question:
         return this_machine() if cluster is None else common_machine(cluster.hosts)
 
     def _needs(self, cluster: Cluster | None) -> Needs:
-        from mpctl.doctor.needs import Needs, needs_of
+        from mpctl.doctor.job import Needs, needs_of
         from mpctl.launch.preflight import chosen_device
 
         if self.name is None:

@@ -18,10 +18,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from mpctl.doctor.documents import CollectiveReport, CollectiveTiming
-from mpctl.doctor.parent import end_with_parent
-from mpctl.doctor.requests import CollectiveRequest
-from mpctl.launch.node.processes import child_environment
+from mpctl.doctor.documents import CollectiveReport, CollectiveRequest, CollectiveTiming
+from mpctl.hosts.modules import child_environment, end_with_parent
 
 RANK_MODULE = "mpctl.runtime.probes.all_reduce"
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}

@@ -6,9 +6,16 @@ Sizes are bytes, times seconds, rates bytes per second. None stands for what the
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mpctl import __version__
+from mpctl.errors import Issue, MpctlError
+from mpctl.hosts.modules import run_module
 
 Size = Annotated[int, Field(ge=0)]
 
@@ -267,3 +274,186 @@ class HostReport(ReportModel):
     )
     failures: list[ProbeFailure] = Field(default_factory=list)
     seconds: dict[str, float] = Field(default_factory=dict, description="time that each probe took")
+
+
+class Finding(ReportModel):
+    """Something that would break a launch (error) or is worth knowing before one (warning).
+
+    rule: a stable id to search for; where: its subject, such as `memory`; hosts: where it was
+    found; message: value and bound in words; hint: a way out.
+    """
+
+    status: Literal["error", "warning"]
+    rule: str
+    where: str
+    hosts: list[str]
+    message: str
+    hint: str = ""
+
+
+class Diagnosis(ReportModel):
+    """Everything that `mpctl doctor` has found: schema mpctl.doctor/1.
+
+    skew: each host's clock minus the launcher's in seconds, 0 where the difference is smaller than
+    the time that the host took to answer. connect_seconds: until each host's node agent was there;
+    empty on the launcher's host alone. pairs: of the hosts, by their places in `hosts`;
+    all_pairs: how many there are, of which `pairs` may be a sample.
+    """
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    format: Literal["mpctl.doctor/1"] = Field("mpctl.doctor/1", alias="schema")
+    mpctl: str
+    backend: str
+    job: str | None
+    hosts: list[HostReport]
+    skew: list[float]
+    connect_seconds: list[float] = Field(default_factory=list)
+    pairs: list[PairResult]
+    all_pairs: int
+    collectives: list[CollectiveReport]
+    findings: list[Finding]
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether something would break a launch."""
+        return any(finding.status == "error" for finding in self.findings)
+
+
+def error(
+    rule: str, where: str, message: str, hint: str = "", hosts: Sequence[str] = ()
+) -> Finding:
+    """Something that would break a launch."""
+    return Finding(
+        status="error", rule=rule, where=where, hosts=[*hosts], message=message, hint=hint
+    )
+
+
+def warning(
+    rule: str, where: str, message: str, hint: str = "", hosts: Sequence[str] = ()
+) -> Finding:
+    """Something worth knowing before a launch."""
+    return error(rule, where, message, hint, hosts).model_copy(update={"status": "warning"})
+
+
+def of_issues(issues: Iterable[Issue], *, backend: str, job: str | None) -> Diagnosis:
+    """The diagnosis where the hosts could not be used: the reasons are all that is known."""
+    return Diagnosis(
+        mpctl=__version__,
+        backend=backend,
+        job=job,
+        hosts=[],
+        skew=[],
+        pairs=[],
+        all_pairs=0,
+        collectives=[],
+        findings=[error(i.rule, i.where, i.message, i.hint) for i in issues],
+    )
+
+
+def with_issues(diagnosis: Diagnosis, issues: Iterable[Issue]) -> Diagnosis:
+    """The diagnosis with the reasons why a launch would be refused, first; without those whose rule
+    was found to be broken by the hosts' own reports."""
+    known = {finding.rule for finding in diagnosis.findings}
+    new = [error(i.rule, i.where, i.message, i.hint) for i in issues if i.rule not in known]
+    return diagnosis.model_copy(update={"findings": [*new, *diagnosis.findings]})
+
+
+class PairAddress(ReportModel):
+    """Where a host waits for the others during the test of pairs."""
+
+    host: str
+    address: str
+    port: int
+
+
+class PairRequest(ReportModel):
+    """What `python -m mpctl.doctor.pairs` reads from stdin.
+
+    me: this host's place in `hosts`. partners: the hosts to measure with, in order of rounds; of
+    two hosts the one with the smaller place connects. token: a secret of this test, which both must
+    know. seconds: that one pair may take.
+    """
+
+    me: int
+    hosts: list[PairAddress]
+    partners: list[int]
+    token: str
+    seconds: float = 1.5
+    patience: float = Field(10.0, description="seconds that a host may start later than another")
+
+
+class CollectiveRequest(ReportModel):
+    """What `python -m mpctl.doctor.collectives` reads from stdin: which ranks to start here."""
+
+    first_rank: int
+    ranks: int
+    world_size: int
+    address: str
+    port: int
+    device: Literal["cpu", "cuda"]
+    interface: str | None = Field(None, description="GLOO_ and NCCL_SOCKET_IFNAME of the ranks")
+    seconds: float = 60.0
+
+
+class ProbeRequest(ReportModel):
+    """What `python -m mpctl.doctor.probe` reads from stdin.
+
+    run_dir: the run directory to measure, None for none. towards: the address of the first host.
+    nonce: what the launcher has written into the file `nonce_file` of the run directory, to see
+    whether the host shares it. torch_seconds: time limit of the process that imports torch, 0 to
+    leave torch out; probe_seconds: of each other probe. loopback: whether two processes of the host
+    measure each other.
+    """
+
+    run_dir: str | None = None
+    towards: str | None = None
+    nonce_file: str | None = None
+    nonce: str | None = None
+    torch_seconds: float = 120.0
+    loopback: bool = True
+    probe_seconds: float = 20.0
+
+
+# ---------------------------------------------------------------- answers
+
+Report = TypeVar("Report", bound=ReportModel)
+
+
+class NoAnswer(MpctlError):
+    """A host gave no answer, or one that cannot be read."""
+
+
+@dataclass(frozen=True)
+class HostAnswer:
+    """What a module printed on one host. code: its exit code, None where its time ran out or the
+    host was lost; sent, received: when, by the launcher's clock (seconds since 1970)."""
+
+    code: int | None
+    output: str
+    errors: str
+    sent: float
+    received: float
+
+    def read(self, model: type[Report]) -> Report:
+        """The answer as `model`. Raises NoAnswer with the reason where there is none."""
+        lines = self.output.splitlines()
+        if self.code is None:
+            raise NoAnswer(self.errors or "no answer in time")
+        if self.code or not lines:
+            words = [line.strip() for line in self.errors.splitlines() if line.strip()]
+            if self.code < 0:
+                raise NoAnswer(f"the process was ended by signal {-self.code}")
+            raise NoAnswer(words[-1] if words else f"exit code {self.code}")
+        try:
+            return model.model_validate_json(lines[-1])
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors()[0]["loc"]))
+            raise NoAnswer(f"its answer has another form ({where}): another mpctl?") from None
+
+
+def run_here(module: str, request: str, seconds: float) -> HostAnswer:
+    """Run a module on this host."""
+    sent = time.time()
+    answer = run_module(module, request, seconds)
+    return HostAnswer(answer["code"], answer["output"], answer["errors"], sent, time.time())

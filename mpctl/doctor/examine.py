@@ -1,4 +1,4 @@
-"""Look at every host, measure pairs, run collectives, judge: the whole of `mpctl doctor`."""
+"""The whole of `mpctl doctor`: look at every host, measure pairs, run collectives, find problems."""
 
 from __future__ import annotations
 
@@ -10,21 +10,26 @@ from pathlib import Path
 
 from mpctl import __version__
 from mpctl.doctor.collectives import BACKENDS
-from mpctl.doctor.diagnosis import Diagnosis
 from mpctl.doctor.documents import (
     CollectiveReport,
+    CollectiveRequest,
+    Diagnosis,
+    HostAnswer,
     HostReport,
+    NoAnswer,
+    PairAddress,
     PairReport,
+    PairRequest,
     PairResult,
     ProbeFailure,
+    ProbeRequest,
 )
 from mpctl.doctor.filesystem import nearest_folder
-from mpctl.doctor.hosts import HostAnswer, Hosts, NoAnswer
-from mpctl.doctor.judge import judge
-from mpctl.doctor.judge_network import used_interface
-from mpctl.doctor.needs import Needs
-from mpctl.doctor.pair_schedule import MOST_ROUNDS, partners, sampled_rounds
-from mpctl.doctor.requests import CollectiveRequest, PairAddress, PairRequest, ProbeRequest
+from mpctl.doctor.findings import find_problems
+from mpctl.doctor.host_findings import used_interface
+from mpctl.doctor.hosts import Hosts
+from mpctl.doctor.job import Needs
+from mpctl.doctor.pairs import MOST_ROUNDS, partners
 from mpctl.hosts.checks import Device
 from mpctl.units import plural
 
@@ -49,7 +54,7 @@ class Examination:
 
 
 def examine(hosts: Hosts, wanted: Examination, on_progress: Progress) -> Diagnosis:
-    """Look at all hosts, measure and judge. on_progress: (stage, done, total)."""
+    """Look at all hosts, measure, find problems. on_progress: (stage, done, total)."""
     on_progress(f"looking at {plural(len(hosts.names), 'host')}", 0, 0)
     reports, skew = look_at_hosts(hosts, wanted)
     pairs: list[PairResult] = []
@@ -71,7 +76,9 @@ def examine(hosts: Hosts, wanted: Examination, on_progress: Progress) -> Diagnos
         pairs=pairs,
         all_pairs=count * (count - 1) // 2,
         collectives=collectives,
-        findings=judge(reports, wanted.needs, skew=skew, pairs=pairs, collectives=collectives),
+        findings=find_problems(
+            reports, wanted.needs, skew=skew, pairs=pairs, collectives=collectives
+        ),
     )
 
 
@@ -131,7 +138,6 @@ def clock_skew(report: HostReport, answer: HostAnswer) -> float:
 def measure_all_pairs(hosts: Hosts, reports: Sequence[HostReport]) -> list[PairResult]:
     """Latency and bandwidth of all pairs of hosts that answered; of many hosts a sample."""
     alive = [n for n, report in enumerate(reports) if report.unix_time]
-    rounds = sampled_rounds(len(alive))
     places = {host: place for place, host in enumerate(alive)}
     base = random.SystemRandom().randrange(PORTS.start, PORTS.stop - len(reports))
     addresses = [
@@ -142,7 +148,7 @@ def measure_all_pairs(hosts: Hosts, reports: Sequence[HostReport]) -> list[PairR
         PairRequest(
             me=places.get(n, 0),
             hosts=addresses,
-            partners=partners(rounds, places[n]) if n in places else [],
+            partners=partners(places[n], len(alive)) if n in places else [],
             token=token,
             seconds=PAIR_SECONDS,
         )

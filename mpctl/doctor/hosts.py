@@ -1,97 +1,58 @@
-"""Running one module of mpctl on several hosts at once, and what each answered.
+"""The hosts that are looked at: this one, or those of a launcher backend, by their node agents.
 
-A request is one JSON document on stdin (a token in it does not show in a list of processes), the
-answer one on stdout. `LocalHosts` does it on this host; a launcher's node agents do it on theirs.
+A module of mpctl runs on all of them at once. Its request is one JSON document on stdin (a token in
+it does not show in a list of processes), the answer one on stdout.
 """
 
 from __future__ import annotations
 
+import secrets
+import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Protocol
 
-from pydantic import ValidationError
-
-from mpctl.doctor.documents import ReportModel
-from mpctl.errors import MpctlError
-from mpctl.launch.node.processes import run_module
-
-Report = TypeVar("Report", bound=ReportModel)
-
-
-class NoAnswer(MpctlError):
-    """A host gave no answer, or one that cannot be read."""
-
-
-@dataclass(frozen=True)
-class HostAnswer:
-    """What a module printed on one host. code: its exit code, None where its time ran out or the
-    host was lost; sent, received: when, by the launcher's clock (seconds since 1970)."""
-
-    code: int | None
-    output: str
-    errors: str
-    sent: float
-    received: float
-
-    def read(self, model: type[Report]) -> Report:
-        """The answer as `model`. Raises NoAnswer with the reason where there is none."""
-        lines = self.output.splitlines()
-        if self.code is None:
-            raise NoAnswer(self.errors or "no answer in time")
-        if self.code or not lines:
-            words = [line.strip() for line in self.errors.splitlines() if line.strip()]
-            raise NoAnswer(words[-1] if words else f"exit code {self.code}")
-        try:
-            return model.model_validate_json(lines[-1])
-        except ValidationError as error:
-            where = ".".join(map(str, error.errors()[0]["loc"]))
-            raise NoAnswer(f"its answer has another form ({where}): another mpctl?") from None
+from mpctl.clusters.backend import Backend
+from mpctl.doctor.documents import HostAnswer, ReportModel, run_here
+from mpctl.doctor.filesystem import nearest_folder
+from mpctl.durable import remove
+from mpctl.errors import InputError
+from mpctl.launch.cluster import Cluster
+from mpctl.launch.control.cluster import AgentCluster
+from mpctl.launch.control.messages import Hello
+from mpctl.planning.plan import Plan
+from mpctl.rundir.directory import RunDir, cannot_write
 
 
 class Hosts(Protocol):
-    """The hosts that are looked at, in order."""
+    """The hosts that are looked at, in order.
 
-    @property
-    def names(self) -> Sequence[str]:
-        """How the launcher calls each host."""
-        ...
+    names: how the launcher calls each; addresses: where the other hosts reach it; connect_seconds:
+    how long each took to be there, empty where nothing had to be connected.
+    """
 
-    @property
-    def addresses(self) -> Sequence[str]:
-        """Where the other hosts reach each host."""
-        ...
-
-    @property
-    def connect_seconds(self) -> Sequence[float]:
-        """How long each host took to be there; empty where nothing had to be connected."""
-        ...
+    names: list[str]
+    addresses: list[str]
+    connect_seconds: list[float]
 
     def run(self, module: str, requests: Sequence[ReportModel], seconds: float) -> list[HostAnswer]:
         """Run `python -m module` on every host at the same time, each with its own request; an
         answer a host, in order."""
-        ...
 
 
-@dataclass(frozen=True)
 class LocalHosts:
     """This host, as often as it has names: several are several processes that take it for
     theirs."""
 
-    names: Sequence[str]
-
-    @property
-    def addresses(self) -> Sequence[str]:
-        """The loopback address, for each."""
-        return ["127.0.0.1"] * len(self.names)
-
-    @property
-    def connect_seconds(self) -> Sequence[float]:
-        """Nothing has to be connected."""
-        return ()
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names, self.addresses = [*names], ["127.0.0.1"] * len(names)
+        self.connect_seconds: list[float] = []
 
     def run(self, module: str, requests: Sequence[ReportModel], seconds: float) -> list[HostAnswer]:
         """Run a process a request, all at the same time. Ctrl-C does not wait for them: they end
@@ -113,8 +74,108 @@ def _started(module: str, request: ReportModel, seconds: float) -> Future[HostAn
     return answer
 
 
-def run_here(module: str, request: str, seconds: float) -> HostAnswer:
-    """Run a module on this host."""
-    sent = time.time()
-    answer = run_module(module, request, seconds)
-    return HostAnswer(answer["code"], answer["output"], answer["errors"], sent, time.time())
+SPARE_SECONDS = 15.0
+
+
+class AgentHosts:
+    """The hosts of a cluster whose agents are connected. began: when the first was started, by
+    time.monotonic()."""
+
+    def __init__(self, cluster: AgentCluster, began: float) -> None:
+        self.cluster = cluster
+        self.connect_seconds = [link.connected - began for link in cluster.links]
+        self.names = [link.name for link in cluster.links]
+        self.addresses = addresses(cluster.hellos)
+
+    def run(self, module: str, requests: Sequence[ReportModel], seconds: float) -> list[HostAnswer]:
+        """Run a module on every host at the same time. A host that is lost meanwhile answers that
+        it is."""
+        sent, server = time.time(), self.cluster.server
+        futures = [
+            server.request(
+                node, "run_module", module=module, text=request.model_dump_json(), seconds=seconds
+            )
+            for node, request in enumerate(requests)
+        ]
+        deadline = time.monotonic() + seconds + SPARE_SECONDS
+        return [_answer(future, sent, deadline) for future in futures]
+
+
+def addresses(hellos: Sequence[Hello]) -> list[str]:
+    """The address under which the other hosts reach each host: its end of the connection to the
+    launcher. For the launcher's own host that is the loopback: then the address at which the other
+    hosts reach the launcher."""
+    remotes = (hello.remote for hello in hellos)
+    outer = next((address for address in remotes if not ip_address(address).is_loopback), None)
+    return [
+        outer if outer and ip_address(hello.local).is_loopback else hello.local for hello in hellos
+    ]
+
+
+def _answer(future: Future[Any], sent: float, deadline: float) -> HostAnswer:
+    try:
+        value = future.result(max(0.0, deadline - time.monotonic()))
+        code, output, errors = value["code"], str(value["output"]), str(value["errors"])
+    except TimeoutError:
+        code, output, errors = None, "", "no answer in time"
+    except (RuntimeError, KeyError, TypeError) as error:  # lost, or an agent of another version
+        code, output, errors = None, "", str(error)
+    return HostAnswer(code, output, errors, sent, time.time())
+
+
+OnEvent = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ConnectedHosts:
+    """Hosts that can be looked at. cluster: None on the launcher's host alone."""
+
+    hosts: Hosts
+    cluster: Cluster | None = None
+
+
+@contextmanager
+def connected_hosts(
+    backend: Backend, plan: Plan, run_dir: Path, on_event: OnEvent
+) -> Iterator[ConnectedHosts]:
+    """The hosts of a backend; nothing is left on any of them afterwards.
+
+    Node agents need a directory that all hosts share: a new one in `run_dir`, removed afterwards
+    with the folders that were made for it. Raises InputError with every reason why a host could not
+    be used.
+    """
+    if backend.name == "local":
+        yield ConnectedHosts(LocalHosts([socket.gethostname()]))
+        return
+    if issues := backend.check(plan):
+        raise InputError(issues)
+    began = time.monotonic()
+    with (
+        scratch_run(run_dir) as run,
+        backend.connect(plan, run, on_event) as cluster,
+    ):
+        if not isinstance(cluster, AgentCluster):
+            message = f"its hosts have no node agents that mpctl doctor could ask: {backend.name}"
+            raise InputError.of("no-agents", "--on", message, "run `mpctl doctor` on each host")
+        yield ConnectedHosts(AgentHosts(cluster, began), cluster)
+
+
+@contextmanager
+def scratch_run(folder: Path) -> Iterator[RunDir]:
+    """A new run directory in `folder`, and everything of it removed at the end. Raises InputError
+    when it cannot be written."""
+    existing = nearest_folder(folder)
+    path = folder.absolute() / f".mpctl-doctor-{secrets.token_hex(4)}"
+    try:
+        path.mkdir(parents=True)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    try:
+        yield RunDir(path)
+    finally:
+        remove(path)
+        for made in path.parents:
+            if made == existing:
+                break
+            with suppress(OSError):  # a run may have been started in the folder meanwhile
+                made.rmdir()

@@ -17,18 +17,19 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import secrets
 import socket
 import statistics
 import struct
+import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from mpctl.doctor.documents import PairReport, PairResult, Transfer
-from mpctl.doctor.parent import end_with_parent
-from mpctl.doctor.requests import PairRequest
+from mpctl.doctor.documents import PairAddress, PairReport, PairRequest, PairResult, Transfer
+from mpctl.hosts.modules import child_environment, end_with_parent
 
 REQUEST = struct.Struct("!cQ")
 GREETING = struct.Struct("!32sI")
@@ -40,6 +41,8 @@ LARGEST = 1 << 30
 CONNECT_SECONDS = 3.0
 PAUSE = 0.1
 SIZE_SECONDS = 0.25  # enough for a median, where a link is fast
+LOOPBACK_SECONDS = 0.6
+MOST_ROUNDS = 15
 
 
 def measure_pairs(request: PairRequest) -> PairReport:
@@ -252,6 +255,55 @@ def receive(link: socket.socket, size: int) -> bytes:
 def digest(token: str) -> bytes:
     """What is sent in place of the token."""
     return hashlib.sha256(token.encode()).digest()
+
+
+def measure_loopback() -> PairResult:
+    """Two processes of this host over the loopback address; the second is started for this. Raises
+    RuntimeError with the reason where that fails."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = int(server.getsockname()[1])
+    # The first one listens on a port that is not used.
+    hosts = [PairAddress(host=name, address="127.0.0.1", port=port) for name in ("0", "1")]
+    hosts[0] = PairAddress(host="0", address="127.0.0.1", port=0)
+    token = secrets.token_hex(16)
+    first, second = (
+        PairRequest(me=me, hosts=hosts, partners=[1 - me], token=token, seconds=LOOPBACK_SECONDS)
+        for me in (0, 1)
+    )
+    with subprocess.Popen(
+        [sys.executable, "-m", "mpctl.doctor.pairs"], env=child_environment(),
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as peer:  # fmt: skip
+        try:
+            if peer.stdin is not None:
+                peer.stdin.write(second.model_dump_json().encode())
+                peer.stdin.close()
+            (result,) = measure_pairs(first).results
+        finally:
+            peer.kill()
+    if result.error:
+        raise RuntimeError(result.error)
+    return result
+
+
+def partners(host: int, hosts: int, most: int = MOST_ROUNDS) -> list[int]:
+    """The hosts that a host is measured with, in order of rounds, at most so many.
+
+    As in a tournament (the circle method): in each round a host meets one partner only, so that no
+    two tests share its network card. n hosts, one more when n is odd, which pauses, need n - 1
+    rounds until all have met. Fewer rounds are spread evenly over these.
+
+    >>> [partners(host, 4) for host in range(4)]
+    [[3, 2, 1], [2, 3, 0], [1, 0, 3], [0, 1, 2]]
+    """
+    circle = hosts + hosts % 2 - 1
+    count, found = min(most, circle), []
+    for turn in (number * circle // count for number in range(count)):
+        # The last seat stays and meets `turn`; turn + i meets turn - i.
+        other = turn if host == circle else circle if host == turn else (2 * turn - host) % circle
+        if other < hosts and other != host:
+            found.append(other)
+    return found
 
 
 def main() -> None:

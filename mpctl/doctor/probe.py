@@ -2,31 +2,367 @@
 prints a HostReport.
 
 All probes run at the same time, each in a thread with a time limit. One that fails, or does not
-end, is a line in `failures`; the process ends all the same.
+end, is a line in `failures`; the process ends all the same. What the launcher measures of a host,
+too, is asked of mpctl/hosts/.
+
+GPUs are read from `nvidia-smi --query-gpu=... --format=csv,noheader,nounits` (sizes in MiB),
+`--query-compute-apps=gpu_uuid` and the matrix of `nvidia-smi topo -m`, whose words are NVIDIA's:
+NV18 (18 NVLinks), PIX, PXB (PCIe bridges), PHB (a host bridge), NODE (a NUMA node), SYS (between
+them). Without nvidia-smi, and for AMD's, the files of their drivers count.
 """
 
 from __future__ import annotations
 
+import getpass
 import os
+import platform
+import re
+import resource
+import shutil
 import socket
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 from pydantic import BaseModel
 
-from mpctl.doctor.documents import HostReport, ProbeFailure
+import mpctl
+from mpctl.cores import usable_cores
+from mpctl.doctor.documents import (
+    Gpu,
+    Gpus,
+    HostReport,
+    InfiniBandPort,
+    Interface,
+    Limits,
+    Memory,
+    NetworkFacts,
+    NoAnswer,
+    ProbeFailure,
+    ProbeRequest,
+    Processor,
+    Software,
+    TorchFacts,
+    run_here,
+)
 from mpctl.doctor.filesystem import probe_folder
-from mpctl.doctor.gpus import probe_gpus
-from mpctl.doctor.hardware import probe_limits, probe_memory, probe_processor
-from mpctl.doctor.loopback import measure_loopback
-from mpctl.doctor.network import probe_network
-from mpctl.doctor.parent import end_with_parent
-from mpctl.doctor.requests import ProbeRequest
-from mpctl.doctor.software import probe_software, probe_torch
+from mpctl.doctor.pairs import measure_loopback
+from mpctl.errors import RunFailed
+from mpctl.hosts.machine import (
+    CGROUPS,
+    ROOT,
+    amd_devices,
+    amd_driver,
+    gpus_on_bus,
+    installed_version,
+    memory_headroom,
+    nvidia_devices,
+    processor_name,
+    read_text,
+)
+from mpctl.hosts.modules import end_with_parent
+from mpctl.hosts.network import free_port, interface_towards
+
+TORCH_PROBE = "mpctl.runtime.probes.torch_report"
+CHANGES_RUNS = (
+    "NCCL_", "GLOO_", "TORCH_", "OMP_", "MKL_", "KMP_", "CUDA_", "NVIDIA_VISIBLE", "MASTER_",
+    "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "UCX_", "FI_", "SLURM_NNODES",
+    "SLURM_JOB_NODELIST", "PET_", "LC_ALL", "LANG", "PYTORCH_",
+)  # fmt: skip
+"""Beginnings of the environment variables that are reported: none of them carries a password."""
+GPU_FIELDS = (
+    "index", "uuid", "name", "memory.total", "memory.used", "driver_version", "mig.mode.current",
+    "ecc.errors.uncorrected.volatile.total",
+)  # fmt: skip
+TOOL_SECONDS = 15.0
+MIB, MBIT = 1 << 20, 1_000_000
+PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+DEFAULT_RANGE = (32768, 60999)  # Linux's own
+INFINIBAND = Path("/sys/class/infiniband")
+
+# ---------------------------------------------------------------- software
+
+
+def probe_software() -> Software:
+    """What is installed on this host, without importing torch."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without an entry in passwd, as containers have
+        user = str(os.getuid())
+    return Software(
+        python=platform.python_version(),
+        executable=sys.executable,
+        mpctl=mpctl.__version__,
+        mpctl_folder=str(Path(mpctl.__file__).resolve().parent),
+        torch=installed_version("torch"),
+        triton=installed_version("triton"),
+        system=f"{platform.system()} {platform.release()}",
+        architecture=platform.machine(),
+        user=user,
+        home=str(Path("~").expanduser()),
+        encoding=sys.getfilesystemencoding(),
+        environment=relevant_variables(os.environ),
+    )
+
+
+def relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that change how torch, NCCL or Python run, sorted by name."""
+    return {
+        name: value for name, value in sorted(environment.items()) if name.startswith(CHANGES_RUNS)
+    }
+
+
+def probe_torch(seconds: float) -> TorchFacts:
+    """What torch reports in a process of its own. Raises RuntimeError with the reason where it
+    cannot be imported, crashes or takes longer than `seconds`."""
+    try:
+        return run_here(TORCH_PROBE, "", seconds).read(TorchFacts)
+    except NoAnswer as error:
+        raise RuntimeError(f"torch could not be used: {error}") from None
+
+
+# ---------------------------------------------------------------- processors, memory, limits
+
+
+def probe_processor() -> Processor:
+    """The processors that this process may use."""
+    sockets = set(re.findall(r"^physical id\s*:.*$", read_text(Path("/proc/cpuinfo")), re.M))
+    return Processor(
+        model=processor_name(),
+        cores=len(usable_cores()),
+        logical=os.cpu_count() or 1,
+        physical=psutil.cpu_count(logical=False),
+        sockets=len(sockets) or None,
+        numa_nodes=len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
+        quota=cpu_quota(read_text(CGROUPS / "cpu.max")),
+        load=os.getloadavg()[0],
+    )
+
+
+def cpu_quota(text: str) -> float | None:
+    """`150000 100000` (cpu.max: microseconds of a period) as 1.5 processors; None for `max`."""
+    words = text.split()
+    if len(words) != 2 or not all(word.isdecimal() for word in words) or words[1] == "0":
+        return None
+    return int(words[0]) / int(words[1])
+
+
+def probe_memory() -> Memory:
+    """Memory that is free on this host and within its control group."""
+    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    try:
+        shm = shutil.disk_usage("/dev/shm")
+    except OSError:
+        shm = None
+    return Memory(
+        total=memory.total,
+        available=memory.available,
+        group_free=memory_headroom(),
+        swap_total=swap.total,
+        swap_used=swap.used,
+        shm_total=shm.total if shm else None,
+        shm_free=shm.free if shm else None,
+    )
+
+
+def probe_limits() -> Limits:
+    """Limits of this process, which its children inherit."""
+
+    def limit(kind: int, place: int = 0) -> int | None:
+        value = resource.getrlimit(kind)[place]
+        return None if value in (resource.RLIM_INFINITY, -1) else value
+
+    most, now = (read_text(CGROUPS / name) for name in ("pids.max", "pids.current"))
+    is_known = most.isdecimal() and now.isdecimal()
+    return Limits(
+        open_files=limit(resource.RLIMIT_NOFILE),
+        open_files_hard=limit(resource.RLIMIT_NOFILE, 1),
+        processes=limit(resource.RLIMIT_NPROC),
+        locked_memory=limit(resource.RLIMIT_MEMLOCK),
+        group_processes=max(0, int(most) - int(now)) if is_known else None,
+    )
+
+
+# ---------------------------------------------------------------- GPUs
+
+
+def probe_gpus(root: Path = ROOT) -> Gpus:
+    """GPUs by nvidia-smi; their number by the device files where it is missing; else those of AMD.
+    root: of the file system."""
+    tool = shutil.which("nvidia-smi")
+    files, amd = nvidia_devices(root), amd_devices(root)
+    if tool is not None:
+        query = _run(tool, f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits")
+        apps = _run(tool, "--query-compute-apps=gpu_uuid", "--format=csv,noheader")
+        devices = [] if query.returncode else parse_gpus(query.stdout, apps.stdout)
+    else:
+        driver = amd_driver(root) or "amdgpu"
+        devices = [
+            Gpu(
+                index=index, name=f"AMD {gpu.name}", memory_total=gpu.memory_total,
+                memory_used=gpu.memory_used, driver=driver, mig=False, uncorrected_errors=None,
+                processes=0,
+            )
+            for index, gpu in enumerate([] if files else amd)
+        ]  # fmt: skip
+    return Gpus(
+        tool="nvidia-smi" if tool else "device files" if files else "amdgpu" if amd else "none",
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        devices=devices,
+        device_files=files or (0 if tool else len(amd)),
+        on_bus=sum(gpus_on_bus(root).values()),
+        links=parse_links(_run(tool, "topo", "-m").stdout, len(devices)) if tool else [],
+        error=_complaint(query) if tool and query.returncode else None,
+    )
+
+
+def parse_gpus(listing: str, applications: str) -> list[Gpu]:
+    """The GPUs of a listing with GPU_FIELDS as columns; applications: a line with the GPU's uuid
+    for each process that computes. Lines of another form are left out."""
+    users = [line.strip() for line in applications.splitlines()]
+    rows = [[cell.strip() for cell in line.split(",")] for line in listing.splitlines()]
+    return [
+        Gpu(
+            index=int(index),
+            name=name,
+            memory_total=(_whole(total) or 0) * MIB,
+            memory_used=(_whole(used) or 0) * MIB,
+            driver=driver,
+            mig=mig == "Enabled",
+            uncorrected_errors=_whole(errors),
+            processes=users.count(uuid),
+        )
+        for index, uuid, name, total, used, driver, mig, errors in (
+            row for row in rows if len(row) == len(GPU_FIELDS) and row[0].isdecimal()
+        )
+    ]
+
+
+def parse_links(matrix: str, count: int) -> list[list[str]]:
+    """The rows GPU0, GPU1, ... of `nvidia-smi topo -m`, `count` columns each; [] without them."""
+    plain = re.sub("\x1b\\[[0-9;]*m", "", matrix)  # the header is underlined
+    rows = [line.split() for line in plain.splitlines()]
+    cells = [row[1 : count + 1] for row in rows if row and re.fullmatch(r"GPU\d+", row[0])]
+    links = [row for row in cells if row and not row[0].startswith("GPU")]
+    return links if len(links) == count and all(len(row) == count for row in links) else []
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
+
+
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a tool; one that does not end in time gives an exit code of its own."""
+    try:
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=TOOL_SECONDS,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(command, 1, "", str(error))
+
+
+def _complaint(done: subprocess.CompletedProcess[str]) -> str:
+    words = (done.stderr or done.stdout).strip().splitlines()
+    return words[0] if words else f"exit code {done.returncode}"
+
+
+# ---------------------------------------------------------------- network
+
+
+def probe_network(towards: str | None = None) -> NetworkFacts:
+    """Interfaces with their addresses, what the host's name resolves to, free ports. towards: the
+    address of the first host."""
+    host, loopback_error = socket.gethostname(), None
+    addresses, host_error = resolve(host)
+    first, last = port_range(read_text(PORT_RANGE))
+    try:
+        free_port(2)
+    except RunFailed as error:
+        loopback_error = str(error)
+    return NetworkFacts(
+        host=host,
+        host_addresses=addresses,
+        host_error=host_error,
+        interfaces=_interfaces(),
+        default_interface=default_interface(read_text(Path("/proc/net/route"))),
+        towards=None if towards is None else interface_towards(towards),
+        infiniband=infiniband_ports(INFINIBAND),
+        gloo_setting=os.environ.get("GLOO_SOCKET_IFNAME"),
+        nccl_setting=os.environ.get("NCCL_SOCKET_IFNAME"),
+        first_port=first,
+        last_port=last,
+        used_ports=_used_ports(first, last),
+        loopback_error=loopback_error,
+    )
+
+
+def resolve(host: str) -> tuple[list[str], str | None]:
+    """The addresses of a host name, IPv4 and IPv6, and the reason where there is none."""
+    try:
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return [], error.strerror or str(error)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in entries)), None
+
+
+def port_range(text: str) -> tuple[int, int]:
+    """First and last ephemeral port in the kernel's words, `32768	60999`."""
+    words = text.split()
+    if len(words) != 2 or not all(word.isdecimal() for word in words):
+        return DEFAULT_RANGE
+    return int(words[0]), int(words[1])
+
+
+def default_interface(routes: str) -> str | None:
+    """The interface of the default route in /proc/net/route: its destination is 00000000."""
+    rows = (line.split() for line in routes.splitlines())
+    return next((row[0] for row in rows if len(row) > 1 and row[1] == "00000000"), None)
+
+
+def infiniband_ports(root: Path) -> list[InfiniBandPort]:
+    """The ports of all RDMA devices; their files say `4: ACTIVE` and `400 Gb/sec (4X NDR)`."""
+    return [
+        InfiniBandPort(
+            device=port.parent.parent.name,
+            port=int(port.name),
+            state=read_text(port / "state").rpartition(":")[2].strip() or "unknown",
+            rate=read_text(port / "rate") or "unknown",
+            layer=read_text(port / "link_layer") or "unknown",
+        )
+        for port in sorted(root.glob("*/ports/[0-9]*"))
+    ]
+
+
+def _interfaces() -> list[Interface]:
+    status = psutil.net_if_stats()
+    internet = (socket.AF_INET, socket.AF_INET6)
+    return [
+        Interface(
+            name=name,
+            is_up=name in status and status[name].isup,
+            addresses=[entry.address for entry in entries if entry.family in internet],
+            speed=(status[name].speed * MBIT or None) if name in status else None,
+            mtu=status[name].mtu if name in status else 0,
+        )
+        for name, entries in sorted(psutil.net_if_addrs().items())
+    ]
+
+
+def _used_ports(first: int, last: int) -> int:
+    """Local TCP ports of the range that a socket of this host uses, whoever owns it."""
+    text = "\n".join(read_text(Path(f"/proc/net/{name}")) for name in ("tcp", "tcp6"))
+    words = (line.split() for line in text.splitlines())
+    local = {row[1].rpartition(":")[2] for row in words if len(row) > 3 and ":" in row[1]}
+    return sum(first <= int(port, 16) <= last for port in local)
+
+
+# ---------------------------------------------------------------- all of them
 
 Probe = Callable[[], BaseModel]
 

@@ -11,8 +11,7 @@ import ipaddress
 import re
 from collections.abc import Iterable, Iterator
 
-from mpctl.doctor.diagnosis import Diagnosis
-from mpctl.doctor.documents import HostReport
+from mpctl.doctor.documents import Diagnosis, HostReport
 
 NOT_SECRET = {"root", "user", "users", "localhost"}
 

@@ -173,15 +173,15 @@ def gpus_on_bus(root: Path = ROOT) -> dict[Vendor, int]:
     """PCI devices that are GPUs, by vendor, whether a driver is loaded for them or not."""
     found: dict[Vendor, int] = {}
     for device in (root / "sys/bus/pci/devices").glob("*"):
-        vendor = VENDORS.get(_text(device / "vendor"))
-        if vendor and _text(device / "class").startswith(BUS_CLASSES[vendor]):
+        vendor = VENDORS.get(read_text(device / "vendor"))
+        if vendor and read_text(device / "class").startswith(BUS_CLASSES[vendor]):
             found[vendor] = found.get(vendor, 0) + 1
     return found
 
 
 def amd_driver(root: Path = ROOT) -> str:
     """The version of the driver amdgpu; empty for the one that is part of the kernel."""
-    return _text(root / "sys/module/amdgpu/version")
+    return read_text(root / "sys/module/amdgpu/version")
 
 
 def count_visible(present: int, vendor: Vendor, environment: Mapping[str, str]) -> int:
@@ -215,20 +215,13 @@ def _instruction_set(version: int) -> str:
 
 def _properties(path: Path) -> dict[str, int]:
     """`name number` a line; empty for a node whose file this process may not read."""
-    pairs = re.findall(r"^(\w+) (\d+)$", _text(path), re.M)
+    pairs = re.findall(r"^(\w+) (\d+)$", read_text(path), re.M)
     return {name: int(value) for name, value in pairs}
 
 
 def _whole(path: Path) -> int:
-    text = _text(path)
+    text = read_text(path)
     return int(text) if text.isdecimal() else 0
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("ascii", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -264,7 +257,7 @@ def _free_bytes(group: Path) -> int | None:
 
 def _groups(root: Path, own: Path) -> Iterator[Path]:
     """The memory group of this process and those above it, innermost first."""
-    for line in _text_of_cgroup(own).splitlines():
+    for line in read_text(own).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers and "memory" not in controllers.split(","):
             continue
@@ -278,21 +271,14 @@ def _groups(root: Path, own: Path) -> Iterator[Path]:
 
 def _number(*paths: Path) -> int | None:
     """The number in the first of these files that has one; `max` is not a number."""
-    words = (_text_of_cgroup(path).strip() for path in paths)
+    words = (read_text(path) for path in paths)
     return next((int(word) for word in words if word.isdecimal()), None)
 
 
 def _table(path: Path) -> dict[str, int]:
     """The lines of the form `name number`."""
-    pairs = (line.split() for line in _text_of_cgroup(path).splitlines())
+    pairs = (line.split() for line in read_text(path).splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
-
-
-def _text_of_cgroup(path: Path) -> str:
-    try:
-        return path.read_text("utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 ABSENT = "not installed"
@@ -324,7 +310,7 @@ def host_facts() -> HostFacts:
         machine=this_machine(),
         python=platform.python_version(),
         mpctl=__version__,
-        torch=_version_of("torch"),
+        torch=installed_version("torch") or ABSENT,
         executable=sys.executable,
         boot=_boot(),
         processor=processor_name(),
@@ -333,31 +319,27 @@ def host_facts() -> HostFacts:
 
 def _boot() -> str:
     """The host name and the kernel's boot id; empty where the kernel tells none."""
-    boot = _text_of_facts(BOOT)
+    boot = read_text(BOOT)
     return f"{socket.gethostname()} {boot}" if boot else ""
 
 
-def _version_of(package: str) -> str:
+def installed_version(package: str) -> str | None:
+    """The version in a package's metadata, None where it has none; imports nothing."""
     try:
         return version(package)
     except PackageNotFoundError:
-        return ABSENT
-
-
-def _text_of_facts(path: Path) -> str:
-    try:
-        return path.read_text("utf-8", errors="replace").strip()
-    except OSError:
-        return ""
+        return None
 
 
 def processor_name() -> str:
     """The processor's name as Linux gives it, elsewhere the platform's."""
+    name = re.search(r"^model name\s*:\s*(.+)$", read_text(Path("/proc/cpuinfo")), re.M)
+    return name[1] if name else platform.processor() or platform.machine()
+
+
+def read_text(path: Path) -> str:
+    """A file of the kernel, without white space around it; empty where it cannot be read."""
     try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
+        return path.read_text("utf-8", errors="replace").strip()
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        return ""

@@ -11,9 +11,10 @@ from statistics import median
 
 from rich.text import Text
 
-from mpctl.doctor.diagnosis import Diagnosis, Finding
 from mpctl.doctor.documents import (
     CollectiveReport,
+    Diagnosis,
+    Finding,
     Folder,
     Gpus,
     HostReport,
@@ -23,8 +24,8 @@ from mpctl.doctor.documents import (
     Processor,
     TorchFacts,
 )
-from mpctl.doctor.judge_cluster import names_text
-from mpctl.doctor.judge_network import used_interface
+from mpctl.doctor.findings import names_text
+from mpctl.doctor.host_findings import used_interface
 from mpctl.render.console import NamedRows, get_console, say
 from mpctl.units import bytes_text, plural, seconds_text
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mpctl.doctor.diagnosis import Diagnosis
+from mpctl.doctor.documents import Diagnosis
 from tests.cli.calls import Mpctl
 from tests.launch.command import wait_for
 

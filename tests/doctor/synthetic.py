@@ -8,6 +8,7 @@ from mpctl.doctor.documents import (
     Folder,
     Gpu,
     Gpus,
+    HostAnswer,
     HostReport,
     Interface,
     Limits,
@@ -19,7 +20,6 @@ from mpctl.doctor.documents import (
     TorchFacts,
     Transfer,
 )
-from mpctl.doctor.hosts import HostAnswer
 
 GIB = 1 << 30
 SECTIONS: dict[str, Any] = {

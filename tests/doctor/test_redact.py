@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mpctl.doctor.diagnosis import Diagnosis, Finding
-from mpctl.doctor.documents import HostReport
+from mpctl.doctor.documents import Diagnosis, Finding, HostReport
 from mpctl.doctor.redact import redact
 from tests.doctor.synthetic import host
 

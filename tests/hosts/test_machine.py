@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.doctor.gpus import probe_gpus
+from mpctl.doctor.probe import probe_gpus
 from mpctl.hosts.machine import (
     amd_devices,
     count_visible,

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from mpctl.doctor.diagnosis import Diagnosis, Finding
-from mpctl.doctor.documents import CollectiveReport, CollectiveTiming, HostReport, PairResult
+from mpctl.doctor.documents import (
+    CollectiveReport,
+    CollectiveTiming,
+    Diagnosis,
+    Finding,
+    HostReport,
+    PairResult,
+)
 from mpctl.render.doctor import fact_rows, markdown_lines, print_diagnosis, shown_findings
 from tests.doctor.synthetic import GIB, gpu_host, host, pair
 

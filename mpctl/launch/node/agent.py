@@ -32,6 +32,7 @@ from typing import Any, Protocol
 
 from mpctl.durable import wait_for_file
 from mpctl.hosts.machine import NO_RUN_DIR, host_facts
+from mpctl.hosts.modules import run_module
 from mpctl.hosts.network import any_free_port, socket_interfaces
 from mpctl.launch.attempt import AttemptPhase, NodeState
 from mpctl.launch.control.messages import (
@@ -47,7 +48,6 @@ from mpctl.launch.control.messages import (
     Unproved,
     read_key,
 )
-from mpctl.launch.node.processes import run_module
 from mpctl.launch.node.torchrun import RANK_VARIABLES, NodeStart, NodeTorchrun
 from mpctl.rundir.directory import RunDir
 

@@ -1,5 +1,5 @@
 """The processes of an attempt, torchrun and its ranks: finding them, their states, their stacks,
-killing them; and modules of mpctl that run as a process of this host for the launcher.
+killing them.
 
 Where /proc is hidden no rank can be found; torchrun is then killed alone, and the kernel kills each
 rank with it (runtime/process.py).
@@ -22,16 +22,13 @@ faulthandler writes, the last call first and the main thread last:
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
 import psutil
 
@@ -238,42 +235,3 @@ def rank_stacks(
                 readers[rank] = StackReader(run.log(rank))
                 process.send_signal(STACK_SIGNAL)
     return read_stacks(readers)
-
-
-MOST_OUTPUT = 8 << 20
-PARENT = "MPCTL_PARENT"
-"""Environment variable of such a process: the process that started it, with which it ends."""
-
-
-class ModuleAnswer(TypedDict):
-    """What a module printed. code: its exit code, None where its time ran out."""
-
-    code: int | None
-    output: str
-    errors: str
-
-
-def child_environment() -> dict[str, str]:
-    """The environment of a process that ends with this one."""
-    return {**os.environ, "PYTHONSAFEPATH": "1", PARENT: str(os.getpid())}
-
-
-def run_module(module: str, text: str, seconds: float) -> ModuleAnswer:
-    """Run `python -m module` with `text` on its stdin; it is killed after `seconds`. Raises
-    ValueError for a module that is not mpctl's."""
-    if not module.startswith("mpctl."):
-        raise ValueError(f"{module} is not a module of mpctl")
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", module],
-            input=text,
-            env=child_environment(),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-        )
-    except subprocess.TimeoutExpired:
-        return {"code": None, "output": "", "errors": f"no answer within {seconds:g} s"}
-    output, errors = done.stdout[-MOST_OUTPUT:], done.stderr[-MOST_OUTPUT:]
-    return {"code": done.returncode, "output": output, "errors": errors}

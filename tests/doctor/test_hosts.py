@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.doctor.agents import AgentHosts, addresses
-from mpctl.doctor.backend_hosts import connected_hosts, scratch_run
+from mpctl.doctor.documents import ProbeRequest
 from mpctl.doctor.examine import Examination, examine
-from mpctl.doctor.needs import Needs
-from mpctl.doctor.requests import ProbeRequest
+from mpctl.doctor.hosts import AgentHosts, addresses, connected_hosts, scratch_run
+from mpctl.doctor.job import Needs
 from mpctl.errors import InputError, Issue
 from mpctl.hosts.machine import host_facts
 from mpctl.launch.cluster import Cluster

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from mpctl.doctor.diagnosis import Finding
 from mpctl.doctor.documents import (
     CollectiveReport,
+    Finding,
     HostReport,
     InfiniBandPort,
     PairResult,
     ProbeFailure,
 )
-from mpctl.doctor.judge import judge
-from mpctl.doctor.needs import Needs
+from mpctl.doctor.findings import find_problems
+from mpctl.doctor.job import Needs
 from tests.doctor.synthetic import GIB, gpu, gpu_host, host, pair
 
 ON_CPU = Needs(device="cpu", ranks=4)
@@ -24,7 +24,7 @@ ON_GPUS = Needs(device="cuda", ranks=8)
 
 def findings(*hosts: HostReport, needs: Needs = ON_CPU, **more: Any) -> dict[str, Finding]:
     """By rule; each rule once."""
-    found = judge(hosts, needs, **more)
+    found = find_problems(hosts, needs, **more)
     assert len({finding.rule for finding in found}) == len(found)
     return {finding.rule: finding for finding in found}
 
@@ -258,4 +258,4 @@ def test_rdma_needs_locked_memory_and_active_ports() -> None:
 
 def test_errors_come_first() -> None:
     ill = host(processor={"load": 60.0}, software={"torch": None})
-    assert [finding.status for finding in judge([ill], ON_CPU)] == ["error", "warning"]
+    assert [finding.status for finding in find_problems([ill], ON_CPU)] == ["error", "warning"]

@@ -1,15 +1,17 @@
-"""What differs between hosts that should be alike, and pairs of hosts that are slow or apart."""
+"""What follows from the reports of all hosts: hosts that differ, pairs that are slow or cannot
+connect, and every other finding. Pure functions."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from mpctl.doctor.diagnosis import Finding
-from mpctl.doctor.documents import CollectiveReport, HostReport, PairResult
-from mpctl.doctor.judge_network import used_interface
+from mpctl.doctor.documents import CollectiveReport, Finding, HostReport, PairResult, error, warning
+from mpctl.doctor.host_findings import host_findings, used_interface
+from mpctl.doctor.job import Needs, job_findings
 from mpctl.units import bytes_text, plural, seconds_text
 
 MOST_SKEW = 1.0
@@ -24,43 +26,57 @@ SHOWN = 4
 class Trait(NamedTuple):
     """Something in which hosts should not differ. read: its value on a host, None where unknown."""
 
-    status: Literal["error", "warning"]
+    say: Callable[[str, str, str, str, Sequence[str]], Finding]
     rule: str
     where: str
     read: Callable[[HostReport], object | None]
     hint: str
 
 
-SAME = "install the same version on all hosts"
-TRAITS = (
-    Trait("error", "mpctl-differs", "mpctl", lambda h: h.software and h.software.mpctl, SAME),
-    Trait("error", "torch-differs", "torch", lambda h: h.software and h.software.torch, SAME),
-    Trait("error", "nccl-differs", "NCCL", lambda h: h.torch and h.torch.nccl, SAME),
-    Trait("warning", "python-differs", "Python", lambda h: _minor(h), SAME),
-    Trait(
-        "warning",
-        "architecture-differs",
-        "architecture",
-        lambda h: h.software and h.software.architecture,
-        "losses may differ in their last digits",
-    ),
-    Trait("warning", "driver-differs", "NVIDIA driver", lambda h: _driver(h), SAME),
-    Trait("warning", "gpus-differ", "GPUs", lambda h: _gpus(h), "the slowest sets the pace"),
-    Trait(
-        "warning",
-        "processors-differ",
-        "processors",
-        lambda h: h.processor and h.processor.cores,
-        "the slowest sets the pace",
-    ),
-    Trait(
-        "warning",
-        "settings-differ",
-        "environment",
-        lambda h: _settings(h),
-        "set NCCL_ and GLOO_ variables alike on all hosts",
-    ),
-)  # fmt: skip
+def find_problems(
+    hosts: Sequence[HostReport],
+    needs: Needs,
+    *,
+    skew: Sequence[float] = (),
+    pairs: Sequence[PairResult] = (),
+    collectives: Sequence[CollectiveReport] = (),
+) -> list[Finding]:
+    """Every finding, errors first; the same finding about several hosts is one."""
+    several = len(hosts) > 1
+    each = (
+        finding.model_copy(update={"hosts": [host.host]})
+        for host in hosts
+        for finding in chain(host_findings(host, needs, several=several), job_findings(host, needs))
+    )
+    every = chain(
+        each,
+        _number_of_hosts(hosts, needs),
+        difference_findings(hosts),
+        clock_findings(hosts, skew),
+        pair_findings(hosts, pairs),
+        collective_findings(collectives),
+    )
+    return sorted(merged(every), key=lambda finding: finding.status != "error")
+
+
+def merged(findings: Iterable[Finding]) -> list[Finding]:
+    """Findings that differ in nothing but their hosts as one with all of these hosts, in order."""
+    hosts: dict[tuple[str, ...], list[str]] = {}
+    firsts: dict[tuple[str, ...], Finding] = {}
+    for finding in findings:
+        key = (finding.status, finding.rule, finding.where, finding.message, finding.hint)
+        firsts.setdefault(key, finding)
+        hosts.setdefault(key, []).extend(finding.hosts)
+    return [
+        first.model_copy(update={"hosts": list(dict.fromkeys(hosts[key]))})
+        for key, first in firsts.items()
+    ]
+
+
+def _number_of_hosts(hosts: Sequence[HostReport], needs: Needs) -> Iterator[Finding]:
+    if len(hosts) < needs.nodes:
+        message = f"the job needs {needs.nodes} hosts, {len(hosts)} are there"
+        yield error("hosts-too-few", "hosts", message, "add hosts, or plan for fewer: --nodes")
 
 
 def difference_findings(hosts: Sequence[HostReport]) -> Iterator[Finding]:
@@ -72,20 +88,11 @@ def difference_findings(hosts: Sequence[HostReport]) -> Iterator[Finding]:
             if value is not None:
                 groups[value].append(hosts[number].host)
         if len(groups) > 1:
-            yield _difference(trait, groups)
-
-
-def _difference(trait: Trait, groups: dict[object, list[str]]) -> Finding:
-    by_size = sorted(groups.items(), key=lambda group: -len(group[1]))
-    texts = [f"{value} on {names_text(names)}" for value, names in by_size]
-    return Finding(
-        status=trait.status,
-        rule=trait.rule,
-        where=trait.where,
-        hosts=[name for _, names in by_size[1:] for name in names],
-        message=f"differs: {'; '.join(texts)}",
-        hint=trait.hint,
-    )
+            by_size = sorted(groups.items(), key=lambda group: -len(group[1]))
+            texts = [f"{value} on {names_text(names)}" for value, names in by_size]
+            others = [name for _, names in by_size[1:] for name in names]
+            message = f"differs: {'; '.join(texts)}"
+            yield trait.say(trait.rule, trait.where, message, trait.hint, others)
 
 
 def names_text(names: Sequence[str]) -> str:
@@ -124,19 +131,46 @@ def _settings(host: HostReport) -> str | None:
     return " ".join(ours) or "none"
 
 
+SAME = "install the same version on all hosts"
+TRAITS = (
+    Trait(error, "mpctl-differs", "mpctl", lambda h: h.software and h.software.mpctl, SAME),
+    Trait(error, "torch-differs", "torch", lambda h: h.software and h.software.torch, SAME),
+    Trait(error, "nccl-differs", "NCCL", lambda h: h.torch and h.torch.nccl, SAME),
+    Trait(warning, "python-differs", "Python", _minor, SAME),
+    Trait(
+        warning,
+        "architecture-differs",
+        "architecture",
+        lambda h: h.software and h.software.architecture,
+        "losses may differ in their last digits",
+    ),
+    Trait(warning, "driver-differs", "NVIDIA driver", _driver, SAME),
+    Trait(warning, "gpus-differ", "GPUs", _gpus, "the slowest sets the pace"),
+    Trait(
+        warning,
+        "processors-differ",
+        "processors",
+        lambda h: h.processor and h.processor.cores,
+        "the slowest sets the pace",
+    ),
+    Trait(
+        warning,
+        "settings-differ",
+        "environment",
+        _settings,
+        "set NCCL_ and GLOO_ variables alike on all hosts",
+    ),
+)  # fmt: skip
+
+
 def clock_findings(hosts: Sequence[HostReport], skew: Sequence[float]) -> Iterator[Finding]:
     """Hosts whose clock is more than a second off the launcher's."""
     for host, seconds in zip(hosts, skew, strict=False):
         if abs(seconds) > MOST_SKEW:
             word = "ahead of" if seconds > 0 else "behind"
-            yield Finding(
-                status="warning",
-                rule="clock-skew",
-                where="clock",
-                hosts=[host.host],
-                message=f"{seconds_text(abs(seconds))} {word} the launcher's",
-                hint="synchronise it (chrony, systemd-timesyncd): times in logs would mislead",
-            )
+            message = f"{seconds_text(abs(seconds))} {word} the launcher's"
+            hint = "synchronise it (chrony, systemd-timesyncd): times in logs would mislead"
+            yield warning("clock-skew", "clock", message, hint, [host.host])
 
 
 def pair_findings(hosts: Sequence[HostReport], pairs: Sequence[PairResult]) -> Iterator[Finding]:
@@ -165,14 +199,13 @@ def pair_findings(hosts: Sequence[HostReport], pairs: Sequence[PairResult]) -> I
 def _apart(names: Sequence[str], broken: Sequence[PairResult]) -> Iterator[Finding]:
     if broken:
         texts = [f"{_pair_text(names, (p.first, p.second))} ({p.error})" for p in broken]
-        yield Finding(
-            status="error",
-            rule="pair-apart",
-            where="network",
-            hosts=_in_common(names, [(p.first, p.second) for p in broken]),
-            message=f"{plural(len(broken), 'pair')} of hosts cannot connect: {_listed(texts)}",
-            hint="open all TCP ports between the hosts (firewall, security group), and see that "
-            "their names lead to addresses of the network that they share",
+        yield error(
+            "pair-apart",
+            "network",
+            f"{plural(len(broken), 'pair')} of hosts cannot connect: {_listed(texts)}",
+            "open all TCP ports between the hosts (firewall, security group), and see that their "
+            "names lead to addresses of the network that they share",
+            _in_common(names, [(p.first, p.second) for p in broken]),
         )
 
 
@@ -201,10 +234,7 @@ def _slow(
     rule: str, names: Sequence[str], pairs: Sequence[tuple[int, int]], message: str
 ) -> Finding:
     hint = "see the link of that host: ethtool, cables, other traffic"
-    hosts = _in_common(names, pairs)
-    return Finding(
-        status="warning", rule=rule, where="network", hosts=hosts, message=message, hint=hint
-    )
+    return warning(rule, "network", message, hint, _in_common(names, pairs))
 
 
 def _in_common(names: Sequence[str], pairs: Sequence[tuple[int, int]]) -> list[str]:
@@ -226,12 +256,7 @@ def _listed(texts: Sequence[str]) -> str:
 def collective_findings(reports: Sequence[CollectiveReport]) -> Iterator[Finding]:
     """All-reduces of torch that failed."""
     for report in reports:
-        for rank, error in report.errors.items():
-            yield Finding(
-                status="error",
-                rule="collective-fails",
-                where=report.backend,
-                hosts=[],
-                message=f"rank {rank} of {report.world_size}: {error}",
-                hint="NCCL_DEBUG=INFO or TORCH_CPP_LOG_LEVEL=INFO tells more; see the interfaces",
-            )
+        for rank, words in report.errors.items():
+            message = f"rank {rank} of {report.world_size}: {words}"
+            hint = "NCCL_DEBUG=INFO or TORCH_CPP_LOG_LEVEL=INFO tells more; see the interfaces"
+            yield error("collective-fails", report.backend, message, hint)

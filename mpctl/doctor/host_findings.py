@@ -1,23 +1,26 @@
-"""What is wrong with one host by itself, whatever job is launched there."""
+"""What is wrong with one host by itself, its network included, whatever job is launched there."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
 
-from mpctl.doctor.diagnosis import Finding
 from mpctl.doctor.documents import (
+    Finding,
     Folder,
     Gpus,
     HostReport,
+    Interface,
     Limits,
     Memory,
+    NetworkFacts,
     Processor,
     Software,
     TorchFacts,
+    error,
+    warning,
 )
-from mpctl.doctor.judge_network import network_findings
-from mpctl.doctor.needs import Needs
+from mpctl.doctor.job import Needs
 from mpctl.launch.environment import is_busy
 from mpctl.units import bytes_text, plural, seconds_text
 
@@ -28,6 +31,8 @@ LEAST_RATE = 50e6
 MOST_SYNC_SECONDS = 0.1
 FEW_FILES, FEW_PROCESSES = 4096, 4096
 BUSY_GPU = 1 << 30
+FEW_PORTS, LEAST_PORTS = 1000, 64
+RDMA_BYTES = 1 << 30
 VOLATILE = ("tmpfs", "ramfs")
 SLOWS_DOWN = {
     "CUDA_LAUNCH_BLOCKING": "every kernel is waited for",
@@ -58,18 +63,7 @@ def host_findings(host: HostReport, needs: Needs, *, several: bool) -> Iterator[
         found.append(network_findings(host.network, host.limits))
     if host.folder is not None:
         found.append(_folder(host.folder, several=several))
-    for finding in chain.from_iterable(found):
-        yield finding.model_copy(update={"hosts": [host.host]})
-
-
-def error(rule: str, where: str, message: str, hint: str = "") -> Finding:
-    """Something that would break a launch; the hosts are filled in later."""
-    return Finding(status="error", rule=rule, where=where, hosts=[], message=message, hint=hint)
-
-
-def warning(rule: str, where: str, message: str, hint: str = "") -> Finding:
-    """Something worth knowing before a launch."""
-    return Finding(status="warning", rule=rule, where=where, hosts=[], message=message, hint=hint)
+    yield from chain.from_iterable(found)
 
 
 def _failures(host: HostReport) -> Iterator[Finding]:
@@ -262,3 +256,68 @@ def _folder(folder: Folder, *, several: bool) -> Iterator[Finding]:
     if folder.device in VOLATILE:
         message = f"{at} is in memory: a run there is lost when the host goes down"
         yield warning("disk-volatile", where, message, other)
+
+
+def network_findings(network: NetworkFacts, limits: Limits | None) -> Iterator[Finding]:
+    """Everything that is wrong with the network of a host, as far as the host sees it."""
+    if network.loopback_error:
+        yield error("loopback-down", "network", network.loopback_error, "ip link set lo up")
+    yield from _ports(network)
+    yield from _settings(network)
+    yield from _rdma(network, limits)
+
+
+def used_interface(network: NetworkFacts) -> Interface | None:
+    """The interface that gloo uses: that of GLOO_SOCKET_IFNAME, or else the one that leads to the
+    first host, which a launch sets for its ranks."""
+    wanted = (network.gloo_setting or "").split(",")[0] or network.towards
+    return next((each for each in network.interfaces if each.is_up and each.name == wanted), None)
+
+
+def chosen_by(setting: str, name: str) -> bool:
+    """Whether NCCL_SOCKET_IFNAME chooses an interface: prefixes by commas, `=eth0` for an exact
+    name, `^docker` for all others (NCCL's documentation, environment variables)."""
+    is_excluding, words = setting.startswith("^"), setting.lstrip("^")
+    is_exact, names = words.startswith("="), words.lstrip("=").split(",")
+    matches = any(name == word if is_exact else name.startswith(word) for word in names if word)
+    return matches != is_excluding
+
+
+def _ports(network: NetworkFacts) -> Iterator[Finding]:
+    size = network.last_port - network.first_port + 1
+    free = size - network.used_ports
+    if free >= FEW_PORTS:
+        return
+    message = (
+        f"{plural(max(0, free), 'port')} of {network.first_port}-{network.last_port} free; every "
+        "connection between ranks takes one"
+    )
+    say = error if free < LEAST_PORTS else warning
+    hint = "sysctl net.ipv4.ip_local_port_range='32768 60999', or end what holds them (ss -t)"
+    yield say("few-ports", "network", message, hint)
+
+
+def _settings(network: NetworkFacts) -> Iterator[Finding]:
+    """GLOO_SOCKET_IFNAME takes exact names, NCCL_SOCKET_IFNAME patterns."""
+    up = [each.name for each in network.interfaces if each.is_up]
+    gloo = [name for name in (network.gloo_setting or "").split(",") if name]
+    if missing := [name for name in gloo if name not in up]:
+        message = f"GLOO_SOCKET_IFNAME names {', '.join(missing)}, which is not up here"
+        yield error("interface-missing", "network", message, f"interfaces: {', '.join(up)}")
+    nccl = network.nccl_setting
+    if nccl and not any(chosen_by(nccl, name) for name in up):
+        message = f"NCCL_SOCKET_IFNAME={nccl} chooses none of the interfaces that are up"
+        yield error("interface-missing", "network", message, f"interfaces: {', '.join(up)}")
+
+
+def _rdma(network: NetworkFacts, limits: Limits | None) -> Iterator[Finding]:
+    active = [port for port in network.infiniband if port.state == "ACTIVE"]
+    down = [port for port in network.infiniband if port.state != "ACTIVE"]
+    if active and down:
+        names = ", ".join(f"{port.device}:{port.port} {port.state}" for port in down)
+        message = f"RDMA ports not active: {names}"
+        yield warning("rdma-port-down", "network", message, "ibstat there; NCCL uses the others")
+    locked = None if limits is None else limits.locked_memory
+    if active and locked is not None and locked < RDMA_BYTES:
+        message = f"{locked >> 20:,} MiB of memory may be locked, which RDMA needs for its buffers"
+        yield warning("locked-memory", "network", message, "ulimit -l unlimited (limits.conf)")
