@@ -1,4 +1,4 @@
-"""The whole of `mpctl doctor`: look at every host, measure pairs, run collectives, find problems."""
+"""All of `mpctl doctor`: look at every host, measure pairs, run collectives, find problems."""
 
 from __future__ import annotations
 
