@@ -35,8 +35,9 @@ from mpctl.layout.topology import job_topology
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.logs import STEP, merge_logs
 from mpctl.rundir.rank_files import FailureRecord
+from mpctl.rundir.summary import Failure, OtherFailure
 from mpctl.spec.job import JobSpec
-from mpctl.units import bytes_text, plural, ranks_text
+from mpctl.units import bytes_text
 
 PROBE_BYTES = 1 << 16
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -69,23 +70,6 @@ def _free(folder: Path) -> str:
 
 
 UNSAID = "an error without words"
-
-
-@dataclass(frozen=True)
-class OtherFailure:
-    """Ranks that failed alike, besides the first. error: what they said, with `…` where they
-    differ; is_echo: it only says that they lost a peer."""
-
-    ranks: tuple[int, ...]
-    error: str
-    is_echo: bool
-
-    def __str__(self) -> str:
-        who = ranks_text(self.ranks, most=4)
-        if not self.is_echo:
-            return f"{who}: {self.error}"
-        whose = "its peer" if len(self.ranks) == 1 else "their peers"
-        return f"{plural(len(self.ranks), 'rank')} lost {whose} ({who}): {self.error}"
 
 
 def other_failures(state: AttemptState, first: int | None) -> tuple[OtherFailure, ...]:
@@ -149,37 +133,9 @@ class AttemptEvidence:
     stop_requested: bool = False
 
 
-@dataclass(frozen=True)
-class Failure:
-    """The rank that failed first: its coordinates, its error, what it was doing, the end of its
-    log. rank: None when no single rank is at fault; host: its host, empty where there is one;
-    others: what the other ranks said. would_repeat: the same would happen again from the same
-    state, as far as is known: an exception or a crash, not a kill, a stop, a hang or a lost host.
-    rollback: the step that is to be left out by starting again from the newest checkpoint, None for
-    other failures."""
-
-    rank: int | None
-    coords: dict[str, int]
-    error: str
-    doing: str
-    log: str
-    last_lines: tuple[str, ...]
-    host: str = ""
-    others: tuple[OtherFailure, ...] = ()
-    would_repeat: bool = False
-    rollback: int | None = None
-
-    @classmethod
-    def without_ranks(cls, error: str, run: RunDir) -> Failure:
-        """An attempt that ended before a rank was started."""
-        return cls(None, {}, error, "", str(run.launcher_log), ())
-
-    def __str__(self) -> str:
-        if self.rank is None:
-            return f"{self.error} ({self.log})"
-        coords = ", ".join(f"{axis} {index}" for axis, index in self.coords.items())
-        where = f" on host {self.host}" if self.host else ""
-        return f"rank {self.rank}{where} ({coords}) failed at {self.doing}: {self.error}"
+def without_ranks(error: str, run: RunDir) -> Failure:
+    """The failure of an attempt that ended before a rank was started."""
+    return Failure(None, error, log=str(run.launcher_log))
 
 
 def find_failure(run: RunDir, job: JobSpec, world_size: int, evidence: AttemptEvidence) -> Failure:
@@ -190,7 +146,7 @@ def find_failure(run: RunDir, job: JobSpec, world_size: int, evidence: AttemptEv
     failure = _find_failure(run, job, world_size, evidence)
     if full := full_disk_text(run.path):
         is_known = any(not record["is_echo"] for record in evidence.state.failures)
-        failure = failure if is_known else Failure.without_ranks("", run)
+        failure = failure if is_known else without_ranks("", run)
         error = f"{full}; {failure.error}" if is_known else full
         failure = replace(failure, error=error, would_repeat=True)
     failure = replace(failure, others=other_failures(evidence.state, failure.rank))
@@ -271,14 +227,14 @@ def _of_no_rank(run: RunDir, error: str, state: AttemptState, log: Path | None =
     log = log or run.torchrun_log
     said = (state.ranks[rank].breadcrumb.doing for rank in sorted(state.ranks))
     doing = next(filter(None, said), "start")
-    return Failure(None, {}, error, doing, str(log), _last_lines(log))
+    return Failure(None, error, {}, doing, str(log), _last_lines(log))
 
 
 def _failure(run: RunDir, rank: int, coords: dict[str, int], error: str, doing: str) -> Failure:
     log = run.log(rank)
     if not log.exists():  # it ended before it could open one
         log = run.torchrun_log
-    return Failure(rank, coords, error, doing, str(log), _last_lines(log))
+    return Failure(rank, error, coords, doing, str(log), _last_lines(log))
 
 
 def _stopped(run: RunDir, job: JobSpec, evidence: AttemptEvidence) -> Failure:

@@ -21,8 +21,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
-from mpctl.launch.diagnose import Failure
 from mpctl.launch.launch_plan import LaunchPlan
+from mpctl.rundir.summary import Failure
 from mpctl.spec.base import rising_ranges
 from mpctl.spec.job import JobSpec
 from mpctl.units import plural

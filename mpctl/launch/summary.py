@@ -13,7 +13,6 @@ from typing import cast
 from mpctl.estimate.job import Estimate
 from mpctl.estimate.memory import StageMemory
 from mpctl.estimate.message import MessageCount
-from mpctl.launch.diagnose import Failure
 from mpctl.launch.launch_plan import LaunchPlan
 from mpctl.launch.supervise import RunOutcome
 from mpctl.planning.plan import Plan, make_plan
@@ -22,7 +21,6 @@ from mpctl.rundir.rank_files import RankReport, Traffic
 from mpctl.rundir.summary import (
     SCHEMA,
     STATES,
-    FailureSummary,
     FinishedSummary,
     PlannedMeasured,
     RankSummary,
@@ -51,7 +49,7 @@ def summarise(plan: Plan, launch: LaunchPlan, outcome: RunOutcome, *, command: s
         "warnings": list(launch.warnings),
         "attempts": outcome.attempts,
         "signal": outcome.signal,
-        "failure": None if failure is None else _failure_summary(failure),
+        "failure": None if failure is None else failure.as_dict(),
         "plan_beside_run": [] if launch.request is not None else _compare_ranks(plan, launch),
         "command": command,
     }
@@ -67,22 +65,6 @@ def finished_summary(run: RunDir, step: int) -> RunSummary | FinishedSummary:
     if isinstance(summary, dict) and summary.get("schema") == SCHEMA:
         return cast(RunSummary, summary)
     return {"schema": SCHEMA, "status": "finished", "steps": step, "checkpoint": step}
-
-
-def _failure_summary(failure: Failure) -> FailureSummary:
-    return {
-        "rank": failure.rank,
-        "host": failure.host,
-        "coords": failure.coords,
-        "error": failure.error,
-        "doing": failure.doing,
-        "log": failure.log,
-        "last_lines": list(failure.last_lines),
-        "others": [
-            {"ranks": list(other.ranks), "error": other.error, "is_echo": other.is_echo}
-            for other in failure.others
-        ],
-    }
 
 
 def _compare_ranks(plan: Plan, launch: LaunchPlan) -> list[RankSummary]:

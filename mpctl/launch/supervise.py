@@ -32,7 +32,12 @@ from mpctl.errors import InputError, RunFailed
 from mpctl.hosts.checks import Device, common_machine
 from mpctl.launch.attempt import AttemptPhase, AttemptState, StatusFile
 from mpctl.launch.cluster import Attempt, Cluster
-from mpctl.launch.diagnose import AttemptEvidence, Failure, find_failure, full_disk_text
+from mpctl.launch.diagnose import (
+    AttemptEvidence,
+    find_failure,
+    full_disk_text,
+    without_ranks,
+)
 from mpctl.launch.elastic import fit_hosts, least_nodes
 from mpctl.launch.follow import OnAnswer, OnRecord, RecordReader, parse_answer
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
@@ -40,7 +45,7 @@ from mpctl.launch.restarts import RestartPolicy, skip_batches
 from mpctl.launch.set_up import name_origin
 from mpctl.launch.watch import RunWatch
 from mpctl.rundir.launcher import requested_signals
-from mpctl.rundir.summary import RunStatus
+from mpctl.rundir.summary import Failure, RunStatus
 from mpctl.units import plural
 
 SAVING = "saving step"
@@ -262,7 +267,7 @@ class Supervisor:
                 run.end_attempt()
             full = full_disk_text(run.path) if isinstance(error, OSError) else ""
             error_text = f"{full}; {error}" if full else str(error)
-            return RunOutcome("failed", attempt, failure=Failure.without_ranks(error_text, run))
+            return RunOutcome("failed", attempt, failure=without_ranks(error_text, run))
         code = evidence.state.code
         if code == 0 and self._is_done(evidence.state):
             return RunOutcome("finished", attempt)

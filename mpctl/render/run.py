@@ -25,7 +25,7 @@ from mpctl.rundir.summary import STATES, PlanAndRun, RankComparison, RunSummary,
 from mpctl.units import bytes_text, count_text, plural, seconds_text
 
 if TYPE_CHECKING:
-    from mpctl.launch.diagnose import Failure
+    from mpctl.rundir.summary import Failure
 
 
 class RunView:

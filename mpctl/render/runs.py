@@ -417,7 +417,7 @@ def print_stopped(stopped: Stopped, *, now: bool) -> None:
     status = Text(run.status, STYLES[run.status])
     console.print(Text.assemble(f"{run.name}  {before}", status, f" after step {steps}"))
     if run.status == "failed" and run.failure is not None:
-        console.print(Text(failure_text(run.failure.model_dump())), soft_wrap=True)
+        console.print(Text(failure_text(run.failure.as_dict())), soft_wrap=True)
     if run.status == "running":
         console.print(Text("the request stays; the run ends when its step is done and saved"))
         return
@@ -425,9 +425,9 @@ def print_stopped(stopped: Stopped, *, now: bool) -> None:
         console.print(Text("no checkpoint was saved"))
         return
     saved = run.checkpoints[-1]
-    lost = run.step - saved.step
+    lost = run.step - saved["step"]
     more = f"; {lost:,} later steps are lost" if lost > 0 else ""
-    console.print(Text(f"saved as step {saved.step:,} ({bytes_text(saved.bytes)}){more}"))
+    console.print(Text(f"saved as step {saved['step']:,} ({bytes_text(saved['bytes'])}){more}"))
     if run.status != "finished":
         command = shlex.join(["mpctl", "launch", "--resume", "--run-dir", str(run.path)])
         console.print(Text.assemble(("→ ", "cyan"), f"go on with: {command}"), soft_wrap=True)

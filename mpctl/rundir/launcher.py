@@ -24,19 +24,21 @@ from pathlib import Path
 from typing import Literal
 
 import psutil
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl import __version__
 from mpctl.durable import write_whole
 
-LAUNCHER_SCHEMA: Literal["mpctl.launcher/1"] = "mpctl.launcher/1"
 START_TOLERANCE = 2.0
 """Seconds by which two readings of one process's start may differ: it is computed from the time of
 the boot, which moves when the clock is set."""
 
 
-class LauncherRecord(TypedDict):
-    """The content of launcher.json.
+@dataclass(frozen=True, kw_only=True)
+class LauncherRecord:
+    """The content of launcher.json; what older versions did not write has a default.
 
     backend: local, slurm, ssh, kubernetes or torchrun; host: name of the host on which the launcher
     runs; pid: its process id there; process_started: when that process began, None where /proc is
@@ -45,37 +47,39 @@ class LauncherRecord(TypedDict):
     while they are not known; version: of mpctl.
     """
 
-    schema: Literal["mpctl.launcher/1"]
-    backend: str
+    schema: Literal["mpctl.launcher/1"] = "mpctl.launcher/1"
+    backend: str = "local"
     host: str
     pid: int
-    process_started: float | None
-    started: float
-    job_id: str | None
-    hosts: list[str] | None
-    version: str
+    process_started: float | None = None
+    started: float | None = None
+    job_id: str | None = None
+    hosts: Sequence[str] | None = None
+    version: str = ""
+
+
+LAUNCHER: TypeAdapter[LauncherRecord] = TypeAdapter(LauncherRecord)
 
 
 def this_launcher(
     backend: str, *, job_id: str | None = None, hosts: Sequence[str] | None = None
 ) -> LauncherRecord:
     """The record of a launch by this process."""
-    return {
-        "schema": LAUNCHER_SCHEMA,
-        "backend": backend,
-        "host": platform.node(),
-        "pid": os.getpid(),
-        "process_started": process_start(os.getpid()),
-        "started": time.time(),
-        "job_id": job_id,
-        "hosts": None if hosts is None else list(hosts),
-        "version": __version__,
-    }
+    return LauncherRecord(
+        backend=backend,
+        host=platform.node(),
+        pid=os.getpid(),
+        process_started=process_start(os.getpid()),
+        started=time.time(),
+        job_id=job_id,
+        hosts=hosts,
+        version=__version__,
+    )
 
 
 def write_launcher(path: Path, record: LauncherRecord) -> None:
     """Write launcher.json, whole or not at all. Raises OSError."""
-    write_whole(path, json.dumps(record, indent=1) + "\n")
+    write_whole(path, LAUNCHER.dump_json(record, indent=1).decode() + "\n")
 
 
 def process_start(pid: int) -> float | None:

@@ -10,13 +10,16 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Literal, NotRequired
+from typing import Any, Literal, NotRequired
 
+from pydantic import Field, TypeAdapter
+from pydantic.dataclasses import dataclass
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.durable import write_whole
 from mpctl.rundir.metrics import is_number
 from mpctl.rundir.rank_files import SaveTimes, StepRecord, Traffic
+from mpctl.units import plural, ranks_text
 
 SCHEMA: Literal["mpctl.run/2"] = "mpctl.run/2"
 RunStatus = Literal["finished", "stopped", "failed"]
@@ -69,30 +72,59 @@ class RankSummary(RankComparison):
     validation_traffic: TrafficComparison | None
 
 
-class OtherFailureSummary(TypedDict):
-    """Further ranks that failed alike. is_echo: they only lost a peer."""
+@dataclass(frozen=True)
+class OtherFailure:
+    """Ranks that failed alike, besides the first. error: what they said, with `…` where they
+    differ; is_echo: it only says that they lost a peer."""
 
-    ranks: list[int]
+    ranks: tuple[int, ...]
     error: str
     is_echo: bool
 
+    def __str__(self) -> str:
+        who = ranks_text(self.ranks, most=4)
+        if not self.is_echo:
+            return f"{who}: {self.error}"
+        whose = "its peer" if len(self.ranks) == 1 else "their peers"
+        return f"{plural(len(self.ranks), 'rank')} lost {whose} ({who}): {self.error}"
 
-class FailureSummary(TypedDict):
-    """The rank that failed first and why; rank is None when no single rank is at fault.
 
-    host: of the rank, empty where there is one host or it is not known; doing: step, stage and
-    micro batch at that moment; log: path of the rank's log; last_lines: of that log;
-    others: what other ranks said.
+@dataclass(frozen=True)
+class Failure:
+    """The rank that failed first: its coordinates, its error, what it was doing (step, stage and
+    micro batch), the path and the end of its log. rank: None when no single rank is at fault; host:
+    its host, empty where there is one or it is not known; others: what the other ranks said.
+
+    Not in the document: would_repeat: the same would happen again from the same state, as far as is
+    known: an exception or a crash, not a kill, a stop, a hang or a lost host. rollback: the step
+    that is to be left out by starting again from the newest checkpoint, None for other failures.
     """
 
     rank: int | None
-    host: str
-    coords: dict[str, int]
     error: str
-    doing: str
-    log: str
-    last_lines: list[str]
-    others: list[OtherFailureSummary]
+    coords: dict[str, int] = Field(default_factory=dict)
+    doing: str = ""
+    log: str = ""
+    last_lines: tuple[str, ...] = ()
+    host: str = ""
+    others: tuple[OtherFailure, ...] = ()
+    would_repeat: bool = Field(default=False, exclude=True)
+    rollback: int | None = Field(default=None, exclude=True)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The failure as JSON."""
+        document: dict[str, Any] = FAILURE.dump_python(self, mode="json")
+        return document
+
+    def __str__(self) -> str:
+        if self.rank is None:
+            return f"{self.error} ({self.log})"
+        coords = ", ".join(f"{axis} {index}" for axis, index in self.coords.items())
+        where = f" on host {self.host}" if self.host else ""
+        return f"rank {self.rank}{where} ({coords}) failed at {self.doing}: {self.error}"
+
+
+FAILURE: TypeAdapter[Failure] = TypeAdapter(Failure)
 
 
 class TrainingProgress(TypedDict):
@@ -150,7 +182,7 @@ class RunSummary(PlanAndRun):
     warnings: list[str]
     attempts: int
     signal: int | None
-    failure: FailureSummary | None
+    failure: dict[str, Any] | None
     command: str
 
 
@@ -168,7 +200,7 @@ class UnstartedSummary(FinishedSummary):
     attempts: 0; failure: why the launcher refused, None where the job was taken back."""
 
     attempts: int
-    failure: FailureSummary | None
+    failure: dict[str, Any] | None
 
 
 def training_progress(records: Sequence[StepRecord]) -> TrainingProgress:

@@ -21,9 +21,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from mpctl.checkpoint.folder import list_checkpoints
 from mpctl.checkpoint.manifest import read_manifest
@@ -32,92 +32,65 @@ from mpctl.launch.attempt import read_status
 from mpctl.planning.summary import sizes_text
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.group_names import with_group_names
-from mpctl.rundir.launcher import is_same_process
+from mpctl.rundir.launcher import LAUNCHER, LauncherRecord, is_same_process
 from mpctl.rundir.marker import require_own
 from mpctl.rundir.metrics import KeyRecords, is_number, read_key_records
 from mpctl.rundir.rank_files import StepRecord
 from mpctl.rundir.summary import (
+    FAILURE,
     STATES,
-    OtherFailureSummary,
-    PlannedMeasured,
+    Failure,
+    RankComparison,
     RunStatus,
     SaveSummary,
-    TrafficComparison,
 )
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import parse
 from mpctl.spec.names import with_all_new_names
 
-Model = TypeVar("Model", bound=BaseModel)
+Document = TypeVar("Document")
 
 
-class SavedRankComparison(BaseModel):
-    """What is read of a RankComparison: plan and run of one rank."""
-
-    rank: int
-    agrees: bool
-    parameters: PlannedMeasured
-    step_traffic: TrafficComparison
-    peak_memory_bytes: int
-    memory: dict[str, PlannedMeasured] = Field(default_factory=dict)
-    reserved_memory_bytes: int | None = None
-    device: str | None = None
-
-    @field_validator("step_traffic")
-    @classmethod
-    def _named(cls, traffic: TrafficComparison) -> TrafficComparison:
-        planned, measured = with_group_names(traffic["planned"]), traffic["measured"]
-        return {"planned": planned, "measured": with_group_names(measured)}
-
-    @field_validator("memory")
-    @classmethod
-    def _complete(cls, memory: dict[str, PlannedMeasured]) -> dict[str, PlannedMeasured]:
-        """A step of which some kind was not measured is not compared."""
-        is_complete = {*STATES, "peak"} <= memory.keys() and memory["peak"]["measured"] > 0
-        return memory if is_complete else {}
+def _with_later_keys(row: object) -> object:
+    """Plan and run of a rank with the keys that older versions did not write."""
+    later: dict[str, object] = {"memory": {}, "reserved_memory_bytes": None, "device": None}
+    return {**later, **row} if isinstance(row, dict) else row
 
 
-class SavedFailure(BaseModel):
-    """What is read of a FailureSummary, or of the FailureRecord of a rank: which rank failed first,
-    and why."""
+def _as_today(row: RankComparison) -> RankComparison:
+    """The same with today's names of groups; a step of which some kind of memory was not measured
+    is not compared."""
+    memory, traffic = row["memory"], row["step_traffic"]
+    is_complete = {*STATES, "peak"} <= memory.keys() and memory["peak"]["measured"] > 0
+    planned, measured = with_group_names(traffic["planned"]), with_group_names(traffic["measured"])
+    row["memory"] = memory if is_complete else {}
+    row["step_traffic"] = {"planned": planned, "measured": measured}
+    return row
 
-    rank: int | None
-    host: str = ""
-    coords: dict[str, int] = Field(default_factory=dict)
-    error: str
-    doing: str = ""
-    log: str = ""
-    last_lines: list[str] = Field(default_factory=list)
-    others: list[OtherFailureSummary] = Field(default_factory=list)
+
+SavedComparison = Annotated[
+    RankComparison, BeforeValidator(_with_later_keys), AfterValidator(_as_today)
+]
 
 
 class SavedSummary(BaseModel):
-    """What is read of a RunSummary (schemas mpctl.run/1 and /2)."""
+    """What is read of a RunSummary (schemas mpctl.run/1 and /2), of which older versions wrote
+    less."""
 
     status: RunStatus
     attempts: int = 1
-    failure: SavedFailure | None = None
+    failure: Failure | None = None
     saves: SaveSummary | None = None
-    plan_beside_run: list[SavedRankComparison] = Field(default_factory=list)
+    plan_beside_run: list[SavedComparison] = Field(default_factory=list)
 
 
-class SavedLauncher(BaseModel):
-    """What is read of a LauncherRecord (schema mpctl.launcher/1): which process launched the run
-    last; rundir/launcher.py says what each field is."""
-
-    backend: str = "local"
-    host: str
-    pid: int
-    process_started: float | None = None
-    started: float | None = None
-    job_id: str | None = None
-    hosts: list[str] | None = None
+SUMMARY: TypeAdapter[SavedSummary] = TypeAdapter(SavedSummary)
 
 
-def read_launcher(path: Path) -> SavedLauncher | str | None:
+def read_launcher(path: Path) -> LauncherRecord | str | None:
     """Who launched the run; None for a run of a version that did not say; a sentence when it cannot
     be read."""
-    return _read(path, SavedLauncher)
+    return _read(path, LAUNCHER)
 
 
 def read_job(path: Path) -> JobSpec | str:
@@ -133,17 +106,17 @@ def read_job(path: Path) -> JobSpec | str:
 
 def read_summary(path: Path) -> SavedSummary | str | None:
     """The summary; None while there is none; a sentence when it cannot be read."""
-    return _read(path, SavedSummary)
+    return _read(path, SUMMARY)
 
 
-def _read(path: Path, model: type[Model]) -> Model | str | None:
+def _read(path: Path, document: TypeAdapter[Document]) -> Document | str | None:
     if not path.exists():
         return None
     raw = read_json(path)
     if isinstance(raw, str):
         return raw
     try:
-        return model.model_validate(raw)
+        return document.validate_python(raw)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -170,7 +143,7 @@ SIGN_SECONDS = 90.0
 def is_running(path: Path) -> bool:
     """Whether the run in this directory goes on."""
     launcher = read_launcher(path / "launcher.json")
-    known = launcher if isinstance(launcher, SavedLauncher) else None
+    known = launcher if isinstance(launcher, LauncherRecord) else None
     if _has_ended(path):
         return False
     if known is not None and launcher_is_alive(known):
@@ -185,13 +158,13 @@ def is_submitted(path: Path) -> bool:
     """Whether the run was handed to a scheduler and nothing of it has begun since then; whoever
     submitted it has ended."""
     launcher = read_launcher(path / "launcher.json")
-    if not isinstance(launcher, SavedLauncher) or launcher.job_id is None:
+    if not isinstance(launcher, LauncherRecord) or launcher.job_id is None:
         return False
     traces = (path / "summary.json", RunDir(path).torchrun_log)
     return max(map(_written, traces)) < _written(path / "launcher.json")
 
 
-def launcher_is_alive(launcher: SavedLauncher) -> bool | None:
+def launcher_is_alive(launcher: LauncherRecord) -> bool | None:
     """Whether the process that launched a run is still there; None when this host cannot tell."""
     if launcher.host != platform.node() or launcher.process_started is None:
         return None
@@ -237,31 +210,13 @@ MARKS = (".mpctl-run", "job.json", "metrics.jsonl")
 
 
 class CheckpointRow(TypedDict):
-    """A checkpoint in mpctl.show/1. problem: what is wrong with it, None when it can be read."""
+    """A checkpoint and the size of its files. problem: what is wrong with it, None when it can be
+    read."""
 
     step: int
     bytes: int
     path: str
     problem: str | None
-
-
-@dataclass(frozen=True)
-class SavedCheckpoint:
-    """A checkpoint: its step, the size of its files, and what is wrong with it, if anything."""
-
-    step: int
-    bytes: int
-    path: Path
-    problem: str | None = None
-
-    def as_dict(self) -> CheckpointRow:
-        """The checkpoint as JSON."""
-        return {
-            "step": self.step,
-            "bytes": self.bytes,
-            "path": str(self.path),
-            "problem": self.problem,
-        }
 
 
 @dataclass(frozen=True)
@@ -274,7 +229,7 @@ class SavedRun:
     job: JobSpec | None
     summary: SavedSummary | None
     key_records: KeyRecords
-    checkpoints: tuple[SavedCheckpoint, ...]
+    checkpoints: tuple[CheckpointRow, ...]
     status: Status
     problems: tuple[str, ...] = ()
     records: tuple[StepRecord, ...] = ()
@@ -307,7 +262,7 @@ class SavedRun:
     @property
     def checkpoint_bytes(self) -> int:
         """The size of all checkpoints together."""
-        return sum(saved.bytes for saved in self.checkpoints)
+        return sum(saved["bytes"] for saved in self.checkpoints)
 
     @property
     def started(self) -> float | None:
@@ -316,7 +271,7 @@ class SavedRun:
         first = self.key_records.first
         if first and is_number(first.get("time")):
             return float(first["time"] - first["step_seconds"])
-        return _written_of_zsaved(self.path / "job.json")
+        return _written(self.path / "job.json") or None
 
     @property
     def ended(self) -> float | None:
@@ -327,12 +282,11 @@ class SavedRun:
         last = self.key_records.last
         if last and is_number(last.get("time")):
             return float(last["time"])
-        return _written_of_zsaved(self.path / "summary.json") or _written_of_zsaved(
-            self.path / "metrics.jsonl"
-        )
+        ended = (_written(self.path / name) for name in ("summary.json", "metrics.jsonl"))
+        return next(filter(None, ended), None)
 
     @property
-    def failure(self) -> SavedFailure | None:
+    def failure(self) -> Failure | None:
         """The failure in the summary; without a summary the first that a rank recorded, real errors
         before those that a lost peer caused."""
         if self.summary is not None:
@@ -340,7 +294,7 @@ class SavedRun:
         records = recorded_failures(self.path)
         for record in sorted(records, key=lambda record: bool(record.get("is_echo"))):
             with suppress(ValidationError):
-                return SavedFailure.model_validate(record)
+                return FAILURE.validate_python(record)
         return None
 
 
@@ -431,14 +385,14 @@ def _status(
     return "finished" if done else "interrupted"
 
 
-def _checkpoints(root: Path) -> tuple[SavedCheckpoint, ...]:
+def _checkpoints(root: Path) -> tuple[CheckpointRow, ...]:
     try:
         return tuple(_saved(step, path) for step, path in list_checkpoints(root))
     except OSError:
         return ()
 
 
-def _saved(step: int, path: Path) -> SavedCheckpoint:
+def _saved(step: int, path: Path) -> CheckpointRow:
     size, problem = 0, None
     with suppress(OSError):
         size = sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(path))
@@ -448,11 +402,4 @@ def _saved(step: int, path: Path) -> SavedCheckpoint:
         problem = error.issues[0].message
     except (OSError, RecursionError) as error:
         problem = str(error)
-    return SavedCheckpoint(step, size, path, problem)
-
-
-def _written_of_zsaved(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return None
+    return {"step": step, "bytes": size, "path": str(path), "problem": problem}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, TypedDict
 
 from mpctl.errors import InputError, Issue
 from mpctl.planning.layout_settings import layout_of, layout_text
@@ -27,7 +27,7 @@ from mpctl.rundir.metrics import (
     read_records,
 )
 from mpctl.rundir.rank_files import StepRecord
-from mpctl.rundir.summary import PlanAndRun, RankComparison, training_progress
+from mpctl.rundir.summary import PlanAndRun, training_progress
 from mpctl.runs.listing import iso
 from mpctl.runs.saved import CheckpointRow, SavedRun, Status, find_run, read_run, short_name
 
@@ -95,7 +95,6 @@ def show_document(runs: list[SavedRun]) -> ShowDocument:
 def show_run(run: SavedRun) -> ShownRun:
     """One run as JSON; bytes and seconds. The run must have been read by `open_runs`."""
     job, summary, failure = run.job, run.summary, run.failure
-    compared = [rank.model_dump() for rank in summary.plan_beside_run] if summary else []
     return {
         "name": run.name,
         "path": str(run.path),
@@ -112,9 +111,9 @@ def show_run(run: SavedRun) -> ShownRun:
         "started": iso(run.started),
         "ended": iso(run.ended),
         "attempts": summary.attempts if summary else None,
-        "plan_beside_run": cast(list[RankComparison], compared),
-        "checkpoints": [saved.as_dict() for saved in run.checkpoints],
-        "failure": failure.model_dump() if failure else None,
+        "plan_beside_run": summary.plan_beside_run if summary else [],
+        "checkpoints": list(run.checkpoints),
+        "failure": failure.as_dict() if failure else None,
     }
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Literal, cast
+from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
@@ -24,12 +24,12 @@ from mpctl.rundir.breadcrumb import BreadcrumbState
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.metrics import is_number, parse_record
 from mpctl.rundir.rank_files import StepRecord
-from mpctl.rundir.summary import FailureSummary, recorded_median
+from mpctl.rundir.summary import recorded_median
 from mpctl.runs.listing import iso
 from mpctl.runs.logs import read_tail
 from mpctl.runs.saved import (
     CheckpointRow,
-    SavedLauncher,
+    LauncherRecord,
     SavedRun,
     Status,
     launcher_is_alive,
@@ -104,7 +104,7 @@ class StatusDocument(TypedDict):
     ranks: list[RankRow]
     job_state: str | None
     waiting: str | None
-    failure: FailureSummary | None
+    failure: dict[str, Any] | None
     problems: list[str]
 
 
@@ -117,7 +117,7 @@ class RunStatusNow:
 
     run: SavedRun
     now: float
-    launcher: SavedLauncher | None
+    launcher: LauncherRecord | None
     is_stopping: bool
     recent: Sequence[StepRecord]
     ranks: Sequence[RankNow]
@@ -186,14 +186,16 @@ def status_document(state: RunStatusNow) -> StatusDocument:
         "hfu": recorded_median(state.recent, "hfu"),
         "seconds_left": state.seconds_left,
         "last_step_seconds": state.last_step_seconds,
-        "checkpoint": newest.as_dict() if newest else None,
-        "checkpoint_seconds": _age(newest.path / "manifest.json", state.now) if newest else None,
+        "checkpoint": newest,
+        "checkpoint_seconds": _age(Path(newest["path"]) / "manifest.json", state.now)
+        if newest
+        else None,
         "launcher": _launcher_row(state.launcher) if state.launcher else None,
         "world_size": run.job.world_size if run.job else None,
         "ranks": [rank_row(rank, state.now) for rank in state.ranks],
         "job_state": state.job_state,
         "waiting": state.waiting,
-        "failure": None if failure is None else cast(FailureSummary, failure.model_dump()),
+        "failure": None if failure is None else failure.as_dict(),
         "problems": list(run.problems),
     }
 
@@ -212,13 +214,13 @@ def rank_row(rank: RankNow, now: float) -> RankRow:
     }
 
 
-def _launcher_row(launcher: SavedLauncher) -> LauncherRow:
+def _launcher_row(launcher: LauncherRecord) -> LauncherRow:
     return {
         "backend": launcher.backend,
         "host": launcher.host,
         "pid": launcher.pid,
         "job_id": launcher.job_id,
-        "hosts": launcher.hosts,
+        "hosts": None if launcher.hosts is None else list(launcher.hosts),
         "started": iso(launcher.started),
         "is_alive": launcher_is_alive(launcher),
     }
@@ -285,7 +287,7 @@ class RankNow:
     process: str = ""
 
 
-def ranks_now(run: SavedRun, launcher: SavedLauncher | None) -> list[RankNow]:
+def ranks_now(run: SavedRun, launcher: LauncherRecord | None) -> list[RankNow]:
     """All ranks, in order; none when the job cannot be read."""
     if run.job is None or run.job.world_size > MOST_RANKS:
         return []

@@ -73,7 +73,7 @@ class Stopped:
             "status": run.status,
             "step": run.step,
             "steps": run.steps,
-            "checkpoint": run.checkpoints[-1].as_dict() if run.checkpoints else None,
+            "checkpoint": run.checkpoints[-1] if run.checkpoints else None,
         }
 
 

@@ -17,11 +17,10 @@ from mpctl.clusters.backend import JOB_VARIABLES, ScheduledJob, Scheduler
 from mpctl.clusters.registry import find_scheduler
 from mpctl.errors import InputError, MpctlError
 from mpctl.rundir.directory import RunDir
-from mpctl.rundir.summary import SCHEMA, FailureSummary, RunStatus, UnstartedSummary, write_summary
+from mpctl.rundir.launcher import LauncherRecord
+from mpctl.rundir.summary import SCHEMA, Failure, RunStatus, UnstartedSummary, write_summary
 from mpctl.runs.logs import read_tail
 from mpctl.runs.saved import (
-    SavedFailure,
-    SavedLauncher,
     SavedRun,
     SavedSummary,
     is_submitted,
@@ -59,10 +58,10 @@ def scheduler_of(run: SavedRun) -> Scheduler | None:
     return find_scheduler(launcher.backend, run.job)
 
 
-def known_launcher(run: SavedRun) -> SavedLauncher | None:
+def known_launcher(run: SavedRun) -> LauncherRecord | None:
     """Who launched the run; None when launcher.json is missing or damaged."""
     launcher = read_launcher(run.path / "launcher.json")
-    return launcher if isinstance(launcher, SavedLauncher) else None
+    return launcher if isinstance(launcher, LauncherRecord) else None
 
 
 TAIL_BYTES = 4096
@@ -82,7 +81,7 @@ def refusal_recorded(path: Path | None, environment: Mapping[str, str]) -> Itera
         raise
 
 
-def write_unstarted(path: Path, status: RunStatus, failure: FailureSummary | None = None) -> None:
+def write_unstarted(path: Path, status: RunStatus, failure: Failure | None = None) -> None:
     """Write that a run ended before it began. Raises OSError."""
     run = RunDir(path)
     summary: UnstartedSummary = {
@@ -91,7 +90,7 @@ def write_unstarted(path: Path, status: RunStatus, failure: FailureSummary | Non
         "steps": run.last_step(),
         "checkpoint": run.last_checkpoint(),
         "attempts": 0,
-        "failure": failure,
+        "failure": None if failure is None else failure.as_dict(),
     }
     write_summary(run.summary, summary)
 
@@ -103,15 +102,15 @@ def judged_by_scheduler(run: SavedRun) -> tuple[SavedRun, ScheduledJob | str | N
     if run.status != "submitted" or not isinstance(job, ScheduledJob) or job.is_active:
         return run, job
     launcher = read_launcher(run.path / "launcher.json")
-    job_id = launcher.job_id if isinstance(launcher, SavedLauncher) else None
+    job_id = launcher.job_id if isinstance(launcher, LauncherRecord) else None
     log = RunDir(run.path).batch_log(job_id or "")
     lines = [line.strip() for line in read_tail(log, TAIL_BYTES).lines if line.strip()]
     said = f"; its last words: {lines[-1]}" if lines else ""
-    failure = SavedFailure(
+    failure = Failure(
         rank=None,
         error=f"its job ended before training, {job.state}{said}",
         log=str(log) if log.exists() else "",
-        last_lines=lines,
+        last_lines=tuple(lines),
     )
     summary = SavedSummary(status="failed", attempts=0, failure=failure)
     return replace(run, status="failed", summary=summary), job
@@ -121,22 +120,14 @@ def _job_here(path: Path, environment: Mapping[str, str]) -> str | None:
     """The id of the job that the run was submitted as, where this process belongs to it and nothing
     of the run has begun."""
     launcher = read_launcher(path / "launcher.json")
-    if not isinstance(launcher, SavedLauncher) or not is_submitted(path):
+    if not isinstance(launcher, LauncherRecord) or not is_submitted(path):
         return None
     here = environment.get(JOB_VARIABLES.get(launcher.backend, ""))
     return here if here == launcher.job_id else None
 
 
-def _refused(path: Path, job: str, error: MpctlError) -> FailureSummary:
+def _refused(path: Path, job: str, error: MpctlError) -> Failure:
     issues = error.issues if isinstance(error, InputError) else [error]
     log = RunDir(path).batch_log(job)
-    return {
-        "rank": None,
-        "host": "",
-        "coords": {},
-        "error": f"refused before training: {'; '.join(map(str, issues))}",
-        "doing": "",
-        "log": str(log) if log.exists() else "",
-        "last_lines": [],
-        "others": [],
-    }
+    said = f"refused before training: {'; '.join(map(str, issues))}"
+    return Failure(None, said, log=str(log) if log.exists() else "")

@@ -13,8 +13,6 @@ import pytest
 from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, RankState
 from mpctl.launch.diagnose import (
     AttemptEvidence,
-    Failure,
-    OtherFailure,
     find_failure,
     other_failures,
 )
@@ -24,6 +22,7 @@ from mpctl.render.run import print_failure
 from mpctl.rundir.breadcrumb import BreadcrumbState
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.rank_files import FailureRecord
+from mpctl.rundir.summary import Failure, OtherFailure
 from mpctl.runtime.process import failure_record
 from mpctl.runtime.step_guard import StepRefused
 from mpctl.spec.load import load_job

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from mpctl.hosts.machine import Machine
-from mpctl.launch.diagnose import Failure
 from mpctl.launch.launch_plan import plan_launch
 from mpctl.launch.restarts import Decision, RestartPolicy, skip_batches
 from mpctl.rundir.directory import RunDir
+from mpctl.rundir.summary import Failure
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from tests.launch.command import launch
 from tests.runtime.tiny import tiny_job, tiny_plan
 
-LOST = Failure(1, {}, "killed by signal 9 (SIGKILL)", "step 6", "log", ())
+LOST = Failure(1, "killed by signal 9 (SIGKILL)", doing="step 6", log="log")
 CRASH = replace(LOST, error="ValueError: token 60000 of 0x7f00", would_repeat=True)
 
 

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.metrics import REQUIRED, parse_record, read_key_records
 from mpctl.rundir.rank_files import FailureRecord, StepRecord
-from mpctl.rundir.summary import FailureSummary, RankSummary, RunSummary, training_progress
-from mpctl.runs.saved import SavedFailure, SavedRankComparison, SavedSummary
+from mpctl.rundir.summary import (
+    FAILURE,
+    Failure,
+    OtherFailure,
+    RankSummary,
+    RunSummary,
+    training_progress,
+)
 from mpctl.runtime.process import failure_record
 
 
-@pytest.mark.parametrize(
-    ("read", "written"),
-    [
-        (SavedSummary, RunSummary),
-        (SavedRankComparison, RankSummary),
-        (SavedFailure, FailureSummary),
-    ],
-)
-def test_every_key_that_is_read_back_is_written(read: type, written: type) -> None:
-    assert set(read.model_fields) <= set(written.__annotations__)  # type: ignore[attr-defined]
+def test_a_failure_is_read_back_as_it_was_written() -> None:
+    other = OtherFailure((0, 2), "Connection closed by peer", is_echo=True)
+    failure = Failure(1, "x", {"tp": 1}, "step 3", "log", ("a",), "n2", (other,), would_repeat=True)
+    written = failure.as_dict()
+    assert set(written) == {"rank", "host", "coords", "error", "doing", "log", "last_lines",
+                            "others"}  # fmt: skip
+    assert FAILURE.validate_python(json.loads(json.dumps(written))) == replace(
+        failure, would_repeat=False
+    )
 
 
 def test_a_record_needs_its_required_keys_and_no_others() -> None:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.runs.made import make_run, summary
 
 
 def launched(run: Path, **more: Any) -> Path:
-    (run / "launcher.json").write_text(json.dumps({**this_launcher("local"), **more}))
+    (run / "launcher.json").write_text(json.dumps({**asdict(this_launcher("local")), **more}))
     return run
 
 
@@ -33,7 +34,7 @@ def test_a_launcher_that_is_there(tmp_path: Path) -> None:
 
 
 def test_a_launcher_whose_process_id_is_now_another_process(tmp_path: Path) -> None:
-    began = this_launcher("local")["process_started"]
+    began = this_launcher("local").process_started
     assert began is not None
     run = launched(make_run(tmp_path / "run", steps=2), process_started=began - 2 * START_TOLERANCE)
     assert not is_running(run) and read_run(run).status == "interrupted"

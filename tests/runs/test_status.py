@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Mpctl:
 
 
 def write_launcher(run: Path, **more: Any) -> None:
-    (run / "launcher.json").write_text(json.dumps({**this_launcher("local"), **more}))
+    (run / "launcher.json").write_text(json.dumps({**asdict(this_launcher("local")), **more}))
 
 
 def going_on(run: Path, **launcher: Any) -> Path:
@@ -120,7 +121,7 @@ def test_a_run_that_is_asked_to_stop(tmp_path: Path, call: Mpctl) -> None:
 
 def test_a_run_whose_launcher_is_gone(tmp_path: Path, call: Mpctl) -> None:
     """The process id is used by another process now: this one."""
-    began = this_launcher("local")["process_started"] or 0
+    began = this_launcher("local").process_started or 0
     run = going_on(tmp_path / "demo", process_started=began - 2 * START_TOLERANCE)
     assert not is_running(run)
     document = status_document(status_of(run, "demo"))
