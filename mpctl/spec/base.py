@@ -8,19 +8,17 @@ A number with a unit may be written plain, in the base unit, or as text with the
 `"3584 Gb/s"` too, in bits (units.py). A job holds the plain number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from textwrap import shorten
 from typing import Annotated, Any, Literal, get_args
 
+from annotated_types import Ge, Le, Lt
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
-    Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
 )
@@ -65,35 +63,35 @@ AS_MEMORY, AS_BANDWIDTH = Measured(MEMORY), Measured(BANDWIDTH)
 AS_COMPUTE, AS_TIME = Measured(COMPUTE), Measured(TIME)
 
 
-Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-CountOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Layers = Annotated[int, Field(ge=1, le=10_000)]
-Heads = Annotated[int, Field(ge=1, le=2**16)]
-Hidden = Annotated[int, Field(ge=1, le=2**20)]
-Width = Annotated[int, Field(ge=1, le=2**24)]
-Rows = Annotated[int, Field(ge=1, le=2**30)]
+Count = Annotated[int, Ge(1), Le(2**31 - 1)]
+CountOrZero = Annotated[int, Ge(0), Le(2**31 - 1)]
+Layers = Annotated[int, Ge(1), Le(10_000)]
+Heads = Annotated[int, Ge(1), Le(2**16)]
+Hidden = Annotated[int, Ge(1), Le(2**20)]
+Width = Annotated[int, Ge(1), Le(2**24)]
+Rows = Annotated[int, Ge(1), Le(2**30)]
 """Rows of a table of embeddings, or tokens of a sequence."""
 
-Bytes = Annotated[int, Field(ge=1, le=2**60), AS_MEMORY]
-BytesPerSecond = Annotated[float, Field(ge=1e3, le=1e18), AS_BANDWIDTH]
-FlopPerSecond = Annotated[float, Field(ge=1e6, le=1e21), AS_COMPUTE]
-Seconds = Annotated[float, Field(ge=0, le=1e3), AS_TIME]
+Bytes = Annotated[int, Ge(1), Le(2**60), AS_MEMORY]
+BytesPerSecond = Annotated[float, Ge(1e3), Le(1e18), AS_BANDWIDTH]
+FlopPerSecond = Annotated[float, Ge(1e6), Le(1e21), AS_COMPUTE]
+Seconds = Annotated[float, Ge(0), Le(1e3), AS_TIME]
 """What a kernel, a message or a step costs besides its work."""
 
-Timeout = Annotated[float, Field(ge=1e-3, le=1e7), AS_TIME]
+Timeout = Annotated[float, Ge(1e-3), Le(1e7), AS_TIME]
 """Seconds to wait before giving up; the upper bound is some four months."""
 
-Share = Annotated[float, Field(ge=0, le=1)]
-Probability = Annotated[float, Field(ge=0, lt=1)]
-Part = Annotated[float, Field(ge=1e-4, le=10)]
+Share = Annotated[float, Ge(0), Le(1)]
+Probability = Annotated[float, Ge(0), Lt(1)]
+Part = Annotated[float, Ge(1e-4), Le(10)]
 """The part of a nominal rate that is reached; above 1 where a data sheet says too little."""
 
-Factor = Annotated[float, Field(ge=1e-3, le=1e3)]
-Amount = Annotated[float, Field(ge=0, le=1e6)]
+Factor = Annotated[float, Ge(1e-3), Le(1e3)]
+Amount = Annotated[float, Ge(0), Le(1e6)]
 """How often a tensor is passed over, or how many bytes are moved for an element."""
 
-Hyper = Annotated[float, Field(ge=0, le=1e6)]
-PositiveHyper = Annotated[float, Field(ge=1e-30, le=1e6)]
+Hyper = Annotated[float, Ge(0), Le(1e6)]
+PositiveHyper = Annotated[float, Ge(1e-30), Le(1e6)]
 DType = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 
 

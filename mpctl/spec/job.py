@@ -4,12 +4,11 @@
 left open in a resolved job. Whether the job is legal is decided by rules/validate.py alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import prod
 from typing import Annotated
 
+from annotated_types import MinLen
 from pydantic import Field, ValidationError
 
 from mpctl.axes import AXIS_NAMES, FILLING
@@ -25,7 +24,7 @@ from mpctl.units import plural
 class DataSpec(StrictModel):
     """The text to train and validate on. Paths in a job file are relative to the file."""
 
-    corpus: Annotated[list[str], Field(min_length=1)] | None = Field(
+    corpus: Annotated[list[str], MinLen(1)] | None = Field(
         None,
         description="text to train on: files, folders or python-stdlib; prepared into the run "
         "directory",
@@ -44,7 +43,7 @@ class DataSpec(StrictModel):
     max_bytes: Bytes | None = Field(
         None, description="use at most this much text of the corpus, bytes; all when absent"
     )
-    text_key: Annotated[str, Field(min_length=1)] = Field(
+    text_key: Annotated[str, MinLen(1)] = Field(
         "text", description="key of the text in .jsonl lines and .parquet rows of the corpus"
     )
     encoding: str = Field(

@@ -4,12 +4,11 @@ Each launcher backend that has settings of its own has a table below it, `[launc
 instance, which only that backend reads.
 """
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
+from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 from pydantic import BeforeValidator, Field
 
 from mpctl.spec.base import Count, CountOrZero, StepRanges, StrictModel, Timeout
@@ -58,7 +57,7 @@ class SlurmSpec(StrictModel):
         description="requeue the job after its checkpoint before the time limit, and when a node "
         "fails",
     )
-    signal_seconds: Annotated[int, Field(ge=1, le=65_535)] | None = Field(
+    signal_seconds: Annotated[int, Ge(1), Le(65_535)] | None = Field(
         None,
         description="how long before the time limit ranks are asked to save, seconds; follows from "
         "step time and checkpoint size when absent",
@@ -85,7 +84,7 @@ class SshSpec(StrictModel):
     config: str | None = Field(
         None, description="configuration file of the ssh client (ssh -F); ~/.ssh/config when absent"
     )
-    connect_timeout: Annotated[int, Field(ge=1, le=3600)] = Field(
+    connect_timeout: Annotated[int, Ge(1), Le(3600)] = Field(
         10, description="longest time until a host lets ssh connect, seconds"
     )
     address: Word | None = Field(
@@ -99,7 +98,7 @@ class SshSpec(StrictModel):
     )
 
 
-Name = Annotated[str, Field(min_length=1, max_length=253)]
+Name = Annotated[str, MinLen(1), MaxLen(253)]
 """The name of an object or of a resource."""
 
 
@@ -228,7 +227,7 @@ class LaunchSpec(StrictModel):
         description="steps in which every rank records what it does when, into RUN/profile: 5-7; "
         "`mpctl bench trace` shows them",
     )
-    predicted_step_seconds: Annotated[float, Field(gt=0, le=1e30)] | None = Field(
+    predicted_step_seconds: Annotated[float, Gt(0), Le(1e30)] | None = Field(
         None, description="step time of the plan, seconds; filled in by `mpctl launch`"
     )
     slurm: SlurmSpec = Field(default_factory=SlurmSpec, description="settings of `--on slurm`")

@@ -1,9 +1,8 @@
 """The shape of a transformer; how it is laid out over ranks is parallel.py's."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
+from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, Field, model_validator
 
 from mpctl.spec.base import Heads, Hidden, Layers, Rows, StrictModel, Width
@@ -16,8 +15,8 @@ from mpctl.spec.families import (
 )
 
 FamilyName = Annotated[str, AfterValidator(check_family)]
-Ratio = Annotated[float, Field(ge=1e-6, le=1e12)]
-Multiplier = Annotated[float, Field(ge=1e-9, le=1e9)]
+Ratio = Annotated[float, Ge(1e-6), Le(1e12)]
+Multiplier = Annotated[float, Ge(1e-9), Le(1e9)]
 BIASED: dict[bool | str, tuple[str, ...]] = {
     True: ("qkv", "output", "mlp"), False: (), "qkv": ("qkv",), "attention": ("qkv", "output"),
     "mlp": ("mlp",),
@@ -98,14 +97,14 @@ class ModelSpec(StrictModel):
     shared_norm: bool = Field(
         False, description="whether they read it through one norm; with parallel_residual (Phi)"
     )
-    norm_epsilon: Annotated[float, Field(ge=1e-20, le=1)] = Field(
+    norm_epsilon: Annotated[float, Ge(1e-20), Le(1)] = Field(
         1e-5, description="epsilon of the norms"
     )
     position: Literal["learned", "rotary", "alibi", "relative", "none"] = Field(
         "learned",
         description="kind of positions: gpt learned, rotary, alibi (BLOOM) or none; t5 relative",
     )
-    rotary_base: Annotated[float, Field(ge=1, le=1e12)] = Field(
+    rotary_base: Annotated[float, Ge(1), Le(1e12)] = Field(
         10000.0, description="base of rotary positions (Hugging Face: rope_theta)"
     )
     rotary_scaling: RotaryScaling | None = Field(
@@ -116,10 +115,10 @@ class ModelSpec(StrictModel):
         description="another scaling than rotary_scaling's (Hugging Face: rope_type): planned, not "
         "launched; it costs nothing",
     )
-    rotary_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
+    rotary_fraction: Annotated[float, Gt(0), Le(1)] = Field(
         1.0, description="part of a head's columns that rotary positions turn (GPT-NeoX: 0.25)"
     )
-    window_rotary_base: Annotated[float, Field(ge=1, le=1e12)] | None = Field(
+    window_rotary_base: Annotated[float, Ge(1), Le(1e12)] | None = Field(
         None, description="rotary_base of layers with a window (Gemma 3); rotary_base when absent"
     )
     relative_buckets: Width = Field(
@@ -166,7 +165,7 @@ class ModelSpec(StrictModel):
     tied_embeddings: bool = Field(
         True, description="whether the output layer shares the word table"
     )
-    mtp_layers: Annotated[int, Field(ge=0, le=64)] = Field(
+    mtp_layers: Annotated[int, Ge(0), Le(64)] = Field(
         0,
         description="layers of multi-token prediction, each with a projection of 2 hidden to "
         "hidden and another pass of the output layer (DeepSeek-V3)",

@@ -1,9 +1,8 @@
 """The parallel layout: sizes of the axes, their order over ranks, and how the pipeline is cut."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
+from annotated_types import Ge, Le
 from pydantic import Field, create_model
 
 from mpctl.axes import AXES, DEFAULT_ORDER, FILLING
@@ -54,7 +53,7 @@ class ParallelSpec(AxisSizes):
     sequence_parallel: bool = Field(
         False, description="split the sequence over tp between the tensor-parallel regions"
     )
-    zero: Annotated[int, Field(ge=0, le=3)] = Field(
+    zero: Annotated[int, Ge(0), Le(3)] = Field(
         0, description="ZeRO stage over dp x cp: shard optimizer (1), gradients (2), parameters (3)"
     )
     bucket_bytes: Bytes = Field(

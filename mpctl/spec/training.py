@@ -1,9 +1,8 @@
 """How a model is trained: batches, precision, optimizer. Nothing here depends on the layout."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
@@ -64,7 +63,7 @@ class TrainingSpec(StrictModel):
         description="dtype fp8: where the scale of a tensor comes from: the largest element of the "
         "last steps (delayed), or its own (tensorwise, current scaling)",
     )
-    fp8_amax_history_len: Annotated[int, Field(ge=1, le=1024)] = Field(
+    fp8_amax_history_len: Annotated[int, Ge(1), Le(1024)] = Field(
         16, description="fp8_recipe delayed: steps of which the largest element counts"
     )
     gradient_dtype: DType | None = Field(
@@ -93,17 +92,17 @@ class TrainingSpec(StrictModel):
         description="dropout probability of attention weights; above 0 scores are held in memory, "
         "but on GPUs under the mpctl runtime",
     )
-    loss_scale: Annotated[float, Field(ge=1e-6, le=2.0**64)] = Field(
+    loss_scale: Annotated[float, Ge(1e-6), Le(2.0**64)] = Field(
         2.0**16, description="fp16: loss scale at the start; it halves at each overflow"
     )
     loss_scale_window: Count = Field(
         1000, description="fp16: steps without overflow after which the loss scale doubles"
     )
-    min_loss_scale: Annotated[float, Field(ge=1e-6, le=2.0**64)] = Field(
+    min_loss_scale: Annotated[float, Ge(1e-6), Le(2.0**64)] = Field(
         1.0, description="fp16: an overflow at or below this loss scale ends the run"
     )
     steps: Count = Field(100, description="optimizer steps to train")
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
+    seed: Annotated[int, Ge(0), Lt(2**63)] = Field(
         1234, description="seed of weights, data order and dropout"
     )
     learning_rate: PositiveHyper = Field(3e-4, description="peak learning rate, after the warm-up")
@@ -156,10 +155,10 @@ class TrainingSpec(StrictModel):
     on_spike: Literal["ignore", "stop", "skip", "rollback"] = Field(
         "ignore", description="at a loss that spikes: nothing, or as for on_nonfinite"
     )
-    spike_factor: Annotated[float, Field(gt=1, le=1e6)] = Field(
+    spike_factor: Annotated[float, Gt(1), Le(1e6)] = Field(
         2.0, description="a loss above this times the median of the last ones is a spike"
     )
-    spike_window: Annotated[int, Field(ge=2, le=10_000)] = Field(
+    spike_window: Annotated[int, Ge(2), Le(10_000)] = Field(
         32, description="updates whose losses the median is of; none is a spike before so many"
     )
     max_skipped_steps: CountOrZero = Field(
@@ -220,7 +219,7 @@ class TrainingSpec(StrictModel):
         """Whether nobody named the runtime, so that a plan is of mpctl itself."""
         return "runtime" not in self.model_fields_set
 
-    def with_auto_dtype(self, dtype: DType) -> TrainingSpec:
+    def with_auto_dtype(self, dtype: DType) -> "TrainingSpec":
         """The same with the data type that `auto` stands for, which is told as such."""
         named = self.model_fields_set - {"dtype"}
         return TrainingSpec.model_construct(named, **{**dict(self), "dtype": dtype})
