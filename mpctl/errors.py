@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
@@ -37,8 +36,7 @@ class ErrorDocument(TypedDict):
     issues: list[IssueEntry]
 
 
-@dataclass(frozen=True, slots=True)
-class Issue:
+class Issue(NamedTuple):
     """One thing that is wrong with the input.
 
     rule: a stable id to search for, `tp-divides-heads`; where: the setting, `parallel.tp`;
@@ -64,8 +62,7 @@ class Issue:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(NamedTuple):
     """Values of one setting, each of which would make the input legal.
 
     noun: the word before the values in a hint, `tp`. near: the wrong value; the values nearest to
@@ -134,7 +131,7 @@ def capped(issues: Iterable[Issue]) -> tuple[Issue, ...]:
     for rule, count in counts.items():
         if count > MOST_OF_A_RULE:
             words = f"{kept[last[rule]].message} (and {count - MOST_OF_A_RULE:,} more like this)"
-            kept[last[rule]] = replace(kept[last[rule]], message=words)
+            kept[last[rule]] = kept[last[rule]]._replace(message=words)
     return tuple(kept)
 
 

@@ -123,7 +123,7 @@ def _refusals(plan: Plan) -> list[Issue]:
     for check in own or plan.errors:  # no other way out helps a family that never runs the mode
         offers = [offer for offer in check.offers if offer.setting != "parallel.tensor_mode"]
         offers = [
-            replace(offer, noun="--ranks") if offer.setting == "parallel.tp" else offer
+            offer._replace(noun="--ranks") if offer.setting == "parallel.tp" else offer
             for offer in offers
         ]
         hint = way_out(offers, check.more) if offers else check.more and f"use {check.more}"

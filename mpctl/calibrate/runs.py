@@ -190,7 +190,7 @@ def usable_runs(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Run], list[Issu
         name = _name(row, number)
         for reason in reasons:
             where = name if reason.where == name else f"{name}: {reason.where}"
-            issues.append(replace(reason, where=where))
+            issues.append(reason._replace(where=where))
     if not runs:
         raise InputError(issues)
     return runs, issues

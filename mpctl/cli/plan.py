@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -156,12 +156,14 @@ def plan(
         else:
             modes.compare_tensor_modes(job, words, as_json=as_json)
         return
-    from mpctl.planning.document import rank_document, wanted_kinds
-
     made = job.plan()
     topology = made.require_legal()
-    kinds = wanted_kinds(groups, topology.kinds)
-    document = None if rank is None else rank_document(made, topology, rank)
+    kinds = _wanted_kinds(groups, topology.kinds)
+    document = None
+    if rank is not None:
+        from mpctl.planning.document import rank_document
+
+        document = rank_document(made, topology, rank)
     if any(pictures.values()):
         _draw(job, made, topology, pictures, as_json=as_json)
     if emit is not None:
@@ -172,6 +174,27 @@ def plan(
         _print_plan(made, topology, kinds, runtimes, ranks=ranks, full=full, as_json=as_json)
     if rank is None and made.fits is False:
         raise typer.Exit(DOES_NOT_FIT)
+
+
+def _wanted_kinds(groups: str | None, known: Collection[str]) -> tuple[str, ...] | None:
+    """`"tp,dp"`, `"all"` or `"none"` -> group kinds; None when nothing was asked.
+
+    known: the kinds of the topology. Raises InputError for a name that is none of them.
+    """
+    if groups is None:
+        return None
+    if groups in ("all", "none"):
+        return tuple(known) if groups == "all" else ()
+    kinds = tuple(dict.fromkeys(groups.split(",")))
+    unknown = [kind for kind in kinds if kind not in known]
+    if unknown:
+        raise InputError.of(
+            "unknown-group",
+            "--groups",
+            f"no group is called {unknown[0]!r}",
+            f"use {', '.join(known)}, all or none",
+        )
+    return kinds
 
 
 def _require_one_mode(asked: Mapping[str, bool], words: list[str], *, shows_a_plan: bool) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from mpctl.checkpoint.folder import DOCUMENTS, list_checkpoints
@@ -46,7 +46,7 @@ class Resumption:
         if self.folder is not None or not self.damaged:
             return []
         hint = "start again with --overwrite, or restore one of the checkpoints from a backup"
-        return [replace(issue, hint=hint) for _, issues in self.damaged for issue in issues]
+        return [issue._replace(hint=hint) for _, issues in self.damaged for issue in issues]
 
     def warnings(self) -> Iterator[str]:
         """What is used instead of damaged files."""

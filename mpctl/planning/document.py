@@ -7,7 +7,7 @@ are counted, with the first and the last as examples.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 from mpctl.errors import InputError
@@ -123,27 +123,6 @@ class PlanDocument(TypedDict):
 
 
 LISTED_RANKS = 4096
-
-
-def wanted_kinds(groups: str | None, known: Collection[str]) -> tuple[str, ...] | None:
-    """`"tp,dp"`, `"all"` or `"none"` -> group kinds; None when nothing was asked.
-
-    known: the kinds of the topology. Raises InputError for a name that is none of them.
-    """
-    if groups is None:
-        return None
-    if groups in ("all", "none"):
-        return tuple(known) if groups == "all" else ()
-    kinds = tuple(dict.fromkeys(groups.split(",")))
-    unknown = [kind for kind in kinds if kind not in known]
-    if unknown:
-        raise InputError.of(
-            "unknown-group",
-            "--groups",
-            f"no group is called {unknown[0]!r}",
-            f"use {', '.join(known)}, all or none",
-        )
-    return kinds
 
 
 def plan_document(

@@ -45,9 +45,9 @@ def variant_rules(job: JobSpec) -> Iterator[Check]:
     if model is None:
         return
     family = get_family(model.family)
-    others = [other.name for other in all_builtin() if other.variants]
     for key in VARIANTS:
         if key not in family.variants and is_set(model, key):
+            others = [other.name for other in all_builtin() if other.variants]
             yield Check("family-variants", "error", f"model.{key}",
                         f"family {family.name} has no {key}",
                         f"leave it out, or use family {listed(others)}")  # fmt: skip

@@ -203,7 +203,7 @@ def _without_decoder(offer: Offer, job: JobSpec) -> Offer:
     if offer.setting != "model.layers" or not decoder:
         return offer
     left = (int(value) - decoder for value in offer.values)
-    return replace(offer, values=tuple(value for value in left if value > 0))
+    return offer._replace(values=tuple(value for value in left if value > 0))
 
 
 def _is_chosen(job: JobSpec) -> bool:

@@ -124,7 +124,7 @@ class _Trial:
         most = MOST_OFFERED if offer.near is not None else MOST_TRIED
         tried = (v for v in offer.by_nearness[:MOST_TRIED] if self._accepts(offer, v, check))
         legal = set(islice(tried, most))
-        return replace(offer, values=tuple(value for value in offer.values if value in legal))
+        return offer._replace(values=tuple(value for value in offer.values if value in legal))
 
     def _accepts(self, offer: Offer, value: int | str, check: Check) -> bool:
         """Whether the job with this value keeps the check's rule, every rule about the setting and
