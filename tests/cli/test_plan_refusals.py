@@ -40,7 +40,7 @@ def test_a_cluster_of_one_node_names_those_that_have_a_network(mpctl: Mpctl) -> 
     job = ("--cluster", "b200-node", "--nodes", 2, "--model", "gpt2", "--global-batch-size", 16)
     said = " ".join(mpctl("plan", *job).out.split())
     wanted = "--cluster dgx-b200 or gcp-a4-b200"
-    assert "cluster.inter_node has no bandwidth, and dp needs it → set cluster.inter_n" in said
+    assert "cluster.inter_node has no bandwidth, and dp_cp needs it → set cluster.inter_n" in said
     assert wanted in said
     refused = mpctl("search", *job, "--max-pp", 1, "--json").issues["no-step-time"]
     assert wanted in refused["hint"]
