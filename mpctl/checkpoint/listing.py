@@ -24,7 +24,7 @@ from mpctl.checkpoint.manifest import (
     read_manifest,
     read_shard_record,
 )
-from mpctl.checkpoint.verify import Progress, checkpoint_bytes, find_damage, verify_progress
+from mpctl.checkpoint.verify import Progress, checkpoint_bytes, counted, find_damage
 from mpctl.errors import InputError
 from mpctl.spec.load import load_job
 from mpctl.tensor_grid import TensorGrid, grid_axes
@@ -108,11 +108,9 @@ class CheckpointPath:
 
     @property
     def newest(self) -> Path:
-        """The checkpoint that is meant, of a run the newest."""
         return self.saved[-1][1]
 
     def only_newest(self) -> CheckpointPath:
-        """The same with the newest checkpoint alone."""
         return CheckpointPath(self.root, self.saved[-1:])
 
 
@@ -138,7 +136,8 @@ def list_document(found: CheckpointPath) -> CheckpointsDocument:
 
 def verify_document(found: CheckpointPath, on_progress: Progress) -> CheckpointsDocument:
     """These checkpoints with each byte compared: about a second a GB."""
-    on_bytes = verify_progress([folder for _, folder in found.saved], on_progress)
+    total = sum(checkpoint_bytes(folder) for _, folder in found.saved)
+    on_bytes = counted("verify", total, on_progress)
     return _document(
         found,
         [describe(step, folder, hashed=True, on_bytes=on_bytes) for step, folder in found.saved],

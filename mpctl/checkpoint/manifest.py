@@ -62,20 +62,16 @@ class ShardFile(BaseModel):
 
     @property
     def index(self) -> int:
-        """The number in its name."""
         return int(self.name.removeprefix("shard-"))
 
     @property
     def stage(self) -> int:
-        """The pipeline stage of the rank that wrote it."""
         return self.coords.get("pp", 0)
 
     def path(self, folder: Path) -> Path:
-        """The file with its tensors, in the folder of a checkpoint."""
         return folder / f"{self.name}.safetensors"
 
     def record_path(self, folder: Path) -> Path:
-        """The file with its record."""
         return folder / f"{self.name}.json"
 
 
@@ -103,7 +99,6 @@ class Manifest(BaseModel):
         return 1 + max(shard.coords.get(axis, 0) for shard in self.shards)
 
     def write(self, folder: Path) -> None:
-        """Write it into the folder of a checkpoint; a crash leaves it complete or absent."""
         document = self.model_dump(exclude_defaults=True)
         write_json(folder / MANIFEST, {"schema": SCHEMA, **document})
 
@@ -139,12 +134,10 @@ class ParameterPlacement(BaseModel):
 
     @classmethod
     def of(cls, shard: Shard, *, updates: int | None = None) -> ParameterPlacement:
-        """The placement of a shard."""
         cuts = {dim: [(b.start, b.stop) for b in blocks] for dim, blocks in shard.cuts.items()}
         return cls(shape=list(shard.shape), cuts=cuts, updates=updates)
 
     def as_record(self) -> dict[str, Any]:
-        """It as JSON."""
         return self.model_dump(mode="json", exclude_none=True)
 
     @cached_property
@@ -205,7 +198,6 @@ class ShardRecord(FileDigest):
     def of(
         cls, file: FileDigest, parameters: dict[str, ParameterPlacement], frozen: list[str]
     ) -> ShardRecord:
-        """The record of a file with these parameters."""
         return cls(
             bytes=file.bytes,
             sha256=file.sha256,
@@ -215,7 +207,6 @@ class ShardRecord(FileDigest):
         )
 
     def write(self, path: Path) -> None:
-        """Write it; a crash leaves it complete or absent."""
         document = self.model_dump(mode="json", exclude_none=True)
         if not self.frozen:
             del document["frozen"]

@@ -53,7 +53,6 @@ class ShardSource:
 
     @property
     def path(self) -> Path:
-        """The file."""
         return self.reader.path
 
 
@@ -69,7 +68,6 @@ class OpenCheckpoint:
 
     @classmethod
     def of(cls, folder: Path) -> OpenCheckpoint:
-        """The checkpoint in a folder. Raises InputError when a record is damaged."""
         manifest = read_manifest(folder)
         sources = [_open_source(folder, shard) for shard in manifest.shards]
         frozen = frozenset[str]().union(*(source.frozen for source in sources))
@@ -83,7 +81,6 @@ class OpenCheckpoint:
                 raise damage_error(source.path, why)
 
     def updates_of(self, name: str) -> int:
-        """How many updates the moments of a parameter have seen."""
         counts = (source.updates[name] for source in self.sources if name in source.updates)
         return next(counts, self.manifest.updates)
 
@@ -114,7 +111,6 @@ class OpenCheckpoint:
             raise damage_error(self.folder, f"{name}: {lacking:,} of its elements are in no shard")
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        """The full shape of a parameter, as saved."""
         return self._owners(name)[0].shards[name].shape
 
     def part(

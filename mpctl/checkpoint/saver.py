@@ -76,7 +76,6 @@ class Saver:
 
     @property
     def root(self) -> Path:
-        """The folder of the checkpoints."""
         return self.writer.root
 
     @property

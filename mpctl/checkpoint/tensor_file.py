@@ -55,7 +55,6 @@ class Entry:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the tensor in the file."""
         return prod(self.shape) * FLOATS[self.dtype]
 
 
@@ -92,8 +91,6 @@ def write_file(path: Path, entries: Sequence[Entry], on_bytes: OnBytes) -> FileD
 
 
 class _HashedFile:
-    """A new file whose bytes are hashed on their way to the disk."""
-
     def __init__(self, stream: FileIO) -> None:
         self.stream = stream
         self.digest, self.blocks = hashlib.sha256(), BlockChecksums()

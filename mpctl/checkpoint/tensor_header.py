@@ -33,7 +33,6 @@ class TensorHeader:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the tensor in the file."""
         return prod(self.shape) * FLOATS[self.dtype]
 
 

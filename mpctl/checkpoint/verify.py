@@ -21,22 +21,20 @@ def ignore_progress(stage: str, done: int, total: int) -> None:
     """A Progress that shows nothing."""
 
 
-def verify_progress(folders: Sequence[Path], on_progress: Progress) -> OnBytes:
-    """An `on_bytes` for these checkpoints that reports ("verify", bytes done, bytes in all);
-    several threads may call it."""
-    total, done, lock = sum(map(checkpoint_bytes, folders)), 0, Lock()
+def counted(stage: str, total: int, on_progress: Progress) -> OnBytes:
+    """An `on_bytes` that reports (stage, bytes done, bytes in all); several threads may call it."""
+    done, lock = 0, Lock()
 
     def on_bytes(count: int) -> None:
         nonlocal done
         with lock:
             done += count
-            on_progress("verify", min(done, total), total)
+            on_progress(stage, min(done, total), total)
 
     return on_bytes
 
 
 def checkpoint_bytes(folder: Path) -> int:
-    """The size of all shards together."""
     return sum(path.stat().st_size for path in folder.glob("shard-*.safetensors"))
 
 

@@ -147,7 +147,6 @@ class CheckpointWriter:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this rank writes a shard."""
         return self.rank in self.shards
 
     def write(self, snapshot: Snapshot, on_progress: OnProgress) -> None:

@@ -36,7 +36,6 @@ class Replicas:
 
     @property
     def writers(self) -> list[int]:
-        """The ranks that hold a first replica, ascending."""
         return sorted(group[0] for group in self.topology.groups(*self.axes))
 
     @property
@@ -69,6 +68,5 @@ def shard_files(views: Sequence[Replicas]) -> dict[int, ShardFile]:
 
 
 def _coords(view: Replicas, rank: int) -> dict[str, int]:
-    """The coordinates of a rank along the axes that split parameters."""
     coords, axes = view.topology.whole_coords(rank), view.topology.whole_sizes
     return {axis: coords[axis] for axis in axes if axis not in view.axes}

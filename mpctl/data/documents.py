@@ -47,7 +47,6 @@ class TextCut:
     records_whole: bool = True
 
     def count(self, length: int, is_record: int) -> int:
-        """Pieces of a text of this length."""
         if length <= self.longest or (is_record and self.records_whole):
             return 1
         return -(-length // self.share)
@@ -71,7 +70,6 @@ class CorpusDocuments:
 
     @property
     def summary(self) -> dict[str, int]:
-        """Counts for the manifest: files, texts, documents, bytes."""
         return {
             "files": len(self.paths),
             "texts": self.texts,
@@ -104,7 +102,6 @@ class CorpusDocuments:
 
 
 def changed(message: str) -> InputError:
-    """The error for a corpus that changed between counting and reading it."""
     return InputError.of(
         "corpus-changed",
         "data.sources",

@@ -108,7 +108,6 @@ def find_extension(tokenizer: Path) -> TokenizerExtension | None:
 
 
 def sha256(content: bytes) -> str:
-    """The SHA-256 of some bytes in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 

@@ -229,7 +229,6 @@ class IndexedDataset:
 
     @property
     def document_lengths(self) -> NDArray[np.int64]:
-        """Tokens of each document, int64 [documents]."""
         return np.diff(self._starts)
 
     def document(self, i: int, start: int = 0, stop: int | None = None) -> NDArray[Any]:

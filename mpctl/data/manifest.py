@@ -40,7 +40,6 @@ class FileRecord(BaseModel):
 
     @classmethod
     def of(cls, path: Path) -> FileRecord:
-        """The record of a file as it lies on the disk."""
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
         return cls(bytes=path.stat().st_size, sha256=digest)
@@ -55,7 +54,6 @@ class Split(BaseModel):
     prefix: Path = Field(default=Path(), exclude=True)
 
     def open(self) -> IndexedDataset:
-        """The split's tokens, memory-mapped; InputError where its files are damaged."""
         return IndexedDataset(self.prefix)
 
 
@@ -94,22 +92,18 @@ class Prepared(BaseModel):
 
     @cached_property
     def train(self) -> Split:
-        """The split to train on."""
         return self.splits["train"].model_copy(update={"prefix": self.path / "train"})
 
     @cached_property
     def validation(self) -> Split:
-        """The split to validate on."""
         return self.splits["validation"].model_copy(update={"prefix": self.path / "validation"})
 
     @property
     def tokenizer_path(self) -> Path:
-        """The tokenizer.json that the data were encoded with."""
         return self.path / TOKENIZER
 
     @property
     def tokenizer_sha256(self) -> str:
-        """The SHA-256 of that file, in hexadecimal."""
         return self.files[TOKENIZER].sha256
 
     def as_dict(self) -> dict[str, Any]:

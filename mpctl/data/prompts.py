@@ -72,12 +72,10 @@ class PromptEncoder:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the tokenizers library."""
         return load_tokenizer(self.tokenizer_path)
 
     @cached_property
     def special(self) -> dict[str, int]:
-        """Ids of the family's special tokens by name."""
         if not self.special_names:
             return {}
         words = min(self.model.vocab, vocabulary_size(self.tokenizer))
@@ -86,7 +84,6 @@ class PromptEncoder:
 
     @cached_property
     def ends(self) -> tuple[int, ...]:
-        """Ids of the tokens that end a text, or a blank."""
         if self.form.end is not None:
             return (self.special[self.form.end],)
         if not self.form.continues:
@@ -248,7 +245,6 @@ class TextStream:
 
     @property
     def text(self) -> str:
-        """What came behind the context, incomplete characters included."""
         return self._decoded()[self.cut :]
 
     def push(self, token: int) -> str:

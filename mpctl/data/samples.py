@@ -130,7 +130,6 @@ class PackedSamples:
         return self._tokens(epoch, int(epoch.samples[i]) * self.seq_length)
 
     def batch(self, numbers: Iterable[int]) -> NDArray[np.int64]:
-        """The samples of these numbers, int64 [b, s + 1]."""
         return np.stack([self.sample(number) for number in numbers])
 
     def _tokens(self, epoch: _Epoch, position: int) -> NDArray[np.int64]:

@@ -29,7 +29,6 @@ READ_ERRORS = (OSError, EOFError, UnicodeError, zlib.error, zstandard.ZstdError)
 
 
 def is_packed(path: Path) -> bool:
-    """Whether a file is compressed, by its name."""
     return path.suffix.lower() in PACKED_SUFFIXES
 
 
@@ -130,7 +129,6 @@ def open_text(
 
 
 def position(stream: io.TextIOWrapper) -> int:
-    """Bytes of the content that were read."""
     return cast(BinaryIO, stream.buffer).tell()
 
 

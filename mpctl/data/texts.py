@@ -51,7 +51,6 @@ class Tally:
             self.first.append(name)
 
     def as_dict(self) -> dict[str, Any]:
-        """The tally as a manifest holds it."""
         return {"count": self.count, "files": self.files, "first": self.first}
 
 

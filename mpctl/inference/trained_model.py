@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.checkpoint.folder import list_checkpoints
-from mpctl.checkpoint.verify import Progress, ignore_progress, newest_undamaged, verify_progress
+from mpctl.checkpoint.verify import (
+    Progress,
+    checkpoint_bytes,
+    counted,
+    ignore_progress,
+    newest_undamaged,
+)
 from mpctl.errors import InputError
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
@@ -98,7 +104,7 @@ def _newest(
     itself when there are no candidates."""
     if not candidates:
         return path, ()
-    on_bytes = verify_progress([candidates[-1][1]], on_progress)
+    on_bytes = counted("verify", checkpoint_bytes(candidates[-1][1]), on_progress)
     newest, damaged = newest_undamaged(candidates, on_bytes=on_bytes)
     if newest is None:
         raise InputError(issue for _, issues in damaged for issue in issues)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from mpctl.checkpoint.manifest import read_manifest
-from mpctl.checkpoint.verify import checkpoint_bytes
+from mpctl.checkpoint.verify import Progress, checkpoint_bytes, counted
 from mpctl.errors import InputError
 from mpctl.planning.document import plan_document
 from mpctl.planning.plan import Plan, load_plan
 from mpctl.rundir.marker import write_marker
 from mpctl.spec.load import load_job, parse_settings
-
-OnProgress = Callable[[str, int, int], None]
 
 
 def reshard_checkpoint(
@@ -23,7 +21,7 @@ def reshard_checkpoint(
     *,
     tp: int | None,
     pp: int | None,
-    on_progress: OnProgress,
+    on_progress: Progress,
     settings: Sequence[str] = (),
 ) -> None:
     """Write the run directory `out` with the checkpoint `source` for another layout, and with the
@@ -42,13 +40,7 @@ def reshard_checkpoint(
         "job.json": plan.job.model_dump_json(indent=1) + "\n",
         "plan.json": json.dumps(document) + "\n",
     }
-    done, total = 0, checkpoint_bytes(source)
-
-    def on_bytes(count: int) -> None:
-        nonlocal done
-        done += count
-        on_progress("reshard", min(done, total), total)
-
+    on_bytes = counted("reshard", checkpoint_bytes(source), on_progress)
     with whole_folder(out) as work:
         folder = work / "checkpoints" / f"step-{step}"
         folder.mkdir(parents=True)

@@ -25,13 +25,14 @@ from torch import Tensor
 from mpctl.checkpoint.reader import OpenCheckpoint
 from mpctl.checkpoint.saved_model import SavedModel
 from mpctl.checkpoint.tensor_header import unreadable
+from mpctl.data.extend import TokenizerExtension
 from mpctl.errors import InputError
 from mpctl.families import get_table
 from mpctl.layers.parameters import take
 from mpctl.shard import Shard
 from mpctl.spec.model import ModelSpec
 from mpctl.weights.hub import Hub
-from mpctl.weights.origin import VocabularyExtension, differences, is_extended
+from mpctl.weights.origin import differences, is_extended
 from mpctl.weights.reader import Targets, not_equal
 
 ReadRows = Callable[[Sequence[int]], Tensor]
@@ -44,7 +45,7 @@ def fill_tables(
     origin: Hub | SavedModel,
     model: ModelSpec,
     targets: Targets,
-    extension: VocabularyExtension | None,
+    extension: TokenizerExtension | None,
     *,
     reserved: int = 0,
 ) -> Targets:
@@ -101,7 +102,7 @@ def _columns(shard: Shard, rows: Tensor) -> Tensor:
     return take(Shard(tuple(rows.shape), columns), rows) if columns else rows
 
 
-def extended_rows(read_rows: ReadRows, wanted: range, extension: VocabularyExtension) -> Tensor:
+def extended_rows(read_rows: ReadRows, wanted: range, extension: TokenizerExtension) -> Tensor:
     """Rows `wanted` of the extended table, [wanted, ...]: float64 if stored so, else float32.
 
     A new row is the mean of the rows of the old ids that it stands for.

@@ -94,7 +94,6 @@ class Hub:
 
     @property
     def tokenizer(self) -> Path | None:
-        """The directory's tokenizer.json, if it has one."""
         path = self.folder / "tokenizer.json"
         return path if path.is_file() else None
 

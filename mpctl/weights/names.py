@@ -28,7 +28,6 @@ class Piece:
 
     @property
     def rows(self) -> int:
-        """How many rows of our parameter it holds."""
         return self.shape[-1] if self.transposed else self.shape[0]
 
 

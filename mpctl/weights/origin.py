@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 from mpctl.checkpoint.manifest import MANIFEST, sha256
 from mpctl.checkpoint.saved_model import SavedModel, open_saved
+from mpctl.data.extend import TokenizerExtension
 from mpctl.errors import InputError, Issue
 from mpctl.spec.model import ModelSpec
 from mpctl.weights.hub import Hub, open_hub
@@ -19,26 +19,6 @@ from mpctl.weights.hub import Hub, open_hub
 FRAGMENT = "model.toml"
 # What may differ between a model and the one whose weights it starts from.
 FREE = ("name", "source", "vocab_divisor", "seq_length", "decoder_seq_length", "attention")
-
-
-class VocabularyExtension(Protocol):
-    """What weights need of an extended tokenizer: id old_vocab_size + k stands for pieces[k]."""
-
-    @property
-    def old_vocab_size(self) -> int:
-        """Entries of the tokenizer that was extended."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Entries of the extended one."""
-
-    @property
-    def old_tokenizer_sha256(self) -> str:
-        """The SHA-256 of the tokenizer.json that was extended, in hexadecimal."""
-
-    @property
-    def pieces(self) -> tuple[tuple[int, ...], ...]:
-        """For each new id in turn, the old ids that it stands for."""
 
 
 def open_origin(path: Path) -> Hub | SavedModel:
@@ -81,7 +61,7 @@ def longest_sequence(origin: Hub | SavedModel, seen: frozenset[Path] = frozenset
 
 
 def origin_issues(
-    path: Path, model: ModelSpec, extension: VocabularyExtension | None = None, *, reserved: int = 0
+    path: Path, model: ModelSpec, extension: TokenizerExtension | None = None, *, reserved: int = 0
 ) -> list[Issue]:
     """Everything that keeps `model` from starting from what is at `path`; headers only.
 
@@ -100,7 +80,7 @@ def origin_issues(
 def is_extended(
     model: ModelSpec,
     origin: Hub | SavedModel,
-    extension: VocabularyExtension | None,
+    extension: TokenizerExtension | None,
     *,
     reserved: int = 0,
 ) -> bool:

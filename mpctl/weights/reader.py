@@ -67,7 +67,6 @@ def _differing(hub: Hub, name: str, shard: Shard, tensor: Tensor) -> Iterator[Is
 
 
 def as_copy(row: Row, copy: str) -> Row:
-    """The same parameter as a copy of its tensor holds it."""
     (piece,) = row.pieces
     return replace(row, pieces=(replace(piece, name=copy),))
 

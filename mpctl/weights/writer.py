@@ -21,6 +21,7 @@ from torch import Tensor
 from mpctl.checkpoint.folder import whole_folder
 from mpctl.checkpoint.manifest import (
     Manifest,
+    OnBytes,
     ParameterPlacement,
     ShardFile,
     ShardRecord,
@@ -29,7 +30,7 @@ from mpctl.checkpoint.manifest import (
 from mpctl.checkpoint.reader import OpenCheckpoint, padding_rows
 from mpctl.checkpoint.saved_model import SavedModel
 from mpctl.checkpoint.tensor_file import DTYPES, Entry, write_file
-from mpctl.checkpoint.verify import checkpoint_bytes
+from mpctl.checkpoint.verify import Progress, checkpoint_bytes, counted, ignore_progress
 from mpctl.errors import InputError, Issue
 from mpctl.families import get_table
 from mpctl.shard import Shard
@@ -40,7 +41,6 @@ from mpctl.weights.origin import FRAGMENT, longest_sequence, open_origin
 from mpctl.weights.reader import fill
 from mpctl.weights.tokens import TOKENIZER, find_tokens, token_settings, write_tokenizer
 
-Progress = Callable[[str, int, int], None]
 NO_TOKENIZER = "no tokenizer is known: text and the ids of special tokens are left out"
 SHARD_BYTES = 5_000_000_000  # transformers' own default for max_shard_size was 5GB
 TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -66,19 +66,7 @@ class Written(BaseModel):
         return {"schema": "mpctl.weights/1", **self.model_dump(mode="json", exclude_none=True)}
 
 
-class _ByteCounter:
-    """Bytes done so far, reported as they grow."""
-
-    def __init__(self, stage: str, total: int, report: Progress | None) -> None:
-        self.stage, self.total, self.report, self.done = stage, total, report, 0
-
-    def __call__(self, count: int) -> None:
-        self.done += count
-        if self.report is not None:
-            self.report(self.stage, self.done, self.total)
-
-
-def import_weights(source: Path, out: Path, *, on_progress: Progress | None = None) -> Written:
+def import_weights(source: Path, out: Path, *, on_progress: Progress = ignore_progress) -> Written:
     """A checkpoint of ours at `out` from the Hugging Face directory `source`; or InputError."""
     with whole_folder(out) as work:
         hub = open_hub(source)
@@ -86,7 +74,7 @@ def import_weights(source: Path, out: Path, *, on_progress: Progress | None = No
         checkpoint.mkdir(parents=True)
         issues: list[Issue] = []
         entries, placements = _entries_of_ours(hub, issues)
-        counter = _ByteCounter("import", _total(entries), on_progress)
+        counter = counted("import", _total(entries), on_progress)
         shard = ShardFile(name="shard-0", coords={"pp": 0, "tp": 0})
         digest = write_file(shard.path(checkpoint), entries, counter)
         ShardRecord.of(digest, placements, []).write(shard.record_path(checkpoint))
@@ -136,7 +124,6 @@ def _whole(hub: Hub, name: str, shape: tuple[int, ...], dtype: str, issues: list
 
 
 def _fragment(model: ModelSpec, out: Path, *, tokenizer: bool) -> str:
-    """A job file: the model, and that training starts from its weights."""
     lines = ["[model]"]
     for key, value in model.model_dump(exclude_none=True).items():
         lines.append(f"{key} = {_toml(value)}")
@@ -156,7 +143,7 @@ def _toml(value: Any) -> str:
 
 
 def export_weights(
-    run: Path, out: Path, *, shard_bytes: int = SHARD_BYTES, on_progress: Progress | None = None
+    run: Path, out: Path, *, shard_bytes: int = SHARD_BYTES, on_progress: Progress = ignore_progress
 ) -> Written:
     """A Hugging Face directory at `out` from a run's newest checkpoint, or an import's."""
     with whole_folder(out) as work:
@@ -175,9 +162,7 @@ def export_weights(
             for row in rows.values()
             for entry in _entries_of_theirs(checkpoint, row, optional.get(row.name))
         ]
-        _write_sharded(
-            work, entries, shard_bytes, _ByteCounter("export", _total(entries), on_progress)
-        )
+        _write_sharded(work, entries, shard_bytes, counted("export", _total(entries), on_progress))
         _write_json(work / "config.json", hub_config(model, _dtype(entries), ids))
         notes = [NO_TOKENIZER] if tokens is None else write_tokenizer(work, tokens, model, scheme)
         files = _files(work)
@@ -195,9 +180,9 @@ def export_weights(
     )
 
 
-def _verify(saved: SavedModel, on_progress: Progress | None) -> None:
+def _verify(saved: SavedModel, on_progress: Progress) -> None:
     """InputError unless the shards' bytes are those that were written."""
-    counter = _ByteCounter("verify", checkpoint_bytes(saved.checkpoint), on_progress)
+    counter = counted("verify", checkpoint_bytes(saved.checkpoint), on_progress)
     for shard in saved.shards:
         read_shard_record(saved.checkpoint, shard.file, on_bytes=counter)
 
@@ -223,7 +208,7 @@ def _transposed(read: Callable[[], Tensor]) -> Tensor:
     return read().T
 
 
-def _write_sharded(work: Path, entries: list[Entry], limit: int, counter: _ByteCounter) -> None:
+def _write_sharded(work: Path, entries: list[Entry], limit: int, counter: OnBytes) -> None:
     """One file, or several of at most `limit` bytes (one tensor at least) and their index."""
     groups: list[list[Entry]] = [[]]
     for entry in entries:
@@ -238,7 +223,10 @@ def _write_sharded(work: Path, entries: list[Entry], limit: int, counter: _ByteC
         name = f"model-{number:05}-of-{len(groups):05}.safetensors"
         write_file(work / name, group, counter)
         placed |= {entry.name: name for entry in group}
-    _write_json(work / INDEX, {"metadata": {"total_size": counter.total}, "weight_map": placed})
+    _write_json(
+        work / INDEX,
+        {"metadata": {"total_size": sum(entry.bytes for entry in entries)}, "weight_map": placed},
+    )
 
 
 def hub_config(model: ModelSpec, dtype: str, ids: Mapping[str, int | None]) -> dict[str, Any]:
