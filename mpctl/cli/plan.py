@@ -171,7 +171,9 @@ def plan(
     elif document is not None:
         _show_rank(document, as_json=as_json)
     else:
-        _print_plan(made, topology, kinds, runtimes, ranks=ranks, full=full, as_json=as_json)
+        _print_plan(
+            made.evaluate(), topology, kinds, runtimes, ranks=ranks, full=full, as_json=as_json
+        )
     if rank is None and made.fits is False:
         raise typer.Exit(DOES_NOT_FIT)
 

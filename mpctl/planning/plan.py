@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mpctl.errors import InputError
-from mpctl.layout.topology import find_topology
+from mpctl.layout.draft import LayoutDraft
 from mpctl.planning.layout_settings import NearbyLayout
 from mpctl.rules.check import Check
 from mpctl.rules.model import memory_check
-from mpctl.rules.validate import RULES, Rule, check_job, with_tried_hints
+from mpctl.rules.validate import RULES, DraftRule, Rule, check_job, with_tried_hints
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_partial
 from mpctl.topology import Topology
@@ -76,6 +76,14 @@ class Plan:
         answers = (check.status == "ok" for check in self.checks if check.rule == "memory-fits")
         return next(answers, None)
 
+    def evaluate(self) -> Plan:
+        """The same plan, with every figure of its estimate computed: what fails does so here, and
+        not while something is printed."""
+        if (estimate := self.estimate) is not None:
+            for figure in ("memory", "time", "blocks", "messages", "checkpoint_bytes"):
+                getattr(estimate, figure)
+        return self
+
     def require_legal(self) -> Topology:
         """The topology of a legal plan; raises InputError with every error otherwise."""
         if self.errors or self.topology is None:
@@ -86,7 +94,7 @@ class Plan:
 def load_plan(
     source: str | None,
     overrides: Overrides | None = None,
-    rules: Sequence[Rule] | None = None,
+    rules: Sequence[Rule | DraftRule] | None = None,
 ) -> Plan:
     """The legal plan of a job file or job preset.
 
@@ -97,28 +105,31 @@ def load_plan(
     rules = RULES if rules is None else rules
     loaded = load_partial(source, overrides)
     job = loaded.job
-    checks = check_job(job, loaded.tables_with_errors, rules) if job else []
+    draft = LayoutDraft(job) if job else None
+    checks = check_job(job, loaded.tables_with_errors, rules, draft) if job else []
     errors = [check for check in checks if check.status == "error"]
     if loaded.issues or errors or job is None:
         hinted = with_tried_hints(job, errors, loaded.open_settings, rules) if job else []
         raise InputError([*loaded.issues, *(check.issue for check in hinted)])
     renamed = [Check(i.rule, "warning", i.where, i.message, i.hint) for i in loaded.warnings]
-    return make_plan(job, [*renamed, *checks])
+    return make_plan(job, [*renamed, *checks], draft)
 
 
-def make_plan(job: JobSpec, checked: Sequence[Check] | None = None) -> Plan:
+def make_plan(
+    job: JobSpec, checked: Sequence[Check] | None = None, draft: LayoutDraft | None = None
+) -> Plan:
     """The plan of a complete job: its checks and, where they allow it, topology and estimates.
 
-    checked: the answers of `check_job`, where it was called before.
+    checked: the answers of `check_job`, where it was called before; draft: what it was given.
     """
-    checks = tuple(check_job(job) if checked is None else checked)
-    topology = find_topology(job)
+    draft = draft or LayoutDraft(job)
+    checks = tuple(check_job(job, draft=draft) if checked is None else checked)
+    topology = draft.topology
     if job.model is None or topology is None or any(check.status == "error" for check in checks):
         return Plan(job, checks, topology, estimate=None)
     from mpctl.estimate.job import Estimate  # a plan without a model never pays for these
-    from mpctl.layout.job_layout import JobLayout
 
-    estimate = Estimate(JobLayout.of(job))
+    estimate = Estimate(draft.layout())
     fullest = estimate.fullest_stage
     fits = memory_check(job, fullest.device_bytes, fullest.stage)
     return Plan(job, (*checks, fits) if fits else checks, topology, estimate)

@@ -9,12 +9,13 @@ from math import gcd
 from mpctl.axes import AXIS_NAMES, CHOSEN_AXES, chosen_ranks, order_hint, parse_order, sizes_text
 from mpctl.errors import Offer, Status
 from mpctl.families import get_family
+from mpctl.layout.draft import LayoutDraft
 from mpctl.layout.link_levels import LinkLevel, topology_levels
-from mpctl.layout.topology import find_topology, replicas
+from mpctl.layout.topology import replicas
 from mpctl.pipeline.balance import balanced_counts
 from mpctl.pipeline.filled import is_filled
 from mpctl.pipeline.schedule.legality import schedule_conflicts
-from mpctl.pipeline.stages import UnevenLayersError, job_stages, spans_of
+from mpctl.pipeline.stages import UnevenLayersError, spans_of
 from mpctl.rules.check import Check, listed, refusal
 from mpctl.rules.sizes import stays_in_domain
 from mpctl.sharding import divisors
@@ -86,10 +87,10 @@ def order_rules(job: JobSpec) -> Iterator[Check]:
         yield Check("axis-order", "error", "parallel.order", str(error), hint)
 
 
-def domain_rules(job: JobSpec) -> Iterator[Check]:
+def domain_rules(draft: LayoutDraft) -> Iterator[Check]:
     """Tensor-parallel groups stay in one NVLink domain, by default a node: they all-reduce four
     times a layer, which only the links inside it carry fast enough."""
-    topology = find_topology(job)
+    job, topology = draft.job, draft.topology
     if topology is None or job.parallel.tp == 1:
         return
     domain, *_ = topology_levels(job.cluster, topology)
@@ -154,9 +155,9 @@ def _tp_of_a_domain(job: JobSpec, ranks: int) -> Offer:
     return Offer("parallel.tp", fits, "tp", also=also, suffix=f" with --order {order}")
 
 
-def pipeline_rules(job: JobSpec) -> Iterator[Check]:
+def pipeline_rules(draft: LayoutDraft) -> Iterator[Check]:
     """The schedule can be made, and the layers can be cut into stages, none of them much slower."""
-    p = job.parallel
+    job, p = draft.job, draft.job.parallel
     for conflict in schedule_conflicts(
         p.schedule, stages=p.pp, microbatches=job.num_microbatches, chunks=p.vpp
     ):
@@ -165,17 +166,18 @@ def pipeline_rules(job: JobSpec) -> Iterator[Check]:
         )
     if job.model is None or (p.stage_balance == "cost" and not is_countable(job.model)):
         return
-    layers = _stage_check(job, "model.layers", job.model.all_layers)
+    layers = _stage_check(draft, "model.layers", job.model.all_layers)
     yield layers
     if layers.status == "ok" and p.pp > 1 and not _is_chosen(job) and is_countable(job.model):
-        yield from _balance(job)
+        yield from _balance(draft)
 
 
-def _stage_check(job: JobSpec, where: str, layers: int) -> Check:
+def _stage_check(draft: LayoutDraft, where: str, layers: int) -> Check:
     """The layers can be cut into stages; an encoder's and a decoder's are numbered as one, so that
     a stage may hold some of both."""
+    job = draft.job
     try:
-        stages = job_stages(job, layers)
+        stages = draft.stages
     except UnevenLayersError as error:
         offers = [_without_decoder(offer, job) for offer in error.offers]
         return refusal("layers-per-stage", where, str(error), *offers, more=error.hint)
@@ -223,16 +225,13 @@ def is_countable(model: ModelSpec) -> bool:
     )
 
 
-def _balance(job: JobSpec) -> Iterator[Check]:
+def _balance(draft: LayoutDraft) -> Iterator[Check]:
     """Stages compute equally long; with equal numbers of layers the one of the output head is the
     slowest, and all others wait for it. A warning above WORTH_BALANCING."""
-    from mpctl.pipeline.costs import job_costs
-
-    p, rule = job.parallel, "stage-balance"
-    costs = job_costs(job)
+    p, rule, costs = draft.job.parallel, "stage-balance", draft.costs
     if min(costs.layers) == 0:  # less than a token a rank: cp-divides-sequence
         return
-    takes = costs.of_stages(job_stages(job, len(costs.layers)))
+    takes = costs.of_stages(draft.stages)
     best = spans_of(balanced_counts(costs, pp=p.pp, vpp=p.vpp), p.pp)
     counts = [sum(stop - start for start, stop in spans) for spans in best]
     times = max(takes) / max(costs.of_stages(best))

@@ -19,6 +19,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from mpctl.errors import Offer
+from mpctl.layout.draft import LayoutDraft
 from mpctl.rules import launched, layout, model, runtime, tensor_mode, training
 from mpctl.rules.check import MOST_OFFERED, Check, way_out
 from mpctl.spec.job import JobSpec, changed_job
@@ -34,12 +35,19 @@ class Rule(NamedTuple):
     reads: set[str]
 
 
-RULES: tuple[Rule, ...] = (
+class DraftRule(NamedTuple):
+    """The same of a rule that reads more than the job: its ranks, stages or costs."""
+
+    answer: Callable[[LayoutDraft], Iterator[Check]]
+    reads: set[str]
+
+
+RULES: tuple[Rule | DraftRule, ...] = (
     Rule(layout.world_rules, LAYOUT),
     Rule(layout.order_rules, LAYOUT),
-    Rule(layout.domain_rules, LAYOUT),
+    DraftRule(layout.domain_rules, LAYOUT),
     Rule(layout.link_rules, LAYOUT),
-    Rule(layout.pipeline_rules, SHAPE | BATCH),
+    DraftRule(layout.pipeline_rules, SHAPE | BATCH),
     Rule(runtime.runtime_rules, LAYOUT | BATCH),
     Rule(runtime.start_rules, LAYOUT | SHAPE | BATCH),
     Rule(tensor_mode.tensor_mode_rules, LAYOUT),
@@ -71,28 +79,34 @@ NO_VALUE = "no value of it alone is legal in this job: change other settings wit
 
 
 def check_job(
-    job: JobSpec, tables_with_errors: frozenset[str] = frozenset(), rules: Sequence[Rule] = RULES
+    job: JobSpec,
+    tables_with_errors: frozenset[str] = frozenset(),
+    rules: Sequence[Rule | DraftRule] = RULES,
+    draft: LayoutDraft | None = None,
 ) -> list[Check]:
     """Every rule's answer about a complete job, in the order in which people read a layout.
 
     tables_with_errors: those of the job that hold a default where the user wrote something illegal.
-    A rule that reads one of them is left out, as its answer would be about the default.
+    A rule that reads one of them is left out, as its answer would be about the default. draft: the
+    parts of the job's layout, where a plan is made of them afterwards.
     """
-    return [
-        check for rule in rules if not rule.reads & tables_with_errors for check in rule.answer(job)
-    ]
+    draft, checks = draft or LayoutDraft(job), list[Check]()
+    for rule in rules:
+        if not rule.reads & tables_with_errors:
+            checks += rule.answer(draft) if isinstance(rule, DraftRule) else rule.answer(job)
+    return checks
 
 
-def has_errors(job: JobSpec) -> bool:
-    """Whether a rule refuses the complete job."""
-    return any(check.status == "error" for check in check_job(job))
+def has_errors(job: JobSpec, draft: LayoutDraft | None = None) -> bool:
+    """Whether a rule refuses the complete job; draft: as for check_job."""
+    return any(check.status == "error" for check in check_job(job, draft=draft))
 
 
 def with_tried_hints(
     job: JobSpec,
     checks: Sequence[Check],
     open_settings: frozenset[str] = frozenset(),
-    rules: Sequence[Rule] = RULES,
+    rules: Sequence[Rule | DraftRule] = RULES,
 ) -> list[Check]:
     """The checks of a job, with hints that name only values which all rules accept.
 
@@ -111,7 +125,7 @@ class _Trial:
     job: JobSpec
     failing: frozenset[str]
     open_settings: frozenset[str]
-    rules: Sequence[Rule]
+    rules: Sequence[Rule | DraftRule]
 
     def check(self, check: Check) -> Check:
         """The check with only those of its offered values that mend it and break nothing else."""

@@ -29,6 +29,7 @@ from mpctl.estimate.op_times import OpTimes
 from mpctl.estimate.time import StepTime, StepTimeModel
 from mpctl.estimate.work import OperatorTimer
 from mpctl.families import get_table
+from mpctl.layout.draft import LayoutDraft
 from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.topology import job_topology
 from mpctl.operators.grad_flow import GradFlow
@@ -37,6 +38,7 @@ from mpctl.operators.table import OperatorTable
 from mpctl.pipeline.costs import job_costs
 from mpctl.pipeline.stages import Span, job_stages
 from mpctl.planning.layout_settings import LayoutSettings
+from mpctl.rules.validate import has_errors
 from mpctl.search.space import SearchSpace
 from mpctl.spec.cluster import Link
 from mpctl.spec.job import JobSpec
@@ -122,6 +124,12 @@ class LayoutEvaluator:
     def _assemble(self, job: JobSpec, layout: LayoutSettings) -> JobLayout:
         stages = self.stages(job, layout)
         return JobLayout.assemble(job, self.model, self.table(layout.tp), stages)
+
+    def is_legal(self, layout: LayoutSettings) -> bool:
+        """Whether every rule accepts the layout."""
+        job = self.space.job_of(layout)
+        stages = self.stages(job, layout)
+        return not has_errors(job, LayoutDraft(job, table=self.table(layout.tp), stages=stages))
 
     def timer(self, layout: LayoutSettings, job_layout: JobLayout) -> OperatorTimer:
         """The timer of the layout's layers and ends; layouts of one layer key share the times."""

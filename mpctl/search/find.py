@@ -33,7 +33,6 @@ from typing import Literal, NamedTuple
 
 from mpctl.axes import DEFAULT_ORDER
 from mpctl.planning.layout_settings import LayoutSettings
-from mpctl.rules.validate import has_errors
 from mpctl.search.bound import StepTimeBound
 from mpctl.search.evaluate import LayoutEvaluator
 from mpctl.search.space import SearchSpace
@@ -376,7 +375,7 @@ class BranchAndBound:
         self, layout: LayoutSettings, size: int, budgets: Sequence[BestIdeas | LeastMemory]
     ) -> None:
         seconds = self.evaluator.step_seconds(layout)
-        if seconds is not None and not has_errors(self.space.job_of(layout)):
+        if seconds is not None and self.evaluator.is_legal(layout):
             point = EvaluatedLayout(seconds, size, layout)
             self.evaluated.append(point)
             if self.on_note and size <= self.budgets[0].limit:

@@ -28,7 +28,6 @@ from mpctl.planning.layout_settings import (
 )
 from mpctl.planning.plan import Plan
 from mpctl.rules.check import listed
-from mpctl.rules.validate import has_errors
 from mpctl.search.bound import StepTimeBound
 from mpctl.search.evaluate import LayoutEvaluator
 from mpctl.search.find import EvaluatedLayout, Progress, find_layouts
@@ -119,7 +118,7 @@ def _fastest(
         if seconds == inf or (len(fastest) >= count and seconds > fastest[count - 1].seconds):
             break
         size = evaluator.device_bytes(layout)
-        if size <= memory and not has_errors(evaluator.space.job_of(layout)):
+        if size <= memory and evaluator.is_legal(layout):
             time = evaluator.step_time(layout)
             fastest += [EvaluatedLayout(time.total, size, layout)] if time else []
             fastest.sort()

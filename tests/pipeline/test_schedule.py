@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from mpctl.layout.draft import LayoutDraft
 from mpctl.pipeline.schedule import orders, program, replay
 from mpctl.pipeline.schedule.orders import (
     Action,
@@ -251,7 +252,8 @@ def test_the_rules_of_a_job_refuse_what_has_no_schedule(name: ScheduleName) -> N
             "parallel.schedule": name, "parallel.pp": p, "parallel.vpp": v,
             "training.global_batch_size": m, "training.micro_batch_size": 1,
         })  # fmt: skip
-        broken = {check.rule for check in pipeline_rules(job) if check.status == "error"} & REFUSED
+        checks = pipeline_rules(LayoutDraft(job))
+        broken = {check.rule for check in checks if check.status == "error"} & REFUSED
         try:
             list(actions(name, stage=0, stages=p, microbatches=m, chunks=v))
         except ScheduleError as error:

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from mpctl.errors import InputError, Issue
+from mpctl.layout.draft import LayoutDraft
+from mpctl.layout.job_layout import JobLayout
 from mpctl.planning.plan import load_plan, make_plan
 from mpctl.rules.validate import check_job
+from mpctl.spec.load import load_job
 from tests.jobs import GPT, job_of
 
 SIX_FAULTS: dict[str, Any] = {
@@ -106,3 +109,15 @@ def test_warnings_do_not_stop_a_plan() -> None:
     assert [check.rule for check in plan.warnings] == ["zero-needs-dp"]
     assert plan.require_legal().world_size == 1
     assert plan.estimate is not None
+
+
+def test_a_plan_is_made_of_what_its_rules_computed() -> None:
+    """One table, one cut of the layers and one topology serve the rules and the plan."""
+    job = load_job(None, {"nodes": 2, "gpus_per_node": 8, "tp": 2, "pp": 4, "model": "gpt2"})
+    draft = LayoutDraft(job)
+    checks = check_job(job, draft=draft)
+    assert {"topology", "stages", "table", "costs"} <= vars(draft).keys()
+    plan = make_plan(job, checks, draft)
+    assert plan.layout is not None and plan.layout.table is draft.table
+    assert plan.layout.topology is plan.topology is draft.topology
+    assert plan.layout.stages == JobLayout.of(job).stages

@@ -1,0 +1,77 @@
+"""What a job's layout is made of, while it is not known whether the job is legal.
+
+Rules read it, and the layout of a legal job is made of the same parts: each is computed once, when
+it is first asked for.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from mpctl.layout.topology import find_topology
+from mpctl.pipeline.stages import Span, job_stages
+from mpctl.spec.job import JobSpec
+from mpctl.spec.model import ModelSpec
+from mpctl.topology import Topology
+
+if TYPE_CHECKING:  # a job without a model never pays for these
+    from mpctl.layout.job_layout import JobLayout
+    from mpctl.operators.table import OperatorTable
+    from mpctl.pipeline.balance import LayerCosts
+
+
+class LayoutDraft:
+    """The parts of a layout. job: complete; of an illegal one each part may raise what its function
+    raises. table, stages: where they are known already, as a search shares them."""
+
+    def __init__(
+        self,
+        job: JobSpec,
+        *,
+        table: OperatorTable | None = None,
+        stages: list[list[Span]] | None = None,
+    ) -> None:
+        self.job = job
+        self._table, self._stages = table, stages
+
+    @property
+    def model(self) -> ModelSpec:
+        """The job's model, which it must have."""
+        assert self.job.model is not None, "the parts of a layout are those of a model"
+        return self.job.model
+
+    @cached_property
+    def topology(self) -> Topology | None:
+        """Which rank sits where; None where the axes do not fill the world, their order is none, or
+        the tensor-parallel ranks are no grid."""
+        return find_topology(self.job)
+
+    @cached_property
+    def table(self) -> OperatorTable:
+        """The model's operators, with the patterns of `training.freeze` applied."""
+        from mpctl.families import get_table
+
+        job = self.job
+        return self._table or get_table(self.model, tp=job.parallel.tp, freeze=job.training.freeze)
+
+    @cached_property
+    def stages(self) -> list[list[Span]]:
+        """Half-open spans of layers by [stage][chunk]. Raises UnevenLayersError."""
+        return self._stages or job_stages(self.job, self.model.all_layers)
+
+    @cached_property
+    def costs(self) -> LayerCosts:
+        """FLOP x tp of one micro batch, for every layer and for the model's ends."""
+        from mpctl.pipeline.costs import layer_costs
+
+        return layer_costs(self.job, self.model, self.table)
+
+    def layout(self) -> JobLayout:
+        """The layout of a legal job with a model."""
+        from mpctl.layout.job_layout import JobLayout
+
+        layout = JobLayout.assemble(self.job, self.model, self.table, self.stages)
+        if self.topology is not None:
+            vars(layout)["topology"] = self.topology  # a cached property, which it need not find
+        return layout
