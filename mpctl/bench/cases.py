@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mpctl.bench.report import DATA, check_folder
-from mpctl.clusters.connect import training_refusals, training_warnings
+from mpctl.clusters.connect import bench_issues, bench_warnings
 from mpctl.errors import InputError, Issue, attempt
 from mpctl.families import special_tokens
 from mpctl.hosts.machine import Machine
@@ -98,7 +98,7 @@ def plan_cases(
         if made is None:
             continue
         plan = one_core_each(made, machine)
-        issues += [*training_refusals(plan, machine), *_too_short(plan)]
+        issues += [*bench_issues(plan, machine), *_too_short(plan)]
         if not issues:
             planned.append(_planned(case, plan, machine, out))
     if issues:
@@ -116,7 +116,7 @@ def _too_short(plan: Plan) -> Iterator[Issue]:
 
 
 def _planned(case: RunCase, plan: Plan, machine: Machine, out: Path) -> PlannedCase:
-    warnings = tuple(training_warnings(plan, machine))
+    warnings = tuple(bench_warnings(plan, machine))
     launch = plan_launch(plan, RunDir(out / case.name), machine, warnings=warnings)
     return PlannedCase(case.name, case.title or case.name, plan, launch)
 

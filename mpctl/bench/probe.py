@@ -15,7 +15,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mpctl.clusters.connect import OnEvent, connected, measuring_refusals
+from mpctl.clusters.backend import OnEvent
+from mpctl.clusters.connect import bench_issues, connected
 from mpctl.errors import InputError, RunFailed
 from mpctl.hosts.checks import common_machine
 from mpctl.hosts.machine import HostFacts, Machine, this_machine
@@ -49,7 +50,11 @@ def require_probes(plans: Sequence[Plan]) -> None:
     """Raises InputError with every reason, found without contacting a host, why ranks of these
     plans cannot be started to measure."""
     machine = this_machine()
-    issues = [issue for plan in plans for issue in measuring_refusals(_measuring(plan), machine)]
+    issues = [
+        issue
+        for plan in plans
+        for issue in bench_issues(_measuring(plan), machine, only_measures=True)
+    ]
     if issues:
         raise InputError(dict.fromkeys(issues))
 

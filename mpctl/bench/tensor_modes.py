@@ -25,7 +25,8 @@ from mpctl.bench.report import (
     environment_on,
     spread,
 )
-from mpctl.clusters.connect import OnEvent, measuring_refusals
+from mpctl.clusters.backend import OnEvent
+from mpctl.clusters.connect import bench_issues
 from mpctl.collectives import sent_by_rank
 from mpctl.errors import InputError, Issue, IssueEntry
 from mpctl.hosts.machine import HostFacts, Machine, this_machine
@@ -105,7 +106,7 @@ def mode_cases(job: JobSpec, ranks: int, machine: Machine, *, device: str) -> Mo
         if not issues and (issue := same_as_2d(ranks, mode, depth, "--ranks")):
             issues = [issue]
         if not issues:
-            issues = measuring_refusals(plan, machine)
+            issues = bench_issues(plan, machine, only_measures=True)
         if issues:
             refused += [(mode, issue) for issue in issues]
         else:

@@ -19,6 +19,7 @@ from mpctl.cli.launch import (
 from mpctl.cli.options import AsJsonOption, JobSource, with_job
 
 if TYPE_CHECKING:
+    from mpctl.clusters.backend import Backend
     from mpctl.doctor.documents import Diagnosis
     from mpctl.doctor.examine import Progress
     from mpctl.doctor.hosts import ConnectedHosts
@@ -123,12 +124,12 @@ class Question:
             bar.update("connecting", 0, 0)
             try:
                 with connected_hosts(backend, self.plan, self.run_dir, bar.print) as connected:
-                    return self._examined(backend.name, connected, bar.update)
+                    return self._examined(backend, connected, bar.update)
             except InputError as error:
                 return of_issues(error.issues, backend=backend.name, job=self.name)
 
     def _examined(
-        self, backend: str, connected: ConnectedHosts, on_progress: Progress
+        self, backend: Backend, connected: ConnectedHosts, on_progress: Progress
     ) -> Diagnosis:
         """Look at the hosts, and add what a launch of the job would be refused for."""
         from mpctl.doctor.documents import with_issues
@@ -136,10 +137,12 @@ class Question:
 
         cluster = connected.cluster
         wanted = Examination(
-            backend, self.run_dir, self._needs(cluster), self.name, self.collectives
+            backend.name, self.run_dir, self._needs(cluster), self.name, self.collectives
         )
         diagnosis = examine(connected.hosts, wanted, on_progress)
-        return diagnosis if self.name is None else with_issues(diagnosis, self._refusals(cluster))
+        if self.name is None:
+            return diagnosis
+        return with_issues(diagnosis, self._refusals(backend, cluster))
 
     def _machine(self, cluster: Cluster | None) -> Machine:
         """The least that every host has."""
@@ -157,15 +160,13 @@ class Question:
         device = chosen_device(self.plan.job, self._machine(cluster))
         return needs_of(self.plan, device, one_host=cluster is None)
 
-    def _refusals(self, cluster: Cluster | None) -> list[Issue]:
+    def _refusals(self, backend: Backend, cluster: Cluster | None) -> list[Issue]:
         """Why `mpctl launch` would refuse the plan on these hosts."""
-        from mpctl.launch.preflight import check_launch
+        from mpctl.clusters.connect import launch_issues
         from mpctl.rundir.directory import RunDir
 
-        run, machine = RunDir(self.run_dir / "doctor"), self._machine(cluster)
-        return check_launch(
-            self.plan, machine, run, host_check=None if cluster is None else cluster.check
-        )
+        run, machine = RunDir(self.run_dir / ".mpctl-doctor"), self._machine(cluster)
+        return launch_issues(self.plan, machine, backend, cluster, run=run)
 
 
 def question_of(job: JobSource, run_dir: Path, *, collectives: bool) -> Question:

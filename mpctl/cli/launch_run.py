@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from mpctl.hosts.machine import Machine
     from mpctl.launch.cluster import Cluster
     from mpctl.launch.launch_plan import LaunchPlan
-    from mpctl.launch.preflight import HostCheck
     from mpctl.launch.resume import Resumption
     from mpctl.launch.supervise import RunOutcome
     from mpctl.planning.plan import Plan
@@ -84,7 +83,6 @@ class Launch:
 
     def print_commands(self) -> None:
         """Print what would be run, on which host, and start nothing."""
-        from mpctl.clusters.connect import no_host_check
         from mpctl.clusters.registry import find_backend
         from mpctl.hosts.machine import this_machine
         from mpctl.render.output import print_warnings
@@ -92,7 +90,7 @@ class Launch:
 
         backend, machine = find_backend(self.plan.job, os.environ), this_machine()
         is_local = backend.name == "local"
-        self._require(machine, None if is_local else no_host_check, backend.check(self.plan))
+        self._require(machine, backend)
         hosts = 1 if is_local else self.plan.job.cluster.nodes
         prepared = self._prepared(machine, hosts)
         print_warnings(list(prepared.warnings))
@@ -100,7 +98,6 @@ class Launch:
 
     def submit(self, *, dry_run: bool) -> None:
         """Write the run directory and hand the run to the scheduler, or print what would be."""
-        from mpctl.clusters.connect import no_host_check
         from mpctl.clusters.registry import find_submitter
         from mpctl.errors import InputError
         from mpctl.hosts.machine import this_machine
@@ -111,7 +108,7 @@ class Launch:
         submitter, machine = find_submitter(self.plan.job, os.environ), this_machine()
         is_elsewhere = dry_run and submitter.shown_anywhere
         issues = submitter.check(self.plan, self.run, is_elsewhere=is_elsewhere)
-        self._require(machine, no_host_check, issues, is_elsewhere=is_elsewhere)
+        self._require(machine, None, more=issues, is_elsewhere=is_elsewhere)
         if dry_run:
             say(submitter.document(self.plan, self.run))
             return
@@ -130,14 +127,13 @@ class Launch:
     def _connected(self, backend: Backend) -> Iterator[tuple[Cluster, LaunchPlan]]:
         """The hosts, and the launch that is ready to run on them."""
         from mpctl.cli.signals import ended_by_signals
-        from mpctl.clusters.connect import no_host_check
+        from mpctl.clusters.connect import launcher_of
         from mpctl.hosts.checks import common_machine
         from mpctl.hosts.machine import this_machine
         from mpctl.render.output import print_warnings
-        from mpctl.rundir.launcher import this_launcher
 
         if backend.name != "local":
-            self._require(this_machine(), no_host_check, backend.check(self.plan))
+            self._require(this_machine(), backend)
 
         def on_event(message: str) -> None:
             print_warnings([message])
@@ -145,42 +141,29 @@ class Launch:
         with ExitStack() as stack:
             with ended_by_signals("no rank was started"):
                 cluster = stack.enter_context(backend.connect(self.plan, self.run, on_event))
-            hosts = cluster.hosts
-            machine = common_machine(hosts)
-            self._require(machine, cluster.check)
-            names = [host.name for host in hosts]
-            launcher = this_launcher(backend.name, job_id=backend.job_id, hosts=names)
-            prepared = self._prepared(machine, len(hosts))
-            yield cluster, replace(prepared, launcher=launcher)
+            machine = common_machine(cluster.hosts)
+            self._require(machine, backend, cluster)
+            prepared = self._prepared(machine, len(cluster.hosts))
+            yield cluster, replace(prepared, launcher=launcher_of(backend, cluster))
 
     def _require(
         self,
         machine: Machine,
-        host_check: HostCheck | None,
-        more: list[Issue] | None = None,
+        backend: Backend | None,
+        cluster: Cluster | None = None,
         *,
+        more: Sequence[Issue] = (),
         is_elsewhere: bool = False,
     ) -> None:
         """Raises InputError with every reason not to start."""
+        from mpctl.clusters.connect import launch_issues
         from mpctl.errors import InputError
-        from mpctl.launch.preflight import check_launch, check_replaced, check_run_dir
 
-        plan, run, resumption = self.plan, self.run, self.resumption
-        issues = check_launch(
-            plan,
-            machine,
-            run,
-            resumption=resumption,
-            replaced=self.overwrite,
-            host_check=host_check,
-            is_elsewhere=is_elsewhere,
-        )
-        issues += check_replaced(plan.job, run) if self.overwrite else []
-        try:
-            check_run_dir(run, overwrite=self.overwrite, resume=resumption is not None)
-        except InputError as error:
-            issues += error.issues
-        if issues := [*issues, *(more or ())]:
+        issues = launch_issues(
+            self.plan, machine, backend, cluster, run=self.run, resumption=self.resumption,
+            overwrite=self.overwrite, is_elsewhere=is_elsewhere,
+        )  # fmt: skip
+        if issues := [*issues, *more]:
             raise InputError(issues)
 
     def _prepared(self, machine: Machine, hosts: int, *, is_submitted: bool = False) -> LaunchPlan:

@@ -1,5 +1,5 @@
-"""The hosts of a bench: whichever backend `mpctl launch` would take for the plan, and a launch that
-is ready to run there.
+"""A plan and its hosts: every reason not to start, before hosts are contacted and once they are
+connected; and the hosts of a bench.
 
 A bench connects for each of its launches anew, as `mpctl launch` does: hosts of an allocation or a
 hostfile run nothing of it between two launches. It runs layouts of several sizes over the same
@@ -10,47 +10,88 @@ refuses: a bench takes the first of them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from mpctl.clusters.backend import Backend
+from mpctl.clusters.backend import Backend, OnEvent
 from mpctl.clusters.registry import find_backend
 from mpctl.clusters.ssh.backend import use_first_slots
 from mpctl.errors import InputError, Issue
-from mpctl.hosts.checks import Device, common_machine
+from mpctl.hosts.checks import common_machine, host_issues
 from mpctl.hosts.machine import Machine
 from mpctl.launch.cluster import Cluster
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
 from mpctl.launch.preflight import (
-    HostCheck,
     check_launch,
     check_ranks,
+    check_run,
     chosen_device,
     launch_warnings,
 )
+from mpctl.launch.resume import Resumption
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
-from mpctl.rundir.launcher import this_launcher
-
-OnEvent = Callable[[str], None]
+from mpctl.rundir.launcher import LauncherRecord, this_launcher
 
 
-def training_refusals(plan: Plan, machine: Machine) -> list[Issue]:
-    """Every reason, found without contacting a host, why a plan cannot train on its hosts.
+def launch_issues(
+    plan: Plan,
+    machine: Machine,
+    backend: Backend | None,
+    cluster: Cluster | None = None,
+    *,
+    run: RunDir | None = None,
+    resumption: Resumption | None = None,
+    overwrite: bool = False,
+    only_measures: bool = False,
+    is_elsewhere: bool = False,
+) -> list[Issue]:
+    """Every reason not to start the ranks of a plan; empty when they can start.
+
+    machine: this one, or the least that every connected host has. backend: what runs the plan, None
+    where a scheduler does later. cluster: the hosts, once they are connected; before that no host
+    is contacted, and only what runs on this machine is compared with it. run: the directory that
+    will be written; resumption, overwrite, is_elsewhere: as in check_launch. only_measures: the
+    ranks read no data and save nothing.
+    """
+    device = chosen_device(plan.job, machine)
+    if cluster is not None:
+        lacking = cluster.check(plan, device)
+    elif backend is not None and backend.name == "local":
+        lacking = list(host_issues(plan, machine, device))
+    else:
+        lacking = []
+    if only_measures:
+        issues = check_ranks(plan, lacking)
+    else:
+        issues = check_launch(
+            plan, lacking, run, resumption=resumption, replaced=overwrite, is_elsewhere=is_elsewhere
+        )
+    if run is not None:
+        issues += check_run(plan.job, run, overwrite=overwrite, resume=resumption is not None)
+    if cluster is None and backend is not None:
+        issues += backend.check(plan)
+    return issues
+
+
+def launcher_of(backend: Backend, cluster: Cluster) -> LauncherRecord:
+    """RUN/launcher.json of a launch by this process on connected hosts."""
+    names = [host.name for host in cluster.hosts]
+    return this_launcher(backend.name, job_id=backend.job_id, hosts=names)
+
+
+# ---------------------------------------------------------------- of a bench
+
+
+def bench_issues(plan: Plan, machine: Machine, *, only_measures: bool = False) -> list[Issue]:
+    """Every reason, found without contacting a host, why a bench cannot run a plan on its hosts.
     machine: this one, which has the ranks where the plan names no hosts."""
     plan, backend = _with_backend(plan)
-    issues = check_launch(plan, machine, host_check=_host_check(backend))
-    return [*issues, *backend.check(plan)]
+    return launch_issues(plan, machine, backend, only_measures=only_measures)
 
 
-def measuring_refusals(plan: Plan, machine: Machine) -> list[Issue]:
-    """The same for ranks that only measure: they read no data and save nothing."""
-    plan, backend = _with_backend(plan)
-    return [*check_ranks(plan, machine, _host_check(backend)), *backend.check(plan)]
-
-
-def training_warnings(plan: Plan, machine: Machine) -> list[str]:
+def bench_warnings(plan: Plan, machine: Machine) -> list[str]:
     """What there is to warn of before a plan trains. Of hosts that have not been asked yet it is
     not known how many cores share the ranks."""
     _, backend = _with_backend(plan)
@@ -64,31 +105,18 @@ def training_warnings(plan: Plan, machine: Machine) -> list[str]:
 def connected(
     plan: Plan, run: RunDir, on_event: OnEvent, *, warnings: tuple[str, ...] = ()
 ) -> Iterator[tuple[Cluster, LaunchPlan]]:
-    """The hosts of a legal plan that has no refusals, connected until the block ends, and the
-    launch of the plan on them. Raises InputError with every reason why a host cannot run it."""
+    """The hosts of a legal plan that has no issues, connected until the block ends, and the launch
+    of the plan on them. Raises InputError with every reason why a host cannot run it."""
     plan, backend = _with_backend(plan)
     with backend.connect(plan, run, on_event) as cluster:
-        hosts = cluster.hosts
-        machine = common_machine(hosts)
+        machine = common_machine(cluster.hosts)
         if issues := cluster.check(plan, chosen_device(plan.job, machine)):
             raise InputError(issues)
-        launch = plan_launch(plan, run, machine, hosts=len(hosts), warnings=warnings)
-        names = [host.name for host in hosts]
-        launcher = this_launcher(backend.name, job_id=backend.job_id, hosts=names)
-        yield cluster, replace(launch, launcher=launcher)
+        launch = plan_launch(plan, run, machine, hosts=len(cluster.hosts), warnings=warnings)
+        yield cluster, replace(launch, launcher=launcher_of(backend, cluster))
 
 
 def _with_backend(plan: Plan) -> tuple[Plan, Backend]:
     """The plan on as many slots of its hosts as it has ranks, and what runs it."""
     plan = replace(plan, job=use_first_slots(plan.job))
     return plan, find_backend(plan.job, os.environ)
-
-
-def _host_check(backend: Backend) -> HostCheck | None:
-    """What hosts lack: this machine where it has the ranks; of others nothing is known yet."""
-    return None if backend.name == "local" else no_host_check
-
-
-def no_host_check(plan: Plan, device: Device) -> list[Issue]:
-    """A HostCheck for hosts that are not known yet."""
-    return []

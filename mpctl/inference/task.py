@@ -25,7 +25,7 @@ from mpctl.axes import AXIS_NAMES
 from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.hosts.machine import Machine
 from mpctl.launch.node.torchrun import task_environments
-from mpctl.launch.preflight import check_launch, chosen_device
+from mpctl.launch.preflight import check_here, chosen_device
 from mpctl.launch.supervise import StopRequests
 from mpctl.planning.plan import Plan, make_plan
 from mpctl.rundir.rank_files import FailureRecord
@@ -113,7 +113,7 @@ def task_job(job: JobSpec, machine: Machine, options: TaskOptions) -> JobSpec:
     plan = task_plan(job, options)
     plan.require_legal()
     job = plan.job
-    if issues := [issue for issue in check_launch(plan, machine) if issue.rule in TASK_RULES]:
+    if issues := [issue for issue in check_here(plan, machine) if issue.rule in TASK_RULES]:
         raise InputError(issues)
     threads = max(1, machine.cores // job.world_size)
     chosen = {"device": chosen_device(job, machine), "threads_per_rank": threads}

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
 from mpctl.checkpoint.folder import list_checkpoints
 from mpctl.checkpoint.verify import checkpoint_bytes
-from mpctl.errors import Issue
+from mpctl.errors import InputError, Issue
 from mpctl.estimate.checkpoint import most_at_once
 from mpctl.families import get_family
 from mpctl.hosts.checks import Device, host_issues, named_device, rehearsal_warnings
@@ -37,8 +37,6 @@ from mpctl.spec.model import ModelSpec
 from mpctl.spec.runtime import is_launched
 from mpctl.units import bytes_text, plural
 
-HostCheck = Callable[[Plan, Device], Iterable[Issue]]
-
 
 def chosen_device(job: JobSpec, machine: Machine) -> Device:
     """The device of launch.device; for `auto` that of the job's cluster, or else a GPU where the
@@ -48,22 +46,21 @@ def chosen_device(job: JobSpec, machine: Machine) -> Device:
 
 def check_launch(
     plan: Plan,
-    machine: Machine,
+    lacking: Iterable[Issue],
     run: RunDir | None = None,
     *,
     resumption: Resumption | None = None,
     replaced: bool = False,
-    host_check: HostCheck | None = None,
     is_elsewhere: bool = False,
 ) -> list[Issue]:
-    """Every reason not to start; empty when the job can run here.
+    """Every reason not to start; empty when the job can run.
 
-    run: the directory that will be written; resumption: the checkpoint from which a run is
-    continued; replaced: whether the run that is in the directory will be removed; host_check: what
-    hosts lack to run the plan, by default what this machine alone lacks; is_elsewhere: data,
-    initial weights and the disk of the run are not on this machine, and are not looked at.
+    lacking: what its hosts lack, as far as they are known; run: the directory that will be written;
+    resumption: the checkpoint from which a run is continued; replaced: whether the run that is in
+    the directory will be removed; is_elsewhere: data, initial weights and the disk of the run are
+    not on this machine, and are not looked at.
     """
-    job, device = plan.job, chosen_device(plan.job, machine)
+    job = plan.job
     surroundings = list(environment_issues(job))
     if surroundings:  # data and weights could not be read with these
         return surroundings
@@ -75,7 +72,7 @@ def check_launch(
         _unsupported(job),
         _decoder_length(job.model),
         elastic_issues(job),
-        host_check(plan, device) if host_check else host_issues(plan, machine, device),
+        lacking,
         data_issues(job, job.model, resumed, is_elsewhere=is_elsewhere),
         () if is_elsewhere else initial_weight_issues(job, job.model, resumed),
         missing_tensorboard("launch.tensorboard") if job.launch.tensorboard else (),
@@ -86,22 +83,32 @@ def check_launch(
     return list(chain.from_iterable(checks))
 
 
-def check_ranks(plan: Plan, machine: Machine, host_check: HostCheck | None = None) -> list[Issue]:
-    """Every reason why the ranks of a plan could not be started, whatever they do then: no data and
-    no weights are read, nothing is saved. machine, host_check: as in check_launch."""
+def check_here(plan: Plan, machine: Machine) -> list[Issue]:
+    """check_launch for all ranks on this machine."""
     device = chosen_device(plan.job, machine)
-    hosts = host_check(plan, device) if host_check else host_issues(plan, machine, device)
-    return [*environment_issues(plan.job), *_unsupported(plan.job), *hosts]
+    return check_launch(plan, host_issues(plan, machine, device))
 
 
-def check_replaced(job: JobSpec, run: RunDir) -> list[Issue]:
-    """--overwrite must not remove the weights that the new run starts from."""
-    origin = job.training.init_from
-    if origin is None or not Path(origin).resolve().is_relative_to(run.path.resolve()):
-        return []
-    message = f"{origin} is in the run that --overwrite removes"
-    hint = "use another --run-dir"
-    return [Issue("init-from-replaced", "training.init_from", message, hint)]
+def check_ranks(plan: Plan, lacking: Iterable[Issue]) -> list[Issue]:
+    """Every reason why the ranks of a plan could not be started, whatever they do then: no data and
+    no weights are read, nothing is saved. lacking: as in check_launch."""
+    return [*environment_issues(plan.job), *_unsupported(plan.job), *lacking]
+
+
+def check_run(job: JobSpec, run: RunDir, *, overwrite: bool, resume: bool) -> list[Issue]:
+    """Why a run cannot be in this directory: it is neither free, nor can it be overwritten or
+    resumed as the options say, or --overwrite would remove the weights that the run starts from."""
+    issues, origin = [], job.training.init_from
+    if overwrite and origin and Path(origin).resolve().is_relative_to(run.path.resolve()):
+        message = f"{origin} is in the run that --overwrite removes"
+        issues.append(
+            Issue("init-from-replaced", "training.init_from", message, "use another --run-dir")
+        )
+    try:
+        check_run_dir(run, overwrite=overwrite, resume=resume)
+    except InputError as error:
+        issues += error.issues
+    return issues
 
 
 def check_run_dir(run: RunDir, *, overwrite: bool, resume: bool) -> None:

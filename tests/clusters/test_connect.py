@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mpctl.clusters.connect import measuring_refusals, training_refusals, training_warnings
+from mpctl.clusters.connect import bench_issues, bench_warnings
 from mpctl.hosts.machine import Machine
 from mpctl.planning.plan import Plan
 from mpctl.spec.load import load_job
@@ -27,15 +27,17 @@ def test_a_host_may_have_more_slots_than_a_layout_has_ranks(tmp_path: Path) -> N
     hosts = tmp_path / "hosts"
     hosts.write_text("n1 slots=4\n")
     over = {"launch__on": "ssh", "launch__ssh__hostfile": str(hosts)}
-    assert measuring_refusals(plan_of(2, **over), ONE_CORE) == []
+    assert bench_issues(plan_of(2, **over), ONE_CORE, only_measures=True) == []
     hosts.write_text("n1 slots=1\n")
-    assert rules(measuring_refusals(plan_of(2, **over), ONE_CORE)) == ["slots-match-plan"]
+    assert rules(bench_issues(plan_of(2, **over), ONE_CORE, only_measures=True)) == [
+        "slots-match-plan"
+    ]
 
 
 def test_only_what_trains_needs_data() -> None:
     plan = plan_of(1)
-    assert measuring_refusals(plan, ONE_CORE) == []
-    (issue,) = training_refusals(plan, ONE_CORE)
+    assert bench_issues(plan, ONE_CORE, only_measures=True) == []
+    (issue,) = bench_issues(plan, ONE_CORE)
     assert "data" in issue.where
 
 
@@ -45,6 +47,6 @@ def test_cores_of_hosts_that_are_not_known_yet_are_not_warned_of(tmp_path: Path)
     two = {"cluster__nodes": 2, "cluster__gpus_per_node": 1, "parallel__dp": 2}
     here = plan_of(1, **two, launch__on="local")
     there = plan_of(1, **two, launch__on="ssh", launch__ssh__hostfile=str(hosts))
-    said = " ".join(training_warnings(here, ONE_CORE))
+    said = " ".join(bench_warnings(here, ONE_CORE))
     assert "2 nodes of the plan are simulated" in said and "2 ranks share 1 core" in said
-    assert training_warnings(there, ONE_CORE) == []
+    assert bench_warnings(there, ONE_CORE) == []

@@ -15,7 +15,7 @@ from mpctl.checkpoint.folder import set_aside
 from mpctl.checkpoint.verify import find_damage
 from mpctl.cli.app import run as mpctl
 from mpctl.hosts.machine import this_machine
-from mpctl.launch.preflight import check_launch
+from mpctl.launch.preflight import check_here, check_launch
 from mpctl.launch.resume import NEUTRAL, Resumption, changed_settings, find_resumption
 from mpctl.launch.supervise import RecordReader
 from mpctl.planning.plan import make_plan
@@ -217,10 +217,10 @@ def test_the_launcher_reads_no_tensor(
     run = RunDir(tmp_path / "run")
     resumption = find_resumption(run)
     assert resumption.step == 1
-    assert check_launch(make_plan(single), this_machine(), run, resumption=resumption) == []
+    assert check_launch(make_plan(single), (), run, resumption=resumption) == []
     assert make_trainer(single, run.path).step == 1
     started = tiny_job(data, training__init_from=str(run.path))
-    assert check_launch(make_plan(started), this_machine()) == []
+    assert check_here(make_plan(started), this_machine()) == []
     make_trainer(started, tmp_path / "other")
 
 

@@ -16,7 +16,7 @@ from mpctl.checkpoint.saved_model import SavedModel
 from mpctl.data.prepare import prepare
 from mpctl.families.implementation import Batch
 from mpctl.hosts.machine import this_machine
-from mpctl.launch.preflight import check_launch, check_replaced, launch_warnings
+from mpctl.launch.preflight import check_launch, check_run, launch_warnings
 from mpctl.launch.resume import find_resumption
 from mpctl.planning.plan import make_plan
 from mpctl.rundir.directory import RunDir
@@ -43,7 +43,7 @@ def hub_job(data: Path, folder: Path, **changes: Any) -> JobSpec:
 
 def launch_issues(job: JobSpec, run: RunDir | None = None) -> list[str]:
     resumption = None if run is None else find_resumption(run)
-    found = check_launch(make_plan(job), this_machine(), resumption=resumption)
+    found = check_launch(make_plan(job), (), resumption=resumption)
     return [f"{issue.rule} {issue.where}" for issue in found]
 
 
@@ -175,10 +175,11 @@ def test_one_checkpoint_of_a_run_will_do(
 def test_overwrite_may_not_remove_what_it_starts_from(data: Path, tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     for origin in (run.path, run.path / "checkpoints" / "step-8"):
-        (issue,) = check_replaced(tiny_job(data, training__init_from=str(origin)), run)
+        job = tiny_job(data, training__init_from=str(origin))
+        (issue,) = check_run(job, run, overwrite=True, resume=False)
         assert issue.where == "training.init_from"
-    assert check_replaced(tiny_job(data, training__init_from=str(tmp_path)), run) == []
-    assert check_replaced(tiny_job(data), run) == []
+    for origin in ({"training__init_from": str(tmp_path)}, {}):
+        assert check_run(tiny_job(data, **origin), run, overwrite=True, resume=False) == []
 
 
 def test_a_resumed_run_needs_its_origin_no_more(data: Path, tmp_path: Path) -> None:

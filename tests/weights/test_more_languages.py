@@ -11,7 +11,7 @@ import torch
 from mpctl.data.manifest import open_prepared
 from mpctl.data.prepare import prepare
 from mpctl.hosts.machine import this_machine
-from mpctl.launch.preflight import check_launch
+from mpctl.launch.preflight import check_here
 from mpctl.planning.plan import make_plan
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
@@ -54,7 +54,7 @@ def more(folders: dict[str, Path], base: Path, tp: int = 1, **changes: Any) -> J
 
 
 def issues_of(job: JobSpec) -> list[str]:
-    return [f"{i.rule} {i.where}" for i in check_launch(make_plan(job), this_machine())]
+    return [f"{i.rule} {i.where}" for i in check_here(make_plan(job), this_machine())]
 
 
 @pytest.mark.slow
