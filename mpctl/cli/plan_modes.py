@@ -79,7 +79,7 @@ def compare_tensor_modes(job: JobSource, more: list[str], *, as_json: bool) -> N
 
 def read_from(job: JobSource, launcher: str, text: str) -> JobSource:
     """The job of another launcher's flags, under the settings of the command line."""
-    from mpctl.interop.read import read_flags
+    from mpctl.interop.registry import read_flags
 
     return job.read_from(*read_flags(launcher, text, job.overrides))
 

@@ -13,15 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpctl.errors import Issue
-from mpctl.interop.emitted import EmitTarget
-from mpctl.interop.notes import plan_notes
-from mpctl.interop.sayable import Sayable, refused
-from mpctl.interop.texts import Tree, yaml_text
+from mpctl.interop.emitted import EmitTarget, Tree, plan_notes, yaml_text
+from mpctl.interop.limits import LauncherLimits, refused
 from mpctl.layout.topology import zero_stage
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 
-SAYABLE = Sayable(
+LIMITS = LauncherLimits(
     "accelerate", pp=False, sequence_parallel=False, zero=(0, 2, 3), recompute=("none", "full")
 )
 MIXED_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
@@ -30,7 +28,7 @@ DISTRIBUTED_TYPES = {"cuda": "MULTI_GPU", "rocm": "MULTI_GPU", "tpu": "XLA"}
 
 
 def _refusals(plan: Plan) -> Iterator[Issue]:
-    yield from SAYABLE.refusals(plan)
+    yield from LIMITS.refusals(plan)
     sizes, stage = plan.job.sizes, zero_stage(plan.job)
     if stage == 0 and sizes["cp"] > 1:
         message = "accelerate shards over cp wherever it is above 1"

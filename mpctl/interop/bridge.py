@@ -12,13 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpctl.errors import Issue
-from mpctl.interop.emitted import EmitTarget
-from mpctl.interop.megatron import SAYABLE, SCHEDULES, layout_text, megatron_refusals
-from mpctl.interop.megatron_flags import FSDP_STRATEGIES, LR_SCHEDULES, NORMS, ORDERS, POSITIONS
-from mpctl.interop.megatron_variants import variants
-from mpctl.interop.notes import plan_notes
-from mpctl.interop.sayable import find_order, refused_model
-from mpctl.interop.texts import Source, Value, python_value
+from mpctl.interop.emitted import EmitTarget, Source, Value, plan_notes, python_value
+from mpctl.interop.limits import find_order, refused_model
+from mpctl.interop.megatron import LIMITS, SCHEDULES, layout_text, megatron_refusals
+from mpctl.interop.megatron_flags import (
+    FSDP_STRATEGIES,
+    LR_SCHEDULES,
+    NORMS,
+    ORDERS,
+    POSITIONS,
+    variants,
+)
 from mpctl.layout.topology import zero_stage
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
@@ -38,7 +42,7 @@ Fields = Iterator[tuple[str, Value]]
 
 
 def _refusals(plan: Plan) -> Iterator[Issue]:
-    yield from megatron_refusals(plan, SAYABLE, "Megatron-Bridge")
+    yield from megatron_refusals(plan, LIMITS, "Megatron-Bridge")
     model = plan.job.model
     if model is not None and model.position == "none":
         message = "Megatron-Bridge has learned_absolute and rope"

@@ -15,21 +15,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mpctl.errors import Issue
-from mpctl.interop.emitted import EmitTarget
-from mpctl.interop.notes import plan_notes
-from mpctl.interop.sayable import Sayable, find_order, refused, uneven_setting
-from mpctl.interop.texts import Value, python_call
+from mpctl.interop.emitted import EmitTarget, Value, plan_notes, python_call
+from mpctl.interop.limits import LauncherLimits, find_order, refused, uneven_setting
 from mpctl.layout.topology import job_grid, zero_stage
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 
 INSIDE, OUTSIDE = "tp-cp-dp-pp", "tp-cp-pp-dp"
-SAYABLE = Sayable(
+LIMITS = LauncherLimits(
     "Colossal-AI", orders=(INSIDE, OUTSIDE), zero=(0, 1, 2), zero_in_pipeline=(0, 1),
     recompute=("none", "full"), tensor_modes=("1d", "2d", "2.5d", "3d"),
 )  # fmt: skip
 LEGACY = replace(
-    SAYABLE, launcher="Colossal-AI's legacy API", orders=(OUTSIDE,), cp=False, zero=(0,),
+    LIMITS, launcher="Colossal-AI's legacy API", orders=(OUTSIDE,), cp=False, zero=(0,),
     zero_in_pipeline=(0,), recompute=("none",), dtypes=("fp32", "fp16"),
 )  # fmt: skip
 
@@ -40,7 +38,7 @@ def _is_grid(plan: Plan) -> bool:
 
 def _refusals(plan: Plan) -> Iterator[Issue]:
     p, t = plan.job.parallel, plan.job.training
-    yield from (LEGACY if _is_grid(plan) else SAYABLE).refusals(plan)
+    yield from (LEGACY if _is_grid(plan) else LIMITS).refusals(plan)
     if p.cp > 1 and p.sequence_parallel and p.tp > 1:
         message = "Colossal-AI splits sequences over cp or over tp, not over both"
         yield refused("sequence_parallel", "true", message, "use --no-sequence-parallel, or cp 1")

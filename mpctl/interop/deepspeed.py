@@ -15,14 +15,13 @@ from collections.abc import Iterator, Mapping
 from math import log2
 
 from mpctl.errors import Issue
-from mpctl.interop.emitted import EmitTarget
-from mpctl.interop.notes import plan_notes
-from mpctl.interop.sayable import Sayable, refused, uneven_setting
+from mpctl.interop.emitted import EmitTarget, plan_notes
+from mpctl.interop.limits import LauncherLimits, refused, uneven_setting
 from mpctl.layout.topology import zero_stage
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 
-SAYABLE = Sayable(
+LIMITS = LauncherLimits(
     "DeepSpeed", chunks=False, sequence_parallel=False, zero_in_pipeline=(0, 1),
     recompute=("none", "full"), offload=True, partition=True,
 )  # fmt: skip
@@ -31,7 +30,7 @@ Config = dict[str, object]
 
 def _refusals(plan: Plan) -> Iterator[Issue]:
     job, p = plan.job, plan.job.parallel
-    yield from SAYABLE.refusals(plan)
+    yield from LIMITS.refusals(plan)
     if p.cp > 1 and (p.pp > 1 or p.tp > 1):
         beside = "a pipeline" if p.pp > 1 else "tp"
         yield refused("cp", p.cp, f"DeepSpeed has none beside {beside}", "use cp 1")

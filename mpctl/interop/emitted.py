@@ -1,20 +1,40 @@
 """A plan as another launcher's flags, file or snippet: one value, the same for every target.
 
-By hand: notes ("dp 2 is derived",), body "tp: 4" and language yaml are the text
+Its notes are comments before the body: those that every target gives (sizes that follow from
+others, batch, vocabulary, verdict) and its own. Bodies are made of YAML and of Python source, of
+numbers, words, lists and tables, nothing that is run.
 
-    # dp 2 is derived
-    tp: 4
+>>> print(yaml_text({"tp": 4, "fsdp": {"reshard": True, "wrap": "NONE"}}))
+tp: 4
+fsdp:
+  reshard: true
+  wrap: NONE
+>>> print(python_call("Plugin", {"tp_size": 4, "precision": "bf16"}))
+Plugin(
+    tp_size=4,
+    precision="bf16",
+)
 """
 
 from __future__ import annotations
 
+import json
+import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
+from mpctl.axes import CHOSEN_AXES
+from mpctl.axes import sizes_text as axis_sizes_text
 from mpctl.errors import Issue
+from mpctl.layout.topology import zero_stage
 from mpctl.planning.plan import Plan
+from mpctl.planning.summary import model_name, placement_text, sizes_text, verdict
+from mpctl.sharding import padded_vocab
+from mpctl.spec.job import JobSpec
+from mpctl.spec.schedules import SCHEDULES
+from mpctl.units import plural
 
 WIDTH = 98
 Language = Literal["shell", "yaml", "python"]
@@ -89,3 +109,139 @@ class EmitTarget:
     refusals: Callable[[Plan], Iterator[Issue]]
     notes: Callable[[Plan], Iterator[str]]
     body: Callable[[Plan], str]
+
+
+def plan_notes(
+    plan: Plan, launcher: str, *, divisor: int | None = None, schedules: Iterable[str] = SCHEDULES
+) -> Iterator[str]:
+    """What every target says: the layout and whether it fits, the padded vocabulary, and what of
+    the plan has no effect or is another thing there. divisor: of its padding, where it is not the
+    model's; 0 where the launcher pads nothing. schedules: those that it runs."""
+    yield from layout_notes(plan)
+    yield from vocabulary_note(plan.job, divisor=divisor)
+    yield from zero_note(plan.job)
+    yield from schedule_note(plan.job, tuple(schedules))
+    yield from sequence_note(plan.job, launcher)
+
+
+def layout_notes(plan: Plan) -> Iterator[str]:
+    """Model, sizes and place of the ranks; how dp and the micro batches follow; whether it fits."""
+    job, sizes = plan.job, plan.job.sizes
+    model = model_name(job)
+    of_model = f"{model}: " if model else ""
+    yield f"{of_model}{sizes_text(job)}, {placement_text(plan)}, order {job.parallel.order}"
+    inner = axis_sizes_text(sizes, CHOSEN_AXES)
+    yield f"dp {sizes['dp']} = {plural(job.world_size, 'rank')} / ({inner})"
+    yield batch_note(job)
+    yield verdict(plan)
+
+
+def batch_note(job: JobSpec) -> str:
+    """How the global batch follows from micro batch, dp and micro batches."""
+    t, count = job.training, job.num_microbatches
+    return (
+        f"global batch {t.global_batch_size} = micro batch {t.micro_batch_size} x dp "
+        f"{job.sizes['dp']} x {plural(count, 'micro batch', 'micro batches')} a step"
+    )
+
+
+def vocabulary_note(job: JobSpec, *, divisor: int | None = None) -> Iterator[str]:
+    """The padded rows of the word table. divisor: theirs, where it is not the model's; 0 where the
+    software pads nothing."""
+    if job.model is None:
+        return
+    vocab, tp = job.model.vocab, job.parallel.tp
+    ours = padded_vocab(vocab, tp=tp, divisor=job.model.vocab_divisor)
+    if divisor == 0:
+        more = f"; mpctl's plan pads it to {ours}" if ours != vocab else ""
+        yield f"vocabulary {vocab}, not padded by this software{more}"
+        return
+    theirs = padded_vocab(vocab, tp=tp, divisor=divisor or job.model.vocab_divisor)
+    more = f"; mpctl's plan pads it to {ours}" if ours != theirs else ""
+    multiple = divisor or job.model.vocab_divisor
+    yield f"vocabulary {vocab}, padded to {theirs}, a multiple of {multiple} x tp {tp}{more}"
+
+
+def zero_note(job: JobSpec) -> Iterator[str]:
+    """Where the plan asks for ZeRO and there is a single replica."""
+    if job.parallel.zero and not zero_stage(job):
+        yield f"ZeRO {job.parallel.zero} shares nothing: dp x cp is 1"
+
+
+def schedule_note(job: JobSpec, known: tuple[str, ...]) -> Iterator[str]:
+    """Where the software has another schedule than the plan's. known: those that it runs."""
+    p = job.parallel
+    if p.pp > 1 and p.schedule not in known:
+        yield (
+            f"approximated: schedule {p.schedule} is not there; 1F1B runs instead, with the same "
+            "losses and another bubble and memory"
+        )
+
+
+def sequence_note(job: JobSpec, launcher: str) -> Iterator[str]:
+    """Where sequence parallelism is on and tp is 1."""
+    if job.parallel.sequence_parallel and job.parallel.tp == 1:
+        yield f"sequence parallelism is left out: tp is 1, and {launcher} turns it off itself"
+
+
+_PLAIN = re.compile(r"[A-Za-z_][\w./-]*")
+_NOT_WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
+
+
+class Source(NamedTuple):
+    """A Python expression that stands as it is, such as `torch.bfloat16`: from constants of this
+    package alone, never from a job."""
+
+    code: str
+
+
+Scalar = int | float | str | bool | None
+Value = Scalar | Source | list[int] | list[str] | list[list[str]]
+Tree = Mapping[str, "Scalar | Tree"]
+
+
+def yaml_text(tree: Tree) -> str:
+    """Nested tables as YAML blocks, in the order given."""
+    return "\n".join(_yaml_lines(tree, ""))
+
+
+def _yaml_lines(tree: Tree, indent: str) -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield f"{indent}{key}:" if value else f"{indent}{key}: {{}}"
+            yield from _yaml_lines(value, f"{indent}  ")
+        else:
+            yield f"{indent}{key}: {_yaml_scalar(value)}"
+
+
+def _yaml_scalar(value: Scalar) -> str:
+    """A string is plain where YAML reads nothing else in it; a float has a point, as YAML 1.1
+    wants."""
+    if isinstance(value, str):
+        is_plain = _PLAIN.fullmatch(value) and value.lower() not in _NOT_WORDS
+        return value if is_plain else json.dumps(value)
+    if isinstance(value, float):
+        text = repr(value)
+        return text if "." in text or "e" not in text else text.replace("e", ".0e")
+    return json.dumps(value)
+
+
+def python_value(value: Value) -> str:
+    """A literal, strings in double quotes; a Source stands as it is.
+
+    >>> python_value([1, 2]), python_value("a"), python_value(None), python_value(True)
+    ('[1, 2]', '"a"', 'None', 'True')
+    """
+    if isinstance(value, Source):
+        return value.code
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, list):
+        return f"[{', '.join(python_value(part) for part in value)}]"
+    return repr(value)
+
+
+def python_call(name: str, arguments: Mapping[str, Value], indent: str = "") -> str:
+    """A call with keyword arguments, one a line."""
+    lines = [f"{indent}    {key}={python_value(value)}," for key, value in arguments.items()]
+    return "\n".join([f"{name}(", *lines, f"{indent})"])

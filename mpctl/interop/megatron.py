@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from mpctl.errors import Issue
-from mpctl.interop.emitted import WIDTH, EmitTarget
+from mpctl.interop.emitted import WIDTH, EmitTarget, plan_notes
+from mpctl.interop.limits import LauncherLimits, find_order, refused, refused_model
 from mpctl.interop.megatron_flags import (
     BATCH_FLAGS,
     FP16_FLAGS,
@@ -28,17 +29,16 @@ from mpctl.interop.megatron_flags import (
     SOFTWARE,
     TRAINING_FLAGS,
     MegatronFlag,
+    variant_refusals,
+    variants,
 )
-from mpctl.interop.megatron_variants import variant_refusals, variants
-from mpctl.interop.notes import plan_notes
-from mpctl.interop.sayable import Sayable, find_order, refused, refused_model
 from mpctl.layout.topology import zero_stage
 from mpctl.pipeline.stages import Span
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 
-SAYABLE = Sayable(
+LIMITS = LauncherLimits(
     "Megatron-LM", orders=tuple(ORDERS), dtypes=("fp32", "bf16", "fp16", *NARROW_FLAGS),
     partition=True,
 )  # fmt: skip
@@ -47,13 +47,13 @@ Flags = Iterator[str]
 
 
 def _refusals(plan: Plan) -> Iterator[Issue]:
-    yield from megatron_refusals(plan, SAYABLE, SAYABLE.launcher)
+    yield from megatron_refusals(plan, LIMITS, LIMITS.launcher)
 
 
-def megatron_refusals(plan: Plan, sayable: Sayable, who: str) -> Iterator[Issue]:
+def megatron_refusals(plan: Plan, limits: LauncherLimits, who: str) -> Iterator[Issue]:
     """What Megatron-Core cannot be told of a plan; who: the launcher, for messages."""
     job, training = plan.job, plan.job.training
-    yield from replace(sayable, launcher=who).refusals(plan)
+    yield from replace(limits, launcher=who).refusals(plan)
     legal = {"fp32": ("fp32",), "fp16": ("fp16", "fp32")}.get(training.dtype, ("fp32", "bf16"))
     if (reduced := training.reduced_dtype) not in legal and training.dtype != "fp64":
         message = f"{who} reduces gradients of {training.dtype} in {' or '.join(legal)}"

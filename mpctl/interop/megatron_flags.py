@@ -1,15 +1,27 @@
-"""The flags of Megatron-LM that are a setting of a job one to one, for writing and for reading.
+"""The settings that are a flag of Megatron-LM one to one, and its flags for variants of decoders.
 
 Names, types and defaults are those of megatron-core 0.19.2, megatron/training/arguments.py, held by
-tests/interop/test_megatron_flags.py. Flags that say several settings, or a setting in other
-words, are in megatron.py (writing) and from_megatron.py (reading).
+tests/interop/test_megatron_flags.py: training.weight_decay 0.1 is `--weight-decay 0.1`, and without
+the flag Megatron takes 0.01. Flags that say several settings, or a setting in other words, are in
+megatron.py (writing) and from_megatron.py (reading).
 
-By hand: training.weight_decay 0.1 is `--weight-decay 0.1`; without the flag Megatron takes 0.01.
+Variants are what a decoder may have beside GPT-2's and Llama's shapes. A window of w keys is
+`--window-size w-1,0` there (keys to the left of the query, and to its right);
+`--window-attn-skip-freq N` leaves every N-th layer without it, the last of each N: a window of 128
+in every second layer is `--window-size 127,0 --window-attn-skip-freq 2`. Beside each flag stands
+the field of the same meaning in TransformerConfig, which Megatron-Bridge sets.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+from mpctl.errors import Issue
+from mpctl.interop.command_line import Flags
+from mpctl.interop.emitted import Value
+from mpctl.interop.limits import refused_model
+from mpctl.spec.model import ModelSpec, is_set
 
 SOFTWARE = "Megatron-LM core 0.19"
 ORDERS = {"tp-cp-dp-pp": (), "tp-cp-pp-dp": ("--use-tp-pp-dp-mapping",)}
@@ -27,7 +39,7 @@ FSDP_STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
 ROPE_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position": 8192.0}
 """What --use-rope-scaling fixes (megatron/core/models/common/embeddings/rotary_pos_embedding)."""
 
-Value = int | float | str
+Default = int | float | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +51,7 @@ class MegatronFlag:
     flag: str
     setting: str
     kind: type[int] | type[float] | type[str]
-    default: Value | None = None
+    default: Default | None = None
     words: dict[str, str] | None = None
 
 
@@ -94,3 +106,100 @@ FP16_FLAGS = (
     MegatronFlag("--min-loss-scale", "training.min_loss_scale", float, 1.0),
 )
 PLAIN_FLAGS = LAYOUT_FLAGS + BATCH_FLAGS + MODEL_FLAGS + TRAINING_FLAGS + FP16_FLAGS
+
+
+SWITCHES = ("--squared-relu", "--qk-layernorm", "--add-qkv-bias")
+VALUES = ("--window-size", "--window-attn-skip-freq", "--mtp-num-layers", "--rotary-percent")
+WITHOUT_FLAG = (
+    "embedding_norm", "embedding_multiplier", "parallel_residual", "shared_norm",
+    "rotary_scaling_type", "window_rotary_base", "attention_scale", "attention_softcap",
+    "logit_softcap", "head_bias",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A way in which a model differs: its flag with the flag's value, empty of a switch, and its
+    field of TransformerConfig with the field's value."""
+
+    flag: str
+    text: str
+    field: str
+    value: Value
+
+
+def variants(model: ModelSpec) -> Iterator[Variant]:
+    """What is said of a model beside the settings that are a flag one to one."""
+    if model.qk_norm:
+        yield Variant("--qk-layernorm", "", "qk_layernorm", True)
+    if model.bias == "qkv":
+        yield Variant("--add-qkv-bias", "", "add_qkv_bias", True)
+    if model.mtp_layers:
+        yield Variant("--mtp-num-layers", str(model.mtp_layers), "mtp_num_layers", model.mtp_layers)
+    if model.position == "rotary" and model.rotary_fraction != 1:
+        part = model.rotary_fraction
+        yield Variant("--rotary-percent", str(part), "rotary_percent", part)
+    if model.attention_window is not None:
+        left = model.attention_window - 1
+        yield Variant("--window-size", f"{left},0", "window_size", [left, 0])
+        every = model.full_attention_every or model.attention_window_every or 1
+        if every > 1:
+            name = "window_attn_skip_freq"
+            yield Variant("--window-attn-skip-freq", str(every), name, every)
+
+
+def variant_refusals(model: ModelSpec, who: str) -> Iterator[Issue]:
+    """What of a model Megatron-Core cannot be told; who: the launcher, for messages."""
+    for key in WITHOUT_FLAG:
+        if is_set(model, key):
+            message = f"{who} has no setting that does the same"
+            yield refused_model(key, getattr(model, key), message, "--emit torch for the layout")
+    every = model.attention_window_every
+    if every is not None and every > 2:
+        message = f"{who} can give every N-th layer full attention, not one in {every} the window"
+        yield refused_model("attention_window_every", every, message, "use full_attention_every")
+    if model.position == "alibi":
+        message = f"{who} has learned_absolute, rope and none"
+        yield refused_model("position", "alibi", message, "use learned or rotary")
+    if model.norm == "nonparametric":
+        message = f"{who}'s norms have weights"
+        yield refused_model("norm", model.norm, message, "use layernorm or rmsnorm")
+    if model.qk_norm == "width":
+        yield refused_model("qk_norm", "width", f"{who} norms each head", "use qk_norm true")
+    if model.bias in ("attention", "mlp"):
+        message = f"{who} has biases in all linear layers, in q, k and v, or in none"
+        yield refused_model("bias", model.bias, message, "use true, qkv or false")
+
+
+def read_variants(flags: Flags, wrong: Callable[[str, str, str], None]) -> dict[str, object]:
+    """The settings of the flags above, by full name; wrong: is told flag, message and hint."""
+    found: dict[str, object] = {}
+    if "--squared-relu" in flags:
+        found["model.activation"] = "relu2"
+    if "--qk-layernorm" in flags:
+        found["model.qk_norm"] = True
+    if "--add-qkv-bias" in flags and "--disable-bias-linear" in flags:
+        found["model.bias"] = "qkv"
+    for flag, setting, kind in (
+        ("--mtp-num-layers", "model.mtp_layers", int),
+        ("--window-attn-skip-freq", "model.full_attention_every", int),
+        ("--rotary-percent", "model.rotary_fraction", float),
+    ):
+        if flag in flags:
+            try:
+                found[setting] = kind(flags[flag][0])
+            except ValueError:
+                wrong(flag, f"{flags[flag][0]!r} is no number", "give one number")
+    if "--window-size" in flags:
+        found |= _read_window(flags["--window-size"][0], wrong)
+    return found
+
+
+def _read_window(text: str, wrong: Callable[[str, str, str], None]) -> dict[str, object]:
+    """`127,0` and `(127,0)` are a window of 128; -1 to the left is none."""
+    left, _, right = text.strip("()").replace(" ", "").partition(",")
+    if not left.lstrip("-").isdecimal() or right != "0":
+        hint = "give keys to the left and 0: 127,0 is a window of 128"
+        wrong("--window-size", f"{text!r} is no window that a job can say", hint)
+        return {}
+    return {"model.attention_window": int(left) + 1} if int(left) >= 0 else {}

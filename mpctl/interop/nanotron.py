@@ -13,11 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpctl.errors import Issue
-from mpctl.interop.emitted import EmitTarget
-from mpctl.interop.llama_shapes import llama_refusals
-from mpctl.interop.notes import plan_notes
-from mpctl.interop.sayable import Sayable, refused, refused_model
-from mpctl.interop.texts import Scalar, Tree, yaml_text
+from mpctl.interop.emitted import EmitTarget, Scalar, Tree, plan_notes, yaml_text
+from mpctl.interop.limits import LauncherLimits, llama_refusals, refused, refused_model
 from mpctl.layout.topology import zero_stage
 from mpctl.pipeline.filled import is_filled
 from mpctl.planning.plan import Plan
@@ -25,7 +22,7 @@ from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 
-SAYABLE = Sayable(
+LIMITS = LauncherLimits(
     "nanotron", chunks=False, zero=(0, 1), zero_in_pipeline=(0, 1), recompute=("none", "full"),
     dtypes=("fp32", "bf16"), dropout=False,
 )  # fmt: skip
@@ -36,7 +33,7 @@ STYLES = {"linear": "linear", "cosine": "cosine"}
 
 def _refusals(plan: Plan) -> Iterator[Issue]:
     t, model = plan.job.training, plan.job.model
-    yield from SAYABLE.refusals(plan)
+    yield from LIMITS.refusals(plan)
     if t.lr_schedule not in STYLES:
         message = "nanotron decays linearly or as a cosine"
         yield Issue("emit-lr-schedule", "training.lr_schedule", f"{t.lr_schedule}, and {message}",

@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpctl.axes import AXIS_NAMES
-from mpctl.interop.emitted import EmitTarget
-from mpctl.interop.notes import plan_notes
-from mpctl.interop.sayable import Sayable
+from mpctl.interop.emitted import EmitTarget, plan_notes
+from mpctl.interop.limits import LauncherLimits
 from mpctl.layout.topology import zero_stage
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 
-SAYABLE = Sayable(
+LIMITS = LauncherLimits(
     "torch", orders=None, dtypes=("fp64", "fp32", "bf16", "fp16"), offload=True, partition=True
 )
 DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -108,4 +107,4 @@ def _stage_lines(plan: Plan) -> Iterator[str]:
     yield "]"
 
 
-TARGET = EmitTarget("torch", "torch 2.13 (DeviceMesh)", "python", SAYABLE.refusals, _notes, _body)
+TARGET = EmitTarget("torch", "torch 2.13 (DeviceMesh)", "python", LIMITS.refusals, _notes, _body)

@@ -8,6 +8,10 @@ gradients are reduced once a step, and parameters stay whole by default, which i
 The functions of models/llama3/config_registry.py bring RoPE scaling of factor 8 and an optimizer,
 that of 405B products in fp8 and asynchronous tensor parallelism: the plan's stand in their place.
 
+Formulas of the optimizer: components/optimizer/. The scheduler warms up, holds the peak and decays
+up to total_steps; the rate of every step is that of runtime/lr_schedule.py. With wsd over 100 steps
+and a decay of 20: total_steps 100, decay_ratio 0.2.
+
 By hand, 80 layers in 4 stages of 5 chunks: pipeline_parallel_layers_per_stage 80 / 20 = 4, with no
 layers less on the first and last stage.
 """
@@ -17,18 +21,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpctl.errors import Issue
-from mpctl.interop.emitted import EmitTarget
-from mpctl.interop.llama_shapes import llama_refusals
-from mpctl.interop.notes import plan_notes
-from mpctl.interop.sayable import Sayable, refused
-from mpctl.interop.texts import Value, python_call
-from mpctl.interop.torchtitan_optimizer import leaves_norms, optimizer_lines, rate_refusals
+from mpctl.interop.emitted import EmitTarget, Value, plan_notes, python_call
+from mpctl.interop.limits import LauncherLimits, llama_refusals, refused
 from mpctl.layout.topology import zero_stage
 from mpctl.planning.plan import Plan
+from mpctl.rules.check import listed
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
+from mpctl.spec.training import TrainingSpec
 
-SAYABLE = Sayable(
+LIMITS = LauncherLimits(
     "torchtitan", zero=(0, 2, 3), zero_in_pipeline=(0, 1, 2, 3), dtypes=("fp32", "bf16"),
     dropout=False,
 )  # fmt: skip
@@ -47,7 +49,7 @@ FLAVOR_VOCAB, FLAVOR_EPSILON = 128256, 1e-5
 
 def _refusals(plan: Plan) -> Iterator[Issue]:
     job = plan.job
-    yield from SAYABLE.refusals(plan)
+    yield from LIMITS.refusals(plan)
     if job.sizes["cp"] > 1 and zero_stage(job) == 0:
         message = "torchtitan shards over cp wherever it is above 1"
         yield refused("zero", 0, message, "use zero 2 or 3")
@@ -207,6 +209,58 @@ def _stage_layers(plan: Plan) -> dict[str, Value]:
     names[0].insert(0, "tok_embeddings")
     names[-1] += ["norm", "lm_head"]
     return {"module_fqns_per_model_part": names}
+
+
+DECAY_TYPES = {"linear": "linear", "cosine": "cosine", "minus_sqrt": "sqrt"}
+NORMS_AND_BIASES, ALL = r"(norm\.weight|bias)$", ".*"
+
+
+def rate_refusals(training: TrainingSpec) -> Iterator[Issue]:
+    """The schedules of the learning rate that torchtitan does not have."""
+    t, end = training, training.lr_decay_steps
+    if t.lr_schedule == "wsd" and t.lr_wsd_decay_style not in DECAY_TYPES:
+        message = f"torchtitan decays {listed([*DECAY_TYPES])}"
+        yield refused("lr_wsd_decay_style", t.lr_wsd_decay_style, message, "use minus_sqrt")
+    if end is not None and end < t.steps:
+        message = f"torchtitan has no rate for the steps from there to {t.steps}"
+        yield refused("lr_decay_steps", end, message, f"use {t.steps} or more, or fewer steps")
+
+
+def leaves_norms(plan: Plan) -> bool:
+    """Whether norms have a group of their own. Each group needs a parameter on each stage, and a
+    first stage without layers has the word table alone."""
+    start, stop = plan.stages[0][0] if plan.stages else (0, 1)
+    return plan.job.training.weight_decay == 0 or stop > start
+
+
+def optimizer_lines(plan: Plan) -> Iterator[str]:
+    """The body of a function that sets optimizer and scheduler of `config`."""
+    t = plan.job.training
+    rates = f'"lr": {t.learning_rate}, "betas": ({t.beta1}, {t.beta2}), "eps": {t.epsilon}'
+    groups = {NORMS_AND_BIASES: 0.0} if t.weight_decay and leaves_norms(plan) else {}
+    yield f"    adamw = {{{rates}}}"
+    yield "    config.optimizer = OptimizersContainer.Config(param_groups=["
+    for pattern, decay in {**groups, ALL: t.weight_decay}.items():
+        yield f'        ParamGroupConfig(pattern=r"{pattern}", optimizer_name="AdamW",'
+        yield f'                         optimizer_kwargs={{**adamw, "weight_decay": {decay}}}),'
+    yield "    ])"
+    rate = python_call("LRSchedulersContainer.Config", dict(_rates(t)), "    ")
+    yield f"    config.lr_scheduler = {rate}"
+
+
+def _rates(training: TrainingSpec) -> Iterator[tuple[str, Value]]:
+    t = training
+    end = max(t.lr_decay_steps or t.steps, t.warmup_steps)
+    yield "warmup_steps", t.warmup_steps
+    yield "total_steps", end
+    if t.lr_schedule == "constant":
+        yield "decay_ratio", 0.0
+        return
+    if t.lr_schedule == "wsd":
+        yield "decay_ratio", (t.lr_wsd_decay_steps or 0) / end
+    style = t.lr_wsd_decay_style if t.lr_schedule == "wsd" else t.lr_schedule
+    yield "decay_type", DECAY_TYPES[style]
+    yield "min_lr_factor", float(f"{t.lowest_rate / t.learning_rate:.12g}")
 
 
 TARGET = EmitTarget("torchtitan", "torchtitan 0.3", "python", _refusals, _notes, _body)

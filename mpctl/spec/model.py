@@ -137,10 +137,10 @@ class ModelSpec(StrictModel):
         "before when absent",
     )
     attention_window_every: Layers | None = Field(
-        None, description="every so manieth layer has the window, from the first; all when absent"
+        None, description="N: one layer in N has the window, from the first on; all when absent"
     )
     full_attention_every: Layers | None = Field(
-        None, description="every so manieth layer has no window, the last of so many (Gemma 3: 6)"
+        None, description="N: one layer in N has no window, the last of each N (Gemma 3: 6)"
     )
     attention_scale: Multiplier | None = Field(
         None, description="factor of the attention scores; 1 / sqrt(head_dim) when absent"

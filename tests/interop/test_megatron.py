@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from mpctl.errors import InputError
-from mpctl.interop.from_megatron import read_megatron
+from mpctl.interop.from_megatron import layer_counts, read_megatron
 from mpctl.interop.megatron import layout_text
-from mpctl.interop.megatron_layout import layer_counts
 from mpctl.interop.registry import emit_plan
 from mpctl.pipeline.stages import spans_of
 from mpctl.planning.plan import Plan, load_plan

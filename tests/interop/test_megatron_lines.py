@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from mpctl.interop.from_megatron import ReadJob, read_megatron
-from mpctl.interop.megatron_layout import layer_counts
+from mpctl.interop.from_megatron import ReadJob, layer_counts, read_megatron
 from mpctl.planning.plan import Plan, load_plan
 from mpctl.sharding import padded_vocab
 from tests.interop.megatron_lines import lines
