@@ -32,6 +32,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from errno import EADDRINUSE
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -140,7 +141,7 @@ class NodeState:
     rank. code: torchrun's exit code, None while it runs; killed_by: the signal that killed it, 0
     where none did or where the launcher sent it. exit_codes: of the ranks that torchrun names as
     failed, by rank; terminated: those of them that torchrun ended itself, after another one had
-    failed; port_taken: torchrun found its port in use. failures: records of ranks that an exception
+    failed. failures: records of ranks that an exception
     ended. memory_kills: processes that the kernel killed since the attempt began because memory ran
     out. lost: why the host no longer answers, empty while it does. unkilled: ids of processes that
     ran on after SIGKILL when the attempt was ended.
@@ -154,7 +155,6 @@ class NodeState:
     killed_by: int = 0
     exit_codes: Mapping[int, int] = field(default_factory=dict)
     terminated: Sequence[int] = ()
-    port_taken: bool = False
     failures: Sequence[FailureRecord] = ()
     memory_kills: int = 0
     lost: str = ""
@@ -223,7 +223,7 @@ class AttemptState:
     @property
     def port_taken(self) -> bool:
         """Whether torchrun found the port in use at which ranks meet."""
-        return any(node.port_taken for node in self.nodes) and not self.failures
+        return any(node.code == EADDRINUSE for node in self.nodes) and not self.failures
 
     @property
     def code(self) -> int | None:

@@ -4,16 +4,18 @@ Whatever starts the ranks of a host, a node agent or the launcher itself, makes 
 memory for them (HostBreadcrumbs) and tells them by BREADCRUMBS where it is. Writing there is a
 store to memory: no system call, and no network file system that a rank could have to wait for.
 What was written stays when the rank is killed or stopped. The rank writes how far it is, what it is
-doing and why it failed; the agent writes that the rank is to stop. The agent reports what it reads
-to the launcher, which writes the reports of all hosts to RUN/nodes/status.json (launch/attempt.py).
+doing and why it failed, torchrun how it ended; the agent writes that it is to stop. The agent
+reports what it reads to the launcher, which writes the reports of all hosts to
+RUN/nodes/status.json (launch/attempt.py).
 
 Layout, one after the other for each rank: TEXT_BYTES of UTF-8 text, padded with zero bytes, then
-four little-endian 64-bit integers: how far the rank has come (STARTED to FINISHED), a counter that
-rises while it runs, the bytes of its failure record, and 1 once it is to finish its step, save and
-end; then two little-endian doubles, both in seconds since 1970 by the clock of the rank's host:
-when the counter last rose, and when the text was last replaced; then LOG_BYTES: the collectives
-that the rank has started and finished (collective_log.py); then FAILURE_BYTES: the FailureRecord of
-a rank that an exception ended, as JSON.
+six little-endian 64-bit integers: how far the rank has come (STARTED to FINISHED), a counter that
+rises while it runs, the bytes of its failure record, 1 once it is to finish its step, save and end,
+the exit code of a rank that failed, and 1 where torchrun ended it; then two little-endian doubles,
+both in seconds since 1970 by the clock of the rank's host: when the counter last rose, and when the
+text was last replaced; then LOG_BYTES: the collectives that the rank has started and finished
+(collective_log.py); then FAILURE_BYTES: the FailureRecord of a rank that an exception ended, as
+JSON.
 """
 
 from __future__ import annotations
@@ -43,10 +45,10 @@ from mpctl.rundir.rank_files import FailureRecord
 BREADCRUMBS = "MPCTL_BREADCRUMBS"
 """Environment variable of a rank: `8:/proc/4711/fd/9`, the first rank of its host and the file."""
 TEXT_BYTES = 256
-START_AT, BEATS_AT, FAILED_AT, STOP_AT, BEAT_TIME_AT, TEXT_TIME_AT = (
-    TEXT_BYTES + 8 * field for field in range(6)
+START_AT, BEATS_AT, FAILED_AT, STOP_AT, EXIT_AT, TERMINATED_AT, BEAT_TIME_AT, TEXT_TIME_AT = (
+    TEXT_BYTES + 8 * field for field in range(8)
 )
-HEAD_BYTES = TEXT_BYTES + 48
+HEAD_BYTES = TEXT_BYTES + 64
 FAILURE_AT, FAILURE_BYTES = HEAD_BYTES + LOG_BYTES, 1 << 14
 RANK_BYTES = FAILURE_AT + FAILURE_BYTES
 BEAT_SECONDS = 0.5
@@ -64,6 +66,11 @@ def rank_memory(rank: int, environment: Mapping[str, str]) -> memoryview:
     with Path(path).open("r+b") as stream:
         whole = mmap.mmap(stream.fileno(), 0)
     return memoryview(whole)[_place(rank - int(first))]
+
+
+def note_exit(memory: memoryview, code: int, *, is_terminated: bool) -> None:
+    """Have torchrun say with which code a rank failed, and whether torchrun ended it."""
+    struct.pack_into("<qq", memory, EXIT_AT, code, is_terminated)
 
 
 class Breadcrumb:
@@ -174,10 +181,25 @@ class HostBreadcrumbs:
                     found.append(json.loads(self.memory[start : start + size]))
         return found
 
+    @property
+    def exit_codes(self) -> dict[int, int]:
+        """The exit codes of the ranks that failed, where torchrun could say so."""
+        return self._integers(EXIT_AT)
+
+    @property
+    def terminated(self) -> list[int]:
+        """Those of them that torchrun ended."""
+        return list(self._integers(TERMINATED_AT))
+
     def request_stop(self) -> None:
         """Have the ranks finish their step, save and end."""
         for place in self._places:
             struct.pack_into("<q", self.memory, place.start + STOP_AT, 1)
+
+    def _integers(self, at: int) -> dict[int, int]:
+        """A field that is not 0, by rank."""
+        places = zip(self.ranks, self._places, strict=True)
+        return {rank: n for rank, place in places if (n := _integer(self.memory, place.start + at))}
 
     @property
     def _places(self) -> list[slice]:
@@ -216,7 +238,8 @@ class BreadcrumbState:
 
 def read_breadcrumb(content: bytes) -> BreadcrumbState:
     """The state of a rank, from its RANK_BYTES."""
-    start, beats, _, _, beat_time, text_time = struct.unpack_from("<qqqqdd", content, START_AT)
+    start, beats = struct.unpack_from("<qq", content, START_AT)
+    beat_time, text_time = struct.unpack_from("<dd", content, BEAT_TIME_AT)
     doing = content[:TEXT_BYTES].rstrip(b"\0").decode(errors="replace")
     collectives = read_collectives(content[HEAD_BYTES:FAILURE_AT])
     return BreadcrumbState(doing, start, beats, beat_time, text_time, collectives)

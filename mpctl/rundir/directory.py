@@ -21,7 +21,7 @@ from mpctl.checkpoint.folder import list_checkpoints, prune_damaged, recover, se
 from mpctl.checkpoint.verify import newest_undamaged
 from mpctl.durable import write_whole
 from mpctl.errors import InputError
-from mpctl.rundir.marker import COMMAND, MARKER, is_launched, is_resumable, write_marker
+from mpctl.rundir.marker import MARKER, is_launched, is_resumable, write_marker
 from mpctl.rundir.metrics import read_lines
 from mpctl.rundir.profile_files import PROFILE
 from mpctl.rundir.rank_files import FailureRecord, RankReport, StepRecord
@@ -164,12 +164,6 @@ class RunDir:
         return self.path / "ranks" / f"rank-{rank}.json"
 
     # ------------------------------------------------------------ contents
-
-    def torchrun_output(self, node: int = 0) -> str:
-        """What the last torchrun of a node wrote, after its command line; the log has all."""
-        log = self.node_log(node)
-        text = log.read_text("utf-8", errors="replace") if log.exists() else ""
-        return text.rpartition(COMMAND)[2]
 
     def records(self) -> Iterator[StepRecord]:
         """The records in metrics.jsonl; lines that are not records are left out."""

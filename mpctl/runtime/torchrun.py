@@ -8,18 +8,25 @@ The flags are torchrun's own, and `--rdzv-backend=mpctl` is its static rendezvou
 listens at the master address alone (store.py). Without MPCTL_LAUNCHER in the environment it needs
 no launcher, so that the line that `mpctl launch --dry-run` prints can be run by hand.
 
+How ranks failed is written into the memory that they share with the agent of this host; where the
+port at which they meet is taken, the exit code is EADDRINUSE.
+
 SIGUSR1 is ignored here and in the ranks, which inherit it: schedulers send it to every process of a
 job to ask for a checkpoint, and the launcher passes that on.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 
+from mpctl.rundir.breadcrumb import note_exit, rank_memory
 from mpctl.runtime.process import (
     TORCHRUN,
     die_with_parent,
@@ -37,6 +44,7 @@ def main() -> None:
     os.environ[TORCHRUN] = str(os.getpid())
     with garbage_collection_paused():
         from torch.distributed.elastic.multiprocessing.api import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
         from torch.distributed.run import main as torchrun
 
@@ -46,11 +54,36 @@ def main() -> None:
     arguments = sys.argv[1:]
     if arguments[:1] == ["--waiting"]:
         arguments = _read_order()
+    terminated = Terminated()
+    logging.getLogger(SignalException.__module__).addHandler(terminated)
     try:
         torchrun(arguments)
+    except ChildFailedError as error:
+        for rank, failure in error.failures.items():
+            memory, is_terminated = rank_memory(rank, os.environ), failure.pid in terminated.pids
+            note_exit(memory, failure.exitcode, is_terminated=is_terminated)
+        raise
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        traceback.print_exc()
+        sys.exit(errno.EADDRINUSE)
     except SignalException as error:  # it has ended its ranks; its own end says by what
         signal.signal(error.sigval, signal.SIG_DFL)
         os.kill(os.getpid(), error.sigval)
+
+
+class Terminated(logging.Handler):
+    """The process ids of the ranks that torchrun logs to have sent a closing signal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pids: set[int] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take the process id from `Sending process %s closing signal %s`."""
+        if "closing signal" in str(record.msg) and isinstance(record.args, tuple):
+            self.pids.update(pid for pid in record.args if isinstance(pid, int))
 
 
 def _read_order() -> list[str]:

@@ -16,7 +16,6 @@ from mpctl.launch.diagnose import (
     find_failure,
     other_failures,
 )
-from mpctl.launch.node.torchrun import exit_codes, terminated_ranks
 from mpctl.launch.watch import HangReport
 from mpctl.render.run import print_failure
 from mpctl.rundir.breadcrumb import BreadcrumbState
@@ -40,25 +39,19 @@ class Attempt:
         self.run.torchrun_log.parent.mkdir(parents=True)
         self.crumbs: dict[int, BreadcrumbState] = {}
         self.records: dict[int, FailureRecord] = {}
+        self.codes: dict[int, int] = {}
+        self.terminated: list[int] = []
         self.job = load_job(None, {"parallel.pp": 2, "parallel.dp": 2, "cluster.gpus_per_node": 4})
 
     def raised(self, rank: int, error: BaseException) -> None:
         coords = {"dp": rank % 2, "pp": rank // 2}
         self.records[rank] = failure_record(error, rank=rank, coords=coords, doing="step 3")
 
-    def summary(self, codes: dict[int, int], *, terminated: bool = True) -> None:
-        """As torchrun writes it for the ranks that did not end with code 0. terminated: it sent
-        those of code -15 the signal."""
-        said = "".join(
-            f"W1122 Sending process {100 + rank} closing signal SIGTERM\n"
-            for rank, code in codes.items()
-            if terminated and code == -15
-        )
-        entries = "".join(
-            f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: {100 + rank})\n"
-            for rank, code in codes.items()
-        )
-        self.run.torchrun_log.write_text(f"\n$ torchrun\n{said}worker FAILED\n{entries}")
+    def ended(self, codes: dict[int, int], *, terminated: bool = True) -> None:
+        """As torchrun says of the ranks that did not end with code 0. terminated: it sent those of
+        code -15 the signal."""
+        self.codes = codes
+        self.terminated = [rank for rank, code in codes.items() if terminated and code == -15]
 
     def waits(self, rank: int, group: str, members: tuple[int, ...]) -> None:
         """The rank has started a collective of the group and waits for its end."""
@@ -76,13 +69,12 @@ class Attempt:
         self.run.log(rank).write_text(text)
 
     def node(self, ranks: range = range(4), **seen: Any) -> NodeState:
-        output = self.run.torchrun_output()
         said = {
             "ranks": {
                 rank: RankState("", 0.0, self.crumbs.get(rank, BreadcrumbState())) for rank in ranks
             },
-            "exit_codes": exit_codes(output),
-            "terminated": terminated_ranks(output),
+            "exit_codes": self.codes,
+            "terminated": self.terminated,
             "failures": [self.records[rank] for rank in ranks if rank in self.records],
         }
         return NodeState(**{"host": "n1", "code": 1, **said, **seen})
@@ -112,7 +104,7 @@ def test_a_rank_of_a_grid_is_named_by_its_place_in_it(attempt: Attempt) -> None:
                                   "training.micro_batch_size": 2})  # fmt: skip
     attempt.raised(0, LOST)
     attempt.raised(3, LOST)
-    attempt.summary({0: 1, 3: 1, 1: -15})
+    attempt.ended({0: 1, 3: 1, 1: -15})
     failure = attempt.failure()
     assert failure.coords == {"tp": 2, "col": 0, "row": 1, "cp": 0, "dp": 0, "pp": 0}
 
@@ -121,7 +113,7 @@ def test_a_rank_that_left_with_exit_code_0_is_blamed(attempt: Attempt) -> None:
     """Its peers lost it: two say so, and torchrun terminated the third, which says nothing."""
     attempt.raised(0, LOST)
     attempt.raised(3, LOST)
-    attempt.summary({0: 1, 3: 1, 1: -15})
+    attempt.ended({0: 1, 3: 1, 1: -15})
     failure = attempt.failure()
     assert failure.rank == 2 and failure.coords["pp"] == 1
     assert failure.error == "exited with code 0 before the last step"
@@ -138,7 +130,7 @@ def test_nccl_words_of_a_lost_peer_are_echoes(attempt: Attempt) -> None:
                                    "peer."))  # fmt: skip
     attempt.raised(1, RuntimeError("ncclRemoteError: A call failed possibly due to a network error "
                                    "or a remote process exiting prematurely."))  # fmt: skip
-    attempt.summary({0: 1, 1: 1, 2: -11, 3: -15})
+    attempt.ended({0: 1, 1: 1, 2: -11, 3: -15})
     failure = attempt.failure()
     assert failure.rank == 2 and "killed by signal 11 (SIGSEGV)" in failure.error
 
@@ -147,7 +139,7 @@ def test_a_rank_that_nccl_aborted_for_waiting_is_not_the_cause(attempt: Attempt)
     """Ranks 0, 1 and 3 waited for rank 2, which computes for ever; torchrun terminates it."""
     for rank in (0, 1, 3):
         attempt.log(rank, f"step 2: loss 3.1\n{WATCHDOG} WorkNCCL(SeqNum=8)\n")
-    attempt.summary({0: -6, 1: -6, 3: -6, 2: -15})
+    attempt.ended({0: -6, 1: -6, 3: -6, 2: -15})
     failure = attempt.failure()
     assert failure.rank == 2 and "did not answer its peers" in failure.error
 
@@ -158,7 +150,7 @@ def test_who_timed_out_waits_for_one_that_waits_itself(attempt: Attempt) -> None
     attempt.waits(1, "pp", (1, 3))
     attempt.waits(2, "dp", (2, 3))
     attempt.raised(0, PeerLost("timed out after 20 s of waiting for rank 1"))
-    attempt.summary({0: 1, 1: -15, 2: -15, 3: -15})
+    attempt.ended({0: 1, 1: -15, 2: -15, 3: -15})
     failure = attempt.failure()
     assert (failure.rank, failure.would_repeat) == (3, False)
     assert failure.error == (
@@ -170,7 +162,7 @@ def test_who_timed_out_waits_for_one_that_waits_itself(attempt: Attempt) -> None
 def test_a_rank_that_crashed_is_named_with_its_collective(attempt: Attempt) -> None:
     attempt.waits(0, "dp", (0, 1))
     attempt.raised(0, LOST)
-    attempt.summary({0: 1, 1: -11, 2: -15, 3: -15})
+    attempt.ended({0: 1, 1: -11, 2: -15, 3: -15})
     failure = attempt.failure()
     assert (failure.rank, failure.would_repeat) == (1, True)
     assert failure.error == (
@@ -189,7 +181,7 @@ def test_what_nccl_says_where_no_log_of_collectives_is_left(attempt: Attempt) ->
             rank, f"{WATCHDOG} WorkNCCL(SeqNum=8, OpType=ALLREDUCE\n{words if rank else ''}"
         )
     attempt.log(1, WATCHDOG)
-    attempt.summary({0: -6, 1: -6, 2: -6, 3: -15})
+    attempt.ended({0: -6, 1: -6, 2: -6, 3: -15})
     failure = attempt.failure()
     assert failure.rank == 3 and "did not join collective #8 of group dp (ranks 2-3)" in (
         failure.error
@@ -206,7 +198,7 @@ def test_a_recorded_error_would_repeat_and_may_ask_for_a_rollback(attempt: Attem
 def test_an_abort_without_the_watchdog_is_a_cause(attempt: Attempt) -> None:
     attempt.log(0, WATCHDOG)
     attempt.log(3, "terminate called after throwing an instance of 'std::bad_alloc'\n")
-    attempt.summary({0: -6, 3: -6, 1: -15, 2: -15})
+    attempt.ended({0: -6, 3: -6, 1: -15, 2: -15})
     failure = attempt.failure()
     assert failure.rank == 3 and "killed by signal 6 (SIGABRT)" in failure.error
 
@@ -214,7 +206,7 @@ def test_an_abort_without_the_watchdog_is_a_cause(attempt: Attempt) -> None:
 def test_where_all_waited_too_long_the_first_says_so(attempt: Attempt) -> None:
     for rank in range(4):
         attempt.log(rank, WATCHDOG)
-    attempt.summary(dict.fromkeys(range(4), -6))
+    attempt.ended(dict.fromkeys(range(4), -6))
     assert "timed out waiting for its peers" in attempt.failure().error
 
 
@@ -230,7 +222,7 @@ def test_what_the_supervisor_saw_comes_after_errors_and_before_silence(attempt: 
 
 def test_memory_that_ran_out_is_said(attempt: Attempt) -> None:
     assert "torchrun ended before its ranks" in attempt.failure().error
-    attempt.summary({})
+    attempt.ended({})
     killed = attempt.failure(code=-9, memory_kills=1).error
     assert killed.startswith("torchrun, before its ranks had started, was killed by signal 9 (")
     assert "(SIGKILL: memory ran out" in killed
@@ -238,7 +230,7 @@ def test_memory_that_ran_out_is_said(attempt: Attempt) -> None:
     attempt.started(2)
     assert attempt.failure(code=-15).error == (
         "torchrun, with its ranks, was killed by signal 15 (SIGTERM)")  # fmt: skip
-    attempt.summary({1: -9, 0: -15, 2: -15, 3: -15})
+    attempt.ended({1: -9, 0: -15, 2: -15, 3: -15})
     failure = attempt.failure(memory_kills=1)
     assert failure.rank == 1 and "memory ran out" in failure.error
     assert "torchrun" not in failure.error
@@ -247,7 +239,7 @@ def test_memory_that_ran_out_is_said(attempt: Attempt) -> None:
 def test_a_rank_that_something_else_terminated_is_named_by_the_signal(attempt: Attempt) -> None:
     """Schedulers send SIGTERM. torchrun says which ranks it terminated itself."""
     attempt.raised(0, LOST)
-    attempt.summary({0: 1, 2: -15}, terminated=False)
+    attempt.ended({0: 1, 2: -15}, terminated=False)
     failure = attempt.failure()
     assert (failure.rank, failure.would_repeat) == (2, False)
     assert failure.error == "killed by signal 15 (SIGTERM)"
@@ -258,7 +250,7 @@ def test_a_torchrun_that_was_killed_on_another_host_is_named(attempt: Attempt) -
     attempt.raised(0, LOST)
     attempt.raised(1, LOST)
     attempt.started(2)
-    attempt.summary({0: 1, 1: 1})
+    attempt.ended({0: 1, 1: 1})
     first = attempt.node(range(2))
     second = attempt.node(
         range(2, 4), node=1, host="n2", code=-9, killed_by=9, exit_codes={}, terminated=()
@@ -283,7 +275,7 @@ def test_a_lost_host_ends_a_run_where_its_ranks_were(attempt: Attempt) -> None:
 def test_ranks_that_the_launcher_ended_did_not_exit_by_themselves(attempt: Attempt) -> None:
     """Rank 0 timed out; the second host's ranks waited on, until the launcher killed torchrun."""
     attempt.raised(0, LOST)
-    attempt.summary({0: 1, 1: -15})
+    attempt.ended({0: 1, 1: -15})
     first = attempt.node(range(2))
     second = attempt.node(range(2, 4), node=1, host="n2", code=-9, exit_codes={}, terminated=())
     failure = attempt.failure_of(first, second, code=None)

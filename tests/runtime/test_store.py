@@ -32,7 +32,7 @@ def test_the_store_listens_at_the_master_address_alone() -> None:
 
 
 def test_a_taken_port_is_named_as_torch_names_it() -> None:
-    """The supervisor tries another port when it reads EADDRINUSE in torchrun's output."""
+    """torchrun ends with this error as its code, and the supervisor tries another port."""
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(OSError, match="EADDRINUSE"),

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import socket
 import subprocess
@@ -205,26 +204,6 @@ def task_environments(job: JobSpec) -> Iterator[dict[str, str]]:
         yield {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
 
 
-ENTRY = re.compile(r"rank\s*:\s*(\d+) \(local_rank.*?exitcode\s*:\s*(-?\d+) \(pid: (\d+)\)", re.S)
-CLOSING = re.compile(r"Sending process (\d+) closing signal")
-
-
-def exit_codes(output: str) -> dict[int, int]:
-    """The exit code of each rank that failed, from the last summary in torchrun's output."""
-    return {int(rank): int(code) for rank, code, _ in _entries(output)}
-
-
-def terminated_ranks(output: str) -> tuple[int, ...]:
-    """The ranks in that summary which torchrun says that it ended itself."""
-    closed = set(CLOSING.findall(output))
-    return tuple(int(rank) for rank, _, pid in _entries(output) if pid in closed)
-
-
-def _entries(output: str) -> list[tuple[str, str, str]]:
-    """Rank, exit code and process id of each rank in the last summary."""
-    return ENTRY.findall(output.rpartition("FAILED")[2])
-
-
 class NodeTorchrun:
     """torchrun of one attempt on this host, and its ranks."""
 
@@ -270,7 +249,6 @@ class NodeTorchrun:
         """The state of torchrun and of every rank of this host."""
         code = self.torchrun.poll()
         self.processes.find()
-        output = self.run.torchrun_output(self.start.node) if code else ""
         return NodeState(
             node=self.start.node,
             host=socket.gethostname(),
@@ -278,9 +256,8 @@ class NodeTorchrun:
             ranks={rank: self._state(rank) for rank in self.start.ranks},
             code=code,
             killed_by=max(0, -(code or 0)) if not self.is_ended else 0,
-            exit_codes=exit_codes(output),
-            terminated=terminated_ranks(output),
-            port_taken="EADDRINUSE" in output,
+            exit_codes=self.breadcrumbs.exit_codes,
+            terminated=self.breadcrumbs.terminated,
             failures=self.breadcrumbs.failures(),
             memory_kills=memory_kills() - self.kills,
         )
