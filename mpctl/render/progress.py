@@ -1,107 +1,79 @@
-"""Progress on stderr: a moving line on a terminal of any width, lines elsewhere.
-
-In a narrow terminal what matters comes first, and what has no room is left out.
-
->>> line_text("step 12/80", "0:00:12 left", ["loss 5.310", "4,812 tokens/s"], 0.15, width=40)
-'step 12/80  0:00:12 left  loss 5.310'
-"""
+"""Progress on stderr: a bar with the time left on a terminal, lines elsewhere. stdout is for the
+result."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
-from rich.progress import Progress, ProgressColumn, Task, TaskID
-from rich.text import Text
+from rich.progress import (
+    BarColumn,
+    Progress,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
 
 from mpctl.render.console import Console, get_console
 
-BAR, SMALLEST_BAR = 24, 8  # columns
+PATIENCE = 1.0  # seconds of work before a bar appears
+LINE_SECONDS = 15.0
+BAR, WIDE = 16, 80  # columns of a bar, and of a terminal that has one
 
 
-class Line(ProgressColumn):
-    """The whole line of a task: description, its fields `left` and `parts`, a bar."""
-
-    max_refresh = 0.5  # seconds that a text stands, so that it can be read
-
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self.console = console
-
-    def render(self, task: Task) -> Text:
-        """The line of a task, as wide as the terminal."""
-        left, parts = task.fields["left"](task), task.fields["parts"]
-        share = (task.percentage or 0) / 100
-        width = self.console.width
-        return Text(line_text(task.description, left, parts, share, width=width), no_wrap=True)
-
-
-def line_text(head: str, left: str, parts: Sequence[str], share: float, *, width: int) -> str:
-    """Head, time left, as many parts as fit, and a bar where all of that leaves room for one."""
-    lead = fitted([head, left], width, joint="  ") or head[:width]
-    shown = fitted(parts, width - len(lead) - 2)
-    room = width - len(lead) - len(shown) - 4
-    bar = ""
-    if shown == " · ".join(parts) and room >= SMALLEST_BAR:
-        columns = min(BAR, room)
-        full = round(share * columns)
-        bar = "━" * full + "─" * (columns - full)
-    return "  ".join(filter(None, (lead, bar, shown)))
-
-
-def fitted(parts: Sequence[str], room: int, *, joint: str = " · ") -> str:
-    """The parts, up to the first that does not fit into `room` characters, joined."""
-    text = ""
-    for part in parts:
-        longer = f"{text}{joint}{part}" if text else part
-        if len(longer) > room:
-            break
-        text = longer
-    return text
+def progress_bar(console: Console) -> Progress:
+    """A line for each task: its description, the time left (or taken), a bar where the terminal is
+    wide, and of its field `note` as much as fits. Nothing where the console is no terminal."""
+    whole, cut = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
+    bar = [BarColumn(BAR, table_column=Column(width=BAR))] if console.width >= WIDE else []
+    return Progress(
+        TextColumn("{task.description}", markup=False, table_column=whole),
+        TimeRemainingColumn(elapsed_when_finished=True, table_column=Column(width=7)),
+        *bar,
+        TextColumn("{task.fields[note]}", markup=False, table_column=cut),
+        console=console,
+        disable=not console.is_terminal,
+        expand=True,
+        refresh_per_second=4,
+    )
 
 
 def clock(seconds: float) -> str:
     """Seconds as hours, minutes and seconds: `0:01:20`."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
-
-
-def time_left(task: Task) -> str:
-    """`0:01:20 left`, as far as that is known yet."""
-    left = task.time_remaining
-    return f"{'-:--:--' if left is None else clock(left)} left"
-
-
-PATIENCE = 1.0  # seconds of work before a bar appears
-LINE_SECONDS = 15.0
+    return str(timedelta(seconds=round(seconds)))
 
 
 class TaskBar:
-    """Progress on stderr; shown from the first report on that comes `after` so many seconds.
+    """Progress of work in several stages that reports (stage, done, total); shown from the first
+    report on that comes `after` so many seconds.
 
-    On a terminal a bar for each stage, with the time left; elsewhere, with `lines`, a line for each
-    stage and one every 15 seconds. A stage whose total is 0 has no known end.
+    On a terminal a bar for each stage; elsewhere, with `lines`, a line for each stage and one every
+    15 seconds. A stage whose total is 0 has no known end.
     """
 
     def __init__(self, *, after: float = 0.0, lines: bool = False) -> None:
         self.begins = time.monotonic() + after
         console = get_console(stderr=True)
         self.lines = lines and not console.is_terminal
-        self.bar = Progress(Line(console), console=console, disable=not console.is_terminal)
+        self.bar = progress_bar(console)
         self.tasks: dict[str, TaskID] = {}
         self.line_time = 0.0
 
-    def __enter__(self) -> TaskBar:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:  # fmt: skip
-        self.bar.stop()
+    ) -> None:
+        self.stop()
 
     def stop(self) -> None:
         """Take the bar away: what is printed next stands in its place."""
@@ -117,27 +89,23 @@ class TaskBar:
             return
         is_new = stage not in self.tasks
         if is_new:
-            self._finish()
+            for task in self.bar.tasks:
+                if task.total is None:  # a stage of unknown length ends when the next begins
+                    self.bar.update(task.id, completed=1, total=1)
             self.bar.start()
-            self.tasks[stage] = self.bar.add_task(stage, total=total or None, left=_share, parts=[])
+            self.tasks[stage] = self.bar.add_task(stage, total=total or None, note="")
         self.bar.update(self.tasks[stage], completed=done, total=total or None)
         if self.lines:
-            self._line(self.bar.tasks[self.tasks[stage]], is_new=is_new)
+            self._print_line(self.bar.tasks[self.tasks[stage]], is_new=is_new)
 
     def note(self, text: str) -> None:
-        """Say what is done now within a stage: beside the bars, or with `lines` as a line."""
+        """Say what is done now within a stage: behind its bar, or with `lines` as a line."""
         for task in self.bar.tasks:
-            self.bar.update(task.id, parts=[] if task.finished else [text])
+            self.bar.update(task.id, note="" if task.finished else text)
         if self.lines:
             print(text, file=sys.stderr, flush=True)
 
-    def _finish(self) -> None:
-        """Stages of unknown length are over when the next one begins."""
-        for task in self.bar.tasks:
-            if task.total is None:
-                self.bar.update(task.id, completed=1, total=1)
-
-    def _line(self, task: Task, *, is_new: bool) -> None:
+    def _print_line(self, task: Task, *, is_new: bool) -> None:
         now = time.monotonic()
         if is_new or now > self.line_time + LINE_SECONDS:
             self.line_time = now
@@ -156,9 +124,11 @@ class ProgressView:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.bar.stop()
 
 
@@ -168,4 +138,5 @@ def _share(task: Task) -> str:
         return f"done in {clock(task.finished_time or 0)}"
     if task.total is None or not task.completed:
         return f"{clock(task.elapsed or 0)} so far"
-    return f"{task.percentage:3.0f} %, {time_left(task)}"
+    left = "-:--:--" if task.time_remaining is None else clock(task.time_remaining)
+    return f"{task.percentage:3.0f} %, {left} left"

@@ -12,13 +12,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rich.progress import Progress
 from rich.text import Text
 
 from mpctl.launch.launch_plan import HostCommand, LaunchPlan
 from mpctl.render.console import NamedRows, get_console, say
 from mpctl.render.output import print_json
-from mpctl.render.progress import Line, time_left
+from mpctl.render.progress import progress_bar
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.rank_files import StepRecord, loss_text
 from mpctl.rundir.summary import STATES, PlanAndRun, RankComparison, RunSummary, SaveSummary
@@ -35,10 +34,10 @@ class RunView:
         self.steps, self.predicted = steps, predicted
         self.console = get_console(stderr=True)
         self.validation: float | None = None
-        is_shown = self.console.is_terminal
-        self.bar = Progress(Line(self.console), console=self.console, disable=not is_shown)
-        self.task = self.bar.add_task(f"step {done}/{steps}", total=steps, completed=done,
-                                      left=time_left, parts=["starting"])  # fmt: skip
+        self.bar = progress_bar(self.console)
+        self.task = self.bar.add_task(
+            f"step {done}/{steps}", total=steps, completed=done, note="starting"
+        )
 
     def __enter__(self) -> RunView:
         self.bar.start()
@@ -54,12 +53,12 @@ class RunView:
     def record(self, record: StepRecord) -> None:
         """Show the figures of a step."""
         self.validation = record.get("validation_loss", self.validation)
-        parts = step_figures(record, self.validation, self.predicted)
+        note = " · ".join(step_figures(record, self.validation, self.predicted))
         head = f"step {record['step']}/{self.steps}"
-        self.bar.update(self.task, description=head, completed=record["step"], parts=parts)
+        self.bar.update(self.task, description=head, completed=record["step"], note=note)
         due = record["step"] % max(1, self.steps // 10) == 0 or "validation_loss" in record
         if not self.console.is_terminal and (due or record["step"] in (1, self.steps)):
-            self._print(f"{head}  {' · '.join(parts)}")
+            self._print(f"{head}  {note}")
 
     def event(self, message: str) -> None:
         """Print a message of the run, marked `!`."""

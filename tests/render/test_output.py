@@ -1,4 +1,4 @@
-"""Lines of any width, streams of any encoding: what matters stays, marks become plain letters."""
+"""Streams of any encoding: marks become plain letters where an encoding lacks them."""
 
 from __future__ import annotations
 
@@ -11,40 +11,6 @@ import pytest
 
 import mpctl
 from mpctl.render.output import PLAIN
-from mpctl.render.progress import BAR, line_text
-from mpctl.render.run import step_figures
-
-RECORD = {"loss": 5.3104, "tokens_per_second": 4812.3, "step_seconds": 0.8512}
-PARTS = step_figures(RECORD, 5.4, 0.745)
-
-
-@pytest.mark.parametrize(
-    ("width", "line"),
-    [
-        (20, "step 12/80"),
-        (40, "step 12/80  0:00:58 left  loss 5.310"),
-        (60, "step 12/80  0:00:58 left  loss 5.310 · val 5.400"),
-        (
-            80,
-            "step 12/80  0:00:58 left  loss 5.310 · val 5.400 · 4,812 tokens/s",
-        ),
-        (
-            104,
-            "step 12/80  0:00:58 left  "
-            "loss 5.310 · val 5.400 · 4,812 tokens/s · 851.2 ms a step · 745.0 ms predicted",
-        ),
-    ],
-)
-def test_a_narrow_line_loses_its_end_first(width: int, line: str) -> None:
-    assert line_text("step 12/80", "0:00:58 left", PARTS, 0.15, width=width) == line
-
-
-def test_a_wide_line_has_a_bar() -> None:
-    line = line_text("step 40/80", "0:00:34 left", PARTS, 0.5, width=140)
-    assert line.count("━") == line.count("─") == BAR // 2
-    assert len(line) <= 140
-    for width in range(1, 160):
-        assert len(line_text("step 40/80", "0:00:34 left", PARTS, 0.5, width=width)) <= width
 
 
 def spoken(encoding: str, columns: int, *arguments: str) -> tuple[int, str, str]:
