@@ -23,23 +23,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from statistics import mean, median
 
-from mpctl.calibrate.accuracy import (
-    constant_values,
-    find_sweeps,
-    optimism,
-    regret,
-    samples_per_second,
-    spearman,
-)
+from mpctl.bench.verify import spearman
 from mpctl.calibrate.evaluate import open_evaluator
 from mpctl.calibrate.fit import Fit, LeftOut, Residuals, leave_out, residuals
-from mpctl.calibrate.record import CrossRecord, hash_json, read_record, what_changed
 from mpctl.calibrate.runs import constants_of
-from mpctl.calibrate.spread import find_inside
 from mpctl.calibrate.write import write_presets
 from mpctl.estimate.job import Estimate
 from mpctl.estimate.time import find_step_time
 from mpctl.spec.presets import presets_root
+from tests.cross_validation import (
+    CrossRecord,
+    constant_values,
+    find_inside,
+    find_sweeps,
+    hash_json,
+    optimism,
+    read_record,
+    regret,
+    samples_per_second,
+    what_changed,
+)
 from tests.published import (
     CROSS_VALIDATED,
     GATES,

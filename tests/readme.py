@@ -103,7 +103,7 @@ def photograph() -> None:
 def published_table() -> str:
     """The rows of RUNS: layout, measured seconds of a step, those of a forecast whose constants had
     not seen the run, source."""
-    from mpctl.calibrate.record import read_record
+    from tests.cross_validation import read_record
     from tests.published import CROSS_VALIDATED, published_runs
 
     record, runs = read_record(CROSS_VALIDATED), {run.id: run for run in published_runs()}

@@ -17,10 +17,11 @@ Runs of 0.42, 0.40 and 0.50 s where the plan says 0.44 s, and 0.40 to 0.48 in ni
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import StatisticsError, mean, median
+from statistics import StatisticsError, correlation, mean, median
 from typing import NotRequired
 
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
@@ -46,7 +47,6 @@ from mpctl.bench.runner import (
     planned_share,
     run_cases,
 )
-from mpctl.calibrate.accuracy import LEAST_SWEEP, spearman
 from mpctl.estimate.step import StepTime
 from mpctl.launch.summary import plan_as_launched
 from mpctl.planning.layout_settings import layout_of
@@ -97,6 +97,26 @@ NOTHING: Accuracy = {
     "layouts": 0, "mape": None, "bias": None, "worst": None, "worst_name": None,
     "spearman": None, "coverage": None,
 }  # fmt: skip
+
+
+LEAST_SWEEP = 3  # layouts; two are ranked right by chance half the time
+
+
+def spearman(pairs: Sequence[tuple[float, float]]) -> float:
+    """Spearman's rank correlation of the pairs, in -1..1: Pearson's of their ranks, where equal
+    values have the mean of the ranks that they take. Raises statistics.StatisticsError for fewer
+    than two pairs, and where all values of one side are equal.
+
+    >>> spearman([(1.0, 10.0), (2.0, 30.0), (3.0, 20.0)])  # 1 - 6 x 2 / (3 x 8)
+    0.5
+    """
+    return correlation(_ranks([a for a, _ in pairs]), _ranks([b for _, b in pairs]))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Ranks from 1; of equal values each has the mean of theirs."""
+    in_order = sorted(values)
+    return [(bisect_left(in_order, v) + bisect_right(in_order, v) + 1) / 2 for v in values]
 
 
 def accuracy_of(comparisons: Sequence[HeldFigure]) -> Accuracy:

@@ -312,11 +312,6 @@ def folds(fit: Fit, whole: FitState, *, count: int = FOLDS, say: Say = say_nothi
     return _left_out(fit, whole, fold_of, dict.fromkeys(fold_of.values()), say)
 
 
-def one_fold(fit: Fit, whole: FitState, fold: int, *, count: int = FOLDS) -> Residuals:
-    """The part of the result of `folds` for the runs of one fold: one fit instead of `count`."""
-    return _left_out(fit, whole, assign_folds(fit.runs, count), [fold], say_nothing)
-
-
 def assign_folds(runs: Sequence[Run], count: int = FOLDS) -> dict[str, int]:
     """A fold (0 to count - 1) for each run id: the runs of each table are dealt out in turn."""
     seen: dict[str, int] = {}

@@ -42,7 +42,7 @@ class Spreads(NamedTuple):
     widening: float | None
 
 
-class _Miss(NamedTuple):
+class Miss(NamedTuple):
     """size: |residual| of a run that was left out; ways: in which it lay outside what was seen."""
 
     profile: str
@@ -55,31 +55,17 @@ class _Miss(NamedTuple):
 def find_spreads(runs: Sequence[Run], left_out: LeftOut) -> dict[str, Spreads]:
     """The spreads of each profile that these runs name, by its name."""
     profiles = dict.fromkeys(run.parts["runtimes"] for run in runs)
-    return _spreads_of(profiles, list(_misses(runs, left_out)))
+    return spreads_of(profiles, list(_misses(runs, left_out)))
 
 
-def find_inside(runs: Sequence[Run], left_out: LeftOut) -> dict[str, list[bool]]:
-    """Whether each run that was left out lies inside a band made of the errors of other tables
-    alone, by what was left out with it (`LeftOut`'s fields)."""
-    profiles = dict.fromkeys(run.parts["runtimes"] for run in runs)
-    found: dict[str, list[bool]] = {name: [] for name in LeftOut._fields}
-    misses = {name: list(_missed(runs, left_out, name)) for name in LeftOut._fields}
-    for table in dict.fromkeys(run.group for run in runs):
-        others = [m for kind in misses.values() for m in kind if m.table != table]
-        spreads = _spreads_of(profiles, others)
-        for name, kind in misses.items():
-            own = (miss for miss in kind if miss.table == table)
-            found[name] += [miss.size <= _width(spreads[miss.profile], miss) for miss in own]
-    return found
-
-
-def _spreads_of(profiles: Iterable[str], misses: Sequence[_Miss]) -> dict[str, Spreads]:
+def spreads_of(profiles: Iterable[str], misses: Sequence[Miss]) -> dict[str, Spreads]:
+    """The spreads of each profile that these misses tell."""
     near = _by_profile(miss for miss in misses if miss.is_known)
     apart = _by_profile(miss for miss in misses if not miss.is_known)
     base = {name: Spreads(_spread(near, name), _spread(apart, name), 1.0) for name in profiles}
     wider = []
     for miss in misses:
-        if miss.ways and (width := _width(base[miss.profile], miss)):
+        if miss.ways and (width := allowed_error(base[miss.profile], miss)):
             wider.append((miss.size / width) ** (1 / miss.ways))
     widening = None
     if len(wider) >= ENOUGH:
@@ -87,8 +73,8 @@ def _spreads_of(profiles: Iterable[str], misses: Sequence[_Miss]) -> dict[str, S
     return {name: spreads._replace(widening=widening) for name, spreads in base.items()}
 
 
-def _width(spreads: Spreads, miss: _Miss) -> float:
-    """The error that a band would allow a run that was missed so."""
+def allowed_error(spreads: Spreads, miss: Miss) -> float:
+    """The error that a band of these spreads would allow a run that was missed so."""
     spread = spreads.spread if miss.is_known else spreads.spread_apart
     return NORMAL * (spread or 0.0) * (spreads.widening or 1.0) ** miss.ways
 
@@ -124,7 +110,7 @@ def seen_by(runs: Iterable[Run]) -> FittedRuns:
     )
 
 
-def _by_profile(misses: Iterable[_Miss]) -> dict[str, list[float]]:
+def _by_profile(misses: Iterable[Miss]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = defaultdict(list)
     for miss in misses:
         found[miss.profile].append(miss.size / WIDENS**miss.ways)
@@ -142,13 +128,13 @@ def _spread(sizes: Mapping[str, Sequence[float]], profile: str) -> float | None:
     return max(quantile(own + pool) / NORMAL, LEAST)
 
 
-def _misses(runs: Sequence[Run], left_out: LeftOut) -> Iterator[_Miss]:
-    yield from _missed(runs, left_out, "fifths")
-    yield from (miss for miss in _missed(runs, left_out, "tables") if miss.is_known)
-    yield from _missed(runs, left_out, "clusters")
+def _misses(runs: Sequence[Run], left_out: LeftOut) -> Iterator[Miss]:
+    yield from missed(runs, left_out, "fifths")
+    yield from (miss for miss in missed(runs, left_out, "tables") if miss.is_known)
+    yield from missed(runs, left_out, "clusters")
 
 
-def _missed(runs: Sequence[Run], left_out: LeftOut, kind: str) -> Iterator[_Miss]:
+def missed(runs: Sequence[Run], left_out: LeftOut, kind: str) -> Iterator[Miss]:
     """The misses of one kind of leaving out, with what the profile's remaining runs had shown it.
     A profile of which none remained tells nothing here."""
     residuals: Residuals = getattr(left_out, kind)
@@ -163,7 +149,7 @@ def _missed(runs: Sequence[Run], left_out: LeftOut, kind: str) -> Iterator[_Miss
             ways = sum(1 for _ in beyond(run.job, run.layout.table, told))
             is_known = run.job.cluster.name in known.clusters
             sizes = map(abs, residuals.get(run.id, ()))
-            yield from (_Miss(profile, run.group, size, is_known, ways) for size in sizes)
+            yield from (Miss(profile, run.group, size, is_known, ways) for size in sizes)
 
 
 def _part(run: Run, kind: str) -> str:

@@ -9,7 +9,8 @@ import pytest
 
 from mpctl.calibrate.fit import LeftOut, Residuals
 from mpctl.calibrate.runs import Run, read_runs
-from mpctl.calibrate.spread import LEAST, find_inside, find_spreads, quantile, seen_by
+from mpctl.calibrate.spread import LEAST, find_spreads, quantile, seen_by
+from tests.cross_validation import find_inside
 from tests.published import earlier_rows
 
 

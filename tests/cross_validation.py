@@ -1,23 +1,108 @@
-"""How good estimates are against measured runs: rank correlation and regret of layout sweeps.
+"""The record of a cross-validation, and how good its estimates are: sweeps, regret, bands.
+
+The fits take minutes, so that tests and tables read the record: the residuals of every published
+run under the presets, and by constants that were fitted without it. It says from what it was made:
+the rows of the runs and the constants with their priors (SHA-256), and the residuals of then.
 
 A sweep is a set of runs with the same model, global batch, data type, cluster and number of GPUs.
 They differ only in their layout, so that the estimate should put them in the measured order.
-Residuals are log(estimated / measured) by run id (`mpctl.calibrate.cross`).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from math import exp, log
-from statistics import correlation, fmean
+from pathlib import Path
+from statistics import fmean
+from typing import Any
 
-from mpctl.calibrate.fit import Residuals
+from mpctl.bench.verify import LEAST_SWEEP
+from mpctl.calibrate.fit import LeftOut, Residuals
 from mpctl.calibrate.runs import Run, constants_of, get_prior, get_value
+from mpctl.calibrate.spread import allowed_error, missed, spreads_of
 
-LEAST_SWEEP = 3  # runs; two are ranked right by chance half the time
+DIGITS = 6  # of a residual
+TOLERANCE = 1e-5  # by which an unchanged estimate may differ between machines
+
+
+@dataclass(frozen=True)
+class CrossRecord:
+    """The residuals of all runs, and from what they were made.
+
+    fitted: residuals by run id under the presets; fifths: under constants that were fitted without
+    the fold of the run; tables: without its table; clusters: without its cluster. date, commit:
+    when and with which code.
+    """
+
+    date: str
+    commit: str
+    rows_sha256: str
+    constants_sha256: str
+    fitted: Residuals
+    fifths: Residuals
+    tables: Residuals
+    clusters: Residuals
+
+    @property
+    def left_out(self) -> LeftOut:
+        """The residuals of runs that a fit did not see."""
+        return LeftOut(self.fifths, self.tables, self.clusters)
+
+    def write(self, path: Path) -> None:
+        """Write the record as JSON, one run a line."""
+        table = asdict(self)
+        lines = [f" {json.dumps(key)}: {_value(value)}" for key, value in table.items()]
+        path.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
+
+
+def _value(value: object) -> str:
+    if not isinstance(value, dict):
+        return json.dumps(value)
+    rounded = {key: [round(r, DIGITS) for r in rs] for key, rs in value.items()}
+    rows = (f"  {json.dumps(key)}: {json.dumps(rs)}" for key, rs in rounded.items())
+    return "{\n" + ",\n".join(rows) + "\n }"
+
+
+def read_record(path: Path) -> CrossRecord:
+    """The record in a file that `CrossRecord.write` wrote."""
+    return CrossRecord(**json.loads(path.read_text("utf-8")))
+
+
+def hash_json(value: object) -> str:
+    """SHA-256 of a value's JSON with sorted keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def what_changed(
+    record: CrossRecord,
+    rows: Sequence[Mapping[str, Any]],
+    runs: Sequence[Run],
+    priors: Mapping[str, float],
+    fitted: Residuals,
+) -> list[str]:
+    """What has changed since the record was made, of "rows", "constants" and "estimate".
+
+    fitted: today's residuals of the runs under the presets.
+    """
+    changed = {
+        "rows": hash_json(rows) != record.rows_sha256,
+        "constants": hash_json(constant_values(runs, priors)) != record.constants_sha256,
+        "estimate": not _are_close(fitted, record.fitted),
+    }
+    return [name for name, is_changed in changed.items() if is_changed]
+
+
+def _are_close(first: Residuals, second: Residuals) -> bool:
+    return first.keys() == second.keys() and all(
+        abs(a - b) <= TOLERANCE
+        for key in first
+        for a, b in zip(first[key], second[key], strict=True)
+    )
 
 
 def find_sweeps(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -55,23 +140,6 @@ def samples_per_second(runs: Sequence[Run], residuals: Residuals) -> list[tuple[
     batches = [run.job.training.global_batch_size or 1 for run in runs]
     measured = [b / r.measured["step_seconds"] for b, r in zip(batches, runs, strict=True)]
     return [(m, m / exp(residuals[r.id][0])) for m, r in zip(measured, runs, strict=True)]
-
-
-def spearman(pairs: Sequence[tuple[float, float]]) -> float:
-    """Spearman's rank correlation of the pairs, in -1..1: Pearson's of their ranks, where equal
-    values have the mean of the ranks that they take. Raises statistics.StatisticsError for fewer
-    than two pairs, and where all values of one side are equal.
-
-    >>> spearman([(1.0, 10.0), (2.0, 30.0), (3.0, 20.0)])  # 1 - 6 x 2 / (3 x 8)
-    0.5
-    """
-    return correlation(_ranks([a for a, _ in pairs]), _ranks([b for _, b in pairs]))
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """Ranks from 1; of equal values each has the mean of theirs."""
-    in_order = sorted(values)
-    return [(bisect_left(in_order, v) + bisect_right(in_order, v) + 1) / 2 for v in values]
 
 
 def regret(pairs: Sequence[tuple[float, float]]) -> float:
@@ -130,3 +198,18 @@ def constant_values(runs: Sequence[Run], priors: Mapping[str, float]) -> dict[st
             get_prior(preset, constant, priors),
         ]
     return values
+
+
+def find_inside(runs: Sequence[Run], left_out: LeftOut) -> dict[str, list[bool]]:
+    """Whether each run that was left out lies inside a band made of the errors of other tables
+    alone, by what was left out with it (`LeftOut`'s fields)."""
+    profiles = dict.fromkeys(run.parts["runtimes"] for run in runs)
+    found: dict[str, list[bool]] = {name: [] for name in LeftOut._fields}
+    misses = {name: list(missed(runs, left_out, name)) for name in LeftOut._fields}
+    for table in dict.fromkeys(run.group for run in runs):
+        others = [m for kind in misses.values() for m in kind if m.table != table]
+        spreads = spreads_of(profiles, others)
+        for name, kind in misses.items():
+            own = (miss for miss in kind if miss.table == table)
+            found[name] += [miss.size <= allowed_error(spreads[miss.profile], miss) for miss in own]
+    return found
