@@ -77,7 +77,7 @@ class ShardFile(BaseModel):
 
 class Manifest(BaseModel):
     """manifest.json. step: steps done. loss_scale: state of the fp16 loss scale
-    (runtime/loss_scale.py), empty for other dtypes; fp8: empty without delayed scaling; save: a
+    (runtime/update.py), empty for other dtypes; fp8: empty without delayed scaling; save: a
     random name of the save that wrote it, by which two of one step are told apart, empty where
     there was none (older versions, resharded and imported checkpoints)."""
 

@@ -35,7 +35,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -67,6 +67,15 @@ class ScaleRow:
     amax: Tensor
     scales: Tensor | None = None
     inverses: Tensor | None = None
+
+
+@runtime_checkable
+class CastsToFp8(Protocol):
+    """A layer whose products may be in fp8."""
+
+    def fp8_operands(self) -> Mapping[str, Fp8Operands]:
+        """What casts the operands of each product, by the rest of its name behind the layer's: one
+        of the name "", several where a layer multiplies by several weights."""
 
 
 class Fp8Operands:

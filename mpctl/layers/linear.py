@@ -51,7 +51,15 @@ from mpctl.layers.mappings import (
     scatter_to_region,
     start_sum,
 )
-from mpctl.layers.parameters import ZEROS, Init, deferred_wgrad_of, mark_partial, shard_parameter
+from mpctl.layers.parameters import (
+    ZEROS,
+    DeferredWgrad,
+    Init,
+    defer_wgrad,
+    deferred_wgrad_of,
+    mark_partial,
+    shard_parameter,
+)
 from mpctl.shard import Shard
 from mpctl.sharding import local_range, local_size, split_parts
 from mpctl.transport.group import Group, Pending
@@ -60,7 +68,36 @@ WEIGHTS = Init("normal", 0.02)
 ALONE = Group()  # one rank: for a product that sends nothing itself
 
 
-class ColumnParallelLinear(nn.Module):
+class ParallelLinear(nn.Module):
+    """What the two have in common: one weight, whose products may be in fp8 and whose gradient a
+    schedule may defer (`DefersWgrad`, `CastsToFp8`)."""
+
+    weight: nn.Parameter
+    fp8: Fp8Operands | None
+
+    def defer_wgrad(self, deferred: DeferredWgrad) -> None:
+        """Have backward leave the weight's gradient there."""
+        defer_wgrad(self.weight, deferred)
+
+    def fp8_operands(self) -> dict[str, Fp8Operands]:
+        """What casts the operands of its product."""
+        return {} if self.fp8 is None else {"": self.fp8}
+
+    def _product(
+        self, x: Tensor, bias: Tensor | None, *, group: Group, sequence_parallel: bool = False
+    ) -> Tensor:
+        """x by the weight, in the dtype of x or in fp8; arguments as of `column_product`."""
+        if self.fp8 is None:
+            return column_product(
+                x, self.weight, bias, group=group, sequence_parallel=sequence_parallel
+            )
+        return fp8_column_product(
+            x, self.weight, bias, operands=self.fp8, group=group,
+            sequence_parallel=sequence_parallel,
+        )  # fmt: skip
+
+
+class ColumnParallelLinear(ParallelLinear):
     """A linear layer whose outputs are split over `group`: [b, s, i] -> [b, s, o/t].
 
     gather_output: return [b, s, o], the columns in the order of an unsplit layer.
@@ -119,7 +156,7 @@ class ColumnParallelLinear(nn.Module):
         [b, s, o] with gather_output; a pair (output, bias) with skip_bias_add.
         """
         bias = None if self.skip_bias_add else self.bias
-        output = _product(self, x, bias, group=self.group, sequence_parallel=self.sequence_parallel)
+        output = self._product(x, bias, group=self.group, sequence_parallel=self.sequence_parallel)
         if self.skip_bias_add:
             return output, self.bias
         return self._gathered(output) if self.gather_output else output
@@ -142,7 +179,7 @@ class ColumnParallelLinear(nn.Module):
         return f"{local}{fused}, bias={self.bias is not None}, t={self.group.size}"
 
 
-class RowParallelLinear(nn.Module):
+class RowParallelLinear(ParallelLinear):
     """A linear layer whose inputs are split over `group`: [b, s, i/t] -> [b, s, o].
 
     The products of all ranks are summed; every rank holds the whole bias and adds it after the sum.
@@ -197,8 +234,8 @@ class RowParallelLinear(nn.Module):
         if not self.input_is_parallel:
             x = scatter_to_region(x, self.group)
         if self.group.size == 1 and not self.skip_bias_add:
-            return _product(self, x, self.bias, group=ALONE)
-        output = self._summed(_product(self, x, None, group=ALONE))
+            return self._product(x, self.bias, group=ALONE)
+        output = self._summed(self._product(x, None, group=ALONE))
         if self.skip_bias_add:
             return output, self.bias
         return output if self.bias is None else output.add_(self.bias)
@@ -213,20 +250,6 @@ class RowParallelLinear(nn.Module):
         """Features of this rank and of all, and number of ranks, for `print(module)`."""
         local = f"{self.weight.shape[1]} of {self.in_features} -> {self.out_features}"
         return f"{local}, bias={self.bias is not None}, t={self.group.size}"
-
-
-def _product(
-    layer: ColumnParallelLinear | RowParallelLinear, x: Tensor, bias: Tensor | None, *,
-    group: Group, sequence_parallel: bool = False,
-) -> Tensor:  # fmt: skip
-    """x by a layer's weight, in the dtype of x or in fp8; arguments as of `column_product`."""
-    if layer.fp8 is None:
-        return column_product(
-            x, layer.weight, bias, group=group, sequence_parallel=sequence_parallel
-        )
-    return fp8_column_product(
-        x, layer.weight, bias, operands=layer.fp8, group=group, sequence_parallel=sequence_parallel
-    )
 
 
 def _checked_parts(out_features: int, stride: int, parts: Sequence[int] | None) -> tuple[int, ...]:

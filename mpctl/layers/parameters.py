@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -211,6 +211,14 @@ def fill_normal(local: Tensor, shard: Shard, key: int, init: Init) -> None:
 
 
 Deferred = Callable[[], None]
+
+
+@runtime_checkable
+class DefersWgrad(Protocol):
+    """A layer whose weight gradients a schedule may defer."""
+
+    def defer_wgrad(self, deferred: DeferredWgrad) -> None:
+        """Have backward leave the gradients of its weights there."""
 
 
 class DeferredWgrad:

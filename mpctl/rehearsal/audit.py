@@ -32,7 +32,7 @@ import sys
 import weakref
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
@@ -63,6 +63,7 @@ from mpctl.rehearsal.kernel_counts import (
     tensors_in,
 )
 from mpctl.rundir.rank_files import AuditRow, AuditTotal, Pass, StepAudit
+from mpctl.runtime.activity import Activity
 from mpctl.runtime.memory import device_of
 from mpctl.runtime.profile import StepProfile
 from mpctl.runtime.train import Trainer
@@ -329,15 +330,14 @@ class _Tally:
 class StepAuditor(TorchDispatchMode):
     """Counts what a rank's step launches and moves on a device while it is entered.
 
-    action: of the schedule under way, None outside of passes. scopes: whose each operation is.
+    activity: says which action of the schedule is under way. scopes: whose each operation is.
     speed: of the device, None where it is not known.
     """
 
-    def __init__(self, device: torch.device, speed: Speed | None) -> None:
+    def __init__(self, device: torch.device, speed: Speed | None, activity: Activity) -> None:
         super().__init__()
-        self.device, self.speed = device, speed
+        self.device, self.speed, self.activity = device, speed, activity
         self.scopes, self.flow, self.network = Scopes(), Dataflow(), Part()
-        self.action: Callable[[], Action | None] = lambda: None
         self.tallies: dict[Place, _Tally] = {}
         self.unknown: set[str] = set()
 
@@ -349,11 +349,13 @@ class StepAuditor(TorchDispatchMode):
     @contextmanager
     def watching(self, trainer: Trainer) -> Iterator[None]:
         """Count all that the trainer does inside."""
-        pipeline = trainer.pipeline
-        self.action = lambda: pipeline.current.action if pipeline.current else None
         self.scopes.watch(trainer.model)
         with self:
             yield
+
+    def _action(self) -> Action | None:
+        current = self.activity.current
+        return current.action if current else None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -361,7 +363,7 @@ class StepAuditor(TorchDispatchMode):
         if func is _DEVICE:  # often
             return func(*args)
         kwargs = kwargs or {}
-        action = self.action()
+        action = self._action()
         module, phase = self.scopes.place(action and action.kind)
         result = func(*args, **kwargs)
         if isinstance(func, OpOverload) and self._is_on_device((args, kwargs, result)):
@@ -371,7 +373,7 @@ class StepAuditor(TorchDispatchMode):
     def _count(
         self, func: OpOverload, args: Any, kwargs: Any, result: Any, module: str, phase: Pass
     ) -> None:
-        action = self.action() if phase != "step" else None
+        action = self._action() if phase != "step" else None
         place = (module, phase, action and action.microbatch)
         tally = self.tallies.setdefault(place, _Tally())
         cost = cost_of(func, args, kwargs, result)

@@ -42,13 +42,14 @@ from mpctl.rehearsal.fake_backend import (
 )
 from mpctl.rehearsal.host_sync import HostSyncCheck
 from mpctl.rundir.rank_files import RehearsedRank, Traffic
+from mpctl.runtime.activity import Activity, nobody_follows
 from mpctl.runtime.adamw import MOMENTS
 from mpctl.runtime.build import build_trainer
 from mpctl.runtime.environment import RuntimeEnvironment
-from mpctl.runtime.memory import KINDS, MemoryTracker, current_action, state_tensors, storage_bytes
+from mpctl.runtime.memory import KINDS, MemoryTracker, state_tensors, storage_bytes
 from mpctl.runtime.process import die_with_parent
 from mpctl.runtime.profile import StepProfile
-from mpctl.runtime.traffic import TrafficCounter
+from mpctl.runtime.step_record import TrafficCounter
 from mpctl.runtime.train import Trainer
 from mpctl.runtime.zero.gradients import DEVICE_NORM_BLOCK
 from mpctl.spec.job import JobSpec
@@ -90,7 +91,7 @@ def rehearse(job: JobSpec, topology: Topology, rank: int, *, audits: bool = Fals
     except Exception as error:
         account["failure"] = {
             "error": f"{type(error).__name__}: {error}".strip().splitlines()[0][:500],
-            "doing": rehearsal.activity,
+            "doing": rehearsal.doing.text,
             "traceback": traceback.format_exception(error)[-20:],
         }
     account["seconds"] = time.perf_counter() - began
@@ -127,18 +128,18 @@ def num_microbatches_run(job: JobSpec, stage: int) -> int:
 @dataclass
 class MicroBatchTraffic(TrafficCounter):
     """Collectives by the micro batch that sent them, None for those of the step: sent outside of
-    micro batches, or gradients that a step's last micro batch starts to reduce."""
+    micro batches, or gradients that a step's last micro batch starts to reduce (below ZeRO 2)."""
 
-    trainer: Trainer | None = None
+    activity: Activity = field(default_factory=Activity)
+    zero: int = 0
     by_microbatch: dict[int | None, Counter[Message]] = field(default_factory=dict)
 
     def record(self, collective: Collective) -> None:
         """Count one collective, and the micro batch under way with it."""
         super().record(collective)
-        current = self.trainer.pipeline.current if self.trainer else None
-        if self.trainer and collective.axis == "dp_cp" and zero_stage(self.trainer.job) < 2:
-            current = None
-        microbatch = current.action.microbatch if current else None
+        current = self.activity.current
+        is_once = current is None or (collective.axis == "dp_cp" and self.zero < 2)
+        microbatch = None if current is None or is_once else current.action.microbatch
         counts = self.by_microbatch.setdefault(microbatch, Counter())
         counts[collective.axis, collective.kind, collective.bytes] += 1
 
@@ -164,30 +165,31 @@ class MicroBatchTraffic(TrafficCounter):
 
 @dataclass
 class Rehearsal:
-    """One rank of a shortened job. audits: count kernels too; building_bytes: peak memory while the
-    model was built."""
+    """One rank of a shortened job. audits: count kernels too; doing: what the rank is doing;
+    building_bytes: peak memory while the model was built."""
 
     job: JobSpec
     topology: Topology
     rank: int
     audits: bool = False
-    trainer: Trainer | None = None
     building_bytes: int = 0
 
-    @property
-    def activity(self) -> str:
-        """What the rank is doing, in words."""
-        return self.trainer.activity if self.trainer else "building"
+    def __post_init__(self) -> None:
+        stage = self.topology.coords(self.rank)["pp"]
+        self.doing = Activity.of(self.job, stage, nobody_follows)
+        self.doing.phase = "building"
 
     def run(self, whole: JobSpec, account: RehearsedRank) -> None:
         """Build the rank and train a step; add to the account what a step of the whole job, with
         all of its micro batches, sends and holds."""
         kind = self.job.launch.device
         assert kind != "auto", "the launcher has filled it in"
-        device, traffic = DEVICES[kind], MicroBatchTraffic()
-        auditor = StepAuditor(device, job_speed(whole)) if self.audits else None
+        device, activity = DEVICES[kind], self.doing
+        traffic = MicroBatchTraffic(activity=activity, zero=zero_stage(self.job))
+        auditor = StepAuditor(device, job_speed(whole), activity) if self.audits else None
         with fake_world(self.rank, self.topology.world_size), fake_tensors():
-            with MemoryTracker(device) as tracker, HostSyncCheck(device) as check:
+            tracker = MemoryTracker(device, activity=activity)
+            with tracker, HostSyncCheck(device) as check:
                 trainer = self._build(check, traffic, tracker, auditor)
                 audited = nullcontext() if auditor is None else auditor.watching(trainer)
                 with check.watching(trainer.model), audited:
@@ -221,16 +223,14 @@ class Rehearsal:
             norm_block=DEVICE_NORM_BLOCK,
             runs_ahead=device.type != "cpu",
             read_figures=check.read,
+            activity=self.doing,
         )
-        self.trainer = trainer = build_trainer(
-            NO_RUN, self.job, self.topology, self.rank, environment
-        )
-        traffic.trainer, self.building_bytes = trainer, tracker.peak
+        trainer = build_trainer(NO_RUN, self.job, self.topology, self.rank, environment)
+        self.building_bytes = tracker.peak
         _add_moments(trainer)
         trainer.fp8.load({name: [[1.0, 1.0, 1.0]] for name in trainer.fp8.names})
         for kind, tensors in state_tensors(trainer).items():
             tracker.name(kind, tensors)
-        tracker.current_action = lambda: current_action(trainer)
         tracker.restart()
         return trainer
 

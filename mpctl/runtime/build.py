@@ -25,6 +25,7 @@ from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.counter_rng import StepKeys
 from mpctl.layers.compiled import compile_layers, with_compiled_pieces
 from mpctl.layers.grid.tensor_parallel import tensor_parallel_of
+from mpctl.layers.parameters import DeferredWgrad, DefersWgrad
 from mpctl.layers.recompute import HostOffload
 from mpctl.layers.shard_context import ShardContext
 from mpctl.layout.compile import compiles_whole_layers
@@ -39,7 +40,7 @@ from mpctl.runtime.initial_weights import start_from
 from mpctl.runtime.mesh import Mesh, build_mesh, checkpoint_store, stage_groups
 from mpctl.runtime.optimizer import TORCH_DTYPES, Optimizer
 from mpctl.runtime.p2p import stage_links
-from mpctl.runtime.partition import PipelinePartition
+from mpctl.runtime.partition import PipelinePartition, stage_model
 from mpctl.runtime.pass_listener import OffloadPasses, PassListener, watch_layers
 from mpctl.runtime.pipeline import PipelineRunner
 from mpctl.runtime.step_guard import recent_losses
@@ -57,6 +58,7 @@ from mpctl.runtime.zero.param_store import (
 )
 from mpctl.runtime.zero.publish import ParameterArrival
 from mpctl.spec.job import JobSpec
+from mpctl.spec.schedules import SCHEDULES
 from mpctl.topology import Topology
 from mpctl.transport.streams import SideStream
 
@@ -134,29 +136,38 @@ def _assemble(
     with without_memory():
         chunks = build_chunks(partition, mesh, environment.kernels, offload)
     links = stage_links(mesh, chunks=len(chunks), make_stream=environment.make_stream)
-    pipeline = PipelineRunner(
-        partition, chunks, links, dtype=TORCH_DTYPES[job.training.dtype], device=mesh.device
-    )
-    pipeline.keys = _step_keys(chunks, job, mesh.device)
-    environment.profile.current = lambda: pipeline.current
-    parameters = _frozen_as_asked(pipeline.model, job)
+    model, deferred_wgrad = stage_model(chunks), _deferred_wgrad(partition, chunks)
+    parameters = _frozen_as_asked(model, job)
     shards = _bucket_shards(partition, mesh, parameters)
-    stores = list(_initialized_stores(parameters, shards, partition.layout, environment))
-    buffer = _gradient_buffer(partition.layout, mesh, shards, environment.norm_block)
-    overlap = _listening_overlap(pipeline, buffer, stores)
+    stores = list(_initialized_stores(parameters, shards, layout, environment))
+    buffer = _gradient_buffer(layout, mesh, shards, environment.norm_block)
+    overlap = _gradient_overlap(partition, buffer)
+    listeners = _layer_listeners(partition, chunks, overlap, stores)
     if offload is not None:
-        pipeline.listeners = [OffloadPasses(offload), *pipeline.listeners]
+        listeners = [OffloadPasses(offload), *listeners]
     if environment.profile.steps:
-        pipeline.listeners = [environment.profile, *pipeline.listeners]
+        listeners = [environment.profile, *listeners]
+    pipeline = PipelineRunner(
+        partition,
+        chunks,
+        links,
+        dtype=TORCH_DTYPES[job.training.dtype],
+        device=mesh.device,
+        activity=environment.activity,
+        listeners=listeners,
+        keys=_step_keys(chunks, job, mesh.device),
+        deferred_wgrad=deferred_wgrad,
+    )
     scales, copying = fp8_scales(layout, chunks, mesh.device), environment.make_stream(mesh.device)
     saver = Saver(
         _checkpoint_writer(run_dir, layout, mesh),
         HostCopies(copying) if job.checkpoint.asynchronous else None,
         histories=scales.state,
-        on_change=lambda: pipeline.on_move(),
+        on_change=environment.activity.on_change,
     )
     return Trainer(
         mesh=mesh,
+        model=model,
         pipeline=pipeline,
         gradients=overlap,
         optimizer=_optimizer(job, buffer, stores, _publishes_ahead(job, mesh), copying),
@@ -181,6 +192,19 @@ def _checkpoint_writer(run_dir: Path, layout: JobLayout, mesh: Mesh) -> Checkpoi
         KeepPolicy(job.checkpoint.keep_last, job.checkpoint.keep_every),
         checkpoint_bytes(layout),
     )
+
+
+def _deferred_wgrad(
+    partition: PipelinePartition, chunks: Sequence[FamilyModule]
+) -> DeferredWgrad | None:
+    """Where backward leaves weight gradients, if the schedule has an action for them."""
+    if not SCHEDULES[partition.schedule].splits_backward:
+        return None
+    deferred = DeferredWgrad()
+    for module in (module for chunk in chunks for module in chunk.modules()):
+        if isinstance(module, DefersWgrad):
+            module.defer_wgrad(deferred)
+    return deferred
 
 
 def _frozen_as_asked(model: nn.Module, job: JobSpec) -> dict[str, nn.Parameter]:
@@ -313,24 +337,27 @@ def _optimizer(
     )
 
 
-def _listening_overlap(
-    pipeline: PipelineRunner, buffer: GradientBuffer, stores: Sequence[ParamStore]
-) -> GradientOverlap:
-    """Start reductions, and wait for parameters or at ZeRO 3 gather them, by the pipeline's
-    actions."""
-    partition, zero = pipeline.partition, buffer.zero_stage
-    actions = [step.action for step in pipeline.program if step.peer is None]
-    overlap = GradientOverlap(
-        buffer, actions, each=zero >= 2, early=partition.job.parallel.overlap_gradients
-    )
+def _gradient_overlap(partition: PipelinePartition, buffer: GradientBuffer) -> GradientOverlap:
+    actions = [step.action for step in partition.program if step.peer is None]
+    early = partition.job.parallel.overlap_gradients
+    return GradientOverlap(buffer, actions, each=buffer.zero_stage >= 2, early=early)
+
+
+def _layer_listeners(
+    partition: PipelinePartition,
+    chunks: Sequence[FamilyModule],
+    overlap: GradientOverlap,
+    stores: Sequence[ParamStore],
+) -> list[PassListener]:
+    """What is told of each action and layer: it starts reductions, and waits for parameters or at
+    ZeRO 3 gathers them."""
     listeners: list[PassListener] = [overlap]
     if gathered := [store for store in stores if isinstance(store, Zero3ParamStore)]:
         # first: a gather that backward waits for must not queue behind a reduction
         listeners.insert(0, ParameterGatherer(gathered))
-    layers = [partition.layout.layer_units(partition.stage, n) for n in range(len(pipeline.chunks))]
-    if zero in (1, 2):
+    layers = [partition.layout.layer_units(partition.stage, n) for n in range(len(chunks))]
+    if overlap.buffer.zero_stage in (1, 2):
         listeners.append(ParameterArrival(stores, [units.values() for units in layers]))
-    for chunk, units in zip(pipeline.chunks, layers, strict=True):
+    for chunk, units in zip(chunks, layers, strict=True):
         watch_layers(chunk, units, listeners)
-    pipeline.listeners = listeners
-    return overlap
+    return listeners

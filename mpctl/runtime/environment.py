@@ -21,13 +21,13 @@ from mpctl.layers.parameters import initialise_parameter
 from mpctl.rundir.breadcrumb import Breadcrumb
 from mpctl.rundir.collective_log import CollectiveLog
 from mpctl.rundir.origin import Origin
+from mpctl.runtime.activity import Activity
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.device import DeviceMemory, select_device
 from mpctl.runtime.fp8 import require_fp8
 from mpctl.runtime.mesh import AxisPosition
 from mpctl.runtime.profile import StepProfile
-from mpctl.runtime.status import ReadFigures, read_figures
-from mpctl.runtime.traffic import TrafficCounter
+from mpctl.runtime.step_record import ReadFigures, TrafficCounter, read_figures
 from mpctl.runtime.zero.gradients import DEVICE_NORM_BLOCK, NORM_BLOCK
 from mpctl.spec.job import JobSpec
 from mpctl.transport.group import Group
@@ -58,6 +58,7 @@ class RuntimeEnvironment:
     stream beside the current one of a device (transport/streams.py, side_stream). runs_ahead:
     whether the device works on while the host goes on, so that reading a number of it is to be
     avoided. read_figures: reads the figures of a step. origin: what to resume, None for nothing.
+    activity: what the rank is doing.
     """
 
     device: torch.device
@@ -76,6 +77,7 @@ class RuntimeEnvironment:
     runs_ahead: bool = False
     read_figures: ReadFigures = read_figures
     origin: Origin | None = None
+    activity: Activity = field(default_factory=Activity)
 
     @classmethod
     def of_machine(
@@ -86,6 +88,7 @@ class RuntimeEnvironment:
         local_rank: int,
         breadcrumb: Breadcrumb | None = None,
         origin: Origin | None = None,
+        activity: Activity | None = None,
     ) -> RuntimeEnvironment:
         """The environment of process `local_rank` of this host. breadcrumb: where this rank is
         asked to stop and logs its collectives, None for nowhere. Data lies in `data.path`, by
@@ -105,10 +108,13 @@ class RuntimeEnvironment:
             norm_block=NORM_BLOCK if device.type == "cpu" else DEVICE_NORM_BLOCK,
             runs_ahead=device.type != "cpu",
             origin=origin or Origin(),
+            activity=activity or Activity(),
         )
 
-    def count_anew(self) -> None:
-        """Count what is sent, and the seconds that it costs, from 0 again."""
+    def begin(self, phase: str) -> None:
+        """The rank goes on to a phase of training: what is sent, and the seconds that it costs, are
+        counted from 0 again."""
+        self.activity.phase = phase
         self.traffic.clear()
         self.communication.clear()
 

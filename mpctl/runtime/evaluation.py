@@ -29,7 +29,7 @@ from mpctl.runtime.optimizer import TORCH_DTYPES
 from mpctl.runtime.p2p import stage_links
 from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.pipeline import PipelineRunner
-from mpctl.runtime.status import OwnStatus, reduce_status
+from mpctl.runtime.step_record import OwnStatus, reduce_status
 from mpctl.sharding import validation_batches
 from mpctl.spec.job import JobSpec
 

@@ -14,8 +14,7 @@ from torch import nn
 from mpctl.checkpoint.manifest import read_manifest
 from mpctl.checkpoint.saved_model import SavedModel
 from mpctl.errors import InputError
-from mpctl.layers.fp8 import Fp8Operands, Fp8Scales
-from mpctl.layers.linear import ColumnParallelLinear, RowParallelLinear
+from mpctl.layers.fp8 import CastsToFp8, Fp8Operands, Fp8Scales
 from mpctl.layout.job_layout import JobLayout
 from mpctl.spec.job import JobSpec
 from mpctl.weights.origin import open_origin
@@ -70,8 +69,9 @@ def restored_scales(
 def fp8_layers(chunks: Iterable[nn.Module]) -> dict[str, Fp8Operands]:
     """What casts the operands of each linear layer of some chunks, by the layer's global name."""
     return {
-        name: module.fp8
+        name + rest: operands
         for chunk in chunks
         for name, module in chunk.named_modules()
-        if isinstance(module, (ColumnParallelLinear, RowParallelLinear)) and module.fp8 is not None
+        if isinstance(module, CastsToFp8)
+        for rest, operands in module.fp8_operands().items()
     }

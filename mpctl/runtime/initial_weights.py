@@ -19,7 +19,7 @@ def start_from(trainer: Trainer, path: Path) -> None:
     """Give a trainer the weights of another model of its shape, into float32 masters where there
     are any; step, moments and data order are those of a fresh run. Raises InputError where the
     model is of another shape or cannot be read."""
-    trainer.phase = f"reading initial weights from {path}"
+    trainer.environment.activity.phase = f"reading initial weights from {path}"
     optimizer, batches, names = trainer.optimizer, trainer.batches, trainer.names
     values = {p: optimizer.full_value(p).detach() for p in names}
     targets = {name: (shard_of(p), values[p]) for p, name in names.items()}

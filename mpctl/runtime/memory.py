@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -30,15 +30,17 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from mpctl.pipeline.schedule.program import Step
+from mpctl.runtime.activity import Activity
 from mpctl.runtime.adamw import MOMENTS
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.optimizer import Optimizer
-from mpctl.runtime.pipeline import PipelineRunner
 from mpctl.runtime.zero.gradients import GradientBuffer
 from mpctl.spec.job import JobSpec
 
 Kind = Literal["parameters", "gradients", "optimizer", "activations", "temporaries"]
 KINDS: tuple[Kind, ...] = ("parameters", "gradients", "optimizer", "activations", "temporaries")
+SAVING_KINDS = ("forward", "backward_input")  # actions that leave tensors for a later one
 _DEVICE, _ITEM = torch.ops.prim.device.default, torch.ops.aten._local_scalar_dense.default
 _RESIZE = torch.ops.inductor.resize_storage_bytes_.default
 
@@ -55,21 +57,21 @@ class _Entry:
 class MemoryTracker(TorchDispatchMode):
     """Counts the bytes of storages on a device while it is entered.
 
-    current_action: returns the action under way and whether what it leaves alive is saved for a
-    backward. bytes_by_kind, total: bytes now; peak: the most since `restart`; at_peak: by kind
-    then; peak_activations: the most activations at once. own_only: memory that is mapped, or
-    another library's, is left out: what ranks of a host exchange through, numpy's arrays. A number
-    read out of a tensor that has no values is 1.
+    activity: says which action is under way. bytes_by_kind, total: bytes now; peak: the most since
+    `restart`; at_peak: by kind then; peak_activations: the most activations at once. own_only:
+    memory that is mapped, or another library's, is left out: what ranks of a host exchange through,
+    numpy's arrays. A number read out of a tensor that has no values is 1.
     """
 
-    def __init__(self, device: torch.device, *, own_only: bool = False) -> None:
+    def __init__(
+        self, device: torch.device, *, activity: Activity | None = None, own_only: bool = False
+    ) -> None:
         super().__init__()
-        self.device, self.own_only = device, own_only
-        self.current_action: Callable[[], tuple[object, bool]] = lambda: (None, False)
+        self.device, self.own_only, self.activity = device, own_only, activity or Activity()
         self.entries: dict[int, _Entry] = {}
         self.bytes_by_kind: Counter[Kind] = Counter()
         self.total = 0
-        self.action: object = None
+        self.action: Step | None = None
         self.is_saving = False
         self.created: list[int] = []  # storages that the action under way has made
         self.restart()
@@ -100,9 +102,9 @@ class MemoryTracker(TorchDispatchMode):
             self._see(tensor)
         self.name(kind, tensors)
 
-    def settle(self) -> None:
+    def close_action(self) -> None:
         """Where another action has begun: what the last one made and left alive is activations."""
-        action, is_saving = self.current_action()
+        action = self.activity.current
         if action == self.action:
             return
         if self.is_saving:
@@ -111,7 +113,8 @@ class MemoryTracker(TorchDispatchMode):
                 if entry is not None and entry.kind == "temporaries":
                     self._move(entry, "activations")
             self.peak_activations = max(self.peak_activations, self.bytes_by_kind["activations"])
-        self.action, self.is_saving, self.created = action, is_saving, []
+        self.action, self.created = action, []
+        self.is_saving = action is not None and action.action.kind in SAVING_KINDS
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -133,7 +136,7 @@ class MemoryTracker(TorchDispatchMode):
         if key not in self.entries:
             if self.own_only and not storage.resizable():
                 return
-            self.settle()
+            self.close_action()
             entry = self.entries[key] = _Entry(0, "temporaries")
             entry.reference = weakref.ref(storage, lambda _: self._remove(key))
             self.created.append(key)
@@ -169,9 +172,6 @@ def _number(tensor: Tensor) -> Any:
         return 1.0 if tensor.dtype.is_floating_point else 1
 
 
-SAVING_KINDS = ("forward", "backward_input")  # actions that leave tensors for a later one
-
-
 class WatchedTrainer(Protocol):
     """What of a rank's training is looked at: train.py's Trainer."""
 
@@ -184,10 +184,6 @@ class WatchedTrainer(Protocol):
     @property
     def model(self) -> nn.Module:
         """All chunks of this rank's stage."""
-
-    @property
-    def pipeline(self) -> PipelineRunner:
-        """What runs the stage."""
 
     @property
     def buffer(self) -> GradientBuffer:
@@ -212,12 +208,6 @@ def state_tensors(trainer: WatchedTrainer) -> dict[Kind, list[Tensor]]:
     }
 
 
-def current_action(trainer: WatchedTrainer) -> tuple[object, bool]:
-    """The pipeline's step, and whether a later one needs what it leaves."""
-    current = trainer.pipeline.current
-    return current, current is not None and current.action.kind in SAVING_KINDS
-
-
 def storage_bytes(tensors: list[Tensor]) -> int:
     """Bytes of the storages of these tensors, each storage once."""
     storages = {tensor.untyped_storage()._cdata: tensor for tensor in tensors}
@@ -226,13 +216,11 @@ def storage_bytes(tensors: list[Tensor]) -> int:
 
 class MemoryWatch:
     """Measures one step. measured: bytes by what the plan calls them, once that step is over; None
-    for activations where no MemoryTracker counted. before_reset: is called before the allocator's
-    own peak is set back, to keep that of the steps before."""
+    for activations where no MemoryTracker counted."""
 
-    def __init__(
-        self, *, is_on: bool, device: torch.device, before_reset: Callable[[], object]
-    ) -> None:
-        self.is_on, self.device, self.before_reset = is_on, device, before_reset
+    def __init__(self, environment: RuntimeEnvironment, *, is_on: bool) -> None:
+        self.is_on, self.device, self.activity = is_on, environment.device, environment.activity
+        self.keep_peak = environment.peak_memory
         self.measured: dict[str, int | None] = {}
 
     @classmethod
@@ -242,7 +230,7 @@ class MemoryWatch:
         device = environment.device
         is_countable = not (job.launch.compile and device.type == "cpu")
         is_on = job.launch.track_memory and is_countable
-        return cls(is_on=is_on, device=device, before_reset=environment.peak_memory)
+        return cls(environment, is_on=is_on)
 
     @contextmanager
     def step(self, trainer: WatchedTrainer) -> Iterator[None]:
@@ -251,17 +239,16 @@ class MemoryWatch:
         if not self.is_on or self.measured or not (trainer.optimizer.adam.state or is_last):
             yield
         elif self.device.type == "cuda":
-            self.before_reset()
+            self.keep_peak()  # of the steps before
             torch.cuda.reset_peak_memory_stats(self.device)
             yield
             peak = torch.cuda.max_memory_allocated(self.device)
             reserved = torch.cuda.max_memory_reserved(self.device)
             self._note(trainer, {"activations": None, "peak": peak, "reserved": reserved})
         else:
-            tracker = MemoryTracker(self.device, own_only=True)
+            tracker = MemoryTracker(self.device, activity=self.activity, own_only=True)
             for kind, tensors in state_tensors(trainer).items():
                 tracker.add(kind, tensors)
-            tracker.current_action = lambda: current_action(trainer)
             tracker.restart()
             with tracker:
                 yield

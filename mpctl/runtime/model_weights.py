@@ -12,7 +12,7 @@ from mpctl.checkpoint.reader import load_values, padding_rows
 from mpctl.checkpoint.saved_model import SavedModel
 from mpctl.families.implementation import FamilyModule
 from mpctl.layers.parameters import shard_of
-from mpctl.runtime.partition import Chunks
+from mpctl.runtime.partition import stage_model
 from mpctl.spec.model import ModelSpec
 from mpctl.weights.hub import Hub
 from mpctl.weights.origin import open_origin
@@ -24,8 +24,7 @@ def load_chunks(chunks: list[FamilyModule], model: ModelSpec, origin: Path) -> N
     """Fill the chunks of one stage with the values at `origin`, in the chunks' dtype: a run, one
     of its checkpoints, an import or a Hugging Face directory. Raises InputError naming the file and
     the tensor that is missing or damaged."""
-    stage = chunks[0] if len(chunks) == 1 else Chunks(chunks)
-    parameters = dict(stage.named_parameters())
+    parameters = dict(stage_model(chunks).named_parameters())
     for parameter in parameters.values():
         parameter.requires_grad_(False)
     targets = {

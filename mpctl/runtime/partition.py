@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from mpctl.families.implementation import FamilyModule
 from mpctl.layout.job_layout import JobLayout, Stages
 from mpctl.operators.table import StageSlice
+from mpctl.pipeline.schedule.program import Program, program
 from mpctl.sharding import local_size
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
@@ -91,6 +92,23 @@ class PipelinePartition:
         return borders
 
     @property
+    def schedule(self) -> str:
+        """The schedule that is run. A single stage gains nothing by keeping more than one micro
+        batch's activations."""
+        return self.job.parallel.schedule if self.stages > 1 else "1f1b"
+
+    @cached_property
+    def program(self) -> Program:
+        """The steps of this stage in a training step, in their order."""
+        return program(
+            self.schedule,
+            stage=self.stage,
+            stages=self.stages,
+            microbatches=self.job.num_microbatches,
+            chunks=self.job.parallel.vpp,
+        )
+
+    @property
     def holders(self) -> Mapping[str, tuple[int, ...]]:
         """The stages of each parameter that several stages hold, by name."""
         return self.layout.shared_parameters
@@ -120,6 +138,11 @@ class PipelinePartition:
         table = self.layout.table
         shapes = (tuple(sizes[dim] for dim in dims[1:]) for dims in table.boundary(layer))
         return StageBoundary(tuple(shapes), table.boundary_needs(layer))
+
+
+def stage_model(chunks: Sequence[FamilyModule]) -> nn.Module:
+    """All chunks of a stage as one module."""
+    return chunks[0] if len(chunks) == 1 else Chunks(chunks)
 
 
 class Chunks(nn.Module):

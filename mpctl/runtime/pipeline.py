@@ -24,33 +24,32 @@ Letters: b batch, s sequence, h hidden; t tp, c cp.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from mpctl.families.implementation import Batch, FamilyModule, State
 from mpctl.kernels.counter_rng import CounterRNG, StepKeys
-from mpctl.layers.linear import ColumnParallelLinear, RowParallelLinear
-from mpctl.layers.parameters import Deferred, DeferredWgrad, defer_wgrad
+from mpctl.layers.parameters import Deferred, DeferredWgrad
 from mpctl.layout.limits import MAX_SENDS_IN_FLIGHT
 from mpctl.pipeline.schedule.orders import Action, StageChunk
 from mpctl.pipeline.schedule.program import Program, Step, program
+from mpctl.runtime.activity import Activity
 from mpctl.runtime.p2p import Direction, StageLinks
-from mpctl.runtime.partition import Chunks, PipelinePartition, StageBoundary
+from mpctl.runtime.partition import PipelinePartition, StageBoundary
 from mpctl.runtime.pass_listener import PassListener
-from mpctl.spec.schedules import SCHEDULES
 from mpctl.transport.group import Pending
 
 
 class PipelineRunner:
     """One rank's stage; a model in one stage is a pipeline without messages.
 
-    model: all chunks of the stage. current: the step of the program under way, None between steps;
-    on_move is called when it changes. listeners: told of every action, in their order. keys: of the
-    dropout masks, where they lie on the device; None computes them on the host.
+    activity: told of each step of the program. listeners: told of every action, in their order.
+    keys: of the dropout masks, where they lie on the device; None computes them on the host.
+    deferred_wgrad: where backward leaves the gradients that the schedule defers.
     """
 
     def __init__(
@@ -61,47 +60,15 @@ class PipelineRunner:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        activity: Activity | None = None,
+        listeners: Sequence[PassListener] = (),
+        keys: StepKeys | None = None,
+        deferred_wgrad: DeferredWgrad | None = None,
     ) -> None:
         self.partition, self.chunks, self.links = partition, chunks, links
-        self.model: nn.Module = chunks[0] if len(chunks) == 1 else Chunks(chunks)
         self.sample = torch.empty(0, dtype=dtype, device=device)
-        self.current: Step | None = None
-        self.on_move: Callable[[], None] = lambda: None
-        self.listeners: Sequence[PassListener] = ()
-        self.keys: StepKeys | None = None
-        parallel = partition.job.parallel
-        # A single stage gains nothing by keeping more than one micro batch's activations.
-        schedule = parallel.schedule if partition.stages > 1 else "1f1b"
-        self.deferred_wgrad = DeferredWgrad()
-        if SCHEDULES[schedule].splits_backward:
-            self._defer_layer_wgrads()
-        self.program = program(
-            schedule,
-            stage=partition.stage,
-            stages=partition.stages,
-            microbatches=partition.job.num_microbatches,
-            chunks=parallel.vpp,
-        )
-
-    def _defer_layer_wgrads(self) -> None:
-        for module in (module for chunk in self.chunks for module in chunk.modules()):
-            if isinstance(module, (ColumnParallelLinear, RowParallelLinear)):
-                defer_wgrad(module.weight, self.deferred_wgrad)
-
-    @property
-    def where(self) -> str:
-        """`, stage 1, forward of micro batch 3`; empty between steps and with a single stage."""
-        if self.current is None or self.partition.stages == 1:
-            return ""
-        kind, microbatch, chunk = self.current.action
-        of_chunk = f" in chunk {chunk}" if len(self.chunks) > 1 else ""
-        word = kind.replace("_", " ")
-        return f", stage {self.partition.stage}, {word} of micro batch {microbatch}{of_chunk}"
-
-    def move(self, step: Step | None) -> None:
-        """Note what is under way."""
-        self.current = step
-        self.on_move()
+        self.activity, self.listeners, self.keys = activity or Activity(), listeners, keys
+        self.deferred_wgrad = deferred_wgrad or DeferredWgrad()
 
     def train(self, batches: Iterator[Batch], *, step: int, scale: float = 1.0) -> Tensor:
         """Add the gradients of a step's micro batches, times `scale`, to the parameters'; returns
@@ -112,7 +79,7 @@ class PipelineRunner:
         if self.keys is not None:
             self.keys.fill(step)
         run = _ProgramRun(self, batches, samples, seed=training.seed, step=step, scale=scale)
-        return run.execute(self.program)
+        return run.execute(self.partition.program)
 
     def evaluate(self, batches: Sequence[Batch], *, counted: int) -> Tensor:
         """The sum of this rank's losses without dropout, on the last stage (0 elsewhere), over the
@@ -184,8 +151,9 @@ class _ProgramRun:
 
     def execute(self, steps: Iterable[Step]) -> Tensor:
         """Do every step of the program; returns the sum of the losses, divided by `samples`."""
+        activity = self.runner.activity
         for step in steps:
-            self.runner.move(step)
+            activity.move(step)
             if step.peer is None:
                 self._compute(step.action)
             elif step.verb == "send":
@@ -193,7 +161,7 @@ class _ProgramRun:
             else:
                 self._receive(step.action, step.peer)
         self._wait_for_sends(0)
-        self.runner.move(None)
+        activity.move(None)
         return self.loss
 
     def _compute(self, action: Action) -> None:

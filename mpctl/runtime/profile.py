@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from mpctl.pipeline.schedule.orders import Action
-from mpctl.pipeline.schedule.program import Step
 from mpctl.rundir.profile_files import ProfiledStep, ProfileEvent
+from mpctl.runtime.activity import Activity
 from mpctl.runtime.pass_listener import PassListener
 from mpctl.spec.base import is_within
 from mpctl.transport.timing import Collective, SecondsByAxis
@@ -36,14 +36,14 @@ class StepProfile(PassListener):
     """Records the steps in `steps` (`3, 5-7`; none in an empty text) as lines of the file `path`.
 
     timer: of the rank's groups, whose clock is used and which tells of collectives. head: what a
-    line says of the rank. current: the step of the pipeline's program that is under way.
+    line says of the rank. activity: says which step of the pipeline's program is under way.
     """
 
     steps: str = ""
     path: Path = Path()
     head: dict[str, Any] = field(default_factory=dict)
     timer: SecondsByAxis = field(default_factory=SecondsByAxis)
-    current: Callable[[], Step | None] = lambda: None
+    activity: Activity = field(default_factory=Activity)
     step: int | None = None
     events: list[tuple[ProfileEvent, Any, Any]] = field(default_factory=list)
     begun: list[Any] = field(default_factory=list)
@@ -121,7 +121,7 @@ class StepProfile(PassListener):
         }  # fmt: skip
         if started is not None:
             event["started"] = started
-        elif (current := self.current()) is not None:
+        elif (current := self.activity.current) is not None:
             event["of"] = current.action.kind
             event.update(_place(current.action))  # type: ignore[typeddict-item]
             if current.peer is not None and collective.kind in MESSAGES:

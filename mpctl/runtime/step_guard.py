@@ -1,8 +1,8 @@
 """What becomes of a step whose loss or gradient is not finite, or whose loss spikes.
 
 The loss and the gradient norm of a step are results of all-reduces and so the same number on every
-rank: all ranks decide alike, without a message of their own. Where a setting may keep an update
-from being made, the loss is therefore shared before the update instead of after it.
+rank: all ranks decide alike, without a message. Where a setting may keep an update from being made,
+the loss is therefore shared before the update instead of after it.
 
 A loss is a spike when it exceeds `training.spike_factor` times the median of the losses of the last
 `training.spike_window` updates; before so many updates none is. A skipped step leaves parameters,
@@ -11,21 +11,31 @@ again. A rollback ends the attempt: the launcher starts again from the newest ch
 out the batches up to the one at fault. PaLM restarted about 100 steps before each spike and skipped
 200 to 500 batches, after which the loss did not spike there again (arXiv 2204.02311, section 5.1).
 
-By hand, window 3, factor 2: losses 3, 2, 4 have the median 3, so 6 is no spike and 6.1 is one. If
-it is skipped it is not among the last losses of the next step.
+A failure that ends the run names the rank that it came from. The sums over replicas and stages
+carry one rank's NaN or infinity to all others, so the ranks compute the step once more, from the
+same samples and the same dropout masks, with the parameters of before the update, and each looks at
+its own gradients before they are summed. A healthy step pays nothing for this. The rank that is
+blamed records its failure at once, the others a moment later, so that the launcher does not end it
+before its record is on disk.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
 
+import torch
+from torch import Tensor
+
 from mpctl.errors import RunFailed
 from mpctl.rundir.rank_files import StepRecord
+from mpctl.runtime.mesh import Mesh
+from mpctl.runtime.zero.gradients import BucketGradients
 from mpctl.spec.training import TrainingSpec
 
 Action = Literal["update", "skip", "stop", "rollback"]
@@ -41,7 +51,7 @@ class StepRefused(RunFailed):
 
 
 @dataclass(frozen=True)
-class Judgement:
+class StepDecision:
     """What is to become of a step, and why it is not an ordinary one: `the loss of step 3 is nan`,
     empty for an ordinary one. is_spike: the loss is finite and too large."""
 
@@ -52,7 +62,8 @@ class Judgement:
 
 @dataclass
 class StepGuard:
-    """Judges each step of one training. losses: of the last updates; skipped: steps in a row that
+    """Decides about each step of one training. losses: of the last updates; skipped: steps in a row
+    that
     were skipped."""
 
     training: TrainingSpec
@@ -70,7 +81,7 @@ class StepGuard:
 
     @property
     def remembers(self) -> bool:
-        """Whether a judgement depends on the steps before."""
+        """Whether a decision depends on the steps before."""
         return self.training.on_spike != "ignore" or self.training.on_nonfinite == "skip"
 
     def restore(self, losses: Iterable[float], skipped: int) -> None:
@@ -80,24 +91,26 @@ class StepGuard:
         self.losses.extend(losses)
         self.skipped = skipped
 
-    def judge(self, step: int, loss: float | None, norm: float, *, may_overflow: bool) -> Judgement:
+    def check(
+        self, step: int, loss: float | None, norm: float, *, may_overflow: bool
+    ) -> StepDecision:
         """What is to become of step `step`, from 1. loss: None when it is not known yet; norm: of
         its gradient; may_overflow: in fp16, where a norm that is not finite is an overflow that the
         loss scale deals with."""
         training = self.training
         if loss is not None and not math.isfinite(loss):
             reason = f"the loss of step {step} is {loss}"
-            return self._limited(Judgement(training.on_nonfinite, reason))
+            return self._limited(StepDecision(training.on_nonfinite, reason))
         if not math.isfinite(norm) and not may_overflow:
             reason = f"the gradient norm of step {step} is {norm}"
-            return self._limited(Judgement(training.on_nonfinite, reason))
+            return self._limited(StepDecision(training.on_nonfinite, reason))
         if loss is None or training.on_spike == "ignore" or not self._is_spike(loss):
-            return Judgement("update")
+            return StepDecision("update")
         reason = (
             f"the loss of step {step} spikes: {loss:.4g} is more than {training.spike_factor:g} "
             f"times {median(self.losses):.4g}, the median of the last {len(self.losses)}"
         )
-        return self._limited(Judgement(training.on_spike, reason, True))
+        return self._limited(StepDecision(training.on_spike, reason, True))
 
     def _is_spike(self, loss: float) -> bool:
         training = self.training
@@ -109,16 +122,16 @@ class StepGuard:
         self.losses.append(loss)
         self.skipped = 0
 
-    def _limited(self, judgement: Judgement) -> Judgement:
+    def _limited(self, decision: StepDecision) -> StepDecision:
         """Skipping so many steps in a row does not help: the run ends instead."""
-        if judgement.action != "skip":
-            return judgement
+        if decision.action != "skip":
+            return decision
         self.skipped += 1
         most = self.training.max_skipped_steps
         if self.skipped <= most:
-            return judgement
-        reason = f"{judgement.reason}, after {most} skipped steps in a row"
-        return replace(judgement, action="stop", reason=f"{reason} (training.max_skipped_steps)")
+            return decision
+        reason = f"{decision.reason}, after {most} skipped steps in a row"
+        return replace(decision, action="stop", reason=f"{reason} (training.max_skipped_steps)")
 
 
 def recent_losses(records: Sequence[StepRecord], count: int) -> tuple[list[float], int]:
@@ -129,3 +142,86 @@ def recent_losses(records: Sequence[StepRecord], count: int) -> tuple[list[float
     last = made[-1]["step"] if made else 0
     skipped = sum(record["step"] > last for record in records)
     return [loss for loss in losses[-count:] if loss is not None], skipped
+
+
+TEXT_BYTES = 200
+ECHO_SECONDS = 2.0
+NOTHING, PARAMETER, LOSS, GRADIENT = 0, 1, 2, 3
+
+
+class NotFinite(StepRefused):
+    """A sum over the ranks is not finite; is_echo: it came from another rank."""
+
+
+@dataclass
+class GradientInspector:
+    """Finds what is not finite on one rank. names: the name of each of its parameters;
+    bad_gradients: names of those whose gradient is not finite."""
+
+    names: Mapping[Tensor, str]
+    bad_gradients: list[str] = field(default_factory=list)
+
+    def look(self, store: BucketGradients) -> None:
+        """Called with each bucket before it is summed, in the order of backward."""
+        if store.full is None or self.bad_gradients:
+            return
+        pairs = zip(store.shard.parameters, store.shard.views(store.full), strict=True)
+        self.bad_gradients += [self.names[p] for p, view in pairs if not _is_finite(view)]
+
+    def evidence(self, loss: float) -> tuple[int, str]:
+        """What is wrong on this rank, the likeliest cause first."""
+        bad = [name for p, name in self.names.items() if _has_memory(p) and not _is_finite(p)]
+        if bad:
+            return PARAMETER, f"its parameter {bad[0]} is not finite"
+        named = self.bad_gradients
+        gradient = f"its gradient of {named[0]} is not finite" if named else ""
+        if not math.isfinite(loss):
+            return LOSS, f"its loss is {loss}" + (f", and {gradient}" if gradient else "")
+        return (GRADIENT, gradient) if gradient else (NOTHING, "")
+
+
+def refusal(
+    decision: StepDecision, step: int, mesh: Mesh, find: Callable[[], tuple[int, str]]
+) -> StepRefused:
+    """What this rank is to raise where step `step` ends the run or rolls it back; every rank calls
+    it together. find: returns what is wrong on this rank, as `GradientInspector.evidence`."""
+    what, rollback = decision.reason, step if decision.action == "rollback" else None
+    if decision.is_spike:
+        return StepRefused(what, is_echo=mesh.rank > 0, rollback=rollback)
+    by_rank = _share_evidence(mesh, find())
+    ranked = sorted(
+        (_order(mesh, rank, kind), rank) for rank, (kind, _) in enumerate(by_rank) if kind
+    )
+    if not ranked:
+        none = "of each rank by itself, loss and gradients are finite when computed once more"
+        return NotFinite(f"{what}: {none}", is_echo=False, rollback=rollback)
+    rank = ranked[0][1]
+    if rank != mesh.rank:
+        time.sleep(ECHO_SECONDS)
+    words = f"{what}: first on rank {rank}, {by_rank[rank][1]}"
+    return NotFinite(words, is_echo=rank != mesh.rank, rollback=rollback)
+
+
+def _order(mesh: Mesh, rank: int, kind: int) -> tuple[int, int]:
+    """Parameters before losses before gradients; gradients of the last stage first, since backward
+    hands them on to the stages before."""
+    return kind, -mesh.topology.coords(rank)["pp"]
+
+
+def _share_evidence(mesh: Mesh, evidence: tuple[int, str]) -> list[tuple[int, str]]:
+    """Every rank's evidence, by rank: a byte for its kind, then its text, each in a row."""
+    kind, text = evidence
+    row = bytes([kind]) + text.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
+    table = torch.zeros(mesh.world.size, len(row), dtype=torch.float32)
+    table[mesh.rank] = torch.tensor(list(row), dtype=torch.float32)
+    rows = mesh.world.all_reduce(table.to(mesh.device)).to(torch.uint8).tolist()
+    return [(r[0], bytes(r[1:]).rstrip(b"\0").decode(errors="replace")) for r in rows]
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Whether the values are here: between layers, ZeRO 3 keeps none."""
+    return tensor.untyped_storage().nbytes() >= tensor.nbytes
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor.detach()).all())

@@ -1,22 +1,31 @@
-"""The parts of a step's record (rundir/rank_files.py) that an update and a validation add to it,
-and what a rank's report says of many steps.
+"""What is known of a step: its record (rundir/rank_files.py), and what all ranks tell each other in
+one small all-reduce over the world.
 
-By hand: steps of 10, 5, 5 and 5 ms, of which a rank is 9, 1, 2 and 3 ms in collectives of tp. After
-two steps of warming up, its share of communication is the median of 2/5 and 3/5, 0.5.
+That is a vector of float64: the loss (the sum over its samples from each rank of a last stage that
+`reports_loss`: tp rank 0, or of a grid one rank for each of its parts of the samples), whether a
+stop was requested, and every rank's peak memory in its own slot. Rank 1 of 2, loss 0.5, no stop, 7
+bytes: [0.5, 0, 0, 7]. It is how a stop reaches all ranks at the same step.
+
+The vector is made on the device, whose loss the host has not read, and reading it is the one moment
+of a step in which the host waits for its device: what else the host needs of the step, the norm of
+its gradient, comes along.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import median
 
-from mpctl.rundir.rank_files import RankReport, StepRecord
-from mpctl.rundir.summary import WARM_UP_STEPS, medians_by_axis
+import torch
+from torch import Tensor
 
-REPORTED_STEPS = 1000  # of the steps of an attempt, the last that its report speaks of
+from mpctl.layout.limits import STATUS_FIELDS
+from mpctl.rundir.rank_files import StepRecord, Traffic
+from mpctl.runtime.mesh import Mesh
+from mpctl.transport.timing import Collective
 
 
 class StepClock:
@@ -91,31 +100,74 @@ class ValidationLosses:
             record["initial_validation_losses"] = self.others
 
 
+ReadFigures = Callable[[Tensor], list[float]]
+"""Gives the host the numbers of a tensor [n] of the device, in one copy that it waits for."""
+
+
+@dataclass(frozen=True)
+class OwnStatus:
+    """One rank's part of the status. loss: its share, a number or a scalar on the device;
+    peak_memory: bytes."""
+
+    loss: Tensor | float
+    stop: bool = False
+    peak_memory: int = 0
+
+
+@dataclass(frozen=True)
+class StepStatus:
+    """The status of all ranks, equal on every one. loss: the sum over all samples; stop: whether
+    any rank is to stop; memory: peak bytes of every rank; norm: what `reduce_status` was given."""
+
+    loss: float
+    stop: bool
+    memory: list[int]
+    norm: float
+
+
+def read_figures(figures: Tensor) -> list[float]:
+    """See ReadFigures."""
+    numbers: list[float] = figures.tolist()
+    return numbers
+
+
+def reduce_status(
+    own: OwnStatus, mesh: Mesh, *, norm: Tensor | None = None, read: ReadFigures = read_figures
+) -> StepStatus:
+    """The status of all ranks; every rank calls it. norm: a float64 scalar, equal on all ranks."""
+    vector = torch.zeros(STATUS_FIELDS + mesh.world.size, dtype=torch.float64, device=mesh.device)
+    if mesh.reports_loss:
+        vector[0].add_(own.loss)
+    vector[1].fill_(float(own.stop))
+    vector[STATUS_FIELDS + mesh.rank].fill_(float(own.peak_memory))
+    known = torch.zeros_like(vector[0]) if norm is None else norm
+    figures = torch.cat([mesh.world.all_reduce(vector), known.view(1)])
+    loss, stop, *memory, of_gradient = read(figures)
+    return StepStatus(loss, stop > 0, [int(count) for count in memory], of_gradient)
+
+
 @dataclass
-class CommunicationSeconds:
-    """How long a rank was in collectives in each of its last REPORTED_STEPS steps.
+class TrafficCounter:
+    """Collectives since the last `clear`, by axis and kind."""
 
-    steps: the step's duration, and by axis the seconds in collectives; num_seen: steps added.
-    """
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
 
-    steps: deque[tuple[float, dict[str, float]]] = field(
-        default_factory=lambda: deque(maxlen=REPORTED_STEPS)
-    )
-    num_seen: int = 0
+    def record(self, collective: Collective) -> None:
+        """Count one collective."""
+        key = (collective.axis, collective.kind)
+        self.counts[key] += 1
+        self.bytes[key] += collective.bytes
 
-    def add(self, record: StepRecord) -> None:
-        """Add a step; the first WARM_UP_STEPS count until there are others."""
-        if self.num_seen == WARM_UP_STEPS:
-            self.steps.clear()
-        self.num_seen += 1
-        self.steps.append((record["step_seconds"], record.get("communication_seconds", {})))
+    def clear(self) -> None:
+        """Count from 0 again."""
+        self.counts.clear()
+        self.bytes.clear()
 
-    def report(self, report: RankReport) -> None:
-        """Add the medians to a rank's report; nothing where there was no step."""
-        if not self.steps:
-            return
-        by_axis = medians_by_axis([seconds for _, seconds in self.steps])
-        report["communication_seconds"] = by_axis or {}
-        report["communication_share"] = median(
-            sum(seconds.values()) / duration for duration, seconds in self.steps
-        )
+    def snapshot(self) -> Traffic:
+        """By axis and kind, `{"tp all_reduce": {"count": 12, "bytes": 3145728}}`; bytes of full
+        messages (transport/messages.py)."""
+        return {
+            f"{axis} {kind}": {"count": self.counts[axis, kind], "bytes": total}
+            for (axis, kind), total in sorted(self.bytes.items())
+        }

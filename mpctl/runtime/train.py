@@ -21,20 +21,30 @@ from mpctl.layers.fp8 import Fp8Scales
 from mpctl.rundir.rank_files import StepRecord, Traffic, ValidationReport
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.environment import RuntimeEnvironment
-from mpctl.runtime.loss_scale import LossScale
 from mpctl.runtime.memory import MemoryWatch
 from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.optimizer import Optimizer
 from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.pipeline import PipelineRunner
 from mpctl.runtime.profile import StepProfile
-from mpctl.runtime.status import OwnStatus, StepStatus, reduce_status
-from mpctl.runtime.step_guard import StepGuard
-from mpctl.runtime.step_judge import Look, StepJudge
-from mpctl.runtime.step_record import StepClock, UpdateResult, ValidationLosses
-from mpctl.runtime.update import Updater
+from mpctl.runtime.step_guard import (
+    GradientInspector,
+    StepDecision,
+    StepGuard,
+    StepRefused,
+    refusal,
+)
+from mpctl.runtime.step_record import (
+    OwnStatus,
+    StepClock,
+    StepStatus,
+    UpdateResult,
+    ValidationLosses,
+    reduce_status,
+)
+from mpctl.runtime.update import LossScale, Updater
 from mpctl.runtime.zero.gradients import GradientBuffer
-from mpctl.runtime.zero.overlap import GradientOverlap
+from mpctl.runtime.zero.overlap import GradientOverlap, Inspect
 from mpctl.spec.job import JobSpec
 
 
@@ -42,11 +52,13 @@ from mpctl.spec.job import JobSpec
 class Trainer:
     """One rank's training.
 
-    step: updates so far. phase: what the run is doing, in words. step_traffic: collectives of the
-    last step. loss_scale: None unless in fp16. fp8: the table of its scales.
+    model: all chunks of this rank's stage. fp8: the table of its scales. step: updates so far.
+    step_traffic: collectives of the last step. updater: has the loss scale of fp16; guard: says
+    what becomes of a step that is not finite or spikes; memory_watch: measures one step.
     """
 
     mesh: Mesh
+    model: nn.Module
     pipeline: PipelineRunner
     gradients: GradientOverlap
     optimizer: Optimizer
@@ -55,24 +67,15 @@ class Trainer:
     environment: RuntimeEnvironment
     fp8: Fp8Scales
     step: int = 0
-    phase: str = "starting"
     step_traffic: Traffic = field(default_factory=dict)
     last_validation: ValidationReport | None = None
 
     def __post_init__(self) -> None:
-        self.loss_scale = LossScale.of(self.job.training)
-        self.memory_watch = MemoryWatch.of(self.job, self.environment)
-        self.guard = StepGuard(self.job.training)
-        is_fp16 = self.loss_scale is not None
-        self.judge = StepJudge(self.guard, self.mesh, is_fp16, self._settled_names, self._recompute)
+        training, environment = self.job.training, self.environment
+        self.memory_watch = MemoryWatch.of(self.job, environment)
+        self.guard = StepGuard(training)
         self.updater = Updater(
-            self.job.training,
-            self.buffer,
-            self.optimizer,
-            self.loss_scale,
-            self.profile,
-            self.judge,
-            runs_ahead=self.environment.runs_ahead,
+            training, self.buffer, self.optimizer, self.profile, runs_ahead=environment.runs_ahead
         )
 
     @property
@@ -86,14 +89,14 @@ class Trainer:
         return self.partition.job
 
     @property
-    def model(self) -> nn.Module:
-        """All chunks of this rank's stage."""
-        return self.pipeline.model
-
-    @property
     def buffer(self) -> GradientBuffer:
         """Every gradient of this rank."""
         return self.gradients.buffer
+
+    @property
+    def loss_scale(self) -> LossScale | None:
+        """None unless in fp16."""
+        return self.updater.loss_scale
 
     @property
     def profile(self) -> StepProfile:
@@ -106,10 +109,10 @@ class Trainer:
         return {parameter: name for name, parameter in self.model.named_parameters()}
 
     @property
-    def activity(self) -> str:
+    def doing(self) -> str:
         """What this rank is doing: `step 3, stage 1, forward of micro batch 2`, and what a thread
         saves meanwhile."""
-        return self.saver.activity(self.phase + self.pipeline.where)
+        return self.saver.activity(self.environment.activity.text)
 
     def run(self) -> Iterator[StepRecord]:
         """Train to the last step, or to the first step after a stop was requested.
@@ -163,52 +166,36 @@ class Trainer:
     def one_step(self) -> tuple[StepRecord, bool]:
         """One update; its record, and whether any rank was asked to stop.
 
-        Raises StepRefused where the step guard ends the run or wants a rollback: NotFinite, naming
-        the rank it came from, where the loss or, outside of fp16, the gradient norm is not finite.
+        Where the device runs ahead, the host waits for it once: in `_share_status`, before the
+        update only if the guard needs the loss for it. Raises StepRefused where the guard ends the
+        run or wants a rollback: NotFinite, naming the rank it came from, where the loss or, outside
+        of fp16, the gradient norm is not finite.
         """
-        self.phase = f"step {self.step + 1}"
         self.profile.begin_step(self.step + 1)
-        self.environment.count_anew()
+        self.environment.begin(f"step {self.step + 1}")
         clock = StepClock()
-        status, update = self._trained_step(clock)
-        if not update.skipped:
-            self.guard.made_update(status.loss)
-        self.step += 1
-        self.step_traffic = self.environment.traffic.snapshot()
-        tokens = self.partition.layout.tokens_per_step
-        record = clock.record(self.step, status.loss, tokens)
-        record["communication_seconds"] = self.environment.communication.snapshot()
-        update.add(record)
-        record["memory_bytes"] = status.memory
-        record["predicted_step_seconds"] = self.job.launch.predicted_step_seconds
-        return record, status.stop
-
-    def _trained_step(self, clock: StepClock) -> tuple[StepStatus, UpdateResult]:
-        """The step's gradients and update. Where the device runs ahead, the host waits for it once:
-        in `_reduce_status`, before the update only if the guard needs the loss for it."""
-        early, update = None, None
         with self.memory_watch.step(self):
             loss = self._compute_gradients()
             norm = self.updater.norm()
-            if self.guard.needs_loss:
-                early = self._reduce_status(loss, norm)
-            if early or not self.environment.runs_ahead:
-                update = self.updater.decide(self.step, loss, norm, early)
-            else:
-                self.updater.give(self.step, norm)
+            early = self._share_status(loss, norm) if self.guard.needs_loss else None
+            update = self._update(loss, norm, early)
             self.fp8.end_step(self.mesh.world)
-        status = early or self._reduce_status(loss, norm)
+        status = early or self._share_status(loss, norm)
         clock.stop()
         self.profile.end_step()
-        update = update or self.updater.find_out(self.step, loss, status.norm)
+        update = update or self._resolve(loss, status.norm)
         if early is None:
-            self.judge.require_good(self.step + 1, loss, status.loss)
-        return status, update
+            self._check_late(loss, status.loss)
+        if not update.skipped:
+            self.guard.made_update(status.loss)
+        self.step += 1
+        return self._record(clock, status, update), status.stop
 
-    def _compute_gradients(self) -> Tensor:
-        """Gradients of one step, reduced over all ranks; returns this rank's share of the loss."""
+    def _compute_gradients(self, inspect: Inspect | None = None) -> Tensor:
+        """Gradients of one step, reduced over all ranks; returns this rank's share of the loss.
+        inspect: called with each bucket's gradients of this rank before they are reduced."""
         self.buffer.zero()
-        self.gradients.restart()
+        self.gradients.restart(inspect)
         batches = self.profile.each("data", self.batches.training_step(self.step))
         loss = self.pipeline.train(batches, step=self.step, scale=self.updater.scale)
         with self.profile.span("gradients"):
@@ -216,32 +203,74 @@ class Trainer:
             self.buffer.sum_parts()
         return loss
 
-    def _settled_names(self) -> dict[Tensor, str]:
-        """`names`, once every parameter that was published has arrived: a StepJudge looks at
-        them."""
-        self.optimizer.settle()
-        return self.names
-
-    def _recompute(self, look: Look) -> None:
-        """Compute the gradients of the step under way once more, for a StepJudge."""
-        self.gradients.before_reduce = look
-        self._compute_gradients()
-
-    def _reduce_status(self, loss: Tensor, norm: Tensor) -> StepStatus:
+    def _share_status(self, loss: Tensor, norm: Tensor) -> StepStatus:
         environment = self.environment
         stop = environment.stop_requested() or self.saver.has_failed
         own = OwnStatus(loss, stop, environment.peak_memory())
         with self.profile.span("status"):
             return reduce_status(own, self.mesh, norm=norm, read=environment.read_figures)
 
+    def _update(self, loss: Tensor, norm: Tensor, status: StepStatus | None) -> UpdateResult | None:
+        """Step the parameters, or skip the step; None where the device decides (`_resolve`).
+        status: of all ranks, None where it is shared after the update."""
+        if status is None and self.environment.runs_ahead:
+            self.updater.step_async(self.step, norm)
+            return None
+        known = float(norm) if status is None else status.norm
+        decision = self._check(loss, None if status is None else status.loss, known)
+        return self.updater.step(self.step, norm, known, decision)
+
+    def _resolve(self, loss: Tensor, norm: float) -> UpdateResult:
+        """What came of the update that the device has decided about."""
+        self.updater.resolve(norm)
+        return self.updater.result(self.step, norm, self._check(loss, None, norm))
+
+    def _check(self, loss: Tensor, shared: float | None, norm: float) -> StepDecision:
+        """What becomes of the step: update or skip. loss: this rank's; shared: that of all ranks,
+        None where it is not known yet. Raises StepRefused where the step ends the run or rolls it
+        back."""
+        is_fp16 = self.loss_scale is not None
+        decision = self.guard.check(self.step + 1, shared, norm, may_overflow=is_fp16)
+        if decision.action in ("stop", "rollback"):
+            raise self._refusal(decision, loss, recompute=True)
+        return decision
+
+    def _check_late(self, loss: Tensor, shared: float) -> None:
+        """Check a loss that was shared after the update. Raises StepRefused."""
+        decision = self.guard.check(self.step + 1, shared, 0.0, may_overflow=False)
+        if decision.action != "update":
+            raise self._refusal(decision, loss, recompute=False)
+
+    def _refusal(self, decision: StepDecision, loss: Tensor, *, recompute: bool) -> StepRefused:
+        """recompute: compute the gradients once more, to see on which rank they are not finite;
+        parameters must be those of before the update."""
+
+        def find() -> tuple[int, str]:
+            self.optimizer.settle()  # parameters that were published are looked at
+            inspector = GradientInspector(self.names)
+            if recompute:
+                self._compute_gradients(inspector.look)
+            return inspector.evidence(float(loss))
+
+        return refusal(decision, self.step + 1, self.mesh, find)
+
+    def _record(self, clock: StepClock, status: StepStatus, update: UpdateResult) -> StepRecord:
+        self.step_traffic = self.environment.traffic.snapshot()
+        tokens = self.partition.layout.tokens_per_step
+        record = clock.record(self.step, status.loss, tokens)
+        record["communication_seconds"] = self.environment.communication.snapshot()
+        update.add(record)
+        record["memory_bytes"] = status.memory
+        record["predicted_step_seconds"] = self.job.launch.predicted_step_seconds
+        return record
+
     @torch.no_grad()
     def validate(self) -> ValidationLosses | None:
         """The mean loss over the validation samples of each corpus, without dropout; None where the
         job does not validate."""
-        self.phase = f"validation after step {self.step}"
         if self.batches.validation is None:
             return None
-        self.environment.count_anew()
+        self.environment.begin(f"validation after step {self.step}")
         loss = self._mean_loss(self.batches.validation)
         others = {
             name: self._mean_loss(objective) for name, objective in self.batches.validations.items()
@@ -278,7 +307,7 @@ class Trainer:
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint, whatever layout wrote it. Raises InputError where it is
         damaged or of another model."""
-        self.phase = f"loading {folder.name}"
+        self.environment.begin(f"loading {folder.name}")
         manifest = load_checkpoint(
             folder,
             self.names,

@@ -7,43 +7,49 @@ Who decides that depends on the device. On a CPU the host has the norm, and skip
 it would have to wait for it, with the device idle until the optimizer's kernels follow. There the
 step is given to the device in any case, with what decides about it as numbers on the device: AdamW
 divides by `grad_scale` and changes nothing where `found_inf` is 1. The host learns of it when it
-reads the step's figures (status.py). Both ways multiply by the same factor, a CPU in a pass of its
-own.
+reads the step's figures (step_record.py). Both ways multiply by the same factor, a CPU in a pass of
+its own.
 
-By hand, norm 4, bound 1, loss scale 2: the norm of the gradients as they are is 8, the factor 1/8.
+The smallest number of fp16 is 6e-8: small gradients would be 0. The loss is multiplied by S before
+backward and gradients divided by it before use (arXiv 1710.03740, section 3.2). A norm that is not
+finite says that S was too large: the step changes nothing and S is halved; after `window` steps
+that went well it is doubled. All ranks know the same norm, so all decide alike, without a message.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mpctl.runtime.loss_scale import LossScale
 from mpctl.runtime.lr_schedule import learning_rate
 from mpctl.runtime.optimizer import Optimizer
 from mpctl.runtime.profile import StepProfile
-from mpctl.runtime.status import StepStatus
-from mpctl.runtime.step_judge import StepJudge
+from mpctl.runtime.step_guard import StepDecision
 from mpctl.runtime.step_record import UpdateResult
 from mpctl.runtime.zero.gradients import GradientBuffer
 from mpctl.spec.training import TrainingSpec
 
 
-@dataclass
 class Updater:
-    """Makes the updates of one rank. loss_scale: None unless in fp16; judge: says what becomes of a
-    step; runs_ahead: whether the device works on while the host goes on."""
+    """Makes the updates of one rank. loss_scale: None unless in fp16; runs_ahead: whether the
+    device works on while the host goes on."""
 
-    training: TrainingSpec
-    buffer: GradientBuffer
-    optimizer: Optimizer
-    loss_scale: LossScale | None
-    profile: StepProfile
-    judge: StepJudge
-    runs_ahead: bool = False
+    def __init__(
+        self,
+        training: TrainingSpec,
+        buffer: GradientBuffer,
+        optimizer: Optimizer,
+        profile: StepProfile,
+        *,
+        runs_ahead: bool,
+    ) -> None:
+        self.training, self.buffer, self.optimizer = training, buffer, optimizer
+        self.profile, self.runs_ahead = profile, runs_ahead
+        self.loss_scale = LossScale.of(training)
 
     @property
     def scale(self) -> float:
@@ -51,39 +57,27 @@ class Updater:
         return self.loss_scale.value if self.loss_scale else 1.0
 
     def norm(self) -> Tensor:
-        """The norm of the step's gradient before clipping, a float64 scalar on the device."""
+        """The norm of the step's gradient before clipping, a float64 scalar on the device, equal on
+        all ranks."""
         with self.profile.span("norm"):
             return self.buffer.norm() / self.scale
 
-    def decide(
-        self, step: int, own: Tensor, norm: Tensor, status: StepStatus | None
-    ) -> UpdateResult:
+    def step(self, step: int, norm: Tensor, known: float, decision: StepDecision) -> UpdateResult:
         """Update the parameters in step `step`, from 0, or skip the step where fp16 overflowed or
-        the guard says so. The norm is the same number on every rank, so that all decide alike.
+        the decision says so. known: the norm as the host has read it."""
+        if not _is_made(known, decision):
+            self.optimizer.publish()  # unchanged values: a skipped step sends what every step sends
+        elif self.runs_ahead:
+            self.step_async(step, norm)
+        else:
+            self.buffer.scale(clip_factor(known, self.training.clip_norm) / self.scale)
+            with self.profile.span("optimizer"):
+                self.optimizer.step(step)
+        return self.result(step, known, decision)
 
-        own: this rank's loss; status: of all ranks, None where it is shared after the update.
-        Raises StepRefused where the step ends the run.
-        """
-        known = float(norm) if status is None else status.norm
-        shared = None if status is None else status.loss
-        judgement = self.judge.judge(step + 1, own, shared, known)
-        if math.isfinite(known) and judgement.action == "update":
-            self._make(step, norm, known)
-            return self._made(step, known)
-        self.optimizer.publish()  # unchanged values: a skipped step sends what every step sends
-        return self._skipped(step, known, judgement.reason)
-
-    def _make(self, step: int, norm: Tensor, known: float) -> None:
-        if self.runs_ahead:
-            self.give(step, norm)
-            return
-        self.buffer.scale(clip_factor(known, self.training.clip_norm) / self.scale)
-        with self.profile.span("optimizer"):
-            self.optimizer.step(step)
-
-    def give(self, step: int, norm: Tensor) -> None:
+    def step_async(self, step: int, norm: Tensor) -> None:
         """Have the device update the parameters in step `step`, from 0, if the norm is finite;
-        `find_out` follows once the host knows it."""
+        `resolve` and `result` follow once the host knows it."""
         bound = self.training.clip_norm
         factor = None
         if bound or self.loss_scale:
@@ -92,39 +86,76 @@ class Updater:
         with self.profile.span("optimizer"):
             self.optimizer.step(step, factor=factor, is_bad=~norm.isfinite())
 
-    def find_out(self, step: int, own: Tensor, norm: float) -> UpdateResult:
-        """What became of the update that was given to the device. Raises StepRefused where the step
-        ends the run."""
-        if math.isfinite(norm):
-            return self._made(step, norm)
-        self.optimizer.updates -= 1  # the device left it out
-        judgement = self.judge.judge(step + 1, own, None, norm)
-        return self._skipped(step, norm, judgement.reason)
+    def resolve(self, norm: float) -> None:
+        """Count the update of `step_async` only if the device has made it."""
+        if not math.isfinite(norm):
+            self.optimizer.updates -= 1
 
-    def _made(self, step: int, norm: float) -> UpdateResult:
-        used = self.scale
-        if self.loss_scale:
+    def result(self, step: int, norm: float, decision: StepDecision) -> UpdateResult:
+        """What came of step `step`, from 0; the loss scale of the next one follows from it."""
+        is_made, used = _is_made(norm, decision), self.scale
+        if self.loss_scale and is_made:
             self.loss_scale.went_well()
-        return self._result(step, norm, used)
-
-    def _skipped(self, step: int, norm: float, reason: str) -> UpdateResult:
-        used = self.scale
-        if self.loss_scale and not math.isfinite(norm):
+        elif self.loss_scale and not math.isfinite(norm):
             self.loss_scale.overflowed()
-        return self._result(step, norm, used, is_skipped=True, reason=reason)
-
-    def _result(
-        self, step: int, norm: float, used: float, *, is_skipped: bool = False, reason: str = ""
-    ) -> UpdateResult:
         return UpdateResult(
             norm if math.isfinite(norm) else None,
             learning_rate(self.training, step),
             used if self.loss_scale else None,
-            is_skipped,
-            reason,
+            skipped=not is_made,
+            skip_reason="" if is_made else decision.reason,
         )
+
+
+def _is_made(norm: float, decision: StepDecision) -> bool:
+    return math.isfinite(norm) and decision.action == "update"
 
 
 def clip_factor(norm: float, bound: float) -> float:
     """The factor that reduces a norm to at most `bound`; a bound of 0 means none."""
     return bound / norm if 0 < bound < norm else 1.0
+
+
+@dataclass
+class LossScale:
+    """value: S; well: steps since it changed; skipped: steps in all that changed nothing."""
+
+    value: float
+    window: int
+    least: float
+    well: int = 0
+    skipped: int = 0
+
+    @classmethod
+    def of(cls, training: TrainingSpec) -> LossScale | None:
+        """None where the dtype needs none."""
+        if training.dtype != "fp16":
+            return None
+        return cls(training.loss_scale, training.loss_scale_window, training.min_loss_scale)
+
+    def overflowed(self) -> None:
+        """Raises FloatingPointError when there is no smaller scale to try."""
+        self.skipped += 1
+        self.value, self.well = self.value / 2, 0
+        if self.value < self.least:
+            raise FloatingPointError(
+                f"gradients overflow fp16 even at a loss scale of {2 * self.value:g}, and "
+                f"training.min_loss_scale is {self.least:g}: training has diverged or fp16 is too "
+                "narrow for it (lower training.learning_rate, or use training.dtype bf16)"
+            )
+
+    def went_well(self) -> None:
+        """Count a step without overflow; after `window` of them in a row the scale is doubled."""
+        self.well += 1
+        if self.well == self.window:
+            self.value, self.well = 2 * self.value, 0
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint keeps, by name."""
+        return {"scale": self.value, "well": self.well, "skipped": self.skipped}
+
+    def load(self, state: Mapping[str, float]) -> None:
+        """From a checkpoint; one of another dtype says nothing."""
+        if state:
+            self.value, self.well = state["scale"], int(state["well"])
+            self.skipped = int(state["skipped"])

@@ -106,7 +106,7 @@ def _parent() -> int:
 
 @dataclass
 class Worker:
-    """One rank's run, from building to its report. phase: what it does until it has a trainer."""
+    """One rank's run, from building to its report."""
 
     run_dir: Path
     job: JobSpec
@@ -114,7 +114,12 @@ class Worker:
     topology: Topology
     breadcrumb: Breadcrumb
     trainer: Trainer | None = None
-    phase: str = "starting"
+
+    def __post_init__(self) -> None:
+        from mpctl.runtime.activity import Activity
+
+        stage = self.coords["pp"]
+        self.activity = Activity.of(self.job, stage, lambda: self.breadcrumb.write(self.doing))
 
     @property
     def coords(self) -> dict[str, int]:
@@ -122,16 +127,15 @@ class Worker:
         return self.topology.whole_coords(self.rank_env.rank)
 
     @property
-    def activity(self) -> str:
+    def doing(self) -> str:
         """What this rank is doing, in words."""
-        return self.trainer.activity if self.trainer else self.phase
+        return self.trainer.doing if self.trainer else self.activity.text
 
     def run(self) -> None:
         """Join the other ranks, train, write RUN/ranks/rank-N.json."""
         with garbage_collection_paused():
             trainer = self._build()
-        from mpctl.runtime.device_figures import DeviceFigures
-        from mpctl.runtime.step_record import CommunicationSeconds
+        from mpctl.runtime.report import CommunicationSeconds, DeviceFigures
 
         communication, device = CommunicationSeconds(), DeviceFigures.of(trainer)
         print(trainer.model)
@@ -170,7 +174,7 @@ class Worker:
         is the cause of what went wrong after it."""
         if self.trainer is not None and self.trainer.saver.failure is not None:
             error = self.trainer.saver.failure
-        rank, doing = self.rank_env.rank, self.activity
+        rank, doing = self.rank_env.rank, self.doing
         self.breadcrumb.fail(failure_record(error, rank=rank, coords=self.coords, doing=doing))
 
     def _build(self) -> Trainer:
@@ -182,7 +186,6 @@ class Worker:
         trainer = build_trainer(
             self.run_dir, self.job, self.topology, self.rank_env.rank, environment
         )
-        trainer.pipeline.on_move = lambda: self.breadcrumb.write(trainer.activity)
         self.trainer = trainer
         return trainer
 
@@ -203,6 +206,7 @@ class Worker:
         return RuntimeEnvironment.of_machine(
             self.job, self.run_dir, local_rank=local_rank,
             breadcrumb=self.breadcrumb, origin=self.rank_env.origin,
+            activity=self.activity,
         )  # fmt: skip
 
     def _mesh(self, environment: RuntimeEnvironment) -> Mesh:
@@ -227,10 +231,10 @@ class Worker:
             "clock": clock_name(),
         }
         path = profile_path(self.run_dir, self.rank_env.rank)
-        return StepProfile(self.job.launch.profile, path, head, timer)
+        return StepProfile(self.job.launch.profile, path, head, timer, self.activity)
 
     def _reach(self, start: int, phase: str) -> None:
-        self.phase = phase
+        self.activity.phase = phase
         self.breadcrumb.reach(start, phase)
 
     def _append_line(self, name: str, entry: Mapping[str, object]) -> None:

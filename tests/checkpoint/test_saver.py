@@ -159,7 +159,7 @@ def _fail_in_background(rank: int, size: int, raw: dict[str, Any], run_dir: str)
             steps.append(record["step"])
             time.sleep(0.05)
     except SaveFailed as error:
-        return [trainer.step, str(error), trainer.activity]
+        return [trainer.step, str(error), trainer.doing]
     return steps
 
 

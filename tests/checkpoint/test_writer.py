@@ -188,7 +188,7 @@ def test_a_full_disk_is_told_with_what_was_missing(
 def test_it_says_what_it_is_doing(data: Path, tmp_path: Path) -> None:
     trainer = make_trainer(tiny_job(data, training__steps=1), tmp_path)
     said: list[str] = []
-    trainer.pipeline.on_move = lambda: said.append(trainer.activity)
+    trainer.saver.on_change = lambda: said.append(trainer.doing)
     trainer.step = 7
     trainer.save()
     assert said[0] == "saving step 7" and said[-1] == "starting"

@@ -22,11 +22,13 @@ from torch import Tensor, nn
 from mpctl.estimate.kernels import Rates, Speed
 from mpctl.layout.topology import job_topology
 from mpctl.pipeline.schedule.orders import Action
+from mpctl.pipeline.schedule.program import Step
 from mpctl.planning.plan import make_plan
 from mpctl.rehearsal.audit import StepAuditor
 from mpctl.rehearsal.fake_backend import fake_tensors
 from mpctl.rehearsal.rehearse import rehearse
 from mpctl.rundir.rank_files import AuditRow, StepAudit
+from mpctl.runtime.activity import Activity
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from tests.runtime.test_axes import SHAPES
@@ -73,8 +75,9 @@ class TwoPasses(nn.Module):
 def test_an_audit_by_hand() -> None:
     """The example of audit.py: 1 GB/s, 1 us a launch, 1 MB."""
     rates = Rates(1e12, 1, 0, 0, 1, 1, 1e9, 1e-6)
-    auditor = StepAuditor(META, Speed(rates, rates, 1e12, 1e12, 1e9, 1e12, False, 1.0, ()))
-    auditor.action = lambda: Action("forward", 0, 0)
+    speed = Speed(rates, rates, 1e12, 1e12, 1e9, 1e12, False, 1.0, ())
+    activity = Activity(current=Step("compute", Action("forward", 0)))
+    auditor = StepAuditor(META, speed, activity)
     model = nn.Sequential(TwoPasses())
     auditor.scopes.watch(model)
     with fake_tensors():

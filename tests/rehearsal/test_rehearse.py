@@ -16,10 +16,12 @@ import torch
 from mpctl.estimate.memory import StageMemory
 from mpctl.families.gpt.module import GPT
 from mpctl.launch.summary import planned_traffic
+from mpctl.pipeline.schedule.orders import Action
+from mpctl.pipeline.schedule.program import Step
 from mpctl.rehearsal import rehearse as module
 from mpctl.rehearsal.fake_backend import SimulatedGpuKernels, fake_tensors
 from mpctl.rehearsal.rehearse import MicroBatchTraffic, num_microbatches_run, rehearse
-from mpctl.runtime.memory import MemoryTracker, current_action, state_tensors
+from mpctl.runtime.memory import MemoryTracker, state_tensors
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.topology import Topology
@@ -148,7 +150,7 @@ def test_real_tensors_take_the_same_bytes(
         next(steps)
         for kind, tensors in state_tensors(trainer).items():
             tracker.name(kind, tensors)
-        tracker.current_action = lambda: current_action(trainer)
+        tracker.activity = trainer.environment.activity
         tracker.restart()
         next(steps)
     account = rehearsed(job, 0)
@@ -211,11 +213,11 @@ def test_what_lies_on_the_host_is_not_the_devices() -> None:
 def test_a_tracker_by_hand() -> None:
     tracker = MemoryTracker(torch.device("cpu"))
     with tracker:
-        tracker.current_action = lambda: ("forward", True)
+        tracker.activity.move(Step("compute", Action("forward", 0)))
         x = torch.ones(4, requires_grad=True)
         y = x.exp().exp()
-        tracker.current_action = lambda: (None, False)
-        tracker.settle()
+        tracker.activity.move(None)
+        tracker.close_action()
         assert (
             tracker.bytes_by_kind["activations"] == tracker.peak_activations == tracker.total == 48
         )

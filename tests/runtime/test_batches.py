@@ -98,7 +98,7 @@ def test_what_is_read_ahead_fails_at_its_step(
     assert [next(records)["step"], next(records)["step"]] == [1, 2]
     with pytest.raises(InputError, match=r"token 1\d\d\d in .* is outside the model's vocabulary"):
         next(records)
-    assert trainer.activity == "step 3"
+    assert trainer.doing == "step 3"
 
 
 def test_a_thread_is_for_devices_that_compute_beside_the_host(data: Path) -> None:

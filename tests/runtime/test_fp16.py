@@ -11,7 +11,7 @@ import pytest
 
 from mpctl.checkpoint.manifest import read_manifest
 from mpctl.launch.summary import planned_traffic
-from mpctl.runtime.loss_scale import LossScale
+from mpctl.runtime.update import LossScale
 from tests.runtime.tiny import column, make_trainer, tiny_job, tiny_plan, train
 
 FP16 = {"training__dtype": "fp16", "training__eval_samples": 0, "training__global_batch_size": 4,

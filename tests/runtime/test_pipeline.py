@@ -322,7 +322,7 @@ def _failing(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> None:
         list(trainer.run())
     except RuntimeError as error:
         time.sleep(10 * (rank == 0))  # the first to end is the one that is blamed
-        raise RuntimeError(f"{trainer.activity}: {error}") from error
+        raise RuntimeError(f"{trainer.doing}: {error}") from error
 
 
 # ---------------------------------------------------------------- as people type it

@@ -1,4 +1,7 @@
-"""Steps that are skipped, alike in every layout, and what a rollback asks for."""
+"""Steps that are skipped, alike in every layout, what a rollback asks for, and the rank and
+parameter
+that a NaN which the sums carry to all ranks came from.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pydantic import ValidationError
 
 from mpctl.rundir.metrics import parse_record
-from mpctl.runtime import nonfinite
-from mpctl.runtime.step_guard import StepGuard, StepRefused, recent_losses
+from mpctl.runtime import step_guard
+from mpctl.runtime.process import is_echo
+from mpctl.runtime.step_guard import NotFinite, StepGuard, StepRefused, recent_losses
+from mpctl.runtime.train import Trainer
 from mpctl.spec.load import parse
 from mpctl.spec.training import TrainingSpec
 from tests.ranks import run_ranks
+from tests.runtime.test_tensor_modes import grid
 from tests.runtime.tiny import make_trainer, tiny_job
 
 NAN = float("nan")
@@ -26,7 +33,7 @@ def guard(**settings: Any) -> StepGuard:
 
 
 def judged(one: StepGuard, loss: float | None, norm: float = 1.0, **how: Any) -> str:
-    return one.judge(9, loss, norm, **{"may_overflow": False, **how}).action
+    return one.check(9, loss, norm, **{"may_overflow": False, **how}).action
 
 
 def test_the_example_of_the_module() -> None:
@@ -36,7 +43,7 @@ def test_the_example_of_the_module() -> None:
         one.made_update(loss)
     one.made_update(4.0)
     assert (judged(one, 6.0), judged(one, 6.1)) == ("update", "skip")
-    assert one.judge(9, 6.1, 1.0, may_overflow=False).reason == (
+    assert one.check(9, 6.1, 1.0, may_overflow=False).reason == (
         "the loss of step 9 spikes: 6.1 is more than 2 times 3, the median of the last 3"
     )
 
@@ -53,7 +60,7 @@ def test_what_is_not_finite(action: str) -> None:
 def test_skipping_has_an_end() -> None:
     one = guard(on_nonfinite="skip", max_skipped_steps=2)
     assert [judged(one, NAN) for _ in range(2)] == ["skip", "skip"]
-    end = one.judge(9, NAN, 1.0, may_overflow=False)
+    end = one.check(9, NAN, 1.0, may_overflow=False)
     assert (end.action, end.is_spike) == ("stop", False)
     assert end.reason.endswith("after 2 skipped steps in a row (training.max_skipped_steps)")
     one.made_update(1.0)
@@ -87,7 +94,7 @@ def _train_rank(
 ) -> dict[str, Any]:
     """Records of a training in which the loss of one sample is not a number, and that of SPIKE
     forty times as large."""
-    nonfinite.ECHO_SECONDS = 0.0
+    step_guard.ECHO_SECONDS = 0.0
     trainer = make_trainer(parse(raw), Path(run_dir), rank)
     chunk = trainer.pipeline.chunks[-1]
     advance = chunk.advance
@@ -175,3 +182,69 @@ def test_left_out_batches_are_not_trained_on(data: Path, tmp_path: Path) -> None
     ours, theirs = losses(left_out), losses(plain)
     assert ours[:2] == theirs[:2] and ours[2] != theirs[2]
     assert len(ours) == 8 and all(map(math.isfinite, ours))
+
+
+def _poison_loss(trainer: Trainer) -> None:
+    chunk = trainer.pipeline.chunks[-1]
+    advance = chunk.advance
+
+    def poisoned(*args: Any) -> Any:
+        (loss,) = advance(*args)
+        return (loss * float("nan"),)
+
+    chunk.advance = poisoned  # type: ignore[method-assign]
+
+
+def _poison_gradient(trainer: Trainer) -> None:
+    weight = dict(trainer.model.named_parameters())["final_norm.weight"]
+    weight.register_hook(lambda gradient: gradient * float("inf"))
+
+
+def _poison_parameter(trainer: Trainer) -> None:
+    with torch.no_grad():
+        next(iter(trainer.model.parameters()))[0] = float("nan")
+
+
+POISONS = {"loss": _poison_loss, "gradient": _poison_gradient, "parameter": _poison_parameter}
+
+
+def _poisoned_rank(
+    rank: int, size: int, raw: dict[str, Any], run_dir: str, poison: str, at: int
+) -> dict[str, Any]:
+    step_guard.ECHO_SECONDS = 0.0
+    trainer = make_trainer(parse(raw), Path(run_dir), rank)
+    records = trainer.run()
+    next(records)
+    if rank == at:
+        POISONS[poison](trainer)
+    try:
+        next(records)
+    except NotFinite as error:
+        return {"words": str(error), "is_echo": is_echo(error)}
+    raise AssertionError("nothing was found")
+
+
+SLOW = pytest.mark.slow
+CASES = [
+    ("loss", 2, {"parallel__pp": 2, "cluster__gpus_per_node": 4},
+     "the gradient norm of step 2 is nan: first on rank 2, its loss is nan, and its gradient of "),
+    ("gradient", 1, {}, "first on rank 1, its gradient of final_norm.weight is not finite"),
+    ("gradient", 1, {"parallel__zero": 3},
+     "first on rank 1, its gradient of final_norm.weight is not finite"),
+    ("parameter", 1, {}, "first on rank 1, its parameter "),
+    # a rank of a square whose loss is not the one that is counted
+    pytest.param("loss", 1, grid("2d", 4), "first on rank 1, its loss is nan", marks=SLOW),
+    pytest.param("gradient", 6, grid("3d", 8, training__micro_batch_size=4),
+                 "first on rank 6, its gradient of final_norm.weight", marks=SLOW),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("poison", "rank", "changes", "words"), CASES)
+def test_the_rank_it_came_from_is_named(
+    runs: Any, tmp_path: Path, poison: str, rank: int, changes: dict[str, Any], words: str
+) -> None:
+    job = tiny_job(runs.data, **{"dp": 2, "training__steps": 3, **changes})
+    raw = job.model_dump(mode="json")
+    found = run_ranks(_poisoned_rank, job.world_size, raw, str(tmp_path), poison, rank)
+    assert all(words in told["words"] for told in found), found
+    assert [told["is_echo"] for told in found] == [other != rank for other in range(len(found))]

@@ -15,7 +15,7 @@ from torch import Tensor
 from mpctl.layout.topology import job_topology
 from mpctl.runtime.build import build_trainer
 from mpctl.runtime.environment import RuntimeEnvironment
-from mpctl.runtime.nonfinite import NotFinite
+from mpctl.runtime.step_guard import NotFinite
 from mpctl.runtime.train import Trainer
 from mpctl.runtime.update import clip_factor
 from mpctl.spec.job import JobSpec

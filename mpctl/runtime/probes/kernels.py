@@ -48,7 +48,7 @@ from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.optimizer import TORCH_DTYPES
 from mpctl.runtime.probes.agreement import agreed_rounds, begin_together, finish_work, values_of_all
 from mpctl.runtime.probes.layers import ProbedLayer
-from mpctl.runtime.traffic import TrafficCounter
+from mpctl.runtime.step_record import TrafficCounter
 from mpctl.runtime.zero.gradients import squared_norm
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec

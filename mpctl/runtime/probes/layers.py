@@ -24,13 +24,16 @@ from mpctl.layers.parameters import initialise
 from mpctl.layers.shard_context import ShardContext
 from mpctl.layers.transformer_layer import ParallelTransformerLayer
 from mpctl.layout.topology import job_grid, job_topology
+from mpctl.pipeline.schedule.orders import Action
+from mpctl.pipeline.schedule.program import Step
 from mpctl.rundir.rank_files import Traffic
 from mpctl.rundir.requests import LayerAnswer, LayerCase, LayerRequest
+from mpctl.runtime.activity import Activity
 from mpctl.runtime.memory import MemoryTracker
 from mpctl.runtime.mesh import Mesh, build_mesh
 from mpctl.runtime.optimizer import TORCH_DTYPES
 from mpctl.runtime.probes.agreement import agreed_rounds, begin_together, finish_work, values_of_all
-from mpctl.runtime.traffic import TrafficCounter
+from mpctl.runtime.step_record import TrafficCounter
 from mpctl.spec.job import JobSpec
 
 SITE = "layers.0"  # names the layer to the seed of its weights
@@ -74,16 +77,16 @@ class ProbedLayer:
 
     def watched(self) -> tuple[int, Traffic]:
         """One pass: the bytes that its forward keeps for its backward, and what was sent."""
-        tracker, action = MemoryTracker(self.hidden.device, own_only=True), "before"
+        activity = Activity()
+        tracker = MemoryTracker(self.hidden.device, activity=activity, own_only=True)
         tracker.add("parameters", self.module.parameters())
         tracker.add("temporaries", [self.hidden])  # the result is counted in its place
-        tracker.current_action = lambda: (action, action == "forward")
         self.traffic.clear()
         with tracker:
-            action = "forward"
+            activity.move(Step("compute", Action("forward", 0)))
             result = self.module(self.hidden)
-            action = "backward"
-            tracker.settle()
+            activity.move(None)
+            tracker.close_action()
             saved = tracker.bytes_by_kind["activations"]
         result.backward(self.gradient)
         return saved, self.traffic.snapshot()

@@ -24,12 +24,14 @@ from mpctl.runtime.pass_listener import PassListener
 from mpctl.runtime.zero.gradients import BucketGradients, GradientBuffer
 from mpctl.transport.group import Pending
 
+Inspect = Callable[[BucketGradients], None]
+
 
 class GradientOverlap(PassListener):
     """Starts the reductions of a buffer's buckets while the pipeline's actions run.
 
     actions: those of a training step, in order. each: reduce in every backward; early: as soon as a
-    bucket is complete, else when all are. before_reduce: called with each bucket's store first.
+    bucket is complete, else when all are.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class GradientOverlap(PassListener):
         self.last: dict[int, Action] = {}  # the action that completes a bucket, by its number
         for action in actions:
             self.last |= dict.fromkeys(self._completed_by(action), action)
-        self.before_reduce: Callable[[BucketGradients], None] = lambda store: None
+        self.inspect: Inspect | None = None
         self.unreduced: set[int] = set()
         self.due: list[int] = []  # buckets that the action under way is to reduce
         self.missing: list[set[Tensor]] = []  # deferred gradients not computed yet, by bucket
@@ -62,8 +64,10 @@ class GradientOverlap(PassListener):
             if action.chunk in store.shard.bucket.chunks and bool(self.deferred[i]) == is_deferred
         ]
 
-    def restart(self) -> None:
-        """Expect every bucket anew, before a step."""
+    def restart(self, inspect: Inspect | None = None) -> None:
+        """Expect every bucket anew, before a step. inspect: called with each bucket before it is
+        summed."""
+        self.inspect = inspect
         self.unreduced = set(range(len(self.stores)))
 
     def begin(self, action: Action) -> None:
@@ -104,7 +108,8 @@ class GradientOverlap(PassListener):
     def _start(self, numbers: list[int]) -> None:
         for i in numbers:
             self.stores[i].settle()
-            self.before_reduce(self.stores[i])
+            if self.inspect is not None:
+                self.inspect(self.stores[i])
             self.in_flight.append((self.stores[i], self.stores[i].start()))
             self.unreduced.discard(i)
             if self.each:

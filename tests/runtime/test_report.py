@@ -1,14 +1,17 @@
-"""Seconds in collectives, of a step in its record and of many steps in a rank's report."""
+"""What records and reports say of many steps: seconds in collectives, FLOP over the seconds of a
+step."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mpctl.runtime.step_record import REPORTED_STEPS, CommunicationSeconds
-from tests.runtime.tiny import tiny_job, train
+from mpctl.estimate.flops import model_and_hardware_flops
+from mpctl.runtime.report import REPORTED_STEPS, CommunicationSeconds, DeviceFigures
+from tests.runtime.tiny import make_trainer, tiny_job, train
 
 
 def record(step: int, seconds: float, **communication: float) -> Any:
@@ -65,3 +68,26 @@ def test_every_step_has_its_seconds_by_axis(
             assert list(seconds) == axes and set(seconds) == sent
             assert 0 <= sum(seconds.values()) < step["step_seconds"]
             assert all(value > 0 for value in seconds.values())
+
+
+def test_a_record_has_the_utilization_of_its_device(data: Path, tmp_path: Path) -> None:
+    job = tiny_job(data, training__recompute="full", cluster__device="cpu", training__dtype="fp32")
+    trainer = make_trainer(job, tmp_path)
+    figures = DeviceFigures.of(trainer)
+    record: Any = {"step_seconds": 2.0}
+    figures.add(record)
+    model, hardware = model_and_hardware_flops(trainer.partition.layout)
+    peak = job.cluster.device.peak_flops["fp32"]
+    assert record["mfu"] == pytest.approx(model / 2.0 / peak)
+    assert record["hfu"] == pytest.approx(hardware / 2.0 / peak) and hardware > 1.2 * model
+    assert "reserved_memory_bytes" not in record  # a CPU has no such allocator
+
+
+def test_what_the_allocator_took_is_recorded_and_reported(data: Path, tmp_path: Path) -> None:
+    figures = DeviceFigures.of(make_trainer(tiny_job(data), tmp_path))
+    on_gpu = replace(figures, name="NVIDIA H200", reserved_memory=lambda: 7)
+    record, report = {"step_seconds": 1.0}, {}
+    on_gpu.add(record)
+    on_gpu.report(report)
+    assert record["reserved_memory_bytes"] == 7
+    assert report == {"device": "NVIDIA H200", "reserved_memory_bytes": 7}

@@ -1,0 +1,77 @@
+"""What a rank's records and its report (RUN/ranks/rank-N.json) say of many steps: collectives, FLOP
+utilization and memory of the device."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+
+from mpctl.estimate.utilization import Utilization, run_utilization
+from mpctl.rundir.rank_files import RankReport, StepRecord
+from mpctl.rundir.summary import WARM_UP_STEPS, medians_by_axis
+from mpctl.runtime.device import device_name
+from mpctl.runtime.train import Trainer
+
+REPORTED_STEPS = 1000  # of the steps of an attempt, the last that its report speaks of
+
+
+@dataclass
+class CommunicationSeconds:
+    """How long a rank was in collectives in each of its last REPORTED_STEPS steps.
+
+    steps: the step's duration, and by axis the seconds in collectives; num_seen: steps added.
+    """
+
+    steps: deque[tuple[float, dict[str, float]]] = field(
+        default_factory=lambda: deque(maxlen=REPORTED_STEPS)
+    )
+    num_seen: int = 0
+
+    def add(self, record: StepRecord) -> None:
+        """Add a step; the first WARM_UP_STEPS count until there are others."""
+        if self.num_seen == WARM_UP_STEPS:
+            self.steps.clear()
+        self.num_seen += 1
+        self.steps.append((record["step_seconds"], record.get("communication_seconds", {})))
+
+    def report(self, report: RankReport) -> None:
+        """Add the medians to a rank's report; nothing where there was no step."""
+        if not self.steps:
+            return
+        by_axis = medians_by_axis([seconds for _, seconds in self.steps])
+        report["communication_seconds"] = by_axis or {}
+        report["communication_share"] = median(
+            sum(seconds.values()) / duration for duration, seconds in self.steps
+        )
+
+
+@dataclass(frozen=True)
+class DeviceFigures:
+    """name: the GPU's as torch reports it, None on a CPU; reserved_memory: reads the most bytes
+    that the allocator has taken from it."""
+
+    name: str | None
+    utilization: Utilization
+    reserved_memory: Callable[[], int | None]
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> DeviceFigures:
+        """The figures of the device that a trainer runs on."""
+        name = device_name(trainer.mesh.device)
+        used = run_utilization(trainer.partition.layout, name)
+        return cls(name, used, trainer.environment.reserved_memory)
+
+    def add(self, record: StepRecord) -> None:
+        """Add to a step's record what is known of it."""
+        seconds, used = record["step_seconds"], self.utilization
+        mfu, hfu = used.mfu(seconds), used.hfu(seconds)
+        if mfu is not None and hfu is not None:
+            record["mfu"], record["hfu"] = mfu, hfu
+        if (reserved := self.reserved_memory()) is not None:
+            record["reserved_memory_bytes"] = reserved
+
+    def report(self, report: RankReport) -> None:
+        """Add to a rank's report."""
+        report["device"], report["reserved_memory_bytes"] = self.name, self.reserved_memory()
