@@ -23,7 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mpctl.layers.config import AttentionConfig, LayerConfig, MLPConfig
+from mpctl.layers.config import AttentionConfig, LayerConfig
+from mpctl.layers.mlp import MLPConfig
 from mpctl.layers.parameters import initialise
 from mpctl.layers.shard_context import ShardContext
 from mpctl.layers.transformer_layer import ParallelTransformerLayer

@@ -17,10 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpctl.layers.config import MLPConfig
 from mpctl.layers.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.layers.embedding import VocabParallelEmbedding
-from mpctl.layers.mlp import ParallelMLP
+from mpctl.layers.mlp import MLPConfig, ParallelMLP
 from mpctl.layers.shard_context import ShardContext
 from mpctl.transport.group import Group
 from tests import megatron

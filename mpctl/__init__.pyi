@@ -5,10 +5,10 @@ from mpctl.errors import InputError as InputError
 from mpctl.errors import Issue as Issue
 from mpctl.layers.config import AttentionConfig as AttentionConfig
 from mpctl.layers.config import LayerConfig as LayerConfig
-from mpctl.layers.config import MLPConfig as MLPConfig
 from mpctl.layers.embedding import VocabParallelEmbedding as VocabParallelEmbedding
 from mpctl.layers.linear import ColumnParallelLinear as ColumnParallelLinear
 from mpctl.layers.linear import RowParallelLinear as RowParallelLinear
+from mpctl.layers.mlp import MLPConfig as MLPConfig
 from mpctl.layers.shard_context import ShardContext as ShardContext
 from mpctl.layers.transformer_layer import ParallelTransformerLayer as ParallelTransformerLayer
 from mpctl.layout.job_layout import JobLayout as JobLayout

@@ -317,8 +317,8 @@ class SavedByCore:
     def fused(self) -> tuple[Saved, Saved]:
         """Torch's fused kernel saves its inputs, its result and a sum a row."""
         shapes, attention = self.shapes, self.attention
-        # a GPU's result is laid out as its queries, and those of kernels/triton/rotary.py are so
-        # that it needs no copy
+        # a GPU's result is laid out as its queries, and those of kernels/triton/elementwise.py are
+        # so that it needs no copy
         tensors = self._fused_inputs() + self.gathered + self.context + self.sums
         if (self.turned and not shapes.is_cuda) or shapes.cp > 1:
             tensors += self.projected

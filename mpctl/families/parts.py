@@ -10,8 +10,9 @@ Letters: b batch, s sequence, h hidden, v vocabulary; t tp, c cp.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ from mpctl.families.implementation import Batch, FamilyModule, State
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.rotary import Rotary, Turns
 from mpctl.layers.attention import KeyValueCache
-from mpctl.layers.config import AttentionConfig, LayerConfig, MLPConfig
+from mpctl.layers.config import AttentionConfig, LayerConfig
+from mpctl.layers.mlp import MLPConfig
 from mpctl.layers.parameters import Init
 from mpctl.layers.shard_context import ShardContext
 from mpctl.layers.transformer_layer import ParallelTransformerLayer, ResidualLayer
@@ -35,16 +37,8 @@ from mpctl.transport.group import Group
 def layer_config(
     model: ModelSpec, training: TrainingSpec, *, causal: bool, scale: float | None = None
 ) -> LayerConfig:
-    """The layers of a job's model. causal, scale: as AttentionConfig's.
-
-    Projections into the residual start smaller by 1/sqrt(2L) for L layers (Radford et al. 2019,
-    GPT-2).
-    """
-    std = training.init_std
-    mlp = MLPConfig(
-        model.hidden, model.ffn, model.activation, "mlp" in model.biased, std,
-        std / (2 * model.layers) ** 0.5,
-    )  # fmt: skip
+    """The layers of a job's model. causal, scale: as AttentionConfig's."""
+    mlp = mlp_config(model, training)
     return LayerConfig(
         _attention_config(model, training, mlp, causal=causal, scale=scale),
         mlp,
@@ -58,6 +52,16 @@ def layer_config(
         parallel_residual=model.parallel_residual,
         shared_norm=model.shared_norm,
     )
+
+
+def mlp_config(model: ModelSpec, training: TrainingSpec) -> MLPConfig:
+    """The MLP of a layer. Projections into the residual start smaller by 1/sqrt(2L) for L layers
+    (Radford et al. 2019, GPT-2)."""
+    std = training.init_std
+    return MLPConfig(
+        model.hidden, model.ffn, model.activation, "mlp" in model.biased, std,
+        std / (2 * model.layers) ** 0.5,
+    )  # fmt: skip
 
 
 def _attention_config(
@@ -105,19 +109,16 @@ def with_window(config: LayerConfig, model: ModelSpec, layer: int) -> LayerConfi
 
 
 def self_attention_layers(
-    config: LayerConfig,
+    config_of: Callable[[int], LayerConfig],
     shard_context: ShardContext,
     numbers: Iterable[int],
     *,
     prefix: str,
-    model: ModelSpec,
 ) -> nn.ModuleDict:
-    """Layers of self-attention and MLP, by their global numbers: `prefix.7`. model: says which of
-    them have windows."""
+    """Layers of self-attention and MLP, by their global numbers: `prefix.7`. config_of: the
+    configuration of the layer of a number; layers of a stack may differ."""
     layers = {
-        str(n): ParallelTransformerLayer(
-            with_window(config, model, n), shard_context, f"{prefix}.{n}"
-        )
+        str(n): ParallelTransformerLayer(config_of(n), shard_context, f"{prefix}.{n}")
         for n in numbers
     }
     return nn.ModuleDict(layers)
@@ -234,9 +235,11 @@ class SingleStackModule(FamilyModule):
         self.embedding = (
             Embedding(model, training, shard_context, tables=own_tables) if needs_words else None
         )
-        config = layer_config(model, training, causal=causal)
         self.layers = self_attention_layers(
-            config, shard_context, stage_slice.layers, prefix="layers", model=model
+            partial(self.layer_config, training, causal=causal),
+            shard_context,
+            stage_slice.layers,
+            prefix="layers",
         )
         like = torch.empty(0, dtype=shard_context.dtype, device=shard_context.device)
         for layer in self.layers.values():  # made here, so that each step takes the same memory
@@ -244,6 +247,10 @@ class SingleStackModule(FamilyModule):
         self.head: nn.Module | None = None
         if stage_slice.has_exit:
             self.head = output_head(model, training, shard_context)
+
+    def layer_config(self, training: TrainingSpec, layer: int, *, causal: bool) -> LayerConfig:
+        """The configuration of the layer of this number."""
+        return with_window(layer_config(self.model, training, causal=causal), self.model, layer)
 
     def advance(self, state: State, batch: Batch, rng: CounterRNG | None) -> State:
         """See FamilyModule: the stage's state is the hidden states [b, s/c, h]."""

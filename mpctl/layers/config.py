@@ -1,28 +1,28 @@
 """What a transformer layer consists of, as values: widths, heads, norms, dropout, recomputation.
 
 A config says nothing of the layout (`ShardContext`) and nothing of the layer's
-number (its `rng_site`), so that all layers of a stack share one. Every value is checked when the
+number (its `rng_site`), so that layers that are alike share one. Every value is checked when the
 config is made; what depends on the number of ranks is checked by the module that is split.
 
 >>> attention = AttentionConfig(hidden=1024, heads=16, kv_heads=4)
 >>> attention.head_size, attention.queries_per_kv_head
 (64, 4)
->>> LayerConfig(attention, MLPConfig(hidden=1024, ffn=4096), norm="rmsnorm").hidden
-1024
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
-from mpctl.kernels.activation import GATED, Activation
+from torch import nn
+
 from mpctl.kernels.rotary import Rotary
+from mpctl.layers.norm import Norm
 from mpctl.layers.parameters import Init
+from mpctl.layers.shard_context import ShardContext
 from mpctl.sharding import local_size
 
-Norm = Literal["layernorm", "rmsnorm", "nonparametric"]
 NormOrder = Literal["pre", "post", "output", "sandwich"]
 Recompute = Literal["none", "selective", "full"]
 
@@ -65,8 +65,8 @@ class AttentionConfig:
     query_std: float | None = None
 
     def __post_init__(self) -> None:
-        _check_positive(hidden=self.hidden, heads=self.heads, kv_heads=self.num_kv_heads)
-        _check_positive(head_dim=self.head_size)
+        check_positive(hidden=self.hidden, heads=self.heads, kv_heads=self.num_kv_heads)
+        check_positive(head_dim=self.head_size)
         _check_probability("attention dropout", self.dropout)
         local_size(self.heads, parts=self.num_kv_heads)
         if self.window is not None and (self.window < 1 or not self.causal):
@@ -117,40 +117,16 @@ class AttentionConfig:
         return self.heads // self.num_kv_heads
 
 
-@dataclass(frozen=True)
-class MLPConfig:
-    """The two matrices between which an activation stands: hidden -> ffn -> hidden.
-
-    activation: swiglu, geglu and geglu_tanh are gated (arXiv 2002.05202), with two matrices in
-    place of the first. bias, init_std, output_std: as AttentionConfig's. Raises ValueError for an
-    unknown activation or a width below 1.
-    """
-
-    hidden: int
-    ffn: int
-    activation: Activation = "gelu"
-    bias: bool = True
-    init_std: float = 0.02
-    output_std: float | None = None
-
-    def __post_init__(self) -> None:
-        _check_positive(hidden=self.hidden, ffn=self.ffn)
-        _check_known("activation", self.activation, get_args(Activation))
+class FeedForward(Protocol):
+    """What a layer computes beside attention: an MLPConfig, or the configuration of something else.
+    Layers of one stack may differ in it."""
 
     @property
-    def init(self) -> Init:
-        """Initial values of the matrix that reads the hidden states."""
-        return Init("normal", self.init_std)
+    def hidden(self) -> int:
+        """Features of a position, in and out."""
 
-    @property
-    def output_init(self) -> Init:
-        """Initial values of the matrix that writes to the residual."""
-        return Init("normal", self.output_std or self.init_std)
-
-    @property
-    def is_gated(self) -> bool:
-        """Whether the first matrix is two, one of which gates the other."""
-        return self.activation in GATED
+    def build(self, shard_context: ShardContext) -> nn.Module:
+        """The module of this rank: [b, s, h] -> [b, s, h] between layers."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +146,7 @@ class LayerConfig:
     """
 
     attention: AttentionConfig
-    mlp: MLPConfig
+    mlp: FeedForward
     norm: Norm = "layernorm"
     eps: float = 1e-5
     norm_order: NormOrder = "pre"
@@ -184,9 +160,9 @@ class LayerConfig:
     def __post_init__(self) -> None:
         if self.parallel_residual and self.norm_order != "pre":
             raise ValueError(f"norm_order {self.norm_order}: parallel_residual has norms before")
-        _check_known("norm", self.norm, get_args(Norm))
-        _check_known("norm_order", self.norm_order, get_args(NormOrder))
-        _check_known("recompute", self.recompute, get_args(Recompute))
+        check_known("norm", self.norm, get_args(Norm))
+        check_known("norm_order", self.norm_order, get_args(NormOrder))
+        check_known("recompute", self.recompute, get_args(Recompute))
         _check_probability("dropout", self.dropout)
         if self.attention.hidden != self.mlp.hidden:
             raise ValueError(
@@ -205,7 +181,8 @@ class LayerConfig:
         return self.attention.hidden
 
 
-def _check_positive(**values: int) -> None:
+def check_positive(**values: int) -> None:
+    """Raises ValueError for a value below 1."""
     for name, value in values.items():
         if value < 1:
             raise ValueError(f"{name} {value} is below 1")
@@ -216,6 +193,7 @@ def _check_probability(name: str, value: float) -> None:
         raise ValueError(f"{name} {value} is not in 0 <= p < 1")
 
 
-def _check_known(name: str, value: str, known: Collection[str]) -> None:
+def check_known(name: str, value: str, known: Collection[str]) -> None:
+    """Raises ValueError for a value that is not known."""
     if value not in known:
         raise ValueError(f"{name} {value!r} is not one of {', '.join(known)}")

@@ -14,11 +14,55 @@ Letters: b batch, s sequence, h hidden, f ffn, t ranks of the group.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import get_args
+
 from torch import Tensor, nn
 
-from mpctl.kernels.activation import Activation
-from mpctl.layers.config import MLPConfig
+from mpctl.kernels.activation import GATED, Activation
+from mpctl.layers.config import check_known, check_positive
+from mpctl.layers.parameters import Init
 from mpctl.layers.shard_context import ShardContext
+
+
+@dataclass(frozen=True)
+class MLPConfig:
+    """The two matrices between which an activation stands: hidden -> ffn -> hidden.
+
+    activation: swiglu, geglu and geglu_tanh are gated (arXiv 2002.05202), with two matrices in
+    place of the first. bias, init_std, output_std: as AttentionConfig's. Raises ValueError for an
+    unknown activation or a width below 1.
+    """
+
+    hidden: int
+    ffn: int
+    activation: Activation = "gelu"
+    bias: bool = True
+    init_std: float = 0.02
+    output_std: float | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(hidden=self.hidden, ffn=self.ffn)
+        check_known("activation", self.activation, get_args(Activation))
+
+    @property
+    def init(self) -> Init:
+        """Initial values of the matrix that reads the hidden states."""
+        return Init("normal", self.init_std)
+
+    @property
+    def output_init(self) -> Init:
+        """Initial values of the matrix that writes to the residual."""
+        return Init("normal", self.output_std or self.init_std)
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the first matrix is two, one of which gates the other."""
+        return self.activation in GATED
+
+    def build(self, shard_context: ShardContext) -> ParallelMLP:
+        """The module of this rank."""
+        return ParallelMLP(self, shard_context)
 
 
 class ParallelMLP(nn.Module):

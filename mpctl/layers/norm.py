@@ -10,6 +10,8 @@ maps (1, 3) to (-1, 1), RMSNorm maps (1, 7) to (0.2, 1.4).
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,6 +19,8 @@ from torch import Tensor, nn
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.layers.parameters import ONES, ZEROS, shard_parameter
 from mpctl.shard import Shard
+
+Norm = Literal["layernorm", "rmsnorm", "nonparametric"]
 
 
 class LayerNorm(nn.Module):

@@ -30,13 +30,12 @@ from torch import Tensor, nn
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.counter_rng import CounterRNG, DropoutMask
 from mpctl.kernels.masks import Positions
-from mpctl.layers.config import Norm
 from mpctl.layers.context_parallel import NO_CP, RotaryTables, context_positions
 from mpctl.layers.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.layers.embedding import OutputHead, ReplicatedTable, VocabParallelEmbedding, tied_logits
 from mpctl.layers.fp8 import Fp8Operands
 from mpctl.layers.linear import ColumnParallelLinear, RowParallelLinear
-from mpctl.layers.norm import LayerNorm, PlainLayerNorm, RMSNorm
+from mpctl.layers.norm import LayerNorm, Norm, PlainLayerNorm, RMSNorm
 from mpctl.layers.parameters import ZEROS, Init, mark_partial, shard_parameter
 from mpctl.layers.recompute import HostOffload
 from mpctl.shard import Shard

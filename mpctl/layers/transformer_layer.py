@@ -24,7 +24,8 @@ rank's positions only; two of the four all-gathers are of inputs gathered again 
 mask depends on the global position alone, so that every row of this table draws the same.
 
 >>> import torch
->>> from mpctl.layers.config import AttentionConfig, MLPConfig
+>>> from mpctl.layers.config import AttentionConfig
+>>> from mpctl.layers.mlp import MLPConfig
 >>> config = LayerConfig(AttentionConfig(hidden=16, heads=4), MLPConfig(hidden=16, ffn=64))
 >>> layer = ParallelTransformerLayer(config, ShardContext(), rng_site="layers.0")
 >>> layer(torch.zeros(2, 8, 16)).shape
@@ -52,7 +53,6 @@ from mpctl.layers.attention import (
     ParallelSelfAttention,
 )
 from mpctl.layers.config import LayerConfig
-from mpctl.layers.mlp import ParallelMLP
 from mpctl.layers.recompute import checkpointed
 from mpctl.layers.shard_context import ShardContext
 
@@ -164,7 +164,7 @@ class ParallelTransformerLayer(ResidualLayer):
         )
         self.attention_output_norm = self._norm() if has_result else None
         self.mlp_norm = self._norm() if has_first and not shares else None
-        self.mlp = ParallelMLP(config.mlp, shard_context)
+        self.mlp = config.mlp.build(shard_context)
         self.mlp_output_norm = self._norm() if has_result else None
 
     def forward(
@@ -256,7 +256,7 @@ class ParallelDecoderLayer(ResidualLayer):
             config.attention, shard_context, "cross.probabilities", recompute=recompute
         )
         self.mlp_norm = self._norm()
-        self.mlp = ParallelMLP(config.mlp, shard_context)
+        self.mlp = config.mlp.build(shard_context)
 
     def forward(
         self,

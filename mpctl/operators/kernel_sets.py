@@ -1,7 +1,7 @@
 """Sets of kernels, one row each: what they save for backward, and what a backward takes besides.
 
 A runtime's preset names a row as memory.kernels. `mpctl` is this project's own, as rehearsals
-measure it tensor by tensor (runtime/memory_tracker.py). `megatron` is Megatron-LM with Transformer
+measure it tensor by tensor (runtime/memory.py). `megatron` is Megatron-LM with Transformer
 Engine, Korthikanti et al., arXiv 2205.05198, section 4.1. `eager` is the same with a gated
 activation of two kernels, the first of which saves its result as well. `half` is torchtitan's,
 whose selective recomputation keeps every second product.

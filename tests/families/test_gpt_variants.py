@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from mpctl.families import get_table
+from mpctl.families.gpt.module import GPT
 from mpctl.families.gpt.ops import operator_table
 from mpctl.families.implementation import Batch, build_module
 from mpctl.kernels.counter_rng import CounterRNG
+from mpctl.layers.config import LayerConfig
+from mpctl.layers.mlp import MLPConfig
 from mpctl.layers.shard_context import ShardContext
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
@@ -107,3 +112,25 @@ def test_each_rank_has_its_part_of_the_projection_of_multi_token_prediction(tp: 
     found = [w for w in table.stacks[0].exit.weights if ".projection." in w.name]
     assert [w.name for w in found] == ["mtp.0.projection.weight"]
     assert found[0].local_numel(grid) == 2 * 16 * 16 // tp
+
+
+class NarrowSecond(GPT):
+    """A stack whose second layer has another MLP than the others."""
+
+    def layer_config(self, training: TrainingSpec, layer: int, *, causal: bool) -> LayerConfig:
+        config = super().layer_config(training, layer, causal=causal)
+        assert isinstance(config.mlp, MLPConfig)
+        return replace(config, mlp=replace(config.mlp, ffn=8)) if layer == 1 else config
+
+
+def test_layers_of_one_stack_may_differ_in_kind() -> None:
+    model = ModelSpec.model_validate(COMMON)
+    (part,) = get_table(model, tp=1).stage_slices([(0, 3)])
+    module = NarrowSecond(model, TrainingSpec(), ShardContext(dtype=torch.float64), part)
+    fill(module)
+    widths = [len(layer.get_submodule("mlp.up").weight) for layer in module.layers.values()]
+    assert widths == [64, 8, 64]
+    tokens = torch.arange(2 * S).view(2, S)
+    batch = Batch(torch.arange(2), {"tokens": tokens, "targets": tokens})
+    module.loss(batch, None).backward()
+    assert all(p.grad is not None for p in module.parameters())

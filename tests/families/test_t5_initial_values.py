@@ -10,6 +10,7 @@ import torch
 import transformers  # loads its models when they are asked for
 
 from mpctl.families.t5.module import t5_layer_config
+from mpctl.layers.mlp import MLPConfig
 from mpctl.layers.parameters import Init, fill_normal
 from mpctl.shard import Shard
 from mpctl.spec.load import load_job
@@ -24,6 +25,7 @@ def test_matrices_start_as_transformers_start() -> None:
     job = load_job(None, SHAPE)
     assert job.model is not None
     config = t5_layer_config(job.model, job.training, causal=False)
+    assert isinstance(config.mlp, MLPConfig)
     torch.manual_seed(1)
     sizes = {"vocab_size": 500, "d_model": 64, "d_kv": 16, "d_ff": 256, "num_heads": 4}
     shape = transformers.T5Config(num_layers=8, **sizes)
@@ -57,4 +59,5 @@ def test_init_std_scales_the_law() -> None:
     job = load_job(None, {**SHAPE, "training.init_std": 0.04})
     assert job.model is not None
     config = t5_layer_config(job.model, job.training, causal=True)
+    assert isinstance(config.mlp, MLPConfig)
     assert config.mlp.init.std == pytest.approx(2 / math.sqrt(64))

@@ -6,8 +6,8 @@ from dataclasses import fields
 from typing import Any
 
 from mpctl.layers.attention import ParallelCrossAttention, ParallelSelfAttention
-from mpctl.layers.config import AttentionConfig, LayerConfig, MLPConfig
-from mpctl.layers.mlp import ParallelMLP
+from mpctl.layers.config import AttentionConfig, LayerConfig
+from mpctl.layers.mlp import MLPConfig, ParallelMLP
 from mpctl.layers.shard_context import ShardContext
 from mpctl.layers.transformer_layer import ParallelDecoderLayer, ParallelTransformerLayer
 

@@ -21,7 +21,8 @@ from mpctl.layers.compiled import (
     compiled_pieces,
     with_compiled_pieces,
 )
-from mpctl.layers.config import AttentionConfig, LayerConfig, MLPConfig, Recompute
+from mpctl.layers.config import AttentionConfig, LayerConfig, Recompute
+from mpctl.layers.mlp import MLPConfig
 from mpctl.layers.parameters import initialise
 from mpctl.layers.shard_context import ShardContext
 from mpctl.layers.transformer_layer import ParallelTransformerLayer

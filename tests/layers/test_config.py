@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from mpctl.kernels.rotary import Rotary
-from mpctl.layers.config import AttentionConfig, LayerConfig, MLPConfig
+from mpctl.layers.config import AttentionConfig, LayerConfig
+from mpctl.layers.mlp import MLPConfig
 from tests.layers.build import layer_config
 
 ATTENTION, MLP = AttentionConfig(16, 4), MLPConfig(16, 64)

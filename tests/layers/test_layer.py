@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.layers.norm import LayerNorm
+from mpctl.layers.shard_context import ShardContext
+from mpctl.layers.transformer_layer import ParallelTransformerLayer
 from mpctl.transport.group import Group
 from mpctl.transport.timing import Collective
 from tests.layers import oracle
-from tests.layers.build import make_attention, make_layer, make_mlp
+from tests.layers.build import layer_config, make_attention, make_layer, make_mlp
 from tests.layers.oracle import below, close, copies, fill, gradients, grouped, logged, numbers
 from tests.ranks import run_ranks
 
@@ -165,6 +169,30 @@ def test_a_sample_does_not_see_its_batch() -> None:
     for row in range(B):
         alone = layer(x[row : row + 1], CounterRNG(**NOISE, samples=SAMPLES[row : row + 1]))
         close(alone, whole[row : row + 1])
+
+
+@dataclass(frozen=True)
+class Doubled:
+    """A feed-forward of another kind than the MLP's."""
+
+    hidden: int
+
+    def build(self, shard_context: ShardContext) -> nn.Module:
+        class Twice(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return 2 * x
+
+        return Twice()
+
+
+def test_the_feed_forward_may_be_of_another_kind() -> None:
+    config = replace(layer_config(H, A, 4 * H), mlp=Doubled(H))
+    layer = ParallelTransformerLayer(config, ShardContext(dtype=torch.float64), "layers.0")
+    fill(layer)
+    x = numbers(B, S, H)
+    assert layer.attention_norm is not None and layer.mlp_norm is not None
+    attended = x + layer.attention(layer.attention_norm(x))
+    assert torch.equal(layer(x), attended + 2 * layer.mlp_norm(attended))
 
 
 def test_bad_heads_are_refused() -> None:

@@ -22,6 +22,7 @@ from mpctl.families.implementation import Batch, EncoderDecoderModule, FamilyImp
 from mpctl.families.parts import (
     Embedding,
     layer_config,
+    mlp_config,
     model_norm,
     output_head,
     self_attention_layers,
@@ -57,7 +58,7 @@ def t5_layer_config(model: ModelSpec, training: TrainingSpec, *, causal: bool) -
         query_std=std * d**-0.5,
         output_std=factor * (attention.heads * d) ** -0.5,
     )
-    mlp = replace(config.mlp, init_std=std, output_std=factor * config.mlp.ffn**-0.5)
+    mlp = replace(mlp_config(model, training), init_std=std, output_std=factor * model.ffn**-0.5)
     return replace(config, attention=attention, mlp=mlp)
 
 
@@ -234,7 +235,7 @@ def _encoder(
         return None
     config = t5_layer_config(model, training, causal=False)
     layers = self_attention_layers(
-        config, shard_context, part.layers, prefix=part.stack.prefix, model=model
+        lambda _: config, shard_context, part.layers, prefix=part.stack.prefix
     )
     return _Stack(model, training, shard_context, part, layers, bidirectional=True)
 

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from mpctl.layers.config import Norm
 from mpctl.layers.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.layers.embedding import ReplicatedTable
 from mpctl.layers.grid.layers import (
@@ -28,6 +27,7 @@ from mpctl.layers.grid.layers import (
     SplitRMSNorm,
 )
 from mpctl.layers.grid.products import CubeGroups, Square, cube_linear, summa_linear, summa_logits
+from mpctl.layers.norm import Norm
 from mpctl.layers.parameters import ZEROS, Init, mark_partial, shard_parameter
 from mpctl.layers.shard_context import ShardContext, TensorParallel, TensorParallel1D
 from mpctl.tensor_grid import TensorGrid

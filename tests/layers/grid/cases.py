@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.rotary import Rotary
 from mpctl.layers.attention import ParallelSelfAttention
-from mpctl.layers.config import AttentionConfig, LayerConfig, MLPConfig
+from mpctl.layers.config import AttentionConfig, LayerConfig
 from mpctl.layers.linear import WEIGHTS
-from mpctl.layers.mlp import ParallelMLP
+from mpctl.layers.mlp import MLPConfig, ParallelMLP
 from mpctl.layers.parameters import take
 from mpctl.layers.shard_context import ShardContext
 from mpctl.layers.transformer_layer import ParallelTransformerLayer

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.rotary import Rotary
-from mpctl.layers.config import AttentionConfig, LayerConfig, MLPConfig
+from mpctl.layers.config import AttentionConfig, LayerConfig
 from mpctl.layers.linear import WEIGHTS
+from mpctl.layers.mlp import MLPConfig
 from mpctl.layers.parameters import initialise
 from mpctl.layers.shard_context import ShardContext
 from mpctl.layers.transformer_layer import ParallelTransformerLayer

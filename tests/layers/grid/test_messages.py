@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from mpctl.families.gpt.ops import operator_table
-from mpctl.kernels.activation import GATED
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.layers.config import LayerConfig, Norm
+from mpctl.layers.config import LayerConfig
 from mpctl.layers.linear import WEIGHTS
+from mpctl.layers.mlp import MLPConfig
+from mpctl.layers.norm import Norm
 from mpctl.layers.parameters import initialise
 from mpctl.layers.shard_context import ShardContext
 from mpctl.layers.transformer_layer import ParallelTransformerLayer
@@ -163,7 +164,8 @@ def _layer_messages(grid: TensorGrid, config: LayerConfig) -> list[TensorMessage
     attention = config.attention
     width = attention.heads * attention.head_size
     fused = width + 2 * attention.num_kv_heads * attention.head_size
-    up = FFN * (2 if config.mlp.activation in GATED else 1)
+    assert isinstance(config.mlp, MLPConfig)
+    up = FFN * (2 if config.mlp.is_gated else 1)
     sizes: list[tuple[MatMul, int, int]] = [
         (QKV, H, fused), (OUTPUT, width, H), (UP, H, up), (DOWN, FFN, H)
     ]  # fmt: skip
