@@ -65,7 +65,7 @@ class FamilyModule(nn.Module):
 
     EMBEDDING_SITES: ClassVar[tuple[str, ...]] = ("embedding",)
 
-    def advance(self, state: State, batch: Batch, rng: CounterRNG | None) -> State:
+    def stage_forward(self, state: State, batch: Batch, rng: CounterRNG | None) -> State:
         """What the stage before gave, () for the first -> what the stage behind needs; of the last
         one the loss alone. `OperatorTable.boundary` names the dimensions in between.
 
@@ -84,8 +84,8 @@ class FamilyModule(nn.Module):
         return {"": self.EMBEDDING_SITES, **{each.rng_site: each.RNG_SITES for each in layers}}
 
     def loss(self, batch: Batch, rng: CounterRNG | None) -> Tensor:
-        """The loss of a batch, by a model in one stage; a scalar, as `advance` gives it."""
-        (loss,) = self.advance((), batch, rng)
+        """The loss of a batch, by a model in one stage; a scalar, as `stage_forward` gives it."""
+        (loss,) = self.stage_forward((), batch, rng)
         return loss
 
 

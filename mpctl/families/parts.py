@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mpctl.families.implementation import Batch, FamilyModule, State
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.kernels.rotary import Rotary, Turns
+from mpctl.kernels.rotary import CosSin, Rotary
 from mpctl.layers.attention import KeyValueCache
 from mpctl.layers.config import AttentionConfig, LayerConfig
 from mpctl.layers.mlp import MLPConfig
@@ -252,7 +252,7 @@ class SingleStackModule(FamilyModule):
         """The configuration of the layer of this number."""
         return with_window(layer_config(self.model, training, causal=causal), self.model, layer)
 
-    def advance(self, state: State, batch: Batch, rng: CounterRNG | None) -> State:
+    def stage_forward(self, state: State, batch: Batch, rng: CounterRNG | None) -> State:
         """See FamilyModule: the stage's state is the hidden states [b, s/c, h]."""
         hidden = self.embed(batch, rng) if self.stage_slice.has_entry else state[0]
         hidden = self._transform(hidden, batch, rng)
@@ -265,15 +265,15 @@ class SingleStackModule(FamilyModule):
     def _transform(self, hidden: Tensor, batch: Batch, rng: CounterRNG | None) -> Tensor:
         kwargs = self.layer_kwargs(batch)
         for layer in self.layers.values():
-            hidden = layer(hidden, rng, turns=self._turns(layer, hidden), **kwargs)
+            hidden = layer(hidden, rng, cos_sin=self._cos_sin(layer, hidden), **kwargs)
         return hidden
 
-    def _turns(self, layer: nn.Module, hidden: Tensor) -> Turns | None:
+    def _cos_sin(self, layer: nn.Module, hidden: Tensor) -> CosSin | None:
         context = self.shard_context
         parts = context.tp.size if context.sequence_parallel else 1
         return self._table(layer, hidden.shape[1] * parts, hidden)
 
-    def _table(self, layer: nn.Module, rows: int, like: Tensor) -> Turns | None:
+    def _table(self, layer: nn.Module, rows: int, like: Tensor) -> CosSin | None:
         """The table of the layer's rotary positions, which layers share (RotaryTables)."""
         assert isinstance(layer, ResidualLayer)
         rotary, context = layer.config.attention.rotary, self.shard_context
@@ -309,7 +309,8 @@ class SingleStackModule(FamilyModule):
         raise NotImplementedError
 
     def compute_loss(self, hidden: Tensor, batch: Batch) -> Tensor:
-        """Hidden states behind the last layer -> the loss, a scalar (see FamilyModule.advance)."""
+        """Hidden states behind the last layer -> the loss, a scalar (see
+        FamilyModule.stage_forward)."""
         raise NotImplementedError
 
     def word_logits(self, hidden: Tensor) -> Tensor:

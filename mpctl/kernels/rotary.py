@@ -25,7 +25,7 @@ from torch import Tensor
 
 from mpctl.kernels.masks import Positions, numbers
 
-Turns = tuple[Tensor, Tensor]  # cos and sin of the angles, as Rotary.table gives them
+CosSin = tuple[Tensor, Tensor]  # cos and sin of the angles, as Rotary.table gives them
 
 LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position")
 

@@ -1,7 +1,7 @@
 """A rehearsal: chosen ranks of a job of any size, in one process of this machine, compared with the
 plan.
 
-The other process is `mpctl.rehearsal.rehearse`: it reads the job from a file and prints one JSON
+The other process is `mpctl.rehearsal.worker`: it reads the job from a file and prints one JSON
 line a rank. Here each rank is compared with the plan of its stage: parameters, the bytes of
 parameters, gradients and optimizer, and every collective must be equal. Activations and the peak
 are shown beside the plan's estimate. Whether a rank fits is judged as a plan is: the larger of the
@@ -208,7 +208,7 @@ def _spawn(
     env = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1"}
     words = [*["--audit"][:audits], str(os.getpid()), str(job), *map(str, ranks)]
     return subprocess.Popen(
-        [sys.executable, "-m", "mpctl.rehearsal.rehearse", *words],
+        [sys.executable, "-m", "mpctl.rehearsal.worker", *words],
         env={**os.environ, **env},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -41,7 +41,7 @@ from mpctl.kernels.attention import AttentionVariant, slopes
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import Positions
-from mpctl.kernels.rotary import Rotary, Turns
+from mpctl.kernels.rotary import CosSin, Rotary
 from mpctl.layers.config import AttentionConfig
 from mpctl.layers.context_parallel import NO_CP, context_blocks, gather_context
 from mpctl.layers.mappings import gather_sequence
@@ -213,11 +213,11 @@ class ParallelSelfAttention(nn.Module):
         mask: Tensor | None = None,
         bias: Tensor | None = None,
         positions: Positions | None = None,
-        turns: Turns | None = None,
+        cos_sin: CosSin | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
         """rng: draws dropout; None is no dropout. mask, bias: as AttentionCore's. positions:
-        those of rotary positions, [s/c] or [b, s/c]; the tokens' indices by default. turns: the
+        those of rotary positions, [s/c] or [b, s/c]; the tokens' indices by default. cos_sin: the
         table of rotary positions, where it was computed before. cache: of the
         earlier positions; hidden holds the s positions behind them, whose keys and values are
         added to it, and mask and bias are then [.., s, all positions]."""
@@ -231,7 +231,7 @@ class ParallelSelfAttention(nn.Module):
         rows = None if cache is None else range(cache.length, cache.length + hidden.shape[1])
         if self.config.rotary is not None:
             given = rows if positions is None else positions
-            cos, sin = turns or self._turns(self.config.rotary, query, given)
+            cos, sin = cos_sin or self._cos_sin(self.config.rotary, query, given)
             query, key = (self.core.backend.rotate(x, cos, sin) for x in (query, key))
         if cache is not None:
             key, value = cache.append(key, value)
@@ -266,7 +266,7 @@ class ParallelSelfAttention(nn.Module):
         head = columns[:, first : first + ranks].permute(3, 0, 2, 1, 4).flatten(-2)[:, :, None]
         return head[0], head[1]
 
-    def _turns(self, rotary: Rotary, query: Tensor, given: Positions | None) -> Turns:
+    def _cos_sin(self, rotary: Rotary, query: Tensor, given: Positions | None) -> CosSin:
         if given is not None:
             return rotary.table(given, query)
         return self.shard_context.rotary_tables.rows(rotary, query.shape[-2], self.core.cp, query)

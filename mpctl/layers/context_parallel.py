@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from mpctl.kernels.masks import numbers
-from mpctl.kernels.rotary import Rotary, Turns
+from mpctl.kernels.rotary import CosSin, Rotary
 from mpctl.sharding import local_size
 from mpctl.transport.group import Group
 
@@ -89,9 +89,9 @@ class RotaryTables:
     By hand: 24 layers of one law and one length make one table of s d/2 cosines and as many sines.
     """
 
-    _held: list[tuple[Rotary, tuple[object, ...], Turns]] = field(default_factory=list)
+    _held: list[tuple[Rotary, tuple[object, ...], CosSin]] = field(default_factory=list)
 
-    def rows(self, rotary: Rotary, length: int, cp: Group, like: Tensor) -> Turns:
+    def rows(self, rotary: Rotary, length: int, cp: Group, like: Tensor) -> CosSin:
         """The table of the `length` positions that this rank holds, on the device of `like` and for
         its dtype."""
         place = (length, cp.size, cp.rank, like.dtype == torch.float64, like.device)

@@ -45,7 +45,7 @@ from torch import Tensor, nn
 
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import Positions
-from mpctl.kernels.rotary import Turns
+from mpctl.kernels.rotary import CosSin
 from mpctl.layers.attention import (
     DecoderCaches,
     KeyValueCache,
@@ -175,10 +175,10 @@ class ParallelTransformerLayer(ResidualLayer):
         mask: Tensor | None = None,
         bias: Tensor | None = None,
         positions: Positions | None = None,
-        turns: Turns | None = None,
+        cos_sin: CosSin | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
-        """rng: draws dropout; None is no dropout. mask, bias, positions, turns, cache: as
+        """rng: draws dropout; None is no dropout. mask, bias, positions, cos_sin, cache: as
         ParallelSelfAttention's."""
         return self._checkpointed(
             self._compute,
@@ -187,7 +187,7 @@ class ParallelTransformerLayer(ResidualLayer):
             mask=mask,
             bias=bias,
             positions=positions,
-            turns=turns,
+            cos_sin=cos_sin,
             cache=cache,
         )
 
@@ -199,12 +199,12 @@ class ParallelTransformerLayer(ResidualLayer):
         mask: Tensor | None,
         bias: Tensor | None,
         positions: Positions | None,
-        turns: Turns | None,
+        cos_sin: CosSin | None,
         cache: KeyValueCache | None,
     ) -> Tensor:
         def attend(x: Tensor) -> Tensor:
             return self.attention(
-                x, rng, mask=mask, bias=bias, positions=positions, turns=turns, cache=cache
+                x, rng, mask=mask, bias=bias, positions=positions, cos_sin=cos_sin, cache=cache
             )
 
         if self.config.parallel_residual:

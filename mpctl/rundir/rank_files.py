@@ -164,7 +164,7 @@ class RehearsedRankHead(TypedDict):
 
 
 class RehearsedRank(RehearsedRankHead, total=False):
-    """One line that `python -m mpctl.rehearsal.rehearse` prints. A rank that failed has only the
+    """One line that `python -m mpctl.rehearsal.worker` prints. A rank that failed has only the
     fields of RehearsedRankHead.
 
     activation_bytes: most activations held at once; at_peak: bytes by kind at the step's peak;

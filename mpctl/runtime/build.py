@@ -24,6 +24,7 @@ from mpctl.families.implementation import FamilyModule, build_module
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.counter_rng import StepKeys
 from mpctl.layers.compiled import compile_layers, with_compiled_pieces
+from mpctl.layers.fp8 import CastsToFp8, Fp8Operands, Fp8Scales
 from mpctl.layers.grid.tensor_parallel import tensor_parallel_of
 from mpctl.layers.parameters import DeferredWgrad, DefersWgrad
 from mpctl.layers.recompute import HostOffload
@@ -35,9 +36,8 @@ from mpctl.operators.grad_flow import frozen_by
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.origin import Origin
 from mpctl.runtime.environment import RuntimeEnvironment
-from mpctl.runtime.fp8 import fp8_scales, multiplies_in_fp8
-from mpctl.runtime.initial_weights import start_from
 from mpctl.runtime.mesh import Mesh, build_mesh, checkpoint_store, stage_groups
+from mpctl.runtime.model_weights import start_from
 from mpctl.runtime.optimizer import TORCH_DTYPES, Optimizer
 from mpctl.runtime.p2p import stage_links
 from mpctl.runtime.partition import PipelinePartition, stage_model
@@ -251,7 +251,7 @@ def build_chunks(
         tensor_parallel_of(mesh.grid.mode),
         mesh.grid,
         mesh.tensor,
-        multiplies_in_fp8(job),
+        job.training.dtype == "fp8",
         offload or HostOffload(),
     )
     chunks = [
@@ -361,3 +361,25 @@ def _layer_listeners(
     for chunk, units in zip(chunks, layers, strict=True):
         watch_layers(chunk, units, listeners)
     return listeners
+
+
+def fp8_scales(layout: JobLayout, chunks: Iterable[nn.Module], device: torch.device) -> Fp8Scales:
+    """The table of delayed scaling for the whole model of a layout, bound to the layers of these
+    chunks; an empty one where the job has no such scaling."""
+    training = layout.job.training
+    if training.dtype != "fp8" or training.fp8_recipe != "delayed":
+        return Fp8Scales((), 1, device)
+    scales = Fp8Scales(layout.table.linear_layers, training.fp8_amax_history_len, device)
+    scales.bind(fp8_layers(chunks))
+    return scales
+
+
+def fp8_layers(chunks: Iterable[nn.Module]) -> dict[str, Fp8Operands]:
+    """What casts the operands of each linear layer of some chunks, by the layer's global name."""
+    return {
+        name + rest: operands
+        for chunk in chunks
+        for name, module in chunk.named_modules()
+        if isinstance(module, CastsToFp8)
+        for rest, operands in module.fp8_operands().items()
+    }

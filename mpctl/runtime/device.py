@@ -30,8 +30,11 @@ from pathlib import Path
 
 import torch
 
+from mpctl.errors import InputError
 from mpctl.rundir.collective_log import parse_rank_ranges, rank_ranges
 from mpctl.spec.job import JobSpec
+
+LEAST_CAPABILITY = (8, 9)  # Ada; Hopper has 9.0
 
 ROOT = Path("/")
 NODES = "sys/devices/system/node"
@@ -150,3 +153,19 @@ class DeviceMemory:
             return None
         self.reserved = max(self.reserved, torch.cuda.max_memory_reserved(self.device))
         return self.reserved
+
+
+def require_fp8(job: JobSpec, device: torch.device) -> None:
+    """Raises InputError where the job multiplies in fp8 and the GPU cannot."""
+    if job.training.dtype == "fp8" and device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        name = torch.cuda.get_device_name(device)
+        check_capability(name, capability, is_amd=torch.version.hip is not None)
+
+
+def check_capability(name: str, capability: tuple[int, int], *, is_amd: bool = False) -> None:
+    """Raises InputError unless a GPU of this name and compute capability multiplies in fp8."""
+    if is_amd or capability < LEAST_CAPABILITY:
+        least, has = (".".join(map(str, pair)) for pair in (LEAST_CAPABILITY, capability))
+        message = f"fp8 needs an NVIDIA GPU of compute capability {least} or more, {name} has {has}"
+        raise InputError.of("fp8-device", "training.dtype", message, "use --dtype bf16")

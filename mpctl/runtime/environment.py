@@ -23,8 +23,7 @@ from mpctl.rundir.collective_log import CollectiveLog
 from mpctl.rundir.origin import Origin
 from mpctl.runtime.activity import Activity
 from mpctl.runtime.batches import Batches
-from mpctl.runtime.device import DeviceMemory, select_device
-from mpctl.runtime.fp8 import require_fp8
+from mpctl.runtime.device import DeviceMemory, require_fp8, select_device
 from mpctl.runtime.mesh import AxisPosition
 from mpctl.runtime.profile import StepProfile
 from mpctl.runtime.step_record import ReadFigures, TrafficCounter, read_figures

@@ -10,19 +10,23 @@ Request and answers: rundir/requests.py, EvalRequest and EvalAnswer.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
+from mpctl.checkpoint.manifest import read_manifest
+from mpctl.checkpoint.saved_model import SavedModel
 from mpctl.data.indexed import IndexedDataset
 from mpctl.data.tokenizer import added_tokens
 from mpctl.families.implementation import Batch, Objective
+from mpctl.layers.fp8 import Fp8Scales
+from mpctl.layout.job_layout import JobLayout
 from mpctl.rundir.requests import EvalAnswer, EvalRequest
 from mpctl.runtime.batches import make_objective, model_of, read_batch
-from mpctl.runtime.build import build_chunks
-from mpctl.runtime.fp8 import restored_scales
+from mpctl.runtime.build import build_chunks, fp8_scales
 from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.model_weights import load_chunks
 from mpctl.runtime.optimizer import TORCH_DTYPES
@@ -32,6 +36,7 @@ from mpctl.runtime.pipeline import PipelineRunner
 from mpctl.runtime.step_record import OwnStatus, reduce_status
 from mpctl.sharding import validation_batches
 from mpctl.spec.job import JobSpec
+from mpctl.weights.origin import open_origin
 
 
 def evaluate(request: EvalRequest, job: JobSpec, mesh: Mesh) -> Iterator[EvalAnswer]:
@@ -102,3 +107,15 @@ def _predicted_tokens(batch: Batch) -> int:
     """Number of predictions that the loss is made of."""
     weights = batch.fields.get("weights")
     return batch["targets"].numel() if weights is None else int((weights > 0).sum())
+
+
+def restored_scales(
+    layout: JobLayout, chunks: Iterable[nn.Module], device: torch.device, origin: Path
+) -> Fp8Scales:
+    """As `fp8_scales`, with what the run or checkpoint at `origin` has seen, so that a model is
+    evaluated with the scales of its training; other origins have none."""
+    scales = fp8_scales(layout, chunks, device)
+    saved = open_origin(origin)
+    if isinstance(saved, SavedModel):
+        scales.load(read_manifest(saved.checkpoint).fp8)
+    return scales

@@ -1,6 +1,7 @@
-"""A model's values from a checkpoint of any layout or from a Hugging Face directory, without an
-optimizer: for what reads a model and does not train it, and for runs that start from others'
-weights."""
+"""A model's values from a checkpoint of any layout or from a Hugging Face directory: for what reads
+a
+model and does not train it, and as the first weights of a run (training.init_from).
+"""
 
 from __future__ import annotations
 
@@ -12,8 +13,11 @@ from mpctl.checkpoint.reader import load_values, padding_rows
 from mpctl.checkpoint.saved_model import SavedModel
 from mpctl.families.implementation import FamilyModule
 from mpctl.layers.parameters import shard_of
+from mpctl.runtime.batches import model_of
 from mpctl.runtime.partition import stage_model
+from mpctl.runtime.train import Trainer
 from mpctl.spec.model import ModelSpec
+from mpctl.weights.extend import fill_tables
 from mpctl.weights.hub import Hub
 from mpctl.weights.origin import open_origin
 from mpctl.weights.reader import Targets, fill
@@ -39,3 +43,19 @@ def read_values(origin: Hub | SavedModel, targets: Targets, model: ModelSpec) ->
         fill(origin, targets)
     else:
         load_values(origin.checkpoint, targets, may_lack=padding_rows(model))
+
+
+def start_from(trainer: Trainer, path: Path) -> None:
+    """Give a trainer the weights of another model of its shape, into float32 masters where there
+    are any; step, moments and data order are those of a fresh run. Raises InputError where the
+    model is of another shape or cannot be read."""
+    trainer.environment.activity.phase = f"reading initial weights from {path}"
+    optimizer, batches, names = trainer.optimizer, trainer.batches, trainer.names
+    values = {p: optimizer.full_value(p).detach() for p in names}
+    targets = {name: (shard_of(p), values[p]) for p, name in names.items()}
+    origin, model = open_origin(path), model_of(trainer.job)
+    targets = fill_tables(origin, model, targets, batches.extension, reserved=batches.reserved_ids)
+    read_values(origin, targets, model)
+    for parameter, value in values.items():
+        optimizer.set_value(parameter, value)
+    optimizer.publish()

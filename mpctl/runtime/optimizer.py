@@ -80,7 +80,7 @@ class Optimizer:
         factor: what gradients are to be multiplied by, a scalar on the device; is_bad: whether
         nothing is to change, too. Such an update counts in `updates` until the caller takes it out.
         """
-        self.settle()
+        self.wait_for_parameters()
         self.reader.join()
         for value, gradient in zip(self.values, self.gradients, strict=True):
             value.grad = gradient.to(value.dtype)  # the view itself where the dtypes agree
@@ -122,9 +122,9 @@ class Optimizer:
         for store in reversed(self.stores):  # as forward needs them
             store.publish()
         if not self.publishes_ahead:
-            self.settle()
+            self.wait_for_parameters()
 
-    def settle(self) -> None:
+    def wait_for_parameters(self) -> None:
         """Wait until every parameter has arrived that was published."""
         for store in self.stores:
             store.arrive()

@@ -185,7 +185,7 @@ class _ProgramRun:
         batch = self._batch(action.microbatch)
         rng = self._rng(batch.samples)
         inputs = tuple(t.requires_grad_(n) for t, n in zip(tensors, before.needs, strict=True))
-        outputs = self.runner.chunks[action.chunk].advance(inputs, batch, rng)
+        outputs = self.runner.chunks[action.chunk].stage_forward(inputs, batch, rng)
         if not behind.shapes:
             (loss,) = outputs
             outputs = (loss / self.samples,)

@@ -154,7 +154,7 @@ class Trainer:
             if saves:
                 self.begin_save()
         self.profile.finish()
-        self.optimizer.settle()
+        self.optimizer.wait_for_parameters()
         self.saver.finish()
 
     def _saves(self, stopping: bool) -> bool:
@@ -246,7 +246,7 @@ class Trainer:
         parameters must be those of before the update."""
 
         def find() -> tuple[int, str]:
-            self.optimizer.settle()  # parameters that were published are looked at
+            self.optimizer.wait_for_parameters()  # parameters that were published are looked at
             inspector = GradientInspector(self.names)
             if recompute:
                 self._compute_gradients(inspector.look)

@@ -57,7 +57,7 @@ def _run(rank: int, _: int, layout: tuple[int, int, bool]) -> list[list[Any]]:
         model = ModelSpec.model_validate({**COMMON, **shape})
         module = build_module(model, TrainingSpec.model_validate(training), context)
         fill(module)
-        (loss,) = module.advance((), batch, CounterRNG(5, 6, torch.tensor([12, 7])))
+        (loss,) = module.stage_forward((), batch, CounterRNG(5, 6, torch.tensor([12, 7])))
         loss.backward()
         sum_gradients(module, tp, cp)
         results.append([cp.all_reduce(loss.detach().clone()), gradients(module)])

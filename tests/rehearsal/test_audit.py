@@ -26,7 +26,7 @@ from mpctl.pipeline.schedule.program import Step
 from mpctl.planning.plan import make_plan
 from mpctl.rehearsal.audit import StepAuditor
 from mpctl.rehearsal.fake_backend import fake_tensors
-from mpctl.rehearsal.rehearse import rehearse
+from mpctl.rehearsal.worker import rehearse_rank
 from mpctl.rundir.rank_files import AuditRow, StepAudit
 from mpctl.runtime.activity import Activity
 from mpctl.spec.job import JobSpec
@@ -58,7 +58,7 @@ def audited(**changes: Any) -> StepAudit:
 
 
 def audit_of(job: JobSpec) -> StepAudit:
-    account = rehearse(job, job_topology(job), 0, audits=True)
+    account = rehearse_rank(job, job_topology(job), 0, audits=True)
     assert account["failure"] is None, "".join(account["failure"]["traceback"])
     return account["audit"]
 
@@ -176,8 +176,8 @@ def test_an_audit_changes_nothing_of_a_rehearsal(
     ranks = {"cluster__gpus_per_node": math.prod(v for v in mode.values() if isinstance(v, int))}
     job = load_job(None, settings(**{**SHAPES[shape], **mode, **CUDA, **changes, **ranks}))
     topology = job_topology(job)
-    plain: dict[str, Any] = {**rehearse(job, topology, 0)}
-    audited: dict[str, Any] = {**rehearse(job, topology, 0, audits=True)}
+    plain: dict[str, Any] = {**rehearse_rank(job, topology, 0)}
+    audited: dict[str, Any] = {**rehearse_rank(job, topology, 0, audits=True)}
     assert plain["failure"] is audited["failure"] is None
     assert audited.pop("audit")["unknown"] == []
     assert {**plain, "seconds": 0} == {**audited, "seconds": 0}

@@ -17,7 +17,7 @@ from mpctl.families.gpt.module import GPT
 from mpctl.layout.topology import job_topology
 from mpctl.rehearsal.fake_backend import fake_tensors
 from mpctl.rehearsal.host_sync import HostSyncCheck
-from mpctl.rehearsal.rehearse import rehearse
+from mpctl.rehearsal.worker import rehearse_rank
 from mpctl.runtime.memory import MemoryTracker
 from mpctl.spec.load import load_job
 from tests.runtime.test_axes import SHAPES
@@ -178,7 +178,7 @@ def waits(changes: dict[str, Any], *, stage: int = 0) -> list[str]:
     job = load_job(None, settings(**{**CUDA, **changes}))
     topology = job_topology(job)
     last = {axis: size - 1 for axis, size in topology.sizes.items()}
-    account = rehearse(job, topology, topology.rank(**{**last, "pp": stage}))
+    account = rehearse_rank(job, topology, topology.rank(**{**last, "pp": stage}))
     assert account["failure"] is None, "".join(account["failure"]["traceback"])
     return account["host_syncs"]
 
@@ -216,10 +216,10 @@ def test_a_family_that_reads_a_number_is_named(monkeypatch: pytest.MonkeyPatch) 
     """A family of another package may do so; a rehearsal tells its author."""
 
     def careless(self: GPT, *args: Any) -> Any:
-        (loss,) = advance(self, *args)
+        (loss,) = stage_forward(self, *args)
         return (loss * (1 if loss > 0 else 2),)
 
-    advance = GPT.advance
-    monkeypatch.setattr(GPT, "advance", careless)
+    stage_forward = GPT.stage_forward
+    monkeypatch.setattr(GPT, "stage_forward", careless)
     (place,) = waits({})
     assert place.startswith("rehearsal/test_host_sync.py:") and place.endswith("(in GPT)")

@@ -19,7 +19,7 @@ from mpctl.launch.rehearse import check_rehearsal
 from mpctl.launch.summary import STATES, planned_traffic
 from mpctl.layout.topology import job_topology
 from mpctl.planning.plan import make_plan
-from mpctl.rehearsal.rehearse import rehearse
+from mpctl.rehearsal.worker import rehearse_rank
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 
@@ -128,7 +128,7 @@ def check(settings: dict[str, Any]) -> None:
     estimate = make_plan(job).estimate
     assert estimate is not None
     topology = job_topology(job)
-    account = rehearse(job, topology, topology.world_size - 1)
+    account = rehearse_rank(job, topology, topology.world_size - 1)
     assert account["failure"] is None, "".join(account["failure"]["traceback"])
     memory = estimate.memory[-1]
     assert account["parameters"] == memory.parameters

@@ -13,7 +13,8 @@ from mpctl.checkpoint.manifest import read_manifest
 from mpctl.errors import InputError
 from mpctl.launch.summary import planned_traffic
 from mpctl.runtime.build import build_chunks
-from mpctl.runtime.fp8 import check_capability, require_fp8, restored_scales
+from mpctl.runtime.device import check_capability, require_fp8
+from mpctl.runtime.evaluation import restored_scales
 from tests.runtime.tiny import column, make_trainer, tiny_job, tiny_plan, train
 
 FP8 = {"training__dtype": "fp8", "training__steps": 3, "training__eval_samples": 0,

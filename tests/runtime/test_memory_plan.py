@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mpctl.launch.summary import compare_memory
 from mpctl.layout.topology import job_topology
-from mpctl.rehearsal.rehearse import rehearse
+from mpctl.rehearsal.worker import rehearse_rank
 from mpctl.rundir.summary import STATES
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
@@ -104,7 +104,7 @@ def test_a_peak_is_as_planned(shape: str, mode: str) -> None:
     planned = tiny_plan(job).estimate.memory
     for stage, memory in enumerate(planned):
         topology = job_topology(job)
-        account = rehearse(job, topology, topology.rank(pp=stage))
+        account = rehearse_rank(job, topology, topology.rank(pp=stage))
         assert account["failure"] is None, "".join(account["failure"]["traceback"])
         assert account["state_bytes"] == {k: getattr(memory, v) for k, v in STATES.items()}
         assert memory.allocated_bytes == pytest.approx(account["peak_bytes"], rel=0.05)
@@ -121,7 +121,7 @@ def test_an_input_that_is_fetched_ahead_is_planned(how: dict[str, Any]) -> None:
     """One more input of a layer, half a MiB of 75, or its part: closer than 5 % would show."""
     job = job_of("gpt", {**CUDA, **FULL, **OFFLOAD, **how})
     (memory,) = tiny_plan(job).estimate.memory
-    account = rehearse(job, job_topology(job), 0)
+    account = rehearse_rank(job, job_topology(job), 0)
     assert account["failure"] is None, "".join(account["failure"]["traceback"])
     assert memory.allocated_bytes == pytest.approx(account["peak_bytes"], abs=4096)
 
@@ -135,7 +135,7 @@ def test_a_peak_of_states_is_as_planned(zero: int) -> None:
     wide = {**WIDE, **CUDA, **FULL, **changes}
     job = load_job(None, settings(**wide, cluster__gpus_per_node=2))
     (memory,) = tiny_plan(job).estimate.memory
-    account = rehearse(job, job_topology(job), 0)
+    account = rehearse_rank(job, job_topology(job), 0)
     assert account["failure"] is None, "".join(account["failure"]["traceback"])
     assert memory.state_bytes > 30 * memory.activation_bytes
     assert memory.allocated_bytes == pytest.approx(account["peak_bytes"], rel=0.02)
@@ -176,7 +176,7 @@ def test_a_deep_stage_whose_states_are_sliced_is_as_planned(
     job = load_job(None, settings(dp=3, **changes, cluster__gpus_per_node=6))
     topology = job_topology(job)
     for stage, memory in enumerate(tiny_plan(job).estimate.memory):
-        account = rehearse(job, topology, topology.rank(pp=stage))
+        account = rehearse_rank(job, topology, topology.rank(pp=stage))
         assert account["failure"] is None, "".join(account["failure"]["traceback"])
         assert memory.state_bytes == sum(account["state_bytes"].values())
         assert 0.85 <= account["peak_bytes"] / memory.allocated_bytes <= 1.06
@@ -197,7 +197,7 @@ def test_zero_bubble_with_full_recomputation_is_as_planned(model: str, tp: int, 
     })  # fmt: skip
     topology = Topology.of(job.sizes, order=job.parallel.order)
     for stage, memory in enumerate(tiny_plan(job).estimate.memory):
-        account = rehearse(job, topology, topology.rank(tp=0, cp=0, dp=0, pp=stage))
+        account = rehearse_rank(job, topology, topology.rank(tp=0, cp=0, dp=0, pp=stage))
         assert account["failure"] is None, "".join(account["failure"]["traceback"])
         assert memory.allocated_bytes == pytest.approx(account["peak_bytes"], rel=0.02)
 
@@ -241,7 +241,7 @@ def test_a_peak_on_a_grid_is_as_planned(shape: str, grid: str, load: str) -> Non
     job = load_job(None, settings(**changes, cluster__gpus_per_node=ranks))
     topology = job_topology(job)
     for stage, memory in enumerate(tiny_plan(job).estimate.memory):
-        account = rehearse(job, topology, topology.rank(pp=stage))
+        account = rehearse_rank(job, topology, topology.rank(pp=stage))
         assert account["failure"] is None, "".join(account["failure"]["traceback"])
         assert account["state_bytes"] == {k: getattr(memory, v) for k, v in STATES.items()}
         assert memory.allocated_bytes == pytest.approx(account["peak_bytes"], rel=0.03)
@@ -267,7 +267,7 @@ def test_dropout_on_the_probabilities_of_one_sample_or_head(
     job = job_of(shape, {"model__layers": 2, **changes})
     topology = job_topology(job)
     (memory,) = tiny_plan(job).estimate.memory
-    account = rehearse(job, topology, 0)
+    account = rehearse_rank(job, topology, 0)
     assert account["failure"] is None, "".join(account["failure"]["traceback"])
     assert memory.allocated_bytes == pytest.approx(account["peak_bytes"], rel=0.03)
     assert memory.activation_bytes == pytest.approx(account["activation_bytes"], rel=0.01)

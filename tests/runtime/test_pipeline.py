@@ -310,14 +310,14 @@ def _failing(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> None:
     """Stage 1 fails in the second forward of step 2."""
     trainer, calls = make_trainer(parse(raw), Path(run_dir), rank), itertools.count(1)
     (chunk,) = trainer.pipeline.chunks
-    advance = chunk.advance
+    stage_forward = chunk.stage_forward
 
     def burning(state: State, batch: Batch, rng: CounterRNG | None) -> State:
         if rank == 1 and rng is not None and next(calls) == 6:
             raise RuntimeError("layers on fire")
-        return advance(state, batch, rng)
+        return stage_forward(state, batch, rng)
 
-    chunk.advance = burning  # type: ignore[method-assign]
+    chunk.stage_forward = burning  # type: ignore[method-assign]
     try:
         list(trainer.run())
     except RuntimeError as error:

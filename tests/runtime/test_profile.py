@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from mpctl.bench.trace import read_run_profile
 from mpctl.layout.topology import job_topology
 from mpctl.pipeline.schedule.orders import Action
 from mpctl.rundir.profile_files import WORK, profile_path
+from mpctl.runtime.activity import Activity
 from mpctl.runtime.build import build_trainer
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.profile import StepProfile, clock_name
@@ -109,11 +111,10 @@ def _train(
     topology, timer = job_topology(job), Shifted() if is_elsewhere else SecondsByAxis()
     head = {"rank": rank, "world_size": size, "coords": topology.coords(rank),
             "host": "here", "clock": "there" if is_elsewhere else clock_name()}  # fmt: skip
-    profile = StepProfile(job.launch.profile, profile_path(run, rank), head, timer)
-    base = RuntimeEnvironment.of_machine(job, run, local_rank=rank)
-    environment = RuntimeEnvironment(
-        base.device, base.open_batches, base.peak_memory, communication=timer, profile=profile
-    )
+    activity = Activity()
+    profile = StepProfile(job.launch.profile, profile_path(run, rank), head, timer, activity)
+    base = RuntimeEnvironment.of_machine(job, run, local_rank=rank, activity=activity)
+    environment = replace(base, communication=timer, profile=profile)
     return len(list(build_trainer(run, job, topology, rank, environment).run()))
 
 

@@ -97,16 +97,16 @@ def _train_rank(
     step_guard.ECHO_SECONDS = 0.0
     trainer = make_trainer(parse(raw), Path(run_dir), rank)
     chunk = trainer.pipeline.chunks[-1]
-    advance = chunk.advance
+    stage_forward = chunk.stage_forward
 
     def poisoned(inputs: Any, batch: Any, rng: Any) -> Any:
-        (result,) = advance(inputs, batch, rng)
+        (result,) = stage_forward(inputs, batch, rng)
         numbers = batch.samples.tolist()
         factor = NAN if sample in numbers else 40.0 if sample >= 0 and SPIKE in numbers else 1.0
         return (result * factor,)
 
     if trainer.pipeline.partition.stage == trainer.mesh.pp.size - 1:
-        chunk.advance = poisoned  # type: ignore[method-assign]
+        chunk.stage_forward = poisoned  # type: ignore[method-assign]
     records = []
     try:
         for record in trainer.run():
@@ -186,13 +186,13 @@ def test_left_out_batches_are_not_trained_on(data: Path, tmp_path: Path) -> None
 
 def _poison_loss(trainer: Trainer) -> None:
     chunk = trainer.pipeline.chunks[-1]
-    advance = chunk.advance
+    stage_forward = chunk.stage_forward
 
     def poisoned(*args: Any) -> Any:
-        (loss,) = advance(*args)
+        (loss,) = stage_forward(*args)
         return (loss * float("nan"),)
 
-    chunk.advance = poisoned  # type: ignore[method-assign]
+    chunk.stage_forward = poisoned  # type: ignore[method-assign]
 
 
 def _poison_gradient(trainer: Trainer) -> None:

@@ -16,6 +16,7 @@ from mpctl.data.prepare import prepare
 from mpctl.layers.parameters import assemble, shard_of
 from mpctl.layout.topology import job_topology
 from mpctl.planning.plan import Plan, make_plan
+from mpctl.runtime.activity import Activity, nobody_follows
 from mpctl.runtime.build import build_trainer
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.train import Trainer
@@ -69,7 +70,8 @@ def tiny_plan(job: JobSpec) -> Plan:
 
 def make_trainer(job: JobSpec, run_dir: Path, rank: int = 0) -> Trainer:
     topology = job_topology(job)
-    environment = RuntimeEnvironment.of_machine(job, run_dir, local_rank=rank)
+    activity = Activity.of(job, topology.coords(rank)["pp"], nobody_follows)
+    environment = RuntimeEnvironment.of_machine(job, run_dir, local_rank=rank, activity=activity)
     return build_trainer(run_dir, job, topology, rank, environment)
 
 

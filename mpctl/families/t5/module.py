@@ -150,7 +150,7 @@ class T5(EncoderDecoderModule):
         """Layers of the decoder in this module."""
         return len(self.decoder.layers) if self.decoder is not None else 0
 
-    def advance(self, state: State, batch: Batch, rng: CounterRNG | None) -> State:
+    def stage_forward(self, state: State, batch: Batch, rng: CounterRNG | None) -> State:
         """What the stage before sent -> what the next one needs: y or hidden states of the encoder,
         then the decoder's hidden states and y; of the last stage the loss, a scalar."""
         if self.encoder is not None:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from mpctl.launch.summary import planned_traffic
-from mpctl.rehearsal.rehearse import rehearse
+from mpctl.rehearsal.worker import rehearse_rank
 from mpctl.spec.load import load_job, parse
 from mpctl.topology import Topology
 from tests.launch.command import end_all, endless
@@ -137,7 +137,7 @@ def test_a_rehearsal_holds_and_sends_what_is_planned(
     changes = {"parallel__zero": zero, "training__dtype": dtype, "launch__device": "cuda", **SMALL}
     batch = {"training__global_batch_size": 8 * how["dp"]}
     job = load_job(None, settings(**{**MODELS[model], **how, **changes, **batch}))
-    account = rehearse(job, Topology.of(job.sizes), job.world_size - 1)
+    account = rehearse_rank(job, Topology.of(job.sizes), job.world_size - 1)
     assert account["failure"] is None, "".join(account["failure"]["traceback"])
     estimate = tiny_plan(job).estimate
     assert account["step_traffic"] == planned_traffic(estimate.messages[-1])
@@ -156,7 +156,7 @@ def test_zero_3_never_holds_all_parameters() -> None:
     held = []
     for zero in (2, 3):
         job = load_job(None, settings(**many, cluster__gpus_per_node=2, parallel__zero=zero))
-        account = rehearse(job, Topology.of(job.sizes), 0)
+        account = rehearse_rank(job, Topology.of(job.sizes), 0)
         assert account["failure"] is None
         held.append(account["peak_bytes"])
     h, v, s, width = 32, 384, 32, 4
@@ -171,7 +171,7 @@ def test_a_stage_is_never_built_whole() -> None:
     job = load_job(
         None, settings(**layers, parallel__dp=4, cluster__gpus_per_node=4, parallel__zero=3)
     )
-    account = rehearse(job, Topology.of(job.sizes), 0)
+    account = rehearse_rank(job, Topology.of(job.sizes), 0)
     assert account["failure"] is None
     h, v, s, width = 32, 384, 32, 4
     layer, ends = (12 * h * h + 13 * h) * width, (v * h + s * h + 2 * h) * width

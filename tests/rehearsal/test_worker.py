@@ -18,9 +18,9 @@ from mpctl.families.gpt.module import GPT
 from mpctl.launch.summary import planned_traffic
 from mpctl.pipeline.schedule.orders import Action
 from mpctl.pipeline.schedule.program import Step
-from mpctl.rehearsal import rehearse as module
+from mpctl.rehearsal import worker as module
 from mpctl.rehearsal.fake_backend import SimulatedGpuKernels, fake_tensors
-from mpctl.rehearsal.rehearse import MicroBatchTraffic, num_microbatches_run, rehearse
+from mpctl.rehearsal.worker import MicroBatchTraffic, num_microbatches_run, rehearse_rank
 from mpctl.runtime.memory import MemoryTracker, state_tensors
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
@@ -40,7 +40,7 @@ QUICK = {
 
 
 def rehearsed(job: JobSpec, rank: int) -> dict[str, Any]:
-    account = rehearse(job, Topology.of(job.sizes, order=job.parallel.order), rank)
+    account = rehearse_rank(job, Topology.of(job.sizes, order=job.parallel.order), rank)
     assert account["failure"] is None, "".join(account["failure"]["traceback"])
     return account
 
@@ -267,15 +267,15 @@ def test_a_failure_says_where(monkeypatch) -> None:
     calls = Counter[str]()
 
     def burning(self: GPT, *args: Any) -> Any:
-        calls["advance"] += 1
-        if calls["advance"] == 2:
+        calls["stage_forward"] += 1
+        if calls["stage_forward"] == 2:
             raise RuntimeError("layers on fire\nand more")
-        return advance(self, *args)
+        return stage_forward(self, *args)
 
-    advance = GPT.advance
-    monkeypatch.setattr(GPT, "advance", burning)
+    stage_forward = GPT.stage_forward
+    monkeypatch.setattr(GPT, "stage_forward", burning)
     job = load_job(None, settings(**layout(2)))
-    account = rehearse(job, Topology.of(job.sizes), 0)
+    account = rehearse_rank(job, Topology.of(job.sizes), 0)
     assert account["failure"]["error"] == "RuntimeError: layers on fire"
     assert account["failure"]["doing"] == "step 1, stage 0, forward of micro batch 1"
     assert not torch.distributed.is_initialized()

@@ -1,4 +1,4 @@
-"""A rank's step without its machine: `python -m mpctl.rehearsal.rehearse PID JOB.json RANK...`, PID
+"""A rank's step without its machine: `python -m mpctl.rehearsal.worker PID JOB.json RANK...`, PID
 being the process that starts it; `--audit` before PID audits the step as well (audit.py).
 
 The worker's own code builds the stage and trains one step of it, a steady one (with the optimizer's
@@ -69,10 +69,12 @@ def main(parent: int, path: Path, ranks: list[int], *, audits: bool = False) -> 
     job = parse(json.loads(path.read_text("utf-8")))
     topology = job_topology(job)
     for rank in ranks:
-        print(json.dumps(rehearse(job, topology, rank, audits=audits)), flush=True)
+        print(json.dumps(rehearse_rank(job, topology, rank, audits=audits)), flush=True)
 
 
-def rehearse(job: JobSpec, topology: Topology, rank: int, *, audits: bool = False) -> RehearsedRank:
+def rehearse_rank(
+    job: JobSpec, topology: Topology, rank: int, *, audits: bool = False
+) -> RehearsedRank:
     """What one rank of the job would send and hold, and with `audits` launch and move; `failure`
     says what would end its step."""
     began = time.perf_counter()
