@@ -3,7 +3,7 @@
 A job's answer is the estimate of `mpctl plan`: `breakdown` sums to `step_seconds`. A line that
 cannot be estimated is answered too, with its issues and null for every figure. The nearest layouts
 that fit take a search, some thirty times the estimate: of the first `FIRST_LINES` lines the first
-`SEARCHED_LINES` that do not fit get one, the others are told how to ask for it.
+`SEARCHED_LINES` that do not fit get one, the others say how to ask for it.
 
 Lines are answered alone, so that blocks of them go to whichever process is free, a few ahead of the
 one whose answers are written: memory stays that of some blocks, however long the batch.

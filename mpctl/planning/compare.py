@@ -97,7 +97,7 @@ def compare_document(variants: Sequence[tuple[str, Plan]]) -> CompareDocument:
 
 
 def _warnings(plan: Plan) -> list[IssueEntry]:
-    """What `mpctl plan` warns of; whether it fits, and what would, is told apart."""
+    """What `mpctl plan` warns of, except that it does not fit."""
     noted = (c for c in plan.checks if c.status != "ok" and c.rule != "memory-fits")
     return [check.issue.as_dict() for check in noted]
 

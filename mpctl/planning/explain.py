@@ -1,7 +1,7 @@
 """The figures of a plan with the formulas that gave them: `mpctl plan JOB --explain [FIGURE ...]`.
 
 A figure's name is a path, `communication.stage-0.tp`; the beginning of a path names all figures
-below it. Those of memory and time are made beside their estimates, those of communication here.
+below it. Those of memory and time come from estimate/, those of communication are made here.
 
 By hand, `communication.phi` of 4 samples of 512 tokens, hidden 1024, in bf16: 4 x 512 x 1024 x 2
 = 4 MiB.
@@ -136,8 +136,8 @@ def _grid_block(block: BlockTraffic, prefix: str) -> Iterator[Figure]:
             at = f"{prefix}.block.{name}.{first.axis}.{first.kind}"
             terms = " + ".join(f"{m.count} x {bytes_text(m.bytes)}" for m in sent.messages)
             phases = get_collective(first.kind).phases
-            told = terms if phases == 1 else f"{phases} x ({terms})"
-            yield Figure(f"{at}.volume", sent.volume_bytes, "B", sums["volume"], told, source)
+            numbers = terms if phases == 1 else f"{phases} x ({terms})"
+            yield Figure(f"{at}.volume", sent.volume_bytes, "B", sums["volume"], numbers, source)
             ranks = sent.ranks[first.axis]
             yield Figure(
                 f"{at}.ring", sent.ring_bytes_per_rank, "B", sums["ring"],

@@ -117,9 +117,8 @@ class NearbyLayout(NamedTuple):
     @property
     def text(self) -> str:
         """`tp 4, recompute full (2.10 s a step, 71.3 GiB)`."""
-        settings = ", ".join(setting_text(name, v) for name, v in self.changes.items())
         step = seconds_text(self.step_seconds)
-        return f"{settings} ({step} a step, {bytes_text(self.peak_bytes)})"
+        return f"{changes_text(self.changes)} ({step} a step, {bytes_text(self.peak_bytes)})"
 
 
 def layout_of(job: JobSpec) -> LayoutSettings:
@@ -183,6 +182,11 @@ def setting_name(name: str) -> str:
     """The full name of a layout's field in a job: `tp` -> `parallel.tp`."""
     table = "training" if name in TRAINING else "parallel"
     return f"{table}.{name}"
+
+
+def changes_text(changes: Mapping[str, SettingValue]) -> str:
+    """`tp 4, recompute full` of the settings in which a layout differs."""
+    return ", ".join(setting_text(name, value) for name, value in changes.items())
 
 
 def setting_text(name: str, value: SettingValue) -> str:

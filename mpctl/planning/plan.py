@@ -100,7 +100,7 @@ def load_plan(
 
     overrides: settings by full or short name. rules: what the job is checked against, in place of
     all rules. Raises InputError with every issue at once: those of the schema, and those of the
-    rules that can still be checked beside them.
+    rules that can still be checked.
     """
     rules = RULES if rules is None else rules
     loaded = load_partial(source, overrides)

@@ -32,7 +32,7 @@ class Check:
         return Issue(self.rule, self.where, self.message, self.hint)
 
 
-MOST_OFFERED = 3  # values told of an offer that knows the nearest to what was given
+MOST_OFFERED = 3  # values that a hint names of an offer that knows the nearest to what was given
 
 
 def refusal(rule: str, where: str, message: str, *offers: Offer, more: str = "") -> Check:

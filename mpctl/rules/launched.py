@@ -138,7 +138,7 @@ def settings_not_launched(job: JobSpec) -> Iterator[Check]:
 
 
 def not_launched(job: JobSpec) -> Iterator[Check]:
-    """What of a job's model our own workers do not run: a warning for each."""
+    """A warning for each key of a job's model that our own workers do not run."""
     model = job.model
     if model is None:
         return

@@ -155,7 +155,7 @@ def feature_columns(grid: TensorGrid) -> int:
 
 
 def grid_width_rules(job: JobSpec) -> Iterator[Check]:
-    """What a grid cuts beside what 1d cuts: hidden, and in 3d the columns of all heads by l^2."""
+    """What a grid cuts and 1d does not: hidden, and in 3d the columns of all heads by l^2."""
     model, p = job.model, job.parallel
     if model is None or p.tensor_mode == "1d":
         return

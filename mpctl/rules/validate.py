@@ -3,12 +3,12 @@
 A rule is a generator of Checks over a job; it never raises and never stops the next one. To add
 one, write the generator in the file of its subject and add a row to RULES, with the tables of a job
 that it reads: then every plan, launch, search and batch asks it, and the values that it offers are
-tried before they are told. What Megatron and its kin enforce one assertion at a time (world,
-layers, heads, kv heads, ffn, sequence, batches) stands in rules/ beside what they do not check:
+tried before a hint names them. What Megatron and its kin enforce one assertion at a time (world,
+layers, heads, kv heads, ffn, sequence, batches) stands in rules/ with what they do not check:
 tensor-parallel groups that leave their NVLink domain, the cluster against the layout, memory
 against the device.
 
-A hint names only values that every rule accepts: each is tried on the job before it is told.
+A hint names only values that every rule accepts: each is tried on the job first.
 """
 
 from __future__ import annotations

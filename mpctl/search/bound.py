@@ -187,7 +187,7 @@ class StepTimeBound:
         return bound * SLACK
 
     def _host(self, family: LayoutSettings) -> float:
-        """Host seconds of a pass over a chunk besides those of its layers."""
+        """Host seconds of a pass over a chunk, without those of its layers."""
         host = self.evaluator.profile.host
         sends = host.message if family.pp > 1 else 0.0
         return self.evaluator.speed.host * (host.micro_batch + sends)
@@ -211,8 +211,8 @@ class StepTimeBound:
     def of_members(
         self, family: LayoutSettings, bound: float, layouts: Iterable[LayoutSettings]
     ) -> Iterator[tuple[float, LayoutSettings]]:
-        """Members of a family with `bound`, each with a bound of its own: more by what comes once a
-        step, and by ZeRO's messages as far as nothing hides them."""
+        """Members of a family with `bound`, each with its own bound: higher by what comes once a
+        step, and by ZeRO's messages as far as they overlap with nothing."""
         costs = self.costs(family)
         assert costs is not None, "a family without costs has no bound"
         least = most = self.space.layers
@@ -220,17 +220,17 @@ class StepTimeBound:
             counts = [stage.layers for stage in self._slow_stages(family)]
             least, most = min(counts), max(counts)
         host = self._host(family) * family.vpp
-        covering = most * (costs.most.backward + costs.most.host_backward) + host
-        covering += costs.ends.backward + costs.ends.host_backward
-        covering *= cover_backwards(family.pp, family.vpp)
+        overlapped = most * (costs.most.backward + costs.most.host_backward) + host
+        overlapped += costs.ends.backward + costs.ends.host_backward
+        overlapped *= cover_backwards(family.pp, family.vpp)
         if self.evaluator.profile.overlap.gather is not None:
-            covering += most * (costs.most.forward + costs.most.host_forward) + host
-            covering += costs.ends.forward + costs.ends.host_forward
-        step = _Step(least, self.space.microbatches(family), covering)
+            overlapped += most * (costs.most.forward + costs.most.host_forward) + host
+            overlapped += costs.ends.forward + costs.ends.host_forward
+        overlap = _Overlap(least, self.space.microbatches(family), overlapped)
         for layout in layouts:
             added = self._optimizer(layout, least * costs.trained)
             if layout.replicas > 1:
-                added += self._messages(layout, costs, step)
+                added += self._messages(layout, costs, overlap)
             yield bound + SLACK * added, layout
 
     def _optimizer(self, layout: LayoutSettings, trained: int) -> float:
@@ -240,45 +240,44 @@ class StepTimeBound:
         moved = trained * profile.operators.optimizer_bytes / parts
         return moved / speed.bandwidth + speed.host * profile.host.step
 
-    def _messages(self, layout: LayoutSettings, costs: CostBounds, step: _Step) -> float:
+    def _messages(self, layout: LayoutSettings, costs: CostBounds, during: _Overlap) -> float:
         """Least seconds that messages between replicas add to the step: those of a stage with few
-        layers, hidden as far as the last backward of a stage with many can hide them."""
-        zero = sent_zero_stage(layout.zero, pp=layout.pp, profile=self.evaluator.profile)
+        layers, overlapped as far as the last backward of a stage with many can be. Several layers
+        may share a bucket. Infinite where a link that they need states no bandwidth."""
+        profile = self.evaluator.profile
+        zero = sent_zero_stage(layout.zero, pp=layout.pp, profile=profile)
         group = ReplicaGroup(layout.replicas, zero, *self.evaluator.message_widths)
+        overlap, seconds = profile.overlap, self.evaluator.network(layout).seconds
+        least, computed, added = during.least, during.seconds, 0.0
         try:
-            return self._timed(layout, group, costs, step)
+            if group.zero >= 2:
+                each = 1 if overlap.buckets and group.zero == 2 else least
+                numel, trained = (least // each * size for size in (costs.numel, costs.trained))
+                passes = group.passes(numel, trained, goes_back=costs.goes_back)
+                sent = each * sum(map(seconds, passes))
+                added += during.microbatches * exposed_seconds(sent, overlap.zero, overlap.drag)
+                computed = inf  # it is longer by messages whose sizes may differ
+            sent = sum(map(seconds, group.step(least * costs.trained)))
         except MissingLink:
             return inf
-
-    def _timed(
-        self, layout: LayoutSettings, group: ReplicaGroup, costs: CostBounds, step: _Step
-    ) -> float:
-        """No more than the price of the replicas' messages: several layers may share a bucket."""
-        overlap, seconds = self.evaluator.profile.overlap, self.evaluator.network(layout).seconds
-        least, covering, added = step.least, step.covering, 0.0
-        if group.zero >= 2:
-            each = 1 if overlap.buckets and group.zero == 2 else least
-            numel, trained = (least // each * size for size in (costs.numel, costs.trained))
-            passes = group.passes(numel, trained, goes_back=costs.goes_back)
-            sent = each * sum(map(seconds, passes))
-            added += step.microbatches * shown(sent, overlap.zero, overlap.drag)
-            covering = inf  # it is longer by messages whose sizes may differ
-        sent = sum(map(seconds, group.step(least * costs.trained)))
         share = max(overlap.dp, overlap.gather or 0.0)
-        return added + shown(sent, share, overlap.drag, covering)
+        return added + exposed_seconds(sent, share, overlap.drag, computed)
 
 
-class _Step(NamedTuple):
-    """What hides messages: the fewest layers of a stage, micro batches, and seconds of the stage
-    with the most layers that may hide what is sent once a step: of a backward and, where parameters
-    are gathered beside it, of a forward."""
+class _Overlap(NamedTuple):
+    """What messages between replicas can overlap with.
+
+    least: layers of the stage that has fewest. microbatches: of a step. seconds: the longest work
+    of a stage that messages sent once a step may run during: of the last backward and, where
+    parameters are gathered during it, of a forward.
+    """
 
     least: int
     microbatches: int
-    covering: float
+    seconds: float
 
 
-def shown(sent: float, overlap: float, drag: float, computed: float = inf) -> float:
+def exposed_seconds(sent: float, overlap: float, drag: float, computed: float = inf) -> float:
     """Seconds that messages of `sent` seconds add to the step at least, where the share `overlap`
-    of them may be hidden by `computed` seconds of work, which they slow down by `drag`."""
+    of them may run during `computed` seconds of work, which they slow down by `drag`."""
     return sent - min(overlap * sent, computed) * max(0.0, 1 - drag)

@@ -14,7 +14,7 @@ spaces.
 An estimate cannot tell layouts apart that differ by less than its own error, and users cannot
 choose between five spellings of one layout. So a search looks for *ideas*: layouts with the same
 tp, pp and tensor mode. Of an idea it keeps the layouts within ALIKE of the fastest one, and shows
-the plainest of them (`cost_of_trouble`). Between ideas the order is open below RANKING_ERROR. In
+the plainest of them (`complexity`). Between ideas the order is open below RANKING_ERROR. In
 the published sweeps (several layouts of one model on one cluster, estimated by constants that had
 not seen the run; benchmarks/accuracy.py), of the pairs of layouts whose estimates differ by less
 than that, six in ten ran in the estimated order; of those that differ by more, nine of ten did.
@@ -38,12 +38,20 @@ from mpctl.search.evaluate import LayoutEvaluator
 from mpctl.search.space import SearchSpace
 from mpctl.units import seconds_text
 
+Objective = Literal["tokens", "memory"]
+Progress = Callable[[str, int, int], None]
+Note = Callable[[str], None]
+Level = Literal["axes", "family", "layout"]  # of the tree in search/space.py
+BUDGETS = 4  # the device's memory and its shares, in equal steps
+REPORT_EVERY = 128  # parts taken from the queue between two reports of progress
+PROGRESS_STEPS = 1000  # how finely the progress of the layouts is reported
+
 ALIKE = 0.01
 RANKING_ERROR, WIDE_ERROR = 0.04, 0.1
 WIDE_BAND = 2.0
 """From this ratio of a band's ends on, a band is wide."""
 OPTIMISM = (0.01, 0.07)
-"""By how much the fastest of several estimates is too fast beside the others of its sweep: the mean
+"""By how much the fastest of several estimates is too fast relative to its sweep: the mean
 over the sweeps of tuned software, and over those of nanotron's cluster, which nobody tuned."""
 RECOMPUTE = {"none": 0.0, "selective": 1.0, "full": 2.0}
 PLAIN_SCHEDULES, PLAIN_BALANCE = ("1f1b", "interleaved"), "even"
@@ -70,13 +78,13 @@ class EvaluatedLayout(NamedTuple):
         return idea_of(self.layout)
 
 
-def cost_of_trouble(layout: LayoutSettings) -> float:
+def complexity(layout: LayoutSettings) -> float:
     """How much there is to a layout that a plainer one does without: each doubling of pp, cp, of
     chunks and of the micro batch, half of it for tp, recomputation, states sharded further, and
     whatever is not usual.
 
     >>> plain = LayoutSettings(tp=4, dp=32, pp=2, vpp=4, sequence_parallel=True, zero=1)
-    >>> cost_of_trouble(plain), cost_of_trouble(plain._replace(vpp=20, zero=2))
+    >>> complexity(plain), complexity(plain._replace(vpp=20, zero=2))
     (4.5, 8.321928094887362)
     """
     sizes = (layout.pp, layout.cp, layout.vpp, layout.micro_batch_size)
@@ -97,14 +105,24 @@ class LayoutGroup:
     members: tuple[EvaluatedLayout, ...]
 
     @property
-    def face(self) -> EvaluatedLayout:
+    def plainest(self) -> EvaluatedLayout:
         """The plainest; of equally plain ones the fastest."""
-        return min(self.members, key=lambda point: (cost_of_trouble(point.layout), point))
+        return min(self.members, key=lambda point: (complexity(point.layout), point))
 
     @property
     def others(self) -> tuple[EvaluatedLayout, ...]:
-        """The layouts of the group other than its face."""
-        return tuple(point for point in self.members if point != self.face)
+        """The layouts of the group other than its plainest."""
+        return tuple(point for point in self.members if point != self.plainest)
+
+
+def without_other_orders(
+    points: Sequence[EvaluatedLayout], point: EvaluatedLayout
+) -> list[EvaluatedLayout] | None:
+    """The points without those that differ from this one in the order of their axes alone, of which
+    the best one stays: None where that is not this one."""
+    layout = point.layout._replace(order="")
+    alike = [one for one in points if one.layout._replace(order="") == layout]
+    return None if alike and alike[0] <= point else [one for one in points if one not in alike]
 
 
 @dataclass
@@ -126,16 +144,12 @@ class BestIdeas:
         return known is None or seconds <= known[0].seconds * (1 + ALIKE)
 
     def add(self, point: EvaluatedLayout) -> None:
-        """Take the layout in if it is among the best; of layouts that differ in the order of their
-        axes alone, the best one stays."""
+        """Take the layout in if it is among the best."""
         if point.bytes > self.limit:
             return
-        unordered = point.layout._replace(order="")
-        points = self.ideas.setdefault(point.idea, [])
-        alike = [one for one in points if one.layout._replace(order="") == unordered]
-        if alike and alike[0] <= point:
+        kept = without_other_orders(self.ideas.get(point.idea, []), point)
+        if kept is None:
             return
-        kept = [one for one in points if one not in alike]
         insort(kept, point)
         least = kept[0].seconds * (1 + ALIKE)
         self.ideas[point.idea] = [one for one in kept if one.seconds <= least]
@@ -144,9 +158,9 @@ class BestIdeas:
             self.worst = fastest[self.count - 1] * (1 + ALIKE)
 
     def groups(self) -> list[LayoutGroup]:
-        """The best ideas, in the order of their faces' seconds."""
+        """The best ideas, in the order of their plainest layouts' seconds."""
         every = sorted(self.ideas.values(), key=lambda points: points[0])[: self.count]
-        return sorted((LayoutGroup(tuple(points)) for points in every), key=lambda g: g.face)
+        return sorted((LayoutGroup(tuple(points)) for points in every), key=lambda g: g.plainest)
 
 
 def plainest_first(groups: Sequence[LayoutGroup], band: float) -> list[LayoutGroup]:
@@ -154,19 +168,10 @@ def plainest_first(groups: Sequence[LayoutGroup], band: float) -> list[LayoutGro
     cannot tell from it begin with the plainest. band: the ratio of its ends."""
     if not groups or band < WIDE_BAND:
         return list(groups)
-    most = groups[0].face.seconds * (1 + WIDE_ERROR)
-    near = [group for group in groups if group.face.seconds <= most]
-    first = min(near, key=lambda group: (cost_of_trouble(group.face.layout), group.face))
+    most = groups[0].plainest.seconds * (1 + WIDE_ERROR)
+    near = [group for group in groups if group.plainest.seconds <= most]
+    first = min(near, key=lambda group: (complexity(group.plainest.layout), group.plainest))
     return [first, *(group for group in groups if group is not first)]
-
-
-Objective = Literal["tokens", "memory"]
-Progress = Callable[[str, int, int], None]
-Note = Callable[[str], None]
-Level = Literal["axes", "family", "layout"]  # of the tree in search/space.py
-BUDGETS = 4  # the device's memory and its shares, in equal steps
-REPORT_EVERY = 128  # parts taken from the queue between two reports of progress
-PROGRESS_STEPS = 1000  # how finely the progress of the layouts is reported
 
 
 @dataclass
@@ -174,7 +179,7 @@ class FoundLayouts:
     """What a search of one space found.
 
     groups: what was looked for: of each idea the layouts that are as fast as each other, or, where
-    least memory was looked for, a layout each; best first. front: the first face, then the best of
+    least memory was looked for, a layout each; best first. front: the first one, then the best of
     each memory budget that is slower and needs less. evaluated: every layout that was. is_complete:
     false after Ctrl-C. too_large: layouts that were left out for their memory, of those that no
     bound on time had ruled out before.
@@ -189,7 +194,7 @@ class FoundLayouts:
     @property
     def best(self) -> list[EvaluatedLayout]:
         """The layouts to show, best first."""
-        return [group.face for group in self.groups]
+        return [group.plainest for group in self.groups]
 
 
 @dataclass
@@ -207,14 +212,11 @@ class LeastMemory:
         return min(self.best[-1].bytes, self.limit) if full else self.limit
 
     def add(self, point: EvaluatedLayout) -> None:
-        """Take the layout in if it is among the best; of layouts that differ in the order of their
-        axes alone, the best one stays."""
-        unordered = point.layout._replace(order="")
-        alike = [one for one in self.best if one.layout._replace(order="") == unordered]
-        if point.bytes <= self.limit and not (alike and alike[0] <= point):
-            self.best = [one for one in self.best if one not in alike]
-            insort(self.best, point, key=lambda p: (p.bytes, p.seconds, p.layout))
-            del self.best[self.count :]
+        """Take the layout in if it is among the best."""
+        kept = without_other_orders(self.best, point) if point.bytes <= self.limit else None
+        if kept is not None:
+            insort(kept, point, key=lambda p: (p.bytes, p.seconds, p.layout))
+            self.best = kept[: self.count]
 
 
 def find_layouts(
@@ -236,7 +238,7 @@ def find_layouts(
     rate.
     """
     search = BranchAndBound(space, evaluator or LayoutEvaluator(space), top, budgets, on_note)
-    report = on_progress or _report_nothing
+    report = on_progress or (lambda stage, done, total: None)
     try:
         if exhaustive:
             search.evaluate_all()
@@ -249,10 +251,6 @@ def find_layouts(
     except KeyboardInterrupt:
         search.is_complete = False
     return search.result(objective)
-
-
-def _report_nothing(stage: str, done: int, total: int) -> None:
-    """For a search that nobody watches."""
 
 
 class BranchAndBound:
@@ -425,7 +423,7 @@ class BranchAndBound:
             found.groups = [LayoutGroup((point,)) for point in self.least_memory.best]
             return found
         found.groups = self.budgets[0].groups()
-        rest = {group.face for budget in self.budgets[1:] for group in budget.groups()}
+        rest = {group.plainest for budget in self.budgets[1:] for group in budget.groups()}
         for point in (*found.best[:1], *sorted(rest)):
             if not found.front or (
                 point.seconds > found.front[-1].seconds and point.bytes < found.front[-1].bytes

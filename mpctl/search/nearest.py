@@ -131,13 +131,14 @@ def nothing_fits(
     """The error where nothing was found: whether any layout is legal, and what may make one fit."""
     where = f"{' or '.join(f'{count:,}' for count in counts)} {'GPU' if counts == [1] else 'GPUs'}"
     for gpus in reversed(counts):
-        space = request.space(None if gpus == request.job.world_size else gpus)
-        if next(space.layouts(), None) is not None:
-            none = f"none of {plural(_legal(space), 'legal layout')} fits the memory of {where}"
+        space = request.space(gpus)
+        if count := sum(1 for _ in space.layouts()):
+            none = f"none of {plural(count, 'legal layout')} fits the memory of {where}"
             message = f"{none} with {space.job.cluster.headroom:g} % headroom"
             return DoesNotFit.of("nothing-fits", "cluster", message, _hint(space, on_progress))
     hint = "change --fix and --max-*, the number of GPUs, or training.global_batch_size"
-    if hindering := listed([_shown(request, name) for name in _hindering(request, counts)]):
+    fixed = [f"{name} {request.fixed[name]}" for name in _hindering(request, counts)]
+    if hindering := listed(fixed):
         where += f" with what is fixed; without {hindering} there is one"
     return InputError.of("no-layout", "parallel", f"no legal layout fills {where}", hint)
 
@@ -145,16 +146,13 @@ def nothing_fits(
 def _hint(space: SearchSpace, on_progress: Progress) -> str:
     """What may make a layout of the space fit: less headroom where that is enough, more GPUs, and
     what was fixed."""
-    given = [f"{name} {value}" for name, value in {**space.fixed, **_limits(space)}.items()]
+    limits = {name: f"up to {most}" for name, most in space.largest.items()}
+    given = [f"{name} {value}" for name, value in {**space.fixed, **limits}.items()]
     ways = [way for way in (_less_headroom(space, on_progress),) if way]
     ways += [too_few_gpus(space.job) or "use more GPUs, or a smaller model"]
     ways += [f"change what is fixed: {', '.join(given)}"] * bool(given)
     ways += ["training.dtype bf16"] * (space.job.training.dtype in ("fp32", "fp64"))
     return "; or ".join(ways)
-
-
-def _limits(space: SearchSpace) -> dict[str, str]:
-    return {name: f"up to {most}" for name, most in space.largest.items()}
 
 
 def _less_headroom(space: SearchSpace, on_progress: Progress) -> str:
@@ -183,11 +181,3 @@ def _hindering(request: SearchRequest, counts: Sequence[int]) -> Iterator[str]:
         spaces = (replace(request, fixed=others).space(gpus) for gpus in counts)
         if any(next(space.layouts(), None) is not None for space in spaces):
             yield name
-
-
-def _shown(request: SearchRequest, name: str) -> str:
-    return f"{name} {request.fixed[name]}"
-
-
-def _legal(space: SearchSpace) -> int:
-    return sum(1 for _ in space.layouts())

@@ -39,8 +39,8 @@ class SearchRequest:
     gives_layout: bool = True
 
     def space(self, gpus: int | None = None) -> SearchSpace:
-        """The layouts to search, on the job's own number of GPUs or on another."""
-        job = self.job if gpus is None else with_gpus(self.job, gpus)
+        """The layouts to search, on the job's number of GPUs or on another."""
+        job = self.job if gpus in (None, self.job.world_size) else with_gpus(self.job, gpus)
         return SearchSpace(job, self.fixed, self.largest)
 
 
@@ -61,10 +61,10 @@ def read_request(
     return SearchRequest(job, typed, fixed, dict(largest), loaded.warnings, price, given)
 
 
-def _gives_layout(job: JobSpec, besides: Container[str | None]) -> bool:
-    """Whether the job sets a field of a layout besides these."""
+def _gives_layout(job: JobSpec, except_: Container[str | None]) -> bool:
+    """Whether the job sets a field of a layout other than these."""
     tables = {"parallel": job.parallel.model_fields_set, "training": job.training.model_fields_set}
-    names = (name for name in FIELDS if name not in besides)
+    names = (name for name in FIELDS if name not in except_)
     return any(key in tables[table] for table, key in (setting_name(n).split(".") for n in names))
 
 

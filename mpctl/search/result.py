@@ -19,9 +19,9 @@ from mpctl.estimate.verdict import fit_text
 from mpctl.planning.layout_settings import (
     LayoutSettings,
     changed_settings,
+    changes_text,
     layout_of,
     layout_text,
-    setting_text,
 )
 from mpctl.planning.plan import make_plan
 from mpctl.search.evaluate import LayoutEvaluator, missing_link
@@ -134,12 +134,13 @@ def given_report(evaluator: LayoutEvaluator, price: float | None = None) -> Layo
 def reasons(best: LayoutReport, others: Iterable[LayoutReport]) -> Iterator[str]:
     """A sentence for each other layout: how much slower, in which parts, what memory it saves."""
     for other in others:
-        yield f"with {_settings(best, other) or 'the same settings'}: {_difference(best, other)}"
+        settings = changes_text(changed_settings(best.layout, other.layout))
+        yield f"with {settings or 'the same settings'}: {_difference(best, other)}"
 
 
 def given_reason(best: LayoutReport, given: LayoutReport) -> str:
     """How the layout of the job as given compares with the best one, as a sentence."""
-    settings = _settings(best, given)
+    settings = changes_text(changed_settings(best.layout, given.layout))
     if not settings:
         return "the job as given has this layout"
     if not given.fits:
@@ -147,37 +148,23 @@ def given_reason(best: LayoutReport, given: LayoutReport) -> str:
     return f"the job as given ({settings}): {_difference(best, given)}"
 
 
-def _settings(best: LayoutReport, other: LayoutReport) -> str:
-    """The settings in which another layout differs, in words."""
-    settings = changed_settings(best.layout, other.layout)
-    return ", ".join(setting_text(name, value) for name, value in settings.items())
-
-
 def _difference(best: LayoutReport, other: LayoutReport) -> str:
+    """How much slower, the parts that differ most, signed, and the memory that it saves."""
     slower = other.time.total - best.time.total
-    share = abs(slower) / best.time.total
-    return (
-        f"{seconds_text(abs(slower))} ({share:.1%}) {'slower' if slower >= 0 else 'faster'}"
-        f"{_parts(best.time, other.time)}{_memory(best.bytes, other.bytes)}"
-    )
-
-
-def _parts(best: StepTime, other: StepTime) -> str:
-    """The parts that differ most, signed."""
-    theirs = other.parts()
-    differences = [(theirs[name] - seconds, name) for name, seconds in best.parts().items()]
-    differences.sort(key=lambda pair: -abs(pair[0]))
-    least = SHOWN_SHARE * best.total
-    shown = [(d, name) for d, name in differences[:SHOWN_PARTS] if abs(d) > least]
-    words = (f"{name} {'+' if d > 0 else '−'}{seconds_text(abs(d))}" for d, name in shown)
-    return f" ({', '.join(words)})" if shown else ""
-
-
-def _memory(best: int, other: int) -> str:
-    if abs(other - best) < 0.02 * best:
-        return ""
-    word = "less" if other < best else "more"
-    return f", {bytes_text(abs(other - best))} {word} memory"
+    word, share = "slower" if slower >= 0 else "faster", abs(slower) / best.time.total
+    text = f"{seconds_text(abs(slower))} ({share:.1%}) {word}"
+    ours, theirs = best.time.parts(), other.time.parts()
+    differences = sorted(((theirs[n] - ours[n], n) for n in ours), key=lambda pair: -abs(pair[0]))
+    shown = [
+        f"{name} {'+' if difference > 0 else '−'}{seconds_text(abs(difference))}"
+        for difference, name in differences[:SHOWN_PARTS]
+        if abs(difference) > SHOWN_SHARE * best.time.total
+    ]
+    text += f" ({', '.join(shown)})" if shown else ""
+    more = other.bytes - best.bytes
+    if abs(more) >= 0.02 * best.bytes:
+        text += f", {bytes_text(abs(more))} {'less' if more < 0 else 'more'} memory"
+    return text
 
 
 @dataclass(repr=False)
@@ -222,14 +209,15 @@ def answer_search(
     Raises InputError where the device states no rate for the data type, DoesNotFit or InputError
     where on none of the counts there is a layout that fits and can be timed.
     """
-    result, aim = SearchResult(request, objective), _aim(objective)
+    result = SearchResult(request, objective)
+    aim: Objective = "memory" if objective == "memory" else "tokens"
     evaluators = {gpus: _evaluator(request, gpus) for gpus in counts}
 
     def search(gpus: int, *, top: int, budgets: int) -> FoundLayouts:
         found = find_layouts(
             evaluators[gpus].space, top=top, budgets=budgets, objective=aim, exhaustive=exhaustive,
-            evaluator=evaluators[gpus], on_progress=_of_gpus(on_progress, gpus),
-            on_note=on_note,
+            evaluator=evaluators[gpus], on_note=on_note,
+            on_progress=lambda stage, done, n: on_progress(f"{stage}, {gpus} GPUs", done, n),
         )  # fmt: skip
         result.estimated += len(found.evaluated)
         result.too_large += found.too_large
@@ -260,7 +248,8 @@ def _add_count(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLay
     result.by_gpus[gpus] = best[0] if best else None
     if not best:
         level = missing_link(evaluator) if result.is_complete else None
-        result.why_none[gpus] = _untimed(level) if level else "nothing fits"
+        untimed = f"cannot be timed: cluster.{level} has no bandwidth"
+        result.why_none[gpus] = untimed if level else "nothing fits"
 
 
 def _add_best(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLayouts) -> None:
@@ -275,7 +264,7 @@ def _add_best(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLayo
     result.best = [
         replace(report, alike=group.others)
         for group, report in zip(
-            groups, layout_reports(evaluator, (g.face for g in groups), price), strict=True
+            groups, layout_reports(evaluator, (g.plainest for g in groups), price), strict=True
         )
     ]
     result.front = layout_reports(evaluator, found.front, price)
@@ -285,14 +274,6 @@ def _add_best(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLayo
         result.by_gpus[world] = result.best[0]  # the same answer in both tables
     if world == own and result.request.gives_layout:
         result.given = given_report(evaluator, price)
-
-
-def _aim(objective: str) -> Objective:
-    return "memory" if objective == "memory" else "tokens"
-
-
-def _of_gpus(report: Progress, gpus: int) -> Progress:
-    return lambda stage, done, total: report(f"{stage}, {gpus} GPUs", done, total)
 
 
 def _preferred_count(result: SearchResult) -> int | None:
@@ -306,9 +287,8 @@ def _preferred_count(result: SearchResult) -> int | None:
 
 
 def _evaluator(request: SearchRequest, gpus: int) -> LayoutEvaluator:
-    is_whole = gpus == request.job.world_size
     try:
-        return LayoutEvaluator(request.space(None if is_whole else gpus))
+        return LayoutEvaluator(request.space(gpus))
     except MissingFigure as missing:
         hint = "use a device preset that states it, or another training.dtype"
         raise InputError.of("no-step-time", "cluster.device", str(missing), hint) from None
@@ -323,17 +303,10 @@ def _no_time(
             hint = link_hint(request.job.cluster, level)
             if level == "inter_node":
                 hint += f"; or keep the ranks on one node: --gpus-per-node {max(evaluators)}"
-            message = f"no layout of {plural(gpus, 'GPU')} can be timed: {_no_bandwidth(level)}"
+            layouts = f"no layout of {plural(gpus, 'GPU')}"
+            message = f"{layouts} can be timed: cluster.{level} has no bandwidth"
             return InputError.of("no-step-time", f"cluster.{level}", message, hint)
     return None
-
-
-def _untimed(level: str) -> str:
-    return f"cannot be timed: {_no_bandwidth(level)}"
-
-
-def _no_bandwidth(level: str) -> str:
-    return f"cluster.{level} has no bandwidth"
 
 
 Goal = Literal["tokens", "memory", "cost"]

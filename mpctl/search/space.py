@@ -5,7 +5,7 @@ pipeline is cut and run, micro batch, recomputation, sequence parallelism, ZeRO,
 Everything else of the job stays. By default only what the job's runtime runs is searched ([runs] of
 its preset): of ours what `mpctl launch` accepts, of others what their papers and sources say. Two
 settings are left out unless they are fixed: GPipe, which takes as long as 1F1B and needs more
-memory, and selective recomputation where it saves none, as beside fused attention.
+memory, and selective recomputation where it saves none, as with fused attention.
 
 The space is a tree, so that a bound can rule out many layouts at once (bound.py). A node of it is
 the plainest of its layouts:
@@ -334,7 +334,7 @@ class SearchSpace:
         return _orders(family[: len(AXES)], tuple(self.runs.orders or ()))
 
     def _fixed_or(self, name: str, legal: Sequence[Any]) -> Sequence[Any]:
-        """The value that is fixed, which the rules judge, else the legal ones."""
+        """The value that is fixed, which the rules decide on, else the legal ones."""
         return [self.fixed[name]] if name in self.fixed else legal
 
     def _admits(self, name: str, value: Any) -> bool:

@@ -13,7 +13,7 @@ from mpctl.search.find import (
     EvaluatedLayout,
     Idea,
     LayoutGroup,
-    cost_of_trouble,
+    complexity,
     find_layouts,
     plainest_first,
 )
@@ -42,7 +42,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Mpctl:
 )  # fmt: skip
 def test_every_change_of_a_plain_layout_makes_it_less_plain(changes: dict[str, Any]) -> None:
     base = PLAIN._replace(vpp=1) if "schedule" in changes else PLAIN
-    assert cost_of_trouble(base._replace(**changes)) > cost_of_trouble(base)
+    assert complexity(base._replace(**changes)) > complexity(base)
 
 
 def test_groups_are_what_a_list_of_all_layouts_gives() -> None:
@@ -57,17 +57,17 @@ def test_groups_are_what_a_list_of_all_layouts_gives() -> None:
             by_idea.setdefault(point.idea, []).append(point)
     fastest = sorted(by_idea.values(), key=lambda points: min(points))[:4]
     assert len(fastest) == len(found.groups) == 4
-    assert {group.face.idea for group in found.groups} == {points[0].idea for points in fastest}
+    assert {group.plainest.idea for group in found.groups} == {points[0].idea for points in fastest}
     for group in found.groups:
-        points = by_idea[group.face.idea]
+        points = by_idea[group.plainest.idea]
         near = [p for p in points if p.seconds <= min(points).seconds * (1 + ALIKE)]
         unordered = {p.layout._replace(order="") for p in near}  # one order of each stays
         assert {p.layout._replace(order="") for p in group.members} == unordered
         assert group.members[0] == min(points)
-        least = min(cost_of_trouble(p.layout) for p in group.members)
-        assert cost_of_trouble(group.face.layout) == least
-        assert group.face not in group.others and len(group.others) == len(group.members) - 1
-    steps = [group.face.seconds for group in found.groups]
+        least = min(complexity(p.layout) for p in group.members)
+        assert complexity(group.plainest.layout) == least
+        assert group.plainest not in group.others and len(group.others) == len(group.members) - 1
+    steps = [group.plainest.seconds for group in found.groups]
     assert steps == sorted(steps)
 
 
@@ -114,6 +114,6 @@ def test_a_wide_band_is_said(call: Mpctl) -> None:
     assert best[0]["step_seconds_high"] / best[0]["step_seconds_low"] > WIDE_BAND
     most = 1.1 * min(entry["step_seconds"] for entry in best)
     near = [LayoutSettings(**e["settings"]) for e in best if e["step_seconds"] <= most]
-    assert cost_of_trouble(near[0]) == min(map(cost_of_trouble, near))
+    assert complexity(near[0]) == min(map(complexity, near))
     if said.document["is_plain_first"]:
         assert "no. 1 is the plainest within 10 %" in call(*SEARCH, "torchtitan").out

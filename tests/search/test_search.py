@@ -10,12 +10,7 @@ from typing import Any
 import pytest
 
 from mpctl.estimate.memory import peak_bytes
-from mpctl.planning.layout_settings import (
-    LayoutSettings,
-    changed_settings,
-    layout_of,
-    layout_text,
-)
+from mpctl.planning.layout_settings import LayoutSettings, changed_settings, layout_of, layout_text
 from mpctl.planning.plan import make_plan
 from mpctl.rules.validate import check_job
 from mpctl.search.bound import StepTimeBound

@@ -124,12 +124,7 @@ CASES = (
         status="warning",
     ),
     Case(
-        "family-kv-heads",
-        T5,
-        {**T5, "model.kv_heads": 4},
-        "model.kv_heads",
-        ("4", "12"),
-        r"use 12",
+        "family-kv-heads", T5, {**T5, "model.kv_heads": 4}, "model.kv_heads", ("4", "12"), r"use 12"
     ),
     Case(
         "relative-buckets",

@@ -62,12 +62,7 @@ CASES = (
     Case(
         "tp-within-nvlink-domain",
         {**TWO_NODES, "parallel.tp": 8, "model.heads": 16},
-        {
-            **TWO_NODES,
-            "parallel.tp": 16,
-            "model.heads": 16,
-            "parallel.allow_tp_across_nodes": True,
-        },
+        {**TWO_NODES, "parallel.tp": 16, "model.heads": 16, "parallel.allow_tp_across_nodes": True},
         "parallel.tp",
         ("1 tensor-parallel group leaves its node of 8",),
         r"tp 1, 2, 4 or 8",
