@@ -17,6 +17,7 @@ from pathlib import Path
 
 from mpctl.families import all_builtin, get_family
 from mpctl.rules.check import Check, listed
+from mpctl.rules.sizes import head_columns
 from mpctl.spec.job import JobSpec
 from mpctl.spec.launch import LAUNCHED_AS
 from mpctl.spec.model import VARIANTS, ModelSpec, is_set
@@ -221,7 +222,8 @@ def _family(model: ModelSpec) -> Iterator[Check]:
 def _sides(job: JobSpec, model: ModelSpec) -> Iterator[Check]:
     """Each side of a rank's matrices is a multiple of 16."""
     p, training = job.parallel, job.training
-    d = model.head_size
+    if (d := head_columns(model)) is None:  # heads-divide-hidden says what is wrong
+        return
     qkv, heads = (model.heads + 2 * model.kv_heads) * d, model.heads * d
     tokens = training.micro_batch_size * model.seq_length
     sides = (

@@ -9,6 +9,7 @@ from mpctl.errors import Offer
 from mpctl.families import get_table
 from mpctl.operators import fused_attention
 from mpctl.rules.check import Check, refusal
+from mpctl.rules.sizes import head_columns
 from mpctl.sharding import divisors
 from mpctl.spec.job import HALVES, JobSpec
 from mpctl.spec.model import ModelSpec
@@ -101,7 +102,9 @@ def attention_rules(job: JobSpec) -> Iterator[Check]:
     is_ours = get_profile(training.runtime).memory.kernels == "mpctl"
     if model is None or not training.attention_dropout or not is_ours or job.device_kind == "cpu":
         return
-    refused = fused_attention.refusal(training.value_bytes, model.head_size)
+    if (columns := head_columns(model)) is None:  # heads-divide-hidden says what is wrong
+        return
+    refused = fused_attention.refusal(training.value_bytes, columns)
     if refused is not None:
         message = (
             f"{training.attention_dropout:g}: {refused.reason}, so that scores lie in memory, "

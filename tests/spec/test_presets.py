@@ -15,10 +15,6 @@ from mpctl.spec.presets import KINDS, find_preset, get_file, preset_names
 from tests.families.hub_models import MODELS
 
 GIB = 2**30
-JOBS_OF_THE_CONTRACT = {
-    "demo", "demo-llama", "demo-bert", "demo-t5", "demo-glm", "two-nodes-16-gpus",
-    "megatron-8.3b-512", "tp8-dp192",
-}  # fmt: skip
 DEMOS = {"demo-gpt", "demo-llama", "demo-bert", "demo-t5", "demo-glm"}
 
 
@@ -38,76 +34,77 @@ def cluster_of(name: str) -> ClusterSpec:
     return load_job(None, {"cluster": name}).cluster
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [(kind, name) for kind in KINDS for name in preset_names(kind)]
+def test_a_preset_says_where_its_numbers_come_from() -> None:
+    for kind in KINDS:
+        key = "description" if kind == "jobs" else "source"
+        short = [name for name in preset_names(kind) if len(table(kind, name)[key].strip()) <= 20]
+        assert short == [], kind
+
+
+def test_devices_are_strict_and_dense() -> None:
+    for name in preset_names("devices"):
+        device = DeviceSpec.model_validate(table("devices", name))
+        peaks = device.peak_flops
+        assert device.memory_bytes >= 8 * GIB
+        assert device.memory_bandwidth is not None
+        assert "fp32" in peaks
+        # A figure with 2:4 sparsity beside a dense one would break these ratios of the hardware.
+        if device.kind == "cuda":
+            assert peaks.get("bf16", peaks["fp16"]) == peaks["fp16"]
+            assert peaks.get("tf32", peaks["fp16"] / 2) == pytest.approx(
+                peaks["fp16"] / 2, rel=0.02
+            )
+            for eight_bit in ("fp8", "mxfp8"):
+                told = peaks.get(eight_bit, peaks["fp16"] * 2)
+                assert told == pytest.approx(peaks["fp16"] * 2, rel=0.02)
+            assert 3.99 < peaks.get("nvfp4", peaks["fp16"] * 4) / peaks["fp16"] <= 6.01
+
+
+def test_clusters_are_strict_and_name_a_device_preset() -> None:
+    for name in preset_names("clusters"):
+        assert table("clusters", name)["device"] in preset_names("devices")
+        cluster = cluster_of(name)
+        assert cluster.device is not None
+        assert cluster.gpus_per_node is not None
+        assert cluster.intra_node is not None
+        if (
+            cluster.inter_node is not None
+        ):  # per GPU, no network here outruns the link inside a node
+            per_gpu = cluster.inter_node.bandwidth / cluster.gpus_per_node
+            assert per_gpu < cluster.intra_node.bandwidth
+
+
+# Preset, GPUs of a node, bytes per second inside a node and between nodes.
+LINKS = (
+    ("selene", 8, 300e9, 8 * 200e9 / 8),
+    ("dgx2-v100", 16, 150e9, 8 * 100e9 / 8),
+    ("jean-zay", 8, 300e9, 4 * 100e9 / 8),
+    ("vtrain-a100", 8, 300e9, 4 * 200e9 / 8),
+    ("zb-a100-roce", 8, 300e9, 4 * 200e9 / 8),
+    ("megascale-a100", 8, 300e9, 8 * 200e9 / 8),
+    ("b200-node", 8, 900e9, None),
+    ("grand-teton-h100", 8, 450e9, 8 * 400e9 / 8),
+    ("h200-cx7", 8, 450e9, 8 * 400e9 / 8),
+    ("llama3-h100", 8, 450e9, 8 * 400e9 / 8),
+    ("mosaic-a100-40gb", 8, 300e9, 1600e9 / 8),
+    ("dgx-2x8", 8, 300e9, 8 * 200e9 / 8),
+    ("dgx-b200", 8, 900e9, 8 * 400e9 / 8),
+    ("dgx-b300", 8, 900e9, 8 * 800e9 / 8),
+    ("dgx-gb200", 4, 900e9, 4 * 400e9 / 8),
+    ("dgx-gb300", 4, 900e9, 4 * 800e9 / 8),
+    ("hf-h100", 8, 450e9, 32 * 100e9 / 8),
+    ("gcp-a3mega-h100", 8, 450e9, 8 * 200e9 / 8),
+    ("ibm-a100", 8, 300e9, 400e9 / 8),
+    ("deepseek-h800", 8, 200e9, 8 * 400e9 / 8),
 )
-def test_a_preset_says_where_its_numbers_come_from(kind: str, name: str) -> None:
-    key = "description" if kind == "jobs" else "source"
-    assert len(table(kind, name)[key].strip()) > 20
 
 
-@pytest.mark.parametrize("name", preset_names("devices"))
-def test_device_is_strict_and_dense(name: str) -> None:
-    device = DeviceSpec.model_validate(table("devices", name))
-    peaks = device.peak_flops
-    assert device.memory_bytes >= 8 * GIB
-    assert device.memory_bandwidth is not None
-    assert "fp32" in peaks
-    # A figure with 2:4 sparsity beside a dense one would break these ratios of the hardware.
-    if device.kind == "cuda":
-        assert peaks.get("bf16", peaks["fp16"]) == peaks["fp16"]
-        assert peaks.get("tf32", peaks["fp16"] / 2) == pytest.approx(peaks["fp16"] / 2, rel=0.02)
-        for eight_bit in ("fp8", "mxfp8"):
-            told = peaks.get(eight_bit, peaks["fp16"] * 2)
-            assert told == pytest.approx(peaks["fp16"] * 2, rel=0.02)
-        assert 3.99 < peaks.get("nvfp4", peaks["fp16"] * 4) / peaks["fp16"] <= 6.01
-
-
-@pytest.mark.parametrize("name", preset_names("clusters"))
-def test_cluster_is_strict_and_names_a_device_preset(name: str) -> None:
-    assert table("clusters", name)["device"] in preset_names("devices")
-    cluster = cluster_of(name)
-    assert cluster.device is not None
-    assert cluster.gpus_per_node is not None
-    assert cluster.intra_node is not None
-    if cluster.inter_node is not None:  # per GPU, no network here outruns the link inside a node
-        per_gpu = cluster.inter_node.bandwidth / cluster.gpus_per_node
-        assert per_gpu < cluster.intra_node.bandwidth
-
-
-@pytest.mark.parametrize(
-    ("name", "gpus", "inside", "between"),
-    [
-        ("selene", 8, 300e9, 8 * 200e9 / 8),
-        ("dgx2-v100", 16, 150e9, 8 * 100e9 / 8),
-        ("jean-zay", 8, 300e9, 4 * 100e9 / 8),
-        ("vtrain-a100", 8, 300e9, 4 * 200e9 / 8),
-        ("zb-a100-roce", 8, 300e9, 4 * 200e9 / 8),
-        ("megascale-a100", 8, 300e9, 8 * 200e9 / 8),
-        ("b200-node", 8, 900e9, None),
-        ("grand-teton-h100", 8, 450e9, 8 * 400e9 / 8),
-        ("h200-cx7", 8, 450e9, 8 * 400e9 / 8),
-        ("llama3-h100", 8, 450e9, 8 * 400e9 / 8),
-        ("mosaic-a100-40gb", 8, 300e9, 1600e9 / 8),
-        ("dgx-2x8", 8, 300e9, 8 * 200e9 / 8),
-        ("dgx-b200", 8, 900e9, 8 * 400e9 / 8),
-        ("dgx-b300", 8, 900e9, 8 * 800e9 / 8),
-        ("dgx-gb200", 4, 900e9, 4 * 400e9 / 8),
-        ("dgx-gb300", 4, 900e9, 4 * 800e9 / 8),
-        ("hf-h100", 8, 450e9, 32 * 100e9 / 8),
-        ("gcp-a3mega-h100", 8, 450e9, 8 * 200e9 / 8),
-        ("ibm-a100", 8, 300e9, 400e9 / 8),
-        ("deepseek-h800", 8, 200e9, 8 * 400e9 / 8),
-    ],
-)
-def test_links_are_bytes_a_second_in_one_direction(
-    name: str, gpus: int, inside: float, between: float | None
-) -> None:
-    cluster = cluster_of(name)
-    assert cluster.gpus_per_node == gpus
-    assert cluster.intra_node is not None
-    assert cluster.intra_node.bandwidth == inside
-    assert (cluster.inter_node and cluster.inter_node.bandwidth) == between
+def test_links_are_bytes_a_second_in_one_direction() -> None:
+    for name, *wanted in LINKS:
+        c = cluster_of(name)
+        between = c.inter_node and c.inter_node.bandwidth
+        assert c.intra_node is not None
+        assert [c.gpus_per_node, c.intra_node.bandwidth, between] == wanted, name
 
 
 def parameters(m: ModelSpec) -> int:
@@ -161,10 +158,11 @@ PUBLISHED: dict[str, tuple[float, float]] = {
 }
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_model_has_its_published_size(name: str) -> None:
-    published, tolerance = PUBLISHED[name]
-    assert parameters(model_of(name)) == pytest.approx(published, rel=tolerance, abs=0.5)
+def test_models_have_their_published_sizes() -> None:
+    for name in PUBLISHED:
+        published, tolerance = PUBLISHED[name]
+        size = pytest.approx(published, rel=tolerance, abs=0.5)
+        assert parameters(model_of(name)) == size, name
 
 
 def test_every_model_preset_is_held_against_a_published_size() -> None:
@@ -172,35 +170,30 @@ def test_every_model_preset_is_held_against_a_published_size() -> None:
     assert set(preset_names("models")) - set(PUBLISHED) - set(MODELS) == DEMOS
 
 
-@pytest.mark.parametrize("name", preset_names("jobs"))
-def test_job_fills_its_world_and_divides_its_batch(name: str) -> None:
-    job = load_job(name)
-    sizes = job.sizes
-    assert sizes["tp"] * sizes["cp"] * sizes["dp"] * sizes["pp"] == job.world_size
-    per_pass = job.training.micro_batch_size * sizes["dp"]
-    assert job.training.global_batch_size == per_pass * job.num_microbatches
-    assert job.model is not None
-    assert job.model.all_layers % (sizes["pp"] * job.parallel.vpp) == 0
-    assert job.model.heads % sizes["tp"] == 0
+def test_jobs_fill_their_world_and_divide_their_batch() -> None:
+    for name in preset_names("jobs"):
+        job = load_job(name)
+        sizes = job.sizes
+        assert sizes["tp"] * sizes["cp"] * sizes["dp"] * sizes["pp"] == job.world_size
+        per_pass = job.training.micro_batch_size * sizes["dp"]
+        assert job.training.global_batch_size == per_pass * job.num_microbatches
+        assert job.model is not None
+        assert job.model.all_layers % (sizes["pp"] * job.parallel.vpp) == 0
+        assert job.model.heads % sizes["tp"] == 0
 
 
-def test_the_job_presets_of_the_contract_exist() -> None:
-    assert set(preset_names("jobs")) >= JOBS_OF_THE_CONTRACT
+LAYOUTS = {
+    "two-nodes-16-gpus": (16, {"tp": 2, "cp": 1, "dp": 2, "pp": 4}),
+    "megatron-8.3b-512": (512, {"tp": 8, "cp": 1, "dp": 64, "pp": 1}),
+    "tp8-dp192": (1536, {"tp": 8, "cp": 1, "dp": 192, "pp": 1}),
+    "gpt3-175b-1024": (1024, {"tp": 8, "cp": 1, "dp": 8, "pp": 16}),
+    "demo": (2, {"tp": 2, "cp": 1, "dp": 1, "pp": 1}),
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "world", "sizes"),
-    [
-        ("two-nodes-16-gpus", 16, {"tp": 2, "cp": 1, "dp": 2, "pp": 4}),
-        ("megatron-8.3b-512", 512, {"tp": 8, "cp": 1, "dp": 64, "pp": 1}),
-        ("tp8-dp192", 1536, {"tp": 8, "cp": 1, "dp": 192, "pp": 1}),
-        ("gpt3-175b-1024", 1024, {"tp": 8, "cp": 1, "dp": 8, "pp": 16}),
-        ("demo", 2, {"tp": 2, "cp": 1, "dp": 1, "pp": 1}),
-    ],
-)
-def test_layout_of_a_job_preset(name: str, world: int, sizes: dict[str, int]) -> None:
-    job = load_job(name)
-    assert (job.world_size, job.sizes) == (world, sizes)
+def test_layouts_of_job_presets() -> None:
+    found = {name: load_job(name) for name in LAYOUTS}
+    assert {name: (job.world_size, job.sizes) for name, job in found.items()} == LAYOUTS
 
 
 def published(**tables: Any) -> dict[str, Any]:
@@ -268,10 +261,7 @@ def test_a_name_is_never_looked_for_outside_of_its_folder(name: str) -> None:
     assert find_preset("models", name) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "base"), [("llama-2-7b", 1e4), ("llama-3-8b", 5e5), ("llama-3-70b", 5e5),
-                       ("llama-3-405b", 5e5)]
-)  # fmt: skip
-def test_a_llama_turns_by_its_own_base(name: str, base: float) -> None:
+def test_a_llama_turns_by_its_own_base() -> None:
     """arXiv 2407.21783, Table 3: RoPE (theta = 500,000); Llama 2's params.json names none."""
-    assert model_of(name).rotary_base == base
+    bases = {"llama-2-7b": 1e4, "llama-3-8b": 5e5, "llama-3-70b": 5e5, "llama-3-405b": 5e5}
+    assert {name: model_of(name).rotary_base for name in bases} == bases
