@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mpctl.clusters.backend import Backend
-    from mpctl.clusters.joined.world import JoinedWorld
+    from mpctl.clusters.torchrun.world import JoinedWorld
     from mpctl.errors import Issue
     from mpctl.hosts.machine import Machine
     from mpctl.launch.cluster import Cluster
@@ -279,7 +279,7 @@ def follow_if_joined(
     is_trusted: the run directory may belong to another user, which is refused otherwise, in a world
     or not. named_by: the option that says where the run directory is.
     """
-    from mpctl.clusters.joined.world import find_world, require_world
+    from mpctl.clusters.torchrun.world import find_world, require_world
     from mpctl.rundir.marker import require_own
 
     if run_dir is not None and not is_trusted:
@@ -298,7 +298,7 @@ def follow_if_joined(
     if world.is_first:
         return
     if run_dir is not None and not is_dry:
-        from mpctl.clusters.joined.agent import follow_launcher
+        from mpctl.clusters.torchrun.agent import follow_launcher
         from mpctl.rundir.directory import RunDir
 
         follow_launcher(RunDir(run_dir), world, launch.start_seconds)

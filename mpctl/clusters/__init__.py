@@ -7,8 +7,7 @@
     ssh/           a node agent on each host of a hostfile, by the system's ssh client
     slurm/         a node agent on each host of an allocation, by srun; batch scripts, by sbatch
     kubernetes/    manifests for Kubeflow, submitted by kubectl
-    torchrun.py    a world that another program started: this process is one of its nodes or ranks
-    joined/        what such a world is, and how its processes find each other
+    torchrun/      a world that another program started: this process is one of its nodes or ranks
 
 The supervisor sees the Cluster that a backend's `connect` returns (launch/cluster.py) and nothing
 else of it. A backend that starts node agents makes that Cluster by launch/control/cluster.py and

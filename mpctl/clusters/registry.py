@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from importlib import import_module
 
 from mpctl.clusters.backend import Backend, Scheduler, Submitter
-from mpctl.clusters.joined.world import find_world
 from mpctl.clusters.slurm.allocation import is_in_allocation
+from mpctl.clusters.torchrun.world import find_world
 from mpctl.errors import InputError
 from mpctl.spec.job import JobSpec
 
 BACKENDS = {
     "local": "mpctl.clusters.local:LocalBackend",
     "ssh": "mpctl.clusters.ssh.backend:SshBackend",
-    "torchrun": "mpctl.clusters.torchrun:TorchrunBackend",
+    "torchrun": "mpctl.clusters.torchrun.backend:TorchrunBackend",
     "slurm": "mpctl.clusters.slurm.backend:SlurmBackend",
 }
 """The class of each backend that runs a plan while `mpctl launch` waits, by its name. It is made

@@ -4,7 +4,6 @@
     task.py           worker processes that hold the model, one a rank, on this machine
     sample.py         prompts in, texts out
     evaluate.py       corpora in, losses out
-    corpora.py        prepared data, or text files that are tokenized first
 
 Nothing is written where the model is.
 """

@@ -21,11 +21,10 @@ from mpctl.estimate.checkpoint import most_at_once
 from mpctl.families import get_family
 from mpctl.hosts.checks import Device, host_issues, named_device, rehearsal_warnings
 from mpctl.hosts.machine import Machine
-from mpctl.launch.data_checks import data_issues, initial_weight_issues
+from mpctl.launch.data_checks import data_issues, initial_weight_issues, tokenizer_warnings
 from mpctl.launch.elastic import elastic_issues
 from mpctl.launch.environment import environment_issues
 from mpctl.launch.resume import Resumption, job_before, model_issues
-from mpctl.launch.tokenizers import tokenizer_warnings
 from mpctl.layout.compile import why_not_whole
 from mpctl.planning.plan import Plan
 from mpctl.rules.launched import not_launched, settings_not_launched

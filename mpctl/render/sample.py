@@ -19,8 +19,7 @@ from mpctl.units import seconds_text
 
 if TYPE_CHECKING:
     from mpctl.inference.evaluate import EvalDocument
-    from mpctl.inference.sample import SampleDocument, Sampling
-    from mpctl.inference.written_text import WrittenText
+    from mpctl.inference.sample import SampleDocument, Sampling, WrittenText
 
 
 FINISH = {

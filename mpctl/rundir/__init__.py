@@ -9,7 +9,7 @@
 | launcher.json | launcher, before it starts ranks | launcher.py: schema mpctl.launcher/1 |
 | slurm.sh | launcher, launch.slurm | clusters/slurm/script.py: the batch script as submitted |
 | kubernetes.yaml | launcher, `--on kubernetes --submit` | the object that was created |
-| nodes/meeting.json | launcher, in a world that others started | clusters/joined/meeting.py |
+| nodes/meeting.json | launcher, in a world that others started | clusters/torchrun/meeting.py |
 | nodes/hosts.json | launcher, at each attempt | launcher.py: the host of every rank |
 | nodes/ssh-N.log | ssh of node N | what ssh and the node agent said (clusters/ssh/backend.py) |
 | stop-request | `mpctl stop` | launcher.py: asks the launcher to stop the run |

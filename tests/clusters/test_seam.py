@@ -7,7 +7,7 @@ from pathlib import Path
 import mpctl
 from tests.house.source import Source
 
-FRONT_ENDS = ("local", "ssh", "slurm", "kubernetes", "joined")
+FRONT_ENDS = ("local", "ssh", "slurm", "kubernetes", "torchrun")
 
 
 def test_front_ends_do_not_import_each_other() -> None:

@@ -16,8 +16,7 @@ from mpctl.data.prepare import prepare
 from mpctl.data.tokenizer import end_of_text_id, load_tokenizer
 from mpctl.errors import InputError
 from mpctl.hosts.machine import Machine
-from mpctl.inference.corpora import tokenized
-from mpctl.inference.evaluate import EvalSettings, Evaluation, plan_evaluation
+from mpctl.inference.evaluate import EvalSettings, Evaluation, plan_evaluation, tokenized
 from mpctl.inference.task import TaskOptions
 from mpctl.runtime.evaluation import evaluate
 from mpctl.runtime.mesh import build_mesh

@@ -174,7 +174,7 @@ class HostsBench(BenchCommand):
     def on_hosts(self, job: JobSource) -> JobSource:
         """The job on these hosts. Raises InputError in the first process of a joined world; the
         others end."""
-        from mpctl.clusters.joined.world import find_world
+        from mpctl.clusters.torchrun.world import find_world
         from mpctl.spec.load import load_job
 
         job = self._placed(job)

@@ -1,6 +1,6 @@
 """`--on kubernetes --submit`: a run whose directory is complete is handed to Kubeflow by kubectl.
 
-Each pod of the job joins the run as a node (clusters/torchrun.py). `--dry-run` prints the object on
+Each pod of the job joins the run as a node (clusters/torchrun/). `--dry-run` prints the object on
 any machine, without kubectl, a cluster, the volume or the data. Whether the claim, the runtime or
 the queue exist only the cluster knows.
 """

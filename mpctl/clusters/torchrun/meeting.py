@@ -12,7 +12,6 @@ import json
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
@@ -28,11 +27,14 @@ ADDRESS_VARIABLES = ("PET_MASTER_ADDR", "MASTER_ADDR")
 """Environment variables in which other programs name the host of the first process."""
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """Where the launcher listens. host: its name; addresses: of that host, the likeliest first;
-    key: name of the file beside this one that every process reads; time: seconds since 1970 when it
-    was written."""
+class Meeting(BaseModel):
+    """Where the launcher listens; the file is read as input from anybody.
+
+    host: its name; addresses: of that host, the likeliest first; key: name of the file beside this
+    one that every process reads; time: seconds since 1970 when it was written.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     host: str
     addresses: tuple[str, ...]
@@ -45,7 +47,7 @@ class Meeting:
         """A launcher on this host."""
         host = socket.gethostname()
         addresses = dict.fromkeys([*own_addresses(), *_named(environment), host])
-        return cls(host, tuple(addresses), port, key.name, time.time())
+        return cls(host=host, addresses=tuple(addresses), port=port, key=key.name, time=time.time())
 
     @property
     def reachable(self) -> Iterator[str]:
@@ -68,27 +70,15 @@ def _named(environment: Mapping[str, str]) -> list[str]:
     return [environment[name] for name in ADDRESS_VARIABLES if environment.get(name)]
 
 
-class MeetingDocument(BaseModel):
-    """The file, as it is read: input from anybody."""
-
-    model_config = ConfigDict(extra="ignore")
-    host: str
-    addresses: tuple[str, ...]
-    port: int
-    key: str
-    time: float
-
-
 def write_meeting(path: Path, meeting: Meeting) -> None:
     """Write the file. Raises OSError."""
-    write_whole(path, json.dumps({"schema": MEETING_SCHEMA, **asdict(meeting)}) + "\n")
+    write_whole(path, json.dumps({"schema": MEETING_SCHEMA, **meeting.model_dump()}) + "\n")
 
 
 def read_meeting(path: Path) -> Meeting | None:
-    """The meeting that a file names; None where there is none, or the file is not whole."""
+    """The meeting that a file names; None where there is none, or the file is broken."""
     refresh(path.parent)
     try:
-        document = MeetingDocument.model_validate_json(path.read_bytes())
+        return Meeting.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return None
-    return Meeting(**document.model_dump())

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.clusters.joined.processes import World
-from tests.clusters.joined.worlds import Environment, pod, torchrun_world
+from tests.clusters.torchrun.processes import Environment, World, pod, torchrun_world
 
 MODES = ("bench", "tensor-modes", "--model", "demo-gpt", "--ranks", "2", "--rounds", "1",
          "--steps", "1")  # fmt: skip

@@ -15,10 +15,10 @@ import pytest
 import yaml
 
 from mpctl.cli.app import run as mpctl
-from tests.clusters.joined.worlds import pod, pytorch_pod
 from tests.clusters.kubernetes.api_server import Cluster
 from tests.clusters.kubernetes.test_manifest import pods as pod_specs
 from tests.clusters.kubernetes.test_submission import claim, command
+from tests.clusters.torchrun.processes import pod, pytorch_pod
 from tests.launch.command import PATIENCE, Launched
 
 SHORT = ("--set", "training.steps=3", "--set", "training.eval_samples=0")

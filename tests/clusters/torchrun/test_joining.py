@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters.joined.processes import World
-from tests.clusters.joined.worlds import Environment, pod, torchrun_world
+from tests.clusters.torchrun.processes import Environment, World, pod, torchrun_world
 from tests.launch.command import Launched, arguments, wait_for
 
 ENDLESS = ("--set", "training.steps=100000", "--set", "training.eval_samples=0")

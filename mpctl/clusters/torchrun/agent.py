@@ -2,7 +2,7 @@
 
 The first process starts its own as a child:
 
-    python -m mpctl.clusters.joined.agent RUN --connect HOST:PORT --key FILE --node RANK
+    python -m mpctl.clusters.torchrun.agent RUN --connect HOST:PORT --key FILE --node RANK
 
 Every other process of the world becomes an agent itself (`follow_launcher`): it looks for the
 launcher in RUN/nodes/meeting.json, does what the launcher says, and ends when the launch is over.
@@ -19,19 +19,22 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
-from mpctl.clusters.joined.meeting import read_meeting
-from mpctl.clusters.joined.place import describe_process
-from mpctl.clusters.joined.rank_process import RankProcess
-from mpctl.clusters.joined.world import JoinedWorld, require_world
+import psutil
+
+from mpctl.clusters.torchrun.meeting import read_meeting
+from mpctl.clusters.torchrun.world import JoinedWorld, describe_process, require_world
 from mpctl.errors import RunFailed
+from mpctl.hosts.machine import memory_kills
+from mpctl.launch.attempt import AttemptPhase, NodeState, RankState
 from mpctl.launch.control.messages import read_key
 from mpctl.launch.node.agent import (
     REQUESTS,
@@ -42,15 +45,106 @@ from mpctl.launch.node.agent import (
     main,
     say_hello,
 )
+from mpctl.launch.node.processes import UNREADABLE, kill_tree, process_state, rank_stacks
 from mpctl.launch.node.torchrun import NodeStart, NodeTorchrun
+from mpctl.rundir.breadcrumb import HostBreadcrumbs
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import write_stop_request
 
 JOINED_REQUESTS = {**REQUESTS, "joined_process": describe_process}
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 CONNECT_SECONDS = 10.0
 RETURN_SECONDS = 30.0
 """How long a process waits for the launcher to come back after the connection broke."""
+
+
+class RankProcess:
+    """The worker of one rank; `start.node` is the rank, `start.nnodes` the size of the world."""
+
+    def __init__(self, run: RunDir, start: NodeStart, *, local_rank: int) -> None:
+        """Start the worker. Raises OSError when it cannot start."""
+        self.run, self.rank, self.kills = run, start.node, memory_kills()
+        self.is_ended = False  # by `end`
+        self.breadcrumbs = HostBreadcrumbs((self.rank,), run.path)
+        log = run.log(self.rank)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        environment = rank_variables(start, local_rank, os.environ) | self.breadcrumbs.environment
+        before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the worker inherits that
+        try:
+            with log.open("ab") as output:
+                self.worker = subprocess.Popen(
+                    [sys.executable, "-m", "mpctl.runtime.worker", str(run.path.resolve())],
+                    env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                    start_new_session=True,  # signals to this process's group are not for it
+                )  # fmt: skip
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+
+    def poll(self) -> AttemptPhase:
+        """How far the rank is."""
+        crumbs = self.breadcrumbs
+        return AttemptPhase.of(
+            self.worker.poll(), is_failing=crumbs.has_failed, has_joined=crumbs.has_joined
+        )
+
+    def snapshot(self) -> NodeState:
+        """The state of the rank; code: the worker's, negative for a signal that ended it."""
+        code = self.worker.poll()
+        return NodeState(
+            node=self.rank,
+            host=socket.gethostname(),
+            ranks={self.rank: self._state()},
+            code=code,
+            exit_codes={self.rank: code} if code and not self.is_ended else {},
+            failures=self.breadcrumbs.failures(),
+            memory_kills=memory_kills() - self.kills,
+        )
+
+    def end(self) -> NodeState:
+        """Kill the worker if it still runs; the last state."""
+        self.is_ended = self.worker.poll() is None
+        unkilled = kill_tree(self.worker)
+        self.breadcrumbs.close()
+        return replace(self.snapshot(), unkilled=unkilled)
+
+    def request_stop(self) -> None:
+        """Have the rank finish its step, save and end."""
+        self.breadcrumbs.request_stop()
+
+    def stacks(self) -> dict[int, str]:
+        """Where the main thread of the rank is, if it answers."""
+        process = self._process()
+        ranks = {} if process is None else {self.rank: process}
+        return rank_stacks(self.run, ranks, self.breadcrumbs)
+
+    def _state(self) -> RankState:
+        return process_state(self._process(), self.breadcrumbs.state(self.rank))
+
+    def _process(self) -> psutil.Process | None:
+        try:
+            return psutil.Process(self.worker.pid)
+        except UNREADABLE:
+            return None
+
+
+def rank_variables(
+    start: NodeStart, local_rank: int, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """The environment of a worker: this one without the variables of an outer torchrun, with those
+    that torchrun would set. A process that is shown a single GPU uses that one, whatever its number
+    on the host (srun --gpus-per-task)."""
+    outer = {name: value for name, value in environment.items() if "TORCHELASTIC" not in name}
+    visible = {**environment, **start.env}.get("CUDA_VISIBLE_DEVICES", "")
+    is_alone = bool(visible) and "," not in visible
+    return {
+        **outer,
+        **start.env,
+        "RANK": str(start.node),
+        "LOCAL_RANK": str(0 if is_alone else local_rank),
+        "WORLD_SIZE": str(start.nnodes),
+        "MASTER_ADDR": start.address,
+        "MASTER_PORT": str(start.port),
+    }
 
 
 def node_starter(world: JoinedWorld) -> NodeStarter:
@@ -107,7 +201,7 @@ def follow_launcher(run: RunDir, world: JoinedWorld, seconds: float) -> None:
         while time.monotonic() < deadline:
             agent = _agent(run, world)
             if agent is None:
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
                 continue
             relay.is_connected = True
             agent.serve()
@@ -118,7 +212,7 @@ def follow_launcher(run: RunDir, world: JoinedWorld, seconds: float) -> None:
                 raise SystemExit(128 + relay.last)
             if agent.is_welcome:
                 deadline, is_lost = time.monotonic() + RETURN_SECONDS, True
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
     raise RunFailed(_not_found(run, world, RETURN_SECONDS if is_lost else seconds, is_lost=is_lost))
 
 

@@ -1,35 +1,100 @@
-"""The hosts of a joined world, as the supervisor sees them.
+"""`--on torchrun`: a world that another program started; this process is one of its processes.
 
-The first process of the world is the launcher. Every process, the first one's own child included,
-connects to it as a node agent does (launch/control/): with a process a node it runs torchrun there,
-with a process a rank the worker of that rank alone (rank_process.py). The supervisor above is that
-of every other launch, so that ranks are watched, diagnosed and started again in the same way,
-although another program started the processes.
+The first process of the world runs `mpctl launch` as everywhere else, and this is its backend.
+Every other process follows it (agent.py) and never gets here. The world has to be the one that the
+plan needs (world.py).
+
+Every process, the first one's own child included, connects to the launcher as a node agent does:
+with a process a node it runs torchrun there, with a process a rank the worker of that rank alone.
+The supervisor above is that of every other launch, so that ranks are watched, diagnosed and started
+again in the same way, although another program started the processes.
 """
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 
-from mpctl.clusters.joined.checks import world_issues
-from mpctl.clusters.joined.meeting import Meeting, write_meeting
-from mpctl.clusters.joined.place import JoinedProcess, host_of
-from mpctl.clusters.joined.world import JoinedWorld
+from mpctl.clusters.backend import JOB_VARIABLES, OnEvent
+from mpctl.clusters.torchrun.agent import rank_variables
+from mpctl.clusters.torchrun.meeting import Meeting, listening_addresses, write_meeting
+from mpctl.clusters.torchrun.world import (
+    JoinedProcess,
+    JoinedWorld,
+    host_of,
+    require_world,
+    world_issues,
+)
 from mpctl.errors import Issue, RunFailed
 from mpctl.hosts.checks import Device, cluster_host_issues, differing_hosts
 from mpctl.hosts.machine import HostFacts
 from mpctl.launch.cluster import Attempt
-from mpctl.launch.control.cluster import AgentCluster, AgentOrder
-from mpctl.launch.launch_plan import LaunchPlan
+from mpctl.launch.control.cluster import AgentCluster, AgentOrder, agent_cluster
+from mpctl.launch.launch_plan import HostCommand, LaunchPlan
 from mpctl.launch.node.processes import kill_tree
+from mpctl.launch.node.torchrun import NodeStart, torchrun_command
 from mpctl.planning.plan import Plan
+from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import write_hosts
+from mpctl.spec.job import JobSpec
+
+WORLD_NAMES = (JOB_VARIABLES["kubernetes"], JOB_VARIABLES["slurm"], "TORCHELASTIC_RUN_ID")
+"""Environment variables with a name for the whole world, the outermost first."""
+
+
+class TorchrunBackend:
+    """The processes of a world that exists already."""
+
+    name = "torchrun"
+
+    def __init__(self, job: JobSpec, environment: Mapping[str, str]) -> None:
+        """Read the world from the environment. Raises InputError when it says of none."""
+        self.environment = environment
+        self.world = require_world(environment)
+        self.seconds = job.launch.start_seconds
+        named = (environment.get(name, "none") for name in WORLD_NAMES)
+        self.job_id = next((name for name in named if name != "none"), None)
+
+    def check(self, plan: Plan) -> list[Issue]:
+        """Every way in which the world is not the planned one."""
+        return world_issues(self.world, plan.job)
+
+    @contextmanager
+    def connect(self, plan: Plan, run: RunDir, on_event: OnEvent) -> Iterator[JoinedCluster]:
+        """All processes of the world, connected to this one. Raises InputError when one does not
+        come."""
+        names = [f"process {number}" for number in range(self.world.size)]
+        with agent_cluster(
+            names,
+            run,
+            lambda order: JoinedAgents(order, self.world, self.environment),
+            on_event,
+            patience=self.seconds,
+            addresses=listening_addresses(self.world.nodes, self.environment),
+        ) as cluster:
+            yield JoinedCluster.of(cluster)
+
+    def commands(self, plan: LaunchPlan) -> list[HostCommand]:
+        """What each process of the world starts; address and port are chosen for each attempt."""
+        return [self._command(plan, process) for process in range(self.world.size)]
+
+    def _command(self, plan: LaunchPlan, process: int) -> HostCommand:
+        world, host = self.world, f"process {process}"
+        ranks = plan.world_size // world.size
+        start = NodeStart(process, world.size, ranks, socket.gethostname(), 29500, plan.env)
+        if world.level == "node":
+            command = tuple(torchrun_command(plan.run.path, start))
+            return HostCommand(process, host, command, plan.env)
+        worker = (sys.executable, "-m", "mpctl.runtime.worker", str(plan.run.path.resolve()))
+        node, local = divmod(process, world.per_node)
+        return HostCommand(node, host, worker, rank_variables(start, local, {}))
+
 
 ANSWER_SECONDS = 20.0
 
@@ -48,7 +113,7 @@ class JoinedAgents:
         """Start the first process's agent where it is among these, and publish the meeting."""
         if 0 in nodes:
             arguments = self.order.arguments("127.0.0.1", 0)
-            arguments[1] = "mpctl.clusters.joined.agent"
+            arguments[1] = "mpctl.clusters.torchrun.agent"
             # In a session of its own: signals to the processes of the world are for the launcher.
             self.own = subprocess.Popen(
                 [sys.executable, *arguments], stdin=subprocess.DEVNULL, start_new_session=True

@@ -17,12 +17,17 @@ so the innermost is looked for first, in this order.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
+from mpctl.cores import usable_cores
 from mpctl.errors import InputError, Issue
+from mpctl.hosts.machine import HostFacts
+from mpctl.spec.job import JobSpec
+from mpctl.units import plural
 
 Environment = Mapping[str, str]
 Level = Literal["node", "rank"]
@@ -214,3 +219,104 @@ def _numbers(environment: Environment, sources: Mapping[str, str]) -> dict[str, 
     if issues:
         raise InputError(issues)
     return numbers
+
+
+def world_issues(world: JoinedWorld, job: JobSpec) -> list[Issue]:
+    """Every way in which a world differs from the plan of a resolved job; empty when it is as
+    planned.
+
+    A plan places rank r on node r // gpus_per_node. A world that numbers its processes otherwise,
+    or has another size, would be another layout than the planned one: it is refused, never adapted
+    to. Each process checks its own numbers, which no other one sees.
+    """
+    return [*_sizes(world, job), *_order(world)]
+
+
+def _sizes(world: JoinedWorld, job: JobSpec) -> Iterator[Issue]:
+    nodes, ranks = job.cluster.nodes, job.cluster.gpus_per_node or 1
+    if world.nodes != nodes:
+        message = f"{world.starter} started {plural(world.nodes, 'node')}, but the plan has {nodes}"
+        yield _issue(world, "nodes", message, _way_out(world, job))
+    if world.level == "rank":
+        if world.size != job.world_size:
+            message = f"{world.starter} started {plural(world.size, 'process', 'processes')}, "
+            message += f"but the plan has {plural(job.world_size, 'rank')}"
+            yield _issue(world, "size", message, _way_out(world, job))
+        if world.per_node != ranks:
+            message = f"{world.starter} started {plural(world.per_node, 'process', 'processes')} "
+            message += f"on node {world.node}, but the plan has {plural(ranks, 'rank')} a node"
+            yield _issue(world, "per_node", message, _way_out(world, job))
+    elif world.ranks_per_node not in (None, ranks):
+        asked = plural(world.ranks_per_node or 0, "rank")
+        message = f"{world.starter} was asked for {asked} a node, but the plan has {ranks}"
+        yield _issue(world, "ranks_per_node", message, _way_out(world, job))
+
+
+def _order(world: JoinedWorld) -> Iterator[Issue]:
+    """Processes must be numbered node by node, as the plan numbers ranks."""
+    expected = world.node * world.per_node + world.local
+    if world.level == "rank" and world.process != expected:
+        message = (
+            f"process {world.process} is number {world.local} of node {world.node}, where the plan "
+            f"has rank {expected}: the processes are not numbered node by node"
+        )
+        hint = {
+            "srun": "start the step with srun --distribution=block",
+            "mpirun": "start it with mpirun --map-by slot --rank-by slot",
+        }.get(world.starter, "start as many processes on each node, in the order of the nodes")
+        yield _issue(world, "process", message, hint)
+
+
+def _issue(world: JoinedWorld, field: str, message: str, hint: str) -> Issue:
+    return Issue("world-matches-plan", world.sources[field], message, hint)
+
+
+def _way_out(world: JoinedWorld, job: JobSpec) -> str:
+    """How to start the planned world, or to plan for the one that was started."""
+    nodes, ranks = job.cluster.nodes, job.cluster.gpus_per_node or 1
+    started = {
+        "torchrun": f"--nnodes={nodes} --nproc-per-node={ranks}",
+        "srun": f"--nodes={nodes} --ntasks-per-node=1 (or {ranks})",
+        "mpirun": f"-n {nodes * ranks} with {ranks} a node",
+        "Kubeflow": f"{plural(nodes, 'node')} of {plural(ranks, 'process', 'processes')}",
+    }[world.starter]
+    here = world.ranks_per_node or (world.per_node if world.level == "rank" else ranks)
+    return (
+        f"start {world.starter} with {started}, or plan for what was started: --nodes "
+        f"{world.nodes} --gpus-per-node {here}"
+    )
+
+
+@dataclass(frozen=True)
+class JoinedProcess:
+    """One process of a joined world. cores: the processor cores that it may use."""
+
+    world: JoinedWorld
+    cores: tuple[int, ...]
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> JoinedProcess:
+        """A process from its document. Raises ValueError or TypeError when it is none."""
+        return cls(JoinedWorld(**document["world"]), tuple(document["cores"]))
+
+
+def describe_process() -> dict[str, Any]:
+    """This process, as JSON. Raises InputError when it is not part of a world."""
+    return {"world": asdict(require_world(os.environ)), "cores": usable_cores()}
+
+
+def host_of(processes: Sequence[JoinedProcess], facts: Sequence[HostFacts]) -> HostFacts:
+    """The facts of one host, from those of the processes on it.
+
+    A process that sees several GPUs sees all of the host; where each sees one, these are different
+    ones.
+    """
+    machines = [fact.machine for fact in facts]
+    most = max(machine.gpus for machine in machines)
+    machine = replace(
+        machines[0],
+        cores=len({core for process in processes for core in process.cores}),
+        gpus=most if most > 1 else sum(machine.gpus for machine in machines),
+        memory_bytes=min(machine.memory_bytes for machine in machines),
+    )
+    return replace(facts[0], machine=machine)
