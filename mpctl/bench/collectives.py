@@ -31,7 +31,7 @@ from mpctl.bench.report import (
 )
 from mpctl.calibrate.fit import fit_relative
 from mpctl.collectives import bus_factor
-from mpctl.estimate.message import Message
+from mpctl.estimate.communication import Message
 from mpctl.estimate.network import MissingLink, Network
 from mpctl.hosts.machine import HostFacts
 from mpctl.launch.set_up import Progress

@@ -19,12 +19,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
 
-from mpctl.estimate.attention_kernel import keeps_no_scores
-from mpctl.estimate.attention_times import fused_pairs
+from mpctl.estimate.attention import fused_pairs, keeps_no_scores
 from mpctl.estimate.flops import ALL, FORWARD, block_flops
-from mpctl.estimate.host import layer_host
-from mpctl.estimate.kernels import BACKWARD
-from mpctl.estimate.op_times import OpTimes, pace
+from mpctl.estimate.kernels import BACKWARD, OpTimes, pace
+from mpctl.estimate.operator_times import layer_host
 from mpctl.estimate.time import StepTimeModel, get_clock
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow

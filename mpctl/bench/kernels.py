@@ -28,7 +28,7 @@ from mpctl.bench.report import (
     environment_on,
     spread,
 )
-from mpctl.clusters.connect import OnEvent
+from mpctl.clusters.backend import OnEvent
 from mpctl.hosts.machine import HostFacts
 from mpctl.launch.set_up import Progress
 from mpctl.rundir.directory import RunDir

@@ -33,9 +33,8 @@ from mpctl.bench.report import (
     spread,
 )
 from mpctl.bench.runner import CaseRun, communication_share, hosts_of, planned_share
-from mpctl.estimate.flops import model_and_hardware_flops
+from mpctl.estimate.flops import Utilization, device_peak, model_and_hardware_flops
 from mpctl.estimate.step import StepTime
-from mpctl.estimate.utilization import Utilization, device_peak
 from mpctl.planning.plan import Overrides
 from mpctl.spec.job import JobSpec
 

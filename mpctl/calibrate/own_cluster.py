@@ -22,7 +22,7 @@ from mpctl.calibrate.evaluate import open_evaluator
 from mpctl.calibrate.fit import ROUNDS, Fit
 from mpctl.calibrate.runs import Constant, Kind, Run, get_value
 from mpctl.calibrate.spread import LEAST, quantile
-from mpctl.estimate.band import QUANTILE
+from mpctl.estimate.step import QUANTILE
 
 # How far runs may move a measured figure, in the logarithm: products and attention hardly, memory
 # as far as caches go, the host and the link as far as the profile may be wrong about them. The

@@ -28,7 +28,8 @@ from pydantic import BaseModel
 from mpctl.errors import InputError, Issue, attempt
 from mpctl.estimate.kernels import MissingFigure
 from mpctl.estimate.network import MissingLink
-from mpctl.estimate.time import StepTime, find_step_time, get_clock
+from mpctl.estimate.step import StepTime
+from mpctl.estimate.time import find_step_time, get_clock
 from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.topology import find_topology
 from mpctl.rules.validate import check_job

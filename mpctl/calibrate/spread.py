@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from mpctl.calibrate.fit import LeftOut, Residuals
 from mpctl.calibrate.runs import Run
-from mpctl.estimate.band import QUANTILE as NORMAL
-from mpctl.estimate.band import beyond
+from mpctl.estimate.step import QUANTILE as NORMAL
+from mpctl.estimate.step import beyond
 from mpctl.spec.runtime import FittedRuns
 
 INSIDE = 0.9  # of new runs

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mpctl.doctor.documents import Finding, Gpus, HostReport, Limits, TorchFacts, error, warning
-from mpctl.estimate.checkpoint import most_at_once
+from mpctl.estimate.states import most_at_once
 from mpctl.hosts.checks import Device
 from mpctl.planning.plan import Plan
 from mpctl.topology import Topology

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from math import prod
 from typing import Literal, NamedTuple
 
-from mpctl.estimate.attention_kernel import fuses_variants, kernels_of
+from mpctl.estimate.attention import fuses_variants, kernels_of
 from mpctl.estimate.communication import local_sizes
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.kernel_sets import KernelSet
@@ -46,7 +46,7 @@ class ActivationShapes(NamedTuple):
     """Everything that decides what a rank saves of one micro batch; sizes are this rank's.
 
     kernels: whose kernels run. fuses_variants: whether attention of
-    any kind is one kernel (estimate/attention_kernel.py). value: bytes of an element of the
+    any kind is one kernel (estimate/attention.py). value: bytes of an element of the
     training dtype; operand: of a saved operand of a product, which is smaller where fp8 kernels
     keep it as they multiplied it. micro_batch: samples of a micro batch; looked_up: those whose
     words this rank of tp looks up in its part of the table; batch: those that it computes. seq,

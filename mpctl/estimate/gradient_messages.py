@@ -25,9 +25,15 @@ from functools import cached_property
 from typing import NamedTuple
 
 from mpctl.collectives import Kind
-from mpctl.estimate.communication import gradient_bytes, local_parameters
-from mpctl.estimate.message import Cover, Message, Phase
-from mpctl.estimate.p2p import SharedParameter, shared_parameters
+from mpctl.estimate.communication import (
+    Cover,
+    Message,
+    Phase,
+    SharedParameter,
+    gradient_bytes,
+    local_parameters,
+    shared_parameters,
+)
 from mpctl.layout.buckets import BucketShape, slice_numel
 from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.limits import SLICE_ALIGNMENT

@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from mpctl.estimate.block_traffic import BlockTraffic, block_traffic
-from mpctl.estimate.checkpoint import checkpoint_bytes
-from mpctl.estimate.memory import StageMemory, fullest_stage, layout_memory
-from mpctl.estimate.message import MessageCount
+from mpctl.estimate.communication import MessageCount
+from mpctl.estimate.layer_messages import BlockTraffic, block_traffic
+from mpctl.estimate.memory import StageMemory, fit_text, fullest_stage, layout_memory
 from mpctl.estimate.messages import step_messages
-from mpctl.estimate.time import StepTime, find_step_time
-from mpctl.estimate.validation import validation_messages
-from mpctl.estimate.verdict import fit_text
+from mpctl.estimate.states import checkpoint_bytes
+from mpctl.estimate.step import StepTime, validation_messages
+from mpctl.estimate.time import find_step_time
 from mpctl.layout.job_layout import JobLayout
 from mpctl.units import seconds_text
 

@@ -20,17 +20,19 @@ from typing import ClassVar
 
 from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes, is_cuda
 from mpctl.estimate.activations import ChunkBytes, stage_chunks
-from mpctl.estimate.attention_kernel import kernels_of
+from mpctl.estimate.attention import kernels_of
 from mpctl.estimate.communication import message_bytes
-from mpctl.estimate.rotary_tables import rotary_table_bytes
 from mpctl.estimate.states import StateBytes, find_states, weights_besides
 from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.limits import MAX_SENDS_IN_FLIGHT
 from mpctl.pipeline.schedule.orders import actions, peak_in_flight
+from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec
+from mpctl.spec.model import ModelSpec
 from mpctl.spec.parallel import ScheduleName
 from mpctl.spec.runtime import RuntimeMemory
 from mpctl.spec.schedules import SCHEDULES
+from mpctl.units import bytes_text, part_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,3 +287,55 @@ def fullest_stage(memory: Iterable[StageMemory]) -> StageMemory:
 def peak_bytes(memory: Iterable[StageMemory]) -> int:
     """Bytes on the device of the fullest rank: what has to fit there."""
     return fullest_stage(memory).device_bytes
+
+
+# ------------------------------------------------------------------------------
+# Bytes of the tables of rotary positions, which a rank keeps from its first step on.
+#
+# The layers of a rank share one table a law of angles (kernels/rotary.py, RotaryTables): layers
+# with a window may have a base of their own, and then there are two. Each is cosines and sines of
+# half of the turned columns, in float32, for the positions that the rank holds.
+#
+# By hand, 2048 positions of heads of 128: 2048 x 2 x 64 x 4 = 1 MiB, of however many layers.
+
+
+def rotary_table_bytes(layout: JobLayout, stage: int, shapes: ActivationShapes) -> int:
+    """Bytes of the tables that a rank of this stage keeps; 0 where no layer of it has any, and for
+    other software, whose tables are not planned."""
+    model = layout.model
+    if not shapes.kernels.keeps_tables or model.position != "rotary":
+        return 0
+    layers = (layer for part in layout.stage_slices(stage) for layer in part.layers)
+    laws = {_law(model, layer) for layer in layers}
+    turned = int(model.head_size * model.rotary_fraction)
+    return len(laws) * shapes.seq * turned * max(4, shapes.value)
+
+
+def _law(model: ModelSpec, layer: int) -> tuple[float, bool]:
+    """What the angles of a layer follow from: a base, and whether it is stretched."""
+    own = model.window_rotary_base
+    if own is None or model.window_of(layer) is None:
+        return model.rotary_base, model.rotary_scaling is not None
+    return own, False
+
+
+# ------------------------------------------------------------------------------
+# Whether a job fits the memory of its devices, in one line.
+#
+# By hand, 84.9 GiB on a device of 79.6 with a headroom of 5 %, which leaves 75.6: 9.3 GiB too much.
+
+
+def fit_text(cluster: ClusterSpec, need: int, who: str) -> str:
+    """Whether so many bytes on a device of the cluster leave its headroom free, and what is left or
+    lacking: `fits: 61.2 of 79.6 GiB, 18.4 GiB free (headroom 5 %)`, or
+    `does not fit: 9.3 GiB too much on stage 0 (84.9 of 79.6 GiB, headroom 5 %)`. Without a device
+    only the need is known. who: the rank or stage that needs them."""
+    if cluster.device is None:
+        unknown = f"legal; not known whether it fits: {who} needs {bytes_text(need)}"
+        return f"{unknown}, and no device is named (--cluster NAME)"
+    have, headroom = cluster.device.memory_bytes, f"headroom {cluster.headroom:g} %"
+    over = need - (cluster.usable_bytes or 0)
+    if over <= 0:
+        return f"fits: {part_text(need, have)}, {bytes_text(have - need)} free ({headroom})"
+    lacking = f"does not fit: {bytes_text(over)} too much on {who}"
+    return f"{lacking} ({part_text(need, have)}, {headroom})"

@@ -1,12 +1,12 @@
 """Every message that a rank takes part in during one training step: the one list of them.
 
 Bytes are sums over this list and seconds are its prices over the network's routes (time.py,
-work.py, search/bound.py), so that nothing is counted without being timed, or timed without being
-counted. Layers and ends send over tp and cp in every micro batch (layer_messages.py), stages send
-to each other (p2p.py), replicas reduce gradients and gather parameters (gradient_messages.py). Once
-a step the square of the gradient's norm is summed over tp and pp, from ZeRO 1 on also over the
-replicas, and all ranks exchange a status: loss, stop, and the memory of each; under fp8 with
-delayed scaling also the largest elements of what was cast.
+operator_times.py, search/bound.py), so that nothing is counted without being timed, or timed
+without being counted. Layers and ends send over tp and cp in every micro batch (layer_messages.py),
+stages send to each other (messages.py), replicas reduce gradients and gather parameters
+(gradient_messages.py). Once a step the square of the gradient's norm is summed over tp and pp, from
+ZeRO 1 on also over the replicas, and all ranks exchange a status: loss, stop, and the memory of
+each; under fp8 with delayed scaling also the largest elements of what was cast.
 
 By hand, GPT of 2 layers on tp 2, one micro batch: 2 x 4 all-reduces in the layers, one of the
 embedding's result, one of the head's gradient, three of the loss, the norm and the status.
@@ -19,12 +19,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
-from mpctl.estimate.attention_kernel import kernels_of
+from mpctl.estimate.attention import kernels_of
+from mpctl.estimate.communication import Message as Message
+from mpctl.estimate.communication import (
+    MessageCount,
+    count_messages,
+    stage_transfers,
+    transfers,
+)
 from mpctl.estimate.gradient_messages import GradientMessages
 from mpctl.estimate.layer_messages import LayerMessages, forward_flow
-from mpctl.estimate.message import Message as Message  # what is listed here
-from mpctl.estimate.message import MessageCount, count_messages
-from mpctl.estimate.p2p import stage_transfers, transfers
 from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.limits import AMAX_BYTES, STATUS_FIELDS
 from mpctl.operators.grad_flow import GradFlow

@@ -182,7 +182,7 @@ class SavedByCore:
     """What softmax(Q K^T) V saves for its backward, and what selective recomputation forms again.
 
     Our kernels: torch's fused attention; on CUDA, where there is dropout, a window, slopes, a bias
-    or a mask, our own, which keeps no more (attention_kernel.py); on a CPU, where dropout or a
+    or a mask, our own, which keeps no more (attention.py); on a CPU, where dropout or a
     learned bias forbids the fused one, the scores written out. Others keep queries, keys, values
     and context, and with unfused attention the scores. Under cp each rank has two blocks of queries
     and meets all keys; with a causal mask each block meets only the keys up to itself.

@@ -9,10 +9,103 @@ By hand, 4 s of compute, 1 s of tp messages and 1 s of bubble are a step of 6 s;
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from math import exp
 from typing import NamedTuple
 
-from mpctl.estimate.band import Band
+from mpctl.estimate.communication import Message, MessageCount, count_messages
+from mpctl.estimate.kernels import Speed
+from mpctl.estimate.messages import StepMessages, status_message
+from mpctl.estimate.network import Network
+from mpctl.layout.job_layout import JobLayout
+from mpctl.operators.table import OperatorTable
+from mpctl.sharding import validation_sizes
+from mpctl.spec.cluster import ClusterSpec
+from mpctl.spec.job import JobSpec
+from mpctl.spec.runtime import OverlapShares, RuntimeProfile
+from mpctl.units import count_text, plural
+
+# ------------------------------------------------------------------------------
+# How far a measured step lies from its estimate: nine of ten within a factor of it.
+#
+# The factor is exp(1.645 s), s being a spread of the profile, made of the errors on runs that were
+# left out of its fit so that nine of ten lie within (calibrate/spread.py): `spread` where the
+# cluster is one of those measured, else `spread_apart`. Each further way in which a job lies
+# outside the runs of the fit multiplies it by the profile's `widening`; the plan says so. A cluster
+# with a `spread` of its own (`mpctl bench machine`) was measured by runs of mpctl: its device and
+# as many ranks as it has devices are then known.
+#
+# By hand, a spread of 0.05: factor 1.09; with a widening of 1.5, at a dtype that the profile was
+# never measured at: 1.13.
+
+
+QUANTILE = 1.645  # of a normal: a twentieth lies above
+BEYOND = 1.5  # times the largest seen that still count as seen
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """How far measured steps may lie from an estimate.
+
+    factor: nine of ten measured steps lie between estimate / factor and estimate x factor.
+    extrapolates: in words, each way in which the job lies outside the measured runs.
+    """
+
+    factor: float
+    extrapolates: tuple[str, ...]
+
+
+def find_band(layout: JobLayout, profile: RuntimeProfile, speed: Speed) -> Band:
+    """The band of a step's time, and each way in which the job lies outside the measured runs."""
+    job = layout.job
+    spread = _own_spread(job, profile)
+    is_known = spread is not None or job.cluster.name in profile.seen.clusters
+    if spread is None:
+        spread = profile.spread if is_known else profile.spread_apart
+    told = (*speed.notes, *beyond(job, layout.table, profile))
+    here = () if is_known else (_where(job, profile),)
+    return Band(exp(QUANTILE * spread * profile.widening ** len(told)), (*here, *told))
+
+
+def _own_spread(job: JobSpec, profile: RuntimeProfile) -> float | None:
+    """The spread of the cluster's own runs, where mpctl's are planned; None without."""
+    return job.cluster.spread if profile.runs.launched else None
+
+
+def _where(job: JobSpec, profile: RuntimeProfile) -> str:
+    return f"{profile.name} was never measured on {job.cluster.name or 'this cluster'}"
+
+
+def beyond(job: JobSpec, table: OperatorTable, profile: RuntimeProfile) -> Iterator[str]:
+    """In words, each respect beside the cluster in which a job lies outside the measured runs.
+
+    table: the operators of its model.
+    """
+    device, seen, dtype = job.cluster.device, profile.seen, job.training.dtype
+    is_measured = _own_spread(job, profile) is not None
+    if device is not None and device.name not in seen.devices and not is_measured:
+        yield f"{profile.name} was never measured on {device.name}"
+    if dtype not in seen.dtypes:
+        yield f"{profile.name} was never measured at {dtype}"
+    if (mode := job.parallel.tensor_mode) != "1d":
+        yield f"tensor_mode {mode}: no run of it was measured"
+    gpus = max(seen.gpus, _devices(job.cluster)) if is_measured else seen.gpus
+    if job.world_size > BEYOND * gpus:
+        yield f"{plural(job.world_size, 'rank')}, and the largest run measured has {gpus:,}"
+    if table.numel > BEYOND * seen.parameters:
+        yield (f"{count_text(table.numel)} parameters, and the largest model measured has "
+               f"{count_text(seen.parameters)}")  # fmt: skip
+
+
+def _devices(cluster: ClusterSpec) -> int:
+    return cluster.nodes * (cluster.cores or cluster.gpus_per_node or 1)
+
+
+# ------------------------------------------------------------------------------
+# The time of a step and its parts.
 
 
 class StepPart(NamedTuple):
@@ -142,3 +235,117 @@ class StepTime:
     def hfu(self) -> float:
         """Hardware FLOP utilization: as `mfu`, with the FLOP of recomputation."""
         return self.hardware_flops / self.total / self.peak
+
+
+# ------------------------------------------------------------------------------
+# What messages of once a step add to it: gradients, gathered parameters, sums over tp and pp.
+#
+# Gradients go beside the last backward, as far as the runtime overlaps them and they fit into it.
+# The parameters that ZeRO 1 and 2 gather afterwards go beside the next step's first forward where
+# the profile says how much of them (`overlap.gather`), else with the gradients. The rest of a
+# step's messages nothing hides.
+#
+# By hand, 3 s of gradients of which 0.8 are hidden and 1 s of parameters of which 0.8 are, beside a
+# backward of 2 s and a forward of 0.5 s: 2 s and 0.5 s are hidden, 1.5 s remain.
+
+
+class ClosingTimes(NamedTuple):
+    """Seconds of a stage in messages once a step, by group, as far as nothing hides them; tp: over
+    any group of its grid."""
+
+    dp_cp: float
+    tp: float
+    pp: float
+    world: float
+
+
+def closing_times(
+    messages: Iterable[Message],
+    network: Network,
+    overlap: OverlapShares,
+    backward: float,
+    forward: float,
+) -> ClosingTimes:
+    """Seconds of a stage's messages once a step, beside `backward` seconds of a last backward and
+    `forward` seconds of a first forward that may hide some of them; 0 where nothing may be
+    hidden."""
+    covered = gradients = parameters = 0.0
+    rest = {"dp_cp": 0.0, "tp": 0.0, "pp": 0.0, "world": 0.0}
+    for message in messages:
+        seconds = network.seconds(message)
+        if message.cover == "last_backward":
+            covered += seconds
+            if message.what == "parameters" and overlap.gather is not None:
+                parameters += overlap.gather * seconds
+            else:
+                gradients += overlap.dp * seconds
+        else:
+            rest[message.axis if message.axis in rest else "tp"] += seconds
+    hidden = min(gradients, backward) + min(parameters, forward)
+    rest["dp_cp"] += covered - hidden + overlap.drag * hidden
+    return ClosingTimes(**rest)
+
+
+# ------------------------------------------------------------------------------
+# Every message that a rank takes part in during one validation, in bytes of whole messages.
+#
+# A validation is forward passes only: the messages of a step's forward (messages.py), one gathering
+# of each bucket of parameters at ZeRO 3, and one status a corpus. Which samples a replica computes,
+# and in how many micro batches, is `sharding.validation_batches`; a micro batch that counts for
+# nothing is one sample, filled up where tensor-parallel ranks cut the samples.
+#
+# By hand, 5 samples, dp 2, micro batches of 2: replica 0 computes 2 and 1 samples, replica 1
+# computes 2 and one that does not count; at ZeRO 3 both gather each bucket twice.
+
+
+def validation_messages(
+    layout: JobLayout, *, stage: int, replica: int, samples: Sequence[int]
+) -> tuple[MessageCount, ...]:
+    """The messages of one validation, of one rank of pipeline stage `stage`.
+
+    replica: its data-parallel replica. samples: number of validation samples of each corpus.
+    """
+    sizes = Counter[int]()
+    for corpus in samples:
+        sizes.update(_batch_sizes(layout, replica, corpus))
+    forwards = (
+        StepMessages.of(layout.with_micro_batch_size(size)).forward_of(stage, count)
+        for size, count in sorted(sizes.items())
+    )
+    messages = StepMessages.of(layout)
+    gathers = (m.times(sizes.total()) for m in messages.gradients.forward(stage))
+    status = messages.sent([status_message(layout.job).times(len(samples))])
+    alone = (count_messages([message]) for message in chain(gathers, status))
+    return tuple(chain(*forwards, *alone))
+
+
+def _batch_sizes(layout: JobLayout, replica: int, samples: int) -> dict[int, int]:
+    """How many micro batches of each size a replica computes, by the size in samples."""
+    job = layout.job
+    return validation_sizes(
+        samples,
+        micro_batch=job.training.micro_batch_size,
+        parts=job.sizes["dp"],
+        index=replica,
+        sample_parts=layout.grid.sample_parts,
+    )
+
+
+# ------------------------------------------------------------------------------
+# Which stages of a pipeline take equally long: those that hold the same parts.
+#
+# By hand, 8 equal layers on 4 stages with tied embeddings: the first, the last and the two between
+# them, which share a key; three keys.
+
+
+def stage_keys(layout: JobLayout) -> list[Hashable]:
+    """What the seconds of each stage follow from, whatever its number: equal keys take as long."""
+    keys: list[Hashable] = []
+    shared = layout.shared_parameters
+    for stage in range(len(layout.stages)):
+        slices = layout.stage_slices(stage)
+        ends = [id(end) for part in slices for end in part.ends]
+        layers = [n for part in slices for count, flow in part.blocks for n in (count, id(flow))]
+        names = [name for name, stages in shared.items() if stage in stages]
+        keys.append((*ends, -1, *layers, *names, stage == layout.loss_stage))
+    return keys

@@ -1,15 +1,15 @@
 """The time of a step: every operator at what its device reaches, and what overlaps as the runtime
 does it.
 
-A stage's chunk takes its layers and ends (work.py) forward and backward, messages over tp and cp
-included; the host that launches kernels may be slower than they, and then sets the pace. ZeRO-3
-gathers parameters beside each pass. Those seconds, and those of a message between stages, go
-through the schedule (makespan.py). When its own last action has ended, a stage starts its sums of
+A stage's chunk takes its layers and ends (operator_times.py) forward and backward, messages over tp
+and cp included; the host that launches kernels may be slower than they, and then sets the pace.
+ZeRO-3 gathers parameters beside each pass. Those seconds, and those of a message between stages, go
+through the schedule (timeline.py). When its own last action has ended, a stage starts its sums of
 once a step: gradients over dp_cp, as far as they were not hidden behind its last backward, and the
 parameters that it shares; then the optimizer moves its bytes. The step is over when the last stage
-is, and the cores have done the work of all ranks that share them (contention.py). Of that the
-busiest stage's own work is compute, tp, cp, dp_cp, optimizer and other (host, once a step); bubble
-is what it waits where messages between stages take no time, pp what those add.
+is, and the cores have done the work of all ranks that share them (network.py). Of that the busiest
+stage's own work is compute, tp, cp, dp_cp, optimizer and other (host, once a step); bubble is what
+it waits where messages between stages take no time, pp what those add.
 
 By hand, 1F1B on 2 stages that take F = 1, B = 2 and F = 2, B = 4, m = 3, no messages: stage 1 waits
 1 and works 18, then stage 0 does its last backward: 1 + 18 + 2 = 21, compute 18 and bubble 3.
@@ -21,22 +21,21 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from mpctl.estimate.band import find_band
-from mpctl.estimate.closing import ClosingTimes, closing_times
-from mpctl.estimate.communication import local_parameters
-from mpctl.estimate.contention import contention_seconds
+from mpctl.estimate.communication import Message, local_parameters, transfers
 from mpctl.estimate.flops import model_and_hardware_flops
-from mpctl.estimate.host import pipeline_host
-from mpctl.estimate.kernels import MissingFigure, device_speed
+from mpctl.estimate.kernels import (
+    MissingFigure,
+    OpTimes,
+    cover_backwards,
+    device_speed,
+    pace,
+)
 from mpctl.estimate.makespan import ChunkPass, ChunkTimes, PipelineTiming
-from mpctl.estimate.message import Message
 from mpctl.estimate.messages import StepMessages
-from mpctl.estimate.network import MissingLink, Network
-from mpctl.estimate.op_times import OpTimes, cover_backwards, pace
-from mpctl.estimate.p2p import transfers
-from mpctl.estimate.stage_keys import stage_keys
+from mpctl.estimate.network import MissingLink, Network, contention_seconds
+from mpctl.estimate.operator_times import OperatorTimer, pipeline_host
+from mpctl.estimate.step import ClosingTimes, closing_times, find_band, stage_keys
 from mpctl.estimate.step import StepTime as StepTime  # what the clock is asked for
-from mpctl.estimate.work import OperatorTimer
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.layer import LayerStack

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mpctl.estimate.communication import transfers
 from mpctl.estimate.kernels import MissingFigure
 from mpctl.estimate.makespan import PipelineTiming
 from mpctl.estimate.network import MissingLink
-from mpctl.estimate.p2p import transfers
 from mpctl.estimate.time import get_clock
 from mpctl.layout.job_layout import JobLayout
 from mpctl.pipeline.schedule.orders import StageChunk, actions

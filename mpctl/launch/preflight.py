@@ -17,7 +17,7 @@ from pathlib import Path
 from mpctl.checkpoint.folder import list_checkpoints
 from mpctl.checkpoint.verify import checkpoint_bytes
 from mpctl.errors import InputError, Issue
-from mpctl.estimate.checkpoint import most_at_once
+from mpctl.estimate.states import most_at_once
 from mpctl.families import get_family
 from mpctl.hosts.checks import Device, host_issues, named_device, rehearsal_warnings
 from mpctl.hosts.machine import Machine

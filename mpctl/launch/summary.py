@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 from typing import cast
 
+from mpctl.estimate.communication import MessageCount
 from mpctl.estimate.job import Estimate
 from mpctl.estimate.memory import StageMemory
-from mpctl.estimate.message import MessageCount
 from mpctl.launch.launch_plan import LaunchPlan
 from mpctl.launch.supervise import RunOutcome
 from mpctl.planning.plan import Plan, make_plan

@@ -29,8 +29,8 @@ from mpctl.topology import Topology
 from mpctl.units import plural
 
 if TYPE_CHECKING:
-    from mpctl.estimate.block_traffic import BlockTraffic, PartTraffic
     from mpctl.estimate.job import Estimate
+    from mpctl.estimate.layer_messages import BlockTraffic, PartTraffic
     from mpctl.estimate.step import StepTime
     from mpctl.layout.job_layout import JobLayout
     from mpctl.planning.runtimes import UnderRuntime

@@ -16,13 +16,10 @@ from typing import Literal, TypedDict
 
 from mpctl.collectives import get_collective, sent_by_rank
 from mpctl.errors import InputError
-from mpctl.estimate.block_traffic import BlockTraffic, PartTraffic
-from mpctl.estimate.communication import batch_sizes
-from mpctl.estimate.explain import explain_time
-from mpctl.estimate.explain_memory import explain_memory
-from mpctl.estimate.figure import Figure
+from mpctl.estimate.communication import MessageCount, batch_sizes
+from mpctl.estimate.explain import Figure, explain_memory, explain_time
 from mpctl.estimate.job import Estimate
-from mpctl.estimate.message import MessageCount
+from mpctl.estimate.layer_messages import BlockTraffic, PartTraffic
 from mpctl.planning.plan import Plan
 from mpctl.planning.summary import TrainingEntry
 from mpctl.units import bytes_text

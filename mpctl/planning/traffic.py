@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from mpctl.axes import AXIS_NAMES
 from mpctl.collectives import get_collective, sent_by_rank
 from mpctl.estimate.activation_shapes import activation_shapes
+from mpctl.estimate.communication import Message, MessageCount
 from mpctl.estimate.flops import block_flops
 from mpctl.estimate.job import Estimate
 from mpctl.estimate.kernels import MissingFigure
 from mpctl.estimate.layer_messages import LayerMessages
-from mpctl.estimate.message import Message, MessageCount
 from mpctl.estimate.network import MissingLink
 from mpctl.estimate.saved import layer_activations
 from mpctl.estimate.time import get_clock

@@ -44,7 +44,7 @@ class StepRecord(RequiredStepFields, total=False):
     the step and computed nothing (transport/timing.py), {"dp_cp": 0.003, "tp": 0.02}; empty of one
     rank, absent in records of older versions. reserved_memory_bytes: the most that torch's
     allocator on rank 0 has taken from its GPU; mfu, hfu: model and hardware FLOP of a rank in the
-    step over what its device's data sheet promises for that time (estimate/utilization.py); these
+    step over what its device's data sheet promises for that time (estimate/flops.py); these
     three are absent where they are not known. People may add keys; readers keep every number that
     they find.
     """

@@ -16,9 +16,10 @@ from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
+from mpctl.checkpoint.folder import SaveTimes
 from mpctl.durable import write_whole
 from mpctl.rundir.metrics import is_number
-from mpctl.rundir.rank_files import SaveTimes, StepRecord, Traffic
+from mpctl.rundir.rank_files import StepRecord, Traffic
 from mpctl.units import plural, ranks_text
 
 SCHEMA: Literal["mpctl.run/2"] = "mpctl.run/2"
@@ -134,7 +135,7 @@ class TrainingProgress(TypedDict):
     further corpora by name. step_seconds and tokens_per_second are medians over the steps with the
     forecast of the last one, as a resumption in another layout has another, after WARM_UP_STEPS;
     so are communication_seconds, of rank 0 by axis, and mfu and hfu, shares of the device's peak
-    (estimate/utilization.py), None where no record has them.
+    (estimate/flops.py), None where no record has them.
     """
 
     steps: int

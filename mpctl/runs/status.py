@@ -22,19 +22,13 @@ from mpctl.launch.verdict import HangEvidence, ProcessView, hang_verdict
 from mpctl.layout.topology import job_topology
 from mpctl.rundir.breadcrumb import BreadcrumbState
 from mpctl.rundir.directory import RunDir
+from mpctl.rundir.launcher import LauncherRecord
 from mpctl.rundir.metrics import is_number, parse_record
 from mpctl.rundir.rank_files import StepRecord
 from mpctl.rundir.summary import recorded_median
 from mpctl.runs.listing import iso
 from mpctl.runs.logs import read_tail
-from mpctl.runs.saved import (
-    CheckpointRow,
-    LauncherRecord,
-    SavedRun,
-    Status,
-    launcher_is_alive,
-    read_run,
-)
+from mpctl.runs.saved import CheckpointRow, SavedRun, Status, launcher_is_alive, read_run
 from mpctl.runs.submitted import judged_by_scheduler, known_launcher
 
 RECENT_STEPS, RECENT_BYTES = 20, 64 * 1024

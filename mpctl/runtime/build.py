@@ -19,7 +19,7 @@ from mpctl.checkpoint.snapshot import HostCopies
 from mpctl.checkpoint.writer import PATIENCE, CheckpointWriter, KeepPolicy, StoreBarrier
 from mpctl.checkpoint.writers import Replicas, shard_files
 from mpctl.errors import RunFailed
-from mpctl.estimate.checkpoint import checkpoint_bytes
+from mpctl.estimate.states import checkpoint_bytes
 from mpctl.families.implementation import FamilyModule, build_module
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.counter_rng import StepKeys

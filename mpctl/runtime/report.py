@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 
-from mpctl.estimate.utilization import Utilization, run_utilization
+from mpctl.estimate.flops import Utilization, run_utilization
 from mpctl.rundir.rank_files import RankReport, StepRecord
 from mpctl.rundir.summary import WARM_UP_STEPS, medians_by_axis
 from mpctl.runtime.device import device_name

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from mpctl.axes import AXES, DEFAULT_ORDER, FILLING, chosen_ranks
 from mpctl.estimate.gradient_messages import ReplicaGroup, sent_zero_stage
+from mpctl.estimate.kernels import OpTimes, cover_backwards
 from mpctl.estimate.network import MissingLink
-from mpctl.estimate.op_times import OpTimes, cover_backwards
 from mpctl.planning.layout_settings import LayoutSettings
 from mpctl.search.evaluate import SLACK, LayoutEvaluator
 from mpctl.spec.schedules import SCHEDULES

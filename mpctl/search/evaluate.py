@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from mpctl.axes import AXES
 from mpctl.estimate.communication import gradient_bytes
-from mpctl.estimate.kernels import MissingFigure, Speed, device_speed
+from mpctl.estimate.kernels import MissingFigure, OpTimes, Speed, device_speed
 from mpctl.estimate.memory import (
     MemoryCache,
     StageMemory,
@@ -25,9 +25,9 @@ from mpctl.estimate.memory import (
     peak_bytes,
 )
 from mpctl.estimate.network import MissingLink, Network
-from mpctl.estimate.op_times import OpTimes
-from mpctl.estimate.time import StepTime, StepTimeModel
-from mpctl.estimate.work import OperatorTimer
+from mpctl.estimate.operator_times import OperatorTimer
+from mpctl.estimate.step import StepTime
+from mpctl.estimate.time import StepTimeModel
 from mpctl.families import get_table
 from mpctl.layout.draft import LayoutDraft
 from mpctl.layout.job_layout import JobLayout

@@ -14,8 +14,8 @@ from typing import Any, Literal, get_args
 
 from mpctl.errors import InputError, Issue
 from mpctl.estimate.kernels import MissingFigure
-from mpctl.estimate.time import StepTime
-from mpctl.estimate.verdict import fit_text
+from mpctl.estimate.memory import fit_text
+from mpctl.estimate.step import StepTime
 from mpctl.planning.layout_settings import (
     LayoutSettings,
     changed_settings,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from mpctl.errors import InputError, Issue
 from mpctl.families import all_builtin, get_family, get_table
 from mpctl.families.scheme import Scheme
-from mpctl.operators.table import ParameterSpec
+from mpctl.operators.matmul import ParameterSpec
 from mpctl.spec.model import VARIANTS, ModelSpec, is_set
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from mpctl.bench.runner import communication_share, planned_share
-from mpctl.estimate.band import Band
-from mpctl.estimate.step import StepTime
+from mpctl.estimate.step import Band, StepTime
 from tests.bench.verify_runs import case_of, run_of
 
 

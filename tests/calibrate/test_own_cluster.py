@@ -17,7 +17,7 @@ from mpctl.calibrate.own_cluster import (
 )
 from mpctl.calibrate.runs import Run, get_value, read_runs
 from mpctl.calibrate.spread import LEAST
-from mpctl.estimate.band import QUANTILE
+from mpctl.estimate.step import QUANTILE
 
 LAYOUTS: tuple[dict[str, Any], ...] = ({}, {"tp": 2}, {"dp": 2}, {"pp": 2}, {"cp": 2})
 

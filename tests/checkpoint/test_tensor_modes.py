@@ -15,7 +15,7 @@ import pytest
 from mpctl.checkpoint.manifest import read_manifest
 from mpctl.checkpoint.tensor_header import read_header
 from mpctl.checkpoint.verify import find_damage
-from mpctl.estimate.checkpoint import checkpoint_bytes
+from mpctl.estimate.states import checkpoint_bytes
 from mpctl.layout.job_layout import JobLayout
 from mpctl.spec.job import JobSpec
 from tests.checkpoint.shards import shard_path

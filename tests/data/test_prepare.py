@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from mpctl.data.extend import EXTENSION, read_extension
-from mpctl.data.manifest import FILES, open_validations
-from mpctl.data.prepare import open_prepared, prepare
+from mpctl.data.manifest import FILES, open_prepared, open_validations
+from mpctl.data.prepare import prepare
 from mpctl.data.samples import PackedSamples
 from mpctl.data.tokenizer import load_tokenizer
 from mpctl.errors import InputError

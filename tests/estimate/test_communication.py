@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpctl.estimate.block_traffic import block_traffic
-from mpctl.estimate.communication import local_parameters, phi_bytes
-from mpctl.estimate.message import MessageCount
+from mpctl.estimate.communication import (
+    MessageCount,
+    local_parameters,
+    phi_bytes,
+    shared_parameters,
+)
+from mpctl.estimate.layer_messages import block_traffic
 from mpctl.estimate.messages import StepMessages
-from mpctl.estimate.p2p import shared_parameters
 from mpctl.families.gpt.ops import HIDDEN
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.blocks import head, lookup

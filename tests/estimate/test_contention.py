@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpctl.estimate.contention import contention_seconds
+from mpctl.estimate.network import contention_seconds
 from mpctl.planning.plan import load_plan
 
 LAYOUTS: list[dict[str, Any]] = [

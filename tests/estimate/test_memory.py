@@ -8,7 +8,7 @@ import pytest
 
 from mpctl.estimate.activation_shapes import activation_shapes
 from mpctl.estimate.activations import ChunkBytes
-from mpctl.estimate.explain_memory import explain_memory
+from mpctl.estimate.explain import explain_memory
 from mpctl.estimate.memory import StageMemory, layout_memory, peak_activations
 from mpctl.estimate.saved import layer_activations
 from mpctl.layout.job_layout import JobLayout

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
+from mpctl.estimate.communication import Message
 from mpctl.estimate.kernels import device_speed
-from mpctl.estimate.message import Message
 from mpctl.estimate.messages import StepMessages, step_messages
 from mpctl.estimate.network import Network
-from mpctl.estimate.time import StepTime, StepTimeModel, find_step_time
-from mpctl.estimate.work import OperatorTimer
+from mpctl.estimate.operator_times import OperatorTimer
+from mpctl.estimate.step import StepTime
+from mpctl.estimate.time import StepTimeModel, find_step_time
 from mpctl.layout.job_layout import JobLayout
 from mpctl.spec.runtime import OverlapShares, RuntimeProfile, get_profile
 from tests.jobs import job_of

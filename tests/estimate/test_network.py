@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mpctl.collectives import Kind
-from mpctl.estimate.message import Message
+from mpctl.estimate.communication import Message
 from mpctl.estimate.network import Network
 from mpctl.layout.topology import job_topology
 from mpctl.spec.job import JobSpec, complete

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mpctl.estimate.activation_shapes import activation_shapes
-from mpctl.estimate.rotary_tables import rotary_table_bytes
+from mpctl.estimate.memory import rotary_table_bytes
 from mpctl.layout.job_layout import JobLayout
 from mpctl.spec.load import load_job
 

@@ -7,21 +7,21 @@ from typing import Any
 import pytest
 
 from mpctl.estimate.activation_shapes import activation_shapes
-from mpctl.estimate.block_traffic import NORMS, block_traffic
-from mpctl.estimate.flops import step_flops
-from mpctl.estimate.message import Message
-from mpctl.estimate.messages import StepMessages, step_messages
-from mpctl.estimate.network import Network
-from mpctl.estimate.p2p import transfers
-from mpctl.estimate.product_memory import (
+from mpctl.estimate.activations import (
     head_bytes,
     lookup_bytes,
     matrix_bytes,
     product_bytes,
     table_bytes,
 )
+from mpctl.estimate.communication import Message, transfers
+from mpctl.estimate.flops import step_flops
+from mpctl.estimate.layer_messages import NORMS, block_traffic
+from mpctl.estimate.messages import StepMessages, step_messages
+from mpctl.estimate.network import Network
 from mpctl.estimate.saved import layer_activations
-from mpctl.estimate.time import StepTime, find_step_time, get_clock
+from mpctl.estimate.step import StepTime
+from mpctl.estimate.time import find_step_time, get_clock
 from mpctl.layout.job_layout import JobLayout
 from mpctl.planning.document import communication_entry
 from mpctl.planning.explain import explain

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from mpctl.estimate.explain import explain_time
 from mpctl.estimate.flops import step_flops
-from mpctl.estimate.step import PARTS
-from mpctl.estimate.time import StepTime, find_step_time
+from mpctl.estimate.step import PARTS, StepTime
+from mpctl.estimate.time import find_step_time
 from mpctl.layout.job_layout import JobLayout
 from mpctl.planning.plan import load_plan, make_plan
 from mpctl.spec.presets import preset_names

@@ -6,12 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from mpctl.families.glm.samples import (
-    Blanks,
-    fitting,
-    length_thresholds,
-    text_length,
-)
+from mpctl.families.glm.family import text_length
+from mpctl.families.glm.samples import Blanks, fitting, length_thresholds
 from tests.families.family_samples import numbers, one, packed, samples, seeds, seq_lengths, special
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from mpctl.checkpoint.folder import prunable
 from mpctl.cli.app import run as mpctl
-from mpctl.estimate.checkpoint import most_at_once
+from mpctl.estimate.states import most_at_once
 from mpctl.launch.attempt import AttemptState, NodeState
 from mpctl.launch.diagnose import AttemptEvidence, find_failure, full_disk_text
 from mpctl.launch.supervise import SaveMonitor

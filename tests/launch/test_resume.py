@@ -15,9 +15,9 @@ from mpctl.checkpoint.folder import set_aside
 from mpctl.checkpoint.verify import find_damage
 from mpctl.cli.app import run as mpctl
 from mpctl.hosts.machine import this_machine
+from mpctl.launch.follow import RecordReader
 from mpctl.launch.preflight import check_here, check_launch
 from mpctl.launch.resume import NEUTRAL, Resumption, changed_settings, find_resumption
-from mpctl.launch.supervise import RecordReader
 from mpctl.planning.plan import make_plan
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.metrics import parse_record

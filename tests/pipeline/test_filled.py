@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpctl.estimate.p2p import transfers
+from mpctl.estimate.communication import transfers
 from mpctl.layout.job_layout import JobLayout
 from mpctl.pipeline.filled import filled_cut
 from tests.jobs import job_of

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from mpctl.hosts.machine import Machine
 from mpctl.launch.rehearse import check_rehearsal
-from mpctl.launch.summary import STATES, planned_traffic
+from mpctl.launch.summary import planned_traffic
 from mpctl.layout.topology import job_topology
 from mpctl.planning.plan import make_plan
 from mpctl.rehearsal.worker import rehearse_rank
+from mpctl.rundir.summary import STATES
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 

@@ -16,7 +16,7 @@ from mpctl.checkpoint.manifest import read_manifest
 from mpctl.checkpoint.reader import OpenCheckpoint
 from mpctl.checkpoint.tensor_header import read_header
 from mpctl.errors import InputError
-from mpctl.estimate.checkpoint import checkpoint_bytes
+from mpctl.estimate.states import checkpoint_bytes
 from mpctl.families.implementation import build_module
 from mpctl.launch.reshard import plan_of_layout, reshard_checkpoint
 from mpctl.layers.grid.tensor_parallel import planned_groups, tensor_parallel_of

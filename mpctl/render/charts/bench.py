@@ -22,7 +22,7 @@ from mpctl.bench.kernels import KernelRow
 from mpctl.bench.machine import MachineCheck
 from mpctl.bench.report import BenchReport, BenchRow
 from mpctl.bench.scaling import ScalingRow
-from mpctl.estimate.band import QUANTILE
+from mpctl.estimate.step import QUANTILE
 from mpctl.render.charts.chart import (
     Chart,
     ChartAxis,

@@ -28,7 +28,7 @@ from mpctl.units import bytes_text, count_text, plural, seconds_text
 
 if TYPE_CHECKING:
     from mpctl.estimate.memory import StageMemory
-    from mpctl.estimate.time import StepTime
+    from mpctl.estimate.step import StepTime
 
 
 SHOWN_ACTIONS = 12

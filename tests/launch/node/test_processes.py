@@ -14,7 +14,8 @@ from typing import Any
 
 import psutil
 
-from mpctl.launch.node.processes import STACK_SIGNAL, Frame, innermost, kill_tree, main_stack
+from mpctl.launch.node.processes import Frame, innermost, kill_tree, main_stack
+from mpctl.rundir.breadcrumb import STACK_SIGNAL
 
 PARENT = (
     "import subprocess, sys\n"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mpctl.estimate.op_times import cover_backwards
+from mpctl.estimate.kernels import cover_backwards
 from tests.estimate.test_time import DEVICE, timed, with_part
 
 SPLIT: dict[str, Any] = {"parallel.tp": 2, "parallel.sequence_parallel": True}

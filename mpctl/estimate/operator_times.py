@@ -2,32 +2,26 @@
 
 Products come from the operator table, each at its local shape (kernels.py); what memory bounds, as
 passes over tensors that the runtime's profile counts (spec/runtime.py); messages over tp and cp
-(layer_messages.py) over the network's routes, less what kernels hide of them (hiding.py). In 2d and
-2.5d a product is one of q steps; 3d computes one product of gathered parts, 1/l of each side.
-Recomputation repeats the forward, or the part of it that the profile says. Of fp8, mxfp8 and nvfp4
-are the products of the layers' linear operators alone, whose operands are cast first.
+(layer_messages.py) over the network's routes, less what kernels hide of them (operator_times.py).
+In 2d and 2.5d a product is one of q steps; 3d computes one product of gathered parts, 1/l of each
+side. Recomputation repeats the forward, or the part of it that the profile says. Of fp8, mxfp8 and
+nvfp4 are the products of the layers' linear operators alone, whose operands are cast first.
 
 By hand, one product 8 x 8 x 8 forward, dX and dW at 1024 FLOP/s, nothing else: 1, 1 and 1 s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from mpctl.estimate.attention_kernel import repeats_core
-from mpctl.estimate.attention_times import AttentionTimer
-from mpctl.estimate.communication import Sizes, gradient_bytes, local_sizes
-from mpctl.estimate.hiding import Hiding
-from mpctl.estimate.host import layer_host
-from mpctl.estimate.kernels import ProductTimes, Shape, Speed, product_seconds
-from mpctl.estimate.layer_messages import LayerMessages
-from mpctl.estimate.message import Message
+from mpctl.estimate.attention import AttentionTimer, repeats_core
+from mpctl.estimate.communication import Message, Phase, Sizes, gradient_bytes, local_sizes
+from mpctl.estimate.kernels import OpTimes, ProductTimes, Shape, Speed, product_seconds
+from mpctl.estimate.layer_messages import LayerMessages, is_repeated, repeats_last_product
 from mpctl.estimate.network import Network
-from mpctl.estimate.op_times import OpTimes
-from mpctl.estimate.recompute import is_repeated, repeats_last_product
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.layer import LayerStack
@@ -35,7 +29,8 @@ from mpctl.operators.matmul import MatMul, ParameterSpec
 from mpctl.sharding import AXIS_OF_DIM
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
-from mpctl.spec.runtime import MemoryPasses, RuntimeProfile
+from mpctl.spec.parallel import ParallelSpec
+from mpctl.spec.runtime import HostCosts, MemoryPasses, OverlapShares, RuntimeProfile
 from mpctl.units import PRODUCT_BYTES
 
 NORM_PASSES = MemoryPasses(forward=2.0, backward=3.0)  # reads x, writes y; reads dy, x, writes dx
@@ -321,3 +316,124 @@ class OperatorTimer:
                 work.tp_forward += seconds
             else:
                 work.tp_backward += seconds
+
+
+# ------------------------------------------------------------------------------
+# Seconds of the host thread that launches a layer's kernels.
+#
+# A runtime takes as long for every layer, whatever its size (`host.layer` of its profile), and
+# longer where its matrices are split, for messages and pieces of products (`host.split`). Where tp
+# ranks wait for each other at every message it is longer (`host.sync`), and in a pipeline whose
+# stages send from node to node each rank of tp may add to it (`host.rank_in_pipeline`).
+#
+# By hand, 1.5 ms a layer and 0.7 ms a rank: 1.5 ms at tp 1, at tp 8 in a pipeline across nodes 7.1
+# ms forward and twice that backward.
+
+
+SYNCED = 8  # ranks of tp for which host.sync is stated
+
+
+def layer_host(host: HostCosts, tp: int) -> float:
+    """Host seconds of a layer's forward, wherever it lies."""
+    own = host.layer + host.split * (tp > 1)
+    return own + host.sync * (min(tp, SYNCED) / SYNCED) ** 3
+
+
+def pipeline_host(host: HostCosts, parallel: ParallelSpec, network: Network) -> float:
+    """Host seconds by which a pipeline across nodes makes a layer's forward longer."""
+    if parallel.pp == 1 or parallel.tp == 1 or not host.rank_in_pipeline:
+        return 0.0
+    return host.rank_in_pipeline * parallel.tp * network.pipelines_cross_nodes
+
+
+# ------------------------------------------------------------------------------
+# What of a layer's messages over tp and cp goes on beside the layer's own kernels.
+#
+# A column product of 1d sends its input's gradient beside the product of its weights' gradient. The
+# gathers and scatters of sequence parallelism can go in pieces beside the very product that needs
+# or makes them, where the switches of their link let kernels send (Transformer Engine's
+# userbuffers). A product of 2d or 2.5d is computed in q steps, and all but one of its messages of a
+# kind go beside them. Keys and values of the next ranks of cp travel while attention works on those
+# at hand. Never is more hidden than the work takes; the work itself slows down by `drag` of what it
+# hides.
+#
+# By hand, share 0.5, a gather of 3 s beside a product of 2 s: min(3, 2) x 0.5 = 1 s is hidden.
+
+
+PIECES = ("all_gather", "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class Hiding:
+    """Takes from a layer's messages what its kernels hide.
+
+    steps: products that one matrix product is computed in.
+    """
+
+    overlap: OverlapShares
+    network: Network
+    steps: int
+
+    def product(
+        self, work: OpTimes, product: MatMul, messages: Sequence[Message],
+        seconds: tuple[float, float, float],
+    ) -> None:  # fmt: skip
+        """Messages of one product beside it. seconds: of one of its steps, for the result, the
+        input's gradient and the weight's."""
+        own = [message for message in messages if message.product == product.name]
+        forward, inputs, weights = seconds
+        if weights:
+            self._weights(work, own, weights)
+        if self.steps > 1:
+            self._in_steps(work, own, self.steps * forward, self.steps * (inputs + weights))
+        elif not product.is_head and self.overlap.products and self.network.multicasts("tp"):
+            self._in_pieces(work, own, forward, inputs + weights)
+
+    def keys_and_values(self, work: OpTimes, scores: OpTimes) -> None:
+        """Messages over cp beside attention of these seconds."""
+        work.cp_forward -= self.overlap.cp * min(work.cp_forward, scores.forward)
+        work.cp_backward -= self.overlap.cp * min(work.cp_backward, scores.dgrad)
+
+    def _weights(self, work: OpTimes, own: Sequence[Message], seconds: float) -> None:
+        """What a column product sends backward beside its own dW of so many seconds."""
+        covered = (m for m in own if m.cover == "weight_gradient")
+        hidden = self.overlap.tp * min(sum(map(self.network.seconds, covered)), seconds)
+        work.tp_backward -= hidden
+        work.wgrad += self.overlap.drag * hidden
+
+    def _in_pieces(self, work: OpTimes, own: Sequence[Message], ahead: float, back: float) -> None:
+        """Gathers and scatters beside the product. ahead, back: seconds of its forward, and of both
+        gradients."""
+
+        def hidden(phase: Phase, seconds: float) -> float:
+            pieces = (m for m in own if m.phase == phase and m.cover is None and m.kind in PIECES)
+            sent = sum(map(self.network.seconds, pieces))
+            return self.overlap.products * min(sent, seconds)
+
+        self._take(work, hidden, ahead, back)
+
+    def _in_steps(self, work: OpTimes, own: Sequence[Message], ahead: float, back: float) -> None:
+        """What a product in steps sends beside them: all but one of its messages of a kind, which
+        go before the first step or behind the last. ahead, back: seconds of all steps of a
+        forward, and of both gradients."""
+
+        def hidden(phase: Phase, seconds: float) -> float:
+            sent = sum(
+                self.network.seconds(message) * (message.count - 1) / message.count
+                for message in own
+                if (message.cover, message.phase) == ("product", phase)
+            )
+            return self.overlap.tp * min(sent, seconds * (self.steps - 1) / self.steps)
+
+        self._take(work, hidden, ahead, back)
+
+    def _take(
+        self, work: OpTimes, hidden: Callable[[Phase, float], float], ahead: float, back: float
+    ) -> None:
+        """Take from the messages of each pass what `hidden` says of it."""
+        forward, backward = hidden("forward", ahead), hidden("backward", back)
+        again = hidden("recompute", ahead)
+        work.tp_forward -= forward
+        work.tp_backward -= backward + again
+        work.forward += self.overlap.drag * forward
+        work.dgrad += self.overlap.drag * (backward + again)

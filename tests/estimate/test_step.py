@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 
-from mpctl.estimate.closing import closing_times
-from mpctl.estimate.host import layer_host, pipeline_host
-from mpctl.estimate.message import Message
+from mpctl.estimate.communication import Message
 from mpctl.estimate.network import Network
+from mpctl.estimate.operator_times import layer_host, pipeline_host
+from mpctl.estimate.step import closing_times
 from mpctl.layout.topology import job_topology
 from mpctl.spec.runtime import HostCosts, OverlapShares
 from tests.jobs import Settings, job_of

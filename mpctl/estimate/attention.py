@@ -1,31 +1,78 @@
-"""Seconds of attention on one rank: fused, or with the scores written to memory.
+"""Which kernel computes an attention in the plan, and so what it keeps and what runs again.
 
-Sliding windows shorten fused attention to the pairs that may be seen. ALiBi costs a fused kernel
-nothing: it adds the slope to each score that it forms. On a CPU our runtime gives torch's kernel a
-window or slopes as a mask of values, and every pair is formed.
+Of our own runtime: on CUDA any variant is one kernel without scores (operators/fused_attention.py),
+plain attention torch's. On a CPU dropout is computed step by step, and a bias, a window or slopes
+make torch's fused kernel keep a mask of all pairs; that is what selective recomputation spares.
 
-Our kernel on CUDA has two parts backward, which both form scores and gradients of shares: 7
-products of FlashAttention's 5. A dropout mask costs HASH_OPERATIONS a pair in each of the three
-kernels: xor, three shifts with xor, two products, comparison and choice, as counted in the hash of
-kernels/counter_rng.py. Neither was measured on a device. Other software's kernels, one forward and
-one backward, draw theirs by Philox (FlashAttention 2, cuDNN) at a cost of the same order, which is
-priced as ours; nor was that measured.
+Of other runtimes flash attention draws dropout inside the kernel and keeps the generator's state in
+place of a mask: FlashAttention 2 and cuDNN's fused attention both do, and Transformer Engine takes
+one of them (dot_product_attention/utils.py turns FlashAttention 3 alone off for dropout;
+fused_attn_f16_arbitrary_seqlen.cu gives cuDNN a seed and an offset). Selective recomputation
+repeats every attention there.
 
-By hand, 8 queries and keys, causal, a window of 2: 14 of 64 pairs, and 32 without the window.
+By hand, causal bf16 without dropout: nothing is repeated; with dropout, on a CPU alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpctl.estimate.attention_kernel import fuses_variants, keeps_no_scores, kernels_of
 from mpctl.estimate.communication import Sizes
-from mpctl.estimate.kernels import Speed, flash_seconds, product_seconds
-from mpctl.estimate.op_times import OpTimes
+from mpctl.estimate.kernels import OpTimes, Speed, flash_seconds, product_seconds
 from mpctl.layout.job_layout import JobLayout
+from mpctl.operators.fused_attention import refusal
 from mpctl.operators.grad_flow import GradFlow
+from mpctl.operators.kernel_sets import KernelSet, kernel_set
 from mpctl.operators.layer import AttentionOp
 from mpctl.spec.runtime import RuntimeProfile
+
+
+def kernels_of(layout: JobLayout) -> KernelSet:
+    """The kernel set of the job's runtime."""
+    return kernel_set(layout.profile.memory.kernels, layout.job.training.runtime)
+
+
+def fuses_variants(layout: JobLayout) -> bool:
+    """Whether any attention of the job, with dropout too, is one kernel that keeps no scores."""
+    job, width = layout.job, layout.job.training.value_bytes
+    can_fuse = kernels_of(layout).fuses_variants and job.device_kind != "cpu"
+    return can_fuse and refusal(width, layout.model.head_size) is None
+
+
+def keeps_no_scores(layout: JobLayout) -> bool:
+    """Whether the attentions of the job form their scores block by block."""
+    if kernels_of(layout).attention == "torch" and layout.job.training.attention_dropout:
+        return fuses_variants(layout)
+    return layout.model.attention == "flash"
+
+
+def repeats_core(layout: JobLayout, core: AttentionOp) -> bool:
+    """Whether selective recomputation runs this attention again in backward."""
+    if layout.job.training.recompute != "selective":
+        return False
+    if kernels_of(layout).attention != "torch" or layout.model.attention != "flash":
+        return True
+    makes_pairs = bool(core.has_bias or core.has_slopes or core.window)
+    keeps_pairs = layout.job.training.attention_dropout > 0 or makes_pairs
+    return keeps_pairs and not fuses_variants(layout)
+
+
+# ------------------------------------------------------------------------------
+# Seconds of attention on one rank: fused, or with the scores written to memory.
+#
+# Sliding windows shorten fused attention to the pairs that may be seen. ALiBi costs a fused kernel
+# nothing: it adds the slope to each score that it forms. On a CPU our runtime gives torch's kernel
+# a window or slopes as a mask of values, and every pair is formed.
+#
+# Our kernel on CUDA has two parts backward, which both form scores and gradients of shares: 7
+# products of FlashAttention's 5. A dropout mask costs HASH_OPERATIONS a pair in each of the three
+# kernels: xor, three shifts with xor, two products, comparison and choice, as counted in the hash
+# of kernels/counter_rng.py. Neither was measured on a device. Other software's kernels, one forward
+# and one backward, draw theirs by Philox (FlashAttention 2, cuDNN) at a cost of the same order,
+# which is priced as ours; nor was that measured.
+#
+# By hand, 8 queries and keys, causal, a window of 2: 14 of 64 pairs, and 32 without the window.
+
 
 HASH_OPERATIONS = 11  # 1 + 3 x 2 + 2 + 1 + 1
 OWN_BACKWARD = 7 / 5

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mpctl.estimate.attention_kernel import fuses_variants, keeps_no_scores, repeats_core
+from mpctl.estimate.attention import fuses_variants, keeps_no_scores, repeats_core
 from mpctl.layout.job_layout import JobLayout
 from tests.jobs import job_of
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mpctl.estimate.flops import Utilization, device_peak, find_device, run_utilization
 from mpctl.estimate.step import StepTime
-from mpctl.estimate.utilization import Utilization, device_peak, find_device, run_utilization
 from mpctl.planning.plan import make_plan
 from mpctl.spec.cluster import DeviceSpec
 from mpctl.spec.load import load_job
