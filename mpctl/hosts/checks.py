@@ -24,6 +24,9 @@ from mpctl.spec.launch import LaunchedKind
 from mpctl.units import bytes_text, plural
 
 Device = LaunchedKind
+START_ANYWAY = "--set launch.check_memory=false starts it anyway"
+SHOWN = 4
+VERSIONS = ("mpctl", "torch", "python")
 
 
 def named_device(job: JobSpec) -> Device | None:
@@ -32,9 +35,6 @@ def named_device(job: JobSpec) -> Device | None:
     if reason := device_not_launched(job):
         raise InputError.of("device-not-run", reason.where, reason.message, reason.hint)
     return job.launched_kind
-
-
-START_ANYWAY = "--set launch.check_memory=false starts it anyway"
 
 
 def host_issues(plan: Plan, machine: Machine, device: Device) -> Iterator[Issue]:
@@ -193,10 +193,6 @@ def _too_little_memory(
         "use --recompute full, a smaller micro batch, a smaller model or fewer replicas; "
         f"{START_ANYWAY}",
     )
-
-
-SHOWN = 4
-VERSIONS = ("mpctl", "torch", "python")
 
 
 def unshared_issue(host: str, said: str) -> Issue | None:

@@ -48,6 +48,24 @@ HOSTS = (
 )
 """Environment variables with a number of hosts, the innermost first: of a Slurm step, of its job,
 of torchrun's world."""
+Vendor = Literal["NVIDIA", "AMD"]
+VENDORS: Mapping[str, Vendor] = {"0x10de": "NVIDIA", "0x1002": "AMD"}
+BUS_CLASSES = {"NVIDIA": ("0x0300", "0x0302"), "AMD": ("0x0380", "0x1200")}
+"""PCI classes of GPUs that compute: VGA and 3D controllers; of AMD, whose VGA controllers are often
+part of a processor, display controllers and processing accelerators alone."""
+VISIBLE = {
+    "NVIDIA": ("CUDA_VISIBLE_DEVICES",),
+    "AMD": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+}
+"""Variables that hide GPUs; each of AMD's hides from those that the one before has left."""
+KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
+ROOT = Path("/")
+CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+NO_LIMIT = 1 << 60  # version 1 writes a number near 2^63 for "none"
+ABSENT = "not installed"
+NO_RUN_DIR = "does not see the run directory of the launcher"
+"""What a node agent writes to stderr that cannot read the key there, after the name of its host."""
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +132,6 @@ def _nvidia_gpus() -> int:
     except (OSError, subprocess.TimeoutExpired):
         return nvidia_devices()
     return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
-
-
-Vendor = Literal["NVIDIA", "AMD"]
-VENDORS: Mapping[str, Vendor] = {"0x10de": "NVIDIA", "0x1002": "AMD"}
-BUS_CLASSES = {"NVIDIA": ("0x0300", "0x0302"), "AMD": ("0x0380", "0x1200")}
-"""PCI classes of GPUs that compute: VGA and 3D controllers; of AMD, whose VGA controllers are often
-part of a processor, display controllers and processing accelerators alone."""
-VISIBLE = {
-    "NVIDIA": ("CUDA_VISIBLE_DEVICES",),
-    "AMD": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
-}
-"""Variables that hide GPUs; each of AMD's hides from those that the one before has left."""
-KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
-ROOT = Path("/")
 
 
 @dataclass(frozen=True)
@@ -224,10 +228,6 @@ def _whole(path: Path) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-NO_LIMIT = 1 << 60  # version 1 writes a number near 2^63 for "none"
-
-
 def memory_kills(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
     """How many processes of this group the kernel has killed, since the group exists, because its
     memory ran out. root: where the groups are mounted; own: the file that names this process's."""
@@ -279,12 +279,6 @@ def _table(path: Path) -> dict[str, int]:
     """The lines of the form `name number`."""
     pairs = (line.split() for line in read_text(path).splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
-
-
-ABSENT = "not installed"
-NO_RUN_DIR = "does not see the run directory of the launcher"
-"""What a node agent writes to stderr that cannot read the key there, after the name of its host."""
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from mpctl.errors import RunFailed
 HOST = "127.0.0.1"
 MOST_CONNECTIONS = 256
 HINT = "check that the loopback interface is up and net.ipv4.ip_local_port_range leaves ports free"
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def free_port(ranks: int = 1) -> int:
@@ -55,9 +56,6 @@ def free_port(ranks: int = 1) -> int:
                 message = f"only {opened_text}, where ranks meet, could be opened: {why}"
                 raise RunFailed(f"{message}; {HINT}") from None
     return port
-
-
-VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def socket_interfaces(address: str, environment: Mapping[str, str]) -> dict[str, str]:

@@ -41,6 +41,15 @@ from mpctl.units import bytes_text
 
 PROBE_BYTES = 1 << 16
 FULL = (errno.ENOSPC, errno.EDQUOT)
+UNSAID = "an error without words"
+LAST_LINES = 15
+TAIL_BYTES = 65536
+OUT_OF_MEMORY = (
+    "memory ran out, and the kernel killed a process of this control group; use a smaller model or "
+    "micro batch, fewer ranks, or a higher limit"
+)
+FAILED, EXITED, TERMINATED, TIMED_OUT = range(4)
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
 def full_disk_text(folder: Path) -> str:
@@ -67,9 +76,6 @@ def _free(folder: Path) -> str:
         usage = shutil.disk_usage(folder)
         return f"; {bytes_text(usage.free)} of {bytes_text(usage.total)} are free"
     return ""
-
-
-UNSAID = "an error without words"
 
 
 def other_failures(state: AttemptState, first: int | None) -> tuple[OtherFailure, ...]:
@@ -104,16 +110,6 @@ def _endings(codes: dict[int, int]) -> Iterator[OtherFailure]:
             by_code[code].append(rank)
     for code, ranks in by_code.items():
         yield OtherFailure(tuple(ranks), f"killed by signal {-code}", is_echo=False)
-
-
-LAST_LINES = 15
-TAIL_BYTES = 65536
-OUT_OF_MEMORY = (
-    "memory ran out, and the kernel killed a process of this control group; use a smaller model or "
-    "micro batch, fewer ranks, or a higher limit"
-)
-FAILED, EXITED, TERMINATED, TIMED_OUT = range(4)
-CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from mpctl.spec.job import JobSpec
 from mpctl.units import plural, seconds_text
 
 HINT = "take its folder out of PYTHONPATH, or rename it"
+BUSY = 0.5  # of the processors, running in the mean of the last minute: a warning
 
 
 def environment_issues(job: JobSpec) -> Iterator[Issue]:
@@ -86,9 +87,6 @@ def _locale(job: JobSpec) -> Iterator[Issue]:
 
 def _python_path() -> list[str]:
     return [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-
-
-BUSY = 0.5  # of the processors, running in the mean of the last minute: a warning
 
 
 def is_busy(load: float, processors: int) -> bool:

@@ -28,6 +28,7 @@ from mpctl.rundir.rank_files import StepRecord
 from mpctl.spec.job import JobSpec
 
 OnRecord = Callable[[StepRecord], None]
+OnAnswer = Callable[[Any], None]
 
 
 class MetricsSink(Protocol):
@@ -85,9 +86,6 @@ def follow(
     if job.launch.tensorboard:
         sinks.append(("tensorboard", EventFiles(run.path / "tensorboard")))
     return MetricsFollower(run, sinks, on_event, then)
-
-
-OnAnswer = Callable[[Any], None]
 
 
 @dataclass

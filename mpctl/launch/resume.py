@@ -27,6 +27,16 @@ from mpctl.units import plural
 SHAPE_NEUTRAL = ("name", "source", "vocab_divisor", "seq_length", "attention", "norm_epsilon")
 """Settings of the model that may differ between a run and its resumption, because they change the
 shape of no weight."""
+# Settings that do not change what is computed in a step except by rounding, or have no effect after
+# the start.
+NEUTRAL = {
+    "training": {"micro_batch_size", "recompute", "partition_activations", "offload_activations",
+                 "eval_interval", "eval_samples", "init_from", "init_std", "loss_scale", "runtime"},
+    "data": {"validation"},
+    "model": {"name", "source", "vocab_divisor", "attention"},
+}  # fmt: skip
+PREPARE_SETTINGS = ("corpus", "tokenizer", "validation_fraction", "max_bytes")
+DTYPES = ("dtype", "gradient_dtype")
 
 
 @dataclass(frozen=True)
@@ -96,17 +106,6 @@ def job_before(run: RunDir) -> JobSpec:
 
 
 # ---------------------------------------------------------------- settings that were changed
-
-# Settings that do not change what is computed in a step except by rounding, or have no effect after
-# the start.
-NEUTRAL = {
-    "training": {"micro_batch_size", "recompute", "partition_activations", "offload_activations",
-                 "eval_interval", "eval_samples", "init_from", "init_std", "loss_scale", "runtime"},
-    "data": {"validation"},
-    "model": {"name", "source", "vocab_divisor", "attention"},
-}  # fmt: skip
-PREPARE_SETTINGS = ("corpus", "tokenizer", "validation_fraction", "max_bytes")
-DTYPES = ("dtype", "gradient_dtype")
 
 
 def changed_settings(now: JobSpec, then: JobSpec, resumption: Resumption) -> Iterator[str]:

@@ -50,6 +50,10 @@ from mpctl.units import plural
 
 SAVING = "saving step"
 SAVE_SECONDS, REPORT_AFTER, REPORT_EVERY = 0.5, 2.0, 15.0
+POLL_SECONDS = 0.05
+FAILING_SECONDS, LOST_SECONDS = 10.0, 2.0
+REQUEST_SECONDS = 0.5
+OnEvent = Callable[[str], None]
 
 
 @dataclass
@@ -89,12 +93,6 @@ def _saving(doing: str) -> str:
     """What a breadcrumb says of a save: `saving step 3: 20 MiB of 1 GiB written`; empty without."""
     start = doing.rfind(SAVING)
     return "" if start < 0 else doing[start:]
-
-
-POLL_SECONDS = 0.05
-FAILING_SECONDS, LOST_SECONDS = 10.0, 2.0
-REQUEST_SECONDS = 0.5
-OnEvent = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,24 @@ from mpctl.rundir.collective_log import (
 from mpctl.units import bytes_text, ranks_text
 
 Progress = Mapping[int, CollectiveProgress]
+ENDED_STATES = ("zombie", "dead", "")
+ENDED, HALTED, RUNNING = range(3)
+SHOWN_RANKS = 8
+COMPUTING = 0.2
+"""The share of a processor above which a process counts as computing, asleep as it may be at the
+moment of a look."""
+SWAPPING_FAULTS = 50.0
+"""Major page faults a second above which a process counts as being swapped in: each is a read of
+some 4 KiB to 128 KiB from a disk."""
+WATCHDOG = "Watchdog caught collective operation timeout"
+DEFAULT = "default_pg"
+"""torch's description of the group of all ranks."""
+OPERATION = re.compile(rf"{WATCHDOG}: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
+STATUS = re.compile(
+    r"\[PG (?:ID )?(?P<id>\w+)(?: PG GUID \w+(?:\((?P<description>[^)]*)\))?)? Rank \d+\]"
+    r".{0,80}? by watchdog at work(?: sequence id)?: (?P<work>\d+)(?:,| PG status:)"
+    r" last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+)"
+)
 
 
 @dataclass(frozen=True)
@@ -174,18 +192,6 @@ def _ranks(group: GroupProgress) -> Ranks:
         return group.ranks
     except ValueError:  # no rank of mpctl wrote it
         return ()
-
-
-ENDED_STATES = ("zombie", "dead", "")
-ENDED, HALTED, RUNNING = range(3)
-SHOWN_RANKS = 8
-COMPUTING = 0.2
-"""The share of a processor above which a process counts as computing, asleep as it may be at the
-moment of a look."""
-
-SWAPPING_FAULTS = 50.0
-"""Major page faults a second above which a process counts as being swapped in: each is a read of
-some 4 KiB to 128 KiB from a disk."""
 
 
 @dataclass(frozen=True)
@@ -365,17 +371,6 @@ def _kinds(wait: Wait, progress: Progress) -> dict[str, list[int]]:
             if group.key == wait.group.key and group.started == wait.number:
                 kinds.setdefault(f"{group.kind} of {bytes_text(group.bytes)}", []).append(rank)
     return kinds
-
-
-WATCHDOG = "Watchdog caught collective operation timeout"
-DEFAULT = "default_pg"
-"""torch's description of the group of all ranks."""
-OPERATION = re.compile(rf"{WATCHDOG}: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
-STATUS = re.compile(
-    r"\[PG (?:ID )?(?P<id>\w+)(?: PG GUID \w+(?:\((?P<description>[^)]*)\))?)? Rank \d+\]"
-    r".{0,80}? by watchdog at work(?: sequence id)?: (?P<work>\d+)(?:,| PG status:)"
-    r" last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+)"
-)
 
 
 @dataclass(frozen=True)

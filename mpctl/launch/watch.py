@@ -31,6 +31,8 @@ from mpctl.spec.launch import LaunchSpec
 from mpctl.units import ranks_text
 
 LONGEST_PAUSE = 2.0
+CHECK_SECONDS = 1.0
+STOPPED_CHECKS = 5
 
 
 class CollectiveWatch:
@@ -85,10 +87,6 @@ def _process_view(now: RankState, before: RankState, elapsed: float) -> ProcessV
         now.swapped_bytes,
         (now.processor_seconds - before.processor_seconds) / seconds,
     )
-
-
-CHECK_SECONDS = 1.0
-STOPPED_CHECKS = 5
 
 
 @dataclass(frozen=True)

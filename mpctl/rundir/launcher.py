@@ -34,6 +34,7 @@ from mpctl.durable import write_whole
 START_TOLERANCE = 2.0
 """Seconds by which two readings of one process's start may differ: it is computed from the time of
 the boot, which moves when the clock is set."""
+STOP_SCHEMA: Literal["mpctl.stop/1"] = "mpctl.stop/1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +101,6 @@ def is_same_process(pid: int, started: float) -> bool:
         return abs(process.create_time() - started) <= START_TOLERANCE and not is_ended
     except (psutil.Error, OSError, ValueError, OverflowError):
         return False
-
-
-STOP_SCHEMA: Literal["mpctl.stop/1"] = "mpctl.stop/1"
 
 
 class StopRequest(TypedDict):

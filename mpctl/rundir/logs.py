@@ -54,6 +54,7 @@ VALUE = re.compile(
     """,
     re.VERBOSE,
 )
+ELLIPSIS = "…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +139,6 @@ class EntrySplitter:
 def _without_prefix(line: str) -> str:
     line = line.rstrip()
     return RANK_PREFIX.sub("", line) if line.startswith("[rank") else line
-
-
-ELLIPSIS = "…"
 
 
 @dataclass(frozen=True, slots=True)

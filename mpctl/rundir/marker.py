@@ -29,6 +29,9 @@ COMMAND = "\n$ "
 """Begins the section of each torchrun in logs/torchrun.log; its command line follows."""
 WORKER = "-m mpctl.runtime.worker "
 LOG_BYTES = 65536
+OPTION = "--allow-other-owner"
+DOCUMENTS = (".", "job.json", "launcher.json", "nodes")
+"""What in a run directory is obeyed."""
 
 
 def write_marker(folder: Path) -> None:
@@ -69,11 +72,6 @@ def _schema(path: Path) -> str:
     except (OSError, ValueError, RecursionError):
         return ""
     return str(document.get("schema", "")) if isinstance(document, dict) else ""
-
-
-OPTION = "--allow-other-owner"
-DOCUMENTS = (".", "job.json", "launcher.json", "nodes")
-"""What in a run directory is obeyed."""
 
 
 def require_own(run: Path) -> None:

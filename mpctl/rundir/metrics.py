@@ -41,6 +41,26 @@ VALIDATED = b'"validation_loss"'
 LINES_PER_REPORT = 1000
 
 OnProgress = Callable[[int, int], None]
+COLUMNS = (
+    "tokens",
+    "loss",
+    "validation_loss",
+    "learning_rate",
+    "grad_norm",
+    "step_seconds",
+    "tokens_per_second",
+    "cpu_seconds",
+    "memory_bytes",
+)
+"""The order of metrics.csv's columns; further numbers of a record follow by name."""
+TABLES = {
+    "validation_losses": "validation_loss",
+    "communication_seconds": "communication_seconds",
+}
+"""Tables of numbers by name: their key in a record, and how their numbers' names begin."""
+NOT_MEASURED = ("step", "time", "predicted_step_seconds")
+INITIAL = "initial_"
+PATTERN = "events.out.tfevents.*"
 
 
 @dataclass(frozen=True)
@@ -144,27 +164,6 @@ def _lines(path: Path) -> Iterator[bytes]:
             yield from stream
 
 
-COLUMNS = (
-    "tokens",
-    "loss",
-    "validation_loss",
-    "learning_rate",
-    "grad_norm",
-    "step_seconds",
-    "tokens_per_second",
-    "cpu_seconds",
-    "memory_bytes",
-)
-"""The order of metrics.csv's columns; further numbers of a record follow by name."""
-TABLES = {
-    "validation_losses": "validation_loss",
-    "communication_seconds": "communication_seconds",
-}
-"""Tables of numbers by name: their key in a record, and how their numbers' names begin."""
-NOT_MEASURED = ("step", "time", "predicted_step_seconds")
-INITIAL = "initial_"
-
-
 class ScalarPoint(NamedTuple):
     """The numbers of one step by name; step 0 is before training."""
 
@@ -242,9 +241,6 @@ def _line(cells: Iterable[object]) -> str:
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow(cells)
     return line.getvalue()
-
-
-PATTERN = "events.out.tfevents.*"
 
 
 def missing_tensorboard(where: str) -> list[Issue]:

@@ -15,6 +15,10 @@ from typing_extensions import TypedDict  # pydantic needs it to validate them be
 
 from mpctl.checkpoint.folder import SaveTimes
 
+Pass = Literal["forward", "backward", "recompute", "step"]
+PASSES: tuple[Pass, ...] = ("forward", "backward", "recompute", "step")
+"""step: what is done once a step, outside of the passes of micro batches."""
+
 
 class RequiredStepFields(TypedDict):
     """What every record has: a line without one of these is not read as a record.
@@ -182,11 +186,6 @@ class RehearsedRank(RehearsedRankHead, total=False):
     building_bytes: int
     host_syncs: list[str]
     audit: StepAudit
-
-
-Pass = Literal["forward", "backward", "recompute", "step"]
-PASSES: tuple[Pass, ...] = ("forward", "backward", "recompute", "step")
-"""step: what is done once a step, outside of the passes of micro batches."""
 
 
 class AuditFigures(TypedDict):

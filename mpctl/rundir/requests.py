@@ -23,6 +23,33 @@ from mpctl.rundir.rank_files import Traffic
 from mpctl.spec.base import DType
 from mpctl.spec.model import ModelSpec
 
+ChosenToken = tuple[int, int, int, float, bool, str | None]
+"""(prompt number, blank, token id, log probability, whether it ends the text, how the text is
+finished: "end-of-text", "filled", "length", or None while it goes on)."""
+CollectiveKind = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "sendrecv"
+]
+Transport = Literal["gloo", "nccl", "shared"]
+CollectiveOp = Literal["sum", "max", "none"]
+SPLIT = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
+"""Kinds whose message is a block for each rank of the group."""
+ADDING = frozenset({"all_reduce", "reduce_scatter", "reduce"})
+"""Kinds that add up."""
+KernelName = Literal[
+    "matmul", "attention", "unfused_attention", "heads", "branch", "activation", "cross_entropy",
+    "optimizer", "accumulate", "triad", "copy", "layer",
+]  # fmt: skip
+"""matmul: a product of a linear layer. attention: softmax(Q K^T) V, which keeps no scores;
+unfused_attention: step by step, as attention dropout needs it. heads: queries, keys and values out
+of one product, with rotary positions, and heads side by side for the next. branch: norm, dropout
+and sum of a residual branch. activation: that of an MLP. optimizer: gradient norm, clipping, AdamW
+and zeroing. accumulate: adding a micro batch's gradients to the step's. triad: a = b + s c; copy:
+a = b. layer: a whole transformer layer."""
+KernelPart = Literal["forward", "backward", "backward_input", "backward_weight", "both", "update"]
+"""both: forward and backward; update: of a kernel that has no passes."""
+LAYER_SIZES = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "seq_length")
+"""What the shape of a whole layer has, beside micro_batch_size and whether it is causal."""
+
 
 class BenchRequest(TypedDict):
     """What every request to the ranks of a bench has. task: which of runtime/probes/measure.py's
@@ -135,11 +162,6 @@ class BatchBegins(TypedDict):
     texts: list[int]
 
 
-ChosenToken = tuple[int, int, int, float, bool, str | None]
-"""(prompt number, blank, token id, log probability, whether it ends the text, how the text is
-finished: "end-of-text", "filled", "length", or None while it goes on)."""
-
-
 class TokensAnswer(TypedDict):
     """One token for each prompt of the batch; seconds since the batch began."""
 
@@ -173,18 +195,6 @@ class LayerTiming(TypedDict):
 LayerAnswer = LayerSizes | LayerTiming
 EvalAnswer = LoadedAnswer | EvalProgress | CorpusAnswer
 SampleAnswer = LoadedAnswer | BatchBegins | TokensAnswer
-
-
-CollectiveKind = Literal[
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "sendrecv"
-]
-Transport = Literal["gloo", "nccl", "shared"]
-CollectiveOp = Literal["sum", "max", "none"]
-
-SPLIT = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
-"""Kinds whose message is a block for each rank of the group."""
-ADDING = frozenset({"all_reduce", "reduce_scatter", "reduce"})
-"""Kinds that add up."""
 
 
 class CollectiveCase(TypedDict):
@@ -238,24 +248,6 @@ class AbsentTransport(TypedDict):
 
 
 CollectiveAnswer = CollectiveRound | AbsentTransport
-
-
-KernelName = Literal[
-    "matmul", "attention", "unfused_attention", "heads", "branch", "activation", "cross_entropy",
-    "optimizer", "accumulate", "triad", "copy", "layer",
-]  # fmt: skip
-"""matmul: a product of a linear layer. attention: softmax(Q K^T) V, which keeps no scores;
-unfused_attention: step by step, as attention dropout needs it. heads: queries, keys and values out
-of one product, with rotary positions, and heads side by side for the next. branch: norm, dropout
-and sum of a residual branch. activation: that of an MLP. optimizer: gradient norm, clipping, AdamW
-and zeroing. accumulate: adding a micro batch's gradients to the step's. triad: a = b + s c; copy:
-a = b. layer: a whole transformer layer."""
-KernelPart = Literal["forward", "backward", "backward_input", "backward_weight", "both", "update"]
-"""both: forward and backward; update: of a kernel that has no passes."""
-
-
-LAYER_SIZES = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "seq_length")
-"""What the shape of a whole layer has, beside micro_batch_size and whether it is causal."""
 
 
 class KernelCase(TypedDict):

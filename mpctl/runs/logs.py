@@ -39,6 +39,13 @@ FIRST_BYTES, FIRST_BYTES_OF_ALL = 16 * 1024, 4 * 1024**2
 ALL_BYTES, MOST_BYTES = 16 * 1024**2, 256 * 1024**2
 """Read at most of all logs together: for a number of lines, for all lines."""
 RANK_LOG = re.compile(r"rank-(\d{1,9})\.log")
+Lines = TypeVar("Lines")
+QUIET_SECONDS = 0.4
+LONGEST_SECONDS = 3.0
+POLL_SECONDS, RUNNING_SECONDS = 0.2, 1.0
+"""How often logs are read, and how often the launcher is looked for."""
+WARNING = re.compile(r"\w*Warning: |\bWARN(?:ING)?\b|\[W\d{4} |^W\d{4} ")
+LOOK_SECONDS, MOST_WARNINGS = 2.0, 20
 
 
 @dataclass(frozen=True)
@@ -157,14 +164,6 @@ def _last(entries: list[MergedEntry], count: int) -> list[MergedEntry]:
         if lines >= count:
             return entries[index:]
     return entries
-
-
-Lines = TypeVar("Lines")
-
-QUIET_SECONDS = 0.4
-LONGEST_SECONDS = 3.0
-POLL_SECONDS, RUNNING_SECONDS = 0.2, 1.0
-"""How often logs are read, and how often the launcher is looked for."""
 
 
 def follow_until_end(run: Path, poll: Callable[[bool], Iterable[Lines]]) -> Iterator[Lines]:
@@ -298,10 +297,6 @@ class MergedFollower:
         if any(due.values()):
             self.first_time = self.clock()
         return merge_entries(due)
-
-
-WARNING = re.compile(r"\w*Warning: |\bWARN(?:ING)?\b|\[W\d{4} |^W\d{4} ")
-LOOK_SECONDS, MOST_WARNINGS = 2.0, 20
 
 
 class WarningWatch:

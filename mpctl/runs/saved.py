@@ -49,6 +49,12 @@ from mpctl.spec.load import parse
 from mpctl.spec.names import with_all_new_names
 
 Document = TypeVar("Document")
+SIGN_SECONDS = 90.0
+"""A network file system may show what another host writes a minute later."""
+Status = Literal[
+    "submitted", "running", "finished", "stopped", "failed", "interrupted", "unreadable"
+]
+MARKS = (".mpctl-run", "job.json", "metrics.jsonl")
 
 
 def _with_later_keys(row: object) -> object:
@@ -136,10 +142,6 @@ def read_json(path: Path) -> dict[str, Any] | str:
     return document if isinstance(document, dict) else f"{path.name} does not hold an object"
 
 
-SIGN_SECONDS = 90.0
-"""A network file system may show what another host writes a minute later."""
-
-
 def is_running(path: Path) -> bool:
     """Whether the run in this directory goes on."""
     launcher = read_launcher(path / "launcher.json")
@@ -201,12 +203,6 @@ def _written(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-Status = Literal[
-    "submitted", "running", "finished", "stopped", "failed", "interrupted", "unreadable"
-]
-MARKS = (".mpctl-run", "job.json", "metrics.jsonl")
 
 
 class CheckpointRow(TypedDict):

@@ -32,6 +32,8 @@ from mpctl.runs.listing import iso
 from mpctl.runs.saved import CheckpointRow, SavedRun, Status, find_run, read_run, short_name
 
 Progress = Callable[[str, int, int], None]
+X = Literal["step", "tokens", "time"]
+ALIASES = {"val": "validation_loss", "lr": "learning_rate", "tokens/s": "tokens_per_second"}
 
 
 class ShownRun(PlanAndRun):
@@ -122,10 +124,6 @@ def _layout(run: SavedRun) -> str | None:
     if run.job is None or run.job.model is None:
         return run.layout
     return layout_text(layout_of(run.job))
-
-
-X = Literal["step", "tokens", "time"]
-ALIASES = {"val": "validation_loss", "lr": "learning_rate", "tokens/s": "tokens_per_second"}
 
 
 class Curve(TypedDict):

@@ -35,6 +35,7 @@ RECENT_STEPS, RECENT_BYTES = 20, 64 * 1024
 WAITING_SECONDS, WAITING_STEPS = 10.0, 5
 """Ranks are asked whom they wait for when no step was done for so long, and for so many times the
 usual time of a step."""
+MOST_RANKS = 1 << 16
 
 
 class LauncherRow(TypedDict):
@@ -264,9 +265,6 @@ def _age(path: Path, now: float) -> float | None:
         return max(0.0, now - path.stat().st_mtime)
     except OSError:
         return None
-
-
-MOST_RANKS = 1 << 16
 
 
 @dataclass(frozen=True)

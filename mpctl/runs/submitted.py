@@ -28,6 +28,7 @@ from mpctl.runs.saved import (
 )
 
 UNKNOWN = "the scheduler does not know it any more"
+TAIL_BYTES = 4096
 
 
 def scheduled_job(run: SavedRun) -> ScheduledJob | str | None:
@@ -62,9 +63,6 @@ def known_launcher(run: SavedRun) -> LauncherRecord | None:
     """Who launched the run; None when launcher.json is missing or damaged."""
     launcher = read_launcher(run.path / "launcher.json")
     return launcher if isinstance(launcher, LauncherRecord) else None
-
-
-TAIL_BYTES = 4096
 
 
 @contextmanager

@@ -36,6 +36,14 @@ from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import write_hosts
 
 RETURN_SECONDS, LONGEST_SECONDS = 20.0, 1800.0
+POLL_SECONDS = 0.02
+END_SECONDS = 15.0
+STACKS_SECONDS = 2.0
+OnEvent = Callable[[str], None]
+IsStopped = Callable[[], bool]
+RETURN_PATIENCE, FIRST_PAUSE, LONGEST_PAUSE = 15.0, 1.0, 15.0
+"""How long hosts that a run can do without get at a restart; the pauses between two tries."""
+PORT_SECONDS = 10.0
 
 
 @dataclass
@@ -68,11 +76,6 @@ class ReturnPolicy:
 
 def _pause(times: int) -> float:
     return min(RETURN_SECONDS * 2.0 ** (times - 1), LONGEST_SECONDS)
-
-
-POLL_SECONDS = 0.02
-END_SECONDS = 15.0
-STACKS_SECONDS = 2.0
 
 
 @dataclass
@@ -131,13 +134,6 @@ class AgentAttempt:
             return ""
         failure = self.failures().get(link.node) if link.lost else None
         return f"{link.lost}: {failure.message}" if failure else link.lost
-
-
-OnEvent = Callable[[str], None]
-IsStopped = Callable[[], bool]
-RETURN_PATIENCE, FIRST_PAUSE, LONGEST_PAUSE = 15.0, 1.0, 15.0
-"""How long hosts that a run can do without get at a restart; the pauses between two tries."""
-PORT_SECONDS = 10.0
 
 
 def never() -> bool:

@@ -42,6 +42,13 @@ from mpctl.launch.attempt import NodeState
 from mpctl.launch.node.torchrun import NodeStart
 
 PING_SECONDS, SILENCE_SECONDS = 2.0, 20.0
+Role = Literal["launcher", "agent"]
+KEY_BYTES = CHALLENGE_BYTES = PROOF_BYTES = 32
+ANSWER_BYTES = CHALLENGE_BYTES + PROOF_BYTES
+"""What the launcher answers to a challenge: its own, and its proof."""
+HEAD = struct.Struct(f">I{PROOF_BYTES}s")
+MESSAGE_BYTES = 1 << 24
+"""The longest body of a message."""
 
 
 @checked(frozen=True)
@@ -203,15 +210,6 @@ def _receive_exactly(opened: socket.socket, size: int, deadline: float) -> bytes
 def parse_from_agent(body: bytes) -> FromAgent:
     """A message of an agent. Raises ValueError when it is none."""
     return FROM_AGENT.validate_json(body)
-
-
-Role = Literal["launcher", "agent"]
-KEY_BYTES = CHALLENGE_BYTES = PROOF_BYTES = 32
-ANSWER_BYTES = CHALLENGE_BYTES + PROOF_BYTES
-"""What the launcher answers to a challenge: its own, and its proof."""
-HEAD = struct.Struct(f">I{PROOF_BYTES}s")
-MESSAGE_BYTES = 1 << 24
-"""The longest body of a message."""
 
 
 class Unproved(OSError):

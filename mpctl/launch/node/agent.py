@@ -59,6 +59,12 @@ SSH_CLIENT = "@ssh"
 """In `--connect`: the address that sshd saw this login come from (SSH_CONNECTION)."""
 NAMES = ("SLURMD_NODENAME",)
 """Environment variables with the name by which a scheduler knows this host."""
+Requests = Mapping[str, Callable[..., Any]]
+REQUESTS: Requests = {
+    "free_port": any_free_port,
+    "run_module": run_module,
+}
+"""The requests by name; arguments and results are JSON."""
 
 
 class NodeProcess(Protocol):
@@ -83,14 +89,6 @@ class NodeProcess(Protocol):
 
 NodeStarter = Callable[[RunDir, NodeStart], NodeProcess]
 """Starts the ranks of an agent. Raises OSError when it cannot."""
-
-
-Requests = Mapping[str, Callable[..., Any]]
-REQUESTS: Requests = {
-    "free_port": any_free_port,
-    "run_module": run_module,
-}
-"""The requests by name; arguments and results are JSON."""
 
 
 class Agent:

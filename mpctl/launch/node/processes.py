@@ -38,6 +38,13 @@ from mpctl.rundir.directory import RunDir
 
 UNREADABLE = (psutil.Error, OSError)
 KILL_SECONDS = 10.0
+FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)$')
+THREAD = re.compile(r"^(Current thread|Thread) 0x")
+PACKAGE = "/mpctl/"
+STACK_SECONDS, STACK_POLL_SECONDS = 1.0, 0.05
+"""How long the ranks of a host may take to write their stacks, and how often it is looked."""
+DUMP_BYTES = 1 << 18
+UNANSWERING = (*STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 class ProcessTree:
@@ -139,15 +146,6 @@ def _has_ended(process: psutil.Process) -> bool:
         return True
 
 
-FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)$')
-THREAD = re.compile(r"^(Current thread|Thread) 0x")
-PACKAGE = "/mpctl/"
-STACK_SECONDS, STACK_POLL_SECONDS = 1.0, 0.05
-"""How long the ranks of a host may take to write their stacks, and how often it is looked."""
-
-DUMP_BYTES = 1 << 18
-
-
 @dataclass(frozen=True)
 class Frame:
     """One call of a stack."""
@@ -218,9 +216,6 @@ def read_stacks(readers: Mapping[int, StackReader]) -> dict[int, str]:
         time.sleep(STACK_POLL_SECONDS)
     where = {rank: innermost(main_stack(reader.text)) for rank, reader in readers.items()}
     return {rank: text for rank, text in where.items() if text}
-
-
-UNANSWERING = (*STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 def rank_stacks(

@@ -51,6 +51,21 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC
 RECORDER = ("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT")
 TRACE_ENTRIES = "2000"
 """Collectives that the flight recorder keeps for the record of a time-out."""
+LAUNCHER = "MPCTL_LAUNCHER"
+"""Environment variable of torchrun: the process id of its parent, with which it ends."""
+WAITING = "--waiting"
+RANK_VARIABLES = frozenset(
+    {
+        "OMP_NUM_THREADS",
+        "PYTHONUNBUFFERED",
+        "PYTHONSAFEPATH",
+        "CUDA_VISIBLE_DEVICES",
+        ALLOCATOR[0],
+        *RECORDER,
+        *ORIGIN,
+    }
+)
+"""The variables that a launcher may set for ranks of other hosts; an agent refuses all others."""
 
 
 def allocator_variables(surroundings: Mapping[str, str]) -> dict[str, str]:
@@ -65,11 +80,6 @@ def recorder_variables(run: RunDir, surroundings: Mapping[str, str]) -> dict[str
     have."""
     ours = zip(RECORDER, (TRACE_ENTRIES, str(run.collective_trace), "1"), strict=True)
     return {name: value for name, value in ours if name not in surroundings}
-
-
-LAUNCHER = "MPCTL_LAUNCHER"
-"""Environment variable of torchrun: the process id of its parent, with which it ends."""
-WAITING = "--waiting"
 
 
 class WaitingTorchrun:
@@ -111,20 +121,6 @@ class WaitingTorchrun:
             with suppress(OSError):
                 self.process.stdin.close()
             kill_tree(self.process)
-
-
-RANK_VARIABLES = frozenset(
-    {
-        "OMP_NUM_THREADS",
-        "PYTHONUNBUFFERED",
-        "PYTHONSAFEPATH",
-        "CUDA_VISIBLE_DEVICES",
-        ALLOCATOR[0],
-        *RECORDER,
-        *ORIGIN,
-    }
-)
-"""The variables that a launcher may set for ranks of other hosts; an agent refuses all others."""
 
 
 def rank_environment(job: JobSpec) -> dict[str, str]:
