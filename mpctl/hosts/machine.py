@@ -298,7 +298,6 @@ class HostFacts:
 
 
 def host_facts() -> HostFacts:
-    """The facts of this host."""
     return HostFacts(
         name=socket.gethostname(),
         machine=this_machine(),

@@ -202,7 +202,6 @@ class AttemptState:
 
     @property
     def lost(self) -> list[NodeState]:
-        """The hosts that no longer answer."""
         return [node for node in self.nodes if node.lost]
 
     @property
@@ -212,12 +211,10 @@ class AttemptState:
 
     @property
     def finished_ranks(self) -> set[int]:
-        """The ranks that have finished their work."""
         return {r for r, state in self.ranks.items() if state.breadcrumb.start == FINISHED}
 
     @property
     def memory_kills(self) -> int:
-        """Processes that the kernels of all hosts killed because memory ran out."""
         return sum(node.memory_kills for node in self.nodes)
 
     @property
@@ -243,7 +240,6 @@ class AttemptState:
         return {rank: state.breadcrumb.collectives for rank, state in self.ranks.items()}
 
     def doing(self) -> Iterator[tuple[int, str]]:
-        """Each rank, with what it says that it is doing."""
         return ((rank, state.breadcrumb.doing) for rank, state in self.ranks.items())
 
 
@@ -270,7 +266,6 @@ class StatusFile:
 
     @property
     def is_due(self) -> bool:
-        """Whether STATUS_SECONDS have passed since it was written."""
         return time.monotonic() >= self.next_write
 
     def write(self, state: AttemptState, phase: AttemptPhase) -> None:

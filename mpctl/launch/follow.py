@@ -82,9 +82,9 @@ def follow(
     sinks: list[tuple[str, MetricsSink]] = []
     if job.launch.csv:
         corpora = (f"validation_loss/{name}" for name in job.data.validation)
-        sinks.append(("metrics.csv", CsvFile(run.path / "metrics.csv", tuple(corpora))))
+        sinks.append(("metrics.csv", CsvFile(run.csv, tuple(corpora))))
     if job.launch.tensorboard:
-        sinks.append(("tensorboard", EventFiles(run.path / "tensorboard")))
+        sinks.append(("tensorboard", EventFiles(run.tensorboard)))
     return MetricsFollower(run, sinks, on_event, then)
 
 
@@ -150,6 +150,5 @@ class EventLog:
                 stream.write(f"{moment} {' '.join(message.splitlines())}\n")
 
     def event(self, message: str) -> None:
-        """Append a message and pass it on."""
         self.write(message)
         self.then(message)

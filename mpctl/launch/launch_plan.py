@@ -9,7 +9,7 @@ import json
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -51,15 +51,6 @@ class HostCommand:
         return " \\\n  ".join([*env, shlex.join(self.command)])
 
 
-class HostCommandEntry(TypedDict):
-    """A HostCommand in a JSON document."""
-
-    node: int
-    host: str
-    command: list[str]
-    env: dict[str, str]
-
-
 class LaunchDocument(TypedDict):
     """What `mpctl launch --dry-run --json` prints. command, env: of the first host; hosts: of every
     host; job: the job with all defaults filled in."""
@@ -67,7 +58,7 @@ class LaunchDocument(TypedDict):
     schema: Literal["mpctl.launch/1"]
     command: list[str]
     env: dict[str, str]
-    hosts: list[HostCommandEntry]
+    hosts: list[dict[str, Any]]
     run_dir: str
     world_size: int
     job: dict[str, Any]
@@ -105,10 +96,7 @@ class LaunchPlan:
 
     def document(self, commands: Sequence[HostCommand]) -> LaunchDocument:
         """The plan as JSON; commands: what is run on each host, in order of nodes."""
-        hosts: list[HostCommandEntry] = [
-            {"node": c.node, "host": c.host, "command": list(c.command), "env": c.env}
-            for c in commands
-        ]
+        hosts = [{**asdict(command), "command": list(command.command)} for command in commands]
         return {
             "schema": "mpctl.launch/1",
             "command": hosts[0]["command"],

@@ -196,7 +196,6 @@ def run_launch(
 
 
 def _reasons(error: InputError) -> str:
-    """Why the run cannot go on: the hosts that could not be used again."""
     return "; ".join(f"{issue.where}: {issue.message}" for issue in error.issues)
 
 
@@ -218,14 +217,12 @@ class WatchedAttempt:
         return self.phase
 
     def request_stop(self) -> None:
-        """Have the ranks finish their step, save and end."""
         self.attempt.request_stop()
         self.stop_requested = True
         self.phase = self.phase.then(AttemptPhase.STOPPING)
         self.status.write(self.attempt.snapshot(), self.phase)
 
     def end(self) -> AttemptState:
-        """End what still runs, everywhere; the last state of all hosts."""
         self.phase = self.phase.then(self.attempt.poll()).then(AttemptPhase.ENDED)
         state = self.attempt.end()
         self.status.write(state, self.phase)
@@ -416,7 +413,6 @@ def next_launch(full: LaunchPlan, cluster: Cluster, is_stopped: Callable[[], boo
 
 
 def resized_text(plan: LaunchPlan, cluster: Cluster) -> str:
-    """What runs from now on, in words."""
     nodes = plan.job.cluster.nodes
     names = ", ".join(host.name for host in cluster.hosts[:nodes])
     return f"going on with {plural(nodes, 'host')} ({names}) at dp {plan.job.sizes['dp']}"

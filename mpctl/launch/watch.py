@@ -213,7 +213,6 @@ def stopped_text(ranks: list[int]) -> str:
 
 
 def _missing(starts: list[int], address: str) -> str:
-    """Which ranks keep the others waiting."""
     if not any(starts):
         return f"torchrun, which listens at {address}, has not started any rank"
     late = [rank for rank, start in enumerate(starts) if start < JOINING]

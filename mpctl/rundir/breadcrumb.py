@@ -95,7 +95,6 @@ class Breadcrumb:
         struct.pack_into("<q", self.memory, START_AT, start)
 
     def beat(self) -> None:
-        """Increase the heartbeat counter by one."""
         self.beats += 1
         struct.pack_into("<q", self.memory, BEATS_AT, self.beats)
         struct.pack_into("<d", self.memory, BEAT_TIME_AT, time.time())
@@ -157,17 +156,14 @@ class HostBreadcrumbs:
         self.file.close()
 
     def state(self, rank: int) -> BreadcrumbState:
-        """What a rank wrote about itself."""
         return read_breadcrumb(self.memory[_place(rank - self.ranks[0])])
 
     @property
     def has_failed(self) -> bool:
-        """Whether a rank has recorded its failure."""
         return any(_integer(self.memory, place.start + FAILED_AT) for place in self._places)
 
     @property
     def has_joined(self) -> bool:
-        """Whether all ranks have joined the others."""
         return all(_integer(self.memory, at.start + START_AT) >= JOINED for at in self._places)
 
     def failures(self) -> list[FailureRecord]:
@@ -192,7 +188,6 @@ class HostBreadcrumbs:
         return list(self._integers(TERMINATED_AT))
 
     def request_stop(self) -> None:
-        """Have the ranks finish their step, save and end."""
         for place in self._places:
             struct.pack_into("<q", self.memory, place.start + STOP_AT, 1)
 
@@ -232,7 +227,6 @@ class BreadcrumbState:
 
     @property
     def is_working(self) -> bool:
-        """Whether the rank has started and not finished."""
         return 0 < self.start < FINISHED
 
 

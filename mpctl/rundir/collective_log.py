@@ -136,7 +136,6 @@ class CollectiveProgress:
 
     @property
     def waits_in(self) -> GroupProgress | None:
-        """The group that the rank waits in."""
         return None if self.waiting is None else self.groups[self.waiting]
 
 

@@ -26,142 +26,80 @@ from mpctl.rundir.metrics import read_lines
 from mpctl.rundir.profile_files import PROFILE
 from mpctl.rundir.rank_files import FailureRecord, RankReport, StepRecord
 
-FILES = (
-    "job.json",
-    "plan.json",
-    "metrics.jsonl",
-    "metrics.csv",
-    "bench.json",
-    "answers.jsonl",
-    "summary.json",
-    "stop-request",
-    "stop",  # of older versions, as torchrun.pid
-    "torchrun.pid",
-    "launcher.json",
-    "slurm.sh",
-    "kubernetes.yaml",
-)
-FOLDERS = ("logs", "checkpoints", "ranks", "failures", "data", "tensorboard", PROFILE)
 NODES = "nodes"
+OLDER = {"stop", "torchrun.pid", "failures"}
+"""Files and folders that only older versions wrote."""
 UNLOCKED = (
     "the file system of the run directory has no locks (flock): a second launch into it would not "
     "be noticed"
 )
 
 
+class Place:
+    """A file or folder of every run, by its path below the run directory."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: RunDir, owner: type[RunDir]) -> Path:
+        return run.path / self.name
+
+
 @dataclass(frozen=True)
 class RunDir:
-    """The run directory at `path`, which need not exist yet: its files, checks and changes."""
+    """The run directory at `path`, which need not exist yet: its files, checks and changes.
+
+    torchrun_log: of the torchruns of node 0, one after the other; launcher_log: what the launchers
+    told; nodes: what the hosts of a launch share; hosts: the host of every rank; status: what the
+    launcher knows of all hosts and ranks; lost_hosts: the hosts that did not answer at the end of
+    the last launch, a line each, absent when all did.
+    """
 
     path: Path
+    job = Place("job.json")
+    plan = Place("plan.json")
+    launcher = Place("launcher.json")
+    batch_script = Place("slurm.sh")
+    manifest = Place("kubernetes.yaml")
+    data = Place("data")
+    stop_request = Place("stop-request")
+    metrics = Place("metrics.jsonl")
+    csv = Place("metrics.csv")
+    tensorboard = Place("tensorboard")
+    bench = Place("bench.json")
+    answers = Place("answers.jsonl")
+    checkpoints = Place("checkpoints")
+    profile = Place(PROFILE)
+    reports = Place("ranks")
+    summary = Place("summary.json")
+    torchrun_log = Place("logs/torchrun.log")
+    launcher_log = Place("logs/launcher.log")
+    nodes = Place(NODES)
+    hosts = Place(f"{NODES}/hosts.json")
+    status = Place(f"{NODES}/status.json")
+    lost_hosts = Place(f"{NODES}/lost")
 
-    @property
-    def job(self) -> Path:
-        """The job as it was launched, with all defaults filled in."""
-        return self.path / "job.json"
+    def report(self, rank: int) -> Path:
+        """What a rank measured, written when it has finished."""
+        return self.reports / f"rank-{rank}.json"
 
-    @property
-    def metrics(self) -> Path:
-        """One record a step; only rank 0 writes it."""
-        return self.path / "metrics.jsonl"
+    def log(self, rank: int) -> Path:
+        """The output of one rank, of all attempts."""
+        return self.path / "logs" / f"rank-{rank}.log"
 
-    @property
-    def bench(self) -> Path:
-        """What the ranks measure, where a bench started them instead of a training."""
-        return self.path / "bench.json"
-
-    @property
-    def answers(self) -> Path:
-        """What the ranks of a bench measured, one JSON object a line; only rank 0 writes it."""
-        return self.path / "answers.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        """How the run ended; absent while it runs and after a launcher that was killed."""
-        return self.path / "summary.json"
-
-    @property
-    def manifest(self) -> Path:
-        """The object that was created in Kubernetes, where the run was submitted there."""
-        return self.path / "kubernetes.yaml"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def data(self) -> Path:
-        """The folder of the token files that the launch prepared, where it did."""
-        return self.path / "data"
-
-    @property
-    def stop_request(self) -> Path:
-        """A file that asks the launcher to stop the run (launcher.py)."""
-        return self.path / "stop-request"
-
-    @property
-    def launcher(self) -> Path:
-        """Which process launched the run (launcher.py)."""
-        return self.path / "launcher.json"
-
-    @property
-    def batch_script(self) -> Path:
-        """The batch script of a run that was submitted to Slurm."""
-        return self.path / "slurm.sh"
+    def node_log(self, node: int) -> Path:
+        """The output of every torchrun of a node: torchrun.log, torchrun-1.log, ..."""
+        return self.torchrun_log if node == 0 else self.path / "logs" / f"torchrun-{node}.log"
 
     def batch_log(self, job_id: str) -> Path:
         """What a batch job of Slurm printed that was submitted for this run."""
         return self.path / "logs" / f"slurm-{job_id}.out"
 
     @property
-    def torchrun_log(self) -> Path:
-        """The output of every torchrun of this run, one after the other."""
-        return self.path / "logs" / "torchrun.log"
-
-    @property
-    def nodes(self) -> Path:
-        """What the hosts of a launch by node agents share (launch/control/)."""
-        return self.path / "nodes"
-
-    @property
-    def lost_hosts(self) -> Path:
-        """The hosts that did not answer at the end of the last launch, a line each; absent when all
-        did."""
-        return self.nodes / "lost"
-
-    @property
-    def hosts(self) -> Path:
-        """The host of every rank, where node agents run them (launcher.py)."""
-        return self.nodes / "hosts.json"
-
-    def node_log(self, node: int) -> Path:
-        """The output of every torchrun of a node: torchrun.log, torchrun-1.log, ..."""
-        return self.torchrun_log if node == 0 else self.path / "logs" / f"torchrun-{node}.log"
-
-    @property
-    def status(self) -> Path:
-        """What the launcher knows of all hosts and ranks, while an attempt runs."""
-        return self.nodes / "status.json"
-
-    @property
     def collective_trace(self) -> Path:
         """The beginning of the files in which torch's flight recorder leaves the last collectives
         of a rank whose collective timed out; the rank's number follows, without a dot."""
         return self.path.resolve() / "logs" / "nccl_trace_rank_"
-
-    @property
-    def launcher_log(self) -> Path:
-        """What the launchers of this run told, a line each with its time."""
-        return self.path / "logs" / "launcher.log"
-
-    def log(self, rank: int) -> Path:
-        """The output of one rank, of all attempts."""
-        return self.path / "logs" / f"rank-{rank}.log"
-
-    def report(self, rank: int) -> Path:
-        """What a rank measured, written when it has finished."""
-        return self.path / "ranks" / f"rank-{rank}.json"
 
     # ------------------------------------------------------------ contents
 
@@ -170,8 +108,7 @@ class RunDir:
         return (record for _, record in read_lines(self.metrics) if record is not None)
 
     def rank_reports(self) -> list[RankReport]:
-        """The reports of the ranks that have finished, by rank."""
-        files = (self.path / "ranks").glob("rank-*.json")
+        files = self.reports.glob("rank-*.json")
         reports: list[RankReport] = [json.loads(path.read_text("utf-8")) for path in files]
         return sorted(reports, key=lambda report: report["rank"])
 
@@ -287,7 +224,7 @@ class RunDir:
     def clear(self) -> None:
         """Remove the files and folders of a run and nothing else, the marker last. What the hosts
         of this launch use to find each other stays (nodes/)."""
-        for name in (*FILES, *FOLDERS, MARKER):
+        for name in (*_contents(), MARKER):
             path = self.path / name
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -314,8 +251,8 @@ class RunDir:
             names = ", ".join(path.name for path in removed)
             rule = f"of damaged checkpoints the last one stays (checkpoint.keep_last {keep_last})"
             messages.append(f"{self.checkpoints}: {names} removed; {rule}")
-        for name in ("failures", "ranks"):
-            shutil.rmtree(self.path / name, ignore_errors=True)
+        for folder in (self.path / "failures", self.reports):
+            shutil.rmtree(folder, ignore_errors=True)
         step = self.last_checkpoint()
         records = [record for record in self.records() if record["step"] <= step]
         if self.metrics.exists():
@@ -346,6 +283,13 @@ class RunDir:
     def end_attempt(self) -> None:
         """After the last rank has ended: remove what a save left unfinished."""
         recover(self.checkpoints)
+
+
+def _contents() -> set[str]:
+    """Names of the files and folders of a run, those that older versions wrote included; without
+    what the hosts of a launch share."""
+    places = {place.name for place in vars(RunDir).values() if isinstance(place, Place)}
+    return {Path(name).parts[0] for name in places} - {NODES} | OLDER
 
 
 def _is_json_object(path: Path) -> bool:

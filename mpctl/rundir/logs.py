@@ -66,7 +66,6 @@ class Template:
 
     @classmethod
     def of(cls, text: str) -> Template:
-        """The template of a text."""
         return cls(tuple(VALUE.split(text)), tuple(VALUE.findall(text)))
 
     def text(self, values: Iterable[str]) -> str:
@@ -152,7 +151,6 @@ class MergedEntry:
 
     @property
     def lines(self) -> list[str]:
-        """The lines of the text."""
         return self.text.split("\n")
 
 

@@ -225,11 +225,9 @@ class CsvFile:
         temporary.replace(self.path)
 
     def has_columns_for(self, record: StepRecord) -> bool:
-        """Whether every metric of the record has a column."""
         return all(set(self.columns) >= point.values.keys() for point in points(record))
 
     def add(self, record: StepRecord) -> None:
-        """Append the record's row."""
         with self.path.open("a", encoding="utf-8") as stream:
             stream.writelines(map(self._row, points(record)))
 
@@ -294,7 +292,6 @@ class EventFiles:
         return True
 
     def add(self, record: StepRecord) -> None:
-        """Append the record's events."""
         if self.path is None:
             raise RuntimeError("rebuild comes before add")
         _append(self.path, _events(record))

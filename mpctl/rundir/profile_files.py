@@ -85,5 +85,4 @@ class ProfiledStep(TypedDict):
 
 
 def profile_path(run: Path, rank: int) -> Path:
-    """The file of a rank of the run in directory `run`."""
     return run / PROFILE / f"rank-{rank}.jsonl"

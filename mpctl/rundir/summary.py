@@ -113,7 +113,6 @@ class Failure:
     rollback: int | None = Field(default=None, exclude=True)
 
     def as_dict(self) -> dict[str, Any]:
-        """The failure as JSON."""
         document: dict[str, Any] = FAILURE.dump_python(self, mode="json")
         return document
 

@@ -71,7 +71,6 @@ class Listing:
     others: tuple[str, ...] = ()
 
     def as_dict(self) -> RunsDocument:
-        """The listing as JSON."""
         return {
             "schema": "mpctl.runs/1",
             "folder": str(self.folder),
@@ -150,7 +149,6 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def run_row(run: SavedRun) -> RunRow:
-    """The row of one run."""
     last, validated = run.key_records.last, run.key_records.validated
     validation_loss = validated.get("validation_loss") if validated else None
     failure = run.failure if run.status == "failed" else None

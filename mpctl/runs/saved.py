@@ -143,7 +143,6 @@ def read_json(path: Path) -> dict[str, Any] | str:
 
 
 def is_running(path: Path) -> bool:
-    """Whether the run in this directory goes on."""
     launcher = read_launcher(path / "launcher.json")
     known = launcher if isinstance(launcher, LauncherRecord) else None
     if _has_ended(path):
@@ -232,7 +231,6 @@ class SavedRun:
 
     @property
     def step(self) -> int:
-        """Steps trained."""
         return self.key_records.last["step"] if self.key_records.last else 0
 
     @property
@@ -257,7 +255,6 @@ class SavedRun:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """The size of all checkpoints together."""
         return sum(saved["bytes"] for saved in self.checkpoints)
 
     @property

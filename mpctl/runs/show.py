@@ -90,7 +90,6 @@ def _with_records(run: SavedRun, on_progress: Progress) -> SavedRun:
 
 
 def show_document(runs: list[SavedRun]) -> ShowDocument:
-    """The runs as JSON."""
     return {"schema": "mpctl.show/1", "runs": [show_run(run) for run in runs]}
 
 
@@ -153,12 +152,10 @@ class Series:
     y: tuple[float, ...]
 
     def as_dict(self) -> Curve:
-        """The curve as JSON."""
         return {"run": self.run, "metric": self.metric, "x": list(self.x), "y": list(self.y)}
 
 
 def series_document(series: Sequence[Series], x: X) -> SeriesDocument:
-    """The curves as JSON."""
     return {"schema": "mpctl.series/1", "x": x, "series": [one.as_dict() for one in series]}
 
 

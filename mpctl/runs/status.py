@@ -160,7 +160,6 @@ def status_of(path: Path, name: str, now: float | None = None) -> RunStatusNow:
 
 
 def status_document(state: RunStatusNow) -> StatusDocument:
-    """The status as JSON."""
     run, last = state.run, state.run.key_records.last
     newest = run.checkpoints[-1] if run.checkpoints else None
     validated, failure = run.key_records.validated, run.failure

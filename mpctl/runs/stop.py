@@ -62,7 +62,6 @@ class Stopped:
         return bool(self.cancelled) or self.run.status in ("finished", "stopped")
 
     def as_dict(self) -> StoppedDocument:
-        """The outcome as JSON."""
         run = self.run
         return {
             "schema": "mpctl.stopped/1",

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from mpctl.cli.app import run as mpctl
 from mpctl.launch.follow import EventLog, MetricsFollower, follow
-from mpctl.rundir.directory import FILES, FOLDERS, RunDir
+from mpctl.rundir.directory import RunDir
 from mpctl.rundir.metrics import missing_tensorboard
 from mpctl.spec.load import load_job
 
@@ -158,8 +158,15 @@ def test_what_cannot_be_written_is_given_up_with_a_word(run: Run) -> None:
     assert run.seen == [1, 2]
 
 
-def test_a_new_run_clears_them() -> None:
-    assert "metrics.csv" in FILES and "tensorboard" in FOLDERS
+def test_a_new_run_clears_them(run: Run) -> None:
+    """And what older versions wrote; what the hosts of this launch share stays."""
+    run.train(run.follower(), record(1))
+    run.dir.claim()
+    for name in ("stop", "failures/rank-0.json", "nodes/status.json"):
+        (run.dir.path / name).parent.mkdir(exist_ok=True)
+        (run.dir.path / name).touch()
+    run.dir.clear()
+    assert [path.name for path in run.dir.path.iterdir()] == ["nodes"]
 
 
 def test_a_missing_package_is_told_before_the_start(

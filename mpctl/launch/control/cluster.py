@@ -70,7 +70,6 @@ class ReturnPolicy:
         return seconds
 
     def may_return(self, node: int, now: float) -> bool:
-        """Whether the host may be used now."""
         return now >= self.not_before.get(node, now)
 
 
@@ -90,15 +89,12 @@ class AgentAttempt:
     failures: Callable[[], dict[int, Issue]]
 
     def poll(self) -> AttemptPhase:
-        """How far the hosts are, by their last reports."""
         return self.snapshot().phase
 
     def snapshot(self) -> AttemptState:
-        """What every host last reported."""
         return AttemptState([self._state(node, link) for node, link in enumerate(self.links)])
 
     def request_stop(self) -> None:
-        """Have the ranks finish their step, save and end."""
         for link in self.links:
             self.server.send(link.node, Command("stop"))
 
@@ -111,7 +107,6 @@ class AgentAttempt:
         return state
 
     def stacks(self) -> dict[int, str]:
-        """Where the ranks are that answer, on the hosts that answer."""
         answers = [self.server.request(link.node, "stacks") for link in self.links]
         deadline = time.monotonic() + STACKS_SECONDS
         stacks: dict[int, str] = {}
@@ -137,7 +132,6 @@ class AgentAttempt:
 
 
 def never() -> bool:
-    """Nobody has asked for a stop."""
     return False
 
 

@@ -127,7 +127,6 @@ MESSAGES: TypeAdapter[FromAgent | FromLauncher] = TypeAdapter(FromAgent | FromLa
 
 
 def encode(message: FromAgent | FromLauncher) -> bytes:
-    """A message as JSON."""
     return MESSAGES.dump_json(message)
 
 
@@ -217,12 +216,10 @@ class Unproved(OSError):
 
 
 def new_key() -> bytes:
-    """A key for one launch."""
     return secrets.token_bytes(KEY_BYTES)
 
 
 def new_challenge() -> bytes:
-    """A challenge for one connection."""
     return secrets.token_bytes(CHALLENGE_BYTES)
 
 

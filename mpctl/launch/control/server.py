@@ -123,7 +123,6 @@ class ControlServer:
         self.loop.call_soon_threadsafe(self._write, self.links[node], message)
 
     def broadcast(self, message: FromLauncher) -> None:
-        """Send a message to every host."""
         for link in self.links:
             self.send(link.node, message)
 

@@ -116,7 +116,6 @@ class WaitingTorchrun:
         return True
 
     def end(self) -> None:
-        """End it if it still waits."""
         if self.process.stdin is not None and self.is_waiting:
             with suppress(OSError):
                 self.process.stdin.close()
@@ -164,12 +163,10 @@ class NodeStart:
 
     @property
     def ranks(self) -> range:
-        """The ranks of this host."""
         return range(self.node * self.ranks_per_node, (self.node + 1) * self.ranks_per_node)
 
 
 def torchrun_command(run_dir: Path, start: NodeStart) -> list[str]:
-    """The command that starts the ranks of one host."""
     return [
         sys.executable,
         "-m",
@@ -235,14 +232,12 @@ class NodeTorchrun:
             )
 
     def poll(self) -> AttemptPhase:
-        """How far the attempt is on this host."""
         crumbs = self.breadcrumbs
         return AttemptPhase.of(
             self.torchrun.poll(), is_failing=crumbs.has_failed, has_joined=crumbs.has_joined
         )
 
     def snapshot(self) -> NodeState:
-        """The state of torchrun and of every rank of this host."""
         code = self.torchrun.poll()
         self.processes.find()
         return NodeState(
@@ -262,11 +257,9 @@ class NodeTorchrun:
         return self.processes.rank_state(rank, self.breadcrumbs.state(rank))
 
     def request_stop(self) -> None:
-        """Have the ranks finish their step, save and end."""
         self.breadcrumbs.request_stop()
 
     def stacks(self) -> dict[int, str]:
-        """Where the main thread of each rank of this host is that answers."""
         self.processes.find()
         return rank_stacks(self.run, self.processes.ranks, self.breadcrumbs)
 
