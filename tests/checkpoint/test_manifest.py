@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from mpctl.checkpoint.manifest import Manifest, ParameterPlacement, ShardFile, read_manifest
+from mpctl.checkpoint.verify import find_damage
 from mpctl.errors import InputError
 from mpctl.shard import Shard
 from tests.test_shard import SHAPES, some_shards
@@ -112,6 +113,8 @@ def test_manifests_that_number_their_shards_are_read(tmp_path: Path) -> None:
         {**NEW, "shards": [{"name": "shard-0", "coords": {"tp": -1}}]},
         {**NEW, "shards": [{"name": "shard-0", "coords": {}}] * 2},
         {**OLD, "step": 2, "shards": 1, "loss_scale": {"skipped": 3}},
+        {**OLD, "step": 2, "shards": 1, "loss_scale": [1]},
+        {**OLD, "step": -5, "shards": 1},
         {**OLD, "shards": 1, "fp8": {"x": [[1, 2]]}},
         {**OLD, "shards": 1, "fp8": {"x": [[1, 2, -3]]}},
     ],
@@ -120,3 +123,14 @@ def test_a_manifest_that_cannot_be_is_damage(document: Any, tmp_path: Path) -> N
     with pytest.raises(InputError) as caught:
         manifest_of(tmp_path, document)
     assert caught.value.issues[0].rule == "checkpoint-damaged"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "nul", "[]", "[" * 100_000, '{"schema": "mpctl.checkpoint/1", "step": 1e400}']
+)
+def test_what_is_no_manifest_is_damage(text: str, tmp_path: Path) -> None:
+    (tmp_path / "step-5").mkdir()
+    (tmp_path / "step-5/manifest.json").write_text(text)
+    assert [issue.rule for issue in find_damage(tmp_path / "step-5")] == ["checkpoint-damaged"]
+    (tmp_path / "step-6").write_text("a file")
+    assert "Not a directory" in find_damage(tmp_path / "step-6")[0].message

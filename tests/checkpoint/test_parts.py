@@ -72,29 +72,9 @@ def test_every_mode_reads_every_other(saved: dict[str, Path], of: str) -> None:
                 assert torch.equal(found, take(shard, FULL[name])), (of, kind, rank, name)
 
 
-def test_what_several_ranks_hold_is_read_once(
-    saved: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 2.5d each matrix lies in d files, of 1d each norm in all."""
-    read: list[int] = []
-    original = ShardReader.read
-
-    def counted(reader: ShardReader, name: str, rows: slice | None = None) -> Tensor:
-        found = original(reader, name, rows)
-        read.append(found.numel())
-        return found
-
-    monkeypatch.setattr(ShardReader, "read", counted)
-    for kind in GRIDS:
-        checkpoint = OpenCheckpoint.of(saved[kind])
-        for name, full in FULL.items():
-            read.clear()
-            assert torch.equal(checkpoint.part(name, "value", Shard(tuple(full.shape))), full)
-            assert sum(read) == full.numel(), (kind, name)
-
-
-def test_rows_alone_are_read(saved: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows 36 to 72 of a 2 x 2 grid lie in two files of four, in half of each."""
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Which shard was read, and how many elements."""
     read: list[tuple[str, int]] = []
     original = ShardReader.read
 
@@ -104,8 +84,25 @@ def test_rows_alone_are_read(saved: dict[str, Path], monkeypatch: pytest.MonkeyP
         return found
 
     monkeypatch.setattr(ShardReader, "read", counted)
+    return read
+
+
+def test_what_several_ranks_hold_is_read_once(
+    saved: dict[str, Path], reads: list[tuple[str, int]]
+) -> None:
+    """Of 2.5d each matrix lies in d files, of 1d each norm in all."""
+    for kind in GRIDS:
+        checkpoint = OpenCheckpoint.of(saved[kind])
+        for name, full in FULL.items():
+            reads.clear()
+            assert torch.equal(checkpoint.part(name, "value", Shard(tuple(full.shape))), full)
+            assert sum(count for _, count in reads) == full.numel(), (kind, name)
+
+
+def test_rows_alone_are_read(saved: dict[str, Path], reads: list[tuple[str, int]]) -> None:
+    """Rows 36 to 72 of a 2 x 2 grid lie in two files of four, in half of each."""
     OpenCheckpoint.of(saved["2d 4"]).part("word", "value", Shard((V, H), {0: (range(36, 72),)}))
-    assert read == [("shard-0", 36 * 36), ("shard-1", 36 * 36)]
+    assert reads == [("shard-0", 36 * 36), ("shard-1", 36 * 36)]
 
 
 @settings(max_examples=60)

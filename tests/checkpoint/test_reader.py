@@ -232,21 +232,6 @@ def test_a_damaged_record_is_bad_input(
         make_trainer(tiny_job(runs.data), tmp_path)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "nul", "[]", "[" * 100_000, '{"schema": "mpctl.checkpoint/1", "step": 1e400}',
-             '{"schema": "mpctl.checkpoint/1", "step": 5, "shards": 1000000000000, "tp": 1}',
-             '{"schema": "mpctl.checkpoint/1", "step": -5, "shards": 1}',
-             '{"schema": "mpctl.checkpoint/1", "step": 5, "shards": 1, "loss_scale": [1]}'],
-)  # fmt: skip
-def test_a_damaged_manifest_is_bad_input(tmp_path: Path, text: str) -> None:
-    (tmp_path / "step-5").mkdir()
-    (tmp_path / "step-5/manifest.json").write_text(text)
-    issues = find_damage(tmp_path / "step-5")
-    assert issues and {issue.rule for issue in issues} == {"checkpoint-damaged"}
-    (tmp_path / "step-6").write_text("a file")
-    assert "Not a directory" in find_damage(tmp_path / "step-6")[0].message
-
-
 # ---------------------------------------------------------------- updates, by parameter
 
 

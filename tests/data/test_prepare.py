@@ -282,29 +282,28 @@ def test_a_file_or_a_busy_directory_as_out(tmp_path, corpus):
     assert "another process" in refused["data-busy"]
 
 
-def test_a_corpus_that_changes_meanwhile(tmp_path):
+RECORD = json.dumps({"text": "some words " * 30}) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "changed", "words"),
+    [
+        ("3.txt", "some text " * 35, " ", "1 characters now, of 350 a moment ago"),
+        ("a.jsonl", RECORD * 30, RECORD * 29, "documents now, "),
+    ],
+)
+def test_a_corpus_that_changes_meanwhile(tmp_path, name, text, changed, words):
     (tmp_path / "in").mkdir()
     for i in range(19):
         (tmp_path / "in" / f"{i}.txt").write_text(f"text {i} " * 50)
+    (tmp_path / "in" / name).write_text(text)
 
     def change(stage: str, done: int, total: int) -> None:
         if (stage, done) == ("read", total):
-            (tmp_path / "in" / "3.txt").write_text(" ")
+            (tmp_path / "in" / name).write_text(changed)
 
     call = lambda: make(tmp_path / "in", tmp_path / "data", on_progress=change)  # noqa: E731
-    assert "1 characters now, of 350 a moment ago" in issues_of(call)["corpus-changed"]
-
-
-def test_records_that_change_meanwhile(tmp_path):
-    line = json.dumps({"text": "some words " * 30}) + "\n"
-    (tmp_path / "a.jsonl").write_text(line * 30)
-
-    def change(stage: str, done: int, total: int) -> None:
-        if (stage, done) == ("read", total):
-            (tmp_path / "a.jsonl").write_text(line * 29)
-
-    call = lambda: make(tmp_path / "a.jsonl", tmp_path / "data", on_progress=change)  # noqa: E731
-    assert "29 documents now, 30 a moment ago" in issues_of(call)["corpus-changed"]
+    assert words in issues_of(call)["corpus-changed"]
 
 
 @pytest.fixture

@@ -15,8 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
+
+from mpctl.errors import InputError, Issue
+from mpctl.weights.hub import open_hub
 
 VOCAB, SEQ, TARGET_SEQ = 300, 32, 12
 SPECIAL_VOCAB = 310  # with room for the special tokens of an objective
@@ -161,3 +165,16 @@ def load(folder: Path) -> Any:
 
     (name,) = json.loads((folder / "config.json").read_text())["architectures"]
     return getattr(hf, name).from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def issues_of(folder: Path) -> list[Issue]:
+    """Everything that keeps a directory from being opened."""
+    with pytest.raises(InputError) as caught:
+        open_hub(folder)
+    return list(caught.value.issues)
+
+
+def configure(folder: Path, **keys: Any) -> None:
+    """Change keys of its config.json."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))

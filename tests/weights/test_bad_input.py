@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mpctl.checkpoint.tensor_header import read_header
-from mpctl.errors import InputError, Issue
+from mpctl.errors import InputError
 from mpctl.weights.hub import INDEX, SINGLE, open_hub
 from mpctl.weights.origin import open_origin
 from mpctl.weights.writer import export_weights, import_weights
-from tests.weights.hub import Truth
+from tests.weights.hub import Truth, configure, issues_of
 
 Truths = Callable[[str], Truth]
 
@@ -32,12 +32,6 @@ def sharded(truths: Truths, tmp_path: Path) -> Path:
     return Path(shutil.copytree(truths("gpt2-sharded").folder, tmp_path / "hf"))
 
 
-def issues_of(folder: Path) -> list[Issue]:
-    with pytest.raises(InputError) as caught:
-        open_hub(folder)
-    return list(caught.value.issues)
-
-
 def change(folder: Path, **tensors: torch.Tensor | None) -> None:
     """Replace tensors of model.safetensors (None: remove); `__` in a name is a dot."""
     held = load_file(folder / SINGLE)
@@ -46,11 +40,6 @@ def change(folder: Path, **tensors: torch.Tensor | None) -> None:
         if tensor is not None:
             held[name.replace("__", ".")] = tensor
     save_file(held, folder / SINGLE)
-
-
-def configure(folder: Path, **keys: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
 
 
 def test_a_wrong_shape_names_file_tensor_and_both_shapes(llama: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mpctl.errors import InputError, Issue
 from mpctl.transport.group import Group
 from mpctl.weights.hub import SINGLE, open_hub
 from mpctl.weights.names import get_scheme
 from mpctl.weights.tokens import Tokens, token_settings
 from mpctl.weights.writer import export_weights, hub_config, import_weights
 from tests.runtime.tiny import column, make_trainer, train
-from tests.weights.hub import KINDS, Truth, answer, fields, load
+from tests.weights.hub import KINDS, Truth, answer, configure, fields, issues_of, load
 from tests.weights.test_init_from import hub_job
 from tests.weights.test_round_trip import answer_of_ours, assert_close, built
 
@@ -33,21 +31,10 @@ def copied(truths: Truths, tmp_path: Path) -> Callable[[str], Path]:
     return lambda kind: Path(shutil.copytree(truths(kind).folder, tmp_path / kind))
 
 
-def issues_of(folder: Path) -> list[Issue]:
-    with pytest.raises(InputError) as caught:
-        open_hub(folder)
-    return list(caught.value.issues)
-
-
 def change(folder: Path, changed: Callable[[dict[str, torch.Tensor]], object]) -> None:
     held = load_file(folder / SINGLE)
     changed(held)
     save_file({name: tensor.contiguous() for name, tensor in held.items()}, folder / SINGLE)
-
-
-def configure(folder: Path, **keys: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,29 +80,6 @@ def test_norms_as_tensorflow_called_them(truths: Truths, copied: Any) -> None:
     assert any(name.endswith("gamma") for name in load_file(folder / SINGLE))
     said = answer_of_ours(built(folder, Group()), fields("bert"))
     assert_close(said, truths("bert").answer)
-
-
-MISSING = {"bert": "cls.predictions.transform.dense.weight",
-           "t5": "decoder.block.2.layer.1.EncDecAttention.k.weight"}  # fmt: skip
-RESHAPED = {
-    "bert": "bert.encoder.layer.1.attention.self.key.weight",
-    "t5": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-}
-FOREIGN = {"bert": "bert.encoder.layer.2.output.dense.bias",
-           "t5": "encoder.block.1.layer.1.DenseReluDense.wi_0.weight"}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", MISSING)
-def test_missing_foreign_and_wrong_tensors_at_once(kind: str, copied: Any) -> None:
-    folder = copied(kind)
-    change(folder, lambda held: held.pop(MISSING[kind]))
-    change(folder, lambda held: held.update({RESHAPED[kind]: torch.ones(8, 5),
-                                             FOREIGN[kind]: torch.ones(32)}))  # fmt: skip
-    said = {issue.rule: issue for issue in issues_of(folder)}
-    assert said.keys() == {"weights-missing", "weights-shape", "weights-foreign"}
-    assert MISSING[kind] in said["weights-missing"].message
-    assert f"{RESHAPED[kind]} is [8, 5]" in said["weights-shape"].message
-    assert FOREIGN[kind] in said["weights-foreign"].message
 
 
 @pytest.mark.parametrize("part", ["BertModel", "BertForMaskedLM"])

@@ -29,7 +29,6 @@ from mpctl.weights.extend import (
     extended_rows,
     fill_tables,
     row_reader,
-    spans,
     vocabulary_tables,
 )
 from mpctl.weights.hub import Hub
@@ -98,12 +97,6 @@ def test_a_part_is_the_part_of_the_whole_and_reads_no_more_than_it_needs(parts: 
         assert set(asked) == set().union(*pieces, (i for i in own if i < VOCAB))
         assert asked == sorted(set(asked))
     assert torch.equal(torch.cat(found), whole)
-
-
-def test_spans() -> None:
-    assert list(spans([0, 1, 2, 5, 7, 8])) == [range(3), range(5, 6), range(7, 9)]
-    assert list(spans([4])) == [range(4, 5)]
-    assert list(spans([])) == []
 
 
 # ---------------------------------------------------------------- from files
