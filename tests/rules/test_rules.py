@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,11 @@ import mpctl.rules
 from mpctl.errors import Offer
 from mpctl.pipeline.schedule import legality
 from mpctl.planning.plan import make_plan
-from mpctl.rules.check import Check, divides, listed, way_out
+from mpctl.rules.check import Check, divides, way_out
+from mpctl.rules.sizes import is_legal_size, splits_heads
+from mpctl.rules.validate import check_job
+from mpctl.spec.job import JobSpec, changed_job
+from mpctl.spec.load import load_job
 from tests.jobs import answers, job_of
 from tests.rules.cases import CASES
 from tests.rules.cases.case import T5, TWO_NODES, Case
@@ -85,14 +90,7 @@ def test_a_group_of_many_ranks_that_leaves_its_node_is_named_by_its_ends() -> No
     assert check.message.endswith("[0, 1, 2, ..., 63]")
 
 
-@pytest.mark.parametrize(
-    ("numbers", "text"), [([], ""), ([1], "1"), ([1, 2], "1 or 2"), ([1, 2, 3], "1, 2 or 3")]
-)
-def test_listed(numbers: list[int], text: str) -> None:
-    assert listed(numbers) == text
-
-
-def test_the_nearest_values_are_told_in_their_order() -> None:
+def test_a_hint_names_the_nearest_values_in_their_order() -> None:
     assert way_out([Offer("parallel.tp", (1, 2, 4, 8, 16), "tp", near=7)]) == "use tp 2, 4 or 8"
     assert way_out([Offer("parallel.tp", (1, 2, 4, 8))], "less") == "use 1, 2, 4 or 8; or less"
     assert way_out([Offer("parallel.tp", ())], "less") == "less"
@@ -150,3 +148,23 @@ def test_fp32_on_a_gpu_with_faster_16_bit_products(
 ) -> None:
     found = answers("slow-dtype", {"cluster.device": device, "training.dtype": dtype})
     assert [(check.status, check.hint) for check in found] == ([("warning", hint)] if hint else [])
+
+
+def errors_of(job: JobSpec) -> set[str]:
+    return {check.rule for check in check_job(job) if check.status == "error"}
+
+
+def test_what_a_search_asks_is_what_the_rules_decide() -> None:
+    """`rules/sizes.py` against the rules, for every size of an axis that fills a world."""
+    models = ("gpt2", "llama-3-8b", "t5-large")
+    of_heads = {"tp-divides-heads", "tp-divides-ffn", "tp-divides-kv-heads"}
+    of_sequences = {"cp-divides-sequence", "cp-divides-decoder"}
+    for name, size in product(models, range(1, 49)):
+        cluster = {"cluster.nodes": 1, "cluster.gpus_per_node": size}
+        job = load_job(None, {**cluster, "model": name})
+        assert job.model is not None
+        tp = changed_job(job, {"parallel.tp": size, "parallel.dp": 1}, frozenset())
+        cp = changed_job(job, {"parallel.cp": size, "parallel.dp": 1}, frozenset())
+        assert tp is not None and cp is not None
+        assert splits_heads(job.model, size) == (not errors_of(tp) & of_heads), (name, size)
+        assert is_legal_size(job, "cp", size) == (not errors_of(cp) & of_sequences), (name, size)
