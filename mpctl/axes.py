@@ -12,12 +12,11 @@ may be split into several (`Topology.factored`): GRID_AXES has those of tp in 2d
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(NamedTuple):
     """One axis of parallelism.
 
     splits, sends: in words. size: what its size in `[parallel]` means. supported_by: the key of a
@@ -69,6 +68,9 @@ UNIONS: dict[str, tuple[str, ...]] = {
     "embedding": ("pp",),
     "position_embedding": ("pp",),
 }
+
+# The groups that messages of a step go over: gradients over all ranks with the same parameters.
+MESSAGE_GROUPS = tuple("dp_cp" if name == FILLING else name for name in AXIS_NAMES)
 
 
 def group_kinds(

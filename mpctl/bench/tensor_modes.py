@@ -128,7 +128,7 @@ def _refusals(plan: Plan) -> list[Issue]:
             for offer in offers
         ]
         hint = way_out(offers, check.more) if offers else check.more and f"use {check.more}"
-        checks.append(replace(check, offers=tuple(offers), hint=hint))
+        checks.append(check._replace(offers=tuple(offers), hint=hint))
     hinted = with_tried_hints(plan.job, checks, LEFT_OPEN)
     return [check.issue for check in hinted]
 

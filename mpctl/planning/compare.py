@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypedDict
 
-from mpctl.axes import AXIS_NAMES
+from mpctl.axes import MESSAGE_GROUPS
 from mpctl.errors import InputError, Issue, IssueEntry
 from mpctl.planning.plan import Overrides, Plan, load_plan
 from mpctl.planning.summary import TrainingEntry, training_settings
@@ -125,7 +125,7 @@ def _figures(estimate: Estimate) -> dict[str, float | None]:
         figures["mfu"] = time.mfu
         figures |= {f"seconds.{name}": seconds for name, seconds in time.parts().items()}
     grid, ranks = dict.fromkeys(estimate.layout.grid.groups, "tp"), estimate.layout.group_sizes
-    for axis in AXIS_NAMES:
+    for axis in MESSAGE_GROUPS:
         stages = [
             [m for m in stage if grid.get(m.axis, m.axis) == axis] for stage in estimate.messages
         ]

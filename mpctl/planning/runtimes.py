@@ -8,7 +8,7 @@ GPUs for which no runtime was named says so, and gives the step under the others
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mpctl.errors import InputError
 from mpctl.planning.plan import Plan, make_plan
@@ -27,8 +27,7 @@ FIGURES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class UnderRuntime:
+class UnderRuntime(NamedTuple):
     """A layout under one runtime.
 
     runtime: its name; missing: in words, what of the layout it does not run, or why it refuses the

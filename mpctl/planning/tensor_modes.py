@@ -16,7 +16,6 @@ W [hidden, ffn], its first matrix, and Y [samples, ffn] behind it (tensor_grid.p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, get_args
 
 from mpctl.errors import InputError, Issue, IssueEntry
@@ -271,8 +270,7 @@ def _step(plan: Plan, estimate: Estimate) -> Json:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class HeldPart:
+class HeldPart(NamedTuple):
     """A block of one dimension: `block` of its `size`, which is cut into `parts`."""
 
     dim: str
@@ -288,8 +286,7 @@ class HeldPart:
         return f"{self.dim} {span} of {self.size}"
 
 
-@dataclass(frozen=True, slots=True)
-class HeldBlock:
+class HeldBlock(NamedTuple):
     """The block of a matrix that a rank holds, by rows and columns."""
 
     tensor: str

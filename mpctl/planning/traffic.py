@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from mpctl.axes import AXIS_NAMES
+from mpctl.axes import AXIS_NAMES, MESSAGE_GROUPS
 from mpctl.collectives import get_collective, sent_by_rank
 from mpctl.estimate.activation_shapes import activation_shapes
 from mpctl.estimate.communication import Message, MessageCount
@@ -33,8 +33,7 @@ from mpctl.operators.layer import LayerStack
 from mpctl.topology import Topology
 
 
-@dataclass(frozen=True)
-class LayerFigures:
+class LayerFigures(NamedTuple):
     """One layer, micro batch and rank.
 
     flops: forward and backward, with what is recomputed. parameter_bytes, saved_bytes: of
@@ -102,7 +101,7 @@ def _tensor_seconds(layout: JobLayout) -> float | None:
     return work.tp_forward + work.tp_backward
 
 
-AXES = ("tp", "cp", "dp_cp", "pp", "world")  # messages over a group of tp's grid count as tp's
+AXES = (*MESSAGE_GROUPS, "world")  # messages over a group of tp's grid count as tp's
 RankTraffic = dict[tuple[int, int], dict[str, float]]  # (sender, receiver) -> bytes by axis
 
 

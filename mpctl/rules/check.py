@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mpctl.errors import Issue, Offer, Status
 from mpctl.sharding import divisors
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(NamedTuple):
     """The answer of one rule about a job: ok, a warning, or an error with a way out.
 
     rule: its stable id, `tp-divides-heads`; where: the setting, `parallel.tp`; message: value and

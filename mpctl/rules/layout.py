@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from math import gcd
 
 from mpctl.axes import AXIS_NAMES, CHOSEN_AXES, chosen_ranks, order_hint, parse_order, sizes_text
@@ -109,7 +108,7 @@ def domain_rules(draft: LayoutDraft) -> Iterator[Check]:
     allowed, offer = job.parallel.allow_tp_across_nodes, _tp_of_a_domain(job, domain.ranks)
     more = "" if allowed else "--allow-tp-across-nodes to do it on purpose"
     check = refusal(rule, where, message, offer, more=more)
-    yield replace(check, status="warning") if allowed else check
+    yield check._replace(status="warning") if allowed else check
 
 
 def _domain_text(domain: LinkLevel, per_node: int) -> str:

@@ -14,7 +14,6 @@ A hint names only values that every rule accepts: each is tried on the job first
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -118,8 +117,7 @@ def with_tried_hints(
     return [trial.check(check) if check.offers else check for check in checks]
 
 
-@dataclass(frozen=True)
-class _Trial:
+class _Trial(NamedTuple):
     """A job on which offered values are tried; failing: the rules that refuse it as it is."""
 
     job: JobSpec
@@ -131,7 +129,7 @@ class _Trial:
         """The check with only those of its offered values that mend it and break nothing else."""
         offers = tuple(self._accepted(offer, check) for offer in check.offers)
         hint = way_out(offers, check.more)
-        return replace(check, offers=offers, hint=hint or NO_VALUE)
+        return check._replace(offers=offers, hint=hint or NO_VALUE)
 
     def _accepted(self, offer: Offer, check: Check) -> Offer:
         """The offer with the values that are accepted; no more of them than a hint tells."""

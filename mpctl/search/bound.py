@@ -16,7 +16,6 @@ is the step itself.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
 
@@ -70,8 +69,7 @@ def total_of(passes: Iterable[tuple[int, PassBound]]) -> PassBound:
     return PassBound(*(sum(count * one[at] for count, one in counted) for at in range(4)))
 
 
-@dataclass(frozen=True, slots=True)
-class CostBounds:
+class CostBounds(NamedTuple):
     """Costs of one micro batch that all layouts of a layer key share.
 
     whole: all layers and ends. layer, most: the fastest and the slowest layer. ends: all ends

@@ -98,8 +98,7 @@ def complexity(layout: LayoutSettings) -> float:
     return doublings + RECOMPUTE[layout.recompute] + layout.zero / 2 + unusual
 
 
-@dataclass(frozen=True)
-class LayoutGroup:
+class LayoutGroup(NamedTuple):
     """Layouts of one idea that are as fast as each other. members: the fastest first."""
 
     members: tuple[EvaluatedLayout, ...]

@@ -71,7 +71,7 @@ def too_few_gpus(job: JobSpec) -> str:
 
 def with_hint(plan: Plan, hint: str) -> Plan:
     """The plan with this way out of not fitting its devices, that of its check `memory-fits`."""
-    checks = (replace(c, hint=hint) if c.rule == "memory-fits" else c for c in plan.checks)
+    checks = (c._replace(hint=hint) if c.rule == "memory-fits" else c for c in plan.checks)
     return replace(plan, checks=tuple(checks))
 
 

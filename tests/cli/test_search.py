@@ -407,6 +407,15 @@ def test_a_comparison_counts_what_a_stage_hands_on_whole(mpctl: Mpctl) -> None:
     assert (found["sent_bytes.pp"], found["bytes.pp"]) == (hidden + 8, 2 * (hidden + 8))
 
 
+def test_a_comparison_counts_gradients_over_all_replicas(mpctl: Mpctl) -> None:
+    """Of dp 2 x cp 2 a ring of 4 sends 3/4 of each message, and of the gradient norm's 8 bytes,
+    which are all-reduced, twice that."""
+    job = ("plan", "demo", "--tp", "1", "--cp", "2", "--gpus-per-node", "4")
+    found = mpctl(*job, "--compare", "zero=1", "--json").document["figures"][1]
+    assert found["sent_bytes.dp_cp"] == (found["bytes.dp_cp"] + 8) * 3 / 4 > 0
+    assert "bytes.dp" not in found
+
+
 def test_tensor_modes_side_by_side(mpctl: Mpctl) -> None:
     asked = ("plan", "demo", "--gpus-per-node", "8", "--compare-tensor-modes", "4", "8")
     found = mpctl(*asked, "--json").document
