@@ -1,6 +1,6 @@
 """One layer in every tensor mode that some ranks allow, measured and compared with its plan.
 
-The ranks are those of a launch, on this host or others (launch/probe.py). They make the layer once
+The ranks are those of a launch, on this host or others (bench/probe.py). They make the layer once
 for each mode and run it in rounds, A B C A B C, so that what else happens on the machine falls on
 all alike (runtime/probes/layers.py). Bytes sent are counted collective by collective, and stated
 per rank over rings as in plans (planning/layer_figures.py). Against the law: a rank's parameters

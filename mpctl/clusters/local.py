@@ -36,11 +36,9 @@ class LocalAttempt:
         self.request_stop = self.node.request_stop
 
     def snapshot(self) -> AttemptState:
-        """The state of torchrun and all ranks."""
         return AttemptState((self.node.snapshot(),))
 
     def end(self) -> AttemptState:
-        """Kill torchrun and all ranks that still run."""
         return AttemptState((self.node.end(),))
 
 
@@ -54,19 +52,15 @@ class LocalCluster:
 
     @classmethod
     def of(cls, run: RunDir) -> LocalCluster:
-        """This host, for a run in this directory."""
         return cls(run, (host_facts(),))
 
     def check(self, plan: Plan, device: Device) -> list[Issue]:
-        """What this host lacks to run the plan."""
         return list(host_issues(plan, self.hosts[0].machine, device))
 
     def recover(self, least: int, is_stopped: Callable[[], bool]) -> list[Issue]:
-        """Nothing to do: this process runs on the only host."""
         return []
 
     def has_returned(self) -> bool:
-        """The only host is never lost."""
         return False
 
     def start(self, plan: LaunchPlan) -> LocalAttempt:
@@ -86,7 +80,6 @@ class LocalBackend:
         """Nothing of the job or the environment matters to it."""
 
     def check(self, plan: Plan) -> list[Issue]:
-        """Nothing to check before the host is looked at."""
         return []
 
     @contextmanager
@@ -99,6 +92,5 @@ class LocalBackend:
             waiting.end()
 
     def commands(self, plan: LaunchPlan) -> list[HostCommand]:
-        """The command of torchrun."""
         command = tuple(plan.command(free_port()))
         return [HostCommand(0, socket.gethostname(), command, plan.local_env)]

@@ -132,7 +132,6 @@ def _timings(rank: StartedRank) -> list[CollectiveTiming]:
 
 
 def main() -> None:
-    """Read the request, run the ranks, print the report."""
     end_with_parent()
     report = run_ranks(CollectiveRequest.model_validate_json(sys.stdin.read()))
     print(report.model_dump_json(), flush=True)

@@ -316,7 +316,6 @@ class Diagnosis(ReportModel):
 
     @property
     def has_errors(self) -> bool:
-        """Whether something would break a launch."""
         return any(finding.status == "error" for finding in self.findings)
 
 
@@ -453,7 +452,6 @@ class HostAnswer:
 
 
 def run_here(module: str, request: str, seconds: float) -> HostAnswer:
-    """Run a module on this host."""
     sent = time.time()
     answer = run_module(module, request, seconds)
     return HostAnswer(answer["code"], answer["output"], answer["errors"], sent, time.time())

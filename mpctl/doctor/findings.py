@@ -164,7 +164,6 @@ TRAITS = (
 
 
 def clock_findings(hosts: Sequence[HostReport], skew: Sequence[float]) -> Iterator[Finding]:
-    """Hosts whose clock is more than a second off the launcher's."""
     for host, seconds in zip(hosts, skew, strict=False):
         if abs(seconds) > MOST_SKEW:
             word = "ahead of" if seconds > 0 else "behind"
@@ -254,7 +253,6 @@ def _listed(texts: Sequence[str]) -> str:
 
 
 def collective_findings(reports: Sequence[CollectiveReport]) -> Iterator[Finding]:
-    """All-reduces of torch that failed."""
     for report in reports:
         for rank, words in report.errors.items():
             message = f"rank {rank} of {report.world_size}: {words}"

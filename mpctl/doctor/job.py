@@ -41,7 +41,6 @@ class Needs:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the job."""
         return self.nodes * self.ranks
 
 
@@ -91,7 +90,6 @@ def _ranks(topology: Topology, node: int, size: int) -> range:
 
 
 def job_findings(host: HostReport, needs: Needs) -> Iterator[Finding]:
-    """What this host lacks for its share of the job."""
     if needs.device == "cuda" and host.gpus is not None:
         yield from _gpus(host.gpus, host.torch, needs)
     if host.memory is not None and needs.memory_bytes > host.memory.free:

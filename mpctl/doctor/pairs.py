@@ -99,7 +99,6 @@ class PairHost:
                 return self.failed(other, f"{target.address} port {target.port}: {words}")
 
     def failed(self, other: int, why: str) -> PairResult:
-        """The result of a pair that could not be measured."""
         return PairResult(first=self.request.me, second=other, error=why)
 
     def _measured(self, other: int) -> PairResult:
@@ -223,7 +222,6 @@ def serve_requests(link: socket.socket) -> None:
 
 
 def send_zeros(link: socket.socket, size: int) -> None:
-    """Send `size` bytes."""
     block = memoryview(bytes(min(size, 1 << 20)))
     while size:
         part = block[: min(size, len(block))]
@@ -253,7 +251,6 @@ def receive(link: socket.socket, size: int) -> bytes:
 
 
 def digest(token: str) -> bytes:
-    """What is sent in place of the token."""
     return hashlib.sha256(token.encode()).digest()
 
 
@@ -307,7 +304,6 @@ def partners(host: int, hosts: int, most: int = MOST_ROUNDS) -> list[int]:
 
 
 def main() -> None:
-    """Read the request, measure, print the report."""
     end_with_parent()
     report = measure_pairs(PairRequest.model_validate_json(sys.stdin.read()))
     print(report.model_dump_json(), flush=True)

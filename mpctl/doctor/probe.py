@@ -130,7 +130,6 @@ def probe_torch(seconds: float) -> TorchFacts:
 
 
 def probe_processor() -> Processor:
-    """The processors that this process may use."""
     sockets = set(re.findall(r"^physical id\s*:.*$", read_text(Path("/proc/cpuinfo")), re.M))
     return Processor(
         model=processor_name(),
@@ -153,7 +152,6 @@ def cpu_quota(text: str) -> float | None:
 
 
 def probe_memory() -> Memory:
-    """Memory that is free on this host and within its control group."""
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     try:
         shm = shutil.disk_usage("/dev/shm")
@@ -400,7 +398,6 @@ class RunningProbe:
 
 
 def report_host(request: ProbeRequest) -> HostReport:
-    """Run all probes that the request asks for."""
     running = [RunningProbe(*each).start() for each in _probes(request)]
     for probe in running:
         probe.wait()
@@ -439,7 +436,6 @@ def _probes(request: ProbeRequest) -> list[tuple[str, Probe, float]]:
 
 
 def main() -> None:
-    """Read the request, print the report and end, also where a probe still hangs."""
     end_with_parent()
     report = report_host(ProbeRequest.model_validate_json(sys.stdin.read()))
     print(report.model_dump_json())

@@ -38,7 +38,6 @@ def named_device(job: JobSpec) -> Device | None:
 
 
 def host_issues(plan: Plan, machine: Machine, device: Device) -> Iterator[Issue]:
-    """What this host lacks to run the plan."""
     checks = [_hosts(plan.job, machine, device), _meeting(plan.job)]
     if device == "cuda":
         checks.append(_gpus(plan.job, machine))

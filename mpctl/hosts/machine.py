@@ -276,7 +276,6 @@ def _number(*paths: Path) -> int | None:
 
 
 def _table(path: Path) -> dict[str, int]:
-    """The lines of the form `name number`."""
     pairs = (line.split() for line in read_text(path).splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
 

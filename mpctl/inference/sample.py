@@ -76,7 +76,6 @@ class SamplingSettings:
     batch_size: int = 8
 
     def issues(self) -> Iterator[Issue]:
-        """What is wrong with the settings."""
         for option, value in (("--top-k", self.top_k), ("--top-p", self.top_p)):
             if value is not None and self.temperature == 0:
                 message = "has no effect at temperature 0, which takes the likeliest token"
@@ -112,12 +111,10 @@ class WrittenText:
 
     @property
     def tokens(self) -> list[int]:
-        """All tokens that were written, blank after blank."""
         return [token for blank in self.blanks for token in blank]
 
     @property
     def length(self) -> int:
-        """The number of tokens that were written."""
         return sum(map(len, self.blanks))
 
     def add(self, chosen: ChosenToken, seconds: float) -> None:

@@ -50,7 +50,6 @@ class KubernetesScheduler:
         self.kubectl = Kubectl(settings.namespace, settings.context)
 
     def find(self, job_id: str) -> ScheduledJob | None:
-        """The job and its pods; None when there is no object of that name."""
         document = self.kubectl.find(resource(self.kind), _require(job_id))
         if document is None:
             return None

@@ -62,21 +62,13 @@ class PodJob:
 
     @property
     def container(self) -> str:
-        """The name of the container in which the ranks run."""
         return CONTAINERS[self.settings.kind]
-
-
-def pod_device(job: JobSpec) -> Device | None:
-    """The device of the pods: of the launch, or that of the planned cluster; None where neither
-    says, since the machine that submits need not be like them. Raises InputError for a kind that
-    mpctl only plans."""
-    return named_device(job)
 
 
 def pod_job(job: JobSpec, run_path: Path, *, name: str) -> PodJob:
     """The submission of a job that passed the checks. run_path: absolute, on the volume claim."""
     settings, ranks = job.launch.kubernetes, job.cluster.gpus_per_node or 1
-    device = pod_device(job) or "cuda"
+    device = named_device(job) or "cuda"  # the machine that submits need not be like the pods
     processors = settings.cpus_per_node
     if processors is None and device == "cpu":
         processors = ranks * (job.launch.threads_per_rank or 1)
@@ -101,7 +93,6 @@ def pod_command(run_path: Path) -> tuple[str, ...]:
 
 
 def manifest(job: PodJob) -> Manifest:
-    """The object to create."""
     kind = job.settings.kind
     return {
         "apiVersion": API_VERSIONS[kind],
@@ -112,7 +103,6 @@ def manifest(job: PodJob) -> Manifest:
 
 
 def manifest_text(document: Manifest) -> str:
-    """The object as YAML."""
     plain = json.loads(json.dumps(document))  # without anchors: a part that occurs twice is a copy
     return str(yaml.safe_dump(plain, sort_keys=False, width=100, allow_unicode=True))
 

@@ -18,11 +18,11 @@ from mpctl.clusters.kubernetes.manifest import (
     PodJob,
     manifest,
     manifest_text,
-    pod_device,
     pod_job,
 )
 from mpctl.durable import write_whole
 from mpctl.errors import Issue
+from mpctl.hosts.checks import named_device
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
@@ -55,7 +55,6 @@ class KubernetesSubmitter:
         self.when = time.time()
 
     def check(self, plan: Plan, run: RunDir, *, is_elsewhere: bool) -> list[Issue]:
-        """What is missing or wrong in the settings, found without a cluster."""
         return submission_issues(plan.job, run.path, is_mounted=not is_elsewhere)
 
     def dry_run(self, plan: Plan, run: RunDir) -> list[Issue]:
@@ -75,7 +74,6 @@ class KubernetesSubmitter:
         return issues
 
     def document(self, plan: Plan, run: RunDir) -> str:
-        """The object as YAML."""
         return manifest_text(manifest(self._pod_job(plan, run)))
 
     def submit(self, plan: Plan, run: RunDir) -> str:
@@ -145,7 +143,7 @@ def _required(settings: KubernetesSpec) -> Iterator[Issue]:
 
 
 def _device(job: JobSpec) -> Iterator[Issue]:
-    if pod_device(job) is None:
+    if named_device(job) is None:
         message = "auto, and the job names no cluster whose device is known: pods get GPUs only "
         yield Issue("device-unknown", "launch.device", f"{message}where they are asked for",
                     "say --device cuda or --device cpu")  # fmt: skip
@@ -265,7 +263,6 @@ def is_qualified(name: str) -> bool:
 
 
 def is_label_value(value: str) -> bool:
-    """Whether a text can be the value of a label."""
     return re.fullmatch(LABEL_VALUE, value) is not None
 
 
@@ -275,7 +272,6 @@ def is_quantity(text: str) -> bool:
 
 
 def env_issues(names: Iterable[str]) -> Iterator[Issue]:
-    """What is wrong with the names of [launch.kubernetes] env."""
     where = "launch.kubernetes.env"
     for name in names:
         if name in RESERVED_ENV:

@@ -56,7 +56,6 @@ class SlurmBackend:
         self.job_id = self.allocation.job_id if self.allocation else None
 
     def check(self, plan: Plan) -> list[Issue]:
-        """Whether there is an allocation, and whether it is large enough."""
         nodes = plan.job.cluster.nodes
         if self.allocation is None:
             hint = (
@@ -73,7 +72,6 @@ class SlurmBackend:
 
     @contextmanager
     def connect(self, plan: Plan, run: RunDir, on_event: OnEvent) -> Iterator[Cluster]:
-        """An agent on each of the first nodes of the allocation."""
         allocation = self._allocation()
         names = allocation.nodes[: plan.job.cluster.nodes]
         addresses = launcher_addresses(names)
@@ -130,7 +128,6 @@ class SlurmStep:
     blind: dict[int, Issue] = field(default_factory=dict)
 
     def start(self, nodes: Sequence[int]) -> None:
-        """Start one srun step for these nodes."""
         chosen = [self.names[node] for node in nodes]
         with self.log.open("ab") as log:
             before = log.tell()
@@ -221,7 +218,6 @@ def _gpus(plan: Plan) -> int:
 
 
 def _last_line(path: Path) -> str:
-    """The last line that is not empty of a log."""
     try:
         with path.open("rb") as stream:
             stream.seek(max(0, path.stat().st_size - LAST_BYTES))

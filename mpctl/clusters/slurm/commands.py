@@ -62,7 +62,6 @@ class SlurmScheduler:
         pass
 
     def find(self, job_id: str) -> ScheduledJob | None:
-        """The job in squeue's list; None when Slurm does not know it any more."""
         try:
             return read_job(slurm_output((*SQUEUE, f"--jobs={_require(job_id)}")))
         except RunFailed as error:

@@ -107,7 +107,6 @@ class Submission:
 
     @property
     def settings(self) -> SlurmSpec:
-        """The table [launch.slurm]."""
         return self.plan.job.launch.slurm
 
     @property
@@ -126,7 +125,6 @@ class Submission:
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks on each node of the plan."""
         return self.plan.job.cluster.gpus_per_node or 1
 
     @property
@@ -223,7 +221,6 @@ class SlurmSubmitter:
         return find_partitions()
 
     def check(self, plan: Plan, run: RunDir, *, is_elsewhere: bool) -> list[Issue]:
-        """Why Slurm would refuse the job, or let it wait for ever."""
         return list(Submission(plan, self.partitions).issues(run.path))
 
     def dry_run(self, plan: Plan, run: RunDir) -> list[Issue]:
@@ -231,11 +228,9 @@ class SlurmSubmitter:
         return []
 
     def document(self, plan: Plan, run: RunDir) -> str:
-        """The batch script."""
         return render_script(Submission(plan, self.partitions).batch_job(run.path))
 
     def submit(self, plan: Plan, run: RunDir) -> str:
-        """Write RUN/slurm.sh and submit it; the id of the job."""
         (run.path / "logs").mkdir(exist_ok=True)
         write_whole(run.batch_script, self.document(plan, run))
         return submit(run.batch_script)

@@ -131,7 +131,6 @@ class SshAgents:
         return self.ssh.python or sys.executable
 
     def command(self, node: int) -> list[str]:
-        """The ssh command that starts the agent of a host."""
         host = self.hosts[node]
         address = self.ssh.address or ",".join(("@ssh", *self.addresses))
         environment = {
@@ -168,7 +167,6 @@ class SshStarter:
                 )
 
     def failures(self) -> dict[int, Issue]:
-        """The nodes whose ssh has ended, each with the reason."""
         codes = {node: client.poll() for node, client in self.clients.items()}
         return {node: self._issue(node, code) for node, code in codes.items() if code is not None}
 
@@ -187,8 +185,6 @@ class SshStarter:
 
 
 class SshBackend:
-    """A node agent on each host of a hostfile."""
-
     name = "ssh"
     job_id = None
 
@@ -196,7 +192,6 @@ class SshBackend:
         self.ssh, self.environment = job.launch.ssh, environment
 
     def check(self, plan: Plan) -> list[Issue]:
-        """What is wrong with the hostfile, the filters and the slots; no host is contacted."""
         issues = list(choose_hosts(plan.job).issues)
         if shutil.which("ssh", path=self.environment.get("PATH")) is None:
             hint = "install OpenSSH's client (apt-get install openssh-client)"
@@ -205,7 +200,6 @@ class SshBackend:
 
     @contextmanager
     def connect(self, plan: Plan, run: RunDir, on_event: OnEvent) -> Iterator[AgentCluster]:
-        """An agent on every host. Raises InputError with a reason for each host that has none."""
         chosen = choose_hosts(plan.job)
         for warning in chosen.warnings:
             on_event(warning)
@@ -222,7 +216,6 @@ class SshBackend:
             yield cluster
 
     def commands(self, plan: LaunchPlan) -> list[HostCommand]:
-        """The ssh command of each host, with a port and a key that only a launch chooses."""
         hosts = choose_hosts(plan.job).hosts
         order = AgentOrder(plan.run.path.resolve(), plan.run.nodes.resolve() / "key-ID", 0)
         agents = self._agents(hosts, order, self._addresses(hosts))

@@ -81,14 +81,12 @@ class RankProcess:
             signal.signal(signal.SIGUSR1, before)
 
     def poll(self) -> AttemptPhase:
-        """How far the rank is."""
         crumbs = self.breadcrumbs
         return AttemptPhase.of(
             self.worker.poll(), is_failing=crumbs.has_failed, has_joined=crumbs.has_joined
         )
 
     def snapshot(self) -> NodeState:
-        """The state of the rank; code: the worker's, negative for a signal that ended it."""
         code = self.worker.poll()
         return NodeState(
             node=self.rank,
@@ -101,18 +99,15 @@ class RankProcess:
         )
 
     def end(self) -> NodeState:
-        """Kill the worker if it still runs; the last state."""
         self.is_ended = self.worker.poll() is None
         unkilled = kill_tree(self.worker)
         self.breadcrumbs.close()
         return replace(self.snapshot(), unkilled=unkilled)
 
     def request_stop(self) -> None:
-        """Have the rank finish its step, save and end."""
         self.breadcrumbs.request_stop()
 
     def stacks(self) -> dict[int, str]:
-        """Where the main thread of the rank is, if it answers."""
         process = self._process()
         ranks = {} if process is None else {self.rank: process}
         return rank_stacks(self.run, ranks, self.breadcrumbs)
@@ -173,7 +168,6 @@ class SignalRelay:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Handle the signals inside of the block."""
         before = {number: signal.signal(number, self._receive) for number in self.numbers}
         try:
             yield

@@ -62,7 +62,6 @@ class TorchrunBackend:
         self.job_id = next((name for name in named if name != "none"), None)
 
     def check(self, plan: Plan) -> list[Issue]:
-        """Every way in which the world is not the planned one."""
         return world_issues(self.world, plan.job)
 
     @contextmanager
@@ -81,7 +80,6 @@ class TorchrunBackend:
             yield JoinedCluster.of(cluster)
 
     def commands(self, plan: LaunchPlan) -> list[HostCommand]:
-        """What each process of the world starts; address and port are chosen for each attempt."""
         return [self._command(plan, process) for process in range(self.world.size)]
 
     def _command(self, plan: LaunchPlan, process: int) -> HostCommand:
@@ -110,7 +108,6 @@ class JoinedAgents:
     own: subprocess.Popen[bytes] | None = field(default=None)
 
     def start(self, nodes: Sequence[int]) -> None:
-        """Start the first process's agent where it is among these, and publish the meeting."""
         if 0 in nodes:
             arguments = self.order.arguments("127.0.0.1", 0)
             arguments[1] = "mpctl.clusters.torchrun.agent"
@@ -170,7 +167,6 @@ class JoinedCluster:
 
     @property
     def hosts(self) -> Sequence[HostFacts]:
-        """The facts of each node's host."""
         facts = self.cluster.hosts
         return [
             host_of([self.processes[n] for n in numbers], [facts[n] for n in numbers])
@@ -178,7 +174,6 @@ class JoinedCluster:
         ]
 
     def check(self, plan: Plan, device: Device) -> list[Issue]:
-        """Where the world is not the planned one, what hosts lack, what differs between them."""
         worlds = [world_issues(process.world, plan.job) for process in self.processes]
         if issues := list(chain.from_iterable(worlds)):
             return issues
@@ -208,11 +203,9 @@ class JoinedCluster:
         return self.cluster.recover(len(self.processes), is_stopped)
 
     def has_returned(self) -> bool:
-        """No attempt does without a process."""
         return False
 
     def start(self, plan: LaunchPlan) -> Attempt:
-        """Start the ranks anew, everywhere."""
         attempt = self.cluster.start(plan)
         with suppress(OSError):  # by host, also where each process of the world is a rank
             names = [host.name for host in self.hosts]
