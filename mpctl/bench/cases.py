@@ -28,8 +28,10 @@ from mpctl.spec.job import JobSpec
 from mpctl.units import plural
 
 TIMED_SETTINGS: Overrides = {
-    "training.eval_samples": 0, "checkpoint.interval": 0, "checkpoint.at_end": False,
-}  # fmt: skip
+    "training.eval_samples": 0,
+    "checkpoint.interval": 0,
+    "checkpoint.at_end": False,
+}
 """Settings of a job whose steps are timed: no validations, no checkpoints."""
 
 

@@ -160,8 +160,9 @@ def _growth(flags: CollectiveFlags) -> Callable[[int], int]:
                                 "give a factor above 1, such as 2")  # fmt: skip
         return lambda size: max(size + 1, int(min(size * factor, 2.0 * MOST_BYTES)))
     if flags.stepfactor is not None:
-        raise InputError.of("bad-step", "--stepbytes", "--stepfactor is given too",
-                            "give one of them")  # fmt: skip
+        raise InputError.of(
+            "bad-step", "--stepbytes", "--stepfactor is given too", "give one of them"
+        )
     step = parse_size(flags.stepbytes, "--stepbytes")
     return lambda size: size + step
 
@@ -303,8 +304,9 @@ def _axis_issues(
         if axis not in sizes:
             yield Issue("unknown-axis", "--axes", f"the layout has no axis {axis!r}", hint)
         elif sizes[axis] == 1:
-            yield Issue("axis-of-one-rank", "--axes", f"{axis} has one rank, which sends nothing",
-                        hint)  # fmt: skip
+            yield Issue(
+                "axis-of-one-rank", "--axes", f"{axis} has one rank, which sends nothing", hint
+            )
         elif not 0 <= options.root < sizes[axis]:
             last = sizes[axis] - 1
             yield Issue("no-such-root", "--root", f"{options.root} is not from 0 to {last}, the "

@@ -132,9 +132,11 @@ def _fit(rows: Sequence[CollectiveRow]) -> CollectiveFit:
 
 
 def _row(
-    cases: CollectiveCases, case: CollectiveCase, rounds: Sequence[CollectiveRound],
+    cases: CollectiveCases,
+    case: CollectiveCase,
+    rounds: Sequence[CollectiveRound],
     predicted: float | None,
-) -> CollectiveRow:  # fmt: skip
+) -> CollectiveRow:
     kind, axis, ranks = case["kind"], case["axis"], cases.sizes[case["axis"]]
     times = spread([one["seconds"] for one in rounds])
     algbw = case["bytes"] / times["seconds"]

@@ -75,8 +75,10 @@ class KernelCases:
                  "little of this machine's memory" for kernel in self.left_out]  # fmt: skip
         least = len(self.ranks) * sum(kernel.predicted_seconds or 0.0 for kernel in self.kernels)
         if least > LONG_SECONDS:
-            told.append(f"one run of every kernel takes {seconds_text(least)} by the plan; with a "
-                        "smaller --micro-batch-size or a larger --tp it takes less")  # fmt: skip
+            told.append(
+                f"one run of every kernel takes {seconds_text(least)} by the plan; with a "
+                "smaller --micro-batch-size or a larger --tp it takes less"
+            )
         return tuple(told)
 
     @property
@@ -214,8 +216,10 @@ def _stream_bytes(machine: Machine, ranks: int, *, is_cuda: bool) -> int:
 def _too_large(kernels: Sequence[PlannedKernel], ranks: int, free: float) -> Issue:
     """The issue with kernels whose tensors, on all ranks, leave too little memory."""
     largest = max(kernels, key=lambda kernel: kernel.bytes)
-    message = (f"{largest.name} moves {bytes_text(largest.bytes)} on each of "
-               f"{plural(ranks, 'rank')}, and {bytes_text(free)} in all may be used of this "
-               "machine's free memory")  # fmt: skip
+    message = (
+        f"{largest.name} moves {bytes_text(largest.bytes)} on each of "
+        f"{plural(ranks, 'rank')}, and {bytes_text(free)} in all may be used of this "
+        "machine's free memory"
+    )
     return Issue("kernels-memory", "--ranks", message,
                  "use fewer --ranks, a smaller --micro-batch-size or a larger --tp")  # fmt: skip

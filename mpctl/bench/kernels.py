@@ -176,7 +176,7 @@ def _share(cases: KernelCases, kernel: PlannedKernel, flops: float, moved: float
 
 def kernels_report(
     cases: KernelCases, measured: MeasuredKernels, environment: BenchEnvironment, *, command: str
-) -> KernelsReport:  # fmt: skip
+) -> KernelsReport:
     """What was measured, as JSON."""
     device, model = cases.device, cases.job.model
     peaks = device.peak_flops if device else {}

@@ -265,9 +265,11 @@ class MachineBench:
         if cases is None:
             return True
         measured = measure_collectives(
-            cases, RunDir(out / "collectives-r1"),
-            on_progress=watch.on_progress, on_event=watch.on_event,
-        )  # fmt: skip
+            cases,
+            RunDir(out / "collectives-r1"),
+            on_progress=watch.on_progress,
+            on_event=watch.on_event,
+        )
         self.sent, self.collectives = measured, measured.rows
         if not measured.is_complete:
             raise KeyboardInterrupt

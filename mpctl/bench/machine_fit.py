@@ -118,9 +118,8 @@ class _Busy:
     def of(self, *kernels: str, dtype: str | None = None) -> list[KernelRow]:
         """The rows of these kernels, at one dtype where it is given."""
         return [
-            row for row in self.rows
-            if row["kernel"] in kernels and dtype in (None, row["dtype"])
-        ]  # fmt: skip
+            row for row in self.rows if row["kernel"] in kernels and dtype in (None, row["dtype"])
+        ]
 
     @cached_property
     def products(self) -> dict[str, tuple[float, float]]:

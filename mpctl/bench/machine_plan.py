@@ -148,8 +148,9 @@ def _layout_issues(given: Iterable[str]) -> Iterator[Issue]:
     own = layout_overrides({})
     for name in map(full_name, given):
         if name in own or name == "parallel":
-            yield Issue("layout-setting", name, "each layout that is trained has its own",
-                        "leave it out")  # fmt: skip
+            yield Issue(
+                "layout-setting", name, "each layout that is trained has its own", "leave it out"
+            )
 
 
 def _kernels(
@@ -163,10 +164,12 @@ def _kernels(
     cases = kernel_cases(job, machine, ranks=ranks, dtypes=list(dtypes), device=kind)
     if cases.device is None:
         raise InputError.of(
-            "machine-device", "--cluster", f"the job's cluster has no {kind} devices as this "
-            "machine has", "name the preset of a cluster with the same devices, whose data sheet "
+            "machine-device",
+            "--cluster",
+            f"the job's cluster has no {kind} devices as this machine has",
+            "name the preset of a cluster with the same devices, whose data sheet "
             "the fit begins from",
-        )  # fmt: skip
+        )
     return cases
 
 

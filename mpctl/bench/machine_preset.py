@@ -155,9 +155,11 @@ def machine_preset(
     )
     links = {} if link is None else {f"intra_node.{k}": c for k, c in link.comments.items()}
     return MachinePreset(
-        name, cluster, tuple(head_lines(environment)),
+        name,
+        cluster,
+        tuple(head_lines(environment)),
         {"devices": device.comments, "clusters": links},
-    )  # fmt: skip
+    )
 
 
 def measured_source(environment: BenchEnvironment) -> str:

@@ -60,9 +60,8 @@ def require_probes(plans: Sequence[Plan]) -> None:
 
 
 def probe_answers(
-    plan: Plan, request: BenchRequest, run: RunDir, *, on_answer: OnAnswer,
-    on_event: OnEvent,
-) -> Probed:  # fmt: skip
+    plan: Plan, request: BenchRequest, run: RunDir, *, on_answer: OnAnswer, on_event: OnEvent
+) -> Probed:
     """Have the ranks of a legal plan answer a request; what an earlier bench left in `run` is
     replaced.
 

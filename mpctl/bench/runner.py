@@ -192,9 +192,10 @@ def communication_share(runs: Sequence[CaseRun]) -> float | None:
     """The share of a step in which a rank waits, on the average of the ranks and the median of the
     runs; None where no rank reported it."""
     shares = [
-        mean(told) for run in runs
+        mean(told)
+        for run in runs
         if (told := [r["communication_share"] for r in run.reports if "communication_share" in r])
-    ]  # fmt: skip
+    ]
     return median(shares) if shares else None
 
 

@@ -313,9 +313,8 @@ class MeasuredScaling:
     def report(self) -> ScalingReport:
         """The report of what ran, at least one case."""
         timings = [
-            Timing(case, self.runs[case.name])
-            for case in self.cases if case.name in self.runs
-        ]  # fmt: skip
+            Timing(case, self.runs[case.name]) for case in self.cases if case.name in self.runs
+        ]
         ran = [run for runs in self.runs.values() for run in runs]
         return {
             "schema": SCHEMA,

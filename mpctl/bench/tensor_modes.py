@@ -44,9 +44,7 @@ from mpctl.rundir.requests import LayerAnswer, LayerRequest, LayerSizes, LayerTi
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 
-DEFAULT_JOB = {
-    "model": "demo-gpt", "cluster": "this-machine", "training.micro_batch_size": 8,
-}  # fmt: skip
+DEFAULT_JOB = {"model": "demo-gpt", "cluster": "this-machine", "training.micro_batch_size": 8}
 LEFT_OPEN = frozenset({"cluster.gpus_per_node", "parallel.dp", "training.global_batch_size"})
 
 

@@ -87,9 +87,11 @@ def read_run_profile(run: Path) -> RunProfile:
         ) from None
     if not steps:
         raise InputError.of(
-            "no-profile", str(run), f"{run / PROFILE} holds no profiled step",
+            "no-profile",
+            str(run),
+            f"{run / PROFILE} holds no profiled step",
             "launch the job with --profile 5-7, which records steps 5 to 7",
-        )  # fmt: skip
+        )
     ordered = {step: steps[step] for step in sorted(steps)}
     return RunProfile(ordered, clock_offsets(ordered), foreign)
 

@@ -288,9 +288,10 @@ def _sent(ranks: Sequence[RankComparison]) -> _Sent:
     traffic = [rank["step_traffic"] for rank in ranks]
     planned, measured = (
         mean(sum(entry["bytes"] for entry in each[key].values()) for each in traffic)
-        if traffic else 0
+        if traffic
+        else 0
         for key in ("planned", "measured")
-    )  # fmt: skip
+    )
     return {"planned_sent_bytes": planned, "sent_bytes": measured}
 
 
@@ -358,10 +359,12 @@ def disturbed(rows: Iterable[VerifyRow]) -> list[str]:
     """The layouts of a single rank on CPU that computed for less than `BUSY` of their step: with
     nobody to wait for, such a rank was waiting for its core, so that other programs had it."""
     return [
-        row["name"] for row in rows
-        if row["world_size"] == 1 and row["device"] == "cpu"
+        row["name"]
+        for row in rows
+        if row["world_size"] == 1
+        and row["device"] == "cpu"
         and row["cpu_seconds"] < BUSY * row["seconds"]
-    ]  # fmt: skip
+    ]
 
 
 @dataclass

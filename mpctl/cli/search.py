@@ -121,11 +121,11 @@ def search(
 
 
 def _write_page(path: Path, result: SearchResult, document: SearchDocument, command: str) -> None:
+    from mpctl.render.pictures import write_search_page
     from mpctl.render.progress import PATIENCE, TaskBar
-    from mpctl.render.search import write_page
 
     with TaskBar(after=PATIENCE) as bar:
-        write_page(path, result, document, command=command, on_progress=bar.update)
+        write_search_page(path, result, document, command=command, on_progress=bar.update)
 
 
 def _print(document: SearchDocument, *, as_json: bool) -> None:

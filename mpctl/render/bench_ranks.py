@@ -160,8 +160,7 @@ def kernel_tables(rows: Sequence[KernelRow], job: str) -> Iterator[BenchTable]:
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         own = [row for row in rows if row["dtype"] == dtype]
         counts = sorted({row["ranks"] for row in own})
-        times = [Column(plural(n, "rank"), _time_of(n), seconds_text)
-                 for n in counts]  # fmt: skip
+        times = [Column(plural(n, "rank"), _time_of(n), seconds_text) for n in counts]
         columns = (
             Column("", lambda row: f"  {row['site']} {_pass(row)}".rstrip(), left=True),
             Column("size", _kernel_size, left=True),

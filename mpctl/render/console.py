@@ -52,9 +52,10 @@ class Console(rich_console.Console):
     """rich's console, which writes no control characters that stand in what is printed."""
 
     def render(
-        self, renderable: rich_console.RenderableType,
+        self,
+        renderable: rich_console.RenderableType,
         options: rich_console.ConsoleOptions | None = None,
-    ) -> Iterable[Segment]:  # fmt: skip
+    ) -> Iterable[Segment]:
         """The text's segments without control characters but those of rich itself; a number and
         its unit are never parted."""
         for segment in super().render(glued(renderable), options):

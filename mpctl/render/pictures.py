@@ -1,14 +1,19 @@
-"""The files that `mpctl plan` writes beside its answer: a page, a picture, a trace."""
+"""The files that `mpctl plan` and `mpctl search` write: a page, a picture, a trace."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from shlex import quote
+from typing import TYPE_CHECKING
 
 from mpctl.errors import InputError
-from mpctl.planning.plan import Plan
+from mpctl.planning.plan import Plan, make_plan
 from mpctl.render.markup import Progress, no_progress, write_text
 from mpctl.topology import Topology
+
+if TYPE_CHECKING:
+    from mpctl.search.document import SearchDocument
+    from mpctl.search.result import SearchResult
 
 
 def write_pictures(
@@ -51,3 +56,26 @@ def _trace(plan: Plan, topology: Topology) -> str:
             "no-timeline", "--trace", f"the step has no times: {step}", "name a cluster preset"
         )
     return trace_text(step, total=plan.estimate.step_seconds, contention=plan.estimate.contention)
+
+
+def write_search_page(
+    path: Path, result: SearchResult, document: SearchDocument, *, command: str,
+    on_progress: Progress = no_progress,
+) -> None:  # fmt: skip
+    """Write the page of a search's answer and of its best layout's plan.
+
+    command: the line that makes the search again. Raises InputError where path cannot be written.
+    """
+    from mpctl.planning.layout_settings import layout_text
+    from mpctl.render.html.front import FrontPoint
+    from mpctl.render.html.page import plan_page
+
+    plan = make_plan(result.best[0].job)
+    front = {choice.layout for choice in result.front}
+    points = [
+        FrontPoint(f"no. {number}", p.seconds, p.bytes, p.layout in front, layout_text(p.layout))
+        for number, p in enumerate(sorted(result.seen), start=1)
+    ]
+    page = plan_page(plan, plan.require_legal(), command=command, points=points, search=document,
+                     on_progress=on_progress)  # fmt: skip
+    write_text(path, page, option="--html")

@@ -63,8 +63,9 @@ def print_plan(
     """
     get_console().print(
         *_head(plan, others, runtimes, full=full),
-        *_paragraphs(plan, topology, kinds, ranks, full), sep="\n",
-    )  # fmt: skip
+        *_paragraphs(plan, topology, kinds, ranks, full),
+        sep="\n",
+    )
 
 
 def _head(
@@ -268,8 +269,9 @@ def _pipeline(estimate: Estimate, topology: Topology) -> Iterator[RenderableType
         last_cell = [_nodes(topology, first, last)] if nodes else []
         table.add_row(span_text(first, last), *rows[first], *last_cell)
     yield table
-    yield Text("shared: gradients of parameters that several stages hold, summed over them",
-               style="dim")  # fmt: skip
+    yield Text(
+        "shared: gradients of parameters that several stages hold, summed over them", style="dim"
+    )
 
 
 def memory_part(estimate: Estimate, *, full: bool) -> Table:

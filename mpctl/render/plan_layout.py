@@ -152,9 +152,7 @@ def _squares(topology: Topology, axes: tuple[str, ...]) -> Iterator[RenderableTy
     squares = []
     for at, first in enumerate(range(0, len(ranks), across * down)):
         starts = range(first, first + across * down, across)
-        lines = [
-            " ".join(f"{rank:>{digits}}" for rank in ranks[s : s + across]) for s in starts
-        ]  # fmt: skip
+        lines = [" ".join(f"{rank:>{digits}}" for rank in ranks[s : s + across]) for s in starts]
         title = [f"{outer[0]} {at}"] if outer else []
         squares.append(Text("\n".join([*title, *lines])))
     yield Columns(squares, padding=(0, 3))

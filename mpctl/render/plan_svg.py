@@ -153,9 +153,7 @@ def _nodes(plan: Plan, topology: Topology, drawn: list[Box]) -> Part:
     return picture.drawn, picture.height + 16
 
 
-def _node(
-    plan: Plan, topology: Topology, box: Box, width: float, height: float, wide: int
-) -> Raw:  # fmt: skip
+def _node(plan: Plan, topology: Topology, box: Box, width: float, height: float, wide: int) -> Raw:
     cells = [
         _cell(topology, cell, 6 + at % wide * (CELL + SPACE), HEAD + at // wide * (HIGH + SPACE),
               CELL, HIGH)
@@ -188,9 +186,7 @@ def _tiles(plan: Plan, topology: Topology, box: Box) -> Part:
     return join(cells), -(-len(cells) // columns) * (TILE_HEIGHT + SPACE) + 6
 
 
-def _cell(
-    topology: Topology, ranks: range, x: float, y: float, width: float, height: float
-) -> Raw:  # fmt: skip
+def _cell(topology: Topology, ranks: range, x: float, y: float, width: float, height: float) -> Raw:
     group, middle = group_number(topology, ranks[0], ("tp",)), x + width / 2
     head = cell_label(topology, ranks) + (f" {letters(group)}" if len(ranks) == 1 else "")
     colour = group if len(ranks) == 1 else topology.coords(ranks[0])["pp"]
@@ -198,12 +194,12 @@ def _cell(
     anchor = {"text_anchor": "middle", "class_": "on-cell"}
     size = "font-size:10px" if len(below) > 8 else None
     return el(
-        "g", el("title", cell_title(topology, ranks)),
-        el("rect", x=x, y=y, width=width, height=height, rx=3,
-           class_=f"cell g{colour % COLOURS}"),
+        "g",
+        el("title", cell_title(topology, ranks)),
+        el("rect", x=x, y=y, width=width, height=height, rx=3, class_=f"cell g{colour % COLOURS}"),
         el("text", head, x=number(middle), y=number(y + height * 0.42), **anchor),
         el("text", below, x=number(middle), y=number(y + height * 0.85), style=size, **anchor),
-    )  # fmt: skip
+    )
 
 
 GAP, PAD, TITLE = 10, 8, 22
@@ -224,10 +220,12 @@ def framed_levels(plan: Plan, topology: Topology, ranks: int) -> list[LinkLevel]
     shown = shown_levels(plan.job.cluster, topology)
     networks = [(level, -(-topology.world_size // level.ranks)) for level in shown]
     return [
-        level for at, (level, count) in enumerate(networks)
-        if level.ranks % ranks == 0 and count <= MOST_FRAMES
+        level
+        for at, (level, count) in enumerate(networks)
+        if level.ranks % ranks == 0
+        and count <= MOST_FRAMES
         and (count > 1 or (at == 0 and level.ranks > topology.gpus_per_node))
-    ][::-1]  # fmt: skip
+    ][::-1]
 
 
 def nested(levels: Sequence[LinkLevel], pieces: Sequence[Drawn], width: float) -> Drawn:
@@ -251,11 +249,13 @@ def level_title(level: LinkLevel, at: int) -> str:
 def _frame(title: str, inside: Drawn) -> Drawn:
     width = max(inside.width, 7.0 * len(title)) + 2 * PAD
     height = inside.height + TITLE + PAD
-    drawn = join([
-        el("rect", width=number(width), height=number(height), rx=8, class_="box level"),
-        el("text", title, x=PAD, y=15, class_="dim"),
-        el("g", inside.drawn, transform=f"translate({PAD} {TITLE})"),
-    ])  # fmt: skip
+    drawn = join(
+        [
+            el("rect", width=number(width), height=number(height), rx=8, class_="box level"),
+            el("text", title, x=PAD, y=15, class_="dim"),
+            el("g", inside.drawn, transform=f"translate({PAD} {TITLE})"),
+        ]
+    )
     return Drawn(inside.first, drawn, width, height)
 
 

@@ -178,14 +178,16 @@ def _memories(ranks: list[RankRehearsal]) -> Table:
         states = sum(pair["measured"] for pair in rank["state_bytes"].values())
         at_peak, peak = rank["at_peak"], rank["peak_bytes"]
         sizes = (states, at_peak["activations"], at_peak["temporaries"], *_both(peak)[::-1])
-        table.add_row(str(rank["rank"]), str(rank["coords"]["pp"]), *map(bytes_text, sizes),
-                      _more(peak))  # fmt: skip
+        table.add_row(
+            str(rank["rank"]), str(rank["coords"]["pp"]), *map(bytes_text, sizes), _more(peak)
+        )
     return table
 
 
 def _one_memory(rank: RankRehearsal) -> Table:
-    table = _table(f"rank {rank['rank']}, stage {rank['coords']['pp']}", "plan", "step", "beyond",
-                   left=1)  # fmt: skip
+    table = _table(
+        f"rank {rank['rank']}, stage {rank['coords']['pp']}", "plan", "step", "beyond", left=1
+    )
     states, peak = rank["state_bytes"], rank["peak_bytes"]
     for name, pair in (*states.items(), ("activations, most held", rank["activation_bytes"])):
         table.add_row(name, *map(bytes_text, _both(pair)), _more(pair))
@@ -225,8 +227,9 @@ def _messages(ranks: list[RankRehearsal]) -> Table:
         planned, measured = (group[0]["step_traffic"][key] for key in ("planned", "measured"))
         for name, sent in measured.items():
             sign = "=" if planned.get(name) == sent else "≠"
-            table.add_row(stages, *name.split(" ", 1), f"{sent['count']:,}",
-                          bytes_text(sent["bytes"]), sign)  # fmt: skip
+            table.add_row(
+                stages, *name.split(" ", 1), f"{sent['count']:,}", bytes_text(sent["bytes"]), sign
+            )
             stages = ""
     return table
 

@@ -44,9 +44,11 @@ class RunView:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         with suppress(OSError):
             self.bar.stop()
 
@@ -71,7 +73,7 @@ class RunView:
 
 def step_figures(
     record: StepRecord, validation: float | None, predicted: float | None
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """The figures of a step, most important first: `loss 5.31`, `val 5.40`, `4,812 tokens/s`, `851
     ms a step`, `745 ms predicted`.
     """

@@ -71,15 +71,18 @@ def _runs_table(rows: RunRows, width: int | None) -> Table:
         table.add_column(title, justify="left" if title in WORD_COLUMNS else "right")
     for row in rows:
         style = STYLES[row["status"]]
-        table.add_row(*(Text(COLUMNS[title](row), style if title == "status" else "")
-                        for title in titles))  # fmt: skip
+        table.add_row(
+            *(Text(COLUMNS[title](row), style if title == "status" else "") for title in titles)
+        )
     return table
 
 
 def _measured(rows: RunRows, titles: Iterable[str] | None = None) -> int:
     """Characters that the columns take, gaps included."""
-    return sum(GAP + max(len(title), *(len(COLUMNS[title](row)) for row in rows))
-               for title in titles or COLUMNS)  # fmt: skip
+    return sum(
+        GAP + max(len(title), *(len(COLUMNS[title](row)) for row in rows))
+        for title in titles or COLUMNS
+    )
 
 
 def _loss_column(key: Literal["loss", "validation_loss"], form: str) -> Callable[[RunRow], str]:
@@ -378,17 +381,20 @@ class StopView:
         self.console = get_console(stderr=True)
         self.name, self.text = name, ""
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
-        self.bar = Progress(*columns, console=self.console, transient=True,
-                            disable=not self.console.is_terminal)  # fmt: skip
+        self.bar = Progress(
+            *columns, console=self.console, transient=True, disable=not self.console.is_terminal
+        )
         self.task = self.bar.add_task("", total=None)
 
     def __enter__(self) -> StopView:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.bar.stop()
         if kind is KeyboardInterrupt:
             self.console.print(f"the request stays: `mpctl status {self.name}` tells when it ended")

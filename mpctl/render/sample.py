@@ -48,9 +48,11 @@ class SampleView(ProgressView):
         self.begun = False
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__exit__(kind, error, trace)
         if self.is_stream:
             _write("\n" if self.begun else "")

@@ -1,51 +1,139 @@
-"""The answer of a search: the best layouts, why no. 1 is the best, and what less memory costs."""
+"""The answer of a search: the best layouts, why no. 1 is the best, and what less memory costs.
+
+Its page shows the same sentences and cells.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.planning.layout_settings import layout_text
-from mpctl.planning.plan import make_plan
+from mpctl.planning.summary import training_line
 from mpctl.render.console import get_console, plain_table
-from mpctl.render.html.front import FrontPoint
-from mpctl.render.html.page import plan_page
-from mpctl.render.markup import Progress, no_progress, write_text
-from mpctl.render.search_words import (
-    comparison_lines,
-    figure_cells,
-    has_price,
-    header_lines,
-    headline,
-    notes,
-    row_text,
-)
 from mpctl.search.document import LayoutEntry, NoLayoutEntry, SearchDocument
-from mpctl.search.result import SearchResult
-from mpctl.units import plural
+from mpctl.search.find import ALIKE, OPTIMISM, RANKING_ERROR, WIDE_ERROR
+from mpctl.units import bytes_text, count_text, plural, seconds_text
+
+if TYPE_CHECKING:
+    from mpctl.search.document import LayoutEntry, NoLayoutEntry, SearchDocument
 
 
-def write_page(
-    path: Path, result: SearchResult, document: SearchDocument, *, command: str,
-    on_progress: Progress = no_progress,
-) -> None:  # fmt: skip
-    """Write the page of a search's answer and of its best layout's plan.
+OBJECTIVES = {
+    "tokens": "most tokens a second",
+    "memory": "least memory",
+    "cost": "fewest GPU-hours a token",
+}
+# What settings are called where their own name says too little.
+SETTING_NAMES = {
+    "micro_batch_size": "micro batch",
+    "sequence_parallel": "sequence parallelism",
+    "tensor_mode": "tensor mode",
+    "tensor_depth": "tensor depth",
+    "stage_balance": "balance",
+    "vpp": "chunks",
+    "zero": "ZeRO",
+}
 
-    command: the line that makes the search again. Raises InputError where path cannot be written.
-    """
-    plan = make_plan(result.best[0].job)
-    front = {choice.layout for choice in result.front}
-    points = [
-        FrontPoint(f"no. {number}", p.seconds, p.bytes, p.layout in front, layout_text(p.layout))
-        for number, p in enumerate(sorted(result.seen), start=1)
+
+def headline(document: SearchDocument) -> str:
+    """`gpt3-175b on 1,024 GPUs of NVIDIA A100-SXM4-80GB: most tokens a second`."""
+    name = document["model"] or document["job"] or "the model"
+    gpus = document["best"][0]["gpus"] if document["best"] else document["gpus"]
+    objective = OBJECTIVES[document["objective"]]
+    return f"{name} on {plural(gpus, 'GPU')} of {document['device']}: {objective}"
+
+
+def header_lines(document: SearchDocument) -> Iterator[str]:
+    """Whether no. 1 fits, what all layouts have in common, how many layouts were estimated, and
+    what was searched."""
+    if document["best"]:
+        yield f"no. 1 {document['best'][0]['verdict']}"
+    yield training_line(document["training"])
+    headroom = f"headroom {document['headroom_percent']:g} %"
+    yield (
+        f"{plural(document['estimated'], 'layout')} estimated, "
+        f"{document['too_large']:,} left out for memory ({headroom}), the others ruled out by "
+        "bounds"
+    )
+    if document["searched"]:
+        names = (SETTING_NAMES.get(name, name) for name in document["searched"])
+        yield f"searched: {', '.join(names)}"
+
+
+def notes(document: SearchDocument) -> Iterator[str]:
+    """How far a measured step may lie from the first layout's; what is meant by memory."""
+    first = document["best"][0]
+    low, high = seconds_text(first["step_seconds_low"]), seconds_text(first["step_seconds_high"])
+    yield f"no. 1: 9 of 10 runs would take {low} to {high} a step"
+    if first["extrapolates"]:
+        yield f"extrapolated: {'; '.join(first['extrapolates'])}"
+    yield from _order_notes(document)
+    if any(has_price(entry) for entry in document["best"]) or document["by_gpus"]:
+        yield "Gtok: a billion tokens"
+
+
+def _order_notes(document: SearchDocument) -> Iterator[str]:
+    """How far the order of the layouts can be trusted (search/find.py)."""
+    best = document["best"]
+    if any(entry["alike"] for entry in best):
+        yield f"a row is the plainest of what is within {100 * ALIKE:g} % at its tp and pp"
+    if document["objective"] == "memory" or len(best) < 2:
+        return
+    if document["is_plain_first"]:
+        yield (
+            f"the band is wide: no. 1 is the plainest within {100 * WIDE_ERROR:g} % of the "
+            "fastest; measure it and one below before you choose"
+        )
+    else:
+        near = [n for n, entry in enumerate(best, start=1) if _is_near(entry, best[0])]
+        if len(near) > 1:
+            yield (
+                f"no. 1 to {near[-1]} are within {100 * RANKING_ERROR:g} %: so close, 6 of 10 "
+                "published pairs ran in the estimated order; measure them"
+            )
+    low, high = (100 * share for share in OPTIMISM)
+    yield (
+        f"the fastest of many estimates is optimistic, by {low:g} to {high:g} % in published sweeps"
+    )
+
+
+def _is_near(entry: LayoutEntry, first: LayoutEntry) -> bool:
+    return entry["step_seconds"] <= first["step_seconds"] * (1 + RANKING_ERROR)
+
+
+def comparison_lines(document: SearchDocument) -> list[str]:
+    """Each of the other layouts beside no. 1, then the job as given."""
+    lines = [f"no. {number} {text}" for number, text in enumerate(document["reasons"], start=2)]
+    return [*lines, *([document["own_reason"]] if document["own_reason"] else [])]
+
+
+def has_price(entry: LayoutEntry | NoLayoutEntry) -> bool:
+    """Whether the entry says what a billion tokens cost."""
+    return "price_per_billion_tokens" in entry
+
+
+def row_text(entry: LayoutEntry) -> str:
+    """A layout in words, and how many about as fast it stands for."""
+    return "; ".join(filter(None, (entry["layout"], entry["alike_text"])))
+
+
+def figure_cells(entry: LayoutEntry, *, has_cost: bool) -> list[str]:
+    """Step time, tokens/s, MFU and memory of a layout, and what a billion tokens cost."""
+    cells = [
+        seconds_text(entry["step_seconds"]),
+        count_text(entry["tokens_per_second"]),
+        f"{entry['mfu']:.0%}",
+        bytes_text(entry["peak_bytes"]),
     ]
-    page = plan_page(plan, plan.require_legal(), command=command, points=points, search=document,
-                     on_progress=on_progress)  # fmt: skip
-    write_text(path, page, option="--html")
+    if has_cost:
+        cells.append(count_text(entry["gpu_hours_per_billion_tokens"]))
+    if "price_per_billion_tokens" in entry:
+        cells.append(count_text(entry["price_per_billion_tokens"]))
+    return cells
 
 
 def print_search(document: SearchDocument) -> None:
@@ -92,9 +180,7 @@ def _commands_by_gpus(document: SearchDocument) -> Iterator[RenderableType]:
         yield from (Text(f"  {e['command']}  # {plural(e['gpus'], 'GPU')}") for e in entries)
 
 
-def _table(
-    title: str, entries: Sequence[LayoutEntry | NoLayoutEntry], *, first: str = ""
-) -> Table:  # fmt: skip
+def _table(title: str, entries: Sequence[LayoutEntry | NoLayoutEntry], *, first: str = "") -> Table:
     """A row for each layout; first: the first column, `#` its place or `GPUs` their number."""
     is_priced = any(has_price(entry) for entry in entries)
     has_cost = is_priced or first == "GPUs"

@@ -103,7 +103,7 @@ def free_row(free: list[float], start: float, end: float) -> int:
 
 def _event(
     stage: int, row: int, name: str, kind: str, times: tuple[float, float], action: Action
-) -> Event:  # fmt: skip
+) -> Event:
     arguments = {"microbatch": action.microbatch, "chunk": action.chunk}
     return complete_event(stage, row, name, kind, times, arguments)
 

@@ -1,26 +1,183 @@
-"""Collectives on a bench: reports by hand, and benches of two and four real ranks."""
+"""Bus bandwidth against bytes counted over the links of a simulated ring; fits, rows."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mpctl.bench.collective_cases import CollectiveOptions, collective_cases
+from mpctl.bench.collective_cases import CollectiveCases, CollectiveOptions, collective_cases
 from mpctl.bench.collectives import (
+    CollectiveRow,
     CollectivesReport,
     MeasuredCollectives,
+    collective_rows,
     collectives_report,
+    fit_collectives,
     measure_collectives,
 )
 from mpctl.bench.documents import read_report
 from mpctl.bench.report import bench_environment
 from mpctl.cli.app import run
+from mpctl.collectives import bus_factor
 from mpctl.hosts.machine import Machine
 from mpctl.planning.plan import load_plan
 from mpctl.rundir.directory import RunDir
+from mpctl.rundir.requests import CollectiveRound
+
+Blocks = list[list[frozenset[int]]]  # [rank][block]: whose contributions are added up in it
+
+
+class Ring:
+    """Ranks that each send to the next one only. sent: bytes over the link that leaves each."""
+
+    def __init__(self, ranks: int, blocks: Blocks) -> None:
+        self.ranks, self.blocks, self.sent = ranks, blocks, Counter[int]()
+
+    def pass_on(self, which: Callable[[int], int], add: bool) -> None:
+        """Every rank sends block which(rank) on, at once; a block is one byte."""
+        moving = [(rank, which(rank)) for rank in range(self.ranks)]
+        values = [self.blocks[rank][block] for rank, block in moving]
+        for (rank, block), value in zip(moving, values, strict=True):
+            self.sent[rank] += 1
+            target = self.blocks[(rank + 1) % self.ranks]
+            target[block] = target[block] | value if add else value
+
+    def reduce_scatter(self) -> None:
+        """Afterwards rank r has block r + 1 of all."""
+        for step in range(self.ranks - 1):
+            self.pass_on(lambda rank, step=step: (rank - step) % self.ranks, add=True)  # type: ignore[misc]
+
+    def all_gather(self) -> None:
+        """From rank r's block r + 1 to all blocks everywhere."""
+        for step in range(self.ranks - 1):
+            self.pass_on(lambda rank, step=step: (rank + 1 - step) % self.ranks, add=False)  # type: ignore[misc]
+
+
+def of_every_rank(ranks: int) -> Blocks:
+    return [[frozenset([rank])] * ranks for rank in range(ranks)]
+
+
+def factor(ring: Ring) -> float:
+    """Bytes over the busiest link, of a message of one byte a block."""
+    return max(ring.sent.values()) / ring.ranks
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 16])
+def test_sums_and_gathers_are_what_crosses_a_link_of_a_ring(ranks: int) -> None:
+    everyone = frozenset(range(ranks))
+    ring = Ring(ranks, of_every_rank(ranks))
+    ring.reduce_scatter()
+    assert all(ring.blocks[rank][(rank + 1) % ranks] == everyone for rank in range(ranks))
+    assert factor(ring) == pytest.approx(bus_factor("reduce_scatter", ranks))
+    ring.all_gather()
+    assert all(block == everyone for blocks in ring.blocks for block in blocks)
+    assert factor(ring) == pytest.approx(bus_factor("all_reduce", ranks))
+    gather = Ring(ranks, of_every_rank(ranks))
+    gather.all_gather()
+    owners = [frozenset([(block - 1) % ranks]) for block in range(ranks)]
+    assert all(blocks == owners for blocks in gather.blocks)
+    assert factor(gather) == pytest.approx(bus_factor("all_gather", ranks))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_broadcasts_reductions_sends_and_all_to_all_by_their_bytes(ranks: int) -> None:
+    """A chain from the root sends each of the message's bytes over every link but the one back to
+    it; a reduction is the chain reversed; in an all-to-all a rank keeps its own block of n."""
+    links = Counter(dict.fromkeys(range(ranks - 1), ranks))
+    for kind in ("broadcast", "reduce"):
+        assert bus_factor(kind, ranks) == max(links.values()) / ranks
+    leaving = sum(1 for block in range(ranks) if block != 0)
+    assert bus_factor("all_to_all", ranks) == pytest.approx(leaving / ranks)
+    assert bus_factor("sendrecv", ranks) == bus_factor("send", ranks) == 1.0
+
+
+def row(size: int, seconds: float, kind: str = "all_gather", ranks: int = 2,
+        **more: Any) -> CollectiveRow:  # fmt: skip
+    algbw = size / seconds
+    made: Any = {
+        "name": f"{kind} {size}", "seconds": seconds, "seconds_min": seconds,
+        "seconds_max": seconds, "rounds": 1, "kind": kind, "axis": "tp", "ranks": ranks,
+        "transport": "gloo", "dtype": "float32", "op": "none", "bytes": size, "count": size // 4,
+        "algbw": algbw, "busbw": algbw * bus_factor(kind, ranks), "wrong": 0,
+        "is_rehearsal": False, "predicted_seconds": None,
+    } | more  # fmt: skip
+    return made
+
+
+@given(
+    latency=st.floats(0, 1e-3), bandwidth=st.floats(1e6, 1e12), ranks=st.integers(2, 64),
+    kind=st.sampled_from(["all_reduce", "all_gather", "broadcast"]),
+)  # fmt: skip
+def test_a_fit_finds_the_line_that_made_the_times(
+    latency: float, bandwidth: float, ranks: int, kind: str
+) -> None:
+    def seconds(size: int) -> float:
+        return latency + bus_factor(kind, ranks) * size / bandwidth
+
+    rows = [row(4**n, seconds(4**n), kind, ranks) for n in range(3, 16)]
+    (fit,) = fit_collectives(rows)
+    assert fit["error"] < 1e-3
+    for size in (64, 4**10, 4**15):
+        found = fit["latency"] + bus_factor(kind, ranks) * size / fit["bandwidth"]
+        assert found == pytest.approx(seconds(size), rel=0.01)
+    for size, share in fit["efficiency"]:
+        busbw = bus_factor(kind, ranks) * size / seconds(size)
+        assert share * fit["bandwidth"] == pytest.approx(busbw)
+
+
+def test_fits_by_hand() -> None:
+    """Two sizes fit any line and tell nothing; times that do not grow tell a latency alone."""
+    assert fit_collectives([row(4000, 1e-3), row(4000, 1.1e-3), row(8000, 2e-3)]) == []
+    (flat,) = fit_collectives([row(4, 1e-3), row(400, 1e-3), row(4000, 0.9e-3)])
+    assert flat["latency"] == pytest.approx(1e-3, rel=0.1)
+    assert flat["bandwidth"] is None and flat["efficiency"] == [] and flat["error"] < 0.1
+    three = [row(8 * n, 1.0 * n) for n in (1, 2, 3)]
+    others = [row(8 * n, 1.0 * n, transport="shared") for n in (1, 2, 3, 4)]
+    several = fit_collectives([*three, *others, row(8, 1.0, axis="dp_cp")])
+    assert [(f["axis"], f["transport"], len(f["efficiency"])) for f in several] == [
+        ("tp", "gloo", 3), ("tp", "shared", 4),
+    ]  # fmt: skip
+
+
+def planned(**options: Any) -> CollectiveCases:
+    settings = {"parallel.tp": 4, "launch.device": "cpu", "cluster.intra_node.bandwidth": 1e9,
+                "cluster.intra_node.latency": 0.0}  # fmt: skip
+    asked = CollectiveOptions(**{"sizes": (8_000_000,), **options})
+    machine = Machine(cores=2, gpus=0, memory_bytes=2**33)
+    return collective_cases(load_plan(None, settings), asked, machine)
+
+
+def rounds(case: int, *seconds: float, wrong: int = 0) -> list[CollectiveRound]:
+    return [
+        {"event": "timing", "case": case, "round": n, "seconds": s, "wrong": wrong}
+        for n, s in enumerate(seconds)
+    ]
+
+
+def test_rows_by_hand() -> None:
+    """8 MB in 4 ms are 2 GB/s, of which an all-reduce of 4 ranks has 3 GB/s on the bus. The plan
+    has 1.5 x 8 ms for the way that runs send, and nothing for gloo beside it."""
+    cases = planned(kinds=("all_reduce",))
+    gloo, shared = collective_rows(cases, {0: rounds(0, 4e-3, 3e-3, 5e-3), 1: rounds(1, 1.0)})
+    assert gloo["name"] == "all_reduce tp4 float32 8000000 gloo"
+    assert (gloo["seconds"], gloo["seconds_min"], gloo["seconds_max"]) == (4e-3, 3e-3, 5e-3)
+    assert gloo["algbw"] == pytest.approx(2e9) and gloo["busbw"] == pytest.approx(3e9)
+    assert gloo["is_rehearsal"] and gloo["predicted_seconds"] is None
+    assert shared["predicted_seconds"] == pytest.approx(12e-3)
+
+
+def test_what_was_not_timed_has_no_row_and_the_worst_round_counts() -> None:
+    cases = planned(kinds=("broadcast", "all_reduce"), transports=("gloo",))
+    (only,) = collective_rows(cases, {1: [*rounds(1, 1.0), *rounds(1, 2.0, wrong=7)]})
+    assert only["kind"] == "all_reduce" and only["wrong"] == 7 and only["rounds"] == 2
+
 
 TWO_CORES = Machine(cores=2, gpus=0, memory_bytes=8 * 2**30)
 

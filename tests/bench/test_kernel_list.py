@@ -1,18 +1,47 @@
-"""The kernels of a layout: local shapes, work by hand, and the estimate that a plan is made of."""
+"""The kernels of a layout: names, copies, shapes, work and estimates."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mpctl.bench.kernel_cases import THIS_MACHINE, kernel_cases
-from mpctl.bench.kernel_list import PlannedKernel, layer_seconds
+from mpctl.bench.kernel_list import (
+    CACHE_BYTES,
+    MOST_COPIES,
+    PlannedKernel,
+    case_copies,
+    case_sizes,
+    layer_seconds,
+)
 from mpctl.estimate.kernels import device_speed, flash_seconds, product_seconds
 from mpctl.estimate.time import get_clock
 from mpctl.hosts.machine import Machine
 from mpctl.layout.job_layout import JobLayout
 from mpctl.spec.load import load_job
+
+
+def test_a_name_has_the_sizes_and_no_flags() -> None:
+    kernel = PlannedKernel(
+        "layers.attention",
+        {"kernel": "attention", "part": "forward", "dtype": "bf16", "copies": 1,
+         "shape": {"batch": 2, "heads": 4, "causal": 1, "window": 8}},
+        flops=1.0, bytes=1.0, predicted_seconds=None,
+    )  # fmt: skip
+    assert kernel.name == "attention layers.attention forward 2x4 bf16" and not kernel.is_layer
+    assert case_sizes({"bias": 1, "rows": 3}) == "3"
+
+
+@given(st.floats(min_value=1, max_value=1e15))
+def test_copies_fill_a_cache_unless_they_are_the_most(moved: float) -> None:
+    copies = case_copies(moved)
+    assert 1 <= copies <= MOST_COPIES
+    assert copies * moved >= CACHE_BYTES or copies == MOST_COPIES
+    assert copies == 1 or (copies - 1) * moved < CACHE_BYTES
+
 
 TWO_CORES = Machine(cores=2, gpus=0, memory_bytes=16 * 2**30)
 SMALL: dict[str, Any] = {

@@ -1,13 +1,16 @@
-"""The presets of a measured machine: valid files that are planned on by path and by name."""
+"""The presets of a measured machine: valid TOML with comments, planned on by path and by name."""
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mpctl.bench.machine_fit import DeviceFit, LinkFit
-from mpctl.bench.machine_preset import MachinePreset, check_name, machine_preset
+from mpctl.bench.machine_preset import MachinePreset, check_name, machine_preset, preset_text
 from mpctl.bench.report import BenchEnvironment
 from mpctl.calibrate.own_cluster import ClusterFit
 from mpctl.calibrate.runs import Constant
@@ -15,6 +18,25 @@ from mpctl.errors import InputError
 from mpctl.planning.plan import load_plan
 from mpctl.spec.cluster import DeviceSpec, InnerLinkSpec
 from mpctl.spec.load import load_job
+
+# TOML has no surrogates and, unlike JSON, does not allow DEL as it is.
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x7f"))
+
+
+def test_values_come_before_tables_with_comments_beside_them() -> None:
+    table = {"peak": {"fp32": 1.853e11}, "name": "a", "inner": {"link": {"count": 2}, "on": True}}
+    text = preset_text(table, head=["one", "two"], comments={"peak.fp32": "best", "name": "here"})
+    assert text.startswith('# one\n# two\nname = "a"  # here\n\n[peak]\nfp32 = 1.853e+11  # best\n')
+    assert tomllib.loads(text) == table
+
+
+@given(TEXTS, st.floats(1e-9, 1e18), st.integers(0, 2**60))
+def test_what_was_written_is_read(text: str, value: float, count: int) -> None:
+    table = {"text": text, "inner": {"value": value, "count": count}}
+    found = tomllib.loads(preset_text(table, head=[], comments={}))
+    assert (found["text"], found["inner"]["count"]) == (text, count)
+    assert found["inner"]["value"] == pytest.approx(value, rel=1e-3)
+
 
 ENVIRONMENT: BenchEnvironment = {
     "date": "2026-11-22T15:00:00+00:00", "host": "box", "machine": "A CPU", "cores": 2, "gpus": 0,

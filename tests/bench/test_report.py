@@ -1,7 +1,16 @@
-"""What all reports share: the spread of rounds, CSV, the environment."""
+"""What all reports share: spread of rounds, CSV, environment, and the folder."""
 
-from mpctl.bench.report import bench_environment, csv_text, environment_on, spread
+from mpctl.bench.report import (
+    bench_environment,
+    check_folder,
+    csv_text,
+    environment_on,
+    save_report,
+    spread,
+    take_folder,
+)
 from mpctl.hosts.machine import HostFacts, Machine, host_facts
+from mpctl.rundir.marker import write_marker
 
 
 def test_spread_by_hand():
@@ -35,3 +44,40 @@ def test_the_environment_of_hosts_is_that_of_all_of_them():
     assert (there["cores"], there["gpus"], there["torch"]) == (8, 16, "2.9")
     assert there["date"] == here["date"] and environment_on(here, []) == here
     assert environment_on(here, [host_facts()]) == here
+
+
+REPORT = {"schema": "mpctl.bench/2", "results": []}
+
+
+def made(out):
+    """A bench's folder: report, data, the run of a case, and a file of the user's."""
+    case = out / "strong-1-r1"
+    (case / "logs").mkdir(parents=True)
+    write_marker(case)
+    (out / "data").mkdir()
+    for path in (out / "data/data.json", case / "metrics.jsonl", out / "notes.txt"):
+        path.write_text("{}")
+    save_report(out, REPORT)
+    return out
+
+
+def test_an_earlier_bench_is_replaced_only_when_asked(tmp_path):
+    out = made(tmp_path / "out")
+    (issue,) = check_folder(out, overwrite=False)
+    assert "a bench's report" in issue.message
+    assert list(check_folder(out, overwrite=True)) == []
+    take_folder(out)
+    assert sorted(path.name for path in out.iterdir()) == [".mpctl-bench", "notes.txt"]
+    assert list(check_folder(out, overwrite=True)) == []  # as one that Ctrl-C ended leaves it
+    assert list(check_folder(tmp_path / "new", overwrite=False)) == []
+
+
+def test_overwrite_removes_nothing_of_others(tmp_path):
+    out = made(tmp_path / "out")
+    (out / "report.json").unlink()
+    (issue,) = check_folder(out, overwrite=True)
+    assert issue.rule == "bench-foreign" and (out / "data/data.json").exists()
+    save_report(out, REPORT)
+    (out / "strong-1-r1/.mpctl-run").unlink()  # now a folder of the user's that is called so
+    take_folder(out)
+    assert (out / "strong-1-r1/metrics.jsonl").exists()

@@ -1,16 +1,78 @@
-"""Runs of cases: what they measured by hand, and two real cases in two rounds."""
+"""Rounds within a budget, runs of cases, and the share of a step that ranks wait."""
+
+from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from mpctl.bench.cases import plan_cases
-from mpctl.bench.runner import Budget, CaseRun, Watch, group_runs, run_cases
+from mpctl.bench.runner import (
+    Budget,
+    CaseRun,
+    Watch,
+    communication_share,
+    group_runs,
+    planned_share,
+    run_cases,
+)
 from mpctl.errors import RunFailed
+from mpctl.estimate.band import Band
+from mpctl.estimate.step import StepTime
 from mpctl.hosts.machine import Machine
 from mpctl.rundir.directory import RunDir
 from tests.bench.small_jobs import planned_case, small_case, step_records
+from tests.bench.verify_runs import case_of, run_of
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def rounds(budget, clock, lengths):
+    done = []
+    for number, length in zip(budget.rounds(len(lengths)), lengths, strict=False):
+        clock.now += length
+        done.append(number)
+    return done
+
+
+def test_a_round_begins_only_where_one_as_long_would_end_in_time():
+    clock = Clock()
+    assert rounds(Budget(10.0, clock), clock, [4.0] * 5) == [0, 1]
+
+
+def test_the_first_round_always_begins():
+    clock = Clock()
+    assert rounds(Budget(1.0, clock), clock, [4.0] * 5) == [0]
+
+
+def test_without_a_budget_all_rounds_run():
+    clock = Clock()
+    budget = Budget(None, clock)
+    assert rounds(budget, clock, [4.0] * 5) == [0, 1, 2, 3, 4] and budget.left is None
+
+
+def test_how_many_rounds_are_likely_follows_from_the_longest():
+    clock = Clock()
+    budget = Budget(10.0, clock)
+    assert [budget.likely(number, 9) for number in _each(budget, clock, 3.0)] == [9, 3, 3]
+    assert Budget(None, clock).likely(4, 9) == 9
+    budget = Budget(100.0, clock)
+    assert [budget.likely(number, 3) for number in _each(budget, clock, 3.0)] == [3, 3, 3]
+
+
+def _each(budget, clock, length):
+    for number in budget.rounds(3):
+        yield number
+        clock.now += length
 
 
 def case_run(case, seconds, number=0):
@@ -73,3 +135,23 @@ def test_a_run_that_fails_ends_the_bench_with_its_title(tmp_path, texts):
     shutil.rmtree(tmp_path / "out/data")
     with pytest.raises(RunFailed, match=r"bad: .*log"):
         next(runs)
+
+
+def waited(*shares: float) -> Any:
+    """A run whose ranks waited for these shares of a step."""
+    reports: Any = [{"rank": n, "communication_share": share} for n, share in enumerate(shares)]
+    return replace(run_of(case_of("tp2"), 1.0), reports=reports)
+
+
+def test_ranks_are_averaged_and_runs_give_their_median() -> None:
+    runs = [waited(0.1, 0.3), waited(0.5, 0.7), waited(0.2, 0.4)]
+    assert communication_share(runs) == pytest.approx(0.3)
+    assert communication_share([*runs[:1], run_of(case_of("tp2"), 1.0)]) == pytest.approx(0.2)
+    assert communication_share([run_of(case_of("tp2"), 1.0)]) is None
+
+
+def test_planned_messages_and_bubbles_are_waited_for() -> None:
+    parts = {"compute": 4.0, "tp": 1.0, "cp": 0.5, "pp": 0.25, "dp_cp": 0.25, "bubble": 1.0}
+    time = StepTime(**parts, contention=1.0, optimizer=1.0, other=1.0, model_flops=1.0,
+                    hardware_flops=1.0, peak=1.0, band=Band(1.1, ()))  # fmt: skip
+    assert planned_share(time) == pytest.approx(3 / 10)

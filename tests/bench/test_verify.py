@@ -1,21 +1,77 @@
-"""Rows and findings of `mpctl bench verify` by hand-made runs."""
+"""Accuracy by hand, rows and findings of hand-made runs, a bench that ends early."""
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from mpctl.bench.cases import plan_cases
+from mpctl.bench.runner import Budget, Watch
 from mpctl.bench.verify import (
     ALL,
     BEYOND,
     WITHIN,
+    HeldFigure,
+    Verification,
     VerifyRow,
+    accuracy_of,
     disturbed,
     verify_findings,
     verify_row,
 )
-from tests.bench.verify_runs import case_of, forecast, rank_of, run_of, verification
+from mpctl.errors import RunFailed
+from mpctl.hosts.machine import Machine
+from tests.bench.small_jobs import small_case
+from tests.bench.verify_runs import TWO_CORES, case_of, forecast, rank_of, run_of, verification
+
+
+def compared(*pairs: tuple[float, float], inside: str = "") -> list[HeldFigure]:
+    """Comparisons of (predicted, measured); inside: y, n or - (no band) for each."""
+    answers = [{"y": True, "n": False}.get(mark) for mark in inside.ljust(len(pairs), "-")]
+    return [
+        HeldFigure(f"layout {number}", *pair, is_inside=answer)
+        for number, (pair, answer) in enumerate(zip(pairs, answers, strict=True))
+    ]
+
+
+def test_errors_are_relative_to_what_was_measured():
+    found = accuracy_of(compared((1.1, 1.0), (1.8, 2.0), (4.0, 4.0)))
+    assert found["layouts"] == 3
+    assert found["mape"] == pytest.approx(0.2 / 3)
+    assert found["bias"] == pytest.approx(0.0)
+    assert found["spearman"] == pytest.approx(1.0)
+    assert found["coverage"] is None
+
+
+def test_the_worst_is_named_with_its_sign():
+    found = accuracy_of(compared((1.2, 1.0), (1.0, 2.0), (3.0, 3.0)))
+    assert (found["worst"], found["worst_name"]) == (-0.5, "layout 1")
+
+
+def test_equal_times_share_a_rank():
+    """Predicted ranks 1, 2.5, 2.5, 4 against 1, 2, 3, 4: 4.5 / sqrt(4.5 x 5)."""
+    found = accuracy_of(compared((1, 5), (2, 6), (2, 7), (3, 8)))
+    assert found["spearman"] == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
+
+
+@pytest.mark.parametrize("pairs", [((1, 1), (2, 2)), ((1, 1), (1, 2), (1, 3))])
+def test_two_layouts_or_equal_predictions_have_no_order(pairs: tuple[tuple[float, float], ...]):
+    assert accuracy_of(compared(*pairs))["spearman"] is None
+
+
+def test_coverage_counts_layouts_that_have_a_band():
+    found = accuracy_of(compared((1, 1), (1, 2), (1, 3), (1, 4), inside="yyn-"))
+    assert found["coverage"] == pytest.approx(2 / 3)
+
+
+def test_nothing_measured_has_no_figures():
+    found = accuracy_of([])
+    assert found.pop("layouts") == 0 and set(found.values()) == {None}
 
 
 def test_the_step_time_is_the_median_over_rounds() -> None:
@@ -137,3 +193,34 @@ def test_what_the_allocator_took_is_of_the_fullest_rank() -> None:
     ranks = [{**rank_of(0), "reserved_memory_bytes": 7}, {**rank_of(1), "reserved_memory_bytes": 9}]
     assert verify_row([run_of(case_of("tp2"), 1.0, *ranks)])["reserved_bytes"] == 9
     assert verify_row([run_of(case_of("1 rank"), 1.0)])["reserved_bytes"] is None
+
+
+@pytest.mark.slow
+def test_runs_before_a_failure_and_before_ctrl_c_are_in_the_report(
+    tmp_path: Path, texts: Path
+) -> None:
+    """The second run fails when its data are gone, and is interrupted before it begins."""
+    out = tmp_path / "out"
+    cases = [small_case(name, texts) for name in ("first", "second")]
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    causes: dict[type[BaseException], Callable[[Path], None]] = {
+        RunFailed: shutil.rmtree,
+        KeyboardInterrupt: interrupt,
+    }
+    for error, cause in causes.items():
+
+        def at_second(title: str, cause: Callable[[Path], None] = cause) -> None:
+            if title.startswith("second"):
+                cause(out / "data")
+
+        planned = plan_cases(cases, out, Machine(2, 0, 2**40), overwrite=True)
+        verification = Verification(planned, 1, None, TWO_CORES, "mpctl bench verify")
+        watch = Watch(lambda *progress: None, at_second)
+        with pytest.raises(error):
+            verification.run(out, budget=Budget(), watch=watch)
+        report = json.loads((out / "report.json").read_text())
+        assert [row["name"] for row in report["results"]] == ["first"]
+        assert not report["is_complete"] and report["results"][0]["agrees"]

@@ -13,7 +13,7 @@ from mpctl.hosts.machine import Machine
 from mpctl.render.bench import print_collective_cases, print_report
 from mpctl.units import seconds_span_text
 from tests.bench.reports import MADE, kernels_report, made_report, row
-from tests.bench.test_collective_rows import planned, rounds
+from tests.bench.test_collectives import planned, rounds
 from tests.bench.verify_runs import verification
 
 Captured = pytest.CaptureFixture[str]

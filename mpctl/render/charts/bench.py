@@ -315,9 +315,10 @@ def checks_chart(checks: Sequence[MachineCheck], spread: float) -> Chart:
     series = [
         ChartSeries("planned, with its band", bands, "bar", 1),
         *([ChartSeries("planned, layout left out", left_out, "points", 2)] if left_out else []),
-        ChartSeries("measured", tuple(mark(at, row["seconds"]) for at, row in enumerate(rows)),
-                    "points", 0),
-    ]  # fmt: skip
+        ChartSeries(
+            "measured", tuple(mark(at, row["seconds"]) for at, row in enumerate(rows)), "points", 0
+        ),
+    ]
     names = [row["layout"] for row in rows]
     return _row_chart("checks", "The presets against runs", CHECKS_NOTE, names, series)
 
@@ -372,8 +373,10 @@ def _scatter(rows: Sequence[Row]) -> Chart:
     points = _points(groups, colours)
     marks = [mark for own in groups.values() for mark in own]
     values = [v for m in marks for v in (m.x, m.y, *(m.x_span or ()), *(m.y_span or ()))]
-    x, y = (log_axis(label, values, lambda s: short(seconds_text(s)))
-            for label in ("measured", "predicted"))  # fmt: skip
+    x, y = (
+        log_axis(label, values, lambda s: short(seconds_text(s)))
+        for label in ("measured", "predicted")
+    )
     lines = [
         _line("predicted = measured", 1.0, "dashed", x),
         *(_line("10 % off", ratio, "dotted", x) for ratio in (0.9, 1.1)),

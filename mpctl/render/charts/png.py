@@ -114,8 +114,9 @@ def _draw_series(field: Any, series: ChartSeries) -> None:
 
 def _draw_bar(field: Any, mark: Mark, colour: str) -> None:
     low, high = mark.x_span or (mark.x, mark.x)
-    field.plot([low, high], [mark.y, mark.y], color=colour, alpha=0.28, linewidth=9,
-               solid_capstyle="butt")  # fmt: skip
+    field.plot(
+        [low, high], [mark.y, mark.y], color=colour, alpha=0.28, linewidth=9, solid_capstyle="butt"
+    )
     field.plot([mark.x], [mark.y], color=colour, marker="|", markersize=9, markeredgewidth=1.8)
 
 

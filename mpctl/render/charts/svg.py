@@ -170,8 +170,9 @@ def _ends(span: Span, place: Callable[[float], float]) -> tuple[str, str]:
 
 def _bar(series: ChartSeries, mark: Mark, field: _Field) -> Raw:
     low, high = mark.x_span or (mark.x, mark.x)
-    drawn = _band_of(series, field.across(low), field.across(high), field.across(mark.x),
-                     field.up(mark.y))  # fmt: skip
+    drawn = _band_of(
+        series, field.across(low), field.across(high), field.across(mark.x), field.up(mark.y)
+    )
     return el("g", el("title", mark.name), drawn)
 
 

@@ -138,8 +138,10 @@ def _limit(limit: int | None, heaviest: int, is_drawn: bool) -> str:
         times = f"{limit / heaviest:,.0f} times what the fullest rank needs"
         return f"A job may take {bytes_text(limit)}, {times}, so the limit is not drawn."
     verdict = "fits" if heaviest <= limit else "does not fit"
-    return (f"The dashed line is the device's memory less headroom, {bytes_text(limit)}: the "
-            f"fullest rank's {bytes_text(heaviest)} {verdict}.")  # fmt: skip
+    return (
+        f"The dashed line is the device's memory less headroom, {bytes_text(limit)}: the "
+        f"fullest rank's {bytes_text(heaviest)} {verdict}."
+    )
 
 
 def _shares(stage: StageMemory) -> list[Share]:
@@ -251,7 +253,7 @@ def _lines(world: int, cell: int, edge: int) -> Iterator[str]:
 
 def _square(
     pair: tuple[int, int], parts: Mapping[str, float], most: float, cell: int, edge: int
-) -> Raw:  # fmt: skip
+) -> Raw:
     """Coloured by the axis that sends most; smallest where it is a millionth of the largest."""
     whole = sum(parts.values())
     side = (cell - 2) * max(0.2, 1 + log2(whole / most) / 25) if whole else 0.0

@@ -19,8 +19,9 @@ from mpctl.render.svg import picture_css
 
 def section(key: str, title: str, *content: object) -> Raw:
     """A section with its heading. key: its id, which links lead to."""
-    return el("section", el("h2", title, id=f"h-{key}"), *content, id=key,
-              aria_labelledby=f"h-{key}")  # fmt: skip
+    return el(
+        "section", el("h2", title, id=f"h-{key}"), *content, id=key, aria_labelledby=f"h-{key}"
+    )
 
 
 def table(
@@ -39,11 +40,13 @@ def table(
         el("th", name, scope="col", class_=side) for name, side in zip(columns, sides, strict=True)
     )
     body = join(
-        el("tr", el("th", row[0], scope="row"), *(
-            el("td", cell, class_=side) for cell, side in zip(row[1:], sides[1:], strict=True)
-        ))
+        el(
+            "tr",
+            el("th", row[0], scope="row"),
+            *(el("td", cell, class_=side) for cell, side in zip(row[1:], sides[1:], strict=True)),
+        )
         for row in rows
-    )  # fmt: skip
+    )
     whole = el("table", el("caption", caption), el("thead", el("tr", head)), el("tbody", body))
     return scrolling(whole, caption)
 
@@ -85,9 +88,11 @@ def bar(shares: Sequence[Share], whole: float, *, limit: float | None = None) ->
         for at, share in enumerate(shares)
         if share.size > 0
     ]
-    line = [] if limit is None else [
-        el("b", class_="limit", style=f"left:{number(100 * limit / (whole or 1))}%")
-    ]  # fmt: skip
+    line = (
+        []
+        if limit is None
+        else [el("b", class_="limit", style=f"left:{number(100 * limit / (whole or 1))}%")]
+    )
     label = ", ".join(f"{share.name} {share.text}" for share in shares if share.size > 0)
     return el("span", *parts, *line, class_="bar", role="img", aria_label=label)
 
@@ -125,13 +130,14 @@ def _head(title: str, script: str) -> Raw:
         digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
         policy += f"; script-src 'sha256-{digest}'"
     return el(
-        "head", el("meta", charset="utf-8"),
+        "head",
+        el("meta", charset="utf-8"),
         Raw(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         el("meta", name="color-scheme", content="light dark"),
         el("title", title),
         el("style", Raw(picture_css() + page_file("page.css"))),
-    )  # fmt: skip
+    )
 
 
 def _links(parts: Sequence[tuple[str, Raw]]) -> Raw:

@@ -10,7 +10,7 @@ from mpctl.render.charts.chart import Chart, ChartSeries, Look, Mark, Panel, log
 from mpctl.render.charts.svg import chart_svg
 from mpctl.render.html.frame import details, note, scrolling, section, table
 from mpctl.render.markup import Raw, el
-from mpctl.render.search_words import (
+from mpctl.render.search import (
     comparison_lines,
     figure_cells,
     header_lines,
@@ -87,10 +87,11 @@ def _by_gpus(entries: Sequence[LayoutEntry | NoLayoutEntry]) -> Iterator[Raw]:
     """The best layout of each number of GPUs, or why there is none, and the line that runs it."""
     columns = ("GPUs", "layout", "step time", "tokens/s", "MFU", "memory", "GPU-h/Gtok")
     rows = [
-        (entry["gpus"], entry["reason"], *[""] * 5) if "reason" in entry
+        (entry["gpus"], entry["reason"], *[""] * 5)
+        if "reason" in entry
         else (entry["gpus"], row_text(entry), *figure_cells(entry, has_cost=True)[:5])
         for entry in entries
-    ]  # fmt: skip
+    ]
     yield table("Best by number of GPUs", columns, rows, left=2)
     lines = [entry["command"] for entry in entries if "command" in entry]
     yield details("Ready to type, by number of GPUs", el("pre", el("code", "\n".join(lines))))

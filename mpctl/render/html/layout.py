@@ -154,9 +154,10 @@ def layout_data(plan: Plan, topology: Topology) -> dict[str, Any]:
 def _choices(topology: Topology, chosen: str) -> Raw:
     titles = {axis.name: axis.title for axis in (*AXES, *GRID_AXES)} | {"mp": "model (tp and pp)"}
     shown = [
-        kind for kind in _choosable(topology)
+        kind
+        for kind in _choosable(topology)
         if topology.group_size(*topology.kinds[kind]) > 1 or kind == chosen
-    ]  # fmt: skip
+    ]
     items = [
         el("label", el("input", type="radio", name="kind", value=kind, checked=kind == chosen),
            f"{kind} ", el("small", titles[kind]))
@@ -176,8 +177,9 @@ def _groups_met(topology: Topology, drawn: list[Box], kind: str) -> dict[int, in
     met: dict[int, int] = {}
     return {
         ranks[0]: met.setdefault(group_number(topology, ranks[0], topology.kinds[kind]), len(met))
-        for box in drawn for ranks in box.cells
-    }  # fmt: skip
+        for box in drawn
+        for ranks in box.cells
+    }
 
 
 def _map(plan: Plan, topology: Topology, drawn: list[Box], groups: dict[int, int]) -> Iterator[Raw]:
@@ -233,8 +235,9 @@ def groups_table(topology: Topology) -> Raw:
         count = topology.world_size // topology.group_size(*topology.kinds[kind])
         more = f" … {count - len(groups):,} more" if count > len(groups) else ""
         rows.append((kind, members + more, f"{count:,}", str(len(groups[0]))))
-    return table("Rank groups, the first of each kind", ("group", "members", "count", "size"),
-                 rows, left=2)  # fmt: skip
+    return table(
+        "Rank groups, the first of each kind", ("group", "members", "count", "size"), rows, left=2
+    )
 
 
 def _first_groups(topology: Topology, kind: str) -> list[Any]:

@@ -81,14 +81,15 @@ def _header(plan: Plan, topology: Topology) -> Raw:
     tiles = [el("div", el("dt", name), el("dd", value)) for name, value in headline_figures(plan)]
     mark, style = FITS[plan.fits]
     return el(
-        "header", el("h1", el("bdi", _name(plan)), ": ", sizes_text(plan.job)),
+        "header",
+        el("h1", el("bdi", _name(plan)), ": ", sizes_text(plan.job)),
         el("p", f"{mark}{verdict(plan)}", class_=f"verdict {style}"),
         *(el("p", f"→ {near}.") for near in _ways_out(plan)),
         el("p", training_line(training_settings(plan.job))) if plan.job.model else "",
         el("p", f"{placement_text(plan)}; {order_text(plan)}."),
         *(el("p", text) for text in _described(plan)),
         el("dl", *tiles) if tiles else "",
-    )  # fmt: skip
+    )
 
 
 def _ways_out(plan: Plan) -> list[str]:

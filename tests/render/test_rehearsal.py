@@ -1,4 +1,4 @@
-"""What an audit prints, by hand."""
+"""The audit of a rehearsal: what loses most, on terminals of several widths."""
 
 from __future__ import annotations
 
