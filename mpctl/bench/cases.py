@@ -3,7 +3,7 @@
 Cases with the same corpus, tokenizer and vocabulary share one prepared copy of it in OUT/data. All
 issues of all cases are reported at once.
 
-By hand, tp 1 and tp 2 of one model read OUT/data/1; a model with another vocabulary reads
+tp 1 and tp 2 of one model read OUT/data/1; a model with another vocabulary reads
 OUT/data/2.
 """
 

@@ -248,9 +248,9 @@ def measure_collectives(
 ) -> MeasuredCollectives:
     """Time every case, with the ranks' files in `run`; what Ctrl-C leaves is incomplete.
 
-    on_progress: told (stage, done, total); on_round: called after every round; on_event: messages
-    of the launcher for people. Raises InputError where the hosts cannot run the layout, RunFailed
-    where a rank fails.
+    on_progress: called with (stage, done, total); on_round: after every round; on_event: with
+    messages of the launcher for people. Raises InputError where the hosts cannot run the layout,
+    RunFailed where a rank fails.
     """
     measured = MeasuredCollectives(cases)
     rounds, timed = cases.options.rounds, list(range(len(cases.cases)))

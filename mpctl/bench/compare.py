@@ -1,10 +1,10 @@
 """Two reports of one bench, row by row: which rows became slower.
 
 Rows are matched by name. A row is a regression where its median grew by more than the threshold and
-all rounds of B were slower than all of A; faster is told by the same rule turned round. A change
-beyond the threshold whose rounds overlap is told as noise, and is no regression.
+all rounds of B were slower than all of A; faster is the reverse. A change
+beyond the threshold whose rounds overlap is called noise, and is no regression.
 
-By hand, threshold 10 %: A 1.0 s (0.9 to 1.1), B 1.2 s (1.15 to 1.3) is a regression; with rounds
+At a threshold of 10 %, A 1.0 s (0.9 to 1.1), B 1.2 s (1.15 to 1.3) is a regression; with rounds
 from 1.05 s on in B it is noise, as 1.05 < 1.1.
 """
 
@@ -124,6 +124,6 @@ def _differences(
     b: BenchEnvironment,
     keys: tuple[Literal["host", "machine", "cores", "gpus", "python", "torch", "mpctl"], ...],
 ) -> Iterator[str]:
-    told = [f"{key} {a[key]} and {b[key]}" for key in keys if a[key] != b[key]]
-    if told:
-        yield f"{words}: {', '.join(told)}"
+    differing = [f"{key} {a[key]} and {b[key]}" for key in keys if a[key] != b[key]]
+    if differing:
+        yield f"{words}: {', '.join(differing)}"

@@ -79,8 +79,8 @@ def read_report(path: Path, where: str, *, whole: bool = False) -> BenchReport:
         raise InputError.of("bench-report", where, f"{file} does not hold a JSON object", NAME_ONE)
     if (schema := document.get("schema")) not in READ_SCHEMAS:
         is_older = str(schema).startswith(f"{FAMILY}.")
-        told = "that of an older version" if is_older else f"not {SCHEMA}"
-        message = f"{file} has the schema {_short(schema)}, {told}"
+        which = "that of an older version" if is_older else f"not {SCHEMA}"
+        message = f"{file} has the schema {_short(schema)}, {which}"
         raise InputError.of("bench-schema", where, message, f"{MEASURE_AGAIN}; {NAME_ONE}")
     if schema != SCHEMA:
         lists = {key: _renamed(document.get(key)) for key in ("findings", "results")}

@@ -4,7 +4,7 @@ Shapes are those of one rank of the job's layout (kernel_list.py), while the ran
 stand each for itself: a layout of 1024 GPUs is measured on a laptop's cores. Operands are checked
 against the free memory before anything starts.
 
-By hand, on 2 cores: ranks (1, 2), and each of 31 kernels is timed alone and twice at once.
+On 2 cores: ranks (1, 2), and each of 31 kernels is timed alone and twice at once.
 """
 
 from __future__ import annotations
@@ -67,19 +67,22 @@ class KernelCases:
     def warnings(self) -> tuple[str, ...]:
         """What to know before they are timed: figures of another device, or of none, and kernels
         that take minutes by the plan."""
-        told, named = [], self.job.cluster.device
+        warnings, named = [], self.job.cluster.device
         if self.device is None:
             why = f"{named.name} is not what runs the ranks" if named else "no device is named"
-            told.append(f"{why} (--cluster names one): no shares of a peak and no estimates")
-        told += [f"{kernel.name} is left out: {bytes_text(kernel.bytes)} on each rank leave too "
-                 "little of this machine's memory" for kernel in self.left_out]  # fmt: skip
+            warnings.append(f"{why} (--cluster names one): no shares of a peak and no estimates")
+        warnings += [
+            f"{kernel.name} is left out: {bytes_text(kernel.bytes)} on each rank leave too little "
+            "of this machine's memory"
+            for kernel in self.left_out
+        ]
         least = len(self.ranks) * sum(kernel.predicted_seconds or 0.0 for kernel in self.kernels)
         if least > LONG_SECONDS:
-            told.append(
+            warnings.append(
                 f"one run of every kernel takes {seconds_text(least)} by the plan; with a "
                 "smaller --micro-batch-size or a larger --tp it takes less"
             )
-        return tuple(told)
+        return tuple(warnings)
 
     @property
     def threads(self) -> int:

@@ -1,4 +1,4 @@
-"""Kernels of a model at their local shapes, measured on this machine beside the plan's estimate.
+"""Kernels of a model at their local shapes, measured on this machine and estimated by the plan.
 
 Ranks of a launch (bench/probe.py) run every kernel in rounds, A B C A B C: in each round alone
 and then with all ranks at once, since cores share caches and memory. The seconds of a row are those
@@ -6,7 +6,7 @@ of one run of the kernel on the slowest rank, the median over the rounds.
 
     share of peak = FLOP/s over the peak of the dtype, or bytes/s over the memory's bandwidth
 
-By hand, a product of 268 MFLOP in 2 ms is 134 GFLOP/s, of a core of 185 GFLOP/s 72.5 %.
+A product of 268 MFLOP in 2 ms is 134 GFLOP/s, of a core of 185 GFLOP/s 72.5 %.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def measure_kernels(
     """Time every kernel; what Ctrl-C leaves is incomplete.
 
     run: the directory of the launch, replaced. seconds: that all rounds may take; the first is
-    always completed. quick: shorter timings. on_progress: told (stage, timings done, of all);
+    always completed. quick: shorter timings. on_progress: called with (stage, timings done, all);
     on_event: messages for people; on_round: given what was measured after each round. Raises
     InputError where the hosts cannot run the ranks, RunFailed when a rank fails.
     """

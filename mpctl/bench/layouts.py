@@ -5,7 +5,7 @@ many ranks as its sizes multiply to. With world sizes, those combinations count 
 them, and dp takes what the others leave. Several chunks a stage (vpp) without a pipeline are left
 out.
 
-The built-in set has each way to split a job once, alone where it can be told apart from the others,
+The built-in set has each way to split a job once, alone where it differs from the others,
 and the common combinations: 1 to 4 ranks, and what a step costs them differs by every part of the
 estimate (products, messages of each axis, bubbles, optimizer, host).
 
@@ -30,19 +30,19 @@ from mpctl.spec.job import JobSpec
 from mpctl.spec.parallel import ParallelSpec
 
 Along = Literal["job", "tp", "cp", "pp", "dp"]
-BESIDE = ("vpp", "zero")
-"""Settings of [parallel] that a layout may vary beside the sizes of the axes."""
+OPTIONS = ("vpp", "zero")
+"""Settings of [parallel] that a layout may vary besides the sizes of the axes."""
 MOST_LAYOUTS = 256
 EXAMPLE = "for example --layouts tp=1,2 pp=1,2"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of every axis of parallelism. beside: vpp and the ZeRO stage, where they are chosen
+    """Sizes of every axis of parallelism. options: vpp and the ZeRO stage, where they are chosen
     and not the job's."""
 
     sizes: Mapping[str, int]
-    beside: Mapping[str, int]
+    options: Mapping[str, int]
 
     @property
     def world_size(self) -> int:
@@ -53,7 +53,7 @@ class Layout:
     def name(self) -> str:
         """`tp2 dp2`, `tp2 zero1`; `1 rank` where all axes are 1."""
         used = [f"{axis}{size}" for axis, size in self.sizes.items() if size > 1]
-        return " ".join([*(used or ["1 rank"]), *(f"{key}{n}" for key, n in self.beside.items())])
+        return " ".join([*(used or ["1 rank"]), *(f"{key}{n}" for key, n in self.options.items())])
 
     def settings(self, job: JobSpec) -> Overrides:
         """The settings that put a job's ranks into this layout: on one node or, where the job has
@@ -66,7 +66,7 @@ class Layout:
             "cluster.nodes": nodes,
             "cluster.gpus_per_node": ranks // nodes,
             **dict(_without_axes(self.sizes, job.parallel)),
-            **{f"parallel.{key}": number for key, number in {**self.sizes, **self.beside}.items()},
+            **{f"parallel.{key}": number for key, number in {**self.sizes, **self.options}.items()},
         }
 
 
@@ -137,8 +137,8 @@ def _combined(sizes: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
 
 def _layout(chosen: Mapping[str, int], dp: int) -> Layout:
     sizes = {axis: chosen.get(axis, 1) for axis in AXIS_NAMES}
-    beside = {key: chosen[key] for key in BESIDE if key in chosen}
-    return Layout({**sizes, "dp": dp}, beside)
+    options = {key: chosen[key] for key in OPTIONS if key in chosen}
+    return Layout({**sizes, "dp": dp}, options)
 
 
 def _of_world(sizes: Mapping[str, Sequence[int]], world: int) -> Iterator[Layout]:
@@ -176,8 +176,8 @@ def _parsed(words: Sequence[str]) -> tuple[dict[str, list[int]], list[Issue]]:
 
 def _wrong(key: str, numbers: Sequence[str], known: Mapping[str, object]) -> str | None:
     """Why a word cannot be read; None where it can."""
-    if key not in (*AXIS_NAMES, *BESIDE):
-        return f"not one of {', '.join((*AXIS_NAMES, *BESIDE))} with its sizes"
+    if key not in (*AXIS_NAMES, *OPTIONS):
+        return f"not one of {', '.join((*AXIS_NAMES, *OPTIONS))} with its sizes"
     if key in known:
         return f"{key} was named before"
     least = 0 if key == "zero" else 1
@@ -246,7 +246,7 @@ def layout_overrides(layout: LayoutFields, nodes: int = 1) -> dict[str, object]:
 
 def layout_name(layout: LayoutSettings) -> str:
     """A layout in few words, without what a single rank has too: `tp2 dp2 zero1`, `pp2 vpp2`; of
-    one rank `1 rank`. The micro batch is not told."""
+    one rank `1 rank`. The micro batch is left out."""
     counts = {**layout.sizes, "vpp": layout.vpp}
     sizes = [f"{name}{count}" for name, count in counts.items() if count > 1]
     depth = f"-{layout.tensor_depth}" if layout.tensor_depth else ""

@@ -131,7 +131,7 @@ def with_rounds(fit: ClusterFit, runs: Sequence[CaseRun]) -> ClusterFit:
     """The same fit with the spread of single runs. The errors on layouts that were left out are of
     medians; a run to come also lies off its median as the rounds of its layout did.
 
-    By hand, a layout 2 % off when it was left out, whose rounds took 0.9, 1 and 1.1 times their
+    A layout 2 % off when it was left out, whose rounds took 0.9, 1 and 1.1 times their
     median: errors of 13, 2 and -7 %.
     """
     errors = []
@@ -216,7 +216,7 @@ class MachineBench:
     """The measurement of a machine, with what came of it so far.
 
     sent: the collectives with all their rounds; collectives: their rows. planned: the rows of both
-    beside what is planned on the preset, once there is one.
+    with what is planned on the preset, once there is one.
     """
 
     work: MachineWork

@@ -109,10 +109,10 @@ class _Busy:
 
     def require_complete(self) -> None:
         """Raises InputError where a figure that no device goes without was not measured."""
-        for told, kernels in ((f"product of {self.dtype}", "matmul"), ("stream", STREAMS)):
+        for what, kernels in ((f"product of {self.dtype}", "matmul"), ("stream", STREAMS)):
             wanted = kernels if isinstance(kernels, tuple) else (kernels,)
             if not self.of(*wanted, dtype=self.dtype):
-                raise InputError.of("not-measured", "results", f"no {told} was measured",
+                raise InputError.of("not-measured", "results", f"no {what} was measured",
                                     "measure again, with a longer --budget")  # fmt: skip
 
     def of(self, *kernels: str, dtype: str | None = None) -> list[KernelRow]:
@@ -186,16 +186,16 @@ class _Busy:
 
     def comments(self) -> dict[str, str]:
         """What each figure was found from, by its dotted path."""
-        beside = f"{plural(max(row['ranks'] for row in self.rows), 'rank')} at once"
-        told = {
-            f"peak_flops.{dtype}": f"{plural(len(own), 'product')}, {beside}: {_rates(own)} GFLOP/s"
+        busy = f"{plural(max(row['ranks'] for row in self.rows), 'rank')} at once"
+        comments = {
+            f"peak_flops.{dtype}": f"{plural(len(own), 'product')}, {busy}: {_rates(own)} GFLOP/s"
             for dtype in self.peaks
             if (own := self.of("matmul", dtype=dtype))
         }
         streams = [row["bytes_per_second"] for row in self.of(*STREAMS)]
         return {
-            **told,
-            "memory_bandwidth": f"triad and copy, {beside}: {_span(streams)} GB/s",
+            **comments,
+            "memory_bandwidth": f"triad and copy, {busy}: {_span(streams)} GB/s",
             "kernels.memory": "norms, activations, loss and optimizer against their estimates",
             "kernels.host": "a layer of hidden 64 against its estimate",
             "kernels.flash": "attention of the model, of the peak",
@@ -223,7 +223,7 @@ def _work(row: KernelRow) -> tuple[float, float]:
 def _speed(rows: Sequence[KernelRow]) -> float:
     """How many times as fast as estimated these kernels were, the median; 1 where nothing was."""
     pairs = [(row["predicted_seconds"], row["seconds"]) for row in rows]
-    return median([told / found for told, found in pairs if told] or [1.0])
+    return median([planned / found for planned, found in pairs if planned] or [1.0])
 
 
 def _bounded(part: float) -> float:

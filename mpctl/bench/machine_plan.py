@@ -4,7 +4,7 @@ Kernels are those of the job's model, alone and on all cores (or GPUs) at once. 
 all of them: in groups of two and of half of them, where they are even and more than two. Training
 runs are the built-in layouts of `mpctl bench verify` in which every rank has one of them.
 
-By hand, 2 cores: ranks (1, 2) of each kernel; tp 2; 11 layouts. 8 GPUs: ranks (1, 8); tp 2 x dp 4.
+2 cores: ranks (1, 2) of each kernel; tp 2; 11 layouts. 8 GPUs: ranks (1, 8); tp 2 x dp 4.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from mpctl.spec.names import full_name
 PlanWith = Callable[[Mapping[str, object]], Plan]
 KINDS = "all_reduce,all_gather,reduce_scatter,sendrecv"  # those that training sends
 ROUNDS, QUICK_ROUNDS = 3, 1
-FURTHER: tuple[DType, ...] = ("fp32", "bf16")  # dtypes of products beside the job's
+FURTHER: tuple[DType, ...] = ("fp32", "bf16")  # dtypes of products, after the job's
 HERE = {"launch.on": "local"}  # also inside of an allocation: the figures are of this machine
 MEMORY_SHARE = 0.9  # of the free memory that ranks may take together
 

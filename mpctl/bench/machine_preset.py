@@ -59,7 +59,7 @@ def _value(value: object) -> str:
 
 PRESETS = "presets"  # in the folder of a bench
 FITTED = "moved by training runs from {before}"
-UNMOVED = 0.005  # relative: less is not told
+UNMOVED = 0.005  # relative: less is not mentioned
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ class MachinePreset:
             cluster = with_value(cluster, path, value)
             if abs(value / before - 1) > UNMOVED:
                 own = comments[constant.kind]
-                told = FITTED.format(before=number(before))
-                own[constant.path] = "; ".join(filter(None, (own.get(constant.path), told)))
+                note = FITTED.format(before=number(before))
+                own[constant.path] = "; ".join(filter(None, (own.get(constant.path), note)))
         if fit.spread is not None:
             cluster = cluster.model_copy(update={"spread": round(fit.spread, 4)})
             comments["clusters"]["spread"] = f"{plural(len(fit.left_out), 'layout')}, each left out"

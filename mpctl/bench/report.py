@@ -84,7 +84,7 @@ class BenchRow(Spread):
 
 
 class BenchEnvelope(TypedDict):
-    """What every report has beside its `results` (a list of rows) and its `findings` (a table of
+    """What every report has besides its `results` (a list of rows) and its `findings` (a table of
     what follows from all rows together).
 
     bench: the subcommand; job: its name, None where no job is involved; is_complete: false after
@@ -164,7 +164,7 @@ def load_warnings(environment: BenchEnvironment) -> list[str]:
 
 BENCH_MARKER, REPORT, TABLE, DATA = ".mpctl-bench", "report.json", "report.csv", "data"
 WRITTEN = ("report.*", "*.png", "*.svg", "presets/*/*.toml")
-"""What a bench writes beside run directories, as patterns."""
+"""What a bench writes besides run directories, as patterns."""
 FAMILY = SCHEMA.split("/")[0]  # older versions wrote mpctl.bench.scaling/1
 READ_SCHEMAS = (f"{FAMILY}/1", SCHEMA)  # 1: `bench collectives` called the group dp_cp dp
 

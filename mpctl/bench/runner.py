@@ -73,7 +73,7 @@ class CaseRun:
     """One run of a case, which finished; its launch is that of the hosts that ran it.
 
     round: its number from 0; records: of all its steps; reports: of its ranks; summary: what it has
-    beside the plan, as in RUN/summary.json; units: cores (by the threads of a rank) or GPUs that
+    with the plan, as in RUN/summary.json; units: cores (by the threads of a rank) or GPUs that
     the ranks shared, on all hosts together; hosts: their facts.
     """
 
@@ -99,7 +99,7 @@ class CaseRun:
 
 @dataclass(frozen=True)
 class Watch:
-    """What is told while cases run. on_progress: (stage, done, total), in steps of all runs
+    """Called while cases run. on_progress: (stage, done, total), in steps of all runs
     together; on_title: the title of a run that begins; on_event: a message for people."""
 
     on_progress: Progress
@@ -192,9 +192,9 @@ def communication_share(runs: Sequence[CaseRun]) -> float | None:
     """The share of a step in which a rank waits, on the average of the ranks and the median of the
     runs; None where no rank reported it."""
     shares = [
-        mean(told)
+        mean(shares)
         for run in runs
-        if (told := [r["communication_share"] for r in run.reports if "communication_share" in r])
+        if (shares := [r["communication_share"] for r in run.reports if "communication_share" in r])
     ]
     return median(shares) if shares else None
 

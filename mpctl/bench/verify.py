@@ -55,7 +55,7 @@ from mpctl.rundir.summary import STATES, RankComparison
 
 
 class Accuracy(TypedDict):
-    """How good the predictions of some layouts were; every figure is None where none can be told.
+    """How good the predictions of some layouts were; a figure is None where it is not known.
 
     layouts: how many were compared; mape, bias, worst: shares, 0.1 for 10 %; worst: the error that
     is farthest from 0, of the layout worst_name; spearman: -1..1, of three layouts and more;

@@ -5,7 +5,7 @@ constant a few times. The runs are dealt out in turn over the processes once; th
 constants go out, and residuals come back. A process builds its runs from their jobs, so that it
 may be started anew (`spawn`) rather than as a copy of the caller.
 
-By hand, 5 runs on 2 processes: the first has runs 0, 2 and 4. A run with 3 constants is estimated
+5 runs on 2 processes: the first has runs 0, 2 and 4. A run with 3 constants is estimated
 4 times for its slopes, once for its residuals.
 """
 

@@ -14,7 +14,7 @@ other runs of the same cluster and software remain in the fit. `tables`: whole t
 only one table says of a cluster or a software is lost. `clusters`: all runs on a cluster. All start
 from priors, because presets that were fitted to the same runs already contain them: the fit to all
 runs is made first, and each of the others goes on from there without its runs, back to the prior
-where only those told a constant.
+where only those had a constant.
 
 `fit_relative` finds figures behind measured seconds that are sums of terms, by the least relative
 error, so that a message of 1 KiB is as right in its percents as one of 64 MiB.
@@ -46,7 +46,7 @@ Say = Callable[[str], None]
 
 
 def say_nothing(text: str) -> None:
-    """Where progress is told to nobody."""
+    """Report progress to nobody."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,8 @@ class Fit:
     def _known(self, begin: FitState) -> FitState:
         """A state of a fit to more runs as one of this: a constant on which no run depends that
         this one sees goes back to its prior."""
-        told = {i for at in self.used for i in self.own[at]}
-        shift = {c: begin.shift[c] if i in told else 0.0 for i, c in enumerate(self.constants)}
+        seen = {i for at in self.used for i in self.own[at]}
+        shift = {c: begin.shift[c] if i in seen else 0.0 for i, c in enumerate(self.constants)}
         return FitState(shift, {at: begin.found[at] for at in self.used})
 
     def _measured(self, shift: Shift) -> FitState:
@@ -361,10 +361,10 @@ def fit_relative(terms: Terms, seconds: Sequence[float]) -> list[float]:
     """
     rows = [[a / t for a in row] for row, t in zip(terms, seconds, strict=True)]
     columns = len(rows[0])
-    told = [j for j in range(columns) if any(row[j] for row in rows)]
+    known = [j for j in range(columns) if any(row[j] for row in rows)]
     best, least = [0.0] * columns, float(len(rows))
-    for count in range(1, len(told) + 1):
-        for chosen in combinations(told, count):
+    for count in range(1, len(known) + 1):
+        for chosen in combinations(known, count):
             found = _least_squares(rows, chosen)
             cost = _cost(rows, found)
             if min(found) >= 0 and cost < least - TOLERANCE * len(rows):

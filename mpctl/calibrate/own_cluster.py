@@ -9,7 +9,7 @@ The errors that count are those on layouts that the fit did not see: each is lef
 ten new layouts lie within the k-th smallest of their n errors, k = ceil(0.9 (n + 1))
 (calibrate/spread.py), which is the largest of fewer than nineteen.
 
-By hand, 9 layouts whose errors when left out are 1 to 9 %: k = 9, so 9 %, a spread of 0.055.
+Of 9 layouts whose errors when left out are 1 to 9 %: k = 9, so 9 %, a spread of 0.055.
 """
 
 from __future__ import annotations

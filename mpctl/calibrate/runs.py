@@ -272,9 +272,9 @@ def get_prior(model: Any, constant: Constant, priors: Priors) -> float:
     """The prior of a constant: its value in `priors`, otherwise that in the preset."""
     if constant.key not in priors:
         return get_value(model, constant.path)
-    told = priors[constant.key]
+    value = priors[constant.key]
     is_scale = constant.path == "operators.passes"
-    return told / get_value(model, SCALED) if is_scale else told
+    return value / get_value(model, SCALED) if is_scale else value
 
 
 def get_value(model: Any, path: str) -> float:
@@ -415,9 +415,9 @@ def preset_of_cluster(cluster: Mapping[str, Any], *, where: str) -> str:
     named = _presets_by_title(search_path())
     if (title := str(cluster.get("name"))) in named:
         return named[title]
-    told = f"is called {title!r}" if cluster.get("name") else "is meant: its cluster has no name"
+    what = f"is called {title!r}" if cluster.get("name") else "is meant: its cluster has no name"
     hint = "name the preset that the runs were made on: --cluster NAME or FILE"
-    raise InputError.of("unknown-cluster", where, f"no cluster preset {told}", hint)
+    raise InputError.of("unknown-cluster", where, f"no cluster preset {what}", hint)
 
 
 @cache

@@ -11,7 +11,7 @@ seen the cluster (a fifth of each table left out, or a table whose cluster anoth
 what the profile had seen, in k other respects (`band.beyond`), counts as WIDENS^k times smaller;
 `widening` is the quantile of the k-th roots of such errors over what the spreads allow.
 
-By hand, of the errors 0.01 to 0.19, nineteen of them, k = 18: 0.18, a spread of 0.109.
+Of the errors 0.01 to 0.19, nineteen of them, k = 18: 0.18, a spread of 0.109.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from mpctl.estimate.step import beyond
 from mpctl.spec.runtime import FittedRuns
 
 INSIDE = 0.9  # of new runs
-OTHERS = 10.0  # runs that the errors of all profiles count for beside a profile's own
-LEAST = 0.02  # spread: less than replicates differ by cannot be told
+OTHERS = 10.0  # runs that the errors of all profiles count for besides a profile's own
+LEAST = 0.02  # spread: less than replicates differ by is not known
 WIDENS = 1.25  # each further respect, before it is measured
 ENOUGH = 20  # runs outside what was seen, for a widening of their own
 WIDEST = 2.0
@@ -145,8 +145,8 @@ def missed(runs: Sequence[Run], left_out: LeftOut, kind: str) -> Iterator[Miss]:
             seen[profile, part] = _remaining(runs, profile, kind, part)
         known = seen[profile, part]
         if known is not None:
-            told = run.profile.model_copy(update={"seen": known})
-            ways = sum(1 for _ in beyond(run.job, run.layout.table, told))
+            profile_then = run.profile.model_copy(update={"seen": known})
+            ways = sum(1 for _ in beyond(run.job, run.layout.table, profile_then))
             is_known = run.job.cluster.name in known.clusters
             sizes = map(abs, residuals.get(run.id, ()))
             yield from (Miss(profile, run.group, size, is_known, ways) for size in sizes)

@@ -120,8 +120,8 @@ def _profile(runs: Sequence[Run], spreads: Spreads | None) -> Changes:
         "seen.gpus": str(max(known.gpus, seen.gpus)),
         "seen.parameters": float(max(known.parameters, seen.parameters)),
     }
-    told = spreads._asdict() if spreads else {}
-    return found | {name: value for name, value in told.items() if value is not None}
+    found_spreads = spreads._asdict() if spreads else {}
+    return found | {name: value for name, value in found_spreads.items() if value is not None}
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -135,9 +135,9 @@ def _write(directory: Path, kind: Kind, name: str, changes: Changes, runs: Seque
     if "widening" in changes and not re.search(r"(?m)^widening = ", text):
         text = re.sub(r"(?m)^(spread_apart = .*)$", r"\1\nwidening = 1", text)
     groups = ", ".join(dict.fromkeys(run.group for run in runs if run.group))
-    told = f"{len(runs)} runs" + (f" ({groups})" if groups else "")
+    what = f"{len(runs)} runs" + (f" ({groups})" if groups else "")
     path = directory / kind / f"{file.name}.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = f"{FITTED}{told}\n" if runs else f"{FITTED}runs of its sibling\n"
+    line = f"{FITTED}{what}\n" if runs else f"{FITTED}runs of its sibling\n"
     path.write_text(line + written(text, changes), "utf-8")
     return path

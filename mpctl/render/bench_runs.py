@@ -158,10 +158,10 @@ def _machine_verdict(findings: MachineFindings) -> str:
     errors = findings["errors"]
     if not errors:
         return f"{findings['name']}: measured, and not held against any run"
-    told = ", ".join(f"{errors[key]:.1%} ({name})" for key, name in ERRORS.items() if key in errors)
+    off = ", ".join(f"{errors[key]:.1%} ({name})" for key, name in ERRORS.items() if key in errors)
     layouts = plural(len(findings["checks"]), "layout")
     tail = "" if findings["spread"] is None else f"; spread {findings['spread']:.3f}"
-    return f"{findings['name']}: plans of {layouts} are off by {told} on average{tail}"
+    return f"{findings['name']}: plans of {layouts} are off by {off} on average{tail}"
 
 
 def _figures(findings: MachineFindings) -> Iterator[tuple[str, str]]:
@@ -261,10 +261,10 @@ def verify_parts(report: VerifyReport) -> Iterator[Part]:
     yield _verdict(report)
     if rows:
         groups, judged = findings["groups"], findings["judged"]
-        told = [(f"step time, {name}", groups[name]) for name in GROUPS
+        compared = [(f"step time, {name}", groups[name]) for name in GROUPS
                 if name == judged or groups[name] != groups[judged]]  # fmt: skip
-        told.append(("memory", findings["memory"]))
-        yield BenchTable("", ACCURACY, [pair for pair in told if pair[1]["layouts"]])
+        compared.append(("memory", findings["memory"]))
+        yield BenchTable("", ACCURACY, [pair for pair in compared if pair[1]["layouts"]])
         yield BenchTable("", LAYOUTS, rows)
     yield BenchLine(VERIFY_LEGEND, "note")
     for row in rows:

@@ -36,7 +36,7 @@ ByHosts = Callable[[Sequence[HostReport]], str]
 
 
 def fact_rows(diagnosis: Diagnosis) -> Iterator[Row]:
-    """Every topic that a host has told something about."""
+    """Every topic of which a host reports something."""
     hosts = diagnosis.hosts
     for topic, read in ROWS:
         if text := read(hosts):

@@ -69,7 +69,7 @@ def groups_text(groups: Sequence[Sequence[int]], width: int) -> str:
 
 
 def _fitting(groups: Sequence[Sequence[int]], width: int, most: int) -> list[str]:
-    """The texts of as many groups as fit beside each other, at least one. A world may have a
+    """The texts of as many groups as fit in the width, at least one. A world may have a
     million groups: no more are looked at."""
     shown: list[str] = []
     for group in groups:

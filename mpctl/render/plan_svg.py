@@ -203,7 +203,7 @@ def _cell(topology: Topology, ranks: range, x: float, y: float, width: float, he
 
 
 GAP, PAD, TITLE = 10, 8, 22
-MOST_FRAMES = 32  # of a level; more are told in words alone
+MOST_FRAMES = 32  # of a level; more are named in words alone
 
 
 class Drawn(NamedTuple):

@@ -174,7 +174,7 @@ def _agreement(compared: Sequence[RankComparison]) -> str:
 
 
 def _memory(ranks: Sequence[RankComparison]) -> Iterator[tuple[str, str]]:
-    """The measured step of the fullest rank beside its plan, where a step was measured."""
+    """The measured step of the fullest rank and its plan, where a step was measured."""
     watched = [rank for rank in ranks if rank.get("memory")]
     if not watched:
         return

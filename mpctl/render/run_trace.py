@@ -1,11 +1,11 @@
-"""Profiled steps as a trace for Perfetto or chrome://tracing, with the planned step beside them.
+"""Profiled steps as a trace for Perfetto or chrome://tracing, and the planned step with them.
 
 The format is that of the planned trace (trace.py), with its names: a process for each rank and,
 after the ranks of a stage, one for the plan of that stage, which begins where each profiled step
 does. A rank's rows: tid 0 its passes and other work, tid 1 where it is in a collective and computes
 nothing, from tid 2 on messages from their start to the end of the wait for them.
 
-By hand: a forward of micro batch 0 on rank 3 that begins 2 ms after the first event and lasts 1 ms
+A forward of micro batch 0 on rank 3 that begins 2 ms after the first event and lasts 1 ms
 is {"ph": "X", "pid": 3, "tid": 0, "name": "F0", "ts": 2000, "dur": 1000, ...}.
 """
 
@@ -137,7 +137,7 @@ def _chosen(event: ProfileEvent, keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _plan(profile: RunProfile, planned: PlannedStep, zero: float) -> Iterator[Event]:
-    """The planned step beside each profiled one: a process a stage, after the ranks."""
+    """The planned step at each profiled one: a process a stage, after the ranks."""
     if planned["line"] is None:
         return
     world = max(line["world_size"] for line in profile.lines)

@@ -200,8 +200,8 @@ def _saved_texts(saved: list[CheckpointRow]) -> str:
     if not saved:
         return "none"
     whole = sum(one["bytes"] for one in saved)
-    told = saved if len(saved) <= 4 else [saved[0], None, *saved[-2:]]
-    words = ", ".join("..." if one is None else _saved_text(one) for one in told)
+    shown = saved if len(saved) <= 4 else [saved[0], None, *saved[-2:]]
+    words = ", ".join("..." if one is None else _saved_text(one) for one in shown)
     return words if len(saved) == 1 else f"{words}; {len(saved)} of {bytes_text(whole)} in all"
 
 

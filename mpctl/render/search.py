@@ -106,7 +106,7 @@ def _is_near(entry: LayoutEntry, first: LayoutEntry) -> bool:
 
 
 def comparison_lines(document: SearchDocument) -> list[str]:
-    """Each of the other layouts beside no. 1, then the job as given."""
+    """Each of the other layouts compared with no. 1, then the job as given."""
     lines = [f"no. {number} {text}" for number, text in enumerate(document["reasons"], start=2)]
     return [*lines, *([document["own_reason"]] if document["own_reason"] else [])]
 

@@ -5,7 +5,7 @@ square's rows are the slower axis (row, input), its columns the faster (col, wei
 marked, and the ranks of its group along each axis with it. Beside X, W and Y of Y = X W (hidden
 states, first matrix of an MLP, what stands behind it) the blocks that the marked rank holds.
 
-By hand, 2d on 4 ranks: the square is 0 1 / 2 3; of rank 1 the col group is 0 1, the row group 1 3.
+In 2d on 4 ranks the square is 0 1 / 2 3; of rank 1 the col group is 0 1, the row group 1 3.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The format is the Trace Event Format's JSON object: `X` events with `ts` and `du
 `M` events that name rows. pid is the pipeline stage; tid 0 its work, tid 1 what follows its
 last action, from tid 2 on its messages to other stages. A rank of a stage does what its stage does.
 
-By hand: a forward of 1 ms at 2 ms is {"ph": "X", "ts": 2000, "dur": 1000, "name": "F0", ...}.
+A forward of 1 ms at 2 ms is {"ph": "X", "ts": 2000, "dur": 1000, "name": "F0", ...}.
 """
 
 from __future__ import annotations

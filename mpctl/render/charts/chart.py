@@ -3,7 +3,7 @@
 SVG (charts/svg.py) and PNG (charts/png.py) draw the same axes, ticks and marks, so that a page and
 a picture never differ. An axis maps a value to a share of its length, 0 at the low end.
 
-By hand, a logarithmic axis from 1 to 100: share(10) is 0.5.
+On a logarithmic axis from 1 to 100 share(10) is 0.5.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ChartAxis:
 @dataclass(frozen=True, slots=True)
 class Mark:
     """A measured or computed point. x_span, y_span: from least to most, drawn as a bar through it;
-    name: what it is, told when it is pointed at; is_hollow: a rehearsal, not a measurement."""
+    name: what it is, shown when it is pointed at; is_hollow: a rehearsal, not a measurement."""
 
     x: float
     y: float

@@ -102,7 +102,7 @@ def _described(plan: Plan) -> Iterator[str]:
         return
     yield f"Model: {model_text(plan.estimate)}."
     if plan.warnings:
-        yield f"{plural(len(plan.warnings), 'warning')}, told under Checks."
+        yield f"{plural(len(plan.warnings), 'warning')}, listed under Checks."
 
 
 def _checks(plan: Plan) -> Raw:
