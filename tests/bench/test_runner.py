@@ -20,8 +20,7 @@ from mpctl.bench.runner import (
     run_cases,
 )
 from mpctl.errors import RunFailed
-from mpctl.estimate.band import Band
-from mpctl.estimate.step import StepTime
+from mpctl.estimate.step import Band, StepTime
 from mpctl.hosts.machine import Machine
 from mpctl.rundir.directory import RunDir
 from tests.bench.small_jobs import planned_case, small_case, step_records
