@@ -1,5 +1,11 @@
 """The sharding law: which named dimension is split over which axis, and what a rank keeps.
 
+Where a parameter lives: in one *view* of the ranks. A view numbers them along axes; some of these
+cut its parameters, along the others the same parameters are repeated. Of the dense view the ranks
+of tp hold the shards and dp x cp the replicas. Experts have a view with ep and edp where the dense
+one has cp and dp. Local shapes, the group that reduces gradients, the share of ZeRO, what counts in
+a norm and who writes a checkpoint all follow from a parameter's view and dimensions.
+
 A local size is the global size over the axis size and must divide. The planner's estimate and the
 layers' constructors both ask this module, so a plan and the run it describes cannot disagree.
 
@@ -15,8 +21,15 @@ range(3, 6)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from types import MappingProxyType
+from typing import NamedTuple
 
+from mpctl.shard import Shard
+from mpctl.tensor_grid import RankGrid, TensorGrid
+
+DENSE = "dense"
 AXIS_OF_DIM = {
     "batch": "dp",
     "seq": "cp",
@@ -28,6 +41,47 @@ AXIS_OF_DIM = {
     "projected": "tp",
     "layers": "pp",
 }
+
+
+class View(NamedTuple):
+    """How the ranks of a job hold the parameters of one kind.
+
+    grid: the ranks with different shards, and what cuts them; shard_group: the name of their group.
+    replicas: how many ranks hold the same shard and reduce its gradients together; replica_group:
+    the name of their group. zero: the ZeRO stage in effect, 0 where a single replica has nothing to
+    share. sizes: of a view besides the dense one, the ranks along each of its axes, the
+    fastest-varying first.
+    """
+
+    name: str = DENSE
+    grid: RankGrid = TensorGrid()
+    shard_group: str = "tp"
+    replicas: int = 1
+    replica_group: str = "dp_cp"
+    zero: int = 0
+    sizes: Mapping[str, int] = MappingProxyType({})
+
+    def shard(
+        self, shape: tuple[int, ...], dims: tuple[str, ...], rank: int,
+        parts: Sequence[int] | None = None,
+    ) -> Shard:  # fmt: skip
+        """The part of a parameter that rank `rank` of the shard group holds. parts: sizes of the
+        fused parts along the first dimension, each of which is cut by itself. Raises ValueError
+        where an axis does not divide a dimension."""
+        coords, cuts = self.grid.coords(rank), dict[int, tuple[range, ...]]()
+        for dim, axes in enumerate(self.grid.weight_axes(dims)):
+            if self.grid.parts(axes) > 1:
+                sizes = parts if parts is not None and dim == 0 else (shape[dim],)
+                blocks = [self.grid.block(size, axes, coords) for size in sizes]
+                starts = accumulate(sizes[:-1], initial=0)
+                cuts[dim] = tuple(
+                    range(block.start + start, block.stop + start)
+                    for block, start in zip(blocks, starts, strict=True)
+                )
+        return Shard(shape, cuts)
+
+
+Views = Mapping[str, View]
 
 
 def divisors(number: int) -> list[int]:

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import isqrt, prod
 
 Axes = tuple[str, ...]
@@ -126,10 +126,81 @@ def grid_depths(tp: int) -> list[int]:
     return depths or ([least["depth"]] if least else [])
 
 
+class RankGrid:
+    """Ranks that together hold a stage's parameters of one view once, along axes that cut these
+    parameters (sharding.View). axes: sizes, the fastest-varying first."""
+
+    axes: Mapping[str, int]
+
+    @cached_property
+    def size(self) -> int:
+        """Ranks of the group."""
+        return prod(self.axes.values())
+
+    def parts(self, axes: Axes) -> int:
+        """Ranks along these axes together."""
+        return prod(self.axes[axis] for axis in axes)
+
+    def coords(self, rank: int) -> dict[str, int]:
+        """The coordinates of the group's rank `rank`, by axis."""
+        coords, rest = {}, rank
+        for axis, size in self.axes.items():
+            rest, coords[axis] = divmod(rest, size)
+        return coords
+
+    def block(self, size: int, axes: Axes, coords: Mapping[str, int]) -> range:
+        """The block of `range(size)` that a rank at these coordinates keeps of a dimension that the
+        axes cut, the first one first. Raises ValueError where their parts do not divide it."""
+        parts, index = 1, 0
+        for axis in axes:
+            parts, index = parts * self.axes[axis], index * self.axes[axis] + coords[axis]
+        if size % parts:
+            raise ValueError(f"{size} is not divisible by {parts}")
+        return range(size // parts * index, size // parts * (index + 1))
+
+    def weight_axes(self, dims: tuple[str, ...]) -> WeightAxes:
+        """The axes that cut each dimension of a parameter with these named dimensions."""
+        raise NotImplementedError
+
+    def weight_parts(self, dims: tuple[str, ...]) -> int:
+        """Into how many parts a parameter is cut; each is held by `size / parts` ranks."""
+        parts = self._parts_of.get(dims)
+        if parts is None:
+            parts = self._parts_of[dims] = prod(map(self.parts, self.weight_axes(dims)))
+        return parts
+
+    @cached_property
+    def _parts_of(self) -> dict[tuple[str, ...], int]:
+        return {}
+
+    def partial_kind(self, dims: tuple[str, ...]) -> str:
+        """The kind of group (`groups`) over which the gradient of a parameter is a partial sum
+        after backward; empty where it is complete."""
+        return ""
+
+
 @dataclass(frozen=True)
-class TensorGrid:
-    """The tensor-parallel ranks of one group. axes: sizes, the fastest-varying first.
-    sequence_parallel: 1d alone; the sequence is cut over tp outside (arXiv 2205.05198)."""
+class DimGrid(RankGrid):
+    """A grid on which one axis cuts a dimension, whatever the parameter. axis_of_dim: which one.
+
+    >>> experts = DimGrid({"etp": 2, "ep": 4}, {"experts": "ep", "expert_ffn": "etp"})
+    >>> experts.weight_parts(("experts", "expert_ffn", "hidden")), experts.weight_parts(("hidden",))
+    (8, 1)
+    """
+
+    axes: Mapping[str, int]
+    axis_of_dim: Mapping[str, str]
+
+    def weight_axes(self, dims: tuple[str, ...]) -> WeightAxes:
+        """See RankGrid."""
+        return tuple((self.axis_of_dim[dim],) if dim in self.axis_of_dim else () for dim in dims)
+
+
+@dataclass(frozen=True)
+class TensorGrid(RankGrid):
+    """The tensor-parallel ranks of one group, whose mode says what cuts a dimension. axes: sizes,
+    the fastest-varying first. sequence_parallel: 1d alone; the sequence is cut over tp outside
+    (arXiv 2205.05198)."""
 
     mode: str = "1d"
     axes: Mapping[str, int] = field(default_factory=lambda: {"tp": 1})
@@ -144,11 +215,6 @@ class TensorGrid:
         if axes is None:
             raise ValueError(f"{tp} ranks are no grid of tensor_mode {mode}")
         return cls(mode, axes, sequence_parallel)
-
-    @cached_property
-    def size(self) -> int:
-        """Ranks of the group, t."""
-        return prod(self.axes.values())
 
     @property
     def _cuts(self) -> _Cuts:
@@ -183,27 +249,6 @@ class TensorGrid:
         """Into how many parts heads, MLP columns and vocabulary of activations are cut."""
         return self.parts(self._cuts.features)
 
-    def parts(self, axes: Axes) -> int:
-        """Ranks along these axes together."""
-        return prod(self.axes[axis] for axis in axes)
-
-    def coords(self, rank: int) -> dict[str, int]:
-        """The coordinates of the group's rank `rank`, by axis."""
-        coords, rest = {}, rank
-        for axis, size in self.axes.items():
-            rest, coords[axis] = divmod(rest, size)
-        return coords
-
-    def block(self, size: int, axes: Axes, coords: Mapping[str, int]) -> range:
-        """The block of `range(size)` that a rank at these coordinates keeps of a dimension that the
-        axes cut, the first one first. Raises ValueError where their parts do not divide it."""
-        parts, index = 1, 0
-        for axis in axes:
-            parts, index = parts * self.axes[axis], index * self.axes[axis] + coords[axis]
-        if size % parts:
-            raise ValueError(f"{size} is not divisible by {parts}")
-        return range(size // parts * index, size // parts * (index + 1))
-
     def weight_axes(self, dims: tuple[str, ...]) -> WeightAxes:
         """The axes that cut each dimension of a parameter with these named dimensions.
 
@@ -225,24 +270,10 @@ class TensorGrid:
             return self._cuts.hidden
         return self._cuts.features if dim in FEATURES else ()
 
-    def weight_parts(self, dims: tuple[str, ...]) -> int:
-        """Into how many parts a parameter is cut; each is held by `size / parts` ranks."""
-        parts = self._parts_of.get(dims)
-        if parts is None:
-            parts = self._parts_of[dims] = prod(map(self.parts, self.weight_axes(dims)))
-        return parts
-
-    @cached_property
-    def _parts_of(self) -> dict[tuple[str, ...], int]:
-        return _known_parts(self.mode, tuple(self.axes.items()))
-
     def partial_kind(self, dims: tuple[str, ...]) -> str:
-        """The kind of group (`groups`) over which the gradient of a parameter is a partial sum
-        after backward; empty where it is complete.
-
-        Of a vector: over the axes that cut the samples of the activations that it meets. Of a
-        matrix: over depth. Of what 1d does not split, with sequence parallelism: over tp.
-        """
+        """See RankGrid. Of a vector: over the axes that cut the samples of the activations that it
+        meets. Of a matrix: over depth. Of what 1d does not split, with sequence parallelism: over
+        tp."""
         if self.mode == "1d":
             is_whole = not any(self.weight_axes(dims))
             if dims[-1] == "head_size":  # a norm of heads, of which each rank has its own
@@ -268,10 +299,3 @@ class TensorGrid:
             axes = tuple(a for a in self.axes if a in self.sample_axes(inside=is_inside))
             kinds.setdefault(self.kind_of(axes), axes)
         return kinds
-
-
-@lru_cache(maxsize=1024)
-def _known_parts(mode: str, sizes: tuple[tuple[str, int], ...]) -> dict[tuple[str, ...], int]:
-    """Parts of parameters by their dimensions, shared by equal grids: searches make thousands of
-    grids and ask half a million times. Sequence parallelism has no part in it."""
-    return {}

@@ -11,7 +11,7 @@ are evenly spaced is a `range`.
 An axis may be factored into several, whose groups lie inside its own (`factored`): tp as a grid of
 rows and columns for tensor parallelism in two dimensions. The same ranks may be numbered along
 other axes as well (`view`): Megatron's experts, with ep and edp where the dense layers have cp and
-dp.
+dp. A topology that is joined with such a view (`joined`) answers for the groups of both.
 
 >>> t = Topology.of({"tp": 2, "dp": 2, "pp": 4}, gpus_per_node=8)
 >>> [list(group) for group in t.groups("tp")][:2], list(t.group(5, "pp"))
@@ -44,7 +44,8 @@ class Topology:
     ranks on each node. split_stage: the pipeline stage at which an encoder ends and a decoder
     begins, where one pipeline holds both (its first stage needs the embedding too). unions: names
     for several axes together, such as mp = tp x pp; a name of one may be used wherever an axis is
-    asked for. parts: of axes that were factored, the axes that they became.
+    asked for. parts: of axes that were factored, the axes that they became. views: the same ranks
+    along other axes, for whose groups it answers too.
     """
 
     sizes: Mapping[str, int]
@@ -53,6 +54,7 @@ class Topology:
     split_stage: int | None = None
     unions: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: UNIONS)
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    views: tuple[Topology, ...] = ()
 
     @classmethod
     def of(
@@ -118,9 +120,16 @@ class Topology:
         became = {**self.parts, axis: tuple(parts)}
         return replace(self, sizes=sizes, order=tuple(order), unions=named, parts=became)
 
-    def view(self, sizes: Mapping[str, int], *, order: str) -> Topology:
-        """The same ranks along other axes, whose sizes multiply to the world size. Unions of axes
-        that both have with the same groups, such as those of embeddings over pp, stay.
+    def view(
+        self,
+        sizes: Mapping[str, int],
+        *,
+        order: str,
+        unions: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> Topology:
+        """The same ranks along other axes, whose sizes multiply to the world size. unions: names
+        for several of these axes together. Unions of axes that both have with the same groups, such
+        as those of embeddings over pp, stay.
 
         Raises InputError where they do not, or where the order does not name these axes.
 
@@ -135,9 +144,25 @@ class Topology:
         seen = Topology(dict(sizes), parsed, self.gpus_per_node, unions={})
         shared = {axis for axis in sizes if self._extent(axis) == seen._extent(axis)}
         kept = {name: axes for name, axes in self.unions.items() if shared.issuperset(axes)}
-        return replace(
-            seen, unions=kept, split_stage=self.split_stage if "pp" in shared else None
-        )  # fmt: skip
+        split = self.split_stage if "pp" in shared else None
+        return replace(seen, unions={**(unions or {}), **kept}, split_stage=split)
+
+    def joined(self, view: Topology) -> Topology:
+        """The same topology, which answers for the groups of a view as well. Coordinates stay those
+        of its own axes; a name that both have is its own.
+
+        >>> both = Topology.of({"tp": 2, "dp": 8})
+        >>> both = both.joined(both.view({"ep": 8, "edp": 2}, order="ep-edp"))
+        >>> list(both.kinds), list(both.group(9, "edp")), list(both.group(9, "tp"))
+        (['tp', 'cp', 'dp', 'pp', 'dp_cp', 'mp', 'embedding', 'position_embedding', 'ep', 'edp'], \
+[1, 9], [8, 9])
+        """
+        return replace(self, views=(*self.views, view))
+
+    def _seen_by(self, names: Sequence[str]) -> Topology:
+        """Who numbers the ranks along all of these axes or unions: this topology or a view."""
+        views = (v for v in self.views if any(n not in self._own_kinds for n in names))
+        return next((v for v in views if all(name in v.kinds for name in names)), self)
 
     def _extent(self, axis: str) -> tuple[int, int] | None:
         """Size and stride of an axis, from which its groups follow; None where there is none."""
@@ -146,7 +171,12 @@ class Topology:
     @cached_property
     def kinds(self) -> dict[str, tuple[str, ...]]:
         """Every group kind: each axis by itself, one that was factored before its parts, then the
-        unions of several."""
+        unions of several, then those that only the views have."""
+        others = {name: axes for view in self.views for name, axes in view.kinds.items()}
+        return self._own_kinds | {n: axes for n, axes in others.items() if n not in self._own_kinds}
+
+    @cached_property
+    def _own_kinds(self) -> dict[str, tuple[str, ...]]:
         whole = {axis: self.unions[axis] for axis in self.parts}
         return whole | group_kinds(self.sizes, self.unions)
 
@@ -228,16 +258,20 @@ class Topology:
 
     def group_size(self, *axes: str) -> int:
         """Number of ranks in one group over these axes or unions of axes."""
-        return self._size(self._single(axes))
+        seen = self._seen_by(axes)
+        return seen._size(seen._single(axes))
 
     def group(self, rank: int, *axes: str) -> Group:
         """The ranks that differ from `rank` only along `axes`."""
-        single, coords = self._single(axes), self.coords(rank)
-        base = rank - sum(coords[axis] * self.strides[axis] for axis in single)
-        return self._members(base, single)
+        seen = self._seen_by(axes)
+        single, coords = seen._single(axes), seen.coords(rank)
+        base = rank - sum(coords[axis] * seen.strides[axis] for axis in single)
+        return seen._members(base, single)
 
     def groups(self, *axes: str) -> list[Group]:
         """Every group over `axes`: all groups of a million ranks in tenths of a second."""
+        if (seen := self._seen_by(axes)) is not self:
+            return seen.groups(*axes)
         axes = self._single(axes)
         if self._size(axes) == 1:
             return list(zip(range(self.world_size)))
@@ -252,12 +286,14 @@ class Topology:
     def find_group(self, kind: str, rank: int) -> Group | None:
         """The group of a kind (`tp`, `mp`, `embedding`, ...) that `rank` is in, if it is in one:
         a middle stage is in no embedding group."""
-        group = self._narrow(kind, self.group(rank, *self._axes_of(kind)))
+        self._require_kind(kind)
+        group = self._narrow(kind, self.group(rank, kind))
         return group if rank in group else None
 
     def kind_groups(self, kind: str) -> list[Group]:
         """Every group of a kind, by first rank."""
-        groups = self.groups(*self._axes_of(kind))
+        self._require_kind(kind)
+        groups = self.groups(kind)
         return groups if kind not in self._stages else [self._narrow(kind, g) for g in groups]
 
     def straddling(self, axis: str, network: int | None = None) -> tuple[list[Group], int]:
@@ -266,6 +302,8 @@ class Topology:
 
         Blocks and nodes repeat after lcm(block, node) ranks, so that one period is looked at.
         """
+        if (seen := self._seen_by((axis,))) is not self:
+            return seen.straddling(axis, network)
         size, axes = network or self.gpus_per_node, self._single((axis,))
         used = [name for name in self.order if name in axes and self.sizes[name] > 1]
         reach = sum(self.strides[name] * (self.sizes[name] - 1) for name in used)
@@ -290,7 +328,7 @@ class Topology:
     @cached_property
     def _stages(self) -> dict[str, tuple[int, ...]]:
         """Which members of a pp group belong to the embedding kinds, where there is a pipeline."""
-        if "pp" not in self.kinds:
+        if "pp" not in self._own_kinds:
             return {}
         split = () if self.split_stage is None else (self.split_stage,)
         last = self.group_size("pp") - 1
@@ -315,15 +353,14 @@ class Topology:
             return axes
         if axes == (WORLD,):
             return self.order
-        if unknown := [axis for axis in axes if axis not in self.kinds]:
+        if unknown := [axis for axis in axes if axis not in self._own_kinds]:
             raise InputError(_unknown("group", name, self.kinds) for name in unknown)
         members = (self.unions.get(axis, (axis,)) for axis in axes)
         return tuple(dict.fromkeys(name for names in members for name in names))
 
-    def _axes_of(self, kind: str) -> tuple[str, ...]:
+    def _require_kind(self, kind: str) -> None:
         if kind not in self.kinds:
             raise InputError([_unknown("group", kind, self.kinds)])
-        return self.kinds[kind]
 
     def _require_rank(self, rank: int) -> None:
         if not 0 <= rank < self.world_size:

@@ -215,7 +215,8 @@ REFUSED: dict[str, tuple[Callable[[], object], list[str]]] = {
     ),
     "an unknown group": (
         lambda: WORLD.group(5, "zz"),
-        ["zz: no group is called 'zz' (use tp, cp, dp, pp, mp, embedding, position_embedding)"],
+        ["zz: no group is called 'zz' (use tp, cp, dp, pp, dp_cp, mp, embedding, "
+         "position_embedding)"],
     ),
     "an unknown coordinate": (
         lambda: WORLD.rank(ep=1),

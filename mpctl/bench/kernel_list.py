@@ -244,7 +244,7 @@ class KernelLister:
     def _update(self, site: str, flow: GradFlow) -> Iterator[PlannedKernel]:
         """AdamW reads and writes a value and two moments and reads a gradient, all of float32; the
         norm reads the gradient, clipping reads and writes it, zeroing writes it."""
-        own = sum(weight.local_numel(self.layout.grid) for weight in flow.trained)
+        own = sum(weight.local_numel(self.layout.views) for weight in flow.trained)
         count = min(own, MOST_PARAMETERS)
         if not count:
             return

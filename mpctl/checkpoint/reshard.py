@@ -20,7 +20,7 @@ import torch
 from mpctl.checkpoint.manifest import OnBytes, ParameterPlacement, ShardRecord
 from mpctl.checkpoint.reader import OpenCheckpoint, padding_rows
 from mpctl.checkpoint.tensor_file import Entry, in_file_order, write_file
-from mpctl.checkpoint.writers import Replicas, shard_files
+from mpctl.checkpoint.writers import layout_replicas, shard_files
 from mpctl.durable import sync_folder
 from mpctl.families.implementation import build_module
 from mpctl.layers.grid.tensor_parallel import planned_groups, tensor_parallel_of
@@ -42,7 +42,7 @@ def reshard(source: Path, job: JobSpec, out: Path, on_bytes: OnBytes) -> None:
     checkpoint, layout = OpenCheckpoint.of(source), JobLayout.of(job)
     checkpoint.require_names({weight.name for weight in layout.table.weights()})
     optional = padding_rows(layout.model)
-    files = shard_files([Replicas(layout.topology)]).values()
+    files = shard_files(layout_replicas(layout)).values()
     for file in files:
         shards = rank_shards(layout, file.stage, file.coords["tp"])
         entries = [

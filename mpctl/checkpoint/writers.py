@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpctl.checkpoint.manifest import ShardFile
+from mpctl.layout.job_layout import JobLayout
 from mpctl.topology import Topology
 
 
@@ -42,6 +43,17 @@ class Replicas:
     def writer_count(self) -> int:
         """How many ranks hold a first replica."""
         return self.topology.world_size // self.topology.group_size(*self.axes)
+
+
+def layout_replicas(layout: JobLayout, topology: Topology | None = None) -> list[Replicas]:
+    """Where the replicas of each view of a layout are, the dense one first. topology: that of the
+    layout, where it is another one than the job's."""
+    topology = topology or layout.topology
+    others = zip(layout.other_views, topology.views, strict=True)
+    return [
+        Replicas(topology, tuple(sorted(topology.kinds[layout.dense.replica_group]))),
+        *(Replicas(seen, seen.kinds[view.replica_group]) for view, seen in others),
+    ]
 
 
 def shard_files(views: Sequence[Replicas]) -> dict[int, ShardFile]:

@@ -75,16 +75,18 @@ def phi_bytes(layout: JobLayout, stack: LayerStack) -> int:
 
 
 def local_parameters(
-    layout: JobLayout, stage: int, *, trained_only: bool = False, whole_only: bool = False
-) -> int:
+    layout: JobLayout, stage: int, *, trained_only: bool = False, whole_only: bool = False,
+    view: str = "",
+) -> int:  # fmt: skip
     """Number of parameters that one rank of a stage holds, before ZeRO shares them.
 
-    trained_only: leave frozen parameters out. whole_only: only those that tp does not split.
+    trained_only: leave frozen parameters out. whole_only: only those that are not split. view: only
+    those of this view; of all where it is empty.
     """
 
     def count(weights: Iterable[ParameterSpec]) -> int:
-        own = (w for w in weights if not (whole_only and w.is_split))
-        return sum(weight.local_numel(layout.grid) for weight in own)
+        own = (w for w in weights if view in ("", w.view) and not (whole_only and w.is_split))
+        return sum(weight.local_numel(layout.views) for weight in own)
 
     slices = layout.stage_slices(stage)
     ends = {w.name: w for part in slices for w in part.end_weights(trained_only=trained_only)}

@@ -189,7 +189,7 @@ def _product(form: ActivationShapes, tensor: SavedTensor) -> str:
 def _stage(layout: JobLayout, stage: StageMemory, chunks: Sequence[ChunkBytes]) -> Iterator[Figure]:
     parallel = layout.job.parallel
     prefix, memory = f"memory.stage-{stage.stage}", layout.profile.memory
-    zero = f", ZeRO {parallel.zero} over {layout.replicas}"
+    zero = f", ZeRO {parallel.zero} over {layout.dense.replicas}"
     for name, value in (("parameters", stage.parameter_bytes), ("gradients", stage.gradient_bytes),
                         ("optimizer", stage.optimizer_bytes)):
         each = value / stage.parameters if stage.parameters else 0.0

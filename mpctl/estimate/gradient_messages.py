@@ -1,11 +1,11 @@
 """What the replicas of a stage send: gradients, parameters under ZeRO, and what follows them.
 
-Of N bytes of gradients over the replicas (dp x cp), m micro batches (arXiv 1910.02054, section 7):
-ZeRO 0 all-reduces N once a step; 1 reduce-scatters N and gathers the parameters once; 2 scatters in
-each micro batch and gathers once; 3 scatters in each micro batch and gathers the parameters of a
-layer for its forward and, where gradients pass, again for its backward. After it, gradients of
-which each tensor-parallel rank has a part are summed over its group, and those of parameters
-that several stages hold over these stages.
+Replicas are those of a view: dp x cp for dense parameters. Of N bytes of gradients and m micro
+batches (arXiv 1910.02054, section 7): ZeRO 0 all-reduces N once a step; 1 reduce-scatters N and
+gathers the parameters once; 2 scatters in each micro batch and gathers once; 3 scatters in each
+micro batch and gathers the parameters of a layer for its forward and, where gradients pass, again
+for its backward. After it, gradients of which each tensor-parallel rank has a part are summed over
+its group, and those of parameters that several stages hold over these stages.
 
 How gradients are grouped is the runtime's (`overlap.buckets` of its profile). Ours fills buckets
 (layout/buckets.py), each padded to equal slices, and what follows the reduction is of a slice from
@@ -19,7 +19,7 @@ reduce-scatters 1024 (256 elements) and gathers 1024.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -34,13 +34,12 @@ from mpctl.estimate.communication import (
     local_parameters,
     shared_parameters,
 )
-from mpctl.layout.buckets import BucketShape, slice_numel
+from mpctl.layout.buckets import SLICE_ALIGNMENT, BucketShape, slice_numel
 from mpctl.layout.job_layout import JobLayout
-from mpctl.layout.limits import SLICE_ALIGNMENT
 from mpctl.operators.matmul import ParameterSpec
 from mpctl.operators.table import StageSlice
+from mpctl.sharding import View
 from mpctl.spec.runtime import RuntimeProfile
-from mpctl.tensor_grid import TensorGrid
 
 # What may hide messages of the replicas: a layer's own pass, or once a step the last backward.
 COVERS: dict[Phase, Cover] = {
@@ -52,7 +51,7 @@ class ReplicaGroup(NamedTuple):
     """Ranks that reduce their gradients together, and in how many bytes.
 
     zero: the ZeRO stage that messages follow. value, gradient: bytes of an element of parameters
-    and of gradients. alignment: elements that a slice is a multiple of.
+    and of gradients. alignment: elements that a slice is a multiple of. name: of the group.
     """
 
     replicas: int
@@ -60,6 +59,7 @@ class ReplicaGroup(NamedTuple):
     value: int
     gradient: int
     alignment: int = 1
+    name: str = "dp_cp"
 
     def padded(self, numel: int) -> int:
         """Elements of equal slices that hold `numel`."""
@@ -90,12 +90,12 @@ class ReplicaGroup(NamedTuple):
     def reduced(self, kind: Kind, numel: int, phase: Phase) -> Message:
         """The reduction of so many elements of gradients."""
         size = self.padded(numel) * self.gradient
-        return Message("dp_cp", kind, "gradients", size, 1, phase, COVERS[phase])
+        return Message(self.name, kind, "gradients", size, 1, phase, COVERS[phase])
 
     def gathered(self, numel: int, phase: Phase) -> Message:
         """The gathering of so many elements of parameters."""
         size = self.padded(numel) * self.value
-        return Message("dp_cp", "all_gather", "parameters", size, 1, phase, COVERS[phase])
+        return Message(self.name, "all_gather", "parameters", size, 1, phase, COVERS[phase])
 
 
 def sent_zero_stage(zero: int, *, pp: int, profile: RuntimeProfile) -> int:
@@ -111,18 +111,21 @@ class GradientMessages:
     profile: RuntimeProfile
 
     @cached_property
-    def group(self) -> ReplicaGroup:
-        """The replicas of this layout."""
-        layout, training = self.layout, self.layout.job.training
-        zero = sent_zero_stage(layout.zero_stage, pp=layout.job.parallel.pp, profile=self.profile)
+    def groups(self) -> Mapping[str, ReplicaGroup]:
+        """The replicas of this layout, by view."""
+        return {name: self._group(view) for name, view in self.layout.views.items()}
+
+    def _group(self, view: View) -> ReplicaGroup:
+        pp, training = self.layout.job.parallel.pp, self.layout.job.training
         return ReplicaGroup(
-            layout.replicas, zero, training.value_bytes, gradient_bytes(training, self.profile),
-            SLICE_ALIGNMENT if self.profile.overlap.buckets else 1,
+            view.replicas, sent_zero_stage(view.zero, pp=pp, profile=self.profile),
+            training.value_bytes, gradient_bytes(training, self.profile),
+            SLICE_ALIGNMENT if self.profile.overlap.buckets else 1, view.replica_group,
         )  # fmt: skip
 
     def chunk(self, stage: int, chunk: int) -> list[Message]:
         """Messages of one micro batch in one chunk of a stage."""
-        if self.group.zero < 2 or self.group.replicas == 1:
+        if all(group.zero < 2 or group.replicas == 1 for group in self.groups.values()):
             return []
         if not self.profile.overlap.buckets:
             return list(self._by_layer(self.layout.chunk_slices(stage, chunk)))
@@ -159,12 +162,15 @@ class GradientMessages:
 
     def forward(self, stage: int) -> list[Message]:
         """What the forward of one micro batch alone gathers on a stage, chunk by chunk."""
-        if self.group.zero < 3 or self.group.replicas == 1:
+        if all(group.zero < 3 or group.replicas == 1 for group in self.groups.values()):
             return []
         if self.profile.overlap.buckets:
             return [
-                self.group.gathered(bucket.numel, "forward").times(len(bucket.chunks))
+                self.groups[bucket.view.name]
+                .gathered(bucket.numel, "forward")
+                .times(len(bucket.chunks))
                 for bucket in self.layout.buckets(stage)
+                if self.groups[bucket.view.name].zero == 3
             ]
         chunks = range(len(self.layout.stages[stage]))
         messages = (message for chunk in chunks for message in self.chunk(stage, chunk))
@@ -181,17 +187,18 @@ class GradientMessages:
         return {}
 
     def _passes_of(self, shape: BucketShape) -> list[Message]:
-        return [] if self.group.replicas == 1 else self._bucket_passes(shape)
+        return [] if self.groups[shape.view].replicas == 1 else self._bucket_passes(shape)
 
     def _bucket_passes(self, shape: BucketShape) -> list[Message]:
         trained = shape.numel if shape.is_trained else 0
-        return list(self.group.passes(shape.numel, trained, goes_back=shape.goes_back))
+        group = self.groups[shape.view]
+        return list(group.passes(shape.numel, trained, goes_back=shape.goes_back))
 
     def _bucket_step(self, shape: BucketShape) -> Iterator[Message]:
         """A bucket once a step: what follows the reduction is of a slice under ZeRO."""
         if not shape.is_trained:
             return
-        group = self.group
+        group = self.groups[shape.view]
         messages = list(group.step(shape.numel)) if group.replicas > 1 else []
         slices = group.replicas if group.zero else 1
         size = group.padded(shape.numel) // slices * group.gradient
@@ -209,37 +216,44 @@ class GradientMessages:
 
     def _by_layer(self, slices: Sequence[StageSlice]) -> Iterator[Message]:
         """Every layer by itself, and the ends of the chunk together, once each."""
-        grid = self.layout.grid
         for part in slices:
             for layers, flow in part.blocks:
-                numel, trained = _numel(flow.part.weights, grid), _numel(flow.trained, grid)
-                for message in self.group.passes(numel, trained, goes_back=flow.after):
+                for message in self._passes(flow.part.weights, flow.trained, flow.after):
                     yield message.times(layers)
         ends, trained_ends = (
             {w.name: w for part in slices for w in part.end_weights(trained_only=trained_only)}
             for trained_only in (False, True)
         )
-        numel, trained = _numel(ends.values(), grid), _numel(trained_ends.values(), grid)
-        yield from self.group.passes(numel, trained, goes_back=True)
+        yield from self._passes(ends.values(), trained_ends.values(), True)
+
+    def _passes(
+        self, weights: Collection[ParameterSpec], trained: Collection[ParameterSpec], back: bool
+    ) -> Iterator[Message]:
+        """What each view's replicas send of these parameters in a micro batch."""
+        for view, group in self.groups.items():
+            numel, of_trained = (
+                sum(w.local_numel(self.layout.views) for w in some if w.view == view)
+                for some in (weights, trained)
+            )
+            yield from group.passes(numel, of_trained, goes_back=back)
 
     def _whole_stage(self, stage: int) -> Iterator[Message]:
         """All gradients of a stage together, then the partial and the shared ones among them."""
-        layout, group = self.layout, self.group
-        if group.replicas > 1:
-            yield from group.step(local_parameters(layout, stage, trained_only=True))
+        layout = self.layout
+        for view, group in self.groups.items():
+            if group.replicas > 1:
+                trained = local_parameters(layout, stage, trained_only=True, view=view)
+                yield from group.step(trained)
+        gradient = gradient_bytes(layout.job.training, self.profile)
         if layout.job.parallel.sequence_parallel:
             partial = local_parameters(layout, stage, trained_only=True, whole_only=True)
             if partial:
-                yield from self._after_reduction(partial * group.gradient, "tp", ())
+                yield from self._after_reduction(partial * gradient, "tp", ())
         for shared in self._shared:
             if stage in shared.stages:
-                size = shared.weight.local_numel(layout.grid) * group.gradient
+                size = shared.weight.local_numel(layout.views) * gradient
                 yield from self._after_reduction(size, "", shared.stages)
 
     @cached_property
     def _shared(self) -> list[SharedParameter]:
         return shared_parameters(self.layout)
-
-
-def _numel(weights: Iterable[ParameterSpec], grid: TensorGrid) -> int:
-    return sum(weight.local_numel(grid) for weight in weights)

@@ -23,8 +23,7 @@ from mpctl.estimate.activations import ChunkBytes, stage_chunks
 from mpctl.estimate.attention import kernels_of
 from mpctl.estimate.communication import message_bytes
 from mpctl.estimate.states import StateBytes, find_states, weights_besides
-from mpctl.layout.job_layout import JobLayout
-from mpctl.layout.limits import MAX_SENDS_IN_FLIGHT
+from mpctl.layout.job_layout import MAX_SENDS_IN_FLIGHT, JobLayout
 from mpctl.pipeline.schedule.orders import actions, peak_in_flight
 from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec
@@ -159,13 +158,14 @@ def first_stage_memory(layout: JobLayout, cache: MemoryCache | None = None) -> S
 def _settings(layout: JobLayout) -> Hashable:
     """What the weights of a stage follow from, besides its layers and whether it is an end."""
     job, shared = layout.job, frozenset[str]()
-    if kernels_of(layout).slices_buckets and layout.zero_stage:
-        shared = frozenset(layout.shared_parameters)
     t, p = job.training, job.parallel
+    if kernels_of(layout).slices_buckets and any(v.zero for v in layout.views.values()):
+        shared = frozenset(layout.shared_parameters)
     splits_backward = p.pp > 1 and SCHEDULES[p.schedule].splits_backward
+    views = tuple((v.name, v.replicas, v.grid.size) for v in layout.views.values())
     grid = p.tp, p.tensor_mode, p.tensor_depth, p.sequence_parallel
     return (*grid, t.runtime, t.dtype, t.fp8_recipe, t.fp8_amax_history_len, t.gradient_dtype,
-            p.zero, splits_backward, p.bucket_bytes, layout.replicas, p.pp > 1,
+            p.zero, splits_backward, p.bucket_bytes, views, p.pp > 1,
             shared)  # fmt: skip
 
 

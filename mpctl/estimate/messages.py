@@ -5,8 +5,9 @@ operator_times.py, search/bound.py), so that nothing is counted without being ti
 without being counted. Layers and ends send over tp and cp in every micro batch (layer_messages.py),
 stages send to each other (messages.py), replicas reduce gradients and gather parameters
 (gradient_messages.py). Once a step the square of the gradient's norm is summed over tp and pp, from
-ZeRO 1 on also over the replicas, and all ranks exchange a status: loss, stop, and the memory of
-each; under fp8 with delayed scaling also the largest elements of what was cast.
+ZeRO 1 on also over the replicas (of another view than the dense one over its groups), and all ranks
+exchange a status: loss, stop, and the memory of each; under fp8 with delayed scaling also the
+largest elements of what was cast.
 
 By hand, GPT of 2 layers on tp 2, one micro batch: 2 x 4 all-reduces in the layers, one of the
 embedding's result, one of the head's gradient, three of the loss, the norm and the status.
@@ -29,8 +30,7 @@ from mpctl.estimate.communication import (
 )
 from mpctl.estimate.gradient_messages import GradientMessages
 from mpctl.estimate.layer_messages import LayerMessages, forward_flow
-from mpctl.layout.job_layout import JobLayout
-from mpctl.layout.limits import AMAX_BYTES, STATUS_FIELDS
+from mpctl.layout.job_layout import AMAX_BYTES, STATUS_FIELDS, JobLayout
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.table import StageSlice
 from mpctl.spec.job import JobSpec
@@ -68,10 +68,20 @@ class StepMessages:
     @cached_property
     def closing(self) -> list[Message]:
         """What every stage sends at the end of a step, in groups of more than one rank."""
-        axes = ("dp_cp", "tp", "pp") if self.gradients.group.zero else ("tp", "pp")
-        norms = (Message(axis, "all_reduce", "gradient norm", STATUS_BYTES) for axis in axes)
+        norms = (
+            Message(axis, "all_reduce", "gradient norm", STATUS_BYTES) for axis in self._norm_axes()
+        )
         once = (*fp8_message(self.layout), status_message(self.layout.job))
         return list(self.sent(chain(norms, once)))
+
+    def _norm_axes(self) -> Iterator[str]:
+        """The groups over which squares of gradients are summed: the shards of each view, under
+        ZeRO its replicas too, and the stages."""
+        for name, view in self.layout.views.items():
+            if self.gradients.groups[name].zero:
+                yield view.replica_group
+            yield view.shard_group
+        yield "pp"
 
     def sent(self, messages: Iterable[Message]) -> Iterator[Message]:
         """Leaves out messages of groups of one rank, which sends nothing."""

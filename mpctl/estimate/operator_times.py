@@ -209,7 +209,7 @@ class OperatorTimer:
         work.pass_over(passes, size, self.speed.bandwidth, backward=flow.after)
 
     def _accumulate(self, work: OpTimes, trained: Sequence[ParameterSpec]) -> None:
-        numel = sum(weight.local_numel(self.layout.grid) for weight in trained)
+        numel = sum(weight.local_numel(self.layout.views) for weight in trained)
         work.wgrad += self.accumulation_seconds(numel)
 
     def accumulation_seconds(self, parameters: int) -> float:

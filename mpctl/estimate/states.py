@@ -2,8 +2,9 @@
 
 Ours, by bucket (layout/buckets.py): parameters in the training dtype, gradients in the reduction
 dtype, AdamW's two float32 moments and, of 16-bit parameters, a float32 master; a frozen parameter
-is alone. ZeRO 1, 2, 3 (arXiv 1910.02054) shares optimizer, gradients, parameters over dp x cp, in
-slices of padded buckets. Of other runtimes the profile says the dtypes, and shares are even.
+is alone. ZeRO 1, 2, 3 (arXiv 1910.02054) shares optimizer, gradients, parameters over the replicas
+of a bucket's view, in slices of padded buckets. Of other runtimes the profile says the dtypes, and
+shares are even.
 
 By hand, 200 bf16 parameters: 400 + 800 + 2400 bytes; ZeRO 1 over 4 ranks pads to 256, slices of 64:
 512 + 1024 + 768.
@@ -17,15 +18,14 @@ from math import lcm
 
 from mpctl.estimate.attention import kernels_of
 from mpctl.estimate.communication import local_parameters
-from mpctl.layout.buckets import Bucket
-from mpctl.layout.job_layout import JobLayout
-from mpctl.layout.limits import AMAX_BYTES, LAYERS_GATHERED_AHEAD, MAX_REDUCTIONS_IN_FLIGHT
+from mpctl.layout.buckets import LAYERS_GATHERED_AHEAD, MAX_REDUCTIONS_IN_FLIGHT, Bucket
+from mpctl.layout.job_layout import AMAX_BYTES, JobLayout
 from mpctl.operators.grad_flow import frozen_by
 from mpctl.operators.matmul import ParameterSpec
+from mpctl.sharding import View, Views
 from mpctl.spec.job import CheckpointSpec
 from mpctl.spec.runtime import RuntimeMemory
 from mpctl.spec.schedules import SCHEDULES
-from mpctl.tensor_grid import TensorGrid
 from mpctl.units import DTYPE_BYTES
 
 
@@ -44,14 +44,13 @@ class StateBytes:
 
 def find_states(layout: JobLayout, stage: int) -> StateBytes:
     """What one rank of a stage holds from step to step."""
-    job = layout.job
+    job, memory = layout.job, layout.profile.memory
+    if not kernels_of(layout).slices_buckets:
+        return _others_states(layout, memory, stage)
     count = trained = local_parameters(layout, stage)
     if layout.table.freeze:
         trained = local_parameters(layout, stage, trained_only=True)
-    memory = layout.profile.memory
-    if not kernels_of(layout).slices_buckets:
-        return _others_states(layout, memory, count, trained)
-    if layout.zero_stage:
+    if any(view.zero for view in layout.views.values()):
         return _sliced_states(layout, count, layout.buckets(stage))
     width, reduced = job.training.value_bytes, job.training.reduced_bytes
     stepping = trained * 4 if reduced < 4 else 0  # narrow gradients are widened
@@ -67,24 +66,22 @@ def _optimizer_width(width: int) -> int:
 def _sliced_states(layout: JobLayout, count: int, buckets: Sequence[Bucket]) -> StateBytes:
     """Under our ZeRO: flat buckets, padded to equal slices (runtime/zero/param_store.py,
     runtime/zero/gradients.py). count: parameters of the rank, before they are shared."""
-    job, zero, n = layout.job, layout.zero_stage, layout.replicas
+    job = layout.job
     width, reduced = job.training.value_bytes, job.training.reduced_bytes
     trained = [bucket for bucket in buckets if bucket.is_trained]
-    whole = sum(bucket.padded(n) for bucket in trained)
-    part = sum(bucket.part(n) for bucket in trained)
-    frozen = count - sum(bucket.numel for bucket in trained)
-    parameters = whole + frozen
-    if zero == 3:
-        parameters = sum(bucket.part(n) for bucket in buckets)
-    passing = _passing_bytes(layout, buckets, trained) if zero >= 2 else 0
-    stepping = part * 4 if reduced < 4 else 0
+    parameters = count  # what is in no bucket is frozen, and whole
+    for bucket in buckets:
+        parameters += (bucket.part if bucket.view.zero == 3 else bucket.padded) - bucket.numel
+    gradients = sum(b.part if b.view.zero >= 2 else b.padded for b in trained)
+    stepped = sum(bucket.part for bucket in trained)
+    stepping = stepped * 4 if reduced < 4 else 0
     return StateBytes(
-        count, parameters * width, (part if zero >= 2 else whole) * reduced,
-        part * _optimizer_width(width), passing, stepping,
+        count, parameters * width, gradients * reduced, stepped * _optimizer_width(width),
+        _passing_bytes(layout, buckets), stepping,
     )  # fmt: skip
 
 
-def _passing_bytes(layout: JobLayout, buckets: Sequence[Bucket], trained: Sequence[Bucket]) -> int:
+def _passing_bytes(layout: JobLayout, buckets: Sequence[Bucket]) -> int:
     """Under ZeRO 2 and 3, what exists in full size for a moment of a backward: gradients of buckets
     until they are reduced, at 3 the parameters of layers too. (ZeRO 1 reduces in place.)
 
@@ -92,47 +89,52 @@ def _passing_bytes(layout: JobLayout, buckets: Sequence[Bucket], trained: Sequen
     parameters. Those of biases and norms in their buckets are kept by themselves until then
     (runtime/zero/gradients.py).
     """
-    job, n = layout.job, layout.replicas
+    job = layout.job
     width, reduced = job.training.value_bytes, job.training.reduced_bytes
-    gathered = 0
-    if layout.zero_stage == 3:
-        layers = 1 + LAYERS_GATHERED_AHEAD
-        gathered = layers * max((bucket.padded(n) for bucket in buckets), default=0) * width
+    sizes = [bucket.padded for bucket in buckets if bucket.view.zero == 3]
+    gathered = (1 + LAYERS_GATHERED_AHEAD) * max(sizes, default=0) * width
+    trained = [bucket for bucket in buckets if bucket.is_trained and bucket.view.zero >= 2]
     parallel = job.parallel
     if parallel.pp == 1 or not SCHEDULES[parallel.schedule].splits_backward:
-        return _reduced_at_once(trained, n) * reduced + gathered
+        return _reduced_at_once(trained) * reduced + gathered
     weights = {f"{name}.weight" for name in layout.table.linear_layers}
     deferred = [bucket for bucket in trained if not weights.isdisjoint(bucket.names)]
     others = [bucket for bucket in trained if weights.isdisjoint(bucket.names)]
     pairs = [pair for b in deferred for pair in zip(b.names, b.sizes, strict=True)]
     early = sum(size for name, size in pairs if name not in weights)
-    back = _reduced_at_once(others, n) * reduced + gathered
-    return early * reduced + max(_reduced_at_once(deferred, n) * reduced, back)
+    back = _reduced_at_once(others) * reduced + gathered
+    return early * reduced + max(_reduced_at_once(deferred) * reduced, back)
 
 
-def _reduced_at_once(buckets: Sequence[Bucket], parts: int) -> int:
+def _reduced_at_once(buckets: Sequence[Bucket]) -> int:
     """Elements of the full-size gradients that exist at once, and of a slice that arrives."""
-    sizes = sorted((bucket.padded(parts) for bucket in buckets), reverse=True)
-    return sum(sizes[: 1 + MAX_REDUCTIONS_IN_FLIGHT]) + max(sizes, default=0) // parts
+    sizes = sorted((bucket.padded for bucket in buckets), reverse=True)
+    slices = (bucket.part for bucket in buckets)
+    return sum(sizes[: 1 + MAX_REDUCTIONS_IN_FLIGHT]) + max(slices, default=0)
 
 
-def _others_states(
-    layout: JobLayout, memory: RuntimeMemory, count: int, trained: int
-) -> StateBytes:
-    """Under another runtime: its dtypes, shared evenly."""
-    t, zero, n = layout.job.training, layout.job.parallel.zero, layout.replicas
+def _others_states(layout: JobLayout, memory: RuntimeMemory, stage: int) -> StateBytes:
+    """Under another runtime: its dtypes, shared evenly by the replicas of each view."""
+    t = layout.job.training
     width = DTYPE_BYTES[memory.parameter_dtype or t.dtype]
     reduced: float = t.reduced_bytes
     if reduced >= 4:  # unless the job says that they are narrow
         reduced = memory.gradient_bytes.get(t.chosen_dtype, reduced)
-    return StateBytes(
-        count, _shared(count * width, n, zero >= 3), _shared(trained * reduced, n, zero >= 2),
-        _shared(trained * _optimizer_width(width), n, zero >= 1),
-    )  # fmt: skip
+    held = parameters = gradients = optimizer = 0
+    for view in layout.views.values():
+        count = trained = local_parameters(layout, stage, view=view.name)
+        if layout.table.freeze:
+            trained = local_parameters(layout, stage, view=view.name, trained_only=True)
+        held += count
+        parameters += _shared(count * width, view, 3)
+        gradients += _shared(trained * reduced, view, 2)
+        optimizer += _shared(trained * _optimizer_width(width), view, 1)
+    return StateBytes(held, parameters, gradients, optimizer)
 
 
-def _shared(amount: float, n: int, is_shared: bool) -> int:
-    return -(-round(amount) // n) if is_shared else round(amount)
+def _shared(amount: float, view: View, zero: int) -> int:
+    """Bytes of a rank where the replicas of a view share them from the ZeRO stage `zero` on."""
+    return -(-round(amount) // view.replicas) if view.zero >= zero else round(amount)
 
 
 def fp8_table_bytes(layout: JobLayout) -> float:
@@ -151,28 +153,30 @@ def weights_besides(layout: JobLayout, stage: int) -> tuple[float, float]:
     job, memory = layout.job, layout.profile.memory
     if kernels_of(layout).slices_buckets:
         return fp8_table_bytes(layout), 0.0
-    width, grid = DTYPE_BYTES[job.training.dtype], layout.grid
+    width, views = DTYPE_BYTES[job.training.dtype], layout.views
     slices = layout.stage_slices(stage)
     heads = [
-        w.local_numel(grid) for part in slices if part.has_exit for w in part.stack.exit.weights
+        w.local_numel(views) for part in slices if part.has_exit for w in part.stack.exit.weights
     ]
     head = max(heads, default=0)
     kinds = [block for part in slices for block in part.stack.kinds]
-    blocks = [[w.local_numel(grid) for w in block.weights] for block in kinds]
+    blocks = [[w.local_numel(views) for w in block.weights] for block in kinds]
     layer, largest = max(map(sum, blocks), default=0), max([head, *map(max, blocks)])
     if job.parallel.zero >= 3:
-        ends = _numel({w.name: w for part in slices for w in part.end_weights()}.values(), grid)
+        ends = _numel({w.name: w for part in slices for w in part.end_weights()}.values(), views)
         return 0.0, (2 * layer + ends) * max(2, width) + largest * 4.0
     if memory.weight_gradients == "layer" and layout.model.attention == "flash":
         return float((layer + head) * width), 0.0
     buckets = 0.0
-    if memory.reduction_bytes and layout.replicas > 1:
-        buckets = memory.reduction_bytes * local_parameters(layout, stage, trained_only=True)
+    for view in layout.views.values():
+        if memory.reduction_bytes and view.replicas > 1:
+            trained = local_parameters(layout, stage, trained_only=True, view=view.name)
+            buckets += memory.reduction_bytes * trained
     return buckets, float(largest * width)
 
 
-def _numel(weights: Iterable[ParameterSpec], grid: TensorGrid) -> int:
-    return sum(weight.local_numel(grid) for weight in weights)
+def _numel(weights: Iterable[ParameterSpec], views: Views) -> int:
+    return sum(weight.local_numel(views) for weight in weights)
 
 
 # ------------------------------------------------------------------------------
@@ -199,7 +203,8 @@ def checkpoint_bytes(layout: JobLayout) -> int:
             if weight.name not in seen:
                 seen.add(weight.name)
                 each = width if is_frozen(weight.name) else trained
-                total += layout.grid.size * weight.local_numel(layout.grid) * each
+                ranks = layout.views[weight.view].grid.size
+                total += ranks * weight.local_numel(layout.views) * each
     return total
 
 

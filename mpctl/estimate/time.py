@@ -264,12 +264,15 @@ class StepTimeModel:
         )
 
     @cached_property
-    def _trained(self) -> list[int]:
-        """Parameters that one rank of each stage trains."""
-        known: dict[Hashable, int] = {}
+    def _trained(self) -> list[dict[str, int]]:
+        """Trained parameters of a rank of each stage, by view."""
+        known: dict[Hashable, dict[str, int]] = {}
         for stage, key in enumerate(self._stage_keys):
             if key not in known:
-                known[key] = local_parameters(self.layout, stage, trained_only=True)
+                known[key] = {
+                    view: local_parameters(self.layout, stage, trained_only=True, view=view)
+                    for view in self.layout.views
+                }
         return [known[key] for key in self._stage_keys]
 
     @cached_property
@@ -300,8 +303,11 @@ class StepTimeModel:
     def _optimizer(self) -> list[float]:
         """Seconds in which each stage moves gradients, moments and masters once a step."""
         operators = self.operators
-        parts = self.layout.replicas if self.job.parallel.zero else 1
-        return [operators.optimizer_seconds(count) / parts for count in self._trained]
+        shares = {n: v.replicas if v.zero else 1 for n, v in self.layout.views.items()}
+        return [
+            sum(operators.optimizer_seconds(count) / shares[view] for view, count in held.items())
+            for held in self._trained
+        ]
 
     @property
     def _host_step(self) -> float:

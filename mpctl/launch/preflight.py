@@ -25,7 +25,7 @@ from mpctl.launch.data_checks import data_issues, initial_weight_issues, tokeniz
 from mpctl.launch.elastic import elastic_issues
 from mpctl.launch.environment import environment_issues
 from mpctl.launch.resume import Resumption, job_before, model_issues
-from mpctl.layout.compile import why_not_whole
+from mpctl.layout.job_layout import why_not_whole
 from mpctl.planning.plan import Plan
 from mpctl.rules.launched import not_launched, settings_not_launched
 from mpctl.rundir.directory import RunDir, cannot_write

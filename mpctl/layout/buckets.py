@@ -1,6 +1,7 @@
 """Which gradients of a stage are reduced together, in which order, and what ZeRO cuts into slices.
 
-A bucket is one message over the replicas (dp x cp). Backward completes gradients from the last
+A bucket is one message over the replicas of its parameters: dp x cp for those of the dense view,
+another group for those of another view (sharding.View). Backward completes gradients from the last
 layer to the first, so buckets are filled in that order, chunk by chunk, up to
 `parallel.bucket_bytes`, and each is sent when backward leaves the first of its units: entry, each
 layer, exit. ZeRO (arXiv 1910.02054, section 5) cuts a bucket into one slice a replica, padded to
@@ -8,52 +9,80 @@ equal length, a multiple of 128 bytes: 1 shares the optimizer's state, 2 the gra
 parameters too. At 3 a bucket is what a unit has of one kind, because it is gathered as one. In a
 bucket parameters of odd sizes come last, so that they do not shift the others off their words.
 
-Three kinds have buckets of their own: gradients of which each tensor-parallel rank has a part
-(norms under sequence parallelism, vectors of a grid), so that their sum is one message a group;
-parameters that several stages or chunks use, so that they are cut alike wherever they are; at ZeRO
-3 frozen parameters, which have no gradient.
+A kind is a view, whether the parameters are trained, and the group in which their gradients are
+partial sums. Kinds have buckets of their own: replicas are those of a view; partial sums (norms
+under sequence parallelism, vectors of a grid) are completed by one message a group; at ZeRO 3
+frozen parameters, which have no gradient, are gathered alone. So has each parameter that several
+stages or chunks use, so that it is cut alike wherever it is.
 
-By hand, buckets of at most 600 elements, in forward order a 400, b 300, c 300: (c, b), (a). Over 4
-replicas their slices are 192 and 128 elements, all together 768 and 512 with padding.
+Bytes and seconds of messages need how many buckets of which size a stage has, not which parameters
+they hold. Layers whose gradients are alike are one run of units, and both answers are read from the
+same cuts of these runs: `stage_buckets` names the parameters, `bucket_shapes` counts, of a hundred
+equal layers in a tenth of the time.
+
+Buckets of at most 7 elements over a layer of 4 and one of 3, and slices of 600 over 4 replicas:
+
+>>> list(filled([3, 4], 7)), list(filled([3, 3, 4], 6)), slice_numel(600, 4)
+([(2, 7)], [(2, 6), (1, 4)], 192)
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import islice
 from typing import NamedTuple
 
-from mpctl.layout.limits import SLICE_ALIGNMENT
 from mpctl.operators.grad_flow import IsFrozen
 from mpctl.operators.matmul import ParameterSpec
 from mpctl.operators.table import StageSlice
-from mpctl.tensor_grid import TensorGrid
+from mpctl.sharding import DENSE, View, Views
+
+SLICE_ALIGNMENT = 64
+"""Elements that a slice of a bucket is padded to a multiple of: 128 bytes of the narrowest dtype,
+of 16 bit. NCCL and AdamW then read and write whole lines of memory in the widest words, which they
+cannot where a slice begins at any element."""
+
+LAYERS_GATHERED_AHEAD = 1
+"""At ZeRO 3, layers whose parameters are being gathered while another is computed. One is enough
+where a layer is computed for longer than the next is gathered; where it is not, more would only
+move the wait, since messages follow each other, and each costs the memory of a whole layer."""
+
+MAX_REDUCTIONS_IN_FLIGHT = 1
+"""At ZeRO 2 and 3, buckets of full-size gradients that are being reduced, besides the one that
+backward fills."""
+
+
+def slice_numel(numel: int, parts: int, alignment: int = SLICE_ALIGNMENT) -> int:
+    """Elements of one of `parts` equal slices that hold `numel`, a multiple of `alignment`."""
+    return -(-numel // (parts * alignment)) * alignment
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """Parameters whose gradients are reduced in one message, and whose slices ZeRO deals out.
 
-    names, sizes: of each parameter, elements on this rank. chunks: the stage's chunks that use
-    them. unit: number of the first unit (entry, layers, exit in forward order) that uses them.
-    layer: the module around whose passes ZeRO 3 gathers them, "" for the whole chunk. goes_back:
-    whether backward computes any gradient in that module. is_trained: False for frozen parameters.
-    partial: the tensor-parallel group over which each rank holds only a part of the gradient's sum
-    (TensorGrid.partial_kind), empty where it is whole. is_shared: whether other stages hold them
-    too. undecayed: the names of those that weight decay leaves alone.
+    names, sizes: of each parameter, elements on this rank. view: theirs; its replicas reduce the
+    bucket. chunks: the stage's chunks that use them. unit: number of the first unit (entry, layers,
+    exit in forward order) that uses them. layer: the module around whose passes ZeRO 3 gathers
+    them, "" for the whole chunk. goes_back: whether backward computes any gradient in that module.
+    is_trained: False for frozen parameters. partial: the group over which each rank holds only a
+    part of the gradient's sum (ParameterSpec.partial_kind), empty where it is whole. is_shared:
+    whether other stages hold them too. undecayed: the names of those that weight decay leaves
+    alone.
     """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
-    chunks: tuple[int, ...]
-    unit: int
-    layer: str
-    goes_back: bool
-    is_trained: bool
-    partial: str
-    is_shared: bool
+    view: View
+    chunks: tuple[int, ...] = (0,)
+    unit: int = 0
+    layer: str = ""
+    goes_back: bool = True
+    is_trained: bool = True
+    partial: str = ""
+    is_shared: bool = False
     undecayed: frozenset[str] = frozenset()
 
     @property
@@ -61,19 +90,21 @@ class Bucket:
         """Elements on this rank, without padding."""
         return sum(self.sizes)
 
-    def part(self, parts: int) -> int:
-        """Elements of one of `parts` equal slices, padding included."""
-        return slice_numel(self.numel, parts)
+    @property
+    def part(self) -> int:
+        """Elements of a replica's slice, padding included; all of them below ZeRO 1."""
+        return slice_numel(self.numel, self.view.replicas) if self.view.zero else self.numel
 
-    def padded(self, parts: int) -> int:
-        """Elements of all `parts` slices together, padding included."""
-        return self.part(parts) * parts
+    @property
+    def padded(self) -> int:
+        """Elements of all slices together, padding included."""
+        return self.part * self.view.replicas if self.view.zero else self.numel
 
-    def pieces(self, parts: int, index: int) -> Iterator[tuple[int, int, int, int]]:
-        """What slice `index` of `parts` holds of each parameter, as (number of the parameter, its
-        first element in the slice, offset in the slice, elements)."""
-        first = index * self.part(parts)
-        stop, at = first + self.part(parts), 0
+    def pieces(self, index: int) -> Iterator[tuple[int, int, int, int]]:
+        """What slice `index` holds of each parameter, as (number of the parameter, its first
+        element in the slice, offset in the slice, elements)."""
+        first = index * self.part
+        stop, at = first + self.part, 0
         for number, size in enumerate(self.sizes):
             start, end = max(at, first), min(at + size, stop)
             if start < end:
@@ -81,20 +112,11 @@ class Bucket:
             at += size
 
 
-def slice_numel(numel: int, parts: int, alignment: int = SLICE_ALIGNMENT) -> int:
-    """Elements of one of `parts` equal slices that hold `numel`, a multiple of `alignment`.
-
-    >>> slice_numel(600, 4), slice_numel(5, 2)
-    (192, 64)
-    """
-    return -(-numel // (parts * alignment)) * alignment
-
-
 class BucketShape(NamedTuple):
     """What the bytes of a bucket's messages follow from; equal buckets share one.
 
     numel: elements on this rank. chunks: the stage's chunks that use it. stages: the stages that
-    hold it where there are several, else none. The rest as a Bucket's.
+    hold it where there are several, else none. view: its name. The rest as a Bucket's.
     """
 
     numel: int
@@ -103,125 +125,262 @@ class BucketShape(NamedTuple):
     is_trained: bool
     partial: str
     stages: tuple[int, ...] = ()
-
-
-class _BucketItem(NamedTuple):
-    """A parameter at the first unit of a chunk that uses it."""
-
-    name: str
-    size: int
-    chunk: int
-    unit: int
-    layer: str
-    goes_back: bool
-    is_trained: bool
-    partial: str
-    decays: bool
+    view: str = DENSE
 
 
 @dataclass(frozen=True, slots=True)
 class BucketRules:
     """What decides how a stage's gradients are grouped.
 
-    grid: of the tensor-parallel ranks. max_elements: of a bucket below ZeRO 3. is_frozen: whether
-    the parameter of a name is frozen.
+    max_elements: of a bucket below ZeRO 3. is_frozen: whether the parameter of a name is frozen.
     """
 
-    grid: TensorGrid
-    zero_stage: int
+    views: Views
     max_elements: int
     is_frozen: IsFrozen
 
+    def is_gathered(self, view: str) -> bool:
+        """Whether ZeRO 3 shares the parameters of a view."""
+        return self.views[view].zero == 3
 
-def chunk_buckets(
-    chunks: Sequence[Sequence[StageSlice]], rules: BucketRules, shared: Collection[str]
+
+class _Kind(NamedTuple):
+    view: str
+    partial: str
+    is_trained: bool
+
+
+class _Item(NamedTuple):
+    """A parameter; name: of a layer's, within the layer."""
+
+    name: str
+    size: int
+    kind: _Kind
+    decays: bool
+
+
+class _UnitRun(NamedTuple):
+    """Units in a row with the same parameters and gradients: an entry, an exit, or layers.
+
+    first: number of the first one in its chunk; layers: the numbers of layers, whose modules are
+    `{prefix}.N`; one 0 for an end, which has no module of its own.
+    """
+
+    items: tuple[_Item, ...]
+    first: int
+    goes_back: bool
+    prefix: str = ""
+    layers: range = range(1)
+
+    def module(self, at: int) -> str:
+        """The module of one of these units, counted from 0."""
+        return f"{self.prefix}.{self.layers[at]}" if self.prefix else ""
+
+
+class _Cut(NamedTuple):
+    """A bucket as the next `members` parameters of a kind, in the order of backward."""
+
+    kind: _Kind
+    members: int
+    numel: int
+    goes_back: bool
+
+
+class _Use(NamedTuple):
+    """A use of a parameter that has a bucket of its own: in which chunk and unit."""
+
+    chunk: int
+    run: _UnitRun
+    item: _Item
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """The units of a stage by chunk, without the parameters that stand apart, and the uses of
+    those, by name."""
+
+    chunks: tuple[tuple[_UnitRun, ...], ...]
+    apart: Mapping[str, Sequence[_Use]]
+
+
+def stage_buckets(
+    chunks: Sequence[Sequence[StageSlice]],
+    rules: BucketRules,
+    shared: Mapping[str, tuple[int, ...]],
 ) -> tuple[Bucket, ...]:
     """The buckets of a stage, in the order in which they are reduced.
 
-    chunks: what each chunk of the stage holds. shared: names of parameters that other stages hold
-    as well.
+    chunks: what each chunk of the stage holds. shared: the stages of each parameter that several
+    stages hold, by name.
     """
-    chunk_items = [list(_chunk_items(rules, chunk, slices)) for chunk, slices in enumerate(chunks)]
-    uses = Counter(item.name for items in chunk_items for item in items)
-    apart = {name for name, count in uses.items() if count > 1 or name in shared}
-    buckets: list[Bucket] = []
-    for items in reversed(chunk_items):
-        ordinary = [item for item in reversed(items) if item.name not in apart]
-        groups = _by_unit(ordinary) if rules.zero_stage == 3 else _by_size(rules, ordinary)
-        buckets += (_bucket(group, shared) for group in groups)
-    repeated = [item for items in chunk_items for item in items if item.name in apart]
-    for name in sorted(apart):
-        buckets.append(_bucket([item for item in repeated if item.name == name], shared))
-    return tuple(bucket for bucket in buckets if bucket.is_trained or rules.zero_stage == 3)
-
-
-def _chunk_items(
-    rules: BucketRules, chunk: int, slices: Sequence[StageSlice]
-) -> Iterator[_BucketItem]:
-    """Parameters of a chunk, each once, in forward order."""
-    seen, sizes = set[str](), dict[int, list[tuple[str, int, str, bool]]]()
-    units = [unit for part in slices for unit in _units(part)]  # kept alive: their ids are keys
-    for number, (layer, prefix, weights, goes_back) in enumerate(units):
-        if id(weights) not in sizes:  # all layers of a stack have the same
-            sizes[id(weights)] = [
-                (w.name, w.local_numel(rules.grid), rules.grid.partial_kind(w.dims), w.decays)
-                for w in weights
-            ]
-        for own, size, partial, decays in sizes[id(weights)]:
-            name = prefix + own
-            if name not in seen:
-                seen.add(name)
-                is_trained = not rules.is_frozen(name)
-                yield _BucketItem(
-                    name, size, chunk, number, layer, goes_back, is_trained, partial, decays
+    stage, buckets = _stage(chunks, rules, shared), list[Bucket]()
+    for chunk in reversed(range(len(chunks))):
+        runs = stage.chunks[chunk]
+        members = {kind: _members(runs, kind) for kind in _kinds(runs)}
+        for cuts, times in _cuts(runs, rules):
+            for cut in list(cuts) * times:
+                held = list(islice(members[cut.kind], cut.members))
+                buckets.append(
+                    _bucket(held, rules.views, cut.kind, (chunk,), goes_back=cut.goes_back)
                 )
+    for name, uses in stage.apart.items():
+        run, item = uses[0].run, uses[0].item
+        if item.kind.is_trained or rules.is_gathered(item.kind.view):
+            using = tuple(sorted({use.chunk for use in uses}))
+            unit = min(use.run.first for use in uses) if len(using) == 1 else 0
+            held = [(unit, "", name, item)]
+            buckets.append(
+                _bucket(held, rules.views, item.kind, using, goes_back=run.goes_back,
+                        is_shared=name in shared)
+            )  # fmt: skip
+    return tuple(buckets)
 
 
-def _units(part: StageSlice) -> Iterator[tuple[str, str, tuple[ParameterSpec, ...], bool]]:
-    """(module, prefix of names, parameters, whether a gradient passes) of entry, layers, exit."""
-    stack, block = part.stack, part.stack.block_of(0).weights
-    entry = (stack.entry.weights if part.has_entry else ()) + (stack.shared if part.layers else ())
-    yield "", "", entry, True
-    for run, flow in part.flow.runs:
-        for n in range(max(run.start, part.layers.start), min(run.stop, part.layers.stop)):
-            layer = f"{stack.prefix}.{n}"
-            yield layer, f"{layer}.", block, flow.after
-    if part.has_exit:
-        yield "", "", stack.exit.weights, True
+def bucket_shapes(
+    chunks: Sequence[Sequence[StageSlice]],
+    rules: BucketRules,
+    shared: Mapping[str, tuple[int, ...]],
+) -> Counter[BucketShape]:
+    """How many buckets of each shape a stage has, in the order of the first of each; arguments as
+    for `stage_buckets`."""
+    stage, shapes = _stage(chunks, rules, shared), Counter[BucketShape]()
+    for chunk in reversed(range(len(chunks))):
+        for cuts, times in _cuts(stage.chunks[chunk], rules):
+            for (view, partial, is_trained), _, numel, goes_back in cuts:
+                shape = BucketShape(
+                    numel, (chunk,), goes_back, is_trained, partial, view=view
+                )  # fmt: skip
+                shapes[shape] += times
+    for name, uses in stage.apart.items():
+        run, item = uses[0].run, uses[0].item
+        view, partial, is_trained = item.kind
+        if is_trained or rules.is_gathered(view):
+            using = tuple(sorted({use.chunk for use in uses}))
+            holders = shared.get(name, ())
+            shapes[
+                BucketShape(item.size, using, run.goes_back, is_trained, partial, holders, view)
+            ] += 1
+    return shapes
 
 
 def layer_units(slices: Iterable[StageSlice]) -> dict[str, int]:
     """The number of each layer module of a chunk among its units, by module name, in forward
     order."""
-    units = (unit for part in slices for unit in _units(part))
-    return {layer: number for number, (layer, *_) in enumerate(units) if layer}
+    everything = BucketRules({}, 0, lambda name: False)
+    return {
+        run.module(at): run.first + at
+        for run in _unit_runs(slices, everything, with_items=False)
+        if run.prefix
+        for at in range(len(run.layers))
+    }
 
 
-def _by_unit(items: Iterable[_BucketItem]) -> Iterator[list[_BucketItem]]:
-    for _, unit in groupby(items, key=lambda item: item.unit):
-        kinds: dict[tuple[bool, str], list[_BucketItem]] = {}
-        for item in unit:
-            kinds.setdefault((item.is_trained, item.partial), []).append(item)
-        yield from kinds.values()
+def _stage(
+    chunks: Sequence[Sequence[StageSlice]],
+    rules: BucketRules,
+    shared: Mapping[str, tuple[int, ...]],
+) -> _Stage:
+    """The units of a stage. Parameters that other stages or several chunks use stand apart; these
+    are never a layer's."""
+    runs = [tuple(_unit_runs(slices, rules)) for slices in chunks]
+    uses: dict[str, list[_Use]] = {}
+    for chunk, units in enumerate(runs):
+        for run in units:
+            for item in () if run.prefix else run.items:
+                uses.setdefault(item.name, []).append(_Use(chunk, run, item))
+    apart = sorted(name for name, own in uses.items() if len(own) > 1 or name in shared)
+    if apart:
+        runs = [tuple(_without(run, apart) for run in units) for units in runs]
+    return _Stage(tuple(runs), {name: uses[name] for name in apart})
 
 
-def _by_size(rules: BucketRules, items: Sequence[_BucketItem]) -> Iterator[list[_BucketItem]]:
-    """Trained parameters in groups of at most `max_elements`, those with whole gradients first."""
-    for partial in sorted({item.partial for item in items}):
-        kind = [item for item in items if item.is_trained and item.partial == partial]
-        start = 0
-        for count, _ in filled((item.size for item in kind), rules.max_elements):
-            yield kind[start : start + count]
-            start += count
+def _unit_runs(
+    slices: Iterable[StageSlice], rules: BucketRules, *, with_items: bool = True
+) -> Iterator[_UnitRun]:
+    """The units of a chunk in forward order; an end's parameter where it is first used."""
+    seen, first = set[str](), 0
+
+    def item(weight: ParameterSpec, is_trained: bool) -> _Item:
+        kind = _Kind(weight.view, weight.partial_kind(rules.views), is_trained)
+        return _Item(weight.name, weight.local_numel(rules.views), kind, weight.decays)
+
+    def end(weights: Sequence[ParameterSpec]) -> _UnitRun:
+        new = [w for w in weights if w.name not in seen] if with_items else []
+        seen.update(weight.name for weight in new)
+        items = {w.name: item(w, not rules.is_frozen(w.name)) for w in new}  # each once
+        return _UnitRun(tuple(items.values()), first, True)
+
+    for part in slices:
+        stack = part.stack
+        entry = stack.entry.weights if part.has_entry else ()
+        yield end(entry + (stack.shared if part.layers else ()))
+        first += 1
+        for run, flow in part.flow.runs:
+            layers = range(max(run.start, part.layers.start), min(run.stop, part.layers.stop))
+            if layers:
+                trained = {weight.name for weight in flow.trained}
+                weights = flow.part.weights if with_items else ()
+                items = tuple(item(w, w.name in trained) for w in weights)
+                yield _UnitRun(items, first, flow.after, stack.prefix, layers)
+                first += len(layers)
+        if part.has_exit:
+            yield end(stack.exit.weights)
+            first += 1
+
+
+def _without(run: _UnitRun, apart: Sequence[str]) -> _UnitRun:
+    if run.prefix:
+        return run
+    return run._replace(items=tuple(item for item in run.items if item.name not in apart))
+
+
+def _kinds(runs: Iterable[_UnitRun]) -> set[_Kind]:
+    return {item.kind for run in runs for item in run.items}
+
+
+def _cuts(runs: Sequence[_UnitRun], rules: BucketRules) -> Iterator[tuple[Sequence[_Cut], int]]:
+    """The buckets of a chunk in the order of their reduction: some in a row, and how often this row
+    is repeated.
+
+    ZeRO 3: what a unit has of each kind, unit by unit. Below: trained parameters of a kind up to
+    the size of a bucket, those with complete gradients first.
+    """
+    gathered = {name for name, view in rules.views.items() if view.zero == 3}
+    for run in reversed(runs) if gathered else ():
+        sums: dict[_Kind, tuple[int, int]] = {}
+        for item in reversed(run.items):
+            if item.kind.view in gathered:
+                count, numel = sums.get(item.kind, (0, 0))
+                sums[item.kind] = count + 1, numel + item.size
+        cuts = [_Cut(kind, *sizes, run.goes_back) for kind, sizes in sums.items()]
+        yield cuts, len(run.layers)
+    for kind in sorted(_kinds(runs)):
+        if kind.is_trained and kind.view not in gathered:
+            for count, numel in filled(_sizes(runs, kind), rules.max_elements):
+                yield (_Cut(kind, count, numel, True),), 1
+
+
+def _sizes(runs: Sequence[_UnitRun], kind: _Kind) -> Iterator[int]:
+    """Elements of a kind's parameters in the order in which backward completes their gradients."""
+    for run in reversed(runs):
+        own = [item.size for item in reversed(run.items) if item.kind == kind]
+        for _ in range(len(run.layers) if own else 0):
+            yield from own
+
+
+def _members(runs: Sequence[_UnitRun], kind: _Kind) -> Iterator[tuple[int, str, str, _Item]]:
+    """(unit, module, name of the parameter, the parameter) in the same order."""
+    for run in reversed(runs):
+        own = [item for item in reversed(run.items) if item.kind == kind]
+        for at in reversed(range(len(run.layers))) if own else ():
+            module = run.module(at)
+            for item in own:
+                yield run.first + at, module, f"{module}.{item.name}".lstrip("."), item
 
 
 def filled(sizes: Iterable[int], max_elements: int) -> Iterator[tuple[int, int]]:
     """(parameters, elements) of each bucket that parameters of these sizes fill, in order: one more
-    than `max_elements` opens the next bucket.
-
-    >>> list(filled([3, 3, 4], 6))
-    [(2, 6), (1, 4)]
-    """
+    than `max_elements` opens the next bucket."""
     count = elements = 0
     for size in sizes:
         if count and elements + size > max_elements:
@@ -233,20 +392,21 @@ def filled(sizes: Iterable[int], max_elements: int) -> Iterator[tuple[int, int]]
         yield count, elements
 
 
-def _bucket(items: Sequence[_BucketItem], shared: Collection[str]) -> Bucket:
-    """One parameter that several chunks use, or several parameters of one chunk."""
-    items = sorted(items, key=lambda item: item.size % SLICE_ALIGNMENT > 0)
-    sizes, first = {item.name: item.size for item in items}, items[0]
-    chunks = tuple(sorted({item.chunk for item in items}))
+def _bucket(
+    held: Sequence[tuple[int, str, str, _Item]], views: Views, kind: _Kind,
+    chunks: tuple[int, ...], *, goes_back: bool, is_shared: bool = False,
+) -> Bucket:  # fmt: skip
+    held = sorted(held, key=lambda member: member[-1].size % SLICE_ALIGNMENT > 0)
     return Bucket(
-        names=tuple(sizes),
-        sizes=tuple(sizes.values()),
+        names=tuple(name for _, _, name, _ in held),
+        sizes=tuple(item.size for *_, item in held),
+        view=views[kind.view],
         chunks=chunks,
-        unit=min(item.unit for item in items) if len(chunks) == 1 else 0,
-        layer=first.layer,
-        goes_back=first.goes_back,
-        is_trained=first.is_trained,
-        partial=first.partial,
-        is_shared=first.name in shared,
-        undecayed=frozenset(item.name for item in items if not item.decays),
+        unit=min(unit for unit, *_ in held),
+        layer=held[0][1],
+        goes_back=goes_back,
+        is_trained=kind.is_trained,
+        partial=kind.partial,
+        is_shared=is_shared,
+        undecayed=frozenset(name for _, _, name, item in held if not item.decays),
     )

@@ -1,7 +1,7 @@
 """A job with everything that its layout determines, as one frozen value.
 
 The planner and the workers read the same `JobLayout`: the operator table with frozen parameters
-marked, which layers each pipeline stage and chunk holds, how many ranks hold the same parameters,
+marked, which layers each pipeline stage and chunk holds, which ranks hold the same parameters,
 which ZeRO stage is in effect, and which gradients are reduced together. It is built once from a
 complete job and passed on; what is costly is computed when it is first used.
 
@@ -17,21 +17,38 @@ from functools import cached_property
 
 from mpctl.errors import InputError
 from mpctl.families import get_table
-from mpctl.layout.bucket_shapes import bucket_shapes
-from mpctl.layout.buckets import Bucket, BucketRules, BucketShape, chunk_buckets, layer_units
-from mpctl.layout.topology import job_grid, job_topology, replicas
+from mpctl.layout.buckets import (
+    Bucket,
+    BucketRules,
+    BucketShape,
+    bucket_shapes,
+    layer_units,
+    stage_buckets,
+)
+from mpctl.layout.topology import dense_view, job_grid, job_topology
 from mpctl.operators.grad_flow import frozen_by
 from mpctl.operators.matmul import ParameterSpec
 from mpctl.operators.table import OperatorTable, StageSlice
 from mpctl.pipeline.filled import FilledCut, is_filled, job_cut
 from mpctl.pipeline.stages import Span, job_stages
+from mpctl.sharding import DENSE, View, Views
 from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.runtime import RuntimeProfile, get_profile
+from mpctl.spec.schedules import SCHEDULES
 from mpctl.tensor_grid import TensorGrid
 from mpctl.topology import Topology
 from mpctl.units import plural
+
+STATUS_FIELDS = 2
+"""float64 numbers of a step's status that are not one rank's own: the loss, whether to stop."""
+
+AMAX_BYTES = 3 * 4
+"""float32 numbers of a linear layer in fp8: the largest elements of X, W and dY."""
+
+MAX_SENDS_IN_FLIGHT = 2
+"""Messages to other pipeline stages whose tensors a rank keeps until they have been sent."""
 
 Stages = tuple[tuple[Span, ...], ...]
 
@@ -42,12 +59,14 @@ class JobLayout:
 
     job: with every blank filled in (`spec.job.complete`). table: the model's operators, with the
     patterns of `training.freeze` applied. stages: half-open spans of layers by [stage][chunk].
+    other_views: of parameters that are not held as the dense ones.
     """
 
     job: JobSpec
     model: ModelSpec
     table: OperatorTable
     stages: Stages
+    other_views: tuple[View, ...] = ()
 
     def __repr__(self) -> str:
         layers = f"{plural(self.table.layers, 'layer')} in {plural(len(self.stages), 'stage')}"
@@ -84,12 +103,28 @@ class JobLayout:
 
     @cached_property
     def topology(self) -> Topology:
-        """Which rank sits where."""
-        return job_topology(self.job)
+        """Which rank sits where, along the axes of every view."""
+        topology = job_topology(self.job)
+        for view in self.other_views:
+            cutting = {view.shard_group: tuple(view.grid.axes)} if len(view.grid.axes) > 1 else {}
+            seen = topology.view(view.sizes, order="-".join(view.sizes), unions=cutting)
+            topology = topology.joined(seen)
+        return topology
+
+    @cached_property
+    def views(self) -> Views:
+        """How the ranks hold parameters, by the name of the view."""
+        dense = dense_view(self.job)
+        return {view.name: view for view in (dense, *self.other_views)}
+
+    @property
+    def dense(self) -> View:
+        """How the ranks hold the parameters of dense layers."""
+        return self.views[DENSE]
 
     @cached_property
     def grid(self) -> TensorGrid:
-        """The tensor-parallel ranks as a grid: what cuts activations and weights."""
+        """The tensor-parallel ranks as a grid: what cuts activations and dense weights."""
         return job_grid(self.job)
 
     @property
@@ -119,16 +154,6 @@ class JobLayout:
         return get_profile(self.job.training.runtime)
 
     @cached_property
-    def replicas(self) -> int:
-        """Ranks that hold the same parameters, dp x cp: they reduce their gradients together."""
-        return replicas(self.job)
-
-    @cached_property
-    def zero_stage(self) -> int:
-        """The ZeRO stage in effect: 0 where a single replica has nothing to share."""
-        return self.job.parallel.zero if self.replicas > 1 else 0
-
-    @cached_property
     def num_microbatches(self) -> int:
         """Micro batches of one step, on each pipeline."""
         return self.job.num_microbatches
@@ -146,10 +171,15 @@ class JobLayout:
 
     @cached_property
     def group_sizes(self) -> Mapping[str, int]:
-        """Ranks of each group that messages go over, by the names that plans print: the axes,
-        `dp_cp` and `world`; those of tp's grid are `TensorGrid.groups`."""
+        """Ranks of each group that messages go over, by the names that plans print: the axes, the
+        groups of replicas and of shards, and `world`; those of tp's grid are `TensorGrid.groups`.
+        """
         grid = {name: self.grid.parts(axes) for name, axes in self.grid.groups.items()}
-        return {**self.job.sizes, **grid, "dp_cp": self.replicas, "world": self.job.world_size}
+        others = {axis: size for view in self.other_views for axis, size in view.sizes.items()}
+        shards = {view.shard_group: view.grid.size for view in self.other_views}
+        replicas = {view.replica_group: view.replicas for view in self.views.values()}
+        sizes = {**others, **shards, **self.job.sizes, **grid, **replicas}
+        return {**sizes, "world": self.job.world_size}
 
     def chunk_slices(self, stage: int, chunk: int) -> list[StageSlice]:
         """What one chunk of a stage holds of each layer stack."""
@@ -192,7 +222,7 @@ class JobLayout:
     def buckets(self, stage: int) -> tuple[Bucket, ...]:
         """The gradients of a stage that are reduced together, in the order of their reduction."""
         chunks = [self.chunk_slices(stage, chunk) for chunk in range(len(self.stages[stage]))]
-        return chunk_buckets(chunks, self._bucket_rules, self.shared_parameters)
+        return stage_buckets(chunks, self._bucket_rules, self.shared_parameters)
 
     def bucket_shapes(self, stage: int) -> Mapping[BucketShape, int]:
         """How many buckets of each shape `buckets` has for a stage, without naming parameters."""
@@ -203,8 +233,7 @@ class JobLayout:
     def _bucket_rules(self) -> BucketRules:
         parallel, training = self.job.parallel, self.job.training
         return BucketRules(
-            grid=self.grid,
-            zero_stage=self.zero_stage,
+            views=self.views,
             max_elements=parallel.bucket_bytes // training.reduced_bytes,
             is_frozen=frozen_by(self.table.freeze),
         )
@@ -213,3 +242,26 @@ class JobLayout:
         """The number of each layer module among its chunk's units (layout/buckets.py), by module
         name, in forward order."""
         return layer_units(self.chunk_slices(stage, chunk))
+
+
+def why_not_whole(job: JobSpec) -> Iterator[str]:
+    """The settings for which `launch.compile` compiles layers in pieces; none where whole layers.
+
+    A message ends what torch.compile can follow, and so does a weight gradient that is left for
+    later; casts to fp8 note what they see in memory that a whole layer's backward would have to
+    find as it was.
+    """
+    parallel = job.parallel
+    if parallel.tp > 1:
+        yield f"parallel.tp {parallel.tp}"
+    if parallel.cp > 1:
+        yield f"parallel.cp {parallel.cp}"
+    if parallel.pp > 1 and SCHEDULES[parallel.schedule].splits_backward:
+        yield f"parallel.schedule {parallel.schedule}"
+    if job.training.dtype == "fp8":
+        yield "training.dtype fp8"
+
+
+def compiles_whole_layers(job: JobSpec) -> bool:
+    """Whether a layer of the job is one function of tensors."""
+    return not any(why_not_whole(job))

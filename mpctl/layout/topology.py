@@ -1,23 +1,31 @@
-"""Where the ranks of a job sit, and how many hold the same parameters: what needs no model."""
+"""Where the ranks of a job sit, and how they hold its parameters: what needs no model."""
 
 from __future__ import annotations
 
 from math import prod
 
 from mpctl.errors import InputError
+from mpctl.sharding import View
 from mpctl.spec.job import JobSpec
 from mpctl.tensor_grid import TensorGrid
 from mpctl.topology import Topology
 
 
 def replicas(job: JobSpec) -> int:
-    """Ranks that hold the same parameters, dp x cp, each for other samples or other positions."""
+    """Ranks that hold the same dense parameters, dp x cp, each for other samples or positions."""
     return job.sizes["dp"] * job.sizes["cp"]
 
 
 def zero_stage(job: JobSpec) -> int:
-    """The ZeRO stage in effect: 0 where a single replica has nothing to share."""
+    """The ZeRO stage in effect for dense parameters: 0 where a single replica has nothing to
+    share."""
     return job.parallel.zero if replicas(job) > 1 else 0
+
+
+def dense_view(job: JobSpec) -> View:
+    """How the job's ranks hold the parameters of dense layers. Raises ValueError where its
+    tensor-parallel ranks are no grid of its tensor mode."""
+    return View(grid=job_grid(job), replicas=replicas(job), zero=zero_stage(job))
 
 
 def job_topology(job: JobSpec) -> Topology:

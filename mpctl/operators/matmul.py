@@ -26,8 +26,8 @@ from functools import cached_property
 from math import prod
 
 from mpctl.collectives import Kind
-from mpctl.sharding import reduced_axes
-from mpctl.tensor_grid import FEATURES, TensorGrid
+from mpctl.sharding import DENSE, Views, reduced_axes
+from mpctl.tensor_grid import FEATURES
 
 Dims = tuple[str, ...]
 _SUM: tuple[Kind, ...] = ("all_reduce",)
@@ -38,12 +38,14 @@ _SCATTER: tuple[Kind, ...] = ("reduce_scatter",)
 @dataclass(frozen=True)
 class ParameterSpec:
     """A parameter: its name inside the model, full shape and the name of each dimension. decays:
-    whether weight decay applies to it, as to all but norms and biases."""
+    whether weight decay applies to it, as to all but norms and biases. view: that of the ranks in
+    which it lives (sharding.View), whose axes cut its dimensions."""
 
     name: str
     shape: tuple[int, ...]
     dims: Dims
     decays: bool = True
+    view: str = DENSE
 
     @cached_property
     def numel(self) -> int:
@@ -52,12 +54,18 @@ class ParameterSpec:
 
     @cached_property
     def is_split(self) -> bool:
-        """Whether it has a dimension of features, which every tensor mode cuts."""
-        return any(dim in FEATURES for dim in self.dims)
+        """Whether the ranks of its view cut it: a dimension of features, which every tensor mode
+        cuts, or any parameter of another view than the dense one."""
+        return self.view != DENSE or any(dim in FEATURES for dim in self.dims)
 
-    def local_numel(self, grid: TensorGrid) -> int:
-        """Elements of it on each tensor-parallel rank."""
-        return self.numel // grid.weight_parts(self.dims)
+    def local_numel(self, views: Views) -> int:
+        """Elements of it on each rank."""
+        return self.numel // views[self.view].grid.weight_parts(self.dims)
+
+    def partial_kind(self, views: Views) -> str:
+        """The group over which its gradient is a partial sum after backward, empty where it is
+        complete."""
+        return views[self.view].grid.partial_kind(self.dims)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def layer_figures(layout: JobLayout) -> LayerFigures:
     saved = layer_activations(shapes, flow.part).saved
     messages = LayerMessages(layout, layout.profile).block(stack, flow)
     between = [message for message in messages if message.axis != "cp"]
-    numel = sum(weight.local_numel(layout.grid) for weight in flow.part.weights)
+    numel = sum(weight.local_numel(layout.views) for weight in flow.part.weights)
     ranks = layout.group_sizes
     return LayerFigures(
         flops=block_flops(layout, flow),

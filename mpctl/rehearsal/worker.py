@@ -30,7 +30,8 @@ from pathlib import Path
 
 import torch
 
-from mpctl.layout.topology import job_topology, zero_stage
+from mpctl.layout.job_layout import JobLayout
+from mpctl.layout.topology import job_topology
 from mpctl.pipeline.schedule.orders import peak_in_flight
 from mpctl.rehearsal.audit import AuditedSpans, StepAuditor, job_speed
 from mpctl.rehearsal.fake_backend import (
@@ -127,20 +128,27 @@ def num_microbatches_run(job: JobSpec, stage: int) -> int:
     return min(total, enough + EXTRA_ROUNDS * round_)
 
 
+def reduced_once(job: JobSpec) -> frozenset[str]:
+    """The groups of replicas over which gradients are reduced once a step."""
+    views = JobLayout.of(job).views.values()
+    return frozenset(view.replica_group for view in views if view.zero < 2)
+
+
 @dataclass
 class MicroBatchTraffic(TrafficCounter):
     """Collectives by the micro batch that sent them, None for those of the step: sent outside of
-    micro batches, or gradients that a step's last micro batch starts to reduce (below ZeRO 2)."""
+    micro batches, or gradients that a step's last micro batch starts to reduce (below ZeRO 2).
+    once: the groups of such gradients."""
 
     activity: Activity = field(default_factory=Activity)
-    zero: int = 0
+    once: frozenset[str] = frozenset()
     by_microbatch: dict[int | None, Counter[Message]] = field(default_factory=dict)
 
     def record(self, collective: Collective) -> None:
         """Count one collective, and the micro batch under way with it."""
         super().record(collective)
         current = self.activity.current
-        is_once = current is None or (collective.axis == "dp_cp" and self.zero < 2)
+        is_once = current is None or collective.axis in self.once
         microbatch = None if current is None or is_once else current.action.microbatch
         counts = self.by_microbatch.setdefault(microbatch, Counter())
         counts[collective.axis, collective.kind, collective.bytes] += 1
@@ -187,7 +195,7 @@ class Rehearsal:
         kind = self.job.launch.device
         assert kind != "auto", "the launcher has filled it in"
         device, activity = DEVICES[kind], self.doing
-        traffic = MicroBatchTraffic(activity=activity, zero=zero_stage(self.job))
+        traffic = MicroBatchTraffic(activity=activity, once=reduced_once(whole))
         auditor = StepAuditor(device, job_speed(whole), activity) if self.audits else None
         with fake_world(self.rank, self.topology.world_size), fake_tensors():
             tracker = MemoryTracker(device, activity=activity)

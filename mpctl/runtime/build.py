@@ -17,7 +17,7 @@ from mpctl.checkpoint.folder import DOCUMENTS, list_checkpoints
 from mpctl.checkpoint.saver import Saver
 from mpctl.checkpoint.snapshot import HostCopies
 from mpctl.checkpoint.writer import PATIENCE, CheckpointWriter, KeepPolicy, StoreBarrier
-from mpctl.checkpoint.writers import Replicas, shard_files
+from mpctl.checkpoint.writers import layout_replicas, shard_files
 from mpctl.errors import RunFailed
 from mpctl.estimate.states import checkpoint_bytes
 from mpctl.families.implementation import FamilyModule, build_module
@@ -29,9 +29,7 @@ from mpctl.layers.grid.tensor_parallel import tensor_parallel_of
 from mpctl.layers.parameters import DeferredWgrad, DefersWgrad
 from mpctl.layers.recompute import HostOffload
 from mpctl.layers.shard_context import ShardContext
-from mpctl.layout.compile import compiles_whole_layers
-from mpctl.layout.job_layout import JobLayout
-from mpctl.layout.topology import job_grid
+from mpctl.layout.job_layout import JobLayout, compiles_whole_layers
 from mpctl.operators.grad_flow import frozen_by
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.origin import Origin
@@ -47,7 +45,7 @@ from mpctl.runtime.step_guard import recent_losses
 from mpctl.runtime.train import Trainer
 from mpctl.runtime.zero.bucket_shard import BucketShard
 from mpctl.runtime.zero.gather import ParameterGatherer
-from mpctl.runtime.zero.gradients import GradientBuffer, ReductionGroups
+from mpctl.runtime.zero.gradients import GradientBuffer
 from mpctl.runtime.zero.overlap import GradientOverlap
 from mpctl.runtime.zero.param_store import (
     ParamStore,
@@ -64,26 +62,34 @@ from mpctl.transport.streams import SideStream
 
 
 def build_trainer(
-    run_dir: Path, job: JobSpec, topology: Topology, rank: int, environment: RuntimeEnvironment
+    run_dir: Path,
+    job: JobSpec,
+    topology: Topology,
+    rank: int,
+    environment: RuntimeEnvironment,
+    *,
+    layout: JobLayout | None = None,
 ) -> Trainer:
     """The trainer of one rank, resumed from the checkpoint that the attempt starts from, if any.
+    layout: the job's, where it is known already.
 
     Every rank calls it, after `init_process_group` where there are several. Raises InputError where
     the data, a checkpoint or the initial weights cannot be read, RunFailed where ranks were named
     different checkpoints or jobs.
     """
+    layout = layout or JobLayout.of(job)
     torch.set_num_threads(job.launch.threads_per_rank or 1)
     mesh = build_mesh(
         topology,
         rank,
         environment.device,
         launch=job.launch,
-        grid=job_grid(job),
+        views=layout.views,
         record=environment.traffic.record,
         log=environment.log,
         timer=environment.communication,
     )
-    trainer = _assemble(run_dir, PipelinePartition.of(job, mesh.pp.rank), mesh, environment)
+    trainer = _assemble(run_dir, PipelinePartition(layout, mesh.pp.rank), mesh, environment)
     origin, root = environment.origin, trainer.saver.root
     if origin is not None and (step := agreed_step(origin, root, mesh)):
         trainer.resume(origin.find_checkpoint(root, step))
@@ -170,7 +176,7 @@ def _assemble(
         model=model,
         pipeline=pipeline,
         gradients=overlap,
-        optimizer=_optimizer(job, buffer, stores, _publishes_ahead(job, mesh), copying),
+        optimizer=_optimizer(job, buffer, stores, _publishes_ahead(layout, mesh), copying),
         batches=environment.open_batches(job, dp=mesh.dp, cp=mesh.cp, device=mesh.device),
         saver=saver,
         environment=environment,
@@ -186,7 +192,7 @@ def _checkpoint_writer(run_dir: Path, layout: JobLayout, mesh: Mesh) -> Checkpoi
     return CheckpointWriter(
         run_dir / "checkpoints",
         mesh.rank,
-        shard_files([Replicas(mesh.topology)]),
+        shard_files(layout_replicas(layout, mesh.topology)),
         StoreBarrier(store, patience=max(PATIENCE, job.launch.timeout_seconds)),
         {path.name: path.read_text("utf-8") for path in paths if path.is_file()},
         KeepPolicy(job.checkpoint.keep_last, job.checkpoint.keep_every),
@@ -223,8 +229,8 @@ def _gradient_buffer(
         [shard for shard in shards if shard.bucket.is_trained],
         TORCH_DTYPES[layout.job.training.reduced_dtype],
         mesh.device,
-        ReductionGroups(mesh.tp, mesh.dp_cp, mesh.pp, mesh.tensor),
-        zero=layout.zero_stage,
+        mesh.groups,
+        views=layout.views,
         norm_block=norm_block,
     )
 
@@ -250,7 +256,7 @@ def build_chunks(
         kernels,
         tensor_parallel_of(mesh.grid.mode),
         mesh.grid,
-        mesh.tensor,
+        mesh.groups,
         job.training.dtype == "fp8",
         offload or HostOffload(),
     )
@@ -287,7 +293,7 @@ def _bucket_shards(
         BucketShard(
             bucket,
             tuple(parameters[name] for name in bucket.names),
-            mesh.dp_cp,
+            mesh.groups[bucket.view.replica_group],
             copies.get(bucket.names[0]),
         )
         for bucket in partition.layout.buckets(stage)
@@ -312,11 +318,13 @@ def _initialized_stores(
     initialize(parameters.keys() - in_buckets)
     for shard in shards:
         initialize(shard.bucket.names)
-        yield make_param_store(shard, layout.zero_stage)
+        yield make_param_store(shard)
 
 
-def _publishes_ahead(job: JobSpec, mesh: Mesh) -> bool:
-    return job.parallel.overlap_gradients and mesh.dp_cp.sends_beside
+def _publishes_ahead(layout: JobLayout, mesh: Mesh) -> bool:
+    names = {view.replica_group for view in layout.views.values()}
+    is_beside = all(mesh.groups[name].sends_beside for name in names)
+    return layout.job.parallel.overlap_gradients and is_beside
 
 
 def _optimizer(
@@ -340,7 +348,7 @@ def _optimizer(
 def _gradient_overlap(partition: PipelinePartition, buffer: GradientBuffer) -> GradientOverlap:
     actions = [step.action for step in partition.program if step.peer is None]
     early = partition.job.parallel.overlap_gradients
-    return GradientOverlap(buffer, actions, each=buffer.zero_stage >= 2, early=early)
+    return GradientOverlap(buffer, actions, early=early)
 
 
 def _layer_listeners(
@@ -356,7 +364,7 @@ def _layer_listeners(
         # first: a gather that backward waits for must not queue behind a reduction
         listeners.insert(0, ParameterGatherer(gathered))
     layers = [partition.layout.layer_units(partition.stage, n) for n in range(len(chunks))]
-    if overlap.buffer.zero_stage in (1, 2):
+    if any(store.shard.bucket.view.zero in (1, 2) for store in stores):
         listeners.append(ParameterArrival(stores, [units.values() for units in layers]))
     for chunk, units in zip(chunks, layers, strict=True):
         watch_layers(chunk, units, listeners)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from mpctl.rundir.collective_log import CollectiveLog, rank_ranges
+from mpctl.sharding import DENSE, View, Views
 from mpctl.spec.launch import LaunchSpec
 from mpctl.tensor_grid import TensorGrid
 from mpctl.topology import Topology
@@ -43,8 +44,8 @@ class Mesh:
     dp: the position among the ranks that read other samples, which send each other nothing as such;
     dp_cp: the group of the ranks that hold the same parameters, for other samples or other parts of
     the sequence, over which gradients are reduced. pp: the stages of one pipeline, by their number.
-    grid: the tp ranks as a grid. tensor: the groups in which gradients are partial sums and, of a
-    grid, its others, by the names of TensorGrid.groups; `tp` for 1d.
+    grid: the tp ranks as a grid. groups: every group by its name in plans: these, those of a grid's
+    axes (TensorGrid.groups) and of other views (sharding.View).
     """
 
     topology: Topology
@@ -59,7 +60,7 @@ class Mesh:
     launch: LaunchSpec
     log: CollectiveLog | None = None
     grid: TensorGrid = field(default_factory=TensorGrid)
-    tensor: Mapping[str, Group] = field(default_factory=dict)
+    groups: Mapping[str, Group] = field(default_factory=dict)
 
     @property
     def coords(self) -> dict[str, int]:
@@ -81,14 +82,14 @@ def build_mesh(
     device: torch.device,
     *,
     launch: LaunchSpec,
-    grid: TensorGrid | None = None,
+    views: Views | None = None,
     record: Record | None = None,
     log: CollectiveLog | None = None,
     timer: CollectiveTimer | None = None,
 ) -> Mesh:
     """The mesh of `rank`; every rank of the initialised default group calls it.
 
-    grid: of the tp ranks; None is 1d, one row of them.
+    views: how ranks hold parameters; by default the dense view of tp in a row.
     record: is told of every collective; log: where this rank writes how far it is in them; timer:
     is told how long this rank was in each.
     """
@@ -102,22 +103,30 @@ def build_mesh(
     is_separate = topology.sizes["cp"] > 1
     # What a layer waits for goes before what is computed meanwhile: gradients and samples do not.
     tp = factory.make_axes_group(("tp",), "tp", is_urgent=True)
-    grid = grid or TensorGrid.of("1d", tp.size)
-    several = {
-        name: factory.make_axes_group(axes, name, is_urgent=True)
-        for name, axes in grid.groups.items()
-    }
+    dense = View(grid=TensorGrid.of("1d", tp.size)) if views is None else views[DENSE]
+    assert isinstance(dense.grid, TensorGrid)
+    groups = {"tp": tp}
+    for name, axes in dense.grid.groups.items():
+        groups[name] = factory.make_axes_group(axes, name, is_urgent=True)
+    groups["cp"] = factory.make_axes_group(("cp",), "cp", is_urgent=True)
+    groups["dp_cp"] = factory.make_axes_group(("dp_cp",), "dp_cp", is_separate=is_separate)
+    groups["pp"] = factory.make_axes_group(("pp",), "pp")
+    for view in (views or {}).values():
+        for name in (*view.sizes, view.shard_group, view.replica_group):
+            if name not in groups:
+                is_urgent = name != view.replica_group
+                groups[name] = factory.make_axes_group((name,), name, is_urgent=is_urgent)
     return Mesh(
         topology,
         rank,
         device,
         tp=tp,
-        grid=grid,
-        tensor={"tp": tp, **several},
-        cp=factory.make_axes_group(("cp",), "cp", is_urgent=True),
-        dp_cp=factory.make_axes_group(("dp_cp",), "dp_cp", is_separate=is_separate),
+        grid=dense.grid,
+        groups={**groups, "world": world},
+        cp=groups["cp"],
+        dp_cp=groups["dp_cp"],
         dp=AxisPosition(topology.coords(rank)["dp"], topology.sizes["dp"]),
-        pp=factory.make_axes_group(("pp",), "pp"),
+        pp=groups["pp"],
         world=world,
         launch=launch,
         log=log,

@@ -22,7 +22,7 @@ from mpctl.families.implementation import FamilyModule
 from mpctl.layout.job_layout import JobLayout, Stages
 from mpctl.operators.table import StageSlice
 from mpctl.pipeline.schedule.program import Program, program
-from mpctl.sharding import local_size
+from mpctl.sharding import View, local_size
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 
@@ -121,6 +121,15 @@ class PipelinePartition:
     def owns(self, name: str) -> bool:
         """Whether no earlier stage holds this parameter of the stage too."""
         return self.holders.get(name, (self.stage,))[0] == self.stage
+
+    def view_of(self, name: str) -> View:
+        """How the ranks hold a parameter of the stage."""
+        return self._views[name]
+
+    @cached_property
+    def _views(self) -> dict[str, View]:
+        layout = self.layout
+        return {w.name: layout.views[w.view] for w in layout.stage_parameters(self.stage)}
 
     @property
     def names(self) -> set[str]:

@@ -34,7 +34,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from mpctl.families.implementation import Batch, FamilyModule, State
 from mpctl.kernels.counter_rng import CounterRNG, StepKeys
 from mpctl.layers.parameters import Deferred, DeferredWgrad
-from mpctl.layout.limits import MAX_SENDS_IN_FLIGHT
+from mpctl.layout.job_layout import MAX_SENDS_IN_FLIGHT
 from mpctl.pipeline.schedule.orders import Action, StageChunk
 from mpctl.pipeline.schedule.program import Program, Step, program
 from mpctl.runtime.activity import Activity

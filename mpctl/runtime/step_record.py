@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mpctl.layout.limits import STATUS_FIELDS
+from mpctl.layout.job_layout import STATUS_FIELDS
 from mpctl.rundir.rank_files import StepRecord, Traffic
 from mpctl.runtime.mesh import Mesh
 from mpctl.transport.timing import Collective

@@ -299,10 +299,16 @@ class Trainer:
     def begin_save(self) -> None:
         """As `save`, but returns when training may go on (saver.py), and raises SaveFailed where
         the save before failed."""
-        names = {p: name for p, name in self.names.items() if self.partition.owns(name)}
+        names = {p: name for p, name in self.names.items() if self._writes(name)}
         with self.profile.span("checkpoint"):
             scale = self.loss_scale.state() if self.loss_scale else {}
             self.saver.save(self.step, names, self.optimizer, loss_scale=scale)
+
+    def _writes(self, name: str) -> bool:
+        """Whether this rank saves a parameter: its first replica, on the first of its stages."""
+        view = self.partition.view_of(name)
+        is_first = self.mesh.groups[view.replica_group].rank == 0
+        return is_first and self.partition.owns(name)
 
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint, whatever layout wrote it. Raises InputError where it is

@@ -211,12 +211,13 @@ class Worker:
 
     def _mesh(self, environment: RuntimeEnvironment) -> Mesh:
         """The groups of the job's layout, without a model."""
-        from mpctl.layout.topology import job_grid
+        from mpctl.layout.topology import dense_view
         from mpctl.runtime.mesh import build_mesh
+        from mpctl.sharding import DENSE
 
         return build_mesh(
             self.topology, self.rank_env.rank, environment.device, launch=self.job.launch,
-            grid=job_grid(self.job), log=environment.log,
+            views={DENSE: dense_view(self.job)}, log=environment.log,
         )  # fmt: skip
 
     def _profile(self, timer: SecondsByAxis) -> StepProfile:

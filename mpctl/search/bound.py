@@ -117,7 +117,7 @@ class StepTimeBound:
 
     def _costs(self, layout: LayoutSettings) -> CostBounds | None:
         job_layout = self.evaluator.job_layout(layout)
-        operators, grid = self.evaluator.timer(layout, job_layout), job_layout.grid
+        operators, views = self.evaluator.timer(layout, job_layout), job_layout.views
         table, slow = self.evaluator.table(layout.tp), self.evaluator.speed.host
         layers: list[tuple[int, PassBound]] = []
         ends: list[tuple[int, PassBound]] = []
@@ -128,7 +128,7 @@ class StepTimeBound:
                     work = operators.block(stack, kind)
                     layers.append((len(run), pass_bound(work, slow)))
                     weights = (kind.part.weights, kind.trained)
-                    numel, trained = (sum(w.local_numel(grid) for w in ws) for ws in weights)
+                    numel, trained = (sum(w.local_numel(views) for w in ws) for ws in weights)
                     sizes.append((numel, trained, kind.after))
                 ends += [(1, pass_bound(operators.end(e), slow)) for e in (flow.entry, flow.exit)]
             head = OpTimes()  # where the runtime fills stages, the loss may lie on the next one

@@ -167,7 +167,7 @@ def test_parameters_of_a_rank_are_those_of_its_named_weights(tp: int, pp: int, s
     job = job_of({"parallel.tp": tp, "parallel.pp": pp})
     stage = min(stage, pp - 1)
     layout = JobLayout.of(job)
-    expected = sum(weight.local_numel(layout.grid) for weight in layout.stage_parameters(stage))
+    expected = sum(weight.local_numel(layout.views) for weight in layout.stage_parameters(stage))
     assert local_parameters(layout, stage) == expected
 
 

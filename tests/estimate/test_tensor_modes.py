@@ -251,9 +251,9 @@ def test_buffers_of_a_product_by_hand() -> None:
 def test_parts_of_matrices_and_words_are_those_of_the_parameters(mode: str) -> None:
     layout = layout_of(GRIDS[mode])
     shapes, stack = activation_shapes(layout), layout.table.stacks[0]
-    of = {w.name: 4 * w.local_numel(layout.grid) for w in stack.block_of(0).weights}
+    of = {w.name: 4 * w.local_numel(layout.views) for w in stack.block_of(0).weights}
     assert matrix_bytes(shapes, shapes.ffn) == of["mlp.up.weight"] == of["mlp.down.weight"]
-    assert table_bytes(shapes) == 4 * stack.entry.weights[0].local_numel(layout.grid)
+    assert table_bytes(shapes) == 4 * stack.entry.weights[0].local_numel(layout.views)
     vectors = shapes.looked_up * 128 * shapes.hidden * 4  # before samples are scattered
     lookup = next(m for m in StepMessages.of(layout).layers.end(layout.table.flows[0].entry))
     assert (lookup.what, lookup.bytes) == ("embedding.word", vectors)

@@ -16,6 +16,7 @@ from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.layers.config import LayerConfig
 from mpctl.layers.mlp import MLPConfig
 from mpctl.layers.shard_context import ShardContext
+from mpctl.sharding import DENSE, View
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 from mpctl.tensor_grid import TensorGrid
@@ -111,7 +112,7 @@ def test_each_rank_has_its_part_of_the_projection_of_multi_token_prediction(tp: 
     grid = TensorGrid.of("1d", tp)
     found = [w for w in table.stacks[0].exit.weights if ".projection." in w.name]
     assert [w.name for w in found] == ["mtp.0.projection.weight"]
-    assert found[0].local_numel(grid) == 2 * 16 * 16 // tp
+    assert found[0].local_numel({DENSE: View(grid=grid)}) == 2 * 16 * 16 // tp
 
 
 class NarrowSecond(GPT):

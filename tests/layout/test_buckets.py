@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpctl.layout.buckets import Bucket, BucketShape, slice_numel
+from mpctl.layout.buckets import SLICE_ALIGNMENT, Bucket, BucketShape, slice_numel
 from mpctl.layout.job_layout import JobLayout
-from mpctl.layout.limits import SLICE_ALIGNMENT
+from mpctl.sharding import View
 from mpctl.spec.load import load_job
 
 GPT = {
@@ -25,9 +26,8 @@ def buckets_of(freeze: tuple[str, ...] = (), pp: int = 1, vpp: int = 1, **parall
     return layout, [layout.buckets(stage) for stage in range(pp)]
 
 
-def bucket(*sizes: int) -> Bucket:
-    names = tuple(map(str, range(len(sizes))))
-    return Bucket(names, sizes, (0,), 0, "", True, True, "", False)
+def bucket(*sizes: int, parts: int) -> Bucket:
+    return Bucket(tuple(map(str, range(len(sizes)))), sizes, View(replicas=parts, zero=1))
 
 
 MODELS: list[dict[str, Any]] = [
@@ -45,12 +45,14 @@ LAYOUTS: list[dict[str, Any]] = [
 
 def test_slices_by_hand() -> None:
     """600 elements over 4: 192 a slice, of which the last has 24 and 168 of padding."""
-    held = bucket(300, 300), bucket(400), bucket(5)
-    assert [b.part(4) for b in held] == [192, 128, 64]
-    assert [b.padded(4) for b in held] == [768, 512, 256]
-    assert list(held[0].pieces(4, 1)) == [(0, 192, 0, 108), (1, 0, 108, 84)]
-    assert list(held[0].pieces(4, 3)) == [(1, 276, 0, 24)]
-    assert list(held[2].pieces(4, 1)) == []  # padding
+    held = [bucket(*sizes, parts=4) for sizes in ((300, 300), (400,), (5,))]
+    assert [b.part for b in held] == [192, 128, 64]
+    assert [b.padded for b in held] == [768, 512, 256]
+    assert list(held[0].pieces(1)) == [(0, 192, 0, 108), (1, 0, 108, 84)]
+    assert list(held[0].pieces(3)) == [(1, 276, 0, 24)]
+    assert list(held[2].pieces(1)) == []  # padding
+    whole = replace(held[0], view=View(replicas=4))
+    assert (whole.part, whole.padded) == (600, 600)  # below ZeRO 1
 
 
 @given(st.integers(1, 10**12), st.integers(1, 10**5), st.sampled_from([2, 4, 8]))
@@ -72,10 +74,10 @@ def test_odd_sizes_come_last_in_their_bucket() -> None:
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=6), st.integers(1, 7))
 def test_slices_cover_every_element_once(sizes: list[int], parts: int) -> None:
-    held, seen = bucket(*sizes), []
+    held, seen = bucket(*sizes, parts=parts), []
     for index in range(parts):
-        for number, start, at, length in held.pieces(parts, index):
-            assert at >= 0 and at + length <= held.part(parts)
+        for number, start, at, length in held.pieces(index):
+            assert at >= 0 and at + length <= held.part
             seen += [(number, start + i) for i in range(length)]
     assert seen == [(number, i) for number, size in enumerate(sizes) for i in range(size)]
 
@@ -123,10 +125,8 @@ def test_shapes_are_those_of_the_named_buckets(
         shapes: dict[BucketShape, int] = {}
         for own in layout.buckets(stage):
             holders = layout.shared_parameters[own.names[0]] if own.is_shared else ()
-            is_by_unit = zero == 3 or own.is_shared or len(own.chunks) > 1
-            goes_back = own.goes_back if is_by_unit else True  # only asked where ZeRO 3 gathers
             shape = BucketShape(
-                own.numel, own.chunks, goes_back, own.is_trained, own.partial, holders
+                own.numel, own.chunks, own.goes_back, own.is_trained, own.partial, holders
             )
             shapes[shape] = shapes.get(shape, 0) + 1
         found = layout.bucket_shapes(stage)

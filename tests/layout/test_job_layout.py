@@ -21,7 +21,7 @@ GPT: dict[str, Any] = {
 def test_a_layout_by_hand() -> None:
     layout = JobLayout.of(job_of(GPT))
     assert layout.stages == (((0, 2),), ((2, 4),))
-    assert (layout.replicas, layout.zero_stage, layout.last_stage) == (4, 0, 1)
+    assert (layout.dense.replicas, layout.dense.zero, layout.last_stage) == (4, 0, 1)
     assert layout.shared_parameters == {"embedding.word.weight": (0, 1)}
     assert layout.group_sizes == {
         "tp": 2, "cp": 1, "dp": 4, "dp_cp": 4, "pp": 2, "world": 16,
@@ -49,7 +49,7 @@ def test_frozen_patterns_are_part_of_the_table() -> None:
 
 @pytest.mark.parametrize(("parallel", "zero"), [({"parallel.dp": 1}, 0), ({}, 2)])
 def test_a_single_replica_shares_nothing(parallel: dict[str, int], zero: int) -> None:
-    assert JobLayout.of(job_of({**GPT, "parallel.zero": 2, **parallel})).zero_stage == zero
+    assert JobLayout.of(job_of({**GPT, "parallel.zero": 2, **parallel})).dense.zero == zero
 
 
 def test_a_layout_needs_a_model() -> None:

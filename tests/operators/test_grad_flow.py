@@ -319,6 +319,6 @@ def test_trained_parameters_are_those_that_no_pattern_names(freeze: set[str], tp
     layout = JobLayout.of(job_of({**SMALL, "parallel.tp": tp, "training.freeze": sorted(freeze)}))
     is_frozen = frozen_by(sorted(freeze))
     expected = sum(
-        w.local_numel(layout.grid) for w in layout.table.weights() if not is_frozen(w.name)
+        w.local_numel(layout.views) for w in layout.table.weights() if not is_frozen(w.name)
     )
     assert local_parameters(layout, 0, trained_only=True) == expected

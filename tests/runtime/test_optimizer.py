@@ -17,9 +17,10 @@ from mpctl.runtime.optimizer import Optimizer
 from mpctl.runtime.step_guard import NotFinite
 from mpctl.runtime.update import clip_factor
 from mpctl.runtime.zero.bucket_shard import BucketShard
-from mpctl.runtime.zero.gradients import GradientBuffer, ReductionGroups
+from mpctl.runtime.zero.gradients import GradientBuffer
 from mpctl.runtime.zero.param_store import ParamStore
 from mpctl.shard import Shard
+from mpctl.sharding import View
 from mpctl.spec.training import TrainingSpec
 from mpctl.transport.group import Group
 from tests.ranks import run_ranks
@@ -41,8 +42,8 @@ def _buffer(
 ) -> GradientBuffer:
     """Of one bucket, on one replica. undecayed: numbers of parameters."""
     names, sizes = tuple(map(str, range(len(parameters)))), tuple(p.numel() for p in parameters)
-    bucket = Bucket(names, sizes, (0,), 0, "", True, True, "", False, undecayed)
-    groups = ReductionGroups(tp=tp or Group())
+    bucket = Bucket(names, sizes, View(), undecayed=undecayed)
+    groups = {"tp": tp or Group()}
     return GradientBuffer([BucketShard(bucket, tuple(parameters), Group())], dtype, CPU, groups)
 
 

@@ -112,7 +112,7 @@ def whole_gradients(trainer: Trainer) -> dict[torch.Tensor, torch.Tensor]:
     for store in trainer.buffer.stores:
         shard, full = store.shard, store.local
         if len(full) < shard.bucket.numel:
-            full = shard.dp_cp.all_gather(full, 0)
+            full = shard.replicas.all_gather(full, 0)
         gradients |= dict(zip(shard.parameters, shard.views(full), strict=True))
     return gradients
 

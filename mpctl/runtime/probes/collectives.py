@@ -132,7 +132,7 @@ def probe_collectives(
     """The answers to a request, the same on every rank of `mesh`, which all call it: a timing for
     each round and case, after what some rank has no way to send. job: not read."""
     del job
-    groups = axis_groups(mesh)
+    groups = mesh.groups
     ways = {(case["axis"], case["transport"]): None for case in request["cases"]}
     found = {way: _over(groups[way[0]], way[1]) for way in ways}
     for (axis, transport), group in found.items():
@@ -147,12 +147,6 @@ def probe_collectives(
                 seconds, wrong = _measured(timed, request, mesh)
                 yield {"event": "timing", "case": number, "round": turn, "seconds": seconds,
                        "wrong": wrong}  # fmt: skip
-
-
-def axis_groups(mesh: Mesh) -> Mapping[str, Group]:
-    """The groups that a rank sends over, by their names in plans."""
-    groups = {"tp": mesh.tp, "cp": mesh.cp, "dp_cp": mesh.dp_cp, "pp": mesh.pp}
-    return {**groups, **mesh.tensor, "world": mesh.world}
 
 
 def _over(group: Group, transport: str) -> Group | None:

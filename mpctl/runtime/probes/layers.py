@@ -23,7 +23,7 @@ from mpctl.layers.grid.tensor_parallel import tensor_parallel_of
 from mpctl.layers.parameters import initialise
 from mpctl.layers.shard_context import ShardContext
 from mpctl.layers.transformer_layer import ParallelTransformerLayer
-from mpctl.layout.topology import job_grid, job_topology
+from mpctl.layout.topology import dense_view, job_topology
 from mpctl.pipeline.schedule.orders import Action
 from mpctl.pipeline.schedule.program import Step
 from mpctl.rundir.rank_files import Traffic
@@ -34,6 +34,7 @@ from mpctl.runtime.mesh import Mesh, build_mesh
 from mpctl.runtime.optimizer import TORCH_DTYPES
 from mpctl.runtime.probes.agreement import agreed_rounds, begin_together, finish_work, values_of_all
 from mpctl.runtime.step_record import TrafficCounter
+from mpctl.sharding import DENSE
 from mpctl.spec.job import JobSpec
 
 SITE = "layers.0"  # names the layer to the seed of its weights
@@ -118,13 +119,14 @@ def _layer(job: JobSpec, case: LayerCase, mesh: Mesh, dtype: torch.dtype) -> Pro
     own = {"tensor_mode": case["mode"], "tensor_depth": case["depth"], "tp": mesh.world.size}
     parallel = job.parallel.model_copy(update={**own, "dp": 1})
     laid = job.model_copy(update={"parallel": parallel})
-    grid, traffic = job_grid(laid), TrafficCounter()
-    groups = build_mesh(
-        job_topology(laid), mesh.rank, mesh.device, launch=job.launch, grid=grid,
-        record=traffic.record,
+    traffic = TrafficCounter()
+    own_mesh = build_mesh(
+        job_topology(laid), mesh.rank, mesh.device, launch=job.launch,
+        views={DENSE: dense_view(laid)}, record=traffic.record,
     )  # fmt: skip
+    grid = own_mesh.grid
     context = ShardContext(
-        groups.tp, dtype=dtype, device=mesh.device, grid=grid, groups=groups.tensor,
+        own_mesh.tp, dtype=dtype, device=mesh.device, grid=grid, groups=own_mesh.groups,
         tensor_parallel=tensor_parallel_of(grid.mode),
     )  # fmt: skip
     return ProbedLayer.of(job, context, traffic)

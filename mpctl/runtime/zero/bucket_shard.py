@@ -34,13 +34,13 @@ class ParameterSlice(NamedTuple):
 class BucketShard:
     """A bucket as one rank of its replicas has it.
 
-    dp_cp: the group over which the bucket's gradients are reduced; stages: the group of the
+    replicas: the group over which the bucket's gradients are reduced; stages: the group of the
     pipeline stages that hold copies of these parameters, None where no other does.
     """
 
     bucket: Bucket
     parameters: tuple[nn.Parameter, ...]
-    dp_cp: Group
+    replicas: Group
     stages: Group | None = None
 
     @property
@@ -52,17 +52,17 @@ class BucketShard:
     @property
     def local_numel(self) -> int:
         """Elements of this rank's slice, padding included."""
-        return self.bucket.part(self.dp_cp.size)
+        return self.bucket.part
 
     @property
     def padded_numel(self) -> int:
         """Elements of all replicas' slices together."""
-        return self.bucket.padded(self.dp_cp.size)
+        return self.bucket.padded
 
     @property
     def local_range(self) -> slice:
         """This rank's slice of the padded bucket."""
-        first = self.dp_cp.rank * self.local_numel
+        first = self.replicas.rank * self.local_numel
         return slice(first, first + self.local_numel)
 
     def views(self, full: Tensor) -> list[Tensor]:
@@ -73,8 +73,7 @@ class BucketShard:
     def parameter_slices(self, local: Tensor) -> Iterator[ParameterSlice]:
         """A tensor [local_numel], cut by the parameters whose elements it holds."""
         stop = 0
-        slices = self.bucket.pieces(self.dp_cp.size, self.dp_cp.rank)
-        for number, start, offset, length in slices:
+        for number, start, offset, length in self.bucket.pieces(self.replicas.rank):
             stop = offset + length
             yield ParameterSlice(self.parameters[number], start, local[offset:stop])
         if stop < len(local):

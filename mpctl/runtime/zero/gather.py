@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpctl.layout.buckets import Bucket
-from mpctl.layout.limits import LAYERS_GATHERED_AHEAD
+from mpctl.layout.buckets import LAYERS_GATHERED_AHEAD, Bucket
 from mpctl.pipeline.schedule.orders import Action
 from mpctl.runtime.pass_listener import PassListener
 from mpctl.runtime.zero.param_store import Zero3ParamStore

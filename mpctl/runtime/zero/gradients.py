@@ -1,7 +1,8 @@
 """Gradients by bucket: where a rank keeps them, how they are reduced over the replicas, their norm.
 
-What a bucket's gradients take, and what it sends, follows from the ZeRO stage (arXiv 1910.02054,
-section 5); n replicas (dp x cp), losses divided by the global batch, so that nothing is averaged:
+What a bucket's gradients take, and what it sends over the replicas of its view, follows from the
+ZeRO stage (arXiv 1910.02054, section 5). Losses are divided by the global batch, so that nothing is
+averaged:
 
     0  full size, all-reduced once a step      1  full size, reduce-scattered once a step
     2, 3  a slice; each micro batch's gradients exist in full size while they are computed, are
@@ -18,6 +19,10 @@ and the last sum gives all ranks the same bits.
 
 By hand, 100 elements over 2 replicas: stage 1 keeps 128 (28 are padding) and steps 64, stage 2
 keeps 64.
+The norm counts each element of the model once: squares are summed by view and by how many ranks of
+the view's shard group hold the same elements, then over that group, under ZeRO over the replicas,
+and over the stages.
+
 By hand, the norm over a square of 2 x 2 ranks: a matrix is on one rank each, so its squares count
 whole; a vector of 8 elements has 4 on each rank and so 2 copies, whose squares count half each.
 """
@@ -25,26 +30,33 @@ whole; a vector of 8 elements has 4 on each rank and so 2 copies, whose squares 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from mpctl.layers.parameters import deferred_wgrad_of, full_numel
 from mpctl.runtime.zero.bucket_shard import BucketShard, ParameterSlice
+from mpctl.sharding import DENSE, View, Views
 from mpctl.transport.group import Group, Pending
+
+ALONE = Group()
+DENSE_ALONE = MappingProxyType({DENSE: View()})
 
 NORM_BLOCK = 1 << 16  # elements whose squares are summed at a time, on a CPU
 DEVICE_NORM_BLOCK = 1 << 28  # elsewhere: a kernel sums in blocks of its own; fewer views to make
 
 
 class BucketGradients:
-    """Full gradients, all-reduced once a step: ZeRO 0.
+    """Full gradients, all-reduced once a step: ZeRO 0. reduces_each: whether each micro batch's
+    gradients are reduced by themselves.
 
     full: every gradient of the bucket, flat; None while no full-size tensor exists. views: of
     `full`, by parameter; stale: numbers of those that hold nothing of this step yet. local: what
     this rank's optimizer uses. slices: `local` by parameter.
     """
+
+    reduces_each = False
 
     def __init__(self, shard: BucketShard, dtype: torch.dtype, device: torch.device) -> None:
         self.shard, self.dtype, self.device = shard, dtype, device
@@ -110,7 +122,7 @@ class BucketGradients:
     def start(self) -> Pending:
         """Begin to reduce over the replicas what backward has added so far."""
         self.settle()
-        return self.shard.dp_cp.start_all_reduce(self.persistent)
+        return self.shard.replicas.start_all_reduce(self.persistent)
 
     def accept(self, reduced: Tensor) -> None:
         """Keep the result of the reduction, which is in place already."""
@@ -134,7 +146,7 @@ class Zero1Gradients(BucketGradients):
     def start(self) -> Pending:
         """Begin to reduce-scatter what backward has added in this step."""
         self.settle()
-        return self.shard.dp_cp.start_reduce_scatter_in_place(self.persistent)
+        return self.shard.replicas.start_reduce_scatter_in_place(self.persistent)
 
 
 class ShardedGradients(BucketGradients):
@@ -145,6 +157,8 @@ class ShardedGradients(BucketGradients):
     by themselves until the first deferred one: else all of a stage's buckets would have their full
     size at once. early: these gradients, by number of the parameter.
     """
+
+    reduces_each = True
 
     def __init__(self, shard: BucketShard, dtype: torch.dtype, device: torch.device) -> None:
         self.shard, self.dtype, self.device = shard, dtype, device
@@ -197,7 +211,7 @@ class ShardedGradients(BucketGradients):
         """Begin to reduce-scatter one micro batch's gradients, whose full size is released."""
         full = self._allocate() if self.full is None else self.full
         self.settle()
-        pending = self.shard.dp_cp.start_reduce_scatter(full, 0)
+        pending = self.shard.replicas.start_reduce_scatter(full, 0)
         self.full, self.views = None, []
         return pending
 
@@ -214,36 +228,26 @@ GRADIENT_STORES: tuple[type[BucketGradients], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class ReductionGroups:
-    """The groups over which gradients and their norm are summed; one rank each by default.
-
-    tensor: those of partial gradients, by the names that buckets have for them.
-    """
-
-    tp: Group = field(default_factory=Group)
-    dp_cp: Group = field(default_factory=Group)
-    pp: Group = field(default_factory=Group)
-    tensor: Mapping[str, Group] = field(default_factory=dict)
-
-
 class GradientBuffer:
     """Every gradient of a rank. stores: one a bucket, in the order of their reduction; none on a
-    stage that trains nothing. norm_block: elements whose squares are summed at a time."""
+    stage that trains nothing. groups: those of this rank by name; a group of one rank may be left
+    out. norm_block: elements whose squares are summed at a time."""
 
     def __init__(
         self,
         shards: Sequence[BucketShard],
         dtype: torch.dtype,
         device: torch.device,
-        groups: ReductionGroups | None = None,
+        groups: Mapping[str, Group] = MappingProxyType({}),
         *,
-        zero: int = 0,
+        views: Views = DENSE_ALONE,
         norm_block: int = NORM_BLOCK,
     ) -> None:
-        self.zero_stage, self.groups = zero, groups or ReductionGroups()
+        self.groups, self.views = groups, views
         self.device, self.norm_block = device, norm_block
-        self.stores = [GRADIENT_STORES[zero](shard, dtype, device) for shard in shards]
+        self.stores = [
+            GRADIENT_STORES[shard.bucket.view.zero](shard, dtype, device) for shard in shards
+        ]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -260,35 +264,43 @@ class GradientBuffer:
         once the sums over the replicas are complete."""
         for store in self.stores:
             if partial := store.shard.bucket.partial:
-                self.groups.tensor[partial].all_reduce(store.local)
+                self.groups[partial].all_reduce(store.local)
             if store.shard.stages is not None:
                 store.shard.stages.all_reduce(store.local)
 
     def norm(self) -> Tensor:
         """L2 norm of the whole model's gradient, a float64 scalar on the device. Each element
-        counts once: shards are summed over tp, where each of the ranks that hold the same one
-        counts its share, slices over the replicas, and copies count on the first of their
-        stages."""
-        squares, tp = self._squared_norms(), self.groups.tp
-        replicated = squares.pop(tp.size, self._zeros())
-        sharded = sum((square / copies for copies, square in squares.items()), self._zeros())
-        total = tp.all_reduce(sharded) + replicated
-        if self.zero_stage:
-            total = self.groups.dp_cp.all_reduce(total)
-        return self.groups.pp.all_reduce(total).sqrt()
+        counts once: shards are summed over the shard group of their view, where each of the ranks
+        that hold the same one counts its share, slices over the replicas, and copies count on the
+        first of their stages."""
+        total = sum(map(self._squares_of, self.views.values()), self._zeros())
+        return self._group("pp").all_reduce(total).sqrt()
 
-    def _squared_norms(self) -> dict[int, Tensor]:
-        """Sums of squares of the gradients on this rank, by the number of tp ranks that hold the
-        same elements of a parameter."""
+    def _squares_of(self, view: View) -> Tensor:
+        """The sum of squares of a view's gradients on this stage."""
+        squares, shards = self._squared_norms(view), self._group(view.shard_group)
+        replicated = squares.pop(shards.size, self._zeros())
+        sharded = sum((square / copies for copies, square in squares.items()), self._zeros())
+        total = shards.all_reduce(sharded) + replicated
+        return self._group(view.replica_group).all_reduce(total) if view.zero else total
+
+    def _squared_norms(self, view: View) -> dict[int, Tensor]:
+        """Sums of squares of a view's gradients on this rank, by the number of ranks of the shard
+        group that hold the same elements of a parameter."""
+        ranks = self._group(view.shard_group).size
         gradients: dict[int, list[Tensor]] = {}
         for store in self.stores:
-            if store.shard.stages is None or store.shard.stages.rank == 0:
+            is_counted = store.shard.stages is None or store.shard.stages.rank == 0
+            if is_counted and store.shard.bucket.view.name == view.name:
                 for parameter, _, values in store.slices:
                     if parameter is not None:
-                        copies = self.groups.tp.size * parameter.numel() // full_numel(parameter)
+                        copies = ranks * parameter.numel() // full_numel(parameter)
                         gradients.setdefault(copies, []).append(values)
         block = self.norm_block
         return {n: squared_norm(g, self.device, block=block) for n, g in gradients.items()}
+
+    def _group(self, name: str) -> Group:
+        return self.groups.get(name, ALONE)
 
     def _zeros(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=self.device)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from torch import Tensor
 
 from mpctl.layers.parameters import deferred_wgrad_of
-from mpctl.layout.limits import MAX_REDUCTIONS_IN_FLIGHT
+from mpctl.layout.buckets import MAX_REDUCTIONS_IN_FLIGHT
 from mpctl.pipeline.schedule.orders import Action
 from mpctl.runtime.pass_listener import PassListener
 from mpctl.runtime.zero.gradients import BucketGradients, GradientBuffer
@@ -30,14 +30,12 @@ Inspect = Callable[[BucketGradients], None]
 class GradientOverlap(PassListener):
     """Starts the reductions of a buffer's buckets while the pipeline's actions run.
 
-    actions: those of a training step, in order. each: reduce in every backward; early: as soon as a
-    bucket is complete, else when all are.
+    actions: those of a training step, in order. early: start a bucket as soon as it is complete,
+    else when all are.
     """
 
-    def __init__(
-        self, buffer: GradientBuffer, actions: Iterable[Action], *, each: bool, early: bool
-    ) -> None:
-        self.buffer, self.stores, self.each, self.early = buffer, buffer.stores, each, early
+    def __init__(self, buffer: GradientBuffer, actions: Iterable[Action], *, early: bool) -> None:
+        self.buffer, self.stores, self.early = buffer, buffer.stores, early
         self.deferred = [
             {p for p in s.shard.parameters if deferred_wgrad_of(p)} for s in self.stores
         ]
@@ -72,10 +70,11 @@ class GradientOverlap(PassListener):
 
     def begin(self, action: Action) -> None:
         """Note which buckets the action is to reduce."""
-        due = self._completed_by(action)
-        if not self.each:
-            due = [i for i in due if self.early and self.last[i] == action]
-        self.due = due
+        self.due = [
+            i
+            for i in self._completed_by(action)
+            if self.stores[i].reduces_each or (self.early and self.last[i] == action)
+        ]
         self.missing = [set(parameters) for parameters in self.deferred]
 
     def back(self, unit: int) -> None:
@@ -96,13 +95,12 @@ class GradientOverlap(PassListener):
     def end(self, action: Action) -> None:
         """Start the buckets that the action has left."""
         self._start(list(self.due))
-        if self.each and not self.early:
+        if not self.early:
             self._wait(0)
 
     def finish(self) -> None:
         """Reduce what is left, after the schedule, and wait until all gradients are reduced."""
-        if not self.each:
-            self._start(sorted(self.unreduced))
+        self._start([i for i in sorted(self.unreduced) if not self.stores[i].reduces_each])
         self._wait(0)
 
     def _start(self, numbers: list[int]) -> None:
@@ -112,7 +110,7 @@ class GradientOverlap(PassListener):
                 self.inspect(self.stores[i])
             self.in_flight.append((self.stores[i], self.stores[i].start()))
             self.unreduced.discard(i)
-            if self.each:
+            if self.stores[i].reduces_each:
                 self._wait(MAX_REDUCTIONS_IN_FLIGHT)
         self.due = [i for i in self.due if i not in numbers]
 

@@ -100,7 +100,7 @@ class SlicedParamStore(ParamStore):
         """Begin to gather every replica's stepped slice into the parameters."""
         self.arrive()
         self._copy_master()
-        self.pending = self.shard.dp_cp.start_all_gather_into(self.flat, self.local)
+        self.pending = self.shard.replicas.start_all_gather_into(self.flat, self.local)
 
     def arrive(self) -> None:
         """See ParamStore."""
@@ -115,7 +115,7 @@ class SlicedParamStore(ParamStore):
     def gather_full(self, local: list[Tensor]) -> list[Tensor]:
         """Gather the slices of all replicas."""
         self.arrive()
-        return self.shard.views(self.shard.dp_cp.all_gather(torch.cat(local), 0))
+        return self.shard.views(self.shard.replicas.all_gather(torch.cat(local), 0))
 
     def full_value(self, parameter: Tensor) -> Tensor:
         """A copy of a parameter in host memory, in the dtype that is stepped; every replica calls
@@ -166,7 +166,7 @@ class Zero3ParamStore(SlicedParamStore):
         """Begin to gather; a second start changes nothing."""
         if self.pending is None:
             _resize(self.flat, self.flat.nbytes)
-            self.pending = self.shard.dp_cp.start_all_gather_into(self.flat, self.local)
+            self.pending = self.shard.replicas.start_all_gather_into(self.flat, self.local)
         return self.pending
 
     def gather(self) -> None:
@@ -207,9 +207,9 @@ def allocate(parameter: nn.Parameter) -> None:
 PARAM_STORES = (ParamStore, SlicedParamStore, SlicedParamStore, Zero3ParamStore)
 
 
-def make_param_store(shard: BucketShard, zero: int) -> ParamStore:
-    """The store of a bucket at ZeRO stage `zero`, 0 to 3."""
-    return PARAM_STORES[zero](shard)
+def make_param_store(shard: BucketShard) -> ParamStore:
+    """The store of a bucket, by the ZeRO stage of its view."""
+    return PARAM_STORES[shard.bucket.view.zero](shard)
 
 
 def _resize(flat: Tensor, size: int) -> None:

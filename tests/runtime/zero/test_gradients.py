@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from mpctl.layout.buckets import Bucket
 from mpctl.runtime.zero.bucket_shard import BucketShard
 from mpctl.runtime.zero.gradients import GradientBuffer
+from mpctl.sharding import View
 from mpctl.transport.group import Group
 
 CPU = torch.device("cpu")
@@ -21,8 +22,8 @@ def parameters(dtype: torch.dtype) -> tuple[nn.Parameter, nn.Parameter]:
 
 
 def buffer(pair: tuple[nn.Parameter, ...], zero: int) -> GradientBuffer:
-    bucket = Bucket(("a", "b"), (3, 2), (0,), 0, "", True, True, "", False)
-    return GradientBuffer([BucketShard(bucket, pair, Group())], torch.float32, CPU, zero=zero)
+    bucket = Bucket(("a", "b"), (3, 2), View(zero=zero))
+    return GradientBuffer([BucketShard(bucket, pair, Group())], torch.float32, CPU)
 
 
 def step(buffer: GradientBuffer, *losses: Tensor) -> list[float]:
@@ -31,7 +32,7 @@ def step(buffer: GradientBuffer, *losses: Tensor) -> list[float]:
     buffer.zero()
     for number, loss in enumerate(losses):
         loss.backward()
-        if buffer.zero_stage >= 2 or number == len(losses) - 1:
+        if store.reduces_each or number == len(losses) - 1:
             store.accept(store.start().wait())
     return [float(value) for value in store.local[:5]]
 

@@ -84,7 +84,8 @@ def test_buckets_start_in_the_last_backward_as_soon_as_they_are_complete(
 
 def test_in_each_micro_batch_where_gradients_are_not_kept_whole(data: Path, tmp_path: Path) -> None:
     trainer = make_trainer(pipeline_job(data, "gpt", {}, SMALL), tmp_path)
-    trainer.gradients.each = True
+    for store in trainer.gradients.stores:
+        store.reduces_each = True
     events, overlap = logged(trainer)
     assert starts(events) == 4 * list(range(len(overlap.stores)))
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mpctl.layout.buckets import Bucket
 from mpctl.runtime.zero.bucket_shard import BucketShard
 from mpctl.runtime.zero.param_store import Zero3ParamStore
+from mpctl.sharding import View
 from mpctl.transport.group import Group, Pending
 
 
@@ -39,14 +40,14 @@ class LateGroup(Group):
 
 @pytest.fixture
 def store() -> Zero3ParamStore:
-    bucket = Bucket(("w",), (64,), (0,), 1, "layers.0", True, True, "", False)
+    bucket = Bucket(("w",), (64,), View(zero=3), unit=1, layer="layers.0")
     group = LateGroup()
     return Zero3ParamStore(BucketShard(bucket, (nn.Parameter(torch.arange(64.0)),), group))
 
 
 def test_memory_is_given_back_after_a_gather_under_way_has_ended(store: Zero3ParamStore) -> None:
     """A gather that was started and not needed: it is waited for before its memory goes."""
-    group = store.shard.dp_cp
+    group = store.shard.replicas
     assert isinstance(group, LateGroup)
     seen = group.seen
     store.start()

@@ -15,6 +15,7 @@ from mpctl.pipeline.schedule.orders import Action
 from mpctl.runtime.zero.bucket_shard import BucketShard
 from mpctl.runtime.zero.param_store import SlicedParamStore
 from mpctl.runtime.zero.publish import ParameterArrival
+from mpctl.sharding import View
 from mpctl.spec.load import parse
 from mpctl.transport.group import Group, Pending
 from tests.ranks import run_ranks
@@ -51,7 +52,7 @@ def arrival(waited: list[int], *units: int, chunks: tuple[int, ...] = (0,)) -> P
     """Published stores of these units, of a stage whose layers are units 1 to 3 of each chunk."""
     stores = []
     for unit in units:
-        bucket = Bucket((str(unit),), (64,), chunks, unit, "", True, True, "", False)
+        bucket = Bucket((str(unit),), (64,), View(zero=1), chunks, unit)
         group = LateGroup(unit=unit, waited=waited)
         stores.append(SlicedParamStore(BucketShard(bucket, (nn.Parameter(torch.ones(64)),), group)))
         stores[-1].publish()
