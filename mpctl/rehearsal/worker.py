@@ -44,10 +44,10 @@ from mpctl.rehearsal.fake_backend import (
 from mpctl.rehearsal.host_sync import HostSyncCheck
 from mpctl.rundir.rank_files import RehearsedRank, Traffic
 from mpctl.runtime.activity import Activity, nobody_follows
-from mpctl.runtime.adamw import MOMENTS
 from mpctl.runtime.build import build_trainer
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.memory import KINDS, MemoryTracker, state_tensors, storage_bytes
+from mpctl.runtime.optimizer import MOMENTS
 from mpctl.runtime.process import die_with_parent
 from mpctl.runtime.profile import StepProfile
 from mpctl.runtime.step_record import TrafficCounter

@@ -32,9 +32,8 @@ from torch.utils._pytree import tree_leaves
 
 from mpctl.pipeline.schedule.program import Step
 from mpctl.runtime.activity import Activity
-from mpctl.runtime.adamw import MOMENTS
 from mpctl.runtime.environment import RuntimeEnvironment
-from mpctl.runtime.optimizer import Optimizer
+from mpctl.runtime.optimizer import MOMENTS, Optimizer
 from mpctl.runtime.zero.gradients import GradientBuffer
 from mpctl.spec.job import JobSpec
 

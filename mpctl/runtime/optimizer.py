@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from mpctl.runtime.adamw import MOMENTS, AdamW, ParameterGroup
-from mpctl.runtime.lr_schedule import learning_rate
+from mpctl.runtime.optimizer import MOMENTS, AdamW, ParameterGroup, learning_rate
 from mpctl.runtime.zero.gradients import GradientBuffer
 from mpctl.runtime.zero.param_store import ParamStore, SlicedParamStore, Zero3ParamStore
 from mpctl.spec.training import TrainingSpec

@@ -25,8 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mpctl.runtime.lr_schedule import learning_rate
-from mpctl.runtime.optimizer import Optimizer
+from mpctl.runtime.optimizer import Optimizer, learning_rate
 from mpctl.runtime.profile import StepProfile
 from mpctl.runtime.step_guard import StepDecision
 from mpctl.runtime.step_record import UpdateResult

@@ -8,7 +8,7 @@ from mpctl.spec.hf import config_readers
 from tests.families import ids_page
 from tests.families.hf_configs import CONFIGS, OTHERS, REFUSED
 from tests.families.models_page import PAGE, page, row
-from tests.families.test_hf_runs import ONLY_PLANNED
+from tests.families.test_hub import ONLY_PLANNED
 
 
 def test_the_page_has_the_table_of_today() -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from mpctl.interop.registry import emit_plan
 from mpctl.planning.plan import Plan
-from mpctl.runtime.lr_schedule import learning_rate
+from mpctl.runtime.optimizer import learning_rate
 from tests.interop.jobs import EXAMPLE, LLAMA, Settings, plan_of
 from tests.interop.snippets import assigned_in, calls_in, fields_of
 from tests.interop.test_megatron import refusals

@@ -1,7 +1,8 @@
 """What is compiled computes the same; one graph serves every layer, step and site.
 
 The graphs are run by torch itself (aot_eager), so that no C++ compiler is needed: what is followed,
-cut and compiled anew is the same for every backend. tests/runtime/test_compile.py has the real one.
+cut and compiled anew is the same for every backend. tests/runtime/test_precision.py has the real
+one.
 """
 
 from __future__ import annotations

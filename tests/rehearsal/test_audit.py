@@ -18,14 +18,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from mpctl.estimate.kernels import Rates, Speed
 from mpctl.layout.topology import job_topology
 from mpctl.pipeline.schedule.orders import Action
 from mpctl.pipeline.schedule.program import Step
 from mpctl.planning.plan import make_plan
-from mpctl.rehearsal.audit import StepAuditor
+from mpctl.rehearsal.audit import Dataflow, Part, Scopes, StepAuditor, part_of, pattern
 from mpctl.rehearsal.fake_backend import fake_tensors
+from mpctl.rehearsal.kernel_counts import Touched, tensor_bytes
 from mpctl.rehearsal.worker import rehearse_rank
 from mpctl.rundir.rank_files import AuditRow, StepAudit
 from mpctl.runtime.activity import Activity
@@ -220,3 +223,139 @@ def test_fp8_casts_both_operands_in_a_kernel_each_and_leaves_the_head_alone() ->
             assert after["seconds"] < before["seconds"]
     before, after = (find(audit, "head", "forward") for audit in (wide, narrow))
     assert after["seconds"] == before["seconds"] > 0
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self, scopes: Scopes) -> None:
+        super().__init__()
+        self.scopes, self.places = scopes, list[tuple[str, str, str]]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        place = self.scopes.place("forward")
+        name = func._schema.name.split("::")[1]
+        self.places += [(name, *place)]
+        return func(*args, **(kwargs or {}))
+
+    def where(self, operation: str) -> list[tuple[str, ...]]:
+        return [place[1:] for place in self.places if place[0] == operation]
+
+
+class Exponential(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.exp()
+
+
+class Layer(nn.Module):
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.again = Exponential(), Exponential(), again
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.again:
+            result: Tensor = checkpoint(
+                lambda x: self.second(self.first(x)), x, use_reentrant=False
+            )
+            return result
+        return self.second(self.first(x))
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_backward_is_the_module_that_made_the_node(again: bool) -> None:
+    model, scopes = nn.Sequential(Layer(again), Layer(again)), Scopes()
+    scopes.watch(model)
+    x = torch.zeros(3, requires_grad=True)
+    with torch.autograd.set_multithreading_enabled(False), Seen(scopes) as seen:
+        model(x).sum().backward()
+    names = ["0.first", "0.second", "1.first", "1.second"]
+    forward = [(name, "forward") for name in names]
+    computed = [
+        (f"{layer}.{name}", "recompute") for layer in (1, 0) for name in ("first", "second")
+    ]
+    assert seen.where("exp") == forward + (computed if again else [])
+    assert seen.where("mul") == [(name, "backward") for name in reversed(names)]
+
+
+def test_a_parameters_sum_has_its_name_and_the_rest_is_named_by_the_work() -> None:
+    model, scopes = nn.Sequential(nn.Linear(2, 2)), Scopes()
+    scopes.watch(model)
+    with torch.autograd.set_multithreading_enabled(False), Seen(scopes) as seen:
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+        with scopes.during("optimizer"):
+            torch.ones(2).neg()
+    assert ("0.weight.grad", "backward") in seen.where("add_")
+    assert seen.where("neg") == [("optimizer", "step")]
+
+
+def test_names() -> None:
+    assert pattern("encoder.layers.11.mlp.up") == "encoder.layers.*.mlp.up"
+    assert part_of("encoder.layers.*.mlp.up") == "encoder.layers.*"
+    assert part_of("final_norm") == "outside of layers"
+
+
+def whole(*tensors: Tensor) -> Touched:
+    return [(tensor, tensor_bytes(tensor)) for tensor in tensors]
+
+
+def test_what_a_part_makes_and_uses_up_costs_nothing() -> None:
+    flow, part, later = Dataflow(), Part(), Part()
+    x, between, y = (torch.zeros(4) for _ in range(3))
+    flow.read(part, whole(x))
+    flow.write(part, whole(between))
+    flow.read(part, whole(between))
+    flow.write(part, whole(y))
+    del between
+    assert part.least_bytes == 16  # y is not needed yet
+    flow.read(later, whole(y))
+    assert part.least_bytes == 32 and later.least_bytes == 16
+
+
+def test_what_lives_at_the_end_was_needed() -> None:
+    flow, part = Dataflow(), Part()
+    kept, dropped = torch.zeros(4), torch.zeros(4)
+    flow.write(part, whole(kept, dropped))
+    del dropped
+    flow.finish()
+    assert part.least_bytes == 16
+
+
+def test_views_of_one_product_are_the_product() -> None:
+    flow, part = Dataflow(), Part()
+    qkv = torch.zeros(2, 12)
+    q, k, v = qkv.chunk(3, dim=-1)
+    flow.read(part, whole(q, k, v, q.t(), qkv))
+    assert part.least_bytes == 96
+
+
+def test_a_copy_of_values_as_they_are_is_what_it_copies() -> None:
+    flow, maker, copier, reader = Dataflow(), Part(), Part(), Part()
+    x = torch.zeros(4)
+    flow.write(maker, whole(x))
+    copy = x.clone()
+    flow.copy(x, copy, copier)
+    flow.read(reader, whole(copy))
+    assert (maker.least_bytes, copier.least_bytes, reader.least_bytes) == (16, 0, 16)
+
+
+def test_a_change_in_place_of_what_was_there_is_read_and_written() -> None:
+    flow, part, x = Dataflow(), Part(), torch.zeros(4)
+    flow.read(part, whole(x))
+    flow.write(part, whole(x))
+    assert part.least_bytes == 32
+
+
+def test_rows_that_are_overwritten_one_after_another_are_read_and_written() -> None:
+    flow, part, x = Dataflow(), Part(), torch.zeros(4, 4)
+    for row in x:
+        flow.read(part, whole(row))
+        flow.write(part, whole(row))
+    assert part.least_bytes == 2 * 64
+
+
+def test_a_freed_storage_is_forgotten() -> None:
+    flow, part = Dataflow(), Part()
+    x = torch.zeros(4)
+    flow.write(part, whole(x))
+    assert len(flow.living) == 1
+    del x
+    assert not flow.living

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mpctl.runtime.adamw import MOMENTS, AdamW, ParameterGroup
+from mpctl.runtime.optimizer import MOMENTS, AdamW, ParameterGroup
 
 RATES = (1e-3, 2e-3, 5e-4)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpctl.runtime.lr_schedule import WSD_SHAPES, learning_rate
+from mpctl.runtime.optimizer import WSD_SHAPES, learning_rate
 from mpctl.spec.training import TrainingSpec
 
 SCHEDULES = [("constant", "linear"), ("linear", "linear"), ("cosine", "linear")]

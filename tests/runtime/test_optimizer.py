@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from mpctl.launch.summary import planned_traffic
 from mpctl.layers.parameters import Init, shard_parameter
 from mpctl.layout.buckets import Bucket
-from mpctl.runtime.lr_schedule import learning_rate
-from mpctl.runtime.optimizer import Optimizer
+from mpctl.runtime.optimizer import Optimizer, learning_rate
 from mpctl.runtime.step_guard import NotFinite
 from mpctl.runtime.update import clip_factor
 from mpctl.runtime.zero.bucket_shard import BucketShard

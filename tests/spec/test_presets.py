@@ -166,7 +166,7 @@ def test_models_have_their_published_sizes() -> None:
 
 
 def test_every_model_preset_is_held_against_a_published_size() -> None:
-    """Those of tests/families/hub_models.py are held to it in tests/families/test_hf_sizes.py."""
+    """Those of tests/families/hub_models.py are held to it in tests/families/test_hub.py."""
     assert set(preset_names("models")) - set(PUBLISHED) - set(MODELS) == DEMOS
 
 

@@ -42,10 +42,9 @@ from mpctl.rundir.requests import (
     KernelTiming,
     sized_layer,
 )
-from mpctl.runtime.adamw import AdamW, ParameterGroup
 from mpctl.runtime.environment import machine_kernels
 from mpctl.runtime.mesh import Mesh
-from mpctl.runtime.optimizer import TORCH_DTYPES
+from mpctl.runtime.optimizer import TORCH_DTYPES, AdamW, ParameterGroup
 from mpctl.runtime.probes.agreement import agreed_rounds, begin_together, finish_work, values_of_all
 from mpctl.runtime.probes.layers import ProbedLayer
 from mpctl.runtime.step_record import TrafficCounter

@@ -18,10 +18,32 @@ from mpctl.layers.parameters import initialise
 from mpctl.layers.shard_context import ShardContext
 from mpctl.layers.transformer_layer import ParallelTransformerLayer
 from mpctl.runtime.memory import MemoryTracker
-from tests.layers.grid.cases import ROWS, V, _Words
+from tests.layers.grid.cases import (
+    BLOCKS,
+    PRODUCTS,
+    ROWS,
+    VOCABULARY,
+    Case,
+    V,
+    _Words,
+    layer,
+    norm,
+    words,
+)
 from tests.layers.grid.echo import echo_context
-from tests.layers.grid.grids import GRIDS, activation, grid_context, grid_of, over_shared_memory
-from tests.layers.oracle import saved_bytes
+from tests.layers.grid.grids import (
+    EACH,
+    GRIDS,
+    ONE,
+    Part,
+    Where,
+    activation,
+    compared,
+    grid_context,
+    grid_of,
+    over_shared_memory,
+)
+from tests.layers.oracle import saved_bytes, whole
 from tests.ranks import run_ranks
 
 B, S, H, A = 12, 8, 288, 12
@@ -33,7 +55,7 @@ LAYERS = {
     ),
 }  # fmt: skip
 WITHIN = 0.02
-ONE = ShardContext()
+UNSHARDED = ShardContext()
 
 
 def _numel(config: LayerConfig, context: ShardContext) -> int:
@@ -54,7 +76,7 @@ def _saved(config: LayerConfig, context: ShardContext) -> int:
 def test_parameters_of_a_rank(family: str) -> None:
     """Vectors are cut over one axis alone, which is why it is a little more."""
     config = LAYERS[family]
-    whole = _numel(config, ONE)
+    whole = _numel(config, UNSHARDED)
     for where in GRIDS.values():
         grid = grid_of(where)
         held = grid.size // grid.axes.get("depth", 1)
@@ -67,7 +89,7 @@ def test_parameters_of_a_rank(family: str) -> None:
 @pytest.mark.parametrize("family", LAYERS)
 def test_activations_of_a_rank(family: str, recompute: Any) -> None:
     config = replace(LAYERS[family], recompute=recompute)
-    whole = _saved(config, ONE)
+    whole = _saved(config, UNSHARDED)
     for where in GRIDS.values():
         grid = grid_of(where)
         kept = _saved(config, echo_context(where, grid.size - 1)[0])
@@ -128,3 +150,57 @@ def test_what_a_cube_gathers_for_a_moment(kind: str) -> None:
     for forward, backward, x, w, y in run_ranks(_cube_peaks, 8, kind):
         assert forward == 2 * (x + w + y) + max(y, copied * 2 * w)
         assert backward == 2 * (y + 2 * x + (1 + copied) * w) + x + w
+
+
+CASES: dict[str, Case] = {
+    "gpt": lambda context: layer(context, family="gpt"),
+    "llama": lambda context: layer(context, family="llama", recompute="full"),
+    "layernorm": lambda context: norm(context, kind="layernorm", offset=0.0),
+    "rmsnorm": lambda context: norm(context, kind="rmsnorm", offset=0.0),
+    "untied": lambda context: words(context, vocab=31, tied=False),
+}
+
+
+def _run(rank: int, size: int, where: Where) -> dict[str, dict[str, Part]]:
+    context = replace(grid_context(where, rank), dtype=torch.bfloat16)
+    return {name: case(context) for name, case in CASES.items()}
+
+
+def _errors(ranks: list[dict[str, Part]], exact: dict[str, Part]) -> dict[str, float]:
+    """Of each result, root mean square relative to its size."""
+    errors = {}
+    for name, (expected, _) in exact.items():
+        together = whole([rank[name] for rank in ranks]).double()
+        errors[name] = ((together - expected).norm() / expected.norm()).item()
+    return errors
+
+
+@pytest.mark.parametrize("where", EACH)
+def test_sums_of_16_bit_are_as_good_as_those_of_one_rank(where: Where) -> None:
+    ranks = run_ranks(_run, where[1], where, timeout=100)
+    for name, case in CASES.items():
+        exact, alone = case(ONE), case(ShardContext(dtype=torch.bfloat16))
+        assert all(part.dtype == alone[key][0].dtype for key, (part, _) in ranks[0][name].items())
+        one, grid = _errors([alone], exact), _errors([rank[name] for rank in ranks], exact)
+        for key, error in grid.items():
+            assert error < 2 * one[key] + 1e-3, f"{name} {key}: {error:.2e}, {one[key]:.2e} of one"
+            assert error < 0.02
+
+
+SLOT = 256  # bytes, 4 of them a rank; a block of activations has 2,880 and more
+SHARED_CASES = {
+    "pair": PRODUCTS["pair"], "layernorm": PRODUCTS["layernorm"], "tied": VOCABULARY["tied"],
+    "layer": BLOCKS["llama layer, full, no dropout"],
+}  # fmt: skip
+
+
+def _run_shared(rank: int, size: int, where: Where) -> dict[str, dict[str, Part]]:
+    context = over_shared_memory(grid_context(where, rank), slot_bytes=SLOT)
+    return {name: case(context) for name, case in SHARED_CASES.items()}
+
+
+@pytest.mark.parametrize("where", EACH)
+def test_layers_over_shared_memory(where: Where) -> None:
+    ranks = run_ranks(_run_shared, where[1], where, timeout=60)
+    for name, case in SHARED_CASES.items():
+        compared([rank[name] for rank in ranks], case(ONE))

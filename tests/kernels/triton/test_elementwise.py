@@ -1,4 +1,4 @@
-"""One kernel drops what the reference drops and rounds as it rounds, forward and backward."""
+"""Activations, dropout and rotary positions in one kernel are torch's own operations."""
 
 from __future__ import annotations
 
@@ -6,10 +6,71 @@ import pytest
 import torch
 from torch import Tensor
 
+from mpctl.kernels.activation import Activation
 from mpctl.kernels.backend import TORCH_BACKEND
 from mpctl.kernels.counter_rng import CounterRNG, DropoutMask, site_key
+from mpctl.kernels.rotary import Rotary
 from mpctl.kernels.triton.backend import TritonKernels
 from tests.kernels.triton.bits import DTYPES, gradients, operations, random_tensor, same_bits
+
+FUSED: list[Activation] = ["swiglu", "geglu", "geglu_tanh", "relu2"]
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", FUSED)
+def test_values_and_gradients_are_the_references(
+    name: Activation, dtype: torch.dtype, device: torch.device
+) -> None:
+    up = random_tensor((2, 3, 2 * 2100), dtype, device, 1)
+    results = []
+    for kernels in (TritonKernels(), TORCH_BACKEND):
+        y = kernels.activation(up * 3, name)
+        results.append((y.detach(), *gradients(y, up)))
+    close = TOLERANCE.get(dtype, 4 * torch.finfo(dtype).eps)
+    for ours, theirs in zip(*results, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert torch.allclose(ours, theirs, rtol=close, atol=close)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_large_numbers_do_not_overflow(name: Activation, device: torch.device) -> None:
+    edge = torch.tensor([-1e4, -100.0, -0.0, 0.0, 100.0, 1e4], device=device)
+    up = torch.cat([edge, torch.ones_like(edge)]).requires_grad_()
+    ours, theirs = (each.activation(up, name) for each in (TritonKernels(), TORCH_BACKEND))
+    assert torch.allclose(ours, theirs)
+    slopes = [torch.autograd.grad(y.sum(), up)[0] for y in (ours, theirs)]
+    assert torch.allclose(*slopes)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_what_is_not_a_number_stays_so(name: Activation, device: torch.device) -> None:
+    up = torch.full((4,), torch.nan, device=device)
+    assert TritonKernels().activation(up, name).isnan().all()
+
+
+def test_by_hand(device: torch.device) -> None:
+    up = torch.tensor([0.0, 5.0], device=device, requires_grad=True)
+    y = TritonKernels().activation(up, "swiglu")
+    assert y.tolist() == [0.0]
+    assert torch.autograd.grad(y.sum(), up)[0].tolist() == [2.5, 0.0]
+
+
+@pytest.mark.parametrize(("name", "operation"), [("swiglu", "gated"), ("relu2", "squared_relu")])
+def test_each_pass_is_one_operation_that_keeps_its_argument(
+    name: Activation, operation: str
+) -> None:
+    up = torch.zeros((2, 8), device="meta", requires_grad=True)
+    saved: list[torch.Tensor] = []
+
+    def both() -> None:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+            y = TritonKernels().activation(up, name)
+        torch.autograd.grad(y, up, y.detach())
+
+    names = [each for each in operations(both) if each.startswith("mpctl")]
+    assert names == [f"mpctl::{operation}", f"mpctl::{operation}_backward"]
+    assert [each.shape for each in saved] == [up.shape]
 
 
 def mask_of(
@@ -118,3 +179,52 @@ def test_a_compiled_function_has_one_graph(device: torch.device) -> None:
         lambda x: TritonKernels().dropout(x * 2, mask), backend="aot_eager", fullgraph=True
     )
     assert same_bits(compiled(x), TORCH_BACKEND.dropout(x * 2, mask))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [None, 6])
+def test_forward_has_the_references_bits(
+    dtype: torch.dtype, columns: int | None, device: torch.device
+) -> None:
+    fused = random_tensor((2, 5, 3 * 4 * 16), dtype, device, 1)
+    x = fused.unflatten(-1, (-1, 16)).transpose(1, 2)[:, 4:8]
+    cos, sin = Rotary(16, columns=columns).table(range(3, 8), x)
+    ours, theirs = (kernels.rotate(x, cos, sin) for kernels in (TritonKernels(), TORCH_BACKEND))
+    assert same_bits(ours, theirs)
+    assert ours.transpose(1, 2).is_contiguous()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_backward_turns_the_gradient_back_and_rounds_once(
+    dtype: torch.dtype, device: torch.device
+) -> None:
+    x = random_tensor((2, 3, 5, 8), dtype, device, 1)
+    cos, sin = Rotary(8).table(range(5), x)
+    grad = random_tensor((2, 3, 5, 8), dtype, device, 2).detach()
+    (dx,) = torch.autograd.grad(TritonKernels().rotate(x, cos, sin), x, grad)
+    assert same_bits(dx, TORCH_BACKEND.rotate(grad, cos, -sin))
+    (theirs,) = torch.autograd.grad(TORCH_BACKEND.rotate(x, cos, sin), x, grad)
+    assert torch.allclose(dx, theirs, rtol=2 * torch.finfo(dtype).eps, atol=1e-2)
+
+
+def test_each_sample_may_have_positions_of_its_own(device: torch.device) -> None:
+    x = random_tensor((2, 3, 5, 8), torch.float32, device, 1)
+    positions = torch.tensor([[0, 1, 2, 3, 4], [9, 0, 7, 7, 1]], device=device)
+    cos, sin = Rotary(8).table(positions, x)
+    ours, theirs = (kernels.rotate(x, cos, sin) for kernels in (TritonKernels(), TORCH_BACKEND))
+    assert same_bits(ours, theirs)
+    assert all(map(same_bits, gradients(ours, x), gradients(theirs, x)))
+
+
+def test_the_table_alone_is_kept_and_each_pass_is_one_operation() -> None:
+    x = torch.zeros((2, 3, 5, 8), device="meta", requires_grad=True)
+    cos, sin = (torch.zeros((5, 4), device="meta") for _ in range(2))
+    grad, saved = torch.zeros((2, 3, 5, 8), device="meta"), []
+
+    def both() -> None:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+            y = TritonKernels().rotate(x, cos, sin)
+        torch.autograd.grad(y, x, grad)
+
+    assert operations(both) == ["mpctl::rotate"] * 2
+    assert [t.shape for t in saved] == [(5, 4)] * 2
