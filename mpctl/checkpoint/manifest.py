@@ -49,7 +49,7 @@ OnBytes = Callable[[int], None]
 Maximum = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fp8Histories = dict[str, list[Annotated[list[Maximum], Field(min_length=3, max_length=3)]]]
 """By linear layer, the largest elements of X, W and dY in the last steps
-(kernels/fp8_scales.py)."""
+(layers/fp8.py)."""
 
 
 class ShardFile(BaseModel):

@@ -3,8 +3,6 @@
 Each is computed in float32, in float64 for float64, a block of rows at a time, so that no copy of
 the logits in that type exists. n rows, v columns; column [n]: that of the row's target, -1 without
 one; peak [n]: the row's maximum over all ranks.
-
-By hand, logits (0, 0) with peak 0 and target 1: maximum 0, sums (0, 2), gradient (1/2, -1/2).
 """
 
 from __future__ import annotations

@@ -17,9 +17,6 @@ Recipes, by Megatron's names (`--fp8-recipe`):
     tensorwise   the scale of the tensor at hand: one more pass over it (current scaling)
     delayed      the scale of the largest element of the last steps (layers/fp8.py)
 
-By hand, e4m3, largest element 3.0: 3 x 128 = 384 is the last power of two below 448, so the scale
-is 128. Of 3.6: 3.6 x 128 = 460.8 is too much, so it is 64.
-
 Letters: m rows, n columns, k the contracted dimension.
 """
 

@@ -34,8 +34,6 @@ def causal_mask(
 ) -> Tensor:
     """[q, k]: whether the key's global position is at most the query's and, with a window, among
     the last `window` up to it.
-
-    By hand, window 2: query 3 sees keys 2 and 3.
     """
     rows, columns = numbers(queries, device)[:, None], numbers(keys, device)
     seen = rows >= columns

@@ -272,7 +272,6 @@ class ParallelSelfAttention(nn.Module):
         return self.shard_context.rotary_tables.rows(rotary, query.shape[-2], self.core.cp, query)
 
     def extra_repr(self) -> str:
-        """Heads of this rank, head size and sizes of tp and cp, for `print(module)`."""
         config, c = self.config, self.core.cp.size
         t = self.shard_context.layers.feature_parts
         heads = f"heads {self.local_heads.start}..{self.local_heads.stop} of {config.heads}"
@@ -381,7 +380,6 @@ class ParallelCrossAttention(nn.Module):
         return part.unflatten(-1, (-1, self.config.head_size)).transpose(1, 2)
 
     def extra_repr(self) -> str:
-        """Heads of this rank, head size and sizes of tp and cp, for `print(module)`."""
         config, c = self.config, self.core.cp.size
         heads = f"heads {self.local_heads.start}..{self.local_heads.stop} of {config.heads}"
         scale = "" if config.scale is None else f", scale={config.scale}"

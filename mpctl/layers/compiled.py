@@ -8,9 +8,6 @@ Messages end a graph, and so does whatever waits for one. Where a layer has any 
 parallelism), the operations between them are compiled each by itself: dropout, dropout with the
 residual sum, activations, rotary positions. An operation for which the device has a kernel of its
 own already is left to that.
-
-By hand, y = residual + dropout(x) of bf16 [b, s, h]: some 20 kernels, one at a time; compiled one,
-which reads 4 bytes an element and writes 2, and 1 of the mask.
 """
 
 from __future__ import annotations

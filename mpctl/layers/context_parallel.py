@@ -85,8 +85,6 @@ class _GatherContext(torch.autograd.Function):
 class RotaryTables:
     """The tables that the layers of a rank share: of each law of angles the one that was last asked
     for, so that a training computes it once and not in each layer of each micro batch.
-
-    By hand: 24 layers of one law and one length make one table of s d/2 cosines and as many sines.
     """
 
     _held: list[tuple[Rotary, tuple[object, ...], CosSin]] = field(default_factory=list)

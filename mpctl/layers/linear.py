@@ -173,7 +173,6 @@ class ColumnParallelLinear(ParallelLinear):
         return torch.cat([piece for of_part in zip(*pieces, strict=True) for piece in of_part], -1)
 
     def extra_repr(self) -> str:
-        """Features of this rank and of all, parts and number of ranks, for `print(module)`."""
         local = f"{self.in_features} -> {self.weight.shape[0]} of {self.out_features}"
         fused = f", parts={self.parts}" if len(self.parts) > 1 else ""
         return f"{local}{fused}, bias={self.bias is not None}, t={self.group.size}"
@@ -247,7 +246,6 @@ class RowParallelLinear(ParallelLinear):
         return reduce_from_region(partial, self.group, owned=True)
 
     def extra_repr(self) -> str:
-        """Features of this rank and of all, and number of ranks, for `print(module)`."""
         local = f"{self.weight.shape[1]} of {self.in_features} -> {self.out_features}"
         return f"{local}, bias={self.bias is not None}, t={self.group.size}"
 

@@ -17,11 +17,6 @@ of its sequence parallelism (arXiv 2205.05198, section 4.2.2), where activations
 are split over the sequence; on a grid of ranks the samples are. "Select block" takes this rank's
 t-th of a dimension.
 
-By hand, t=2 and y = g(x * r) with r = 1 on one rank and 2 on the other: y = 3x on both ranks, and
-f's all-reduce makes dx = 1 + 2 = 3. By hand, with (a, b) on rank 0 and (c, d) on rank 1, each its
-rank's summand of a sequence of two positions: scatter_sequence_sum returns a + c on rank 0 and
-b + d on rank 1, and gather_sequence of these returns both on both ranks.
-
 In a group of one rank each function returns its argument, without a node in the autograd graph.
 
 Letters: b batch, s sequence, h hidden, t ranks of the group.

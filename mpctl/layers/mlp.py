@@ -86,5 +86,4 @@ class ParallelMLP(nn.Module):
         return down
 
     def extra_repr(self) -> str:
-        """The activation's name, for `print(module)`."""
         return f"activation={self.activation}"

@@ -49,7 +49,6 @@ class LayerNorm(nn.Module):
         return self.backend.layer_norm(x, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
-        """Hidden size and eps, for `print(module)`."""
         return f"{self.hidden} (replicated), eps={self.eps}"
 
 
@@ -78,7 +77,6 @@ class RMSNorm(nn.Module):
         return self.backend.rms_norm(x, self.weight, self.eps)
 
     def extra_repr(self) -> str:
-        """Hidden size and eps, for `print(module)`."""
         return f"{self.hidden} (replicated), eps={self.eps}"
 
 
@@ -102,5 +100,4 @@ class PlainLayerNorm(nn.Module):
         return F.layer_norm(x, (self.hidden,), eps=self.eps)
 
     def extra_repr(self) -> str:
-        """Hidden size and eps, for `print(module)`."""
         return f"{self.hidden}, eps={self.eps}"

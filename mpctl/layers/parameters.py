@@ -5,9 +5,6 @@ value of an element is a function of (seed, full parameter name, its global coor
 shard a rank draws equals, bit for bit, the slice of the unsharded parameter: no master weight is
 drawn and cut, no generator is forked (compare arXiv 1909.08053, appendix B).
 
-By hand, a [6, 4] weight of which a rank keeps rows 2 and 5: it draws the elements (2, 0) to (2, 3)
-and (5, 0) to (5, 3), as any other rank does that keeps them.
-
 A weight with a `DeferredWgrad` has its gradient deferred. Backward of Y = X W^T is two products:
 dX = dY W, which the stage before waits for, and dW = dY^T X, which no rank needs before the update
 (arXiv 2401.10241, section 2). dY and X are saved, and dW is computed by a call later, which gathers

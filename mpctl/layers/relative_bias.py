@@ -93,7 +93,6 @@ class RelativeBias(nn.Module):
         return F.embedding(rows, self.weight).permute(2, 0, 1).contiguous()[None]
 
     def extra_repr(self) -> str:
-        """Heads of this rank, buckets and size of tp, for `print(module)`."""
         heads = f"heads {self.local_heads.start}..{self.local_heads.stop} of {self.heads}"
         table = f"{self.buckets} buckets to {self.max_distance}, bidirectional={self.bidirectional}"
         return f"{heads}, {table}, t={self.shard_context.tp.size}"

@@ -242,9 +242,6 @@ class ShardContext:
     def positions(self, length: int, device: torch.device) -> Positions:
         """Global positions of the `length` rows that this rank holds of activations between
         layers.
-
-        By hand: 8 positions, cp 2, tp 2 with sequence parallelism: cp rank 0 holds 0 1 6 7, of
-        which its tp rank 1 has 6 7.
         """
         parts, index = (self.tp.size, self.tp.rank) if self.sequence_parallel else (1, 0)
         own = local_range(length * parts, parts=parts, index=index)

@@ -128,7 +128,6 @@ class ResidualLayer(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """Dropout and the settings that differ from the defaults, for `print(module)`."""
         config = self.config
         unusual = {
             f"norm_order={config.norm_order}": config.norm_order != "pre",

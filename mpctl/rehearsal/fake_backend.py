@@ -13,8 +13,6 @@ apart). Two things are then answered as a GPU would:
 
 Messages go through torch's `fake` process group, which answers at once and sends nothing.
 
-By hand: q, k, v [1, 8, 2048, 128] of bf16 keep their 12 MiB, 4 MiB of result, 64 KiB of sums.
-
 Letters: b batch, a heads, q queries, s keys, d head size.
 """
 

@@ -16,9 +16,6 @@ and notes which of them would make the host wait on CUDA:
 
 What a device of CUDA offers and `meta` has not, pinned memory, is stood for: `pin_memory=True`
 makes ordinary memory that is remembered as pinned.
-
-By hand: `torch.tensor([1, 2], device="cuda")` waits; `torch.full((2,), 1, device="cuda")` does not:
-the number is an argument of the kernel.
 """
 
 from __future__ import annotations

@@ -12,8 +12,6 @@ flight as its schedule ever holds, so m' is the fewest that reach that number
 (pipeline/schedule/orders.py), and two more; where chunks take turns, in whole rounds of the stages.
 Batches alone add up: their token ids, some KiB each, are counted of m' micro batches. Parameters
 are not initialized, and the norm is taken in few blocks instead of thousands.
-
-By hand, 1f1b, p = 16, m = 192: stage 0 holds 16 at most, so m' = 18; stage 15 holds 1, m' = 3.
 """
 
 from __future__ import annotations

@@ -14,8 +14,6 @@ f by lr_wsd_decay_style, 1 at y = 0 and 0 at y = 1 (Megatron-LM's names and form
 cosine (1 + cos(pi y)) / 2, exponential 2 (1/2)^y - 1, minus_sqrt 1 - sqrt(y). From step D on the
 rate is low, under constant the peak. A run that is resumed with more steps keeps its rates where
 lr_decay_steps is set.
-
-By hand, cosine, peak 1, low 0, w 0, D 4: 1, 0.854, 0.5, 0.146, then 0.
 """
 
 from __future__ import annotations

@@ -5,9 +5,6 @@ All of it is read off the operator table and the cut of stages.py, as the plan i
 several stages hold (a word table and the head tied to it, a table that all layers of a stack add)
 starts equal everywhere, for its value follows from its name; the first of these stages owns it: it
 counts in the norm and is saved there. Two chunks of one stage hold one and the same tensor.
-
-By hand, 4 layers, pp 2, vpp 2, a tied head: stage 0 holds layers 0 and 2 and the word table, which
-stage 1, of layers 1 and 3, has too: holders are (0, 1), owner 0.
 """
 
 from __future__ import annotations

@@ -16,8 +16,6 @@ posted at its place in that order, before what it is for, and waited for when it
 are under way the oldest is waited for, to bound the memory of messages. What has been sent is
 released: backward needs a chunk's result as a place in the graph, not its values.
 
-By hand, gpt of 2 stages, 1f1b, 4 micro batches: stage 0 sends 4 hidden states, stage 1 4 gradients.
-
 Letters: b batch, s sequence, h hidden; t tp, c cp.
 """
 

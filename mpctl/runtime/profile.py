@@ -3,10 +3,6 @@
 Off, it costs a comparison a step. On, a pass costs two readings of the clock, and nothing is
 written before the next step begins, outside of all times. On CUDA the readings are events on the
 stream, which are turned into seconds when the line is written.
-
-By hand, `launch.profile = "3"` and micro batches 0 and 1 on one stage: one line, of step 3, with
-the events step, data, forward, backward, data, forward, backward, gradients, norm, optimizer and
-status.
 """
 
 from __future__ import annotations

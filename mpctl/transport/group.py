@@ -187,10 +187,7 @@ class Group:
 
     def all_to_all(self, tensor: Tensor, dim: int) -> Tensor:
         """Exchange blocks: of t equal blocks along `dim`, rank r gets the r-th of every rank, in
-        rank order along `dim`. The shape stays.
-
-        By hand, 2 ranks of [a0, a1] and [b0, b1]: [a0, b0] and [a1, b1]. Raises ValueError where t
-        does not divide the dimension.
+        rank order along `dim`. The shape stays. Raises ValueError where t does not divide it.
         """
         return self._all_to_all(tensor, dim, False).wait()
 

@@ -6,8 +6,6 @@ in all, where a ring moves 2 (t-1) N: little more at t=2, and worth it with the 
 whose rows lie in a shared cache: there is one exchange, not two. 16-bit sums are rounded at every
 addition, as gloo's are.
 
-By hand, t=2, all-reduce of N bytes: each rank writes N, reads 2N, writes N.
-
 Letters: t ranks, n elements of the message, S elements of a slot.
 """
 

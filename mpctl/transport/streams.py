@@ -9,9 +9,6 @@ Tensor.record_stream).
 
 On a CPU, and on the devices of a rehearsal, everything is done at once and in order: HOST_STREAM
 does nothing.
-
-By hand, a copy to the host of what is computed on: follow, running: copy, keep the source; later,
-where the copy is read, join.
 """
 
 from __future__ import annotations

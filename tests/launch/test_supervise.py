@@ -297,7 +297,7 @@ def test_a_rank_that_leaves_with_exit_code_0_is_named(
     assert missed == "" or missed.startswith("did not ")  # what its peers waited for, if they did
 
 
-@pytest.mark.slow  # tests/runtime/test_nonfinite.py has a fast one
+@pytest.mark.slow  # tests/runtime/test_step_guard.py has a fast one
 def test_a_loss_that_explodes_is_a_failure(data: Path, tmp_path: Path) -> None:
     keys = ("training.learning_rate=1e6", "training.warmup_steps=0")
     run = launch(data, tmp_path / "run", *(part for key in keys for part in ("--set", key)))

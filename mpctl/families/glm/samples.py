@@ -48,10 +48,7 @@ def length_thresholds(longest: int) -> NDArray[np.uint64]:
 
 
 def fitting(lengths: Tokens, *, text: int, seq_length: int) -> tuple[int, int]:
-    """How many of `text` tokens to keep and the number of spans that cover 15 % of them.
-
-    By hand: spans of 1, 2, .. and s = 8: six tokens need one span (6 + 2), seven need two (7 + 4).
-    """
+    """How many of `text` tokens to keep and the number of spans that cover 15 % of them."""
     texts = np.arange(1, text + 1)
     spans = np.searchsorted(20 * np.cumsum(lengths), 3 * texts) + 1
     kept = int(np.count_nonzero(texts + 2 * spans <= seq_length))  # the sums only grow

@@ -1,7 +1,4 @@
-"""GPT's objective: each token predicts the next one, everywhere with the same weight.
-
-By hand: the packed tokens 5 6 7 8 9 and seq_length 4 give tokens 5 6 7 8 and targets 6 7 8 9.
-"""
+"""GPT's objective: each token predicts the next one, everywhere with the same weight."""
 
 from __future__ import annotations
 

@@ -87,7 +87,6 @@ class GridLinear(nn.Module):
         return output if self.bias is None else output.add_(self.bias)
 
     def extra_repr(self) -> str:
-        """Shape of this rank's part, for `print(module)`."""
         outputs, inputs = self.weight.shape
         return f"{inputs} -> {outputs} (part), bias={self.bias is not None}"
 
@@ -131,7 +130,6 @@ class GridTable(nn.Module):
         return logits if logits.shape[-1] == words else logits[..., :words]
 
     def extra_repr(self) -> str:
-        """Shape of this rank's part, for `print(module)`."""
         rows, hidden = self.weight.shape
         return f"{rows} rows (part) of {self.vocab} words, {hidden} (part)"
 
@@ -187,7 +185,6 @@ class SplitNorm(nn.Module):
         mark_partial(self, partial)
 
     def extra_repr(self) -> str:
-        """Hidden size, here and in all, and eps, for `print(module)`."""
         return f"{len(self.weight)} of {self.hidden}, eps={self.eps}"
 
 

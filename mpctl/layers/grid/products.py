@@ -23,9 +23,6 @@ Tesseract (2.5d; arXiv 2105.14500) runs this at each depth for its share of the 
 then has a part of the sum dA; it is summed over depth once a step, with the other partial gradients
 (layers/parameters.py), not once a product.
 
-By hand, q=2, all blocks one number, X = (1 2; 3 4), A = (5 6; 7 8): rank (0, 1) adds 1 * 6 in step
-0 and 2 * 8 in step 1: Y(0,1) = 22.
-
 The cube (3d). On a cube of l^3 ranks (arXiv 2105.14450, section 3) every operand is cut l^3 ways.
 One product
 
@@ -43,9 +40,6 @@ inside has source = input and target = output, the one back source = output and 
 that two of them bring the samples back (mpctl/tensor_grid.py). Backward mirrors it: dY is gathered
 along target; dX = dY W is scattered along source, dW = dY^T X along weight. Its gathers start
 together, and dX is summed while dW is computed. Only a rank's own parts are kept for backward.
-
-By hand, l=2, b=8, s=1, i=o=4: a rank holds 2 samples of 2 columns, 2 x 1 of W, and computes 4 x 2
-partial sums of 2 terms each.
 
 Letters: b batch, s sequence, h or i in, o out, v vocabulary, q side of the grid, l of the cube.
 """

@@ -4,8 +4,6 @@ A device rounds to nearest, ties to even, by one instruction. Triton's interpret
 below the smallest normal number and where a carry reaches the exponent, so that there the codes are
 made in integers: a normal number's are the upper bits of float32 rounded, a subnormal one's are
 counts of the smallest number, which adding 2^23 in float32 rounds.
-
-By hand, e4m3: 300 = 0x43960000 loses 20 bits, which are 0x60000 of 0x100000, and becomes 288.
 """
 
 from __future__ import annotations
