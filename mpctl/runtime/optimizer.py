@@ -1,24 +1,143 @@
-"""AdamW over what a rank steps of each parameter.
+"""AdamW over what a rank steps of each parameter, and the learning rate of every step.
 
 Parameters in 16 bit have a float32 master copy that the optimizer steps (mixed precision,
 arXiv 1710.03740). A rank steps full parameters, or under ZeRO its slice of every bucket: AdamW
 treats each element alone, so the update is the same. AdamW: arXiv 1711.05101; norms and biases are
 not decayed, as their declarations say (ParameterSpec.decays). Frozen parameters (training.freeze)
 have no gradient, no moments and no master.
+
+The arithmetic and the state are those of `torch.optim.AdamW(fused=True)`, bit for bit. Creating an
+object of that class imports torch._dynamo, which costs each rank more than a second of processor
+time at its start; the function that it calls, `torch.optim.adamw.adamw`, does not.
+
+The learning rate has a warm-up, then one of four schedules. Step s counts from 0. With w =
+warmup_steps, D = lr_decay_steps (steps when absent), peak = learning_rate and low =
+min_learning_rate (absent: 3e-5, at most the peak):
+
+    warm-up   s < w                peak (s + 1) / w
+    constant                       peak
+    linear    x = (s - w) / (D - w), at most 1    peak - (peak - low) x
+    cosine                         low + (peak - low) (1 + cos(pi x)) / 2       arXiv 1608.03983
+    wsd       until D - a          peak, with a = lr_wsd_decay_steps             arXiv 2404.06395
+              then, y = (s - D + a) / a, at most 1      low + (peak - low) f(y)
+
+f by lr_wsd_decay_style, 1 at y = 0 and 0 at y = 1 (Megatron-LM's names and formulas): linear 1 - y,
+cosine (1 + cos(pi y)) / 2, exponential 2 (1/2)^y - 1, minus_sqrt 1 - sqrt(y). From step D on the
+rate is low, under constant the peak. A run that is resumed with more steps keeps its rates where
+lr_decay_steps is set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
-from mpctl.runtime.optimizer import MOMENTS, AdamW, ParameterGroup, learning_rate
 from mpctl.runtime.zero.gradients import GradientBuffer
 from mpctl.runtime.zero.param_store import ParamStore, SlicedParamStore, Zero3ParamStore
 from mpctl.spec.training import TrainingSpec
 from mpctl.transport.streams import HOST_STREAM, SideStream
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Tensors that are stepped with the same weight decay."""
+
+    values: Sequence[Tensor]
+    weight_decay: float
+
+
+@dataclass
+class AdamW:
+    """Steps the values of its groups by their `.grad`. beta1, beta2, epsilon: as in the paper.
+
+    state: of each value that was stepped, its MOMENTS (tensors like the value) and `step`, a tensor
+    with the number of updates that they have seen; absent before the first step.
+    """
+
+    groups: Sequence[ParameterGroup]
+    beta1: float
+    beta2: float
+    epsilon: float
+    state: dict[Tensor, dict[str, Tensor]] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def step(
+        self, rate: float, *, grad_scale: Tensor | None = None, found_inf: Tensor | None = None
+    ) -> None:
+        """Update every value that has a gradient; rate: the learning rate.
+
+        grad_scale, found_inf: float32 scalars on the device of the values. Gradients are divided by
+        the first, in place; where the second is 1, values, moments and counts stay as they are.
+        """
+        for group in self.groups:
+            values = [value for value in group.values if value.grad is not None]
+            states = [self._state_of(value) for value in values]
+            adamw(
+                values,
+                [value.grad for value in values if value.grad is not None],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                [state["step"] for state in states],
+                fused=True,
+                grad_scale=grad_scale,
+                found_inf=found_inf,
+                amsgrad=False,
+                beta1=self.beta1,
+                beta2=self.beta2,
+                lr=rate,
+                weight_decay=group.weight_decay,
+                eps=self.epsilon,
+                maximize=False,
+            )
+
+    def _state_of(self, value: Tensor) -> dict[str, Tensor]:
+        """The state of a value, created with moments of 0 at its first step."""
+        if value not in self.state:
+            self.state[value] = {
+                "step": torch.zeros((), dtype=torch.float32, device=value.device),
+                **{name: torch.zeros_like(value) for name in MOMENTS},
+            }
+        return self.state[value]
+
+
+WSD_SHAPES: dict[str, Callable[[float], float]] = {
+    "linear": lambda y: 1 - y,
+    "cosine": lambda y: 0.5 * (1 + math.cos(math.pi * y)),
+    "exponential": lambda y: 2 * 0.5**y - 1,
+    "minus_sqrt": lambda y: 1 - math.sqrt(y),
+}
+
+
+def learning_rate(training: TrainingSpec, step: int) -> float:
+    """The rate of step `step`, from 0; defined for every step, beyond the last one too."""
+    peak, low, warmup = training.learning_rate, training.lowest_rate, training.warmup_steps
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    end = training.lr_decay_steps or training.steps
+    if training.lr_schedule == "constant":
+        return peak
+    if training.lr_schedule == "wsd":
+        decay = training.lr_wsd_decay_steps or 0
+        y = _progress(step, end - decay, decay)
+        return peak if y == 0 else low + (peak - low) * WSD_SHAPES[training.lr_wsd_decay_style](y)
+    x = _progress(step, warmup, end - warmup)
+    if training.lr_schedule == "linear":
+        return low + (peak - low) * (1 - x)
+    return low + 0.5 * (peak - low) * (1 + math.cos(math.pi * x))
+
+
+def _progress(step: int, start: int, span: int) -> float:
+    """How much of a decay of `span` steps from `start` is done: 0 to 1."""
+    return min(1.0, max(0, step - start) / max(1, span))
+
 
 TORCH_DTYPES = {
     "fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32,
