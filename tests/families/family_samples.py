@@ -1,13 +1,12 @@
 """Text of numbers and the samples that families make of it, for the tests of samples."""
 
-from importlib import import_module
-
 import numpy as np
 from hypothesis import strategies as st
 
 from mpctl.data.indexed import IndexedDataset, IndexedWriter
 from mpctl.data.samples import PackedSamples, SampleSource
 from mpctl.data.tokenizer import special_ids
+from mpctl.families import special_tokens
 from mpctl.families.implementation import get_implementation
 from mpctl.families.t5.family import target_length
 from mpctl.spec.model import ModelSpec
@@ -41,8 +40,8 @@ def model(family: str, seq_length: int, **changes) -> ModelSpec:
 
 
 def special(family: str, seq_length: int) -> dict[str, int]:
-    names = import_module(f"mpctl.families.{family}.special").special_tokens
-    return special_ids({}, names(model(family, seq_length)), vocab=VOCAB, words=WORDS)
+    names = special_tokens(model(family, seq_length))
+    return special_ids({}, names, vocab=VOCAB, words=WORDS)
 
 
 def samples(family: str, data: IndexedDataset, seq_length: int, seed: int = 1, **changes):
