@@ -173,7 +173,7 @@ def describe(
 
 def _grid(folder: Path, manifest: Manifest) -> TensorGrid | None:
     """The grid of tp ranks of the run's job, where it is what cut this checkpoint: a resumed run
-    may have had another before. By hand, 2d on 4 ranks cuts both sides of a matrix, 1d one."""
+    may have had another before. 2d on 4 ranks cuts both sides of a matrix, 1d one."""
     tp = manifest.size("tp")
     try:
         job = load_job(str(folder.parent.parent / "job.json"))

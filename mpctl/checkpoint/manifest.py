@@ -78,7 +78,7 @@ class ShardFile(BaseModel):
 class Manifest(BaseModel):
     """manifest.json. step: steps done. loss_scale: state of the fp16 loss scale
     (runtime/update.py), empty for other dtypes; fp8: empty without delayed scaling; save: a
-    random name of the save that wrote it, by which two of one step are told apart, empty where
+    random name of the save that wrote it, which distinguishes two of one step, empty where
     there was none (older versions, resharded and imported checkpoints)."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)

@@ -2,7 +2,7 @@
 
 Each shard holds a part of some parameters, cut along any dimensions (mpctl/shard.py). A part of a
 parameter is put together box by box from the shards that have some of it; what several have is read
-from the first of them. By hand, a [4, 4] weight saved by rows over tp 2, read by the rank of a
+from the first of them. A [4, 4] weight saved by rows over tp 2, read by the rank of a
 2 x 2 grid that keeps rows 2 and 3 and columns 0 and 1: rows 0 and 1 of the second shard, of which
 it copies two columns.
 

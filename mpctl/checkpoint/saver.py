@@ -31,7 +31,7 @@ from mpctl.checkpoint.manifest import Fp8Histories
 from mpctl.checkpoint.snapshot import HostCopies, OptimizerState, Snapshot, take_snapshot
 from mpctl.checkpoint.writer import FAILED, CheckpointWriter, SaveFailed
 
-SETTLE_PATIENCE = 10.0
+DRAIN_PATIENCE = 10.0
 """Seconds without progress after which a rank that has failed no longer waits for its save."""
 
 
@@ -143,10 +143,10 @@ class Saver:
                 self.current.thread.join()
             self._end()
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """After training has failed: let the save in flight end, as long as it makes progress, so
         that what it has copied is not lost."""
-        self.writer.barrier.patience = min(self.writer.barrier.patience, SETTLE_PATIENCE)
+        self.writer.barrier.patience = min(self.writer.barrier.patience, DRAIN_PATIENCE)
         with suppress(Exception):
             self.finish()
 
@@ -159,8 +159,8 @@ class Saver:
         return stalled, ended[-1]["seconds"] if ended else None
 
     def _write(self, snapshot: Snapshot, current: SaveInFlight) -> None:
-        """Write a snapshot; the thread of a save. What goes wrong is kept for `finish`, and told to
-        the other ranks, which would wait for this one otherwise."""
+        """Write a snapshot; the thread of a save. What goes wrong is kept for `finish`, and
+        announced to the other ranks, which would wait for this one otherwise."""
         try:
             snapshot.arrived()
             self.writer.write(snapshot, self._show)

@@ -7,7 +7,7 @@ they act where no old one does any more: a text becomes its old ids, some neighb
 joined, and never other old ids. So old ids mean what they meant, old text changes only in words
 that hold a new piece, and each new piece stands for the old ids that it was joined from. A pair
 that spells an entry of the old vocabulary stays apart: as an old id it could call for old merges.
-By hand: ids b 0, j 1, n 2, o 3, r 4, u 5, on 6 and a corpus that says `bonjour`, 0 6 1 3 5 4: bon
+With ids b 0, j 1, n 2, o 3, r 4, u 5, on 6 and a corpus that says `bonjour`, 0 6 1 3 5 4: bon
 is 7 for 0 6, jo 8 for 1 3, ur 9 for 5 4, bonjo 10 for 0 6 1 3.
 
 The `tokenizers` library's trainer cannot start from given merges, and the merges of one that starts

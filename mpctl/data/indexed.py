@@ -8,7 +8,7 @@ Little-endian layout of the .idx, with n sequences and m document boundaries:
     8 bytes  version, 1           8 bytes  m                    8m bytes  int64 boundaries, 0 .. n
     1 byte   token type code      4n bytes int32 lengths
 
-By hand: two uint16 documents of 3 and 1 tokens make an .idx of 34 + 8 + 16 + 24 = 82 bytes:
+Two uint16 documents of 3 and 1 tokens make an .idx of 34 + 8 + 16 + 24 = 82 bytes:
 pointers 0 and 6, boundaries 0 1 2; and a .bin of 8 bytes, which has no header. A file comes from
 strangers: every number of the header is held against the size on disk before it is used.
 """

@@ -157,8 +157,8 @@ def write_texts(
 ) -> None:
     """All texts of files and folders as one dataset at `prefix`, a document each, uncut.
 
-    on_progress is told of `read` in bytes as the files are stored. Raises InputError for sources
-    without text and for files that cannot be read.
+    on_progress: called with `encode` and the bytes of the files as they are stored. Raises
+    InputError for sources without text and for files that cannot be read.
     """
     findings = Findings()
     files = find_files(sources, max_bytes=None, encoding="utf-8", findings=findings)
@@ -217,8 +217,8 @@ def prepare(
     `tokenizer` may be a folder that holds a tokenizer.json. `extend` adds pieces of this corpus to
     it, up to vocab_size, and writes OUT/extension.json; so does a tokenizer that was extended.
     `text_key` is the key of a text in .jsonl lines and .parquet rows, `encoding` that of text and
-    .jsonl files. Every document ends with end-of-text. `on_progress(stage, done, total)` is told of
-    `read` (bytes), `count words` and `learn merges` (or `learn pieces`), `encode` (documents).
+    .jsonl files. Every document ends with end-of-text. `on_progress(stage, done, total)` is called
+    with `read` (bytes), `count words` and `learn merges` (or `learn pieces`), `encode` (documents).
     `overwrite` replaces these files and touches no other. InputError for bad settings, an unusable
     corpus or tokenizer, an OUT that holds something; RunFailed when training a tokenizer is killed.
     """

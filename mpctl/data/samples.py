@@ -3,7 +3,7 @@ from (seed, epoch, number), nothing from the layout, so that every layout trains
 
 An epoch puts the documents in a shuffled order, end to end, T tokens in all, and cuts
 floor((T - 1) / s) samples of s + 1 tokens that overlap by one: inputs are [:-1], targets [1:].
-By hand: T = 10, s = 4 gives samples of tokens 0..4 and 4..8; token 9 waits for another epoch.
+T = 10, s = 4 gives samples of tokens 0..4 and 4..8; token 9 waits for another epoch.
 Rank r of dp takes, in micro batch j of step k, the b samples from k*G + j*dp*b + r*b on.
 Permutations are stable sorts of Philox's raw 64-bit words (Salmon et al. 2011), keyed by
 (seed, epoch): NumPy promises that stream for good, but not that of Generator.permutation.
@@ -65,7 +65,9 @@ def sample_numbers(
 ) -> range:
     """Global numbers of the samples of one micro batch on one data-parallel rank; step from 0.
 
-    By hand: G = 8, dp = 2, b = 2: in step 0, rank 1 takes 2, 3 and then 6, 7.
+    >>> sizes = {"micro_batch_size": 2, "dp_size": 2, "global_batch_size": 8}
+    >>> [list(sample_numbers(step=0, micro_batch=j, dp_rank=1, **sizes)) for j in (0, 1)]
+    [[2, 3], [6, 7]]
     """
     per_micro_batch = dp_size * micro_batch_size
     if global_batch_size % per_micro_batch:
@@ -176,19 +178,27 @@ def draw(seed: int, number: int, purpose: int, count: int) -> Words:
 
 def integers(words: Words, bound: int) -> NDArray[np.int64]:
     """An integer of range(bound) for each word: the remainder, whose distribution is uniform but
-    for less than bound / 2^64."""
+    for less than bound / 2^64.
+
+    >>> integers(np.array([30, 10, 20], np.uint64), 7).tolist()
+    [2, 3, 6]
+    """
     return (words % np.uint64(bound)).astype(np.int64)
 
 
 def choose(words: Words, count: int) -> NDArray[np.int64]:
-    """`count` different indices of range(len(words)) in random order, int64 [count]."""
+    """`count` different indices of range(len(words)) in random order, int64 [count].
+
+    >>> choose(np.array([30, 10, 20], np.uint64), 3).tolist()
+    [1, 2, 0]
+    """
     return np.argsort(words, kind="stable")[:count].astype(np.int64)
 
 
 def compose(words: Words, parts: int) -> NDArray[np.int64]:
     """len(words) + 1 as a sum of `parts` positive terms, every way as likely, int64 [parts].
 
-    By hand: three words make 4, in two parts 1 + 3, 2 + 2 or 3 + 1: one of three places is cut.
+    Three words make 4, in two parts 1 + 3, 2 + 2 or 3 + 1: one of three places is cut.
     """
     assert 0 < parts <= len(words) + 1, f"{len(words) + 1} in {parts} parts"
     cuts = np.sort(choose(words, parts - 1)) + 1

@@ -92,7 +92,7 @@ def main(run_dir: Path) -> None:
     except BaseException as error:
         worker.record_failure(error)
         if worker.trainer is not None:
-            worker.trainer.saver.settle()
+            worker.trainer.saver.drain()
         if isinstance(error, RunFailed):
             sys.exit(str(error))  # it is known what happened: a traceback would only hide it
         raise

@@ -5,7 +5,7 @@ Old row v of a table E stays as it is; a new piece that stands for the old ids p
     E'[v] = (E[p_1] + ... + E[p_n]) / n
 
 in the word table and in an output layer of its own (Gee et al., EMNLP 2022, "Fast Vocabulary
-Transfer"). By hand: E = [1, 2, 4], id 3 stands for 0, 2 and id 4 for 2, 2, 0: rows 2.5 and 3. Sums
+Transfer"). For E = [1, 2, 4], id 3 stands for 0, 2 and id 4 for 2, 2, 0: rows 2.5 and 3. Sums
 are float64 and rounded once, so a row is the same bits whichever rank computes it. A rank reads its
 own old rows and those that its new ones need; rows past the last piece keep what the seed gave.
 Special tokens that lie at the top of a family's vocabulary (data/tokenizer.py) move up with it.

@@ -2,7 +2,7 @@
 
 A parameter of ours is one tensor of theirs, or several stacked on dim 0 (q, k and v; gate and up).
 Linear layers stored [in, out] are transposed.
-By hand, hidden 8 and ffn 32: mlp.up.weight, ours [32, 8], is GPT-2's h.0.mlp.c_fc.weight, [8, 32].
+With hidden 8 and ffn 32, mlp.up.weight, ours [32, 8], is GPT-2's h.0.mlp.c_fc.weight, [8, 32].
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Tokens that training added to the text, at ids that its tokenizer does not have (data/tokenizer.py),
 enter tokenizer.json under those ids; otherwise the file is copied to the byte. Beside it lie
 tokenizer_config.json and special_tokens_map.json (which token has which role) and, for a class that
-generates, generation_config.json. By hand: a BERT of 310 entries and a tokenizer of 280 without
+generates, generation_config.json. A BERT of 310 entries and a tokenizer of 280 without
 [CLS], [SEP] and [MASK] exports these as 309, 308 and 307, and texts are framed `[CLS] A [SEP]`.
 """
 

@@ -219,7 +219,7 @@ def test_training_that_fails_lets_its_save_end(
     with pytest.raises(ZeroDivisionError):
         next(steps)
     assert list_checkpoints(tmp_path / "checkpoints") == []
-    trainer.saver.settle()
+    trainer.saver.drain()
     assert [step for step, _ in list_checkpoints(tmp_path / "checkpoints")] == [2]
 
 

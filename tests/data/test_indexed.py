@@ -71,7 +71,7 @@ def test_round_trip_and_independent_reader(tmp_path_factory, documents, dtype):
     assert read_by_layout(prefix) == documents
 
 
-def test_example_of_the_docstring(tmp_path):
+def test_the_sizes_that_the_layout_gives(tmp_path):
     prefix = write(tmp_path / "x", [[1, 2, 3], [4]])
     assert Path(f"{prefix}.idx").stat().st_size == 82
     assert Path(f"{prefix}.bin").stat().st_size == 8
