@@ -56,7 +56,7 @@ class Examination:
 def examine(hosts: Hosts, wanted: Examination, on_progress: Progress) -> Diagnosis:
     """Look at all hosts, measure, find problems. on_progress: (stage, done, total)."""
     on_progress(f"looking at {plural(len(hosts.names), 'host')}", 0, 0)
-    reports, skew = look_at_hosts(hosts, wanted)
+    reports, skew = probe_hosts(hosts, wanted)
     pairs: list[PairResult] = []
     if len(hosts.names) > 1:
         on_progress("measuring pairs of hosts", 0, 0)
@@ -82,7 +82,7 @@ def examine(hosts: Hosts, wanted: Examination, on_progress: Progress) -> Diagnos
     )
 
 
-def look_at_hosts(hosts: Hosts, wanted: Examination) -> tuple[list[HostReport], list[float]]:
+def probe_hosts(hosts: Hosts, wanted: Examination) -> tuple[list[HostReport], list[float]]:
     """The reports of all hosts, and each clock's difference to this one's in seconds.
 
     A file with a nonce lies in the run directory meanwhile (or in the folder above it that exists):

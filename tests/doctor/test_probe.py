@@ -30,8 +30,6 @@ from mpctl.doctor.probe import (
     parse_links,
     port_range,
     probe_gpus,
-    probe_limits,
-    probe_network,
     probe_torch,
     relevant_variables,
     resolve,
@@ -130,15 +128,6 @@ def test_the_quota_of_a_control_group() -> None:
     assert cpu_quota("") is None
 
 
-def test_limits_are_those_of_this_process() -> None:
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limits = probe_limits()
-    assert limits.open_files == (None if soft == resource.RLIM_INFINITY else soft)
-    assert limits.open_files_hard == (None if hard == resource.RLIM_INFINITY else hard)
-
-
 LISTING = """\
 0, GPU-aaaa, NVIDIA H100 80GB HBM3, 81559, 4, 570.86.15, Disabled, 0
 1, GPU-bbbb, NVIDIA H100 80GB HBM3, 81559, 61023, 570.86.15, Enabled, 2
@@ -166,9 +155,6 @@ def test_a_listing_of_gpus() -> None:
     assert [gpu.uncorrected_errors for gpu in gpus] == [0, 2, None]
     assert [gpu.mig for gpu in gpus] == [False, True, False]
     assert gpus[2].name == "NVIDIA T400"
-
-
-def test_what_is_no_listing_has_no_gpus() -> None:
     assert parse_gpus("No devices were found\n", "") == []
 
 
@@ -253,10 +239,3 @@ def test_a_name_that_does_not_resolve_has_a_reason() -> None:
     addresses, why = resolve("no-such-host.invalid")
     assert addresses == []
     assert why
-
-
-def test_this_machine_has_a_loopback_interface() -> None:
-    network = probe_network()
-    assert any("127.0.0.1" in each.addresses and each.is_up for each in network.interfaces)
-    assert network.loopback_error is None
-    assert 0 <= network.used_ports < network.last_port

@@ -42,7 +42,7 @@ from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
 
 END_SECONDS, KILL_SECONDS = 10.0, 5.0
-LAST_BYTES, MOST_SAID, LOOK_SECONDS = 4096, 1 << 22, 1.0
+LAST_BYTES, MOST_SAID, READ_SECONDS = 4096, 1 << 22, 1.0
 
 
 class SlurmBackend:
@@ -113,8 +113,8 @@ class SlurmStep:
 
     names: of the nodes; agent: the command of an agent; environment: of the launcher; log: for the
     output of srun and of the agents; steps: the srun that started the agent of each node last;
-    begins: the size of the log before it; blind: nodes that cannot read the run directory, as the
-    log says; next_look: when it is read again, by time.monotonic(): its file system is shared.
+    begins: the size of the log before it; unshared: nodes that cannot read the run directory, as
+    the log says; next_read: when it is read again, by time.monotonic(): its file system is shared.
     """
 
     allocation: Allocation
@@ -124,8 +124,8 @@ class SlurmStep:
     log: Path
     steps: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     begins: dict[int, int] = field(default_factory=dict)
-    next_look: float = 0.0
-    blind: dict[int, Issue] = field(default_factory=dict)
+    next_read: float = 0.0
+    unshared: dict[int, Issue] = field(default_factory=dict)
 
     def start(self, nodes: Sequence[int]) -> None:
         chosen = [self.names[node] for node in nodes]
@@ -141,17 +141,17 @@ class SlurmStep:
             )
         self.steps |= dict.fromkeys(nodes, srun)
         self.begins |= dict.fromkeys(nodes, before)
-        self.blind = {node: issue for node, issue in self.blind.items() if node not in nodes}
+        self.unshared = {node: issue for node, issue in self.unshared.items() if node not in nodes}
 
     def failures(self) -> dict[int, Issue]:
         """The nodes whose agent cannot read the run directory, and those whose srun has ended, with
         the end of its output."""
-        if time.monotonic() >= self.next_look:
-            self.next_look = time.monotonic() + LOOK_SECONDS
-            self.blind = dict(self._find_blind())
-        return self._ended() | self.blind
+        if time.monotonic() >= self.next_read:
+            self.next_read = time.monotonic() + READ_SECONDS
+            self.unshared = dict(self._find_unshared())
+        return self._ended() | self.unshared
 
-    def _find_blind(self) -> Iterator[tuple[int, Issue]]:
+    def _find_unshared(self) -> Iterator[tuple[int, Issue]]:
         """Nodes whose agent, as it was started last, said that it cannot read the key."""
         nodes = {self.names[node]: node for node in self.steps}
         first = min(self.begins.values(), default=0)

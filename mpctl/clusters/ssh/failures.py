@@ -1,7 +1,7 @@
 """Why an ssh ended: its exit code and messages as an issue that names the host and a way out.
 
 ssh returns the exit code of the remote program, and 255 for everything that went wrong before or
-around it. Refused, unknown key, no permission and unreachable are told apart by its message alone.
+around it. Refused, unknown key, no permission and unreachable are why apart by its message alone.
 Messages: OpenSSH 9.2; tests/multinode/test_ssh_failures.py has a real client and sshd say them.
 """
 
@@ -169,9 +169,9 @@ def ssh_issue(host: SshHost, code: int, output: str, *, python: str, seconds: in
         message = f"Python could not be started there: {last}"
         return Issue("remote-no-python", host.name, message, hint)
     if code == SSH_FAILED:
-        told = f": {last}" if said else " and no message, as when the program that it ran is killed"
+        why = f": {last}" if said else " and no message, as when the program that it ran is killed"
         hint = f"try it by hand: ssh {host.destination}"
-        unknown = Issue("ssh-failed", host.name, f"ssh ended with code {code}{told}", hint)
+        unknown = Issue("ssh-failed", host.name, f"ssh ended with code {code}{why}", hint)
         return known(OF_SSH) or unknown
     failed = Issue("remote-failed", host.name, f"the node agent ended with code {code}: {last}")
     return unshared_issue(host.name, said) or known(OF_THE_HOST) or failed

@@ -108,16 +108,16 @@ def test_an_agent_without_the_run_directory_is_named_until_it_is_started_again(
     """srun goes on for the others, so that only its output says so."""
     flag = srun_on_path / "mounted"
     words = "n2 does not see the run directory of the launcher: No such file"
-    blind = step(srun_on_path, f'[ -e "{flag}" ] || echo "{words}"; exec sleep 20')
-    blind.start([0, 1])
-    wait_until(blind.failures, 10, "the agent of n2 has said so")
-    ((node, issue),) = blind.failures().items()
+    unshared = step(srun_on_path, f'[ -e "{flag}" ] || echo "{words}"; exec sleep 20')
+    unshared.start([0, 1])
+    wait_until(unshared.failures, 10, "the agent of n2 has said so")
+    ((node, issue),) = unshared.failures().items()
     assert (node, issue.rule, issue.where) == (1, "run-dir-not-shared", "n2")
     flag.touch()
-    blind.start([1])
-    assert blind.failures() == {}
-    blind.next_look = 0.0
-    assert blind.failures() == {}  # what was said before is not read again
-    for srun in blind.steps.values():
+    unshared.start([1])
+    assert unshared.failures() == {}
+    unshared.next_read = 0.0
+    assert unshared.failures() == {}  # what was said before is not read again
+    for srun in unshared.steps.values():
         srun.kill()
-    blind.end()
+    unshared.end()
