@@ -109,14 +109,10 @@ class _StackPart(NamedTuple):
     @classmethod
     def of(cls, stage_slice: StageSlice) -> _StackPart:
         stack = stage_slice.stack
-        counts: dict[OperatorGroup, int] = {}
-        for count, flow in stage_slice.blocks:
-            if flow.after:
-                counts[flow.part] = counts.get(flow.part, 0) + count
         return cls(
             stack.seq,
             stack.blocks[0] if stack.blocks else None,
-            tuple(counts.items()),
+            stage_slice.kinds_with_backward,
             stack.entry if stage_slice.has_entry else None,
             stack.exit if stage_slice.has_exit else None,
             stage_slice.has_exit and stack.has_logits,

@@ -181,7 +181,7 @@ class JobLayout:
         sizes = {**others, **shards, **self.job.sizes, **grid, **replicas}
         return {**sizes, "world": self.job.world_size}
 
-    def chunk_slices(self, stage: int, chunk: int) -> list[StageSlice]:
+    def chunk_slices(self, stage: int, chunk: int) -> tuple[StageSlice, ...]:
         """What one chunk of a stage holds of each layer stack."""
         return self._slices(stage)[chunk]
 
@@ -189,7 +189,7 @@ class JobLayout:
         """What a stage holds of each layer stack, chunk by chunk."""
         return [part for slices in self._slices(stage) for part in slices]
 
-    def _slices(self, stage: int) -> list[list[StageSlice]]:
+    def _slices(self, stage: int) -> list[tuple[StageSlice, ...]]:
         """The slices of a stage by chunk, each stage's made when it is first asked for."""
         if stage not in self._known_slices:
             ends = {"is_first": stage == 0, "is_last": stage == self.head_stage}
@@ -199,7 +199,7 @@ class JobLayout:
         return self._known_slices[stage]
 
     @cached_property
-    def _known_slices(self) -> dict[int, list[list[StageSlice]]]:
+    def _known_slices(self) -> dict[int, list[tuple[StageSlice, ...]]]:
         return {}
 
     def stage_parameters(self, stage: int) -> Iterator[ParameterSpec]:

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mpctl.operators.grad_flow import GradFlow, StackGradFlow, find_flows
-from mpctl.operators.layer import LayerStack
+from mpctl.operators.layer import LayerStack, OperatorGroup
 from mpctl.operators.matmul import Dims
 from mpctl.operators.matmul import ParameterSpec as ParameterSpec  # what the table is read for
 
 Span = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StageSlice:
     """What a pipeline stage has of one stack.
 
@@ -32,15 +32,24 @@ class StageSlice:
     has_entry: bool
     has_exit: bool
 
-    @property
+    @cached_property
     def ends(self) -> tuple[GradFlow, ...]:
         """The gradient flow of the entry and of the exit, where they are here."""
         return (self.flow.entry,) * self.has_entry + (self.flow.exit,) * self.has_exit
 
-    @property
+    @cached_property
     def blocks(self) -> list[tuple[int, GradFlow]]:
         """(number of layers here, their gradient flow) for each kind of layer."""
         return self.flow.blocks(self.layers)
+
+    @cached_property
+    def kinds_with_backward(self) -> tuple[tuple[OperatorGroup, int], ...]:
+        """(the layer, how many of it are here) for each kind of layer that has a backward."""
+        counts: dict[OperatorGroup, int] = {}
+        for count, flow in self.blocks:
+            if flow.after:
+                counts[flow.part] = counts.get(flow.part, 0) + count
+        return tuple(counts.items())
 
     def end_weights(self, *, trained_only: bool = False) -> tuple[ParameterSpec, ...]:
         """Parameters of the ends and, where layers are here, those that all layers share."""
@@ -109,17 +118,24 @@ class OperatorTable:
 
     def stage_slices(
         self, spans: Sequence[Span], *, is_first: bool = True, is_last: bool = True
-    ) -> list[StageSlice]:
+    ) -> tuple[StageSlice, ...]:
         """What a stage of these layers has: a slice for each stack and span that meet.
 
         spans: [start, stop) in the numbering through all stacks. is_first, is_last: whether it is
         the first or last stage of the pipeline, which has the model's ends even without a layer.
         """
-        return [
-            stage_slice
-            for start, stop in spans
-            for stage_slice in self._in_span(start, stop, is_first=is_first, is_last=is_last)
-        ]
+        key = (tuple(spans), is_first, is_last)
+        if key not in self._sliced:  # a search asks for the same stages thousands of times
+            self._sliced[key] = tuple(
+                stage_slice
+                for start, stop in spans
+                for stage_slice in self._in_span(start, stop, is_first=is_first, is_last=is_last)
+            )
+        return self._sliced[key]
+
+    @cached_property
+    def _sliced(self) -> dict[tuple[tuple[Span, ...], bool, bool], tuple[StageSlice, ...]]:
+        return {}
 
     def _in_span(
         self, start: int, stop: int, *, is_first: bool, is_last: bool

@@ -71,7 +71,7 @@ class PipelinePartition:
         return self.stage == self.layout.last_stage
 
     @property
-    def chunks(self) -> list[list[StageSlice]]:
+    def chunks(self) -> list[tuple[StageSlice, ...]]:
         """What each chunk of this stage holds of each layer stack."""
         count = len(self.spans[self.stage])
         return [self.layout.chunk_slices(self.stage, chunk) for chunk in range(count)]
