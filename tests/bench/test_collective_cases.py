@@ -37,18 +37,13 @@ def issues(**changes: Any) -> dict[str, str]:
     return {issue.where: issue.rule for issue in caught.value.issues}
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("8", 8), ("1K", 1024), ("1.5k", 1536), ("16M", 16 << 20), ("2G", 2 << 30), ("1T", 1 << 40)],
-)
-def test_sizes_are_in_powers_of_1024(text: str, size: int) -> None:
-    assert parse_size(text, "--minbytes") == size
-
-
-@pytest.mark.parametrize("text", ["", "x", "-8", "0", "1KB", "1 K", "2T", "1e3", "nan", "٣", "0.1"])
-def test_other_texts_are_no_sizes(text: str) -> None:
-    with pytest.raises(InputError, match="--minbytes"):
-        parse_size(text, "--minbytes")
+def test_sizes_are_in_powers_of_1024() -> None:
+    texts = ["8", "1K", "1.5k", "16M", "2G", "1T"]
+    sizes = [parse_size(text, "--minbytes") for text in texts]
+    assert sizes == [8, 1024, 1536, 16 << 20, 2 << 30, 1 << 40]
+    for text in ("", "x", "-8", "0", "1KB", "1 K", "2T", "1e3", "nan", "٣", "0.1"):
+        with pytest.raises(InputError, match="--minbytes"):
+            parse_size(text, "--minbytes")
 
 
 def test_sizes_grow_by_a_factor_or_by_a_step() -> None:

@@ -36,10 +36,10 @@ def test_ranks_are_one_and_all() -> None:
     assert parse_ranks(" 4, 1,4", TWO_CORES, device="cpu") == (1, 4)
 
 
-@pytest.mark.parametrize("text", ["", "0", "1,,2", "two", "-1", "1.5"])
-def test_ranks_that_are_no_numbers(text: str) -> None:
-    error = refusal(parse_ranks, text, TWO_CORES, device="cpu")
-    assert [issue.rule for issue in error.issues] == ["bad-ranks"] and repr(text) in str(error)
+def test_ranks_that_are_no_numbers() -> None:
+    for text in ("", "0", "1,,2", "two", "-1", "1.5"):
+        error = refusal(parse_ranks, text, TWO_CORES, device="cpu")
+        assert [issue.rule for issue in error.issues] == ["bad-ranks"] and repr(text) in str(error)
 
 
 def test_dtypes_are_those_of_torch() -> None:

@@ -115,12 +115,12 @@ def test_where_no_layout_is_left_the_reasons_are_reported_as_of_any_job(tmp_path
         plan_cases(verify_cases(able), tmp_path / "out", TWO_CORES, overwrite=False)
 
 
-@pytest.mark.parametrize("name", ["parallel.tp", "zero", "cluster.gpus_per_node", "recompute"])
-def test_settings_that_layouts_have_of_their_own_are_refused(name: str) -> None:
-    with pytest.raises(InputError) as error:
-        built_in_set(demo_on(), {"training.steps": 3, name: 1}, TWO_CORES, quick=False)
-    (issue,) = error.value.issues
-    assert issue.where == full_name(name) and "name the JOB" in issue.hint
+def test_settings_that_layouts_have_of_their_own_are_refused() -> None:
+    for name in ("parallel.tp", "zero", "cluster.gpus_per_node", "recompute"):
+        with pytest.raises(InputError) as error:
+            built_in_set(demo_on(), {"training.steps": 3, name: 1}, TWO_CORES, quick=False)
+        (issue,) = error.value.issues
+        assert issue.where == full_name(name) and "name the JOB" in issue.hint
 
 
 def test_layouts_that_do_not_fill_the_nodes_are_left_out() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import permutations
-
-import pytest
+from itertools import permutations, product
 
 from mpctl.axes import AXIS_NAMES, GROUP_KINDS
 from mpctl.render.cells import TILES, boxes, extent, group_number, letters
@@ -14,36 +12,33 @@ from mpctl.topology import Topology
 ORDERS = ["-".join(order) for order in permutations(AXIS_NAMES)]
 
 
-@pytest.mark.parametrize("order", ORDERS[::5])
-@pytest.mark.parametrize("kind", ["tp", "cp", "dp", "pp", "mp"])
-def test_a_group_number_is_one_group(order: str, kind: str) -> None:
-    topology = Topology.of({"tp": 2, "cp": 3, "dp": 2, "pp": 4}, order=order, gpus_per_node=8)
-    numbers = [
-        {group_number(topology, rank, GROUP_KINDS[kind]) for rank in group}
-        for group in topology.kind_groups(kind)
-    ]
-    assert all(len(found) == 1 for found in numbers)
-    assert set.union(*numbers) == set(range(len(numbers)))
+def test_a_group_number_is_one_group() -> None:
+    for order, kind in product(ORDERS[::5], ("tp", "cp", "dp", "pp", "mp")):
+        topology = Topology.of({"tp": 2, "cp": 3, "dp": 2, "pp": 4}, order=order, gpus_per_node=8)
+        numbers = [
+            {group_number(topology, rank, GROUP_KINDS[kind]) for rank in group}
+            for group in topology.kind_groups(kind)
+        ]
+        assert all(len(found) == 1 for found in numbers), (order, kind)
+        assert set.union(*numbers) == set(range(len(numbers))), (order, kind)
 
 
-@pytest.mark.parametrize("world", [2, 512, 513, 8192, 2**20])
-def test_every_rank_is_in_one_cell(world: int) -> None:
-    topology = Topology.of({"dp": world}, gpus_per_node=8)
-    cells = [cell for box in boxes(topology) for cell in box.cells]
-    assert [cell.start for cell in cells[1:]] == [cell.stop for cell in cells[:-1]]
-    assert (cells[0].start, cells[-1].stop) == (0, world)
-    assert len(cells) <= TILES
+def test_every_rank_is_in_one_cell() -> None:
+    for world in (2, 512, 513, 8192, 2**20):
+        topology = Topology.of({"dp": world}, gpus_per_node=8)
+        cells = [cell for box in boxes(topology) for cell in box.cells]
+        assert [cell.start for cell in cells[1:]] == [cell.stop for cell in cells[:-1]]
+        assert (cells[0].start, cells[-1].stop) == (0, world)
+        assert len(cells) <= TILES
 
 
-@pytest.mark.parametrize("order", ORDERS[::7])
-def test_the_extent_of_a_cell_holds_its_coordinates(order: str) -> None:
-    topology = Topology.of({"tp": 2, "cp": 3, "dp": 4, "pp": 5}, order=order, gpus_per_node=6)
-    for start in range(0, 120, 6):
-        for size in (1, 6, 24):
-            ranks = range(start, min(start + size, 120))
-            for axis in AXIS_NAMES:
-                found = {topology.coords(rank)[axis] for rank in ranks}
-                assert extent(topology, axis, ranks) == (min(found), max(found))
+def test_the_extent_of_a_cell_holds_its_coordinates() -> None:
+    for order, start, size in product(ORDERS[::7], range(0, 120, 6), (1, 6, 24)):
+        topology = Topology.of({"tp": 2, "cp": 3, "dp": 4, "pp": 5}, order=order, gpus_per_node=6)
+        ranks = range(start, min(start + size, 120))
+        for axis in AXIS_NAMES:
+            found = {topology.coords(rank)[axis] for rank in ranks}
+            assert extent(topology, axis, ranks) == (min(found), max(found)), (order, ranks)
 
 
 def test_letters_go_on_after_z() -> None:

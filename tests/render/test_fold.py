@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import permutations
-
-import pytest
+from itertools import permutations, product
 
 from mpctl.axes import AXIS_NAMES
 from mpctl.render.fold import fold, groups_text, layers_text, members_text, nodes_are_alike
@@ -17,19 +15,16 @@ def test_runs_of_equal_keys() -> None:
     assert fold("") == []
 
 
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [
+def test_members_of_a_group() -> None:
+    for ranks, text in (
         (range(2), "[0,1]"),
         (range(8), "[0-7]"),
         (range(0, 64, 8), "[0,8,16,24,32,40,48,56]"),
         (range(0, 1024, 64), "[0,64,128,...,960]"),
         ([0, 1, 4, 5], "[0,1,4,5]"),
         ([r + 64 * s for s in range(16) for r in range(8)], "[0-7,64-71,128-135,...,960-967]"),
-    ],
-)
-def test_members_of_a_group(ranks: list[int], text: str) -> None:
-    assert members_text(ranks) == text
+    ):
+        assert members_text(ranks) == text
     assert members_text(ranks, whole=True) == str(list(ranks)).replace(" ", "")
 
 
@@ -53,20 +48,19 @@ def test_layers_at_equal_distances_are_folded() -> None:
     assert layers_text([(0, 2), (4, 5), (6, 9), (12, 13)]) == "0-1 4 6-8 12"
 
 
-@pytest.mark.parametrize("order", ["-".join(order) for order in permutations(AXIS_NAMES)])
-@pytest.mark.parametrize("sizes", [{"tp": 2, "dp": 4, "pp": 8}, {"tp": 2, "dp": 3, "pp": 4}])
-@pytest.mark.parametrize("per_node", [2, 3, 4, 6, 8])
-def test_nodes_said_to_be_alike_are(order: str, sizes: dict[str, int], per_node: int) -> None:
+def test_nodes_said_to_be_alike_are() -> None:
     """Alike: the coordinates of a node's ranks, counted from its first rank, are the same."""
-    topology = Topology.of(sizes, order=order, gpus_per_node=per_node)
-    if topology.world_size % per_node:
-        return
-    shapes = set()
-    for first in range(0, topology.world_size, per_node):
-        start = topology.coords(first)
-        ranks = map(topology.coords, range(first, first + per_node))
-        shapes.add(tuple(tuple(c[axis] - start[axis] for axis in AXIS_NAMES) for c in ranks))
-    assert nodes_are_alike(topology) == (len(shapes) == 1)
+    worlds = ({"tp": 2, "dp": 4, "pp": 8}, {"tp": 2, "dp": 3, "pp": 4})
+    for order, sizes, per_node in product(permutations(AXIS_NAMES), worlds, (2, 3, 4, 6, 8)):
+        topology = Topology.of(sizes, order="-".join(order), gpus_per_node=per_node)
+        if topology.world_size % per_node:
+            continue
+        shapes = set()
+        for first in range(0, topology.world_size, per_node):
+            start = topology.coords(first)
+            ranks = map(topology.coords, range(first, first + per_node))
+            shapes.add(tuple(tuple(c[axis] - start[axis] for axis in AXIS_NAMES) for c in ranks))
+        assert nodes_are_alike(topology) == (len(shapes) == 1), (order, sizes, per_node)
 
 
 def test_words_for_counts_and_ranges() -> None:
