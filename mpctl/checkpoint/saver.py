@@ -12,7 +12,7 @@ failure of a save is raised by the next `save` or `finish`; the trainer asks `ha
 step and lets all ranks stop after the same one.
 
 Memory: the copies are kept for the next save, so a rank that writes needs the bytes of its shard in
-host memory once more (estimate/states.py: snapshot_bytes).
+host memory once more (estimate/states.py).
 """
 
 from __future__ import annotations
