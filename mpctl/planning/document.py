@@ -23,7 +23,6 @@ from mpctl.planning.summary import (
     training_settings,
     verdict,
 )
-from mpctl.planning.tensor_modes import rank_blocks
 from mpctl.records import Json, json_value, to_json
 from mpctl.topology import Topology
 from mpctl.units import plural
@@ -254,6 +253,8 @@ def rank_document(plan: Plan, topology: Topology, rank: int) -> RankDocument:
         **rank_entry(plan, topology, rank),  # type: ignore[typeddict-item]  # no tensor_blocks
         "groups": {kind: list(group) for kind, group in groups.items() if group is not None},
     }
+    from mpctl.planning.tensor_modes import rank_blocks  # a plan has no use for the rest of it
+
     if blocks := rank_blocks(plan, topology, rank):
         document["tensor_blocks"] = {
             held.tensor: {
