@@ -33,21 +33,18 @@ import psutil
 from mpctl.clusters.torchrun.meeting import read_meeting
 from mpctl.clusters.torchrun.world import JoinedWorld, describe_process, require_world
 from mpctl.errors import RunFailed
-from mpctl.hosts.machine import memory_kills
-from mpctl.launch.attempt import AttemptPhase, NodeState, RankState
+from mpctl.launch.attempt import NodeState
 from mpctl.launch.control.messages import read_key
 from mpctl.launch.node.agent import (
     REQUESTS,
     Agent,
-    NodeProcess,
     NodeStarter,
     connect,
     main,
     say_hello,
 )
-from mpctl.launch.node.processes import UNREADABLE, kill_tree, process_state, rank_stacks
+from mpctl.launch.node.processes import UNREADABLE, HostRanks
 from mpctl.launch.node.torchrun import NodeStart, NodeTorchrun
-from mpctl.rundir.breadcrumb import HostBreadcrumbs
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import write_stop_request
 
@@ -58,68 +55,33 @@ RETURN_SECONDS = 30.0
 """How long a process waits for the launcher to come back after the connection broke."""
 
 
-class RankProcess:
+class RankProcess(HostRanks):
     """The worker of one rank; `start.node` is the rank, `start.nnodes` the size of the world."""
 
     def __init__(self, run: RunDir, start: NodeStart, *, local_rank: int) -> None:
         """Start the worker. Raises OSError when it cannot start."""
-        self.run, self.rank, self.kills = run, start.node, memory_kills()
-        self.is_ended = False  # by `end`
-        self.breadcrumbs = HostBreadcrumbs((self.rank,), run.path)
-        log = run.log(self.rank)
+        super().__init__(run, start.node, (start.node,))
+        log = run.log(start.node)
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = rank_variables(start, local_rank, os.environ) | self.breadcrumbs.environment
         before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the worker inherits that
         try:
             with log.open("ab") as output:
-                self.worker = subprocess.Popen(
+                self.process = subprocess.Popen(
                     [sys.executable, "-m", "mpctl.runtime.worker", str(run.path.resolve())],
                     env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                     start_new_session=True,  # signals to this process's group are not for it
                 )  # fmt: skip
         finally:
             signal.signal(signal.SIGUSR1, before)
-
-    def poll(self) -> AttemptPhase:
-        crumbs = self.breadcrumbs
-        return AttemptPhase.of(
-            self.worker.poll(), is_failing=crumbs.has_failed, has_joined=crumbs.has_joined
-        )
+        with suppress(*UNREADABLE):
+            self.found[start.node] = psutil.Process(self.process.pid)
 
     def snapshot(self) -> NodeState:
-        code = self.worker.poll()
-        return NodeState(
-            node=self.rank,
-            host=socket.gethostname(),
-            ranks={self.rank: self._state()},
-            code=code,
-            exit_codes={self.rank: code} if code and not self.is_ended else {},
-            failures=self.breadcrumbs.failures(),
-            memory_kills=memory_kills() - self.kills,
-        )
-
-    def end(self) -> NodeState:
-        self.is_ended = self.worker.poll() is None
-        unkilled = kill_tree(self.worker)
-        self.breadcrumbs.close()
-        return replace(self.snapshot(), unkilled=unkilled)
-
-    def request_stop(self) -> None:
-        self.breadcrumbs.request_stop()
-
-    def stacks(self) -> dict[int, str]:
-        process = self._process()
-        ranks = {} if process is None else {self.rank: process}
-        return rank_stacks(self.run, ranks, self.breadcrumbs)
-
-    def _state(self) -> RankState:
-        return process_state(self._process(), self.breadcrumbs.state(self.rank))
-
-    def _process(self) -> psutil.Process | None:
-        try:
-            return psutil.Process(self.worker.pid)
-        except UNREADABLE:
-            return None
+        """What is known of the rank now; no torchrun says with which code it ended."""
+        state = super().snapshot()
+        has_failed = bool(state.code) and not self.is_ended
+        return replace(state, exit_codes={self.node: state.code or 0} if has_failed else {})
 
 
 def rank_variables(
@@ -147,7 +109,7 @@ def node_starter(world: JoinedWorld) -> NodeStarter:
     if world.level == "node":
         return NodeTorchrun
 
-    def start_rank(run: RunDir, start: NodeStart) -> NodeProcess:
+    def start_rank(run: RunDir, start: NodeStart) -> HostRanks:
         return RankProcess(run, start, local_rank=world.local)
 
     return start_rank

@@ -28,7 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from mpctl.durable import wait_for_file
 from mpctl.hosts.machine import NO_RUN_DIR, host_facts
@@ -48,6 +48,7 @@ from mpctl.launch.control.messages import (
     Unproved,
     read_key,
 )
+from mpctl.launch.node.processes import HostRanks
 from mpctl.launch.node.torchrun import RANK_VARIABLES, NodeStart, NodeTorchrun
 from mpctl.rundir.directory import RunDir
 
@@ -67,27 +68,7 @@ REQUESTS: Requests = {
 """The requests by name; arguments and results are JSON."""
 
 
-class NodeProcess(Protocol):
-    """What runs ranks of an attempt for an agent: torchrun (node/torchrun.py), or the worker of a
-    single rank (joined/rank_process.py)."""
-
-    def poll(self) -> AttemptPhase:
-        """How far the attempt is here."""
-
-    def snapshot(self) -> NodeState:
-        """The state of torchrun and of the ranks."""
-
-    def request_stop(self) -> None:
-        """Have the ranks finish their step, save and end."""
-
-    def stacks(self) -> dict[int, str]:
-        """Where the main thread of each rank is that answers."""
-
-    def end(self) -> NodeState:
-        """Kill what still runs; the last state."""
-
-
-NodeStarter = Callable[[RunDir, NodeStart], NodeProcess]
+NodeStarter = Callable[[RunDir, NodeStart], HostRanks]
 """Starts the ranks of an agent. Raises OSError when it cannot."""
 
 
@@ -108,7 +89,7 @@ class Agent:
         self.requests: Requests = {**requests, "stacks": self._stacks}
         self.attempt = 0
         self.is_welcome = False
-        self.node: NodeProcess | None = None
+        self.node: HostRanks | None = None
         self.reported: NodeState | None = None
         self.heard = self.next_report = time.monotonic()
         self.is_over = False

@@ -23,16 +23,18 @@ faulthandler writes, the last call first and the main thread last:
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
-from mpctl.launch.attempt import STOPPED, RankState
+from mpctl.hosts.machine import memory_kills
+from mpctl.launch.attempt import STOPPED, AttemptPhase, NodeState, RankState
 from mpctl.rundir.breadcrumb import STACK_SIGNAL, BreadcrumbState, HostBreadcrumbs
 from mpctl.rundir.directory import RunDir
 
@@ -47,37 +49,70 @@ DUMP_BYTES = 1 << 18
 UNANSWERING = (*STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
-class ProcessTree:
-    """torchrun, by its process id, and its ranks; `ranks` is filled as they appear."""
+class HostRanks:
+    """The ranks of one host in one attempt. node: of the host in the plan; process: what starts
+    them, torchrun, or the worker of the only rank, set by a subclass; kills: processes that ran out
+    of memory before; is_ended: by `end`."""
 
-    def __init__(self, torchrun: int, world_size: int) -> None:
-        self.pid, self.world_size = torchrun, world_size
-        self.ranks: dict[int, psutil.Process] = {}
+    process: subprocess.Popen[bytes]
 
-    def find(self) -> None:
-        """Look for ranks that have started since the last call, until all are known."""
-        if len(self.ranks) == self.world_size:
-            return
-        try:
-            children = psutil.Process(self.pid).children()
-        except UNREADABLE:
-            return
-        for child in children:
-            with suppress(*UNREADABLE, KeyError, ValueError):  # one that is just starting or ending
-                self.ranks[int(child.environ()["RANK"])] = child
+    def __init__(self, run: RunDir, node: int, ranks: Sequence[int]) -> None:
+        """Raises OSError when there is no memory to share with the ranks."""
+        self.run, self.node, self.ranks = run, node, ranks
+        self.breadcrumbs = HostBreadcrumbs(ranks, run.path)
+        self.found: dict[int, psutil.Process] = {}
+        self.kills, self.is_ended = memory_kills(), False
 
-    def state(self, rank: int | None) -> str:
-        """psutil's name of the state of a rank, of torchrun for None; empty when it cannot be
-        read."""
-        try:
-            process = psutil.Process(self.pid) if rank is None else self.ranks[rank]
-            return str(process.status())
-        except (*UNREADABLE, KeyError):
-            return ""
+    def find(self) -> Mapping[int, psutil.Process]:
+        """The processes of the ranks that have started, by rank."""
+        if len(self.found) < len(self.ranks):
+            with suppress(*UNREADABLE):
+                for child in psutil.Process(self.process.pid).children():
+                    with suppress(*UNREADABLE, KeyError, ValueError):  # just starting or ending
+                        self.found[int(child.environ()["RANK"])] = child
+        return self.found
 
-    def rank_state(self, rank: int, breadcrumb: BreadcrumbState) -> RankState:
-        """What this host sees of a rank."""
-        return process_state(self.ranks.get(rank), breadcrumb)
+    def poll(self) -> AttemptPhase:
+        """How far the attempt is on this host."""
+        crumbs = self.breadcrumbs
+        return AttemptPhase.of(
+            self.process.poll(), is_failing=crumbs.has_failed, has_joined=crumbs.has_joined
+        )
+
+    def snapshot(self) -> NodeState:
+        """What is known of the ranks now; code: of the process, negative for a signal."""
+        code, found, crumbs = self.process.poll(), self.find(), self.breadcrumbs
+        return NodeState(
+            node=self.node,
+            host=socket.gethostname(),
+            ranks={rank: process_state(found.get(rank), crumbs.state(rank)) for rank in self.ranks},
+            code=code,
+            failures=crumbs.failures(),
+            memory_kills=memory_kills() - self.kills,
+        )
+
+    def request_stop(self) -> None:
+        """Have the ranks finish their step, save and end."""
+        self.breadcrumbs.request_stop()
+
+    def stacks(self) -> dict[int, str]:
+        """Where the main thread of each rank is that answers."""
+        readers = {}
+        for rank, process in self.find().items():
+            with suppress(*UNREADABLE):
+                # One that has written its breadcrumb takes the signal; before, it would end it.
+                is_working = self.breadcrumbs.state(rank).is_working
+                if is_working and process.status() not in UNANSWERING:
+                    readers[rank] = StackReader(self.run.log(rank))
+                    process.send_signal(STACK_SIGNAL)
+        return read_stacks(readers)
+
+    def end(self) -> NodeState:
+        """Kill what still runs; the last state."""
+        self.is_ended = self.process.poll() is None
+        unkilled = kill_tree(self.process)
+        self.breadcrumbs.close()
+        return replace(self.snapshot(), unkilled=unkilled)
 
 
 def process_state(process: psutil.Process | None, breadcrumb: BreadcrumbState) -> RankState:
@@ -216,17 +251,3 @@ def read_stacks(readers: Mapping[int, StackReader]) -> dict[int, str]:
         time.sleep(STACK_POLL_SECONDS)
     where = {rank: innermost(main_stack(reader.text)) for rank, reader in readers.items()}
     return {rank: text for rank, text in where.items() if text}
-
-
-def rank_stacks(
-    run: RunDir, ranks: Mapping[int, psutil.Process], breadcrumbs: HostBreadcrumbs
-) -> dict[int, str]:
-    """Where the main thread of each rank is, by rank; without those that do not answer."""
-    readers = {}
-    for rank, process in ranks.items():
-        with suppress(*UNREADABLE):
-            # A rank that has written its breadcrumb takes the signal; before, it would end it.
-            if breadcrumbs.state(rank).is_working and process.status() not in UNANSWERING:
-                readers[rank] = StackReader(run.log(rank))
-                process.send_signal(STACK_SIGNAL)
-    return read_stacks(readers)

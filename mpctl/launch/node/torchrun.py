@@ -28,7 +28,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,11 +35,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mpctl.hosts.machine import memory_kills
+import psutil
+
 from mpctl.hosts.network import HOST, free_port
-from mpctl.launch.attempt import AttemptPhase, NodeState, RankState
-from mpctl.launch.node.processes import ProcessTree, kill_tree, rank_stacks
-from mpctl.rundir.breadcrumb import HostBreadcrumbs
+from mpctl.launch.attempt import NodeState
+from mpctl.launch.node.processes import UNREADABLE, HostRanks, kill_tree
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.marker import COMMAND
 from mpctl.rundir.origin import ORIGIN
@@ -197,7 +196,7 @@ def task_environments(job: JobSpec) -> Iterator[dict[str, str]]:
         yield {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
 
 
-class NodeTorchrun:
+class NodeTorchrun(HostRanks):
     """torchrun of one attempt on this host, and its ranks."""
 
     def __init__(
@@ -205,9 +204,7 @@ class NodeTorchrun:
     ) -> None:
         """Start torchrun, its output appended to its log; waiting: one that only needs to be told
         what to run. Raises OSError when it cannot start."""
-        self.run, self.start, self.kills = run, start, memory_kills()
-        self.is_ended = False  # by `end`
-        self.breadcrumbs = HostBreadcrumbs(start.ranks, run.path)
+        super().__init__(run, start.node, start.ranks)
         self.log = run.node_log(start.node)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         command = torchrun_command(run.path, start)
@@ -215,10 +212,9 @@ class NodeTorchrun:
             log.write(os.fsencode(f"{COMMAND}{shlex.join(command)}\n"))
         env = {**start.env, **self.breadcrumbs.environment}
         if waiting is not None and waiting.order(command[3:], env, self.log.resolve()):
-            self.torchrun = waiting.process
+            self.process = waiting.process
         else:
-            self.torchrun = self._start(command, env)
-        self.processes = ProcessTree(self.torchrun.pid, len(start.ranks))
+            self.process = self._start(command, env)
 
     def _start(self, command: list[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
@@ -231,41 +227,15 @@ class NodeTorchrun:
                 start_new_session=True,
             )
 
-    def poll(self) -> AttemptPhase:
-        crumbs = self.breadcrumbs
-        return AttemptPhase.of(
-            self.torchrun.poll(), is_failing=crumbs.has_failed, has_joined=crumbs.has_joined
-        )
-
     def snapshot(self) -> NodeState:
-        code = self.torchrun.poll()
-        self.processes.find()
-        return NodeState(
-            node=self.start.node,
-            host=socket.gethostname(),
-            torchrun=self.processes.state(None) if code is None else "",
-            ranks={rank: self._state(rank) for rank in self.start.ranks},
-            code=code,
-            killed_by=max(0, -(code or 0)) if not self.is_ended else 0,
+        """What is known of torchrun and the ranks now."""
+        state, torchrun = super().snapshot(), ""
+        with suppress(*UNREADABLE):
+            torchrun = str(psutil.Process(self.process.pid).status()) if state.code is None else ""
+        return replace(
+            state,
+            torchrun=torchrun,
+            killed_by=max(0, -(state.code or 0)) if not self.is_ended else 0,
             exit_codes=self.breadcrumbs.exit_codes,
             terminated=self.breadcrumbs.terminated,
-            failures=self.breadcrumbs.failures(),
-            memory_kills=memory_kills() - self.kills,
         )
-
-    def _state(self, rank: int) -> RankState:
-        return self.processes.rank_state(rank, self.breadcrumbs.state(rank))
-
-    def request_stop(self) -> None:
-        self.breadcrumbs.request_stop()
-
-    def stacks(self) -> dict[int, str]:
-        self.processes.find()
-        return rank_stacks(self.run, self.processes.ranks, self.breadcrumbs)
-
-    def end(self) -> NodeState:
-        """Kill torchrun and all ranks that still run; the last state."""
-        self.is_ended = self.torchrun.poll() is None
-        unkilled = kill_tree(self.torchrun)
-        self.breadcrumbs.close()
-        return replace(self.snapshot(), unkilled=unkilled)
