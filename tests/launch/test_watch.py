@@ -146,7 +146,7 @@ def test_a_rank_that_computes_without_a_heartbeat_is_not_silent(scene: Scene) ->
 def start_all_reduce(crumb: Breadcrumb, *, waits: bool) -> int:
     tp = crumb.collectives.group("tp", (0, 1))
     assert tp is not None
-    number = tp.start(1, 4096)
+    number = tp.start("all_reduce", 4096)
     if waits:
         tp.wait(number)
     return number
