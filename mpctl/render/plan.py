@@ -30,7 +30,6 @@ from mpctl.planning.summary import (
     training_settings,
     verdict,
 )
-from mpctl.render.compare import runtimes_table
 from mpctl.render.console import Console, NamedRows, get_console, plain_table
 from mpctl.render.fold import fold, members_text, span_text, stage_layers_text
 from mpctl.render.plan_layout import grid_part, groups_part, nodes_part, ranks_part
@@ -76,6 +75,8 @@ def _head(
     yield NamedRows([*_runtime_rows(plan, others), *_figures(plan, full=full)])
     yield from _warnings(plan)
     if runtimes:
+        from mpctl.render.compare import runtimes_table
+
         yield runtimes_table(runtimes)
 
 
