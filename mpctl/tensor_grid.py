@@ -43,6 +43,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isqrt, prod
+from typing import NamedTuple
 
 Axes = tuple[str, ...]
 WeightAxes = tuple[Axes, ...]
@@ -51,8 +52,7 @@ FEATURES = frozenset({"heads", "kv_heads", "ffn", "vocab", "projected"})
 MODES = ("1d", "2d", "2.5d", "3d")
 
 
-@dataclass(frozen=True, slots=True)
-class _Cuts:
+class _Cuts(NamedTuple):
     """Which axes cut what; of several axes of one dimension the first cuts it first.
 
     outer_samples, inner_samples: axes that cut the samples of a micro batch outside and inside.

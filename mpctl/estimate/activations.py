@@ -17,7 +17,6 @@ Letters: b batch, s sequence, h hidden, f MLP width, v vocabulary; t tp, c cp.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -35,8 +34,7 @@ from mpctl.operators.matmul import Dims, MatMul
 from mpctl.operators.table import StageSlice
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkBytes:
+class ChunkBytes(NamedTuple):
     """Bytes of activations of one micro batch in one model chunk.
 
     saved: from its forward to its backward. peak: the most at once during its backward, `saved`

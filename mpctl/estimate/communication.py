@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mpctl.collectives import Kind
 from mpctl.layout.job_layout import JobLayout
@@ -184,8 +184,7 @@ def count_messages(messages: Iterable[Message]) -> Iterator[MessageCount]:
 # states and m gradients, stage 1 m and 2m.
 
 
-@dataclass(frozen=True, slots=True)
-class P2PTransfer:
+class P2PTransfer(NamedTuple):
     """What one chunk sends to the next for one micro batch.
 
     sizes: bytes of each tensor that arrives. messages: how they get there. is_forward: activations,
@@ -199,8 +198,7 @@ class P2PTransfer:
     is_forward: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class SharedParameter:
+class SharedParameter(NamedTuple):
     """A trained parameter that several stages hold."""
 
     weight: ParameterSpec

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mpctl.estimate.activation_shapes import (
     ActivationShapes,
@@ -30,8 +29,7 @@ from mpctl.units import bytes_text, count_text, seconds_text
 Unit = Literal["B", "s", "FLOP", "FLOP/s", "B/s", "", "%"]
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(NamedTuple):
     """name: dotted, `memory.stage-0.activations`; formula: in words and letters; numbers: the same
     with what stands for them here; source: the paper, datasheet or fit behind the formula."""
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
+from typing import NamedTuple
 
 from mpctl.collectives import get_collective, ring_bytes
 from mpctl.estimate.attention import kernels_of
@@ -264,8 +265,7 @@ def repeated_products(
 NORMS = "norms"
 
 
-@dataclass(frozen=True, slots=True)
-class PartTraffic:
+class PartTraffic(NamedTuple):
     """Collectives of one parallel layer between the ranks of tp, forward and backward, for one
     micro batch; an all-reduce is two phases, any other collective one.
 
@@ -314,8 +314,7 @@ class PartTraffic:
             yield PartTraffic(own, self.ranks, self.phi_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockTraffic:
+class BlockTraffic(NamedTuple):
     """Collectives between the ranks of tp in one block of a stack, for one micro batch.
 
     parts: by parallel layer, and of norms, where these send anything. whole: all of them. mode: the

@@ -14,9 +14,9 @@ By hand, 2 stages, F = 1, B = 2, no messages, m micro batches: stage 0 ends at 3
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
 from mpctl.pipeline.schedule.orders import Kind, StageChunk, actions
 from mpctl.pipeline.schedule.replay import Turns
@@ -27,8 +27,7 @@ GROUPS, GROUPS_OF_CHUNKS = 3, 2  # of p micro batches that are played before the
 SETTLED = 1e-9  # relative difference of two rounds that counts as none
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkTimes:
+class ChunkTimes(NamedTuple):
     """Seconds of one micro batch: forward, and backward in its two parts."""
 
     forward: float
@@ -46,8 +45,7 @@ class ChunkTimes:
                 "backward_input": self.inputs, "backward_weight": self.weights}[kind]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkPass:
+class ChunkPass(NamedTuple):
     """One micro batch through a chunk: its seconds, and of which parts they are."""
 
     chunk: ChunkTimes
@@ -58,8 +56,7 @@ class ChunkPass:
     other: float
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineTiming:
+class PipelineTiming(NamedTuple):
     """chunks[stage][chunk]; ahead[v], back[v]: seconds of the message from virtual stage v to the
     next, and of the gradient from there."""
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes, is_cuda
 from mpctl.estimate.activations import ChunkBytes, stage_chunks
@@ -75,8 +75,7 @@ class StageMemory:
         return self.reserved_bytes + self.context_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StageWeights:
+class StageWeights(NamedTuple):
     """Bytes on one rank of a stage that no micro batch changes. lasting, passing: as large as
     weights, from the first step on and for a moment."""
 
@@ -90,8 +89,7 @@ class StageWeights:
         return cls(find_states(layout, stage), *weights_besides(layout, stage))
 
 
-@dataclass(frozen=True, slots=True)
-class StageContents:
+class StageContents(NamedTuple):
     """Bytes on one rank of a stage that do not depend on how many micro batches are in flight.
 
     work: beside a chunk's own, of weights and messages, for a moment of a backward.

@@ -49,8 +49,7 @@ class MissingLink(LookupError):
     """A message needs a link whose bandwidth is not known; says which."""
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(NamedTuple):
     """How a collective of the groups of one axis goes.
 
     ranks: of a group; domains: that a group spans; seconds_per_byte: of the slowest link of a ring;

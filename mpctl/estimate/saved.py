@@ -18,7 +18,6 @@ Letters: b batch, s sequence, h hidden, a heads, d head size, f MLP width; t tp,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from mpctl.estimate.activation_shapes import ActivationShapes, SavedTensor, Width
@@ -177,8 +176,7 @@ def batch_activations(arrays: Iterable[Dims]) -> Saved:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class SavedByCore:
+class SavedByCore(NamedTuple):
     """What softmax(Q K^T) V saves for its backward, and what selective recomputation forms again.
 
     Our kernels: torch's fused attention; on CUDA, where there is dropout, a window, slopes, a bias
@@ -366,8 +364,7 @@ class SavedByCore:
         return shapes.cp == 1 and is_one and has_own_heads and not self.attention.is_cross
 
 
-@dataclass(frozen=True, slots=True)
-class _ScorePairs:
+class _ScorePairs(NamedTuple):
     """Tensors with an element for each pair of a query and a key."""
 
     shapes: ActivationShapes

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from math import exp
 from typing import NamedTuple
@@ -46,8 +45,7 @@ QUANTILE = 1.645  # of a normal: a twentieth lies above
 BEYOND = 1.5  # times the largest seen that still count as seen
 
 
-@dataclass(frozen=True, slots=True)
-class Band:
+class Band(NamedTuple):
     """How far measured steps may lie from an estimate.
 
     factor: nine of ten measured steps lie between estimate / factor and estimate x factor.
@@ -176,8 +174,7 @@ PARTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StepTime:
+class StepTime(NamedTuple):
     """Seconds of one step on the busiest stage, by part (`PARTS`), and what rates follow from.
 
     model_flops, hardware_flops: FLOP of a step, of a rank on the average, as arXiv 2104.04473 and

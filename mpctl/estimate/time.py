@@ -18,7 +18,7 @@ By hand, 1F1B on 2 stages that take F = 1, B = 2 and F = 2, B = 4, m = 3, no mes
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from mpctl.estimate.communication import Message, local_parameters, transfers
@@ -155,8 +155,7 @@ class StepTimeModel:
 
     def _bubble(self, busiest: int, works: Sequence[float], after: Sequence[float]) -> float:
         """What the busiest stage waits where messages between stages take no time."""
-        still = replace(
-            self.pipeline,
+        still = self.pipeline._replace(
             ahead=[0.0] * len(self.pipeline.ahead),
             back=[0.0] * len(self.pipeline.back),
         )

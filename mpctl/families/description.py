@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from mpctl.operators.matmul import Dims
 from mpctl.operators.table import OperatorTable
@@ -36,8 +36,7 @@ def no_readers() -> Mapping[str, ConfigReader]:
     return {}
 
 
-@dataclass(frozen=True, slots=True)
-class BatchArray:
+class BatchArray(NamedTuple):
     """An array that the family's samples make for a batch.
 
     dims: its dimensions by name, `batch` first; the sizes of the others are the model's seq_length

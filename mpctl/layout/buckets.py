@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
@@ -59,8 +58,7 @@ def slice_numel(numel: int, parts: int, alignment: int = SLICE_ALIGNMENT) -> int
     return -(-numel // (parts * alignment)) * alignment
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
+class Bucket(NamedTuple):
     """Parameters whose gradients are reduced in one message, and whose slices ZeRO deals out.
 
     names, sizes: of each parameter, elements on this rank. view: theirs; its replicas reduce the
@@ -128,8 +126,7 @@ class BucketShape(NamedTuple):
     view: str = DENSE
 
 
-@dataclass(frozen=True, slots=True)
-class BucketRules:
+class BucketRules(NamedTuple):
     """What decides how a stage's gradients are grouped.
 
     max_elements: of a bucket below ZeRO 3. is_frozen: whether the parameter of a name is frozen.
@@ -194,8 +191,7 @@ class _Use(NamedTuple):
     item: _Item
 
 
-@dataclass(frozen=True, slots=True)
-class _Stage:
+class _Stage(NamedTuple):
     """The units of a stage by chunk, without the parameters that stand apart, and the uses of
     those, by name."""
 

@@ -17,14 +17,13 @@ domains of 64 ranks. A leaf over 576 GPUs, 8 domains, holds 8 x 64 = 512 ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mpctl.spec.cluster import ClusterSpec
 from mpctl.topology import Topology
 
 
-@dataclass(frozen=True, slots=True)
-class LinkLevel:
+class LinkLevel(NamedTuple):
     """One level of links. ranks: of the job under one network of the level; oversubscription: how
     many times less bandwidth leaves one than its nodes' cards have together; latency: seconds that
     leaving one adds."""
@@ -35,8 +34,7 @@ class LinkLevel:
     latency: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """How groups lie in the networks of a level: how many a group spans, and its most ranks in
     one."""
 

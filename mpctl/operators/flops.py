@@ -15,16 +15,15 @@ By hand, a product of 8 rows with a 4 x 16 matrix, three passes: 3 x 2 x 8 x 64 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.layer import AttentionOp
 from mpctl.operators.matmul import GradNeeds
 
 
-@dataclass(frozen=True, slots=True)
-class FlopCounter:
+class FlopCounter(NamedTuple):
     """Counts one micro batch. sizes: elements on one rank of cp by dimension, whole over tp;
     splits: whether tp ranks share the rows of products that they do not split (sequence
     parallelism); width: of all attention heads together."""

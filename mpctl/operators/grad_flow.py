@@ -22,10 +22,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import translate
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpctl.operators.layer import AttentionOp, LayerStack, OperatorGroup, parameters_of
 from mpctl.operators.matmul import GradNeeds, MatMul, ParameterSpec
@@ -33,8 +32,7 @@ from mpctl.operators.matmul import GradNeeds, MatMul, ParameterSpec
 IsFrozen = Callable[[str], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class GradFlow:
+class GradFlow(NamedTuple):
     """What backward computes of one layer or end.
 
     part: its operations. needs: gradients by the product's name. trained: parameters that are not
@@ -52,8 +50,7 @@ class GradFlow:
         return self.part.cores
 
 
-@dataclass(frozen=True, slots=True)
-class StackGradFlow:
+class StackGradFlow(NamedTuple):
     """What backward computes of a stack.
 
     entry, exit: of its ends. runs: of its layers, in ranges that are alike; ranges of one kind
@@ -112,8 +109,7 @@ def _trained(
     return tuple(weight for weight in weights if not is_frozen(prefix + weight.name))
 
 
-@dataclass(frozen=True, slots=True)
-class _LayerWalk:
+class _LayerWalk(NamedTuple):
     """Finds the gradient flow of a layer of a stack.
 
     source: whether the result of the stack before needs a gradient. joins: whether a trained bias

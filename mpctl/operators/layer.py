@@ -82,8 +82,7 @@ class Loss(NamedTuple):
     reads: Dims
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionOp:
+class AttentionOp(NamedTuple):
     """softmax(Q K^T + bias) V of one attention of a layer.
 
     part: name of the attention, as its matrix products have it. queries, keys: the sequence

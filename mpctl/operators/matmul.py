@@ -24,6 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import NamedTuple
 
 from mpctl.collectives import Kind
 from mpctl.sharding import DENSE, Views, reduced_axes
@@ -68,16 +69,14 @@ class ParameterSpec:
         return views[self.view].grid.partial_kind(self.dims)
 
 
-@dataclass(frozen=True, slots=True)
-class CollectivePhases:
+class CollectivePhases(NamedTuple):
     """Kinds of collectives of a product, such as `all_reduce`, in the order of their happening."""
 
     forward: tuple[Kind, ...]
     backward: tuple[Kind, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GradNeeds:
+class GradNeeds(NamedTuple):
     """Which gradients backward computes at Y = X W + b.
 
     x: dX. w: dW. y: any gradient at all, of this product or of what lies before it.
@@ -88,8 +87,7 @@ class GradNeeds:
     y: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class MatMul:
+class MatMul(NamedTuple):
     """A matrix product Y = X W by the names of its dimensions.
 
     part: the heading under which reports count it. reads, weight, writes: the dimensions of X, W

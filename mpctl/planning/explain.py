@@ -10,7 +10,6 @@ By hand, `communication.phi` of 4 samples of 512 tokens, hidden 1024, in bf16: 4
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from difflib import get_close_matches
 from typing import Literal, TypedDict
 
@@ -61,7 +60,7 @@ def explain(plan: Plan, wanted: Sequence[str]) -> list[Figure]:
 
 def explain_document(figures: Sequence[Figure], training: TrainingEntry) -> ExplainDocument:
     """The figures of a job as JSON; training: how it is trained."""
-    entries = [asdict(figure) for figure in figures]
+    entries = [figure._asdict() for figure in figures]
     return {"schema": "mpctl.explain/2", "training": training, "figures": entries}
 
 

@@ -11,7 +11,7 @@ that a picture without colour says the same; below it stand its coordinates alon
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mpctl.axes import AXIS_NAMES
 from mpctl.planning.plan import Plan
@@ -22,8 +22,7 @@ SHOWN_RANKS, SHOWN_NODES = 512, 16  # of a world that is drawn rank by rank
 TILES = 1024  # cells of a larger one, at most
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(NamedTuple):
     """A node and its ranks as cells; number None: the whole world, with nodes as cells."""
 
     number: int | None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -74,7 +73,7 @@ def test_messages_by_hand() -> None:
     """F = 1, B = 2, 5 s ahead and half a second back: F0 at 0 and 6, B0 at 7, its gradient there at
     9.5; F1 is sent while F0 is still on its way, so that a trace has two rows for them."""
     first, second = StageChunk(0, 0), StageChunk(1, 0)
-    slow = replace(pipeline(2, p=2), ahead=[5.0], back=[0.5])
+    slow = pipeline(2, p=2)._replace(ahead=[5.0], back=[0.5])
     step = play(slow, {(first, second): 8, (second, first): 4})
     assert step.line.starts == ((0, 1, 9.5, 12.5), (6, 7, 9, 10))
     assert step.sent == {(first, second): (8, 5.0), (second, first): (4, 0.5)}

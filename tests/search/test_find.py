@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -343,7 +342,7 @@ def test_reasons_name_the_parts_that_differ() -> None:
     space = SearchSpace(job_of(), {"cp": 1, "zero": 1, "recompute": "none"})
     evaluator = LayoutEvaluator(space)
     best, *others = layout_reports(evaluator, find_layouts(space, top=4, evaluator=evaluator).best)
-    slower = replace(best.time, bubble=best.time.bubble + best.time.total)
+    slower = best.time._replace(bubble=best.time.bubble + best.time.total)
     (told,) = reasons(best, [LayoutReport(best.job, best.layout, slower, 2 * best.bytes)])
     assert "100.0%) slower (bubble +" in told and "more memory" in told
     assert len(list(reasons(best, others))) == 3

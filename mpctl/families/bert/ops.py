@@ -9,8 +9,6 @@ rank (Megatron-LM's split), so neither sends anything. norm_order pre is Megatro
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from mpctl.operators.blocks import (
     decoder_layer,
     embedding,
@@ -80,12 +78,12 @@ def _heads(model: ModelSpec, word: ParameterSpec) -> tuple[Operation, ...]:
     head, loss = output_head(HIDDEN, output, bias, tied=model.tied_embeddings)
     assert isinstance(head, MatMul)
     return (
-        replace(TRANSFORM, value="normed",
+        TRANSFORM._replace(value="normed",
                 weights=linear_weights("transform", features, hidden, bias=True)),
         Activation("head", HIDDEN, "gelu", is_gated=False, value="transform"),
         norm,
-        replace(head, value="transform_norm"),
+        head._replace(value="transform_norm"),
         loss,
-        replace(POOLER, weights=linear_weights("pooler", features, hidden, bias=True)),
-        replace(NEXT, weights=linear_weights("next", ("classes", CLASSES), features, bias=True)),
+        POOLER._replace(weights=linear_weights("pooler", features, hidden, bias=True)),
+        NEXT._replace(weights=linear_weights("next", ("classes", CLASSES), features, bias=True)),
     )  # fmt: skip

@@ -58,9 +58,9 @@ def decoder_stack(
     model: ModelSpec, core: AttentionOp, entry: OperatorGroup, word: ParameterSpec, *, tp: int
 ) -> LayerStack:
     """Layers with this attention, whose windows repeat after a period, then norm and head."""
-    core = replace(core, is_rotary=model.position == "rotary", has_norms=bool(model.qk_norm))
+    core = core._replace(is_rotary=model.position == "rotary", has_norms=bool(model.qk_norm))
     windows = [model.window_of(layer) or 0 for layer in range(model.layers)]
-    kinds = {w: decoder_layer(model, HIDDEN, replace(core, window=w)) for w in set(windows)}
+    kinds = {w: decoder_layer(model, HIDDEN, core._replace(window=w)) for w in set(windows)}
     return LayerStack(
         "layers", tuple(kinds[w] for w in windows), entry=entry, exit=_exit(model, word, tp=tp)
     )
@@ -95,7 +95,7 @@ def _predicted(
     name, core = f"mtp.{number}", AttentionOp("attention", is_causal=True)
     rotary, normed = model.position == "rotary", bool(model.qk_norm)
     qkv = f"{name}.attention.qkv"
-    core = replace(core, query_product=qkv, key_product=qkv, is_rotary=rotary, has_norms=normed)
+    core = core._replace(query_product=qkv, key_product=qkv, is_rotary=rotary, has_norms=normed)
     norms = tuple(
         Norm(one, name, HIDDEN, model.norm, one, norm_weights(one, model))
         for one in (f"{name}.embedding_norm", f"{name}.hidden_norm")
@@ -110,9 +110,9 @@ def _predicted(
     )
     norm, head, loss = ending
     assert isinstance(norm, Norm) and isinstance(head, MatMul)
-    shared = replace(head, name=f"{name}.{head.name}")
+    shared = head._replace(name=f"{name}.{head.name}")
     return (
-        replace(lookup(HIDDEN, word), name=f"{name}.embedding.word", table="embedding.word"),
+        lookup(HIDDEN, word)._replace(name=f"{name}.embedding.word", table="embedding.word"),
         *norms, projection, layer, _renamed(norm, f"{name}."), shared, loss,
     )  # fmt: skip
 
@@ -123,5 +123,5 @@ def _renamed(operation: Operation, prefix: str) -> Operation:
         return operation
     weights = tuple(replace(w, name=prefix + w.name) for w in parameters_of(operation))
     if isinstance(operation, MatMul):
-        return replace(operation, name=prefix + operation.name, weights=weights)
+        return operation._replace(name=prefix + operation.name, weights=weights)
     return operation._replace(name=prefix + operation.name, weights=weights)

@@ -100,8 +100,7 @@ class Turn(NamedTuple):
     gives: int
 
 
-@dataclass(frozen=True, slots=True)
-class Turns:
+class Turns(NamedTuple):
     """The actions of all stages in an order in which each comes behind the one whose result it
     needs, whatever they take: worked out once for all seconds."""
 
@@ -177,8 +176,7 @@ class _Row(NamedTuple):
     sender: StageChunk | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
+class _Shape(NamedTuple):
     stages: int
     chunks: int
     microbatches: int
