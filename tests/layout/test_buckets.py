@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,7 +50,7 @@ def test_slices_by_hand() -> None:
     assert list(held[0].pieces(1)) == [(0, 192, 0, 108), (1, 0, 108, 84)]
     assert list(held[0].pieces(3)) == [(1, 276, 0, 24)]
     assert list(held[2].pieces(1)) == []  # padding
-    whole = replace(held[0], view=View(replicas=4))
+    whole = held[0]._replace(view=View(replicas=4))
     assert (whole.part, whole.padded) == (600, 600)  # below ZeRO 1
 
 
