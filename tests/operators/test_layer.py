@@ -58,7 +58,7 @@ def mixed() -> JobLayout:
     plain = JobLayout.of(job)
     (stack,) = plain.table.stacks
     normed_model = shape_of(job).model_copy(update={"qk_norm": True})
-    normed = decoder_layer(normed_model, HIDDEN, replace(CAUSAL, has_norms=True))
+    normed = decoder_layer(normed_model, HIDDEN, CAUSAL._replace(has_norms=True))
     blocks = tuple(normed if layer % 3 == 2 else stack.block_of(layer) for layer in range(12))
     table = OperatorTable((replace(stack, blocks=blocks),))
     return JobLayout.assemble(job, plain.model, table, plain.stages)
