@@ -43,18 +43,17 @@ from mpctl.runtime.pass_listener import OffloadPasses, PassListener, watch_layer
 from mpctl.runtime.pipeline import PipelineRunner
 from mpctl.runtime.step_guard import recent_losses
 from mpctl.runtime.train import Trainer
-from mpctl.runtime.zero.bucket_shard import BucketShard
-from mpctl.runtime.zero.gather import ParameterGatherer
+from mpctl.runtime.zero.gather import ParameterArrival, ParameterGatherer
 from mpctl.runtime.zero.gradients import GradientBuffer
 from mpctl.runtime.zero.overlap import GradientOverlap
 from mpctl.runtime.zero.param_store import (
+    BucketShard,
     ParamStore,
     Zero3ParamStore,
     allocate,
     make_param_store,
     without_memory,
 )
-from mpctl.runtime.zero.publish import ParameterArrival
 from mpctl.spec.job import JobSpec
 from mpctl.spec.schedules import SCHEDULES
 from mpctl.topology import Topology

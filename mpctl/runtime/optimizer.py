@@ -151,7 +151,7 @@ class Optimizer:
 
     stores: those of the buffer's buckets, in its order; frozen: those of frozen parameters that are
     kept in slices. publishes_ahead: whether published parameters may be on their way until a
-    forward waits for them (zero/publish.py). reader: a stream that may still copy what a step
+    forward waits for them (zero/gather.py). reader: a stream that may still copy what a step
     changes, as a checkpoint's does; the step waits for it. values: the tensors stepped; parameters:
     which parameter each belongs to, None for padding.
     """

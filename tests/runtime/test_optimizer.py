@@ -15,9 +15,8 @@ from mpctl.layout.buckets import Bucket
 from mpctl.runtime.optimizer import Optimizer, learning_rate
 from mpctl.runtime.step_guard import NotFinite
 from mpctl.runtime.update import clip_factor
-from mpctl.runtime.zero.bucket_shard import BucketShard
 from mpctl.runtime.zero.gradients import GradientBuffer
-from mpctl.runtime.zero.param_store import ParamStore
+from mpctl.runtime.zero.param_store import BucketShard, ParamStore
 from mpctl.shard import Shard
 from mpctl.sharding import View
 from mpctl.spec.training import TrainingSpec

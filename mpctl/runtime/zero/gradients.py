@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from mpctl.layers.parameters import deferred_wgrad_of, full_numel
-from mpctl.runtime.zero.bucket_shard import BucketShard, ParameterSlice
+from mpctl.runtime.zero.param_store import BucketShard, ParameterSlice
 from mpctl.sharding import DENSE, View, Views
 from mpctl.transport.group import Group, Pending
 

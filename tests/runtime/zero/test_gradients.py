@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from mpctl.layout.buckets import Bucket
-from mpctl.runtime.zero.bucket_shard import BucketShard
 from mpctl.runtime.zero.gradients import GradientBuffer
+from mpctl.runtime.zero.param_store import BucketShard
 from mpctl.sharding import View
 from mpctl.transport.group import Group
 

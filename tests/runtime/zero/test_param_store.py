@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mpctl.layout.buckets import Bucket
-from mpctl.runtime.zero.bucket_shard import BucketShard
-from mpctl.runtime.zero.param_store import Zero3ParamStore
+from mpctl.runtime.zero.param_store import BucketShard, Zero3ParamStore
 from mpctl.sharding import View
 from mpctl.transport.group import Group, Pending
 

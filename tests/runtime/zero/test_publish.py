@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from mpctl.layout.buckets import Bucket
 from mpctl.pipeline.schedule.orders import Action
-from mpctl.runtime.zero.bucket_shard import BucketShard
-from mpctl.runtime.zero.param_store import SlicedParamStore
-from mpctl.runtime.zero.publish import ParameterArrival
+from mpctl.runtime.zero.gather import ParameterArrival
+from mpctl.runtime.zero.param_store import BucketShard, SlicedParamStore
 from mpctl.sharding import View
 from mpctl.spec.load import parse
 from mpctl.transport.group import Group, Pending
