@@ -40,7 +40,7 @@ evaluator = LayoutEvaluator(space)
 bound = StepTimeBound(evaluator)
 layouts = list(space.layouts())
 times = [evaluator.step_time(layout).total for layout in layouts]
-floors = [bound.of_family(bound.family_of(layout)) for layout in layouts]
+floors = [bound.of_family(layout) for layout in layouts]
 print(json.dumps({
     "order": show(actions("eager", stage=1, stages=3, microbatches=3)),
     "in_flight": [stage.in_flight for stage in plan.estimate.memory],
