@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.launch.conftest import data, nothing_is_left_running
+from tests.launch.conftest import data, finished, nothing_is_left_running
 
 if TYPE_CHECKING:
     from tests.clusters.kubernetes.api_server import Cluster
 
-__all__ = ["data", "kubernetes", "nothing_is_left_running"]
+__all__ = ["data", "finished", "kubernetes", "nothing_is_left_running"]
 
 
 @pytest.fixture
