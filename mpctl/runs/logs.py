@@ -45,7 +45,7 @@ LONGEST_SECONDS = 3.0
 POLL_SECONDS, RUNNING_SECONDS = 0.2, 1.0
 """How often logs are read, and how often the launcher is looked for."""
 WARNING = re.compile(r"\w*Warning: |\bWARN(?:ING)?\b|\[W\d{4} |^W\d{4} ")
-LOOK_SECONDS, MOST_WARNINGS = 2.0, 20
+POLL_WARNINGS_SECONDS, MOST_WARNINGS = 2.0, 20
 
 
 @dataclass(frozen=True)
@@ -323,7 +323,7 @@ class WarningWatch:
         self.is_over.set()
         self.thread.join()
 
-    def look(self, is_last: bool = False) -> None:
+    def poll(self, is_last: bool = False) -> None:
         """Report what has been printed since the last call."""
         for entry in self.follower.poll(is_last):
             if WARNING.search(entry.lines[0]):
@@ -340,6 +340,6 @@ class WarningWatch:
             self.on_warning(f"{ranks_text(entry.ranks, most=3)}: {entry.lines[0]}")
 
     def _watch(self) -> None:
-        while not self.is_over.wait(LOOK_SECONDS):
-            self.look()
-        self.look(is_last=True)
+        while not self.is_over.wait(POLL_WARNINGS_SECONDS):
+            self.poll()
+        self.poll(is_last=True)

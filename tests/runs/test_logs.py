@@ -198,7 +198,7 @@ def test_a_warning_that_comes_again_is_not_told_again(tmp_path: Path) -> None:
             "WARNING: slow",
             f"WARNING: layer {step} overflowed",
         )
-        watch.look(is_last=True)
+        watch.poll(is_last=True)
     assert told == ["rank 1: WARNING: slow"] + [
         f"rank 1: WARNING: layer {step} overflowed" for step in range(5)
     ]
@@ -208,7 +208,7 @@ def test_there_is_an_end_to_different_warnings(tmp_path: Path) -> None:
     told: list[str] = []
     watch = WarningWatch(tmp_path, told.append)
     add(tmp_path, 0, *(f"WARNING: number {n} of many" for n in range(100)))
-    watch.look(is_last=True)
+    watch.poll(is_last=True)
     assert len(told) == MOST_WARNINGS + 1 and "mpctl logs" in told[-1]
 
 

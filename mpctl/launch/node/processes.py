@@ -44,7 +44,7 @@ FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>
 THREAD = re.compile(r"^(Current thread|Thread) 0x")
 PACKAGE = "/mpctl/"
 STACK_SECONDS, STACK_POLL_SECONDS = 1.0, 0.05
-"""How long the ranks of a host may take to write their stacks, and how often it is looked."""
+"""How long the ranks of a host may take to write their stacks, and the pause between two reads."""
 DUMP_BYTES = 1 << 18
 UNANSWERING = (*STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
