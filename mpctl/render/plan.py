@@ -14,7 +14,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.estimate.explain import Figure, Unit
 from mpctl.planning.document import stack_layers
 from mpctl.planning.plan import Plan
 from mpctl.planning.runtimes import UnderRuntime, elsewhere_text, is_open, open_text
@@ -38,6 +37,7 @@ from mpctl.topology import Topology
 from mpctl.units import bytes_span_text, bytes_text, count_text, plural, rate_text, seconds_text
 
 if TYPE_CHECKING:
+    from mpctl.estimate.explain import Figure, Unit
     from mpctl.estimate.job import Estimate
     from mpctl.estimate.layer_messages import BlockTraffic, PartTraffic
     from mpctl.estimate.memory import StageMemory
