@@ -18,12 +18,21 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Column
+from rich.text import Text
 
 from mpctl.render.console import Console, get_console
 
 PATIENCE = 1.0  # seconds of work before a bar appears
 LINE_SECONDS = 15.0
-BAR, WIDE = 16, 80  # columns of a bar, and of a terminal that has one
+BAR, WIDE = 11, 80  # columns of a bar, and of a terminal that has one
+
+
+class TimeLeftColumn(TimeRemainingColumn):
+    """`0:00:20 left`; of a task that is done the time that it took."""
+
+    def render(self, task: Task) -> Text:
+        text = super().render(task)
+        return text if task.finished else Text.assemble(text, " left")
 
 
 def progress_bar(console: Console) -> Progress:
@@ -33,7 +42,7 @@ def progress_bar(console: Console) -> Progress:
     bar = [BarColumn(BAR, table_column=Column(width=BAR))] if console.width >= WIDE else []
     return Progress(
         TextColumn("{task.description}", markup=False, table_column=whole),
-        TimeRemainingColumn(elapsed_when_finished=True, table_column=Column(width=7)),
+        TimeLeftColumn(elapsed_when_finished=True, table_column=Column(width=12)),
         *bar,
         TextColumn("{task.fields[note]}", markup=False, table_column=cut),
         console=console,

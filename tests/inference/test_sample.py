@@ -115,7 +115,8 @@ class Alone:
 
     tp = cp = Group()
     grid = TensorGrid()
-    tensor: Mapping[str, Group] = MappingProxyType({})
+    groups: Mapping[str, Group] = MappingProxyType({})
+    tensor = groups
     device = torch.device("cpu")
 
 

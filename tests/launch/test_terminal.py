@@ -91,7 +91,7 @@ def test_it_shows_the_run_and_leaves_the_terminal_as_it_was(terminal: Terminal) 
     wait_for(lambda: re.search(r"[5-9]/100000", terminal.text))
     line = re.findall(r"step[^\r\n]*tokens/s[^\r\n]*", terminal.text)[-1]
     assert re.search(r"loss \d\.\d+", line) and re.search(r"[\d,]+ tokens/s", line)
-    wait_for(lambda: re.search(r"step \d+/100000  \d+:\d\d:\d\d left  .*loss", terminal.text))
+    wait_for(lambda: re.search(r"step \d+/100000 +\d+:\d\d:\d\d left .*loss", terminal.text))
     assert len(line.rstrip()) <= 80
     os.write(terminal.master, CONTROL_C)
     run.ended()
@@ -107,7 +107,7 @@ def test_it_shows_the_run_and_leaves_the_terminal_as_it_was(terminal: Terminal) 
 @pytest.mark.parametrize("terminal", [(40, "ascii")], indirect=True)
 def test_closing_a_narrow_terminal_still_saves(terminal: Terminal) -> None:
     run = terminal.run.at_step(3)
-    found = r"step \d+/100000  \d+:\d\d:\d\d left[^\r\n]*"
+    found = r"step \d+/100000 +\d+:\d\d:\d\d left[^\r\n]*"
     wait_for(lambda: re.search(found, terminal.text))
     line = re.findall(found, terminal.text)[-1]
     assert len(line) <= 40 and "?" not in line
