@@ -9,6 +9,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
+from rich.console import OverflowMethod
 from rich.progress import (
     BarColumn,
     Progress,
@@ -38,7 +39,9 @@ class TimeLeftColumn(TimeRemainingColumn):
 def progress_bar(console: Console) -> Progress:
     """A line for each task: its description, the time left (or taken), a bar where the terminal is
     wide, and of its field `note` as much as fits. Nothing where the console is no terminal."""
-    whole, cut = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
+    # the sign of an ellipsis is written as three in ASCII, past the end of the line
+    end: OverflowMethod = "crop" if console.options.ascii_only else "ellipsis"
+    whole, cut = Column(no_wrap=True), Column(no_wrap=True, overflow=end, ratio=1)
     bar = [BarColumn(BAR, table_column=Column(width=BAR))] if console.width >= WIDE else []
     return Progress(
         TextColumn("{task.description}", markup=False, table_column=whole),
