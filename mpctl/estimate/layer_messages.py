@@ -2,7 +2,7 @@
 
 What a matrix product, a norm and the loss send between the tensor-parallel ranks is listed in
 operators/tensor_messages.py for every tensor mode. Full recomputation sends those of the repeated
-forward again (layer_messages.py). Besides them: keys and values of heads that several tp ranks
+forward again. Besides them: keys and values of heads that several tp ranks
 share, keys and values over cp (arXiv 2205.05198; layers/context_parallel.py), and the saved input
 of a recomputed layer where it is partitioned over tp. What is frozen sends no gradient
 (operators/grad_flow.py).

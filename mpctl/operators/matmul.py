@@ -1,7 +1,7 @@
 """A model's matrix products and parameters by named dimensions, without torch.
 
-What is split follows from the sharding law (sharding.py alone maps a dimension to an axis, so a
-tensor axis that factors into several is a change there); which collectives a product needs follows
+What is split follows from the sharding law (sharding.py and tensor_grid.py: which axes split a
+dimension); which collectives a product needs follows
 from the contraction law, applied three times:
 
     forward  Y = X W      contracts what X and W share and Y lacks

@@ -2,7 +2,8 @@
 
 A setting's full name is its table and key, `parallel.tp`. Where a key stands in one table alone,
 the key is enough: `tp`, `dtype`, `micro-batch-size`. Both names serve everywhere: with `--set`, in
-a job file outside of its tables, in a line of a batch, and as the settings of a function.
+a job file outside of its tables, in a line of a batch, and as the settings of a function. A key
+that was renamed has a row in RENAMED_KEYS; its old name is read with a warning.
 """
 
 from __future__ import annotations

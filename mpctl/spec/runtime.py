@@ -189,8 +189,8 @@ class RuntimeSupport(StrictModel):
     """Layouts that a training software runs, from its papers and sources; the default is what every
     pipeline of 1F1B runs.
 
-    A search of a job tries what its runtime runs and nothing else; `mpctl launch` refuses what its
-    own runtime does not run.
+    A search of a job tries what its runtime runs and nothing else; `mpctl launch` refuses
+    what rules/launched.py and the rules of each limit refuse.
     """
 
     launched: bool = Field(

@@ -1,10 +1,11 @@
 """The pipeline schedules, one row each; a new schedule starts and ends here.
 
-A row is all that others need to know of a schedule: its name in job files, how many chunks a stage
-it runs, how many forwards a stage runs before its first backward, and whether backward is split in
-two. The order of actions (pipeline/schedule/orders.py), which layouts are legal (legality.py), the
-memory and the time of a step, the search and the worker read it. Of p stages and m micro batches a
-stage s runs its warm-up forwards, then one forward and one backward in turn, then the rest:
+A row is all that others need to know of a schedule with one chunk a stage: its name in job files,
+how many chunks a stage it runs, how many forwards a stage runs before its first backward, and
+whether backward is split in two. The order of actions (pipeline/schedule/orders.py), which layouts
+are legal (legality.py), the memory and the time of a step, the search and the worker read it. Of p
+stages and m micro batches a stage s runs its warm-up forwards, then one forward and one backward in
+turn, then the rest:
 
     gpipe        warm-up m                        arXiv 1811.06965
     1f1b         warm-up p - s - 1                PipeDream-flush, arXiv 2104.04473 section 2.2
@@ -25,9 +26,11 @@ Warmup = Callable[[int, int, int], int]
 class PipelineSchedule(NamedTuple):
     """One schedule.
 
-    warmup: forwards of a stage before its first backward, of (stage, stages, micro batches), with
-    one chunk a stage; at most the micro batches. chunks: how many chunks a stage it runs.
-    splits_backward: gradients of inputs first, and those of weights `stage` micro batches later.
+    warmup: forwards of a stage before its first backward, of (stage, stages, micro batches); at
+    most the micro batches. Read with one chunk a stage; with several, all have interleaved's.
+    chunks: how many chunks a stage it runs.
+    splits_backward: gradients of inputs first, and those of weights `stage` micro batches later;
+    with one chunk a stage only.
     timing: how its length follows from that of its actions, where a formula is known
     (estimate/makespan.py); played is right for every schedule.
     """
