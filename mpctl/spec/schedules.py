@@ -42,6 +42,8 @@ class PipelineSchedule(NamedTuple):
 
     def runs(self, chunks: int) -> bool:
         """Whether it runs so many chunks a stage."""
+        if self.splits_backward and chunks > 1:
+            return False
         return self.chunks == "any" or (self.chunks == "several") == (chunks > 1)
 
 
