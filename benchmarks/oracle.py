@@ -190,7 +190,7 @@ RUNS = {
     "gpt-zero3": ("demo-gpt", 2, "parallel.zero=3 training.recompute=full"),
     "gpt-2d": ("demo-gpt", 4, "parallel.tp=4 parallel.tensor_mode=2d"),
     "gpt-2.5d": ("demo-gpt", 4, "parallel.tp=4 parallel.tensor_mode=2.5d parallel.tensor_depth=1"),
-    "llama-3d": ("demo-llama", 8, "parallel.tp=8 parallel.tensor_mode=3d"),
+    "llama-3d": ("demo-llama", 8, f"parallel.tp=8 {GRID}=3d"),
     "gpt-mixed": ("demo-gpt", 4, "parallel.tp=2 parallel.pp=2 training.attention_dropout=0.1"),
     "gpt-fp8": ("demo-gpt", 2, "parallel.tp=2 training.dtype=fp8"),
     "gpt-freeze": ("demo-gpt", 2, 'parallel.zero=2 training.freeze=["embedding.*"]'),
@@ -220,7 +220,7 @@ def runs() -> dict[str, Any]:
             line = [
                 "--model", model, "--nodes", "1", "--gpus-per-node", str(ranks),
                 *settings("training.steps=4 training.global_batch_size=8 training.dropout=0.1"
-                          " training.micro_batch_size=2 training.eval_samples=4 launch.device=cpu"
+                          " training.micro_batch_size=2 training.eval_samples=4 launch.device=cpu launch.threads_per_rank=1"
                           f' data.corpus=["{corpus}"] model.seq_length=64'),
                 *settings(text),
             ]  # fmt: skip
