@@ -220,7 +220,8 @@ def runs() -> dict[str, Any]:
             line = [
                 "--model", model, "--nodes", "1", "--gpus-per-node", str(ranks),
                 *settings("training.steps=4 training.global_batch_size=8 training.dropout=0.1"
-                          " training.micro_batch_size=2 training.eval_samples=4 launch.device=cpu launch.threads_per_rank=1"
+                          " training.micro_batch_size=2 training.eval_samples=4 launch.device=cpu"
+                          " launch.threads_per_rank=1"
                           f' data.corpus=["{corpus}"] model.seq_length=64'),
                 *settings(text),
             ]  # fmt: skip
