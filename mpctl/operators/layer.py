@@ -126,7 +126,7 @@ class AttentionOp(NamedTuple):
         >>> AttentionOp("attention", is_causal=True, window=2).counted_pairs(8, 8)
         28
         """
-        if not self.window:
+        if not self.window or not keys:  # cp may be larger than the sequence, which a rule refuses
             return queries * keys
         return queries * (2 * keys - self.window) * self.window // keys
 
