@@ -142,14 +142,14 @@ class KernelLister:
         for product in flow.part.products:
             yield from self._product(product.name, product, flow)
             if "vocab" in product.writes:
-                rows, _, words = self.clock.operators.shape(product, flow.part.weights)
+                rows, _, words = self.clock.operators.shape(product)
                 yield from self._cross_entropy(product.name, flow, rows, words)
 
     def _product(self, site: str, product: MatMul, flow: GradFlow) -> Iterator[PlannedKernel]:
         if product.is_lookup:
             return
         operators = self.clock.operators
-        m, k, n = operators.shape(product, flow.part.weights)
+        m, k, n = operators.shape(product)
         shape, moved = {"m": m, "k": k, "n": n}, self.width * (m * k + k * n + m * n)
         times = operators.product_times(product, flow)
         parts: tuple[KernelPart, ...] = ("forward", "backward_input", "backward_weight")
@@ -222,7 +222,7 @@ class KernelLister:
         if up is None:
             return
         operators = self.clock.operators
-        rows, _, columns = operators.shape(up, flow.part.weights)
+        rows, _, columns = operators.shape(up)
         work, shape = operators.elementwise(products, flow), {"rows": rows, "columns": columns}
         results = columns // 2 if self.layout.model.gated else columns
         read, written = self.width * rows * columns, self.width * rows * results

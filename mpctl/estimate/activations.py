@@ -258,7 +258,7 @@ def _layer(shapes: ActivationShapes, block: OperatorGroup) -> LayerBytes:
     temporary = fetched + max(repeated + in_mlp, behind)
     # Deferred, the activation's result stays while its gradient is made, and of a row product the
     # gathered gradient.
-    deferred = {p.name: _deferred(shapes, p, block, own) for p in block.products}
+    deferred = {p.name: _deferred(shapes, p, own) for p in block.products}
     of_mlp = sum(deferred[p.name] for p in block.products if p.part == last.part)
     row = stream if shapes.splits else 0.0
     split_mlp = around_mlp + row + max(gate, 2 * inner)
@@ -272,10 +272,10 @@ def _gate_parts(shapes: ActivationShapes) -> int:
     return shapes.kernels.gate_gradients if shapes.is_cuda else 5
 
 
-def _deferred(shapes: ActivationShapes, product: MatMul, block: OperatorGroup, own: float) -> float:
+def _deferred(shapes: ActivationShapes, product: MatMul, own: float) -> float:
     """Bytes of a product's input and of the gradient of its result, which wait for a deferred dW.
     own: bytes of hidden states on this rank. Cross attention's source waits once a chunk."""
-    weight = block.weight_of[product.parameter]
+    weight = product.matrix
     total = 0.0
     for dim, size in zip(weight.dims, weight.shape, strict=True):
         is_read = dim in product.reads

@@ -131,7 +131,7 @@ class LayerMessages:
         return prod(self.sizes[dim] for dim in dims)
 
     def _product_size(self, product: MatMul, flow: GradFlow) -> ProductSize:
-        weight = flow.part.weight_of[product.parameter]
+        weight = product.matrix
         inputs = outputs = 1
         for dim, size in zip(weight.dims, weight.shape, strict=True):
             if dim in product.reads:

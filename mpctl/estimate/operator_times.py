@@ -142,7 +142,7 @@ class OperatorTimer:
         work, passes = OpTimes(), self.profile.operators.on(self.job.device_kind != "cpu", "logits")
         for product in flow.part.products:
             if "vocab" in product.writes:
-                weight = flow.part.weight_of[product.parameter]
+                weight = product.matrix
                 words = weight.shape[weight.dims.index("vocab")] // self.layout.grid.feature_parts
                 logits = words * prod(self.sizes[dim] for dim in product.rows)
                 needs = flow.needs[product.name].y
@@ -228,7 +228,7 @@ class OperatorTimer:
     def _product(
         self, work: OpTimes, product: MatMul, flow: GradFlow, messages: Sequence[Message]
     ) -> None:
-        shape = self.shape(product, flow.part.weights)
+        shape = self.shape(product)
         times = self._product_times(product, flow, shape)
         work.forward += self.steps * times.forward
         work.dgrad += self.steps * times.inputs
@@ -238,7 +238,7 @@ class OperatorTimer:
 
     def product_times(self, product: MatMul, flow: GradFlow) -> ProductTimes:
         """Each of the `steps` that a product is computed in."""
-        return self._product_times(product, flow, self.shape(product, flow.part.weights))
+        return self._product_times(product, flow, self.shape(product))
 
     def _product_times(self, product: MatMul, flow: GradFlow, shape: Shape) -> ProductTimes:
         """Narrow operands are cast first: inputs and gradients each time, weights once a step or
@@ -273,7 +273,7 @@ class OperatorTimer:
         heads beside those of an attention."""
         work = OpTimes()
         for product in products:
-            self._elementwise(work, product, flow, self.shape(product, flow.part.weights))
+            self._elementwise(work, product, flow, self.shape(product))
         return work
 
     def _elementwise(self, work: OpTimes, product: MatMul, flow: GradFlow, shape: Shape) -> None:
@@ -291,10 +291,10 @@ class OperatorTimer:
         """Products that one matrix product is computed in: q of SUMMA, one elsewhere."""
         return self.layout.grid.axes.get("col", 1)
 
-    def shape(self, product: MatMul, weights: Sequence[ParameterSpec]) -> Shape:
+    def shape(self, product: MatMul) -> Shape:
         """Local rows, contraction and columns of each of the `steps`; in 1d rows are split where
         nothing else is."""
-        weight, grid = next(w for w in weights if w.name == product.parameter), self.layout.grid
+        weight, grid = product.matrix, self.layout.grid
         m, k, n = prod(self.sizes[dim] for dim in product.rows), 1, 1
         for dim, size in zip(weight.dims, weight.shape, strict=True):
             is_feature = AXIS_OF_DIM.get(dim) == "tp"

@@ -97,7 +97,7 @@ def _product_input(shapes: ActivationShapes, product: MatMul, kept: set[str]) ->
         words = SavedTensor("words", ("looked_up", sequence), "index", 1 if shapes.tp > 1 else 0)
         return [words]
     keeps_shard = shapes.keeps_shards and product.is_column
-    width: Width = "value" if keeps_shard or product.is_head or not product.value else "operand"
+    width: Width = "value" if keeps_shard or product.is_head else "operand"
     is_copied = width == "operand" and shapes.operand < shapes.value
     if not product.value or (product.value in kept and not is_copied):
         return []

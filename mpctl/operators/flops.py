@@ -40,7 +40,7 @@ class FlopCounter(NamedTuple):
         total = 0
         for product in flow.part.products:
             if not product.is_lookup:
-                weight = flow.part.weight_of[product.parameter]
+                weight = product.matrix
                 rows = prod(self.sizes[dim] for dim in product.rows)
                 alike = 1 if weight.is_split or self.splits else self.tp
                 total += 2 * rows * weight.numel * alike * passes(flow.needs[product.name])

@@ -198,11 +198,6 @@ class OperatorGroup:
         found = {w.name: w for one in self.flat for w in parameters_of(one)}
         return tuple(found.values())
 
-    @cached_property
-    def weight_of(self) -> dict[str, ParameterSpec]:
-        """Its parameters by name."""
-        return {weight.name: weight for weight in self.weights}
-
 
 def parameters_of(operation: Operation) -> tuple[ParameterSpec, ...]:
     """The parameters of one operation."""

@@ -114,6 +114,11 @@ class MatMul(NamedTuple):
     weights: tuple[ParameterSpec, ...] = ()
 
     @property
+    def matrix(self) -> ParameterSpec:
+        """W as a parameter, of the model that the product was listed for."""
+        return self.weights[0]
+
+    @property
     def parameter(self) -> str:
         """Name of W."""
         return f"{self.table or self.name}.weight"
