@@ -1,13 +1,13 @@
-"""A checkpoint rewritten for another tp x pp and mode, tensor by tensor, without process groups.
+"""A checkpoint rewritten for another layout, tensor by tensor, without process groups.
 
 Any layout reads any checkpoint, so training never needs this. It is for what reads shards by rank
 number, and for starting a large world: each rank of the new layout then reads one file, in order.
 
 The new shards are those that a run of the new layout would have written: modules without memory
-(torch's meta device) of each stage and tp rank say which part of which parameter they hold. A
-tensor is read when its turn comes and forgotten when it is written, so that memory is bounded by
-the largest tensor of a shard and the parts that it is put together from. Vocabulary padding that
-was not saved becomes zeros.
+(torch's meta device) of each rank that writes say which part of which parameter it holds, and of
+these it writes the ones of which it is a first replica (writers.py). A tensor is read when its turn
+comes and forgotten when it is written, so that memory is bounded by the largest tensor of a shard
+and the parts that it is put together from. Vocabulary padding that was not saved becomes zeros.
 """
 
 from __future__ import annotations
@@ -23,28 +23,26 @@ from mpctl.checkpoint.tensor_file import Entry, in_file_order, write_file
 from mpctl.checkpoint.writers import layout_replicas, shard_files
 from mpctl.durable import sync_folder
 from mpctl.families.implementation import build_module
-from mpctl.layers.grid.tensor_parallel import planned_groups, tensor_parallel_of
+from mpctl.layers.grid.tensor_parallel import tensor_parallel_of
 from mpctl.layers.parameters import shard_of
 from mpctl.layers.shard_context import ShardContext
 from mpctl.layout.job_layout import JobLayout
 from mpctl.shard import Shard
-from mpctl.spec.job import JobSpec
 from mpctl.transport.group import Group
 
 
-def reshard(source: Path, job: JobSpec, out: Path, on_bytes: OnBytes) -> None:
-    """Write the checkpoint `source` into the empty folder `out`, as a run of `job` would have.
+def reshard(source: Path, layout: JobLayout, out: Path, on_bytes: OnBytes) -> None:
+    """Write the checkpoint `source` into the empty folder `out`, as a run of `layout` would have.
 
-    job: complete, with the model of the checkpoint and the new layout; on_bytes: called with how
-    many bytes of tensors were written since the last call. Raises InputError when `source` is
-    damaged or of another model.
+    layout: of the checkpoint's model; on_bytes: called with how many bytes of tensors were written
+    since the last call. Raises InputError when `source` is damaged or of another model.
     """
-    checkpoint, layout = OpenCheckpoint.of(source), JobLayout.of(job)
+    checkpoint = OpenCheckpoint.of(source)
     checkpoint.require_names({weight.name for weight in layout.table.weights()})
     optional = padding_rows(layout.model)
-    files = shard_files(layout_replicas(layout)).values()
-    for file in files:
-        shards = rank_shards(layout, file.stage, file.coords["tp"])
+    files = shard_files(layout_replicas(layout))
+    for rank, file in files.items():
+        shards = rank_shards(layout, rank)
         entries = [
             Entry(f"{name}/{field}", header.dtype, shard.local_shape,
                   partial(checkpoint.part, name, field, shard, optional.get(name)))
@@ -60,26 +58,41 @@ def reshard(source: Path, job: JobSpec, out: Path, on_bytes: OnBytes) -> None:
             for name, shard in shards.items()
         }
         ShardRecord.of(digest, placements, frozen).write(file.record_path(out))
-    manifest = checkpoint.manifest.model_copy(update={"shards": list(files), "save": ""})
-    manifest.write(out)
+    listed = {"shards": list(files.values()), "save": ""}
+    checkpoint.manifest.model_copy(update=listed).write(out)
     sync_folder(out)
 
 
-def rank_shards(layout: JobLayout, stage: int, tp_rank: int) -> dict[str, Shard]:
-    """The part of each parameter that a tp rank of a stage saves, by name: of a parameter that
-    several stages hold, the first one."""
-    job, chunks = layout.job, len(layout.stages[stage])
+def rank_shards(layout: JobLayout, rank: int) -> dict[str, Shard]:
+    """The part of each parameter that a rank saves, by name: of the views that it holds a first
+    replica of, and of a parameter that several stages hold, on the first of them."""
+    job, topology = layout.job, layout.topology
+    stage = topology.whole_coords(rank)["pp"]
+    kinds = dict(layout.grid.groups)
+    for view in layout.views.values():
+        kinds |= {name: (name,) for name in (*view.sizes, view.shard_group)}
+    groups = dict[str, Group]()
+    for name, axes in kinds.items():
+        ranks = topology.group(rank, *axes)
+        groups[name] = Group(ranks.index(rank), len(ranks), name=name)  # can send nothing
     context = ShardContext(
-        Group(tp_rank, layout.grid.size, name="tp"),
+        groups["tp"],
         Group(name="cp"),
         job.parallel.sequence_parallel,
         device=torch.device("meta"),
         tensor_parallel=tensor_parallel_of(layout.grid.mode),
         grid=layout.grid,
-        groups=planned_groups(layout.grid, tp_rank),
+        groups=groups,
     )
-    slices = [layout.chunk_slices(stage, chunk) for chunk in range(chunks)]
+    slices = [layout.chunk_slices(stage, chunk) for chunk in range(len(layout.stages[stage]))]
     modules = [build_module(layout.model, job.training, context, part) for part in slices]
+    replicas = dict(zip(layout.views, layout_replicas(layout), strict=True))
+    written = {view for view, held in replicas.items() if held.is_first(rank)}
+    saved = {
+        weight.name
+        for weight in layout.stage_parameters(stage)
+        if weight.view in written
+        and layout.shared_parameters.get(weight.name, (stage,))[0] == stage
+    }
     named = [pair for module in modules for pair in module.named_parameters()]
-    shared = layout.shared_parameters
-    return {name: shard_of(p) for name, p in named if shared.get(name, (stage,))[0] == stage}
+    return {name: shard_of(parameter) for name, parameter in named if name in saved}

@@ -9,6 +9,7 @@ from pathlib import Path
 from mpctl.checkpoint.manifest import read_manifest
 from mpctl.checkpoint.verify import Progress, checkpoint_bytes, counted
 from mpctl.errors import InputError
+from mpctl.layout.job_layout import JobLayout
 from mpctl.planning.document import plan_document
 from mpctl.planning.plan import Plan, load_plan
 from mpctl.rundir.marker import write_marker
@@ -48,7 +49,7 @@ def reshard_checkpoint(
         for name, text in texts.items():
             for place in (work, folder):
                 (place / name).write_text(text, "utf-8")
-        reshard(source, plan.job, folder, on_bytes)
+        reshard(source, JobLayout.of(plan.job), folder, on_bytes)
 
 
 def plan_of_layout(

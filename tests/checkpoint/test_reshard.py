@@ -9,13 +9,18 @@ from typing import Any
 import pytest
 
 from mpctl.checkpoint import reshard as resharding
-from mpctl.checkpoint.manifest import read_manifest
+from mpctl.checkpoint.manifest import read_manifest, read_shard_record
 from mpctl.checkpoint.reader import OpenCheckpoint
+from mpctl.checkpoint.reshard import reshard
 from mpctl.checkpoint.verify import find_damage
 from mpctl.errors import InputError
 from mpctl.launch.reshard import plan_of_layout, reshard_checkpoint
+from mpctl.layout.job_layout import JobLayout
+from mpctl.runtime import build
 from mpctl.spec.job import JobSpec
 from tests.checkpoint.shards import shard_record
+from tests.runtime.test_views import NAME as EXPERTS
+from tests.runtime.test_views import ranks_of, toy_job, toy_layout, toy_module, toy_trainer
 from tests.runtime.tiny import column, make_trainer, tiny_job, train
 
 # 300 words are 300 rows at every tp: padding that was not saved would become zeros.
@@ -32,8 +37,7 @@ def _saved(job: JobSpec, run: Path) -> Path:
 
 
 def _hashes(folder: Path) -> list[str]:
-    shards = range(len(read_manifest(folder).shards))
-    return [shard_record(folder, shard).sha256 for shard in shards]
+    return [read_shard_record(folder, shard).sha256 for shard in read_manifest(folder).shards]
 
 
 def _reshard(source: Path, out: Path, tp: int, pp: int) -> Path:
@@ -93,9 +97,54 @@ def test_one_tensor_is_in_memory_at_a_time(
     source, counts = tmp_path / "run/checkpoints/step-2", list[int]()
     out = tmp_path / "out"
     out.mkdir()
-    resharding.reshard(source, plan_of_layout(source, 2, 1).job, out, lambda n: counts.append(n))
+    layout = JobLayout.of(plan_of_layout(source, 2, 1).job)
+    reshard(source, layout, out, lambda n: counts.append(n))
     assert len(order) == len(counts) > 50  # one after the other
     assert find_damage(out) == []
+
+
+@pytest.fixture
+def toy_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models have parameters of a second view, split over ep."""
+    monkeypatch.setattr(build, "build_module", toy_module)
+    monkeypatch.setattr(resharding, "build_module", toy_module)
+
+
+@pytest.mark.usefixtures("toy_view")
+def test_another_view_is_cut_over_its_own_ranks(data: Path, tmp_path: Path) -> None:
+    """From one rank to ep 2: rank 1, which holds no first replica of the dense parameters, writes
+    its experts alone. And back, to the original's bytes."""
+    alone = toy_job(data, 1)
+    trainer = toy_trainer(alone.model_dump(mode="json"), 1, tmp_path / "run", 0)
+    trainer.step = 2
+    trainer.save()
+    source, cut, back = tmp_path / "run/checkpoints/step-2", tmp_path / "cut", tmp_path / "back"
+    for folder in (cut, back):
+        folder.mkdir()
+    reshard(source, toy_layout(toy_job(data, 2), 2), cut, lambda _: None)
+    assert find_damage(cut) == []
+    dense, experts = read_manifest(cut).shards
+    assert (dense.coords["ep"], experts.coords["ep"]) == (0, 1)
+    held = [read_shard_record(cut, shard).parameters for shard in (dense, experts)]
+    assert held[0].keys() == shard_record(source, 0).parameters.keys()
+    assert [part[EXPERTS].shard.cuts for part in held] == [{0: (range(2),)}, {0: (range(2, 4),)}]
+    assert held[1].keys() == {EXPERTS}
+    reshard(cut, toy_layout(alone, 1), back, lambda _: None)
+    assert _hashes(back) == _hashes(source)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("toy_view")
+def test_another_view_is_cut_as_its_run_saved_it(data: Path, tmp_path: Path) -> None:
+    job = toy_job(data, 4)
+    ranks_of(job, 2, tmp_path / "run")
+    source, one, back = tmp_path / "run/checkpoints/step-2", tmp_path / "one", tmp_path / "back"
+    for folder in (one, back):
+        folder.mkdir()
+    reshard(source, toy_layout(toy_job(data, 1), 1), one, lambda _: None)
+    reshard(one, toy_layout(job, 2), back, lambda _: None)
+    assert read_manifest(back).shards == read_manifest(source).shards
+    assert _hashes(back) == _hashes(source)
 
 
 def test_what_cannot_be_is_refused(data: Path, tmp_path: Path) -> None:

@@ -14,19 +14,16 @@ from torch import Tensor
 
 from mpctl.checkpoint.manifest import read_manifest
 from mpctl.checkpoint.reader import OpenCheckpoint
+from mpctl.checkpoint.reshard import rank_shards
 from mpctl.checkpoint.tensor_header import read_header
 from mpctl.errors import InputError
 from mpctl.estimate.states import checkpoint_bytes
-from mpctl.families.implementation import build_module
 from mpctl.launch.reshard import plan_of_layout, reshard_checkpoint
-from mpctl.layers.grid.tensor_parallel import planned_groups, tensor_parallel_of
-from mpctl.layers.parameters import shard_of, take
-from mpctl.layers.shard_context import ShardContext
+from mpctl.layers.parameters import take
 from mpctl.layout.job_layout import JobLayout
 from mpctl.shard import Shard, covers
-from mpctl.spec.training import TrainingSpec
+from mpctl.spec.load import load_job
 from mpctl.tensor_grid import TensorGrid
-from mpctl.transport.group import Group
 from mpctl.weights.extend import fill_tables, vocabulary_tables
 from mpctl.weights.hub import open_hub
 from mpctl.weights.origin import open_origin
@@ -53,17 +50,12 @@ shapes = pytest.mark.parametrize("kind", ["gpt2", "llama", "llama31-sharded"])
 
 def targets_of(folder: Path, grid: TensorGrid, rank: int) -> Targets:
     """A rank's parameters, filled from a Hugging Face directory; what was there is written over."""
-    context = ShardContext(
-        Group(rank, grid.size),
-        tensor_parallel=tensor_parallel_of(grid.mode),
-        grid=grid,
-        groups=planned_groups(grid, rank),
-        dtype=torch.float32,
-    )
-    hub = open_hub(folder)
-    named = build_module(hub.model, TrainingSpec(), context).named_parameters()
-    targets = {name: (shard_of(p), torch.full_like(p.data, torch.nan)) for name, p in named}
-    fill(hub, targets)
+    cut = {"parallel.tp": grid.size, "cluster.gpus_per_node": grid.size}
+    mode = {"parallel.tensor_mode": grid.mode, "parallel.tensor_depth": grid.axes.get("depth")}
+    job = load_job(None, {"model.hf_config": str(folder), "cluster.nodes": 1, **cut, **mode})
+    shards = rank_shards(JobLayout.of(job), rank)
+    targets = {n: (shard, torch.full(shard.local_shape, torch.nan)) for n, shard in shards.items()}
+    fill(open_hub(folder), targets)
     return targets
 
 
