@@ -13,29 +13,21 @@ fitted bandwidth by size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.bench.collective_cases import CollectiveCases, sent_over
-from mpctl.bench.probe import probe_answers
-from mpctl.bench.report import (
-    SCHEMA,
-    BenchEnvelope,
-    BenchEnvironment,
-    BenchRow,
-    environment_on,
-    spread,
-)
+from mpctl.bench.probe import RankBench
+from mpctl.bench.report import BenchEnvelope, BenchRow, envelope, spread
 from mpctl.calibrate.fit import fit_relative
 from mpctl.collectives import bus_factor
 from mpctl.estimate.communication import Message
 from mpctl.estimate.network import MissingLink, Network
-from mpctl.hosts.machine import HostFacts
-from mpctl.launch.set_up import Progress
-from mpctl.rundir.directory import RunDir
+from mpctl.hosts.machine import Machine
+from mpctl.planning.plan import Plan
 from mpctl.rundir.requests import (
     AbsentTransport,
     CollectiveAnswer,
@@ -87,18 +79,6 @@ class CollectiveFit(TypedDict):
     bandwidth: float | None
     efficiency: list[tuple[int, float]]
     error: float
-
-
-def collective_rows(
-    cases: CollectiveCases, rounds: Mapping[int, Sequence[CollectiveRound]]
-) -> list[CollectiveRow]:
-    """A row for each case that was timed. rounds: by the case's number."""
-    network = Network(cases.plan.job.cluster, cases.topology)
-    return [
-        _row(cases, case, rounds[number], _predicted(cases, case, network))
-        for number, case in enumerate(cases.cases)
-        if number in rounds
-    ]
 
 
 def fit_collectives(rows: Iterable[CollectiveRow]) -> list[CollectiveFit]:
@@ -174,41 +154,6 @@ def _predicted(cases: CollectiveCases, case: CollectiveCase, network: Network) -
         return None
 
 
-STARTING, TIMING = "start the ranks", "time the collectives"
-
-
-@dataclass
-class MeasuredCollectives:
-    """What came of a bench so far. rounds: by number of the case; absent: ways to send that groups
-    of an axis did not have; hosts: facts of those that had the ranks, once known."""
-
-    cases: CollectiveCases
-    rounds: dict[int, list[CollectiveRound]] = field(default_factory=dict)
-    absent: list[AbsentTransport] = field(default_factory=list)
-    is_complete: bool = True
-    hosts: tuple[HostFacts, ...] = ()
-
-    @property
-    def timed(self) -> list[int]:
-        """The numbers of the cases whose axis has their way to send."""
-        absent = {(way["axis"], way["transport"]) for way in self.absent}
-        return [
-            number
-            for number, case in enumerate(self.cases.cases)
-            if (case["axis"], case["transport"]) not in absent
-        ]
-
-    @property
-    def rows(self) -> list[CollectiveRow]:
-        """A row for each case that was timed."""
-        return collective_rows(self.cases, self.rounds)
-
-    @property
-    def wrong(self) -> list[CollectiveRow]:
-        """The rows whose results are wrong."""
-        return [row for row in self.rows if row["wrong"] > 0]
-
-
 class AbsentWay(TypedDict):
     """Groups of an axis have no such way to send, so that nothing was timed over it."""
 
@@ -238,81 +183,84 @@ class CollectivesReport(BenchEnvelope):
     findings: CollectiveFindings
 
 
-def measure_collectives(
-    cases: CollectiveCases,
-    run: RunDir,
-    *,
-    on_progress: Progress = lambda *_: None,
-    on_round: Callable[[MeasuredCollectives], None] = lambda _: None,
-    on_event: Callable[[str], None] = lambda _: None,
-) -> MeasuredCollectives:
-    """Time every case, with the ranks' files in `run`; what Ctrl-C leaves is incomplete.
+@dataclass
+class CollectiveBench(RankBench):
+    """Collectives along the axes of a layout. absent: ways to send that groups of an axis do not
+    have, whose cases are left out."""
 
-    on_progress: called with (stage, done, total); on_round: after every round; on_event: with
-    messages of the launcher for people. Raises InputError where the hosts cannot run the layout,
-    RunFailed where a rank fails.
-    """
-    measured = MeasuredCollectives(cases)
-    rounds, timed = cases.options.rounds, list(range(len(cases.cases)))
-    on_progress(STARTING, 0, 1)
+    cases: CollectiveCases
+    absent: list[AbsentTransport] = field(default_factory=list)
 
-    def take(answer: CollectiveAnswer) -> None:
+    timing = "time the collectives"
+
+    @property
+    def plan(self) -> Plan:
+        """The layout along whose axes is sent."""
+        return self.cases.plan
+
+    @property
+    def round_timings(self) -> int:
+        """A timing of each case whose axis has its way to send."""
+        absent = {(way["axis"], way["transport"]) for way in self.absent}
+        return sum((case["axis"], case["transport"]) not in absent for case in self.cases.cases)
+
+    def request(self) -> CollectivesRequest:
+        """The cases, as the options have them."""
+        options = self.cases.options
+        return {
+            "task": "collectives",
+            "cases": list(self.cases.cases),
+            "rounds": self.rounds,
+            "iterations": options.iterations,
+            "warm_up": options.warm_up,
+            "root": options.root,
+            "check": options.check,
+            "seconds": options.seconds,
+        }
+
+    def take(self, answer: CollectiveAnswer) -> None:
+        """Keep a timing, or a way to send that is absent."""
         if answer["event"] == "absent":
-            measured.absent.append(answer)
-            timed[:] = measured.timed
-            return
-        measured.rounds.setdefault(answer["case"], []).append(answer)
-        on_progress(STARTING, 1, 1)
-        done = answer["round"] * len(timed) + timed.index(answer["case"]) + 1
-        on_progress(TIMING, done, rounds * len(timed))
-        if answer["case"] == timed[-1]:
-            on_round(measured)
+            self.absent.append(answer)
+        else:
+            self.timings.append(answer)
 
-    probed = probe_answers(cases.plan, _request(cases), run, on_answer=take, on_event=on_event)
-    measured.cases = cases.on_hosts(probed.machine)
-    measured.is_complete, measured.hosts = probed.is_complete, probed.hosts
-    return measured
+    def use(self, machine: Machine) -> None:
+        """More ranks on a node than its cores (GPUs) are a rehearsal."""
+        self.cases = self.cases.on_hosts(machine)
 
+    @property
+    def rows(self) -> list[CollectiveRow]:
+        """A row for each case that was timed."""
+        rounds: dict[int, list[CollectiveRound]] = {}
+        for timing in self.timings:
+            rounds.setdefault(timing["case"], []).append(timing)
+        network = Network(self.plan.job.cluster, self.cases.topology)
+        return [
+            _row(self.cases, case, rounds[number], _predicted(self.cases, case, network))
+            for number, case in enumerate(self.cases.cases)
+            if number in rounds
+        ]
 
-def collectives_report(
-    measured: MeasuredCollectives, environment: BenchEnvironment, command: str
-) -> CollectivesReport:
-    """What was measured, as JSON."""
-    cases, rows = measured.cases, measured.rows
-    asked = cases.options
-    is_complete = measured.is_complete and all(row["rounds"] == asked.rounds for row in rows)
-    return {
-        "schema": SCHEMA,
-        "bench": "collectives",
-        "job": cases.plan.job.name,
-        "is_complete": is_complete,
-        "environment": environment_on(environment, measured.hosts),
-        "command": command,
-        "results": rows,
-        "findings": {
-            "layout": {axis: ranks for axis, ranks in cases.sizes.items() if ranks > 1},
-            "ranks": cases.topology.world_size,
-            "is_rehearsal": cases.is_rehearsal,
-            "iterations": asked.iterations,
-            "warm_up": asked.warm_up,
-            "root": asked.root,
-            "fits": fit_collectives(rows),
-            "absent": [
-                {"axis": way["axis"], "transport": way["transport"]} for way in measured.absent
-            ],
-        },
-    }
-
-
-def _request(cases: CollectiveCases) -> CollectivesRequest:
-    options = cases.options
-    return {
-        "task": "collectives",
-        "cases": list(cases.cases),
-        "rounds": options.rounds,
-        "iterations": options.iterations,
-        "warm_up": options.warm_up,
-        "root": options.root,
-        "check": options.check,
-        "seconds": options.seconds,
-    }
+    def report(self) -> CollectivesReport:
+        """What was measured, as JSON."""
+        cases, rows = self.cases, self.rows
+        return {
+            **envelope(
+                "collectives", self.plan.job.name, self.environment, self.command,
+                is_complete=self.is_complete, hosts=self.hosts,
+            ),
+            "results": rows,
+            "findings": {
+                "layout": {axis: ranks for axis, ranks in cases.sizes.items() if ranks > 1},
+                "ranks": cases.topology.world_size,
+                "is_rehearsal": cases.is_rehearsal,
+                "iterations": cases.options.iterations,
+                "warm_up": cases.options.warm_up,
+                "root": cases.options.root,
+                "fits": fit_collectives(rows),
+                "absent": [
+                    {"axis": way["axis"], "transport": way["transport"]} for way in self.absent
+                ],
+            },
+        }  # fmt: skip

@@ -11,7 +11,7 @@ A product of 268 MFLOP in 2 ms is 134 GFLOP/s, of a core of 185 GFLOP/s 72.5 %.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -19,23 +19,13 @@ from typing_extensions import TypedDict  # pydantic needs it to validate them be
 
 from mpctl.bench.kernel_cases import KernelCases
 from mpctl.bench.kernel_list import PlannedKernel
-from mpctl.bench.probe import probe_answers
-from mpctl.bench.report import (
-    SCHEMA,
-    BenchEnvelope,
-    BenchEnvironment,
-    BenchRow,
-    environment_on,
-    spread,
-)
-from mpctl.clusters.backend import OnEvent
-from mpctl.hosts.machine import HostFacts
-from mpctl.launch.set_up import Progress
-from mpctl.rundir.directory import RunDir
+from mpctl.bench.probe import RankBench
+from mpctl.bench.report import BenchEnvelope, BenchRow, envelope, spread
+from mpctl.hosts.machine import Machine
+from mpctl.planning.plan import Plan
 from mpctl.rundir.requests import KernelRequest, KernelTiming
 
 LEAST_SECONDS, QUICK_LEAST_SECONDS = 0.02, 0.005
-STARTING, TIMING = "start the ranks", "time the kernels"
 
 
 class KernelRow(BenchRow):
@@ -78,63 +68,69 @@ class KernelsReport(BenchEnvelope):
 
 
 @dataclass
-class MeasuredKernels:
-    """rows: in the order of the cases, each kernel with every number of ranks. is_complete: false
-    after Ctrl-C, and where the budget ended before the last round; is_stopped: by Ctrl-C; hosts:
-    facts of those that had the ranks, once known."""
+class KernelBench(RankBench):
+    """Every kernel, timed by every number of ranks. seconds: that all rounds may take, the first of
+    which is always completed; quick: shorter timings."""
 
-    rows: list[KernelRow]
-    is_complete: bool
-    is_stopped: bool = False
-    hosts: tuple[HostFacts, ...] = ()
+    cases: KernelCases
+    seconds: float | None = None
+    quick: bool = False
 
+    timing = "time the kernels"
 
-OnRound = Callable[[MeasuredKernels], None]
+    @property
+    def plan(self) -> Plan:
+        """The launch of the ranks."""
+        return self.cases.plan
 
+    @property
+    def round_timings(self) -> int:
+        """A timing of each kernel by each number of ranks."""
+        return self.cases.timings
 
-def measure_kernels(
-    cases: KernelCases, run: RunDir, *, rounds: int, seconds: float | None = None,
-    quick: bool = False, on_progress: Progress, on_event: OnEvent,
-    on_round: OnRound | None = None,
-) -> MeasuredKernels:  # fmt: skip
-    """Time every kernel; what Ctrl-C leaves is incomplete.
+    def request(self) -> KernelRequest:
+        """The kernels, on their numbers of ranks."""
+        training = self.cases.job.training
+        return {
+            "task": "kernels", "cases": [kernel.case for kernel in self.cases.kernels],
+            "dropout": training.dropout, "attention_dropout": training.attention_dropout,
+            "ranks": list(self.cases.ranks), "rounds": self.rounds, "seconds": self.seconds,
+            "least_seconds": QUICK_LEAST_SECONDS if self.quick else LEAST_SECONDS,
+        }  # fmt: skip
 
-    run: the directory of the launch, replaced. seconds: that all rounds may take; the first is
-    always completed. quick: shorter timings. on_progress: called with (stage, timings done, all);
-    on_event: messages for people; on_round: given what was measured after each round. Raises
-    InputError where the hosts cannot run the ranks, RunFailed when a rank fails.
-    """
-    training, timings = cases.job.training, list[KernelTiming]()
-    request: KernelRequest = {
-        "task": "kernels", "cases": [kernel.case for kernel in cases.kernels],
-        "dropout": training.dropout, "attention_dropout": training.attention_dropout,
-        "ranks": list(cases.ranks), "rounds": rounds, "seconds": seconds,
-        "least_seconds": QUICK_LEAST_SECONDS if quick else LEAST_SECONDS,
-    }  # fmt: skip
+    def use(self, machine: Machine) -> None:
+        """Of more ranks than its cores (GPUs) the rows are a rehearsal."""
+        self.cases = replace(self.cases, cores=self.cases.units(machine))
 
-    def keep(answer: KernelTiming) -> None:
-        timings.append(answer)
-        on_progress(TIMING, len(timings), rounds * cases.timings)
-        if on_round and len(timings) % cases.timings == 0:
-            on_round(MeasuredKernels(kernel_rows(cases, timings), is_complete=False))
+    @property
+    def rows(self) -> list[KernelRow]:
+        """A row for each kernel and number of ranks of which something was timed."""
+        by_case: dict[tuple[int, int], list[KernelTiming]] = {}
+        for timing in self.timings:
+            by_case.setdefault((timing["case"], timing["ranks"]), []).append(timing)
+        return [
+            _row(self.cases, self.cases.kernels[number], ranks, own)
+            for (number, ranks), own in sorted(by_case.items())
+        ]
 
-    on_progress(STARTING, 0, 0)
-    ended = probe_answers(cases.plan, request, run, on_answer=keep, on_event=on_event)
-    there = replace(cases, cores=cases.units(ended.machine))
-    is_complete = len(timings) == rounds * cases.timings
-    rows = kernel_rows(there, timings)
-    return MeasuredKernels(rows, is_complete, not ended.is_complete, ended.hosts)
-
-
-def kernel_rows(cases: KernelCases, timings: Sequence[KernelTiming]) -> list[KernelRow]:
-    """A row for each kernel and number of ranks of which something was timed."""
-    by_case: dict[tuple[int, int], list[KernelTiming]] = {}
-    for timing in timings:
-        by_case.setdefault((timing["case"], timing["ranks"]), []).append(timing)
-    return [
-        _row(cases, cases.kernels[number], ranks, own)
-        for (number, ranks), own in sorted(by_case.items())
-    ]
+    def report(self) -> KernelsReport:
+        """What was measured, as JSON."""
+        cases = self.cases
+        device, model = cases.device, cases.job.model
+        peaks = device.peak_flops if device else {}
+        return {
+            **envelope(
+                "kernels", cases.job.name or (model.name if model else None), self.environment,
+                self.command, is_complete=self.is_complete, hosts=self.hosts,
+            ),
+            "results": self.rows,
+            "findings": {
+                "device": device.name if device else None,
+                "peak_flops": {str(dtype): rate for dtype, rate in peaks.items()},
+                "memory_bandwidth": device.memory_bandwidth if device else None,
+                "threads": cases.threads,
+            },
+        }  # fmt: skip
 
 
 def _row(
@@ -163,35 +159,11 @@ def _row(
 
 
 def _share(cases: KernelCases, kernel: PlannedKernel, flops: float, moved: float) -> float | None:
-    device = cases.device
-    if device is None:
+    """The share of the device's peak FLOP/s or bandwidth; None where it is not known."""
+    if cases.device is None:
         return None
-    peak = (
-        device.peak_flops.get(kernel.case["dtype"])
-        if kernel.is_compute
-        else device.memory_bandwidth
-    )
-    return (flops if kernel.is_compute else moved) / peak if peak else None
-
-
-def kernels_report(
-    cases: KernelCases, measured: MeasuredKernels, environment: BenchEnvironment, *, command: str
-) -> KernelsReport:
-    """What was measured, as JSON."""
-    device, model = cases.device, cases.job.model
-    peaks = device.peak_flops if device else {}
-    return {
-        "schema": SCHEMA,
-        "bench": "kernels",
-        "job": cases.job.name or (model.name if model else None),
-        "is_complete": measured.is_complete,
-        "environment": environment_on(environment, measured.hosts),
-        "command": command,
-        "results": measured.rows,
-        "findings": {
-            "device": device.name if device else None,
-            "peak_flops": {str(dtype): rate for dtype, rate in peaks.items()},
-            "memory_bandwidth": device.memory_bandwidth if device else None,
-            "threads": cases.threads,
-        },
-    }
+    if not kernel.is_compute:
+        peak = cases.device.memory_bandwidth
+        return moved / peak if peak else None
+    peak = cases.device.peak_flops.get(kernel.case["dtype"])
+    return flops / peak if peak else None

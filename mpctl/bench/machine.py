@@ -26,12 +26,12 @@ from typing import Any
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.bench.cases import plan_cases
-from mpctl.bench.collectives import CollectiveRow, MeasuredCollectives, measure_collectives
-from mpctl.bench.kernels import KernelRow, MeasuredKernels, measure_kernels
+from mpctl.bench.collectives import CollectiveBench, CollectiveRow
+from mpctl.bench.kernels import KernelBench, KernelRow
 from mpctl.bench.machine_fit import DeviceFit, LinkFit, fit_device, fit_link
 from mpctl.bench.machine_plan import MachineWork
 from mpctl.bench.machine_preset import PRESETS, MachinePreset, machine_preset, measured_source
-from mpctl.bench.report import SCHEMA, BenchEnvelope, BenchEnvironment, save_report, take_folder
+from mpctl.bench.report import BenchEnvelope, BenchEnvironment, envelope, save_report, take_folder
 from mpctl.bench.runner import Budget, CaseRun, Watch, group_runs, run_cases
 from mpctl.bench.verify import BUSY
 from mpctl.calibrate.own_cluster import ClusterFit, fit_cluster, own_spread
@@ -66,7 +66,7 @@ def _kernel(row: KernelRow, predicted: float | None, device: DeviceSpec) -> Kern
 
 
 def collectives_on(
-    preset: MachinePreset, work: MachineWork, measured: MeasuredCollectives
+    preset: MachinePreset, work: MachineWork, measured: CollectiveBench
 ) -> list[CollectiveRow]:
     """The rows of these collectives with the estimates of this preset."""
     cases = work.collectives(None, preset.settings())
@@ -224,7 +224,7 @@ class MachineBench:
     command: str
     kernels: list[KernelRow] = field(default_factory=list)
     collectives: list[CollectiveRow] = field(default_factory=list)
-    sent: MeasuredCollectives | None = None
+    sent: CollectiveBench | None = None
     planned: list[KernelRow | CollectiveRow] = field(default_factory=list)
     runs: list[CaseRun] = field(default_factory=list)
     device: DeviceFit | None = None
@@ -246,15 +246,16 @@ class MachineBench:
         save_report(out, self.report())
 
     def _measure_kernels(self, out: Path, budget: Budget, watch: Watch) -> bool:
-        def keep(so_far: MeasuredKernels) -> None:
-            self.kernels = so_far.rows
+        measured = KernelBench(
+            self.environment, self.command, self.work.rounds, self.work.kernels,
+            _share(budget, KERNELS_SHARE), self.work.quick,
+        )  # fmt: skip
+
+        def keep() -> None:
+            self.kernels = measured.rows
             save_report(out, self.report())
 
-        measured = measure_kernels(
-            self.work.kernels, RunDir(out / "kernels-r1"), rounds=self.work.rounds,
-            seconds=_share(budget, KERNELS_SHARE), quick=self.work.quick,
-            on_progress=watch.on_progress, on_event=watch.on_event, on_round=keep,
-        )  # fmt: skip
+        measured.measure(RunDir(out / "kernels-r1"), watch, keep)
         self.kernels = measured.rows
         if measured.is_stopped:
             raise KeyboardInterrupt
@@ -264,16 +265,12 @@ class MachineBench:
         cases = self.work.collectives(_share(budget, COLLECTIVES_SHARE / (1 - KERNELS_SHARE)))
         if cases is None:
             return True
-        measured = measure_collectives(
-            cases,
-            RunDir(out / "collectives-r1"),
-            on_progress=watch.on_progress,
-            on_event=watch.on_event,
-        )
-        self.sent, self.collectives = measured, measured.rows
-        if not measured.is_complete:
+        self.sent = CollectiveBench(self.environment, self.command, self.work.rounds, cases)
+        self.sent.measure(RunDir(out / "collectives-r1"), watch)
+        self.collectives = self.sent.rows
+        if self.sent.is_stopped:
             raise KeyboardInterrupt
-        return all(row["rounds"] == cases.options.rounds for row in self.collectives)
+        return self.sent.is_complete
 
     def write_presets(self, out: Path) -> None:
         """Fit device and link to the rows so far, and write presets and report into `out`. Raises
@@ -331,15 +328,13 @@ class MachineBench:
     def report(self) -> MachineReport:
         """What was measured so far."""
         return {
-            "schema": SCHEMA,
-            "bench": "machine",
-            "job": self.work.job_name,
-            "is_complete": self.is_complete,
-            "environment": self.environment,
-            "command": self.command,
+            **envelope(
+                "machine", self.work.job_name, self.environment, self.command,
+                is_complete=self.is_complete,
+            ),
             "results": self.planned or [*self.kernels, *self.collectives],
             "findings": self._findings(),
-        }
+        }  # fmt: skip
 
     def _findings(self) -> MachineFindings:
         preset = self.preset

@@ -1,20 +1,24 @@
-"""A bench in ranks as a launch: its workers measure instead of train, on the hosts of any backend.
+"""A bench in ranks: one launch whose workers measure instead of train, on the hosts of any backend.
 
 A launch of a bench is one of a training with RUN/bench.json beside RUN/job.json. The workers answer
 that request (runtime/probes/measure.py) and rank 0 appends each answer to RUN/answers.jsonl. Hosts,
 torchrun, hangs, failures and signals are the launcher's own; no data are prepared, nothing is
 saved, and a failure is not followed by another attempt.
 
-By hand, two ranks that answer {"task": "layers", "rounds": 3, ...} for two cases write two answers
-about sizes, one for the unsharded layer, and six timings.
+Every bench in ranks is a `RankBench`: it asks once, takes the answers as they come, and makes a
+report of those it has, which is saved after each round.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
+from mpctl.bench.report import BenchEnvironment, BenchReport
+from mpctl.bench.runner import Watch
 from mpctl.clusters.backend import OnEvent
 from mpctl.clusters.connect import bench_issues, connected
 from mpctl.errors import InputError, RunFailed
@@ -39,11 +43,6 @@ class Probed:
 
     is_complete: bool
     hosts: tuple[HostFacts, ...]
-
-    @property
-    def machine(self) -> Machine:
-        """The least that each host has."""
-        return common_machine(self.hosts)
 
 
 def require_probes(plans: Sequence[Plan]) -> None:
@@ -99,3 +98,77 @@ def _run(
     set_up_run(launch, overwrite=True, resume=False, on_progress=lambda *_: None)
     events = EventLog(launch.run.launcher_log, on_event)
     return run_launch(launch, cluster, on_answer, events.event)
+
+
+STARTING = "start the ranks"
+
+
+@dataclass
+class RankBench(ABC):
+    """A bench that the ranks of one launch answer, in rounds of all its cases.
+
+    environment, command: noted in the report; rounds: how many are asked for; timings: answers of
+    the ranks, each of one case in one round; hosts: facts of those that had the ranks, once they
+    have ended; is_stopped: whether Ctrl-C or `mpctl stop` ended them.
+    """
+
+    environment: BenchEnvironment
+    command: str
+    rounds: int
+    timings: list[Any] = field(default_factory=list, kw_only=True)
+    hosts: tuple[HostFacts, ...] = field(default=(), kw_only=True)
+    is_stopped: bool = field(default=False, kw_only=True)
+
+    timing: ClassVar[str]
+    """What the rounds do, for the progress."""
+
+    @property
+    @abstractmethod
+    def plan(self) -> Plan:
+        """The layout of the ranks."""
+
+    @property
+    @abstractmethod
+    def round_timings(self) -> int:
+        """Timings of one round."""
+
+    @abstractmethod
+    def request(self) -> Any:
+        """What the ranks are asked, a BenchRequest."""
+
+    @abstractmethod
+    def use(self, machine: Machine) -> None:
+        """Judge cores and GPUs by the hosts that had the ranks. machine: the least of them all."""
+
+    @abstractmethod
+    def report(self) -> BenchReport:
+        """What has been measured so far, as JSON."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every case was timed in every round; not where time or patience ended first."""
+        return not self.is_stopped and len(self.timings) == self.rounds * self.round_timings
+
+    def take(self, answer: Any) -> None:
+        """Keep an answer of the ranks: a timing, or what a bench is told before the first."""
+        self.timings.append(answer)
+
+    def measure(
+        self, run: RunDir, watch: Watch, on_round: Callable[[], None] = lambda: None
+    ) -> None:
+        """Have the ranks answer, with their files in `run`. on_round: called after every round.
+        Raises InputError where the hosts cannot run the ranks, RunFailed where a rank fails."""
+
+        def take(answer: Any) -> None:
+            self.take(answer)
+            if done := len(self.timings):
+                watch.on_progress(self.timing, done, self.rounds * self.round_timings)
+                if done % self.round_timings == 0:
+                    on_round()
+
+        watch.on_progress(STARTING, 0, 0)
+        ended = probe_answers(
+            self.plan, self.request(), run, on_answer=take, on_event=watch.on_event
+        )
+        self.is_stopped, self.hosts = not ended.is_complete, ended.hosts
+        self.use(common_machine(ended.hosts))

@@ -151,6 +151,22 @@ def environment_on(environment: BenchEnvironment, hosts: Sequence[HostFacts]) ->
     }
 
 
+def envelope(
+    bench: BenchName, job: str | None, environment: BenchEnvironment, command: str, *,
+    is_complete: bool, hosts: Sequence[HostFacts] = (),
+) -> BenchEnvelope:  # fmt: skip
+    """A report without its rows and findings. hosts: those that had the ranks, none where the bench
+    ran on the machine of its environment."""
+    return {
+        "schema": SCHEMA,
+        "bench": bench,
+        "job": job,
+        "is_complete": is_complete,
+        "environment": environment_on(environment, hosts),
+        "command": command,
+    }
+
+
 def load_warnings(environment: BenchEnvironment) -> list[str]:
     """A warning when other programs were using the cores."""
     load, cores = environment["load_at_start"], environment["cores"]

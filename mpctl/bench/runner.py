@@ -8,13 +8,14 @@ if one as long as the longest so far would end within the budget; the first alwa
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean, median
 
 from mpctl.bench.cases import PlannedCase, shared_units, with_data
-from mpctl.bench.report import take_folder
+from mpctl.bench.report import BenchEnvironment, BenchReport, save_report, take_folder
 from mpctl.clusters.connect import connected
 from mpctl.errors import RunFailed
 from mpctl.estimate.step import StepTime
@@ -125,14 +126,50 @@ def run_cases(
     for number in budget.rounds(rounds):
         likely = budget.likely(number, rounds)
         for case in ready:
-            steps = _Steps(watch.on_progress, done, likely * each_round)
-            steps.tell(0)
+
+            def tell(step: int, before: int = done, total: int = likely * each_round) -> None:
+                watch.on_progress(TRAINING, before + step, total)
+
+            tell(0)
             watch.on_title(f"{case.title}, round {number + 1} of {likely}")
             run = RunDir(out / f"{case.name}-r{number + 1}")
-            ran = _run(case, number, run, command, steps, watch.on_event)
+            ran = _run(case, number, run, command, tell, watch.on_event)
             done += case.job.training.steps
-            steps.tell(case.job.training.steps)
+            tell(case.job.training.steps)
             yield ran
+
+
+@dataclass
+class CaseBench(ABC):
+    """A bench that trains its cases in rounds, with the runs so far.
+
+    environment, command: noted in the report; rounds: how often each case is to run.
+    """
+
+    environment: BenchEnvironment
+    command: str
+    rounds: int
+    cases: Sequence[PlannedCase]
+    runs: list[CaseRun] = field(default_factory=list, kw_only=True)
+
+    @abstractmethod
+    def report(self) -> BenchReport:
+        """The report of the runs so far."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every case ran in every round."""
+        return len(self.runs) == self.rounds * len(self.cases)
+
+    def run(self, out: Path, *, budget: Budget, watch: Watch) -> None:
+        """Run all rounds, and write the report into the folder `out` after every run. Raises as
+        `run_cases` does, and InputError where the report cannot be written."""
+        runs = run_cases(
+            self.cases, out, command=self.command, rounds=self.rounds, budget=budget, watch=watch
+        )
+        for run in runs:
+            self.runs.append(run)
+            save_report(out, self.report())
 
 
 def hosts_of(runs: Iterable[CaseRun]) -> list[HostFacts]:
@@ -149,25 +186,13 @@ def group_runs(runs: Sequence[CaseRun]) -> Mapping[str, list[CaseRun]]:
     return groups
 
 
-@dataclass(frozen=True)
-class _Steps:
-    """The progress of one run among all runs. before: steps of earlier runs."""
-
-    on_progress: Progress
-    before: int
-    total: int
-
-    def tell(self, step: int) -> None:
-        """Report that this run has reached a step."""
-        self.on_progress(TRAINING, self.before + step, self.total)
-
-    def record(self, record: StepRecord) -> None:
-        """The same, of a step's record."""
-        self.tell(record["step"])
-
-
 def _run(
-    case: PlannedCase, number: int, run: RunDir, command: str, steps: _Steps, on_event: OnEvent
+    case: PlannedCase,
+    number: int,
+    run: RunDir,
+    command: str,
+    tell: Callable[[int], None],
+    on_event: OnEvent,
 ) -> CaseRun:
     """Launch a case once, on the hosts of its job, and write its summary."""
     plan = replace(case.plan, job=case.plan.job.model_copy(update={"data": case.job.data}))
@@ -175,7 +200,7 @@ def _run(
     with run.locked(), connection as (cluster, launch):
         machine = common_machine(cluster.hosts)
         set_up_run(launch, overwrite=True, resume=False, on_progress=lambda *_: None)
-        outcome = run_launch(launch, cluster, steps.record, on_event)
+        outcome = run_launch(launch, cluster, lambda record: tell(record["step"]), on_event)
         summary = summarise(plan, launch, outcome, command=command)
         write_summary(run.summary, summary)
     if outcome.status == "stopped":

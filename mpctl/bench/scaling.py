@@ -15,8 +15,8 @@ FLOP that recomputation repeats. Perfect cores reach min(N, cores) / N: 4 ranks 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
@@ -24,15 +24,15 @@ from typing_extensions import TypedDict  # pydantic needs it to validate them be
 
 from mpctl.bench.cases import TIMED_SETTINGS, PlannedCase
 from mpctl.bench.layouts import Layout
-from mpctl.bench.report import (
-    SCHEMA,
-    BenchEnvelope,
-    BenchEnvironment,
-    BenchRow,
-    environment_on,
-    spread,
+from mpctl.bench.report import BenchEnvelope, BenchRow, envelope, spread
+from mpctl.bench.runner import (
+    CaseBench,
+    CaseRun,
+    communication_share,
+    group_runs,
+    hosts_of,
+    planned_share,
 )
-from mpctl.bench.runner import CaseRun, communication_share, hosts_of, planned_share
 from mpctl.estimate.flops import Utilization, device_peak, model_and_hardware_flops
 from mpctl.estimate.step import StepTime
 from mpctl.planning.plan import Overrides
@@ -227,7 +227,14 @@ def row_name(timing: Timing, mode: Mode) -> str:
 
 
 def _row(timing: Timing, base: Timing, mode: Mode) -> ScalingRow:
-    case, time = timing.case, timing.planned_time
+    case, time, layout = timing.case, timing.planned_time, timing.planned.plan.layout
+    assert layout is not None, "a case trains a model"
+    used = Utilization(*model_and_hardware_flops(layout), timing.peak)
+    planned, planned_base = timing.planned_speed, base.planned_speed
+
+    def against(speed: float, base_speed: float) -> float:
+        return efficiency(speed, timing.world, base_speed, base.world)
+
     return {
         "name": row_name(timing, mode),
         **spread([run.step_seconds for run in timing.runs]),
@@ -241,100 +248,51 @@ def _row(timing: Timing, base: Timing, mode: Mode) -> ScalingRow:
         "low_seconds": time.low if time else None,
         "high_seconds": time.high if time else None,
         "tokens_per_second": timing.speed,
-        **_rates(timing),
-        **_efficiencies(timing, base),
-        "is_rehearsal": timing.world > timing.units,
-        "communication_share": communication_share(timing.runs),
-        "predicted_communication_share": planned_share(time) if time else None,
-    }
-
-
-class _Rates(TypedDict):
-    flops_per_second: float
-    mfu: float | None
-    hfu: float | None
-
-
-class _Efficiencies(TypedDict):
-    speed_up: float
-    efficiency: float
-    predicted_efficiency: float | None
-    perfect_efficiency: float
-
-
-def _rates(timing: Timing) -> _Rates:
-    layout, peak = timing.planned.plan.layout, timing.peak
-    assert layout is not None, "a case trains a model"
-    used = Utilization(*model_and_hardware_flops(layout), peak)
-    return {
         "flops_per_second": used.model_flops / timing.seconds,
         "mfu": used.mfu(timing.seconds),
         "hfu": used.hfu(timing.seconds),
-    }
-
-
-def _efficiencies(timing: Timing, base: Timing) -> _Efficiencies:
-    def against(speed: float, base_speed: float) -> float:
-        return efficiency(speed, timing.world, base_speed, base.world)
-
-    planned, planned_base = timing.planned_speed, base.planned_speed
-    return {
         "speed_up": timing.speed / base.speed,
         "efficiency": against(timing.speed, base.speed),
         "predicted_efficiency": against(planned, planned_base)
         if planned and planned_base
         else None,
         "perfect_efficiency": against(timing.perfect_speed, base.perfect_speed),
+        "is_rehearsal": timing.world > timing.units,
+        "communication_share": communication_share(timing.runs),
+        "predicted_communication_share": planned_share(time) if time else None,
     }
 
 
 @dataclass
-class MeasuredScaling:
-    """What a bench has measured so far. job: its name; rounds: how many were asked for; runs: by a
-    case's name."""
+class ScalingBench(CaseBench):
+    """Layouts that are trained and held against the fastest of the smallest world.
+
+    job: its name; shapes: the layout of each of the cases.
+    """
 
     job: str | None
-    cases: Sequence[ScalingCase]
+    shapes: Sequence[ScalingCase]
     modes: Sequence[Mode]
-    rounds: int
-    environment: BenchEnvironment
-    command: str
-    runs: dict[str, list[CaseRun]] = field(default_factory=dict)
-
-    def add(self, run: CaseRun) -> None:
-        """Take one more run in."""
-        self.runs.setdefault(run.case.name, []).append(run)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every case ran in every round."""
-        return all(len(self.runs.get(case.name, ())) == self.rounds for case in self.cases)
 
     def report(self) -> ScalingReport:
         """The report of what ran, at least one case."""
-        timings = [
-            Timing(case, self.runs[case.name]) for case in self.cases if case.name in self.runs
-        ]
-        ran = [run for runs in self.runs.values() for run in runs]
+        runs = group_runs(self.runs)
+        timings = [Timing(case, runs[case.name]) for case in self.shapes if case.name in runs]
+        baselines: dict[str, str] = {
+            mode: row_name(find_baseline(of_mode), mode)
+            for mode in self.modes
+            if (of_mode := [timing for timing in timings if mode in timing.case.modes])
+        }
         return {
-            "schema": SCHEMA,
-            "bench": "scaling",
-            "job": self.job,
-            "is_complete": self.is_complete,
-            "environment": environment_on(self.environment, hosts_of(ran)),
-            "command": self.command,
+            **envelope(
+                "scaling", self.job, self.environment, self.command, is_complete=self.is_complete,
+                hosts=hosts_of(self.runs),
+            ),
             "results": [row for mode in self.modes for row in scaling_rows(timings, mode)],
             "findings": {
                 "steps_timed": len(timings[0].runs[0].steady),
                 "units": max(timing.units for timing in timings),
                 "unit": timings[0].unit,
-                "baselines": dict(_baselines(timings, self.modes)),
+                "baselines": baselines,
             },
-        }
-
-
-def _baselines(timings: Sequence[Timing], modes: Sequence[Mode]) -> Iterator[tuple[str, str]]:
-    for mode in modes:
-        of_mode = [timing for timing in timings if mode in timing.case.modes]
-        if of_mode:
-            yield mode, row_name(find_baseline(of_mode), mode)
+        }  # fmt: skip

@@ -10,26 +10,18 @@ timed in 1d and 2d: 2.5d of depth 1 would be 2d again, and 4 is no cube.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
-from mpctl.bench.probe import probe_answers
-from mpctl.bench.report import (
-    SCHEMA,
-    BenchEnvelope,
-    BenchEnvironment,
-    BenchRow,
-    environment_on,
-    spread,
-)
-from mpctl.clusters.backend import OnEvent
+from mpctl.bench.probe import RankBench
+from mpctl.bench.report import BenchEnvelope, BenchRow, envelope, spread
 from mpctl.clusters.connect import bench_issues
 from mpctl.collectives import sent_by_rank
 from mpctl.errors import InputError, Issue, IssueEntry
-from mpctl.hosts.machine import HostFacts, Machine, this_machine
+from mpctl.hosts.machine import Machine
 from mpctl.inference.task import TaskOptions, task_plan
 from mpctl.launch.preflight import chosen_device
 from mpctl.layout.job_layout import JobLayout
@@ -38,7 +30,6 @@ from mpctl.planning.tensor_modes import mode_choices, same_as_2d
 from mpctl.planning.traffic import LayerFigures, layer_figures
 from mpctl.rules.check import way_out
 from mpctl.rules.validate import with_tried_hints
-from mpctl.rundir.directory import RunDir
 from mpctl.rundir.rank_files import Traffic
 from mpctl.rundir.requests import LayerAnswer, LayerRequest, LayerSizes, LayerTiming
 from mpctl.spec.job import JobSpec
@@ -137,42 +128,6 @@ def _case(plan: Plan, mode: str, depth: int | None) -> ModeCase:
     return ModeCase(mode, depth, layout.grid.axes, plan, figures, layout.group_sizes)
 
 
-STARTING, TIMING = "start the ranks", "time the layer"
-Report = Callable[[str, int, int], None]
-
-
-@dataclass
-class MeasuredModes:
-    """What came of a bench so far. asked: rounds of all cases; sizes: by case, None for the
-    unsharded layer; timings: by case; machine: the least that every host of the ranks has;
-    hosts: their facts, once known; is_stopped: by Ctrl-C or another signal."""
-
-    asked: int
-    machine: Machine
-    sizes: dict[int | None, LayerSizes] = field(default_factory=dict)
-    timings: dict[int, list[LayerTiming]] = field(default_factory=dict)
-    hosts: tuple[HostFacts, ...] = ()
-    is_stopped: bool = False
-
-    def add(self, answer: LayerAnswer) -> None:
-        """Keep an answer of the ranks."""
-        if answer["event"] == "sizes":
-            self.sizes[answer["case"]] = answer
-        else:
-            self.timings.setdefault(answer["case"], []).append(answer)
-
-    @property
-    def done(self) -> int:
-        """Timings that have come, of all cases and rounds."""
-        return sum(map(len, self.timings.values()))
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every case was timed in every round; not where time or patience ended first."""
-        cases = len(self.sizes) - 1
-        return not self.is_stopped and self.done == self.asked * cases
-
-
 class ModeRow(BenchRow):
     """A tensor mode; its seconds are those of a pass on the slowest rank. cpu_seconds: processor
     time of a rank, the median. sent_bytes: of a rank over rings; traffic: bytes of whole messages
@@ -232,45 +187,90 @@ class TensorModesReport(BenchEnvelope):
     findings: ModeFindings
 
 
-def measure(
-    cases: ModeCases, run: RunDir, *, rounds: int, steps: int, seconds: float | None,
-    on_progress: Report, on_round: Callable[[MeasuredModes], None], on_event: OnEvent,
-) -> MeasuredModes:  # fmt: skip
-    """Run every case in ranks that are launched in `run`.
+@dataclass
+class ModeBench(RankBench):
+    """One layer in every mode. steps: passes of a timing; seconds: that all rounds may take, None
+    for no limit; machine: the least that every host of the ranks has; sizes: of the layer by case,
+    None for the unsharded one."""
 
-    seconds: that all rounds may take, None for no limit; on_round: called after each round with
-    what came so far. Raises RunFailed when a rank fails, InputError when hosts cannot run it.
-    """
-    request: LayerRequest = {
-        "task": "layers", "rounds": rounds, "steps": steps, "seconds": seconds,
-        "cases": [{"mode": case.mode, "depth": case.depth} for case in cases.cases],
-    }  # fmt: skip
-    measured = MeasuredModes(rounds, this_machine())
+    cases: ModeCases
+    steps: int
+    machine: Machine
+    seconds: float | None = None
+    sizes: dict[int | None, LayerSizes] = field(default_factory=dict)
 
-    def on_answer(answer: LayerAnswer) -> None:
-        measured.add(answer)
-        if not measured.done:
-            on_progress(STARTING, len(measured.sizes), len(cases.cases) + 1)
-            return
-        on_progress(TIMING, measured.done, rounds * len(cases.cases))
-        if measured.done % len(cases.cases) == 0:
-            on_round(measured)
+    timing = "time the layer"
 
-    on_progress(STARTING, 0, len(cases.cases) + 1)
-    ended = probe_answers(cases.plan, request, run, on_answer=on_answer, on_event=on_event)
-    measured.is_stopped, measured.hosts = not ended.is_complete, ended.hosts
-    measured.machine = ended.machine
-    return measured
+    @property
+    def plan(self) -> Plan:
+        """The layout of the first of the modes; its ranks time all of them."""
+        return self.cases.plan
 
+    @property
+    def round_timings(self) -> int:
+        """A timing of each mode."""
+        return len(self.cases.cases)
 
-def mode_rows(cases: ModeCases, measured: MeasuredModes) -> list[ModeRow]:
-    """A row for each case of which something was timed."""
-    whole = measured.sizes.get(None)
-    return [
-        _row(cases.ranks, case, measured.sizes[number], measured.timings[number], whole)
-        for number, case in enumerate(cases.cases)
-        if whole is not None and number in measured.timings
-    ]
+    def request(self) -> LayerRequest:
+        """The modes, and how often each is timed."""
+        return {
+            "task": "layers", "rounds": self.rounds, "steps": self.steps, "seconds": self.seconds,
+            "cases": [{"mode": case.mode, "depth": case.depth} for case in self.cases.cases],
+        }  # fmt: skip
+
+    def take(self, answer: LayerAnswer) -> None:
+        """Keep a timing, or the sizes that a mode has."""
+        if answer["event"] == "sizes":
+            self.sizes[answer["case"]] = answer
+        else:
+            self.timings.append(answer)
+
+    def use(self, machine: Machine) -> None:
+        """More ranks than its cores (GPUs) are a rehearsal."""
+        self.machine = machine
+
+    @property
+    def rows(self) -> list[ModeRow]:
+        """A row for each mode that was timed."""
+        timings: dict[int, list[LayerTiming]] = {}
+        for timing in self.timings:
+            timings.setdefault(timing["case"], []).append(timing)
+        return [
+            _row(self.cases.ranks, case, self.sizes[n], timings[n], self.sizes[None])
+            for n, case in enumerate(self.cases.cases)
+            if n in timings
+        ]
+
+    def report(self) -> TensorModesReport:
+        """What was measured, as JSON."""
+        cases, job, whole = self.cases, self.cases.job, self.sizes.get(None)
+        model = job.model
+        assert model is not None, "a bench is of a model"
+        sizes = {"hidden": model.hidden, "heads": model.heads, "ffn": model.ffn}
+        is_cuda = chosen_device(job, self.machine) == "cuda"
+        cores = self.machine.gpus if is_cuda else self.machine.cores
+        return {
+            **envelope(
+                "tensor-modes", job.name or model.name, self.environment, self.command,
+                is_complete=self.is_complete, hosts=self.hosts,
+            ),
+            "results": self.rows,
+            "findings": {
+                "ranks": cases.ranks,
+                "is_rehearsal": cases.ranks > cores * job.cluster.nodes,
+                "layer": {**sizes, "sequence": model.seq_length},
+                "micro_batch_size": job.training.micro_batch_size,
+                "dtype": job.training.dtype,
+                "steps": self.steps,
+                "whole": None if whole is None else {
+                    "parameter_bytes": whole["parameter_bytes"],
+                    "saved_bytes": whole["saved_bytes"],
+                },
+                "refused": [
+                    {"mode": mode, "issue": issue.as_dict()} for mode, issue in cases.refused
+                ],
+            },
+        }  # fmt: skip
 
 
 def _row(
@@ -303,37 +303,3 @@ def _sent(traffic: Traffic, group_sizes: Mapping[str, int]) -> float:
     """Bytes of a rank where every collective is a ring, on the average of the ranks."""
     named = ((name.split(), entry["bytes"]) for name, entry in traffic.items())
     return sum(sent_by_rank(kind, size, group_sizes[axis]) for (axis, kind), size in named)
-
-
-def bench_report(
-    cases: ModeCases, measured: MeasuredModes, environment: BenchEnvironment, *, steps: int,
-    command: str,
-) -> TensorModesReport:  # fmt: skip
-    """What was measured, as JSON."""
-    job, whole = cases.job, measured.sizes.get(None)
-    model = job.model
-    assert model is not None, "a bench is of a model"
-    sizes = {"hidden": model.hidden, "heads": model.heads, "ffn": model.ffn}
-    machine, nodes = measured.machine, job.cluster.nodes
-    cores = machine.gpus if chosen_device(job, machine) == "cuda" else machine.cores
-    return {
-        "schema": SCHEMA,
-        "bench": "tensor-modes",
-        "job": job.name or model.name,
-        "is_complete": measured.is_complete,
-        "environment": environment_on(environment, measured.hosts),
-        "command": command,
-        "results": mode_rows(cases, measured),
-        "findings": {
-            "ranks": cases.ranks,
-            "is_rehearsal": cases.ranks > cores * nodes,
-            "layer": {**sizes, "sequence": model.seq_length},
-            "micro_batch_size": job.training.micro_batch_size,
-            "dtype": job.training.dtype,
-            "steps": steps,
-            "whole": None if whole is None else {
-                "parameter_bytes": whole["parameter_bytes"], "saved_bytes": whole["saved_bytes"],
-            },
-            "refused": [{"mode": mode, "issue": issue.as_dict()} for mode, issue in cases.refused],
-        },
-    }  # fmt: skip

@@ -23,7 +23,7 @@ from statistics import fmean, median
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
-from mpctl.bench.report import SCHEMA, BenchEnvelope, BenchRow, bench_environment, spread
+from mpctl.bench.report import BenchEnvelope, BenchRow, bench_environment, envelope, spread
 from mpctl.errors import InputError
 from mpctl.estimate.timeline import StepLine
 from mpctl.pipeline.schedule.orders import Kind
@@ -203,12 +203,7 @@ def trace_report(
     environment["host"] = ", ".join(sorted({line["host"] for line in lines}))
     environment["load_at_start"] = 0.0
     return {
-        "schema": SCHEMA,
-        "bench": "trace",
-        "job": job,
-        "is_complete": not profile.missing,
-        "environment": environment,
-        "command": command,
+        **envelope("trace", job, environment, command, is_complete=not profile.missing),
         "results": trace_rows(profile, planned),
         "findings": {
             "steps": list(profile.steps),

@@ -20,37 +20,24 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import StatisticsError, correlation, mean, median
-from typing import NotRequired
+from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
-from mpctl.bench.cases import PlannedCase
 from mpctl.bench.layouts import layout_name
-from mpctl.bench.report import (
-    SCHEMA,
-    BenchEnvelope,
-    BenchEnvironment,
-    BenchRow,
-    environment_on,
-    save_report,
-    spread,
-)
+from mpctl.bench.report import BenchEnvelope, BenchRow, envelope, spread
 from mpctl.bench.runner import (
-    Budget,
+    CaseBench,
     CaseRun,
-    Watch,
     communication_share,
     group_runs,
     hosts_of,
     planned_share,
-    run_cases,
 )
 from mpctl.estimate.step import StepTime
 from mpctl.launch.summary import plan_as_launched
 from mpctl.planning.layout_settings import layout_of
-from mpctl.planning.plan import Plan
 from mpctl.rundir.summary import STATES, RankComparison
 
 
@@ -216,6 +203,10 @@ def verify_row(runs: Sequence[CaseRun]) -> VerifyRow:
     timing = spread([run.step_seconds for run in runs])
     ranks = [rank for run in runs for rank in run.summary["plan_beside_run"]]
     layout = layout_name(layout_of(case.job))
+    estimate = plan_as_launched(case.plan).estimate
+    assert estimate is not None and isinstance(estimate.time, StepTime), "such a case is refused"
+    time, seconds = estimate.time, timing["seconds"]
+    planned_peak, peak = (_fullest(ranks, key) for key in ("planned", "measured"))
     return {
         "name": case.title,
         **timing,
@@ -224,75 +215,40 @@ def verify_row(runs: Sequence[CaseRun]) -> VerifyRow:
         "world_size": case.job.world_size,
         "device": case.job.launch.device,
         "is_rehearsal": case.job.world_size > runs[0].units,
-        **_forecast(case.plan, timing["seconds"]),
+        "predicted_seconds": time.total,
+        "low_seconds": time.low,
+        "high_seconds": time.high,
+        "error": time.total / seconds - 1,
+        "is_inside": time.low <= seconds <= time.high,
+        "predicted_communication_share": planned_share(time),
         "cpu_seconds": median(record["cpu_seconds"] for run in runs for record in run.steady),
-        **_memory(ranks),
+        "planned_memory_bytes": planned_peak,
+        "memory_bytes": peak,
+        "memory_error": planned_peak / peak - 1 if planned_peak is not None and peak else None,
         "reserved_bytes": max(
             (size for rank in ranks if (size := rank.get("reserved_memory_bytes"))), default=None
         ),
         "agrees": bool(ranks) and all(rank["agrees"] for rank in ranks),
         "differs": next(_differences(ranks), ""),
-        **_sent(ranks),
+        "planned_sent_bytes": _mean_sent(ranks, "planned"),
+        "sent_bytes": _mean_sent(ranks, "measured"),
         "communication_share": communication_share(runs),
     }
 
 
-class _Forecast(TypedDict):
-    predicted_seconds: float
-    low_seconds: float
-    high_seconds: float
-    error: float
-    is_inside: bool
-    predicted_communication_share: float
+Side = Literal["planned", "measured"]
 
 
-def _forecast(plan: Plan, measured: float) -> _Forecast:
-    estimate = plan_as_launched(plan).estimate
-    assert estimate is not None and isinstance(estimate.time, StepTime), "such a case is refused"
-    time = estimate.time
-    return {
-        "predicted_seconds": time.total,
-        "low_seconds": time.low,
-        "high_seconds": time.high,
-        "error": time.total / measured - 1,
-        "is_inside": time.low <= measured <= time.high,
-        "predicted_communication_share": planned_share(time),
-    }
-
-
-class _Memory(TypedDict):
-    planned_memory_bytes: int | None
-    memory_bytes: int | None
-    memory_error: float | None
-
-
-def _memory(ranks: Iterable[RankComparison]) -> _Memory:
-    """Peak memory of the fullest rank, planned and measured; they need not be the same rank."""
+def _fullest(ranks: Iterable[RankComparison], side: Side) -> int | None:
+    """Peak memory of the fullest rank, planned or measured: they need not be the same rank."""
     peaks = [rank["memory"]["peak"] for rank in ranks if "peak" in rank["memory"]]
-    if not peaks:
-        return {"planned_memory_bytes": None, "memory_bytes": None, "memory_error": None}
-    planned, measured = (max(peak[key] for peak in peaks) for key in ("planned", "measured"))
-    return {
-        "planned_memory_bytes": planned,
-        "memory_bytes": measured,
-        "memory_error": planned / measured - 1 if measured else None,
-    }
+    return max((peak[side] for peak in peaks), default=None)
 
 
-class _Sent(TypedDict):
-    planned_sent_bytes: float
-    sent_bytes: float
-
-
-def _sent(ranks: Sequence[RankComparison]) -> _Sent:
-    traffic = [rank["step_traffic"] for rank in ranks]
-    planned, measured = (
-        mean(sum(entry["bytes"] for entry in each[key].values()) for each in traffic)
-        if traffic
-        else 0
-        for key in ("planned", "measured")
-    )
-    return {"planned_sent_bytes": planned, "sent_bytes": measured}
+def _mean_sent(ranks: Sequence[RankComparison], side: Side) -> float:
+    """Bytes of all messages of a step, of a rank on the average."""
+    sent = [sum(entry["bytes"] for entry in rank["step_traffic"][side].values()) for rank in ranks]
+    return mean(sent) if sent else 0
 
 
 def _differences(ranks: Iterable[RankComparison]) -> Iterator[str]:
@@ -368,48 +324,25 @@ def disturbed(rows: Iterable[VerifyRow]) -> list[str]:
 
 
 @dataclass
-class Verification:
-    """Cases that are run and compared with their plans, with the runs so far.
+class Verification(CaseBench):
+    """Cases that are run and compared with their plans.
 
-    job: the name of the one job whose layouts they are, None for several; rounds: how often each is
-    to run; command: as typed; within: the largest mean error that passes, a share of 1; left_out:
-    layouts that are not run, with the reason.
+    job: the name of the one job whose layouts they are, None for several; within: the largest mean
+    error that passes, a share of 1; left_out: layouts that are not run, with the reason.
     """
 
-    cases: Sequence[PlannedCase]
-    rounds: int
     job: str | None
-    environment: BenchEnvironment
-    command: str
     within: float | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
-    runs: list[CaseRun] = field(default_factory=list)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every case ran in every round."""
-        return len(self.runs) == self.rounds * len(self.cases)
-
-    def run(self, out: Path, *, budget: Budget, watch: Watch) -> None:
-        """Run all rounds, and write the report into the folder `out` after every run. Raises as
-        `run_cases` does, and InputError where the report cannot be written."""
-        runs = run_cases(
-            self.cases, out, command=self.command, rounds=self.rounds, budget=budget, watch=watch
-        )
-        for run in runs:
-            self.runs.append(run)
-            save_report(out, self.report())
 
     def report(self) -> VerifyReport:
         """The report of the runs so far; cases that have not run yet have no row."""
         rows = [verify_row(own) for own in group_runs(self.runs).values()]
         return {
-            "schema": SCHEMA,
-            "bench": "verify",
-            "job": self.job,
-            "is_complete": self.is_complete,
-            "environment": environment_on(self.environment, hosts_of(self.runs)),
-            "command": self.command,
+            **envelope(
+                "verify", self.job, self.environment, self.command, is_complete=self.is_complete,
+                hosts=hosts_of(self.runs),
+            ),
             "results": rows,
             "findings": verify_findings(rows, within=self.within, left_out=self.left_out),
-        }
+        }  # fmt: skip

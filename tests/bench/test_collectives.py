@@ -14,16 +14,13 @@ from hypothesis import strategies as st
 
 from mpctl.bench.collective_cases import CollectiveCases, CollectiveOptions, collective_cases
 from mpctl.bench.collectives import (
+    CollectiveBench,
     CollectiveRow,
-    CollectivesReport,
-    MeasuredCollectives,
-    collective_rows,
-    collectives_report,
     fit_collectives,
-    measure_collectives,
 )
 from mpctl.bench.documents import read_report
 from mpctl.bench.report import bench_environment
+from mpctl.bench.runner import Watch
 from mpctl.cli.app import run
 from mpctl.collectives import bus_factor
 from mpctl.hosts.machine import Machine
@@ -161,11 +158,19 @@ def rounds(case: int, *seconds: float, wrong: int = 0) -> list[CollectiveRound]:
     ]
 
 
+TWO_CORES = Machine(cores=2, gpus=0, memory_bytes=8 * 2**30)
+
+
+def bench_of(cases: CollectiveCases, *timings: CollectiveRound, asked: int = 1) -> CollectiveBench:
+    command = "mpctl bench collectives"
+    return CollectiveBench(bench_environment(), command, asked, cases, timings=[*timings])
+
+
 def test_rows_by_hand() -> None:
     """8 MB in 4 ms are 2 GB/s, of which an all-reduce of 4 ranks has 3 GB/s on the bus. The plan
     has 1.5 x 8 ms for the way that runs send, and nothing for gloo beside it."""
     cases = planned(kinds=("all_reduce",))
-    gloo, shared = collective_rows(cases, {0: rounds(0, 4e-3, 3e-3, 5e-3), 1: rounds(1, 1.0)})
+    gloo, shared = bench_of(cases, *rounds(0, 4e-3, 3e-3, 5e-3), *rounds(1, 1.0)).rows
     assert gloo["name"] == "all_reduce tp4 float32 8000000 gloo"
     assert (gloo["seconds"], gloo["seconds_min"], gloo["seconds_max"]) == (4e-3, 3e-3, 5e-3)
     assert gloo["algbw"] == pytest.approx(2e9) and gloo["busbw"] == pytest.approx(3e9)
@@ -175,56 +180,34 @@ def test_rows_by_hand() -> None:
 
 def test_what_was_not_timed_has_no_row_and_the_worst_round_counts() -> None:
     cases = planned(kinds=("broadcast", "all_reduce"), transports=("gloo",))
-    (only,) = collective_rows(cases, {1: [*rounds(1, 1.0), *rounds(1, 2.0, wrong=7)]})
+    (only,) = bench_of(cases, *rounds(1, 1.0), *rounds(1, 2.0, wrong=7)).rows
     assert only["kind"] == "all_reduce" and only["wrong"] == 7 and only["rounds"] == 2
 
 
 TWO_CORES = Machine(cores=2, gpus=0, memory_bytes=8 * 2**30)
 
 
-def measured(*rounds: float, asked: int = 1, wrong: int = 0) -> MeasuredCollectives:
-    """Two sizes of a broadcast over two ranks, of which the first was timed."""
-    options = CollectiveOptions((4096, 8192), ("broadcast",), transports=("gloo",), rounds=asked)
-    plan = load_plan(None, {"parallel.tp": 2, "launch.device": "cpu"})
-    made = MeasuredCollectives(collective_cases(plan, options, TWO_CORES))
-    made.rounds[0] = [
-        {"event": "timing", "case": 0, "round": n, "seconds": s, "wrong": wrong}
-        for n, s in enumerate(rounds)
-    ]
-    return made
-
-
-def report_of(made: MeasuredCollectives) -> CollectivesReport:
-    return collectives_report(made, bench_environment(), "mpctl bench collectives")
-
-
 def test_a_report_has_rows_and_fits() -> None:
-    report = report_of(measured(2e-3, 1e-3, 3e-3, asked=3))
+    """One size of a broadcast over two ranks in three rounds; a fit takes several sizes."""
+    options = CollectiveOptions((4096,), ("broadcast",), transports=("gloo",))
+    plan = load_plan(None, {"parallel.tp": 2, "launch.device": "cpu"})
+    cases, times = collective_cases(plan, options, TWO_CORES), rounds(0, 2e-3, 1e-3, 3e-3)
+    report = bench_of(cases, *times, asked=3).report()
     (row,) = report["results"]
     assert row["name"] == "broadcast tp2 float32 4096 gloo" and row["seconds"] == 2e-3
-    assert report["findings"]["fits"] == []  # of one size
+    assert report["findings"]["fits"] == []
     assert report["is_complete"] and report["findings"]["layout"] == {"tp": 2, "world": 2}
-
-
-def test_fewer_rounds_than_asked_for_are_not_complete() -> None:
-    assert not report_of(measured(1e-3, asked=2))["is_complete"]
-
-
-def test_rows_with_wrong_results_are_named() -> None:
-    assert [row["bytes"] for row in measured(1e-3, wrong=5).wrong] == [4096]
-    assert measured(1e-3, wrong=-1).wrong == measured(1e-3).wrong == []
+    assert not bench_of(cases, *times, asked=4).report()["is_complete"]
 
 
 def test_two_ranks_measure_and_every_round_is_handed_out(tmp_path: Path) -> None:
-    options = CollectiveOptions(
-        (64,), ("all_reduce", "sendrecv"), rounds=2, iterations=2, warm_up=1
-    )
+    options = CollectiveOptions((64,), ("all_reduce", "sendrecv"), iterations=2, warm_up=1)
     plan = load_plan(None, {"parallel.tp": 2, "launch.device": "cpu"})
     cases, seen, told = collective_cases(plan, options, TWO_CORES), [], []
-    made = measure_collectives(
-        cases, RunDir(tmp_path / "ranks-r1"),
-        on_round=lambda so_far: seen.append([row["rounds"] for row in so_far.rows]),
-        on_progress=lambda *at: told.append(at),
+    made = bench_of(cases, asked=2)
+    made.measure(
+        RunDir(tmp_path / "ranks-r1"), Watch(lambda *at: told.append(at)),
+        lambda: seen.append([row["rounds"] for row in made.rows]),
     )  # fmt: skip
     assert seen == [[1, 1, 1], [2, 2, 2]] and made.is_complete
     assert told[-1] == ("time the collectives", 6, 6)
@@ -235,15 +218,19 @@ def test_two_ranks_measure_and_every_round_is_handed_out(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_round_ends_where_the_last_way_to_send_is_absent(tmp_path: Path) -> None:
     options = CollectiveOptions(
-        (64,), ("broadcast",), transports=("gloo", "shared"), rounds=1, iterations=1, warm_up=0
+        (64,), ("broadcast",), transports=("gloo", "shared"), iterations=1, warm_up=0
     )
     settings = {"parallel.tp": 2, "launch.device": "cpu", "launch.shared_memory": False}
     cases, seen = collective_cases(load_plan(None, settings), options, TWO_CORES), []
-    made = measure_collectives(
-        cases, RunDir(tmp_path / "ranks-r1"), on_round=lambda so_far: seen.append(so_far.timed)
-    )
-    assert seen == [[0]] and [row["transport"] for row in made.rows] == ["gloo"]
-    assert report_of(made)["findings"]["absent"] == [{"axis": "tp", "transport": "shared"}]
+    made = bench_of(cases)
+    made.measure(
+        RunDir(tmp_path / "ranks-r1"), Watch(lambda *at: None),
+        lambda: seen.append(made.round_timings),
+    )  # fmt: skip
+    assert seen == [1] and [row["transport"] for row in made.rows] == ["gloo"]
+    report = made.report()
+    assert report["is_complete"]
+    assert report["findings"]["absent"] == [{"axis": "tp", "transport": "shared"}]
 
 
 SMALL = ["-b", "4K", "-e", "64K", "-f", "4", "-n", "2", "-w", "1", "--rounds", "2"]

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from mpctl.bench.kernel_cases import KernelCases, kernel_cases
-from mpctl.bench.kernels import MeasuredKernels, kernel_rows, measure_kernels
+from mpctl.bench.kernels import KernelBench, KernelRow
+from mpctl.bench.report import bench_environment
+from mpctl.bench.runner import Watch
 from mpctl.hosts.machine import Machine
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.requests import KernelTiming
@@ -29,6 +31,14 @@ SMALL: dict[str, Any] = {
 
 def small_cases(*ranks: int) -> KernelCases:
     return kernel_cases(load_job(None, SMALL), TWO_CORES, ranks=ranks, device="cpu")
+
+
+def bench(cases: KernelCases, timings: list[KernelTiming]) -> KernelBench:
+    return KernelBench(bench_environment(), "mpctl", 2, cases, quick=True, timings=timings)
+
+
+def kernel_rows(cases: KernelCases, timings: list[KernelTiming]) -> list[KernelRow]:
+    return bench(cases, timings).rows
 
 
 def timing(case: int, ranks: int, number: int, seconds: float) -> KernelTiming:
@@ -69,13 +79,14 @@ def test_more_ranks_than_cores_are_a_rehearsal() -> None:
 
 @pytest.mark.slow
 def test_two_ranks_time_every_kernel(tmp_path: Path) -> None:
-    cases, seen, told = small_cases(1, 2), list[MeasuredKernels](), list[tuple[str, int, int]]()
-    measured = measure_kernels(
-        cases, RunDir(tmp_path / "kernels-r1"), rounds=2, quick=True, on_event=lambda text: None,
-        on_progress=lambda *progress: told.append(progress), on_round=seen.append,
-    )  # fmt: skip
+    cases, seen, told = small_cases(1, 2), list[int](), list[tuple[str, int, int]]()
+    measured = bench(cases, [])
+    watch = Watch(lambda *progress: told.append(progress))
+    measured.measure(
+        RunDir(tmp_path / "kernels-r1"), watch, lambda: seen.append(len(measured.rows))
+    )
     assert measured.is_complete and not measured.is_stopped and len(measured.rows) == cases.timings
-    assert [len(each.rows) for each in seen] == [cases.timings] * 2
+    assert seen == [cases.timings] * 2
     assert told[-1] == ("time the kernels", 2 * cases.timings, 2 * cases.timings)
     assert all(row["seconds"] > 0 and row["rounds"] == 2 for row in measured.rows)
     assert json.loads(json.dumps(measured.rows)) == measured.rows

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from mpctl.bench.collectives import CollectiveRow, MeasuredCollectives
+from mpctl.bench.collectives import CollectiveRow
 from mpctl.bench.kernels import KernelRow
 from mpctl.bench.machine import (
     MachineBench,
@@ -25,9 +25,9 @@ from mpctl.bench.report import BenchEnvironment
 from mpctl.calibrate.own_cluster import fit_cluster, own_spread
 from mpctl.planning.plan import load_plan
 from mpctl.render.bench import print_report
-from mpctl.rundir.requests import CollectiveRound
 from mpctl.spec.cluster import InnerLinkSpec
 from mpctl.spec.load import load_job
+from tests.bench.test_collectives import bench_of, rounds
 from tests.bench.test_machine_fit import KINDS, SIZES, measured, row, rows_of, truth
 from tests.bench.test_machine_plan import work
 from tests.bench.test_machine_preset import ENVIRONMENT
@@ -180,13 +180,12 @@ def test_collectives_are_beside_what_is_planned_on_the_preset(tmp_path: Path) ->
     found = bench(kernels=kernel_rows())
     cases = found.work.collectives(None)
     assert cases is not None
-    rounds: dict[int, list[CollectiveRound]] = {}
-    for number, case in enumerate(cases.cases):
-        took = measured(case["kind"], 2, case["bytes"], LINK)["seconds"]
-        rounds[number] = [
-            {"event": "timing", "case": number, "round": 0, "seconds": took, "wrong": 0}
-        ]
-    found.sent = MeasuredCollectives(cases, rounds)
+    times = [
+        one
+        for number, case in enumerate(cases.cases)
+        for one in rounds(number, measured(case["kind"], 2, case["bytes"], LINK)["seconds"])
+    ]
+    found.sent = bench_of(cases, *times)
     found.collectives = found.sent.rows
     assert {row["predicted_seconds"] for row in found.collectives} == {None}
     found.write_presets(tmp_path)

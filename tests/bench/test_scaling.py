@@ -6,7 +6,7 @@ import pytest
 
 from mpctl.bench.layouts import job_layouts, parse_layouts
 from mpctl.bench.runner import CaseRun
-from mpctl.bench.scaling import MeasuredScaling, efficiency, scaling_cases, scaling_rows
+from mpctl.bench.scaling import ScalingBench, efficiency, scaling_cases, scaling_rows
 from mpctl.estimate.flops import model_and_hardware_flops
 from mpctl.render.bench import print_report
 from mpctl.rundir.directory import RunDir
@@ -68,15 +68,17 @@ def measured(words, seconds, *, units=2, modes=("strong",), shares=None, **setti
     threads = {"launch.threads_per_rank": 1, "launch.device": "cpu"}
     job = load_job("demo", base)
     cases = scaling_cases(job, parse_layouts(words), modes)
-    bench = MeasuredScaling("demo", cases, modes, 2, WHERE, "mpctl bench scaling")
-    for case in cases:
-        own = {**base, **threads, **case.settings(job), **settings}
-        planned = planned_case(case.name, tokens=256, **own)
-        reports = [{"rank": n, "communication_share": s} for n, s in enumerate(shares or [])]
-        for number, steps in enumerate(seconds.get(case.name, [])):
-            run, records = RunDir(Path("out")), step_records(steps)
-            bench.add(CaseRun(planned, number, run, records, reports, {}, units))
-    return bench
+    planned = [
+        planned_case(case.name, **{**base, **threads, **case.settings(job), **settings})
+        for case in cases
+    ]
+    reports = [{"rank": n, "communication_share": s} for n, s in enumerate(shares or [])]
+    runs = [
+        CaseRun(case, number, RunDir(Path("out")), step_records(steps), reports, {}, units)
+        for case in planned
+        for number, steps in enumerate(seconds.get(case.name, []))
+    ]
+    return ScalingBench(WHERE, "mpctl bench scaling", 2, planned, "demo", cases, modes, runs=runs)
 
 
 def rows(*args, **more):
@@ -131,7 +133,7 @@ def test_flop_of_a_rank_over_its_seconds_are_rate_and_utilization():
     """Half of the time is twice the rate; of tp2 a rank does half of the FLOP."""
     bench = measured(["tp=1,2"], TWO)
     one, two = bench.report()["results"]
-    planned = bench.runs["strong-1-rank"][0].case.plan
+    planned = bench.runs[0].case.plan
     model, hardware = model_and_hardware_flops(planned.layout)
     peak = planned.estimate.time.peak
     assert one["flops_per_second"] == pytest.approx(model / 1.0)

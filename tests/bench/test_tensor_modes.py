@@ -10,12 +10,10 @@ import pytest
 
 from mpctl.bench.report import bench_environment
 from mpctl.bench.tensor_modes import (
-    MeasuredModes,
+    ModeBench,
     ModeCases,
-    bench_report,
     layer_job,
     mode_cases,
-    mode_rows,
 )
 from mpctl.cli.app import run
 from mpctl.errors import InputError
@@ -102,7 +100,7 @@ def test_hosts_that_nothing_names_are_refused_once() -> None:
 
 def measured_by_hand(
     rounds: dict[int, list[float]], *, asked: int = 1, machine: Machine = TWO_CORES
-) -> MeasuredModes:
+) -> ModeBench:
     """1d keeps half of what it saves whole; a square keeps a quarter of everything."""
     traffic = {"tp all_reduce": {"count": 4, "bytes": 800}}
     grid = {"col broadcast": {"count": 8, "bytes": 400}, "col all_reduce": {"count": 2, "bytes": 8}}
@@ -118,17 +116,20 @@ def measured_by_hand(
         ]
         for case, seconds in rounds.items()
     }
-    measured = MeasuredModes(asked, machine)
+    measured = bench_of(asked, machine)
     answers: list[Any] = [{"event": "sizes", "case": c, **entry} for c, entry in sizes.items()]
     for answer in (*answers, *(entry for own in timings.values() for entry in own)):
-        measured.add(answer)
+        measured.take(answer)
     return measured
+
+
+def bench_of(asked: int, machine: Machine = TWO_CORES) -> ModeBench:
+    return ModeBench(bench_environment(), "mpctl", asked, cases_of(4), 1, machine)
 
 
 def test_rows_by_hand() -> None:
     """Rings of 4 send 2 x 3/4 of an all-reduce; of 2, half of a broadcast, all of an all-reduce."""
-    measured = measured_by_hand({0: [3.0, 1.0, 2.0], 1: [5.0]})
-    row, square = mode_rows(cases_of(4), measured)
+    row, square = measured_by_hand({0: [3.0, 1.0, 2.0], 1: [5.0]}).rows
     assert (row["seconds"], row["seconds_min"], row["seconds_max"]) == (2.0, 1.0, 3.0)
     assert (row["cpu_seconds"], row["rounds"], square["rounds"]) == (1.0, 3, 1)
     assert row["sent_bytes"] == 2 * 3 / 4 * 800 and square["sent_bytes"] == 400 / 2 + 8
@@ -141,12 +142,13 @@ def test_what_ctrl_c_leaves_is_told_as_incomplete(capsys: pytest.CaptureFixture[
     """A case that was not timed has no row; nor has anything where the ranks never answered."""
     measured = measured_by_hand({0: [1.0]}, asked=2)
     measured.is_stopped = True
-    report = bench_report(cases_of(4), measured, bench_environment(), steps=1, command="mpctl")
+    report = measured.report()
     assert [row["mode"] for row in report["results"]] == ["1d"] and not report["is_complete"]
     print_report(report, Path("out"))
     assert "not complete" in capsys.readouterr().out
-    nothing = MeasuredModes(2, TWO_CORES, is_stopped=True)
-    empty = bench_report(cases_of(4), nothing, bench_environment(), steps=1, command="mpctl")
+    nothing = bench_of(2)
+    nothing.is_stopped = True
+    empty = nothing.report()
     assert empty["results"] == [] and not empty["is_complete"]
 
 
@@ -154,16 +156,13 @@ def test_a_bench_is_complete_when_every_case_had_every_round() -> None:
     """A budget that ended after the first of two rounds leaves two of four timings."""
     assert measured_by_hand({0: [1.0, 2.0], 1: [3.0, 4.0]}, asked=2).is_complete
     short = measured_by_hand({0: [1.0], 1: [3.0]}, asked=2)
-    assert not short.is_complete and short.done == 2
+    assert not short.is_complete and len(short.timings) == 2
 
 
 def test_more_ranks_than_cores_are_a_rehearsal(capsys: pytest.CaptureFixture[str]) -> None:
-    cases, timed = cases_of(4), {0: [1.0], 1: [1.0]}
+    timed = {0: [1.0], 1: [1.0]}
     many = measured_by_hand(timed, machine=Machine(cores=8, gpus=0, memory_bytes=8 * 2**30))
-    report, other = (
-        bench_report(cases, measured, bench_environment(), steps=1, command="mpctl")
-        for measured in (measured_by_hand(timed), many)
-    )
+    report, other = measured_by_hand(timed).report(), many.report()
     assert report["findings"]["is_rehearsal"] and not other["findings"]["is_rehearsal"]
     print_report(report, Path("out"))
     words = capsys.readouterr().out

@@ -217,7 +217,7 @@ def test_runs_before_a_failure_and_before_ctrl_c_are_in_the_report(
                 cause(out / "data")
 
         planned = plan_cases(cases, out, Machine(2, 0, 2**40), overwrite=True)
-        verification = Verification(planned, 1, None, TWO_CORES, "mpctl bench verify")
+        verification = Verification(TWO_CORES, "mpctl bench verify", 1, planned, None)
         watch = Watch(lambda *progress: None, at_second)
         with pytest.raises(error):
             verification.run(out, budget=Budget(), watch=watch)

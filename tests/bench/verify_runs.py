@@ -62,4 +62,4 @@ def verification(**more: Any) -> Verification:
     four = {"cluster__gpus_per_node": 4, "parallel__tp": 4}
     cases = [case_of("1 rank"), case_of("tp4", **four), case_of("not yet")]
     runs = [run_of(cases[0], 1.1 * forecast(cases[0])), run_of(cases[1], 1.0, rank_of(sent=(1, 2)))]
-    return Verification(cases, 1, "demo", TWO_CORES, "mpctl bench verify", runs=runs, **more)
+    return Verification(TWO_CORES, "mpctl bench verify", 1, cases, "demo", runs=runs, **more)

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from mpctl.bench.collectives import MeasuredCollectives, collectives_report
-from mpctl.bench.report import BenchReport, bench_environment
+from mpctl.bench.report import BenchReport
 from mpctl.hosts.machine import Machine
 from mpctl.render.bench import print_collective_cases, print_report
 from mpctl.units import seconds_span_text
 from tests.bench.reports import MADE, kernels_report, made_report, row
-from tests.bench.test_collectives import planned, rounds
+from tests.bench.test_collectives import bench_of, planned, rounds
 from tests.bench.verify_runs import verification
 
 Captured = pytest.CaptureFixture[str]
@@ -23,11 +22,6 @@ def shown(report: Any, capsys: Captured) -> str:
     made: BenchReport = report
     print_report(made, Path("out"))
     return " ".join(capsys.readouterr().out.split())
-
-
-def collectives(made: MeasuredCollectives, capsys: Captured) -> str:
-    report = collectives_report(made, bench_environment(), "mpctl bench collectives")
-    return shown(report, capsys)
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -46,9 +40,9 @@ def test_every_report_says_where_it_was_measured(name: str, capsys: Captured) ->
 
 def test_columns_and_units_are_those_of_nccl_tests(capsys: Captured) -> None:
     """8 MB in 4 ms: 4000 us, 2 GB/s, times 1.5; the plan has 12 ms for shared memory."""
-    made = MeasuredCollectives(planned(kinds=("all_reduce",)))
-    made.rounds |= {0: rounds(0, 4e-3), 1: rounds(1, 4e-3, wrong=3)}
-    words = collectives(made, capsys)
+    cases = planned(kinds=("all_reduce",))
+    made = bench_of(cases, *rounds(0, 4e-3), *rounds(1, 4e-3, wrong=3))
+    words = shown(made.report(), capsys)
     assert "size count type redop time least most algbw busbw #wrong" in words
     assert "8000000 2000000 float sum 4000.0 4000.0 4000.0 2.000 3.000 0 " in words
     assert "4000.0 2.000 3.000 3 12000.0" in words and "#wrong planned" in words
@@ -58,14 +52,14 @@ def test_columns_and_units_are_those_of_nccl_tests(capsys: Captured) -> None:
 
 
 def test_what_collectives_are_not_is_said(capsys: Captured) -> None:
-    made = MeasuredCollectives(planned(kinds=("broadcast",)), is_complete=False)
-    made.rounds[0] = rounds(0, 1e-3, wrong=-1)
+    made = bench_of(planned(kinds=("broadcast",)), *rounds(0, 1e-3, wrong=-1))
+    made.is_stopped = True
     made.absent.append({"event": "absent", "axis": "tp", "transport": "shared"})
-    words = collectives(made, capsys)
+    words = shown(made.report(), capsys)
     assert "rehearsal, not a measurement: 4 ranks share" in words and "not complete" in words
     assert "tp has no shared memory" in words and " N/A " in words
-    made.cases = made.cases.on_hosts(Machine(cores=8, gpus=0, memory_bytes=1))
-    assert "rehearsal" not in collectives(made, capsys)
+    made.use(Machine(cores=8, gpus=0, memory_bytes=1))
+    assert "rehearsal" not in shown(made.report(), capsys)
 
 
 def test_a_dry_run_lists_the_sizes(capsys: Captured) -> None:
@@ -76,10 +70,11 @@ def test_a_dry_run_lists_the_sizes(capsys: Captured) -> None:
 
 def test_the_summary_has_a_line_for_each_fit(capsys: Captured) -> None:
     """Four ranks: 1 ms and 3 GB/s of the bus; times that do not grow tell no bandwidth."""
-    made = MeasuredCollectives(planned(kinds=("all_reduce",), sizes=(4_000, 400_000, 8_000_000)))
-    times = [1e-3 + 1.5 * size / 3e9 for size in (4_000, 400_000, 8_000_000)]
-    made.rounds |= {n: rounds(n, t) for n, t in enumerate([*times, 2e-3, 2e-3, 2e-3])}
-    words = collectives(made, capsys)
+    sizes = (4_000, 400_000, 8_000_000)
+    seconds = [*(1e-3 + 1.5 * size / 3e9 for size in sizes), 2e-3, 2e-3, 2e-3]
+    times = [one for n, t in enumerate(seconds) for one in rounds(n, t)]
+    made = bench_of(planned(kinds=("all_reduce",), sizes=sizes), *times)
+    words = shown(made.report(), capsys)
     assert "fit: 1000 µs + bus bytes / 3.000 GB/s, off by 0% on the average" in words
     assert "fit: 2.0 ms whatever the size" in words and "too small to tell a bandwidth" in words
     assert "all_reduce tp 4 gloo 1000 µs 3.000 2.400" in words

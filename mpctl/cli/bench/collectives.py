@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from mpctl.cli.bench.common import RANKS, HostsBench, with_bench
+from mpctl.cli.bench.common import HostsBench, with_bench
 from mpctl.cli.options import JobSource, with_job
-
-if TYPE_CHECKING:
-    from mpctl.bench.collective_cases import CollectiveCases
+from mpctl.errors import RunFailed
 
 MinBytes = Annotated[str, typer.Option("-b", "--minbytes", help="Smallest size: 8, 64K, 1M.")]
 MaxBytes = Annotated[str, typer.Option("-e", "--maxbytes", help="Largest size.")]
@@ -108,6 +106,7 @@ def collectives(
     others. Exit code 1 where a result is wrong. Ctrl-C keeps what was measured.
     """
     from mpctl.bench.collective_cases import CollectiveFlags, plan_collectives
+    from mpctl.bench.collectives import CollectiveBench
     from mpctl.hosts.machine import this_machine
     from mpctl.render.bench import print_collective_cases
 
@@ -123,34 +122,11 @@ def collectives(
     if dry_run:
         print_collective_cases(cases)
         return
-    bench.warn(())
-    _measure(cases, bench)
-
-
-def _measure(cases: CollectiveCases, bench: HostsBench) -> None:
-    """Time the cases and show them; the folder has what was measured from the first round on."""
-    from mpctl.bench.collectives import collectives_report, measure_collectives
-    from mpctl.bench.report import save_report, take_folder
-    from mpctl.errors import RunFailed
-    from mpctl.render.progress import TaskBar
-    from mpctl.rundir.directory import RunDir
-
-    environment, command = bench.environment, bench.command
-    take_folder(bench.folder)
-    with TaskBar(lines=not bench.as_json) as bar:
-        measured = measure_collectives(
-            cases,
-            RunDir(bench.folder / RANKS),
-            on_progress=bar.update,
-            on_round=lambda so_far: save_report(
-                bench.folder, collectives_report(so_far, environment, command)
-            ),
-            on_event=bar.print,
-        )
-    report = collectives_report(measured, environment, command)
-    bench.finish(report)
-    if wrong := measured.wrong:
-        names = ", ".join(row["name"] for row in wrong[:3])
-        raise RunFailed(f"{len(wrong)} of {len(report['results'])} rows are wrong: {names}")
-    if not measured.is_complete:
+    measured = CollectiveBench(bench.environment, bench.command, cases.options.rounds, cases)
+    bench.measure(measured)
+    bench.finish(measured.report())
+    if wrong := [row["name"] for row in measured.rows if row["wrong"] > 0]:
+        names = ", ".join(wrong[:3])
+        raise RunFailed(f"{len(wrong)} of {len(measured.rows)} rows are wrong: {names}")
+    if measured.is_stopped:
         raise KeyboardInterrupt

@@ -29,6 +29,7 @@ from mpctl.cli.options import Command, JobSource, with_value
 from mpctl.errors import InputError
 
 if TYPE_CHECKING:
+    from mpctl.bench.probe import RankBench
     from mpctl.bench.report import BenchEnvironment, BenchReport
 
 QUICK_SECONDS = 45.0
@@ -139,6 +140,28 @@ class BenchCommand:
         from mpctl.render.output import print_warnings
 
         print_warnings([*warnings, *load_warnings(self.environment)])
+
+    def measure(self, ranks: RankBench, warnings: Iterable[str] = ()) -> None:
+        """Have the ranks of a bench measure, in the bench's folder, which is taken over and has
+        what was measured from the first round on. warnings: printed before."""
+        from mpctl.bench.report import save_report, take_folder
+        from mpctl.bench.runner import Watch
+        from mpctl.cli.signals import ended_by_signals
+        from mpctl.render.progress import TaskBar
+        from mpctl.rundir.directory import RunDir
+
+        folder = self.folder  # refused before anything is warned of
+        self.warn(warnings)
+        take_folder(folder)
+        with (
+            ended_by_signals(f"{folder} has what was measured"),
+            TaskBar(lines=not self.as_json) as bar,
+        ):
+            ranks.measure(
+                RunDir(folder / RANKS),
+                Watch(bar.update, on_event=bar.print),
+                on_round=lambda: save_report(folder, ranks.report()),
+            )
 
     def finish(self, report: BenchReport, *, is_stopped: bool = False) -> None:
         """Write the bench's folder and show its report: as tables, or as JSON on stdout.

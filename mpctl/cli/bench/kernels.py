@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from mpctl.cli.bench.common import RANKS, HostsBench, with_bench
+from mpctl.cli.bench.common import HostsBench, with_bench
 from mpctl.cli.options import JobSource, with_job
-
-if TYPE_CHECKING:
-    from mpctl.bench.kernels import KernelsReport, MeasuredKernels
-    from mpctl.bench.tensor_modes import MeasuredModes, TensorModesReport
-
 
 DEFAULT_PASSES, DEFAULT_ROUNDS, QUICK_ROUNDS = 5, 5, 2
 
@@ -59,12 +54,8 @@ def kernels(
         parse_dtypes,
         parse_ranks,
     )
-    from mpctl.bench.kernels import kernels_report, measure_kernels
-    from mpctl.bench.report import save_report, take_folder
-    from mpctl.cli.signals import ended_by_signals
+    from mpctl.bench.kernels import KernelBench
     from mpctl.hosts.machine import this_machine
-    from mpctl.render.progress import TaskBar
-    from mpctl.rundir.directory import RunDir
     from mpctl.spec.load import load_job
 
     job = bench.joined(job)
@@ -73,24 +64,13 @@ def kernels(
     loaded, machine = load_job(job.source, settings), this_machine()
     counts = parse_ranks(ranks, machine, device=bench.device or loaded.launch.device)
     cases = kernel_cases(loaded, machine, ranks=counts, dtypes=dtypes, device=bench.device)
-    folder = bench.folder
-    bench.warn(cases.warnings)
-    take_folder(folder)
-
-    def report_of(measured: MeasuredKernels) -> KernelsReport:
-        return kernels_report(cases, measured, bench.environment, command=bench.command)
-
-    with (
-        ended_by_signals(f"{folder} has what was measured"),
-        TaskBar(lines=not bench.as_json) as bar,
-    ):
-        measured = measure_kernels(
-            cases, RunDir(folder / RANKS), seconds=bench.seconds, quick=bench.quick,
-            rounds=rounds or (QUICK_ROUNDS if bench.quick else DEFAULT_ROUNDS),
-            on_progress=bar.update, on_event=bar.print,
-            on_round=lambda measured: save_report(folder, report_of(measured)),
-        )  # fmt: skip
-    bench.finish(report_of(measured), is_stopped=measured.is_stopped)
+    measured = KernelBench(
+        bench.environment, bench.command,
+        rounds or (QUICK_ROUNDS if bench.quick else DEFAULT_ROUNDS), cases, bench.seconds,
+        bench.quick,
+    )  # fmt: skip
+    bench.measure(measured, cases.warnings)
+    bench.finish(measured.report(), is_stopped=measured.is_stopped)
 
 
 LayerRanksOption = Annotated[
@@ -121,37 +101,22 @@ def tensor_modes(
     forwards and backwards in each round, by default 5. Without JOB the layer is of the preset
     demo-gpt. Ctrl-C prints what was measured until then.
     """
-    from mpctl.bench.report import save_report, take_folder
-    from mpctl.bench.tensor_modes import DEFAULT_JOB, bench_report, layer_job, measure, mode_cases
-    from mpctl.cli.signals import ended_by_signals
+    from mpctl.bench.tensor_modes import DEFAULT_JOB, ModeBench, layer_job, mode_cases
     from mpctl.hosts.machine import this_machine
     from mpctl.render.bench import print_mode_cases
-    from mpctl.render.progress import TaskBar
-    from mpctl.rundir.directory import RunDir
 
     job = bench.joined(job, is_dry=dry_run)
     settings = {**({} if job.source else DEFAULT_JOB), **job.overrides}
     steps = settings.pop("training.steps", DEFAULT_PASSES)
     loaded = layer_job(job.source, settings)
     rounds = rounds or (QUICK_ROUNDS if bench.quick else DEFAULT_ROUNDS)
-    cases = mode_cases(loaded, ranks, this_machine(), device=bench.device or loaded.launch.device)
+    machine = this_machine()
+    cases = mode_cases(loaded, ranks, machine, device=bench.device or loaded.launch.device)
     if dry_run:
         print_mode_cases(cases, rounds=rounds, steps=steps)
         return
-    folder = bench.folder
-    bench.warn([])
-    take_folder(folder)
-
-    def report_of(measured: MeasuredModes) -> TensorModesReport:
-        return bench_report(cases, measured, bench.environment, steps=steps, command=bench.command)
-
-    with (
-        ended_by_signals(f"{folder} has what was measured"),
-        TaskBar(lines=not bench.as_json) as bar,
-    ):
-        measured = measure(
-            cases, RunDir(folder / RANKS), rounds=rounds, steps=steps, seconds=bench.seconds,
-            on_progress=bar.update, on_event=bar.print,
-            on_round=lambda measured: save_report(folder, report_of(measured)),
-        )  # fmt: skip
-    bench.finish(report_of(measured), is_stopped=measured.is_stopped)
+    measured = ModeBench(
+        bench.environment, bench.command, rounds, cases, steps, machine, bench.seconds
+    )
+    bench.measure(measured)
+    bench.finish(measured.report(), is_stopped=measured.is_stopped)

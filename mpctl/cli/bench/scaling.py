@@ -11,10 +11,8 @@ from mpctl.cli.bench.common import HostsBench, LayoutsOption, with_bench, with_l
 from mpctl.cli.options import JobSource, with_job
 
 if TYPE_CHECKING:
-    from mpctl.bench.cases import PlannedCase
     from mpctl.bench.layouts import Along, Layout
-    from mpctl.bench.scaling import MeasuredScaling, Mode
-    from mpctl.hosts.machine import Machine
+    from mpctl.bench.scaling import Mode
     from mpctl.spec.job import JobSpec
 
 DEFAULT_JOB, DEFAULT_STEPS, QUICK_STEPS = "demo", 12, 6
@@ -77,22 +75,36 @@ def scaling(
     Without JOB the job is `demo`. A run takes --steps 12, or 6 with --quick, the first two of which
     do not count. Ctrl-C keeps what was measured.
     """
-    from mpctl.bench.cases import case_warnings
-    from mpctl.bench.scaling import MeasuredScaling, scaling_cases
+    from mpctl.bench.cases import RunCase, case_warnings, plan_cases
+    from mpctl.bench.runner import Budget, Watch
+    from mpctl.bench.scaling import ScalingBench, scaling_cases
     from mpctl.hosts.machine import this_machine
+    from mpctl.render.progress import TaskBar
 
     job, named = with_layout_words(bench.on_hosts(job), layouts, words or [])
     source = job if job.source else JobSource(DEFAULT_JOB, {**LITTLE_DATA, **job.overrides})
     source = bench.job(source, steps=DEFAULT_STEPS, quick_steps=QUICK_STEPS)
     base, machine = source.plan().job, this_machine()
     modes: tuple[Mode, ...] = ("strong", "weak") if mode == "both" else (mode,)
-    measured = MeasuredScaling(
-        base.name, scaling_cases(base, _layouts(base, named, world, along), modes), modes,
-        rounds or (1 if bench.quick else DEFAULT_ROUNDS), bench.environment, bench.command,
+    shapes = scaling_cases(base, _layouts(base, named, world, along), modes)
+    to_run = [
+        RunCase(case.name, partial(source.plan, case.settings(base)), case.title) for case in shapes
+    ]
+    cases = plan_cases(to_run, bench.folder, machine, overwrite=bench.overwrite)
+    measured = ScalingBench(
+        bench.environment, bench.command, rounds or (1 if bench.quick else DEFAULT_ROUNDS), cases,
+        base.name, shapes, modes,
     )  # fmt: skip
-    planned = _planned(measured, source, base, machine, bench)
-    bench.warn(case_warnings(planned))
-    is_stopped = _measure(measured, planned, bench)
+    bench.warn(case_warnings(cases))
+    is_stopped = False
+    with TaskBar(lines=True) as bar:
+        try:
+            watch = Watch(bar.update, bar.note, bar.print)
+            measured.run(bench.folder, budget=Budget(bench.seconds), watch=watch)
+        except KeyboardInterrupt:
+            if not measured.runs:
+                raise
+            is_stopped = True
     bench.finish(measured.report(), is_stopped=is_stopped)
 
 
@@ -116,42 +128,3 @@ def _layouts(
         hint = "name two layouts at least: --world 1,2 or --layouts tp=1,2"
         raise InputError.of("bad-layouts", "--layouts" if words else "--world", message, hint)
     return found
-
-
-def _planned(
-    measured: MeasuredScaling,
-    source: JobSource,
-    base: JobSpec,
-    machine: Machine,
-    bench: HostsBench,
-) -> list[PlannedCase]:
-    """Every case with its plan. Raises InputError with all issues of all cases."""
-    from mpctl.bench.cases import RunCase, plan_cases
-
-    to_run = [
-        RunCase(case.name, partial(source.plan, case.settings(base)), case.title)
-        for case in measured.cases
-    ]
-    return plan_cases(to_run, bench.folder, machine, overwrite=bench.overwrite)
-
-
-def _measure(measured: MeasuredScaling, planned: list[PlannedCase], bench: HostsBench) -> bool:
-    """Run the cases; the report is saved after every run. Returns whether Ctrl-C ended it after
-    something was measured."""
-    from mpctl.bench.report import save_report
-    from mpctl.bench.runner import Budget, Watch, run_cases
-    from mpctl.render.progress import TaskBar
-
-    try:
-        with TaskBar(lines=True) as bar:
-            for run in run_cases(
-                planned, bench.folder, command=bench.command, rounds=measured.rounds,
-                budget=Budget(bench.seconds), watch=Watch(bar.update, bar.note, bar.print),
-            ):  # fmt: skip
-                measured.add(run)
-                save_report(bench.folder, measured.report())
-    except KeyboardInterrupt:
-        if not measured.runs:
-            raise
-        return True
-    return False

@@ -91,9 +91,8 @@ def verify(
     cases = plan_cases(to_run, folder, this_machine(), overwrite=bench.overwrite)
     bench.warn(case_warnings(cases))
     verification = Verification(
-        cases, rounds or (1 if bench.quick else DEFAULT_ROUNDS),
-        None if more else _name(source, cases), bench.environment, bench.command, within=share,
-        left_out=left_out,
+        bench.environment, bench.command, rounds or (1 if bench.quick else DEFAULT_ROUNDS), cases,
+        None if more else _name(source, cases), within=share, left_out=left_out,
     )  # fmt: skip
     ended: BaseException | None = None
     with TaskBar(lines=True) as bar:
