@@ -20,10 +20,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -32,13 +29,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks import model_speed
-from benchmarks.model_speed import (
-    BATCH,
-    SEQ,
-    VOCAB,
-    PlainModel,
-    growth,
-)
+from benchmarks.model_speed import BATCH, SEQ, VOCAB, PlainModel
+from benchmarks.turns import MIB, Spent, Step, growth, in_turns, to_the_last_rank
 from mpctl.runtime.build import build_trainer
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.spec.load import load_job
@@ -46,7 +38,6 @@ from mpctl.topology import Topology
 from tests.ranks import run_ranks
 from tests.runtime.tiny import make_data
 
-Step = Callable[[], Any]
 GLOO = {"launch.shared_memory": False}
 OURS: dict[str, dict[str, Any]] = {
     "ours alone": {"parallel.dp": 1},
@@ -105,19 +96,8 @@ def build(name: str, shape: str, rank: int, data: str) -> Step:
     return ours(name, shape, rank, data) if name in OURS else peer(name, shape, rank)
 
 
-def speed(rank: int, size: int, shape: str, rounds: int, data: str) -> dict[str, list[list[float]]]:
-    torch.set_num_threads(1)
-    built = {name: build(name, shape, rank, data) for name in (*PEERS, *OURS)}
-    spent: dict[str, list[list[float]]] = {name: [] for name in built}
-    for turn in range(rounds + 2):
-        for name, step in built.items():
-            dist.barrier()
-            wall, cpu = time.perf_counter(), time.process_time()
-            step()
-            if turn > 1:
-                now = [time.perf_counter() - wall, time.process_time() - cpu]
-                spent[name].append(now)
-    return spent
+def speed(rank: int, size: int, shape: str, rounds: int, data: str) -> Spent:
+    return in_turns({name: build(name, shape, rank, data) for name in (*PEERS, *OURS)}, rounds)
 
 
 def memory(rank: int, size: int, shape: str, name: str, data: str) -> int:
@@ -133,20 +113,18 @@ def main() -> None:
         ranks = run_ranks(speed, 2, shape, rounds, data, timeout=3000)
         peaks = {name: max(run_ranks(memory, 2, shape, name, data, timeout=300))
                  for name in (*PEERS, *OURS)}  # fmt: skip
-    walls, cpus = {}, {}
-    for name in peaks:
-        both = list(zip(*(rank[name] for rank in ranks), strict=True))
-        walls[name] = median(max(wall for wall, _ in step) for step in both)
-        cpus[name] = median(max(cpu for _, cpu in step) for step in both)
+    found = {name: to_the_last_rank(ranks, name) for name in peaks}
+    alone = found["alone"]
     print(f"{shape}, torch {torch.__version__}, medians of {rounds} alternating rounds")
     print(f"{'':20} {'wall ms':>8} {'cpu ms':>8} {'2 x alone':>10} {'/ cpu':>6} {'MiB':>6}")
-    for name, wall in walls.items():
-        gains = f"{2 * walls['alone'] / wall:10.2f} {2 * cpus['alone'] / cpus[name]:6.2f}"
-        print(f"{name:20} {wall * 1e3:8.0f} {cpus[name] * 1e3:8.0f} {gains} "
-              f"{peaks[name] / 2**20:6.0f}")  # fmt: skip
-    waiting = walls["ours, waiting"]
-    hidden = (waiting - walls["ours"]) / (waiting - walls["ours alone"])
-    print(f"hidden behind backward: {hidden:.0%} of {(waiting - walls['ours alone']) * 1e3:.0f} ms")
+    for name, (wall, cpu) in found.items():
+        gains = f"{2 * alone[0] / wall:10.2f} {2 * alone[1] / cpu:6.2f}"
+        print(f"{name:20} {wall * 1e3:8.0f} {cpu * 1e3:8.0f} {gains} {peaks[name] / MIB:6.0f}")
+    waiting, overlapped, without = (
+        found[name][0] for name in ("ours, waiting", "ours", "ours alone")
+    )
+    hidden = (waiting - overlapped) / (waiting - without)
+    print(f"hidden behind backward: {hidden:.0%} of {(waiting - without) * 1e3:.0f} ms")
 
 
 if __name__ == "__main__":

@@ -21,13 +21,9 @@ resident peak from before the model is built to after three steps, gradients kep
 
 from __future__ import annotations
 
-import gc
-import resource
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from statistics import median
 from typing import Any
 
 import torch
@@ -35,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.bare_tp import BareModel
+from benchmarks.turns import Spent, Step, growth, in_turns, print_against
 from mpctl.families.implementation import Batch, build_module
 from mpctl.layers.parameters import initialise
 from mpctl.layers.shard_context import ShardContext
@@ -50,7 +47,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama": {"ffn": 1408, "position": "rotary", "norm": "rmsnorm", "activation": "swiglu",
               "bias": False},
 }  # fmt: skip
-Step = Callable[[], Tensor]
 
 
 class PlainBlock(nn.Module):
@@ -114,7 +110,8 @@ class PlainModel(nn.Module):
         return x if self.head is None or self.norm is None else self.head(self.norm(x))
 
 
-def parallelized(shape: str, size: int) -> nn.Module:
+def parallelized(model: PlainModel, size: int) -> nn.Module:
+    """The model, whose blocks compute HEADS / size heads, cut by torch over `size` ranks."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
@@ -123,17 +120,16 @@ def parallelized(shape: str, size: int) -> nn.Module:
         parallelize_module,
     )
 
-    mesh, model = init_device_mesh("cpu", (size,)), PlainModel(shape, HEADS // size)
+    mesh = init_device_mesh("cpu", (size,))
     columns = dict.fromkeys(("q", "k", "v", "up", "gate"), ColwiseParallel())
-    plan: dict[str, Any] = {**columns, "o": RowwiseParallel(), "down": RowwiseParallel()}
-    for block in model.blocks:
-        present = {name: how for name, how in plan.items() if getattr(block, name) is not None}
-        parallelize_module(block, mesh, present)
+    block_plan = {**columns, "o": RowwiseParallel(), "down": RowwiseParallel()}
     ends = {
         "word": RowwiseParallel(input_layouts=Replicate()),
         "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
     }
-    parallelize_module(model, mesh, ends)
+    for module, plan in [*((block, block_plan) for block in model.blocks), (model, ends)]:
+        present = {name: how for name, how in plan.items() if getattr(module, name) is not None}
+        parallelize_module(module, mesh, present)
     return model
 
 
@@ -192,7 +188,7 @@ def build(name: str, shape: str, rank: int, size: int) -> tuple[nn.Module, Step]
         casts = name.endswith("autocast")
         return model, torch_step(model, tokens, targets, is_cut=False, casts=casts)
     if name.startswith("dtensor"):
-        model = parallelized(shape, size)
+        model = parallelized(PlainModel(shape, HEADS // size), size)
         return model, torch_step(model, tokens, targets, is_cut=True)
     if name.startswith("bare"):
         return bare_step(tokens, targets, rank, size)
@@ -217,41 +213,15 @@ def bare_step(tokens: Tensor, targets: Tensor, rank: int, size: int) -> tuple[nn
     return model, step
 
 
-def speed(
-    rank: int, size: int, shape: str, names: Sequence[str], rounds: int
-) -> dict[str, list[list[float]]]:
-    torch.set_num_threads(1)
+def speed(rank: int, size: int, shape: str, names: Sequence[str], rounds: int) -> Spent:
     built = {name: build(name, shape, rank, size) for name in names}
-    spent: dict[str, list[list[float]]] = {name: [] for name in built}
-    for turn in range(rounds + 2):
-        for name, (model, step) in built.items():
-            torch.distributed.barrier()
-            wall, cpu = time.perf_counter(), time.process_time()
-            step()
-            seconds = [time.perf_counter() - wall, time.process_time() - cpu]
-            for parameter in model.parameters():
-                parameter.grad = None
-            if turn > 1:
-                spent[name].append(seconds)
-    return spent
+    models, steps = ({name: pair[at] for name, pair in built.items()} for at in (0, 1))
+    return in_turns(steps, rounds, models=models)
 
 
 def memory(rank: int, size: int, shape: str, name: str) -> int:
     """Bytes by which this rank's resident peak grew."""
     return growth(lambda: build(name, shape, rank, size)[1])
-
-
-def growth(made: Callable[[], Callable[[], Any]]) -> int:
-    """Bytes by which the resident peak grew from before a step was made to after three of it."""
-    torch.set_num_threads(1)
-    warm = torch.ones(8, 8, requires_grad=True)
-    (warm @ warm).sum().backward()
-    gc.collect()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    step = made()
-    for _ in range(3):
-        step()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
 
 
 def main() -> None:
@@ -261,15 +231,8 @@ def main() -> None:
     names = [n for n in CONTENDERS[dtype] if shape == "gpt" or not n.startswith("bare")]
     spent = run_ranks(speed, 2, shape, names, rounds, timeout=900)[0]
     peaks = {name: max(run_ranks(memory, 2, shape, name, timeout=120)) for name in names}
-    plain = [median(column) for column in zip(*spent["plain"], strict=True)]
     print(f"{shape}, torch {torch.__version__}, medians of {rounds} alternating rounds, rank 0")
-    print(
-        f"{'':18} {'wall ms':>8} {'cpu ms':>8} {'plain / wall':>13} {'plain / cpu':>12} {'MiB':>6}"
-    )
-    for name, figures in spent.items():
-        wall, cpu = (median(column) for column in zip(*figures, strict=True))
-        row = f"{wall * 1e3:8.1f} {cpu * 1e3:8.1f} {plain[0] / wall:13.2f} {plain[1] / cpu:12.2f}"
-        print(f"{name:18} {row} {peaks[name] / 2**20:6.0f}")
+    print_against(spent, "plain", peaks)
 
 
 if __name__ == "__main__":

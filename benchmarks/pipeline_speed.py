@@ -20,24 +20,17 @@ from __future__ import annotations
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks import model_speed
-from benchmarks.model_speed import (
-    BATCH,
-    LAYERS,
-    SEQ,
-    VOCAB,
-    PlainModel,
-    growth,
-)
+from benchmarks.model_speed import BATCH, LAYERS, SEQ, VOCAB, PlainModel
+from benchmarks.turns import MIB, Step, growth, in_turns, to_the_last_rank
 from mpctl.families.implementation import Batch
 from mpctl.layers.parameters import initialise
 from mpctl.pipeline.schedule.orders import Action, actions
@@ -52,7 +45,6 @@ from mpctl.spec.load import load_job
 from mpctl.topology import Topology
 from tests.ranks import run_ranks
 
-Step = Callable[[], Any]
 CPU = torch.device("cpu")
 CUTS = {"even": LAYERS // 2, "cost": 6}  # layers of the first stage; ours is asked, and asserted
 
@@ -157,24 +149,20 @@ def build(name: str, shape: str, rank: int, micro_batches: int) -> tuple[nn.Modu
 
 
 def speed(rank: int, size: int, shape: str, rounds: int, counts: Sequence[int]) -> dict[str, Any]:
-    """By micro batches and contender: seconds of every round, and of every kind of action."""
-    torch.set_num_threads(1)
+    """By micro batches and contender: seconds of every round, and of every kind of action in those
+    that count."""
     built = {f"{m} {name}": build(name, shape, rank, m) for m in counts for name in contenders()}
     clocks = {name: Clock() for name in built}
-    spent: dict[str, list[list[float]]] = {name: [] for name in built}
-    for turn in range(rounds + 1):
-        for name, (model, step, pipeline) in built.items():
-            if pipeline is not None and turn:
-                pipeline.listeners = [clocks[name]]
-            dist.barrier()
-            wall, cpu = time.perf_counter(), time.process_time()
-            step()
-            seconds = [time.perf_counter() - wall, time.process_time() - cpu]
-            for parameter in model.parameters():
-                parameter.grad = None
-            if turn:
-                spent[name].append(seconds)
-    return {"spent": spent, "actions": {name: dict(clock.spent) for name, clock in clocks.items()}}
+    for name, (_, _, pipeline) in built.items():
+        if pipeline is not None:
+            pipeline.listeners = [clocks[name]]
+    models, steps = ({name: parts[at] for name, parts in built.items()} for at in (0, 1))
+    spent = in_turns(steps, rounds, warm=1, models=models)
+    actions = {
+        name: {kind: seconds[int(name.split()[0]) :] for kind, seconds in clock.spent.items()}
+        for name, clock in clocks.items()
+    }
+    return {"spent": spent, "actions": actions}
 
 
 def memory(rank: int, size: int, shape: str, name: str, micro_batches: int) -> int:
@@ -192,13 +180,6 @@ def played(ranks: list[dict[str, Any]], name: str, micro_batches: int) -> float:
     return replay(orders, lambda stage, chunk, kind: times[stage][kind]).makespan
 
 
-def figures(ranks: list[dict[str, Any]], name: str) -> tuple[float, float]:
-    """Wall time to the end of the last rank, and the busier rank's CPU time."""
-    rounds = zip(*(rank["spent"][name] for rank in ranks), strict=True)
-    wall = median(max(each[0] for each in both) for both in rounds)
-    return wall, max(median(cpu for _, cpu in rank["spent"][name]) for rank in ranks)
-
-
 def main() -> None:
     shape = sys.argv[1] if len(sys.argv) > 1 else "gpt"
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 7
@@ -206,13 +187,14 @@ def main() -> None:
     ranks = run_ranks(speed, 2, shape, rounds, counts, timeout=3000)
     print(f"{shape}, torch {torch.__version__}, medians of {rounds} alternating rounds")
     for m in counts:
-        even = figures(ranks, f"{m} {contenders()[1]}")
+        spent = [rank["spent"] for rank in ranks]
+        even = to_the_last_rank(spent, f"{m} {contenders()[1]}")
         print(f"\n{f'{m} micro batches':18} {'wall ms':>8} {'cpu ms':>8} {'torch 4+4 / wall':>17} "
               f"{'/ cpu':>6} {'replay ms':>10} {'MiB':>11}")  # fmt: skip
         for name in contenders():
-            wall, cpu = figures(ranks, f"{m} {name}")
+            wall, cpu = to_the_last_rank(spent, f"{m} {name}")
             peaks = run_ranks(memory, 2, shape, name, m, timeout=300)
-            peak = " ".join(f"{peak / 2**20:5.0f}" for peak in peaks)
+            peak = " ".join(f"{peak / MIB:5.0f}" for peak in peaks)
             replayed = f"{played(ranks, f'{m} {name}', m) * 1e3:.0f}" if "ours" in name else ""
             print(f"{name:18} {wall * 1e3:8.0f} {cpu * 1e3:8.0f} {even[0] / wall:17.2f} "
                   f"{even[1] / cpu:6.2f} {replayed:>10} {peak:>11}")  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Literal, TypeVar, get_args
 
@@ -54,11 +54,25 @@ Op = Literal["sum", "max"]
 Word = TypeVar("Word")
 
 
+@dataclass(frozen=True, kw_only=True)
+class CallOptions:
+    """How cases are timed, as typed and as timed. op: of the kinds that add up; seconds: that
+    rounds may take, None for no limit; root, iterations, warm_up, rounds, check: as in a
+    CollectivesRequest."""
+
+    op: Op = "sum"
+    root: int = 0
+    iterations: int = 20
+    warm_up: int = 5
+    rounds: int = 3
+    check: bool = True
+    seconds: float | None = None
+
+
 @dataclass(frozen=True)
-class CollectiveFlags:
+class CollectiveFlags(CallOptions):
     """The options as they are typed. minbytes, maxbytes: sizes; stepfactor, stepbytes: from one
-    size to the next, one of them; kinds, axes, transports: lists with commas, empty for all; all
-    others as in CollectiveOptions."""
+    size to the next, one of them; kinds, axes, transports: lists with commas, empty for all."""
 
     minbytes: str = "1K"
     maxbytes: str = "16M"
@@ -68,33 +82,18 @@ class CollectiveFlags:
     axes: str = ""
     transports: str = ""
     datatype: str = "float"
-    op: Op = "sum"
-    root: int = 0
-    iterations: int = 20
-    warm_up: int = 5
-    rounds: int = 3
-    check: bool = True
-    seconds: float | None = None
 
 
 @dataclass(frozen=True)
-class CollectiveOptions:
+class CollectiveOptions(CallOptions):
     """What is timed. sizes: bytes of whole messages; axes, transports: empty for all that there
-    are; dtype: torch's name; op: of the kinds that add up; seconds: that rounds may take, None for
-    no limit; root, iterations, warm_up, rounds, check: as in a CollectivesRequest."""
+    are; dtype: torch's name."""
 
     sizes: tuple[int, ...]
     kinds: tuple[CollectiveKind, ...] = KINDS
     axes: tuple[str, ...] = ()
     transports: tuple[Transport, ...] = ()
     dtype: str = "float32"
-    op: Op = "sum"
-    root: int = 0
-    iterations: int = 20
-    warm_up: int = 5
-    rounds: int = 3
-    check: bool = True
-    seconds: float | None = None
 
 
 def read_options(flags: CollectiveFlags) -> CollectiveOptions:
@@ -107,10 +106,8 @@ def read_options(flags: CollectiveFlags) -> CollectiveOptions:
     if issues or sizes is None or kinds is None or transports is None or dtype is None:
         raise InputError(issues)
     axes = tuple(dict.fromkeys(_words(flags.axes)))
-    return CollectiveOptions(
-        sizes, kinds, axes, transports, dtype, flags.op, flags.root, flags.iterations,
-        flags.warm_up, flags.rounds, flags.check, flags.seconds,
-    )  # fmt: skip
+    calls = {option.name: getattr(flags, option.name) for option in fields(CallOptions)}
+    return CollectiveOptions(sizes, kinds, axes, transports, dtype, **calls)
 
 
 def parse_size(text: str, where: str) -> int:

@@ -113,9 +113,9 @@ def collectives(
     job = bench.joined(job, is_dry=dry_run)
     flags = CollectiveFlags(
         minbytes, maxbytes, stepfactor or (16.0 if bench.quick and stepbytes is None else None),
-        stepbytes, kinds, axes, transports, datatype, op, root,
-        iterations or (5 if bench.quick else 20), warm_up, rounds or (2 if bench.quick else 3),
-        check > 0, bench.seconds,
+        stepbytes, kinds, axes, transports, datatype, op=op, root=root, warm_up=warm_up,
+        iterations=iterations or (5 if bench.quick else 20),
+        rounds=rounds or (2 if bench.quick else 3), check=check > 0, seconds=bench.seconds,
     )  # fmt: skip
     source = job.with_settings({"launch.device": bench.device})
     cases = plan_collectives(source.source, source.overrides, flags, this_machine())
