@@ -43,7 +43,7 @@ def runs(
     from mpctl.runs.listing import list_runs
 
     if as_json:
-        print_json(list_runs(folder, sort=sort, reverse=reverse).as_dict())
+        print_json(list_runs(folder, sort=sort, reverse=reverse))
         return
     from mpctl.render.progress import PATIENCE, TaskBar
     from mpctl.render.runs import print_runs
@@ -65,10 +65,10 @@ def status(
     damaged). The exit code is 0 for all of them.
     """
     from mpctl.runs.saved import require_own_run, short_name
-    from mpctl.runs.status import status_document, status_of
+    from mpctl.runs.status import status_of
 
     path = require_own_run(run, allow_other_owner=allow_other_owner)
-    document = status_document(status_of(path, short_name(run)))
+    document = status_of(path, short_name(run))
     if as_json:
         from mpctl.render.output import print_json
 
@@ -208,7 +208,7 @@ def stop(
 
         print_json(stopped.as_dict())
     else:
-        print_stopped(stopped, now=now)
+        print_stopped(stopped)
     raise typer.Exit(0 if stopped.is_in_order else 1)
 
 

@@ -147,13 +147,28 @@ def _plain(renderable: Any) -> str:
     return renderable.plain if isinstance(renderable, Text) else str(renderable)
 
 
-def plain_table(title: str, columns: Iterable[str], *, left: Iterable[str] = ()) -> Table:
+MARKS = {"✓": "bold green", "✗": "bold red", "!": "bold yellow", "→": "cyan"}
+
+
+def marked(mark: str, *words: str | tuple[str, str]) -> Text:
+    """A line behind a mark in its colour: `✗ it failed`. words: texts, or texts and styles."""
+    return Text.assemble((f"{mark} ", MARKS[mark]), *words)
+
+
+def plain_table(
+    title: str, columns: Iterable[str], rows: Iterable[Iterable[str | Text]] = (), *,
+    left: Iterable[str] = (), whole: int = 0,
+) -> Table:  # fmt: skip
     """A table without rules; words too wide for their column go on in the next line.
 
-    left: the columns of words, aligned to the left; the others hold numbers.
+    left: the columns of words, aligned to the left; the others hold numbers. whole: how many of the
+    first columns are never broken into lines.
     """
     table = FoldingTable(title=title or None, title_justify="left", title_style="bold", box=None,
                          pad_edge=False, header_style="dim", padding=(0, GUTTER, 0, 0))  # fmt: skip
-    for column in columns:
-        table.add_column(column, justify="left" if column in left else "right", overflow="fold")
+    for at, column in enumerate(columns):
+        table.add_column(column, justify="left" if column in left else "right", overflow="fold",
+                         no_wrap=at < whole)  # fmt: skip
+    for row in rows:
+        table.add_row(*row)
     return table

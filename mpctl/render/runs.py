@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.render.console import NamedRows, get_console
+from mpctl.render.console import NamedRows, get_console, marked
 from mpctl.render.progress import clock
 from mpctl.render.run import summary_rows
-from mpctl.runs.listing import Listing, RunRow
+from mpctl.runs.listing import RunRow, RunsDocument
 from mpctl.runs.saved import CheckpointRow, SavedRun
 from mpctl.runs.show import ShownRun
-from mpctl.runs.status import LauncherRow, RankRow, StatusDocument
+from mpctl.runs.status import LauncherRow, StatusDocument
 from mpctl.runs.stop import Stopped
 from mpctl.spec.job import JobSpec
 from mpctl.units import bytes_text, count_text, plural, ranks_text, seconds_text
@@ -35,74 +34,48 @@ STYLES = {
 }
 GAP = 2
 WORD_COLUMNS = ("name", "status", "model", "layout")
-RunRows = tuple[RunRow, ...]
 
 
-def print_runs(listing: Listing) -> None:
+def print_runs(listing: RunsDocument) -> None:
     """Print the runs of a folder on stdout; what is wrong with a run, and why one failed before its
     first step, stand below the table."""
-    console = get_console()
-    if listing.rows:
-        width = console.width if console.is_terminal else None
-        table = _runs_table(listing.rows, width)
-        if width is None:  # a file or a pipe is as wide as the table
-            console.width = _measured(listing.rows)
+    console, rows = get_console(), listing["runs"]
+    if rows:
+        titles = shown_columns(rows, console.width) if console.is_terminal else list(COLUMNS)
+        if not console.is_terminal:  # a file or a pipe is as wide as the table
+            console.width = _width(rows, titles)
+        table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+        for title in titles:
+            table.add_column(title, justify="left" if title in WORD_COLUMNS else "right")
+        for row in rows:
+            cells = {title: Text(COLUMNS[title](row)) for title in titles}
+            cells["status"].stylize(STYLES[row["status"]])
+            table.add_row(*cells.values())
         console.print(table)
     else:
-        console.print(Text(f"no runs in {listing.folder}"))
-    problems = [(r["name"], text) for r in listing.rows for text in r["problems"]]
-    problems += [(r["name"], r["failure"]) for r in listing.rows if r["failure"] and not r["step"]]
+        console.print(Text(f"no runs in {listing['folder']}"))
+    problems = [(r["name"], text) for r in rows for text in r["problems"]]
+    problems += [(r["name"], r["failure"]) for r in rows if r["failure"] and not r["step"]]
     for name, text in problems:
-        console.print(Text.assemble(("! ", "bold yellow"), f"{name}: {text}"), soft_wrap=True)
-    if listing.others:
-        console.print(
-            Text(f"not runs of mpctl: {', '.join(listing.others)}", "dim"),
-            soft_wrap=True,
-        )
+        console.print(marked("!", f"{name}: {text}"), soft_wrap=True)
+    if listing["others"]:
+        others = f"not runs of mpctl: {', '.join(listing['others'])}"
+        console.print(Text(others, "dim"), soft_wrap=True)
 
 
-def _runs_table(rows: RunRows, width: int | None) -> Table:
-    """At most `width` characters wide, if its first five columns are."""
+def shown_columns(rows: Sequence[RunRow], width: int) -> list[str]:
+    """The columns of a terminal of so many characters: the first five, and those that fit."""
     titles = list(COLUMNS)
-    while width is not None and len(titles) > 5 and _measured(rows, titles) > width:
+    while len(titles) > 5 and _width(rows, titles) > width:
         titles.pop()
-    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
-    for title in titles:
-        table.add_column(title, justify="left" if title in WORD_COLUMNS else "right")
-    for row in rows:
-        style = STYLES[row["status"]]
-        table.add_row(
-            *(Text(COLUMNS[title](row), style if title == "status" else "") for title in titles)
-        )
-    return table
+    return titles
 
 
-def _measured(rows: RunRows, titles: Iterable[str] | None = None) -> int:
+def _width(rows: Sequence[RunRow], titles: Iterable[str]) -> int:
     """Characters that the columns take, gaps included."""
     return sum(
-        GAP + max(len(title), *(len(COLUMNS[title](row)) for row in rows))
-        for title in titles or COLUMNS
+        GAP + max(len(title), *(len(COLUMNS[title](row)) for row in rows)) for title in titles
     )
-
-
-def _loss_column(key: Literal["loss", "validation_loss"], form: str) -> Callable[[RunRow], str]:
-    return lambda row: "-" if row[key] is None else format(row[key], form)
-
-
-def _word_column(key: Literal["name", "status", "model", "layout"]) -> Callable[[RunRow], str]:
-    return lambda row: row[key] or "-"
-
-
-def _step_of(row: RunRow) -> str:
-    return f"{row['step']}/{row['steps'] or '?'}"
-
-
-def _checkpoint_size(row: RunRow) -> str:
-    return bytes_text(row["checkpoint_bytes"]) if row["checkpoints"] else "-"
-
-
-def _moment_column(key: Literal["started", "ended"]) -> Callable[[RunRow], str]:
-    return lambda row: moment_text(row[key])
 
 
 def moment_text(iso: str | None) -> str:
@@ -117,41 +90,46 @@ def _speed(row: RunRow) -> str:
     return "-" if speed is None else count_text(speed) if speed >= 1e6 else f"{speed:,.0f}"
 
 
+def _loss(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
 # The most important first: from the right they are left out of a narrow terminal.
 COLUMNS: dict[str, Callable[[RunRow], str]] = {
-    "name": _word_column("name"),
-    "status": _word_column("status"),
-    "step": _step_of,
-    "loss": _loss_column("loss", ".4f"),
-    "validation": _loss_column("validation_loss", ".4f"),
+    "name": lambda row: row["name"] or "-",
+    "status": lambda row: row["status"],
+    "step": lambda row: f"{row['step']}/{row['steps'] or '?'}",
+    "loss": lambda row: _loss(row["loss"]),
+    "validation": lambda row: _loss(row["validation_loss"]),
     "tokens/s": _speed,
-    "model": _word_column("model"),
-    "layout": _word_column("layout"),
-    "started": _moment_column("started"),
-    "ended": _moment_column("ended"),
-    "checkpoints": _checkpoint_size,
+    "model": lambda row: row["model"] or "-",
+    "layout": lambda row: row["layout"] or "-",
+    "started": lambda row: moment_text(row["started"]),
+    "ended": lambda row: moment_text(row["ended"]),
+    "checkpoints": lambda row: bytes_text(row["checkpoint_bytes"]) if row["checkpoints"] else "-",
 }
 
 
 Row = tuple[str, str]
+RESUMABLE = ("stopped", "failed", "interrupted")
+
+
+def _resume(path: object) -> str:
+    return shlex.join(["mpctl", "launch", "--resume", "--run-dir", str(path)])
 
 
 def print_run(run: SavedRun, document: ShownRun) -> None:
     """Print one run on stdout: what was asked of it, what it reached, how it ended."""
-    console = get_console()
+    console, steps = get_console(), document["steps_asked"]
+    reached = (
+        plural(run.step, "step") if steps is None else f"{run.step:,} of {plural(steps, 'step')}"
+    )
     title = Text.assemble((run.name, "bold"), "  ", (run.status, STYLES[run.status]))
-    console.print(title.append(f" after {_steps(run)}"), soft_wrap=True)
-    console.print(NamedRows(run_rows(run, document)))
+    console.print(title.append(f" after {reached}"), soft_wrap=True)
+    console.print(NamedRows(_run_rows(run, document)))
 
 
-def _steps(run: SavedRun) -> str:
-    """`1 step`, or where it is known how many were wanted `12 of 20 steps`."""
-    if run.steps is None:
-        return plural(run.step, "step")
-    return f"{run.step:,} of {plural(run.steps, 'step')}"
-
-
-def run_rows(run: SavedRun, document: ShownRun) -> Iterator[Row]:
+def _run_rows(run: SavedRun, document: ShownRun) -> Iterator[Row]:
     """Everything that is known of the run, as name and text."""
     if run.job is not None:
         yield from _job_rows(run.job, document)
@@ -159,13 +137,18 @@ def run_rows(run: SavedRun, document: ShownRun) -> Iterator[Row]:
         yield from _time_rows(document)
         yield from summary_rows(document)
     if not document["plan_beside_run"]:
-        why = "not yet: ranks tell at the end" if run.status == "running" else "not compared: the "
-        yield "plan = run", why if run.status == "running" else f"{why}run did not end in order"
+        yield "plan = run", (
+            "not yet: ranks tell at the end" if run.status == "running"
+            else "not compared: the run did not end in order"
+        )  # fmt: skip
     yield "checkpoints", _saved_texts(document["checkpoints"])
-    yield from _ending(document)
+    if document["failure"] is not None:
+        yield "failure", failure_text(document["failure"])
+    for problem in document["problems"]:
+        yield "damaged", problem
     yield "run directory", document["path"]
-    if run.status in ("stopped", "failed", "interrupted") and document["checkpoints"]:
-        yield "go on with", shlex.join(["mpctl", "launch", "--resume", "--run-dir", str(run.path)])
+    if run.status in RESUMABLE and document["checkpoints"]:
+        yield "go on with", _resume(run.path)
 
 
 def _job_rows(job: JobSpec, document: ShownRun) -> Iterator[Row]:
@@ -199,10 +182,10 @@ def _time_rows(document: ShownRun) -> Iterator[Row]:
 def _saved_texts(saved: list[CheckpointRow]) -> str:
     if not saved:
         return "none"
-    whole = sum(one["bytes"] for one in saved)
     shown = saved if len(saved) <= 4 else [saved[0], None, *saved[-2:]]
     words = ", ".join("..." if one is None else _saved_text(one) for one in shown)
-    return words if len(saved) == 1 else f"{words}; {len(saved)} of {bytes_text(whole)} in all"
+    size = sum(one["bytes"] for one in saved)
+    return words if len(saved) == 1 else f"{words}; {len(saved)} of {bytes_text(size)} in all"
 
 
 def _saved_text(saved: CheckpointRow) -> str:
@@ -210,18 +193,14 @@ def _saved_text(saved: CheckpointRow) -> str:
     return f"step {saved['step']} ({bytes_text(saved['bytes'])}{trouble})"
 
 
-def _ending(document: ShownRun) -> Iterator[Row]:
-    failure = document["failure"]
-    if failure is not None:
-        yield "failure", failure_text(failure)
-    for problem in document["problems"]:
-        yield "damaged", problem
+def _place(coords: Mapping[str, int]) -> str:
+    """`tp 1, cp 0, dp 1, pp 0`."""
+    return ", ".join(f"{axis} {index}" for axis, index in coords.items())
 
 
 def failure_text(failure: Mapping[str, Any]) -> str:
     """The rank that failed first, its host and coordinates where they are known, and why."""
-    coords = ", ".join(f"{axis} {index}" for axis, index in failure["coords"].items())
-    where = "; ".join(filter(None, (failure.get("host"), coords)))
+    where = "; ".join(filter(None, (failure.get("host"), _place(failure["coords"]))))
     who = "the run" if failure["rank"] is None else f"rank {failure['rank']}"
     doing = f" at {failure['doing']}" if failure["doing"] else ""
     log = f"; log: {failure['log']}" if failure["log"] else ""
@@ -243,7 +222,7 @@ def print_status(status: StatusDocument) -> None:
     console.print(title.append(_progress(status)), soft_wrap=True)
     console.print(NamedRows(_status_rows(status)))
     for text in _troubles(status):
-        console.print(Text.assemble(("! ", "bold yellow"), text), soft_wrap=True)
+        console.print(marked("!", text), soft_wrap=True)
 
 
 def _progress(status: StatusDocument) -> str:
@@ -278,12 +257,11 @@ def _status_rows(status: StatusDocument) -> Iterator[Row]:
             few = hosts if len(hosts) <= 8 else [*hosts[:4], f"... {hosts[-1]}"]
             yield "hosts", f"{len(hosts):,}: {', '.join(few)}"
     yield from _rank_rows(status)
-    failure = status["failure"]
-    if failure is not None:
-        yield "failure", failure_text(failure)
+    if status["failure"] is not None:
+        yield "failure", failure_text(status["failure"])
     yield "run directory", status["path"]
-    if status["status"] in ("stopped", "failed", "interrupted") and status["checkpoint"]:
-        yield "go on with", shlex.join(["mpctl", "launch", "--resume", "--run-dir", status["path"]])
+    if status["status"] in RESUMABLE and status["checkpoint"]:
+        yield "go on with", _resume(status["path"])
 
 
 def _newest_text(status: StatusDocument) -> str:
@@ -309,20 +287,18 @@ def _launcher(launcher: LauncherRow, status: StatusDocument) -> str:
 def _rank_rows(status: StatusDocument) -> Iterator[Row]:
     """The ranks by what they do; of a run that has ended only those that ended in the midst of
     something."""
-    is_running, groups = status["status"] == "running", defaultdict(list)
+    is_running, groups = status["status"] == "running", defaultdict[str, list[int]](list)
     for rank in status["ranks"]:
         if is_running or rank["doing"]:
-            groups[rank["doing"] or NOT_RUNNING].append(rank)
+            groups[rank["doing"] or NOT_RUNNING].append(rank["rank"])
     if not groups:
         return
     count = f"{status['world_size'] or len(status['ranks']):,}"
     yield "ranks", f"{count}{_heartbeats(status) if is_running else '; when they ended:'}"
-    shown = list(groups.items())[:MOST_GROUPS]
-    for doing, ranks in shown:
-        yield f"  {ranks_text((rank['rank'] for rank in ranks), most=2)}", doing
-    rest = [rank for _, ranks in list(groups.items())[MOST_GROUPS:] for rank in ranks]
-    if rest:
-        yield "  others", f"{plural(len(rest), 'rank')} at other parts of their step"
+    for doing, ranks in list(groups.items())[:MOST_GROUPS]:
+        yield f"  {ranks_text(ranks, most=2)}", doing
+    if rest := sum(map(len, list(groups.values())[MOST_GROUPS:])):
+        yield "  others", f"{plural(rest, 'rank')} at other parts of their step"
 
 
 def _heartbeats(status: StatusDocument) -> str:
@@ -337,30 +313,17 @@ def _heartbeats(status: StatusDocument) -> str:
 def _troubles(status: StatusDocument) -> Iterator[str]:
     """What a person should look at: ranks that do not answer, whom they wait for, damaged files."""
     if status["status"] == "running":
-        silent = [rank for rank in status["ranks"] if _is_silent(rank)]
-        for rank in silent[:MOST_NAMED]:
-            seconds = rank["heartbeat_seconds"] or 0
-            yield f"{rank_text(rank)}: no heartbeat for {age_text(seconds)}{_process(rank)}"
+        ages = [(rank, rank["heartbeat_seconds"] or 0.0) for rank in status["ranks"]]
+        silent = [(rank, age) for rank, age in ages if age >= SILENT_SECONDS]
+        for rank, age in silent[:MOST_NAMED]:
+            where = "; ".join(filter(None, (rank["host"], _place(rank["coords"]))))
+            process = f"; its process is {rank['process']}" if rank["process"] else ""
+            yield f"rank {rank['rank']} ({where}): no heartbeat for {age_text(age)}{process}"
         if len(silent) > MOST_NAMED:
             yield f"and {plural(len(silent) - MOST_NAMED, 'other rank')} without a heartbeat"
     if status["waiting"]:
         yield status["waiting"]
     yield from status["problems"]
-
-
-def _is_silent(rank: RankRow) -> bool:
-    age = rank["heartbeat_seconds"]
-    return age is not None and age >= SILENT_SECONDS
-
-
-def _process(rank: RankRow) -> str:
-    return "" if rank["process"] is None else f"; its process is {rank['process']}"
-
-
-def rank_text(rank: RankRow) -> str:
-    """`rank 3 (n2; tp 1, cp 0, dp 1, pp 0)`."""
-    coords = ", ".join(f"{axis} {index}" for axis, index in rank["coords"].items())
-    return f"rank {rank['rank']} ({'; '.join(filter(None, (rank['host'], coords)))})"
 
 
 def age_text(seconds: float) -> str:
@@ -389,12 +352,7 @@ class StopView:
     def __enter__(self) -> StopView:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.bar.stop()
         if kind is KeyboardInterrupt:
             self.console.print(f"the request stays: `mpctl status {self.name}` tells when it ended")
@@ -412,7 +370,7 @@ class StopView:
             self.console.print(f"stopping {self.name}: {text}", soft_wrap=True)
 
 
-def print_stopped(stopped: Stopped, *, now: bool) -> None:
+def print_stopped(stopped: Stopped) -> None:
     """Print on stdout how the run ended, what it saved and how to go on."""
     console, run = get_console(), stopped.run
     steps = f"{run.step:,}" if run.steps is None else f"{run.step:,} of {run.steps:,}"
@@ -426,14 +384,12 @@ def print_stopped(stopped: Stopped, *, now: bool) -> None:
         console.print(Text(failure_text(run.failure.as_dict())), soft_wrap=True)
     if run.status == "running":
         console.print(Text("the request stays; the run ends when its step is done and saved"))
-        return
-    if not run.checkpoints:
+    elif not run.checkpoints:
         console.print(Text("no checkpoint was saved"))
-        return
-    saved = run.checkpoints[-1]
-    lost = run.step - saved["step"]
-    more = f"; {lost:,} later steps are lost" if lost > 0 else ""
-    console.print(Text(f"saved as step {saved['step']:,} ({bytes_text(saved['bytes'])}){more}"))
-    if run.status != "finished":
-        command = shlex.join(["mpctl", "launch", "--resume", "--run-dir", str(run.path)])
-        console.print(Text.assemble(("→ ", "cyan"), f"go on with: {command}"), soft_wrap=True)
+    else:
+        saved = run.checkpoints[-1]
+        lost = run.step - saved["step"]
+        more = f"; {lost:,} later steps are lost" if lost > 0 else ""
+        console.print(Text(f"saved as step {saved['step']:,} ({bytes_text(saved['bytes'])}){more}"))
+        if run.status != "finished":
+            console.print(marked("→", f"go on with: {_resume(run.path)}"), soft_wrap=True)

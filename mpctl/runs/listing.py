@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 from mpctl.errors import InputError
 from mpctl.rundir.directory import RunDir
@@ -14,19 +13,9 @@ from mpctl.rundir.metrics import is_number
 from mpctl.runs.saved import SavedRun, Status, looks_like_run, read_run
 
 DEPTH = 2  # runs/NAME, and runs/bench-scaling/NAME
-SortKey = Literal[
-    "name",
-    "status",
-    "model",
-    "step",
-    "loss",
-    "validation_loss",
-    "tokens_per_second",
-    "started",
-    "ended",
-    "checkpoint_bytes",
-]
-SORT_KEYS: tuple[SortKey, ...] = SortKey.__args__  # type: ignore[attr-defined]
+SortKey = Literal["name", "status", "model", "step", "loss", "validation_loss",
+                  "tokens_per_second", "started", "ended", "checkpoint_bytes"]  # fmt: skip
+SORT_KEYS: tuple[SortKey, ...] = get_args(SortKey)
 OnProgress = Callable[[int, int], None]
 
 
@@ -54,29 +43,12 @@ class RunRow(TypedDict):
 
 
 class RunsDocument(TypedDict):
-    """What `mpctl runs --json` prints. others: names in the folder that are not runs."""
+    """What `mpctl runs --json` prints. others: folders that are not runs and contain none."""
 
     schema: Literal["mpctl.runs/1"]
     folder: str
     runs: list[RunRow]
     others: list[str]
-
-
-@dataclass(frozen=True)
-class Listing:
-    """rows: one for each run, sorted; others: names in the folder that are not runs."""
-
-    folder: Path
-    rows: tuple[RunRow, ...]
-    others: tuple[str, ...] = ()
-
-    def as_dict(self) -> RunsDocument:
-        return {
-            "schema": "mpctl.runs/1",
-            "folder": str(self.folder),
-            "runs": list(self.rows),
-            "others": list(self.others),
-        }
 
 
 def list_runs(
@@ -85,8 +57,8 @@ def list_runs(
     sort: str = "started",
     reverse: bool = False,
     on_progress: OnProgress = lambda done, total: None,
-) -> Listing:
-    """Every run in a folder or one folder below; the folder itself when it is a run.
+) -> RunsDocument:
+    """Every run in a folder or one folder below, sorted; the folder itself when it is a run.
 
     Runs for which the sort key is not known come last. Raises InputError for a folder that cannot
     be listed and for an unknown key. on_progress: called with (runs read, all runs).
@@ -99,22 +71,17 @@ def list_runs(
     for number, path in enumerate(paths):
         on_progress(number, len(paths))
         name = path.name if path == folder else str(path.relative_to(folder))
-        rows.append(run_row(read_run(path, name)))
-    others = [] if paths == [folder] else _others(folder, rows)
-    return Listing(folder, tuple(_sorted(rows, sort, reverse=reverse)), tuple(others))
-
-
-def _sorted(rows: list[RunRow], key: SortKey, *, reverse: bool) -> list[RunRow]:
-    known: list[tuple[Any, RunRow]] = [(row[key], row) for row in rows if row[key] is not None]
-    unknown = [row for row in rows if row[key] is None]
-    known.sort(key=lambda pair: pair[0], reverse=reverse)
-    return [*(row for _, row in known), *unknown]
-
-
-def _others(folder: Path, rows: list[RunRow]) -> list[str]:
-    """The folders that are not runs and contain none."""
+        rows.append(_row(read_run(path, name)))
     with_runs = {Path(row["name"]).parts[0] for row in rows}
-    return [path.name for path in _subfolders(folder) if path.name not in with_runs]
+    found = [] if paths == [folder] else [path.name for path in _subfolders(folder)]
+    known: list[Any] = [row for row in rows if row[sort] is not None]
+    known.sort(key=lambda row: row[sort], reverse=reverse)
+    return {
+        "schema": "mpctl.runs/1",
+        "folder": str(folder),
+        "runs": [*known, *(row for row in rows if row[sort] is None)],
+        "others": [name for name in found if name not in with_runs],
+    }
 
 
 def _find_runs(folder: Path, depth: int) -> Iterator[Path]:
@@ -148,7 +115,7 @@ def _subfolders(folder: Path) -> list[Path]:
         ) from None
 
 
-def run_row(run: SavedRun) -> RunRow:
+def _row(run: SavedRun) -> RunRow:
     last, validated = run.key_records.last, run.key_records.validated
     validation_loss = validated.get("validation_loss") if validated else None
     failure = run.failure if run.status == "failed" else None

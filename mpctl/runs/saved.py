@@ -21,9 +21,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, TypedDict
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 
 from mpctl.checkpoint.folder import list_checkpoints
 from mpctl.checkpoint.manifest import read_manifest
@@ -48,7 +48,6 @@ from mpctl.spec.job import JobSpec
 from mpctl.spec.load import parse
 from mpctl.spec.names import with_all_new_names
 
-Document = TypeVar("Document")
 SIGN_SECONDS = 90.0
 """A network file system may show what another host writes a minute later."""
 Status = Literal[
@@ -90,13 +89,13 @@ class SavedSummary(BaseModel):
     plan_beside_run: list[SavedComparison] = Field(default_factory=list)
 
 
-SUMMARY: TypeAdapter[SavedSummary] = TypeAdapter(SavedSummary)
-
-
-def read_launcher(path: Path) -> LauncherRecord | str | None:
-    """Who launched the run; None for a run of a version that did not say; a sentence when it cannot
-    be read."""
-    return _read(path, LAUNCHER)
+def read_launcher(run: Path) -> LauncherRecord | None:
+    """Who launched the run in a directory; None where launcher.json is missing or damaged."""
+    raw = read_json(run / "launcher.json")
+    try:
+        return None if isinstance(raw, str) else LAUNCHER.validate_python(raw)
+    except ValidationError:
+        return None
 
 
 def read_job(path: Path) -> JobSpec | str:
@@ -112,17 +111,13 @@ def read_job(path: Path) -> JobSpec | str:
 
 def read_summary(path: Path) -> SavedSummary | str | None:
     """The summary; None while there is none; a sentence when it cannot be read."""
-    return _read(path, SUMMARY)
-
-
-def _read(path: Path, document: TypeAdapter[Document]) -> Document | str | None:
     if not path.exists():
         return None
     raw = read_json(path)
     if isinstance(raw, str):
         return raw
     try:
-        return document.validate_python(raw)
+        return SavedSummary.model_validate(raw)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -143,23 +138,20 @@ def read_json(path: Path) -> dict[str, Any] | str:
 
 
 def is_running(path: Path) -> bool:
-    launcher = read_launcher(path / "launcher.json")
-    known = launcher if isinstance(launcher, LauncherRecord) else None
-    if _has_ended(path):
-        return False
-    if known is not None and launcher_is_alive(known):
+    if 0 < _written(path / "launcher.json") <= _written(path / "summary.json"):
+        return False  # the launcher wrote how it ended; a later one begins with its launcher.json
+    launcher = read_launcher(path)
+    if (launcher is not None and launcher_is_alive(launcher)) or _is_locked(path):
         return True
-    if _is_locked(path):
-        return True
-    is_elsewhere = known is not None and known.host != platform.node()
+    is_elsewhere = launcher is not None and launcher.host != platform.node()
     return is_elsewhere and time.time() - last_sign(path) < SIGN_SECONDS
 
 
 def is_submitted(path: Path) -> bool:
     """Whether the run was handed to a scheduler and nothing of it has begun since then; whoever
     submitted it has ended."""
-    launcher = read_launcher(path / "launcher.json")
-    if not isinstance(launcher, LauncherRecord) or launcher.job_id is None:
+    launcher = read_launcher(path)
+    if launcher is None or launcher.job_id is None:
         return False
     traces = (path / "summary.json", RunDir(path).torchrun_log)
     return max(map(_written, traces)) < _written(path / "launcher.json")
@@ -176,13 +168,6 @@ def last_sign(path: Path) -> float:
     """When the run last gave a sign of life, in seconds since 1970; 0 when it never did."""
     files = ("metrics.jsonl", "launcher.json", "nodes/status.json")
     return max(_written(path / name) for name in files)
-
-
-def _has_ended(path: Path) -> bool:
-    """Whether the launcher has written how the run ended; a later launcher begins by writing its
-    launcher.json."""
-    launched = _written(path / "launcher.json")
-    return 0 < launched <= _written(path / "summary.json")
 
 
 def _is_locked(path: Path) -> bool:

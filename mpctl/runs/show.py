@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from mpctl.errors import InputError, Issue
 from mpctl.planning.layout_settings import layout_of, layout_text
+from mpctl.records import json_value
 from mpctl.rundir.metrics import (
     LINES_PER_REPORT,
     CsvFile,
@@ -38,8 +41,9 @@ ALIASES = {"val": "validation_loss", "lr": "learning_rate", "tokens/s": "tokens_
 
 class ShownRun(PlanAndRun):
     """One run. steps: steps trained; steps_asked: steps that its job asks for; layout: as `mpctl
-    search` words it; started, ended: ISO 8601 in UTC; plan_beside_run: plan and run compared, a row
-    a rank; problems: sentences on what is damaged. None stands for what is not known."""
+    search` words it, of a job without a model the sizes of the axes; started, ended: ISO 8601 in
+    UTC; plan_beside_run: plan and run compared, a row a rank; problems: sentences on what is
+    damaged. None stands for what is not known."""
 
     name: str
     path: str
@@ -76,17 +80,11 @@ def open_runs(names: list[Path], on_progress: Progress = lambda *_: None) -> lis
         raise InputError(missing)
     pairs = zip(names, paths, strict=True)
     runs = [read_run(path, short_name(name)) for name, path in pairs if isinstance(path, Path)]
-    return [_with_records(run, on_progress) for run in runs]
-
-
-def _with_records(run: SavedRun, on_progress: Progress) -> SavedRun:
-    try:
-        records = read_records(
-            run.path / "metrics.jsonl", lambda done, total: on_progress(run.name, done, total)
-        )
-    except OSError:  # read_run has put it among the run's problems
-        return run
-    return replace(run, records=tuple(records))
+    for at, run in enumerate(runs):
+        with suppress(OSError):  # read_run has put it among the run's problems
+            records = read_records(run.path / "metrics.jsonl", partial(on_progress, run.name))
+            runs[at] = replace(run, records=tuple(records))
+    return runs
 
 
 def show_document(runs: list[SavedRun]) -> ShowDocument:
@@ -102,7 +100,7 @@ def show_run(run: SavedRun) -> ShownRun:
         "status": run.status,
         "problems": list(run.problems),
         "job": job.model_dump(mode="json") if job else None,
-        "layout": _layout(run),
+        "layout": layout_text(layout_of(job)) if job and job.model else run.layout,
         "world_size": job.world_size if job else None,
         "steps_asked": run.steps,
         **training_progress(run.records),
@@ -118,32 +116,7 @@ def show_run(run: SavedRun) -> ShownRun:
     }
 
 
-def _layout(run: SavedRun) -> str | None:
-    """As a search words it; the sizes of the axes alone for a job without a model."""
-    if run.job is None or run.job.model is None:
-        return run.layout
-    return layout_text(layout_of(run.job))
-
-
-class Curve(TypedDict):
-    """One metric of one run as JSON; x and y are equally long."""
-
-    run: str
-    metric: str
-    x: list[float]
-    y: list[float]
-
-
-class SeriesDocument(TypedDict):
-    """What `mpctl show --plot --json` prints. x: the unit of the curves' x."""
-
-    schema: Literal["mpctl.series/1"]
-    x: X
-    series: list[Curve]
-
-
-@dataclass(frozen=True)
-class Series:
+class Series(NamedTuple):
     """One metric of one run; x and y are equally long, x in steps, tokens or seconds."""
 
     run: str
@@ -151,17 +124,10 @@ class Series:
     x: tuple[float, ...]
     y: tuple[float, ...]
 
-    def as_dict(self) -> Curve:
-        return {"run": self.run, "metric": self.metric, "x": list(self.x), "y": list(self.y)}
 
-
-def series_document(series: Sequence[Series], x: X) -> SeriesDocument:
-    return {"schema": "mpctl.series/1", "x": x, "series": [one.as_dict() for one in series]}
-
-
-def metrics_of(run: SavedRun) -> list[str]:
-    """The names of all metrics for which the run has a number."""
-    return ordered(name for record in run.records for p in points(record) for name in p.values)
+def series_document(series: Sequence[Series], x: X) -> dict[str, Any]:
+    """What `mpctl show --plot --json` prints. x: the unit of the curves' x."""
+    return {"schema": "mpctl.series/1", "x": x, "series": json_value(series)}
 
 
 def find_series(runs: Sequence[SavedRun], metrics: Iterable[str], x: X) -> list[Series]:
@@ -173,15 +139,12 @@ def find_series(runs: Sequence[SavedRun], metrics: Iterable[str], x: X) -> list[
     series = [_series(run, name, x) for name in names for run in runs]
     missing = [name for name in names if not any(s.y for s in series if s.metric == name)]
     if missing:
-        present = ordered(name for run in runs for name in metrics_of(run))
-        message, hint = _complaint(missing[0], runs), _ways_out(missing[0], present)
-        raise InputError.of("unknown-metric", "--plot", message, hint)
+        numbers = (point.values for r in runs for record in r.records for point in points(record))
+        present = ordered(name for values in numbers for name in values)
+        who = runs[0].name if len(runs) == 1 else f"none of the {len(runs)} runs"
+        message = f"{who} has no metric {missing[0]!r}"
+        raise InputError.of("unknown-metric", "--plot", message, _ways_out(missing[0], present))
     return [one for one in series if one.y]
-
-
-def _complaint(name: str, runs: Sequence[SavedRun]) -> str:
-    who = runs[0].name if len(runs) == 1 else f"none of the {len(runs)} runs"
-    return f"{who} has no metric {name!r}"
 
 
 def _ways_out(name: str, present: list[str]) -> str:

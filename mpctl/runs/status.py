@@ -8,8 +8,7 @@ differences between the clock of this host and times that other hosts may have w
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -20,7 +19,6 @@ from mpctl.clusters.backend import ScheduledJob
 from mpctl.launch.attempt import AttemptPhase, RankState, read_status
 from mpctl.launch.verdict import HangEvidence, ProcessView, hang_verdict
 from mpctl.layout.topology import job_topology
-from mpctl.rundir.breadcrumb import BreadcrumbState
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import LauncherRecord
 from mpctl.rundir.metrics import is_number, parse_record
@@ -28,8 +26,16 @@ from mpctl.rundir.rank_files import StepRecord
 from mpctl.rundir.summary import recorded_median
 from mpctl.runs.listing import iso
 from mpctl.runs.logs import read_tail
-from mpctl.runs.saved import CheckpointRow, SavedRun, Status, launcher_is_alive, read_run
-from mpctl.runs.submitted import judged_by_scheduler, known_launcher
+from mpctl.runs.saved import (
+    CheckpointRow,
+    SavedRun,
+    Status,
+    launcher_is_alive,
+    read_launcher,
+    read_run,
+)
+from mpctl.runs.submitted import judged_by_scheduler
+from mpctl.spec.job import JobSpec
 
 RECENT_STEPS, RECENT_BYTES = 20, 64 * 1024
 WAITING_SECONDS, WAITING_STEPS = 10.0, 5
@@ -103,109 +109,72 @@ class StatusDocument(TypedDict):
     problems: list[str]
 
 
-@dataclass(frozen=True)
-class RunStatusNow:
-    """A run at one moment. now: seconds since 1970; launcher: None when it is not known; recent:
-    the last records; ranks: every rank while the run goes on, else those that did not end in
-    order; job_state: what the scheduler says of the job; waiting: whom ranks wait for, while no
-    step was done for long."""
-
-    run: SavedRun
-    now: float
-    launcher: LauncherRecord | None
-    is_stopping: bool
-    recent: Sequence[StepRecord]
-    ranks: Sequence[RankNow]
-    job_state: str | None
-    waiting: str | None
-
-    @property
-    def step_seconds(self) -> float | None:
-        """The median time of the last steps, in seconds."""
-        return median(r["step_seconds"] for r in self.recent) if self.recent else None
-
-    @property
-    def seconds_left(self) -> float | None:
-        """The time that the remaining steps take at that pace, in seconds."""
-        pace, steps = self.step_seconds, self.run.steps
-        if pace is None or steps is None or self.run.status != "running":
-            return None
-        return pace * max(0, steps - self.run.step)
-
-    @property
-    def last_step_seconds(self) -> float | None:
-        """The time since the last step was recorded, in seconds."""
-        return _last_step_seconds(self.recent, self.now)
-
-
-def status_of(path: Path, name: str, now: float | None = None) -> RunStatusNow:
-    """The run in a directory at this moment; never raises for its content."""
+def status_of(path: Path, name: str, now: float | None = None) -> StatusDocument:
+    """The run in a directory at this moment; never raises for its content. now: seconds since
+    1970."""
     now = time.time() if now is None else now
     run, job = read_run(path, name), None
     if run.status != "running":
         run, job = judged_by_scheduler(run)
-    known = known_launcher(run)
-    recent = _recent(path)
-    ranks = ranks_now(run, known)
-    return RunStatusNow(
-        run=run,
-        now=now,
-        launcher=known,
-        is_stopping=run.status == "running" and _is_stopping(path),
-        recent=recent,
-        ranks=ranks,
-        job_state=job.state if isinstance(job, ScheduledJob) else job,
-        waiting=_waiting(run, recent, ranks, now),
-    )
-
-
-def status_document(state: RunStatusNow) -> StatusDocument:
-    run, last = state.run, state.run.key_records.last
+    is_running, launcher, failure = run.status == "running", read_launcher(run.path), run.failure
+    report = read_status(RunDir(path).status)
+    stops = report is not None and report.phase is AttemptPhase.STOPPING
+    reported = {} if report is None else report.state.ranks
+    world = run.job.world_size if run.job and run.job.world_size <= MOST_RANKS else 0
+    ranks = {rank: reported.get(rank, RankState()) for rank in range(world)}
+    last, validated = run.key_records.last, run.key_records.validated
     newest = run.checkpoints[-1] if run.checkpoints else None
-    validated, failure = run.key_records.validated, run.failure
+    recent = _recent(path)
+    pace = median(record["step_seconds"] for record in recent) if recent else None
+    written = recent[-1].get("time") if recent else None
+    idle = max(0.0, now - written) if is_number(written) else None
     return {
         "schema": "mpctl.status/1",
         "name": run.name,
         "path": str(run.path),
-        "as_of": iso(state.now),
+        "as_of": iso(now),
         "status": run.status,
-        "is_stopping": state.is_stopping,
+        "is_stopping": is_running and (stops or RunDir(path).stop_request.exists()),
         "step": run.step,
         "steps": run.steps,
         "loss": last["loss"] if last else None,
         "validation_loss": validated.get("validation_loss") if validated else None,
-        "step_seconds": state.step_seconds,
+        "step_seconds": pace,
         "tokens_per_second": last["tokens_per_second"] if last else None,
-        "mfu": recorded_median(state.recent, "mfu"),
-        "hfu": recorded_median(state.recent, "hfu"),
-        "seconds_left": state.seconds_left,
-        "last_step_seconds": state.last_step_seconds,
+        "mfu": recorded_median(recent, "mfu"),
+        "hfu": recorded_median(recent, "hfu"),
+        "seconds_left": _seconds_left(run, pace),
+        "last_step_seconds": idle,
         "checkpoint": newest,
-        "checkpoint_seconds": _age(Path(newest["path"]) / "manifest.json", state.now)
-        if newest
-        else None,
-        "launcher": _launcher_row(state.launcher) if state.launcher else None,
+        "checkpoint_seconds": None if newest is None else _age(newest, now),
+        "launcher": None if launcher is None else _launcher_row(launcher),
         "world_size": run.job.world_size if run.job else None,
-        "ranks": [rank_row(rank, state.now) for rank in state.ranks],
-        "job_state": state.job_state,
-        "waiting": state.waiting,
+        "ranks": _rank_rows(run.job, launcher, ranks, now) if run.job else [],
+        "job_state": job.state if isinstance(job, ScheduledJob) else job,
+        "waiting": _waiting(run, ranks, idle, pace) if is_running else None,
         "failure": None if failure is None else failure.as_dict(),
         "problems": list(run.problems),
     }
 
 
-def rank_row(rank: RankNow, now: float) -> RankRow:
-    """A rank as JSON. now: seconds since 1970."""
-    crumb = rank.breadcrumb
-    return {
-        "rank": rank.rank,
-        "host": rank.host,
-        "coords": rank.coords,
-        "doing": crumb.doing,
-        "doing_seconds": max(0.0, now - crumb.text_time) if crumb.text_time else None,
-        "heartbeat_seconds": max(0.0, now - crumb.beat_time) if crumb.beat_time else None,
-        "process": rank.process or None,
-    }
+def _recent(path: Path) -> list[StepRecord]:
+    lines = read_tail(path / "metrics.jsonl", RECENT_BYTES).lines
+    records = (parse_record(line.encode()) for line in lines)
+    return [record for record in records if record is not None][-RECENT_STEPS:]
+
+
+def _age(checkpoint: CheckpointRow, now: float) -> float | None:
+    try:
+        return max(0.0, now - (Path(checkpoint["path"]) / "manifest.json").stat().st_mtime)
+    except OSError:
+        return None
+
+
+def _seconds_left(run: SavedRun, pace: float | None) -> float | None:
+    """The time that the remaining steps take at this pace, while the run goes on."""
+    if pace is None or run.steps is None or run.status != "running":
+        return None
+    return pace * max(0, run.steps - run.step)
 
 
 def _launcher_row(launcher: LauncherRecord) -> LauncherRow:
@@ -220,80 +189,40 @@ def _launcher_row(launcher: LauncherRecord) -> LauncherRow:
     }
 
 
-def _is_stopping(path: Path) -> bool:
-    report = read_status(RunDir(path).status)
-    is_stopping = report is not None and report.phase is AttemptPhase.STOPPING
-    return is_stopping or RunDir(path).stop_request.exists()
-
-
-def _recent(path: Path) -> list[StepRecord]:
-    lines = read_tail(path / "metrics.jsonl", RECENT_BYTES).lines
-    records = [record for line in lines if (record := parse_record(line.encode())) is not None]
-    return records[-RECENT_STEPS:]
-
-
-def _last_step_seconds(recent: Sequence[StepRecord], now: float) -> float | None:
-    written = recent[-1].get("time") if recent else None
-    return max(0.0, now - written) if is_number(written) else None
+def _rank_rows(
+    job: JobSpec, launcher: LauncherRecord | None, ranks: Mapping[int, RankState], now: float
+) -> list[RankRow]:
+    topology = job_topology(job)
+    hosts = [] if launcher is None else launcher.hosts or [launcher.host]
+    ranks_of_host = max(1, job.world_size // max(1, len(hosts)))
+    rows: list[RankRow] = []
+    for rank, state in ranks.items():
+        crumb = state.breadcrumb
+        rows.append({
+            "rank": rank,
+            "host": hosts[min(rank // ranks_of_host, len(hosts) - 1)] if hosts else None,
+            "coords": topology.whole_coords(rank),
+            "doing": crumb.doing,
+            "doing_seconds": max(0.0, now - crumb.text_time) if crumb.text_time else None,
+            "heartbeat_seconds": max(0.0, now - crumb.beat_time) if crumb.beat_time else None,
+            "process": state.process or None,
+        })  # fmt: skip
+    return rows
 
 
 def _waiting(
-    run: SavedRun, recent: Sequence[StepRecord], ranks: Iterable[RankNow], now: float
+    run: SavedRun, ranks: Mapping[int, RankState], idle: float | None, pace: float | None
 ) -> str | None:
-    """Whom the ranks wait for, in a sentence; None while steps are done, or nobody waits."""
-    if run.status != "running":
+    """Whom the ranks wait for, in a sentence; None while steps are done, or nobody waits. idle:
+    seconds since the last step; pace: seconds that one takes."""
+    if idle is None or idle < max(WAITING_SECONDS, WAITING_STEPS * (pace or 0.0)):
         return None
-    since = _last_step_seconds(recent, now)
-    usual = median(r["step_seconds"] for r in recent) if recent else 0.0
-    if since is None or since < max(WAITING_SECONDS, WAITING_STEPS * usual):
-        return None
-    ranks = list(ranks)
     evidence = HangEvidence(
-        progress={rank.rank: rank.breadcrumb.collectives for rank in ranks},
-        processes={rank.rank: ProcessView(rank.process) for rank in ranks if rank.process},
+        progress={rank: state.breadcrumb.collectives for rank, state in ranks.items()},
+        processes={n: ProcessView(state.process) for n, state in ranks.items() if state.process},
         queued=run.job is not None and run.job.launch.device == "cuda",
     )
-    verdict = hang_verdict(evidence, since)
+    verdict = hang_verdict(evidence, idle)
     if verdict is None:
         return None
     return verdict.error if verdict.rank is None else f"rank {verdict.rank} {verdict.error}"
-
-
-def _age(path: Path, now: float) -> float | None:
-    try:
-        return max(0.0, now - path.stat().st_mtime)
-    except OSError:
-        return None
-
-
-@dataclass(frozen=True)
-class RankNow:
-    """A rank. host: None when it is not known; process: the state of its process by psutil's name,
-    empty when it is not known; breadcrumb: an empty one for a rank that has ended or not begun."""
-
-    rank: int
-    host: str | None
-    coords: dict[str, int]
-    breadcrumb: BreadcrumbState
-    process: str = ""
-
-
-def ranks_now(run: SavedRun, launcher: LauncherRecord | None) -> list[RankNow]:
-    """All ranks, in order; none when the job cannot be read."""
-    if run.job is None or run.job.world_size > MOST_RANKS:
-        return []
-    topology = job_topology(run.job)
-    hosts = [] if launcher is None else launcher.hosts or [launcher.host]
-    ranks_of_host = max(1, run.job.world_size // max(1, len(hosts)))
-    report = read_status(RunDir(run.path).status)
-    states = {} if report is None else report.state.ranks
-    return [
-        RankNow(
-            rank=rank,
-            host=hosts[min(rank // ranks_of_host, len(hosts) - 1)] if hosts else None,
-            coords=topology.whole_coords(rank),
-            breadcrumb=states.get(rank, RankState()).breadcrumb,
-            process=states.get(rank, RankState()).process,
-        )
-        for rank in range(run.job.world_size)
-    ]

@@ -10,41 +10,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
-
-from typing_extensions import TypedDict
+from typing import Any
 
 from mpctl.clusters.backend import ScheduledJob
 from mpctl.launch.attempt import AttemptPhase, read_status
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import requested_signals, write_stop_request
-from mpctl.runs.saved import CheckpointRow, SavedRun, Status, is_running, read_run
+from mpctl.runs.saved import SavedRun, is_running, read_run
 from mpctl.runs.submitted import cancel_job, judged_by_scheduler, scheduled_job, write_unstarted
 
 POLL_SECONDS, SCHEDULER_SECONDS = 0.2, 2.0
 ENDED = ("finished", "stopped", "failed")
 """What a run is once its launcher has said how it ended."""
 OnWait = Callable[[str], None]
-SAVING = "saving"
-
-
-class StoppedDocument(TypedDict):
-    """What `mpctl stop --json` prints.
-
-    was_running: whether there was anything to stop; cancelled: its job was taken back from the
-    scheduler before it began; status: what the run is now, `running` when its end was not waited
-    for; checkpoint: the newest, None without any.
-    """
-
-    schema: Literal["mpctl.stopped/1"]
-    name: str
-    path: str
-    was_running: bool
-    cancelled: bool
-    status: Status
-    step: int
-    steps: int | None
-    checkpoint: CheckpointRow | None
 
 
 @dataclass(frozen=True)
@@ -61,7 +39,9 @@ class Stopped:
         """Whether the run came to its end, saved where it stopped, or never began."""
         return bool(self.cancelled) or self.run.status in ("finished", "stopped")
 
-    def as_dict(self) -> StoppedDocument:
+    def as_dict(self) -> dict[str, Any]:
+        """What `mpctl stop --json` prints. status: what the run is now, `running` when its end was
+        not waited for; checkpoint: the newest, None without any."""
         run = self.run
         return {
             "schema": "mpctl.stopped/1",
@@ -130,7 +110,7 @@ def stopping_text(path: Path) -> str:
     if report is None or report.phase in (AttemptPhase.STARTING, AttemptPhase.RUNNING):
         return "waiting for the launcher"
     texts = [text for _, text in report.state.doing()]
-    saving = [text for text in texts if text.startswith(SAVING)]
+    saving = [text for text in texts if text.startswith("saving")]
     if saving:
         return max(saving, key=len)
     return "finishing the step" if any(texts) else "ranks have ended"

@@ -17,15 +17,9 @@ from mpctl.clusters.backend import JOB_VARIABLES, ScheduledJob, Scheduler
 from mpctl.clusters.registry import find_scheduler
 from mpctl.errors import InputError, MpctlError
 from mpctl.rundir.directory import RunDir
-from mpctl.rundir.launcher import LauncherRecord
 from mpctl.rundir.summary import SCHEMA, Failure, RunStatus, UnstartedSummary, write_summary
 from mpctl.runs.logs import read_tail
-from mpctl.runs.saved import (
-    SavedRun,
-    SavedSummary,
-    is_submitted,
-    read_launcher,
-)
+from mpctl.runs.saved import SavedRun, SavedSummary, is_submitted, read_launcher
 
 UNKNOWN = "the scheduler does not know it any more"
 TAIL_BYTES = 4096
@@ -33,11 +27,11 @@ TAIL_BYTES = 4096
 
 def scheduled_job(run: SavedRun) -> ScheduledJob | str | None:
     """The job of a run; None for a run without one, a sentence when the scheduler cannot tell."""
-    launcher, scheduler = known_launcher(run), scheduler_of(run)
-    if launcher is None or launcher.job_id is None or scheduler is None:
+    if (found := _scheduler(run)) is None:
         return None
+    scheduler, job_id = found
     try:
-        job = scheduler.find(launcher.job_id)
+        job = scheduler.find(job_id)
     except MpctlError as error:
         return str(error)
     return job or ScheduledJob(UNKNOWN, is_active=False, has_begun=False)
@@ -46,23 +40,18 @@ def scheduled_job(run: SavedRun) -> ScheduledJob | str | None:
 def cancel_job(run: SavedRun) -> None:
     """End the job of a run that has not begun. Raises InputError or RunFailed when its scheduler
     cannot be asked."""
-    launcher, scheduler = known_launcher(run), scheduler_of(run)
-    if launcher is not None and launcher.job_id is not None and scheduler is not None:
-        scheduler.cancel(launcher.job_id)
+    if found := _scheduler(run):
+        scheduler, job_id = found
+        scheduler.cancel(job_id)
 
 
-def scheduler_of(run: SavedRun) -> Scheduler | None:
-    """The scheduler that the run was submitted to, if any."""
-    launcher = known_launcher(run)
-    if launcher is None or run.job is None:
+def _scheduler(run: SavedRun) -> tuple[Scheduler, str] | None:
+    """The scheduler that the run was submitted to, and its name of the job."""
+    launcher = read_launcher(run.path)
+    if launcher is None or launcher.job_id is None or run.job is None:
         return None
-    return find_scheduler(launcher.backend, run.job)
-
-
-def known_launcher(run: SavedRun) -> LauncherRecord | None:
-    """Who launched the run; None when launcher.json is missing or damaged."""
-    launcher = read_launcher(run.path / "launcher.json")
-    return launcher if isinstance(launcher, LauncherRecord) else None
+    scheduler = find_scheduler(launcher.backend, run.job)
+    return None if scheduler is None else (scheduler, launcher.job_id)
 
 
 @contextmanager
@@ -99,9 +88,8 @@ def judged_by_scheduler(run: SavedRun) -> tuple[SavedRun, ScheduledJob | str | N
     job = scheduled_job(run)
     if run.status != "submitted" or not isinstance(job, ScheduledJob) or job.is_active:
         return run, job
-    launcher = read_launcher(run.path / "launcher.json")
-    job_id = launcher.job_id if isinstance(launcher, LauncherRecord) else None
-    log = RunDir(run.path).batch_log(job_id or "")
+    launcher = read_launcher(run.path)
+    log = RunDir(run.path).batch_log((launcher and launcher.job_id) or "")
     lines = [line.strip() for line in read_tail(log, TAIL_BYTES).lines if line.strip()]
     said = f"; its last words: {lines[-1]}" if lines else ""
     failure = Failure(
@@ -117,8 +105,8 @@ def judged_by_scheduler(run: SavedRun) -> tuple[SavedRun, ScheduledJob | str | N
 def _job_here(path: Path, environment: Mapping[str, str]) -> str | None:
     """The id of the job that the run was submitted as, where this process belongs to it and nothing
     of the run has begun."""
-    launcher = read_launcher(path / "launcher.json")
-    if not isinstance(launcher, LauncherRecord) or not is_submitted(path):
+    launcher = read_launcher(path)
+    if launcher is None or not is_submitted(path):
         return None
     here = environment.get(JOB_VARIABLES.get(launcher.backend, ""))
     return here if here == launcher.job_id else None

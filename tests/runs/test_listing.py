@@ -14,7 +14,7 @@ import pytest
 
 from mpctl.cli.app import run as mpctl
 from mpctl.errors import InputError
-from mpctl.render.runs import COLUMNS, _measured, _runs_table
+from mpctl.render.runs import COLUMNS, _width, shown_columns
 from mpctl.runs.listing import list_runs
 from mpctl.runs.saved import is_running
 from mpctl.runs.show import open_runs
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def by_name(folder: Path) -> dict[str, dict[str, object]]:
-    return {row["name"]: row for row in list_runs(folder).rows}
+    return {row["name"]: row for row in list_runs(folder)["runs"]}
 
 
 def test_each_ending_has_its_word(folder: Path) -> None:
@@ -51,7 +51,7 @@ def test_each_ending_has_its_word(folder: Path) -> None:
         "done": "finished", "asked": "stopped", "dead": "failed", "killed": "interrupted",
         "bench/strong-1-r1": "finished",  # a bench writes no summary, but reached its last step
     }  # fmt: skip
-    assert list_runs(folder).others == ("notes",)
+    assert list_runs(folder)["others"] == ["notes"]
 
 
 def test_a_row_says_what_the_run_reached(folder: Path) -> None:
@@ -88,20 +88,20 @@ def test_a_held_lock_is_a_running_launch(folder: Path) -> None:
 
 
 def test_sorting(folder: Path) -> None:
-    rows = list_runs(folder, sort="step").rows
+    rows = list_runs(folder, sort="step")["runs"]
     assert [row["step"] for row in rows] == [5, 7, 12, 20, 20]
-    rows = list_runs(folder, sort="step", reverse=True).rows
+    rows = list_runs(folder, sort="step", reverse=True)["runs"]
     assert [row["step"] for row in rows] == [20, 20, 12, 7, 5]
     (folder / "dead/metrics.jsonl").unlink()
     for reverse in (False, True):  # what has no loss comes last either way
-        assert list_runs(folder, sort="loss", reverse=reverse).rows[-1]["name"] == "dead"
+        assert list_runs(folder, sort="loss", reverse=reverse)["runs"][-1]["name"] == "dead"
     with pytest.raises(InputError, match=r"no column 'price'.*validation_loss"):
         list_runs(folder, sort="price")
 
 
 def test_a_run_may_be_named_itself(folder: Path) -> None:
     listing = list_runs(folder / "done")
-    assert [row["name"] for row in listing.rows] == ["done"] and listing.others == ()
+    assert [row["name"] for row in listing["runs"]] == ["done"] and listing["others"] == []
 
 
 @pytest.mark.parametrize("name", ["job.json", "summary.json", "metrics.jsonl",
@@ -190,13 +190,12 @@ def test_names_from_strangers_do_not_steer_the_terminal(tmp_path: Path, call: Mp
 
 
 def test_a_narrow_terminal_loses_the_least_important_columns(folder: Path) -> None:
-    rows = list_runs(folder).rows
-    whole = [column.header for column in _runs_table(rows, None).columns]
-    assert whole == list(COLUMNS)
-    narrow = [column.header for column in _runs_table(rows, 80).columns]
-    assert narrow == whole[: len(narrow)] and len(narrow) < len(whole)
-    assert _measured(rows, narrow) <= 80
-    assert [c.header for c in _runs_table(rows, 10).columns] == whole[:5]
+    rows = list_runs(folder)["runs"]
+    assert shown_columns(rows, 200) == list(COLUMNS)
+    narrow = shown_columns(rows, 80)
+    assert narrow == list(COLUMNS)[: len(narrow)] and len(narrow) < len(COLUMNS)
+    assert _width(rows, narrow) <= 80
+    assert shown_columns(rows, 10) == list(COLUMNS)[:5]
 
 
 def test_piped_lines_are_whole(folder: Path, call: Mpctl) -> None:

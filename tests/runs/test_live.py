@@ -14,6 +14,8 @@ from tests.cli.calls import Said, spawn
 from tests.launch.command import Launched, end_all, endless
 from tests.runtime.tiny import make_data
 
+pytestmark = pytest.mark.slow  # a training of two ranks
+
 
 @pytest.fixture(scope="module")
 def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:

@@ -17,7 +17,7 @@ from mpctl.launch.follow import follow
 from mpctl.render.charts.chart import round_ticks
 from mpctl.render.curves import axis_of, mean, plot_text
 from mpctl.rundir.directory import RunDir
-from mpctl.runs.saved import SUMMARY
+from mpctl.runs.saved import SavedSummary
 from mpctl.runs.show import find_series, open_runs
 from mpctl.spec.load import load_job
 from tests.cli.calls import Mpctl, caller
@@ -287,6 +287,6 @@ def test_traffic_of_an_older_run_has_the_names_of_today() -> None:
     sent = {"dp all_reduce": {"count": 1, "bytes": 8}, "tp all_reduce": {"count": 2, "bytes": 8}}
     old = rank(0) | {"step_traffic": {"planned": sent, "measured": sent}}
     told = summary() | {"plan_beside_run": [old]}
-    read = SUMMARY.validate_python(told).plan_beside_run[0]["step_traffic"]
+    read = SavedSummary.model_validate(told).plan_beside_run[0]["step_traffic"]
     assert read["planned"] == read["measured"]
     assert list(read["measured"]) == ["dp_cp all_reduce", "tp all_reduce"]

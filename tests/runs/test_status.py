@@ -14,7 +14,7 @@ from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, RankStat
 from mpctl.rundir.breadcrumb import JOINED, BreadcrumbState
 from mpctl.rundir.launcher import START_TOLERANCE, this_launcher
 from mpctl.runs.saved import is_running
-from mpctl.runs.status import status_document, status_of
+from mpctl.runs.status import status_of
 from tests.cli.calls import Mpctl, caller
 from tests.launch.attempts import new_breadcrumb, report, state_of
 from tests.runs.made import FAILURE, make_run, record, summary
@@ -44,12 +44,12 @@ def going_on(run: Path, **launcher: Any) -> Path:
 def test_ranks_of_a_grid_say_their_place_in_it(tmp_path: Path) -> None:
     square = {"parallel.tp": 4, "parallel.tensor_mode": "2d", "cluster.gpus_per_node": 4}
     run = make_run(tmp_path / "grid", **square)
-    places = [rank["coords"] for rank in status_document(status_of(run, "grid"))["ranks"]]
+    places = [rank["coords"] for rank in status_of(run, "grid")["ranks"]]
     assert places[2] == {"tp": 2, "col": 0, "row": 1, "cp": 0, "dp": 0, "pp": 0}
 
 
 def test_a_run_that_goes_on(tmp_path: Path) -> None:
-    document = status_document(status_of(going_on(tmp_path / "demo"), "demo"))
+    document = status_of(going_on(tmp_path / "demo"), "demo")
     assert (document["status"], document["step"], document["steps"]) == ("running", 5, 20)
     assert document["seconds_left"] == 15 * document["step_seconds"] == 7.5
     assert document["last_step_seconds"] == pytest.approx(1, abs=0.9)
@@ -77,8 +77,8 @@ def test_the_same_in_words(tmp_path: Path, call: Mpctl, monkeypatch: pytest.Monk
 def test_a_rank_without_a_heartbeat_is_named(tmp_path: Path, call: Mpctl) -> None:
     run = going_on(tmp_path / "demo")
     report(run, BreadcrumbState("step 6", JOINED, 1, time.time()), BreadcrumbState("step 6"))
-    assert status_document(status_of(run, "demo"))["ranks"][1]["heartbeat_seconds"] is None
-    later = status_document(status_of(run, "demo", time.time() + 30))
+    assert status_of(run, "demo")["ranks"][1]["heartbeat_seconds"] is None
+    later = status_of(run, "demo", time.time() + 30)
     assert 30 <= (later["ranks"][0]["heartbeat_seconds"] or 0) < 35
 
 
@@ -108,7 +108,7 @@ def test_the_state_of_a_process_is_told_and_a_rank_of_a_host_that_said_nothing(
     crumb = BreadcrumbState("step 6, backward", JOINED, 9, time.time(), time.time())
     state = AttemptState([NodeState(host="n2", ranks={1: RankState("stopped", 0.0, crumb)})])
     StatusFile(run / "nodes" / "status.json").write(state, AttemptPhase.RUNNING)
-    first, second = status_document(status_of(run, "demo"))["ranks"]
+    first, second = status_of(run, "demo")["ranks"]
     assert (first["doing"], first["process"]) == ("", None)
     assert (second["doing"], second["process"]) == ("step 6, backward", "stopped")
 
@@ -124,7 +124,7 @@ def test_a_run_whose_launcher_is_gone(tmp_path: Path, call: Mpctl) -> None:
     began = this_launcher("local").process_started or 0
     run = going_on(tmp_path / "demo", process_started=began - 2 * START_TOLERANCE)
     assert not is_running(run)
-    document = status_document(status_of(run, "demo"))
+    document = status_of(run, "demo")
     assert document["status"] == "interrupted" and document["seconds_left"] is None
     text = call("status", run).out
     assert "it has ended" in text and "ranks          2; when they ended:" in text
