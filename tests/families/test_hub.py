@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from mpctl.families.implementation import Batch, build_module
 from mpctl.layers.shard_context import ShardContext
@@ -33,6 +32,13 @@ ONLY_PLANNED = {
 }  # fmt: skip
 READ = ("gpt2", "gpt2 with a head of its own")  # from the files of transformers
 RUN = [name for name in CONFIGS if name not in (*ONLY_PLANNED, *READ)]
+
+
+def transformers_model(kind: str, **keys: Any) -> torch.nn.Module:
+    """Imported where it is asked for: every worker collects every test."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **keys))
 
 
 @pytest.mark.parametrize("name", RUN)
@@ -66,7 +72,7 @@ def drawn(name: str) -> Any:
     """transformers' own model, with weights that are wider than at a start."""
     kind, keys = CONFIGS[name]
     torch.manual_seed(len(name))
-    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **keys)).eval()
+    theirs = transformers_model(kind, **keys).eval()
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
@@ -101,7 +107,7 @@ def model_of(folder: Path, config: dict[str, Any]) -> ModelSpec:
 def test_the_table_has_the_parameters_of_transformers_own_model(tmp_path: Path, name: str) -> None:
     kind, keys = CONFIGS[name]
     with torch.device("meta"):
-        theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **keys))
+        theirs = transformers_model(kind, **keys)
     ours = model_of(tmp_path, {"model_type": kind, **keys})
     assert parameters(ours) == sum(weight.numel() for weight in theirs.parameters())
 
@@ -118,9 +124,7 @@ def test_transformers_own_model_of_that_config_has_as_many(name: str) -> None:
     published, config = MODELS[name]
     keys = {key: value for key, value in config.items() if key != "model_type"}
     with torch.device("meta"):
-        theirs = AutoModelForCausalLM.from_config(
-            AutoConfig.for_model(config["model_type"], **keys)
-        )
+        theirs = transformers_model(config["model_type"], **keys)
     assert sum(weight.numel() for weight in theirs.parameters()) == published
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers  # loads its models when they are asked for
 
 from mpctl.families.t5.module import t5_layer_config
 from mpctl.layers.mlp import MLPConfig
@@ -28,6 +27,8 @@ def test_matrices_start_as_transformers_start() -> None:
     assert isinstance(config.mlp, MLPConfig)
     torch.manual_seed(1)
     sizes = {"vocab_size": 500, "d_model": 64, "d_kv": 16, "d_ff": 256, "num_heads": 4}
+    import transformers
+
     shape = transformers.T5Config(num_layers=8, **sizes)
     theirs = transformers.T5ForConditionalGeneration(shape)
     block = theirs.encoder.block

@@ -8,11 +8,11 @@ one.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.utils import counters
 
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.counter_rng import DropoutMask, StepKeys
@@ -33,9 +33,11 @@ LAYERS, STEPS, H = 10, 3, 16  # more layers than torch._dynamo compiles a functi
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler() -> None:
+def counters() -> Any:
+    """Those of the compiler, which starts anew; imported where a test asks for it."""
     torch._dynamo.reset()
-    counters.clear()
+    torch._dynamo.utils.counters.clear()
+    return torch._dynamo.utils.counters
 
 
 def _layers(recompute: Recompute, dropout: float) -> list[ParallelTransformerLayer]:
@@ -73,7 +75,9 @@ SLOW = pytest.mark.slow
     [("none", 0.1), pytest.param("full", 0.1, marks=SLOW),
      pytest.param("selective", 0.1, marks=SLOW), pytest.param("none", 0.0, marks=SLOW)],
 )  # fmt: skip
-def test_one_graph_serves_every_layer_and_step(recompute: Recompute, dropout: float) -> None:
+def test_one_graph_serves_every_layer_and_step(
+    counters: Any, recompute: Recompute, dropout: float
+) -> None:
     layers = _layers(recompute, dropout)
     plain = _steps(layers)
     compile_layers(layers, COMPILE)
@@ -82,7 +86,7 @@ def test_one_graph_serves_every_layer_and_step(recompute: Recompute, dropout: fl
     assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
 
 
-def test_pieces_draw_the_same_masks_and_are_compiled_once() -> None:
+def test_pieces_draw_the_same_masks_and_are_compiled_once(counters: Any) -> None:
     kernels = with_compiled_pieces(TORCH_BACKEND, COMPILE)
     keys = StepKeys({"": ("a", "b")}, 3, torch.device("cpu"))
     for step in range(STEPS):

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from mpctl.data.tokenizer import (
     added_tokens,
@@ -54,6 +53,14 @@ def export(truths: Truths, data: Path, tmp_path: Path) -> Callable[[str], tuple[
     return get
 
 
+@pytest.fixture
+def transformers() -> Any:
+    """Imported where it is asked for: every worker collects every test."""
+    import transformers
+
+    return transformers
+
+
 def read(folder: Path, name: str) -> Any:
     return json.loads((folder / name).read_text())
 
@@ -67,12 +74,12 @@ def trained_ids(model: ModelSpec, tokenizer: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama31-sharded"])
 def test_a_padded_batch_generates_what_each_prompt_does_alone(
-    kind: str, export: Callable[[str], tuple[Path, ModelSpec]], data: Path
+    kind: str, export: Callable[[str], tuple[Path, ModelSpec]], data: Path, transformers: Any
 ) -> None:
     folder, _ = export(kind)
     assert (folder / "tokenizer.json").read_bytes() == (data / "tokenizer.json").read_bytes()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     ours = load_tokenizer(data / "tokenizer.json")
     batch = tokenizer(PROMPTS, return_tensors="pt", padding=True)
     assert batch["attention_mask"][0, 0] == 0 and batch["attention_mask"][:, -1].all()
@@ -91,12 +98,12 @@ def test_a_padded_batch_generates_what_each_prompt_does_alone(
 
 
 def test_a_t5_generates_with_the_tokens_of_its_training(
-    export: Callable[[str], tuple[Path, ModelSpec]], data: Path
+    export: Callable[[str], tuple[Path, ModelSpec]], data: Path, transformers: Any
 ) -> None:
     folder, shape = export("t5")
     ids = trained_ids(shape, data / "tokenizer.json")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float64)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float64)
     for name, token in ids.items():
         assert tokenizer.convert_tokens_to_ids(name) == token
         assert tokenizer.encode(f"w1 {name}")[-2:] == [token, ids["</s>"]]
@@ -116,13 +123,13 @@ def test_a_t5_generates_with_the_tokens_of_its_training(
 
 
 def test_a_bert_reads_texts_and_pairs_as_its_training_does(
-    export: Callable[[str], tuple[Path, ModelSpec]], data: Path
+    export: Callable[[str], tuple[Path, ModelSpec]], data: Path, transformers: Any
 ) -> None:
     folder, shape = export("bert")
     ids = trained_ids(shape, data / "tokenizer.json")
     start, end, mask = ids["[CLS]"], ids["[SEP]"], ids["[MASK]"]
     assert not (folder / "generation_config.json").exists()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     ours = load_tokenizer(data / "tokenizer.json")
     first, second = (ours.encode(text).ids for text in PROMPTS)
     asked = tokenizer(*PROMPTS)

@@ -3,7 +3,8 @@ every field is known and has the published type, at any depth.
 
 kubeflow-trainer-api holds pydantic models generated from the OpenAPI document of the Trainer; they
 drop unknown fields, so an object must come back as it was. kubeflow-training and kubernetes hold
-classes with tables of field names and types (`attribute_map`, `openapi_types`), walked here.
+classes with tables of field names and types (`attribute_map`, `openapi_types`), walked here. They
+are imported where they are used: every worker of pytest collects the tests of the API server.
 """
 
 from __future__ import annotations
@@ -12,15 +13,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from kubeflow.training import models as training
-from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
-from kubernetes.client import models as kubernetes
-
 SCALARS = {"str": str, "int": int, "bool": bool, "float": float}
 
 
 def train_job_issues(document: dict[str, Any]) -> list[str]:
     """How a TrainJob departs from its schema."""
+    from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
+
     try:
         parsed = TrainerV1alpha1TrainJob.from_dict(document).to_dict()
     except ValueError as error:
@@ -74,6 +73,9 @@ def _items(kind: str, value: Any, where: str) -> Iterator[str]:
 
 
 def _fields(kind: str, value: Any, where: str) -> Iterator[str]:
+    from kubeflow.training import models as training
+    from kubernetes.client import models as kubernetes
+
     model = getattr(training, kind, None) or getattr(kubernetes, kind)
     if not isinstance(value, dict):
         yield f"{where}: {value!r} is no {kind}"
