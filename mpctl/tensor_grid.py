@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import isqrt, prod
 from typing import NamedTuple
 
@@ -188,8 +188,8 @@ class DimGrid(RankGrid):
     (8, 1)
     """
 
-    axes: Mapping[str, int]
-    axis_of_dim: Mapping[str, str]
+    axes: Mapping[str, int] = field(hash=False)
+    axis_of_dim: Mapping[str, str] = field(hash=False)
 
     def weight_axes(self, dims: tuple[str, ...]) -> WeightAxes:
         """See RankGrid."""
@@ -203,10 +203,11 @@ class TensorGrid(RankGrid):
     (arXiv 2205.05198)."""
 
     mode: str = "1d"
-    axes: Mapping[str, int] = field(default_factory=lambda: {"tp": 1})
+    axes: Mapping[str, int] = field(default_factory=lambda: {"tp": 1}, hash=False)
     sequence_parallel: bool = False
 
     @classmethod
+    @lru_cache(maxsize=256)  # what was found of a grid is shared by the layouts of a search
     def of(
         cls, mode: str, tp: int, depth: int | None = None, *, sequence_parallel: bool = False
     ) -> TensorGrid:

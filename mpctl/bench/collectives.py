@@ -14,7 +14,7 @@ fitted bandwidth by size.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
@@ -147,7 +147,7 @@ def _predicted(cases: CollectiveCases, case: CollectiveCase, network: Network) -
     if kind == "sendrecv":
         if axis != "pp":
             return None  # plans send from rank to rank between stages alone
-        message = replace(message, kind="send", stages=(0, 1))
+        message = message._replace(kind="send", stages=(0, 1))
     try:
         return network.seconds(message)
     except MissingLink:

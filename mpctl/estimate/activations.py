@@ -16,11 +16,11 @@ Letters: b batch, s sequence, h hidden, f MLP width, v vocabulary; t tp, c cp.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from mpctl.estimate.activation_shapes import ActivationShapes, SavedTensor, activation_shapes
+from mpctl.estimate.activation_shapes import ActivationShapes, SavedTensor
 from mpctl.estimate.saved import (
     batch_activations,
     forward_activations,
@@ -31,7 +31,7 @@ from mpctl.families import get_family
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.layer import SOURCE, Activation, Loss, Operation, OperatorGroup
 from mpctl.operators.matmul import Dims, MatMul
-from mpctl.operators.table import StageSlice
+from mpctl.operators.table import StackPart, StageSlice
 
 
 class ChunkBytes(NamedTuple):
@@ -68,53 +68,25 @@ class LayerBytes(NamedTuple):
     split_temporary: float
 
 
-def stage_chunks(
-    layout: JobLayout, stage: int, shapes: ActivationShapes | None = None
-) -> tuple[ChunkBytes, ...]:
-    """Bytes of activations of one micro batch in each chunk of a stage.
-
-    shapes: `activation_shapes(layout)`, where it was worked out before.
-    """
-    model, shapes = layout.model, shapes or activation_shapes(layout)
+def stage_chunks(layout: JobLayout, stage: int, shapes: ActivationShapes) -> tuple[ChunkBytes, ...]:
+    """Bytes of activations of one micro batch in each chunk of a stage; shapes: the layout's."""
+    model = layout.model
     arrays = tuple(array.dims for array in get_family(model.family).batch_arrays.values())
     rest = arrays, model.tied_embeddings, layout.profile.memory.logit_bytes
-    chunks = [
-        tuple(map(_StackPart.of, layout.chunk_slices(stage, chunk)))
-        for chunk in range(len(layout.stages[stage]))
-    ]
-    sizes = {parts: _chunk(shapes, parts, *rest) for parts in dict.fromkeys(chunks)}
-    return tuple(sizes[parts] for parts in chunks)
+    kinds, order = layout.table.once(
+        ("parts", *layout.content_key(stage)), lambda: _kinds(layout.chunks(stage))
+    )
+    sizes = [_chunk(shapes, parts, *rest) for parts in kinds]
+    return tuple([sizes[kind] for kind in order])
 
 
-class _StackPart(NamedTuple):
-    """What a chunk has of a stack, as far as memory goes.
-
-    layers: kinds of layers that save anything, with their numbers. entry, exit: None where the
-    chunk does not have them. first: the stack's first layer.
-    """
-
-    seq: str
-    first: OperatorGroup | None
-    layers: tuple[tuple[OperatorGroup, int], ...]
-    entry: OperatorGroup | None
-    exit: OperatorGroup | None
-    has_logits: bool
-
-    @property
-    def has_cross_attention(self) -> bool:
-        return self.first is not None and any(core.is_cross for core in self.first.cores)
-
-    @classmethod
-    def of(cls, stage_slice: StageSlice) -> _StackPart:
-        stack = stage_slice.stack
-        return cls(
-            stack.seq,
-            stack.blocks[0] if stack.blocks else None,
-            stage_slice.kinds_with_backward,
-            stack.entry if stage_slice.has_entry else None,
-            stack.exit if stage_slice.has_exit else None,
-            stage_slice.has_exit and stack.has_logits,
-        )
+def _kinds(
+    chunks: Iterable[Iterable[StageSlice]],
+) -> tuple[tuple[tuple[StackPart, ...], ...], tuple[int, ...]]:
+    """(different chunks, the number of its kind for each chunk)."""
+    kinds: dict[tuple[StackPart, ...], int] = {}
+    order = [kinds.setdefault(tuple(s.part for s in chunk), len(kinds)) for chunk in chunks]
+    return tuple(kinds), tuple(order)
 
 
 class _Piece(NamedTuple):
@@ -142,7 +114,7 @@ class _Piece(NamedTuple):
 @lru_cache(maxsize=65536)
 def _chunk(
     shapes: ActivationShapes,
-    parts: tuple[_StackPart, ...],
+    parts: tuple[StackPart, ...],
     arrays: tuple[Dims, ...],
     is_tied: bool,
     logit_bytes: float,
@@ -173,7 +145,7 @@ def _chunk(
 
 
 def _pieces(
-    shapes: ActivationShapes, part: _StackPart, logit_bytes: float, *, makes_source: bool
+    shapes: ActivationShapes, part: StackPart, logit_bytes: float, *, makes_source: bool
 ) -> list[_Piece]:
     """The pieces of a stack in forward order: what it received, embedding, layers, exit.
 
@@ -196,7 +168,7 @@ def _pieces(
 
 
 def _exit_pieces(
-    shapes: ActivationShapes, part: _StackPart, exit_: OperatorGroup, logit_bytes: float
+    shapes: ActivationShapes, part: StackPart, exit_: OperatorGroup, logit_bytes: float
 ) -> Iterator[_Piece]:
     """An exit in forward order: the model's own head and, of each layer of multi-token prediction,
     what joins its inputs, the layer and its head. The result of a stack without logits is the

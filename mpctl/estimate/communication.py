@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from typing import Literal, NamedTuple
@@ -112,8 +111,7 @@ Phase = Literal["forward", "backward", "recompute", "transfer", "step"]
 Cover = Literal["weight_gradient", "product", "layer", "last_backward", "stage"]
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """`count` equal messages that one rank takes part in.
 
     axis: the group, by its name in plans: tp, cp, pp, dp_cp (the replicas), world, or a group of
@@ -133,7 +131,7 @@ class Message:
     kind: Kind
     what: str
     bytes: int
-    count: int = 1
+    count: int = 1  # type: ignore[assignment]  # which hides tuple.count
     phase: Phase = "step"
     cover: Cover | None = None
     product: str = ""
@@ -141,16 +139,10 @@ class Message:
 
     def times(self, count: int) -> Message:
         """The message `count` times as often."""
-        if count == 1:
-            return self
-        return Message(
-            self.axis, self.kind, self.what, self.bytes, self.count * count, self.phase,
-            self.cover, self.product, self.stages,
-        )  # fmt: skip
+        return self if count == 1 else self._replace(count=self.count * count)
 
 
-@dataclass(frozen=True, slots=True)
-class MessageCount:
+class MessageCount(NamedTuple):
     """How often messages of one kind and size are sent in a step, whenever that is; fields as a
     Message's."""
 
@@ -158,7 +150,7 @@ class MessageCount:
     kind: Kind
     what: str
     bytes: int
-    count: int
+    count: int  # type: ignore[assignment]  # as a Message's
 
 
 def count_messages(messages: Iterable[Message]) -> Iterator[MessageCount]:

@@ -145,7 +145,7 @@ def explain_memory(layout: JobLayout) -> Iterator[Figure]:
         yield from _layer_tensors(form, prefix, layer.saved)
         yield from _layer_tensors(form, f"{prefix}.again", layer.recomputed)
     for memory in layout_memory(layout):
-        yield from _stage(layout, memory, stage_chunks(layout, memory.stage))
+        yield from _stage(layout, memory, stage_chunks(layout, memory.stage, form))
 
 
 def _layer_tensors(

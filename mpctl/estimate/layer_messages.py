@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import NamedTuple
@@ -151,7 +151,7 @@ class LayerMessages:
         again.update(norm.name for norm in flow.part.norms)
         for message in messages:
             if message.phase == "forward" and message.product in again:
-                yield replace(message, phase="recompute")
+                yield message._replace(phase="recompute")
         if self.layout.job.training.partition_activations:
             size = message_bytes(self.layout, ("batch", stack.seq, "hidden"))
             yield Message("tp", "all_gather", stack.title, size, phase="recompute")

@@ -14,22 +14,20 @@ as the model; 3 wait, the 4th goes backward.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
+from operator import mul
 from typing import ClassVar, NamedTuple
 
 from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes, is_cuda
 from mpctl.estimate.activations import ChunkBytes, stage_chunks
-from mpctl.estimate.attention import kernels_of
 from mpctl.estimate.communication import message_bytes
 from mpctl.estimate.states import StateBytes, find_states, weights_besides
 from mpctl.layout.job_layout import MAX_SENDS_IN_FLIGHT, JobLayout
 from mpctl.pipeline.schedule.orders import actions, peak_in_flight
 from mpctl.spec.cluster import ClusterSpec
-from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.parallel import ScheduleName
-from mpctl.spec.runtime import RuntimeMemory
 from mpctl.spec.schedules import SCHEDULES
 from mpctl.units import bytes_text, part_text
 
@@ -83,11 +81,6 @@ class StageWeights(NamedTuple):
     lasting: float
     passing: float
 
-    @classmethod
-    def of(cls, layout: JobLayout, stage: int) -> StageWeights:
-        """What one rank of this stage holds of weights and states."""
-        return cls(find_states(layout, stage), *weights_besides(layout, stage))
-
 
 class StageContents(NamedTuple):
     """Bytes on one rank of a stage that do not depend on how many micro batches are in flight.
@@ -100,108 +93,102 @@ class StageContents(NamedTuple):
     lasting: int
     work: float
 
-    @classmethod
-    def of(
-        cls, layout: JobLayout, stage: int, shapes: ActivationShapes, weights: StageWeights
-    ) -> StageContents:
-        """What one rank of this stage holds; shapes: those of the layout's activations."""
-        lasting = weights.lasting + gather_buffers(shapes, layout.profile.memory)
-        lasting += rotary_table_bytes(layout, stage, shapes)
+
+class KnownMemory(NamedTuple):
+    """What stages hold, by all that it follows from: owned by who compares many layouts of one
+    model on one device."""
+
+    contents: dict[Hashable, StageContents]
+    weights: dict[Hashable, StageWeights]
+
+
+def layout_memory(layout: JobLayout, known: KnownMemory | None = None) -> list[StageMemory]:
+    """The memory of one rank of each stage; the heaviest decides whether the job fits.
+
+    known: contents of stages that other layouts of the same model and device had, and where those
+    of this layout are added. Stages that hold as much share theirs even without one.
+    """
+    memory = LayoutMemory(layout, activation_shapes(layout), known)
+    return [memory.of_stage(stage) for stage in range(len(layout.stages))]
+
+
+class LayoutMemory:
+    """The memory of the stages of one layout. shapes: those of its activations; known: as of
+    `layout_memory`."""
+
+    def __init__(
+        self, layout: JobLayout, shapes: ActivationShapes, known: KnownMemory | None = None
+    ) -> None:
+        self.layout, self.shapes = layout, shapes
+        self.known = KnownMemory({}, {}) if known is None else known
+        self.settings = self._settings()
+
+    def _settings(self) -> Hashable:
+        """What the weights of a stage follow from, besides its layers and whether it is an end."""
+        layout, shared = self.layout, frozenset[str]()
+        t, p, views = layout.job.training, layout.job.parallel, layout.views.values()
+        if self.shapes.kernels.slices_buckets and any(view.zero for view in views):
+            shared = frozenset(layout.shared_parameters)
+        splits_backward = p.pp > 1 and SCHEDULES[p.schedule].splits_backward
+        held = tuple((view.name, view.replicas, view.grid) for view in views)
+        return (t.runtime, t.dtype, t.fp8_recipe, t.fp8_amax_history_len, t.gradient_dtype,
+                p.zero, splits_backward, p.bucket_bytes, held, p.pp > 1, shared)  # fmt: skip
+
+    def of_stage(self, stage: int, microbatches: int | None = None) -> StageMemory:
+        """A rank of the stage with as many micro batches in flight as its schedule has at most.
+        microbatches: of a step, where they are others than the job's."""
+        contents, p = self._contents(stage), self.layout.job.parallel
+        kept, peak, in_flight = peak_activations(
+            p.schedule if p.pp > 1 else "1f1b", stage, p.pp,
+            microbatches or self.layout.num_microbatches, contents.chunks,
+        )  # fmt: skip
+        states, activations = contents.states, round(kept)
+        work = round(max(peak - kept + contents.work, states.stepping - kept))
+        bare = states.parameters + states.gradients + states.optimizer
+        allocated = bare + activations + work + contents.lasting
+        slack, context = beside_tensors(self.layout, allocated)
+        return StageMemory(
+            stage=stage,
+            parameters=states.count,
+            parameter_bytes=states.parameters,
+            gradient_bytes=states.gradients,
+            optimizer_bytes=states.optimizer,
+            activation_bytes=activations,
+            working_bytes=work,
+            lasting_bytes=contents.lasting,
+            slack_bytes=slack,
+            context_bytes=context,
+            in_flight=in_flight,
+        )
+
+    def _contents(self, stage: int) -> StageContents:
+        """What a rank of this stage holds, found once for each kind of stage."""
+        key = (self.layout.content_key(stage), self.settings)
+        contents = self.known.contents.get((key, self.shapes))
+        if contents is None:
+            weights = self.known.weights.get(key)
+            if weights is None:
+                weights = self.known.weights[key] = StageWeights(
+                    find_states(self.layout, stage), *weights_besides(self.layout, stage)
+                )
+            contents = self.known.contents[key, self.shapes] = self._find_contents(stage, weights)
+        return contents
+
+    def _find_contents(self, stage: int, weights: StageWeights) -> StageContents:
+        layout, shapes = self.layout, self.shapes
+        lasting = weights.lasting + rotary_table_bytes(layout, stage, shapes)
         work = weights.passing + weights.states.passing
+        if shapes.splits:  # hidden states that a runtime gathers into a buffer of its own
+            gathered = shapes.batch * shapes.seq * shapes.hidden * shapes.value
+            lasting += layout.profile.memory.gather_buffers * gathered
         if layout.job.parallel.pp > 1:
             ends = {layer for span in layout.stages[stage] for layer in span}
             dims = {dims for layer in ends for dims in layout.table.boundary(layer)}
             message = max(message_bytes(layout, own) for own in dims)
-            work += (MAX_SENDS_IN_FLIGHT + 1) * message / _split(layout.job)
-        return cls(weights.states, stage_chunks(layout, stage, shapes), round(lasting), work)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryCache:
-    """What stages hold, by all that it follows from: owned by who compares many layouts of one
-    model on one device."""
-
-    contents: dict[Hashable, StageContents] = field(default_factory=dict)
-    weights: dict[Hashable, StageWeights] = field(default_factory=dict)
-
-
-def gather_buffers(shapes: ActivationShapes, memory: RuntimeMemory) -> float:
-    """Bytes that a runtime keeps for gathered hidden states, from the first step on."""
-    if not shapes.splits:
-        return 0.0
-    return memory.gather_buffers * shapes.batch * shapes.seq * shapes.hidden * shapes.value
-
-
-def layout_memory(layout: JobLayout, cache: MemoryCache | None = None) -> list[StageMemory]:
-    """The memory of one rank of each stage; the heaviest decides whether the job fits.
-
-    cache: contents of stages that other layouts of the same model and device had, and where those
-    of this layout are added. Stages that hold as much share theirs even without one.
-    """
-    known = MemoryCache() if cache is None else cache
-    shapes, settings = activation_shapes(layout), _settings(layout)
-    return [
-        _at_peak(layout, _contents(layout, stage, shapes, settings, known), stage)
-        for stage in range(len(layout.stages))
-    ]
-
-
-def first_stage_memory(layout: JobLayout, cache: MemoryCache | None = None) -> StageMemory:
-    """The memory of one rank of the first stage alone; cache: as of `layout_memory`."""
-    known = MemoryCache() if cache is None else cache
-    contents = _contents(layout, 0, activation_shapes(layout), _settings(layout), known)
-    return _at_peak(layout, contents, 0)
-
-
-def _settings(layout: JobLayout) -> Hashable:
-    """What the weights of a stage follow from, besides its layers and whether it is an end."""
-    job, shared = layout.job, frozenset[str]()
-    t, p = job.training, job.parallel
-    if kernels_of(layout).slices_buckets and any(v.zero for v in layout.views.values()):
-        shared = frozenset(layout.shared_parameters)
-    splits_backward = p.pp > 1 and SCHEDULES[p.schedule].splits_backward
-    views = tuple((v.name, v.replicas, v.grid.size) for v in layout.views.values())
-    grid = p.tp, p.tensor_mode, p.tensor_depth, p.sequence_parallel
-    return (*grid, t.runtime, t.dtype, t.fp8_recipe, t.fp8_amax_history_len, t.gradient_dtype,
-            p.zero, splits_backward, p.bucket_bytes, views, p.pp > 1,
-            shared)  # fmt: skip
-
-
-def _contents(
-    layout: JobLayout, stage: int, shapes: ActivationShapes, settings: Hashable, known: MemoryCache
-) -> StageContents:
-    key = (layout.stages[stage], stage == 0, stage == layout.head_stage, settings)
-    contents = known.contents.get((key, shapes))
-    if contents is None:
-        weights = known.weights.get(key)
-        if weights is None:
-            weights = known.weights[key] = StageWeights.of(layout, stage)
-        contents = StageContents.of(layout, stage, shapes, weights)
-        known.contents[key, shapes] = contents
-    return contents
-
-
-def _at_peak(layout: JobLayout, contents: StageContents, stage: int) -> StageMemory:
-    """The stage with as many micro batches in flight as its schedule has at most."""
-    states = contents.states
-    kept, peak, in_flight = peak_activations(layout, contents.chunks, stage=stage)
-    activations = round(kept)
-    work = round(max(peak - kept + contents.work, states.stepping - kept))
-    bare = states.parameters + states.gradients + states.optimizer
-    slack, context = beside_tensors(layout, bare + activations + work + contents.lasting)
-    return StageMemory(
-        stage=stage,
-        parameters=states.count,
-        parameter_bytes=states.parameters,
-        gradient_bytes=states.gradients,
-        optimizer_bytes=states.optimizer,
-        activation_bytes=activations,
-        working_bytes=work,
-        lasting_bytes=contents.lasting,
-        slack_bytes=slack,
-        context_bytes=context,
-        in_flight=in_flight,
-    )
+            split = shapes.tp if shapes.splits else 1
+            work += (MAX_SENDS_IN_FLIGHT + 1) * message / split
+        chunks = stage_chunks(layout, stage, shapes)
+        return StageContents(weights.states, chunks, round(lasting), work)
 
 
 def beside_tensors(layout: JobLayout, allocated: int) -> tuple[int, int]:
@@ -213,18 +200,30 @@ def beside_tensors(layout: JobLayout, allocated: int) -> tuple[int, int]:
     return round(allocated * (software.slack - 1)), round(software.context_bytes)
 
 
-def _split(job: JobSpec) -> int:
-    return job.parallel.tp if job.parallel.sequence_parallel else 1
-
-
 def peak_activations(
-    layout: JobLayout, chunks: Sequence[ChunkBytes], *, stage: int
-) -> tuple[float, float, int]:
+    schedule: ScheduleName, stage: int, stages: int, microbatches: int,
+    chunks: Sequence[ChunkBytes],
+) -> tuple[float, float, int]:  # fmt: skip
     """Activations of a stage whose chunks take these bytes: (most bytes saved for backwards at
     once, most bytes with what a running action needs besides, most chunks in flight)."""
-    p = layout.job.parallel
-    schedule: ScheduleName = p.schedule if p.pp > 1 else "1f1b"
-    return _held(schedule, stage, p.pp, layout.num_microbatches, tuple(chunks))
+    count = peak_in_flight(
+        schedule, stage=stage, stages=stages, microbatches=microbatches, chunks=len(chunks)
+    )
+    if len(chunks) == 1:
+        (only,) = chunks
+        if SCHEDULES[schedule].splits_backward:
+            return *_in_two(only, stage, stages, microbatches), count
+        return count * only.saved, (count - 1) * only.saved + only.peak, count
+    few = min(microbatches, 4 * stages)  # the memory of a stage repeats once the pipeline is full
+    kinds: dict[ChunkBytes, int] = {}
+    order = tuple([kinds.setdefault(chunk, len(kinds)) for chunk in chunks])
+    saved = [kind.saved for kind in kinds]
+    temporary = [kind.temporary for kind in kinds]
+    most = peak = 0.0
+    for running, counts in _fullest_moments(schedule, stage, stages, few, order):
+        held = sum(map(mul, counts, saved))
+        most, peak = max(most, held), max(peak, held + temporary[running])
+    return most, peak, count
 
 
 def _in_two(chunk: ChunkBytes, stage: int, stages: int, microbatches: int) -> tuple[float, float]:
@@ -242,39 +241,26 @@ def _in_two(chunk: ChunkBytes, stage: int, stages: int, microbatches: int) -> tu
     return kept, peak
 
 
-@lru_cache(maxsize=65536)
-def _held(
-    schedule: ScheduleName, stage: int, stages: int, microbatches: int,
-    chunks: tuple[ChunkBytes, ...],
-) -> tuple[float, float, int]:  # fmt: skip
-    count = peak_in_flight(
-        schedule, stage=stage, stages=stages, microbatches=microbatches, chunks=len(chunks)
+@lru_cache(maxsize=4096)
+def _fullest_moments(
+    schedule: ScheduleName, stage: int, stages: int, microbatches: int, kinds: tuple[int, ...]
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """(the kind that runs, micro batches held of each kind) during the actions of a stage that may
+    hold most: of those that differ in the number held of the last kind alone, the largest.
+
+    kinds: of each chunk of the stage, the number of its kind.
+    """
+    held, fullest = [0] * (max(kinds) + 1), dict[tuple[int, ...], int]()
+    order = actions(
+        schedule, stage=stage, stages=stages, microbatches=microbatches, chunks=len(kinds)
     )
-    if len(chunks) == 1:
-        (only,) = chunks
-        if SCHEDULES[schedule].splits_backward:
-            return *_in_two(only, stage, stages, microbatches), count
-        return count * only.saved, (count - 1) * only.saved + only.peak, count
-    few = min(microbatches, 4 * stages)  # the memory of a stage repeats once the pipeline is full
-    held = most = peak = 0.0
-    bytes_of = [(chunk.saved, chunk.temporary) for chunk in chunks]
-    for turn in _turns(schedule, stage, stages, few, len(chunks)):
-        saved, temporary = bytes_of[abs(turn) - 1]
-        if turn > 0:
-            held += saved
-        most, peak = max(most, held), max(peak, held + temporary)
-        if turn < 0:
-            held -= saved
-    return most, peak, count
-
-
-@lru_cache(maxsize=1024)
-def _turns(
-    schedule: ScheduleName, stage: int, stages: int, microbatches: int, chunks: int
-) -> tuple[int, ...]:
-    """The number of the chunk of each action, from 1; below 0 where it goes backward."""
-    order = actions(schedule, stage=stage, stages=stages, microbatches=microbatches, chunks=chunks)
-    return tuple(turn.chunk + 1 if turn.kind == "forward" else -turn.chunk - 1 for turn in order)
+    for action in order:
+        running = kinds[action.chunk]
+        held[running] += action.kind == "forward"
+        key = (running, *held[:-1])
+        fullest[key] = max(fullest.get(key, 0), held[-1])
+        held[running] -= action.kind != "forward"
+    return tuple((running, (*others, last)) for (running, *others), last in fullest.items())
 
 
 def fullest_stage(memory: Iterable[StageMemory]) -> StageMemory:
@@ -287,19 +273,14 @@ def peak_bytes(memory: Iterable[StageMemory]) -> int:
     return fullest_stage(memory).device_bytes
 
 
-# ------------------------------------------------------------------------------
-# Bytes of the tables of rotary positions, which a rank keeps from its first step on.
-#
-# The layers of a rank share one table a law of angles (kernels/rotary.py, RotaryTables): layers
-# with a window may have a base of their own, and then there are two. Each is cosines and sines of
-# half of the turned columns, in float32, for the positions that the rank holds.
-#
-# By hand, 2048 positions of heads of 128: 2048 x 2 x 64 x 4 = 1 MiB, of however many layers.
-
-
 def rotary_table_bytes(layout: JobLayout, stage: int, shapes: ActivationShapes) -> int:
-    """Bytes of the tables that a rank of this stage keeps; 0 where no layer of it has any, and for
-    other software, whose tables are not planned."""
+    """Bytes of the tables of rotary positions that a rank of this stage keeps from its first step
+    on; 0 where no layer of it has any, and for other software, whose tables are not planned.
+
+    The layers of a rank share one table a law of angles (kernels/rotary.py, RotaryTables): layers
+    with a window may have a base of their own, and then there are two. Each is cosines and sines of
+    half of the turned columns, in float32, for the positions that the rank holds.
+    """
     model = layout.model
     if not shapes.kernels.keeps_tables or model.position != "rotary":
         return 0
@@ -315,12 +296,6 @@ def _law(model: ModelSpec, layer: int) -> tuple[float, bool]:
     if own is None or model.window_of(layer) is None:
         return model.rotary_base, model.rotary_scaling is not None
     return own, False
-
-
-# ------------------------------------------------------------------------------
-# Whether a job fits the memory of its devices, in one line.
-#
-# By hand, 84.9 GiB on a device of 79.6 with a headroom of 5 %, which leaves 75.6: 9.3 GiB too much.
 
 
 def fit_text(cluster: ClusterSpec, need: int, who: str) -> str:

@@ -32,7 +32,6 @@ An all-to-all of 8 MB by 8 ranks on two nodes of 4: a rank sends 4 MB to the oth
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import log2
 from typing import NamedTuple
@@ -110,41 +109,41 @@ class _Border(NamedTuple):
         return self.together * (ranks - self.together) / ranks * self.pace
 
 
-@dataclass(frozen=True)
 class Network:
     """Prices messages over the links of a cluster, for one topology."""
 
-    cluster: ClusterSpec
-    topology: Topology
+    def __init__(self, cluster: ClusterSpec, topology: Topology) -> None:
+        self.cluster, self.topology = cluster, topology
+        self._routes: dict[str, Route] = {}
+        self._prices: dict[tuple[str, str, int, tuple[int, ...]], float] = {}
 
     def seconds(self, message: Message) -> float:
         """Seconds of a message, `count` of them one after the other. Raises MissingLink where a
         link that it crosses has no bandwidth."""
-        return message.count * self._once(message)
+        key = message.axis, message.kind, message.bytes, message.stages
+        price = self._prices.get(key)
+        if price is None:
+            price = self._prices[key] = self._price(*key)
+        return message.count * price
 
-    def _once(self, message: Message) -> float:
-        if message.kind == "send":
-            return self._send(message.stages, message.bytes)
-        if message.stages:
-            return self._sum_over(message.stages, message.bytes)
-        return self.route(message.axis).collective(message.kind, message.bytes)
+    def _price(self, axis: str, kind: str, size: int, stages: tuple[int, ...]) -> float:
+        if kind == "send":
+            return self._send(stages, size)
+        if stages:
+            return self._sum_over(stages, size)
+        return self.route(axis).collective(kind, size)
 
     def route(self, axis: str) -> Route:
         """The route of a group, by its name in plans: an axis, a union of several (dp_cp), world.
         Raises MissingLink where a link that it crosses has no bandwidth."""
-        routes = self._routes
-        if axis not in routes:
-            routes[axis] = self._find(axis)
-        return routes[axis]
+        if axis not in self._routes:
+            self._routes[axis] = self._find(axis)
+        return self._routes[axis]
 
     def multicasts(self, axis: str) -> bool:
         """Whether the groups of an axis lie within switches that broadcast and add."""
         link = self.cluster.intra_node
         return link is not None and link.multicast and self.route(axis).domains == 1
-
-    @cached_property
-    def _routes(self) -> dict[str, Route]:
-        return {}
 
     @cached_property
     def _levels(self) -> tuple[LinkLevel, ...]:

@@ -18,7 +18,13 @@ from math import lcm
 
 from mpctl.estimate.attention import kernels_of
 from mpctl.estimate.communication import local_parameters
-from mpctl.layout.buckets import LAYERS_GATHERED_AHEAD, MAX_REDUCTIONS_IN_FLIGHT, Bucket
+from mpctl.layout.buckets import (
+    LAYERS_GATHERED_AHEAD,
+    MAX_REDUCTIONS_IN_FLIGHT,
+    Bucket,
+    padded_numel,
+    part_numel,
+)
 from mpctl.layout.job_layout import AMAX_BYTES, JobLayout
 from mpctl.operators.grad_flow import frozen_by
 from mpctl.operators.matmul import ParameterSpec
@@ -51,7 +57,7 @@ def find_states(layout: JobLayout, stage: int) -> StateBytes:
     if layout.table.freeze:
         trained = local_parameters(layout, stage, trained_only=True)
     if any(view.zero for view in layout.views.values()):
-        return _sliced_states(layout, count, layout.buckets(stage))
+        return _sliced_states(layout, count, stage)
     width, reduced = job.training.value_bytes, job.training.reduced_bytes
     stepping = trained * 4 if reduced < 4 else 0  # narrow gradients are widened
     optimizer = trained * _optimizer_width(width)
@@ -63,25 +69,28 @@ def _optimizer_width(width: int) -> int:
     return 2 * max(4, width) + (4 if width < 4 else 0)
 
 
-def _sliced_states(layout: JobLayout, count: int, buckets: Sequence[Bucket]) -> StateBytes:
+def _sliced_states(layout: JobLayout, count: int, stage: int) -> StateBytes:
     """Under our ZeRO: flat buckets, padded to equal slices (runtime/zero/param_store.py,
     runtime/zero/gradients.py). count: parameters of the rank, before they are shared."""
     job = layout.job
     width, reduced = job.training.value_bytes, job.training.reduced_bytes
-    trained = [bucket for bucket in buckets if bucket.is_trained]
     parameters = count  # what is in no bucket is frozen, and whole
-    for bucket in buckets:
-        parameters += (bucket.part if bucket.view.zero == 3 else bucket.padded) - bucket.numel
-    gradients = sum(b.part if b.view.zero >= 2 else b.padded for b in trained)
-    stepped = sum(bucket.part for bucket in trained)
+    gradients = stepped = 0
+    for shape, number in layout.bucket_shapes(stage).items():
+        view = layout.views[shape.view]
+        part, padded = part_numel(shape.numel, view), padded_numel(shape.numel, view)
+        parameters += number * ((part if view.zero == 3 else padded) - shape.numel)
+        if shape.is_trained:
+            gradients += number * (part if view.zero >= 2 else padded)
+            stepped += number * part
     stepping = stepped * 4 if reduced < 4 else 0
     return StateBytes(
         count, parameters * width, gradients * reduced, stepped * _optimizer_width(width),
-        _passing_bytes(layout, buckets), stepping,
+        _passing_bytes(layout, stage), stepping,
     )  # fmt: skip
 
 
-def _passing_bytes(layout: JobLayout, buckets: Sequence[Bucket]) -> int:
+def _passing_bytes(layout: JobLayout, stage: int) -> int:
     """Under ZeRO 2 and 3, what exists in full size for a moment of a backward: gradients of buckets
     until they are reduced, at 3 the parameters of layers too. (ZeRO 1 reduces in place.)
 
@@ -89,7 +98,9 @@ def _passing_bytes(layout: JobLayout, buckets: Sequence[Bucket]) -> int:
     parameters. Those of biases and norms in their buckets are kept by themselves until then
     (runtime/zero/gradients.py).
     """
-    job = layout.job
+    if all(view.zero < 2 for view in layout.views.values()):
+        return 0
+    job, buckets = layout.job, layout.buckets(stage)
     width, reduced = job.training.value_bytes, job.training.reduced_bytes
     sizes = [bucket.padded for bucket in buckets if bucket.view.zero == 3]
     gathered = (1 + LAYERS_GATHERED_AHEAD) * max(sizes, default=0) * width

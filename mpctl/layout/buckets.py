@@ -58,6 +58,17 @@ def slice_numel(numel: int, parts: int, alignment: int = SLICE_ALIGNMENT) -> int
     return -(-numel // (parts * alignment)) * alignment
 
 
+def part_numel(numel: int, view: View) -> int:
+    """Elements of a replica's slice of a bucket of so many, padding included; all of them below
+    ZeRO 1."""
+    return slice_numel(numel, view.replicas) if view.zero else numel
+
+
+def padded_numel(numel: int, view: View) -> int:
+    """Elements of all slices of a bucket together, padding included."""
+    return part_numel(numel, view) * view.replicas if view.zero else numel
+
+
 class Bucket(NamedTuple):
     """Parameters whose gradients are reduced in one message, and whose slices ZeRO deals out.
 
@@ -91,12 +102,12 @@ class Bucket(NamedTuple):
     @property
     def part(self) -> int:
         """Elements of a replica's slice, padding included; all of them below ZeRO 1."""
-        return slice_numel(self.numel, self.view.replicas) if self.view.zero else self.numel
+        return part_numel(self.numel, self.view)
 
     @property
     def padded(self) -> int:
         """Elements of all slices together, padding included."""
-        return self.part * self.view.replicas if self.view.zero else self.numel
+        return padded_numel(self.numel, self.view)
 
     def pieces(self, index: int) -> Iterator[tuple[int, int, int, int]]:
         """What slice `index` holds of each parameter, as (number of the parameter, its first

@@ -71,7 +71,5 @@ class LayoutDraft:
         """The layout of a legal job with a model."""
         from mpctl.layout.job_layout import JobLayout
 
-        layout = JobLayout.assemble(self.job, self.model, self.table, self.stages)
-        if self.topology is not None:
-            vars(layout)["topology"] = self.topology  # a cached property, which it need not find
-        return layout
+        known = {} if self.topology is None else {"topology": self.topology}
+        return JobLayout.assemble(self.job, self.model, self.table, self.stages, **known)

@@ -11,7 +11,8 @@ By hand, GPT of 4 layers with a tied head, tp 2, pp 2 and dp 4 on 16 ranks: stag
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -83,10 +84,14 @@ class JobLayout:
 
     @classmethod
     def assemble(
-        cls, job: JobSpec, model: ModelSpec, table: OperatorTable, stages: list[list[Span]]
-    ) -> JobLayout:
-        """A layout from parts that are known already, as a search shares them between layouts."""
-        return cls(job, model, table, tuple(map(tuple, stages)))
+        cls, job: JobSpec, model: ModelSpec, table: OperatorTable, stages: Iterable[Iterable[Span]],
+        **known: object,
+    ) -> JobLayout:  # fmt: skip
+        """A layout from parts that are known already, as a search shares them between layouts.
+        known: values of cached properties, which need not be found."""
+        layout = cls(job, model, table, tuple(map(tuple, stages)))
+        vars(layout).update(known)
+        return layout
 
     def with_cluster(self, cluster: ClusterSpec) -> JobLayout:
         """The same layout on a cluster of the same sizes, with other figures: what was computed of
@@ -181,26 +186,29 @@ class JobLayout:
         sizes = {**others, **shards, **self.job.sizes, **grid, **replicas}
         return {**sizes, "world": self.job.world_size}
 
+    def content_key(self, stage: int) -> tuple[tuple[Span, ...], bool, bool]:
+        """What the operations of a stage follow from: its layers, and whether it has the model's
+        first or last end."""
+        return self.stages[stage], stage == 0, stage == self.head_stage
+
+    def chunks(self, stage: int) -> tuple[tuple[StageSlice, ...], ...]:
+        """What each chunk of a stage holds of each layer stack."""
+        spans, is_first, is_last = key = self.content_key(stage)
+        return self.table.once(
+            ("chunks", *key),
+            lambda: tuple(
+                self.table.stage_slices([span], is_first=is_first, is_last=is_last)
+                for span in spans
+            ),
+        )
+
     def chunk_slices(self, stage: int, chunk: int) -> tuple[StageSlice, ...]:
         """What one chunk of a stage holds of each layer stack."""
-        return self._slices(stage)[chunk]
+        return self.chunks(stage)[chunk]
 
     def stage_slices(self, stage: int) -> list[StageSlice]:
         """What a stage holds of each layer stack, chunk by chunk."""
-        return [part for slices in self._slices(stage) for part in slices]
-
-    def _slices(self, stage: int) -> list[tuple[StageSlice, ...]]:
-        """The slices of a stage by chunk, each stage's made when it is first asked for."""
-        if stage not in self._known_slices:
-            ends = {"is_first": stage == 0, "is_last": stage == self.head_stage}
-            self._known_slices[stage] = [
-                self.table.stage_slices([span], **ends) for span in self.stages[stage]
-            ]
-        return self._known_slices[stage]
-
-    @cached_property
-    def _known_slices(self) -> dict[int, list[tuple[StageSlice, ...]]]:
-        return {}
+        return [part for slices in self.chunks(stage) for part in slices]
 
     def stage_parameters(self, stage: int) -> Iterator[ParameterSpec]:
         """Every parameter of a stage under its global name, once each."""
@@ -212,6 +220,9 @@ class JobLayout:
     def shared_parameters(self) -> Mapping[str, tuple[int, ...]]:
         """Stages of each parameter that several stages hold (a tied word table, a bias that all
         layers of a stack add), by name. A layer's own parameters are never among them."""
+        return self.table.once(("shared", self.stages, self.head_stage), self._find_shared)
+
+    def _find_shared(self) -> dict[str, tuple[int, ...]]:
         stages: dict[str, tuple[int, ...]] = {}
         for stage in range(len(self.stages)):
             weights = (w for part in self.stage_slices(stage) for w in part.end_weights())
@@ -221,13 +232,16 @@ class JobLayout:
 
     def buckets(self, stage: int) -> tuple[Bucket, ...]:
         """The gradients of a stage that are reduced together, in the order of their reduction."""
-        chunks = [self.chunk_slices(stage, chunk) for chunk in range(len(self.stages[stage]))]
-        return stage_buckets(chunks, self._bucket_rules, self.shared_parameters)
+        return stage_buckets(self.chunks(stage), self._bucket_rules, self.shared_parameters)
 
-    def bucket_shapes(self, stage: int) -> Mapping[BucketShape, int]:
+    def bucket_shapes(self, stage: int) -> Counter[BucketShape]:
         """How many buckets of each shape `buckets` has for a stage, without naming parameters."""
-        chunks = [self.chunk_slices(stage, chunk) for chunk in range(len(self.stages[stage]))]
-        return bucket_shapes(chunks, self._bucket_rules, self.shared_parameters)
+        rules, shared = self._bucket_rules, self.shared_parameters
+        held = tuple((name, view.grid, view.zero == 3) for name, view in self.views.items())
+        return self.table.once(
+            ("buckets", *self.content_key(stage), held, rules.max_elements, *shared.items()),
+            lambda: bucket_shapes(self.chunks(stage), rules, shared),
+        )
 
     @cached_property
     def _bucket_rules(self) -> BucketRules:

@@ -140,19 +140,13 @@ Operation: TypeAlias = Union[
 ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OperatorGroup:
     """The operations of a layer or of an end of a stack. A layer that belongs to an end
-    (multi-token prediction) stands in its list as one operation."""
+    (multi-token prediction) stands in its list as one operation. Layers of one kind are one
+    object."""
 
     operations: tuple[Operation, ...] = ()
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(self.operations)
 
     @cached_property
     def flat(self) -> tuple[Operation, ...]:

@@ -7,9 +7,10 @@ which gradients each layer and end still computes (grad_flow.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
 
 from mpctl.operators.grad_flow import GradFlow, StackGradFlow, find_flows
 from mpctl.operators.layer import LayerStack, OperatorGroup
@@ -17,11 +18,33 @@ from mpctl.operators.matmul import Dims
 from mpctl.operators.matmul import ParameterSpec as ParameterSpec  # what the table is read for
 
 Span = tuple[int, int]
+Value = TypeVar("Value")
 
 
-@dataclass(frozen=True)
+class StackPart(NamedTuple):
+    """The operations of a slice, as far as memory goes: equal for slices of other layers of the
+    same kinds.
+
+    layers: kinds of layers that have a backward, with their numbers. entry, exit: None where the
+    slice does not have them. first: the stack's first layer.
+    """
+
+    seq: str
+    first: OperatorGroup | None
+    layers: tuple[tuple[OperatorGroup, int], ...]
+    entry: OperatorGroup | None
+    exit: OperatorGroup | None
+    has_logits: bool
+
+    @property
+    def has_cross_attention(self) -> bool:
+        """Whether its layers read the result of the stack before."""
+        return self.first is not None and any(core.is_cross for core in self.first.cores)
+
+
+@dataclass(frozen=True, eq=False)
 class StageSlice:
-    """What a pipeline stage has of one stack.
+    """What a pipeline stage has of one stack. Stages of equal layers share one (OperatorTable).
 
     layers: numbers within the stack. has_entry, has_exit: whether the stack's ends are here.
     """
@@ -43,13 +66,20 @@ class StageSlice:
         return self.flow.blocks(self.layers)
 
     @cached_property
-    def kinds_with_backward(self) -> tuple[tuple[OperatorGroup, int], ...]:
-        """(the layer, how many of it are here) for each kind of layer that has a backward."""
-        counts: dict[OperatorGroup, int] = {}
+    def part(self) -> StackPart:
+        """What is here, whatever the numbers of its layers."""
+        stack, counts = self.stack, dict[OperatorGroup, int]()
         for count, flow in self.blocks:
             if flow.after:
                 counts[flow.part] = counts.get(flow.part, 0) + count
-        return tuple(counts.items())
+        return StackPart(
+            stack.seq,
+            stack.blocks[0] if stack.blocks else None,
+            tuple(counts.items()),
+            stack.entry if self.has_entry else None,
+            stack.exit if self.has_exit else None,
+            self.has_exit and stack.has_logits,
+        )
 
     def end_weights(self, *, trained_only: bool = False) -> tuple[ParameterSpec, ...]:
         """Parameters of the ends and, where layers are here, those that all layers share."""
@@ -124,17 +154,25 @@ class OperatorTable:
         spans: [start, stop) in the numbering through all stacks. is_first, is_last: whether it is
         the first or last stage of the pipeline, which has the model's ends even without a layer.
         """
-        key = (tuple(spans), is_first, is_last)
-        if key not in self._sliced:  # a search asks for the same stages thousands of times
-            self._sliced[key] = tuple(
+        return self.once(
+            ("slices", tuple(spans), is_first, is_last),
+            lambda: tuple(
                 stage_slice
                 for start, stop in spans
                 for stage_slice in self._in_span(start, stop, is_first=is_first, is_last=is_last)
-            )
-        return self._sliced[key]
+            ),
+        )
+
+    def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """What `make` finds of this table, which is asked once for each key: the layouts of a
+        search share their table, and ask for the same stages thousands of times."""
+        if key not in self._found:
+            self._found[key] = make()
+        found: Value = self._found[key]
+        return found
 
     @cached_property
-    def _sliced(self) -> dict[tuple[tuple[Span, ...], bool, bool], tuple[StageSlice, ...]]:
+    def _found(self) -> dict[Hashable, Any]:
         return {}
 
     def _in_span(

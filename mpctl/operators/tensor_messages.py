@@ -32,7 +32,6 @@ Sources: arXiv 2104.05343, section 3 (2d); 2105.14500, section 3 (2.5d); 2105.14
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from mpctl.collectives import Kind
@@ -42,15 +41,14 @@ from mpctl.tensor_grid import TensorGrid
 Direction = Literal["forward", "backward"]
 
 
-@dataclass(frozen=True, slots=True)
-class TensorMessage:
+class TensorMessage(NamedTuple):
     """`count` equal collectives over the group `axis` of the grid; elements: of the whole message.
     is_float: whether they are float32 at least, whatever the training dtype is."""
 
     axis: str
     kind: Kind
     elements: int
-    count: int = 1
+    count: int = 1  # type: ignore[assignment]  # which hides tuple.count
     phase: Direction = "forward"
     is_float: bool = False
 

@@ -15,15 +15,10 @@ from math import ceil, gcd
 from typing import Any, NamedTuple, TypeVar
 
 from mpctl.axes import AXES
+from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes
 from mpctl.estimate.communication import gradient_bytes
 from mpctl.estimate.kernels import MissingFigure, OpTimes, Speed, device_speed
-from mpctl.estimate.memory import (
-    MemoryCache,
-    StageMemory,
-    first_stage_memory,
-    layout_memory,
-    peak_bytes,
-)
+from mpctl.estimate.memory import KnownMemory, LayoutMemory, peak_bytes
 from mpctl.estimate.network import MissingLink, Network
 from mpctl.estimate.operator_times import OperatorTimer
 from mpctl.estimate.step import StepTime
@@ -94,7 +89,7 @@ class LayoutEvaluator:
         self.speed: Speed = device_speed(job.cluster, job.training.chosen_dtype)
         self.usable_memory: int = job.cluster.usable_bytes or 0
         self.cache: dict[Hashable, Any] = {}
-        self.stage_memories = MemoryCache()
+        self.known_memory = KnownMemory({}, {})
 
     def cached(self, key: Hashable, make: Callable[[], Value]) -> Value:
         """The value of `make`, which is called once for each key."""
@@ -119,11 +114,10 @@ class LayoutEvaluator:
 
     def job_layout(self, layout: LayoutSettings) -> JobLayout:
         """The space's job under this layout, with the table and the stages that others share."""
-        return self._assemble(self.space.job_of(layout), layout)
-
-    def _assemble(self, job: JobSpec, layout: LayoutSettings) -> JobLayout:
-        stages = self.stages(job, layout)
-        return JobLayout.assemble(job, self.model, self.table(layout.tp), stages)
+        job = self.space.job_of(layout)
+        return JobLayout.assemble(
+            job, self.model, self.table(layout.tp), self.stages(job, layout), profile=self.profile
+        )
 
     def is_legal(self, layout: LayoutSettings) -> bool:
         """Whether every rule accepts the layout."""
@@ -186,10 +180,18 @@ class LayoutEvaluator:
     def device_bytes(self, layout: LayoutSettings) -> int:
         """Peak memory on the device of the fullest rank, bytes. The order of axes has no part."""
         key = layout._replace(order="")
-        return self.cached(key, lambda: peak_bytes(self._memory(layout)))
+        return self.cached(key, lambda: self._peak_bytes(layout))
 
-    def _memory(self, layout: LayoutSettings) -> list[StageMemory]:
-        return layout_memory(self.job_layout(layout), self.stage_memories)
+    def _peak_bytes(self, layout: LayoutSettings) -> int:
+        memory = self._memory(layout)
+        return peak_bytes(memory.of_stage(stage) for stage in range(layout.pp))
+
+    def _memory(self, layout: LayoutSettings) -> LayoutMemory:
+        job_layout = self.job_layout(layout)
+        shapes: ActivationShapes = self.cached(
+            (layout.layer_key, "shapes"), lambda: activation_shapes(job_layout)
+        )
+        return LayoutMemory(job_layout, shapes, self.known_memory)
 
     def min_bytes(self, layout: LayoutSettings, zero: int) -> float:
         """Bytes that the fullest rank needs at least under this ZeRO stage: the first stage's, its
@@ -220,19 +222,12 @@ class LayoutEvaluator:
         return self._first_stage(self.space.replicated)
 
     def _first_stage(self, layout: LayoutSettings) -> FirstStage:
-        job = self._with_few_microbatches(self.space.job_of(layout))
-        memory = first_stage_memory(self._assemble(job, layout), self.stage_memories)
+        # as many micro batches as may be in flight are enough, and fewer are counted
+        microbatches = min(self.space.microbatches(layout), 2 * layout.pp)
+        memory = self._memory(layout).of_stage(0, microbatches)
         states = (memory.optimizer_bytes, memory.gradient_bytes, memory.parameter_bytes)
         slack = memory.reserved_bytes / memory.allocated_bytes
         return FirstStage(states, memory.allocated_bytes - sum(states), slack, memory.context_bytes)
-
-    def _with_few_microbatches(self, job: JobSpec) -> JobSpec:
-        """The job with as many micro batches as a stage may have in flight, so that few are
-        counted."""
-        enough = 2 * job.parallel.pp * job.training.micro_batch_size * job.sizes["dp"]
-        batch = min(job.training.global_batch_size or enough, enough)
-        training = job.training.model_copy(update={"global_batch_size": batch})
-        return job.model_copy(update={"training": training})
 
 
 def missing_link(evaluator: LayoutEvaluator) -> Link | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -125,7 +126,7 @@ def test_micro_batches_in_flight(settings: dict[str, Any], by_stage: list[float]
     job = job_of({"parallel.pp": 4, "training.global_batch_size": 16, **settings})
     share = 1 / job.parallel.vpp
     chunks = [ChunkBytes(share, share + 7, share / 2, share + 7)] * job.parallel.vpp
-    found = [peak_activations(JobLayout.of(job), chunks, stage=stage) for stage in range(4)]
+    found = [peak_of(job, chunks, stage) for stage in range(4)]
     assert [held for held, _, _ in found] == pytest.approx(by_stage)
     assert [peak for _, peak, _ in found] == pytest.approx([held + 7 for held in by_stage])
 
@@ -149,7 +150,7 @@ def test_zero_bubble_holds_what_its_order_of_actions_leaves(
             held += {"forward": chunk.saved, "backward_input": chunk.deferred - chunk.saved,
                      "backward_weight": -chunk.deferred}[kind]  # fmt: skip
             kept, peak = max(kept, held), max(peak, held)
-        assert peak_activations(JobLayout.of(job), [chunk], stage=stage)[:2] == (kept, peak)
+        assert peak_of(job, [chunk], stage)[:2] == (kept, peak)
 
 
 @pytest.mark.parametrize(("chunks", "held"), [((10, 1), 21), ((1, 10), 12), ((5, 5), 15)])
@@ -159,7 +160,14 @@ def test_chunks_of_unequal_size_are_held_as_the_schedule_holds_them(
     """Stage 1 of 2, 2 chunks, 2 micro batches: F0.0 F1.0 F0.1 B0.1 F1.1 B1.1 B0.0 B1.0."""
     job = job_of({"parallel.pp": 2, "parallel.vpp": 2, "training.global_batch_size": 2})
     sizes = [ChunkBytes(size, size) for size in chunks]
-    assert peak_activations(JobLayout.of(job), sizes, stage=1)[:2] == (held, held)
+    assert peak_of(job, sizes, 1)[:2] == (held, held)
+
+
+def peak_of(
+    job: JobSpec, chunks: Sequence[ChunkBytes], stage: int
+) -> tuple[float, float, int]:  # fmt: skip
+    p = job.parallel
+    return peak_activations(p.schedule, stage, p.pp, job.num_microbatches, chunks)
 
 
 def stages(settings: dict[str, Any]) -> tuple[StageMemory, ...]:

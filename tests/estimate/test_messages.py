@@ -8,7 +8,6 @@ of an axis are its listed bytes over the link's bandwidth.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 from typing import Any
@@ -62,14 +61,15 @@ RUNTIMES = ("mpctl", "megatron-2021", "megatron-core", "fsdp", "torchtitan")
 STAGES = [*((zero, "mpctl") for zero in range(4)), *((1, runtime) for runtime in RUNTIMES[1:])]
 
 
-@dataclass(frozen=True)
 class RecordingNetwork(Network):
     """A network that notes every message whose seconds it is asked for."""
 
-    asked: set[Message] = field(default_factory=set)
+    def __init__(self, layout: JobLayout) -> None:
+        super().__init__(layout.job.cluster, layout.topology)
+        self.asked: set[Message] = set()
 
     def seconds(self, message: Message) -> float:
-        self.asked.add(replace(message, count=1))
+        self.asked.add(message._replace(count=1))
         return super().seconds(message)
 
 
@@ -83,7 +83,7 @@ def layout_of(*settings: dict[str, Any]) -> JobLayout:
 def priced(layout: JobLayout) -> set[Message]:
     """Messages, each as if sent once, that a step's time is made of."""
     job, profile = layout.job, get_profile(layout.job.training.runtime)
-    network = RecordingNetwork(job.cluster, layout.topology)
+    network = RecordingNetwork(layout)
     speed = device_speed(job.cluster, job.training.dtype)
     StepTimeModel(layout, OperatorTimer(layout, speed, network, profile)).step()
     return network.asked

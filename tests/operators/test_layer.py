@@ -97,5 +97,5 @@ def test_layers_of_a_stack_may_differ_in_kind(mixed: JobLayout) -> None:
     saved = {b: shapes.bytes_of(layer_activations(shapes, b).saved) for b in (plain, normed)}
     assert saved[normed] > saved[plain]
     by_chunk = [sum(saved[stack.block_of(n)] for n in range(*span)) for span in mixed.stages[0][1:]]
-    batch = stage_chunks(mixed, 0)[1].saved - by_chunk[0]
+    batch = stage_chunks(mixed, 0, shapes)[1].saved - by_chunk[0]
     assert 0 <= batch < saved[plain] / 10  # the chunk's part of the batch's arrays alone

@@ -187,7 +187,7 @@ def test_a_layer_sends_its_forward_messages_again_where_it_is_recomputed(where: 
         messages = _layer_messages(grid, config)
         if recompute == "full":
             forward = [m for m in messages if m.phase == "forward"]
-            messages += [replace(message, phase="backward") for message in forward]
+            messages += [message._replace(phase="backward") for message in forward]
         _assert_as_listed([rank[number] for rank in ranks], messages, "float32")
 
 
