@@ -6,17 +6,7 @@ torchrun ended. The supervisor, the watch for hangs and the diagnosis read these
 else of a host, so that they are the same for ranks below this process (node/torchrun.py) and for
 ranks that a node agent reports (control/cluster.py).
 
-An attempt goes through these phases, never back (AttemptPhase):
-
-    starting   -> running      all ranks have joined the others
-    starting, running
-               -> stopping     the ranks were asked to finish their step, save and end
-    starting, running, stopping
-               -> failing      a rank or a host has failed, and others still run
-    each of these
-               -> succeeded    torchrun ended with code 0 on every host
-               -> failed       it ended everywhere, or its host was lost, and not only with code 0
-               -> ended        the launcher ended what still ran
+An attempt goes through the phases of AttemptPhase, never back (NEXT).
 
 Processes and breadcrumbs of ranks are seen by their own host alone. The launcher knows all of it
 from the node agents and writes it to RUN/nodes/status.json (StatusFile) every STATUS_SECONDS, when
@@ -28,7 +18,7 @@ means nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -52,7 +42,13 @@ STATUS_BYTES = 1 << 28
 
 
 class AttemptPhase(StrEnum):
-    """How far an attempt is; the module's docstring has the transitions."""
+    """How far an attempt is.
+
+    starting: until all ranks have joined the others; running; stopping: the ranks were asked to
+    finish their step, save and end; failing: a rank or a host has failed, and others still run;
+    succeeded: torchrun ended with code 0 on every host; failed: it ended everywhere, or its host
+    was lost, and not only with code 0; ended: the launcher ended what still ran.
+    """
 
     STARTING = "starting"
     RUNNING = "running"
@@ -141,10 +137,10 @@ class NodeState:
     rank. code: torchrun's exit code, None while it runs; killed_by: the signal that killed it, 0
     where none did or where the launcher sent it. exit_codes: of the ranks that torchrun names as
     failed, by rank; terminated: those of them that torchrun ended itself, after another one had
-    failed. failures: records of ranks that an exception
-    ended. memory_kills: processes that the kernel killed since the attempt began because memory ran
-    out. lost: why the host no longer answers, empty while it does. unkilled: ids of processes that
-    ran on after SIGKILL when the attempt was ended.
+    failed. failures: records of ranks that an exception ended. memory_kills: processes that the
+    kernel killed since the attempt began because memory ran out. lost: why the host no longer
+    answers, empty while it does. unkilled: ids of processes that ran on after SIGKILL when the
+    attempt was ended.
     """
 
     node: int = 0
@@ -222,15 +218,6 @@ class AttemptState:
         """Whether torchrun found the port in use at which ranks meet."""
         return any(node.code == EADDRINUSE for node in self.nodes) and not self.failures
 
-    @property
-    def code(self) -> int | None:
-        """None while any host still runs; 0 when all succeeded, else the first other exit code. A
-        host that was lost counts as one that failed."""
-        codes = [1 if node.lost else node.code for node in self.nodes]
-        if None in codes:
-            return None
-        return next((code for code in codes if code), 0)
-
     def stopped_ranks(self) -> tuple[int, ...]:
         """Ranks whose process is stopped: SIGTERM does not end them."""
         return tuple(rank for rank, state in sorted(self.ranks.items()) if state.is_stopped)
@@ -239,8 +226,9 @@ class AttemptState:
         """How far each rank is in the collectives of its groups, by rank."""
         return {rank: state.breadcrumb.collectives for rank, state in self.ranks.items()}
 
-    def doing(self) -> Iterator[tuple[int, str]]:
-        return ((rank, state.breadcrumb.doing) for rank, state in self.ranks.items())
+    def doing(self) -> dict[int, str]:
+        """What each rank says that it is doing."""
+        return {rank: state.breadcrumb.doing for rank, state in self.ranks.items()}
 
 
 @checked(frozen=True)

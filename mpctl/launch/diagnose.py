@@ -23,14 +23,14 @@ import shutil
 import signal
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, RankState
-from mpctl.launch.verdict import WATCHDOG, blocked_in, ended_verdict, nccl_verdict
-from mpctl.launch.watch import HangReport, stopped_text
+from mpctl.launch.attempt import AttemptPhase, AttemptState, RankState
+from mpctl.launch.verdict import WATCHDOG, Verdict, WaitGraph, ended_verdict, nccl_verdict
+from mpctl.launch.watch import stopped_text
 from mpctl.layout.topology import job_topology
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.logs import STEP, merge_logs
@@ -64,11 +64,6 @@ def full_disk_text(folder: Path) -> str:
         if error.errno in FULL:
             return f"the disk of {folder} is full: {error.strerror}{_free(folder)}"
     return ""
-
-
-def is_of_full_disk(words: str) -> bool:
-    """Whether an error says that a disk is full."""
-    return any(os.strerror(number) in words for number in FULL)
 
 
 def _free(folder: Path) -> str:
@@ -117,14 +112,13 @@ class AttemptEvidence:
     """What the supervisor saw of an attempt.
 
     phase: in which it ended, ENDED where the supervisor ended it; stop_requested: its ranks were
-    asked to save and end; stopped: ranks whose process was
-    stopped when it failed; hang: why the supervisor ended it; state: of all hosts and ranks at the
-    end.
+    asked to save and end; stopped: ranks whose process was stopped when it failed; hang: why the
+    supervisor ended it; state: of all hosts and ranks at the end.
     """
 
     phase: AttemptPhase = AttemptPhase.ENDED
     stopped: tuple[int, ...] = ()
-    hang: HangReport | None = None
+    hang: Verdict | None = None
     state: AttemptState = field(default_factory=AttemptState)
     stop_requested: bool = False
 
@@ -134,174 +128,155 @@ def without_ranks(error: str, run: RunDir) -> Failure:
     return Failure(None, error, log=str(run.launcher_log))
 
 
-def find_failure(run: RunDir, job: JobSpec, world_size: int, evidence: AttemptEvidence) -> Failure:
+def find_failure(run: RunDir, job: JobSpec, evidence: AttemptEvidence) -> Failure:
     """The most likely cause, in this order: a recorded error, that of a full disk before others, a
     host that was lost, a stopped rank, a hang that the supervisor saw, a torchrun that was killed,
     a rank that ended without a record, the first echo of a lost peer. Where the disk of the run is
     full, that comes before all, and only a recorded error is named beside it."""
-    failure = _find_failure(run, job, world_size, evidence)
+    state = evidence.state
+    failure = Diagnosis(run, job, evidence).cause()
     if full := full_disk_text(run.path):
-        is_known = any(not record["is_echo"] for record in evidence.state.failures)
+        is_known = any(not record["is_echo"] for record in state.failures)
         failure = failure if is_known else without_ranks("", run)
         error = f"{full}; {failure.error}" if is_known else full
         failure = replace(failure, error=error, would_repeat=True)
-    failure = replace(failure, others=other_failures(evidence.state, failure.rank))
-    if failure.rank is None or len(evidence.state.nodes) < 2:
+    failure = replace(failure, others=other_failures(state, failure.rank))
+    if failure.rank is None or len(state.nodes) < 2:
         return failure
-    host = next((n.host for n in evidence.state.nodes if failure.rank in n.ranks), "")
+    host = next((n.host for n in state.nodes if failure.rank in n.ranks), "")
     return replace(failure, host=host)
 
 
-def _find_failure(run: RunDir, job: JobSpec, world_size: int, evidence: AttemptEvidence) -> Failure:
-    records = evidence.state.failures
-    causes = [record for record in records if not record["is_echo"]]
-    if causes:
-        return _recorded(run, min(causes, key=lambda r: not is_of_full_disk(r["error"])))
-    if lost := evidence.state.lost:
-        error = f"host {lost[0].host} (node {lost[0].node}): {lost[0].lost}"
-        return _of_no_rank(run, error, evidence.state)
-    if evidence.stopped:
-        return _stopped(run, job, evidence)
-    if evidence.hang is not None:
-        rank, error = evidence.hang.rank, evidence.hang.error
-        if rank is None:
-            return _of_no_rank(run, error, evidence.state)
-        return _unrecorded(run, job, rank, error, evidence.state)
-    if killed := next((node for node in evidence.state.nodes if node.killed_by), None):
-        error = _torchrun_ending(evidence.state, killed)
-        return _of_no_rank(run, error, evidence.state, run.node_log(killed.node))
-    rank = _likeliest_without_record(run, world_size, records, evidence)
-    if rank is not None:
-        return _ended(run, job, rank, evidence)
-    if records:
-        return _recorded(run, records[0])
-    return _of_no_rank(run, _torchrun_ending(evidence.state), evidence.state)
+class Diagnosis:
+    """A failed attempt: what each rank and each host left."""
+
+    def __init__(self, run: RunDir, job: JobSpec, evidence: AttemptEvidence) -> None:
+        self.run, self.job, self.evidence, self.state = run, job, evidence, evidence.state
+        progress = evidence.state.collectives()
+        self.graph = WaitGraph(progress, queued=job.launch.device == "cuda")
+
+    def cause(self) -> Failure:
+        """The most likely cause; `find_failure` has the order."""
+        evidence, state, records = self.evidence, self.state, self.state.failures
+        if causes := [record for record in records if not record["is_echo"]]:
+            full = [os.strerror(number) for number in FULL]
+            causes.sort(key=lambda r: not any(words in r["error"] for words in full))
+            return self._recorded(causes[0])
+        if lost := state.lost:
+            return self._of_no_rank(f"host {lost[0].host} (node {lost[0].node}): {lost[0].lost}")
+        if evidence.stopped:
+            rank = evidence.stopped[0]
+            return self._unrecorded(rank, self._with_wait(rank, stopped_text(evidence.stopped)))
+        if evidence.hang is not None:
+            hung, error = evidence.hang.rank, evidence.hang.error
+            return self._of_no_rank(error) if hung is None else self._unrecorded(hung, error)
+        if killed := next((node for node in state.nodes if node.killed_by), None):
+            where = f" on host {killed.host}" if len(state.nodes) > 1 else ""
+            why = _signal_text(killed.killed_by, killed.memory_kills)
+            error = f"torchrun{where}, {_when(killed.ranks)}, was killed by {why}"
+            return self._of_no_rank(error, self.run.node_log(killed.node))
+        if (silent := self._likeliest_without_record(records)) is not None:
+            return self._ended(silent)
+        if records:
+            return self._recorded(records[0])
+        memory = f": {OUT_OF_MEMORY}" if state.memory_kills else ""
+        return self._of_no_rank(f"torchrun ended {_when(state.ranks)}{memory}")
+
+    def _likeliest_without_record(self, records: Sequence[FailureRecord]) -> int | None:
+        """The likeliest cause among the ranks that left neither a report nor a record; None when
+        nothing shows that a rank ended by itself."""
+        known = self.state.finished_ranks | {record["rank"] for record in records}
+        unknown = [rank for rank in range(self.job.world_size) if rank not in known]
+        has_succeeded = self.evidence.phase is AttemptPhase.SUCCEEDED
+        if not (unknown and (records or has_succeeded or self.state.ended_ranks)):
+            return None
+        return min(unknown, key=self._kind_of_ending)
+
+    def _kind_of_ending(self, rank: int) -> int:
+        """How a rank without a record ended, the likeliest cause first: killed or failed, exited
+        with code 0, terminated by torchrun or with it, aborted because it waited too long."""
+        state = self.state
+        if rank in state.exit_codes:
+            code = state.ended_ranks.get(rank)
+            if code == -signal.SIGABRT and WATCHDOG in _end_of(self.run.log(rank)):
+                return TIMED_OUT
+            return TERMINATED if code is None else FAILED
+        # A torchrun that came to its end names every rank that did not exit with code 0.
+        complete = (node for node in state.nodes if node.exit_codes or node.code == 0)
+        return EXITED if any(rank in node.ranks for node in complete) else TERMINATED
+
+    def _ended(self, rank: int) -> Failure:
+        """A rank that ended without a record, and the collective that it did not join. Where no
+        rank ended by itself, the one that the others waited for."""
+        kind, code = self._kind_of_ending(rank), self.state.exit_codes.get(rank, 0)
+        kills = self.state.memory_kills
+        if kind in (TERMINATED, TIMED_OUT):
+            logs = {r: _end_of(self.run.log(r)) for r in range(self.job.world_size)}
+            verdict = ended_verdict(self.graph) or nccl_verdict(logs)
+            if verdict is not None and verdict.rank is not None:
+                return self._unrecorded(verdict.rank, verdict.error)
+        if kind == TIMED_OUT:
+            error = f"timed out waiting for its peers (NCCL: {WATCHDOG})"
+        elif kind == TERMINATED:
+            error = "did not answer its peers, which timed out waiting for it"
+        elif kind == EXITED:
+            error = "exited with code 0 before the last step"
+        elif code >= 0:
+            error = f"exited with code {code} without a traceback"
+        else:
+            error = f"killed by {_signal_text(-code, kills)}"
+        crashed = code > 0 or -code in CRASHES or (code == -signal.SIGKILL and kills)
+        failure = self._unrecorded(rank, self._with_wait(rank, error))
+        return replace(failure, would_repeat=bool(crashed))
+
+    def _with_wait(self, rank: int, error: str) -> str:
+        """The error, and the collective in which others wait for the rank."""
+        missed = self.graph.missed_by(rank)
+        return f"{error}; it {missed}" if missed else error
+
+    def _recorded(self, record: FailureRecord) -> Failure:
+        failure = self._of_rank(record["rank"], record["coords"], record["error"], record["doing"])
+        is_cause = not record["is_echo"]
+        return replace(failure, would_repeat=is_cause, rollback=record.get("rollback"))
+
+    def _unrecorded(self, rank: int, error: str) -> Failure:
+        coords = job_topology(self.job).whole_coords(rank)
+        seen = self.state.ranks.get(rank, RankState()).breadcrumb
+        return self._of_rank(rank, coords, error, seen.doing or f"step {self.run.last_step() + 1}")
+
+    def _of_rank(self, rank: int, coords: dict[str, int], error: str, doing: str) -> Failure:
+        log = self.run.log(rank)
+        if not log.exists():  # it ended before it could open one
+            log = self.run.torchrun_log
+        return Failure(rank, error, coords, doing, str(log), _last_lines(log))
+
+    def _of_no_rank(self, error: str, log: Path | None = None) -> Failure:
+        """A failure of all ranks, or of what they run on; doing: what the first of them did whose
+        words are known."""
+        log = log or self.run.torchrun_log
+        said = (state.breadcrumb.doing for _, state in sorted(self.state.ranks.items()))
+        doing = next(filter(None, said), "start")
+        return Failure(None, error, {}, doing, str(log), _last_lines(log))
 
 
-def _likeliest_without_record(
-    run: RunDir, world_size: int, records: list[FailureRecord], evidence: AttemptEvidence
-) -> int | None:
-    """The likeliest cause among the ranks that left neither a report nor a record; None when
-    nothing shows that a rank ended by itself."""
-    known = evidence.state.finished_ranks | {record["rank"] for record in records}
-    unknown = [rank for rank in range(world_size) if rank not in known]
-    ended_alone = records or evidence.phase is AttemptPhase.SUCCEEDED or evidence.state.ended_ranks
-    if not (unknown and ended_alone):
-        return None
-    return min(unknown, key=lambda rank: _kind_of_ending(run, rank, evidence.state))
-
-
-def _kind_of_ending(run: RunDir, rank: int, state: AttemptState) -> int:
-    """How a rank without a record ended, the likeliest cause first: killed or failed, exited with
-    code 0, terminated by torchrun or with it, aborted because it waited too long."""
-    if rank in state.exit_codes:
-        code = state.ended_ranks.get(rank)
-        if code == -signal.SIGABRT and WATCHDOG in _end_of(run.log(rank)):
-            return TIMED_OUT
-        return TERMINATED if code is None else FAILED
-    # A torchrun that came to its end names every rank that did not exit with code 0.
-    complete = (node for node in state.nodes if node.exit_codes or node.code == 0)
-    return EXITED if any(rank in node.ranks for node in complete) else TERMINATED
-
-
-def _recorded(run: RunDir, record: FailureRecord) -> Failure:
-    failure = _failure(run, record["rank"], record["coords"], record["error"], record["doing"])
-    is_cause = not record["is_echo"]
-    return replace(failure, would_repeat=is_cause, rollback=record.get("rollback"))
-
-
-def _unrecorded(run: RunDir, job: JobSpec, rank: int, error: str, state: AttemptState) -> Failure:
-    coords = job_topology(job).whole_coords(rank)
-    seen = state.ranks.get(rank, RankState()).breadcrumb
-    doing = seen.doing or f"step {run.last_step() + 1}"
-    return _failure(run, rank, coords, error, doing)
-
-
-def _of_no_rank(run: RunDir, error: str, state: AttemptState, log: Path | None = None) -> Failure:
-    """A failure of all ranks, or of what they run on; doing: what the first of them did whose words
-    are known."""
-    log = log or run.torchrun_log
-    said = (state.ranks[rank].breadcrumb.doing for rank in sorted(state.ranks))
-    doing = next(filter(None, said), "start")
-    return Failure(None, error, {}, doing, str(log), _last_lines(log))
-
-
-def _failure(run: RunDir, rank: int, coords: dict[str, int], error: str, doing: str) -> Failure:
-    log = run.log(rank)
-    if not log.exists():  # it ended before it could open one
-        log = run.torchrun_log
-    return Failure(rank, error, coords, doing, str(log), _last_lines(log))
-
-
-def _stopped(run: RunDir, job: JobSpec, evidence: AttemptEvidence) -> Failure:
-    """The first stopped rank, and the collective in which others wait for it."""
-    rank, error = evidence.stopped[0], stopped_text(list(evidence.stopped))
-    missed = blocked_in(evidence.state.collectives(), rank, queued=job.launch.device == "cuda")
-    return _unrecorded(run, job, rank, f"{error}; it {missed}" if missed else error, evidence.state)
-
-
-def _ended(run: RunDir, job: JobSpec, rank: int, evidence: AttemptEvidence) -> Failure:
-    """A rank that ended without a record, and the collective that it did not join. Where no rank
-    ended by itself, the one that the others waited for."""
-    progress, queued = evidence.state.collectives(), job.launch.device == "cuda"
-    if _kind_of_ending(run, rank, evidence.state) in (TERMINATED, TIMED_OUT):
-        verdict = ended_verdict(progress, queued=queued) or nccl_verdict(
-            {rank: _end_of(run.log(rank)) for rank in range(job.world_size)}
-        )
-        if verdict is not None and verdict.rank is not None:
-            return _unrecorded(run, job, verdict.rank, verdict.error, evidence.state)
-    error = _ending(run, rank, evidence.state)
-    missed = blocked_in(progress, rank, queued=queued)
-    error = f"{error}; it {missed}" if missed else error
-    failure = _unrecorded(run, job, rank, error, evidence.state)
-    code, kills = evidence.state.exit_codes.get(rank, 0), evidence.state.memory_kills
-    crashed = code > 0 or -code in CRASHES or (code == -signal.SIGKILL and kills)
-    return replace(failure, would_repeat=bool(crashed))
-
-
-def _ending(run: RunDir, rank: int, state: AttemptState) -> str:
-    """How a rank without a record ended, in words."""
-    kind = _kind_of_ending(run, rank, state)
-    if kind == TIMED_OUT:
-        return f"timed out waiting for its peers (NCCL: {WATCHDOG})"
-    if kind == TERMINATED:
-        return "did not answer its peers, which timed out waiting for it"
-    if kind == EXITED:
-        return "exited with code 0 before the last step"
-    code = state.exit_codes[rank]
-    if code >= 0:
-        return f"exited with code {code} without a traceback"
-    return f"killed by {_signal_text(-code, state.memory_kills)}"
-
-
-def _torchrun_ending(state: AttemptState, killed: NodeState | None = None) -> str:
-    """What is known when no rank left anything. killed: the host whose torchrun was killed."""
-    ranks = state.ranks if killed is None else killed.ranks
+def _when(ranks: Mapping[int, RankState]) -> str:
     has_started = any(rank.breadcrumb.start for rank in ranks.values())
-    when = "with its ranks" if has_started else "before its ranks had started"
-    if killed is None:
-        return f"torchrun ended {when}{f': {OUT_OF_MEMORY}' if state.memory_kills else ''}"
-    where = f" on host {killed.host}" if len(state.nodes) > 1 else ""
-    why = _signal_text(killed.killed_by, killed.memory_kills)
-    return f"torchrun{where}, {when}, was killed by {why}"
+    return "with its ranks" if has_started else "before its ranks had started"
 
 
 def _signal_text(number: int, memory_kills: int) -> str:
     """`signal 9 (SIGKILL, often sent by the kernel when memory runs out)`."""
-    return f"signal {number} ({_signal_name(number)}{_memory_hint(number, memory_kills)})"
-
-
-def _memory_hint(number: int, memory_kills: int) -> str:
+    hint = ""
     if memory_kills:
-        return f": {OUT_OF_MEMORY}"
-    return ", often sent by the kernel when memory runs out" if number == signal.SIGKILL else ""
+        hint = f": {OUT_OF_MEMORY}"
+    elif number == signal.SIGKILL:
+        hint = ", often sent by the kernel when memory runs out"
+    return f"signal {number} ({signal_name(number)}{hint})"
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)
+def signal_name(number: int) -> str:
+    """`SIGKILL`; the number of a signal that has no name."""
+    return next((known.name for known in signal.Signals if known == number), f"{number}")
 
 
 def _last_lines(log: Path) -> tuple[str, ...]:

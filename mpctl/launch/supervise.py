@@ -29,18 +29,14 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.errors import InputError, RunFailed
-from mpctl.hosts.checks import Device, common_machine
-from mpctl.launch.attempt import AttemptPhase, AttemptState, StatusFile
+from mpctl.hosts.checks import common_machine
+from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, StatusFile
 from mpctl.launch.cluster import Attempt, Cluster
-from mpctl.launch.diagnose import (
-    AttemptEvidence,
-    find_failure,
-    full_disk_text,
-    without_ranks,
-)
+from mpctl.launch.diagnose import AttemptEvidence, find_failure, full_disk_text, without_ranks
 from mpctl.launch.elastic import fit_hosts, least_nodes
 from mpctl.launch.follow import OnAnswer, OnRecord, RecordReader, parse_answer
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
+from mpctl.launch.preflight import chosen_device
 from mpctl.launch.restarts import RestartPolicy, skip_batches
 from mpctl.launch.set_up import name_origin
 from mpctl.launch.watch import RunWatch
@@ -76,9 +72,10 @@ class SaveMonitor:
         if now < self.next_poll:
             return
         self.next_poll = now + SAVE_SECONDS
-        doing = list(attempt.snapshot().doing())
-        messages = {rank: message for rank, text in doing if (message := _saving(text))}
-        awaited = [text for _, text in doing if text.startswith(SAVING)]
+        doing = attempt.snapshot().doing()
+        # `saving step 3: 20 MiB of 1 GiB written` alone or after something else
+        messages = {r: text[text.rfind(SAVING) :] for r, text in doing.items() if SAVING in text}
+        awaited = [text for text in doing.values() if text.startswith(SAVING)]
         if not self.is_awaited:
             self.next_report = now + REPORT_AFTER
         if messages and messages != self.messages:
@@ -87,12 +84,6 @@ class SaveMonitor:
         if awaited and now >= self.next_report:
             self.next_report = now + REPORT_EVERY
             self.on_event(max(awaited, key=len))
-
-
-def _saving(doing: str) -> str:
-    """What a breadcrumb says of a save: `saving step 3: 20 MiB of 1 GiB written`; empty without."""
-    start = doing.rfind(SAVING)
-    return "" if start < 0 else doing[start:]
 
 
 @dataclass(frozen=True)
@@ -183,20 +174,17 @@ def run_launch(
                 on_event(f"{outcome.failure}; {decision.words}")
                 full = skip_batches(full, decision.skip_batches)
             elif outcome.status != "stopped" or stops.received:
-                break
+                break  # else an elastic run was stopped for a host that has returned
             try:
-                supervisor = supervisor.for_next_attempt(full)
+                supervisor.take_hosts(full)
             except InputError as error:
                 if stops.received:  # while lost hosts were waited for
                     outcome = RunOutcome("stopped", attempt, stops.received[0])
-                outcome = outcome.with_words(f"not started again: {_reasons(error)}")
+                why = "; ".join(f"{issue.where}: {issue.message}" for issue in error.issues)
+                outcome = outcome.with_words(f"not started again: {why}")
                 break
     ran = supervisor.plan
     return outcome if ran is plan else replace(outcome, launch=ran)
-
-
-def _reasons(error: InputError) -> str:
-    return "; ".join(f"{issue.where}: {issue.message}" for issue in error.issues)
 
 
 @dataclass
@@ -229,9 +217,9 @@ class WatchedAttempt:
         return state
 
 
-@dataclass(frozen=True)
+@dataclass
 class Supervisor:
-    """Runs attempts of one launch. plan: what they run."""
+    """Runs attempts of one launch. plan: what the next one runs."""
 
     plan: LaunchPlan
     cluster: Cluster
@@ -239,13 +227,25 @@ class Supervisor:
     on_record: OnRecord | OnAnswer
     on_event: OnEvent
 
-    def for_next_attempt(self, full: LaunchPlan) -> Supervisor:
-        """The supervisor of the next attempt. full: the launch on all hosts. Raises InputError with
-        the reasons when the run cannot go on."""
-        plan = next_launch(full, self.cluster, self._is_stopped)
+    def take_hosts(self, full: LaunchPlan) -> None:
+        """Connect to lost hosts again, and plan for `full`, the launch on all nodes of the job, or
+        for an elastic run on the hosts that there are. Raises InputError with the reasons when the
+        run cannot go on."""
+        job, plan = full.job, full
+        if lost := self.cluster.recover(least_nodes(job), self._is_stopped):
+            raise InputError(lost)
+        hosts = self.cluster.hosts
+        if job.launch.elastic and len(hosts) < job.cluster.nodes:
+            machine, fewer = common_machine(hosts), fit_hosts(job, len(hosts))
+            if issues := self.cluster.check(fewer, chosen_device(job, machine)):
+                raise InputError(issues)
+            plan = plan_launch(fewer, full.run, machine, hosts=fewer.job.cluster.nodes)
+            plan = replace(plan, warnings=full.warnings, launcher=full.launcher)
         if plan.world_size != self.plan.world_size:
-            self.on_event(resized_text(plan, self.cluster))
-        return replace(self, plan=plan)
+            nodes, dp = plan.job.cluster.nodes, plan.job.sizes["dp"]
+            names = ", ".join(host.name for host in hosts[:nodes])
+            self.on_event(f"going on with {plural(nodes, 'host')} ({names}) at dp {dp}")
+        self.plan = plan
 
     def _is_stopped(self) -> bool:
         self.stops.poll(self.plan.run.stop_request)
@@ -254,7 +254,7 @@ class Supervisor:
     def outcome(self, attempt: int) -> RunOutcome:
         """Run one attempt to its end; how it ended. attempt: its number, from 1. An elastic run
         that was stopped by no signal goes on with a host that has returned."""
-        run, job = self.plan.run, self.plan.job
+        run = self.plan.run
         try:
             evidence = self._attempt()
         except (RunFailed, OSError) as error:  # the ranks could not be started
@@ -263,13 +263,12 @@ class Supervisor:
             full = full_disk_text(run.path) if isinstance(error, OSError) else ""
             error_text = f"{full}; {error}" if full else str(error)
             return RunOutcome("failed", attempt, failure=without_ranks(error_text, run))
-        code = evidence.state.code
-        if code == 0 and self._is_done(evidence.state):
+        has_succeeded = evidence.state.phase is AttemptPhase.SUCCEEDED
+        if has_succeeded and self._is_done(evidence.state):
             return RunOutcome("finished", attempt)
-        if self.stops.received or (code == 0 and evidence.stop_requested):
+        if self.stops.received or (has_succeeded and evidence.stop_requested):
             return RunOutcome("stopped", attempt, next(iter(self.stops.received), None))
-        failure = find_failure(run, job, self.plan.world_size, evidence)
-        return RunOutcome("failed", attempt, failure=failure)
+        return RunOutcome("failed", attempt, failure=find_failure(run, self.plan.job, evidence))
 
     def _is_done(self, state: AttemptState) -> bool:
         """Whether the ranks came to their end: the last step, or the last answer of a bench."""
@@ -280,12 +279,13 @@ class Supervisor:
     def _attempt(self) -> AttemptEvidence:
         """One attempt; once more, on another port, when torchrun found its port in use, and from
         the checkpoint before as often as ranks found the newest one damaged."""
-        run, evidence = self.plan.run, self._run_ranks()
-        if evidence.state.code and not self.stops.received and evidence.state.port_taken:
+        evidence = self._run_ranks()
+        has_failed = evidence.state.phase is AttemptPhase.FAILED
+        if has_failed and evidence.state.port_taken and not self.stops.received:
             self.on_event("another process took the port first; trying again with another port")
             evidence = self._run_ranks()
         while not self.stops.received and (
-            renamed := run.set_reported_damage_aside(evidence.state.failures)
+            renamed := self.plan.run.set_reported_damage_aside(evidence.state.failures)
         ):
             for message in renamed:
                 self.on_event(message)
@@ -323,8 +323,9 @@ class Supervisor:
                 time.sleep(POLL_SECONDS)
         finally:
             state = watched.end()
-            for message in _unkilled(state):
-                self.on_event(message)
+            for node in state.nodes:
+                if node.unkilled:
+                    self.on_event(_unkilled_text(node))
             run.end_attempt()
         reader.deliver(self.on_record)
         return AttemptEvidence(
@@ -332,15 +333,14 @@ class Supervisor:
         )
 
 
-def _unkilled(state: AttemptState) -> Iterator[str]:
-    """A sentence for each host on which processes ran on after SIGKILL."""
-    for node in state.nodes:
-        if pids := node.unkilled:
-            who = f"{'process' if len(pids) == 1 else 'processes'} {', '.join(map(str, pids))}"
-            yield (
-                f"host {node.host}: {who} cannot be killed, in a system call that does not return "
-                "(state D, often a file system that does not answer); going on without"
-            )
+def _unkilled_text(node: NodeState) -> str:
+    """What is said of a host on which processes ran on after SIGKILL."""
+    noun = "process" if len(node.unkilled) == 1 else "processes"
+    return (
+        f"host {node.host}: {noun} {', '.join(map(str, node.unkilled))} cannot be killed, in a "
+        "system call that does not return (state D, often a file system that does not answer); "
+        "going on without"
+    )
 
 
 @dataclass
@@ -392,27 +392,3 @@ class FailureGracePeriod:
             deadline = max(deadline, saves.last_progress + FAILING_SECONDS)
         self.stopped_ranks = state.stopped_ranks()
         return not self.stopped_ranks and time.monotonic() < deadline
-
-
-def next_launch(full: LaunchPlan, cluster: Cluster, is_stopped: Callable[[], bool]) -> LaunchPlan:
-    """What the next attempt runs, once lost hosts were connected again: `full`, the launch on all
-    nodes of the job, or that of an elastic run on the hosts that there are. Raises InputError with
-    the reasons when the run cannot go on."""
-    job = full.job
-    if lost := cluster.recover(least_nodes(job), is_stopped):
-        raise InputError(lost)
-    hosts = cluster.hosts
-    if not job.launch.elastic or len(hosts) >= job.cluster.nodes:
-        return full
-    plan = fit_hosts(job, len(hosts))
-    device: Device = "cuda" if job.launch.device == "cuda" else "cpu"
-    if issues := cluster.check(plan, device):
-        raise InputError(issues)
-    smaller = plan_launch(plan, full.run, common_machine(hosts), hosts=plan.job.cluster.nodes)
-    return replace(smaller, warnings=full.warnings, launcher=full.launcher)
-
-
-def resized_text(plan: LaunchPlan, cluster: Cluster) -> str:
-    nodes = plan.job.cluster.nodes
-    names = ", ".join(host.name for host in cluster.hosts[:nodes])
-    return f"going on with {plural(nodes, 'host')} ({names}) at dp {plan.job.sizes['dp']}"

@@ -38,8 +38,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from mpctl.launch.attempt import STOPPED
 from mpctl.rundir.collective_log import (
@@ -89,11 +89,21 @@ class Wait:
         return self.group.key, self.number
 
 
-@dataclass(frozen=True)
 class WaitGraph:
-    """The waits of all ranks, by the rank that waits."""
+    """The waits of all ranks, by the rank that waits. progress: by rank, empty for a rank that has
+    left no log; queued: collectives run on GPUs."""
 
-    waits: Mapping[int, Sequence[Wait]]
+    def __init__(self, progress: Progress, *, queued: bool = False) -> None:
+        self.progress = progress
+        # What all members of each group have logged about it, by the group's key and rank.
+        self.logs: dict[tuple[str, str], dict[int, GroupProgress]] = defaultdict(dict)
+        for rank, state in progress.items():
+            for group in state.groups:
+                self.logs[group.key][rank] = group
+        self.late: dict[tuple[tuple[str, str], int], tuple[int, ...]] = {}
+        self.behind: dict[tuple[tuple[str, str], int], tuple[int, ...]] = {}
+        found = {rank: [*self._waits_of(rank, s, queued)] for rank, s in progress.items()}
+        self.waits = {rank: waits for rank, waits in found.items() if waits}
 
     @property
     def ends(self) -> list[int]:
@@ -123,45 +133,39 @@ class WaitGraph:
                 return [follow[r] for r in path[path.index(rank) :]]
         return []
 
+    def missed_by(self, rank: int, seconds: float | None = None) -> str:
+        """`did not join all_reduce #12 (4.0 KiB) of group tp (ranks 2-3), in which rank 2 waits`;
+        empty where nobody waits for the rank. seconds: for which the others have waited."""
+        waits = self.waits_for(rank)
+        if not waits:
+            return ""
+        first = waits[0]
+        waiting = [wait.rank for wait in waits if wait.key == first.key]
+        several = len(waiting) > 1
+        verb = "wait" if several else "waits"
+        if seconds is not None:
+            verb = f"{'have' if several else 'has'} waited for {seconds:.0f} s"
+        joined, where = "did not join", "in which"
+        if first.group.kind == "send":
+            joined = "did not send" if first.group.ranks[0] == rank else "did not receive"
+            where = "for which"
+        if first.have_started:
+            joined = "joined and did not finish"
+        return f"{joined} {describe(first)}, {where} {ranks_text(waiting)} {verb}"
 
-def wait_graph(progress: Progress, *, queued: bool = False) -> WaitGraph:
-    """The graph of all ranks' waits. progress: by rank, empty for a rank that has left no log;
-    queued: collectives run on GPUs."""
-    groups = _Groups(progress)
-    waits: dict[int, list[Wait]] = {}
-    for rank, state in progress.items():
-        own = list(groups.waits_of(rank, state, queued=queued))
-        if own:
-            waits[rank] = own
-    return WaitGraph(waits)
-
-
-class _Groups:
-    """What all members of each group have logged about it, by the group's key and rank."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self.logs: dict[tuple[str, str], dict[int, GroupProgress]] = defaultdict(dict)
-        for rank, state in progress.items():
-            for group in state.groups:
-                self.logs[group.key][rank] = group
-        self.late: dict[tuple[tuple[str, str], int], tuple[int, ...]] = {}
-        self.behind: dict[tuple[tuple[str, str], int], tuple[int, ...]] = {}
-
-    def waits_of(self, rank: int, state: CollectiveProgress, *, queued: bool) -> Iterator[Wait]:
-        """What a rank waits for, with its blockers."""
+    def _waits_of(self, rank: int, state: CollectiveProgress, queued: bool) -> Iterator[Wait]:
         if state.waits_in is not None:
             group, number = state.waits_in, state.number
-            if late := self.not_started(group, number):
+            if late := self._not_started(group, number):
                 yield Wait(rank, group, number, late)
             else:
-                yield Wait(rank, group, number, self.elsewhere(group, number), True)
+                yield Wait(rank, group, number, self._elsewhere(group, number), True)
         elif queued:
             for group in state.groups:
-                if late := self.not_started(group, group.started):
+                if late := self._not_started(group, group.started):
                     yield Wait(rank, group, group.started, late)
 
-    def not_started(self, group: GroupProgress, number: int) -> tuple[int, ...]:
+    def _not_started(self, group: GroupProgress, number: int) -> tuple[int, ...]:
         """The members that have not started collective `number`."""
         key, logs = (group.key, number), self.logs[group.key]
         if key not in self.late:
@@ -170,21 +174,18 @@ class _Groups:
             )
         return self.late[key]
 
-    def elsewhere(self, group: GroupProgress, number: int) -> tuple[int, ...]:
+    def _elsewhere(self, group: GroupProgress, number: int) -> tuple[int, ...]:
         """The members that have started collective `number`, have not finished it and do something
         else: through shared memory only a rank that waits serves its peers."""
         key, logs = (group.key, number), self.logs[group.key]
         if key not in self.behind:
             self.behind[key] = tuple(
-                r
-                for r in _ranks(group)
-                if logs[r].finished < number and not self._waits_in(r, group)
+                rank
+                for rank in _ranks(group)
+                if logs[rank].finished < number
+                and ((waits := self.progress[rank].waits_in) is None or waits.key != group.key)
             )
         return self.behind[key]
-
-    def _waits_in(self, rank: int, group: GroupProgress) -> bool:
-        waits = self.progress[rank].waits_in
-        return waits is not None and waits.key == group.key
 
 
 def _ranks(group: GroupProgress) -> Ranks:
@@ -210,17 +211,6 @@ class ProcessView:
 
 
 @dataclass(frozen=True)
-class HangEvidence:
-    """What is known of all ranks. processes, stacks: by rank; a stack is one line, empty where the
-    rank did not answer. queued: collectives run on GPUs."""
-
-    progress: Progress
-    processes: Mapping[int, ProcessView] = field(default_factory=dict)
-    stacks: Mapping[int, str] = field(default_factory=dict)
-    queued: bool = False
-
-
-@dataclass(frozen=True)
 class Verdict:
     """Who is at fault. rank: None where no single rank is; error: the sentence, without the
     rank."""
@@ -229,65 +219,46 @@ class Verdict:
     error: str
 
 
-def hang_verdict(evidence: HangEvidence, seconds: float) -> Verdict | None:
-    """Why ranks have waited for so many seconds; None where no rank waits for another."""
-    graph = wait_graph(evidence.progress, queued=evidence.queued)
+def hang_verdict(
+    graph: WaitGraph,
+    processes: Mapping[int, ProcessView],
+    stacks: Mapping[int, str],
+    seconds: float,
+) -> Verdict | None:
+    """Why ranks have waited for so many seconds; None where no rank waits for another. processes,
+    stacks: by rank; a stack is one line."""
     if not graph.waits:
         return None
-    ends = graph.ends
-    if ends:
-        rank = min(ends, key=lambda r: (_likelihood(evidence, r), r))
-        return Verdict(rank, _blocks(evidence, graph, rank, seconds))
+    if ends := graph.ends:
+        rank = min(ends, key=lambda r: (_likelihood(processes.get(r)), r))
+        condition = _condition(processes.get(rank, ProcessView()), stacks.get(rank, ""))
+        return Verdict(rank, f"{graph.missed_by(rank, seconds)}: {condition}")
     if circle := graph.circle():
-        return Verdict(None, _circle(circle))
-    return _without_blockers(graph, evidence)
+        parts = [f"rank {wait.rank} in {describe(wait)}" for wait in circle[:SHOWN_RANKS]]
+        return Verdict(
+            None,
+            f"{ranks_text([wait.rank for wait in circle])} wait for each other: "
+            f"{', '.join(parts)}; ranks must start their collectives in one order",
+        )
+    return _without_blockers(graph, processes, stacks)
 
 
-def ended_verdict(progress: Progress, *, queued: bool = False) -> Verdict | None:
+def ended_verdict(graph: WaitGraph) -> Verdict | None:
     """Who held up the others when their time-outs ended an attempt, from what the ranks had logged;
     None where that names no single rank."""
-    graph = wait_graph(progress, queued=queued)
     if len(graph.ends) != 1:
         return None
     rank = graph.ends[0]
-    return Verdict(rank, f"{_missed(rank, graph.waits_for(rank))}; the others timed out")
+    return Verdict(rank, f"{graph.missed_by(rank)}; the others timed out")
 
 
-def blocked_in(progress: Progress, rank: int, *, queued: bool = False) -> str:
-    """In which collective the other ranks wait for a rank, in words; empty where they do not."""
-    waits = wait_graph(progress, queued=queued).waits_for(rank)
-    return _missed(rank, waits) if waits else ""
-
-
-def _likelihood(evidence: HangEvidence, rank: int) -> int:
+def _likelihood(process: ProcessView | None) -> int:
     """Which of several ranks at the end is named: one that ended, then one that is stopped."""
-    state = evidence.processes.get(rank, ProcessView()).state
-    if state in ENDED_STATES:
+    if process is None:
+        return RUNNING
+    if process.state in ENDED_STATES:
         return ENDED
-    return HALTED if state in STOPPED else RUNNING
-
-
-def _blocks(evidence: HangEvidence, graph: WaitGraph, rank: int, seconds: float) -> str:
-    waits = graph.waits_for(rank)
-    what = _missed(rank, waits, seconds)
-    return f"{what}: {_condition(evidence, rank)}"
-
-
-def _missed(rank: int, waits: Sequence[Wait], seconds: float | None = None) -> str:
-    """`did not join all_reduce #12 (4.0 KiB) of group tp (ranks 2-3), in which rank 2 waits`."""
-    first = waits[0]
-    waiting = [wait.rank for wait in waits if wait.key == first.key]
-    several = len(waiting) > 1
-    verb = "wait" if several else "waits"
-    if seconds is not None:
-        verb = f"{'have' if several else 'has'} waited for {seconds:.0f} s"
-    joined = "did not join"
-    if first.have_started:
-        joined = "joined and did not finish"
-    elif first.group.kind == "send":
-        joined = "did not send" if first.group.ranks[0] == rank else "did not receive"
-    where = "for which" if first.group.kind == "send" else "in which"
-    return f"{joined} {describe(first)}, {where} {ranks_text(waiting)} {verb}"
+    return HALTED if process.state in STOPPED else RUNNING
 
 
 def describe(wait: Wait) -> str:
@@ -302,14 +273,12 @@ def describe(wait: Wait) -> str:
     return f"{kind} #{wait.number}{size} of group {group.name} ({ranks_text(ranks)})"
 
 
-def _condition(evidence: HangEvidence, rank: int) -> str:
+def _condition(process: ProcessView, stack: str) -> str:
     """What a rank does that others wait for."""
-    process = evidence.processes.get(rank, ProcessView())
     if process.state in STOPPED:
         return "its process is stopped (SIGSTOP, or a debugger)"
     if process.state in ENDED_STATES:
         return "its process has ended"
-    stack = evidence.stacks.get(rank, "")
     where = f"; it is at {stack}" if stack else ""
     if process.faults_a_second > SWAPPING_FAULTS:
         swapped = f", {bytes_text(process.swapped_bytes)} of it in swap space"
@@ -329,20 +298,16 @@ def _condition(evidence: HangEvidence, rank: int) -> str:
     return f"{idle}{where}" if stack else f"{idle} (state '{process.state}')"
 
 
-def _circle(circle: Sequence[Wait]) -> str:
-    """Ranks that wait for each other, each with its collective."""
-    ranks = [wait.rank for wait in circle]
-    parts = [f"rank {wait.rank} in {describe(wait)}" for wait in circle[:SHOWN_RANKS]]
-    return (
-        f"{ranks_text(ranks)} wait for each other: {', '.join(parts)}; ranks must start their "
-        "collectives in one order"
-    )
-
-
-def _without_blockers(graph: WaitGraph, evidence: HangEvidence) -> Verdict:
+def _without_blockers(
+    graph: WaitGraph, processes: Mapping[int, ProcessView], stacks: Mapping[int, str]
+) -> Verdict:
     """All ranks of a group wait in the same collective and none gets through."""
-    (first, *_) = next(iter(waits for _, waits in sorted(graph.waits.items())))
-    kinds = _kinds(first, evidence.progress)
+    first = graph.waits[min(graph.waits)][0]
+    kinds: dict[str, list[int]] = {}
+    for rank in first.group.ranks:
+        log = graph.logs[first.group.key].get(rank)
+        if log is not None and log.started == first.number:  # the last that it started
+            kinds.setdefault(f"{log.kind} of {bytes_text(log.bytes)}", []).append(rank)
     if len(kinds) > 1:
         parts = [f"{ranks_text(ranks)} {what}" for what, ranks in sorted(kinds.items())]
         return Verdict(
@@ -352,25 +317,14 @@ def _without_blockers(graph: WaitGraph, evidence: HangEvidence) -> Verdict:
         )
     where = describe(first)
     for rank in first.group.ranks:  # one that was stopped or died while it waited itself
-        if _likelihood(evidence, rank) < RUNNING:
+        if _likelihood(processes.get(rank)) < RUNNING:
             what = f"joined and did not finish {where}, in which its peers wait"
-            return Verdict(rank, f"{what}: {_condition(evidence, rank)}")
+            return Verdict(rank, f"{what}: {_condition(processes[rank], stacks.get(rank, ''))}")
     return Verdict(
         None,
         f"all ranks have joined {where}, and none gets to its end: the network between their "
         "hosts may be cut",
     )
-
-
-def _kinds(wait: Wait, progress: Progress) -> dict[str, list[int]]:
-    """What the members have started as this collective, where it is the last that they started."""
-    kinds: dict[str, list[int]] = {}
-    for rank in wait.group.ranks:
-        state = progress.get(rank, CollectiveProgress())
-        for group in state.groups:
-            if group.key == wait.group.key and group.started == wait.number:
-                kinds.setdefault(f"{group.kind} of {bytes_text(group.bytes)}", []).append(rank)
-    return kinds
 
 
 @dataclass(frozen=True)

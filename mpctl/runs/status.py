@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 
 from mpctl.clusters.backend import ScheduledJob
 from mpctl.launch.attempt import AttemptPhase, RankState, read_status
-from mpctl.launch.verdict import HangEvidence, ProcessView, hang_verdict
+from mpctl.launch.verdict import ProcessView, WaitGraph, hang_verdict
 from mpctl.layout.topology import job_topology
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import LauncherRecord
@@ -217,12 +217,12 @@ def _waiting(
     seconds since the last step; pace: seconds that one takes."""
     if idle is None or idle < max(WAITING_SECONDS, WAITING_STEPS * (pace or 0.0)):
         return None
-    evidence = HangEvidence(
-        progress={rank: state.breadcrumb.collectives for rank, state in ranks.items()},
-        processes={n: ProcessView(state.process) for n, state in ranks.items() if state.process},
+    graph = WaitGraph(
+        {rank: state.breadcrumb.collectives for rank, state in ranks.items()},
         queued=run.job is not None and run.job.launch.device == "cuda",
     )
-    verdict = hang_verdict(evidence, idle)
+    processes = {rank: ProcessView(state.process) for rank, state in ranks.items() if state.process}
+    verdict = hang_verdict(graph, processes, {}, idle)
     if verdict is None:
         return None
     return verdict.error if verdict.rank is None else f"rank {verdict.rank} {verdict.error}"

@@ -109,7 +109,7 @@ def stopping_text(path: Path) -> str:
     report = read_status(RunDir(path).status)
     if report is None or report.phase in (AttemptPhase.STARTING, AttemptPhase.RUNNING):
         return "waiting for the launcher"
-    texts = [text for _, text in report.state.doing()]
+    texts = report.state.doing().values()
     saving = [text for text in texts if text.startswith("saving")]
     if saving:
         return max(saving, key=len)

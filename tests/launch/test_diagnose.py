@@ -11,12 +11,8 @@ from typing import Any
 import pytest
 
 from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, RankState
-from mpctl.launch.diagnose import (
-    AttemptEvidence,
-    find_failure,
-    other_failures,
-)
-from mpctl.launch.watch import HangReport
+from mpctl.launch.diagnose import AttemptEvidence, find_failure, other_failures
+from mpctl.launch.verdict import Verdict
 from mpctl.render.run import print_failure
 from mpctl.rundir.breadcrumb import BreadcrumbState
 from mpctl.rundir.directory import RunDir
@@ -88,7 +84,7 @@ class Attempt:
         phase = {0: AttemptPhase.SUCCEEDED, None: AttemptPhase.ENDED}
         seen["phase"] = phase.get(seen.pop("code", 1), AttemptPhase.FAILED)
         evidence = AttemptEvidence(**{"state": AttemptState(nodes), **seen})
-        return find_failure(self.run, self.job, 4, evidence)
+        return find_failure(self.run, self.job, evidence)
 
 
 @pytest.fixture
@@ -211,9 +207,9 @@ def test_where_all_waited_too_long_the_first_says_so(attempt: Attempt) -> None:
 
 
 def test_what_the_supervisor_saw_comes_after_errors_and_before_silence(attempt: Attempt) -> None:
-    seen = {"code": None, "hang": HangReport(1, "its process is stopped")}
+    seen = {"code": None, "hang": Verdict(1, "its process is stopped")}
     assert (attempt.failure(**seen).rank, attempt.failure(**seen).doing) == (1, "step 1")
-    nobody = attempt.failure(code=None, hang=HangReport(None, "torchrun is stopped"))
+    nobody = attempt.failure(code=None, hang=Verdict(None, "torchrun is stopped"))
     assert (nobody.rank, str(nobody)) == (None, f"torchrun is stopped ({nobody.log})")
     assert attempt.failure(stopped=(2, 3)).error.endswith("so is rank 3")
     attempt.raised(3, ValueError("token 60000"))

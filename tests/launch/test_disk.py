@@ -235,6 +235,6 @@ def test_a_recorded_error_of_a_full_disk_comes_before_others(tmp_path: Path) -> 
         for rank, error in enumerate(errors)
     ]
     evidence = AttemptEvidence(state=AttemptState([NodeState(code=1, failures=records)]))
-    failure = find_failure(run, load_job(None, {"parallel.dp": 2}), 2, evidence)
+    failure = find_failure(run, load_job(None, {"parallel.dp": 2}), evidence)
     assert failure.rank == 1 and "No space left on device" in failure.error
     assert full_disk_text(tmp_path) == "" and list(tmp_path.glob(".*")) == []

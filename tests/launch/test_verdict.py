@@ -1,11 +1,8 @@
-"""The sentence about a hang: who did not join which collective, and what it does instead.
+"""The sentence about a hang: who did not join which collective, and what it does instead; who waits
+for whom, from what ranks have logged; words of torch's NCCL backend in the logs of ranks.
 
-Who waits for whom, from what ranks have logged.
-
-Words of torch's NCCL backend in the logs of ranks.
-
-The lines are those that torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp writes; the first form is
-of torch 2.5, the second of torch 2.7 and later. Numbers and descriptions are ours.
+These are the lines that torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp writes, in the form of
+torch 2.5 and that of torch 2.7 and later, with numbers and descriptions of ours.
 """
 
 from __future__ import annotations
@@ -15,14 +12,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from mpctl.launch.verdict import (
-    HangEvidence,
     NcclTimeout,
     ProcessView,
     Verdict,
-    blocked_in,
+    WaitGraph,
     hang_verdict,
     nccl_verdict,
-    wait_graph,
     watchdog_timeouts,
 )
 from mpctl.rundir.collective_log import CollectiveProgress, GroupProgress
@@ -32,23 +27,24 @@ RUNNING = {rank: ProcessView(processor=1.0) for rank in range(4)}
 
 
 def verdict(ranks: Ranks, process: ProcessView | None = None, stack: str = "") -> Verdict:
+    """Of ranks that compute, but for rank 3 where `process` is given, after 12.3 s."""
     processes = RUNNING if process is None else {**RUNNING, 3: process}
-    judged = hang_verdict(HangEvidence(ranks.progress, processes, {3: stack}), 12.3)
-    assert judged is not None
-    return judged
+    found = hang_verdict(WaitGraph(ranks.progress), processes, {3: stack}, 12.3)
+    assert found is not None
+    return found
 
 
 def test_the_rank_at_the_end_is_named_with_the_collective() -> None:
-    judged = verdict(tp_and_dp(), ProcessView("stopped"))
-    assert judged.rank == 3
-    assert judged.error == (
+    found = verdict(tp_and_dp(), ProcessView("stopped"))
+    assert found.rank == 3
+    assert found.error == (
         "did not join all_reduce #5 (4.0 KiB) of group dp (ranks 1, 3), in which rank 1 has waited "
         "for 12 s: its process is stopped (SIGSTOP, or a debugger)"
     )
-    assert blocked_in(tp_and_dp().progress, 3) == (
+    assert WaitGraph(tp_and_dp().progress).missed_by(3) == (
         "did not join all_reduce #5 (4.0 KiB) of group dp (ranks 1, 3), in which rank 1 waits"
     )
-    assert blocked_in(tp_and_dp().progress, 0) == ""
+    assert WaitGraph(tp_and_dp().progress).missed_by(0) == ""
 
 
 @pytest.mark.parametrize(
@@ -72,56 +68,49 @@ def test_what_it_does_instead(process: ProcessView, words: str) -> None:
 
 
 def test_a_rank_that_has_ended_is_named_before_one_that_computes() -> None:
-    ranks = Ranks().waits(0, "dp 0-2", 5).at(1, "dp 0-2", 4).at(2, "dp 0-2", 4)
-    processes = {0: ProcessView(), 1: ProcessView(processor=1.0), 2: ProcessView("zombie")}
-    judged = hang_verdict(HangEvidence(ranks.progress, processes), 9)
-    assert judged is not None and judged.rank == 2
+    ranks = Ranks().waits(0, "dp 0-3", 5).at(1, "dp 0-3", 4).at(3, "dp 0-3", 4)
+    assert verdict(ranks, ProcessView("zombie")).rank == 3
 
 
 def test_a_message_that_was_not_sent() -> None:
-    judged = verdict(Ranks().waits(0, "pp 3,0", 7, "s").at(3, "pp 3,0", 6, kind="s"))
-    assert judged.rank == 3 and judged.error.startswith(
+    found = verdict(Ranks().waits(0, "pp 3,0", 7, "s").at(3, "pp 3,0", 6, kind="s"))
+    assert found.rank == 3 and found.error.startswith(
         "did not send message #7 (4.0 KiB) of group pp from rank 3 to rank 0, for which rank 0 has "
     )
 
 
 def test_nobody_waits() -> None:
     """A long computation of all ranks is no hang: a compilation, a first batch, a validation."""
-    assert (
-        hang_verdict(HangEvidence(Ranks().at(0, "dp 0-1", 3).at(1, "dp 0-1", 3).progress), 999)
-        is None
-    )
+    ranks = Ranks().at(0, "dp 0-1", 3).at(1, "dp 0-1", 3)
+    assert hang_verdict(WaitGraph(ranks.progress), RUNNING, {}, 999) is None
 
 
 def test_ranks_that_wait_for_each_other() -> None:
     ranks = Ranks().waits(0, "pp 0,1", 3, "s").at(0, "pp 1,0", 2, kind="s")
     ranks.waits(1, "pp 1,0", 3, "s").at(1, "pp 0,1", 2, kind="s")
-    judged = verdict(ranks)
-    assert judged.rank is None and judged.error.startswith("ranks 0-1 wait for each other: rank 0")
+    found = verdict(ranks)
+    assert found.rank is None and found.error.startswith("ranks 0-1 wait for each other: rank 0")
 
 
 def test_different_collectives_under_one_number() -> None:
-    judged = verdict(Ranks().waits(0, "dp 0-1", 3).waits(1, "dp 0-1", 3, "g"))
-    assert judged.rank is None and judged.error == (
+    found = verdict(Ranks().waits(0, "dp 0-1", 3).waits(1, "dp 0-1", 3, "g"))
+    assert found.rank is None and found.error == (
         "ranks of group dp started different collectives as number 3: rank 1 all_gather of "
         "4.0 KiB, rank 0 all_reduce of 4.0 KiB"
     )
 
 
 def test_all_wait_in_the_same_collective() -> None:
-    judged = verdict(Ranks().waits(0, "dp 0-1", 3).waits(1, "dp 0-1", 3))
-    assert judged.rank is None and "the network between their hosts may be cut" in judged.error
+    found = verdict(Ranks().waits(0, "dp 0-1", 3).waits(1, "dp 0-1", 3))
+    assert found.rank is None and "the network between their hosts may be cut" in found.error
 
 
 def test_one_that_was_stopped_while_it_waited() -> None:
     """It had joined a message of several pieces; its peers wait for the rest of it."""
-    ranks = Ranks().waits(0, "dp 0-1", 3).waits(1, "dp 0-1", 3)
-    judged = hang_verdict(
-        HangEvidence(ranks.progress, {0: ProcessView(), 1: ProcessView("stopped")}), 9
-    )
-    assert judged is not None and judged.rank == 1
-    assert judged.error.startswith("joined and did not finish all_reduce #3")
-    assert judged.error.endswith("its process is stopped (SIGSTOP, or a debugger)")
+    found = verdict(Ranks().waits(0, "dp 0,3", 3).waits(3, "dp 0,3", 3), ProcessView("stopped"))
+    assert found.rank == 3
+    assert found.error.startswith("joined and did not finish all_reduce #3")
+    assert found.error.endswith("its process is stopped (SIGSTOP, or a debugger)")
 
 
 LETTERS = {"r": "all_reduce", "g": "all_gather", "s": "send"}
@@ -167,7 +156,7 @@ def tp_and_dp(*, stopped: int = 3) -> Ranks:
 
 
 def test_the_example_of_the_module() -> None:
-    graph = wait_graph(tp_and_dp().progress)
+    graph = WaitGraph(tp_and_dp().progress)
     assert graph.ends == [3] and graph.circle() == []
     assert [(wait.rank, wait.group.name) for wait in graph.waits_for(3)] == [(1, "dp"), (2, "tp")]
     assert graph.waits[0][0].blockers == (1,)
@@ -175,18 +164,18 @@ def test_the_example_of_the_module() -> None:
 
 def test_a_rank_without_a_log_has_started_nothing() -> None:
     ranks = Ranks().waits(0, "tp 0-1", 1)
-    assert wait_graph(ranks.progress).ends == [1]
+    assert WaitGraph(ranks.progress).ends == [1]
 
 
 def test_ranks_that_compute_wait_for_nobody() -> None:
     ranks = Ranks().at(0, "dp 0-1", 8, finished=6).at(1, "dp 0-1", 6)
-    assert wait_graph(ranks.progress).waits == {}
+    assert WaitGraph(ranks.progress).waits == {}
 
 
 def test_who_has_joined_and_does_something_else_holds_up_the_rest() -> None:
     """Through shared memory a rank serves its peers only while it waits."""
     ranks = Ranks().waits(0, "dp 0-1", 8).at(1, "dp 0-1", 9, finished=7)
-    graph = wait_graph(ranks.progress)
+    graph = WaitGraph(ranks.progress)
     assert graph.ends == [1] and graph.waits[0][0].have_started
 
 
@@ -194,28 +183,28 @@ def test_a_circle_of_messages() -> None:
     """Both stages send first and receive then, and no message is buffered."""
     ranks = Ranks().waits(0, "pp 0,1", 3, "s").at(0, "pp 1,0", 2, kind="s")
     ranks.waits(1, "pp 1,0", 3, "s").at(1, "pp 0,1", 2, kind="s")
-    graph = wait_graph(ranks.progress)
+    graph = WaitGraph(ranks.progress)
     assert graph.ends == [] and [wait.rank for wait in graph.circle()] == [0, 1]
 
 
 def test_all_members_wait_in_one_collective() -> None:
     ranks = Ranks().waits(0, "dp 0-1", 3).waits(1, "dp 0-1", 3, "g")
-    graph = wait_graph(ranks.progress)
+    graph = WaitGraph(ranks.progress)
     assert graph.ends == [] and graph.circle() == [] and graph.waits[0][0].blockers == ()
 
 
 def test_on_gpus_the_host_only_queues() -> None:
     """Rank 0 has queued two collectives that rank 1 has not; no host waits in either."""
     ranks = Ranks().at(0, "tp 0-1", 9).at(1, "tp 0-1", 7)
-    assert wait_graph(ranks.progress).waits == {}
-    assert wait_graph(ranks.progress, queued=True).ends == [1]
+    assert WaitGraph(ranks.progress).waits == {}
+    assert WaitGraph(ranks.progress, queued=True).ends == [1]
 
 
 def test_ten_thousand_ranks_take_a_moment() -> None:
     ranks = Ranks()
     for rank in range(9_999):
         ranks.waits(rank, "world 0-9999", 5)
-    assert wait_graph(ranks.at(9_999, "world 0-9999", 4).progress).ends == [9_999]
+    assert WaitGraph(ranks.at(9_999, "world 0-9999", 4).progress).ends == [9_999]
 
 
 TIMEOUT = (
@@ -249,9 +238,9 @@ def test_both_forms_are_read(form: str, group: str) -> None:
 
 def test_who_did_not_time_out_is_at_fault() -> None:
     logs = {0: log(0, "dp 0,2", 5, 5), 1: log(1, "dp 1,3", 5, 5), 2: log(2, "tp 2-3", 78, 79)}
-    judged = nccl_verdict({**logs, 3: "step 3: loss 2.0\n"})
-    assert judged is not None and judged.rank == 3
-    assert judged.error == (
+    found = nccl_verdict({**logs, 3: "step 3: loss 2.0\n"})
+    assert found is not None and found.rank == 3
+    assert found.error == (
         "did not join ALLREDUCE #5 of group dp (ranks 1, 3), in which rank 1 waited until NCCL's "
         "watchdog ended the wait"
     )
@@ -260,9 +249,9 @@ def test_who_did_not_time_out_is_at_fault() -> None:
 def test_a_member_that_started_less_than_the_others() -> None:
     """All four time out, rank 1 in a collective of another group."""
     logs = {rank: log(rank, "default_pg", 5, 5) for rank in (0, 2, 3)}
-    judged = nccl_verdict({**logs, 1: log(1, "default_pg", 4, 4) + log(1, "tp 0-1", 9, 9)})
-    assert judged is not None
-    assert judged.rank == 0 and "group tp (ranks 0-1), in which rank 1 waited" in judged.error
+    found = nccl_verdict({**logs, 1: log(1, "default_pg", 4, 4) + log(1, "tp 0-1", 9, 9)})
+    assert found is not None
+    assert found.rank == 0 and "group tp (ranks 0-1), in which rank 1 waited" in found.error
 
 
 def test_logs_that_name_nobody() -> None:
@@ -291,6 +280,6 @@ def test_words_about_a_lost_peer_are_echoes(words: str) -> None:
 
 def test_a_link_of_two_stages_is_a_group_of_its_own() -> None:
     """Messages of both directions count apart (runtime/p2p.py)."""
-    judged = nccl_verdict({0: log(0, "pp backward 1,0", 3, 3), 1: log(1, "pp forward 0-1", 9, 9)})
-    assert judged is not None and judged.rank == 1
-    assert judged.error.startswith("did not join ALLREDUCE #3 of group pp backward (ranks 0-1)")
+    found = nccl_verdict({0: log(0, "pp backward 1,0", 3, 3), 1: log(1, "pp forward 0-1", 9, 9)})
+    assert found is not None and found.rank == 1
+    assert found.error.startswith("did not join ALLREDUCE #3 of group pp backward (ranks 0-1)")

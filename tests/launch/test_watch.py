@@ -11,7 +11,8 @@ import pytest
 
 from mpctl.launch import watch
 from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, RankState
-from mpctl.launch.watch import STOPPED_CHECKS, HangReport, RunWatch
+from mpctl.launch.verdict import Verdict
+from mpctl.launch.watch import STOPPED_CHECKS, RunWatch
 from mpctl.rundir.breadcrumb import JOINED, JOINING, Breadcrumb
 from mpctl.spec.launch import LaunchSpec
 from tests.launch.attempts import new_breadcrumb, state_of
@@ -104,7 +105,7 @@ def test_all_ranks_and_torchrun_stopped(scene: Scene) -> None:
     scene.watch.stopped.clear()
     scene.watch.stopped_torchruns.clear()
     scene.processes.states |= {0: psutil.STATUS_STOPPED, 1: psutil.STATUS_STOPPED}
-    words = scene.looks(STOPPED_CHECKS)
+    words = scene.looks(STOPPED_CHECKS, scene.beat)
     assert words.startswith("0: ") and words.endswith("so is rank 1")
 
 
@@ -163,11 +164,10 @@ def test_a_rank_that_keeps_another_waiting(scene: Scene, monkeypatch: pytest.Mon
         scene.processes.seconds[1] = scene.processes.seconds.get(1, 0) + 1.0
         now[0] += 1.0
     assert not scene.watch.is_healthy(scene.processes)
-    assert scene.watch.hang == HangReport(
+    assert scene.watch.hang == Verdict(
         1,
         "did not join all_reduce #1 (4.0 KiB) of group tp (ranks 0-1), in which rank 0 has waited "
         "for 4 s: it computes; it is at mpctl/x.py:1 in f",
-        is_wait=True,
     )
 
 
@@ -196,7 +196,7 @@ def test_while_no_look_is_taken_no_wait_grows(scene: Scene) -> None:
 def test_a_stopped_rank_and_who_waits_for_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
-    scene.watch.waits.limit = 60.0
+    scene.watch.launch = LaunchSpec(start_seconds=3, timeout_seconds=60)
     start_all_reduce(scene.breadcrumbs[0], waits=True)
     scene.processes.states[1] = psutil.STATUS_STOPPED
     while scene.watch.is_healthy(scene.processes):

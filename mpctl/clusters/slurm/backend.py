@@ -37,6 +37,7 @@ from mpctl.hosts.network import addresses_towards, own_addresses
 from mpctl.launch.cluster import Cluster
 from mpctl.launch.control.cluster import AgentOrder, agent_cluster
 from mpctl.launch.launch_plan import HostCommand, LaunchPlan
+from mpctl.launch.node.processes import end_processes
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
@@ -74,16 +75,15 @@ class SlurmBackend:
     def connect(self, plan: Plan, run: RunDir, on_event: OnEvent) -> Iterator[Cluster]:
         allocation = self._allocation()
         names = allocation.nodes[: plan.job.cluster.nodes]
-        addresses = launcher_addresses(names)
-
-        def starter(order: AgentOrder) -> SlurmStep:
-            agent = [sys.executable, "-P", *order.arguments(_listed(addresses))]
-            return SlurmStep(allocation, names, agent, self.environment, run.nodes / "srun.log")
-
-        patience = plan.job.launch.start_seconds
+        addresses, log = launcher_addresses(names), run.nodes / "srun.log"
         run.lost_hosts.unlink(missing_ok=True)
         with agent_cluster(
-            names, run, starter, on_event, patience=patience, addresses=addresses
+            names,
+            run,
+            lambda o: SlurmStep(allocation, names, _agent(o, addresses), self.environment, log),
+            on_event,
+            patience=plan.job.launch.start_seconds,
+            addresses=addresses,
         ) as cluster:
             try:
                 yield cluster
@@ -96,8 +96,7 @@ class SlurmBackend:
         a launch chooses."""
         allocation = self._allocation()
         names = allocation.nodes[: plan.job.cluster.nodes]
-        order = AgentOrder(plan.run.path.resolve(), plan.run.nodes.resolve() / "key-ID", 0)
-        agent = [sys.executable, "-P", *order.arguments(_listed(launcher_addresses(names)))]
+        agent = _agent(AgentOrder.of(plan.run), launcher_addresses(names))
         return [HostCommand(0, names[0], tuple(agents_step(allocation, names, agent)))]
 
     def _allocation(self) -> Allocation:
@@ -181,19 +180,9 @@ class SlurmStep:
         }
 
     def end(self) -> None:
-        """Wait until each srun has ended, as it does once its agents have. One that has not after
-        END_SECONDS is terminated, which ends its step, and killed if need be; one that cannot be
-        killed is left."""
-        deadline = time.monotonic() + END_SECONDS
-        for srun in set(self.steps.values()):
-            for end in (srun.terminate, srun.kill):
-                with suppress(subprocess.TimeoutExpired):
-                    srun.wait(max(0.0, deadline - time.monotonic()))
-                    break
-                end()
-                deadline = time.monotonic() + KILL_SECONDS
-            with suppress(subprocess.TimeoutExpired):
-                srun.wait(KILL_SECONDS)
+        """Wait until each srun has ended, as it does once its agents have; one that has not is
+        terminated, which ends its step."""
+        end_processes([*{*self.steps.values()}], END_SECONDS, KILL_SECONDS)
 
 
 def launcher_addresses(names: Sequence[str]) -> list[str]:
@@ -205,10 +194,11 @@ def launcher_addresses(names: Sequence[str]) -> list[str]:
     return addresses_towards([known.get(name, name) for name in reversed(names)])
 
 
-def _listed(addresses: Sequence[str]) -> str:
-    """Where the nodes try to reach the launcher: all addresses of this host where it is not known
-    which lead here."""
-    return ",".join(addresses or own_addresses())
+def _agent(order: AgentOrder, addresses: Sequence[str]) -> list[str]:
+    """The command of an agent. addresses: those of the launcher; the nodes try all addresses of
+    this host where it is not known which lead here."""
+    listed = ",".join(addresses or own_addresses())
+    return [sys.executable, "-P", *order.arguments(listed)]
 
 
 def _gpus(plan: Plan) -> int:

@@ -33,10 +33,9 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,12 +53,13 @@ from mpctl.errors import Issue
 from mpctl.hosts.network import addresses_towards, every_address, own_addresses
 from mpctl.launch.control.cluster import AgentCluster, AgentOrder, agent_cluster
 from mpctl.launch.launch_plan import HostCommand, LaunchPlan
+from mpctl.launch.node.processes import end_processes
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
 from mpctl.spec.launch import SshSpec
 
-END_SECONDS, KILL_SECONDS, POLL_SECONDS = 4.0, 1.0, 0.02
+END_SECONDS, KILL_SECONDS = 4.0, 1.0
 """How long an ssh may take to end after its agent was told that the launch is over, and after it
 was asked by SIGTERM. An agent ends without its ssh, too."""
 
@@ -111,19 +111,18 @@ def use_first_slots(job: JobSpec) -> JobSpec:
     return job.model_copy(update={"launch": chosen})
 
 
-@dataclass(frozen=True)
-class SshAgents:
-    """How the node agent of each host is started; a pure function of what is given.
-
-    environment: of the launcher; addresses: of the launcher's host, for hosts that reach it at
-    another address than the one ssh came from.
-    """
+@dataclass
+class SshStarter:
+    """Starts the node agent of each host by ssh, and says why an ssh has ended; what each ssh says
+    lies beside the key. environment: of the launcher; addresses: of the launcher's host, for hosts
+    that reach it at another address than the one ssh came from."""
 
     ssh: SshSpec
     hosts: Sequence[SshHost]
     order: AgentOrder
     environment: Mapping[str, str]
     addresses: Sequence[str] = ()
+    clients: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
     def python(self) -> str:
@@ -131,6 +130,7 @@ class SshAgents:
         return self.ssh.python or sys.executable
 
     def command(self, node: int) -> list[str]:
+        """A pure function of what this was made of."""
         host = self.hosts[node]
         address = self.ssh.address or ",".join(("@ssh", *self.addresses))
         environment = {
@@ -142,24 +142,15 @@ class SshAgents:
         program = [self.python, *self.order.arguments(address, node)]
         return ssh_command(self.ssh, host, ["env", *variables, *program])
 
-
-@dataclass
-class SshStarter:
-    """Starts node agents by ssh, and says why an ssh has ended. folder: for what each ssh says."""
-
-    agents: SshAgents
-    folder: Path
-    clients: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
-
     def start(self, nodes: Sequence[int]) -> None:
         """Start the ssh of each of these nodes; one that still runs is ended first."""
-        _end([self.clients[node] for node in nodes if node in self.clients], 0.0)
-        environment = {**self.agents.environment, **CLIENT_ENVIRONMENT}
+        running = [self.clients[node] for node in nodes if node in self.clients]
+        end_processes(running, 0.0, KILL_SECONDS)
         for node in nodes:
             with self._log(node).open("wb") as log:
                 self.clients[node] = subprocess.Popen(
-                    self.agents.command(node),
-                    env=environment,
+                    self.command(node),
+                    env={**self.environment, **CLIENT_ENVIRONMENT},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -172,16 +163,15 @@ class SshStarter:
 
     def end(self) -> None:
         """Wait until every ssh has ended with its agent; end those that do not."""
-        _end(list(self.clients.values()), END_SECONDS)
+        end_processes([*self.clients.values()], END_SECONDS, KILL_SECONDS)
 
     def _issue(self, node: int, code: int) -> Issue:
         said = self._log(node).read_text("utf-8", errors="replace")
-        agents = self.agents
-        seconds = agents.ssh.connect_timeout
-        return ssh_issue(agents.hosts[node], code, said, python=agents.python, seconds=seconds)
+        seconds = self.ssh.connect_timeout
+        return ssh_issue(self.hosts[node], code, said, python=self.python, seconds=seconds)
 
     def _log(self, node: int) -> Path:
-        return self.folder / f"ssh-{node}.log"
+        return self.order.key.with_name(f"ssh-{node}.log")
 
 
 class SshBackend:
@@ -203,33 +193,30 @@ class SshBackend:
         chosen = choose_hosts(plan.job)
         for warning in chosen.warnings:
             on_event(warning)
-
         addresses = self._addresses(chosen.hosts)
-
-        def starter(order: AgentOrder) -> SshStarter:
-            return SshStarter(self._agents(chosen.hosts, order, addresses), run.nodes)
-
-        names, patience = [host.name for host in chosen.hosts], plan.job.launch.start_seconds
         with agent_cluster(
-            names, run, starter, on_event, patience=patience, addresses=addresses
+            [host.name for host in chosen.hosts],
+            run,
+            lambda order: self._starter(chosen.hosts, order, addresses),
+            on_event,
+            patience=plan.job.launch.start_seconds,
+            addresses=addresses,
         ) as cluster:
             yield cluster
 
     def commands(self, plan: LaunchPlan) -> list[HostCommand]:
         hosts = choose_hosts(plan.job).hosts
-        order = AgentOrder(plan.run.path.resolve(), plan.run.nodes.resolve() / "key-ID", 0)
-        agents = self._agents(hosts, order, self._addresses(hosts))
+        starter = self._starter(hosts, AgentOrder.of(plan.run), self._addresses(hosts))
         return [
-            HostCommand(node, host.name, tuple(agents.command(node)))
+            HostCommand(node, host.name, tuple(starter.command(node)))
             for node, host in enumerate(hosts)
         ]
 
-    def _agents(
+    def _starter(
         self, hosts: Sequence[SshHost], order: AgentOrder, addresses: Sequence[str]
-    ) -> SshAgents:
+    ) -> SshStarter:
         """addresses: those of `_addresses`; where it knows none, hosts try all of this host."""
-        tried = addresses or own_addresses()
-        return SshAgents(self.ssh, hosts, order, self.environment, tried)
+        return SshStarter(self.ssh, hosts, order, self.environment, addresses or own_addresses())
 
     def _addresses(self, hosts: Sequence[SshHost]) -> list[str]:
         """The addresses of this host at which the hosts reach it; empty where that is not known, as
@@ -242,30 +229,22 @@ class SshBackend:
         return addresses_towards(known) if len(known) == len(hosts) else []
 
     def _direct_name(self, host: SshHost) -> str | None:
-        """Where ssh connects to; None where that is another host, or ssh does not say."""
-        environment = {**self.environment, **CLIENT_ENVIRONMENT}
+        """The name or address that ssh connects to by the user's config; None where it goes by
+        another host or a command, or does not say."""
+        port = [] if host.port is None else ["-p", str(host.port)]
         try:
             said = subprocess.run(
-                config_command(self.ssh, host), env=environment, stdin=subprocess.DEVNULL,
+                ["ssh", "-G", *_config(self.ssh), *port, "--", host.destination],
+                env={**self.environment, **CLIENT_ENVIRONMENT}, stdin=subprocess.DEVNULL,
                 capture_output=True, text=True, errors="replace", timeout=CONFIG_SECONDS,
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired):
             return None
-        return None if said.returncode else direct_name(said.stdout)
-
-
-def _end(clients: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
-    """Wait so long for processes to end, then ask those that still run to, then kill them."""
-    for wait, end in ((seconds, subprocess.Popen.terminate), (KILL_SECONDS, subprocess.Popen.kill)):
-        deadline = time.monotonic() + wait
-        while any(client.poll() is None for client in clients) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-        for client in clients:
-            if client.poll() is None:
-                end(client)
-    for client in clients:
-        with suppress(subprocess.TimeoutExpired):  # in a system call that does not return
-            client.wait(KILL_SECONDS)
+        pairs = (line.partition(" ") for line in said.stdout.splitlines())
+        settings = {key: value for key, _, value in pairs}
+        proxies = (settings.get(key, "none") for key in ("proxyjump", "proxycommand"))
+        is_direct = said.returncode == 0 and all(proxy == "none" for proxy in proxies)
+        return settings.get("hostname") if is_direct else None
 
 
 # ---------------------------------------------------------------- the command
@@ -283,30 +262,14 @@ def ssh_command(ssh: SshSpec, host: SshHost, remote: Sequence[str]) -> list[str]
         "ClearAllForwardings": "yes",
         "RemoteCommand": "none",
     }
-    command = ["ssh", "-T"]
-    if ssh.config is not None:
-        command += ["-F", ssh.config]
-    for name, value in options.items():
-        command += ["-o", f"{name}={value}"]
-    if host.port is not None:
-        command += ["-p", str(host.port)]
-    return [*command, "--", host.destination, f"exec {shlex.join(remote)}"]
-
-
-def config_command(ssh: SshSpec, host: SshHost) -> list[str]:
-    """The command that prints what the user's config says of a host, without contacting it."""
-    file = [] if ssh.config is None else ["-F", ssh.config]
+    set_here = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
     port = [] if host.port is None else ["-p", str(host.port)]
-    return ["ssh", "-G", *file, *port, "--", host.destination]
+    command = ["ssh", "-T", *_config(ssh), *set_here, *port, "--", host.destination]
+    return [*command, f"exec {shlex.join(remote)}"]
 
 
-def direct_name(config: str) -> str | None:
-    """The name or address that ssh connects to by the output of `config_command`; None where it
-    goes by another host or a command."""
-    pairs = (line.partition(" ") for line in config.splitlines())
-    settings = {key: value for key, _, value in pairs}
-    proxies = (settings.get(key, "none") for key in ("proxyjump", "proxycommand"))
-    return None if any(proxy != "none" for proxy in proxies) else settings.get("hostname")
+def _config(ssh: SshSpec) -> list[str]:
+    return [] if ssh.config is None else ["-F", ssh.config]
 
 
 def passed_environment(environment: Mapping[str, str], more: Iterable[str] = ()) -> dict[str, str]:

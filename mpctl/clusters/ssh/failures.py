@@ -8,13 +8,13 @@ Messages: OpenSSH 9.2; tests/multinode/test_ssh_failures.py has a real client an
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpctl.clusters.ssh.hostfile import SshHost
 from mpctl.errors import Issue
 from mpctl.hosts.checks import unshared_issue
+from mpctl.launch.diagnose import signal_name
 
 SSH_FAILED, NOT_EXECUTABLE, NOT_FOUND = 255, 126, 127
 LAST_LINES, LONGEST_LINE = 3, 200
@@ -160,7 +160,7 @@ def ssh_issue(host: SshHost, code: int, output: str, *, python: str, seconds: in
         return None
 
     if code < 0:
-        return Issue("ssh-killed", host.name, f"its ssh client was killed ({_signal(-code)})")
+        return Issue("ssh-killed", host.name, f"its ssh client was killed ({signal_name(-code)})")
     if code in (NOT_FOUND, NOT_EXECUTABLE):
         hint = (
             "install Python and mpctl there as they are here, or name the interpreter in "
@@ -181,10 +181,3 @@ def _printable(text: str) -> str:
     """Without control characters, which a remote side could send to the terminal."""
     shown = "".join(character for character in text.strip() if character.isprintable())
     return shown if len(shown) <= LONGEST_LINE else f"{shown[:LONGEST_LINE]}..."
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -67,13 +67,16 @@ def find_world(environment: Environment) -> JoinedWorld | None:
 
     Raises InputError with every variable that is missing or no number.
     """
-    for is_started, read in (
-        (_by_torchrun, _torchrun), (_by_kubeflow, _kubeflow), (_by_slurm, _slurm),
-        (_by_open_mpi, _open_mpi),
-    ):  # fmt: skip
-        if is_started(environment):
-            return read(environment)
-    return None
+    if {"LOCAL_RANK", "WORLD_SIZE"} <= environment.keys():
+        return _torchrun(environment)
+    if {"PET_NNODES", "PET_NODE_RANK"} <= environment.keys():
+        return _kubeflow(environment)
+    # A step of one task may be the shell of salloc or of `srun --pty`, from which the whole
+    # allocation is used.
+    tasks = environment.get("SLURM_STEP_NUM_TASKS", "")
+    if "SLURM_STEP_ID" in environment and tasks.isdecimal() and int(tasks) > 1:
+        return _slurm(environment)
+    return _open_mpi(environment) if "OMPI_COMM_WORLD_RANK" in environment else None
 
 
 def require_world(environment: Environment) -> JoinedWorld:
@@ -94,13 +97,6 @@ def require_world(environment: Environment) -> JoinedWorld:
     return world
 
 
-# ---------------------------------------------------------------- torchrun
-
-
-def _by_torchrun(environment: Environment) -> bool:
-    return "LOCAL_RANK" in environment and "WORLD_SIZE" in environment
-
-
 def _torchrun(environment: Environment) -> JoinedWorld:
     sources = {
         "size": "WORLD_SIZE", "process": "RANK", "per_node": "LOCAL_WORLD_SIZE",
@@ -111,13 +107,6 @@ def _torchrun(environment: Environment) -> JoinedWorld:
     nodes = -(-numbers["size"] // max(1, numbers["per_node"]))
     return JoinedWorld("torchrun", "rank", nodes=nodes, ranks_per_node=None, sources=sources,
                        **numbers)  # fmt: skip
-
-
-# ---------------------------------------------------------------- Kubeflow
-
-
-def _by_kubeflow(environment: Environment) -> bool:
-    return "PET_NNODES" in environment and "PET_NODE_RANK" in environment
 
 
 def _kubeflow(environment: Environment) -> JoinedWorld:
@@ -138,16 +127,6 @@ def _kubeflow(environment: Environment) -> JoinedWorld:
         "Kubeflow", "node", size=numbers["nodes"], process=numbers["node"], per_node=1, local=0,
         ranks_per_node=int(ranks) if ranks.isdecimal() else None, sources=sources, **numbers,
     )  # fmt: skip
-
-
-# ---------------------------------------------------------------- Slurm
-
-
-def _by_slurm(environment: Environment) -> bool:
-    """Inside of a step with several tasks. A step of one task may be the shell of salloc or of
-    `srun --pty`, from which the whole allocation is used."""
-    tasks = environment.get("SLURM_STEP_NUM_TASKS", "")
-    return "SLURM_STEP_ID" in environment and tasks.isdecimal() and int(tasks) > 1
 
 
 def _slurm(environment: Environment) -> JoinedWorld:
@@ -179,13 +158,6 @@ def task_counts(text: str) -> list[int]:
             return []
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
-
-
-# ---------------------------------------------------------------- Open MPI
-
-
-def _by_open_mpi(environment: Environment) -> bool:
-    return "OMPI_COMM_WORLD_RANK" in environment
 
 
 def _open_mpi(environment: Environment) -> JoinedWorld:
@@ -229,32 +201,28 @@ def world_issues(world: JoinedWorld, job: JobSpec) -> list[Issue]:
     or has another size, would be another layout than the planned one: it is refused, never adapted
     to. Each process checks its own numbers, which no other one sees.
     """
-    return [*_sizes(world, job), *_order(world)]
-
-
-def _sizes(world: JoinedWorld, job: JobSpec) -> Iterator[Issue]:
     nodes, ranks = job.cluster.nodes, job.cluster.gpus_per_node or 1
-    if world.nodes != nodes:
-        message = f"{world.starter} started {plural(world.nodes, 'node')}, but the plan has {nodes}"
-        yield _issue(world, "nodes", message, _way_out(world, job))
-    if world.level == "rank":
-        if world.size != job.world_size:
-            message = f"{world.starter} started {plural(world.size, 'process', 'processes')}, "
-            message += f"but the plan has {plural(job.world_size, 'rank')}"
-            yield _issue(world, "size", message, _way_out(world, job))
-        if world.per_node != ranks:
-            message = f"{world.starter} started {plural(world.per_node, 'process', 'processes')} "
-            message += f"on node {world.node}, but the plan has {plural(ranks, 'rank')} a node"
-            yield _issue(world, "per_node", message, _way_out(world, job))
-    elif world.ranks_per_node not in (None, ranks):
-        asked = plural(world.ranks_per_node or 0, "rank")
-        message = f"{world.starter} was asked for {asked} a node, but the plan has {ranks}"
-        yield _issue(world, "ranks_per_node", message, _way_out(world, job))
-
-
-def _order(world: JoinedWorld) -> Iterator[Issue]:
-    """Processes must be numbered node by node, as the plan numbers ranks."""
+    here, way_out = plural(world.per_node, "process", "processes"), _way_out(world, job)
     expected = world.node * world.per_node + world.local
+    found: list[tuple[str, str]] = []  # a field, and how the world differs in it
+    if world.nodes != nodes:
+        started = plural(world.nodes, "node")
+        found.append(("nodes", f"started {started}, but the plan has {nodes}"))
+    if world.level == "rank" and world.size != job.world_size:
+        started = plural(world.size, "process", "processes")
+        planned = plural(job.world_size, "rank")
+        found.append(("size", f"started {started}, but the plan has {planned}"))
+    if world.level == "rank" and world.per_node != ranks:
+        planned = f"the plan has {plural(ranks, 'rank')} a node"
+        found.append(("per_node", f"started {here} on node {world.node}, but {planned}"))
+    if world.level == "node" and world.ranks_per_node not in (None, ranks):
+        asked = plural(world.ranks_per_node or 0, "rank")
+        message = f"was asked for {asked} a node, but the plan has {ranks}"
+        found.append(("ranks_per_node", message))
+    issues = [
+        Issue("world-matches-plan", world.sources[field], f"{world.starter} {message}", way_out)
+        for field, message in found
+    ]
     if world.level == "rank" and world.process != expected:
         message = (
             f"process {world.process} is number {world.local} of node {world.node}, where the plan "
@@ -264,11 +232,8 @@ def _order(world: JoinedWorld) -> Iterator[Issue]:
             "srun": "start the step with srun --distribution=block",
             "mpirun": "start it with mpirun --map-by slot --rank-by slot",
         }.get(world.starter, "start as many processes on each node, in the order of the nodes")
-        yield _issue(world, "process", message, hint)
-
-
-def _issue(world: JoinedWorld, field: str, message: str, hint: str) -> Issue:
-    return Issue("world-matches-plan", world.sources[field], message, hint)
+        issues.append(Issue("world-matches-plan", world.sources["process"], message, hint))
+    return issues
 
 
 def _way_out(world: JoinedWorld, job: JobSpec) -> str:

@@ -102,7 +102,7 @@ class AgentAttempt:
         """Have every host end its ranks, and wait until all that answer have."""
         self.server.broadcast(Command("end"))
         deadline = time.monotonic() + END_SECONDS
-        while (state := self.snapshot()).code is None and time.monotonic() < deadline:
+        while not (state := self.snapshot()).phase.is_over and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         return state
 
@@ -157,6 +157,11 @@ class AgentOrder:
     key: Path
     port: int
 
+    @classmethod
+    def of(cls, run: RunDir, key: str = "key-ID", port: int = 0) -> AgentOrder:
+        """key: the name of the file. Without key and port: what they are is chosen at a launch."""
+        return cls(run.path.resolve(), run.nodes.resolve() / key, port)
+
     def arguments(self, address: str, node: int | None = None) -> list[str]:
         """The arguments of Python on the host. address: of the launcher, as that host can reach it;
         node: the host's index, where the launcher does not know the host by its name."""
@@ -187,7 +192,10 @@ def agent_cluster(
     is_new = not run.is_occupied
     server = ControlServer(names)
     server.open(port, addresses)
-    order = _write_key(run, server)
+    run.make()
+    run.nodes.mkdir(mode=0o700, exist_ok=True)
+    order = AgentOrder.of(run, f"key-{secrets.token_hex(4)}", server.port)
+    write_key(order.key, server.key)
     starter = make_starter(order)
     cluster = AgentCluster(run, server, starter, on_event, patience)
     try:
@@ -201,14 +209,6 @@ def agent_cluster(
         order.key.unlink(missing_ok=True)
         if is_new and not run.job.exists():
             run.abandon()
-
-
-def _write_key(run: RunDir, server: ControlServer) -> AgentOrder:
-    run.make()
-    run.nodes.mkdir(mode=0o700, exist_ok=True)
-    key = run.nodes.resolve() / f"key-{secrets.token_hex(4)}"
-    write_key(key, server.key)
-    return AgentOrder(run.path.resolve(), key, server.port)
 
 
 @dataclass

@@ -39,7 +39,7 @@ from mpctl.rundir.breadcrumb import STACK_SIGNAL, BreadcrumbState, HostBreadcrum
 from mpctl.rundir.directory import RunDir
 
 UNREADABLE = (psutil.Error, OSError)
-KILL_SECONDS = 10.0
+KILL_SECONDS, END_POLL_SECONDS = 10.0, 0.02
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)$')
 THREAD = re.compile(r"^(Current thread|Thread) 0x")
 PACKAGE = "/mpctl/"
@@ -171,6 +171,23 @@ def kill_tree(process: subprocess.Popen[bytes], seconds: float = KILL_SECONDS) -
         process.wait(max(0.0, deadline - time.monotonic()))
     own = (process.pid,) if process.poll() is None else ()
     return (*own, *(child.pid for child in tree if not _has_ended(child)))
+
+
+def end_processes(
+    processes: Sequence[subprocess.Popen[bytes]], seconds: float, kill_seconds: float
+) -> None:
+    """Wait so long for processes to end by themselves, then ask those that still run to, and kill
+    them kill_seconds later. One that cannot be killed is left."""
+    for wait, end in ((seconds, subprocess.Popen.terminate), (kill_seconds, subprocess.Popen.kill)):
+        deadline = time.monotonic() + wait
+        while any(p.poll() is None for p in processes) and time.monotonic() < deadline:
+            time.sleep(END_POLL_SECONDS)
+        for process in processes:
+            if process.poll() is None:
+                end(process)
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(kill_seconds)
 
 
 def _has_ended(process: psutil.Process) -> bool:

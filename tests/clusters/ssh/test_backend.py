@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from mpctl.clusters.ssh.backend import (
-    SshAgents,
     SshBackend,
     SshStarter,
     choose_hosts,
@@ -136,7 +135,7 @@ def test_a_host_without_an_ssh_client_says_so(tmp_path: Path) -> None:
 def test_the_agent_of_a_host_gets_run_key_node_and_ways_to_the_launcher() -> None:
     hosts = [SshHost("n1", (0, 1)), SshHost("n2", (5, 7))]
     environment = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "secret"}
-    agents = SshAgents(SshSpec(python="/py"), hosts, ORDER, environment, ["10.0.0.5", "fd00::5"])
+    agents = SshStarter(SshSpec(python="/py"), hosts, ORDER, environment, ["10.0.0.5", "fd00::5"])
     assert agents.command(1)[-1] == (
         "exec env NCCL_DEBUG=INFO CUDA_VISIBLE_DEVICES=5,7 PYTHONSAFEPATH=1 /py "
         "-m mpctl.launch.node.agent '/runs/a run' --connect=@ssh,10.0.0.5,fd00::5:4321 "
@@ -145,7 +144,7 @@ def test_the_agent_of_a_host_gets_run_key_node_and_ways_to_the_launcher() -> Non
 
 
 def test_interpreter_and_address_are_those_of_this_host_unless_set() -> None:
-    agents = SshAgents(SshSpec(address="10.9.9.9"), [SshHost("n1")], ORDER, {})
+    agents = SshStarter(SshSpec(address="10.9.9.9"), [SshHost("n1")], ORDER, {})
     assert f"{sys.executable} -m mpctl" in agents.command(0)[-1]
     assert "--connect=10.9.9.9:4321" in agents.command(0)[-1]
 
@@ -192,7 +191,8 @@ def starter(folder: Path, **script: dict[str, object]) -> SshStarter:
     fake.write_text(FAKE_SSH.format(python=sys.executable, script=json.dumps(script)))
     fake.chmod(0o755)
     hosts = [SshHost(name) for name in script]
-    return SshStarter(SshAgents(SshSpec(), hosts, ORDER, {"PATH": str(folder)}), folder)
+    order = AgentOrder(folder, folder / "key", 4321)
+    return SshStarter(SshSpec(), hosts, order, {"PATH": str(folder)})
 
 
 def test_all_hosts_are_contacted_at_once_and_each_failure_is_named(tmp_path: Path) -> None:
