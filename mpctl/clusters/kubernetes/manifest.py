@@ -19,17 +19,14 @@ started again finds that its launch has ended.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from mpctl.clusters.backend import JOB_VARIABLES
-from mpctl.hosts.checks import Device, named_device
+from mpctl.hosts.checks import named_device
 from mpctl.rundir.marker import OPTION
 from mpctl.spec.job import JobSpec
-from mpctl.spec.launch import KubernetesSpec
 
 Manifest = dict[str, object]
 """An object of Kubernetes, or a part of one."""
@@ -44,97 +41,55 @@ AFTER_STOP_SECONDS = 30
 """Time that a pod has to end after its ranks have saved or were killed, seconds."""
 
 
-@dataclass(frozen=True)
-class PodJob:
-    """What the pods of one submission run. name: of the object; command: of every pod; run_path:
-    the run directory; processors: CPUs of a pod, None to ask for none; grace_seconds: from the
-    request to end a pod to its kill."""
-
-    name: str
-    run_path: Path
-    command: tuple[str, ...]
-    nodes: int
-    ranks_per_node: int
-    device: Device
-    processors: int | None
-    grace_seconds: int
-    settings: KubernetesSpec
-
-    @property
-    def container(self) -> str:
-        return CONTAINERS[self.settings.kind]
-
-
-def pod_job(job: JobSpec, run_path: Path, *, name: str) -> PodJob:
-    """The submission of a job that passed the checks. run_path: absolute, on the volume claim."""
-    settings, ranks = job.launch.kubernetes, job.cluster.gpus_per_node or 1
-    device = named_device(job) or "cuda"  # the machine that submits need not be like the pods
-    processors = settings.cpus_per_node
-    if processors is None and device == "cpu":
-        processors = ranks * (job.launch.threads_per_rank or 1)
-    return PodJob(
-        name=name,
-        run_path=run_path,
-        command=pod_command(run_path),
-        nodes=job.cluster.nodes,
-        ranks_per_node=ranks,
-        device=device,
-        processors=processors,
-        grace_seconds=round(job.launch.stop_seconds) + AFTER_STOP_SECONDS,
-        settings=settings,
-    )
-
-
-def pod_command(run_path: Path) -> tuple[str, ...]:
-    """What every pod runs: it joins the world that Kubeflow has started. The user of the pods need
-    not be the one who submits, to whom the run directory belongs."""
-    resumption = ("mpctl", "launch", "--resume", "--run-dir", str(run_path), OPTION)
-    return (*resumption, "--on", "torchrun")
-
-
-def manifest(job: PodJob) -> Manifest:
-    kind = job.settings.kind
-    return {
-        "apiVersion": API_VERSIONS[kind],
-        "kind": kind,
-        "metadata": _metadata(job),
-        "spec": _train_job_spec(job) if kind == "TrainJob" else _pytorch_job_spec(job),
-    }
-
-
-def manifest_text(document: Manifest) -> str:
-    plain = json.loads(json.dumps(document))  # without anchors: a part that occurs twice is a copy
+def manifest_text(job: JobSpec, run: Path, *, name: str) -> str:
+    """The object as YAML."""
+    # Without anchors: a part that occurs twice is a copy.
+    plain = json.loads(json.dumps(manifest(job, run, name=name)))
     return str(yaml.safe_dump(plain, sort_keys=False, width=100, allow_unicode=True))
 
 
-def _metadata(job: PodJob) -> Manifest:
-    settings = job.settings
+def manifest(job: JobSpec, run: Path, *, name: str) -> Manifest:
+    """The object of this name for a job that passed the checks. run: its directory, absolute, on
+    the volume claim."""
+    settings = job.launch.kubernetes
     labels = {
         "app.kubernetes.io/managed-by": MANAGER,
         "kueue.x-k8s.io/queue-name": settings.queue,
         "kueue.x-k8s.io/priority-class": settings.priority_class,
     }
     metadata: Manifest = {
-        "name": job.name,
-        "labels": {name: value for name, value in labels.items() if value is not None},
-        "annotations": {"mpctl/run-dir": str(job.run_path)},
+        "name": name,
+        "labels": {label: value for label, value in labels.items() if value is not None},
+        "annotations": {"mpctl/run-dir": str(run)},
     }
     if settings.namespace is not None:
         metadata["namespace"] = settings.namespace
-    return metadata
+    # The user of the pods need not be the one who submits, to whom the run directory belongs.
+    resumption = ["mpctl", "launch", "--resume", "--run-dir", str(run), OPTION]
+    variables = {JOB_VARIABLE: name, **settings.env}
+    program: Manifest = {
+        "command": [*resumption, "--on", "torchrun"],
+        "env": [{"name": variable, "value": value} for variable, value in variables.items()],
+    }
+    make_spec = _train_job_spec if settings.kind == "TrainJob" else _pytorch_job_spec
+    return {
+        "apiVersion": API_VERSIONS[settings.kind],
+        "kind": settings.kind,
+        "metadata": metadata,
+        "spec": make_spec(job, program),
+    }
 
 
-def _train_job_spec(job: PodJob) -> Manifest:
-    settings = job.settings
+def _train_job_spec(job: JobSpec, program: Manifest) -> Manifest:
+    settings = job.launch.kubernetes
     trainer: Manifest = {
         "image": settings.image,
-        "numNodes": job.nodes,
-        "numProcPerNode": job.ranks_per_node,
-        "command": list(job.command),
-        "env": _environment(job),
+        "numNodes": job.cluster.nodes,
+        "numProcPerNode": job.cluster.gpus_per_node or 1,
+        **program,
         "resourcesPerNode": _resources(job),
     }
-    pods = {**_pod_settings(job), "containers": [_mounts(job)]}
+    pods = {**_pod_settings(job), "containers": [_container(job)]}
     patch = {"name": "node", "template": {"spec": {"template": {"spec": pods}}}}
     spec: Manifest = {
         "runtimeRef": {"name": settings.runtime, "kind": settings.runtime_kind},
@@ -149,22 +104,18 @@ def _train_job_spec(job: PodJob) -> Manifest:
     return {"suspend": True, **spec} if settings.queue else spec
 
 
-def _pytorch_job_spec(job: PodJob) -> Manifest:
-    settings = job.settings
-    container: Manifest = {
-        **_mounts(job),
-        "image": settings.image,
-        "command": list(job.command),
-        "env": _environment(job),
-        "resources": _resources(job),
-    }
+def _pytorch_job_spec(job: JobSpec, program: Manifest) -> Manifest:
+    settings = job.launch.kubernetes
+    container = {
+        **_container(job), "image": settings.image, **program, "resources": _resources(job),
+    }  # fmt: skip
     template: Manifest = {"spec": {**_pod_settings(job), "containers": [container]}}
     policy: Manifest = {"cleanPodPolicy": "Running", "backoffLimit": 0}
     if settings.queue:
         policy["suspend"] = True
-    counts = {"Master": 1, "Worker": job.nodes - 1}
+    counts = {"Master": 1, "Worker": job.cluster.nodes - 1}
     return {
-        "nprocPerNode": str(job.ranks_per_node),
+        "nprocPerNode": str(job.cluster.gpus_per_node or 1),
         "runPolicy": policy,
         "pytorchReplicaSpecs": {
             role: {"replicas": count, "restartPolicy": "Never", "template": template}
@@ -174,41 +125,43 @@ def _pytorch_job_spec(job: PodJob) -> Manifest:
     }
 
 
-def _resources(job: PodJob) -> Manifest:
+def _resources(job: JobSpec) -> Manifest:
+    """What a pod asks for: the GPUs of a node, or on CPU a processor for each thread of its
+    ranks."""
+    settings, ranks = job.launch.kubernetes, job.cluster.gpus_per_node or 1
     amounts: dict[str, str] = {}
-    if job.device == "cuda":
-        amounts[job.settings.gpu_resource] = str(job.ranks_per_node)
-    if job.processors is not None:
-        amounts["cpu"] = str(job.processors)
-    if job.settings.memory_per_node is not None:
-        amounts["memory"] = job.settings.memory_per_node
+    processors = settings.cpus_per_node
+    if named_device(job) != "cpu":  # the machine that submits need not be like the pods
+        amounts[settings.gpu_resource] = str(ranks)
+    elif processors is None:
+        processors = ranks * (job.launch.threads_per_rank or 1)
+    if processors is not None:
+        amounts["cpu"] = str(processors)
+    if settings.memory_per_node is not None:
+        amounts["memory"] = settings.memory_per_node
     return {"requests": dict(amounts), "limits": dict(amounts)}
 
 
-def _environment(job: PodJob) -> Sequence[Manifest]:
-    variables = {JOB_VARIABLE: job.name, **job.settings.env}
-    return [{"name": name, "value": value} for name, value in variables.items()]
-
-
-def _mounts(job: PodJob) -> Manifest:
-    """The container's volumes: the run's, and shared memory, of which a pod has 64 MiB by itself
-    and NCCL needs more."""
+def _container(job: JobSpec) -> Manifest:
+    """The container and its volumes: the run's, and shared memory, of which a pod has 64 MiB by
+    itself and NCCL needs more."""
+    settings = job.launch.kubernetes
     mounts = [
-        {"name": "runs", "mountPath": job.settings.mount_path},
+        {"name": "runs", "mountPath": settings.mount_path},
         {"name": "shared-memory", "mountPath": "/dev/shm"},
     ]
-    return {"name": job.container, "volumeMounts": mounts}
+    return {"name": CONTAINERS[settings.kind], "volumeMounts": mounts}
 
 
-def _pod_settings(job: PodJob) -> Manifest:
+def _pod_settings(job: JobSpec) -> Manifest:
     """What a pod has beside its container; the fields have the same names in both kinds."""
-    settings = job.settings
+    settings = job.launch.kubernetes
     pods: Manifest = {
         "volumes": [
             {"name": "runs", "persistentVolumeClaim": {"claimName": settings.claim}},
             {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
         ],
-        "terminationGracePeriodSeconds": job.grace_seconds,
+        "terminationGracePeriodSeconds": round(job.launch.stop_seconds) + AFTER_STOP_SECONDS,
     }
     if settings.service_account is not None:
         pods["serviceAccountName"] = settings.service_account

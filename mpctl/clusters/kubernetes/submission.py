@@ -14,12 +14,7 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 
 from mpctl.clusters.kubernetes.kubectl import LABEL, Kubectl, KubectlError
-from mpctl.clusters.kubernetes.manifest import (
-    PodJob,
-    manifest,
-    manifest_text,
-    pod_job,
-)
+from mpctl.clusters.kubernetes.manifest import manifest_text
 from mpctl.durable import write_whole
 from mpctl.errors import Issue
 from mpctl.hosts.checks import named_device
@@ -30,9 +25,29 @@ from mpctl.spec.launch import KubernetesSpec
 
 TABLE = "launch.kubernetes"
 LONGEST_JOB_NAME = 40
-LABEL_VALUE = r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
+LABEL_VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+SUBDOMAIN = rf"(?=[^/]{{1,253}}(/|\Z)){LABEL}(\.{LABEL})*"
+"""DNS labels joined by dots, such as a volume claim's name: `runs.team-a`."""
+QUALIFIED = rf"({SUBDOMAIN}/)?{LABEL_VALUE}"
+"""The name of a label, a taint or a resource: `gpu`, `nvidia.com/gpu`."""
+QUANTITY = r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E)?"
 LOWER_CASE = "use lower-case letters, digits and hyphens, with a letter or digit at both ends"
-QUALIFIED = "use NAME or PREFIX/NAME, such as nvidia.com/gpu"
+JOINED = f"{LOWER_CASE}; dots may join several of them"
+PREFIXED = "use NAME or PREFIX/NAME, such as nvidia.com/gpu"
+FORMS = {
+    "namespace": (LABEL, f"{LOWER_CASE}, at most 63 characters"),
+    "claim": (SUBDOMAIN, JOINED),
+    "runtime": (SUBDOMAIN, JOINED),
+    "queue": (SUBDOMAIN, JOINED),
+    "priority_class": (SUBDOMAIN, JOINED),
+    "service_account": (SUBDOMAIN, JOINED),
+    "image_pull_secret": (SUBDOMAIN, JOINED),
+    "gpu_resource": (QUALIFIED, PREFIXED),
+    "memory_per_node": (QUANTITY, "use a number and Mi, Gi or Ti, such as 512Gi"),
+    "node_selector": (QUALIFIED, PREFIXED),
+    "tolerations": (QUALIFIED, PREFIXED),
+}
+"""The form of each setting, or of each name in it, and how to write it."""
 RESERVED_ENV = frozenset({
     "PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT",
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR",
@@ -74,18 +89,17 @@ class KubernetesSubmitter:
         return issues
 
     def document(self, plan: Plan, run: RunDir) -> str:
-        return manifest_text(manifest(self._pod_job(plan, run)))
+        return manifest_text(plan.job, run.path.resolve(), name=self._name(run))
 
     def submit(self, plan: Plan, run: RunDir) -> str:
         """Write RUN/kubernetes.yaml and create the object; its name."""
         document = self.document(plan, run)
         write_whole(run.manifest, document)
         self.kubectl.create(document)
-        return self._pod_job(plan, run).name
+        return self._name(run)
 
-    def _pod_job(self, plan: Plan, run: RunDir) -> PodJob:
-        path = run.path.resolve()
-        return pod_job(plan.job, path, name=job_name(path.name, self.when))
+    def _name(self, run: RunDir) -> str:
+        return job_name(run.path.resolve().name, self.when)
 
 
 def job_name(run_name: str, when: float) -> str:
@@ -116,8 +130,7 @@ def submission_issues(job: JobSpec, run_path: Path, *, is_mounted: bool = True) 
     checks = (
         _required(settings),
         _device(job),
-        _names(settings),
-        _labels(settings),
+        form_issues(settings),
         env_issues(settings.env),
         _paths(job, run_path, is_mounted=is_mounted),
     )
@@ -149,39 +162,18 @@ def _device(job: JobSpec) -> Iterator[Issue]:
                     "say --device cuda or --device cpu")  # fmt: skip
 
 
-def _names(settings: KubernetesSpec) -> Iterator[Issue]:
-    labels = {"namespace": settings.namespace}
-    subdomains = {
-        key: getattr(settings, key)
-        for key in ("claim", "runtime", "queue", "priority_class", "service_account",
-                    "image_pull_secret")
-    }  # fmt: skip
-    for key, name in labels.items():
-        if name is not None and not is_label(name):
-            yield _bad_name(key, name, f"{LOWER_CASE}, at most 63 characters")
-    for key, name in subdomains.items():
-        if name is not None and not is_subdomain(name):
-            yield _bad_name(key, name, f"{LOWER_CASE}; dots may join several of them")
-    if not is_qualified(settings.gpu_resource):
-        yield _bad_name("gpu_resource", settings.gpu_resource, QUALIFIED)
-    if settings.memory_per_node is not None and not is_quantity(settings.memory_per_node):
-        message = f"{settings.memory_per_node!r} is not an amount of memory"
-        yield Issue("bad-value", f"{TABLE}.memory_per_node", message,
-                    "use a number and Mi, Gi or Ti, such as 512Gi")  # fmt: skip
-
-
-def _bad_name(key: str, name: str, hint: str) -> Issue:
-    return Issue("bad-name", f"{TABLE}.{key}", f"{name!r} is not a name in Kubernetes", hint)
-
-
-def _labels(settings: KubernetesSpec) -> Iterator[Issue]:
-    names = [("node_selector", name) for name in settings.node_selector]
-    names += [("tolerations", name) for name in settings.tolerations]
-    for key, name in names:
-        if not is_qualified(name):
-            yield _bad_name(key, name, QUALIFIED)
+def form_issues(settings: KubernetesSpec) -> Iterator[Issue]:
+    """Settings that have not the form of what they name."""
+    for key, (form, hint) in FORMS.items():
+        value = getattr(settings, key)
+        for name in [value] if isinstance(value, str) else value or ():
+            if not re.fullmatch(form, name):
+                is_amount = key == "memory_per_node"
+                what = "an amount of memory" if is_amount else "a name in Kubernetes"
+                rule = "bad-value" if is_amount else "bad-name"
+                yield Issue(rule, f"{TABLE}.{key}", f"{name!r} is not {what}", hint)
     for name, value in settings.node_selector.items():
-        if not is_label_value(value):
+        if value and not re.fullmatch(LABEL_VALUE, value):
             message = f"{value!r} cannot be the value of the label {name}"
             yield Issue("bad-value", f"{TABLE}.node_selector", message,
                         "use at most 63 letters, digits, '-', '_' and '.'")  # fmt: skip
@@ -240,35 +232,6 @@ def claim_issues(claim: object, job: JobSpec) -> Iterator[Issue]:
         message = f"{settings.claim!r} has access modes {', '.join(map(str, modes))}, and the pods "
         yield Issue("claim-not-shared", where, f"{message}of {job.cluster.nodes} nodes write there",
                     "use a claim with access mode ReadWriteMany")  # fmt: skip
-
-
-# ---------------------------------------------------------------- names
-
-
-def is_label(name: str) -> bool:
-    """Whether a name is a DNS label, such as a namespace's: `team-a`."""
-    return re.fullmatch(LABEL, name) is not None
-
-
-def is_subdomain(name: str) -> bool:
-    """Whether a name is DNS labels joined by dots, such as a volume claim's: `runs.team-a`."""
-    return len(name) <= 253 and all(is_label(part) for part in name.split("."))
-
-
-def is_qualified(name: str) -> bool:
-    """Whether a name is that of a label, a taint or a resource: `gpu`, `nvidia.com/gpu`."""
-    prefix, slash, last = name.rpartition("/")
-    is_last = bool(last) and re.fullmatch(LABEL_VALUE, last) is not None
-    return is_last and (not slash or is_subdomain(prefix))
-
-
-def is_label_value(value: str) -> bool:
-    return re.fullmatch(LABEL_VALUE, value) is not None
-
-
-def is_quantity(text: str) -> bool:
-    """Whether a text is an amount of memory: `512Gi`, `1.5T`, `1048576`."""
-    return re.fullmatch(r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E)?", text) is not None
 
 
 def env_issues(names: Iterable[str]) -> Iterator[Issue]:

@@ -10,14 +10,13 @@ import pytest
 
 from mpctl.clusters.kubernetes.jobs import resource
 from mpctl.clusters.kubernetes.kubectl import KNOWN, Kubectl, KubectlError, failure_issue
-from mpctl.clusters.kubernetes.manifest import manifest, manifest_text
 from tests.clusters.kubernetes.api_server import Cluster, point_kubectl
 from tests.clusters.kubernetes.jobs import KINDS
-from tests.clusters.kubernetes.test_manifest import submitted
+from tests.clusters.kubernetes.test_manifest import text_of
 
 
 def text(kind: str = "TrainJob", **settings: object) -> str:
-    return manifest_text(manifest(submitted(kind, **settings)))
+    return text_of(kind, **settings)
 
 
 def refusal(kubectl: Kubectl, document: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mpctl.clusters.kubernetes.manifest import PodJob, manifest, manifest_text, pod_job
+from mpctl.clusters.kubernetes.manifest import CONTAINERS, manifest_text
 from tests.clusters.kubernetes.jobs import EVERYTHING, KINDS, kubernetes_job
 from tests.clusters.kubernetes.published import pytorch_job_issues, train_job_issues
 
@@ -21,13 +21,14 @@ COMMAND = ["mpctl", "launch", "--resume", "--run-dir", str(RUN), "--allow-other-
            "--on", "torchrun"]  # fmt: skip
 
 
-def submitted(kind: str, device: str = "cuda", **settings: Any) -> PodJob:
-    return pod_job(kubernetes_job(device=device, kind=kind, **settings), RUN, name="llama-1")
+def text_of(kind: str, device: str = "cuda", **settings: Any) -> str:
+    job = kubernetes_job(device=device, kind=kind, **settings)
+    return manifest_text(job, RUN, name="llama-1")
 
 
 def rendered(kind: str, device: str = "cuda", **settings: Any) -> Any:
     """The object as kubectl reads it."""
-    return yaml.safe_load(manifest_text(manifest(submitted(kind, device, **settings))))
+    return yaml.safe_load(text_of(kind, device, **settings))
 
 
 def pods(kind: str, document: Any) -> list[Any]:
@@ -82,7 +83,7 @@ def test_every_pod_joins_the_world_with_the_run_mounted(kind: str) -> None:
     trainer = document["spec"].get("trainer")
     for pod in pods(kind, document):
         (container,) = pod["containers"]
-        assert container["name"] == submitted(kind).container
+        assert container["name"] == CONTAINERS[kind]
         assert (trainer or container)["command"] == COMMAND
         assert (trainer or container)["image"] == "registry/mpctl:1"
         mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
@@ -114,8 +115,8 @@ def test_its_world_is_that_of_the_plan(kind: str) -> None:
 def test_a_pytorch_job_of_one_node_has_no_worker_and_none_is_restarted() -> None:
     job = kubernetes_job(kind="PyTorchJob")
     cluster = job.cluster.model_copy(update={"nodes": 1})
-    document = manifest(pod_job(job.model_copy(update={"cluster": cluster}), RUN, name="a"))
-    spec: Any = document["spec"]
+    text = manifest_text(job.model_copy(update={"cluster": cluster}), RUN, name="a")
+    spec = yaml.safe_load(text)["spec"]
     assert list(spec["pytorchReplicaSpecs"]) == ["Master"]
     assert spec["pytorchReplicaSpecs"]["Master"]["restartPolicy"] == "Never"
     assert spec["runPolicy"]["backoffLimit"] == 0
@@ -123,7 +124,7 @@ def test_a_pytorch_job_of_one_node_has_no_worker_and_none_is_restarted() -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_on_cpu_it_asks_for_the_threads_of_its_ranks(kind: str) -> None:
-    text = manifest_text(manifest(submitted(kind, "cpu")))
+    text = text_of(kind, "cpu")
     assert "cpu: '12'" in text and "gpu" not in text.replace("torch-distributed", "")
 
 
@@ -135,22 +136,22 @@ def test_a_queue_of_kueue_gets_a_suspended_job(kind: str) -> None:
     assert labels["kueue.x-k8s.io/priority-class"] == "high"
     spec = document["spec"]
     assert (spec if kind == "TrainJob" else spec["runPolicy"])["suspend"] is True
-    assert "suspend" not in manifest_text(manifest(submitted(kind)))
+    assert "suspend" not in text_of(kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_further_settings_reach_the_pods(kind: str) -> None:
-    document = rendered(kind, **EVERYTHING)
+    text = text_of(kind, **EVERYTHING)
+    document = yaml.safe_load(text)
     assert document["metadata"]["namespace"] == "team-a"
     for pod in pods(kind, document):
         assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "H100"}
         assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
         assert pod["serviceAccountName"] == "trainer"
         assert pod["imagePullSecrets"] == [{"name": "registry"}]
-    text = manifest_text(document)
     assert "memory: 512Gi" in text and "cpu: '96'" in text and "name: NCCL_DEBUG" in text
 
 
 def test_the_text_has_no_anchors() -> None:
-    text = manifest_text(manifest(submitted("PyTorchJob")))
+    text = text_of("PyTorchJob")
     assert "&id" not in text and "*id" not in text

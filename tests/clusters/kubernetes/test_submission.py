@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpctl.cli.app import run as mpctl
+from mpctl.clusters.kubernetes.kubectl import LABEL
 from mpctl.clusters.kubernetes.submission import (
     LONGEST_JOB_NAME,
+    QUALIFIED,
+    QUANTITY,
+    SUBDOMAIN,
     claim_issues,
     env_issues,
-    is_label,
-    is_qualified,
-    is_quantity,
-    is_subdomain,
     job_name,
     submission_issues,
 )
@@ -109,20 +109,17 @@ def test_a_derived_name_is_that_of_the_run_and_the_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "is_legal"),
-    [("a", True), ("team-a", True), ("-a", False), ("A", False), ("a.b", False), ("", False),
-     ("a" * 63, True), ("a" * 64, False), ("a\n", False)],
+    ("form", "legal", "illegal"),
+    [
+        (LABEL, ["a", "team-a", "a" * 63], ["-a", "A", "a.b", "", "a" * 64, "a\n"]),
+        (SUBDOMAIN, ["a.b-c.d"], ["a..b", "a." * 200, "a/b"]),
+        (QUALIFIED, ["nvidia.com/gpu", "gpu", "a/B_c.d", f"{'a.' * 126}a/b"],
+         ["/gpu", "a/", "a/b/c", "nvidia com/gpu", "", f"{'a.' * 127}a/b"]),
+        (QUANTITY, ["512Gi", "1.5T", "7"], ["512GB", "-1Gi", "lots", ""]),
+    ],
 )  # fmt: skip
-def test_labels(name: str, is_legal: bool) -> None:
-    assert is_label(name) is is_legal
-
-
-def test_subdomains_qualified_names_and_quantities() -> None:
-    assert is_subdomain("a.b-c.d") and not is_subdomain("a..b") and not is_subdomain("a." * 200)
-    assert is_qualified("nvidia.com/gpu") and is_qualified("gpu") and is_qualified("a/B_c.d")
-    assert not any(map(is_qualified, ("/gpu", "a/", "a/b/c", "nvidia com/gpu", "")))
-    assert is_quantity("512Gi") and is_quantity("1.5T") and is_quantity("7")
-    assert not any(map(is_quantity, ("512GB", "-1Gi", "lots", "")))
+def test_forms_of_names(form: str, legal: list[str], illegal: list[str]) -> None:
+    assert [name for name in (*legal, *illegal) if re.fullmatch(form, name)] == legal
 
 
 def test_variables_that_place_a_pod_cannot_be_set() -> None:
@@ -206,15 +203,16 @@ def test_the_object_is_rendered_on_a_machine_without_volume_data_or_disk(
     assert issues(capsys) == ["not-on-claim"]
 
 
-def test_submit_writes_the_run_and_creates_the_object(
-    kubernetes: Cluster,
-    mount: Path,
-    data: Path,
-    capsys: pytest.CaptureFixture[str],
+def test_submit_writes_the_run_and_creates_the_object_which_is_seen_and_taken_back(
+    kubernetes: Cluster, mount: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """By `mpctl status` and `mpctl stop`, which ask the cluster for the object of the run."""
     kubernetes.add("persistentvolumeclaims", claim("ReadWriteMany"))
-    assert mpctl([*command(mount, copied(mount, data)), "--submit", "--json"]) == 0
-    submission = json.loads(capsys.readouterr().out)
+    argv = [*command(mount, copied(mount, data)), "--submit", "--json"]
+    submitted = subprocess.run(
+        [sys.executable, "-m", "mpctl", *argv], check=True, timeout=60, stdout=subprocess.PIPE
+    )
+    submission = json.loads(submitted.stdout)
     (name,) = kubernetes.names("trainjobs")
     assert (submission["job_id"], submission["scheduler"]) == (name, "kubernetes")
     run = mount / "Run 1"
@@ -223,30 +221,17 @@ def test_submit_writes_the_run_and_creates_the_object(
     assert yaml.safe_load((run / "kubernetes.yaml").read_text())["metadata"]["name"] == name
     job = json.loads((run / "job.json").read_text())
     assert job["launch"]["on"] == "auto"  # the pods join by --on torchrun
-
-
-def test_a_job_that_waits_is_seen_and_taken_back(
-    kubernetes: Cluster, mount: Path, data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """By `mpctl status` and `mpctl stop`, which ask the cluster for the object of the run."""
-    kubernetes.add("persistentvolumeclaims", claim("ReadWriteMany"))
-    argv = [*command(mount, copied(mount, data)), "--submit"]
-    subprocess.run([sys.executable, "-m", "mpctl", *argv], check=True, timeout=60)
-    (name,) = kubernetes.names("trainjobs")
     kubernetes.add("pods", unplaced_pod(name))
-    assert mpctl(["status", str(mount / "Run 1"), "--json"]) == 0
+    assert mpctl(["status", str(run), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["status"] == "submitted"
     assert document["job_state"] == "pending (Unschedulable: 0/3 nodes are available)"
-    mpctl(["stop", str(mount / "Run 1")])
+    mpctl(["stop", str(run)])
     assert kubernetes.names("trainjobs") == []
 
 
 def test_what_the_cluster_refuses_leaves_nothing_behind(
-    kubernetes: Cluster,
-    mount: Path,
-    data: Path,
-    capsys: pytest.CaptureFixture[str],
+    kubernetes: Cluster, mount: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kubernetes.add("persistentvolumeclaims", claim("ReadWriteOnce"))
     kubernetes.refusal = (403, "Forbidden", 'admission webhook "v" denied the request: no runtime')
@@ -256,10 +241,7 @@ def test_what_the_cluster_refuses_leaves_nothing_behind(
 
 
 def test_a_claim_that_is_absent(
-    kubernetes: Cluster,
-    mount: Path,
-    data: Path,
-    capsys: pytest.CaptureFixture[str],
+    kubernetes: Cluster, mount: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert mpctl([*command(mount, copied(mount, data)), "--submit", "--json"]) == 2
     assert issues(capsys) == ["no-claim"]

@@ -12,8 +12,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+import pytest
 
+from mpctl.cli.app import run as mpctl
 from tests.launch.command import PATIENCE, wait_for
+
+Environment = dict[str, str]
+Capture = pytest.CaptureFixture[str]
+
+
+def said_by(environment: Environment, argv: Sequence[str], capfd: Capture) -> tuple[int, str]:
+    """The exit code of `mpctl ARGV`, run by this process as one of a world, and what it says."""
+    capfd.readouterr()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        code = mpctl(list(argv))
+    shown = capfd.readouterr()
+    return code, shown.out + shown.err
 
 
 @dataclass
@@ -74,9 +90,6 @@ class World:
         for pid in self.left():
             with suppress(psutil.Error):
                 psutil.Process(pid).kill()
-
-
-Environment = dict[str, str]
 
 
 def torchrun_world(rank: int, nodes: int = 2, per_node: int = 4) -> Environment:

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.clusters.torchrun.processes import Environment, World, pod, torchrun_world
+from tests.clusters.torchrun.processes import (
+    Capture,
+    Environment,
+    World,
+    pod,
+    said_by,
+    torchrun_world,
+)
 
 MODES = ("bench", "tensor-modes", "--model", "demo-gpt", "--ranks", "2", "--rounds", "1",
          "--steps", "1")  # fmt: skip
@@ -58,30 +65,35 @@ def test_a_process_a_node_measures_collectives(world: World) -> None:
     assert world.left() == []
 
 
-def test_a_folder_has_to_be_named(world: World) -> None:
-    assert world.start([*MODES, "--device", "cpu"], ranks(2)).ended() == [2, 2]
-    assert "--out" in world.output(0) and world.output(1) == ""
+def test_a_folder_has_to_be_named(tmp_path: Path, capfd: Capture) -> None:
+    first, second = (said_by(here, [*MODES, "--device", "cpu"], capfd) for here in ranks(2))
+    assert first[0] == second[0] == 2
+    assert "--out" in first[1] and second[1] == ""
 
 
 @pytest.mark.parametrize("command", ["scaling", "verify"])
-def test_a_bench_of_several_sizes_is_refused_by_one_message(world: World, command: str) -> None:
-    argv = ["bench", command, "demo", "--out", str(world.run_dir)]
-    assert world.start(argv, ranks(2)).ended() == [2, 2]
-    assert "already has one" in world.output(0) and world.output(1) == ""
-    assert not world.run_dir.exists()
+def test_a_bench_of_several_sizes_is_refused_by_one_message(
+    tmp_path: Path, capfd: Capture, command: str
+) -> None:
+    argv = ["bench", command, "demo", "--out", str(tmp_path / "out")]
+    first, second = (said_by(here, argv, capfd) for here in ranks(2))
+    assert first[0] == second[0] == 2
+    assert "already has one" in first[1] and second[1] == ""
+    assert not (tmp_path / "out").exists()
 
 
-def test_a_job_that_runs_on_this_host_alone_joins_no_world(world: World, tmp_path: Path) -> None:
+def test_a_job_that_runs_on_this_host_alone_joins_no_world(tmp_path: Path, capfd: Capture) -> None:
     """What it is refused for is its own: it has no model, and one world size is no comparison."""
     job = tmp_path / "job.toml"
     job.write_text('[launch]\non = "local"\n')
-    argv = ["bench", "scaling", str(job), "--world", "1", "--out", str(world.run_dir)]
-    assert world.start(argv, ranks(1)).ended() == [2]
-    assert "already has one" not in world.output(0)
+    argv = ["bench", "scaling", str(job), "--world", "1", "--out", str(tmp_path / "out")]
+    (here,) = ranks(1)
+    code, said = said_by(here, argv, capfd)
+    assert code == 2 and "already has one" not in said
 
 
-def test_outside_of_a_world_it_is_refused(world: World) -> None:
-    argv = [*MODES, "--device", "cpu", "--on", "torchrun", "--out", str(world.run_dir)]
-    assert world.start(argv, [{}]).ended() == [2]
-    assert "torchrun was asked for" in world.output(0)
-    assert not world.run_dir.exists()
+def test_outside_of_a_world_it_is_refused(tmp_path: Path, capfd: Capture) -> None:
+    argv = [*MODES, "--device", "cpu", "--on", "torchrun", "--out", str(tmp_path / "out")]
+    code, said = said_by({}, argv, capfd)
+    assert code == 2 and "torchrun was asked for" in said
+    assert not (tmp_path / "out").exists()

@@ -13,7 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters.torchrun.processes import Environment, World, pod, torchrun_world
+from tests.clusters.torchrun.processes import (
+    Capture,
+    Environment,
+    World,
+    pod,
+    said_by,
+    torchrun_world,
+)
 from tests.launch.command import Launched, arguments, wait_for
 
 ENDLESS = ("--set", "training.steps=100000", "--set", "training.eval_samples=0")
@@ -74,9 +81,17 @@ def test_a_process_a_rank_trains_as_planned(data: Path, finished: Launched, worl
     assert world.left() == [] and not (world.run_dir / "nodes/meeting.json").exists()
 
 
-def test_another_world_than_the_planned_one_is_refused_by_one_message(
-    data: Path, world: World
+def test_another_world_than_the_planned_one_is_refused(
+    data: Path, tmp_path: Path, capfd: Capture
 ) -> None:
+    argv = arguments(data, tmp_path / "run", "--tp", "4")
+    code, said = said_by(ranks(2)[0], argv, capfd)
+    assert code == 2 and "torchrun started 2 processes, but the plan has 4 ranks" in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_it_is_refused_by_one_message(data: Path, world: World) -> None:
     argv = arguments(data, world.run_dir, "--tp", "4")
     world.start(argv, ranks(2))
     assert world.processes[0].wait(60) == 2
@@ -101,11 +116,14 @@ def test_a_process_that_is_numbered_otherwise_is_named_by_the_first(
     assert world.processes[1].wait(10) == 0 and world.output(1) == ""  # it was told
 
 
-def test_every_process_has_to_know_the_run_directory(data: Path, world: World) -> None:
-    argv = arguments(data, world.run_dir, "--tp", "2")
+def test_every_process_has_to_know_the_run_directory(
+    data: Path, tmp_path: Path, capfd: Capture
+) -> None:
+    argv = arguments(data, tmp_path / "run", "--tp", "2")
     at = argv.index("--run-dir")
-    assert world.start([*argv[:at], *argv[at + 2 :]], ranks(2)).ended(60) == [2, 2]
-    assert "add --run-dir" in world.output(0) and world.output(1) == ""
+    first, second = (said_by(here, [*argv[:at], *argv[at + 2 :]], capfd) for here in ranks(2))
+    assert first[0] == second[0] == 2
+    assert "add --run-dir" in first[1] and second[1] == ""
 
 
 @pytest.mark.slow
