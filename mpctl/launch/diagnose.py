@@ -134,7 +134,7 @@ def find_failure(run: RunDir, job: JobSpec, evidence: AttemptEvidence) -> Failur
     a rank that ended without a record, the first echo of a lost peer. Where the disk of the run is
     full, that comes before all, and only a recorded error is named beside it."""
     state = evidence.state
-    failure = Diagnosis(run, job, evidence).cause()
+    failure = FailedAttempt(run, job, evidence).cause()
     if full := full_disk_text(run.path):
         is_known = any(not record["is_echo"] for record in state.failures)
         failure = failure if is_known else without_ranks("", run)
@@ -147,8 +147,8 @@ def find_failure(run: RunDir, job: JobSpec, evidence: AttemptEvidence) -> Failur
     return replace(failure, host=host)
 
 
-class Diagnosis:
-    """A failed attempt: what each rank and each host left."""
+class FailedAttempt:
+    """What each rank and each host left of a failed attempt, and what follows from it."""
 
     def __init__(self, run: RunDir, job: JobSpec, evidence: AttemptEvidence) -> None:
         self.run, self.job, self.evidence, self.state = run, job, evidence, evidence.state
