@@ -27,8 +27,9 @@ from mpctl.layers.mlp import MLPConfig
 from mpctl.layers.parameters import initialise
 from mpctl.layers.shard_context import ShardContext
 from mpctl.layers.transformer_layer import ParallelTransformerLayer
+from mpctl.transport.exchange import Exchange
 from mpctl.transport.group import Group
-from mpctl.transport.shared import Exchange, open_segment
+from mpctl.transport.shared import open_segment
 from tests.ranks import run_ranks
 
 

@@ -37,8 +37,9 @@ from mpctl.layers.parameters import initialise
 from mpctl.layers.shard_context import ShardContext
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
+from mpctl.transport.exchange import Exchange
 from mpctl.transport.group import Group
-from mpctl.transport.shared import Exchange, open_segment
+from mpctl.transport.shared import open_segment
 from tests.ranks import run_ranks
 
 LAYERS, HIDDEN, HEADS, VOCAB, SEQ, BATCH = 8, 512, 8, 32000, 256, 4

@@ -7,8 +7,10 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
+from mpctl.transport.streams import SideStream
 
-class LoggedStream:
+
+class LoggedStream(SideStream):
     """A side stream that notes what is asked of it."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from mpctl.collectives import COLLECTIVES, Kind, bus_factor, get_collective, sen
 from mpctl.estimate.network import Route
 from mpctl.planning.traffic import sent_to
 from mpctl.rundir import collective_log, requests
-from mpctl.transport import messages
+from mpctl.transport import exchange
 
 ROUTE = Route(4, 1, 1e-9, 0.0, 1e-6, 0.0)
 
@@ -56,7 +56,7 @@ def test_every_kind_has_a_row_and_no_list_has_others() -> None:
     kinds = set(get_args(Kind))
     assert set(COLLECTIVES) == kinds
     assert set(collective_log.KINDS) - {""} == kinds - {"sendrecv"}
-    assert set(messages.KINDS) <= kinds
+    assert set(exchange.KINDS) <= kinds
     assert set(get_args(requests.CollectiveKind)) == kinds - {"send"}
 
 

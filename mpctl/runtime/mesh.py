@@ -22,9 +22,10 @@ from mpctl.sharding import DENSE, View, Views
 from mpctl.spec.launch import LaunchSpec
 from mpctl.tensor_grid import TensorGrid
 from mpctl.topology import Topology
+from mpctl.transport.exchange import Exchange
 from mpctl.transport.group import Group
-from mpctl.transport.shared import Exchange, NoSegment, open_segment
-from mpctl.transport.timing import Collective, CollectiveTimer
+from mpctl.transport.shared import NoSegment, open_segment
+from mpctl.transport.timing import Collective, SecondsByAxis
 
 Record = Callable[[Collective], None]
 
@@ -85,7 +86,7 @@ def build_mesh(
     views: Views | None = None,
     record: Record | None = None,
     log: CollectiveLog | None = None,
-    timer: CollectiveTimer | None = None,
+    timer: SecondsByAxis | None = None,
 ) -> Mesh:
     """The mesh of `rank`; every rank of the initialised default group calls it.
 

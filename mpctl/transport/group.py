@@ -8,14 +8,13 @@ with the bytes of the *whole* message, so that a run is compared with its plan b
 `start_x(..).wait()` is `x(..)`; between the two the caller computes while the message travels.
 Along dim d the pieces of a message lie apart in memory, and one copy brings them together, unless
 every dimension before d is 1: with [1, s, h] and d=1, a micro batch of one, nothing is copied.
-Ranks of one host may share memory (shared.py); what is recorded does not depend on that.
+Ranks of one host may share memory (exchange.py); what is recorded does not depend on that.
 
 Where a group has a log, it says which of its collectives this rank has started and finished, so
 that the launcher can tell which rank the others wait for (rundir/collective_log.py); where it has a
 timer, that is told how long the rank was in each (timing.py).
 
-A new collective is one more method of `Group` beside those here, with `_send` to count it
-(transport/__init__.py says what else).
+With `is_async` False torch's own call blocks, which on CUDA saves the change of streams.
 
 >>> Group().size, Collective("all_reduce", "tp", 8, "float32").bytes
 (1, 8)
@@ -34,9 +33,8 @@ from torch import Tensor
 
 from mpctl.collectives import Kind
 from mpctl.sharding import local_size
-from mpctl.transport.messages import Reduction
-from mpctl.transport.shared import Exchange
-from mpctl.transport.timing import Collective, CollectiveTimer, Work, timed_start
+from mpctl.transport.exchange import Exchange, Reduction
+from mpctl.transport.timing import Collective, SecondsByAxis, Work, timed_start
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,7 @@ class Group:
     record: Callable[[Collective], None] | None = None
     shared: Exchange | None = None
     log: MessageLog | None = None
-    timer: CollectiveTimer | None = None
+    timer: SecondsByAxis | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -145,19 +143,33 @@ class Group:
     def all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Tensor:
         """The elementwise sum or maximum over the ranks, on all of them. A contiguous tensor is
         overwritten: use the returned one."""
-        return self._all_reduce(tensor, op, False).wait()
+        return self.start_all_reduce(tensor, op, is_async=False).wait()
 
-    def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Pending:
+    def start_all_reduce(
+        self, tensor: Tensor, op: Reduction = "sum", *, is_async: bool = True
+    ) -> Pending:
         """`all_reduce` without waiting; `tensor` must not be read or written until `wait`."""
-        return self._all_reduce(tensor, op, True)
+        if self.size == 1:
+            return Pending(tensor)
+        tensor = tensor.contiguous()
+        work = self._start(
+            "all_reduce", tensor, is_async,
+            lambda shared: shared.all_reduce(tensor, op, self.name),
+            partial(dist.all_reduce, tensor, _REDUCE_OP[op]),
+        )  # fmt: skip
+        return Pending(tensor, work)
 
     def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
         """The tensors of all ranks, concatenated along `dim` in rank order."""
-        return self._all_gather(tensor, dim, False).wait()
+        return self.start_all_gather(tensor, dim, is_async=False).wait()
 
-    def start_all_gather(self, tensor: Tensor, dim: int) -> Pending:
+    def start_all_gather(self, tensor: Tensor, dim: int, *, is_async: bool = True) -> Pending:
         """`all_gather` without waiting."""
-        return self._all_gather(tensor, dim, True)
+        if self.size == 1:
+            return Pending(tensor)
+        blocks = tensor.new_empty((self.size, *tensor.shape))
+        work = self._gather(blocks, tensor, is_async)
+        return PendingConcatenation(blocks, work, dim % tensor.dim())
 
     def start_all_gather_into(self, whole: Tensor, piece: Tensor) -> Pending:
         """Gather the pieces [n] of all ranks into `whole` [t n], of which `piece` may be this
@@ -166,16 +178,27 @@ class Group:
             return Pending(whole if whole is piece else whole.copy_(piece))
         return Pending(whole, self._gather(whole, piece, True))
 
+    def _gather(self, whole: Tensor, piece: Tensor, is_async: bool) -> Work | None:
+        """Gather pieces into `whole`, one after the other in rank order."""
+        return self._start(
+            "all_gather", whole, is_async,
+            lambda shared: shared.all_gather(whole, piece.contiguous(), self.name),
+            lambda **how: _all_gather(whole.view(-1), piece.reshape(-1), **how),
+        )  # fmt: skip
+
     def reduce_scatter(self, tensor: Tensor, dim: int) -> Tensor:
         """The sum over the ranks, of which rank r gets the r-th of t equal blocks along `dim`.
 
         Raises ValueError where t does not divide the dimension.
         """
-        return self._reduce_scatter(tensor, dim, False).wait()
+        return self.start_reduce_scatter(tensor, dim, is_async=False).wait()
 
-    def start_reduce_scatter(self, tensor: Tensor, dim: int) -> Pending:
+    def start_reduce_scatter(self, tensor: Tensor, dim: int, *, is_async: bool = True) -> Pending:
         """`reduce_scatter` without waiting; `tensor` must not be written until `wait`."""
-        return self._reduce_scatter(tensor, dim, True)
+        if self.size == 1:
+            return Pending(tensor)
+        blocks = self._blocks(tensor, dim)
+        return self._scatter(blocks.new_empty(blocks.shape[1:]), blocks, is_async)
 
     def start_reduce_scatter_in_place(self, whole: Tensor) -> Pending:
         """Sum `whole` [t n] over the ranks; rank r's result is the r-th of t equal parts of `whole`
@@ -185,24 +208,47 @@ class Group:
         blocks = whole.view(self.size, -1)
         return self._scatter(blocks[self.rank], blocks, True)
 
+    def _scatter(self, local: Tensor, blocks: Tensor, is_async: bool) -> Pending:
+        """The sum of blocks [t, ..] over the ranks, this rank's into `local` [..], which may be its
+        own block: NCCL (user guide, "In-place Operations"), gloo and shared memory allow it."""
+        work = self._start(
+            "reduce_scatter", blocks, is_async,
+            lambda shared: shared.reduce_scatter(local, blocks, self.name),
+            partial(_reduce_scatter, local.view(-1), blocks.view(-1)),
+        )  # fmt: skip
+        return Pending(local, work)
+
     def all_to_all(self, tensor: Tensor, dim: int) -> Tensor:
         """Exchange blocks: of t equal blocks along `dim`, rank r gets the r-th of every rank, in
         rank order along `dim`. The shape stays. Raises ValueError where t does not divide it.
         """
-        return self._all_to_all(tensor, dim, False).wait()
-
-    def start_all_to_all(self, tensor: Tensor, dim: int) -> Pending:
-        """`all_to_all` without waiting; `tensor` must not be written until `wait`."""
-        return self._all_to_all(tensor, dim, True)
+        if self.size == 1:
+            return tensor
+        blocks = self._blocks(tensor, dim)
+        received = torch.empty_like(blocks)
+        work = self._start(
+            "all_to_all", blocks, False,
+            lambda shared: shared.all_to_all(received, blocks, self.name),
+            partial(dist.all_to_all_single, received.view(-1), blocks.view(-1)),
+        )  # fmt: skip
+        return PendingConcatenation(received, work, dim % tensor.dim()).wait()
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """The tensor of the group's rank `source`, on all ranks. A contiguous tensor is
         overwritten: use the returned one."""
-        return self._broadcast(tensor, source, False).wait()
+        return self.start_broadcast(tensor, source, is_async=False).wait()
 
-    def start_broadcast(self, tensor: Tensor, source: int) -> Pending:
+    def start_broadcast(self, tensor: Tensor, source: int, *, is_async: bool = True) -> Pending:
         """`broadcast` without waiting; `tensor` must not be written until `wait`."""
-        return self._broadcast(tensor, source, True)
+        if self.size == 1:
+            return Pending(tensor)
+        tensor = tensor.contiguous()
+        work = self._start(
+            "broadcast", tensor, is_async,
+            lambda shared: shared.broadcast(tensor, source, self.name),
+            partial(dist.broadcast, tensor, group_src=source),
+        )  # fmt: skip
+        return Pending(tensor, work)
 
     def start_reduce(self, tensor: Tensor, target: int) -> Pending:
         """The sum over the ranks on the group's rank `target`, without waiting; what `wait` returns
@@ -210,13 +256,12 @@ class Group:
         if self.size == 1:
             return Pending(tensor)
         tensor = tensor.contiguous()
-
-        def start() -> Work | None:
-            if self.shared is not None:
-                return self.shared.reduce(tensor, target, self.name)
-            return dist.reduce(tensor, group=self.process_group, group_dst=target, async_op=True)
-
-        return Pending(tensor, self._send("reduce", tensor, start, True))
+        work = self._start(
+            "reduce", tensor, True,
+            lambda shared: shared.reduce(tensor, target, self.name),
+            partial(dist.reduce, tensor, group_dst=target),
+        )  # fmt: skip
+        return Pending(tensor, work)
 
     def start_send(
         self, tensor: Tensor, destination: int, *, over: dist.ProcessGroup | None = None
@@ -240,94 +285,25 @@ class Group:
         work = timed_start(start, self.timer, self._collective("receive", buffer))
         return Pending(buffer, logged_work(work, channel, number))
 
-    def _broadcast(self, tensor: Tensor, source: int, is_async: bool) -> Pending:
-        if self.size == 1:
-            return Pending(tensor)
-        tensor = tensor.contiguous()
-
-        def start() -> Work | None:
-            if self.shared is not None:
-                return self.shared.broadcast(tensor, source, self.name)
-            return dist.broadcast(
-                tensor, group=self.process_group, group_src=source, async_op=is_async
-            )
-
-        return Pending(tensor, self._send("broadcast", tensor, start, is_async))
-
-    def _all_reduce(self, tensor: Tensor, op: Reduction, is_async: bool) -> Pending:
-        if self.size == 1:
-            return Pending(tensor)
-        tensor = tensor.contiguous()
-
-        def start() -> Work | None:
-            if self.shared is not None:
-                return self.shared.all_reduce(tensor, op, self.name)
-            return dist.all_reduce(
-                tensor, _REDUCE_OP[op], group=self.process_group, async_op=is_async
-            )
-
-        return Pending(tensor, self._send("all_reduce", tensor, start, is_async))
-
-    def _all_gather(self, tensor: Tensor, dim: int, is_async: bool) -> Pending:
-        if self.size == 1:
-            return Pending(tensor)
-        blocks = tensor.new_empty((self.size, *tensor.shape))
-        return PendingConcatenation(
-            blocks, self._gather(blocks, tensor, is_async), dim % tensor.dim()
-        )
-
-    def _gather(self, whole: Tensor, piece: Tensor, is_async: bool) -> Work | None:
-        """Gather pieces into `whole`, one after the other in rank order."""
-
-        def start() -> Work | None:
-            if self.shared is not None:
-                return self.shared.all_gather(whole, piece.contiguous(), self.name)
-            return _all_gather(
-                whole.view(-1), piece.reshape(-1), group=self.process_group, async_op=is_async
-            )
-
-        return self._send("all_gather", whole, start, is_async)
-
-    def _reduce_scatter(self, tensor: Tensor, dim: int, is_async: bool) -> Pending:
-        if self.size == 1:
-            return Pending(tensor)
-        blocks = self._blocks(tensor, dim)
-        return self._scatter(blocks.new_empty(blocks.shape[1:]), blocks, is_async)
-
-    def _all_to_all(self, tensor: Tensor, dim: int, is_async: bool) -> Pending:
-        if self.size == 1:
-            return Pending(tensor)
-        blocks = self._blocks(tensor, dim)
-        received = torch.empty_like(blocks)
-
-        def start() -> Work | None:
-            if self.shared is not None:
-                return self.shared.all_to_all(received, blocks, self.name)
-            return dist.all_to_all_single(
-                received.view(-1), blocks.view(-1), group=self.process_group, async_op=is_async
-            )
-
-        work = self._send("all_to_all", blocks, start, is_async)
-        return PendingConcatenation(received, work, dim % tensor.dim())
-
     def _blocks(self, tensor: Tensor, dim: int) -> Tensor:
         """A block along `dim` for each rank, [m, .., t*n, ..] -> [t, m, .., n, ..], contiguous."""
         local_size(tensor.shape[dim], parts=self.size)
         dim %= tensor.dim()
         return tensor.unflatten(dim, (self.size, -1)).movedim(dim, 0).contiguous()
 
-    def _scatter(self, local: Tensor, blocks: Tensor, is_async: bool) -> Pending:
-        """The sum of blocks [t, ..] over the ranks, this rank's into `local` [..], which may be its
-        own block: NCCL (user guide, "In-place Operations"), gloo and shared memory allow it."""
-
-        def start() -> Work | None:
-            if self.shared is not None:
-                return self.shared.reduce_scatter(local, blocks, self.name)
-            return _reduce_scatter(
-                local.view(-1), blocks.view(-1), group=self.process_group, async_op=is_async
-            )
-
-        return Pending(local, self._send("reduce_scatter", blocks, start, is_async))
+    def _start(
+        self,
+        kind: Kind,
+        whole: Tensor,
+        is_async: bool,
+        share: Callable[[Exchange], Work],
+        send: Callable[..., Work | None],
+    ) -> Work | None:
+        """Start a collective through shared memory (`share`), or over torch's group (`send`)."""
+        if self.shared is not None:
+            return self._send(kind, whole, partial(share, self.shared), is_async)
+        start = partial(send, group=self.process_group, async_op=is_async)
+        return self._send(kind, whole, start, is_async)
 
     def _send(
         self,

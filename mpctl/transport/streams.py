@@ -8,7 +8,7 @@ stream uses is held back by `keep` until that stream has passed this point (torc
 Tensor.record_stream).
 
 On a CPU, and on the devices of a rehearsal, everything is done at once and in order: HOST_STREAM
-does nothing.
+changes nothing.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ import torch
 from torch import Tensor
 
 
-class SideStream(Protocol):
-    """A stream beside the current one."""
+class SideStream:
+    """A stream beside the current one; this one is that of a device which does everything in order,
+    where nothing has to wait."""
 
     def follow(self) -> None:
         """What is given to this stream from now on waits for what the current one has so far."""
 
     def running(self) -> AbstractContextManager[Any]:
         """What is computed inside goes to this stream, as does memory that is taken."""
+        return nullcontext()
 
     def join(self) -> None:
         """What is given to the current stream from now on waits for what this one has so far."""
@@ -44,60 +46,31 @@ class SideStream(Protocol):
     def mark(self) -> Callable[[], None]:
         """A function that returns once this stream has done what it has so far: the host waits for
         it, in any thread."""
-
-
-class HostStream:
-    """The side stream of a device that does everything in order: it changes nothing."""
-
-    def follow(self) -> None:
-        """Nothing to wait for."""
-
-    def running(self) -> AbstractContextManager[Any]:
-        """Nothing changes inside."""
-        return nullcontext()
-
-    def join(self) -> None:
-        """Nothing to wait for."""
-
-    def keep(self, tensor: Tensor) -> None:
-        """Memory is not handed out early."""
-
-    def lend(self, tensor: Tensor) -> None:
-        """Memory is not handed out early."""
-
-    def mark(self) -> Callable[[], None]:
-        """Everything is done already."""
         return nothing_to_wait_for
 
 
 @dataclass(frozen=True)
-class CudaStream:
+class CudaStream(SideStream):
     """A stream of CUDA, or of ROCm, which torch calls the same."""
 
     stream: torch.cuda.Stream
 
     def follow(self) -> None:
-        """See SideStream."""
         self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
 
     def running(self) -> AbstractContextManager[Any]:
-        """See SideStream."""
         return torch.cuda.stream(self.stream)
 
     def join(self) -> None:
-        """See SideStream."""
         torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
 
     def keep(self, tensor: Tensor) -> None:
-        """See SideStream."""
         tensor.record_stream(self.stream)
 
     def lend(self, tensor: Tensor) -> None:
-        """See SideStream."""
         tensor.record_stream(torch.cuda.current_stream(self.stream.device))
 
     def mark(self) -> Callable[[], None]:
-        """See SideStream."""
         event = torch.cuda.Event()
         event.record(self.stream)
         return event.synchronize
@@ -107,7 +80,7 @@ def nothing_to_wait_for() -> None:
     """Return at once: the mark of what is done already."""
 
 
-HOST_STREAM = HostStream()
+HOST_STREAM = SideStream()
 
 
 class MakeStream(Protocol):

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -49,22 +50,12 @@ Listener = Callable[[Collective, Any, Any, Any], None]
 MANY_PENDING = 4096  # pairs of CUDA events, from which on those that have passed are read at once
 
 
-class CollectiveTimer(Protocol):
-    """Is told of the time that one rank spends in its collectives."""
-
-    def now(self) -> Any:
-        """This moment, in the form in which `spent` takes it."""
-
-    def spent(self, collective: Collective, began: Any, started: Any = None) -> None:
-        """The rank was in a collective from `began` until now: starting it where `started` is None,
-        else waiting for one that it began to start at `started`."""
-
-
 class SecondsByAxis:
-    """A CollectiveTimer that adds up, by the clock of the host.
+    """Adds up the time that one rank spends in its collectives, by the clock of the host. What
+    `now` gives is a moment of this timer.
 
-    listener: is told of every time in a collective, as (collective, began, ended, started) with
-    moments of this timer; None for nobody.
+    listener: is told of every time in a collective, as (collective, began, ended, started); None
+    for nobody.
     """
 
     def __init__(self) -> None:
@@ -79,11 +70,12 @@ class SecondsByAxis:
         return float(moment)
 
     def now(self) -> Any:
-        """Seconds of a clock that never goes back (time.perf_counter)."""
+        """This moment, as `spent` takes it: seconds of time.perf_counter."""
         return time.perf_counter()
 
     def spent(self, collective: Collective, began: Any, started: Any = None) -> None:
-        """Add the time since `began` to that of the collective's axis."""
+        """The rank was in a collective from `began` until now: starting it where `started` is None,
+        else waiting for one that it began to start at `started`."""
         ended = time.perf_counter()
         self.add(collective.axis, ended - began)
         if self.listener is not None:
@@ -103,16 +95,12 @@ class SecondsByAxis:
         return dict(sorted(self.seconds.items()))
 
 
-def timing_event() -> Any:
-    """An event of CUDA, which knows when the stream passed it."""
-    return torch.cuda.Event(enable_timing=True)
-
-
 class StreamSecondsByAxis(SecondsByAxis):
     """The same on CUDA, by events on the current stream. make_event: gives a new one."""
 
-    def __init__(self, make_event: Callable[[], Any] = timing_event) -> None:
+    def __init__(self, make_event: Callable[[], Any] | None = None) -> None:
         super().__init__()
+        make_event = make_event or partial(torch.cuda.Event, enable_timing=True)
         self._make_event = make_event
         self._pending: deque[tuple[str, Any, Any]] = deque()
         self._free: list[Any] = []
@@ -136,7 +124,6 @@ class StreamSecondsByAxis(SecondsByAxis):
         return event
 
     def spent(self, collective: Collective, began: Any, started: Any = None) -> None:
-        """See SecondsByAxis; the host does not wait."""
         ended = self.now()
         self._pending.append((collective.axis, began, ended))
         if self.listener is not None:
@@ -150,7 +137,6 @@ class StreamSecondsByAxis(SecondsByAxis):
         super().clear()
 
     def snapshot(self) -> dict[str, float]:
-        """See SecondsByAxis: what the stream has passed."""
         self._read()
         return super().snapshot()
 
@@ -169,7 +155,7 @@ class TimedWork:
     the collective began to be started."""
 
     work: Work
-    timer: CollectiveTimer
+    timer: SecondsByAxis
     collective: Collective
     started: Any
 
@@ -181,7 +167,7 @@ class TimedWork:
 
 
 def timed_start(
-    start: Callable[[], Work | None], timer: CollectiveTimer | None, collective: Collective
+    start: Callable[[], Work | None], timer: SecondsByAxis | None, collective: Collective
 ) -> Work | None:
     """Start a collective, timed where there is a timer; what to wait for, None where `start` has
     waited."""

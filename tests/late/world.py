@@ -36,6 +36,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mpctl.transport.streams import SideStream
 from tests.late.order import StreamOrder
 from tests.late.watch import HostReads, TensorWatch, extent_of
 
@@ -357,7 +358,7 @@ class LateGroup(dist.ProcessGroup):
 
 
 @dataclass(frozen=True)
-class LateStream:
+class LateStream(SideStream):
     """A side stream (mpctl/transport/streams.py) of a late world: what is computed inside of
     `running` is done at once, and its order is checked."""
 
@@ -365,12 +366,10 @@ class LateStream:
     name: str
 
     def follow(self) -> None:
-        """See SideStream."""
         self._pass(self.world.current, self.name)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """See SideStream."""
         before, self.world.current = self.world.current, self.name
         try:
             yield
@@ -378,20 +377,16 @@ class LateStream:
             self.world.current = before
 
     def join(self) -> None:
-        """See SideStream."""
         self._pass(self.name, self.world.current)
 
     def keep(self, tensor: Tensor) -> None:
-        """See SideStream."""
         self.world.order.keep(self.world.watch.see(tensor), self.name)
 
     def lend(self, tensor: Tensor) -> None:
-        """See SideStream."""
         self.world.order.keep(self.world.watch.see(tensor), self.world.current)
 
     def mark(self) -> Callable[[], None]:
-        """See SideStream; what the host reads is not checked."""
-        return lambda: None
+        return lambda: None  # what the host reads is not checked
 
     def _pass(self, source: str, target: str) -> None:
         self.world.order.wait(target, self.world.order.clock(source))

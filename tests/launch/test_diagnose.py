@@ -21,7 +21,7 @@ from mpctl.rundir.summary import Failure, OtherFailure
 from mpctl.runtime.process import failure_record
 from mpctl.runtime.step_guard import StepRefused
 from mpctl.spec.load import load_job
-from mpctl.transport.shared import PeerLost
+from mpctl.transport.exchange import PeerLost
 from tests.launch.attempts import new_breadcrumb, state_of
 
 WATCHDOG = "[rank0]:[E321 ProcessGroupNCCL.cpp:607] Watchdog caught collective operation timeout: "

@@ -16,7 +16,7 @@ from torch.distributed import DistBackendError, DistNetworkError, HashStore, TCP
 from mpctl.checkpoint.writer import PeersFailed, SaveFailed
 from mpctl.errors import RunFailed
 from mpctl.runtime.process import garbage_collection_paused, is_echo
-from mpctl.transport.shared import PeerLost
+from mpctl.transport.exchange import PeerLost
 
 TWO_STEPS = """
 import sys

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 from typing import Any
 
+from mpctl.transport.exchange import Exchange
 from mpctl.transport.group import Group
-from mpctl.transport.shared import Exchange, open_segment
+from mpctl.transport.shared import open_segment
 from mpctl.transport.timing import Collective
 
 SLOT = 4096  # so that 2,000 numbers are several chunks, and 9,000 more than all slots hold

@@ -153,18 +153,16 @@ def _out_of_order(rank: int, size: int, order: list[int], elements: int) -> list
     group, wrong, t = sharing(rank, size), [], size
     for turn in range(3):
         every = [values(10 * turn + r, (elements, t), torch.float64) for r in range(size)]
-        inputs = [every[rank].clone() for _ in range(5)]
+        inputs = [every[rank].clone() for _ in range(4)]
         pending = [
             group.start_all_gather(inputs[0], 0),
             group.start_all_reduce(inputs[1]),
             group.start_reduce_scatter(inputs[2], 1),
             group.start_all_reduce(inputs[3], "max"),
-            group.start_all_to_all(inputs[4], 1),
         ]
         total = reduce(torch.add, every)
         wanted = [
             torch.cat(every), total, total[:, rank : rank + 1], reduce(torch.maximum, every),
-            torch.stack([x[:, rank] for x in every], 1),
         ]  # fmt: skip
         for which in order if rank == 0 else order[::-1]:
             if not torch.equal(pending[which].wait(), wanted[which]):
@@ -174,7 +172,7 @@ def _out_of_order(rank: int, size: int, order: list[int], elements: int) -> list
     return wrong
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [1, 3, 4, 0, 2]])
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]])
 @pytest.mark.parametrize("elements", [2, 2000])
 def test_waits_in_any_order(order: list[int], elements: int) -> None:
     assert run_ranks(_out_of_order, 2, order, elements, timeout=30) == [[], []]

@@ -26,10 +26,11 @@ LATE = 0.2
 AN_ALL_REDUCE = Collective("all_reduce", "dp", 8, "float32")
 
 
-class Ticks:
-    """A CollectiveTimer whose clock is set by hand. told: (kind, began, ended, started)."""
+class Ticks(SecondsByAxis):
+    """A timer whose clock is set by hand. told: (kind, began, ended, started)."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.tick, self.told = 0, list[tuple[str, int, int, int | None]]()
 
     def now(self) -> int:

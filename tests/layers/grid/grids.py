@@ -22,8 +22,9 @@ from mpctl.shard import Shard
 from mpctl.sharding import split_parts
 from mpctl.tensor_grid import TensorGrid
 from mpctl.topology import Topology
+from mpctl.transport.exchange import Exchange
 from mpctl.transport.group import Group
-from mpctl.transport.shared import Exchange, open_segment
+from mpctl.transport.shared import open_segment
 from mpctl.transport.timing import Collective
 from tests.layers.oracle import close, gradients, numbers, whole
 from tests.shards import PlainShard, plain
