@@ -29,7 +29,7 @@ from mpctl.rundir.requests import (
     CollectivesRequest,
 )
 from mpctl.runtime.mesh import Mesh
-from mpctl.runtime.probes.agreement import agreed_rounds, begin_together, finish_work, values_of_all
+from mpctl.runtime.probes.measure import agreed_rounds, begin_together, finish_work, values_of_all
 from mpctl.spec.job import JobSpec
 from mpctl.transport.group import Group
 

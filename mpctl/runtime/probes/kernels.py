@@ -17,10 +17,10 @@ h hidden, v words.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import cycle, islice
 
 import torch
 import torch.nn.functional as F
@@ -45,8 +45,8 @@ from mpctl.rundir.requests import (
 from mpctl.runtime.environment import machine_kernels
 from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.optimizer import TORCH_DTYPES, AdamW, ParameterGroup
-from mpctl.runtime.probes.agreement import agreed_rounds, begin_together, finish_work, values_of_all
 from mpctl.runtime.probes.layers import ProbedLayer
+from mpctl.runtime.probes.measure import agreed_rounds, time_runs
 from mpctl.runtime.step_record import TrafficCounter
 from mpctl.runtime.zero.gradients import squared_norm
 from mpctl.spec.job import JobSpec
@@ -100,22 +100,16 @@ class Bench:
         """What draws dropout for so many samples."""
         return CounterRNG(0, 0, torch.arange(samples, device=self.device))
 
-    def passes(self, forward: Callable[[], Tensor], inputs: Sequence[Tensor]) -> Work:
+    def passes(
+        self, forward: Callable[[], Tensor | Sequence[Tensor]], inputs: Sequence[Tensor]
+    ) -> Work:
         """The forward, or the backward of one forward to these inputs, as the case says."""
-        return self.passes_of(lambda: (forward(),), inputs)
-
-    def passes_of(self, forward: Callable[[], Sequence[Tensor]], inputs: Sequence[Tensor]) -> Work:
-        """The same of a forward with several results."""
         if self.case["part"] == "forward":
             return forward
-        results = forward()
+        made = forward()
+        results = [made] if isinstance(made, Tensor) else made
         gradients = [torch.randn_like(result) for result in results]
         return lambda: torch.autograd.grad(results, inputs, gradients, retain_graph=True)
-
-
-def kernel_work(case: KernelCase, job: JobSpec, device: torch.device) -> Work:
-    """One run of a case, with its operands made."""
-    return _MAKERS[case["kernel"]](Bench(case, job, device))
 
 
 def _matmul(bench: Bench) -> Work:
@@ -189,7 +183,7 @@ def _heads(bench: Bench) -> Work:
         # [b, a, s, d] -> [b, s, a*d]
         return [query, key, value, attended.transpose(1, 2).flatten(2)]
 
-    return bench.passes_of(forward, [fused, attended])
+    return bench.passes(forward, [fused, attended])
 
 
 def _branch(bench: Bench) -> Work:
@@ -302,13 +296,15 @@ def probe_kernels(request: KernelRequest, job: JobSpec, mesh: Mesh) -> Iterator[
     repeats: dict[int, int] = {}
     for number in agreed_rounds(mesh, request["rounds"], request["seconds"]):
         for place, case in enumerate(request["cases"]):
-            works = [kernel_work(case, job, mesh.device) for _ in range(case["copies"])]
+            bench = Bench(case, job, mesh.device)
+            works = [_MAKERS[case["kernel"]](bench) for _ in range(case["copies"])]
             for work in works:
                 work()
             if place not in repeats:
                 repeats[place] = _repeats(works, request["least_seconds"], mesh)
+            runs = list(islice(cycle(works), repeats[place]))
             for ranks in request["ranks"]:
-                seconds, cpu = _timed(works, repeats[place], ranks, mesh)
+                seconds, cpu = time_runs(mesh, runs, ranks)
                 yield {"event": "kernel", "round": number, "case": place, "ranks": ranks,
                        "seconds": seconds, "cpu_seconds": cpu,
                        "repeats": repeats[place]}  # fmt: skip
@@ -317,20 +313,5 @@ def probe_kernels(request: KernelRequest, job: JobSpec, mesh: Mesh) -> Iterator[
 def _repeats(works: Sequence[Work], least: float, mesh: Mesh) -> int:
     """How often to run a kernel in a timing: the same number on all ranks. By the shortest of some
     runs, as one that the machine interrupted would ask for too few."""
-    seconds = min(_timed(works, 1, 1, mesh)[0] for _ in range(TRIALS))
+    seconds = min(time_runs(mesh, works[:1], 1)[0] for _ in range(TRIALS))
     return min(MOST_REPEATS, max(1, math.ceil(least / max(seconds, 1e-9))))
-
-
-def _timed(works: Sequence[Work], repeats: int, ranks: int, mesh: Mesh) -> tuple[float, float]:
-    """Seconds of one run on the slowest of the first `ranks` ranks, and their processor seconds on
-    the average."""
-    begin_together(mesh)
-    began, worked = time.perf_counter(), time.process_time()
-    if mesh.rank < ranks:
-        for number in range(repeats):
-            works[number % len(works)]()
-        finish_work(mesh.device)
-    seconds, cpu = time.perf_counter() - began, time.process_time() - worked
-    begin_together(mesh)  # asleep, where gathering might look for the others all the time
-    every = values_of_all(mesh, seconds / repeats, cpu / repeats)[:ranks]
-    return float(every[:, 0].amax()), float(every[:, 1].mean())

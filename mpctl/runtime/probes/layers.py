@@ -9,7 +9,6 @@ The first pass of a case is watched: what it sends, and what its forward leaves 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -30,7 +29,7 @@ from mpctl.runtime.activity import Activity
 from mpctl.runtime.memory import MemoryTracker
 from mpctl.runtime.mesh import Mesh, build_mesh
 from mpctl.runtime.optimizer import TORCH_DTYPES
-from mpctl.runtime.probes.agreement import agreed_rounds, begin_together, finish_work, values_of_all
+from mpctl.runtime.probes.measure import agreed_rounds, time_runs, values_of_all
 from mpctl.runtime.step_record import TrafficCounter
 from mpctl.sharding import DENSE
 from mpctl.spec.job import JobSpec
@@ -63,11 +62,6 @@ class ProbedLayer:
         generator = torch.Generator().manual_seed(training.seed)
         values = torch.randn(shape, generator=generator).to(context.device, context.dtype)
         return cls(module, values.requires_grad_(), torch.ones_like(values), traffic)
-
-    @property
-    def parameter_bytes(self) -> int:
-        """Bytes of this rank's parameters."""
-        return sum(p.numel() * p.element_size() for p in self.module.parameters())
 
     def run(self) -> None:
         """One pass."""
@@ -107,7 +101,7 @@ def probe_layers(request: LayerRequest, job: JobSpec, mesh: Mesh) -> Iterator[La
     del whole
     for number in agreed_rounds(mesh, request["rounds"], request["seconds"]):
         for place, layer in enumerate(layers):
-            seconds, cpu = _timed(layer, request["steps"], mesh)
+            seconds, cpu = time_runs(mesh, [layer.run] * request["steps"])
             yield {"event": "timing", "case": place, "round": number, "seconds": seconds,
                    "cpu_seconds": cpu}  # fmt: skip
 
@@ -133,19 +127,8 @@ def _layer(job: JobSpec, case: LayerCase, mesh: Mesh, dtype: torch.dtype) -> Pro
 def _sizes(number: int | None, layer: ProbedLayer, mesh: Mesh) -> LayerAnswer:
     """The largest of all ranks' bytes; what is sent, of this rank."""
     saved, traffic = layer.watched()
-    largest = values_of_all(mesh, float(layer.parameter_bytes), float(saved)).amax(0)
+    held = sum(p.nbytes for p in layer.module.parameters())
+    largest = values_of_all(mesh, held, saved).amax(0)
     parameters, saved = (int(size) for size in largest)
     return {"event": "sizes", "case": number, "parameter_bytes": parameters,
             "saved_bytes": saved, "traffic": traffic}  # fmt: skip
-
-
-def _timed(layer: ProbedLayer, steps: int, mesh: Mesh) -> tuple[float, float]:
-    """Seconds of a pass on the slowest rank, and processor seconds on the average rank."""
-    begin_together(mesh)
-    began, worked = time.perf_counter(), time.process_time()
-    for _ in range(steps):
-        layer.run()
-    finish_work(mesh.device)
-    seconds, cpu = time.perf_counter() - began, time.process_time() - worked
-    every = values_of_all(mesh, seconds / steps, cpu / steps)
-    return float(every[:, 0].amax()), float(every[:, 1].mean())

@@ -1,4 +1,5 @@
-"""What the ranks of a bench measure: a generator for each task of a request.
+"""What the ranks of a bench measure: a generator for each task of a request, and what ranks that
+measure together agree on.
 
 A bench is a launch whose workers find RUN/bench.json and answer it instead of training
 (bench/probe.py, runtime/worker.py). Every rank of the mesh runs the same generator over the same
@@ -7,49 +8,84 @@ request; each rank yields the same number of answers, and rank 0's are kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
 from mpctl.errors import RunFailed
+from mpctl.runtime.mesh import Mesh
+from mpctl.spec.job import JobSpec
 
 if TYPE_CHECKING:
     from mpctl.rundir.requests import BenchRequest
-    from mpctl.runtime.mesh import Mesh
-    from mpctl.spec.job import JobSpec
 
-Probe = Callable[[Any, "JobSpec", "Mesh"], Iterator[Mapping[str, object]]]
+Probe = Callable[[Any, JobSpec, Mesh], Iterator[Mapping[str, object]]]
 """probe(request, job, mesh): the answers of one rank."""
 
-
-def _probe_layers() -> Probe:
-    from mpctl.runtime.probes.layers import probe_layers
-
-    return probe_layers
-
-
-def _probe_kernels() -> Probe:
-    from mpctl.runtime.probes.kernels import probe_kernels
-
-    return probe_kernels
-
-
-def _probe_collectives() -> Probe:
-    from mpctl.runtime.probes.collectives import probe_collectives
-
-    return probe_collectives
-
-
-PROBES: Mapping[str, Callable[[], Probe]] = {
-    "layers": _probe_layers,
-    "kernels": _probe_kernels,
-    "collectives": _probe_collectives,
-}
-"""What imports the generator of each task, by the request's key "task"."""
+TASKS = ("layers", "kernels", "collectives")
+"""By a request's key "task": `probe_TASK` of the module beside this one."""
 
 
 def find_probe(request: BenchRequest) -> Probe:
     """The generator that answers a request. Raises RunFailed for a task that there is none for."""
-    load = PROBES.get(request["task"])
-    if load is None:
-        raise RunFailed(f"no probe answers {request['task']!r}: this mpctl is another version")
-    return load()
+    task = request["task"]
+    if task not in TASKS:
+        raise RunFailed(f"no probe answers {task!r}: this mpctl is another version")
+    probe: Probe = getattr(import_module(f"mpctl.runtime.probes.{task}"), f"probe_{task}")
+    return probe
+
+
+def values_of_all(mesh: Mesh, *values: float) -> Tensor:
+    """The values of all ranks, [ranks, values] in float64, on every rank."""
+    own = torch.tensor([values], dtype=torch.float64, device=mesh.device)
+    return mesh.world.all_gather(own, dim=0)
+
+
+def agreed_rounds(mesh: Mesh, most: int, seconds: float | None) -> Iterator[int]:
+    """The numbers of the rounds from 0 on, the same on all ranks: at most so many. A round begins
+    only if one as long as the longest so far would end within `seconds` by rank 0's clock, None for
+    no limit; the first always begins."""
+    started, longest = time.monotonic(), 0.0
+    for number in range(most):
+        began = time.monotonic()
+        if number and seconds is not None:
+            has_time = began - started + longest <= seconds
+            if not values_of_all(mesh, has_time)[0].item():
+                return
+        yield number
+        longest = max(longest, time.monotonic() - began)
+
+
+def begin_together(mesh: Mesh) -> None:
+    """Return when all ranks are here and their devices have done all work."""
+    finish_work(mesh.device)
+    if mesh.world.size > 1:
+        dist.barrier()
+
+
+def finish_work(device: torch.device) -> None:
+    """Return when the device has done all work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def time_runs(
+    mesh: Mesh, runs: Sequence[Callable[[], object]], ranks: int | None = None
+) -> tuple[float, float]:
+    """Seconds of one of the runs on the slowest rank, and processor seconds on the average rank;
+    ranks: only the first so many run, the others wait."""
+    begin_together(mesh)
+    began, worked = time.perf_counter(), time.process_time()
+    if ranks is None or mesh.rank < ranks:
+        for run in runs:
+            run()
+        finish_work(mesh.device)
+    seconds, cpu = time.perf_counter() - began, time.process_time() - worked
+    begin_together(mesh)  # asleep, where gathering might look for the others all the time
+    every = values_of_all(mesh, seconds / len(runs), cpu / len(runs))[:ranks]
+    return float(every[:, 0].amax()), float(every[:, 1].mean())

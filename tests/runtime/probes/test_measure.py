@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mpctl.layout.topology import job_topology
 from mpctl.runtime.mesh import Mesh, build_mesh
-from mpctl.runtime.probes.agreement import agreed_rounds, begin_together, values_of_all
+from mpctl.runtime.probes.measure import agreed_rounds, begin_together, values_of_all
 from mpctl.spec.load import load_job
 from tests.ranks import run_ranks
 
