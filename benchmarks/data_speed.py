@@ -31,10 +31,10 @@ from torch import nn
 from benchmarks import model_speed
 from benchmarks.model_speed import BATCH, SEQ, VOCAB, PlainModel
 from benchmarks.turns import MIB, Spent, Step, growth, in_turns, to_the_last_rank
+from mpctl.layout.job_layout import JobLayout
 from mpctl.runtime.build import build_trainer
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.spec.load import load_job
-from mpctl.topology import Topology
 from tests.ranks import run_ranks
 from tests.runtime.tiny import make_data
 
@@ -86,9 +86,8 @@ def ours(name: str, shape: str, rank: int, data: str) -> Step:
         "training.global_batch_size": BATCH * dp, "training.learning_rate": 1e-4,
         **{f"model.{key}": value for key, value in model_speed.settings(shape).items()}, **settings,
     })  # fmt: skip
-    topology = Topology.of(job.sizes, order=job.parallel.order)
     environment = RuntimeEnvironment.of_machine(job, Path(data), local_rank=rank)
-    trainer = build_trainer(Path(data), job, topology, rank % dp, environment)
+    trainer = build_trainer(Path(data), JobLayout.of(job), rank % dp, environment)
     return trainer.one_step
 
 

@@ -117,7 +117,7 @@ def our_pipeline(
     mesh = build_mesh(Topology.of(job.sizes, order=job.parallel.order), rank, CPU,
                       launch=job.launch)  # fmt: skip
     cut = PipelinePartition.of(job, mesh.pp.rank)
-    assert cut.spans[0] == [(0, CUTS[how])], cut.spans
+    assert cut.layout.stages[0] == ((0, CUTS[how]),), cut.layout.stages
     (chunk,) = build_chunks(cut, mesh)
     initialise(chunk, 1)
     pipeline = PipelineRunner(cut, [chunk], StageLinks(mesh.pp), dtype=torch.float32, device=CPU)

@@ -20,11 +20,11 @@ from statistics import median
 import torch
 
 from mpctl.durable import remove
+from mpctl.layout.job_layout import JobLayout
 from mpctl.runtime.build import build_trainer
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.train import Trainer
 from mpctl.spec.load import load_job
-from mpctl.topology import Topology
 from mpctl.units import bytes_text
 from tests.runtime.tiny import SETTINGS, make_data
 
@@ -40,7 +40,7 @@ def make_trainer(folder: Path, hidden: int) -> Trainer:
          "training.steps": 10_000, "launch.track_memory": False},
     )  # fmt: skip
     environment = RuntimeEnvironment.of_machine(job, folder, local_rank=0)
-    trainer = build_trainer(folder, job, Topology.of(job.sizes), 0, environment)
+    trainer = build_trainer(folder, JobLayout.of(job), 0, environment)
     for _ in range(2):
         trainer.one_step()
     return trainer

@@ -233,7 +233,7 @@ class Rehearsal:
             read_figures=check.read,
             activity=self.doing,
         )
-        trainer = build_trainer(NO_RUN, self.job, self.topology, self.rank, environment)
+        trainer = build_trainer(NO_RUN, JobLayout.of(self.job), self.rank, environment)
         self.building_bytes = tracker.peak
         _add_moments(trainer)
         trainer.fp8.load({name: [[1.0, 1.0, 1.0]] for name in trainer.fp8.names})

@@ -56,38 +56,23 @@ from mpctl.runtime.zero.param_store import (
 )
 from mpctl.spec.job import JobSpec
 from mpctl.spec.schedules import SCHEDULES
-from mpctl.topology import Topology
-from mpctl.transport.streams import SideStream
 
 
 def build_trainer(
-    run_dir: Path,
-    job: JobSpec,
-    topology: Topology,
-    rank: int,
-    environment: RuntimeEnvironment,
-    *,
-    layout: JobLayout | None = None,
+    run_dir: Path, layout: JobLayout, rank: int, environment: RuntimeEnvironment
 ) -> Trainer:
     """The trainer of one rank, resumed from the checkpoint that the attempt starts from, if any.
-    layout: the job's, where it is known already.
 
     Every rank calls it, after `init_process_group` where there are several. Raises InputError where
     the data, a checkpoint or the initial weights cannot be read, RunFailed where ranks were named
     different checkpoints or jobs.
     """
-    layout = layout or JobLayout.of(job)
+    job = layout.job
     torch.set_num_threads(job.launch.threads_per_rank or 1)
     mesh = build_mesh(
-        topology,
-        rank,
-        environment.device,
-        launch=job.launch,
-        views=layout.views,
-        record=environment.traffic.record,
-        log=environment.log,
-        timer=environment.communication,
-    )
+        layout.topology, rank, environment.device, launch=job.launch, views=layout.views,
+        record=environment.traffic.record, log=environment.log, timer=environment.communication,
+    )  # fmt: skip
     trainer = _assemble(run_dir, PipelinePartition(layout, mesh.pp.rank), mesh, environment)
     origin, root = environment.origin, trainer.saver.root
     if origin is not None and (step := agreed_step(origin, root, mesh)):
@@ -134,19 +119,29 @@ def _assemble(
     run_dir: Path, partition: PipelinePartition, mesh: Mesh, environment: RuntimeEnvironment
 ) -> Trainer:
     """The trainer of one rank with initial parameters."""
-    job, layout = partition.job, partition.layout
+    job, layout, device = partition.job, partition.layout, mesh.device
     offload = None
     if job.training.offload_activations:
-        offload = HostOffload.of(environment.make_stream(mesh.device), mesh.device)
+        offload = HostOffload.of(environment.make_stream(device), device)
     with without_memory():
         chunks = build_chunks(partition, mesh, environment.kernels, offload)
     links = stage_links(mesh, chunks=len(chunks), make_stream=environment.make_stream)
     model, deferred_wgrad = stage_model(chunks), _deferred_wgrad(partition, chunks)
-    parameters = _frozen_as_asked(model, job)
+    parameters, is_frozen = dict(model.named_parameters()), frozen_by(job.training.freeze)
+    for name, parameter in parameters.items():
+        parameter.requires_grad_(not is_frozen(name))
     shards = _bucket_shards(partition, mesh, parameters)
     stores = list(_initialized_stores(parameters, shards, layout, environment))
-    buffer = _gradient_buffer(layout, mesh, shards, environment.norm_block)
-    overlap = _gradient_overlap(partition, buffer)
+    buffer = GradientBuffer(
+        [shard for shard in shards if shard.bucket.is_trained],
+        TORCH_DTYPES[job.training.reduced_dtype],
+        device,
+        mesh.groups,
+        views=layout.views,
+        norm_block=environment.norm_block,
+    )
+    actions = [step.action for step in partition.program if step.peer is None]
+    overlap = GradientOverlap(buffer, actions, early=job.parallel.overlap_gradients)
     listeners = _layer_listeners(partition, chunks, overlap, stores)
     if offload is not None:
         listeners = [OffloadPasses(offload), *listeners]
@@ -157,13 +152,24 @@ def _assemble(
         chunks,
         links,
         dtype=TORCH_DTYPES[job.training.dtype],
-        device=mesh.device,
+        device=device,
         activity=environment.activity,
         listeners=listeners,
-        keys=_step_keys(chunks, job, mesh.device),
+        keys=_step_keys(chunks, job, device),
         deferred_wgrad=deferred_wgrad,
     )
-    scales, copying = fp8_scales(layout, chunks, mesh.device), environment.make_stream(mesh.device)
+    replicas = [mesh.groups[view.replica_group] for view in layout.views.values()]
+    sends_beside = all(group.sends_beside for group in replicas)
+    copying = environment.make_stream(device)
+    optimizer = Optimizer(
+        buffer,
+        [store for store in stores if store.shard.bucket.is_trained],
+        job.training,
+        [store for store in _gathered(stores) if not store.shard.bucket.is_trained],
+        publishes_ahead=job.parallel.overlap_gradients and sends_beside,
+        reader=copying,
+    )
+    scales = fp8_scales(layout, chunks, device)
     saver = Saver(
         _checkpoint_writer(run_dir, layout, mesh),
         HostCopies(copying) if job.checkpoint.asynchronous else None,
@@ -175,12 +181,16 @@ def _assemble(
         model=model,
         pipeline=pipeline,
         gradients=overlap,
-        optimizer=_optimizer(job, buffer, stores, _publishes_ahead(layout, mesh), copying),
-        batches=environment.open_batches(job, dp=mesh.dp, cp=mesh.cp, device=mesh.device),
+        optimizer=optimizer,
+        batches=environment.open_batches(job, dp=mesh.dp, cp=mesh.cp, device=device),
         saver=saver,
         environment=environment,
         fp8=scales,
     )
+
+
+def _gathered(stores: Iterable[ParamStore]) -> list[Zero3ParamStore]:
+    return [store for store in stores if isinstance(store, Zero3ParamStore)]
 
 
 def _checkpoint_writer(run_dir: Path, layout: JobLayout, mesh: Mesh) -> CheckpointWriter:
@@ -210,28 +220,6 @@ def _deferred_wgrad(
         if isinstance(module, DefersWgrad):
             module.defer_wgrad(deferred)
     return deferred
-
-
-def _frozen_as_asked(model: nn.Module, job: JobSpec) -> dict[str, nn.Parameter]:
-    """The model's parameters by name; those that `training.freeze` names need no gradient."""
-    parameters = dict(model.named_parameters())
-    is_frozen = frozen_by(job.training.freeze)
-    for name, parameter in parameters.items():
-        parameter.requires_grad_(not is_frozen(name))
-    return parameters
-
-
-def _gradient_buffer(
-    layout: JobLayout, mesh: Mesh, shards: Sequence[BucketShard], norm_block: int
-) -> GradientBuffer:
-    return GradientBuffer(
-        [shard for shard in shards if shard.bucket.is_trained],
-        TORCH_DTYPES[layout.job.training.reduced_dtype],
-        mesh.device,
-        mesh.groups,
-        views=layout.views,
-        norm_block=norm_block,
-    )
 
 
 def build_chunks(
@@ -285,7 +273,7 @@ def _bucket_shards(
     partition: PipelinePartition, mesh: Mesh, parameters: Mapping[str, nn.Parameter]
 ) -> list[BucketShard]:
     """The plan's buckets of this stage, with the parameters that they name."""
-    holders, stage = partition.holders, partition.stage
+    holders, stage = partition.layout.shared_parameters, partition.stage
     groups = stage_groups(mesh, holders.values())
     copies = {name: groups[stages] for name, stages in holders.items() if stage in stages}
     return [
@@ -320,36 +308,6 @@ def _initialized_stores(
         yield make_param_store(shard)
 
 
-def _publishes_ahead(layout: JobLayout, mesh: Mesh) -> bool:
-    names = {view.replica_group for view in layout.views.values()}
-    is_beside = all(mesh.groups[name].sends_beside for name in names)
-    return layout.job.parallel.overlap_gradients and is_beside
-
-
-def _optimizer(
-    job: JobSpec,
-    buffer: GradientBuffer,
-    stores: Sequence[ParamStore],
-    publishes_ahead: bool,
-    reader: SideStream,
-) -> Optimizer:
-    trained = [store for store in stores if store.shard.bucket.is_trained]
-    frozen = [
-        store
-        for store in stores
-        if isinstance(store, Zero3ParamStore) and not store.shard.bucket.is_trained
-    ]
-    return Optimizer(
-        buffer, trained, job.training, frozen, publishes_ahead=publishes_ahead, reader=reader
-    )
-
-
-def _gradient_overlap(partition: PipelinePartition, buffer: GradientBuffer) -> GradientOverlap:
-    actions = [step.action for step in partition.program if step.peer is None]
-    early = partition.job.parallel.overlap_gradients
-    return GradientOverlap(buffer, actions, early=early)
-
-
 def _layer_listeners(
     partition: PipelinePartition,
     chunks: Sequence[FamilyModule],
@@ -359,7 +317,7 @@ def _layer_listeners(
     """What is told of each action and layer: it starts reductions, and waits for parameters or at
     ZeRO 3 gathers them."""
     listeners: list[PassListener] = [overlap]
-    if gathered := [store for store in stores if isinstance(store, Zero3ParamStore)]:
+    if gathered := _gathered(stores):
         # first: a gather that backward waits for must not queue behind a reduction
         listeners.insert(0, ParameterGatherer(gathered))
     layers = [partition.layout.layer_units(partition.stage, n) for n in range(len(chunks))]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.layers.parameters import initialise_parameter
@@ -26,7 +26,7 @@ from mpctl.runtime.batches import Batches
 from mpctl.runtime.device import DeviceMemory, require_fp8, select_device
 from mpctl.runtime.mesh import AxisPosition
 from mpctl.runtime.profile import StepProfile
-from mpctl.runtime.step_record import ReadFigures, TrafficCounter, read_figures
+from mpctl.runtime.step_record import ReadFigures, TrafficCounter
 from mpctl.runtime.zero.gradients import DEVICE_NORM_BLOCK, NORM_BLOCK
 from mpctl.spec.job import JobSpec
 from mpctl.transport.group import Group
@@ -74,7 +74,7 @@ class RuntimeEnvironment:
     norm_block: int = NORM_BLOCK
     make_stream: MakeStream = side_stream
     runs_ahead: bool = False
-    read_figures: ReadFigures = read_figures
+    read_figures: ReadFigures = Tensor.tolist
     origin: Origin | None = None
     activity: Activity = field(default_factory=Activity)
 

@@ -22,10 +22,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -33,9 +33,11 @@ from torch.utils._pytree import tree_leaves
 from mpctl.pipeline.schedule.program import Step
 from mpctl.runtime.activity import Activity
 from mpctl.runtime.environment import RuntimeEnvironment
-from mpctl.runtime.optimizer import MOMENTS, Optimizer
-from mpctl.runtime.zero.gradients import GradientBuffer
+from mpctl.runtime.optimizer import MOMENTS
 from mpctl.spec.job import JobSpec
+
+if TYPE_CHECKING:
+    from mpctl.runtime.train import Trainer
 
 Kind = Literal["parameters", "gradients", "optimizer", "activations", "temporaries"]
 KINDS: tuple[Kind, ...] = ("parameters", "gradients", "optimizer", "activations", "temporaries")
@@ -171,29 +173,7 @@ def _number(tensor: Tensor) -> Any:
         return 1.0 if tensor.dtype.is_floating_point else 1
 
 
-class WatchedTrainer(Protocol):
-    """What of a rank's training is looked at: train.py's Trainer."""
-
-    step: int
-
-    @property
-    def job(self) -> JobSpec:
-        """The job that is run."""
-
-    @property
-    def model(self) -> nn.Module:
-        """All chunks of this rank's stage."""
-
-    @property
-    def buffer(self) -> GradientBuffer:
-        """Every gradient of this rank."""
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """What steps the parameters."""
-
-
-def state_tensors(trainer: WatchedTrainer) -> dict[Kind, list[Tensor]]:
+def state_tensors(trainer: Trainer) -> dict[Kind, list[Tensor]]:
     """What lasts from step to step, by kind."""
     optimizer = trainer.optimizer
     moments = [state[name] for state in optimizer.adam.state.values() for name in MOMENTS]
@@ -214,25 +194,19 @@ def storage_bytes(tensors: list[Tensor]) -> int:
 
 
 class MemoryWatch:
-    """Measures one step. measured: bytes by what the plan calls them, once that step is over; None
-    for activations where no MemoryTracker counted."""
+    """Measures one step, where `launch.track_memory` asks for it. On a CPU storages are counted
+    operation by operation, which compiled layers do not show. measured: bytes by what the plan
+    calls them, once that step is over; None for activations where no MemoryTracker counted."""
 
-    def __init__(self, environment: RuntimeEnvironment, *, is_on: bool) -> None:
-        self.is_on, self.device, self.activity = is_on, environment.device, environment.activity
+    def __init__(self, job: JobSpec, environment: RuntimeEnvironment) -> None:
+        self.device, self.activity = environment.device, environment.activity
+        is_countable = not (job.launch.compile and self.device.type == "cpu")
+        self.is_on = job.launch.track_memory and is_countable
         self.keep_peak = environment.peak_memory
         self.measured: dict[str, int | None] = {}
 
-    @classmethod
-    def of(cls, job: JobSpec, environment: RuntimeEnvironment) -> MemoryWatch:
-        """The watch that `launch.track_memory` asks for. On a CPU storages are counted operation by
-        operation, which compiled layers do not show."""
-        device = environment.device
-        is_countable = not (job.launch.compile and device.type == "cpu")
-        is_on = job.launch.track_memory and is_countable
-        return cls(environment, is_on=is_on)
-
     @contextmanager
-    def step(self, trainer: WatchedTrainer) -> Iterator[None]:
+    def step(self, trainer: Trainer) -> Iterator[None]:
         """To be entered around a step's gradients and update."""
         is_last = trainer.step + 1 == trainer.job.training.steps
         if not self.is_on or self.measured or not (trainer.optimizer.adam.state or is_last):
@@ -254,7 +228,7 @@ class MemoryWatch:
             found = {"activations": tracker.peak_activations, "peak": tracker.peak}
             self._note(trainer, found)
 
-    def _note(self, trainer: WatchedTrainer, found: Mapping[str, int | None]) -> None:
+    def _note(self, trainer: Trainer, found: Mapping[str, int | None]) -> None:
         if not trainer.optimizer.adam.state:  # fp16 overflowed, or nothing is trained here
             return
         self.measured = {**found}

@@ -248,21 +248,14 @@ class Optimizer:
             store.arrive()
 
     def full_value(self, parameter: Tensor) -> Tensor:
-        """A parameter's full value, to be written to and given to `set_value`: what is stepped
-        where that is full size on this rank, else a copy in host memory, for which all replicas
-        must call together."""
+        """As its store's (ParamStore); of a parameter in no store, itself."""
         store = self.store_of.get(parameter)
-        if store is None:
-            return parameter
-        if isinstance(store, SlicedParamStore):
-            return store.full_value(parameter)
-        return next(part.values for part in store.stepped if part.parameter is parameter)
+        return parameter if store is None else store.full_value(parameter)
 
     @torch.no_grad()
     def set_value(self, parameter: Tensor, value: Tensor) -> None:
         """Take over a full value that was written to the tensor from `full_value`."""
-        store = self.store_of.get(parameter)
-        if isinstance(store, SlicedParamStore):
+        if (store := self.store_of.get(parameter)) is not None:
             store.set_value(parameter, value)
 
     def states(self) -> Iterator[tuple[nn.Parameter, dict[str, Tensor]]]:

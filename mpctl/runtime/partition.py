@@ -9,14 +9,14 @@ counts in the norm and is saved there. Two chunks of one stage hold one and the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from torch import Tensor, nn
 
 from mpctl.families.implementation import FamilyModule
-from mpctl.layout.job_layout import JobLayout, Stages
+from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.table import StageSlice
 from mpctl.pipeline.schedule.program import Program, program
 from mpctl.sharding import View, local_size
@@ -56,35 +56,24 @@ class PipelinePartition:
         return self.layout.model
 
     @property
-    def spans(self) -> Stages:
-        """Half-open spans of layers by [stage][chunk]."""
-        return self.layout.stages
-
-    @property
     def stages(self) -> int:
         """Number of pipeline stages."""
         return len(self.layout.stages)
 
     @property
-    def is_last(self) -> bool:
-        """Whether this stage computes the loss."""
-        return self.stage == self.layout.last_stage
-
-    @property
     def chunks(self) -> list[tuple[StageSlice, ...]]:
         """What each chunk of this stage holds of each layer stack."""
-        count = len(self.spans[self.stage])
+        count = len(self.layout.stages[self.stage])
         return [self.layout.chunk_slices(self.stage, chunk) for chunk in range(count)]
 
     @cached_property
     def borders(self) -> list[tuple[StageBoundary, StageBoundary]]:
         """The boundaries before and after each chunk."""
-        borders = [
-            (self._border(start), self._border(stop)) for start, stop in self.spans[self.stage]
-        ]
+        spans = self.layout.stages[self.stage]
+        borders = [(self._border(start), self._border(stop)) for start, stop in spans]
         if self.stage == 0:
             borders[0] = StageBoundary(), borders[0][1]
-        if self.is_last:
+        if self.stage == self.layout.last_stage:
             borders[-1] = borders[-1][0], StageBoundary()
         return borders
 
@@ -105,11 +94,6 @@ class PipelinePartition:
             chunks=self.job.parallel.vpp,
         )
 
-    @property
-    def holders(self) -> Mapping[str, tuple[int, ...]]:
-        """The stages of each parameter that several stages hold, by name."""
-        return self.layout.shared_parameters
-
     def own_samples(self, count: int) -> int:
         """How many of the samples of a micro batch a tensor at a border has of this rank: all, or
         its part where a grid of tensor-parallel ranks cuts them."""
@@ -117,7 +101,7 @@ class PipelinePartition:
 
     def owns(self, name: str) -> bool:
         """Whether no earlier stage holds this parameter of the stage too."""
-        return self.holders.get(name, (self.stage,))[0] == self.stage
+        return self.layout.shared_parameters.get(name, (self.stage,))[0] == self.stage
 
     def view_of(self, name: str) -> View:
         """How the ranks hold a parameter of the stage."""
@@ -127,11 +111,6 @@ class PipelinePartition:
     def _views(self) -> dict[str, View]:
         layout = self.layout
         return {w.name: layout.views[w.view] for w in layout.stage_parameters(self.stage)}
-
-    @property
-    def names(self) -> set[str]:
-        """Names of every parameter of the model."""
-        return {weight.name for weight in self.layout.table.weights()}
 
     def _border(self, layer: int) -> StageBoundary:
         p, model = self.job.parallel, self.model

@@ -7,6 +7,8 @@ batches and replicas, and every layout computes the same number.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,18 +33,10 @@ from mpctl.runtime.step_guard import (
     GradientInspector,
     StepDecision,
     StepGuard,
-    StepRefused,
     refusal,
 )
-from mpctl.runtime.step_record import (
-    OwnStatus,
-    StepClock,
-    StepStatus,
-    UpdateResult,
-    ValidationLosses,
-    reduce_status,
-)
-from mpctl.runtime.update import LossScale, Updater
+from mpctl.runtime.step_record import StepStatus, reduce_status
+from mpctl.runtime.update import LossScale, Updater, UpdateResult
 from mpctl.runtime.zero.gradients import GradientBuffer
 from mpctl.runtime.zero.overlap import GradientOverlap, Inspect
 from mpctl.spec.job import JobSpec
@@ -72,7 +66,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         training, environment = self.job.training, self.environment
-        self.memory_watch = MemoryWatch.of(self.job, environment)
+        self.memory_watch = MemoryWatch(self.job, environment)
         self.guard = StepGuard(training)
         self.updater = Updater(
             training, self.buffer, self.optimizer, self.profile, runs_ahead=environment.runs_ahead
@@ -132,7 +126,9 @@ class Trainer:
         while self.step < training.steps and not stopping:
             record, stopping = self.one_step()
             if self.step == 1 and initial:
-                initial.add_initial(record)
+                record["initial_validation_loss"], others = initial
+                if others:
+                    record["initial_validation_losses"] = others
             saves = self._saves(stopping)
             if self.step == training.steps or _is_due(training.eval_interval, self.step):
                 if saves:
@@ -144,7 +140,9 @@ class Trainer:
                     yield record
                     raise
                 if losses:
-                    losses.add(record)
+                    record["validation_loss"], others = losses
+                    if others:
+                        record["validation_losses"] = others
             stalled, saved_in = self.saver.take_times()
             if stalled:
                 record["save_stall_seconds"] = stalled
@@ -167,29 +165,55 @@ class Trainer:
         """One update; its record, and whether any rank was asked to stop.
 
         Where the device runs ahead, the host waits for it once: in `_share_status`, before the
-        update only if the guard needs the loss for it. Raises StepRefused where the guard ends the
+        update only if the guard needs the loss for it, else after an update that the device
+        itself has decided about. Raises StepRefused where the guard ends the
         run or wants a rollback: NotFinite, naming the rank it came from, where the loss or, outside
         of fp16, the gradient norm is not finite.
         """
         self.profile.begin_step(self.step + 1)
         self.environment.begin(f"step {self.step + 1}")
-        clock = StepClock()
+        began, cpu_began = time.perf_counter(), time.process_time()
+        early: StepStatus | None = None
+        update: UpdateResult | None = None
         with self.memory_watch.step(self):
             loss = self._compute_gradients()
             norm = self.updater.norm()
-            early = self._share_status(loss, norm) if self.guard.needs_loss else None
-            update = self._update(loss, norm, early)
+            if self.guard.needs_loss:
+                early = self._share_status(loss, norm)
+            if early is None and self.environment.runs_ahead:
+                self.updater.step_async(self.step, norm)
+            else:
+                known = float(norm) if early is None else early.norm
+                decision = self._check(loss, None if early is None else early.loss, known)
+                update = self.updater.step(self.step, norm, known, decision)
             self.fp8.end_step(self.mesh.world)
         status = early or self._share_status(loss, norm)
-        clock.stop()
+        seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
         self.profile.end_step()
-        update = update or self._resolve(loss, status.norm)
+        if update is None:
+            self.updater.resolve(status.norm)
+            decision = self._check(loss, None, status.norm)
+            update = self.updater.result(self.step, status.norm, decision)
         if early is None:
-            self._check_late(loss, status.loss)
-        if not update.skipped:
+            self._check(loss, status.loss, 0.0, is_updated=True)
+        if not update.get("skipped"):
             self.guard.made_update(status.loss)
         self.step += 1
-        return self._record(clock, status, update), status.stop
+        self.step_traffic = self.environment.traffic.snapshot()
+        tokens = self.partition.layout.tokens_per_step
+        record: StepRecord = {
+            "step": self.step,
+            "loss": status.loss if math.isfinite(status.loss) else None,
+            "tokens": self.step * tokens,
+            "step_seconds": seconds,
+            "cpu_seconds": cpu_seconds,
+            "tokens_per_second": tokens / seconds,
+            "communication_seconds": self.environment.communication.snapshot(),
+            **update,  # type: ignore[typeddict-item]
+            "memory_bytes": status.memory,
+            "predicted_step_seconds": self.job.launch.predicted_step_seconds,
+        }
+        return record, status.stop
 
     def _compute_gradients(self, inspect: Inspect | None = None) -> Tensor:
         """Gradients of one step, reduced over all ranks; returns this rank's share of the loss.
@@ -205,69 +229,37 @@ class Trainer:
 
     def _share_status(self, loss: Tensor, norm: Tensor) -> StepStatus:
         environment = self.environment
-        stop = environment.stop_requested() or self.saver.has_failed
-        own = OwnStatus(loss, stop, environment.peak_memory())
         with self.profile.span("status"):
-            return reduce_status(own, self.mesh, norm=norm, read=environment.read_figures)
+            return reduce_status(
+                loss, self.mesh, stop=environment.stop_requested() or self.saver.has_failed,
+                peak_memory=environment.peak_memory(), norm=norm, read=environment.read_figures,
+            )  # fmt: skip
 
-    def _update(self, loss: Tensor, norm: Tensor, status: StepStatus | None) -> UpdateResult | None:
-        """Step the parameters, or skip the step; None where the device decides (`_resolve`).
-        status: of all ranks, None where it is shared after the update."""
-        if status is None and self.environment.runs_ahead:
-            self.updater.step_async(self.step, norm)
-            return None
-        known = float(norm) if status is None else status.norm
-        decision = self._check(loss, None if status is None else status.loss, known)
-        return self.updater.step(self.step, norm, known, decision)
-
-    def _resolve(self, loss: Tensor, norm: float) -> UpdateResult:
-        """What came of the update that the device has decided about."""
-        self.updater.resolve(norm)
-        return self.updater.result(self.step, norm, self._check(loss, None, norm))
-
-    def _check(self, loss: Tensor, shared: float | None, norm: float) -> StepDecision:
+    def _check(
+        self, loss: Tensor, shared: float | None, norm: float, *, is_updated: bool = False
+    ) -> StepDecision:
         """What becomes of the step: update or skip. loss: this rank's; shared: that of all ranks,
         None where it is not known yet. Raises StepRefused where the step ends the run or rolls it
-        back."""
+        back; unless the parameters are updated already, the gradients are then computed once more,
+        to see on which rank they are not finite."""
         is_fp16 = self.loss_scale is not None
         decision = self.guard.check(self.step + 1, shared, norm, may_overflow=is_fp16)
-        if decision.action in ("stop", "rollback"):
-            raise self._refusal(decision, loss, recompute=True)
-        return decision
-
-    def _check_late(self, loss: Tensor, shared: float) -> None:
-        """Check a loss that was shared after the update. Raises StepRefused."""
-        decision = self.guard.check(self.step + 1, shared, 0.0, may_overflow=False)
-        if decision.action != "update":
-            raise self._refusal(decision, loss, recompute=False)
-
-    def _refusal(self, decision: StepDecision, loss: Tensor, *, recompute: bool) -> StepRefused:
-        """recompute: compute the gradients once more, to see on which rank they are not finite;
-        parameters must be those of before the update."""
+        if decision.action in ("update", "skip"):
+            return decision
 
         def find() -> tuple[int, str]:
             self.optimizer.wait_for_parameters()  # parameters that were published are looked at
             inspector = GradientInspector(self.names)
-            if recompute:
+            if not is_updated:
                 self._compute_gradients(inspector.look)
             return inspector.evidence(float(loss))
 
-        return refusal(decision, self.step + 1, self.mesh, find)
-
-    def _record(self, clock: StepClock, status: StepStatus, update: UpdateResult) -> StepRecord:
-        self.step_traffic = self.environment.traffic.snapshot()
-        tokens = self.partition.layout.tokens_per_step
-        record = clock.record(self.step, status.loss, tokens)
-        record["communication_seconds"] = self.environment.communication.snapshot()
-        update.add(record)
-        record["memory_bytes"] = status.memory
-        record["predicted_step_seconds"] = self.job.launch.predicted_step_seconds
-        return record
+        raise refusal(decision, self.step + 1, self.mesh, find)
 
     @torch.no_grad()
-    def validate(self) -> ValidationLosses | None:
-        """The mean loss over the validation samples of each corpus, without dropout; None where the
-        job does not validate."""
+    def validate(self) -> tuple[float, dict[str, float]] | None:
+        """The mean loss over the validation samples, without dropout: of the data's own split, and
+        of further corpora by name. None where the job does not validate."""
         if self.batches.validation is None:
             return None
         self.environment.begin(f"validation after step {self.step}")
@@ -280,14 +272,14 @@ class Trainer:
             "samples": [self.batches.eval_samples(objective) for objective in corpora],
             "traffic": self.environment.traffic.snapshot(),
         }
-        return ValidationLosses(loss, others)
+        return loss, others
 
     def _mean_loss(self, objective: Objective) -> float:
         """Over its validation samples, each counted once whatever the number of replicas."""
         batches, counted = self.batches.evaluation(objective)
         total = self.pipeline.evaluate(batches, counted=counted)
         mean = total / self.batches.eval_samples(objective)
-        return reduce_status(OwnStatus(mean), self.mesh).loss
+        return reduce_status(mean, self.mesh).loss
 
     def save(self) -> None:
         """Write a checkpoint of this step, unless there is one, and wait until it is published;
@@ -318,7 +310,7 @@ class Trainer:
             folder,
             self.names,
             self.optimizer,
-            model=self.partition.names,
+            model={weight.name for weight in self.partition.layout.table.weights()},
             may_lack=padding_rows(self.partition.model),
         )
         self.step = manifest.step

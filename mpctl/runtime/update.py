@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -28,9 +29,18 @@ from torch import Tensor
 from mpctl.runtime.optimizer import Optimizer, learning_rate
 from mpctl.runtime.profile import StepProfile
 from mpctl.runtime.step_guard import StepDecision
-from mpctl.runtime.step_record import UpdateResult
 from mpctl.runtime.zero.gradients import GradientBuffer
 from mpctl.spec.training import TrainingSpec
+
+
+class UpdateResult(TypedDict):
+    """What came of one update, as a StepRecord has it."""
+
+    grad_norm: float | None
+    learning_rate: float
+    loss_scale: NotRequired[float]
+    skipped: NotRequired[bool]
+    skip_reason: NotRequired[str]
 
 
 class Updater:
@@ -97,13 +107,17 @@ class Updater:
             self.loss_scale.went_well()
         elif self.loss_scale and not math.isfinite(norm):
             self.loss_scale.overflowed()
-        return UpdateResult(
-            norm if math.isfinite(norm) else None,
-            learning_rate(self.training, step),
-            used if self.loss_scale else None,
-            skipped=not is_made,
-            skip_reason="" if is_made else decision.reason,
-        )
+        result: UpdateResult = {
+            "grad_norm": norm if math.isfinite(norm) else None,
+            "learning_rate": learning_rate(self.training, step),
+        }
+        if self.loss_scale:
+            result["loss_scale"] = used
+        if not is_made:
+            result["skipped"] = True
+            if decision.reason:
+                result["skip_reason"] = decision.reason
+        return result
 
 
 def _is_made(norm: float, decision: StepDecision) -> bool:

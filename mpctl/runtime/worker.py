@@ -178,16 +178,15 @@ class Worker:
         self.breadcrumb.fail(failure_record(error, rank=rank, coords=self.coords, doing=doing))
 
     def _build(self) -> Trainer:
+        from mpctl.layout.job_layout import JobLayout
         from mpctl.runtime.build import build_trainer
 
         environment = self._join("building the model")
         if self.job.launch.profile:
             environment = replace(environment, profile=self._profile(environment.communication))
-        trainer = build_trainer(
-            self.run_dir, self.job, self.topology, self.rank_env.rank, environment
-        )
-        self.trainer = trainer
-        return trainer
+        layout = JobLayout.of(self.job)
+        self.trainer = build_trainer(self.run_dir, layout, self.rank_env.rank, environment)
+        return self.trainer
 
     def _join(self, then: str) -> RuntimeEnvironment:
         """Meet the other ranks; what this machine offers. then: what the rank does next, in

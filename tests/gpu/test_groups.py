@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mpctl.layout.topology import job_topology
+from mpctl.layout.job_layout import JobLayout
 from mpctl.runtime.build import build_trainer
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.mesh import new_process_group
@@ -119,7 +119,7 @@ def test_two_ranks_on_one_device(
 def _train(rank: int, size: int, kind: str, raw: dict[str, Any], run_dir: str) -> list[float]:
     job, path = parse(raw), Path(run_dir)
     environment = RuntimeEnvironment.of_machine(job, path, local_rank=0)
-    trainer = build_trainer(path, job, job_topology(job), rank, environment)
+    trainer = build_trainer(path, JobLayout.of(job), rank, environment)
     return [record["loss"] for record in trainer.run()]
 
 

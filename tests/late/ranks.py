@@ -17,7 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from mpctl.layout.topology import job_topology
+from mpctl.layout.job_layout import JobLayout
 from mpctl.runtime.build import build_trainer
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.train import Trainer
@@ -52,7 +52,7 @@ def late_trainer(job: JobSpec, run_dir: Path, rank: int, world: LateWorld) -> Tr
     advance, as on a device, which without clipping makes the same bits as on a CPU."""
     environment = RuntimeEnvironment.of_machine(job, run_dir, local_rank=rank)
     environment = replace(environment, make_stream=world.make_stream, runs_ahead=True)
-    return build_trainer(run_dir, job, job_topology(job), rank, environment)
+    return build_trainer(run_dir, JobLayout.of(job), rank, environment)
 
 
 def train_late(job: JobSpec, run_dir: Path, *, is_serial: bool = False) -> list[dict[str, Any]]:

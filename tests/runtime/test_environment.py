@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.triton.backend import TritonKernels
+from mpctl.layout.job_layout import JobLayout
 from mpctl.rundir.breadcrumb import Breadcrumb, HostBreadcrumbs, rank_memory
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.build import build_trainer
@@ -18,7 +19,6 @@ from mpctl.runtime.environment import RuntimeEnvironment, machine_kernels
 from mpctl.runtime.train import Trainer
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
-from mpctl.topology import Topology
 from tests.runtime.tiny import settings
 
 NO_DROPOUT = {"training__dropout": 0.0, "training__attention_dropout": 0.0}
@@ -41,8 +41,7 @@ class CountingKernels(KernelBackend):
 
 def build(job: JobSpec, folder: Path, **changed: Any) -> Trainer:
     environment = RuntimeEnvironment.of_machine(job, folder, local_rank=0)
-    topology = Topology.of(job.sizes, order=job.parallel.order)
-    return build_trainer(folder, job, topology, 0, replace(environment, **changed))
+    return build_trainer(folder, JobLayout.of(job), 0, replace(environment, **changed))
 
 
 def few_steps(data: Path, **changes: Any) -> JobSpec:

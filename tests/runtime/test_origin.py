@@ -16,7 +16,7 @@ import pytest
 
 from mpctl.checkpoint.manifest import read_manifest
 from mpctl.errors import RunFailed
-from mpctl.layout.topology import job_topology
+from mpctl.layout.job_layout import JobLayout
 from mpctl.rundir.origin import Origin
 from mpctl.runtime.build import build_trainer
 from mpctl.runtime.environment import RuntimeEnvironment
@@ -51,7 +51,7 @@ def start(
     job, run_dir = parse(raw), Path(views[rank])
     origin = Origin(steps[rank], hashlib.sha256(b"job").hexdigest(), save, wait)
     environment = RuntimeEnvironment.of_machine(job, run_dir, local_rank=rank, origin=origin)
-    trainer = build_trainer(run_dir, job, job_topology(job), rank, environment)
+    trainer = build_trainer(run_dir, JobLayout.of(job), rank, environment)
     return [trainer.step, sum(p.detach().double().sum().item() for p in trainer.model.parameters())]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mpctl.bench.trace import read_run_profile
+from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.topology import job_topology
 from mpctl.pipeline.schedule.orders import Action
 from mpctl.rundir.profile_files import WORK, profile_path
@@ -115,7 +116,7 @@ def _train(
     profile = StepProfile(job.launch.profile, profile_path(run, rank), head, timer, activity)
     base = RuntimeEnvironment.of_machine(job, run, local_rank=rank, activity=activity)
     environment = replace(base, communication=timer, profile=profile)
-    return len(list(build_trainer(run, job, topology, rank, environment).run()))
+    return len(list(build_trainer(run, JobLayout.of(job), rank, environment).run()))
 
 
 @pytest.mark.parametrize(

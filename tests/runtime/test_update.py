@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mpctl.checkpoint.manifest import read_manifest
 from mpctl.launch.summary import planned_traffic
-from mpctl.layout.topology import job_topology
+from mpctl.layout.job_layout import JobLayout
 from mpctl.runtime.build import build_trainer
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.step_guard import NotFinite
@@ -36,7 +36,7 @@ def trainer_of(job: JobSpec, folder: Path, *, runs_ahead: bool) -> Trainer:
     """A trainer on a CPU that steps as on a device that runs ahead of the host, or as on a CPU."""
     environment = RuntimeEnvironment.of_machine(job, folder, local_rank=0)
     environment = replace(environment, runs_ahead=runs_ahead)
-    return build_trainer(folder, job, job_topology(job), 0, environment)
+    return build_trainer(folder, JobLayout.of(job), 0, environment)
 
 
 def state_of(trainer: Trainer) -> list[Tensor]:

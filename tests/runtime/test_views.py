@@ -116,7 +116,7 @@ def toy_trainer(raw: dict[str, Any], ep: int, run_dir: Path, rank: int) -> Train
     job = parse(raw)
     layout = toy_layout(job, ep)
     environment = RuntimeEnvironment.of_machine(job, run_dir, local_rank=rank)
-    return build.build_trainer(run_dir, job, layout.topology, rank, environment, layout=layout)
+    return build.build_trainer(run_dir, layout, rank, environment)
 
 
 def _train(

@@ -14,7 +14,7 @@ import torch
 
 from mpctl.data.prepare import prepare
 from mpctl.layers.parameters import assemble, shard_of
-from mpctl.layout.topology import job_topology
+from mpctl.layout.job_layout import JobLayout
 from mpctl.planning.plan import Plan, make_plan
 from mpctl.runtime.activity import Activity, nobody_follows
 from mpctl.runtime.build import build_trainer
@@ -69,10 +69,10 @@ def tiny_plan(job: JobSpec) -> Plan:
 
 
 def make_trainer(job: JobSpec, run_dir: Path, rank: int = 0) -> Trainer:
-    topology = job_topology(job)
-    activity = Activity.of(job, topology.coords(rank)["pp"], nobody_follows)
+    layout = JobLayout.of(job)
+    activity = Activity.of(job, layout.topology.coords(rank)["pp"], nobody_follows)
     environment = RuntimeEnvironment.of_machine(job, run_dir, local_rank=rank, activity=activity)
-    return build_trainer(run_dir, job, topology, rank, environment)
+    return build_trainer(run_dir, layout, rank, environment)
 
 
 def train(job: JobSpec, run_dir: Path, *, timeout: float = 60) -> list[dict[str, Any]]:

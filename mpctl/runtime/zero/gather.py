@@ -131,7 +131,7 @@ class ParameterArrival(PassListener):
         self.awaited = deque(
             store
             for store in self.stores
-            if store.is_under_way and action.chunk in store.shard.bucket.chunks
+            if store.pending is not None and action.chunk in store.shard.bucket.chunks
         )
         self.ahead = deque(self.layers[action.chunk])
         self._arrive_before_next()

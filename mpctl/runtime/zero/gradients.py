@@ -133,7 +133,7 @@ class Zero1Gradients(BucketGradients):
     summed: ZeRO 1. Any number of buckets may travel at once without memory of their own."""
 
     def _full_numel(self) -> int:
-        return self.shard.padded_numel
+        return self.shard.bucket.padded
 
     def _take_local(self, full: Tensor) -> tuple[Tensor, list[ParameterSlice]]:
         local = full[self.shard.local_range]
@@ -164,7 +164,7 @@ class ShardedGradients(BucketGradients):
         self.shard, self.dtype, self.device = shard, dtype, device
         self.full, self.views, self.stale = None, list[Tensor](), set[int]()
         self.early: dict[int, Tensor] = {}
-        self.local = self._zeros(shard.local_numel)
+        self.local = self._zeros(shard.bucket.part)
         self.slices = list(shard.parameter_slices(self.local))
         for number, parameter in enumerate(shard.parameters):
             parameter.register_post_accumulate_grad_hook(self._accumulator(number))
@@ -194,7 +194,7 @@ class ShardedGradients(BucketGradients):
     def _allocate(self) -> Tensor:
         """The full size with the early gradients, and 0 in its padding; no other values."""
         shard, numel = self.shard, self.shard.bucket.numel
-        self.full = full = torch.empty(shard.padded_numel, dtype=self.dtype, device=self.device)
+        self.full = full = torch.empty(shard.bucket.padded, dtype=self.dtype, device=self.device)
         full[numel:].zero_()
         self.views = list(shard.views(full))
         self.stale = set(range(len(self.views))) - self.early.keys()

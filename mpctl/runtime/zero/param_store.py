@@ -63,20 +63,10 @@ class BucketShard:
         return {parameter for name, parameter in named if name not in self.bucket.undecayed}
 
     @property
-    def local_numel(self) -> int:
-        """Elements of this rank's slice, padding included."""
-        return self.bucket.part
-
-    @property
-    def padded_numel(self) -> int:
-        """Elements of all replicas' slices together."""
-        return self.bucket.padded
-
-    @property
     def local_range(self) -> slice:
         """This rank's slice of the padded bucket."""
-        first = self.replicas.rank * self.local_numel
-        return slice(first, first + self.local_numel)
+        first = self.replicas.rank * self.bucket.part
+        return slice(first, first + self.bucket.part)
 
     def views(self, full: Tensor) -> list[Tensor]:
         """Views of a flat tensor [numel or more], one for each parameter in its shape."""
@@ -84,7 +74,7 @@ class BucketShard:
         return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
 
     def parameter_slices(self, local: Tensor) -> Iterator[ParameterSlice]:
-        """A tensor [local_numel], cut by the parameters whose elements it holds."""
+        """A tensor [bucket.part], cut by the parameters whose elements it holds."""
         stop = 0
         for number, start, offset, length in self.bucket.pieces(self.replicas.rank):
             stop = offset + length
@@ -96,26 +86,22 @@ class BucketShard:
 class ParamStore:
     """Parameters as they are: ZeRO 0.
 
-    stepped: what the optimizer steps, by parameter. master_tensors and parameter_tensors: what only
-    this store refers to, beside the model's own parameters.
+    stepped: what the optimizer steps, by parameter. copies: parameters that the model computes with
+    and the masters to be copied to them before `publish`. pending: parameters that are being
+    gathered, not to be used before `arrive`. master_tensors and parameter_tensors: what only this
+    store refers to, beside the model's own parameters.
     """
+
+    copies: list[tuple[Tensor, Tensor]]
+    pending: Pending | None = None
 
     def __init__(self, shard: BucketShard) -> None:
         self.shard = shard
         self.stepped = [ParameterSlice(p, 0, _master(p)) for p in shard.parameters]
-        self.master_tensors = [values for (p, _, values) in self.stepped if values is not p]
+        pairs = [(p, part.values) for p, part in zip(shard.parameters, self.stepped, strict=True)]
+        self.copies = [(p, master) for p, master in pairs if master is not p]
+        self.master_tensors = [master for _, master in self.copies]
         self.parameter_tensors: list[Tensor] = []
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether parameters are being gathered, and must not be used before `arrive`."""
-        return False
-
-    @property
-    def copies(self) -> list[tuple[Tensor, Tensor]]:
-        """Parameters that the model computes with and the masters to be copied to them before
-        `publish`."""
-        return [(p, values) for (p, _, values) in self.stepped if p is not None and p is not values]
 
     def publish(self) -> None:
         """Send what was stepped to the parameters on the other replicas, which may go on until
@@ -129,6 +115,15 @@ class ParamStore:
         it."""
         return local
 
+    def full_value(self, parameter: Tensor) -> Tensor:
+        """A parameter's full value, to be written to and given to `set_value`: what is stepped
+        where that is full size on this rank, else a copy in host memory, for which all replicas
+        must call together."""
+        return next(part.values for part in self.stepped if part.parameter is parameter)
+
+    def set_value(self, parameter: Tensor, full: Tensor) -> None:
+        """Take over a full value that was written to the tensor from `full_value`."""
+
 
 class SlicedParamStore(ParamStore):
     """Views of a flat tensor, of which this rank steps a slice: ZeRO 1 and 2.
@@ -138,7 +133,7 @@ class SlicedParamStore(ParamStore):
 
     def __init__(self, shard: BucketShard) -> None:
         self.shard = shard
-        self.flat = shard.parameters[0].detach().new_zeros(shard.padded_numel)
+        self.flat = shard.parameters[0].detach().new_zeros(shard.bucket.padded)
         for parameter, view in zip(shard.parameters, shard.views(self.flat), strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
@@ -147,20 +142,10 @@ class SlicedParamStore(ParamStore):
         self.stepped = list(shard.parameter_slices(self.master))
         self.master_tensors = [] if self.master is self.local else [self.master]
         self.parameter_tensors = [self.flat]
-        self.pending: Pending | None = None
-
-    @property
-    def is_under_way(self) -> bool:
-        """See ParamStore."""
-        return self.pending is not None
+        self.copies = []  # `publish` copies the masters' slice, bucket by bucket
 
     def _take_local(self) -> Tensor:
         return self.flat[self.shard.local_range]
-
-    @property
-    def copies(self) -> list[tuple[Tensor, Tensor]]:
-        """None: `publish` copies the masters' slice, bucket by bucket."""
-        return []
 
     def publish(self) -> None:
         """Begin to gather every replica's stepped slice into the parameters."""
@@ -169,7 +154,6 @@ class SlicedParamStore(ParamStore):
         self.pending = self.shard.replicas.start_all_gather_into(self.flat, self.local)
 
     def arrive(self) -> None:
-        """See ParamStore."""
         if self.pending is not None:
             self.pending.wait()
             self.pending = None
@@ -179,18 +163,14 @@ class SlicedParamStore(ParamStore):
             self.local.copy_(self.master)
 
     def gather_full(self, local: list[Tensor]) -> list[Tensor]:
-        """Gather the slices of all replicas."""
         self.arrive()
         return self.shard.views(self.shard.replicas.all_gather(torch.cat(local), 0))
 
     def full_value(self, parameter: Tensor) -> Tensor:
-        """A copy of a parameter in host memory, in the dtype that is stepped; every replica calls
-        it."""
         self.arrive()
         return parameter.detach().to("cpu", self.master.dtype, copy=True)
 
     def set_value(self, parameter: Tensor, full: Tensor) -> None:
-        """Take this rank's elements of a parameter's full value."""
         self.arrive()
         for owner, start, values in self.stepped:
             if owner is parameter:
@@ -219,10 +199,9 @@ class Zero3ParamStore(SlicedParamStore):
         self._copy_master()
 
     def arrive(self) -> None:
-        """Nothing is under way that `publish` has started."""
+        """`publish` starts nothing."""
 
     def full_value(self, parameter: Tensor) -> Tensor:
-        """A copy of a parameter in host memory; its bucket is gathered for it."""
         self.gather()
         value = super().full_value(parameter)
         self.free()

@@ -14,7 +14,7 @@ import torch
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.fp8 import E4M3, E5M2, LARGEST, Fp8Cast
 from mpctl.kernels.triton.backend import TritonKernels
-from mpctl.layout.topology import job_topology
+from mpctl.layout.job_layout import JobLayout
 from mpctl.runtime.build import build_trainer
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.spec.job import JobSpec
@@ -42,7 +42,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def losses(job: JobSpec, folder: Path, kernels: KernelBackend) -> list[float]:
     """The losses of two steps, of which the second has met the first one's gradients."""
     environment = replace(RuntimeEnvironment.of_machine(job, folder, local_rank=0), kernels=kernels)
-    trainer = build_trainer(folder, job, job_topology(job), 0, environment)
+    trainer = build_trainer(folder, JobLayout.of(job), 0, environment)
     return [float(record["loss"]) for record in trainer.run()]
 
 

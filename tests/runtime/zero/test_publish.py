@@ -69,7 +69,7 @@ def test_a_forward_waits_where_a_bucket_begins() -> None:
         seen.append(list(waited))
         found.leave(unit)
     assert seen == [[0], [0, 2], [0, 2]] and waited == [0, 2, 4]
-    assert not any(store.is_under_way for store in found.stores)
+    assert not any(store.pending is not None for store in found.stores)
 
 
 def test_a_chunk_waits_for_its_own_and_a_backward_for_nothing() -> None:
@@ -103,7 +103,7 @@ def _under_way(rank: int, size: int, raw: dict[str, Any], folder: str) -> list[i
     trainer, seen = make_trainer(parse(raw), Path(folder), rank), []
 
     def count() -> None:
-        seen.append(sum(store.is_under_way for store in trainer.optimizer.stores))
+        seen.append(sum(store.pending is not None for store in trainer.optimizer.stores))
 
     steps = trainer.run()
     next(steps)
