@@ -15,7 +15,7 @@ import os
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -62,6 +62,18 @@ def run_ranks(
         if failed is not None:
             raise AssertionError(f"rank {failed} of {n}: {_story(where, failed)}")
         return [torch.load(where / f"{rank}.pt", weights_only=True) for rank in range(n)]
+
+
+def run_each(calls: Mapping[str, tuple[Any, ...]], n: int, **how: Any) -> dict[str, list[Any]]:
+    """`function(rank, size, *args)` of each call, one after the other on the same n ranks; results
+    by the call's name, then by rank. Several statements about n ranks so share one start."""
+    by_rank = run_ranks(_each, n, list(calls.values()), **how)
+    by_call = zip(*by_rank, strict=True)
+    return {name: list(results) for name, results in zip(calls, by_call, strict=True)}
+
+
+def _each(rank: int, size: int, calls: list[tuple[Any, ...]]) -> list[Any]:
+    return [function(rank, size, *args) for function, *args in calls]
 
 
 def _first_failure(ranks: list[Any], timeout: float) -> int | None:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from functools import reduce
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +17,22 @@ from mpctl.rundir.collective_log import LOG_BYTES, CollectiveLog, read_collectiv
 from mpctl.transport.group import Group
 from mpctl.transport.timing import Collective
 from tests.layers.oracle import grouped, logged
-from tests.ranks import run_ranks
+from tests.ranks import run_each, run_ranks
 from tests.transport.shared_ranks import sharing
 from tests.transport.test_shared import DTYPES, SHAPES, arrangements, bits, ended, values
 
 WAYS = ("gloo", "memory")
+Results = dict[int, dict[str, list[Any]]]
+
+
+@pytest.fixture(scope="module")
+def on_ranks() -> Results:
+    calls: dict[str, tuple[Any, ...]] = {}
+    for way in WAYS:
+        calls |= {f"every root, {way}": (_every_root, way), f"exchanged, {way}": (_exchanged, way)}
+        for elements in (3, 2000):
+            calls[f"among {elements} others, {way}"] = (_among_others, way, elements)
+    return {size: run_each(calls, size) for size in (2, 3)}
 
 
 def _group(way: str, rank: int, size: int, log: list[Collective] | None = None) -> Group:
@@ -56,10 +68,10 @@ def _same(summed: Tensor, total: Tensor, way: str) -> bool:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_any_rank_sends_to_all_and_gets_the_sum(size: int) -> None:
+def test_any_rank_sends_to_all_and_gets_the_sum(on_ranks: Results, size: int) -> None:
     logs = {}
     for way in WAYS:
-        results = run_ranks(_every_root, size, way)
+        results = on_ranks[size][f"every root, {way}"]
         assert [wrong for wrong, _ in results] == [[]] * size
         assert all(log == results[0][1] for _, log in results)
         logs[way] = results[0][1]
@@ -99,11 +111,10 @@ def _among_others(rank: int, size: int, way: str, elements: int) -> list[str]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(
-    ("size", "elements"), [(2, 3), (3, 2000), pytest.param(4, 2000, marks=pytest.mark.slow)]
-)
-def test_several_under_way_among_others(way: str, size: int, elements: int) -> None:
-    assert run_ranks(_among_others, size, way, elements, timeout=30) == [[]] * size
+@pytest.mark.parametrize("size", [2, 3])
+def test_several_under_way_among_others(on_ranks: Results, way: str, size: int) -> None:
+    for elements in (3, 2000):
+        assert on_ranks[size][f"among {elements} others, {way}"] == [[]] * size
 
 
 def _early(rank: int, size: int, way: str) -> list[float]:
@@ -122,9 +133,9 @@ def _early(rank: int, size: int, way: str) -> list[float]:
     return [results[at].item() for at in (0, 2, 1 + 2 * rank)]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_start_does_not_wait_for_the_other_ranks(way: str) -> None:
-    assert run_ranks(_early, 2, way, timeout=30) == [[1.0, 2.0, 3.0]] * 2
+def test_start_does_not_wait_for_the_other_ranks() -> None:
+    early = run_each({way: (_early, way) for way in WAYS}, 2, timeout=60)
+    assert early == dict.fromkeys(WAYS, [[1.0, 2.0, 3.0]] * 2)
 
 
 def _steps(rank: int, size: int) -> list:
@@ -140,8 +151,10 @@ def _steps(rank: int, size: int) -> list:
     return [[g.name, g.members, g.kind, g.bytes, g.started, g.finished] for g in (before, after)]
 
 
-def test_the_collective_log_names_a_reduction() -> None:
-    for before, after in run_ranks(_steps, 2):
+def test_the_collective_log_names_a_reduction_and_an_all_to_all() -> None:
+    found = run_each({"reduction": (_steps,), "all-to-all": (_logged,)}, 2)
+    assert found["all-to-all"] == [["all_to_all", 16, 1]] * 2
+    for before, after in found["reduction"]:
         assert before == ["row", "0-1", "reduce", 16, 2, 1]
         assert after == ["row", "0-1", "reduce", 16, 2, 2]
 
@@ -203,7 +216,7 @@ def _exchanged(rank: int, size: int, way: str) -> list:
     """Rank r has 10 r + k for rank k; along the middle dimension, which one copy brings together;
     sent back, everything is where it was."""
     log: list[Collective] = []
-    group = sharing(rank, size, log) if way == "shared" else grouped(rank, size, log)
+    group = _group(way, rank, size, log)
     own = torch.arange(size) + 10 * rank
     received = group.all_to_all(own, 0)
     middle = own.view(1, size, 1).expand(3, size, 2).clone()
@@ -212,10 +225,11 @@ def _exchanged(rank: int, size: int, way: str) -> list:
     return [received, got, there_and_back, [[c.kind, c.bytes] for c in log]]
 
 
-@pytest.mark.parametrize("way", ["gloo", "shared"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("size", [2, 3])
-def test_every_rank_gets_its_block_of_every_rank(way: str, size: int) -> None:
-    for rank, (received, got, is_back, log) in enumerate(run_ranks(_exchanged, size, way)):
+def test_every_rank_gets_its_block_of_every_rank(on_ranks: Results, way: str, size: int) -> None:
+    for rank, found in enumerate(on_ranks[size][f"exchanged, {way}"]):
+        received, got, is_back, log = found
         wanted: Tensor = 10 * torch.arange(size) + rank
         assert torch.equal(received, wanted) and is_back
         assert torch.equal(got, wanted.view(1, size, 1).expand(3, size, 2))
@@ -228,10 +242,6 @@ def _logged(rank: int, size: int) -> list:
     group.all_to_all(torch.ones(4), 0)
     (progress,) = read_collectives(bytes(memory)).groups
     return [progress.kind, progress.bytes, progress.finished]
-
-
-def test_the_collective_log_names_it() -> None:
-    assert run_ranks(_logged, 2) == [["all_to_all", 16, 1]] * 2
 
 
 def test_one_rank_keeps_its_tensor_and_blocks_must_be_equal() -> None:

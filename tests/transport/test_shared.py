@@ -27,16 +27,13 @@ from mpctl.transport.shared import NoSegment
 from mpctl.transport.timing import Collective
 from tests import ranks
 from tests.layers.oracle import grouped, logged
-from tests.ranks import run_ranks
+from tests.ranks import run_each
 from tests.runtime.tiny import make_data, tiny_job, train
 from tests.transport.shared_ranks import all_full, sharing
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64)
-
-
 SHAPES = ((1, 4), (3, 4), (5, 1, 12), (173, 12), (751, 12), (0, 4))
-
-
+Results = dict[str, list[Any]]
 KINDS = ("all_reduce", "max", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
 
@@ -85,8 +82,8 @@ def _beside_gloo(rank: int, size: int) -> list:
     return [wrong, logged(logs[0]) == logged(logs[1]), len(logs[0])]
 
 
-def test_two_ranks_get_the_bits_of_gloo_and_record_the_same() -> None:
-    for wrong, same_log, count in run_ranks(_beside_gloo, 2):
+def test_two_ranks_get_the_bits_of_gloo_and_record_the_same(on_two: Results) -> None:
+    for wrong, same_log, count in on_two["beside gloo"]:
         assert wrong == [] and same_log
         assert count == len(KINDS) * len(DTYPES) * (len(SHAPES) - 1) * 2
 
@@ -112,10 +109,9 @@ def _several(rank: int, size: int) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
-def test_every_rank_gets_the_sum_in_rank_order(size: int) -> None:
+def test_every_rank_gets_the_sum_in_rank_order(on_two: Results, on_three: Results) -> None:
     """Zero-size messages among them."""
-    assert run_ranks(_several, size) == [[]] * size
+    assert on_two["several"] == [[]] * 2 and on_three["several"] == [[]] * 3
 
 
 def _in_place(rank: int, size: int, way: str) -> list[bool]:
@@ -128,14 +124,13 @@ def _in_place(rank: int, size: int, way: str) -> list[bool]:
     return [part.data_ptr() == own.data_ptr(), torch.equal(own, apart)]
 
 
-@pytest.mark.parametrize("way", ["shared", "gloo"])
-def test_a_sum_scattered_in_place_has_the_same_bits(way: str) -> None:
-    assert run_ranks(_in_place, 3, way) == [[True, True]] * 3
+def test_a_sum_scattered_in_place_has_the_same_bits(on_three: Results) -> None:
+    assert on_three["in place, shared"] == on_three["in place, gloo"] == [[True, True]] * 3
 
 
 def _many(rank: int, size: int) -> int:
     group, x = sharing(rank, size), torch.zeros(3, dtype=torch.int64)
-    for turn in range(10_000):
+    for turn in range(3_000):
         x[0], x[1], x[2] = turn, rank, turn * rank
         got = group.all_reduce(x.clone()) if turn % 3 else group.all_gather(x, 0)
         wanted = [2 * turn, 1, turn] if turn % 3 else [turn, 0, 0, turn, 1, turn]
@@ -144,8 +139,8 @@ def _many(rank: int, size: int) -> int:
     return -1
 
 
-def test_ten_thousand_operations() -> None:
-    assert run_ranks(_many, 2) == [-1, -1]
+def test_thousands_of_operations(on_two: Results) -> None:
+    assert on_two["many"] == [-1, -1]
 
 
 def _out_of_order(rank: int, size: int, order: list[int], elements: int) -> list[str]:
@@ -172,10 +167,16 @@ def _out_of_order(rank: int, size: int, order: list[int], elements: int) -> list
     return wrong
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]])
-@pytest.mark.parametrize("elements", [2, 2000])
-def test_waits_in_any_order(order: list[int], elements: int) -> None:
-    assert run_ranks(_out_of_order, 2, order, elements, timeout=30) == [[], []]
+ORDERS = {
+    f"{order} {elements}": (_out_of_order, order, elements)
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2])
+    for elements in (2, 2000)
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_waits_in_any_order(on_two: Results, order: str) -> None:
+    assert on_two[order] == [[], []]
 
 
 def _late(rank: int, size: int) -> Tensor:
@@ -195,10 +196,10 @@ def _late(rank: int, size: int) -> Tensor:
     return torch.cat([p.wait().flatten() for p in pending[:3]])
 
 
-def test_start_does_not_wait_for_the_other_ranks() -> None:
+def test_start_does_not_wait_for_the_other_ranks(on_two: Results) -> None:
     ones = torch.ones(8)
     gathered = torch.tensor([1.0] * 4 + [2.0] * 4).repeat(2)
-    for result in run_ranks(_late, 2, timeout=30):
+    for result in on_two["late"]:
         assert torch.equal(result, torch.cat([3 * ones, gathered, 3 * ones[:4]]))
 
 
@@ -210,8 +211,8 @@ def _with_grad(rank: int, size: int) -> bool:
     return x.is_leaf and not group.shared.segment.data.requires_grad and y.tolist() == [8.0] * 3
 
 
-def test_autograd_does_not_see_the_memory() -> None:
-    assert run_ranks(_with_grad, 2) == [True, True]
+def test_autograd_does_not_see_the_memory(on_two: Results) -> None:
+    assert on_two["with grad"] == [True, True]
 
 
 def ended(function: Callable[..., Any], n: int, *args: Any) -> list[tuple[int | None, str]]:
@@ -296,8 +297,8 @@ def _differ(rank: int, size: int) -> str:
     return "silently wrong"
 
 
-def test_ranks_that_do_different_things_are_told() -> None:
-    first, second = run_ranks(_differ, 2)
+def test_ranks_that_do_different_things_are_told(on_two: Results) -> None:
+    first, second = on_two["differ"]
     assert "tp operation 1 (all_reduce of 8 bytes): rank 1 came with all_gather of 12" in first
     assert "tp operation 1 (all_gather of 12 bytes): rank 0 came with all_reduce of 8" in second
 
@@ -307,11 +308,14 @@ def _nowhere(path: str, name: str, size: int) -> None:
 
 
 def _refused(rank: int, size: int, failing: int) -> str:
-    if failing == 0:
-        layout: dict[str, Any] = {"reserve": all_full}
-    else:
-        layout = {}
-        shared._map = _nowhere if rank == failing else shared._map
+    layout: dict[str, Any] = {"reserve": all_full} if failing == 0 else {}
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == failing > 0:
+            patch.setattr(shared, "_map", _nowhere)
+        return _why_not(rank, size, **layout)
+
+
+def _why_not(rank: int, size: int, **layout: Any) -> str:
     try:
         sharing(rank, size, **layout)
     except NoSegment as error:
@@ -319,11 +323,11 @@ def _refused(rank: int, size: int, failing: int) -> str:
     return "shared"
 
 
-def test_all_ranks_share_or_none_does() -> None:
-    told = run_ranks(_refused, 3, 0)
+def test_all_ranks_share_or_none_does(on_three: Results) -> None:
+    told = on_three["nobody"]
     assert "no space left" in told[0]
     assert told[1:] == ["the first rank of the group could not make it"] * 2
-    told = run_ranks(_refused, 3, 2)
+    told = on_three["not one"]
     assert told[:2] == ["another rank of the group could not map it"] * 2
     assert "is not here" in told[2]
 
@@ -338,27 +342,24 @@ def _traces(rank: int, size: int) -> list:
     return [kept, [line.split(maxsplit=5)[-1] for line in lines if "mpctl-" in line]]
 
 
-def test_the_memory_has_no_name() -> None:
+def test_the_memory_has_no_name(on_two: Results) -> None:
     """So whoever is killed leaves nothing behind. Open are the mapping's own handle (Python keeps
     one) and one on the peer's process."""
-    for kept, mapped in run_ranks(_traces, 2):
+    for kept, mapped in on_two["traces"]:
         assert len(mapped) == 1 and re.fullmatch(r"/memfd:mpctl-\w{16} \(deleted\)", mapped[0])
         assert sorted(kept) == [mapped[0], "anon_inode:[pidfd]"]
 
 
 def _elsewhere(rank: int, size: int) -> str:
     """The path leads to another file, as it may on another host."""
-    kept = shared._name
-    shared._name = (lambda number: "mpctl-other") if rank == 1 else kept
-    try:
-        sharing(rank, size)
-    except NoSegment as error:
-        return str(error)
-    return "shared"
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(shared, "_name", lambda number: "mpctl-other")
+        return _why_not(rank, size)
 
 
-def test_another_file_at_the_same_place_is_not_opened() -> None:
-    told = run_ranks(_elsewhere, 2)
+def test_another_file_at_the_same_place_is_not_opened(on_two: Results) -> None:
+    told = on_two["elsewhere"]
     assert told[0] == "another rank of the group could not map it"
     assert "not mpctl-other: not the same host?" in told[1]
 
@@ -376,8 +377,9 @@ def test_other_machines_go_by_gloo(
 def _meshes(rank: int, size: int, gpus_per_node: int, full: bool) -> list:
     topology = Topology.of({"tp": 2, "dp": size // 2}, gpus_per_node=gpus_per_node)
     mesh = partial(build_mesh, topology, rank, torch.device("cpu"))
-    shared._reserve = all_full if full else shared._reserve
-    with contextlib.redirect_stdout(io.StringIO()) as log:
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as log:
+        if full:
+            patch.setattr(shared, "_reserve", all_full)
         on, off = mesh(launch=LaunchSpec()), mesh(launch=LaunchSpec(shared_memory=False))
     for made in (on, off):
         assert made.tp.all_reduce(torch.tensor(1 << rank)).item() == 0b11 << rank // 2 * 2
@@ -393,20 +395,44 @@ def _who(mesh: Mesh) -> list[str]:
     return [name for name, group in groups.items() if group.shared is not None]
 
 
-@pytest.mark.parametrize(
-    ("size", "gpus_per_node", "shared"),
-    [(4, 4, ["tp", "dp_cp", "world"]), (4, 2, ["tp"]), (4, 1, []), (2, 2, ["tp", "world"])],
-)
-def test_groups_on_one_node_share(size: int, gpus_per_node: int, shared: list[str]) -> None:
-    for on, off, log in run_ranks(_meshes, size, gpus_per_node, False):
-        assert (on, off, log) == (shared, [], "")
+def test_groups_on_one_node_share(on_two: Results) -> None:
+    found = run_each({str(node): (_meshes, node, False) for node in (4, 2, 1)}, 4)
+    shared = {"4": ["tp", "dp_cp", "world"], "2": ["tp"], "1": []}
+    for node, meshes in found.items():
+        assert meshes == [[shared[node], [], ""]] * 4
+    assert on_two["mesh"] == [[["tp", "world"], [], ""]] * 2
 
 
-def test_without_memory_the_mesh_goes_by_gloo_and_says_so() -> None:
-    for rank, (on, _, log) in enumerate(run_ranks(_meshes, 2, 2, True)):
+def test_without_memory_the_mesh_goes_by_gloo_and_says_so(on_two: Results) -> None:
+    for rank, (on, _, log) in enumerate(on_two["mesh without memory"]):
         why = "no space left" if rank == 0 else "the first rank of the group could not make it"
         assert on == []
         assert log.startswith("world: no shared memory, messages go through gloo: ") and why in log
+
+
+@pytest.fixture(scope="module")
+def on_two() -> Results:
+    return run_each(
+        {
+            "traces": (_traces,), "beside gloo": (_beside_gloo,), "several": (_several,),
+            "many": (_many,), **ORDERS, "late": (_late,), "with grad": (_with_grad,),
+            "elsewhere": (_elsewhere,), "mesh": (_meshes, 2, False),
+            "mesh without memory": (_meshes, 2, True), "differ": (_differ,),
+        },
+        2,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def on_three() -> Results:
+    return run_each(
+        {
+            "several": (_several,), "in place, shared": (_in_place, "shared"),
+            "in place, gloo": (_in_place, "gloo"), "nobody": (_refused, 0),
+            "not one": (_refused, 2),
+        },
+        3,
+    )  # fmt: skip
 
 
 def _run(data: Path, folder: Path, **changes: Any) -> list[dict[str, Any]]:
