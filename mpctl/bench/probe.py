@@ -1,7 +1,7 @@
 """A bench in ranks: one launch whose workers measure instead of train, on the hosts of any backend.
 
 A launch of a bench is one of a training with RUN/bench.json beside RUN/job.json. The workers answer
-that request (runtime/probes/measure.py) and rank 0 appends each answer to RUN/answers.jsonl. Hosts,
+that request (runtime/worker.py) and rank 0 appends each answer to RUN/answers.jsonl. Hosts,
 torchrun, hangs, failures and signals are the launcher's own; no data are prepared, nothing is
 saved, and a failure is not followed by another attempt.
 

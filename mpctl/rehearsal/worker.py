@@ -44,7 +44,7 @@ from mpctl.rundir.rank_files import RehearsedRank, Traffic
 from mpctl.runtime.activity import Activity, nobody_follows
 from mpctl.runtime.build import build_trainer
 from mpctl.runtime.environment import RuntimeEnvironment
-from mpctl.runtime.memory import KINDS, MemoryTracker, state_tensors, storage_bytes
+from mpctl.runtime.memory import KINDS, MemoryTracker, storage_bytes
 from mpctl.runtime.optimizer import MOMENTS
 from mpctl.runtime.process import die_with_parent
 from mpctl.runtime.profile import StepProfile
@@ -237,7 +237,7 @@ class Rehearsal:
         self.building_bytes = tracker.peak
         _add_moments(trainer)
         trainer.fp8.load({name: [[1.0, 1.0, 1.0]] for name in trainer.fp8.names})
-        for kind, tensors in state_tensors(trainer).items():
+        for kind, tensors in trainer.state_tensors().items():
             tracker.name(kind, tensors)
         tracker.restart()
         return trainer
@@ -254,7 +254,7 @@ def _add_moments(trainer: Trainer) -> None:
 
 
 def _add_memory(account: RehearsedRank, trainer: Trainer, tracker: MemoryTracker) -> None:
-    states = state_tensors(trainer)
+    states = trainer.state_tensors()
     account["state_bytes"] = {kind: storage_bytes(states[kind]) for kind in states}
     account["activation_bytes"] = tracker.peak_activations
     account["peak_bytes"] = tracker.peak

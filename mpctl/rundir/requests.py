@@ -1,7 +1,7 @@
 """What the ranks of a bench, `mpctl eval` and `mpctl sample` are asked, and what they answer.
 
 A bench's request is RUN/bench.json, and rank 0 appends its answers to RUN/answers.jsonl
-(runtime/probes/measure.py). `mpctl eval` and `mpctl sample` exchange files with their workers
+(runtime/worker.py). `mpctl eval` and `mpctl sample` exchange files with their workers
 through a temporary folder:
 
 FOLDER/ job.json       the layout and the model, written by the command
@@ -52,9 +52,8 @@ LAYER_SIZES = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "seq_length")
 
 
 class BenchRequest(TypedDict):
-    """What every request to the ranks of a bench has. task: which of runtime/probes/measure.py's
-    probes
-    answers it; other keys are the probe's own."""
+    """What every request to the ranks of a bench has. task: which probe answers it
+    (runtime/worker.py, find_probe); other keys are the probe's own."""
 
     task: ReadOnly[str]
 

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -33,14 +33,12 @@ from torch.utils._pytree import tree_leaves
 from mpctl.pipeline.schedule.program import Step
 from mpctl.runtime.activity import Activity
 from mpctl.runtime.environment import RuntimeEnvironment
-from mpctl.runtime.optimizer import MOMENTS
+from mpctl.runtime.optimizer import Optimizer
 from mpctl.spec.job import JobSpec
-
-if TYPE_CHECKING:
-    from mpctl.runtime.train import Trainer
 
 Kind = Literal["parameters", "gradients", "optimizer", "activations", "temporaries"]
 KINDS: tuple[Kind, ...] = ("parameters", "gradients", "optimizer", "activations", "temporaries")
+States = Callable[[], Mapping[Kind, list[Tensor]]]
 SAVING_KINDS = ("forward", "backward_input")  # actions that leave tensors for a later one
 _DEVICE, _ITEM = torch.ops.prim.device.default, torch.ops.aten._local_scalar_dense.default
 _RESIZE = torch.ops.inductor.resize_storage_bytes_.default
@@ -173,20 +171,6 @@ def _number(tensor: Tensor) -> Any:
         return 1.0 if tensor.dtype.is_floating_point else 1
 
 
-def state_tensors(trainer: Trainer) -> dict[Kind, list[Tensor]]:
-    """What lasts from step to step, by kind."""
-    optimizer = trainer.optimizer
-    moments = [state[name] for state in optimizer.adam.state.values() for name in MOMENTS]
-    stores = (*optimizer.stores, *optimizer.frozen)
-    masters = [tensor for store in stores for tensor in store.master_tensors]
-    flat = [tensor for store in stores for tensor in store.parameter_tensors]
-    return {
-        "optimizer": [*moments, *masters],
-        "gradients": trainer.buffer.tensors,
-        "parameters": [*trainer.model.parameters(), *flat],
-    }
-
-
 def storage_bytes(tensors: list[Tensor]) -> int:
     """Bytes of the storages of these tensors, each storage once."""
     storages = {tensor.untyped_storage()._cdata: tensor for tensor in tensors}
@@ -206,10 +190,10 @@ class MemoryWatch:
         self.measured: dict[str, int | None] = {}
 
     @contextmanager
-    def step(self, trainer: Trainer) -> Iterator[None]:
-        """To be entered around a step's gradients and update."""
-        is_last = trainer.step + 1 == trainer.job.training.steps
-        if not self.is_on or self.measured or not (trainer.optimizer.adam.state or is_last):
+    def step(self, optimizer: Optimizer, states: States, *, is_last: bool) -> Iterator[None]:
+        """To be entered around a step's gradients and update. states: what lasts from step to step,
+        by kind; is_last: whether it is the last step of the run."""
+        if not self.is_on or self.measured or not (optimizer.adam.state or is_last):
             yield
         elif self.device.type == "cuda":
             self.keep_peak()  # of the steps before
@@ -217,20 +201,20 @@ class MemoryWatch:
             yield
             peak = torch.cuda.max_memory_allocated(self.device)
             reserved = torch.cuda.max_memory_reserved(self.device)
-            self._note(trainer, {"activations": None, "peak": peak, "reserved": reserved})
+            self._note(optimizer, states, {"activations": None, "peak": peak, "reserved": reserved})
         else:
             tracker = MemoryTracker(self.device, activity=self.activity, own_only=True)
-            for kind, tensors in state_tensors(trainer).items():
+            for kind, tensors in states().items():
                 tracker.add(kind, tensors)
             tracker.restart()
             with tracker:
                 yield
             found = {"activations": tracker.peak_activations, "peak": tracker.peak}
-            self._note(trainer, found)
+            self._note(optimizer, states, found)
 
-    def _note(self, trainer: Trainer, found: Mapping[str, int | None]) -> None:
-        if not trainer.optimizer.adam.state:  # fp16 overflowed, or nothing is trained here
+    def _note(self, optimizer: Optimizer, states: States, found: Mapping[str, int | None]) -> None:
+        if not optimizer.adam.state:  # fp16 overflowed, or nothing is trained here
             return
         self.measured = {**found}
-        for kind, tensors in state_tensors(trainer).items():
+        for kind, tensors in states().items():
             self.measured[kind] = storage_bytes(tensors)

@@ -23,9 +23,9 @@ from mpctl.layers.fp8 import Fp8Scales
 from mpctl.rundir.rank_files import StepRecord, Traffic, ValidationReport
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.environment import RuntimeEnvironment
-from mpctl.runtime.memory import MemoryWatch
+from mpctl.runtime.memory import Kind, MemoryWatch
 from mpctl.runtime.mesh import Mesh
-from mpctl.runtime.optimizer import Optimizer
+from mpctl.runtime.optimizer import MOMENTS, Optimizer
 from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.pipeline import PipelineRunner
 from mpctl.runtime.profile import StepProfile
@@ -102,6 +102,19 @@ class Trainer:
         """The global name of each parameter of this rank."""
         return {parameter: name for name, parameter in self.model.named_parameters()}
 
+    def state_tensors(self) -> dict[Kind, list[Tensor]]:
+        """What lasts from step to step, by kind."""
+        optimizer = self.optimizer
+        moments = [state[name] for state in optimizer.adam.state.values() for name in MOMENTS]
+        stores = (*optimizer.stores, *optimizer.frozen)
+        masters = [tensor for store in stores for tensor in store.master_tensors]
+        flat = [tensor for store in stores for tensor in store.parameter_tensors]
+        return {
+            "optimizer": [*moments, *masters],
+            "gradients": self.buffer.tensors,
+            "parameters": [*self.model.parameters(), *flat],
+        }
+
     @property
     def doing(self) -> str:
         """What this rank is doing: `step 3, stage 1, forward of micro batch 2`, and what a thread
@@ -175,7 +188,8 @@ class Trainer:
         began, cpu_began = time.perf_counter(), time.process_time()
         early: StepStatus | None = None
         update: UpdateResult | None = None
-        with self.memory_watch.step(self):
+        is_last = self.step + 1 == self.job.training.steps
+        with self.memory_watch.step(self.optimizer, self.state_tensors, is_last=is_last):
             loss = self._compute_gradients()
             norm = self.updater.norm()
             if self.guard.needs_loss:

@@ -1,7 +1,7 @@
 """The worker: `python -m mpctl.runtime.worker RUN`, started by torchrun, one process a rank.
 
 Reads RUN/job.json and nothing else of the job, and trains; where a bench wrote RUN/bench.json it
-answers that instead (probes/measure.py). Order matters: the end with the parent first, then
+answers that instead (probes/). Order matters: the end with the parent first, then
 the log, then the imports that take time, so that no rank outlives its launcher while it starts and
 whatever fails is written down.
 """
@@ -13,10 +13,10 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpctl.errors import RunFailed
 from mpctl.rundir.breadcrumb import JOINED, JOINING, Breadcrumb, rank_memory
@@ -98,6 +98,29 @@ def main(run_dir: Path) -> None:
         raise
 
 
+Probe = Callable[[Any, "JobSpec", "Mesh"], Iterator[Mapping[str, object]]]
+"""probe(request, job, mesh): the answers of one rank. Every rank of the mesh runs the same probe
+over the same request; each yields the same number of answers, and rank 0's are kept."""
+
+
+def find_probe(request: BenchRequest) -> Probe:
+    """What answers a bench's request (bench/probe.py). Raises RunFailed for a task that there is
+    none for."""
+    if request["task"] == "layers":
+        from mpctl.runtime.probes.layers import probe_layers
+
+        return probe_layers
+    if request["task"] == "kernels":
+        from mpctl.runtime.probes.kernels import probe_kernels
+
+        return probe_kernels
+    if request["task"] == "collectives":
+        from mpctl.runtime.probes.collectives import probe_collectives
+
+        return probe_collectives
+    raise RunFailed(f"no probe answers {request['task']!r}: this mpctl is another version")
+
+
 def _parent() -> int:
     """The process id of the torchrun that started this process, where it said so: a torchrun that
     ended meanwhile has left this process to another parent, whose end would tell nothing."""
@@ -154,8 +177,6 @@ class Worker:
         """Join the other ranks and answer a bench's request; rank 0 appends each answer to
         RUN/answers.jsonl."""
         with garbage_collection_paused():
-            from mpctl.runtime.probes.measure import find_probe
-
             probe, environment = find_probe(request), self._join("making groups")
             mesh = self._mesh(environment)
         for number, answer in enumerate(probe(request, self.job, mesh), start=1):

@@ -21,7 +21,7 @@ from mpctl.pipeline.schedule.program import Step
 from mpctl.rehearsal import worker as module
 from mpctl.rehearsal.fake_backend import SimulatedGpuKernels, fake_tensors
 from mpctl.rehearsal.worker import MicroBatchTraffic, num_microbatches_run, rehearse_rank
-from mpctl.runtime.memory import MemoryTracker, state_tensors
+from mpctl.runtime.memory import MemoryTracker
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.topology import Topology
@@ -148,7 +148,7 @@ def test_real_tensors_take_the_same_bytes(
         trainer = make_trainer(job, tmp_path)
         steps = trainer.run()
         next(steps)
-        for kind, tensors in state_tensors(trainer).items():
+        for kind, tensors in trainer.state_tensors().items():
             tracker.name(kind, tensors)
         tracker.activity = trainer.environment.activity
         tracker.restart()

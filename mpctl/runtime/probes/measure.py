@@ -1,43 +1,16 @@
-"""What the ranks of a bench measure: a generator for each task of a request, and what ranks that
-measure together agree on.
-
-A bench is a launch whose workers find RUN/bench.json and answer it instead of training
-(bench/probe.py, runtime/worker.py). Every rank of the mesh runs the same generator over the same
-request; each rank yields the same number of answers, and rank 0's are kept.
-"""
+"""What ranks that measure together do together: share values, begin at once, agree on one more
+round."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mpctl.errors import RunFailed
 from mpctl.runtime.mesh import Mesh
-from mpctl.spec.job import JobSpec
-
-if TYPE_CHECKING:
-    from mpctl.rundir.requests import BenchRequest
-
-Probe = Callable[[Any, JobSpec, Mesh], Iterator[Mapping[str, object]]]
-"""probe(request, job, mesh): the answers of one rank."""
-
-TASKS = ("layers", "kernels", "collectives")
-"""By a request's key "task": `probe_TASK` of the module beside this one."""
-
-
-def find_probe(request: BenchRequest) -> Probe:
-    """The generator that answers a request. Raises RunFailed for a task that there is none for."""
-    task = request["task"]
-    if task not in TASKS:
-        raise RunFailed(f"no probe answers {task!r}: this mpctl is another version")
-    probe: Probe = getattr(import_module(f"mpctl.runtime.probes.{task}"), f"probe_{task}")
-    return probe
 
 
 def values_of_all(mesh: Mesh, *values: float) -> Tensor:
