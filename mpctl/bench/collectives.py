@@ -195,7 +195,6 @@ class CollectiveBench(RankBench):
 
     @property
     def plan(self) -> Plan:
-        """The layout along whose axes is sent."""
         return self.cases.plan
 
     @property
@@ -205,7 +204,6 @@ class CollectiveBench(RankBench):
         return sum((case["axis"], case["transport"]) not in absent for case in self.cases.cases)
 
     def request(self) -> CollectivesRequest:
-        """The cases, as the options have them."""
         options = self.cases.options
         return {
             "task": "collectives",
@@ -219,14 +217,12 @@ class CollectiveBench(RankBench):
         }
 
     def take(self, answer: CollectiveAnswer) -> None:
-        """Keep a timing, or a way to send that is absent."""
         if answer["event"] == "absent":
             self.absent.append(answer)
         else:
             self.timings.append(answer)
 
     def use(self, machine: Machine) -> None:
-        """More ranks on a node than its cores (GPUs) are a rehearsal."""
         self.cases = self.cases.on_hosts(machine)
 
     @property
@@ -243,7 +239,6 @@ class CollectiveBench(RankBench):
         ]
 
     def report(self) -> CollectivesReport:
-        """What was measured, as JSON."""
         cases, rows = self.cases, self.rows
         return {
             **envelope(

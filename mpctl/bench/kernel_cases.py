@@ -86,7 +86,6 @@ class KernelCases:
 
     @property
     def threads(self) -> int:
-        """Threads of a rank."""
         return self.plan.job.launch.threads_per_rank or 1
 
 

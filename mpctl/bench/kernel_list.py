@@ -52,7 +52,6 @@ class PlannedKernel:
 
     @property
     def is_layer(self) -> bool:
-        """Whether it is a whole layer."""
         return self.case["kernel"] == "layer"
 
     @property
@@ -97,12 +96,10 @@ class KernelLister:
 
     @property
     def layout(self) -> JobLayout:
-        """The layout whose kernels are listed."""
         return self.clock.layout
 
     @cached_property
     def dtype(self) -> DType:
-        """The dtype of all of them."""
         return self.layout.job.training.chosen_dtype
 
     @property
@@ -175,10 +172,8 @@ class KernelLister:
         name: KernelName = "attention" if is_fused else "unfused_attention"
         rows = queries * heads + keys * shape["kv_heads"]  # Q and O; K and V
         moved = 2.0 * self.width * batch * rows * model.head_size
-        yield self._kernel(name, site, "forward", shape, work.forward, moved, flops)
-        if work.dgrad:
-            more = BACKWARD if is_fused else 2.0
-            yield self._kernel(name, site, "backward", shape, work.dgrad, 2 * moved, more * flops)
+        more = BACKWARD if is_fused else 2.0
+        yield from self._both(name, site, shape, work, (moved, 2 * moved), (flops, more * flops))
 
     def _heads(self, site: str, core: AttentionOp, flow: GradFlow) -> Iterator[PlannedKernel]:
         """Self-attention's: rotary positions read and write queries and keys, backward also brings
@@ -193,11 +188,8 @@ class KernelLister:
                  "kv_heads": kv_heads, "head_dim": model.head_size}  # fmt: skip
         head = 2.0 * self.width * sizes["batch"] * sizes[core.queries] * model.head_size
         turned = head * (heads + kv_heads) * (model.position == "rotary")
-        if turned:
-            yield self._kernel("heads", site, "forward", shape, work.forward, turned)
-        if work.dgrad:
-            moved = head * (heads + 2 * kv_heads) + turned
-            yield self._kernel("heads", site, "backward", shape, work.dgrad, moved)
+        back = head * (heads + 2 * kv_heads) + turned
+        yield from self._both("heads", site, shape, work, (turned, back))
 
     def _branch(self, stack: LayerStack, flow: GradFlow) -> Iterator[PlannedKernel]:
         """A norm reads and writes, a sum reads two tensors and writes one, dropout reads and
@@ -209,12 +201,9 @@ class KernelLister:
         more = 2 * bool(self.layout.job.training.dropout)
         norms = int(self.layout.model.norm_order == "sandwich")
         size = self.width * prod(shape.values())
-        site, ahead, back = stack.prefix, work.forward / count, work.dgrad / count
-        yield self._kernel("branch", site, "forward", shape, ahead, (5 + more + 2 * norms) * size)
-        if back:
-            yield self._kernel(
-                "branch", site, "backward", shape, back, (6 + more + 3 * norms) * size
-            )
+        moved = (5 + more + 2 * norms) * size, (6 + more + 3 * norms) * size
+        each = OpTimes(work.forward / count, work.dgrad / count)
+        yield from self._both("branch", stack.prefix, shape, each, moved)
 
     def _activation(self, stack: LayerStack, flow: GradFlow) -> Iterator[PlannedKernel]:
         products = [p for p in flow.part.products if "ffn" in (*p.reads, *p.writes)]
@@ -227,19 +216,15 @@ class KernelLister:
         results = columns // 2 if self.layout.model.gated else columns
         read, written = self.width * rows * columns, self.width * rows * results
         site = f"{stack.prefix}.{up.part}"
-        yield self._kernel("activation", site, "forward", shape, work.forward, read + written)
-        if work.dgrad:
-            moved = 2 * read + written
-            yield self._kernel("activation", site, "backward", shape, work.dgrad, moved)
+        moved = read + written, 2 * read + written
+        yield from self._both("activation", site, shape, work, moved)
 
     def _cross_entropy(
         self, site: str, flow: GradFlow, rows: int, words: int
     ) -> Iterator[PlannedKernel]:
         work, shape = self.clock.operators.loss(flow), {"rows": rows, "words": words}
         size = self.width * rows * words
-        yield self._kernel("cross_entropy", site, "forward", shape, work.forward, size)
-        if work.dgrad:
-            yield self._kernel("cross_entropy", site, "backward", shape, work.dgrad, 2 * size)
+        yield from self._both("cross_entropy", site, shape, work, (size, 2 * size))
 
     def _update(self, site: str, flow: GradFlow) -> Iterator[PlannedKernel]:
         """AdamW reads and writes a value and two moments and reads a gradient, all of float32; the
@@ -281,6 +266,16 @@ class KernelLister:
         size, bandwidth = self.width * shape["elements"], self.clock.operators.speed.bandwidth
         yield self._kernel("triad", "memory", "update", shape, 3 * size / bandwidth, 3 * size)
         yield self._kernel("copy", "memory", "update", shape, 2 * size / bandwidth, 2 * size)
+
+    def _both(
+        self, kernel: KernelName, site: str, shape: Mapping[str, int], work: OpTimes,
+        moved: tuple[float, float], flops: tuple[float, float] = (0.0, 0.0),
+    ) -> Iterator[PlannedKernel]:  # fmt: skip
+        """Forward, where it moves anything, and backward, where it is computed."""
+        if moved[0]:
+            yield self._kernel(kernel, site, "forward", shape, work.forward, moved[0], flops[0])
+        if work.dgrad:
+            yield self._kernel(kernel, site, "backward", shape, work.dgrad, moved[1], flops[1])
 
     def _kernel(
         self, kernel: KernelName, site: str, part: KernelPart, shape: Mapping[str, int],

@@ -80,7 +80,6 @@ class KernelBench(RankBench):
 
     @property
     def plan(self) -> Plan:
-        """The launch of the ranks."""
         return self.cases.plan
 
     @property
@@ -89,7 +88,6 @@ class KernelBench(RankBench):
         return self.cases.timings
 
     def request(self) -> KernelRequest:
-        """The kernels, on their numbers of ranks."""
         training = self.cases.job.training
         return {
             "task": "kernels", "cases": [kernel.case for kernel in self.cases.kernels],
@@ -99,7 +97,6 @@ class KernelBench(RankBench):
         }  # fmt: skip
 
     def use(self, machine: Machine) -> None:
-        """Of more ranks than its cores (GPUs) the rows are a rehearsal."""
         self.cases = replace(self.cases, cores=self.cases.units(machine))
 
     @property
@@ -114,7 +111,6 @@ class KernelBench(RankBench):
         ]
 
     def report(self) -> KernelsReport:
-        """What was measured, as JSON."""
         cases = self.cases
         device, model = cases.device, cases.job.model
         peaks = device.peak_flops if device else {}

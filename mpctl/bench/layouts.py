@@ -46,7 +46,6 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
         return prod(self.sizes.values())
 
     @property

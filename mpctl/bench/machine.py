@@ -94,20 +94,18 @@ def measured_runs(runs: Sequence[CaseRun], name: str, cluster: ClusterSpec) -> l
 
     name: of the presets; cluster: with the figures that the fit begins from.
     """
-    return [_run(own, name, cluster) for own in group_runs(runs).values()]
-
-
-def _run(runs: Sequence[CaseRun], name: str, cluster: ClusterSpec) -> Run:
-    case = runs[0].case
-    own = case.job.cluster
-    kept = {"nodes": own.nodes, "gpus_per_node": own.gpus_per_node}
-    job = case.job.model_copy(update={"cluster": cluster.model_copy(update=kept)})
-    runtime = job.training.runtime
-    return Run(
-        case.title, "", JobLayout.of(job), get_profile(runtime),
-        {"devices": name, "clusters": name, "runtimes": runtime},
-        {"step_seconds": median(run.step_seconds for run in runs)},
-    )  # fmt: skip
+    found = []
+    for own in group_runs(runs).values():
+        case, there = own[0].case, own[0].case.job.cluster
+        kept = {"nodes": there.nodes, "gpus_per_node": there.gpus_per_node}
+        job = case.job.model_copy(update={"cluster": cluster.model_copy(update=kept)})
+        runtime = job.training.runtime
+        found.append(Run(
+            case.title, "", JobLayout.of(job), get_profile(runtime),
+            {"devices": name, "clusters": name, "runtimes": runtime},
+            {"step_seconds": median(run.step_seconds for run in own)},
+        ))  # fmt: skip
+    return found
 
 
 def disturbed_runs(runs: Sequence[CaseRun]) -> list[str]:
@@ -143,21 +141,23 @@ def with_rounds(fit: ClusterFit, runs: Sequence[CaseRun]) -> ClusterFit:
 
 
 def machine_checks(runs: Iterable[Run], fit: ClusterFit) -> list[MachineCheck]:
-    """A row for each layout."""
-    return [_check(run, fit) for run in runs]
 
+    def planned(run: Run, off: float) -> float:
+        return run.measured["step_seconds"] * exp(off)
 
-def _check(run: Run, fit: ClusterFit) -> MachineCheck:
-    seconds = run.measured["step_seconds"]
-    left_out = fit.left_out.get(run.id)
-    return {
-        "layout": run.id,
-        "ranks": run.job.world_size,
-        "seconds": seconds,
-        "measured_seconds": seconds * exp(fit.measured[run.id]),
-        "fitted_seconds": seconds * exp(fit.fitted[run.id]),
-        "left_out_seconds": None if left_out is None else seconds * exp(left_out),
-    }
+    return [
+        {
+            "layout": run.id,
+            "ranks": run.job.world_size,
+            "seconds": run.measured["step_seconds"],
+            "measured_seconds": planned(run, fit.measured[run.id]),
+            "fitted_seconds": planned(run, fit.fitted[run.id]),
+            "left_out_seconds": planned(run, fit.left_out[run.id])
+            if run.id in fit.left_out
+            else None,
+        }
+        for run in runs
+    ]
 
 
 def mean_errors(checks: Sequence[MachineCheck]) -> Mapping[str, float]:
@@ -326,7 +326,6 @@ class MachineBench:
         self._save(out)
 
     def report(self) -> MachineReport:
-        """What was measured so far."""
         return {
             **envelope(
                 "machine", self.work.job_name, self.environment, self.command,

@@ -139,7 +139,6 @@ class _Busy:
 
     @cached_property
     def peaks(self) -> dict[str, float]:
-        """Peak FLOP/s by dtype."""
         if self.base.is_cpu:
             return {dtype: rate / self.part for dtype, (rate, _) in self.products.items()}
         return {str(dtype): rate for dtype, rate in self.base.peak_flops.items()}

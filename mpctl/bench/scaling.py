@@ -153,7 +153,6 @@ class Timing:
 
     @property
     def planned(self) -> PlannedCase:
-        """The case with its plan."""
         return self.runs[0].case
 
     @property
@@ -163,7 +162,6 @@ class Timing:
 
     @property
     def world(self) -> int:
-        """How many ranks there are."""
         return self.case.layout.world_size
 
     @property
@@ -185,25 +183,8 @@ class Timing:
 
     @property
     def planned_speed(self) -> float | None:
-        """Tokens a second as planned."""
         time = self.planned_time
         return self.planned.tokens_per_step / time.total if time else None
-
-    @property
-    def peak(self) -> float | None:
-        """FLOP/s that the plan's device states, where a rank ran on that kind of device, and on
-        one core of it."""
-        return None if self.planned_time is None else device_peak(self.planned.job)
-
-    @property
-    def unit(self) -> Literal["core", "GPU"]:
-        """What a rank ran on."""
-        return "GPU" if self.planned.job.launch.device == "cuda" else "core"
-
-    @property
-    def perfect_speed(self) -> float:
-        """The speed of perfect units, of which each rank keeps one busy, relative to one's."""
-        return min(self.world, self.units)
 
 
 def scaling_rows(timings: Sequence[Timing], mode: Mode) -> list[ScalingRow]:
@@ -222,14 +203,14 @@ def find_baseline(timings: Sequence[Timing]) -> Timing:
 
 
 def row_name(timing: Timing, mode: Mode) -> str:
-    """`strong tp2 dp2`."""
     return f"{mode} {timing.case.layout.name}"
 
 
 def _row(timing: Timing, base: Timing, mode: Mode) -> ScalingRow:
     case, time, layout = timing.case, timing.planned_time, timing.planned.plan.layout
     assert layout is not None, "a case trains a model"
-    used = Utilization(*model_and_hardware_flops(layout), timing.peak)
+    peak = None if time is None else device_peak(timing.planned.job)  # of what a rank ran on
+    used = Utilization(*model_and_hardware_flops(layout), peak)
     planned, planned_base = timing.planned_speed, base.planned_speed
 
     def against(speed: float, base_speed: float) -> float:
@@ -256,7 +237,7 @@ def _row(timing: Timing, base: Timing, mode: Mode) -> ScalingRow:
         "predicted_efficiency": against(planned, planned_base)
         if planned and planned_base
         else None,
-        "perfect_efficiency": against(timing.perfect_speed, base.perfect_speed),
+        "perfect_efficiency": against(min(timing.world, timing.units), min(base.world, base.units)),
         "is_rehearsal": timing.world > timing.units,
         "communication_share": communication_share(timing.runs),
         "predicted_communication_share": planned_share(time) if time else None,
@@ -275,7 +256,6 @@ class ScalingBench(CaseBench):
     modes: Sequence[Mode]
 
     def report(self) -> ScalingReport:
-        """The report of what ran, at least one case."""
         runs = group_runs(self.runs)
         timings = [Timing(case, runs[case.name]) for case in self.shapes if case.name in runs]
         baselines: dict[str, str] = {
@@ -292,7 +272,7 @@ class ScalingBench(CaseBench):
             "findings": {
                 "steps_timed": len(timings[0].runs[0].steady),
                 "units": max(timing.units for timing in timings),
-                "unit": timings[0].unit,
+                "unit": "GPU" if timings[0].planned.job.launch.device == "cuda" else "core",
                 "baselines": baselines,
             },
         }  # fmt: skip

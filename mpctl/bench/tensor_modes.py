@@ -61,7 +61,6 @@ class ModeCases:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the first of the modes; its ranks time all of them."""
         return self.cases[0].plan
 
     @property
@@ -203,35 +202,29 @@ class ModeBench(RankBench):
 
     @property
     def plan(self) -> Plan:
-        """The layout of the first of the modes; its ranks time all of them."""
         return self.cases.plan
 
     @property
     def round_timings(self) -> int:
-        """A timing of each mode."""
         return len(self.cases.cases)
 
     def request(self) -> LayerRequest:
-        """The modes, and how often each is timed."""
         return {
             "task": "layers", "rounds": self.rounds, "steps": self.steps, "seconds": self.seconds,
             "cases": [{"mode": case.mode, "depth": case.depth} for case in self.cases.cases],
         }  # fmt: skip
 
     def take(self, answer: LayerAnswer) -> None:
-        """Keep a timing, or the sizes that a mode has."""
         if answer["event"] == "sizes":
             self.sizes[answer["case"]] = answer
         else:
             self.timings.append(answer)
 
     def use(self, machine: Machine) -> None:
-        """More ranks than its cores (GPUs) are a rehearsal."""
         self.machine = machine
 
     @property
     def rows(self) -> list[ModeRow]:
-        """A row for each mode that was timed."""
         timings: dict[int, list[LayerTiming]] = {}
         for timing in self.timings:
             timings.setdefault(timing["case"], []).append(timing)
@@ -242,7 +235,6 @@ class ModeBench(RankBench):
         ]
 
     def report(self) -> TensorModesReport:
-        """What was measured, as JSON."""
         cases, job, whole = self.cases, self.cases.job, self.sizes.get(None)
         model = job.model
         assert model is not None, "a bench is of a model"

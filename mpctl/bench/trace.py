@@ -217,7 +217,6 @@ def trace_report(
 
 
 def trace_rows(profile: RunProfile, planned: PlannedStep) -> list[TraceRow]:
-    """The parts of each stage, by stage."""
     stages: defaultdict[int, list[ProfiledStep]] = defaultdict(list)
     for line in profile.lines:
         stages[line["coords"].get("pp", 0)].append(line)

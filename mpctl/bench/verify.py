@@ -336,7 +336,6 @@ class Verification(CaseBench):
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def report(self) -> VerifyReport:
-        """The report of the runs so far; cases that have not run yet have no row."""
         rows = [verify_row(own) for own in group_runs(self.runs).values()]
         return {
             **envelope(

@@ -9,9 +9,8 @@ layout is left, all are kept, so that the reasons are reported as of any job.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn
+from typing import NamedTuple
 
 from mpctl.bench.cases import RunCase
 from mpctl.bench.layouts import (
@@ -39,57 +38,44 @@ PlanWith = Callable[[Overrides], Plan]
 MEASURE_FIRST = "--cluster FILE with a preset of this machine, as `mpctl bench machine` writes it"
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """A layout to be verified. job: its job's name in titles, empty where all are of one job;
-    make_plan: returns its legal plan or raises InputError."""
+class Wanted(NamedTuple):
+    """A layout to be verified. job: its job's name in titles, empty where all are of one job; plan:
+    of it, or why there is none."""
 
     job: str
-    make_plan: Callable[[], Plan]
+    plan: Plan | InputError
 
 
-def wanted_layouts(plan_with: PlanWith, settings: Iterable[Overrides]) -> list[Wanted]:
-    """A `Wanted` for each of these settings over one job's own. plan_with: plans it with them."""
-    return [Wanted("", partial(plan_with, own)) for own in settings]
+def wanted_plan(make_plan: Callable[[], Plan], job: str = "") -> Wanted:
+    """A legal plan that forecasts a step of the device that would run, or what is wrong with it."""
+    try:
+        plan = make_plan()
+        if issues := list(_issues(plan)):
+            raise InputError(issues)
+    except InputError as error:
+        return Wanted(job, error)
+    return Wanted(job, plan)
 
 
 def verify_cases(wanted: Sequence[Wanted]) -> list[RunCase]:
     """A case for each, named by job and layout. What is wrong with one is raised by its make_plan,
     so that `plan_cases` reports the issues of all."""
-    planned = [(each.job, _try(each.make_plan)) for each in wanted]
-    titles = told_apart(_title(job, plan) for job, plan in planned)
+    titles = told_apart(_title(*each) for each in wanted)
     return [
-        RunCase(file_name(title), _maker(plan), title)
-        for title, (_, plan) in zip(titles, planned, strict=True)
+        RunCase(file_name(title), partial(_legal, each.plan), title)
+        for title, each in zip(titles, wanted, strict=True)
     ]
 
 
-def _try(make_plan: Callable[[], Plan]) -> Plan | InputError:
-    try:
-        return _require_forecast(make_plan())
-    except InputError as error:
-        return error
-
-
-def _maker(plan: Plan | InputError) -> Callable[[], Plan]:
-    def refuse() -> NoReturn:
-        assert isinstance(plan, InputError)
+def _legal(plan: Plan | InputError) -> Plan:
+    if isinstance(plan, InputError):
         raise plan
-
-    return refuse if isinstance(plan, InputError) else lambda: plan
+    return plan
 
 
 def _title(job: str, plan: Plan | InputError) -> str:
     layout = "" if isinstance(plan, InputError) else layout_name(layout_of(plan.job))
     return f"{job} {layout}".strip() or "case"
-
-
-def _require_forecast(plan: Plan) -> Plan:
-    """The plan; raises InputError where it forecasts no step time of the device that would run."""
-    issues = list(_issues(plan))
-    if issues:
-        raise InputError(issues)
-    return plan
 
 
 def _issues(plan: Plan) -> Iterable[Issue]:
@@ -125,11 +111,11 @@ def built_in_set(
         if isinstance(plan, str):
             left_out[fields_name(layout)] = plan
         else:
-            able.append(Wanted("", _handing(plan)))
+            able.append(wanted_plan(partial(_legal, plan)))
     if able:
         return able, left_out
     every = (partial(plan_with, layout_overrides(layout, nodes)) for layout in layouts)
-    return [Wanted("", make_plan) for make_plan in every], {}
+    return list(map(wanted_plan, every)), {}
 
 
 def _nodes(given: Overrides) -> int:
@@ -164,7 +150,3 @@ def _plan_or_reason(
     if plan.job.launched_kind == "cuda" and nodes == 1 and ranks > machine.gpus:
         return f"this machine shows {plural(machine.gpus, 'GPU')}"
     return plan
-
-
-def _handing(plan: Plan) -> Callable[[], Plan]:
-    return lambda: plan

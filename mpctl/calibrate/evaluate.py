@@ -77,7 +77,6 @@ def open_evaluator(
 
 
 def own_constants(runs: Sequence[Run], constants: Sequence[Constant]) -> list[list[Constant]]:
-    """The constants on which each run depends."""
     return [[c for c in constants if run.has(c)] for run in runs]
 
 

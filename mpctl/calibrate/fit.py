@@ -75,7 +75,6 @@ class Fit:
     left_out: Collection[int] = frozenset()
 
     def without(self, left_out: Collection[int]) -> Fit:
-        """The same fit without the runs of these numbers."""
         return replace(self, left_out=frozenset(left_out))
 
     @cached_property
@@ -116,7 +115,6 @@ class Fit:
         return found
 
     def values(self, shift: Shift) -> dict[Constant, float]:
-        """The constants' values at a shift."""
         return {c: self.start[c] * exp(shift[c]) for c in self.constants}
 
     def solve(
@@ -290,47 +288,35 @@ class LeftOut(NamedTuple):
 
 
 def leave_out(fit: Fit, whole: FitState, *, say: Say = say_nothing) -> LeftOut:
-    """All three kinds.
+    """All three kinds: residuals of every run under constants fitted without its part.
 
     whole: the state of the fit to all runs, in which the others begin.
     """
+    fold_of = assign_folds(fit.runs)
     table_of = {run.id: run.group for run in fit.runs}
     cluster_of = {run.id: run.parts["clusters"] for run in fit.runs}
     return LeftOut(
-        folds(fit, whole, say=say),
-        _left_out(fit, whole, table_of, dict.fromkeys(table_of.values()), say),
-        _left_out(fit, whole, cluster_of, dict.fromkeys(cluster_of.values()), say),
+        *(_left_out(fit, whole, part_of, say) for part_of in (fold_of, table_of, cluster_of))
     )
 
 
-def folds(fit: Fit, whole: FitState, *, count: int = FOLDS, say: Say = say_nothing) -> Residuals:
-    """Residuals of every run under constants fitted without its fold, of `count` folds.
-
-    whole: the state of the fit to all runs, in which the others begin.
-    """
-    fold_of = assign_folds(fit.runs, count)
-    return _left_out(fit, whole, fold_of, dict.fromkeys(fold_of.values()), say)
-
-
-def assign_folds(runs: Sequence[Run], count: int = FOLDS) -> dict[str, int]:
-    """A fold (0 to count - 1) for each run id: the runs of each table are dealt out in turn."""
+def assign_folds(runs: Sequence[Run]) -> dict[str, int]:
+    """A fold (0 to FOLDS - 1) for each run id: the runs of each table are dealt out in turn."""
     seen: dict[str, int] = {}
     fold_of: dict[str, int] = {}
     for run in runs:
         seen[run.group] = seen.get(run.group, -1) + 1
-        fold_of[run.id] = seen[run.group] % count
+        fold_of[run.id] = seen[run.group] % FOLDS
     return fold_of
 
 
-def _left_out(
-    fit: Fit, whole: FitState, part_of: Mapping[str, Hashable], parts: Iterable[Hashable], say: Say
-) -> Residuals:
+def _left_out(fit: Fit, whole: FitState, part_of: Mapping[str, Hashable], say: Say) -> Residuals:
     """Residuals of the runs of each part under a fit to all other runs.
 
     part_of: part by run id. A constant on which none of the other runs depends has its prior.
     """
     found: Residuals = {}
-    started, wanted = time.monotonic(), list(parts)
+    started, wanted = time.monotonic(), list(dict.fromkeys(part_of.values()))
     for done, part in enumerate(wanted, 1):
         out = [at for at, run in enumerate(fit.runs) if part_of[run.id] == part]
         others = fit.without(out)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp
 
 from mpctl.calibrate.evaluate import open_evaluator
 from mpctl.calibrate.fit import ROUNDS, Fit
@@ -99,12 +98,3 @@ def own_spread(residuals: Sequence[float]) -> float | None:
     if not residuals:
         return None
     return max(quantile((abs(r), 1.0) for r in residuals) / QUANTILE, LEAST)
-
-
-def mean_error(residuals: Mapping[str, float]) -> float:
-    """The mean of |estimated / measured - 1|.
-
-    >>> mean_error({"a": 0.0, "b": 0.0})
-    0.0
-    """
-    return sum(abs(exp(r) - 1) for r in residuals.values()) / len(residuals)

@@ -93,7 +93,6 @@ class Constant:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all presets that share the value."""
         return (self.name, *self.tied)
 
 
@@ -114,7 +113,6 @@ class Run:
 
     @property
     def job(self) -> JobSpec:
-        """The job that was run."""
         return self.layout.job
 
     def has(self, constant: Constant) -> bool:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mpctl.clusters.backend import Backend
     from mpctl.doctor.documents import Diagnosis
     from mpctl.doctor.examine import Progress
-    from mpctl.doctor.hosts import ConnectedHosts
+    from mpctl.doctor.hosts import Hosts
     from mpctl.doctor.job import Needs
     from mpctl.errors import Issue
     from mpctl.hosts.machine import Machine
@@ -123,26 +123,23 @@ class Question:
         with ended_by_signals("nothing is left behind"), TaskBar() as bar:
             bar.update("connecting", 0, 0)
             try:
-                with connected_hosts(backend, self.plan, self.run_dir, bar.print) as connected:
-                    return self._examined(backend, connected, bar.update)
+                with connected_hosts(backend, self.plan, self.run_dir, bar.print) as hosts:
+                    return self._examined(backend, hosts, bar.update)
             except InputError as error:
                 return of_issues(error.issues, backend=backend.name, job=self.name)
 
-    def _examined(
-        self, backend: Backend, connected: ConnectedHosts, on_progress: Progress
-    ) -> Diagnosis:
+    def _examined(self, backend: Backend, hosts: Hosts, on_progress: Progress) -> Diagnosis:
         """Look at the hosts, and add what a launch of the job would be refused for."""
         from mpctl.doctor.documents import with_issues
         from mpctl.doctor.examine import Examination, examine
 
-        cluster = connected.cluster
         wanted = Examination(
-            backend.name, self.run_dir, self._needs(cluster), self.name, self.collectives
+            backend.name, self.run_dir, self._needs(hosts.cluster), self.name, self.collectives
         )
-        diagnosis = examine(connected.hosts, wanted, on_progress)
+        diagnosis = examine(hosts, wanted, on_progress)
         if self.name is None:
             return diagnosis
-        return with_issues(diagnosis, self._refusals(backend, cluster))
+        return with_issues(diagnosis, self._refusals(backend, hosts.cluster))
 
     def _machine(self, cluster: Cluster | None) -> Machine:
         """The least that every host has."""

@@ -4,7 +4,8 @@ connect, and every other finding. Pure functions."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from statistics import median
 from typing import NamedTuple
@@ -23,10 +24,13 @@ LINK_SHARE = 0.05
 SHOWN = 4
 
 
+Say = Callable[[str, str, str, str, Sequence[str]], Finding]
+
+
 class Trait(NamedTuple):
     """Something in which hosts should not differ. read: its value on a host, None where unknown."""
 
-    say: Callable[[str, str, str, str, Sequence[str]], Finding]
+    say: Say
     rule: str
     where: str
     read: Callable[[HostReport], object | None]
@@ -172,84 +176,70 @@ def clock_findings(hosts: Sequence[HostReport], skew: Sequence[float]) -> Iterat
             yield warning("clock-skew", "clock", message, hint, [host.host])
 
 
+OPEN_PORTS = (
+    "open all TCP ports between the hosts (firewall, security group), and see that their "
+    "names lead to addresses of the network that they share"
+)
+SEE_LINK = "see the link of that host: ethtool, cables, other traffic"
+Pair = tuple[int, int]
+
+
 def pair_findings(hosts: Sequence[HostReport], pairs: Sequence[PairResult]) -> Iterator[Finding]:
-    """Pairs that cannot connect, and pairs far slower than the median of all or than their link."""
-    names = [host.host for host in hosts]
-    yield from _apart(names, [pair for pair in pairs if pair.error])
-    yield from _below_link(hosts, pairs)
-    rates = {(p.first, p.second): p.rate for p in pairs if p.rate is not None}
-    if len(rates) > 1:
-        usual = median(rates.values())
-        slow = [pair for pair, rate in rates.items() if rate < SLOW * usual]
-        if slow:
-            texts = [f"{_pair_text(names, p)} {bytes_text(rates[p])}/s" for p in slow]
-            message = f"median {bytes_text(usual)}/s, but {_listed(texts)}"
-            yield _slow("pair-slow", names, slow, message)
-    delays = {(p.first, p.second): p.latency for p in pairs if p.latency is not None}
-    if len(delays) > 1:
-        usual = median(delays.values())
-        late = [p for p, delay in delays.items() if delay > max(LATE * usual, usual + LATE_SECONDS)]
-        if late:
-            texts = [f"{_pair_text(names, p)} {seconds_text(delays[p])}" for p in late]
-            message = f"latency: median {seconds_text(usual)}, but {_listed(texts)}"
-            yield _slow("pair-late", names, late, message)
-
-
-def _apart(names: Sequence[str], broken: Sequence[PairResult]) -> Iterator[Finding]:
-    if broken:
-        texts = [f"{_pair_text(names, (p.first, p.second))} ({p.error})" for p in broken]
-        yield error(
-            "pair-apart",
-            "network",
-            f"{plural(len(broken), 'pair')} of hosts cannot connect: {_listed(texts)}",
-            "open all TCP ports between the hosts (firewall, security group), and see that their "
-            "names lead to addresses of the network that they share",
-            _in_common(names, [(p.first, p.second) for p in broken]),
-        )
-
-
-def _below_link(hosts: Sequence[HostReport], pairs: Sequence[PairResult]) -> Iterator[Finding]:
-    """Pairs that reach less than LINK_SHARE of the nominal rate of their network cards."""
+    """Pairs that cannot connect, and pairs far slower than their link or than the median of all."""
     speeds = [_link_speed(host) for host in hosts]
-    slow: dict[tuple[int, int], str] = {}
+    apart: dict[Pair, str] = {}
+    below: dict[Pair, str] = {}
+    rates: dict[Pair, float] = {}
+    delays: dict[Pair, float] = {}
     for pair in pairs:
-        ends = [speed for speed in (speeds[pair.first], speeds[pair.second]) if speed]
-        if pair.rate is not None and ends and 8 * pair.rate < LINK_SHARE * min(ends):
-            link = f"{min(ends) / 1e9:g} Gbit/s"
-            slow[pair.first, pair.second] = f"{bytes_text(pair.rate)}/s over {link}"
-    if slow:
-        names = [host.host for host in hosts]
-        texts = [f"{_pair_text(names, pair)} {text}" for pair, text in slow.items()]
-        yield _slow("pair-below-link", names, list(slow), _listed(texts))
+        ends = pair.first, pair.second
+        if pair.error:
+            apart[ends] = f"({pair.error})"
+        if pair.latency is not None:
+            delays[ends] = pair.latency
+        if pair.rate is None:
+            continue
+        rates[ends] = pair.rate
+        link = min((speed for speed in (speeds[n] for n in ends) if speed), default=0)
+        if 8 * pair.rate < LINK_SHARE * link:
+            below[ends] = f"{bytes_text(pair.rate)}/s over {link / 1e9:g} Gbit/s"
+    rate, delay = (
+        median(values) if values else 0.0 for values in (rates.values(), delays.values())
+    )
+    latest = max(LATE * delay, delay + LATE_SECONDS)
+    slow = {pair: f"{bytes_text(r)}/s" for pair, r in rates.items() if r < SLOW * rate}
+    late = {pair: seconds_text(d) for pair, d in delays.items() if d > latest}
+    many = f"{plural(len(apart), 'pair')} of hosts cannot connect: "
+    say = partial(_of_pairs, [host.host for host in hosts])
+    yield from say(error, "pair-apart", apart, many, OPEN_PORTS)
+    yield from say(warning, "pair-below-link", below, "", SEE_LINK)
+    yield from say(warning, "pair-slow", slow, f"median {bytes_text(rate)}/s, but ", SEE_LINK)
+    yield from say(
+        warning, "pair-late", late, f"latency: median {seconds_text(delay)}, but ", SEE_LINK
+    )
+
+
+def _of_pairs(
+    names: Sequence[str], say: Say, rule: str, found: Mapping[Pair, str], head: str, hint: str
+) -> Iterator[Finding]:
+    """One finding of the pairs that were found, each with what is said of it; none without any.
+
+    It names the hosts that are in every one of them: one that is slow with all others is to blame.
+    Without such a host, it names all.
+    """
+    if not found:
+        return
+    texts = [f"{names[a]} to {names[b]} {text}" for (a, b), text in found.items()]
+    more = [f"{len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
+    common = set.intersection(*map(set, found)) or {host for pair in found for host in pair}
+    message = head + ", ".join([*texts[:SHOWN], *more])
+    yield say(rule, "network", message, hint, [names[host] for host in sorted(common)])
 
 
 def _link_speed(host: HostReport) -> int | None:
     """Bits per second of the interface that ranks use; None where it is not known."""
     used = used_interface(host.network) if host.network is not None else None
     return used.speed if used is not None else None
-
-
-def _slow(
-    rule: str, names: Sequence[str], pairs: Sequence[tuple[int, int]], message: str
-) -> Finding:
-    hint = "see the link of that host: ethtool, cables, other traffic"
-    return warning(rule, "network", message, hint, _in_common(names, pairs))
-
-
-def _in_common(names: Sequence[str], pairs: Sequence[tuple[int, int]]) -> list[str]:
-    """The hosts that are in every one of the pairs: one that is slow with all others is to blame.
-    Without such a host, all of them."""
-    both = set.intersection(*(set(pair) for pair in pairs))
-    return [names[host] for host in sorted(both or {host for pair in pairs for host in pair})]
-
-
-def _pair_text(names: Sequence[str], pair: tuple[int, int]) -> str:
-    return f"{names[pair[0]]} to {names[pair[1]]}"
-
-
-def _listed(texts: Sequence[str]) -> str:
-    more = [f"{len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
-    return ", ".join([*texts[:SHOWN], *more])
 
 
 def collective_findings(reports: Sequence[CollectiveReport]) -> Iterator[Finding]:

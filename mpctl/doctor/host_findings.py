@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 
 from mpctl.doctor.documents import (
     Finding,
@@ -45,25 +44,29 @@ SLOWS_DOWN = {
 
 def host_findings(host: HostReport, needs: Needs, *, several: bool) -> Iterator[Finding]:
     """Everything that is wrong with a host. several: whether other hosts take part."""
-    found: list[Iterator[Finding]] = [_failures(host)]
+    yield from _failures(host)
     if host.software is not None:
-        found.append(_software(host.software))
+        yield from _software(host.software)
     if host.torch is not None:
-        found.append(_torch(host.torch, host.gpus, needs))
-        found.append(_kernels(host.torch, host.software))
+        yield from _torch(host.torch, host.gpus, needs)
+        yield from _kernels(host.torch, host.software)
     if host.gpus is not None:
-        found.append(_gpus(host.gpus))
+        yield from _gpus(host.gpus)
     if host.processor is not None:
-        found.append(_processor(host.processor))
+        yield from _processor(host.processor)
     if host.memory is not None:
-        found.append(_memory(host.memory, host.gpus))
+        yield from _memory(host.memory, host.gpus)
     if host.limits is not None:
-        found.append(_limits(host.limits))
+        yield from _limits(host.limits)
     if host.network is not None:
-        found.append(network_findings(host.network, host.limits))
+        if host.network.loopback_error:
+            hint = "ip link set lo up"
+            yield error("loopback-down", "network", host.network.loopback_error, hint)
+        yield from _ports(host.network)
+        yield from _settings(host.network)
+        yield from _rdma(host.network, host.limits)
     if host.folder is not None:
-        found.append(_folder(host.folder, several=several))
-    yield from chain.from_iterable(found)
+        yield from _folder(host.folder, several=several)
 
 
 def _failures(host: HostReport) -> Iterator[Finding]:
@@ -256,15 +259,6 @@ def _folder(folder: Folder, *, several: bool) -> Iterator[Finding]:
     if folder.device in VOLATILE:
         message = f"{at} is in memory: a run there is lost when the host goes down"
         yield warning("disk-volatile", where, message, other)
-
-
-def network_findings(network: NetworkFacts, limits: Limits | None) -> Iterator[Finding]:
-    """Everything that is wrong with the network of a host, as far as the host sees it."""
-    if network.loopback_error:
-        yield error("loopback-down", "network", network.loopback_error, "ip link set lo up")
-    yield from _ports(network)
-    yield from _settings(network)
-    yield from _rdma(network, limits)
 
 
 def used_interface(network: NetworkFacts) -> Interface | None:

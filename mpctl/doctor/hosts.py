@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,6 +40,10 @@ class Hosts(Protocol):
     addresses: list[str]
     connect_seconds: list[float]
 
+    @property
+    def cluster(self) -> Cluster | None:
+        """The hosts as a launch has them; None on the launcher's host alone."""
+
     def run(self, module: str, requests: Sequence[ReportModel], seconds: float) -> list[HostAnswer]:
         """Run `python -m module` on every host at the same time, each with its own request; an
         answer a host, in order."""
@@ -49,6 +52,8 @@ class Hosts(Protocol):
 class LocalHosts:
     """This host, as often as it has names: several are several processes that take it for
     theirs."""
+
+    cluster = None
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names, self.addresses = [*names], ["127.0.0.1"] * len(names)
@@ -126,18 +131,10 @@ def _answer(future: Future[Any], sent: float, deadline: float) -> HostAnswer:
 OnEvent = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class ConnectedHosts:
-    """Hosts that can be looked at. cluster: None on the launcher's host alone."""
-
-    hosts: Hosts
-    cluster: Cluster | None = None
-
-
 @contextmanager
 def connected_hosts(
     backend: Backend, plan: Plan, run_dir: Path, on_event: OnEvent
-) -> Iterator[ConnectedHosts]:
+) -> Iterator[Hosts]:
     """The hosts of a backend; nothing is left on any of them afterwards.
 
     Node agents need a directory that all hosts share: a new one in `run_dir`, removed afterwards
@@ -145,7 +142,7 @@ def connected_hosts(
     be used.
     """
     if backend.name == "local":
-        yield ConnectedHosts(LocalHosts([socket.gethostname()]))
+        yield LocalHosts([socket.gethostname()])
         return
     if issues := backend.check(plan):
         raise InputError(issues)
@@ -157,7 +154,7 @@ def connected_hosts(
         if not isinstance(cluster, AgentCluster):
             message = f"its hosts have no node agents that mpctl doctor could ask: {backend.name}"
             raise InputError.of("no-agents", "--on", message, "run `mpctl doctor` on each host")
-        yield ConnectedHosts(AgentHosts(cluster, began), cluster)
+        yield AgentHosts(cluster, began)
 
 
 @contextmanager

@@ -230,7 +230,6 @@ def send_zeros(link: socket.socket, size: int) -> None:
 
 
 def discard(link: socket.socket, size: int) -> None:
-    """Receive `size` bytes and forget them."""
     block = memoryview(bytearray(min(size, 1 << 20)))
     while size:
         count = link.recv_into(block[: min(size, len(block))])

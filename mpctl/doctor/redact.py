@@ -44,7 +44,6 @@ def replacements(hosts: Iterable[HostReport]) -> dict[str, str]:
 
 
 def _names(host: HostReport) -> Iterator[str]:
-    """The names of a host, also without their domain."""
     names = [host.host] + ([host.network.host] if host.network else [])
     for name in names:
         yield name

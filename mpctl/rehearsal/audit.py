@@ -245,12 +245,10 @@ class Dataflow:
         self._storage(copy).source = origin.source or origin
 
     def made(self, tensor: Tensor, part: Part) -> None:
-        """A part has made a tensor without values."""
         if tensor.untyped_storage()._cdata not in self.living:
             self._storage(tensor).maker = part
 
     def finish(self) -> None:
-        """The step is over: what lives was needed."""
         for storage in self.living.values():
             for writer in storage.writers:
                 writer.needed.add(storage)

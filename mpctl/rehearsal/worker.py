@@ -152,7 +152,6 @@ class MicroBatchTraffic(TrafficCounter):
         counts[collective.axis, collective.kind, collective.bytes] += 1
 
     def clear(self) -> None:
-        """Count from 0 again."""
         super().clear()
         self.by_microbatch.clear()
 

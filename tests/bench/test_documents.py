@@ -4,7 +4,7 @@ import json
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpctl.bench.documents import WHOLE as SCHEMAS
@@ -105,6 +105,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=30)
 @given(key=st.sampled_from(sorted(WHOLE)), value=JSON)
 def test_any_value_is_read_or_refused(key, value, tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")

@@ -1,9 +1,7 @@
-"""Rows of kernels by hand, and one real bench of two ranks."""
+"""Rows of kernels by hand; a real bench is in tests/cli/bench."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +9,7 @@ import pytest
 from mpctl.bench.kernel_cases import KernelCases, kernel_cases
 from mpctl.bench.kernels import KernelBench, KernelRow
 from mpctl.bench.report import bench_environment
-from mpctl.bench.runner import Watch
 from mpctl.hosts.machine import Machine
-from mpctl.rundir.directory import RunDir
 from mpctl.rundir.requests import KernelTiming
 from mpctl.spec.load import load_job
 
@@ -33,12 +29,8 @@ def small_cases(*ranks: int) -> KernelCases:
     return kernel_cases(load_job(None, SMALL), TWO_CORES, ranks=ranks, device="cpu")
 
 
-def bench(cases: KernelCases, timings: list[KernelTiming]) -> KernelBench:
-    return KernelBench(bench_environment(), "mpctl", 2, cases, quick=True, timings=timings)
-
-
 def kernel_rows(cases: KernelCases, timings: list[KernelTiming]) -> list[KernelRow]:
-    return bench(cases, timings).rows
+    return KernelBench(bench_environment(), "mpctl", 2, cases, timings=timings).rows
 
 
 def timing(case: int, ranks: int, number: int, seconds: float) -> KernelTiming:
@@ -75,18 +67,3 @@ def test_more_ranks_than_cores_are_a_rehearsal() -> None:
     cases = small_cases(1, 3)
     rows = kernel_rows(cases, [timing(0, 1, 0, 1.0), timing(0, 3, 0, 1.0)])
     assert [row["is_rehearsal"] for row in rows] == [False, True]
-
-
-@pytest.mark.slow
-def test_two_ranks_time_every_kernel(tmp_path: Path) -> None:
-    cases, seen, told = small_cases(1, 2), list[int](), list[tuple[str, int, int]]()
-    measured = bench(cases, [])
-    watch = Watch(lambda *progress: told.append(progress))
-    measured.measure(
-        RunDir(tmp_path / "kernels-r1"), watch, lambda: seen.append(len(measured.rows))
-    )
-    assert measured.is_complete and not measured.is_stopped and len(measured.rows) == cases.timings
-    assert seen == [cases.timings] * 2
-    assert told[-1] == ("time the kernels", 2 * cases.timings, 2 * cases.timings)
-    assert all(row["seconds"] > 0 and row["rounds"] == 2 for row in measured.rows)
-    assert json.loads(json.dumps(measured.rows)) == measured.rows

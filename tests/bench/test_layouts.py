@@ -32,23 +32,17 @@ def names(layouts):
 
 
 def test_every_combination_is_a_layout_of_its_own_world():
-    found = parse_layouts(["tp=1,2", "pp=1,2"])
-    assert names(found) == ["1 rank", "pp2", "tp2", "tp2 pp2"]
-    assert [layout.world_size for layout in found] == [1, 2, 2, 4]
-
-
-def test_dp_takes_what_the_others_leave_of_a_world():
-    assert names(parse_layouts(["tp=1,2 pp=1,2"], [4])) == ["dp4", "dp2 pp2", "tp2 dp2", "tp2 pp2"]
-
-
-def test_a_word_for_dp_leaves_only_the_combinations_that_make_a_world():
-    assert names(parse_layouts(["tp=1,2", "dp=1,2"], [1, 2])) == ["1 rank", "dp2", "tp2"]
-
-
-def test_what_is_no_axis_makes_no_ranks():
-    found = parse_layouts(["pp=2", "vpp=1,2", "zero=0,1"])
-    assert {layout.world_size for layout in found} == {2}
-    assert names(found)[-1] == "pp2 vpp2 zero1"
+    """dp takes what the others leave of a world, unless a word has it; chunks need a pipeline."""
+    for words, worlds, found in (
+        (["tp=1,2", "pp=1,2"], None, ["1 rank", "pp2", "tp2", "tp2 pp2"]),
+        (["tp=1,2 pp=1,2"], [4], ["dp4", "dp2 pp2", "tp2 dp2", "tp2 pp2"]),
+        (["tp=1,2", "dp=1,2"], [1, 2], ["1 rank", "dp2", "tp2"]),
+        (["pp=2", "zero=0,1"], None, ["pp2 zero0", "pp2 zero1"]),
+        (["pp=1,2", "vpp=1,2"], None, ["1 rank vpp1", "pp2 vpp1", "pp2 vpp2"]),
+    ):
+        assert names(parse_layouts(words, worlds)) == found
+    sizes = [layout.world_size for layout in parse_layouts(["tp=1,2", "pp=1,2", "zero=0"])]
+    assert sizes == [1, 2, 2, 4]
 
 
 def test_words_that_name_no_sizes_are_refused():
@@ -58,8 +52,7 @@ def test_words_that_name_no_sizes_are_refused():
             parse_layouts([words])
 
 
-def test_chunks_of_a_stage_need_a_pipeline():
-    assert names(parse_layouts(["pp=1,2", "vpp=1,2"])) == ["1 rank vpp1", "pp2 vpp1", "pp2 vpp2"]
+def test_chunks_of_a_stage_alone_are_refused():
     with pytest.raises(InputError, match="name pp"):
         parse_layouts(["vpp=2"])
     with pytest.raises(InputError, match="makes 2 ranks"):

@@ -72,6 +72,7 @@ def test_every_answer_is_handed_out_and_kept(tmp_path: Path) -> None:
     assert is_complete and len(again) == 3 == len(run.answers.read_text().splitlines())
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match=r"rank [01] .* failed at .*no probe answers 'polish'"):
         ask(tmp_path / "ranks-r1", {"task": "polish"})

@@ -1,4 +1,4 @@
-"""What all reports share: spread of rounds, CSV, environment, and the folder."""
+"""What all reports share: CSV, environment, and the folder."""
 
 from mpctl.bench.report import (
     bench_environment,
@@ -6,17 +6,10 @@ from mpctl.bench.report import (
     csv_text,
     environment_on,
     save_report,
-    spread,
     take_folder,
 )
 from mpctl.hosts.machine import HostFacts, Machine, host_facts
 from mpctl.rundir.marker import write_marker
-
-
-def test_spread_by_hand():
-    assert spread([0.5, 0.3, 0.4]) == {
-        "seconds": 0.4, "seconds_min": 0.3, "seconds_max": 0.5, "rounds": 3,
-    }  # fmt: skip
 
 
 def test_csv_has_a_column_for_each_key_of_any_row():

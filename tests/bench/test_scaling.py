@@ -6,7 +6,7 @@ import pytest
 
 from mpctl.bench.layouts import job_layouts, parse_layouts
 from mpctl.bench.runner import CaseRun
-from mpctl.bench.scaling import ScalingBench, efficiency, scaling_cases, scaling_rows
+from mpctl.bench.scaling import ScalingBench, scaling_cases, scaling_rows
 from mpctl.estimate.flops import model_and_hardware_flops
 from mpctl.render.bench import print_report
 from mpctl.rundir.directory import RunDir
@@ -50,12 +50,6 @@ def test_nothing_but_training_is_timed(key):
     settings = case.settings(job())
     assert settings[key] == 0 and settings["checkpoint.at_end"] is False
     assert settings["training.global_batch_size"] == 16 and settings["parallel.tp"] == 2
-
-
-def test_the_published_efficiency_of_512_gpus():
-    """15.1 PFLOP/s on 512 GPUs against 39 TFLOP/s on one, as arXiv 1909.08053 states: 76 %."""
-    assert f"{efficiency(15.1e15, 512, 39e12, 1):.0%}" == "76%"
-    assert efficiency(3.0, 4, 2.0, 2) == 0.75
 
 
 WHERE = ENVIRONMENT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from mpctl.bench.layouts import (
     parse_layouts,
     ranks_of,
 )
-from mpctl.bench.verify_cases import PlanWith, Wanted, built_in_set, verify_cases, wanted_layouts
+from mpctl.bench.verify_cases import PlanWith, Wanted, built_in_set, verify_cases, wanted_plan
 from mpctl.errors import InputError
 from mpctl.hosts.machine import Machine
 from mpctl.planning.plan import Plan, load_plan
@@ -32,7 +33,7 @@ def demo(settings: Mapping[str, object]) -> Plan:
 
 def wanted(job: str = "", **settings: Any) -> Wanted:
     named = {key.replace("__", "."): value for key, value in settings.items()}
-    return Wanted(job, lambda: load_plan("demo", {**ONE, **named}))
+    return wanted_plan(lambda: load_plan("demo", {**ONE, **named}), job)
 
 
 def test_cases_are_named_by_job_and_layout(tmp_path: Any) -> None:
@@ -47,8 +48,8 @@ def test_cases_are_named_by_job_and_layout(tmp_path: Any) -> None:
 
 def test_layouts_of_one_job_are_named_by_what_they_split() -> None:
     base = demo(ONE).job
-    settings = [layout.settings(base) for layout in parse_layouts(["tp=1,2", "pp=1,2"])]
-    cases = verify_cases(wanted_layouts(demo, settings))
+    layouts = parse_layouts(["tp=1,2", "pp=1,2"])
+    cases = verify_cases([wanted_plan(partial(demo, each.settings(base))) for each in layouts])
     assert [case.title for case in cases] == ["1 rank", "pp2", "tp2", "tp2 pp2"]
     assert [case.make_plan().job.world_size for case in cases] == [1, 2, 2, 4]
 
@@ -67,7 +68,7 @@ def test_all_that_cannot_be_verified_is_refused_at_once(tmp_path: Any) -> None:
 
 
 def test_a_plan_without_a_step_time_is_refused(tmp_path: Any) -> None:
-    asked = Wanted("", lambda: load_plan(None, {"model": "demo-gpt", "launch.device": "cpu"}))
+    asked = wanted_plan(lambda: load_plan(None, {"model": "demo-gpt", "launch.device": "cpu"}))
     assert "no-step-time" in refused(asked, tmp_path=tmp_path)
 
 
@@ -87,7 +88,7 @@ def demo_on(**settings: object) -> PlanWith:
 def test_the_set_is_whole_on_cpu_and_quick_takes_a_few() -> None:
     whole, left_out = built_in_set(demo_on(), {"training.steps": 3}, TWO_CORES, quick=False)
     assert len(whole) == len(DEFAULT_LAYOUTS) and not left_out
-    assert [wanted.make_plan().job.world_size for wanted in whole[:3]] == [1, 1, 2]
+    assert [case.make_plan().job.world_size for case in verify_cases(whole[:3])] == [1, 1, 2]
     quick, _ = built_in_set(demo_on(), {}, TWO_CORES, quick=True)
     assert len(quick) == len(QUICK_LAYOUTS)
 
@@ -124,8 +125,9 @@ def test_settings_that_layouts_have_of_their_own_are_refused() -> None:
 
 
 def test_layouts_that_do_not_fill_the_nodes_are_left_out() -> None:
-    able, left_out = built_in_set(demo_on(), {"nodes": 2}, TWO_CORES, quick=True)
+    plan_with = demo_on(cluster__inter_node__bandwidth=1e9)
+    able, left_out = built_in_set(plan_with, {"nodes": 2}, TWO_CORES, quick=True)
     assert left_out == {"1 rank": "1 rank cannot be shared evenly by 2 nodes"}
-    clusters = [wanted.make_plan().job.cluster for wanted in able]
+    clusters = [case.make_plan().job.cluster for case in verify_cases(able)]
     assert {(cluster.nodes, cluster.gpus_per_node) for cluster in clusters} == {(2, 1), (2, 2)}
     assert len(able) == len(QUICK_LAYOUTS) - 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mpctl.calibrate.evaluate import open_evaluator
 from mpctl.calibrate.fit import Fit, LeftOut, fit_relative, residuals
 from mpctl.calibrate.runs import Constant, Run, constants_of, read_runs
-from mpctl.calibrate.write import write_presets, written
+from mpctl.calibrate.write import write_presets
 from mpctl.errors import InputError
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.presets import find_preset
@@ -107,22 +107,6 @@ def test_the_first_cluster_of_a_device_is_never_slower_than_it() -> None:
     assert ("selene", "slowdown") not in paths
 
 
-def test_lines_change_and_words_stay() -> None:
-    text = (
-        '# a\n[operators]\nhidden = { forward = 5.0, backward = 8 }  # b\n[seen]\ndtypes = ["a"]\n'
-    )
-    changed = written(text, {"operators.passes": 2.0, "seen.dtypes": '["bf16"]'})
-    assert changed == (
-        "# a\n[operators]\nhidden = { forward = 10, backward = 16 }  # b\n[seen]\n"
-        'dtypes = ["bf16"]\n'
-    )
-
-
-def test_a_value_in_braces_changes() -> None:
-    text = "[kernels]\nnarrow = { fp8 = 0.6, mxfp8 = 0.5 }  # of the peak\nfp8 = 1\n"
-    assert written(text, {"kernels.narrow.mxfp8": 0.55}) == text.replace("0.5 }", "0.55 }")
-
-
 def test_written_presets_are_legal_and_hold_the_values(runs: list[Run], tmp_path: Path) -> None:
     constants = constants_of(runs)
     values = {c: value * 0.99 for c, value in start_of(runs, constants).items()}
@@ -145,11 +129,6 @@ def test_written_presets_are_legal_and_hold_the_values(runs: list[Run], tmp_path
         ClusterSpec.model_validate(cluster).source
         == (find_preset("clusters", "vtrain-a100") or {})["source"]
     )
-
-
-def test_a_row_without_a_measured_step_is_told() -> None:
-    with pytest.raises(InputError, match="a run has"):
-        read_runs([{"job": {"cluster": {"preset": "selene"}}, "measured": {}}])
 
 
 @pytest.mark.parametrize("measured", [{}, {"layer_forward_ms": 1.0}, {"mfu": 0.4}])

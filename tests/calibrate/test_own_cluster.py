@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import exp, log
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -12,12 +14,17 @@ from mpctl.calibrate.own_cluster import (
     ClusterFit,
     cluster_constants,
     fit_cluster,
-    mean_error,
     own_spread,
 )
 from mpctl.calibrate.runs import Run, get_value, read_runs
 from mpctl.calibrate.spread import LEAST
 from mpctl.estimate.step import QUANTILE
+
+
+def mean_error(residuals: Mapping[str, float]) -> float:
+    """The mean of |estimated / measured - 1|."""
+    return mean(abs(exp(r) - 1) for r in residuals.values())
+
 
 LAYOUTS: tuple[dict[str, Any], ...] = ({}, {"tp": 2}, {"dp": 2}, {"pp": 2}, {"cp": 2})
 

@@ -58,9 +58,9 @@ PLAN = load_plan(None, {"cluster.nodes": 2})
 
 @contextmanager
 def agents(folder: Path, backend: TwoAgents | None = None) -> Iterator[AgentHosts]:
-    with connected_hosts(backend or TwoAgents(), PLAN, folder, print) as connected:
-        assert isinstance(connected.hosts, AgentHosts)
-        yield connected.hosts
+    with connected_hosts(backend or TwoAgents(), PLAN, folder, print) as hosts:
+        assert isinstance(hosts, AgentHosts)
+        yield hosts
 
 
 def hello(local: str, remote: str) -> Hello:
@@ -73,13 +73,17 @@ def test_the_address_of_the_launchers_own_host_is_where_others_reach_the_launche
     assert addresses(hellos[:1]) == ["127.0.0.1"]
 
 
-def test_two_hosts_report_and_measure_each_other(tmp_path: Path) -> None:
+def test_two_hosts_report_measure_each_other_and_one_is_lost(tmp_path: Path) -> None:
     """Facts without torch, and the pair; nothing is left of agents and folders."""
-    runs = tmp_path / "some" / "runs"
-    backend = TwoAgents()
+    runs, backend, probe = tmp_path / "some" / "runs", TwoAgents(), "mpctl.doctor.probe"
     with agents(runs, backend) as hosts:
         wanted = Examination("ssh", runs, Needs(nodes=2), torch=False)
+        is_asked_meanwhile(hosts, ProbeRequest(torch_seconds=0, loopback=True))
+        refused = hosts.run("http.server", [ProbeRequest()] * 2, 10)
         diagnosis = examine(hosts, wanted, lambda *_: None)
+        os.kill(backend.starters[0].processes[1].pid, signal.SIGKILL)
+        requests = [ProbeRequest(torch_seconds=0, loopback=False)] * 2
+        alive, lost = hosts.run(probe, requests, 30)
     assert [host.host for host in diagnosis.hosts] == ["n0", "n1"]
     assert all(host.folder and host.folder.is_shared for host in diagnosis.hosts)
     assert all(host.network and host.network.towards == "lo" for host in diagnosis.hosts)
@@ -88,40 +92,24 @@ def test_two_hosts_report_and_measure_each_other(tmp_path: Path) -> None:
     assert len(diagnosis.connect_seconds) == 2
     assert all(0 < seconds < 60 for seconds in diagnosis.connect_seconds)
     assert not diagnosis.has_errors
+    assert all("http.server is not a module of mpctl" in answer.errors for answer in refused)
+    assert alive.code == 0
+    assert (lost.code, lost.errors) == (None, "its node agent ended")
     assert list(tmp_path.iterdir()) == []
     (starter,) = backend.starters
     assert all(process.poll() is not None for process in starter.processes.values())
 
 
-def test_pings_go_on_while_a_module_runs(tmp_path: Path) -> None:
+def is_asked_meanwhile(hosts: AgentHosts, slow: ProbeRequest) -> None:
     """A request must not keep the agent from answering other requests and from reporting."""
-    with agents(tmp_path) as hosts:
-        slow = ProbeRequest(torch_seconds=0, loopback=True)
-        began = time.monotonic()
-        module = "mpctl.doctor.probe"
-        first = threading.Thread(target=hosts.run, args=(module, [slow] * 2, 30))
-        first.start()
-        port = hosts.cluster.server.request(0, "free_port").result(10)
-        waited = time.monotonic() - began
-        assert port > 0
-        assert first.is_alive(), f"the port came after {waited:.1f} s, when the probe had ended"
-        first.join()
-
-
-def test_a_host_that_is_lost_meanwhile_is_an_answer(tmp_path: Path) -> None:
-    backend = TwoAgents()
-    with agents(tmp_path, backend) as hosts:
-        os.kill(backend.starters[0].processes[1].pid, signal.SIGKILL)
-        requests = [ProbeRequest(torch_seconds=0, loopback=False)] * 2
-        alive, lost = hosts.run("mpctl.doctor.probe", requests, 30)
-    assert alive.code == 0
-    assert (lost.code, lost.errors) == (None, "its node agent ended")
-
-
-def test_only_modules_of_mpctl_are_run(tmp_path: Path) -> None:
-    with agents(tmp_path) as hosts:
-        answers = hosts.run("http.server", [ProbeRequest()] * 2, 10)
-    assert all("http.server is not a module of mpctl" in answer.errors for answer in answers)
+    began = time.monotonic()
+    first = threading.Thread(target=hosts.run, args=("mpctl.doctor.probe", [slow] * 2, 30))
+    first.start()
+    port = hosts.cluster.server.request(0, "free_port").result(10)
+    waited = time.monotonic() - began
+    assert port > 0
+    assert first.is_alive(), f"the port came after {waited:.1f} s, when the probe had ended"
+    first.join()
 
 
 def test_what_the_backend_refuses_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -184,8 +184,7 @@ def waits(changes: dict[str, Any], *, stage: int = 0) -> list[str]:
 
 
 QUICK = {  # the rest: make test-all
-    "bert-alone", "gpt-tp2-cp2-sp-full", "windows", "partition, offload", "zero 3, full", "fp8",
-    "frozen", "fp16, skipping", "llama-2d", "t5-1f1b",
+    "gpt-tp2-cp2-sp-full", "zero 3, full", "fp8", "fp16, skipping",
 }  # fmt: skip
 
 

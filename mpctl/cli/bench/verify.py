@@ -135,7 +135,7 @@ def _wanted(
     built-in set; and the layouts of the set that cannot run, with the reason."""
     from mpctl.bench.cases import TIMED_SETTINGS
     from mpctl.bench.layouts import DEFAULT_SETTINGS, parse_layouts
-    from mpctl.bench.verify_cases import Wanted, built_in_set, wanted_layouts
+    from mpctl.bench.verify_cases import built_in_set, wanted_plan
     from mpctl.hosts.machine import this_machine
 
     def plan_with(settings: Overrides) -> Plan:
@@ -145,15 +145,14 @@ def _wanted(
     if source.source is None:
         base = JobSource(DEFAULT_JOB, {**DEFAULT_SETTINGS, **source.overrides})
     if layouts:
-        parsed = parse_layouts(layouts)
-        job = base.plan().job
-        return wanted_layouts(plan_with, (layout.settings(job) for layout in parsed)), {}
+        parsed, job = parse_layouts(layouts), base.plan().job
+        return [wanted_plan(partial(plan_with, each.settings(job))) for each in parsed], {}
     if source.source is None:
         return built_in_set(plan_with, source.overrides, this_machine(), quick=quick)
     sources = [source, *(JobSource(name, source.overrides) for name in more)]
     jobs = [_name(each) if more else "" for each in sources]
     wanted = (
-        Wanted(name, partial(each.plan, TIMED_SETTINGS))
+        wanted_plan(partial(each.plan, TIMED_SETTINGS), name)
         for name, each in zip(jobs, sources, strict=True)
     )
     return list(wanted), {}

@@ -1,4 +1,4 @@
-"""Fitted copies of presets that runs name by their files."""
+"""Values changed in the text of presets, and fitted copies of those that runs name by file."""
 
 from __future__ import annotations
 
@@ -44,3 +44,19 @@ def test_a_value_with_a_unit_is_replaced_whole() -> None:
     text = '[host]\nlayer = "800 us"  # measured\n'
     changed = written(text, {"host.layer": 2e-4})
     assert tomllib.loads(changed) == {"host": {"layer": 2e-4}} and "# measured" in changed
+
+
+def test_lines_change_and_words_stay() -> None:
+    text = (
+        '# a\n[operators]\nhidden = { forward = 5.0, backward = 8 }  # b\n[seen]\ndtypes = ["a"]\n'
+    )
+    changed = written(text, {"operators.passes": 2.0, "seen.dtypes": '["bf16"]'})
+    assert changed == (
+        "# a\n[operators]\nhidden = { forward = 10, backward = 16 }  # b\n[seen]\n"
+        'dtypes = ["bf16"]\n'
+    )
+
+
+def test_a_value_in_braces_changes() -> None:
+    text = "[kernels]\nnarrow = { fp8 = 0.6, mxfp8 = 0.5 }  # of the peak\nfp8 = 1\n"
+    assert written(text, {"kernels.narrow.mxfp8": 0.55}) == text.replace("0.5 }", "0.55 }")
