@@ -31,16 +31,21 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refused(argv: list[str], capsys: Capture) -> str:
-    """The words of exit 2: every issue, as text and as JSON."""
+    """The words of exit 2."""
     capsys.readouterr()
     assert mpctl(argv) == 2
     shown = capsys.readouterr()
     assert shown.out == "" and "Traceback" not in shown.err
+    return shown.err
+
+
+def test_the_issues_are_words_or_json(data: Path, tmp_path: Path, capsys: Capture) -> None:
+    argv = arguments(data, tmp_path / "run", "--tp", "3", "--set", "data.path=/nowhere")
+    said = refused(argv, capsys)
     assert mpctl([*argv, "--json"]) == 2
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == "mpctl.error/1"
-    assert all(issue["message"] in shown.err for issue in document["issues"])
-    return shown.err
+    assert all(issue["message"] in said for issue in document["issues"])
 
 
 XPU = ["--device", "auto", "--set", "cluster.device=a100-80gb", "--set", "cluster.device.kind=xpu"]

@@ -11,6 +11,7 @@ import subprocess
 from collections import namedtuple
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -89,21 +90,19 @@ def test_so_it_has_of_several_ranks(
     assert data_bytes(tmp_path / "checkpoints/step-1") == estimate.checkpoint_bytes
 
 
-@pytest.mark.parametrize("last", [0, 1, 2, 5])
-@pytest.mark.parametrize("every", [0, 20, 30])
-@pytest.mark.parametrize("end", [True, False])
-@pytest.mark.parametrize("steps", [1, 9, 10, 95, 100])
-def test_the_most_that_lie_there_at_once(last: int, every: int, end: bool, steps: int) -> None:
-    """Against a run played step by step."""
-    saving = CheckpointSpec(interval=10, at_end=end, keep_last=last, keep_every=every)
-    there: list[int] = []
-    most = 1  # a stop saves, if nothing else does
-    for step in range(1, steps + 1):
-        if step % 10 == 0 or (end and step == steps):
-            there.append(step)
-            most = max(most, len(there))
-            there = [s for s in there if s not in prunable(there, last=last, every=every)]
-    assert most_at_once(saving, steps) == most
+def test_the_most_checkpoints_at_once() -> None:
+    """Compared with a run played step by step."""
+    cases = product([0, 1, 2, 5], [0, 20, 30], [True, False], [1, 9, 10, 95, 100])
+    for last, every, end, steps in cases:
+        saving = CheckpointSpec(interval=10, at_end=end, keep_last=last, keep_every=every)
+        there: list[int] = []
+        most = 1  # a stop saves, if nothing else does
+        for step in range(1, steps + 1):
+            if step % 10 == 0 or (end and step == steps):
+                there.append(step)
+                most = max(most, len(there))
+                there = [s for s in there if s not in prunable(there, last=last, every=every)]
+        assert most_at_once(saving, steps) == most, saving
 
 
 def test_the_most_by_hand() -> None:
@@ -143,6 +142,7 @@ def test_a_disk_that_is_too_small_is_refused(
     assert mpctl([*argv, *more, "--set", "checkpoint.keep_last=1"]) == 0
 
 
+@pytest.mark.slow
 def test_a_save_that_fails_ends_with_words(data: Path, tmp_path: Path) -> None:
     """No file of this launch may exceed 100,000 bytes: exit code 1, no traceback, nothing half."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

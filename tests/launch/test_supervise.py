@@ -15,7 +15,6 @@ import pytest
 
 from mpctl.checkpoint.folder import list_checkpoints
 from mpctl.checkpoint.verify import find_damage
-from mpctl.cli.app import run as mpctl
 from mpctl.cli.signals import ended_by_signals
 from mpctl.clusters import local
 from mpctl.clusters.local import LocalAttempt, LocalCluster
@@ -36,15 +35,10 @@ from mpctl.launch.summary import summarise
 from mpctl.launch.supervise import SaveMonitor
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import write_stop_request
+from mpctl.spec.job import JobSpec
 from tests.launch.attempts import Saying
-from tests.launch.command import Launched, arguments, endless, launch, poison, wait_for
+from tests.launch.command import Launched, endless, launch, poison, wait_for
 from tests.runtime.tiny import tiny_job, tiny_plan
-
-
-def _saved(run: Launched) -> list[int]:
-    found = list_checkpoints(run.run_dir / "checkpoints")
-    assert all(find_damage(folder) == [] for _, folder in found)
-    return [step for step, _ in found]
 
 
 def test_a_stop_waits_for_the_save_of_the_first_step(tmp_path: Path) -> None:
@@ -61,6 +55,13 @@ def test_a_stop_waits_for_the_save_of_the_first_step(tmp_path: Path) -> None:
     assert report is not None and report.phase is watched.phase is AttemptPhase.STOPPING
     stops.received.append(15)
     assert not grace.is_open(reader, saves)
+
+
+def written(folder: Path, job: JobSpec) -> LaunchPlan:
+    """The launch of a job, with its files in the run directory."""
+    plan = plan_launch(tiny_plan(job), RunDir(folder), Machine(2, 0, 2**40))
+    write_run(plan, overwrite=False, resume=False, on_progress=lambda *_: None)
+    return plan
 
 
 class Unstartable(LocalCluster):
@@ -85,8 +86,7 @@ def test_ranks_that_cannot_be_started_cost_a_restart(
     errors = [RunFailed("host n0: no answer") for _ in range(2)]
     monkeypatch.setattr(Unstartable, "failures", errors)
     job = tiny_job(data, 1, 1, launch__max_restarts=restarts, training__steps=2)
-    plan = plan_launch(tiny_plan(job), RunDir(tmp_path / "run"), Machine(2, 0, 2**34))
-    write_run(plan, overwrite=False, resume=False, on_progress=lambda *_: None)
+    plan = written(tmp_path / "run", job)
     events: list[str] = []
     cluster = Unstartable(plan.run, LocalCluster.of(plan.run).hosts)
     outcome = supervise.run_launch(plan, cluster, lambda _: None, events.append)
@@ -113,8 +113,7 @@ class Lost(LocalCluster):
 def test_a_stop_while_a_lost_host_is_waited_for_is_no_failure(data: Path, tmp_path: Path) -> None:
     """Slurm would requeue a job that failed for a lost host, and `mpctl stop` would not end it."""
     job = tiny_job(data, 1, 1, launch__max_restarts=1)
-    plan = plan_launch(tiny_plan(job), RunDir(tmp_path / "run"), Machine(2, 0, 2**34))
-    write_run(plan, overwrite=False, resume=False, on_progress=lambda *_: None)
+    plan = written(tmp_path / "run", job)
     cluster = Lost(plan.run, LocalCluster.of(plan.run).hosts)
     outcome = supervise.run_launch(plan, cluster, lambda _: None, print)
     assert (outcome.status, outcome.exit_code) == ("stopped", 128 + signal.SIGUSR1)
@@ -130,10 +129,7 @@ class Unkillable(LocalCluster):
 
 
 def test_a_process_that_cannot_be_killed_is_told_and_left(data: Path, tmp_path: Path) -> None:
-    plan = plan_launch(
-        tiny_plan(tiny_job(data, 1, 1)), RunDir(tmp_path / "run"), Machine(2, 0, 1 << 34)
-    )
-    write_run(plan, overwrite=False, resume=False, on_progress=lambda *_: None)
+    plan = written(tmp_path / "run", tiny_job(data))
     events: list[str] = []
     cluster = Unkillable(plan.run, LocalCluster.of(plan.run).hosts)
     outcome = supervise.run_launch(plan, cluster, lambda _: None, events.append)
@@ -141,33 +137,22 @@ def test_a_process_that_cannot_be_killed_is_told_and_left(data: Path, tmp_path: 
     assert [event for event in events if "host n0: process 4711 cannot be killed" in event]
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [
-        (signal.SIGINT, 130),
-        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
-        pytest.param(signal.SIGUSR1, 138, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
 def test_a_signal_finishes_the_step_and_saves(
-    data: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    number: signal.Signals,
-    code: int,
+    data: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
+    """SIGINT: test_terminal.py."""
     run = endless(data, tmp_path / "run", "--tp", "2").at_step(3)
-    for flag, rule in (("--resume", "busy"), ("--overwrite", "busy"), ("--json", "occupied")):
-        assert mpctl(arguments(data, run.run_dir, "--tp", "2", flag)) == 2
-        shown = capsys.readouterr()
-        assert f"run-dir-{rule}" in shown.err + shown.out
     run.process.send_signal(number)
     run.ended()
     assert run.process.returncode == code
     assert not run.left_behind()
     summary = run.summary
     assert (summary["status"], summary["signal"]) == ("stopped", number)
-    assert _saved(run) == [summary["steps"]] == [run.records[-1]["step"]]
+    saved = list_checkpoints(run.run_dir / "checkpoints")
+    assert all(find_damage(folder) == [] for _, folder in saved)
+    assert [step for step, _ in saved] == [summary["steps"]] == [run.records[-1]["step"]]
     assert all(rank["agrees"] for rank in summary["plan_beside_run"])
 
 
@@ -196,23 +181,6 @@ def test_a_stop_that_takes_too_long_is_ended(data: Path, tmp_path: Path) -> None
     assert not run.left_behind()
 
 
-def test_a_killed_worker_is_named(data: Path, tmp_path: Path) -> None:
-    run = endless(data, tmp_path / "run", "--dp", "2").at_step(2)
-    killed = time.monotonic()
-    run.worker(1).kill()
-    run.ended()
-    assert time.monotonic() - killed < 60  # its peers would wait 300 s for it
-    assert run.process.returncode == 1
-    assert not run.left_behind()
-    failure = run.summary["failure"]
-    assert (failure["rank"], failure["coords"]["tp"], failure["coords"]["dp"]) == (1, 0, 1)
-    assert "SIGKILL" in failure["error"]
-    assert failure["last_lines"][-1].startswith("step ")
-    assert "rank 1 (tp 0, cp 0, dp 1, pp 0)" in run.stderr and "SIGKILL" in run.stderr
-    assert failure["last_lines"][-1] in run.stderr
-    assert "rank 1 of 2" in Path(failure["log"]).read_text()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("victim", ["rank", "torchrun"])
@@ -221,15 +189,24 @@ def test_the_signal_that_ended_a_process_is_named(
 ) -> None:
     """Schedulers send SIGTERM, and torchrun ends the other ranks by it."""
     run = endless(data, tmp_path / "run", "--dp", "2").at_step(2)
-    process = run.worker(1)
+    process, killed = run.worker(1), time.monotonic()
     process = process.parent() or process if victim == "torchrun" else process
     process.send_signal(number)
     run.ended()
+    assert time.monotonic() - killed < 60  # its peers would wait 300 s for it
+    assert run.process.returncode == 1
     failure = run.summary["failure"]
     assert f"killed by signal {number.value} ({number.name}" in failure["error"]
     assert failure["rank"] == (1 if victim == "rank" else None)
     assert failure["error"].startswith("torchrun") == (victim == "torchrun")
+    assert number.name in run.stderr
     assert not run.left_behind(3)
+    if victim == "rank":
+        assert (failure["coords"]["tp"], failure["coords"]["dp"]) == (0, 1)
+        assert failure["last_lines"][-1].startswith("step ")
+        assert "rank 1 (tp 0, cp 0, dp 1, pp 0)" in run.stderr
+        assert failure["last_lines"][-1] in run.stderr
+        assert "rank 1 of 2" in Path(failure["log"]).read_text()
 
 
 @pytest.mark.slow
@@ -250,9 +227,7 @@ def test_no_worker_outlives_a_killed_launcher(data: Path, tmp_path: Path, when: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("tp", "at_fault"), [pytest.param(1, {1}, marks=pytest.mark.slow), (2, {2, 3})]
-)
+@pytest.mark.parametrize(("tp", "at_fault"), [(1, {1}), (2, {2, 3})])
 def test_a_worker_that_raises_is_told_from_its_echoes(
     data: Path, tmp_path: Path, tp: int, at_fault: set[int]
 ) -> None:
@@ -309,18 +284,6 @@ def test_a_loss_that_explodes_is_a_failure(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_stopped_worker_is_named_and_the_run_ends(data: Path, tmp_path: Path) -> None:
-    """Within seconds, though its peers would wait 300 s for it."""
-    run = endless(data, tmp_path / "run", "--tp", "2").at_step(2)
-    run.worker(1).suspend()
-    run.ended()
-    assert run.process.returncode == 1
-    assert run.summary["failure"]["rank"] == 1
-    assert "stopped (SIGSTOP" in run.stderr
-    assert not run.left_behind()
-
-
-@pytest.mark.slow
 def test_a_restart_continues_the_same_curve(data: Path, finished: Launched, tmp_path: Path) -> None:
     run = launch(data, tmp_path / "run", "--tp", "2", "--set", "launch.max_restarts=1",
                  "--set", "checkpoint.interval=3")  # fmt: skip
@@ -340,16 +303,13 @@ def test_a_restart_continues_the_same_curve(data: Path, finished: Launched, tmp_
 def test_a_taken_port_costs_one_more_try(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, job = RunDir(tmp_path / "run"), tiny_job(data, training__steps=2)
-    prepared = plan_launch(tiny_plan(job), run, Machine(2, 0, 2**40))
-    write_run(prepared, overwrite=False, resume=False, on_progress=lambda *_: None)
+    prepared = written(tmp_path / "run", tiny_job(data, training__steps=2))
     events: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = iter([taken.getsockname()[1], local.free_port()])
         monkeypatch.setattr(local, "free_port", lambda ranks: next(ports))
-        outcome = supervise.run_launch(
-            prepared, LocalCluster.of(run), lambda record: None, events.append
-        )
+        cluster = LocalCluster.of(prepared.run)
+        outcome = supervise.run_launch(prepared, cluster, lambda _: None, events.append)
     assert (outcome.status, outcome.attempts) == ("finished", 1)
     assert len(events) == 1 and "port" in events[0]
 
@@ -358,14 +318,11 @@ def test_a_taken_port_costs_one_more_try(
 def test_a_port_taken_twice_is_a_failure_with_the_reason(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = RunDir(tmp_path / "run")
-    prepared = plan_launch(tiny_plan(tiny_job(data)), run, Machine(2, 0, 2**40))
-    write_run(prepared, overwrite=False, resume=False, on_progress=lambda *_: None)
+    prepared = written(tmp_path / "run", tiny_job(data))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setattr(local, "free_port", lambda ranks: taken.getsockname()[1])
-        outcome = supervise.run_launch(
-            prepared, LocalCluster.of(run), lambda record: None, lambda event: None
-        )
+        cluster = LocalCluster.of(prepared.run)
+        outcome = supervise.run_launch(prepared, cluster, lambda _: None, lambda _: None)
     assert outcome.status == "failed" and outcome.failure.rank is None
     assert any("EADDRINUSE" in line for line in outcome.failure.last_lines)
 
@@ -401,8 +358,7 @@ def test_who_asked_for_a_stop_is_told(tmp_path: Path) -> None:
 
 
 def test_a_request_of_an_earlier_launch_does_not_stop_the_next(data: Path, tmp_path: Path) -> None:
-    plan = plan_launch(tiny_plan(tiny_job(data)), RunDir(tmp_path), Machine(2, 0, 2**34))
-    write_run(plan, overwrite=False, resume=False, on_progress=lambda *_: None)
+    plan = written(tmp_path, tiny_job(data))
     write_stop_request(plan.run.stop_request, now=True)
     write_run(plan, overwrite=False, resume=True, on_progress=lambda *_: None)
     assert not plan.run.stop_request.exists() and plan.run.launcher.exists()

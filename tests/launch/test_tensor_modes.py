@@ -64,14 +64,3 @@ def test_a_stopped_rank_of_a_grid_is_named_with_its_collective(
     assert failure["error"].startswith("its process is stopped (SIGSTOP, or a debugger); it ")
     groups = ("group row (ranks 1, 3)", "group col (ranks 2-3)")
     assert any(group in failure["error"] for group in groups)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_killed_rank_of_a_grid_is_named(data: Path, tmp_path: Path) -> None:
-    run = endless(data, tmp_path / "run", *options("2d", 4, SHAPES["gpt"])).at_step(2)
-    run.worker(1).kill()
-    run.ended()
-    failure = run.summary["failure"]
-    assert failure["rank"] == 1 and failure["error"].startswith("killed by signal 9 (SIGKILL")
-    assert failure["coords"] == {"col": 1, "row": 0, "cp": 0, "dp": 0, "pp": 0}

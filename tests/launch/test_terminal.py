@@ -20,10 +20,11 @@ import psutil
 import pytest
 
 from mpctl.checkpoint.folder import list_checkpoints
+from mpctl.cli.app import run as mpctl
 from tests.launch.command import Launched, arguments, wait_for
 
 CONTROL_C = b"\x03"
-ENDLESS = ("--tp", "2", "--set", "training.steps=100000", "--set", "checkpoint.interval=0")
+ENDLESS = ("--set", "training.steps=100000", "--set", "checkpoint.interval=0")
 
 
 class Terminal:
@@ -86,8 +87,14 @@ def terminal(
 
 
 @pytest.mark.parametrize("terminal", [(80, "utf-8")], indirect=True)
-def test_it_shows_the_run_and_leaves_the_terminal_as_it_was(terminal: Terminal) -> None:
+def test_it_shows_the_run_saves_at_ctrl_c_and_leaves_the_terminal_as_it_was(
+    data: Path, terminal: Terminal, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = terminal.run.at_step(5)
+    for flag, rule in (("--resume", "busy"), ("--overwrite", "busy"), ("--json", "occupied")):
+        assert mpctl(arguments(data, run.run_dir, flag)) == 2
+        shown = capsys.readouterr()
+        assert f"run-dir-{rule}" in shown.err + shown.out
     wait_for(lambda: re.search(r"[5-9]/100000", terminal.text))
     line = re.findall(r"step[^\r\n]*tokens/s[^\r\n]*", terminal.text)[-1]
     assert re.search(r"loss \d\.\d+", line) and re.search(r"[\d,]+ tokens/s", line)
@@ -101,6 +108,11 @@ def test_it_shows_the_run_and_leaves_the_terminal_as_it_was(terminal: Terminal) 
     assert termios.tcgetattr(terminal.slave) == terminal.before
     assert terminal.shown.rfind(b"\x1b[?25h") > terminal.shown.rfind(b"\x1b[?25l")  # the cursor
     assert "Traceback" not in terminal.text
+    summary = run.summary
+    assert (summary["status"], summary["signal"]) == ("stopped", signal.SIGINT)
+    steps = [step for step, _ in list_checkpoints(run.run_dir / "checkpoints")]
+    assert steps == [summary["steps"]] == [run.records[-1]["step"]]
+    assert all(rank["agrees"] for rank in summary["plan_beside_run"])
 
 
 @pytest.mark.slow
