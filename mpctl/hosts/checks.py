@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import chain
 
 from mpctl.checkpoint.writers import Replicas
 from mpctl.errors import InputError, Issue, RunFailed
-from mpctl.estimate.job import Estimate
 from mpctl.hosts.machine import ABSENT, NO_RUN_DIR, HostFacts, Machine
 from mpctl.hosts.network import HOST, free_port
 from mpctl.planning.plan import Plan
@@ -38,35 +36,48 @@ def named_device(job: JobSpec) -> Device | None:
 
 
 def host_issues(plan: Plan, machine: Machine, device: Device) -> Iterator[Issue]:
-    checks = [_hosts(plan.job, machine, device), _meeting(plan.job)]
-    if device == "cuda":
-        checks.append(_gpus(plan.job, machine))
-    if plan.job.launch.check_memory:
-        checks.append(_host_memory(plan, machine, device))
-    return chain.from_iterable(checks)
+    """What this host lacks to run all ranks of a plan."""
+    job, world, nodes = plan.job, plan.job.world_size, plan.job.cluster.nodes
+    if nodes > 1 and (device == "cuda" or machine.hosts > 1):
+        where = "this one host"
+        if machine.hosts > 1:
+            where = f"this host alone, one of the {machine.hosts} that the scheduler has allocated"
+        way_out = f"plan for one node: --nodes 1 --gpus-per-node {machine.gpus or world}"
+        if machine.hosts == 1:
+            way_out += f", or use --device cpu to simulate the {nodes} nodes here"
+        message = f"the plan has {nodes} nodes, but all {world} ranks start on {where}"
+        yield Issue("nodes-on-host", "cluster.nodes", message, way_out)
+    try:
+        free_port(world)
+    except RunFailed as error:
+        yield Issue("ranks-can-meet", HOST, str(error))
+    if device == "cuda" and world > machine.gpus:
+        yield Issue(
+            "world-fits-machine",
+            "cluster",
+            f"{plural(world, 'rank')} need {plural(world, 'GPU')}, but this machine shows "
+            f"{machine.gpus}",
+            f"use {'fewer ranks, ' if machine.gpus else ''}--device cpu to run the same ranks on "
+            "its cores, or --rehearse to simulate them",
+        )
+    if job.launch.check_memory:
+        yield from _memory_issues(plan, machine, world, device, "cluster")
 
 
-def cluster_host_issues(plan: Plan, hosts: Sequence[HostFacts], device: Device) -> list[Issue]:
+def cluster_host_issues(plan: Plan, hosts: Sequence[HostFacts], device: Device) -> Iterator[Issue]:
     """What hosts that each run one node of a plan lack, named with the host."""
     ranks = plan.job.world_size // len(hosts)
-    return [issue for host in hosts for issue in _node_issues(plan, host, ranks, device)]
-
-
-def _node_issues(plan: Plan, host: HostFacts, ranks: int, device: Device) -> Iterator[Issue]:
-    if device == "cuda" and host.machine.gpus < ranks:
-        yield Issue(
-            "node-fits-host",
-            host.name,
-            f"the plan puts {plural(ranks, 'rank')} on each node, but this host shows "
-            f"{plural(host.machine.gpus, 'GPU')}",
-            "plan for what the hosts have: --gpus-per-node, or leave the host out",
-        )
-    if not plan.job.launch.check_memory:
-        return
-    if device == "cuda":
-        yield from device_memory_issues(plan)
-    if plan.estimate is not None:
-        yield from _memory_issues(plan, plan.estimate, host.machine, ranks, device, host.name)
+    for host in hosts:
+        if device == "cuda" and host.machine.gpus < ranks:
+            yield Issue(
+                "node-fits-host",
+                host.name,
+                f"the plan puts {plural(ranks, 'rank')} on each node, but this host shows "
+                f"{plural(host.machine.gpus, 'GPU')}",
+                "plan for what the hosts have: --gpus-per-node, or leave the host out",
+            )
+        if plan.job.launch.check_memory:
+            yield from _memory_issues(plan, host.machine, ranks, device, host.name)
 
 
 def rehearsal_warnings(job: JobSpec, machine: Machine, *, hosts: int = 1) -> Iterator[str]:
@@ -86,40 +97,6 @@ def rehearsal_warnings(job: JobSpec, machine: Machine, *, hosts: int = 1) -> Ite
         )
 
 
-def _hosts(job: JobSpec, machine: Machine, device: Device) -> Iterator[Issue]:
-    nodes = job.cluster.nodes
-    if nodes == 1 or (device == "cpu" and machine.hosts == 1):
-        return
-    where = "this one host"
-    if machine.hosts > 1:
-        where = f"this host alone, one of the {machine.hosts} that the scheduler has allocated"
-    way_out = f"plan for one node: --nodes 1 --gpus-per-node {machine.gpus or job.world_size}"
-    if machine.hosts == 1:
-        way_out += f", or use --device cpu to simulate the {nodes} nodes here"
-    message = f"the plan has {nodes} nodes, but all {job.world_size} ranks start on {where}"
-    yield Issue("nodes-on-host", "cluster.nodes", message, way_out)
-
-
-def _meeting(job: JobSpec) -> Iterator[Issue]:
-    try:
-        free_port(job.world_size)
-    except RunFailed as error:
-        yield Issue("ranks-can-meet", HOST, str(error))
-
-
-def _gpus(job: JobSpec, machine: Machine) -> Iterator[Issue]:
-    world = job.world_size
-    if world > machine.gpus:
-        yield Issue(
-            "world-fits-machine",
-            "cluster",
-            f"{plural(world, 'rank')} need {plural(world, 'GPU')}, but this machine shows "
-            f"{machine.gpus}",
-            f"use {'fewer ranks, ' if machine.gpus else ''}--device cpu to run the same ranks on "
-            "its cores, or --rehearse to simulate them",
-        )
-
-
 def device_memory_issues(plan: Plan) -> Iterator[Issue]:
     """Whether the fullest rank fits the memory of the cluster's device, as the plan says."""
     if plan.fits is False:
@@ -128,70 +105,45 @@ def device_memory_issues(plan: Plan) -> Iterator[Issue]:
         yield Issue("world-fits-memory", check.where, check.message, hint)
 
 
-def _host_memory(plan: Plan, machine: Machine, device: Device) -> Iterator[Issue]:
-    """What all ranks need must be free on this one host, and on its devices."""
+def _memory_issues(
+    plan: Plan, machine: Machine, ranks: int, device: Device, where: str
+) -> Iterator[Issue]:
+    """Whether a host has the memory for its ranks: on CPU for the peak of a step, on a GPU on its
+    devices, and everywhere for the copies that asynchronous checkpoints are written from."""
     if device == "cuda":
         yield from device_memory_issues(plan)
-    if plan.estimate is not None:
-        ranks = plan.job.world_size
-        yield from _memory_issues(plan, plan.estimate, machine, ranks, device, "cluster")
-
-
-def _memory_issues(
-    plan: Plan, estimate: Estimate, machine: Machine, ranks: int, device: Device, where: str
-) -> Iterator[Issue]:
-    """Whether a host has the memory for its ranks: on CPU for the peak of a step, and everywhere
-    for the copies that checkpoints are written from."""
-    need = 0 if device == "cuda" else _step_bytes(plan, estimate, ranks)
+    if plan.estimate is None:
+        return
+    stages, free = plan.estimate.memory, bytes_text(machine.memory_bytes)
+    most = max(stages, key=lambda stage: stage.allocated_bytes)
+    need = 0
+    if device == "cpu" and ranks == plan.job.world_size:
+        need = sum(stage.allocated_bytes for stage in stages) * (ranks // len(stages))
+    elif device == "cpu":  # which stages they have is not asked
+        need = ranks * most.allocated_bytes
     if need > machine.memory_bytes:
-        yield _too_little_memory(estimate, machine, ranks, need, where)
-    else:
-        yield from _copies(plan, estimate, machine, ranks, beside=need, where=where)
-
-
-def _copies(
-    plan: Plan, estimate: Estimate, machine: Machine, ranks: int, *, beside: int, where: str
-) -> Iterator[Issue]:
-    """Whether the copies that asynchronous checkpoints are written from fit a host's memory, beside
-    the bytes that its ranks need for a step."""
+        yield Issue(
+            "world-fits-memory",
+            where,
+            f"{plural(ranks, 'rank')} take {bytes_text(need)} at the peak of a step, up to "
+            f"{bytes_text(most.allocated_bytes)} a rank ({bytes_text(most.state_bytes)} of it "
+            f"weights, gradients and optimizer), but {free} are free on this machine",
+            "use --recompute full, a smaller micro batch, a smaller model or fewer replicas; "
+            f"{START_ANYWAY}",
+        )
+        return
     if not plan.job.checkpoint.asynchronous or plan.topology is None:
         return
     writers = Replicas(plan.topology).writer_count
-    copies = estimate.checkpoint_bytes * min(ranks, writers) // writers
-    if beside + copies <= machine.memory_bytes:
-        return
-    step = f" beside {bytes_text(beside)} at the peak of a step" if beside else ""
-    message = (
-        f"checkpoints are written from copies in host memory, {bytes_text(copies)} on this "
-        f"machine{step}, but {bytes_text(machine.memory_bytes)} are free"
-    )
-    way_out = "use --set checkpoint.asynchronous=false, which saves between two steps"
-    yield Issue("copies-fit-memory", where, message, f"{way_out}; {START_ANYWAY}")
-
-
-def _step_bytes(plan: Plan, estimate: Estimate, ranks: int) -> int:
-    """Bytes of `ranks` ranks together at the peak of a step. Where they are not all ranks of the
-    plan, each is taken to need what the largest stage needs."""
-    peaks = [stage.allocated_bytes for stage in estimate.memory]
-    if ranks != plan.job.world_size:
-        return ranks * max(peaks)
-    return sum(peaks) * (ranks // len(peaks))
-
-
-def _too_little_memory(
-    estimate: Estimate, machine: Machine, ranks: int, need: int, where: str
-) -> Issue:
-    most = max(estimate.memory, key=lambda stage: stage.allocated_bytes)
-    return Issue(
-        "world-fits-memory",
-        where,
-        f"{plural(ranks, 'rank')} take {bytes_text(need)} at the peak of a step, up to "
-        f"{bytes_text(most.allocated_bytes)} a rank ({bytes_text(most.state_bytes)} of it weights, "
-        f"gradients and optimizer), but {bytes_text(machine.memory_bytes)} are free on this "
-        "machine",
-        "use --recompute full, a smaller micro batch, a smaller model or fewer replicas; "
-        f"{START_ANYWAY}",
-    )
+    copies = plan.estimate.checkpoint_bytes * min(ranks, writers) // writers
+    if need + copies > machine.memory_bytes:
+        step = f" beside {bytes_text(need)} at the peak of a step" if need else ""
+        message = (
+            f"checkpoints are written from copies in host memory, {bytes_text(copies)} on this "
+            f"machine{step}, but {free} are free"
+        )
+        way_out = "use --set checkpoint.asynchronous=false, which saves between two steps"
+        yield Issue("copies-fit-memory", where, message, f"{way_out}; {START_ANYWAY}")
 
 
 def unshared_issue(host: str, said: str) -> Issue | None:
@@ -224,28 +176,27 @@ def doubled_hosts(hosts: Sequence[HostFacts]) -> list[Issue]:
     ]
 
 
-def differing_hosts(hosts: Sequence[HostFacts]) -> list[Issue]:
+def differing_hosts(hosts: Sequence[HostFacts]) -> Iterator[Issue]:
     """Versions that differ between hosts; torch that is absent."""
-    return [issue for name in VERSIONS for issue in _differing(name, hosts)]
-
-
-def _differing(name: str, hosts: Sequence[HostFacts]) -> Iterator[Issue]:
-    by_version: dict[str, list[str]] = defaultdict(list)
-    for host in hosts:
-        version = getattr(host, name)
-        by_version[_minor(version) if name == "python" else version].append(host.name)
-    if ABSENT in by_version:
-        yield Issue(
-            f"host-{name}",
-            shown(by_version[ABSENT]),
-            f"{name} is not installed for the Python that runs there ({hosts[0].executable})",
-            "install it there, or name the Python that has it",
-        )
-    elif len(by_version) > 1:
-        words = [f"{version} on {shown(names)}" for version, names in by_version.items()]
-        message = f"hosts have different versions of {name}: {', '.join(words)}"
-        hint = "install the same version on every host, or use one environment that they share"
-        yield Issue(f"host-{name}", shown([host.name for host in hosts]), message, hint)
+    for name in VERSIONS:
+        by_version: dict[str, list[str]] = defaultdict(list)
+        for host in hosts:
+            version = getattr(host, name)
+            if name == "python":  # patch releases work together
+                version = ".".join(version.split(".")[:2])
+            by_version[version].append(host.name)
+        if ABSENT in by_version:
+            yield Issue(
+                f"host-{name}",
+                shown(by_version[ABSENT]),
+                f"{name} is not installed for the Python that runs there ({hosts[0].executable})",
+                "install it there, or name the Python that has it",
+            )
+        elif len(by_version) > 1:
+            words = [f"{version} on {shown(names)}" for version, names in by_version.items()]
+            message = f"hosts have different versions of {name}: {', '.join(words)}"
+            hint = "install the same version on every host, or use one environment that they share"
+            yield Issue(f"host-{name}", shown([host.name for host in hosts]), message, hint)
 
 
 def common_machine(hosts: Sequence[HostFacts]) -> Machine:
@@ -263,8 +214,3 @@ def shown(names: Sequence[str]) -> str:
     """Names of hosts; of many the first ones and how many more."""
     more = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _minor(version: str) -> str:
-    """3.11.4 -> 3.11: patch releases work together."""
-    return ".".join(version.split(".")[:2])

@@ -15,12 +15,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.metrics import CsvFile, EventFiles, parse_record
@@ -31,26 +31,13 @@ OnRecord = Callable[[StepRecord], None]
 OnAnswer = Callable[[Any], None]
 
 
-class MetricsSink(Protocol):
-    """Another form of metrics.jsonl: metrics_csv.CsvFile or event_files.EventFiles."""
-
-    def rebuild(self, records: Iterable[StepRecord]) -> None:
-        """Write everything again from these records."""
-
-    def has_columns_for(self, record: StepRecord) -> bool:
-        """Whether the record can be appended without writing everything again."""
-
-    def add(self, record: StepRecord) -> None:
-        """Append a record."""
-
-
 @dataclass
 class MetricsFollower:
     """Writes each record of a run to the sinks, then passes it on to `then`. last: the step of the
     last record."""
 
     run: RunDir
-    sinks: list[tuple[str, MetricsSink]]
+    sinks: list[tuple[str, CsvFile | EventFiles]]
     on_event: Callable[[str], None]
     then: OnRecord
     last: int | None = None
@@ -61,9 +48,7 @@ class MetricsFollower:
         is_next = self.last is not None and record["step"] > self.last
         for name, sink in list(self.sinks):
             try:
-                if is_next and sink.has_columns_for(record):
-                    sink.add(record)
-                else:
+                if not (is_next and sink.add(record)):
                     sink.rebuild(r for r in self.run.records() if r["step"] <= record["step"])
             except OSError as error:
                 self.sinks.remove((name, sink))
@@ -79,7 +64,7 @@ def follow(
     run: RunDir, job: JobSpec, on_event: Callable[[str], None], then: OnRecord
 ) -> MetricsFollower:
     """A follower with the sinks that launch.csv and launch.tensorboard ask for, if any."""
-    sinks: list[tuple[str, MetricsSink]] = []
+    sinks: list[tuple[str, CsvFile | EventFiles]] = []
     if job.launch.csv:
         corpora = (f"validation_loss/{name}" for name in job.data.validation)
         sinks.append(("metrics.csv", CsvFile(run.csv, tuple(corpora))))

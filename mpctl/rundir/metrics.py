@@ -224,12 +224,14 @@ class CsvFile:
         temporary.write_text(text, "utf-8")
         temporary.replace(self.path)
 
-    def has_columns_for(self, record: StepRecord) -> bool:
-        return all(set(self.columns) >= point.values.keys() for point in points(record))
-
-    def add(self, record: StepRecord) -> None:
+    def add(self, record: StepRecord) -> bool:
+        """Append a record; False where it has a metric without a column."""
+        rows = list(points(record))
+        if any(point.values.keys() - set(self.columns) for point in rows):
+            return False
         with self.path.open("a", encoding="utf-8") as stream:
-            stream.writelines(map(self._row, points(record)))
+            stream.writelines(map(self._row, rows))
+        return True
 
     def _row(self, point: ScalarPoint) -> str:
         return _line([point.step, *(point.values.get(name, "") for name in self.columns)])
@@ -287,14 +289,12 @@ class EventFiles:
             else:
                 path.unlink()
 
-    def has_columns_for(self, record: StepRecord) -> bool:
-        """True: event files have no columns that would have to be declared."""
-        return True
-
-    def add(self, record: StepRecord) -> None:
+    def add(self, record: StepRecord) -> bool:
+        """Append a record."""
         if self.path is None:
             raise RuntimeError("rebuild comes before add")
         _append(self.path, _events(record))
+        return True
 
 
 def _append(path: Path, events: Iterable[Any]) -> None:

@@ -2,14 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.clusters.kubernetes.api_server import Cluster, served
 from tests.launch.conftest import data, finished, nothing_is_left_running
-
-if TYPE_CHECKING:
-    from tests.clusters.kubernetes.api_server import Cluster
 
 __all__ = ["data", "finished", "kubernetes", "nothing_is_left_running"]
 
@@ -17,7 +14,5 @@ __all__ = ["data", "finished", "kubernetes", "nothing_is_left_running"]
 @pytest.fixture
 def kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """A cluster that the kubectl of this machine is configured for."""
-    from tests.clusters.kubernetes.api_server import served  # Kubeflow's models take time to import
-
     with served(tmp_path, monkeypatch) as cluster:
         yield cluster

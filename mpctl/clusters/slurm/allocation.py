@@ -38,13 +38,12 @@ RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 @dataclass(frozen=True)
 class Allocation:
     """Nodes that Slurm has given to this job. nodes: their names, in Slurm's order; gpus: on this
-    node, None where Slurm does not say; restarts: how often the job was requeued; tasks_here: tasks
-    of the step that this process is one of, 1 outside of a step."""
+    node, None where Slurm does not say; tasks_here: tasks of the step that this process is one of,
+    1 outside of a step."""
 
     job_id: str
     nodes: tuple[str, ...]
     gpus: int | None = None
-    restarts: int = 0
     tasks_here: int = 1
 
 
@@ -59,7 +58,6 @@ def find_allocation(environment: Mapping[str, str]) -> Allocation | None:
         job_id=job_id,
         nodes=tuple(expand_node_list(listed)),
         gpus=_number(environment, "SLURM_GPUS_ON_NODE"),
-        restarts=_number(environment, "SLURM_RESTART_COUNT") or 0,
         tasks_here=_number(environment, "SLURM_STEP_NUM_TASKS") or 1,
     )
 

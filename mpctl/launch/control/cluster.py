@@ -261,19 +261,17 @@ class AgentCluster:
             failures = self.starter.failures()
             waiting = [link for link in missing if link.node not in failures]
             if not waiting or time.monotonic() > deadline or is_stopped():
-                late = [self._late(link) for link in waiting]
-                return [*(failures[n] for n in sorted(failures)), *late]
+                late = (
+                    f"its node agent did not connect to port {self.server.port} of this host "
+                    f"within {self.patience:g} s"
+                )
+                hint = (
+                    "check that it can reach this one (firewall, interface), or raise "
+                    "launch.start_seconds"
+                )
+                silent = [Issue("host-did-not-connect", w.name, late, hint) for w in waiting]
+                return [*(failures[n] for n in sorted(failures)), *silent]
             time.sleep(POLL_SECONDS)
-
-    def _late(self, link: HostLink) -> Issue:
-        port, patience = self.server.port, self.patience
-        message = (
-            f"its node agent did not connect to port {port} of this host within {patience:g} s"
-        )
-        hint = (
-            "check that it can reach this one (firewall, interface), or raise launch.start_seconds"
-        )
-        return Issue("host-did-not-connect", link.name, message, hint)
 
     def check(self, plan: Plan, device: Device) -> list[Issue]:
         """What the hosts lack to run the plan, and what differs between them."""
@@ -377,27 +375,23 @@ class AgentCluster:
         self.attempts += 1
         ranks = self.ranks = self.ranks or plan.world_size // len(self.links)
         links = self.links[: plan.world_size // ranks]
-        address, port = self.master_address(), self._free_port()
+        # The address of the first host that all others can reach: its end of the connection to the
+        # launcher, or where that is the loopback, the address at which the others reach the
+        # launcher.
+        hellos = self.hellos
+        known = [hellos[0].local, *(hello.remote for hello in hellos[1:])]
+        address = next((a for a in known if not ip_address(a).is_loopback), known[0])
+        first = self.links[0]
+        try:
+            port = int(self.server.request(first.node, "free_port").result(PORT_SECONDS))
+        except (RuntimeError, TimeoutError) as error:
+            raise RunFailed(f"host {first.name}: {error or 'no answer'}") from None
         write_hosts(self.run.hosts, [link.name for link in links], ranks)
         for node, link in enumerate(links):
             start = NodeStart(node, len(links), ranks, address, port, plan.env)
             self.server.send(link.node, Start(self.attempts, start))
         meeting_point = f"{address}:{port}"
         return AgentAttempt(self.server, links, self.attempts, meeting_point, self.starter.failures)
-
-    def master_address(self) -> str:
-        """The address of the first host that all others can reach: its end of the connection to the
-        launcher. Where that is the loopback, it is the launcher's host: then the address at which
-        the others reach the launcher."""
-        hellos = self.hellos
-        known = [hellos[0].local, *(hello.remote for hello in hellos[1:])]
-        return next((a for a in known if not ip_address(a).is_loopback), known[0])
-
-    def _free_port(self) -> int:
-        try:
-            return int(self.server.request(self.links[0].node, "free_port").result(PORT_SECONDS))
-        except (RuntimeError, TimeoutError) as error:
-            raise RunFailed(f"host {self.links[0].name}: {error or 'no answer'}") from None
 
 
 def _facts(link: HostLink) -> HostFacts:

@@ -144,7 +144,7 @@ class Connection:
     def prove(cls, opened: socket.socket, key: bytes, seconds: float) -> Connection:
         """Go through the handshake on a new connection within so many seconds. Raises Unproved when
         the peer does not know the key, another OSError when it does not answer in time."""
-        challenge, deadline = new_challenge(), time.monotonic() + seconds
+        challenge, deadline = secrets.token_bytes(CHALLENGE_BYTES), time.monotonic() + seconds
         opened.settimeout(seconds)
         opened.sendall(challenge)
         answer = _receive_exactly(opened, ANSWER_BYTES, deadline)
@@ -206,21 +206,12 @@ def _receive_exactly(opened: socket.socket, size: int, deadline: float) -> bytes
     return received
 
 
-def parse_from_agent(body: bytes) -> FromAgent:
-    """A message of an agent. Raises ValueError when it is none."""
-    return FROM_AGENT.validate_json(body)
-
-
 class Unproved(OSError):
     """The peer did not prove that it knows the key, or a message was changed on its way."""
 
 
 def new_key() -> bytes:
     return secrets.token_bytes(KEY_BYTES)
-
-
-def new_challenge() -> bytes:
-    return secrets.token_bytes(CHALLENGE_BYTES)
 
 
 def write_key(path: Path, key: bytes) -> None:

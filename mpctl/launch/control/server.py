@@ -13,6 +13,7 @@ memory nor keep an agent out, whose handshake takes milliseconds.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 import threading
 import time
@@ -26,6 +27,7 @@ from typing import Any
 from mpctl.launch.attempt import NodeState
 from mpctl.launch.control.messages import (
     CHALLENGE_BYTES,
+    FROM_AGENT,
     HEAD,
     PING_SECONDS,
     PROOF_BYTES,
@@ -40,9 +42,7 @@ from mpctl.launch.control.messages import (
     Request,
     Result,
     encode,
-    new_challenge,
     new_key,
-    parse_from_agent,
     parse_head,
 )
 
@@ -112,8 +112,7 @@ class ControlServer:
 
     def close(self) -> None:
         """Tell all agents that the launch is over, and stop serving."""
-        for link in self.links:
-            self.send(link.node, Command("bye"))
+        self.broadcast(Command("bye"))
         asyncio.run_coroutine_threadsafe(self._drain(), self.loop).result(SILENCE_SECONDS)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(SILENCE_SECONDS)
@@ -198,7 +197,8 @@ class ControlServer:
     async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Handshake:
         """Prove to an agent that this is the launcher, and have it prove itself. Raises Unproved
         when it does not."""
-        handshake = Handshake(self.key, await reader.readexactly(CHALLENGE_BYTES), new_challenge())
+        challenge = await reader.readexactly(CHALLENGE_BYTES)
+        handshake = Handshake(self.key, challenge, secrets.token_bytes(CHALLENGE_BYTES))
         writer.write(handshake.launcher + handshake.proof("launcher"))
         handshake.require("agent", await reader.readexactly(PROOF_BYTES))
         return handshake
@@ -206,8 +206,7 @@ class ControlServer:
     def _welcome(
         self, hello: FromAgent, writer: asyncio.StreamWriter, handshake: Handshake
     ) -> HostLink | None:
-        link = self._find(hello) if isinstance(hello, Hello) else None
-        if link is None or not isinstance(hello, Hello):
+        if not isinstance(hello, Hello) or (link := self._find(hello)) is None:
             return None
         link.connected = link.heard = time.monotonic()
         link.writer, link.sealing = writer, handshake.messages_of("launcher")
@@ -274,7 +273,7 @@ async def _next_message(reader: asyncio.StreamReader, opening: MessageKey) -> Fr
     length, mac = parse_head(await reader.readexactly(HEAD.size))
     body = await reader.readexactly(length)
     opening.check(mac, body)
-    return parse_from_agent(body)
+    return FROM_AGENT.validate_json(body)
 
 
 def listen(addresses: Sequence[str], port: int) -> list[socket.socket]:

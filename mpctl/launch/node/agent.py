@@ -58,8 +58,6 @@ PROVE_SECONDS, RETRY_SECONDS, KEY_SECONDS = 5.0, 0.5, 5.0
 file system may take to show the key."""
 SSH_CLIENT = "@ssh"
 """In `--connect`: the address that sshd saw this login come from (SSH_CONNECTION)."""
-NAMES = ("SLURMD_NODENAME",)
-"""Environment variables with the name by which a scheduler knows this host."""
 Requests = Mapping[str, Callable[..., Any]]
 REQUESTS: Requests = {
     "free_port": any_free_port,
@@ -86,7 +84,10 @@ class Agent:
         requests: Requests = REQUESTS,
     ) -> None:
         self.run, self.connection, self.starter = run, connection, starter
-        self.requests: Requests = {**requests, "stacks": self._stacks}
+        self.requests: Requests = {
+            **requests,
+            "stacks": lambda: self.node.stacks() if self.node else {},
+        }
         self.attempt = 0
         self.is_welcome = False
         self.node: HostRanks | None = None
@@ -128,25 +129,34 @@ class Agent:
             self.is_over = True
 
     def _answer(self, request: Request) -> None:
-        """Answer a request; what takes long must not keep pings and reports waiting."""
-        self.results.put(_result(request, self.requests))
+        """Answer a request, in a thread; any failure of it is an answer, too, and ends no rank."""
+        number, function = request.number, self.requests.get(request.name)
+        if function is None:
+            self.results.put(Result(number, error=f"unknown request {request.name!r}"))
+            return
+        try:
+            result = Result(number, function(**request.arguments))
+        except Exception as error:
+            result = Result(number, error=f"{type(error).__name__}: {error}")
+        self.results.put(result)
 
     def _start(self, message: Start) -> None:
         """Start torchrun; one that cannot start is reported as one that ended with code 1."""
         if self.node is not None:
             self.node.end()
         self.attempt, self.node, self.reported = message.attempt, None, None
-        start = message.start
+        start, problem = message.start, ""
         if foreign := start.env.keys() - RANK_VARIABLES:
-            print(f"no launcher sets {', '.join(sorted(foreign))}", file=sys.stderr)
-            self._send(_not_started(start))
-            return
-        interfaces = socket_interfaces(start.address, os.environ)
-        try:
-            self.node = self.starter(self.run, replace(start, env={**interfaces, **start.env}))
-        except OSError as error:
-            print(f"ranks could not be started: {error}", file=sys.stderr)
-            self._send(_not_started(start))
+            problem = f"no launcher sets {', '.join(sorted(foreign))}"
+        else:
+            env = {**socket_interfaces(start.address, os.environ), **start.env}
+            try:
+                self.node = self.starter(self.run, replace(start, env=env))
+            except OSError as error:
+                problem = f"ranks could not be started: {error}"
+        if problem:
+            print(problem, file=sys.stderr)
+            self._send(NodeState(node=start.node, host=socket.gethostname(), code=1))
 
     def _report_if_due(self) -> None:
         """Report once REPORT_SECONDS have passed, or when something has ended since."""
@@ -157,7 +167,6 @@ class Agent:
             self._send(self.node.snapshot())
 
     def _stacks(self) -> dict[int, str]:
-        """Where the ranks of this host are."""
         return {} if self.node is None else self.node.stacks()
 
     def _send(self, state: NodeState) -> None:
@@ -165,26 +174,14 @@ class Agent:
         self.connection.send(Report(self.attempt, state))
 
 
-def _not_started(start: NodeStart) -> NodeState:
-    return NodeState(node=start.node, host=socket.gethostname(), code=1)
-
-
-def _result(request: Request, requests: Requests) -> Result:
-    """The result of a request; whatever goes wrong is an answer, too."""
-    try:
-        return Result(request.number, requests[request.name](**request.arguments))
-    except KeyError:
-        return Result(request.number, error=f"unknown request {request.name!r}")
-    except Exception as error:  # any failure of a request must not end the ranks
-        return Result(request.number, error=f"{type(error).__name__}: {error}")
-
-
 def connect(addresses: str, key: bytes, seconds: float = CONNECT_SECONDS) -> Connection:
     """A connection to the launcher at ADDRESS[,ADDRESS...]:PORT, the first where somebody answers
     who proves to be it; each gets an equal part of the time. The address @ssh is that of the host
     from which ssh logged in here. Raises OSError when there is none."""
     names, _, port = addresses.rpartition(":")
-    known = [address for name in names.split(",") if (address := _address(name))]
+    login = os.environ.get("SSH_CONNECTION", "").partition(" ")[0]
+    known = [login if name == SSH_CLIENT else name.strip("[]") for name in names.split(",")]
+    known = [address for address in known if address]
     deadline = time.monotonic() + seconds
     while True:
         reasons, is_answered = [], False
@@ -209,13 +206,6 @@ def _prove(address: str, port: int, key: bytes, seconds: float) -> Connection:
         raise
 
 
-def _address(name: str) -> str:
-    """The address that a name of `--connect` means; empty for @ssh outside of an ssh login."""
-    if name == SSH_CLIENT:
-        return os.environ.get("SSH_CONNECTION", "").partition(" ")[0]
-    return name.strip("[]")
-
-
 def wait_for_key(path: Path, seconds: float = KEY_SECONDS) -> bytes:
     """The key of the launch, once the file system shows its file. Raises OSError when it does not
     within so many seconds."""
@@ -228,15 +218,15 @@ def wait_for_key(path: Path, seconds: float = KEY_SECONDS) -> bytes:
     return wait_for_file(find, path.parent, seconds) or read_key(path)
 
 
+def known_name() -> str:
+    """The name by which the launcher knows this host."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
 def say_hello(connection: Connection, node: int | None) -> None:
     """Send the first message."""
     local, remote = connection.socket.getsockname()[0], connection.socket.getpeername()[0]
-    connection.send(Hello(_known_name(), host_facts(), node, local, remote))
-
-
-def _known_name() -> str:
-    """The name by which the launcher knows this host."""
-    return next((os.environ[n] for n in NAMES if n in os.environ), socket.gethostname())
+    connection.send(Hello(known_name(), host_facts(), node, local, remote))
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -264,7 +254,7 @@ def main(
     try:
         key = wait_for_key(options.key)
     except OSError as error:
-        sys.exit(f"{_known_name()} {NO_RUN_DIR}: {error}")
+        sys.exit(f"{known_name()} {NO_RUN_DIR}: {error}")
     try:
         connection = connect(options.connect, key)
     except OSError as error:

@@ -21,9 +21,9 @@ from mpctl.errors import InputError
 
 BATCH = {
     "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_GPUS_ON_NODE": "4",
-    "SLURM_RESTART_COUNT": "2", "SLURM_NTASKS": "3", "SLURM_NTASKS_PER_NODE": "1",
+    "SLURM_NTASKS": "3", "SLURM_NTASKS_PER_NODE": "1",
 }  # fmt: skip
-ALLOCATION = Allocation("7", ("n1", "n2", "n3"), gpus=4, restarts=2)
+ALLOCATION = Allocation("7", ("n1", "n2", "n3"), gpus=4)
 
 
 def test_an_allocation_is_found() -> None:

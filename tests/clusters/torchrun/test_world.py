@@ -48,7 +48,7 @@ def test_a_process_a_rank(environment: Environment, starter: str) -> None:
     ("environment", "starter", "ranks"),
     [
         (pod(1), "Kubeflow", 4),
-        (pytorch_pod(1), "Kubeflow", 4),
+        (pytorch_pod(1), "Kubeflow", 4),  # RANK 1 of WORLD_SIZE 8 is node 1, with ranks 4 to 7
         (pod(1, 2, "auto"), "Kubeflow", None),
         (task(1, per_node=1), "srun", None),
         (mpi_process(1, per_node=1), "mpirun", None),
@@ -58,11 +58,6 @@ def test_a_process_a_node(environment: Environment, starter: str, ranks: int | N
     world = found(environment)
     assert (world.starter, world.level, world.ranks_per_node) == (starter, "node", ranks)
     assert numbers(world) == (2, 1, 2, 1, 1, 0)
-
-
-def test_the_rank_of_a_pytorch_job_is_that_of_its_node() -> None:
-    """RANK 1 of WORLD_SIZE 8 would be rank 1; it is node 1, whose ranks are 4 to 7."""
-    assert found(pytorch_pod(1)).level == "node"
 
 
 def test_torchrun_inside_of_a_pod_or_a_step_is_the_innermost() -> None:
@@ -131,17 +126,14 @@ def issues(environment: Environment) -> list[Issue]:
     return world_issues(world, JOB)
 
 
-@pytest.mark.parametrize("process", range(8))
-def test_the_planned_world_passes_with_a_process_a_rank(process: int) -> None:
-    for environment in (torchrun_world(process), task(process), mpi_process(process)):
-        assert issues(environment) == []
-
-
-@pytest.mark.parametrize("node", range(2))
-def test_the_planned_world_passes_with_a_process_a_node(node: int) -> None:
-    for environment in (pod(node), pytorch_pod(node), pod(node, 2, "gpu"), task(node, 2, 1),
-                        mpi_process(node, 2, 1)):  # fmt: skip
-        assert issues(environment) == []
+def test_the_planned_world_passes() -> None:
+    for process in range(8):
+        for environment in (torchrun_world(process), task(process), mpi_process(process)):
+            assert issues(environment) == []
+    for node in range(2):
+        for environment in (pod(node), pytorch_pod(node), pod(node, 2, "gpu"), task(node, 2, 1),
+                            mpi_process(node, 2, 1)):  # fmt: skip
+            assert issues(environment) == []
 
 
 def test_everything_that_differs_is_said_at_once() -> None:

@@ -4,14 +4,35 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+import pytest
 
 from mpctl.hosts.machine import host_facts
 from mpctl.launch.control.messages import Connection, Hello
 from mpctl.launch.control.server import ControlServer
 
 SECONDS = 20.0
+
+
+@contextmanager
+def serving(*names: str, address: str = "127.0.0.1") -> Iterator[ControlServer]:
+    """A server for hosts with these names."""
+    server = ControlServer(names)
+    server.open(addresses=[address])
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def server() -> Iterator[ControlServer]:
+    """A server for two hosts n0 and n1."""
+    with serving("n0", "n1") as served:
+        yield served
 
 
 def open_socket(port: int) -> socket.socket:

@@ -33,11 +33,11 @@ from mpctl.launch.control.cluster import (
     agent_cluster,
 )
 from mpctl.launch.control.messages import (
+    FROM_AGENT,
     Connection,
     Hello,
     Report,
     encode,
-    parse_from_agent,
     read_key,
 )
 from mpctl.launch.control.server import ControlServer
@@ -374,17 +374,6 @@ def test_the_pauses_of_a_host_double() -> None:
     assert policy.may_return(7, 0.0)
 
 
-@pytest.fixture
-def server() -> Iterator[ControlServer]:
-    """A server for two hosts n0 and n1."""
-    served = ControlServer(["n0", "n1"])
-    served.open(addresses=["127.0.0.1"])
-    try:
-        yield served
-    finally:
-        served.close()
-
-
 def failure(rank: int, at: float) -> FailureRecord:
     return {"rank": rank, "coords": {}, "doing": "step 3", "error": "ValueError: odd", "time": at,
             "is_echo": False, "traceback": []}  # fmt: skip
@@ -427,5 +416,5 @@ def test_a_report_that_came_late_does_not_move_a_clock(server: ControlServer) ->
 
 def test_a_report_says_the_time_of_its_host() -> None:
     before = time.time()
-    sent = parse_from_agent(encode(Report(1, NodeState())))
+    sent = FROM_AGENT.validate_json(encode(Report(1, NodeState())))
     assert isinstance(sent, Report) and before <= sent.clock <= time.time()

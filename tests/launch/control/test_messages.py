@@ -36,7 +36,7 @@ from mpctl.launch.control.server import ControlServer
 from mpctl.launch.node.agent import Agent, connect
 from mpctl.launch.node.torchrun import RANK_VARIABLES, NodeStart
 from mpctl.rundir.directory import RunDir
-from tests.launch.control.peers import agent, until
+from tests.launch.control.peers import agent, serving, until
 
 KEY = new_key()
 EVIL = Start(1, NodeStart(0, 1, 1, "127.0.0.1", 1, {"PYTHONPATH": "/tmp/evil"}))
@@ -91,27 +91,20 @@ def test_an_agent_says_nothing_to_a_false_launcher(answer: bytes) -> None:
 
 
 def test_an_agent_goes_on_to_the_address_where_the_launcher_is() -> None:
-    server = ControlServer(["n0"])
-    server.open(addresses=["127.0.0.2"])
-    try:
-        with socket.create_server(("127.0.0.1", server.port)):  # a stranger at the first address
-            found = connect(f"127.0.0.1,127.0.0.2:{server.port}", server.key, 0.5)
-            assert found.socket.getpeername()[0] == "127.0.0.2"
-    finally:
-        server.close()
+    with (
+        serving("n0", address="127.0.0.2") as server,
+        socket.create_server(("127.0.0.1", server.port)),  # a stranger at the first address
+    ):
+        found = connect(f"127.0.0.1,127.0.0.2:{server.port}", server.key, 0.5)
+        assert found.socket.getpeername()[0] == "127.0.0.2"
 
 
-def test_a_go_between_can_neither_change_nor_add_messages() -> None:
+def test_a_go_between_can_neither_change_nor_add_messages(server: ControlServer) -> None:
     """It passes the handshake on unchanged, and then a message of its own."""
-    server = ControlServer(["n0"])
-    server.open(addresses=["127.0.0.1"])
-    try:
-        connection = agent(server, 0)
-        assert until(lambda: server.links[0].is_ready)
-        connection.pending += FORGED
-        assert connection.receive(5) == [] and not connection.is_open
-    finally:
-        server.close()
+    connection = agent(server, 0)
+    assert until(lambda: server.links[0].is_ready)
+    connection.pending += FORGED
+    assert connection.receive(5) == [] and not connection.is_open
 
 
 def test_messages_arrive_whole_however_they_were_cut(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import resource
 import socket
 import struct
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import cast
 
@@ -25,17 +24,6 @@ from tests.launch.control.peers import (
     open_socket,
     until,
 )
-
-
-@pytest.fixture
-def server() -> Iterator[ControlServer]:
-    """A server for two hosts n0 and n1."""
-    served = ControlServer(["n0", "n1"])
-    served.open(addresses=["127.0.0.1"])
-    try:
-        yield served
-    finally:
-        served.close()
 
 
 def ready(server: ControlServer) -> list[int]:

@@ -13,6 +13,7 @@ import pytest
 
 from mpctl.hosts.network import own_addresses
 from mpctl.launch.control.messages import (
+    FROM_AGENT,
     HEAD,
     Command,
     Connection,
@@ -21,25 +22,20 @@ from mpctl.launch.control.messages import (
     Request,
     encode,
     new_key,
-    parse_from_agent,
     parse_head,
 )
-from mpctl.launch.control.server import ControlServer
 from mpctl.launch.node.agent import Agent, connect
 from mpctl.rundir.directory import RunDir
+from tests.launch.control.peers import serving
 
 KEY = new_key()
 
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    server = ControlServer(["n0"])
-    server.key = KEY
-    server.open(addresses=["127.0.0.1"])
-    try:
+    with serving("n0") as server:
+        server.key = KEY
         yield server.port
-    finally:
-        server.close()
 
 
 def peer(addresses: str) -> str:
@@ -52,7 +48,7 @@ def next_type(answers: BinaryIO, receiving: MessageKey) -> str:
     length, mac = parse_head(answers.read(HEAD.size))
     body = answers.read(length)
     receiving.check(mac, body)
-    return parse_from_agent(body).type
+    return FROM_AGENT.validate_json(body).type
 
 
 def test_the_first_address_that_answers_is_taken(port: int) -> None:
