@@ -19,8 +19,7 @@ NOTE = (
 
 def print_fit(runs: Sequence[Run], columns: Mapping[str, Residuals], paths: Sequence[Path]) -> None:
     """On stdout, a row a group of runs. columns: errors by name, `fitted` among them."""
-    console = get_console()
-    table = plain_table("", ("group", "runs", *columns, "bias"), left=("group",))
+    console, rows = get_console(), []
     for group in dict.fromkeys(run.group for run in runs):
         run_ids = [run.id for run in runs if run.group == group]
         residuals = {
@@ -29,8 +28,8 @@ def print_fit(runs: Sequence[Run], columns: Mapping[str, Residuals], paths: Sequ
         }
         bias = expm1(sum(residuals["fitted"]) / len(residuals["fitted"]))
         errors = map(_error, residuals.values())
-        table.add_row(group or "all", str(len(run_ids)), *errors, f"{100 * bias:+.1f} %")
-    console.print(table)
+        rows.append((group or "all", str(len(run_ids)), *errors, f"{100 * bias:+.1f} %"))
+    console.print(plain_table("", ("group", "runs", *columns, "bias"), rows, left=("group",)))
     console.print(NOTE, style="dim")
     if len(columns) > 2:
         console.print("left out: runs predicted by a fit that did not see them", style="dim")

@@ -14,8 +14,8 @@ from mpctl.checkpoint.listing import (
     InspectDocument,
     ParameterRow,
 )
-from mpctl.render.console import Console, NamedRows, get_console, plain_table
-from mpctl.units import bytes_text, count_text, plural, seconds_text
+from mpctl.render.console import Console, NamedRows, get_console, marked, plain_table
+from mpctl.units import bytes_text, count_text, plural, ranges_text, seconds_text
 
 if TYPE_CHECKING:
     from mpctl.weights.writer import Written
@@ -26,18 +26,17 @@ UNKNOWN = "?"
 
 def print_checkpoints(document: CheckpointsDocument) -> None:
     """Print a line for each checkpoint on stdout, and below what is wrong with it."""
-    console = get_console()
-    columns = ("step", "size", "layout", "written", "state")
-    table = plain_table("", columns, left=("layout", "state"))
+    console, rows = get_console(), []
     for entry in document["checkpoints"]:
-        state = Text(*(("damaged", "red") if entry["problems"] else (_good(entry), "green")))
-        table.add_row(
-            str(entry["step"]), bytes_text(entry["bytes"]), _layout(entry), _written(entry), state
-        )
-    console.print(table)
-    problems = [words for entry in document["checkpoints"] for words in entry["problems"]]
-    for words in problems:
-        console.print(Text.assemble(("✗ ", "bold red"), words), soft_wrap=True)
+        known = f"verified in {seconds_text(entry['seconds'])}" if entry["verified"] else "complete"
+        state = Text("damaged", "red") if entry["problems"] else Text(known, "green")
+        cells = (str(entry["step"]), bytes_text(entry["bytes"]), _layout(entry), _written(entry))
+        rows.append((*cells, state))
+    columns = ("step", "size", "layout", "written", "state")
+    console.print(plain_table("", columns, rows, left=("layout", "state")))
+    for entry in document["checkpoints"]:
+        for words in entry["problems"]:
+            console.print(marked("✗", words), soft_wrap=True)
     for path in document["set_aside"]:
         console.print(Text(f"set aside as damaged: {path}", "dim"), soft_wrap=True)
 
@@ -68,21 +67,14 @@ def print_inspection(document: InspectDocument, *, parameters: bool) -> None:
 
 
 def _print_parameters(rows: list[ParameterRow]) -> None:
-    columns = ("parameter", "shape", "split", "shards", "updates")
-    table = plain_table("", columns, left=("parameter", "shape", "split", "shards"))
+    table = []
     for row in rows:
         shape = " x ".join(map(str, row["shape"])) or "scalar"
         split = f"dim {' and '.join(map(str, row['dims']))}" if row["dims"] else "no"
         updates = "frozen" if row["frozen"] else str(row["updates"] or "")
-        table.add_row(Text(row["name"]), shape, split, _numbers(row["shards"]), updates)
-    get_console().print(table)
-
-
-def _numbers(shards: list[int]) -> str:
-    """`0-3` for consecutive numbers, else `0, 2`."""
-    if len(shards) > 1 and shards == list(range(shards[0], shards[-1] + 1)):
-        return f"{shards[0]}-{shards[-1]}"
-    return ", ".join(map(str, shards))
+        table.append((Text(row["name"]), shape, split, ranges_text(row["shards"], most=len(row["shards"])), updates))
+    columns = ("parameter", "shape", "split", "shards", "updates")
+    get_console().print(plain_table("", columns, table, left=columns[:-1]))
 
 
 def _layout(entry: CheckpointEntry) -> str:
@@ -97,13 +89,6 @@ def _layout(entry: CheckpointEntry) -> str:
 def _written(entry: CheckpointEntry) -> str:
     """`2026-11-22 03:51:31 UTC`."""
     return (entry["written"] or UNKNOWN).replace("T", " ").replace("+00:00", " UTC")
-
-
-def _good(entry: CheckpointEntry) -> str:
-    """What is known of a checkpoint in which nothing wrong was seen."""
-    if not entry["verified"]:
-        return "complete"
-    return f"verified in {seconds_text(entry['seconds'])}"
 
 
 def print_written(written: Written, *, use: list[str]) -> None:

@@ -11,7 +11,7 @@ from rich.text import Text
 from mpctl.planning.runtimes import UnderRuntime
 from mpctl.planning.summary import plan_summary, training_line
 from mpctl.planning.tensor_modes import COSTS
-from mpctl.render.console import get_console, plain_table
+from mpctl.render.console import get_console, marked, plain_table
 from mpctl.units import bytes_text, count_text, seconds_text
 
 if TYPE_CHECKING:
@@ -41,16 +41,12 @@ NOTE = "≠ a setting and +x% a figure that differs from the first job's"
 
 def print_comparison(document: CompareDocument) -> None:
     """Print settings of training, other settings that differ, and figures: a column a job."""
-    table = plain_table("", ("", *document["jobs"]), left=("",))
-    table.columns[0].no_wrap = True
-    _add_rows(table, _setting_rows(document))
-    table.add_section()
-    table.add_row("fits", *(FITS[fits] for fits in document["fits"]))
+    rows = [*_setting_rows(document), ["fits", *(FITS[fits] for fits in document["fits"])]]
     if not all(document["runs"]):
-        table.add_row("its runtime runs it", *(RUNS[runs] for runs in document["runs"]))
-    _add_rows(table, _figure_rows(document["figures"]))
+        rows.append(["its runtime runs it", *(RUNS[runs] for runs in document["runs"])])
+    rows += _figure_rows(document["figures"])
     console = get_console()
-    console.print(table)
+    console.print(plain_table("", ("", *document["jobs"]), rows, left=("",), whole=1))
     console.print(NOTE, style="dim")
     for jobs, warning in _warnings(document):
         said = f"{warning['rule']}: {warning['message']} → {warning['hint']}"
@@ -68,22 +64,17 @@ def _warnings(document: CompareDocument) -> Iterator[tuple[str, IssueEntry]]:
         yield "" if len(jobs) == len(names) else f"{' and '.join(jobs)}: ", warning
 
 
-def _add_rows(table: Table, rows: Iterator[tuple[str, list[str]]]) -> None:
-    for title, cells in rows:
-        table.add_row(title, *cells)
-
-
-def _setting_rows(document: CompareDocument) -> Iterator[tuple[str, list[str]]]:
+def _setting_rows(document: CompareDocument) -> Iterator[list[str]]:
     training: list[Mapping[str, object]] = [*document["training"]]
     cells = _setting_cells([settings["dtype"] for settings in training])
     autos = [" (auto)" if settings["dtype_is_auto"] else "" for settings in training]
-    yield "dtype", [cell + auto for cell, auto in zip(cells, autos, strict=True)]
+    yield ["dtype", *(cell + auto for cell, auto in zip(cells, autos, strict=True))]
     for key in (key for key in training[0] if key not in UNSHOWN):
-        yield TITLES.get(key, key), _setting_cells([settings[key] for settings in training])
+        yield [TITLES.get(key, key), *_setting_cells([settings[key] for settings in training])]
     shown = {"parallel.zero", *(f"training.{key}" for key in training[0])}
     for name, values in document["settings"].items():
         if name not in shown:
-            yield name, _setting_cells(values)
+            yield [name, *_setting_cells(values)]
 
 
 def _setting_cells(values: Sequence[object]) -> list[str]:
@@ -97,12 +88,12 @@ def _setting_text(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-def _figure_rows(jobs: Sequence[Mapping[str, float | None]]) -> Iterator[tuple[str, list[str]]]:
+def _figure_rows(jobs: Sequence[Mapping[str, float | None]]) -> Iterator[list[str]]:
     names = dict.fromkeys(name for figures in jobs for name in figures)
     for name in (name for name in names if not name.startswith("bytes.")):  # of whole messages
         values = [figures.get(name) for figures in jobs]
         if any(values):
-            yield _figure_title(name), _figure_cells(name, values)
+            yield [_figure_title(name), *_figure_cells(name, values)]
 
 
 def _figure_title(name: str) -> str:
@@ -142,13 +133,11 @@ def runtimes_table(runtimes: Sequence[UnderRuntime]) -> Table:
     """A row a runtime: its step with the band, MFU, memory on the device, and the option that
     writes the plan for it; where it does not run the layout, why."""
     columns = ("runtime", *FIGURES, "how to run it")
-    title = "\nThis layout under other software"
-    table = plain_table(title, columns, left=("runtime", "fits", "how to run it"))
-    for column in table.columns[:-1]:
-        column.no_wrap = True
-    for under in runtimes:
-        table.add_row(under.runtime, *_runtime_cells(under), _how(under))
-    return table
+    return plain_table(
+        "\nThis layout under other software", columns,
+        ((under.runtime, *_runtime_cells(under), _how(under)) for under in runtimes),
+        left=("runtime", "fits", "how to run it"), whole=len(columns) - 1,
+    )  # fmt: skip
 
 
 def _runtime_cells(under: UnderRuntime) -> Iterator[str]:
@@ -195,7 +184,12 @@ def print_tensor_modes(document: TensorModesDocument) -> None:
     console = get_console()
     title = f"{document['job'] or 'this job'} in modes of tensor parallelism"
     console.print(Text(title, "bold"), training_line(document["training"]), "", sep="\n")
-    console.print(_symbols(document))
+    symbols = (
+        (mode, *(costs[name].symbol for name in document["columns"]))
+        for mode, costs in COSTS.items()
+    )
+    title = "A linear layer, forward and backward, on P ranks"
+    console.print(plain_table(title, ("mode", *document["columns"]), symbols, left=("mode",)))
     meanings = "; ".join(f"{name}: {words}" for name, words in document["columns"].items())
     console.print(f"{meanings}.", style="dim")
     for tp in dict.fromkeys(entry["tp"] for entry in document["modes"]):
@@ -204,21 +198,11 @@ def print_tensor_modes(document: TensorModesDocument) -> None:
             console.print("", _numbers(document, tp, able))
         for entry in own:
             for issue in entry["issues"]:
-                console.print(Text.assemble(
-                    ("✗ ", "bold red"), (f"tp {tp} in {_name(entry)}", "bold"),
-                    f": {issue['message']}\n  → {issue['hint']}",
-                ))  # fmt: skip
+                where = (f"tp {tp} in {_name(entry)}", "bold")
+                console.print(marked("✗", where, f": {issue['message']}\n  → {issue['hint']}"))
     if document["changed"]:
         console.print(f"! modes other than 1d are planned without {', '.join(document['changed'])}")
     console.print("", *(f"- {note}" for note in document["notes"]), sep="\n", style="dim")
-
-
-def _symbols(document: TensorModesDocument) -> Table:
-    title = "A linear layer, forward and backward, on P ranks"
-    table = plain_table(title, ("mode", *document["columns"]), left=("mode",))
-    for mode, costs in COSTS.items():
-        table.add_row(mode, *(costs[name].symbol for name in document["columns"]))
-    return table
 
 
 def _name(entry: TensorModeEntry) -> str:
@@ -227,36 +211,24 @@ def _name(entry: TensorModeEntry) -> str:
 
 def _numbers(document: TensorModesDocument, tp: int, modes: Sequence[TensorModeEntry]) -> Table:
     """The symbols' values and the job's figures, a column a mode."""
-    title = f"{document['job'] or 'this job'} on tp {tp}"
-    table = plain_table(title, ("", *map(_name, modes)), left=("",))
-    table.columns[0].no_wrap = True
-    table.add_row("grid", *(_grid(entry) for entry in modes))
+    rows: list[list[str | Text]] = [
+        ["grid", *(" x ".join(map(str, (entry["axes"] or {}).values())) for entry in modes)]
+    ]
     for name in document["columns"]:
         values = [entry["costs"][name]["value"] for entry in modes]
-        table.add_row(name, *(_value_text(value) for value in values))
-    table.add_section()
-    table.add_row("one layer and micro batch, a rank", style="dim")
-    for row in _mode_rows(LAYER, [entry["layer"] for entry in modes]):
-        table.add_row(*row)
-    table.add_section()
-    table.add_row("a step, a rank", style="dim")
-    for row in _mode_rows(STEP, [entry["step"] for entry in modes]):
-        table.add_row(*row)
-    table.add_row("fits", *(FITS[e["step"]["fits"]] if e["step"] else "-" for e in modes))
-    return table
-
-
-def _grid(entry: TensorModeEntry) -> str:
-    return " x ".join(map(str, (entry["axes"] or {}).values()))
-
-
-def _value_text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
+        rows.append([name, *("-" if value is None else f"{value:.3g}" for value in values)])
+    rows.append([Text("one layer and micro batch, a rank", "dim")])
+    rows += _mode_rows(LAYER, [entry["layer"] for entry in modes])
+    rows.append([Text("a step, a rank", "dim")])
+    rows += _mode_rows(STEP, [entry["step"] for entry in modes])
+    rows.append(["fits", *(FITS[e["step"]["fits"]] if e["step"] else "-" for e in modes)])
+    title = f"{document['job'] or 'this job'} on tp {tp}"
+    return plain_table(title, ("", *map(_name, modes)), rows, left=("",), whole=1)
 
 
 def _mode_rows(
     figures: Sequence[tuple[str, str, Formatter]], entries: Sequence[object]
-) -> Iterator[list[str]]:
+) -> Iterator[list[str | Text]]:
     for title, key, text in figures:
         values = [entry[key] if isinstance(entry, dict) else None for entry in entries]
         yield [title, *("-" if value is None else text(value) for value in values)]

@@ -6,11 +6,10 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
 from rich.text import Text
 
-from mpctl.render.console import Console, NamedRows
-from mpctl.units import bytes_text
+from mpctl.render.console import Console, NamedRows, plain_table
+from mpctl.units import bytes_text, plural
 
 if TYPE_CHECKING:
     from mpctl.data.extend import TokenizerExtension
@@ -23,7 +22,13 @@ MOST_HELD_OUT = 0.3  # largest --validation-fraction that is proposed
 def print_prepared(prepared: Prepared, first_lines: list[str] | None) -> None:
     """Print the summary of prepared data on stdout. first_lines: of its first document, if read."""
     console = Console(highlight=False)
-    console.print(_splits(prepared))
+    rows = [
+        (name, f"{split.documents:,}", f"{split.tokens:,}",
+         bytes_text(prepared.files[f"{name}.bin"].bytes))
+        for name, split in (("train", prepared.train), ("validation", prepared.validation))
+    ]  # fmt: skip
+    columns = ("split", "documents", "tokens", "bytes")
+    console.print(plain_table("", columns, rows, left=["split"]))
     console.print(NamedRows(_facts(prepared)))
     for name, command in (("made by", command_line(prepared)), *_use(prepared)):
         whole = Text.assemble((f"{name:<16}", "dim"), command)
@@ -55,19 +60,8 @@ def _use(prepared: Prepared) -> Iterator[tuple[str, str]]:
     fraction = -(-30 * least // total) / 20  # half as much again, in steps of 0.05
     has_enough = name == "validation" and fraction <= MOST_HELD_OUT
     more = f"with --validation-fraction {fraction:g}, or more text," if has_enough else "more text"
-    few = f"{name} has {count_of(split.tokens, 'token')}, and a sample of the demo takes {least:,}"
+    few = f"{name} has {plural(split.tokens, 'token')}, and a sample of the demo takes {least:,}"
     yield "", f"{few}: prepare {more} for its sequence of {model.seq_length}"
-
-
-def _splits(prepared: Prepared) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("split", no_wrap=True)
-    for name in ("documents", "tokens", "bytes"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, split in (("train", prepared.train), ("validation", prepared.validation)):
-        size = prepared.files[f"{name}.bin"].bytes
-        table.add_row(name, f"{split.documents:,}", f"{split.tokens:,}", bytes_text(size))
-    return table
 
 
 def _facts(prepared: Prepared) -> Iterator[tuple[str | Text, str]]:
@@ -84,7 +78,7 @@ def _facts(prepared: Prepared) -> Iterator[tuple[str | Text, str]]:
 def _corpus_facts(prepared: Prepared) -> Iterator[tuple[str | Text, str]]:
     corpus = prepared.corpus
     per_token = corpus["bytes"] / (prepared.train.tokens + prepared.validation.tokens)
-    files = count_of(corpus["files"], "file")
+    files = plural(corpus["files"], "file")
     yield "corpus", f"{bytes_text(corpus['bytes'])} in {files}, {per_token:.2f} bytes a token"
     if corpus["texts"] < corpus["documents"]:
         yield "texts", f"{corpus['texts']:,}, cut into {corpus['documents']:,} documents"
@@ -119,7 +113,7 @@ def _reasons(skipped: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def undecodable(prepared: Prepared) -> str:
     """How many characters could not be decoded, in which files, and what to try."""
     tally, encoding = prepared.undecodable, prepared.settings.get("encoding", "utf-8")
-    characters = count_of(tally["count"], "character")
+    characters = plural(tally["count"], "character")
     return (
         f"{characters} could not be decoded as {encoding} and became U+FFFD, in {_names(tally)}; "
         "if they are latin-1, say so: --encoding latin-1, data.encoding in a job"
@@ -129,11 +123,6 @@ def undecodable(prepared: Prepared) -> str:
 def _names(tally: Mapping[str, Any]) -> str:
     more = " ..." if tally["files"] > len(tally["first"]) else ""
     return printable(", ".join(tally["first"])) + more
-
-
-def count_of(count: int, noun: str) -> str:
-    """A number and its noun: `1 file`, `1,234 files`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _extension(extension: TokenizerExtension) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
+from typing import Any
 
 from rich.text import Text
 
@@ -17,29 +18,31 @@ from mpctl.doctor.documents import (
     Finding,
     Folder,
     Gpus,
-    HostReport,
     Limits,
+    Memory,
     NetworkFacts,
     PairResult,
     Processor,
+    Software,
     TorchFacts,
 )
 from mpctl.doctor.findings import names_text
 from mpctl.doctor.host_findings import used_interface
-from mpctl.render.console import NamedRows, get_console, say
+from mpctl.render.console import NamedRows, get_console, marked, say
 from mpctl.units import bytes_text, plural, seconds_text
 
 SHOWN_GROUPS, SHOWN_PAIRS = 8, 6
 Row = tuple[str, str]
-Number = Callable[[HostReport], float | None]
-ByHosts = Callable[[Sequence[HostReport]], str]
 
 
 def fact_rows(diagnosis: Diagnosis) -> Iterator[Row]:
     """Every topic of which a host reports something."""
     hosts = diagnosis.hosts
-    for topic, read in ROWS:
-        if text := read(hosts):
+    for topic, part, read, form in TOPICS:
+        facts = [(host.host, getattr(host, part)) for host in hosts]
+        values = [(name, read(fact)) for name, fact in facts if fact is not None]
+        known = [(name, value) for name, value in values if value is not None]
+        if known and (text := _spread(known, form) if form else _by_host(known, len(hosts))):
             yield topic, text
     if seconds := diagnosis.connect_seconds:
         names = [host.host for host in hosts]
@@ -53,46 +56,38 @@ def fact_rows(diagnosis: Diagnosis) -> Iterator[Row]:
             yield "all-reduce", _collective(report)
 
 
-def _by_host(hosts: Sequence[HostReport], read: Callable[[HostReport], str | None]) -> str:
+def _by_host(said: Sequence[tuple[str, str]], hosts: int) -> str:
     """One text where all hosts say the same, else a line for each group of hosts."""
     groups: dict[str, list[str]] = defaultdict(list)
-    for host in hosts:
-        if (text := read(host)) is not None:
-            groups[text].append(host.host)
-    if len(groups) == 1 and sum(map(len, groups.values())) == len(hosts):
+    for name, text in said:
+        groups[text].append(name)
+    if len(groups) == 1 and len(said) == hosts:
         return next(iter(groups))
     lines = [f"{names_text(names)}: {text}" for text, names in groups.items()]
     more = [f"and {len(lines) - SHOWN_GROUPS} more"] if len(lines) > SHOWN_GROUPS else []
     return "\n".join([*lines[:SHOWN_GROUPS], *more])
 
 
-def _spread(hosts: Sequence[HostReport], number: Number, form: Callable[[float], str]) -> str:
+def _spread(said: Sequence[tuple[str, float]], form: Callable[[float], str]) -> str:
     """`1.2 GiB` of one host; of several `1.2 GiB (n3) to 4.5 GiB (n1)`."""
-    values = [(value, host.host) for host in hosts if (value := number(host)) is not None]
-    if not values:
-        return ""
-    low, high = min(values), max(values)
-    if form(low[0]) == form(high[0]):
-        return form(low[0])
-    return f"{form(low[0])} ({low[1]}) to {form(high[0])} ({high[1]})"
+    values = [(value, name) for name, value in said]
+    (low, first), (high, last) = min(values), max(values)
+    if form(low) == form(high):
+        return form(low)
+    return f"{form(low)} ({first}) to {form(high)} ({last})"
 
 
-def _software(host: HostReport) -> str | None:
-    s = host.software
-    if s is None:
-        return None
+def _software(s: Software) -> str:
     return f"Python {s.python}, mpctl {s.mpctl}, torch {s.torch or 'missing'}, {s.system}"
 
 
-def _backends(host: HostReport) -> str | None:
-    return None if host.torch is None else ", ".join(_backend_words(host.torch))
-
-
-def _backend_words(torch: TorchFacts) -> Iterator[str]:
-    yield _backend("gloo", torch.has_gloo, torch.gloo_error, tried=True)
+def _backends(torch: TorchFacts) -> str:
     version = f"NCCL {torch.nccl}" if torch.nccl else "NCCL"
-    yield _backend(version, torch.has_nccl, torch.nccl_error, tried=torch.gpus > 0)
-    yield "no CUDA" if torch.cuda_built is None else f"CUDA {torch.cuda_built}"
+    return ", ".join([
+        _backend("gloo", torch.has_gloo, torch.gloo_error, tried=True),
+        _backend(version, torch.has_nccl, torch.nccl_error, tried=torch.gpus > 0),
+        "no CUDA" if torch.cuda_built is None else f"CUDA {torch.cuda_built}",
+    ])  # fmt: skip
 
 
 def _backend(name: str, built: bool, error: str | None, *, tried: bool) -> str:
@@ -101,156 +96,114 @@ def _backend(name: str, built: bool, error: str | None, *, tried: bool) -> str:
     return f"{name} fails" if error else f"{name} works" if tried else f"{name} not tried"
 
 
-def _processors(host: HostReport) -> str | None:
-    return None if host.processor is None else ", ".join(_processor_words(host.processor))
-
-
-def _processor_words(p: Processor) -> Iterator[str]:
-    yield f"{p.cores} of {p.logical} usable" if p.cores != p.logical else f"{p.logical} usable"
-    if p.physical:
-        yield plural(p.physical, "core")
-    if p.sockets:
-        yield plural(p.sockets, "socket")
-    if p.numa_nodes:
-        yield plural(p.numa_nodes, "NUMA node")
+def _processors(p: Processor) -> str:
+    parts = [f"{p.cores} of {p.logical} usable" if p.cores != p.logical else f"{p.logical} usable"]
+    for count, noun in ((p.physical, "core"), (p.sockets, "socket"), (p.numa_nodes, "NUMA node")):
+        if count:
+            parts.append(plural(count, noun))
     if p.quota is not None:
-        yield f"limited to {p.quota:g}"
-    if p.model:
-        yield p.model
+        parts.append(f"limited to {p.quota:g}")
+    return ", ".join([*parts, p.model] if p.model else parts)
 
 
-def _gpus(host: HostReport) -> str | None:
-    return None if host.gpus is None else "; ".join(_gpu_words(host.gpus))
-
-
-def _gpu_words(gpus: Gpus) -> Iterator[str]:
+def _gpus(gpus: Gpus) -> str:
     counts = Counter((gpu.name, gpu.memory_total, gpu.driver) for gpu in gpus.devices)
-    for (name, memory, driver), count in counts.items():
-        yield f"{count} x {name}, {bytes_text(memory)}, driver {driver}"
+    parts = [
+        f"{count} x {name}, {bytes_text(memory)}, driver {driver}"
+        for (name, memory, driver), count in counts.items()
+    ]
     if not gpus.devices:
         files = gpus.device_files
         unusable = f"none ({gpus.on_bus} on the PCI bus)" if gpus.on_bus else "none"
-        yield f"{plural(files, 'device file')}, no nvidia-smi" if files else unusable
-    words = Counter(w for row in gpus.links for w in row if w != "X")
-    if words:
-        yield "links " + ", ".join(f"{link} ({count // 2})" for link, count in words.most_common())
+        parts.append(f"{plural(files, 'device file')}, no nvidia-smi" if files else unusable)
+    links = Counter(word for row in gpus.links for word in row if word != "X")
+    if links:
+        kinds = ", ".join(f"{link} ({count // 2})" for link, count in links.most_common())
+        parts.append(f"links {kinds}")
     if gpus.visible is not None:
-        yield f"CUDA_VISIBLE_DEVICES={gpus.visible or 'empty'}"
+        parts.append(f"CUDA_VISIBLE_DEVICES={gpus.visible or 'empty'}")
+    return "; ".join(parts)
 
 
-def _memory(host: HostReport) -> str | None:
-    m = host.memory
-    if m is None:
-        return None
+def _memory(m: Memory) -> str:
     swap = f", swap {bytes_text(m.swap_total)}" if m.swap_total else ""
     shm = f", /dev/shm {bytes_text(m.shm_total)}" if m.shm_total is not None else ""
     return f"{bytes_text(m.total)}{swap}{shm}"
 
 
-def _limits(host: HostReport) -> str | None:
-    return None if host.limits is None else ", ".join(_limit_words(host.limits))
-
-
-def _limit_words(limits: Limits) -> Iterator[str]:
-    yield f"open files {_limit(limits.open_files)}"
-    yield f"processes {_limit(limits.processes)}"
+def _limits(limits: Limits) -> str:
+    files, processes = (
+        "unlimited" if value is None else f"{value:,}"
+        for value in (limits.open_files, limits.processes)
+    )
+    parts = [f"open files {files}", f"processes {processes}"]
     if limits.group_processes is not None:
-        yield f"{limits.group_processes:,} more in the control group"
+        parts.append(f"{limits.group_processes:,} more in the control group")
     locked = limits.locked_memory
-    yield f"locked memory {'unlimited' if locked is None else bytes_text(locked)}"
+    parts.append(f"locked memory {'unlimited' if locked is None else bytes_text(locked)}")
+    return ", ".join(parts)
 
 
-def _limit(value: int | None) -> str:
-    return "unlimited" if value is None else f"{value:,}"
-
-
-def _network(host: HostReport) -> str | None:
-    return None if host.network is None else ", ".join(_network_words(host.network))
-
-
-def _network_words(network: NetworkFacts) -> Iterator[str]:
+def _interfaces(network: NetworkFacts) -> str:
     """The interfaces that are up and carry an address, the one that gloo would use first."""
-    used = used_interface(network)
+    used, parts = used_interface(network), []
     up = [each for each in network.interfaces if each.is_up and each.addresses]
     for each in sorted(up, key=lambda each: each is not used):
         speed = f" {each.speed / 1e9:g} Gbit/s" if each.speed else ""
         mark = " (used)" if each is used else ""
-        yield f"{each.name} {each.addresses[0]}{speed}{mark}"
+        parts.append(f"{each.name} {each.addresses[0]}{speed}{mark}")
     for name, value in (("GLOO", network.gloo_setting), ("NCCL", network.nccl_setting)):
         if value:
-            yield f"{name}_SOCKET_IFNAME={value}"
+            parts.append(f"{name}_SOCKET_IFNAME={value}")
+    return ", ".join(parts)
 
 
-def _rdma(host: HostReport) -> str | None:
-    ports = host.network.infiniband if host.network else []
-    counts = Counter((port.layer, port.rate, port.state) for port in ports)
+def _rdma(network: NetworkFacts) -> str | None:
+    counts = Counter((port.layer, port.rate, port.state) for port in network.infiniband)
     return ", ".join(f"{n} x {' '.join(what)}" for what, n in counts.items()) or None
 
 
-def _ports(host: HostReport) -> str | None:
-    n = host.network
-    if n is None:
-        return None
-    return f"{n.first_port}-{n.last_port}"
-
-
-def _folder(host: HostReport) -> str | None:
-    return None if host.folder is None else ", ".join(_folder_words(host.folder))
-
-
-def _folder_words(folder: Folder) -> Iterator[str]:
-    yield f"{folder.path} on {folder.device}"
+def _folder(folder: Folder) -> str:
+    where = f"{folder.path} on {folder.device}"
     if folder.write_error:
-        yield f"not writable: {folder.write_error}"
-        return
-    yield "locks fail" if folder.lock_error else "locks work"
-    if folder.is_shared is False:
-        yield "not the launcher's directory"
-
-
-def _number(read: Number, form: Callable[[float], str]) -> ByHosts:
-    """A row of a number: one value where all hosts show the same, else the range."""
-    return lambda hosts: _spread(hosts, read, form)
-
-
-def _words(read: Callable[[HostReport], str | None]) -> ByHosts:
-    """A row of words, hosts that say the same together."""
-    return lambda hosts: _by_host(hosts, read)
+        return f"{where}, not writable: {folder.write_error}"
+    locks = "locks fail" if folder.lock_error else "locks work"
+    elsewhere = ", not the launcher's directory" if folder.is_shared is False else ""
+    return f"{where}, {locks}{elsewhere}"
 
 
 def _rate(value: float) -> str:
     return f"{bytes_text(value)}/s"
 
 
-ROWS: tuple[tuple[str, ByHosts], ...] = (
-    ("software", _words(_software)),
-    ("import torch", _number(lambda h: h.torch.import_seconds if h.torch else None, seconds_text)),
-    ("backends", _words(_backends)),
-    ("GPUs", _words(_gpus)),
-    ("processors", _words(_processors)),
-    ("load", _number(lambda h: h.processor.load if h.processor else None, "{:.1f}".format)),
-    ("memory", _words(_memory)),
-    ("free memory", _number(lambda h: h.memory.free if h.memory else None, bytes_text)),
-    ("limits", _words(_limits)),
-    ("interfaces", _words(_network)),
-    ("RDMA", _words(_rdma)),
-    ("ports", _words(_ports)),
-    ("free ports", _number(lambda h: free_ports(h.network) if h.network else None, "{:,}".format)),
-    ("run directory", _words(_folder)),
-    ("free disk", _number(lambda h: h.folder.free if h.folder else None, bytes_text)),
-    ("disk writes", _number(lambda h: h.folder.write_rate if h.folder else None, _rate)),
-    ("disk fsync", _number(lambda h: h.folder.sync_seconds if h.folder else None, seconds_text)),
-    ("loopback", _number(lambda h: h.loopback.rate if h.loopback else None, _rate)),
-    (
-        "loopback latency",
-        _number(lambda h: h.loopback.latency if h.loopback else None, seconds_text),
-    ),
-)
-
-
 def free_ports(network: NetworkFacts) -> int:
     """Ports of the ephemeral range that nobody uses."""
     return network.last_port - network.first_port + 1 - network.used_ports
+
+
+TOPICS: tuple[tuple[str, str, Callable[[Any], Any], Callable[[float], str] | None], ...] = (
+    ("software", "software", _software, None),
+    ("import torch", "torch", lambda torch: torch.import_seconds, seconds_text),
+    ("backends", "torch", _backends, None),
+    ("GPUs", "gpus", _gpus, None),
+    ("processors", "processor", _processors, None),
+    ("load", "processor", lambda processor: processor.load, "{:.1f}".format),
+    ("memory", "memory", _memory, None),
+    ("free memory", "memory", lambda memory: memory.free, bytes_text),
+    ("limits", "limits", _limits, None),
+    ("interfaces", "network", _interfaces, None),
+    ("RDMA", "network", _rdma, None),
+    ("ports", "network", lambda network: f"{network.first_port}-{network.last_port}", None),
+    ("free ports", "network", free_ports, "{:,}".format),
+    ("run directory", "folder", _folder, None),
+    ("free disk", "folder", lambda folder: folder.free, bytes_text),
+    ("disk writes", "folder", lambda folder: folder.write_rate, _rate),
+    ("disk fsync", "folder", lambda folder: folder.sync_seconds, seconds_text),
+    ("loopback", "loopback", lambda loopback: loopback.rate, _rate),
+    ("loopback latency", "loopback", lambda loopback: loopback.latency, seconds_text),
+)
+"""A topic, the part of a host's report that has it, and what is said of it: words, of which hosts
+that say the same stand together, or a number and how it is written, of which the range is shown."""
 
 
 def _clocks(diagnosis: Diagnosis) -> str:
@@ -274,19 +227,14 @@ def _pair_rows(diagnosis: Diagnosis) -> Iterator[Row]:
         yield "pairs", "\n".join(_pair(names, pair) for pair in done)
         return
     worst = sorted(done, key=lambda pair: pair.rate or 0.0)[:3]
-    yield (
-        "pairs",
-        (
-            f"{count}: median {bytes_text(median(rates))}/s ({bytes_text(min(rates))}/s to "
-            f"{bytes_text(max(rates))}/s), {seconds_text(median(delays))} ("
-            f"{seconds_text(min(delays))} to {seconds_text(max(delays))})"
-        ),
-    )
+    rate = f"median {_rate(median(rates))} ({_rate(min(rates))} to {_rate(max(rates))})"
+    span = f"{seconds_text(min(delays))} to {seconds_text(max(delays))}"
+    yield "pairs", f"{count}: {rate}, {seconds_text(median(delays))} ({span})"
     yield "slowest pairs", "\n".join(_pair(names, pair) for pair in worst)
 
 
 def _pair(names: Sequence[str], pair: PairResult) -> str:
-    rate = "" if pair.rate is None else f" {bytes_text(pair.rate)}/s"
+    rate = "" if pair.rate is None else f" {_rate(pair.rate)}"
     delay = "" if pair.latency is None else f", {seconds_text(pair.latency)}"
     connect = pair.connect_seconds
     opened = "" if connect is None else f", connected in {seconds_text(connect)}"
@@ -303,7 +251,7 @@ def _collective(report: CollectiveReport) -> str:
     )
 
 
-MARKS = {"error": ("✗ ", "bold red"), "warning": ("! ", "bold yellow")}
+MARKS = {"error": "✗", "warning": "!"}
 MOST_OF_A_RULE = 5
 
 
@@ -312,9 +260,14 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
     console = get_console()
     console.print(Text(title_text(diagnosis), "bold"), soft_wrap=True)
     console.print(NamedRows(fact_rows(diagnosis)))
-    several = len(diagnosis.hosts) > 1
     for finding in shown_findings(diagnosis.findings):
-        console.print(_finding_text(finding, several=several), soft_wrap=True)
+        is_named = len(diagnosis.hosts) > 1 and finding.hosts
+        hosts = f"{names_text(finding.hosts)} " if is_named else ""
+        text = marked(MARKS[finding.status], (f"{hosts}{finding.where}", "bold"),
+                      f": {finding.message}", (f"  [{finding.rule}]", "dim"))  # fmt: skip
+        if finding.hint:
+            text.append("\n  → ", "cyan").append(finding.hint)
+        console.print(text, soft_wrap=True)
     style = "bold red" if diagnosis.has_errors else "bold green"
     console.print(Text(verdict_text(diagnosis), style), soft_wrap=True)
 
@@ -353,14 +306,6 @@ def shown_findings(findings: list[Finding]) -> list[Finding]:
     return shown
 
 
-def _finding_text(finding: Finding, *, several: bool) -> Text:
-    """`✗ n2 network: message  [rule]`, and the way out in a line of its own."""
-    hosts = f"{names_text(finding.hosts)} " if several and finding.hosts else ""
-    text = Text.assemble(MARKS[finding.status], (f"{hosts}{finding.where}", "bold"),
-                         f": {finding.message}", (f"  [{finding.rule}]", "dim"))  # fmt: skip
-    return text.append("\n  → ", "cyan").append(finding.hint) if finding.hint else text
-
-
 def print_markdown(diagnosis: Diagnosis) -> None:
     """Print a diagnosis as Markdown on stdout."""
     say("\n".join(markdown_lines(diagnosis)))
@@ -369,11 +314,12 @@ def print_markdown(diagnosis: Diagnosis) -> None:
 def markdown_lines(diagnosis: Diagnosis) -> Iterator[str]:
     """A heading, the verdict, the findings as a list, the facts as a table that can be unfolded."""
     yield f"### mpctl doctor ({diagnosis.mpctl}): {_escaped(title_text(diagnosis))}"
-    yield ""
-    yield _escaped(verdict_text(diagnosis))
-    yield ""
+    yield from ("", _escaped(verdict_text(diagnosis)), "")
     for finding in shown_findings(diagnosis.findings):
-        yield _finding_line(finding)
+        hosts = f" on {names_text(finding.hosts)}" if finding.hosts else ""
+        words = f"{finding.where}{hosts}: {finding.message} [{finding.rule}]"
+        hint = f" → {_escaped(finding.hint)}" if finding.hint else ""
+        yield f"- **{finding.status}** {_escaped(words)}{hint}"
     yield from ("", "<details><summary>hosts</summary>", "", "| what | value |", "|---|---|")
     for topic, text in fact_rows(diagnosis):
         yield f"| {topic} | {'<br>'.join(map(_escaped, text.splitlines()))} |"
@@ -381,13 +327,6 @@ def markdown_lines(diagnosis: Diagnosis) -> Iterator[str]:
         for name, value in host.software.environment.items() if host.software else ():
             yield f"| {_escaped(host.host)}: `{_escaped(name)}` | {_escaped(value)} |"
     yield from ("", "</details>")
-
-
-def _finding_line(finding: Finding) -> str:
-    hosts = f" on {names_text(finding.hosts)}" if finding.hosts else ""
-    words = f"{finding.where}{hosts}: {finding.message} [{finding.rule}]"
-    hint = f" → {_escaped(finding.hint)}" if finding.hint else ""
-    return f"- **{finding.status}** {_escaped(words)}{hint}"
 
 
 def _escaped(text: str) -> str:

@@ -14,12 +14,9 @@ import io
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from mpctl.errors import ErrorDocument, Issue
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 
 def print_json(document: Any) -> None:
@@ -37,31 +34,25 @@ def print_issues(issues: Sequence[Issue], *, wants_json: bool) -> None:
         }
         print_json(document)
         return
-    from mpctl.render.console import Console
+    from mpctl.render.console import Console, marked
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for issue in issues:
-        console.print(_issue_text(issue))
-
-
-def _issue_text(issue: Issue) -> Text:
-    """`✗ parallel.tp: 8 does not divide 25 heads  [rule]`, and the hint in a line of its own."""
-    from rich.text import Text
-
-    rule = (f"  [{issue.rule}]", "dim")
-    text = Text.assemble(("✗ ", "bold red"), (issue.where, "bold"), f": {issue.message}", rule)
-    return text.append("\n  → ", "cyan").append(issue.hint) if issue.hint else text
+        text = marked(
+            "✗", (issue.where, "bold"), f": {issue.message}", (f"  [{issue.rule}]", "dim")
+        )
+        if issue.hint:
+            text.append("\n  → ", "cyan").append(issue.hint)
+        console.print(text)
 
 
 def print_warnings(messages: Sequence[str]) -> None:
     """One line each on stderr, so that stdout stays the result."""
-    from rich.text import Text
-
-    from mpctl.render.console import Console
+    from mpctl.render.console import Console, marked
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for message in messages:
-        console.print(Text.assemble(("! ", "bold yellow"), message))
+        console.print(marked("!", message))
 
 
 HANDLER = "mpctl-marks"

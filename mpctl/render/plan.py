@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -61,19 +61,16 @@ def print_plan(
     runtimes: under those that were asked for, as a table.
     """
     get_console().print(
-        *_head(plan, others, runtimes, full=full),
+        _headline(plan),
+        NamedRows([*_runtime_rows(plan, others), *_figures(plan, full=full)]),
+        *_warnings(plan),
+        *_runtimes(runtimes),
         *_paragraphs(plan, topology, kinds, ranks, full),
         sep="\n",
     )
 
 
-def _head(
-    plan: Plan, others: Sequence[UnderRuntime], runtimes: Sequence[UnderRuntime], *, full: bool
-) -> Iterator[RenderableType]:
-    """Whether it fits, its figures and what is to be known of them."""
-    yield _headline(plan)
-    yield NamedRows([*_runtime_rows(plan, others), *_figures(plan, full=full)])
-    yield from _warnings(plan)
+def _runtimes(runtimes: Sequence[UnderRuntime]) -> Iterator[RenderableType]:
     if runtimes:
         from mpctl.render.compare import runtimes_table
 
@@ -84,8 +81,13 @@ def _paragraphs(
     plan: Plan, topology: Topology, kinds: tuple[str, ...] | None, ranks: bool, full: bool
 ) -> Iterator[RenderableType]:
     estimate = plan.estimate
+    facts = [("layout", f"{placement_text(plan)}; {order_text(plan)}")]
+    if links := links_text(plan, topology):
+        facts.append(("links", links))
+    if estimate is not None:
+        facts.append(("model", model_text(estimate)))
     yield Text("")
-    yield NamedRows(_facts(plan, topology))
+    yield NamedRows(facts)
     if estimate is not None:
         yield memory_part(estimate, full=full)
     yield Text("")
@@ -95,9 +97,16 @@ def _paragraphs(
     if ranks:
         yield ranks_part(plan, topology)
     if estimate is not None:
-        yield from traffic_part(estimate, topology)
+        for block in estimate.blocks:
+            yield from _block_part(block) if block.mode == "1d" else _grid_part(block)
+        yield from _pipeline(estimate, topology)
     if full:
-        yield _checks_table(plan)
+        rows = []
+        for check in plan.checks:
+            mark, style = MARKS[check.status]
+            rows.append((Text(mark, style=style), check.rule, Text(_check_text(check))))
+        columns = ("", "rule", "answer")
+        yield plain_table("\nChecks", columns, rows, left=columns)
 
 
 def _headline(plan: Plan) -> Text:
@@ -121,40 +130,24 @@ def _runtime_rows(plan: Plan, others: Sequence[UnderRuntime]) -> Iterator[tuple[
 
 
 def _figures(plan: Plan, *, full: bool) -> Iterator[tuple[str | Text, str]]:
-    """Memory, step time with its parts, speed, and how many checks passed."""
+    """Memory, step time with its parts and why they may be wrong, speed, and how many checks
+    passed."""
     figures = dict(main_figures(plan))
     if "memory" in figures:
         yield "memory", figures.pop("memory")
+    time = plan.estimate.time if plan.estimate else ""
     for name, text in figures.items():
         yield name, text
-        if name == "step time":
-            yield from _parts(plan)
+        if name == "step time" and not isinstance(time, str):
+            parts = time.parts().items()
+            yield "parts", ", ".join(f"{part} {seconds_text(s)}" for part, s in parts if s)
+            if time.extrapolates:
+                yield Text("extrapolated", "yellow"), "; ".join(time.extrapolates)
     passed = sum(check.status == "ok" for check in plan.checks)
     others = sum(check.status != "ok" and check.rule != "memory-fits" for check in plan.checks)
     noted = f", {plural(others, 'warning')} below" if others else ""
     where = "" if full else " (--full: what each found)"
     yield "checks", f"✓ {passed} passed{noted}{where}"
-
-
-def _parts(plan: Plan) -> Iterator[tuple[str | Text, str]]:
-    """The step's seconds by part, and why they may be wrong."""
-    time = plan.estimate.time if plan.estimate else ""
-    if isinstance(time, str):
-        return
-    parts = time.parts().items()
-    yield "parts", ", ".join(f"{name} {seconds_text(value)}" for name, value in parts if value)
-    if time.extrapolates:
-        yield Text("extrapolated", "yellow"), "; ".join(time.extrapolates)
-
-
-def _facts(plan: Plan, topology: Topology) -> Iterator[tuple[str, str]]:
-    """Layout, links beyond the node and model, as name and text."""
-    yield "layout", f"{placement_text(plan)}; {order_text(plan)}"
-    if links := links_text(plan, topology):
-        yield "links", links
-    if plan.estimate is None:
-        return
-    yield "model", model_text(plan.estimate)
 
 
 def _warnings(plan: Plan) -> Iterator[Text]:
@@ -173,14 +166,6 @@ def _check_text(check: Check) -> str:
     return check.message + (f" → {check.hint}" if check.hint else "")
 
 
-def _checks_table(plan: Plan) -> RenderableType:
-    table = plain_table("\nChecks", ("", "rule", "answer"), left=("", "rule", "answer"))
-    for check in plan.checks:
-        mark, style = MARKS[check.status]
-        table.add_row(Text(mark, style=style), check.rule, Text(_check_text(check)))
-    return table
-
-
 def print_rank(document: RankDocument) -> None:
     """One rank on stdout: its node and coordinates, its layers, and the groups that it is in."""
     console = get_console()
@@ -197,10 +182,11 @@ def print_rank(document: RankDocument) -> None:
     for tensor, parts in document.get("tensor_blocks", {}).items():
         spans = (f"{dim} {span_text(first, stop - 1)}" for dim, (first, stop) in parts.items())
         console.print(f"{tensor}: {', '.join(spans)}")
-    table = plain_table("", ("group", "size", "members"), left=("group", "members"))
-    for kind, group in document["groups"].items():
-        table.add_row(kind, str(len(group)), members_text(group, whole=True))
-    console.print(table)
+    rows = [
+        (kind, str(len(group)), members_text(group, whole=True))
+        for kind, group in document["groups"].items()
+    ]
+    console.print(plain_table("", ("group", "size", "members"), rows, left=("group", "members")))
 
 
 SHOWN_STAGES = 8  # listed one by one; of more, the first SHOWN_ENDS, the last and the fullest
@@ -208,43 +194,42 @@ SHOWN_ENDS = 2
 SIZES = ("states", "activations", "temporary", "allocated", "on device")
 
 
-def traffic_part(estimate: Estimate, topology: Topology) -> Iterator[RenderableType]:
-    """What a block sends over tp, and stages send each other."""
-    for block in estimate.blocks:
-        yield _block_table(block) if block.mode == "1d" else _grid_table(block)
-    yield from _pipeline(estimate, topology)
-
-
-def _block_table(block: BlockTraffic) -> RenderableType:
+def _block_part(block: BlockTraffic) -> Iterator[RenderableType]:
+    """What a block sends over tp, a row for each layer of it that is split."""
     columns, whole = ("parallel layer", "all-reduces", "volume", "bytes"), block.whole
-    table = plain_table(_title(block), columns, left=columns[:1])
-    for name, part in block.parts.items():
-        volume, size = f"{part.volume_phi:g} Φ", bytes_text(part.volume_bytes)
-        table.add_row(name, str(part.all_reduces), volume, size)
-    sums = (f"{whole.volume_phi:g} Φ", bytes_text(whole.volume_bytes))
-    table.add_row("block", str(whole.all_reduces), *sums, style="bold")
+    rows = [
+        (name, str(part.all_reduces), f"{part.volume_phi:g} Φ", bytes_text(part.volume_bytes))
+        for name, part in [*block.parts.items(), ("block", whole)]
+    ]
+    yield _with_sum(plain_table(_title(block), columns, rows, left=columns[:1]))
     ring = f"a ring of {block.tp} sends {bytes_text(whole.ring_bytes_per_rank)} a rank"
     note = f"Φ = {bytes_text(whole.phi_bytes)}, one micro batch's hidden states; {ring}"
-    return Group(table, Text(note, style="dim"))
+    yield Text(note, style="dim")
+
+
+def _grid_part(block: BlockTraffic) -> Iterator[RenderableType]:
+    """A row for each axis of the grid and kind of collective of each part of a block."""
+    columns = ("part", "axis", "collective", "count", "volume", "a rank sends")
+    rows = []
+    for name, part in block.parts.items():
+        for at, sent in enumerate(part.by_kind()):
+            first = sent.messages[0]
+            what = ("" if at else name, first.axis, first.kind.replace("_", "-"))
+            rows.append((*what, *_amounts(sent)))
+    rows.append(("block", "", "", *_amounts(block.whole)))
+    yield _with_sum(plain_table(_title(block), columns, rows, left=columns[:3]))
+    note = "one micro batch; of a broadcast or a reduce what a rank sends on the average"
+    yield Text(note, style="dim")
 
 
 def _title(block: BlockTraffic) -> str:
-    one_block = f"{block.stack.name} block".lstrip()
-    return f"\nTensor-parallel traffic of one {one_block}"
+    return f"\nTensor-parallel traffic of one {f'{block.stack.name} block'.lstrip()}"
 
 
-def _grid_table(block: BlockTraffic) -> RenderableType:
-    """A row for each axis of the grid and kind of collective of each part of a block."""
-    columns = ("part", "axis", "collective", "count", "volume", "a rank sends")
-    table = plain_table(_title(block), columns, left=columns[:3])
-    for name, part in block.parts.items():
-        for row, sent in enumerate(part.by_kind()):
-            first = sent.messages[0]
-            what = ("" if row else name, first.axis, first.kind.replace("_", "-"))
-            table.add_row(*what, *_amounts(sent))
-    table.add_row("block", "", "", *_amounts(block.whole), style="bold")
-    note = "one micro batch; of a broadcast or a reduce what a rank sends on the average"
-    return Group(table, Text(note, style="dim"))
+def _with_sum(table: Table) -> Table:
+    """The table with its last row, which sums up the others, in bold."""
+    table.rows[-1].style = "bold"
+    return table
 
 
 def _amounts(sent: PartTraffic) -> tuple[str, str, str]:
@@ -254,22 +239,25 @@ def _amounts(sent: PartTraffic) -> tuple[str, str, str]:
 
 
 def _pipeline(estimate: Estimate, topology: Topology) -> Iterator[RenderableType]:
-    """What each stage sends its neighbours, and what is summed over the stages that share it."""
+    """What each stage sends its neighbours, and what is summed over the stages that share it; with
+    its nodes, where its ranks are consecutive and there are several nodes."""
     if len(estimate.messages) == 1:
         return
-    nodes = _nodes_column(topology)
-    columns = ("stage", "messages", "bytes", "shared", *nodes)
-    table = plain_table("\nPipeline traffic of one step", columns, left=("stage", "nodes"))
-    rows = []
+    sent = []
     for messages in estimate.messages:
         sends = [m for m in messages if (m.axis, m.kind) == ("pp", "send")]
         shared = sum(m.bytes for m in messages if m.what == "shared parameters")
-        sent = sum(m.bytes * m.count for m in sends)
-        rows.append((f"{sum(m.count for m in sends):,}", *map(bytes_text, (sent, shared))))
-    for first, last in fold(rows):
-        last_cell = [_nodes(topology, first, last)] if nodes else []
-        table.add_row(span_text(first, last), *rows[first], *last_cell)
-    yield table
+        size = sum(m.bytes * m.count for m in sends)
+        sent.append((f"{sum(m.count for m in sends):,}", *map(bytes_text, (size, shared))))
+    stride = topology.strides["pp"]
+    has_nodes = topology.nodes > 1 and stride * topology.sizes["pp"] == topology.world_size
+    rows = []
+    for first, last in fold(sent):
+        ends = topology.node(first * stride), topology.node((last + 1) * stride - 1)
+        rows.append((span_text(first, last), *sent[first], *[span_text(*ends)][:has_nodes]))
+    columns = ("stage", "messages", "bytes", "shared", *["nodes"][:has_nodes])
+    title = "\nPipeline traffic of one step"
+    yield plain_table(title, columns, rows, left=("stage", "nodes"))
     yield Text(
         "shared: gradients of parameters that several stages hold, summed over them", style="dim"
     )
@@ -277,19 +265,25 @@ def _pipeline(estimate: Estimate, topology: Topology) -> Iterator[RenderableType
 
 def memory_part(estimate: Estimate, *, full: bool) -> Table:
     """The memory of one rank of each stage; of many stages those alike together, but for full."""
-    memory = estimate.memory
-    columns = ("stage", "layers", "params", *SIZES)
-    title = "\nMemory of one rank, by stage, at its peak"
-    table = plain_table(title, columns, left=("stage", "layers"))
-    table.padding = (0, 1, 0, 0)  # eight columns of sizes, in a terminal of 80
+    memory, rows = estimate.memory, []
     for first, last in _shown(memory, full=full):
         stages = memory[first : last + 1]
         counts = sorted({stage.parameters for stage in stages})
         parameters = "-".join(count_text(count) for count in dict.fromkeys((counts[0], counts[-1])))
-        columns_of_sizes = zip(*map(_sizes, stages), strict=True)
-        sizes = (bytes_span_text(min(column), max(column)) for column in columns_of_sizes)
+        sizes = (
+            [stage.state_bytes for stage in stages],
+            [stage.activation_bytes for stage in stages],
+            [stage.working_bytes + stage.lasting_bytes for stage in stages],
+            [stage.allocated_bytes for stage in stages],
+            [stage.device_bytes for stage in stages],
+        )
+        spans = (bytes_span_text(min(column), max(column)) for column in sizes)
         layers = _layers(estimate.layout, first, last)
-        table.add_row(span_text(first, last), layers, parameters, *sizes)
+        rows.append((span_text(first, last), layers, parameters, *spans))
+    title = "\nMemory of one rank, by stage, at its peak"
+    columns = ("stage", "layers", "params", *SIZES)
+    table = plain_table(title, columns, rows, left=("stage", "layers"))
+    table.padding = (0, 1, 0, 0)  # eight columns of sizes, in a terminal of 80
     return table
 
 
@@ -303,11 +297,6 @@ def _shown(memory: Sequence[StageMemory], *, full: bool) -> list[tuple[int, int]
     return fold([stage if stage in alone else -1 for stage in range(count)])
 
 
-def _sizes(stage: StageMemory) -> tuple[int, ...]:
-    return (stage.state_bytes, stage.activation_bytes, stage.working_bytes + stage.lasting_bytes,
-            stage.allocated_bytes, stage.device_bytes)  # fmt: skip
-
-
 def _layers(layout: JobLayout, first: int, last: int) -> str:
     """The layers of stages first to last, as text; where a stage has several chunks, the layers of
     the first and of the last stage."""
@@ -317,19 +306,6 @@ def _layers(layout: JobLayout, first: int, last: int) -> str:
         return span_text(spans[0][0][0], spans[1][-1][1] - 1)
     texts = [stage_layers_text(held, parts) for held, parts in zip(spans, stacks, strict=True)]
     return texts[0] if first == last else f"{texts[0]} ... {texts[1]}"
-
-
-def _nodes_column(topology: Topology) -> tuple[str, ...]:
-    """The title of the nodes' column, where a stage's ranks are consecutive and there are several
-    nodes."""
-    stride = topology.strides["pp"] * topology.sizes["pp"]
-    return ("nodes",) if topology.nodes > 1 and stride == topology.world_size else ()
-
-
-def _nodes(topology: Topology, first: int, last: int) -> str:
-    stride = topology.strides["pp"]
-    ends = (topology.node(first * stride), topology.node((last + 1) * stride - 1))
-    return span_text(*ends)
 
 
 TEXTS: dict[Unit, Callable[[float], str]] = {

@@ -77,38 +77,29 @@ def groups_part(
     *,
     full: bool,
 ) -> Iterator[RenderableType]:
-    """The groups of each kind; kinds None: all kinds, of each the first groups. full: every one."""
+    """The groups of each kind; kinds None: all kinds, of each the first groups. full: every one.
+    Where links join more than a node, with the innermost level that holds a group."""
     if kinds == ():
         return
     lists_all = full or kinds is not None
-    shown = [
-        kind for kind in kinds or topology.kinds if lists_all or _group_size(topology, kind) > 1
-    ]
-    single = [kind for kind in kinds or topology.kinds if kind not in shown]
-    if shown:
-        yield _groups_table(plan, topology, shown, whole=lists_all)
-    if single:
-        yield Text(f"groups of one rank: {', '.join(single)}", style="dim")
-
-
-def _group_size(topology: Topology, kind: str) -> int:
-    return len(topology.find_group(kind, 0) or ())
-
-
-def _groups_table(plan: Plan, topology: Topology, kinds: list[str], *, whole: bool) -> Table:
-    """A row a kind; where links join more than a node, with the innermost level that holds it."""
     levels = ["within"] if shown_levels(plan.job.cluster, topology) else []
-    columns = ("group", "count", "size", *levels, "members")
-    table = plain_table("\nRank groups", columns, left=("group", "within", "members"))
-    for kind in kinds:
+    rows, single = [], []
+    for kind in kinds or topology.kinds:
+        if not lists_all and len(topology.find_group(kind, 0) or ()) <= 1:
+            single.append(kind)
+            continue
         groups = topology.kind_groups(kind)
-        if whole:
+        if lists_all:
             members = " ".join(members_text(group, whole=True) for group in groups)
         else:
             members = groups_text(groups, GROUPS_WIDTH - (LEVEL_WIDTH if levels else 0))
         within = [find_holder_name(plan, topology, kind) or "-" for _ in levels]
-        table.add_row(kind, f"{len(groups):,}", str(len(groups[0])), *within, members)
-    return table
+        rows.append((kind, f"{len(groups):,}", str(len(groups[0])), *within, members))
+    if rows:
+        columns = ("group", "count", "size", *levels, "members")
+        yield plain_table("\nRank groups", columns, rows, left=("group", "within", "members"))
+    if single:
+        yield Text(f"groups of one rank: {', '.join(single)}", style="dim")
 
 
 def ranks_part(plan: Plan, topology: Topology) -> Table:
@@ -116,14 +107,14 @@ def ranks_part(plan: Plan, topology: Topology) -> Table:
     parts = topology.parts
     names = (name for axis in topology.whole_order for name in (axis, *parts.get(axis, ())))
     axes = [name for name in names if topology.group_size(name) > 1]
-    columns = ("rank", "node", "local", *axes, "layers")
-    table = plain_table("\nRanks", columns, left=("layers",))
+    rows = []
     for rank in range(topology.world_size):
         entry = rank_entry(plan, topology, rank)
         coords = (str(entry["coords"][axis]) for axis in axes)
         layers = stage_layers_text(entry.get("layers", []), entry.get("stacks"))
-        table.add_row(str(rank), str(entry["node"]), str(entry["local_rank"]), *coords, layers)
-    return table
+        rows.append((str(rank), str(entry["node"]), str(entry["local_rank"]), *coords, layers))
+    columns = ("rank", "node", "local", *axes, "layers")
+    return plain_table("\nRanks", columns, rows, left=("layers",))
 
 
 DRAWN_RANKS = 64
@@ -136,10 +127,11 @@ def grid_part(plan: Plan, topology: Topology) -> Iterator[RenderableType]:
         return
     known = {axis.name: axis for axis in GRID_AXES}
     title = f"\nTensor parallelism in {plan.job.parallel.tensor_mode}"
-    table = plain_table(title, ("axis", "ranks", "cuts", "sends"), left=("axis", "cuts", "sends"))
-    for name in axes:
-        table.add_row(name, str(topology.sizes[name]), known[name].splits, known[name].sends)
-    yield table
+    rows = [
+        (name, str(topology.sizes[name]), known[name].splits, known[name].sends) for name in axes
+    ]
+    columns = ("axis", "ranks", "cuts", "sends")
+    yield plain_table(title, columns, rows, left=("axis", "cuts", "sends"))
     if topology.group_size("tp") <= DRAWN_RANKS:
         yield from _squares(topology, axes)
 

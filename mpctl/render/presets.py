@@ -15,22 +15,18 @@ from mpctl.spec.load import load_job
 from mpctl.spec.presets import Kind, PresetFile
 from mpctl.units import COMPUTE, MEMORY, Measure, UnitError, parse_measure
 
-COLUMNS = ("name", "from", "what")
-
 
 def print_presets(kinds: Mapping[Kind, Mapping[str, PresetFile]]) -> None:
     """A table for each kind: names, the folder where each was found, and what it is in short."""
     console = get_console()
     for kind, files in kinds.items():
-        columns = ("name", "from", "trains", "what") if kind == "models" else COLUMNS
-        table = plain_table(kind, columns, left=columns)
-        table.columns[0].no_wrap = True
-        for name, file in files.items():
-            cells = [name, _origin(file), _summary(file)]
-            if kind == "models":
-                cells.insert(2, _trains(name))
-            table.add_row(*cells)
-        console.print(table, "")
+        trains = ["trains"][: kind == "models"]
+        columns = ("name", "from", *trains, "what")
+        rows = (
+            (name, _origin(file), *[_trains(name) for _ in trains], _summary(file))
+            for name, file in files.items()
+        )
+        console.print(plain_table(kind, columns, rows, left=columns, whole=1), "")
 
 
 def _trains(name: str) -> str:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import sys
 import time
 from datetime import timedelta
-from types import TracebackType
 from typing import Self
 
 from rich.console import OverflowMethod
@@ -79,12 +78,7 @@ class TaskBar:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def stop(self) -> None:
@@ -135,12 +129,7 @@ class ProgressView:
         self.bar.update(self.stage, 0, self.total)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
 

@@ -7,17 +7,17 @@ most, and a layer's totals.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from rich.table import Table
 from rich.text import Text
 
 from mpctl.launch.rehearse import RankRehearsal, RehearsalDocument
-from mpctl.render.console import get_console
+from mpctl.render.console import get_console, marked
 from mpctl.render.progress import ProgressView, TaskBar
 from mpctl.rundir.rank_files import AuditFigures, AuditRow, StepAudit
 from mpctl.rundir.summary import PlannedMeasured
-from mpctl.units import bytes_text, part_text, plural, seconds_text
+from mpctl.units import bytes_text, part_text, plural, ranges_text, seconds_text
 
 WORST = 10
 WIDE = 150  # columns of a terminal that shows the operations too
@@ -25,63 +25,53 @@ NARROW = 105  # columns below which a table leaves out what others of it imply
 
 
 def audit_parts(audit: StepAudit, width: int) -> Iterator[Table | Text]:
-    """What to print of one rank's audit on a terminal of so many columns: two tables, and notes on
-    what they count."""
-    yield _worst(audit, width)
-    yield _totals(audit, width)
+    """What to print of one rank's audit on a terminal of so many columns: the rows that lose most,
+    in figures of one layer and micro batch; one layer of each kind in each pass, and the rest of a
+    step; notes on what they count."""
+    is_timed = any(row["seconds"] is not None for row in audit["rows"])
+    shown = ["kernels", "moves", "least", "over"]
+    if is_timed:
+        shown = ["kernels", "moves", "over"] if width < NARROW else [*FIGURES]
+    saves, operations = ["saves"][:is_timed], ["most of them"][: width >= WIDE]
+    yield _table(
+        ("what loses most", "pass", "times", *shown, *saves, *operations),
+        (
+            (row["module"], row["phase"], f"{row['times']:,.0f}",
+             *(FIGURES[name](row) for name in shown), *(_saving(row) for _ in saves),
+             *(_operations(row["operations"]) for _ in operations))
+            for row in audit["rows"][:WORST]
+        ),
+        left=("what loses most", "pass", "most of them"),
+    )  # fmt: skip
+    columns = ("a layer, a micro batch", "pass", *shown)
+    totals = (
+        (total["part"] if "*" in total["part"] else f"{total['part']}, a step", total["phase"],
+         *(FIGURES[name](total) for name in shown))
+        for total in audit["totals"]
+    )  # fmt: skip
+    yield _table(columns, totals, left=columns[:2])
     note = (
         "least: every tensor that a module is given read once, every one that is needed later "
         "written once, in one kernel a product"
     )
-    if _is_timed(audit):
+    if is_timed:
         note = note.replace("least:", "over: times the least,", 1) if width < NARROW else note
         note += "; saves: what a step would take less"
-    note += f". {audit['assumption']}"
-    yield Text(note, style="dim")
+    yield Text(f"{note}. {audit['assumption']}", style="dim")
     if audit["unknown"]:
         unknown = ", ".join(audit["unknown"])
         yield Text(f"counted as one kernel each, not known to be: {unknown}", style="yellow")
 
 
-def _worst(audit: StepAudit, width: int) -> Table:
-    """The rows that lose most; figures are of one layer and micro batch."""
-    shown, shows_operations = _shown(audit, width), width >= WIDE
-    saves = ["saves"][: _is_timed(audit)]
-    names = ["what loses most", "pass", "times", *shown, *saves]
-    table = _audit_table(*names, *["most of them"][:shows_operations], left=(0, 1, len(names)))
-    for row in audit["rows"][:WORST]:
-        cells = [row["module"], row["phase"], f"{row['times']:,.0f}", *_cells(row, shown)]
-        cells += [_saving(row)][: len(saves)]
-        table.add_row(*cells, *[_operations(row["operations"])][:shows_operations])
-    return table
-
-
-def _totals(audit: StepAudit, width: int) -> Table:
-    """One layer of each kind in each pass, and the rest of a step."""
-    shown = _shown(audit, width)
-    table = _audit_table("a layer, a micro batch", "pass", *shown, left=(0, 1))
-    for total in audit["totals"]:
-        part = total["part"] if "*" in total["part"] else f"{total['part']}, a step"
-        table.add_row(part, total["phase"], *_cells(total, shown))
-    return table
-
-
-def _is_timed(audit: StepAudit) -> bool:
-    """Whether the rates of the job's device are known."""
-    return any(row["seconds"] is not None for row in audit["rows"])
-
-
-def _shown(audit: StepAudit, width: int) -> list[str]:
-    """The columns of figures, by name."""
-    if not _is_timed(audit):
-        return ["kernels", "moves", "least", "over"]
-    return ["kernels", "moves", "over"] if width < NARROW else [*FIGURES]
-
-
-def _audit_table(*names: str, left: tuple[int, ...]) -> Table:
+def _table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[str] = ()
+) -> Table:
+    """A table whose cells are cut rather than broken into lines."""
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for index, name in enumerate(names):
-        table.add_column(name, justify="left" if index in left else "right", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -102,10 +92,6 @@ FIGURES: dict[str, Callable[[AuditFigures], str]] = {
     "takes": lambda figures: _seconds(figures["seconds"]),
     "at least": lambda figures: _seconds(figures["least_seconds"]),
 }
-
-
-def _cells(figures: AuditFigures, shown: Sequence[str]) -> Iterator[str]:
-    return (FIGURES[name](figures) for name in shown)
 
 
 def _saving(row: AuditRow) -> str:
@@ -157,46 +143,41 @@ def print_rehearsal(document: RehearsalDocument) -> None:
                 console.print(part, soft_wrap=True)
     for rank in document["ranks"]:
         for line in _differences(rank):
-            console.print(Text.assemble(("✗ ", "bold red"), line), soft_wrap=True)
+            console.print(marked("✗", line), soft_wrap=True)
         for place in rank.get("host_syncs", ()):
             line = f"rank {rank['rank']}: in every step the host waits for its device at {place}"
-            console.print(Text.assemble(("! ", "bold yellow"), line), soft_wrap=True)
+            console.print(marked("!", line), soft_wrap=True)
     console.print(_verdict(document, ranks), soft_wrap=True)
-
-
-def _table(*names: str, left: int = 0) -> Table:
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for index, name in enumerate(names):
-        table.add_column(name, justify="left" if index < left else "right", no_wrap=True)
-    return table
 
 
 def _memories(ranks: list[RankRehearsal]) -> Table:
     """Memory of each rank at its peak."""
-    table = _table("rank", "stage", "states", "activations", "temporary", "peak", "plan", "beyond")
+    rows = []
     for rank in ranks:
         states = sum(pair["measured"] for pair in rank["state_bytes"].values())
         at_peak, peak = rank["at_peak"], rank["peak_bytes"]
         sizes = (states, at_peak["activations"], at_peak["temporaries"], *_both(peak)[::-1])
-        table.add_row(
-            str(rank["rank"]), str(rank["coords"]["pp"]), *map(bytes_text, sizes), _more(peak)
-        )
-    return table
+        where = (str(rank["rank"]), str(rank["coords"]["pp"]))
+        rows.append((*where, *map(bytes_text, sizes), _more(peak)))
+    columns = ("rank", "stage", "states", "activations", "temporary", "peak", "plan", "beyond")
+    return _table(columns, rows)
 
 
 def _one_memory(rank: RankRehearsal) -> Table:
-    table = _table(
-        f"rank {rank['rank']}, stage {rank['coords']['pp']}", "plan", "step", "beyond", left=1
-    )
-    states, peak = rank["state_bytes"], rank["peak_bytes"]
-    for name, pair in (*states.items(), ("activations, most held", rank["activation_bytes"])):
-        table.add_row(name, *map(bytes_text, _both(pair)), _more(pair))
-    for kind in ("activations", "temporaries"):
-        table.add_row(f"{kind} at the peak", "", bytes_text(rank["at_peak"][kind]), "")
-    table.add_row("peak", *map(bytes_text, _both(peak)), _more(peak))
-    table.add_row("while the model is built", "", bytes_text(rank["building_bytes"]), "")
-    table.add_row("with allocator and context", "", bytes_text(rank["device_bytes"]), "")
-    return table
+    def compared(name: str, pair: PlannedMeasured) -> tuple[str, ...]:
+        return name, *map(bytes_text, _both(pair)), _more(pair)
+
+    columns = (f"rank {rank['rank']}, stage {rank['coords']['pp']}", "plan", "step", "beyond")
+    rows = [
+        *(compared(name, pair) for name, pair in rank["state_bytes"].items()),
+        compared("activations, most held", rank["activation_bytes"]),
+        *((f"{kind} at the peak", "", bytes_text(rank["at_peak"][kind]), "")
+          for kind in ("activations", "temporaries")),
+        compared("peak", rank["peak_bytes"]),
+        ("while the model is built", "", bytes_text(rank["building_bytes"]), ""),
+        ("with allocator and context", "", bytes_text(rank["device_bytes"]), ""),
+    ]  # fmt: skip
+    return _table(columns, rows, left=columns[:1])
 
 
 def _both(pair: PlannedMeasured) -> tuple[int, int]:
@@ -218,31 +199,19 @@ def _excess(pair: PlannedMeasured) -> float:
 
 def _messages(ranks: list[RankRehearsal]) -> Table:
     """Messages of a step, a row a kind; stages that send the same are one group."""
-    table = _table("stages", "axis", "kind", "messages", "bytes a step", "plan", left=3)
+    columns, rows = ("stages", "axis", "kind", "messages", "bytes a step", "plan"), []
     alike: dict[str, list[RankRehearsal]] = {}
     for rank in ranks:
         alike.setdefault(str(rank["step_traffic"]), []).append(rank)
     for group in alike.values():
-        stages = _spans([rank["coords"]["pp"] for rank in group])
+        stages = ranges_text([rank["coords"]["pp"] for rank in group], most=len(group))
         planned, measured = (group[0]["step_traffic"][key] for key in ("planned", "measured"))
         for name, sent in measured.items():
             sign = "=" if planned.get(name) == sent else "≠"
-            table.add_row(
-                stages, *name.split(" ", 1), f"{sent['count']:,}", bytes_text(sent["bytes"]), sign
-            )
+            amounts = (f"{sent['count']:,}", bytes_text(sent["bytes"]), sign)
+            rows.append((stages, *name.split(" ", 1), *amounts))
             stages = ""
-    return table
-
-
-def _spans(stages: list[int]) -> str:
-    """`[0, 1, 2, 5]` -> `0-2, 5`."""
-    spans: list[list[int]] = []
-    for stage in stages:
-        if spans and spans[-1][1] == stage - 1:
-            spans[-1][1] = stage
-        else:
-            spans.append([stage, stage])
-    return ", ".join(f"{a}-{b}" if a < b else str(a) for a, b in spans)
+    return _table(columns, rows, left=columns[:3])
 
 
 def _differences(rank: RankRehearsal) -> Iterator[str]:
@@ -271,11 +240,10 @@ def _verdict(document: RehearsalDocument, ranks: list[RankRehearsal]) -> Text:
     if document["agrees"]:
         words += "; parameters, states and messages are as planned, byte by byte"
     words += f"; {_beside_plan(ranks)}"
-    status = {True: "fits", False: "does not fit", None: "not known whether it fits"}[
-        document["fits"]
-    ]
+    statuses = {True: "fits", False: "does not fit", None: "not known whether it fits"}
     is_well = document["agrees"] and document["fits"] is not False
-    return Text.assemble((status, "bold green" if is_well else "bold red"), f": {count}; {words}")
+    status = (statuses[document["fits"]], "bold green" if is_well else "bold red")
+    return Text.assemble(status, f": {count}; {words}")
 
 
 def _most(rank: RankRehearsal) -> int:

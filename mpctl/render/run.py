@@ -9,13 +9,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from mpctl.launch.launch_plan import HostCommand, LaunchPlan
-from mpctl.render.console import NamedRows, get_console, say
+from mpctl.render.console import NamedRows, get_console, marked, say
 from mpctl.render.output import print_json
 from mpctl.render.progress import progress_bar
 from mpctl.rundir.directory import RunDir
@@ -43,12 +42,7 @@ class RunView:
         self.bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with suppress(OSError):
             self.bar.stop()
 
@@ -64,7 +58,7 @@ class RunView:
 
     def event(self, message: str) -> None:
         """Print a message of the run, marked `!`."""
-        self._print(Text.assemble(("! ", "bold yellow"), message))
+        self._print(marked("!", message))
 
     def _print(self, line: str | Text) -> None:
         with suppress(OSError):  # the terminal is gone (SIGHUP): the run still ends in order
@@ -90,9 +84,8 @@ def print_summary(summary: RunSummary, run_dir: str) -> None:
     console = get_console()
     style = {"finished": "bold green", "stopped": "bold yellow", "failed": "bold red"}
     status = summary["status"]
-    console.print(
-        Text.assemble((status, style[status]), f" after {plural(summary['steps'], 'step')}")
-    )
+    steps = plural(summary["steps"], "step")
+    console.print(Text.assemble((status, style[status]), f" after {steps}"))
     console.print(NamedRows(summary_rows(summary)))
     console.print(Text.assemble(("run directory  ", "dim"), run_dir))
 
@@ -106,7 +99,10 @@ def summary_rows(summary: PlanAndRun) -> Iterator[tuple[str, str]]:
         forecast = f", predicted {seconds_text(predicted)}" if predicted else ""
         yield "step time", f"{seconds_text(summary['step_seconds'])} (median){forecast}"
         if communication := summary.get("communication_seconds"):
-            yield "communication", _communication(communication, summary["step_seconds"])
+            axes = sorted(communication.items(), key=lambda item: -item[1])
+            shown = ", ".join(f"{axis} {seconds_text(spent)}" for axis, spent in axes)
+            share = sum(communication.values()) / summary["step_seconds"]
+            yield "communication", f"{share:.0%} of rank 0's step: {shown}"
         yield "tokens/s", f"{summary['tokens_per_second']:,.0f}"
         yield from _utilization(summary)
         yield "tokens", count_text(summary["tokens"])
@@ -144,13 +140,6 @@ def _validation_rows(summary: PlanAndRun) -> Iterator[tuple[str, str]]:
 
 def _change(first: float | None, last: float | None) -> str:
     return _loss(last) if first is None else f"{_loss(first)} → {_loss(last)}"
-
-
-def _communication(seconds: dict[str, float], step: float) -> str:
-    """`42% of rank 0's step: pp 260 ms, tp 55 ms`, the longest first."""
-    axes = sorted(seconds.items(), key=lambda item: -item[1])
-    shown = ", ".join(f"{axis} {seconds_text(spent)}" for axis, spent in axes)
-    return f"{sum(seconds.values()) / step:.0%} of rank 0's step: {shown}"
 
 
 def _saving(saves: SaveSummary) -> str:
@@ -197,7 +186,7 @@ def print_failure(failure: Failure, *, run: str, step: int) -> None:
     run: the run directory; step: of its newest checkpoint, 0 without one.
     """
     console = get_console(stderr=True, soft_wrap=True)
-    console.print(Text.assemble(("✗ ", "bold red"), str(failure)))
+    console.print(marked("✗", str(failure)))
     for line in failure.last_lines:
         console.print(Text(f"  │ {line}", style="dim"))
     for other in failure.others:

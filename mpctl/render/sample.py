@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -47,13 +46,8 @@ class SampleView(ProgressView):
         self.limit = sum(map(_most, sampling.texts))
         self.begun = False
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
         if self.is_stream:
             _write("\n" if self.begun else "")
         elif not self.is_silent:
@@ -120,23 +114,19 @@ def print_evaluation(document: EvalDocument) -> None:
     """Print loss and perplexity of each corpus on stdout, and what was evaluated."""
     console, rows = get_console(), document["corpora"]
     is_recorded = any(row["recorded_loss"] is not None for row in rows)
-    table = plain_table("", (*COLUMNS, *([RECORDED] if is_recorded else [])), left=["corpus"])
-    for row in rows:
-        recorded = [_figure(row["recorded_loss"])] if is_recorded else []
-        table.add_row(
-            row["name"], _figure(row["loss"]), _figure(row["perplexity"], 2),
-            f"{row['samples']:,}", f"{row['tokens']:,}", seconds_text(row["seconds"]), *recorded,
-        )  # fmt: skip
-    console.print(table)
-    console.print(Text(_source(document), style="dim"))
-
-
-def _source(document: EvalDocument) -> str:
+    columns = (*COLUMNS, *[RECORDED][:is_recorded])
+    cells = (
+        (row["name"], _figure(row["loss"]), _figure(row["perplexity"], 2), f"{row['samples']:,}",
+         f"{row['tokens']:,}", seconds_text(row["seconds"]),
+         *[_figure(row["recorded_loss"])][:is_recorded])
+        for row in rows
+    )  # fmt: skip
+    console.print(plain_table("", columns, cells, left=["corpus"]))
     step = "" if document["step"] is None else f"step {document['step']} of "
     layout = " ".join(f"{axis} {n}" for axis, n in document["sizes"].items() if n > 1)
     parts = [f"{step}{document['model']}", f"samples of {document['seq_length']} tokens",
              document["dtype"], document["device"], layout or "one rank"]  # fmt: skip
-    return ", ".join(parts)
+    console.print(Text(", ".join(parts), style="dim"))
 
 
 def _figure(value: float | None, digits: int = 4) -> str:

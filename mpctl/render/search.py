@@ -89,7 +89,8 @@ def _order_notes(document: SearchDocument) -> Iterator[str]:
             "fastest; measure it and one below before you choose"
         )
     else:
-        near = [n for n, entry in enumerate(best, start=1) if _is_near(entry, best[0])]
+        most = best[0]["step_seconds"] * (1 + RANKING_ERROR)
+        near = [n for n, entry in enumerate(best, start=1) if entry["step_seconds"] <= most]
         if len(near) > 1:
             yield (
                 f"no. 1 to {near[-1]} are within {100 * RANKING_ERROR:g} %: so close, 6 of 10 "
@@ -99,10 +100,6 @@ def _order_notes(document: SearchDocument) -> Iterator[str]:
     yield (
         f"the fastest of many estimates is optimistic, by {low:g} to {high:g} % in published sweeps"
     )
-
-
-def _is_near(entry: LayoutEntry, first: LayoutEntry) -> bool:
-    return entry["step_seconds"] <= first["step_seconds"] * (1 + RANKING_ERROR)
 
 
 def comparison_lines(document: SearchDocument) -> list[str]:
@@ -150,34 +147,25 @@ def _paragraphs(document: SearchDocument) -> Iterator[RenderableType]:
     if document["best"]:
         yield _table("Best layouts", document["best"], first="#")
         yield from (Text(line, "dim") for line in notes(document))
-        yield from _comparison(document)
-        yield from _commands(document)
+        yield from _listed("Compared with no. 1", comparison_lines(document))
+        yield from _listed("Ready to type", [entry["command"] for entry in document["best"]])
     if len(document["front"]) > 1:
         yield _table("Less memory: the fastest layout that needs no more", document["front"])
     if document["by_gpus"]:
         yield _table("Best by number of GPUs", document["by_gpus"], first="GPUs")
-        yield from _commands_by_gpus(document)
+        shown = document["best"][0]["gpus"] if document["best"] else None
+        commands = [
+            f"{entry['command']}  # {plural(entry['gpus'], 'GPU')}"  # behind it, a shell's comment
+            for entry in document["by_gpus"]
+            if "command" in entry and entry["gpus"] != shown
+        ]
+        yield from _listed("Ready to type, by number of GPUs", commands)
 
 
-def _comparison(document: SearchDocument) -> Iterator[RenderableType]:
-    lines = comparison_lines(document)
+def _listed(title: str, lines: Sequence[str]) -> Iterator[Text]:
     if lines:
-        yield Text("\nCompared with no. 1", "bold")
+        yield Text(f"\n{title}", "bold")
         yield from (Text(f"  {line}") for line in lines)
-
-
-def _commands(document: SearchDocument) -> Iterator[RenderableType]:
-    yield Text("\nReady to type", "bold")
-    yield from (Text(f"  {entry['command']}") for entry in document["best"])
-
-
-def _commands_by_gpus(document: SearchDocument) -> Iterator[RenderableType]:
-    """A line to type for each other number of GPUs, its number behind it as a shell's comment."""
-    shown = document["best"][0]["gpus"] if document["best"] else None
-    entries = [e for e in document["by_gpus"] if "command" in e and e["gpus"] != shown]
-    if entries:
-        yield Text("\nReady to type, by number of GPUs", "bold")
-        yield from (Text(f"  {e['command']}  # {plural(e['gpus'], 'GPU')}") for e in entries)
 
 
 def _table(title: str, entries: Sequence[LayoutEntry | NoLayoutEntry], *, first: str = "") -> Table:
@@ -186,13 +174,12 @@ def _table(title: str, entries: Sequence[LayoutEntry | NoLayoutEntry], *, first:
     has_cost = is_priced or first == "GPUs"
     figures = ["step", "tokens/s", "MFU", "memory"] + ["GPU-h/Gtok"] * has_cost
     figures = [*([first] if first else []), *figures, *["price/Gtok"] * is_priced]
-    table = plain_table(f"\n{title}", (*figures, "layout"), left=("layout",))
-    for column in table.columns[:-1]:
-        column.no_wrap = True
+    rows = []
     for number, entry in enumerate(entries, start=1):
         lead = {"#": [str(number)], "GPUs": [f"{entry['gpus']:,}"]}.get(first, [])
         if "reason" in entry:
-            table.add_row(*lead, *[""] * (len(figures) - len(lead)), entry["reason"])
+            rows.append((*lead, *[""] * (len(figures) - len(lead)), entry["reason"]))
         else:
-            table.add_row(*lead, *figure_cells(entry, has_cost=has_cost), row_text(entry))
-    return table
+            rows.append((*lead, *figure_cells(entry, has_cost=has_cost), row_text(entry)))
+    columns = (*figures, "layout")
+    return plain_table(f"\n{title}", columns, rows, left=("layout",), whole=len(figures))
