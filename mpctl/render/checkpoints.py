@@ -72,7 +72,8 @@ def _print_parameters(rows: list[ParameterRow]) -> None:
         shape = " x ".join(map(str, row["shape"])) or "scalar"
         split = f"dim {' and '.join(map(str, row['dims']))}" if row["dims"] else "no"
         updates = "frozen" if row["frozen"] else str(row["updates"] or "")
-        table.append((Text(row["name"]), shape, split, ranges_text(row["shards"], most=len(row["shards"])), updates))
+        shards = ranges_text(row["shards"], most=len(row["shards"]))
+        table.append((Text(row["name"]), shape, split, shards, updates))
     columns = ("parameter", "shape", "split", "shards", "updates")
     get_console().print(plain_table("", columns, table, left=columns[:-1]))
 

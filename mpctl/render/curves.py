@@ -9,10 +9,9 @@ PlotAxis(name='tokens', unit='thousands', size=1000.0)
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.text import Text
 
@@ -40,8 +39,7 @@ COUNTS = ((1e12, "trillions", 1e12), (1e9, "billions", 1e9), (1e6, "millions", 1
 SHORT = 400  # points, beyond which the noise of single steps would hide a curve
 
 
-@dataclass(frozen=True)
-class PlotAxis:
+class PlotAxis(NamedTuple):
     """An axis: what it shows, its unit in words (empty for plain numbers) and the unit's size."""
 
     name: str
@@ -151,31 +149,25 @@ def print_plot(series: Sequence[Series], x: str) -> None:
 def plot_text(
     series: Sequence[Series], x: str, *, width: int, height: int, coloured: bool, ascii_only: bool
 ) -> Text:
-    """The curves, and below them a line for each that names it. Curves differ by colour, or where
-    there is none by the signs that draw them. width, height: in characters.
-    """
-    across, up = axis_of(x, (v for s in series for v in s.x)), y_axis(series)
-    fine = not ascii_only and (coloured or len(series) == 1)
-    signs = ["braille" if fine else SIGNS[n % len(SIGNS)] for n in range(len(series))]
-    drawn = _draw(series, across, up, signs, (width, height)).string(colorless=not coloured)
+    """The curves in letters, and below them a line for each that names it. Curves differ by colour,
+    or where there is none by the signs that draw them. width, height: in characters."""
+    chart = curves_chart(series, x)
+    curves = [curve for curve in chart.panels[0].series if curve.look != "faint"]
+    fine = not ascii_only and (coloured or len(curves) == 1)
+    signs = ["braille" if fine else SIGNS[n % len(SIGNS)] for n in range(len(curves))]
+    drawn = _draw(curves, signs, chart.x.label, (width, height)).string(colorless=not coloured)
     drawn = drawn.translate(LINES) if ascii_only else drawn
-    parts: list[Any] = [
-        (f"{up.label} of {whose(series)}", "bold"),
-        "\n",
-        Text.from_ansi(drawn.rstrip("\n")),
-    ]
-    for number, name in enumerate(legend(series)):
+    title = (f"{chart.y.label} of {whose(series)}", "bold")
+    parts: list[Any] = [title, "\n", Text.from_ansi(drawn.rstrip("\n"))]
+    for number, curve in enumerate(curves):
         mark = "-" if ascii_only and fine else "──" if fine else signs[number] * 2
-        parts += ["\n  ", (mark, RICH[number % len(RICH)] if coloured else ""), f" {name}"]
+        style = RICH[number % len(RICH)] if coloured else ""
+        parts += ["\n  ", (mark, style), f" {curve.name}"]
     return Text.assemble(*parts)
 
 
 def _draw(
-    series: Sequence[Series],
-    across: PlotAxis,
-    up: PlotAxis,
-    signs: list[str],
-    size: tuple[int, int],
+    curves: Sequence[ChartSeries], signs: Sequence[str], across: str, size: tuple[int, int]
 ) -> Any:
     """A plotext matrix."""
     import plotext as untyped
@@ -183,17 +175,15 @@ def _draw(
     plotext: Any = untyped
     plotext.terminal.limit(False, False)  # the size is ours to choose
     figure: Any = type(plotext.figure)(plotext.terminal)
-    figure.plot_size(*size).theme("colorless").legend(False).label(across.label, axis="x")
-    for number, one in enumerate(series):
+    figure.plot_size(*size).theme("colorless").legend(False).label(across, axis="x")
+    marks = [mark for curve in curves for mark in curve.marks]
+    for number, (curve, sign) in enumerate(zip(curves, signs, strict=True)):
         colour = plotext.pixel(foreground=COLOURS[number % len(COLOURS)])
-        marker = plotext.marker(signs[number], colour)
-        every = max(1, len(one.y) // POINTS)
-        ys = mean(up.scaled(one.y), window(len(one.y)))[::every]
-        curve = figure.signal(across.scaled(one.x)[::every], ys, marker=marker)
-        figure.draw(curve.lines(True))
-    _set_ticks(figure, "x", across.scaled(v for s in series for v in s.x), size[0] // 12)
-    shown = (v for s in series for v in mean(s.y, window(len(s.y))))
-    _set_ticks(figure, "y", up.scaled(shown), size[1] // 3)
+        xs, ys = [mark.x for mark in curve.marks], [mark.y for mark in curve.marks]
+        line = figure.signal(xs, ys, marker=plotext.marker(sign, colour))
+        figure.draw(line.lines(True))
+    _set_ticks(figure, "x", [mark.x for mark in marks], size[0] // 12)
+    _set_ticks(figure, "y", [mark.y for mark in marks], size[1] // 3)
     return figure.build()
 
 

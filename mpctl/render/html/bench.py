@@ -6,19 +6,19 @@ Without the package matplotlib the PNG pictures are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mpctl.bench.report import BenchName, BenchReport
 from mpctl.render.bench import report_parts, where_measured
-from mpctl.render.bench_parts import HEADS, BenchLine, BenchTable, Part
+from mpctl.render.bench_parts import BenchLine, BenchTable, Part
 from mpctl.render.bench_runs import machine_rows
 from mpctl.render.charts.bench import report_charts
 from mpctl.render.charts.chart import Chart
 from mpctl.render.charts.png import has_matplotlib, write_png
 from mpctl.render.charts.svg import chart_file, chart_svg
-from mpctl.render.html.frame import details, note, page_text, scrolling, section, table
+from mpctl.render.html.frame import details, note, page_text, scrolling, section, table, tiles
 from mpctl.render.markup import Raw, el, write_text
 from mpctl.units import plural, rate_text
 
@@ -33,6 +33,14 @@ LEAD: dict[BenchName, str] = {
     "tensor-modes": "One layer in every mode of tensor parallelism, and its plan.",
     "trace": "Where the time of profiled steps of a run went, stage by stage, and its plan.",
 }
+
+HEADING: dict[str, tuple[str, str]] = {
+    "head": ("", "verdict unknown"),
+    "passed": ("✓ ", "verdict fits"),
+    "failed": ("✗ ", "verdict over"),
+    "warning": ("! ", "over"),
+}
+"""Lines that stand above everything else, with their mark and their class."""
 
 
 def write_bench_files(folder: Path, report: BenchReport) -> Iterator[Path]:
@@ -63,77 +71,42 @@ def _wrote_png(path: Path, chart: Chart, source: str) -> bool:
 
 def bench_page(report: BenchReport, charts: Sequence[Chart], folder: Path) -> str:
     """The page as HTML. charts: the pictures of the report; folder: where it is written."""
-    every = list(report_parts(report, folder))
-    results = [part for part in every if not _is_in_header(part)]
+    heading, results = [], []
+    for part in report_parts(report, folder):
+        if isinstance(part, BenchTable) or part.style not in HEADING:
+            results.append(_shown(part))
+            continue
+        mark, style = HEADING[part.style]
+        stop = "." if part.style == "warning" else ""
+        heading.append(el("p", f"{mark}{part.text}{stop}", class_=style))
+    if report["bench"] == "machine":
+        measured = map(_shown, machine_rows(cast(Any, report)))
+        results.append(details("Kernels and collectives", *measured))
     title = f"bench {report['bench']}" + (f": {report['job']}" if report["job"] else "")
-    header = el(
-        "header",
-        el("h1", "mpctl ", el("bdi", title)),
-        el("p", LEAD[report["bench"]]),
-        *(
-            _paragraph(part)
-            for part in every
-            if isinstance(part, BenchLine) and _is_in_header(part)
-        ),
-        _tiles(report),
-    )
+    header = el("header", el("h1", "mpctl ", el("bdi", title)), el("p", LEAD[report["bench"]]),
+                *heading, tiles(headline(report)))  # fmt: skip
     sections = [
-        *(
-            (
-                chart.key.capitalize(),
-                section(
-                    chart.key,
-                    chart.title,
-                    scrolling(el("figure", chart_svg(chart)), chart.title),
-                    note(chart.note),
-                ),
-            )
-            for chart in charts
-        ),
-        ("Results", section("results", "Results", *_shown(results, report))),
-        ("Machine", _machine(report)),
-    ]
+        (chart.key.capitalize(), section(
+            chart.key, chart.title,
+            scrolling(el("figure", chart_svg(chart)), chart.title), note(chart.note),
+        ))
+        for chart in charts
+    ]  # fmt: skip
+    facts = [(key.replace("_", " "), str(fact)) for key, fact in report["environment"].items()]
+    machine = table("Where it was measured", ("", ""), facts, left=2)
+    sections += [("Results", section("results", "Results", *results)),
+                 ("Machine", section("machine", "Machine", machine))]  # fmt: skip
     return page_text(title, header, sections, command=report["command"], of_command="Measured by:")
 
 
-def _is_in_header(part: Part) -> bool:
-    return isinstance(part, BenchLine) and part.style in (*HEADS, "warning")
-
-
-def _paragraph(line: BenchLine) -> Raw:
-    if line.style == "warning":
-        return el("p", f"! {line.text}.", class_="over")
-    marks = {"passed": ("✓ ", "fits"), "failed": ("✗ ", "over")}
-    mark, style = marks.get(line.style, ("", "unknown"))
-    return el("p", f"{mark}{line.text}", class_=f"verdict {style}")
-
-
-def _shown(parts: Iterable[Part], report: Any) -> Iterator[Raw]:
-    yield from map(_part, parts)
-    if report["bench"] == "machine":
-        yield details("Kernels and collectives", *map(_part, machine_rows(report)))
-
-
-def _part(part: Part) -> Raw:
-    return _table(part) if isinstance(part, BenchTable) else note(part.text)
-
-
-def _table(part: BenchTable) -> Raw:
+def _shown(part: Part) -> Raw:
+    if isinstance(part, BenchLine):
+        return note(part.text)
     sides = ["l" if column.left else "r" for column in part.columns]
     names = [column.title for column in part.columns]
     rows = [(*cells, *[""] * (len(names) - len(cells))) for cells in part.cells()]
     caption = part.title or (f"By {names[0]}" if names[0] else "Accuracy")
     return table(caption, names, rows, sides=sides)
-
-
-def _machine(report: BenchReport) -> Raw:
-    rows = [(key.replace("_", " "), str(value)) for key, value in report["environment"].items()]
-    return section("machine", "Machine", table("Where it was measured", ("", ""), rows, left=2))
-
-
-def _tiles(report: BenchReport) -> Raw | str:
-    tiles = [el("div", el("dt", name), el("dd", figure)) for name, figure in headline(report)]
-    return el("dl", *tiles) if tiles else ""
 
 
 def headline(report: Any) -> list[tuple[str, str]]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
+from typing import NamedTuple
 
 from mpctl.render.markup import Raw, el, join, number
 from mpctl.render.svg import picture_css
@@ -66,8 +66,7 @@ def note(*content: object) -> Raw:
     return el("p", *content, class_="note")
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """A part of a bar: its name, its size and the size in words."""
 
     name: str
@@ -78,29 +77,27 @@ class Share:
 def bar(shares: Sequence[Share], whole: float, *, limit: float | None = None) -> Raw:
     """Parts side by side. whole: the size that fills the width; limit: the size at which a line
     stands."""
-    parts = [
-        el(
-            "i",
-            class_=f"f f{at}",
-            style=f"width:{number(100 * share.size / (whole or 1))}%",
-            title=f"{share.name} {share.text}",
-        )
-        for at, share in enumerate(shares)
-        if share.size > 0
-    ]
-    line = (
-        []
-        if limit is None
-        else [el("b", class_="limit", style=f"left:{number(100 * limit / (whole or 1))}%")]
-    )
-    label = ", ".join(f"{share.name} {share.text}" for share in shares if share.size > 0)
-    return el("span", *parts, *line, class_="bar", role="img", aria_label=label)
+    parts, names = [], []
+    for at, share in enumerate(shares):
+        if share.size > 0:
+            names.append(f"{share.name} {share.text}")
+            width = f"width:{number(100 * share.size / (whole or 1))}%"
+            parts.append(el("i", class_=f"f f{at}", style=width, title=names[-1]))
+    if limit is not None:
+        parts.append(el("b", class_="limit", style=f"left:{number(100 * limit / (whole or 1))}%"))
+    return el("span", *parts, class_="bar", role="img", aria_label=", ".join(names))
 
 
 def legend(names: Iterable[str]) -> Raw:
     """A swatch and a name for each part of a bar, in order."""
     items = (el("li", el("i", class_=f"f f{at}"), name) for at, name in enumerate(names))
     return el("ul", *items, class_="legend", aria_label="Legend")
+
+
+def tiles(figures: Iterable[tuple[str, str]]) -> Raw | str:
+    """Figures with their names, side by side; nothing without figures."""
+    shown = [el("div", el("dt", name), el("dd", figure)) for name, figure in figures]
+    return el("dl", *shown) if shown else ""
 
 
 def page_text(

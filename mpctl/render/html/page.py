@@ -25,7 +25,7 @@ from mpctl.render.html.estimate import (
     time_section,
     traffic_section,
 )
-from mpctl.render.html.frame import page_file, page_text, section, table
+from mpctl.render.html.frame import page_file, page_text, section, table, tiles
 from mpctl.render.html.front import FrontPoint, front_section
 from mpctl.render.html.layout import layout_data, layout_section
 from mpctl.render.markup import Progress, Raw, el, no_progress
@@ -55,9 +55,13 @@ def plan_page(
         parts.append((name, part))
         on_progress("page", len(parts), SECTIONS + bool(points))
     title = f"{_name(plan)}: {sizes_text(plan.job)}"
+    # numbers for the script, in which `<` never stands
+    data = json.dumps(layout_data(plan, topology), separators=(",", ":")).replace("<", "\\u003c")
     return page_text(
-        title, _header(plan, topology), parts, command=command, before=_textures(),
-        data=_data(plan, topology), script=page_file("page.js"),
+        title, _header(plan, topology), parts, command=command,
+        before=el("svg", textures(), width=0, height=0, aria_hidden="true", class_="defs"),
+        data=el("script", Raw(data), type="application/json", id="data"),
+        script=page_file("page.js"),
     )  # fmt: skip
 
 
@@ -78,22 +82,21 @@ def _name(plan: Plan) -> str:
 
 
 def _header(plan: Plan, topology: Topology) -> Raw:
-    tiles = [el("div", el("dt", name), el("dd", value)) for name, value in headline_figures(plan)]
     mark, style = FITS[plan.fits]
     return el(
         "header",
         el("h1", el("bdi", _name(plan)), ": ", sizes_text(plan.job)),
         el("p", f"{mark}{verdict(plan)}", class_=f"verdict {style}"),
-        *(el("p", f"→ {near}.") for near in _ways_out(plan)),
+        *(
+            el("p", f"→ {check.hint}.")
+            for check in plan.checks
+            if check.rule == "memory-fits" and check.status != "ok" and check.hint
+        ),
         el("p", training_line(training_settings(plan.job))) if plan.job.model else "",
         el("p", f"{placement_text(plan)}; {order_text(plan)}."),
         *(el("p", text) for text in _described(plan)),
-        el("dl", *tiles) if tiles else "",
+        tiles(headline_figures(plan)),
     )
-
-
-def _ways_out(plan: Plan) -> list[str]:
-    return [c.hint for c in plan.checks if c.rule == "memory-fits" and c.status != "ok" and c.hint]
 
 
 def _described(plan: Plan) -> Iterator[str]:
@@ -113,13 +116,3 @@ def _checks(plan: Plan) -> Raw:
     return section(
         "checks", "Checks", table("Every rule and its answer", ("", "rule", "answer"), rows, left=3)
     )
-
-
-def _textures() -> Raw:
-    return el("svg", textures(), width=0, height=0, aria_hidden="true", class_="defs")
-
-
-def _data(plan: Plan, topology: Topology) -> Raw:
-    """Numbers for the script; `<` never stands in it, whatever they are."""
-    text = json.dumps(layout_data(plan, topology), separators=(",", ":")).replace("<", "\\u003c")
-    return el("script", Raw(text), type="application/json", id="data")
