@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from statistics import fmean
 
@@ -69,7 +69,8 @@ def collectives_parts(report: CollectivesReport) -> Iterator[Part]:
     fits = {_sent(fit): fit for fit in report["findings"]["fits"]}
     yield from collective_tables(report["results"], fits)
     if fits:
-        best = {key: max(row["busbw"] for row in rows) for key, rows in _by_way(report["results"])}
+        ways = groupby(report["results"], _sent)
+        best = {key: max(row["busbw"] for row in rows) for key, rows in ways}
         rows = [{**fit, "best": best[key]} for key, fit in fits.items() if key in best]
         yield BenchTable("fitted latency and bus bandwidth (GB/s)", FITS, rows)
     yield BenchLine(DEFINITION, "note")
@@ -80,13 +81,6 @@ def collectives_parts(report: CollectivesReport) -> Iterator[Part]:
         yield BenchLine(f"{plural(wrong, 'row')} with wrong results: see #wrong", "warning")
 
 
-def _by_way(
-    rows: Iterable[CollectiveRow],
-) -> Iterator[tuple[tuple[str, str, str], list[CollectiveRow]]]:
-    for key, own in groupby(rows, _sent):
-        yield key, list(own)
-
-
 def _sent(entry: CollectiveRow | CollectiveFit) -> tuple[str, str, str]:
     return entry["kind"], entry["axis"], entry["transport"]
 
@@ -94,8 +88,8 @@ def _sent(entry: CollectiveRow | CollectiveFit) -> tuple[str, str, str]:
 def collective_tables(
     results: Sequence[CollectiveRow], fits: Mapping[tuple[str, str, str], CollectiveFit]
 ) -> Iterator[Part]:
-    for key, rows in _by_way(results):
-        first = rows[0]
+    for key, own in groupby(results, _sent):
+        first, *_ = rows = list(own)
         columns = COLLECTIVES if first["predicted_seconds"] is None else (*COLLECTIVES, PLANNED)
         ranks, way = plural(first["ranks"], "rank"), WAYS[first["transport"]]
         title = f"{first['kind']} over {first['axis']}, {ranks}, {way} (bytes, us, GB/s)"
@@ -160,12 +154,12 @@ def kernel_tables(rows: Sequence[KernelRow], job: str) -> Iterator[BenchTable]:
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         own = [row for row in rows if row["dtype"] == dtype]
         counts = sorted({row["ranks"] for row in own})
-        times = [Column(plural(n, "rank"), _time_of(n), seconds_text) for n in counts]
+        times = [Column(plural(n, "rank"), f"seconds x{n}", seconds_text) for n in counts]
         columns = (
-            Column("", lambda row: f"  {row['site']} {_pass(row)}".rstrip(), left=True),
+            Column("", _site, left=True),
             Column("size", _kernel_size, left=True),
             *times,
-            Column("G/s", _kernel_rate, "{:,.1f}".format),
+            Column("G/s", lambda row: row["flops_per_second"] or row["bytes_per_second"], _giga),
             Column("peak", "share_of_peak", percent),
             Column("planned", "predicted_seconds", seconds_text),
             Column("off", _kernel_off, "{:+.0%}".format),
@@ -174,35 +168,31 @@ def kernel_tables(rows: Sequence[KernelRow], job: str) -> Iterator[BenchTable]:
         yield BenchTable(title, columns, _by_kernel(own), lambda row: KERNELS[row["kernel"]], True)
 
 
-def _time_of(ranks: int) -> Callable[[Row], float | None]:
-    return lambda row: row["times"].get(ranks)
+def _giga(rate: float) -> str:
+    return f"{rate / 1e9:,.1f}"
 
 
 def _by_kernel(rows: Sequence[KernelRow]) -> list[Row]:
-    """One row for each kernel, that of the most ranks, with the `times` of every number of ranks;
-    kernels of a kind below each other."""
+    """One row for each kernel, that of the most ranks, with the seconds of every number of ranks as
+    `seconds xRANKS`; kernels of a kind below each other."""
     found: dict[str, dict[int, KernelRow]] = {}
     for row in rows:
         found.setdefault(row["name"].removesuffix(f" x{row['ranks']}"), {})[row["ranks"]] = row
     kinds = list(KERNELS)
     merged = [
-        {**timed[max(timed)], "times": {n: row["seconds"] for n, row in timed.items()}}
+        {**timed[max(timed)], **{f"seconds x{n}": row["seconds"] for n, row in timed.items()}}
         for timed in found.values()
     ]
     return sorted(merged, key=lambda row: kinds.index(str(row["kernel"])))
 
 
-def _pass(row: KernelRow) -> str:
-    return PASSES.get(row["part"], row["part"])
+def _site(row: KernelRow) -> str:
+    return f"  {row['site']} {PASSES.get(row['part'], row['part'])}".rstrip()
 
 
 def _kernel_size(row: KernelRow) -> str:
     shape = row["shape"]
     return case_sizes({n: shape[n] for n in SIZES.get(row["kernel"], tuple(shape)) if n in shape})
-
-
-def _kernel_rate(row: KernelRow) -> float:
-    return (row["flops_per_second"] or row["bytes_per_second"]) / 1e9
 
 
 def _kernel_off(row: KernelRow) -> float | None:
@@ -254,18 +244,17 @@ TENSOR_MODES = (
 """Figures of a mode, which stand below each other: a column of the table is a mode."""
 
 
-def _figure_of(row: Row) -> Callable[[Column], str]:
-    return lambda figure: figure.text(row)
-
-
 def modes_parts(report: TensorModesReport) -> Iterator[Part]:
     found, rows = report["findings"], report["results"]
     layer = ", ".join(f"{name} {size}" for name, size in found["layer"].items())
     if rows:
-        modes = [Column(row["name"], _figure_of(row)) for row in rows]
-        columns = (Column("", lambda figure: figure.title, left=True), *modes)
+        figures = [
+            {"": figure.title, **{row["name"]: figure.text(row) for row in rows}}
+            for figure in TENSOR_MODES
+        ]
+        modes = [Column(row["name"], row["name"]) for row in rows]
         title = f"One layer ({layer}), {plural(found['micro_batch_size'], 'sample')}"
-        yield BenchTable(title, columns, TENSOR_MODES, keeps_first=True)
+        yield BenchTable(title, (Column("", "", left=True), *modes), figures, keeps_first=True)
     yield BenchLine(MODES_LAW, "note")
     for refused in found["refused"]:
         issue = refused["issue"]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 from mpctl import __version__
@@ -27,7 +26,7 @@ from mpctl.render.trace import (
     pass_name,
     trace_document,
 )
-from mpctl.rundir.profile_files import ProfiledStep, ProfileEvent
+from mpctl.rundir.profile_files import ProfileEvent
 from mpctl.units import bytes_text
 
 ROWS = ("work", "in collectives", "messages")
@@ -46,9 +45,8 @@ def run_trace_document(profile: RunProfile, planned: PlannedStep, *, job: str) -
     """The events of all ranks in all profiled steps, and of the plan."""
     begins = (event["began"] for line in profile.lines for event in profile.events(line))
     zero = min(begins, default=0.0)
-    ranks = _Ranks(profile, zero)
     return {
-        "traceEvents": [*ranks.names(), *ranks.events(), *_plan(profile, planned, zero)],
+        "traceEvents": [*_names(profile), *_events(profile, zero), *_plan(profile, planned, zero)],
         "displayTimeUnit": "ms",
         "otherData": {
             "schema": SCHEMA,
@@ -62,74 +60,45 @@ def run_trace_document(profile: RunProfile, planned: PlannedStep, *, job: str) -
     }
 
 
-@dataclass(frozen=True)
-class _Ranks:
-    """The events of the ranks, with times from `zero` on. free: when each row of messages of a rank
-    ends; chunks: of a rank's stage."""
+def _names(profile: RunProfile) -> Iterator[Event]:
+    """The names and the order of the processes and rows of the ranks."""
+    first = {line["rank"]: line for line in reversed(list(profile.lines))}
+    for rank, line in sorted(first.items()):
+        coords = ", ".join(f"{axis} {at}" for axis, at in line["coords"].items())
+        name = f"rank {rank}: {coords}, {line['host']}"
+        yield named_row(rank, 0, "process_name", name=name)
+        order = _sort_index(line["coords"].get("pp", 0), rank, line["world_size"])
+        yield named_row(rank, 0, "process_sort_index", sort_index=order)
+        for row, text in enumerate(ROWS):
+            yield named_row(rank, row, "thread_name", name=text)
 
-    profile: RunProfile
-    zero: float
-    free: dict[int, list[float]] = field(default_factory=dict)
 
-    def names(self) -> Iterator[Event]:
-        """The names and the order of the processes and rows."""
-        first = {line["rank"]: line for line in reversed(list(self.profile.lines))}
-        for rank, line in sorted(first.items()):
-            coords = ", ".join(f"{axis} {at}" for axis, at in line["coords"].items())
-            name = f"rank {rank}: {coords}, {line['host']}"
-            yield named_row(rank, 0, "process_name", name=name)
-            order = _sort_index(line["coords"].get("pp", 0), rank, line["world_size"])
-            yield named_row(rank, 0, "process_sort_index", sort_index=order)
-            for row, text in enumerate(ROWS):
-                yield named_row(rank, row, "thread_name", name=text)
-
-    def events(self) -> Iterator[Event]:
-        """What all ranks did."""
-        for line in self.profile.lines:
-            events = sorted(self.profile.events(line), key=lambda event: event["began"])
-            chunks = 1 + max((event.get("chunk", 0) for event in events), default=0)
-            starts = {_started(e): e for e in events if e.get("phase") == "start"}
-            for event in events:
-                if "axis" not in event:
-                    yield self._work(line, event, chunks)
-                    continue
-                start = starts.get(_started(event), event)
-                yield self._waits(line, event, start, chunks)
-                if event.get("phase") == "wait":
-                    yield self._message(line, event, start, chunks)
-
-    def _work(self, line: ProfiledStep, event: ProfileEvent, chunks: int) -> Event:
-        name, kind = event["name"], event["name"]
-        if kind in PASSES:
-            name = pass_name(_action(event, kind), chunks)
-        elif kind == "step":
-            name = f"step {line['step']}"
-        more = _chosen(event, ("microbatch", "chunk"))
-        return self._event(line, 0, name, kind, (event["began"], event["ended"]), more)
-
-    def _waits(
-        self, line: ProfiledStep, event: ProfileEvent, start: ProfileEvent, chunks: int
-    ) -> Event:
-        times = (event["began"], event["ended"])
-        more = {"phase": event.get("phase")}
-        return self._event(line, 1, _title(start, chunks), event["name"], times, more, start)
-
-    def _message(
-        self, line: ProfiledStep, event: ProfileEvent, start: ProfileEvent, chunks: int
-    ) -> Event:
-        """From its start to the end of the wait for it."""
-        times = (event.get("started", event["began"]), event["ended"])
-        row = free_row(self.free.setdefault(line["rank"], []), *times)
-        return self._event(line, row, _title(start, chunks), event["name"], times, {}, start)
-
-    def _event(
-        self, line: ProfiledStep, row: int, name: str, kind: str, times: tuple[float, float],
-        more: dict[str, Any], message: ProfileEvent | None = None,
-    ) -> Event:  # fmt: skip
-        of = _chosen(message, MESSAGE_KEYS) if message else {}
-        moved = (times[0] - self.zero, times[1] - self.zero)
-        arguments = {"step": line["step"], **more, **of}
-        return complete_event(line["rank"], row, name, kind, moved, arguments)
+def _events(profile: RunProfile, zero: float) -> Iterator[Event]:
+    """What all ranks did, with times from `zero` on."""
+    free: dict[int, list[float]] = {}  # when each row of messages of a rank ends
+    for line in profile.lines:
+        rank, step = line["rank"], {"step": line["step"]}
+        events = sorted(profile.events(line), key=lambda event: event["began"])
+        chunks = 1 + max((event.get("chunk", 0) for event in events), default=0)
+        starts = {_started(e): e for e in events if e.get("phase") == "start"}
+        for event in events:
+            kind = event["name"]
+            times = (event["began"] - zero, event["ended"] - zero)
+            if "axis" not in event:
+                name = f"step {line['step']}" if kind == "step" else kind
+                if kind in PASSES:
+                    name = pass_name(_action(event, kind), chunks)
+                more = _chosen(event, ("microbatch", "chunk"))
+                yield complete_event(rank, 0, name, kind, times, {**step, **more})
+                continue
+            start = starts.get(_started(event), event)
+            name, message = _title(start, chunks), _chosen(start, MESSAGE_KEYS)
+            more = {"phase": event.get("phase"), **message}
+            yield complete_event(rank, 1, name, kind, times, {**step, **more})
+            if event.get("phase") == "wait":  # the message is under way from its start to here
+                times = (event.get("started", event["began"]) - zero, times[1])
+                row = free_row(free.setdefault(rank, []), *times)
+                yield complete_event(rank, row, name, kind, times, {**step, **message})
 
 
 def _chosen(event: ProfileEvent, keys: tuple[str, ...]) -> dict[str, Any]:
