@@ -76,7 +76,7 @@ class SoakRun:
     family: dict[int, psutil.Process] = field(default_factory=dict)
 
     def start(self, *more: str) -> None:
-        """Start the launcher; its messages are appended to a file beside the directory."""
+        """Start the launcher; its messages are appended to a file next to the directory."""
         inside = ["ip", "netns", "exec", self.namespace] if self.namespace else []
         command = [*inside, sys.executable, "-m", "mpctl", *more]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "400"}
@@ -281,7 +281,7 @@ def surroundings(folder: Path, *, is_root: bool) -> Iterator[str]:
 class World:
     """Where a soak trains. make: a run in a directory; command: of its launch, without settings;
     disk: the folder of the run that is disturbed; kinds: the faults that can be injected; settings:
-    of the launch beside those of every soak."""
+    of the launch besides those of every soak."""
 
     make: Callable[[Path], SoakRun]
     command: Callable[[Path], list[str]]

@@ -90,8 +90,10 @@ class Bench:
         run = {"shape": shape.as_dict(), "device": self.device, "steps": self.steps,
                "warm": self.warm, "compiles": self.compiles, **(case.peer or {})}  # fmt: skip
         command = [sys.executable, "-m", "benchmarks.gpu.peer", json.dumps(run)]
-        told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds)
-        found: dict[str, float] = json.loads(told.stdout.splitlines()[-1])
+        reported = subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=seconds
+        )
+        found: dict[str, float] = json.loads(reported.stdout.splitlines()[-1])
         return found
 
 
@@ -101,14 +103,14 @@ def _last_line(error: subprocess.CalledProcessError) -> str:
 
 
 def outcomes(bench: Bench, cases: Sequence[Case], budget: Budget) -> Iterator[Outcome]:
-    """One after the other, told on stderr as they come."""
+    """One after the other, reported on stderr as they come."""
     with tempfile.TemporaryDirectory() as name:
         vocab = min(shape.vocab for shape in bench.shapes.values())
         data = prepare_data(Path(name), vocab, 120)
         for case in cases:
             outcome = bench.run(case, Path(name), data, budget)
-            told = outcome.reason or f"{outcome.figures['seconds'] * 1e3:.1f} ms a step"
-            print(f"{case.shape}, {case.who}, {case.name}: {told}", file=sys.stderr, flush=True)
+            reported = outcome.reason or f"{outcome.figures['seconds'] * 1e3:.1f} ms a step"
+            print(f"{case.shape}, {case.who}, {case.name}: {reported}", file=sys.stderr, flush=True)
             yield outcome
 
 

@@ -1,7 +1,7 @@
 """Reports of benches, read back: files that others may have written, so that nothing is trusted.
 
 Two reports are compared by what all benches have: the envelope, and rows with names that differ and
-with seconds in order (shortest <= median <= longest). A report that is drawn must be whole: every
+with seconds in order (shortest <= median <= longest). A report that is drawn must have every
 key of its bench's rows and findings.
 """
 
@@ -50,7 +50,7 @@ class CommonReport(BenchEnvelope):
     findings: dict[str, Any]
 
 
-WHOLE: Mapping[BenchName, Any] = {
+REPORTS: Mapping[BenchName, Any] = {
     "scaling": ScalingReport,
     "collectives": CollectivesReport,
     "kernels": KernelsReport,
@@ -66,12 +66,12 @@ def report_path(path: Path) -> Path:
     return path / REPORT if path.is_dir() else path
 
 
-def read_report(path: Path, where: str, *, whole: bool = False) -> BenchReport:
+def read_report(path: Path, where: str, *, complete: bool = False) -> BenchReport:
     """The report in a file, or in a bench's folder.
 
-    where: the argument that named it, for messages; whole: with every key of its bench, so that it
-    can be drawn. Raises InputError for a file that cannot be read, is larger than MOST_BYTES or no
-    JSON, has another schema, or lacks a key.
+    where: the argument that named it, for messages; complete: with every key of its bench, so that
+    it can be drawn. Raises InputError for a file that cannot be read, is larger than MOST_BYTES or
+    no JSON, has another schema, or lacks a key.
     """
     file = report_path(path)
     document = _parsed(_text(file, where), file, where)
@@ -89,8 +89,8 @@ def read_report(path: Path, where: str, *, whole: bool = False) -> BenchReport:
         text = json.dumps(document)
         TypeAdapter(CommonReport).validate_json(text, strict=True)
         _check_rows(document["results"])
-        if whole:
-            TypeAdapter(WHOLE[document["bench"]]).validate_json(text, strict=True)
+        if complete:
+            TypeAdapter(REPORTS[document["bench"]]).validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"])) or "the report"

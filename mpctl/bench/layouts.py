@@ -119,7 +119,7 @@ def parse_layouts(words: Sequence[str], worlds: Sequence[int] | None = None) -> 
         layouts = [_layout(chosen, chosen.get("dp", 1)) for chosen in _combined(sizes)]
         if not layouts:
             raise InputError.of("bad-layouts", "--layouts", "vpp cuts the stages of a pipeline",
-                                "name pp of 2 or more beside it")  # fmt: skip
+                                "name pp of 2 or more with it")  # fmt: skip
     else:
         layouts = [found for world in worlds for found in _of_world(sizes, world)]
         _require_all(worlds, layouts)

@@ -28,7 +28,7 @@ from typing_extensions import TypedDict  # pydantic needs it to validate them be
 from mpctl.bench.cases import plan_cases
 from mpctl.bench.collectives import CollectiveBench, CollectiveRow
 from mpctl.bench.kernels import KernelBench, KernelRow
-from mpctl.bench.machine_fit import DeviceFit, LinkFit, fit_device, fit_link
+from mpctl.bench.machine_fit import LinkFit, fit_device, fit_link
 from mpctl.bench.machine_plan import MachineWork
 from mpctl.bench.machine_preset import PRESETS, MachinePreset, machine_preset, measured_source
 from mpctl.bench.report import BenchEnvelope, BenchEnvironment, envelope, save_report, take_folder
@@ -227,7 +227,6 @@ class MachineBench:
     sent: CollectiveBench | None = None
     planned: list[KernelRow | CollectiveRow] = field(default_factory=list)
     runs: list[CaseRun] = field(default_factory=list)
-    device: DeviceFit | None = None
     link: LinkFit | None = None
     preset: MachinePreset | None = None
     checks: list[MachineCheck] = field(default_factory=list)
@@ -276,14 +275,14 @@ class MachineBench:
         """Fit device and link to the rows so far, and write presets and report into `out`. Raises
         InputError where too little was measured, or a file cannot be written."""
         work, source = self.work, measured_source(self.environment)
-        self.device = fit_device(
+        device = fit_device(
             self.kernels, work.base, dtype=work.dtype, name=work.device_name(self.environment),
             memory_bytes=work.memory_bytes, source=source,
         )  # fmt: skip
         rows = [row for row in self.collectives if not row["is_rehearsal"]]
         self.link = fit_link(rows, name=work.link_name) if rows else None
         self.preset = machine_preset(
-            work.name, self.device, self.link, self.environment, per_node=work.devices
+            work.name, device, self.link, self.environment, per_node=work.devices
         )
         self._save(out)
 

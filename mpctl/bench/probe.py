@@ -1,7 +1,7 @@
 """A bench in ranks: one launch whose workers measure instead of train, on the hosts of any backend.
 
-A launch of a bench is one of a training with RUN/bench.json beside RUN/job.json. The workers answer
-that request (runtime/worker.py) and rank 0 appends each answer to RUN/answers.jsonl. Hosts,
+A launch of a bench is one of a training with RUN/bench.json next to RUN/job.json. The workers
+answer that request (runtime/worker.py) and rank 0 appends each answer to RUN/answers.jsonl. Hosts,
 torchrun, hangs, failures and signals are the launcher's own; no data are prepared, nothing is
 saved, and a failure is not followed by another attempt.
 
@@ -138,7 +138,7 @@ class RankBench(ABC):
 
     @abstractmethod
     def use(self, machine: Machine) -> None:
-        """Judge cores and GPUs by the hosts that had the ranks. machine: the least of them all."""
+        """Count cores and GPUs on the hosts that had the ranks. machine: the least of them all."""
 
     @abstractmethod
     def report(self) -> BenchReport:
@@ -150,7 +150,7 @@ class RankBench(ABC):
         return not self.is_stopped and len(self.timings) == self.rounds * self.round_timings
 
     def take(self, answer: Any) -> None:
-        """Keep an answer of the ranks: a timing, or what a bench is told before the first."""
+        """Keep an answer of the ranks: a timing, or what comes before the first timing."""
         self.timings.append(answer)
 
     def measure(

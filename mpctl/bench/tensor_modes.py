@@ -235,7 +235,7 @@ class ModeBench(RankBench):
         ]
 
     def report(self) -> TensorModesReport:
-        cases, job, whole = self.cases, self.cases.job, self.sizes.get(None)
+        cases, job, unsharded = self.cases, self.cases.job, self.sizes.get(None)
         model = job.model
         assert model is not None, "a bench is of a model"
         sizes = {"hidden": model.hidden, "heads": model.heads, "ffn": model.ffn}
@@ -254,9 +254,9 @@ class ModeBench(RankBench):
                 "micro_batch_size": job.training.micro_batch_size,
                 "dtype": job.training.dtype,
                 "steps": self.steps,
-                "whole": None if whole is None else {
-                    "parameter_bytes": whole["parameter_bytes"],
-                    "saved_bytes": whole["saved_bytes"],
+                "whole": None if unsharded is None else {
+                    "parameter_bytes": unsharded["parameter_bytes"],
+                    "saved_bytes": unsharded["saved_bytes"],
                 },
                 "refused": [
                     {"mode": mode, "issue": issue.as_dict()} for mode, issue in cases.refused
@@ -266,7 +266,11 @@ class ModeBench(RankBench):
 
 
 def _row(
-    ranks: int, case: ModeCase, own: LayerSizes, timings: Sequence[LayerTiming], whole: LayerSizes
+    ranks: int,
+    case: ModeCase,
+    own: LayerSizes,
+    timings: Sequence[LayerTiming],
+    unsharded: LayerSizes,
 ) -> ModeRow:
     planned = case.planned
     return {
@@ -286,8 +290,8 @@ def _row(
         "planned_parameter_bytes": planned.parameter_bytes,
         "saved_bytes": own["saved_bytes"],
         "planned_saved_bytes": planned.saved_bytes,
-        "parameters_law": ranks * own["parameter_bytes"] / whole["parameter_bytes"],
-        "activations_law": ranks * own["saved_bytes"] / whole["saved_bytes"],
+        "parameters_law": ranks * own["parameter_bytes"] / unsharded["parameter_bytes"],
+        "activations_law": ranks * own["saved_bytes"] / unsharded["saved_bytes"],
     }
 
 

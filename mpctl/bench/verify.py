@@ -9,7 +9,7 @@ a step, of a rank on the average. Parameters, states and messages must equal the
 Spearman's rank correlation says whether the layouts come in the predicted order, which is what a
 search relies on. Coverage is the share of layouts whose measured step lies within the plan's band;
 a band is meant to hold nine of ten. A layout of more ranks than cores is a rehearsal: its time
-depends on how the system shares cores, so that such layouts are judged apart (`GROUPS`).
+depends on how the system shares cores, so that such layouts are counted apart (`GROUPS`).
 
 Runs of 0.42, 0.40 and 0.50 s where the plan says 0.44 s, and 0.40 to 0.48 in nine of ten: error
 0.44 / 0.42 - 1 = +4.8 %, and the measured 0.42 s lie inside the band.

@@ -10,7 +10,7 @@ and where it no longer gains; between, each step corrects them by what it found 
 update).
 
 Cross-validation leaves out runs in three ways. `fifths`: every fifth run of each table, so that
-other runs of the same cluster and software remain in the fit. `tables`: whole tables, so that what
+other runs of the same cluster and software remain in the fit. `tables`: full tables, so that what
 only one table says of a cluster or a software is lost. `clusters`: all runs on a cluster. All start
 from priors, because presets that were fitted to the same runs already contain them: the fit to all
 runs is made first, and each of the others goes on from there without its runs, back to the prior
@@ -287,16 +287,16 @@ class LeftOut(NamedTuple):
     clusters: Residuals
 
 
-def leave_out(fit: Fit, whole: FitState, *, say: Say = say_nothing) -> LeftOut:
+def leave_out(fit: Fit, full: FitState, *, say: Say = say_nothing) -> LeftOut:
     """All three kinds: residuals of every run under constants fitted without its part.
 
-    whole: the state of the fit to all runs, in which the others begin.
+    full: the state of the fit to all runs, in which the others begin.
     """
     fold_of = assign_folds(fit.runs)
     table_of = {run.id: run.group for run in fit.runs}
     cluster_of = {run.id: run.parts["clusters"] for run in fit.runs}
     return LeftOut(
-        *(_left_out(fit, whole, part_of, say) for part_of in (fold_of, table_of, cluster_of))
+        *(_left_out(fit, full, part_of, say) for part_of in (fold_of, table_of, cluster_of))
     )
 
 
@@ -310,7 +310,7 @@ def assign_folds(runs: Sequence[Run]) -> dict[str, int]:
     return fold_of
 
 
-def _left_out(fit: Fit, whole: FitState, part_of: Mapping[str, Hashable], say: Say) -> Residuals:
+def _left_out(fit: Fit, full: FitState, part_of: Mapping[str, Hashable], say: Say) -> Residuals:
     """Residuals of the runs of each part under a fit to all other runs.
 
     part_of: part by run id. A constant on which none of the other runs depends has its prior.
@@ -320,7 +320,7 @@ def _left_out(fit: Fit, whole: FitState, part_of: Mapping[str, Hashable], say: S
     for done, part in enumerate(wanted, 1):
         out = [at for at, run in enumerate(fit.runs) if part_of[run.id] == part]
         others = fit.without(out)
-        state = others.solve(rounds=ROUNDS, begin=whole)
+        state = others.solve(rounds=ROUNDS, begin=full)
         evaluated = fit.evaluate(others.values(state.shift), out, False)
         found |= {fit.runs[at].id: evaluated[at].residuals for at in out}
         left = (time.monotonic() - started) / done * (len(wanted) - done)

@@ -61,13 +61,13 @@ def fit_cluster(runs: Sequence[Run]) -> ClusterFit:
     constants = cluster_constants(runs[0])
     with open_evaluator(runs, constants, 1) as evaluate:
         fit = Fit(runs, constants, evaluate)
-        whole = fit.solve()
+        full = fit.solve()
         left_out = {}
         for at, run in enumerate(runs if len(runs) >= LEAST_RUNS else ()):
             others = fit.without([at])
-            state = others.solve(rounds=ROUNDS, begin=whole)
+            state = others.solve(rounds=ROUNDS, begin=full)
             left_out[run.id] = run.residuals(others.values(state.shift))[0]
-    values = fit.values(whole.shift)
+    values = fit.values(full.shift)
     return ClusterFit(
         values,
         {run.id: run.residuals({})[0] for run in runs},

@@ -222,7 +222,7 @@ def pair_findings(hosts: Sequence[HostReport], pairs: Sequence[PairResult]) -> I
 def _of_pairs(
     names: Sequence[str], say: Say, rule: str, found: Mapping[Pair, str], head: str, hint: str
 ) -> Iterator[Finding]:
-    """One finding of the pairs that were found, each with what is said of it; none without any.
+    """One finding of the pairs that were found, each with a text about it; none without any.
 
     It names the hosts that are in every one of them: one that is slow with all others is to blame.
     Without such a host, it names all.

@@ -1,4 +1,4 @@
-"""An audit of a step: kernels and bytes of each module in each pass, beside the least possible.
+"""An audit of a step: kernels and bytes of each module in each pass, and the least possible.
 
 A dispatch mode sees every operation of a rehearsed step below autograd (kernel_counts.py), says
 whose it is (`Scopes`) and what of its bytes a single kernel for that module would have to move
@@ -265,7 +265,7 @@ class Dataflow:
 
 
 def _has_written(part: Part, storage: Storage, tensor: Tensor) -> bool:
-    """Whether a part reads its own: of a storage that it made, or this region, or a whole."""
+    """Whether a part reads its own: of a storage that it made, or this region, or all of it."""
     regions = part.written.get(storage, {})
     return part in storage.writers and (
         storage.maker is part or region(tensor) in regions or sum(regions.values()) >= storage.size

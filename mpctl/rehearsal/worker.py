@@ -9,7 +9,7 @@ a rank, a RehearsedRank of rundir/rank_files.py.
 Of m micro batches only m' are run. They are alike: each sends the same, which is checked, so a
 step sends once-a-step + m x one micro batch. And the memory of a stage repeats once as many are in
 flight as its schedule ever holds, so m' is the fewest that reach that number
-(pipeline/schedule/orders.py), and two more; where chunks take turns, in whole rounds of the stages.
+(pipeline/schedule/orders.py), and two more; where chunks take turns, in full rounds of the stages.
 Batches alone add up: their token ids, some KiB each, are counted of m' micro batches. Parameters
 are not initialized, and the norm is taken in few blocks instead of thousands.
 """
@@ -186,14 +186,14 @@ class Rehearsal:
         self.doing = Activity.of(self.job, stage, nobody_follows)
         self.doing.phase = "building"
 
-    def run(self, whole: JobSpec, account: RehearsedRank) -> None:
-        """Build the rank and train a step; add to the account what a step of the whole job, with
+    def run(self, full: JobSpec, account: RehearsedRank) -> None:
+        """Build the rank and train a step; add to the account what a step of the full job, with
         all of its micro batches, sends and holds."""
         kind = self.job.launch.device
         assert kind != "auto", "the launcher has filled it in"
         device, activity = DEVICES[kind], self.doing
-        traffic = MicroBatchTraffic(activity=activity, once=reduced_once(whole))
-        auditor = StepAuditor(device, job_speed(whole), activity) if self.audits else None
+        traffic = MicroBatchTraffic(activity=activity, once=reduced_once(full))
+        auditor = StepAuditor(device, job_speed(full), activity) if self.audits else None
         with fake_world(self.rank, self.topology.world_size), fake_tensors():
             tracker = MemoryTracker(device, activity=activity)
             with tracker, HostSyncCheck(device) as check:
@@ -204,11 +204,11 @@ class Rehearsal:
             account["host_syncs"] = check.places()
             run = self.job.num_microbatches
             account["parameters"] = sum(p.numel() for p in trainer.model.parameters())
-            account["step_traffic"] = traffic.extrapolate(whole.num_microbatches, run)
+            account["step_traffic"] = traffic.extrapolate(full.num_microbatches, run)
             account["building_bytes"] = self.building_bytes
             _add_memory(account, trainer, tracker)
             if auditor is not None:
-                account["audit"] = auditor.audit(whole, run)
+                account["audit"] = auditor.audit(full, run)
 
     def _build(
         self,

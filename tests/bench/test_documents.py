@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpctl.bench.documents import WHOLE as SCHEMAS
+from mpctl.bench.documents import REPORTS as SCHEMAS
 from mpctl.bench.documents import read_report, read_reports, report_path
 from mpctl.bench.report import BenchName
 from mpctl.errors import InputError
@@ -82,13 +82,13 @@ def test_missing_files_are_all_named_at_once(tmp_path):
 def test_a_report_that_is_drawn_is_whole(name, tmp_path):
     """A key of a row, or of the findings, that is missing or of another type is named."""
     write_report(tmp_path, document := MADE[name]())
-    assert read_report(tmp_path, "A", whole=True) == document
+    assert read_report(tmp_path, "A", complete=True) == document
     for key in (*document["results"][0].keys() - {"reserved_bytes"}, "findings"):
         broken = MADE[name]()
         (broken if key == "findings" else broken["results"][0])[key] = {"x": object.__name__}
         write_report(tmp_path, broken)
         with pytest.raises(InputError) as refused:
-            read_report(tmp_path, "A", whole=True)
+            read_report(tmp_path, "A", complete=True)
         assert refused.value.issues[0].rule == "bench-report"
     write_report(tmp_path, made_report(name, [row("a", 1.0)]))
     assert read_report(tmp_path, "A")["results"][0]["name"] == "a"  # enough to be compared

@@ -44,7 +44,7 @@ def report(
     from mpctl.render.bench import report_warnings
     from mpctl.render.output import print_warnings
 
-    found = read_report(source, "SOURCE", whole=True)
+    found = read_report(source, "SOURCE", complete=True)
     folder = report_path(source).parent if out is None else out
     if issues := list(check_redrawn(folder, is_own=out is None, overwrite=overwrite)):
         raise InputError(issues)
