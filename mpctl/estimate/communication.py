@@ -87,14 +87,19 @@ def local_parameters(
         own = (w for w in weights if view in ("", w.view) and not (whole_only and w.is_split))
         return sum(weight.local_numel(layout.views) for weight in own)
 
-    slices = layout.stage_slices(stage)
-    ends = {w.name: w for part in slices for w in part.end_weights(trained_only=trained_only)}
-    blocks = sum(
-        layers * count(flow.trained if trained_only else flow.part.weights)
-        for part in slices
-        for layers, flow in part.blocks
-    )
-    return blocks + count(ends.values())
+    def count_all() -> int:
+        slices = layout.stage_slices(stage)
+        ends = {w.name: w for part in slices for w in part.end_weights(trained_only=trained_only)}
+        blocks = sum(
+            layers * count(flow.trained if trained_only else flow.part.weights)
+            for part in slices
+            for layers, flow in part.blocks
+        )
+        return blocks + count(ends.values())
+
+    grids = tuple((name, held.grid) for name, held in layout.views.items())
+    key = ("numel", *layout.content_key(stage), grids, trained_only, whole_only, view)
+    return layout.table.once(key, count_all)
 
 
 # ------------------------------------------------------------------------------
@@ -139,7 +144,12 @@ class Message(NamedTuple):
 
     def times(self, count: int) -> Message:
         """The message `count` times as often."""
-        return self if count == 1 else self._replace(count=self.count * count)
+        if count == 1:
+            return self
+        return Message(
+            self.axis, self.kind, self.what, self.bytes, self.count * count, self.phase,
+            self.cover, self.product, self.stages,
+        )  # fmt: skip
 
 
 class MessageCount(NamedTuple):

@@ -19,7 +19,7 @@ reduce-scatters 1024 (256 elements) and gathers 1024.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -131,20 +131,27 @@ class GradientMessages:
             return list(self._by_layer(self.layout.chunk_slices(stage, chunk)))
         return [
             message.times(count)
-            for shape, count in self._shapes(stage).items()
+            for shape, count in self.layout.bucket_shapes(stage).items()
             if chunk in shape.chunks
             for message in self._bucket_passes(shape)
         ]
 
     def step(self, stage: int) -> list[Message]:
         """Messages of a stage once a step, in the order in which they are sent."""
-        if self.profile.overlap.buckets:
-            return [
-                message.times(count)
-                for shape, count in self._shapes(stage).items()
-                for message in self._bucket_step(shape)
-            ]
-        return list(self._whole_stage(stage))
+        if not self.profile.overlap.buckets:
+            return list(self._whole_stage(stage))
+        messages: list[Message] = []
+        for shape, count in self.layout.bucket_shapes(stage).items():
+            alike = (shape.numel, shape.is_trained, shape.partial, shape.stages, shape.view)
+            if alike not in self._steps:
+                self._steps[alike] = list(self._bucket_step(shape))
+            messages += [message.times(count) for message in self._steps[alike]]
+        return messages
+
+    @cached_property
+    def _steps(self) -> dict[Hashable, list[Message]]:
+        """Messages of a bucket by all that they follow from: of every chunk it is sent alike."""
+        return {}
 
     def all(self, stage: int) -> Iterator[Message]:
         """All messages of a stage in one step, those of every micro batch as often."""
@@ -154,7 +161,7 @@ class GradientMessages:
                 yield from (message.times(m) for message in self.chunk(stage, chunk))
             yield from self.step(stage)
             return
-        for shape, count in self._shapes(stage).items():
+        for shape, count in self.layout.bucket_shapes(stage).items():
             passes = [message.times(m * len(shape.chunks)) for message in self._passes_of(shape)]
             own = [*(p for p in passes if p.what == "gradients"), *self._bucket_step(shape),
                    *(p for p in passes if p.what != "gradients")]  # fmt: skip
@@ -175,16 +182,6 @@ class GradientMessages:
         chunks = range(len(self.layout.stages[stage]))
         messages = (message for chunk in chunks for message in self.chunk(stage, chunk))
         return [message for message in messages if message.phase == "forward"]
-
-    def _shapes(self, stage: int) -> Mapping[BucketShape, int]:
-        if stage not in self._known_shapes:
-            self._known_shapes[stage] = self.layout.bucket_shapes(stage)
-        return self._known_shapes[stage]
-
-    @cached_property
-    def _known_shapes(self) -> dict[int, Mapping[BucketShape, int]]:
-        """By stage: every chunk of it asks for them."""
-        return {}
 
     def _passes_of(self, shape: BucketShape) -> list[Message]:
         return [] if self.groups[shape.view].replicas == 1 else self._bucket_passes(shape)

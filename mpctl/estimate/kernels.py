@@ -12,7 +12,7 @@ processors of as much together, in tiles of 256 x 128: 32 tiles are 10.67 waves,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
 from typing import NamedTuple
@@ -207,8 +207,15 @@ class OpTimes:
 
     def add(self, other: OpTimes, times: int = 1) -> None:
         """Add the seconds of `times` equal layers or ends."""
-        for name in NAMES:
-            setattr(self, name, getattr(self, name) + times * getattr(other, name))
+        self.forward += times * other.forward
+        self.dgrad += times * other.dgrad
+        self.wgrad += times * other.wgrad
+        self.tp_forward += times * other.tp_forward
+        self.tp_backward += times * other.tp_backward
+        self.cp_forward += times * other.cp_forward
+        self.cp_backward += times * other.cp_backward
+        self.host_forward += times * other.host_forward
+        self.host_backward += times * other.host_backward
 
     def pass_over(
         self, passes: MemoryPasses, size: float, bandwidth: float, *, backward: bool
@@ -223,9 +230,6 @@ class OpTimes:
         """Kernels and launches of this forward once more in backward; its messages are listed."""
         self.dgrad += forward.forward
         self.host_backward += forward.host_forward
-
-
-NAMES = tuple(field.name for field in fields(OpTimes))
 
 
 def pace(seconds: tuple[float, float]) -> float:

@@ -70,13 +70,18 @@ class LayerMessages:
         return value, max(4, value)
 
     def block(self, stack: LayerStack, flow: GradFlow) -> list[Message]:
-        """Messages of one layer and micro batch: over tp by group, kind and size, then of each
-        attention."""
-        over_tp = [*self._products(flow, stack.title), *self.of_norms(flow, stack.title)]
-        over_tp += list(self._repeated(stack, flow, over_tp))
-        over_tp.sort(key=lambda message: (message.axis, message.kind, message.bytes))
+        """Messages of one layer and micro batch."""
         is_again = is_repeated(self.layout, self.profile, flow)
-        return [*over_tp, *self._attentions(flow, is_again=is_again)]
+        return [*self.over_tp(stack, flow), *self.over_cp(flow, is_again=is_again)]
+
+    def over_tp(self, stack: LayerStack, flow: GradFlow) -> list[Message]:
+        """Those between the ranks of tp, which follow from the rows of a micro batch: by group,
+        kind and size, then heads that several ranks share."""
+        sent = [*self._products(flow, stack.title), *self.of_norms(flow, stack.title)]
+        sent += list(self._repeated(stack, flow, sent))
+        sent.sort(key=lambda message: (message.axis, message.kind, message.bytes))
+        is_again = is_repeated(self.layout, self.profile, flow)
+        return [*sent, *self._shared_heads(flow, is_again=is_again)]
 
     def end(self, flow: GradFlow) -> list[Message]:
         """Messages of one micro batch before the first or after the last layer of a stack; logits
@@ -89,11 +94,8 @@ class LayerMessages:
             if "vocab" in product.writes and self.tp > 1:
                 sent = loss_messages(self.layout.grid, self._rows(product.rows))
                 messages += [self._message(message, "loss") for message in sent]
-        return [*messages, *self._attentions(flow, is_again=False)]
-
-    def _attentions(self, flow: GradFlow, *, is_again: bool) -> Iterator[Message]:
-        for core in flow.cores:
-            yield from self._keys_and_values(core, flow, is_again=is_again)
+        shared = self._shared_heads(flow, is_again=False)
+        return [*messages, *shared, *self.over_cp(flow, is_again=False)]
 
     def _products(self, flow: GradFlow, what: str) -> Iterator[Message]:
         for product in flow.part.products:
@@ -156,22 +158,28 @@ class LayerMessages:
             size = message_bytes(self.layout, ("batch", stack.seq, "hidden"))
             yield Message("tp", "all_gather", stack.title, size, phase="recompute")
 
-    def _keys_and_values(
-        self, core: AttentionOp, flow: GradFlow, *, is_again: bool
-    ) -> Iterator[Message]:
-        """Gathered forward, summed and scattered backward: over tp where it has more ranks than
-        there are kv heads, over cp always."""
-        model, cp = self.layout.model, self.layout.job.parallel.cp
-        head = 2 * self.sizes["batch"] * self.sizes[core.keys] * cp * model.head_size
-        head *= self.layout.job.training.value_bytes
-        is_trained = flow.needs[core.key_product].y
-        if self.layout.grid.feature_parts > model.kv_heads:
-            size = head * model.kv_heads // cp
-            yield from _gathered("tp", "kv heads", size, is_again, is_trained)
-        if cp > 1:
-            size = head * max(1, model.kv_heads // self.tp)
+    def _shared_heads(self, flow: GradFlow, *, is_again: bool) -> Iterator[Message]:
+        """Keys and values over tp, where it has more ranks than there are kv heads."""
+        kv_heads = self.layout.model.kv_heads
+        for core in flow.cores if self.layout.grid.feature_parts > kv_heads else ():
+            size = self._head_bytes(core) * kv_heads
+            yield from _gathered("tp", "kv heads", size, is_again, flow.needs[core.key_product].y)
+
+    def over_cp(self, flow: GradFlow, *, is_again: bool) -> Iterator[Message]:
+        """Keys and values of a rank's heads, of the whole sequence, gathered forward, summed and
+        scattered backward. is_again: whether the forward is repeated."""
+        cp = self.layout.job.parallel.cp
+        for core in flow.cores if cp > 1 else ():
+            size = self._head_bytes(core) * cp * max(1, self.layout.model.kv_heads // self.tp)
             again = is_again or (flow.after and self._repeats_scores)
-            yield from _gathered("cp", "keys and values", size, again, is_trained)
+            yield from _gathered(
+                "cp", "keys and values", size, again, flow.needs[core.key_product].y
+            )
+
+    def _head_bytes(self, core: AttentionOp) -> int:
+        """Bytes of the keys and values of one head, of a rank's part of the sequence."""
+        training, size = self.layout.job.training, self.layout.model.head_size
+        return 2 * self.sizes["batch"] * self.sizes[core.keys] * size * training.value_bytes
 
     @cached_property
     def _repeats_scores(self) -> bool:

@@ -2,7 +2,7 @@
 
 Products come from the operator table, each at its local shape (kernels.py); what memory bounds, as
 passes over tensors that the runtime's profile counts (spec/runtime.py); messages over tp and cp
-(layer_messages.py) over the network's routes, less what kernels hide of them (operator_times.py).
+(layer_messages.py) over the network's routes, less what kernels hide of them (Hiding).
 In 2d and 2.5d a product is one of q steps; 3d computes one product of gathered parts, 1/l of each
 side. Recomputation repeats the forward, or the part of it that the profile says. Of fp8, mxfp8 and
 nvfp4 are the products of the layers' linear operators alone, whose operands are cast first.
@@ -13,9 +13,9 @@ By hand, one product 8 x 8 x 8 forward, dX and dW at 1024 FLOP/s, nothing else: 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import NamedTuple
 
 from mpctl.estimate.attention import AttentionTimer, repeats_core
 from mpctl.estimate.communication import Message, Phase, Sizes, gradient_bytes, local_sizes
@@ -27,8 +27,6 @@ from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.layer import LayerStack
 from mpctl.operators.matmul import MatMul, ParameterSpec
 from mpctl.sharding import AXIS_OF_DIM
-from mpctl.spec.job import JobSpec
-from mpctl.spec.model import ModelSpec
 from mpctl.spec.parallel import ParallelSpec
 from mpctl.spec.runtime import HostCosts, MemoryPasses, OverlapShares, RuntimeProfile
 from mpctl.units import PRODUCT_BYTES
@@ -37,24 +35,34 @@ NORM_PASSES = MemoryPasses(forward=2.0, backward=3.0)  # reads x, writes y; read
 ENTRY_PASSES = 6.0  # lookup, positions, dropout: reads and writes of hidden states
 
 
-@dataclass(frozen=True)
+class LinearTimes(NamedTuple):
+    """Seconds of a layer without its attentions and what they send over cp, and without what is
+    computed again: they follow from the rows that a rank has of a micro batch, however many samples
+    and positions these are. products: of matrix products forward."""
+
+    work: OpTimes
+    products: float
+
+
+class KnownTimes(NamedTuple):
+    """What is timed once for each gradient flow of a table, by its id. Layouts that agree in what
+    it follows from may share it."""
+
+    linear: dict[int, LinearTimes]
+    ends: dict[int, OpTimes]
+    blocks: dict[int, OpTimes]
+
+
 class OperatorTimer:
-    """Seconds of a model's operators under one layout."""
+    """Seconds of a model's operators under one layout. known: what was timed already."""
 
-    layout: JobLayout
-    speed: Speed
-    network: Network
-    profile: RuntimeProfile
-
-    @property
-    def job(self) -> JobSpec:
-        """The job that is timed."""
-        return self.layout.job
-
-    @property
-    def model(self) -> ModelSpec:
-        """The job's model."""
-        return self.layout.model
+    def __init__(
+        self, layout: JobLayout, speed: Speed, network: Network, profile: RuntimeProfile,
+        known: KnownTimes | None = None,
+    ) -> None:  # fmt: skip
+        self.layout, self.speed, self.network, self.profile = layout, speed, network, profile
+        self.known = known or KnownTimes({}, {}, {})
+        self.job, self.model = layout.job, layout.model
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -98,14 +106,19 @@ class OperatorTimer:
 
     def block(self, stack: LayerStack, flow: GradFlow) -> OpTimes:
         """One layer."""
-        work = OpTimes()
-        messages = self.messages.block(stack, flow)
-        self._send(work, messages)
-        self._products(work, flow, messages)
-        ahead = OpTimes(work.forward)
-        self._hidden(work, stack.seq, flow)
-        scores = OpTimes()
-        repeated = OpTimes()
+        times = self.known.blocks.get(id(flow))
+        if times is None:
+            times = self.known.blocks[id(flow)] = self._block(stack, flow)
+        return times
+
+    def _block(self, stack: LayerStack, flow: GradFlow) -> OpTimes:
+        linear = self.known.linear.get(id(flow))
+        if linear is None:
+            linear = self.known.linear[id(flow)] = self._linear(stack, flow)
+        work, scores, repeated = OpTimes(), OpTimes(), OpTimes()
+        work.add(linear.work)
+        is_again = is_repeated(self.layout, self.profile, flow)
+        self._send(work, self.messages.over_cp(flow, is_again=is_again))
         for core in flow.cores:
             self.attention.add(scores, core, flow)
             if repeats_core(self.layout, core):
@@ -113,12 +126,26 @@ class OperatorTimer:
         self.hiding.keys_and_values(work, scores)
         work.add(scores)
         self._host(work, flow)
-        self._repeat(work, scores, repeated, ahead.forward, flow)
-        self._accumulate(work, flow.trained)
+        self._repeat(work, scores, repeated, linear.products, flow)
         return work
+
+    def _linear(self, stack: LayerStack, flow: GradFlow) -> LinearTimes:
+        work, messages = OpTimes(), self.messages.over_tp(stack, flow)
+        self._send(work, messages)
+        self._products(work, flow, messages)
+        products = work.forward
+        self._hidden(work, stack.seq, flow)
+        self._accumulate(work, flow.trained)
+        return LinearTimes(work, products)
 
     def end(self, flow: GradFlow) -> OpTimes:
         """Before the first or after the last layer of a stack; logits bring their loss."""
+        times = self.known.ends.get(id(flow))
+        if times is None:
+            times = self.known.ends[id(flow)] = self._end(flow)
+        return times
+
+    def _end(self, flow: GradFlow) -> OpTimes:
         work, messages = OpTimes(), self.messages.end(flow)
         self._send(work, messages)
         self._products(work, flow, messages)
@@ -304,7 +331,7 @@ class OperatorTimer:
             m *= grid.axes["weight"]  # samples are gathered along one of the two axes that cut them
         return (m if weight.is_split else m // self.split), k, n
 
-    def _send(self, work: OpTimes, messages: Sequence[Message]) -> None:
+    def _send(self, work: OpTimes, messages: Iterable[Message]) -> None:
         """The price of messages over tp and cp, by pass; a repeated forward is part of backward."""
         for message in messages:
             seconds = self.network.seconds(message)
@@ -318,56 +345,44 @@ class OperatorTimer:
                 work.tp_backward += seconds
 
 
-# ------------------------------------------------------------------------------
-# Seconds of the host thread that launches a layer's kernels.
-#
-# A runtime takes as long for every layer, whatever its size (`host.layer` of its profile), and
-# longer where its matrices are split, for messages and pieces of products (`host.split`). Where tp
-# ranks wait for each other at every message it is longer (`host.sync`), and in a pipeline whose
-# stages send from node to node each rank of tp may add to it (`host.rank_in_pipeline`).
-#
-# By hand, 1.5 ms a layer and 0.7 ms a rank: 1.5 ms at tp 1, at tp 8 in a pipeline across nodes 7.1
-# ms forward and twice that backward.
-
-
 SYNCED = 8  # ranks of tp for which host.sync is stated
 
 
 def layer_host(host: HostCosts, tp: int) -> float:
-    """Host seconds of a layer's forward, wherever it lies."""
+    """Seconds of the host thread that launches the kernels of a layer's forward; a backward has
+    twice as many.
+
+    A runtime takes as long for every layer, whatever its size (`host.layer`), and longer where its
+    matrices are split, for messages and pieces of products (`host.split`), and where tp ranks wait
+    for each other at every message (`host.sync`).
+    """
     own = host.layer + host.split * (tp > 1)
     return own + host.sync * (min(tp, SYNCED) / SYNCED) ** 3
 
 
 def pipeline_host(host: HostCosts, parallel: ParallelSpec, network: Network) -> float:
-    """Host seconds by which a pipeline across nodes makes a layer's forward longer."""
+    """Host seconds by which a pipeline whose stages send from node to node makes a layer's forward
+    longer, for each rank of tp."""
     if parallel.pp == 1 or parallel.tp == 1 or not host.rank_in_pipeline:
         return 0.0
     return host.rank_in_pipeline * parallel.tp * network.pipelines_cross_nodes
 
 
-# ------------------------------------------------------------------------------
-# What of a layer's messages over tp and cp goes on beside the layer's own kernels.
-#
-# A column product of 1d sends its input's gradient beside the product of its weights' gradient. The
-# gathers and scatters of sequence parallelism can go in pieces beside the very product that needs
-# or makes them, where the switches of their link let kernels send (Transformer Engine's
-# userbuffers). A product of 2d or 2.5d is computed in q steps, and all but one of its messages of a
-# kind go beside them. Keys and values of the next ranks of cp travel while attention works on those
-# at hand. Never is more hidden than the work takes; the work itself slows down by `drag` of what it
-# hides.
-#
-# By hand, share 0.5, a gather of 3 s beside a product of 2 s: min(3, 2) x 0.5 = 1 s is hidden.
-
-
 PIECES = ("all_gather", "reduce_scatter")
 
 
-@dataclass(frozen=True)
-class Hiding:
-    """Takes from a layer's messages what its kernels hide.
+class Hiding(NamedTuple):
+    """Takes from a layer's messages over tp and cp what its kernels hide.
 
-    steps: products that one matrix product is computed in.
+    A column product of 1d sends its input's gradient beside the product of its weights' gradient.
+    The gathers and scatters of sequence parallelism can go in pieces beside the very product that
+    needs or makes them, where the switches of their link let kernels send (Transformer Engine's
+    userbuffers). A product of 2d or 2.5d is computed in q `steps`, and all but one of its messages
+    of a kind go beside them. Keys and values of the next ranks of cp travel while attention works
+    on those at hand. Never is more hidden than the work takes; the work itself slows down by `drag`
+    of what it hides.
+
+    By hand, share 0.5, a gather of 3 s beside a product of 2 s: min(3, 2) x 0.5 = 1 s is hidden.
     """
 
     overlap: OverlapShares

@@ -37,8 +37,6 @@ from mpctl.estimate.operator_times import OperatorTimer, pipeline_host
 from mpctl.estimate.step import ClosingTimes, closing_times, find_band, stage_keys
 from mpctl.estimate.step import StepTime as StepTime  # what the clock is asked for
 from mpctl.layout.job_layout import JobLayout
-from mpctl.operators.grad_flow import GradFlow
-from mpctl.operators.layer import LayerStack
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import RuntimeProfile
 from mpctl.spec.schedules import SCHEDULES
@@ -149,7 +147,7 @@ class StepTimeModel:
         """One layer of the first stack alone, as kernels take it: single layers are timed so."""
         table = self.layout.table
         stack, flow = table.stacks[0], table.flows[0].runs[0][1]
-        work = self._block(stack, flow)
+        work = self.operators.block(stack, flow)
         forward = work.forward + work.tp_forward + work.cp_forward
         return ChunkTimes(forward, work.dgrad + work.tp_backward + work.cp_backward, work.wgrad)
 
@@ -183,7 +181,7 @@ class StepTimeModel:
         work = OpTimes()
         for part in self.layout.chunk_slices(stage, chunk):
             for layers, flow in part.blocks:
-                work.add(self._block(part.stack, flow), layers)
+                work.add(self.operators.block(part.stack, flow), layers)
                 work.host_forward += layers * self._crossing
                 work.host_backward += layers * 2 * flow.after * self._crossing
             for end in part.ends:
@@ -197,16 +195,6 @@ class StepTimeModel:
     def _crossing(self) -> float:
         operators = self.operators
         return pipeline_host(operators.profile.host, self.job.parallel, operators.network)
-
-    def _block(self, stack: LayerStack, flow: GradFlow) -> OpTimes:
-        blocks = self._blocks
-        if id(flow) not in blocks:
-            blocks[id(flow)] = self.operators.block(stack, flow)
-        return blocks[id(flow)]
-
-    @cached_property
-    def _blocks(self) -> dict[int, OpTimes]:
-        return {}
 
     def _paced(self, work: OpTimes, messages: Sequence[Message]) -> ChunkPass:
         """The slower of the kernels and their host, and ZeRO's messages beside them."""

@@ -63,6 +63,11 @@ class StackGradFlow(NamedTuple):
     shared: tuple[ParameterSpec, ...]
 
     @property
+    def ends(self) -> tuple[GradFlow, GradFlow]:
+        """Of the entry and the exit."""
+        return self.entry, self.exit
+
+    @property
     def last(self) -> GradFlow | None:
         """The gradient flow of the last layer; None in a stack without layers."""
         return self.runs[-1][1] if self.runs else None

@@ -15,8 +15,9 @@ is the step itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf
+from operator import mul
 from typing import Any, NamedTuple
 
 from mpctl.axes import AXES, DEFAULT_ORDER, FILLING, chosen_ranks
@@ -63,10 +64,11 @@ def pass_bound(work: OpTimes, slow: float) -> PassBound:
     )  # fmt: skip
 
 
-def total_of(passes: Iterable[tuple[int, PassBound]]) -> PassBound:
+def total_of(passes: Sequence[tuple[int, PassBound]]) -> PassBound:
     """The sum of bounds, each times its number."""
-    counted = list(passes)
-    return PassBound(*(sum(count * one[at] for count, one in counted) for at in range(4)))
+    counts = [count for count, _ in passes]
+    columns = zip(*(one for _, one in passes), strict=True)
+    return PassBound(*[sum(map(mul, counts, column)) for column in columns])
 
 
 class CostBounds(NamedTuple):
@@ -104,8 +106,11 @@ class StepTimeBound:
 
     def __init__(self, evaluator: LayoutEvaluator) -> None:
         self.evaluator, self.space = evaluator, evaluator.space
-        self.batch = self.space.job.training.global_batch_size or 1
         self.known_costs: dict[tuple[Any, ...], CostBounds | None] = {}
+        host, slow = evaluator.profile.host, evaluator.speed.host
+        # of a pass over a chunk, without those of its layers: alone, and in a pipeline
+        self.host = slow * (host.micro_batch + 0.0), slow * (host.micro_batch + host.message)
+        self.host_step = slow * host.step
 
     def costs(self, layout: LayoutSettings) -> CostBounds | None:
         """Costs of the layouts with this one's layer key; None where a link that they need states
@@ -133,7 +138,8 @@ class StepTimeBound:
                 ends += [(1, pass_bound(operators.end(e), slow)) for e in (flow.entry, flow.exit)]
             head = OpTimes()  # where the runtime fills stages, the loss may lie on the next one
             head.add(operators.end(table.flows[-1].exit))
-            head.add(operators.loss(table.flows[-1].exit), -int(self.space.runs.fills_stages))
+            if self.space.runs.fills_stages:
+                head.add(operators.loss(table.flows[-1].exit), -1)
         except MissingLink:
             return None
         least, most = (
@@ -171,24 +177,17 @@ class StepTimeBound:
         costs = self.costs(family)
         if costs is None:
             return inf
-        m, chunks, host = self.space.microbatches(family), family.vpp, self._host(family)
+        m, chunks, host = self.space.microbatches(family), family.vpp, self.host[family.pp > 1]
         bound = m * costs.whole.with_host(host * family.pp * chunks) / family.pp
         if family.pp == 1:
             return bound * SLACK
-        layer = costs.layer
-        fill = (
-            layer.forward_seconds if SCHEDULES[family.schedule].splits_backward else layer.seconds
-        )
+        layer, exit_ = costs.layer, costs.exit
+        splits = SCHEDULES[family.schedule].splits_backward
+        fill = layer.forward_seconds if splits else layer.seconds
         for before, count, is_last in self._slow_stages(family):
-            stage = total_of([(count, layer), (int(is_last), costs.exit)])
+            stage = PassBound(*[count * a + is_last * b for a, b in zip(layer, exit_, strict=True)])
             bound = max(bound, m * stage.with_host(host * chunks) + before * fill)
         return bound * SLACK
-
-    def _host(self, family: LayoutSettings) -> float:
-        """Host seconds of a pass over a chunk, without those of its layers."""
-        host = self.evaluator.profile.host
-        sends = host.message if family.pp > 1 else 0.0
-        return self.evaluator.speed.host * (host.micro_batch + sends)
 
     def _slow_stages(self, family: LayoutSettings) -> list[StageLayers]:
         """The stages that may be the slowest: the last one of each number of layers."""
@@ -217,7 +216,7 @@ class StepTimeBound:
         if family.pp > 1:
             counts = [stage.layers for stage in self._slow_stages(family)]
             least, most = min(counts), max(counts)
-        host = self._host(family) * family.vpp
+        host = self.host[family.pp > 1] * family.vpp
         overlapped = most * (costs.most.backward + costs.most.host_backward) + host
         overlapped += costs.ends.backward + costs.ends.host_backward
         overlapped *= cover_backwards(family.pp, family.vpp)
@@ -236,7 +235,7 @@ class StepTimeBound:
         profile, speed = self.evaluator.profile, self.evaluator.speed
         parts = layout.replicas if layout.zero else 1
         moved = trained * profile.operators.optimizer_bytes / parts
-        return moved / speed.bandwidth + speed.host * profile.host.step
+        return moved / speed.bandwidth + self.host_step
 
     def _messages(self, layout: LayoutSettings, costs: CostBounds, during: _Overlap) -> float:
         """Least seconds that messages between replicas add to the step: those of a stage with few

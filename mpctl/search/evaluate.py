@@ -9,26 +9,23 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, gcd
 from typing import Any, NamedTuple, TypeVar
 
 from mpctl.axes import AXES
 from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes
-from mpctl.estimate.communication import gradient_bytes
-from mpctl.estimate.kernels import MissingFigure, OpTimes, Speed, device_speed
+from mpctl.estimate.communication import gradient_bytes, local_sizes
+from mpctl.estimate.kernels import MissingFigure, Speed, device_speed
 from mpctl.estimate.memory import KnownMemory, LayoutMemory, peak_bytes
 from mpctl.estimate.network import MissingLink, Network
-from mpctl.estimate.operator_times import OperatorTimer
+from mpctl.estimate.operator_times import KnownTimes, OperatorTimer
 from mpctl.estimate.step import StepTime
 from mpctl.estimate.time import StepTimeModel
 from mpctl.families import get_table
 from mpctl.layout.draft import LayoutDraft
 from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.topology import job_topology
-from mpctl.operators.grad_flow import GradFlow
-from mpctl.operators.layer import LayerStack
 from mpctl.operators.table import OperatorTable
 from mpctl.pipeline.costs import job_costs
 from mpctl.pipeline.stages import Span, job_stages
@@ -38,29 +35,11 @@ from mpctl.search.space import SearchSpace
 from mpctl.spec.cluster import Link
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import RuntimeProfile, get_profile
+from mpctl.units import PRODUCT_BYTES
 
 Value = TypeVar("Value")
 Stages = list[list[Span]]
 SLACK = 1 - 1e-9  # for bounds: the same sums in another order differ by rounding
-
-
-@dataclass(frozen=True)
-class _CachedTimer(OperatorTimer):
-    """A timer that computes each layer and each end of a table once."""
-
-    times: dict[int, OpTimes] = field(default_factory=dict)
-
-    def block(self, stack: LayerStack, flow: GradFlow) -> OpTimes:
-        times = self.times.get(id(flow))
-        if times is None:
-            times = self.times[id(flow)] = super().block(stack, flow)
-        return times
-
-    def end(self, flow: GradFlow) -> OpTimes:
-        times = self.times.get(id(flow))
-        if times is None:
-            times = self.times[id(flow)] = super().end(flow)
-        return times
 
 
 class FirstStage(NamedTuple):
@@ -126,10 +105,28 @@ class LayoutEvaluator:
         return not has_errors(job, LayoutDraft(job, table=self.table(layout.tp), stages=stages))
 
     def timer(self, layout: LayoutSettings, job_layout: JobLayout) -> OperatorTimer:
-        """The timer of the layout's layers and ends; layouts of one layer key share the times."""
-        order = layout.order if layout.cp > 1 else ""
-        times: dict[int, OpTimes] = self.cached((layout.layer_key, order, "times"), dict)
-        return _CachedTimer(job_layout, self.speed, self.network(layout), self.profile, times=times)
+        """The timer of the layout's layers and ends. Layouts of one layer key and the same routes
+        share the times of layers; of as many rows in a micro batch, all but attention's."""
+        network = self.network(layout)
+        over_tp = tuple(network.route(axis) for axis in ("tp", *job_layout.grid.groups))
+        # operands of low-precision products may be cast once a step
+        step = job_layout.num_microbatches if self._casts_once else 0
+        key = (layout.layer_key, over_tp, network.route("cp"), step)
+        known = self.cache.get(key)
+        if known is None:
+            sizes = local_sizes(job_layout)
+            rows = tuple(sizes["batch"] * sizes[seq] for seq in ("seq", "decoder_seq"))
+            of_rows = layout._replace(cp=1, micro_batch_size=1).layer_key
+            linear = self.cached((of_rows, rows, over_tp, step), lambda: KnownTimes({}, {}, {}))
+            has_cores = any(end.cores for flow in job_layout.table.flows for end in flow.ends)
+            ends = {} if has_cores else linear.ends
+            known = self.cache[key] = KnownTimes(linear.linear, ends, {})
+        return OperatorTimer(job_layout, self.speed, network, self.profile, known)
+
+    @cached_property
+    def _casts_once(self) -> bool:
+        narrow = self.space.job.training.dtype in PRODUCT_BYTES
+        return narrow and self.profile.operators.casts_weights != "pass"
 
     @cached_property
     def message_widths(self) -> tuple[int, int]:

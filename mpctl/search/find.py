@@ -302,7 +302,7 @@ class BranchAndBound:
         if level == "layout":
             self._evaluate(part, bound)
         elif level == "axes":
-            for least, family in self._families(part):
+            for least, family in self._families(part, bound):
                 yield least, "family", family
         elif self._wants(bound, 0.0, idea_of(part)):
             needed = self._min_bytes(part)
@@ -312,9 +312,11 @@ class BranchAndBound:
             elif needed > self.budgets[0].limit:
                 self.too_large_count += sum(1 for _ in self.space.members(part))
 
-    def _families(self, axes: LayoutSettings) -> Iterator[tuple[float, LayoutSettings]]:
+    def _families(
+        self, axes: LayoutSettings, bound: float
+    ) -> Iterator[tuple[float, LayoutSettings]]:
         idea = idea_of(axes)
-        if not self._wants(self.bound.of_axes_quickly(axes), 0.0, idea):  # one better came since
+        if not self._wants(bound, 0.0, idea):  # one better came since
             return
         if not self._wants(self.bound.of_axes(axes), 0.0, idea):
             return

@@ -58,6 +58,7 @@ from mpctl.spec.job import JobSpec, ends_count_as_layers
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.parallel import ScheduleName
 from mpctl.spec.runtime import RuntimeSupport, get_profile
+from mpctl.spec.training import TrainingSpec
 from mpctl.tensor_grid import TensorGrid, grid_axes, grid_depths
 
 CHOSEN = tuple(axis for axis in AXES if axis.name != FILLING)
@@ -177,8 +178,11 @@ class SearchSpace:
 
     def microbatches(self, layout: LayoutSettings) -> int:
         """Micro batches of a replica in one step."""
-        batch = self.job.training.global_batch_size or layout.dp
-        return max(1, batch // (layout.micro_batch_size * layout.dp))
+        return max(1, (self._batch or layout.dp) // (layout.micro_batch_size * layout.dp))
+
+    @cached_property
+    def _batch(self) -> int | None:
+        return self.job.training.global_batch_size
 
     @cached_property
     def _recompute_modes(self) -> list[str]:
@@ -353,18 +357,19 @@ class SearchSpace:
         ends = self.counts_ends(layout.pp * layout.vpp) and layout.stage_balance == "even"
         values |= dict.fromkeys(("first_stage_layers", "last_stage_layers"))
         values |= dict.fromkeys(("embedding_is_layer", "loss_is_layer"), ends)
-        is_full = layout.recompute == "full"
-        given = self.job.training
-        training["offload_activations"] = is_full and given.offload_activations
-        training["partition_activations"] = (
-            is_full and given.partition_activations and not layout.sequence_parallel
-        )
-        return self.job.model_copy(
-            update={
-                "parallel": self.job.parallel.model_copy(update=values),
-                "training": given.model_copy(update=training),
-            }
-        )
+        key = ("training", layout.sequence_parallel, *training.values())
+        tables = {
+            "parallel": self.job.parallel.model_copy(update=values),
+            "training": self._once(key, lambda: self._training(layout, training)),
+        }
+        return self.job.model_copy(update=tables)
+
+    def _training(self, layout: LayoutSettings, changes: dict[str, Any]) -> TrainingSpec:
+        given, is_full = self.job.training, layout.recompute == "full"
+        partitions = is_full and given.partition_activations and not layout.sequence_parallel
+        offloads = is_full and given.offload_activations
+        changes |= {"offload_activations": offloads, "partition_activations": partitions}
+        return given.model_copy(update=changes)
 
 
 MEMBER_SETTINGS = (
