@@ -32,13 +32,13 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
     sizes, stage = plan.job.sizes, zero_stage(plan.job)
     if stage == 0 and sizes["cp"] > 1:
         message = "accelerate shards over cp wherever it is above 1"
-        yield refused("zero", 0, message, "use zero 2 or 3")
+        yield refused("parallel.zero", 0, message, "use zero 2 or 3")
     elif stage == 0 and sizes["tp"] > 1 and sizes["dp"] > 1:
         message = "accelerate runs tp beside replicas only where dp shards"
-        yield refused("zero", 0, message, "use zero 2 or 3")
+        yield refused("parallel.zero", 0, message, "use zero 2 or 3")
     if plan.job.training.recompute == "full" and not _is_sharded(plan.job):
         message = "accelerate's config recomputes only what FSDP wraps"
-        yield refused("recompute", "full", message, "use recompute none, or zero 2 or 3")
+        yield refused("training.recompute", "full", message, "use recompute none, or zero 2 or 3")
 
 
 def _is_sharded(job: JobSpec) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from mpctl.errors import Issue
 from mpctl.interop.emitted import EmitTarget, Value, plan_notes, python_call
-from mpctl.interop.limits import LauncherLimits, find_order, refused, uneven_setting
+from mpctl.interop.limits import LauncherLimits, find_order, refused, uneven_refusals
 from mpctl.layout.topology import job_grid, zero_stage
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
@@ -41,14 +41,14 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
     yield from (LEGACY if _is_grid(plan) else LIMITS).refusals(plan)
     if p.cp > 1 and p.sequence_parallel and p.tp > 1:
         message = "Colossal-AI splits sequences over cp or over tp, not over both"
-        yield refused("sequence_parallel", "true", message, "use --no-sequence-parallel, or cp 1")
-    setting = uneven_setting(plan)
-    if setting is not None and (p.vpp > 1 or _is_grid(plan)):
+        hint = "use --no-sequence-parallel, or cp 1"
+        yield refused("parallel.sequence_parallel", "true", message, hint)
+    if p.vpp > 1 or _is_grid(plan):
         message = "Colossal-AI takes the layers of a stage for one chunk a rank alone"
-        yield refused(setting, getattr(p, setting), message, "use stages of equal layers")
+        yield from uneven_refusals(plan, message)
     if not _is_grid(plan) and t.reduced_dtype not in ("fp32", t.dtype):
         message = "Colossal-AI reduces gradients in fp32 or in the data type"
-        yield refused("gradient_dtype", t.reduced_dtype, message, "use fp32")
+        yield refused("training.gradient_dtype", t.reduced_dtype, message, "use fp32")
 
 
 def _notes(plan: Plan) -> Iterator[str]:

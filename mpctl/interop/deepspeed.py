@@ -16,7 +16,7 @@ from math import log2
 
 from mpctl.errors import Issue
 from mpctl.interop.emitted import EmitTarget, plan_notes
-from mpctl.interop.limits import LauncherLimits, refused, uneven_setting
+from mpctl.interop.limits import LauncherLimits, refused, uneven_refusals
 from mpctl.layout.topology import zero_stage
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
@@ -33,21 +33,19 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
     yield from LIMITS.refusals(plan)
     if p.cp > 1 and (p.pp > 1 or p.tp > 1):
         beside = "a pipeline" if p.pp > 1 else "tp"
-        yield refused("cp", p.cp, f"DeepSpeed has none beside {beside}", "use cp 1")
+        yield refused("parallel.cp", p.cp, f"DeepSpeed has none beside {beside}", "use cp 1")
     elif p.cp > 1 and job.model is not None and job.model.heads % p.cp:
         message = f"DeepSpeed's Ulysses deals {job.model.heads} heads to the ranks"
-        yield refused("cp", p.cp, message, f"use a cp that divides {job.model.heads}")
+        yield refused("parallel.cp", p.cp, message, f"use a cp that divides {job.model.heads}")
     if p.tp > 1 and p.pp == 1 and zero_stage(job) == 3:
         message = "DeepSpeed's AutoTP trains with ZeRO 0 to 2"
-        yield refused("zero", 3, message, "use zero 2, or tp 1")
-    if (setting := uneven_setting(plan)) is not None:
-        message = "DeepSpeed cuts stages of equal layers, or by parameters"
-        yield refused(setting, getattr(p, setting), message, "use stages of equal layers")
+        yield refused("parallel.zero", 3, message, "use zero 2, or tp 1")
+    yield from uneven_refusals(plan, "DeepSpeed cuts stages of equal layers, or by parameters")
     scale = job.training.loss_scale
     if job.training.dtype == "fp16" and not log2(scale).is_integer():
         message = "DeepSpeed takes a power of 2"
-        yield Issue("emit-loss-scale", "training.loss_scale", f"{scale}, and {message}",
-                    f"use {2.0 ** round(log2(scale)):.0f}")  # fmt: skip
+        hint = f"use {2.0 ** round(log2(scale)):.0f}"
+        yield refused("training.loss_scale", scale, message, hint)
 
 
 def _notes(plan: Plan) -> Iterator[str]:

@@ -23,7 +23,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple
 
 from mpctl.axes import CHOSEN_AXES
 from mpctl.axes import sizes_text as axis_sizes_text
@@ -32,7 +32,7 @@ from mpctl.layout.topology import zero_stage
 from mpctl.planning.plan import Plan
 from mpctl.planning.summary import model_name, placement_text, sizes_text, verdict
 from mpctl.sharding import padded_vocab
-from mpctl.spec.job import JobSpec
+from mpctl.spec.model import ModelSpec
 from mpctl.spec.schedules import SCHEDULES
 from mpctl.units import plural
 
@@ -40,27 +40,13 @@ WIDTH = 98
 Language = Literal["shell", "yaml", "python"]
 
 
-class EmitDocument(TypedDict):
-    """Schema mpctl.emit/1: what `mpctl plan --emit TARGET --json` prints.
-
-    language: of the text, in all of which a comment begins with `#`. notes: the comments at its
-    head, one by one.
-    """
-
-    schema: Literal["mpctl.emit/1"]
-    target: str
-    software: str
-    language: Language
-    text: str
-    notes: list[str]
-
-
 @dataclass(frozen=True, slots=True)
 class EmittedPlan:
     """What another launcher takes for a plan.
 
     target: its name, `megatron`. software: name and version that the spelling was checked with.
-    notes: what a reader must know: derived sizes, approximations. body: flags, file or snippet.
+    language: of the text, in all of which a comment begins with `#`. notes: what a reader must
+    know: derived sizes, approximations. body: flags, file or snippet.
     """
 
     target: str
@@ -74,8 +60,8 @@ class EmittedPlan:
         """The notes as comments, each wrapped with its later lines set in, then the body."""
         return "\n".join([*map(_comment, (f"For {self.software}.", *self.notes)), self.body])
 
-    def as_dict(self) -> EmitDocument:
-        """The document of `--json`."""
+    def as_dict(self) -> dict[str, Any]:
+        """Schema mpctl.emit/1: what `mpctl plan --emit TARGET --json` prints."""
         return {
             "schema": "mpctl.emit/1",
             "target": self.target,
@@ -117,71 +103,38 @@ def plan_notes(
     """What every target says: the layout and whether it fits, the padded vocabulary, and what of
     the plan has no effect or is another thing there. divisor: of its padding, where it is not the
     model's; 0 where the launcher pads nothing. schedules: those that it runs."""
-    yield from layout_notes(plan)
-    yield from vocabulary_note(plan.job, divisor=divisor)
-    yield from zero_note(plan.job)
-    yield from schedule_note(plan.job, tuple(schedules))
-    yield from sequence_note(plan.job, launcher)
-
-
-def layout_notes(plan: Plan) -> Iterator[str]:
-    """Model, sizes and place of the ranks; how dp and the micro batches follow; whether it fits."""
-    job, sizes = plan.job, plan.job.sizes
+    job, sizes, p, t = plan.job, plan.job.sizes, plan.job.parallel, plan.job.training
     model = model_name(job)
     of_model = f"{model}: " if model else ""
-    yield f"{of_model}{sizes_text(job)}, {placement_text(plan)}, order {job.parallel.order}"
+    yield f"{of_model}{sizes_text(job)}, {placement_text(plan)}, order {p.order}"
     inner = axis_sizes_text(sizes, CHOSEN_AXES)
     yield f"dp {sizes['dp']} = {plural(job.world_size, 'rank')} / ({inner})"
-    yield batch_note(job)
-    yield verdict(plan)
-
-
-def batch_note(job: JobSpec) -> str:
-    """How the global batch follows from micro batch, dp and micro batches."""
-    t, count = job.training, job.num_microbatches
-    return (
+    yield (
         f"global batch {t.global_batch_size} = micro batch {t.micro_batch_size} x dp "
-        f"{job.sizes['dp']} x {plural(count, 'micro batch', 'micro batches')} a step"
+        f"{sizes['dp']} x {plural(job.num_microbatches, 'micro batch', 'micro batches')} a step"
     )
-
-
-def vocabulary_note(job: JobSpec, *, divisor: int | None = None) -> Iterator[str]:
-    """The padded rows of the word table. divisor: theirs, where it is not the model's; 0 where the
-    software pads nothing."""
-    if job.model is None:
-        return
-    vocab, tp = job.model.vocab, job.parallel.tp
-    ours = padded_vocab(vocab, tp=tp, divisor=job.model.vocab_divisor)
-    if divisor == 0:
-        more = f"; mpctl's plan pads it to {ours}" if ours != vocab else ""
-        yield f"vocabulary {vocab}, not padded by this software{more}"
-        return
-    theirs = padded_vocab(vocab, tp=tp, divisor=divisor or job.model.vocab_divisor)
-    more = f"; mpctl's plan pads it to {ours}" if ours != theirs else ""
-    multiple = divisor or job.model.vocab_divisor
-    yield f"vocabulary {vocab}, padded to {theirs}, a multiple of {multiple} x tp {tp}{more}"
-
-
-def zero_note(job: JobSpec) -> Iterator[str]:
-    """Where the plan asks for ZeRO and there is a single replica."""
-    if job.parallel.zero and not zero_stage(job):
-        yield f"ZeRO {job.parallel.zero} shares nothing: dp x cp is 1"
-
-
-def schedule_note(job: JobSpec, known: tuple[str, ...]) -> Iterator[str]:
-    """Where the software has another schedule than the plan's. known: those that it runs."""
-    p = job.parallel
-    if p.pp > 1 and p.schedule not in known:
+    yield verdict(plan)
+    if job.model is not None:
+        yield _vocabulary_note(job.model, p.tp, divisor)
+    if p.zero and not zero_stage(job):
+        yield f"ZeRO {p.zero} shares nothing: dp x cp is 1"
+    if p.pp > 1 and p.schedule not in schedules:
         yield (
             f"approximated: schedule {p.schedule} is not there; 1F1B runs instead, with the same "
             "losses and another bubble and memory"
         )
-
-
-def sequence_note(job: JobSpec, launcher: str) -> Iterator[str]:
-    """Where sequence parallelism is on and tp is 1."""
-    if job.parallel.sequence_parallel and job.parallel.tp == 1:
+    if p.sequence_parallel and p.tp == 1:
         yield f"sequence parallelism is left out: tp is 1, and {launcher} turns it off itself"
+
+
+def _vocabulary_note(model: ModelSpec, tp: int, divisor: int | None) -> str:
+    """The rows of the word table there, and in the plan where it has others."""
+    vocab, multiple = model.vocab, model.vocab_divisor if divisor is None else divisor
+    ours = padded_vocab(vocab, tp=tp, divisor=model.vocab_divisor)
+    rows = padded_vocab(vocab, tp=tp, divisor=multiple) if multiple else vocab
+    how = f"padded to {rows}, a multiple of {multiple} x tp {tp}"
+    more = f"; mpctl's plan pads it to {ours}" if ours != rows else ""
+    return f"vocabulary {vocab}, {how if multiple else 'not padded by this software'}{more}"
 
 
 _PLAIN = re.compile(r"[A-Za-z_][\w./-]*")

@@ -37,12 +37,12 @@ from mpctl.interop.megatron_flags import (
     NARROW_FLAGS,
     PLAIN_FLAGS,
     ROPE_SCALING,
+    SWITCHES,
     TRAINING_FLAGS,
+    VARIANT_FLAGS,
     MegatronFlag,
     read_variants,
 )
-from mpctl.interop.megatron_flags import SWITCHES as SWITCHES_OF_VARIANTS
-from mpctl.interop.megatron_flags import VALUES as OF_VARIANTS
 from mpctl.interop.megatron_others import SOFTWARE, is_apart, is_neutral, parser_flags, refusal_of
 from mpctl.pipeline.stages import Span, UnevenLayersError, job_stages, spans_of
 from mpctl.planning.plan import Overrides
@@ -59,32 +59,28 @@ SAMPLES = {
     "--lr-wsd-decay-samples": "training.lr_wsd_decay_steps",
 }  # fmt: skip
 """Flags that count samples where a job counts steps."""
-SWITCHES = (
+OLDER = {"--no-async-tensor-model-parallel-allreduce": 0}
+"""Flags of older versions that say nothing of a plan, with how many values they take."""
+READ = frozenset((
+    *(row.flag for row in (*PLAIN_FLAGS, *VARIANT_FLAGS)), *SWITCHES, *SAMPLES, *OLDER,
     "--sequence-parallel", "--use-tp-pp-dp-mapping", "--use-distributed-optimizer",
-    "--use-megatron-fsdp", "--overlap-grad-reduce", "--overlap-param-gather", "--bf16", "--fp16",
-    "--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16", "--recompute-activations",
-    "--distribute-saved-activations", "--group-query-attention", "--swiglu",
-    "--disable-bias-linear", "--no-bias-gelu-fusion",
-    "--untie-embeddings-and-output-weights", "--use-rope-scaling",
-    "--use-rotary-position-embeddings", "--account-for-embedding-in-pipeline-split",
-    "--account-for-loss-in-pipeline-split", "--no-gradient-accumulation-fusion",
-    "--use-mcore-models", "--use-flash-attn", "--no-async-tensor-model-parallel-allreduce",
-    "--no-position-embedding",
-)  # fmt: skip
-VALUES = (
-    "--data-parallel-sharding-strategy", "--ckpt-format", "--fp8-format", "--fp8-recipe",
-    "--fp8-amax-history-len", "--fp8-amax-compute-algo",
-    "--fp4-format", "--fp4-recipe", "--recompute-granularity",
-    "--recompute-method", "--recompute-num-layers", "--num-query-groups", "--rotary-base",
-    "--rope-scaling-factor", "--num-virtual-stages-per-pipeline-rank",
-    "--num-layers-per-virtual-pipeline-stage", "--pipeline-model-parallel-layout",
-    "--transformer-impl", "--padded-vocab-size", "--step-batch-size-schedule",
-    "--lr-warmup-fraction", *SAMPLES,
-)  # fmt: skip
-COUNTS = {
-    **{flag.flag: 1 for flag in PLAIN_FLAGS}, **dict.fromkeys((*VALUES, *OF_VARIANTS), 1),
-    **dict.fromkeys((*SWITCHES, *SWITCHES_OF_VARIANTS), 0), "--recompute-modules": -1,
-}  # fmt: skip
+    "--use-megatron-fsdp", "--data-parallel-sharding-strategy", "--ckpt-format",
+    "--overlap-param-gather", "--no-gradient-accumulation-fusion",
+    "--num-virtual-stages-per-pipeline-rank", "--num-layers-per-virtual-pipeline-stage",
+    "--pipeline-model-parallel-layout", "--step-batch-size-schedule", "--lr-warmup-fraction",
+    "--bf16", "--fp16", "--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16",
+    "--fp8-format", "--fp8-recipe", "--fp8-amax-history-len", "--fp8-amax-compute-algo",
+    "--fp4-format", "--fp4-recipe",
+    "--recompute-activations", "--recompute-granularity", "--recompute-modules",
+    "--recompute-method", "--recompute-num-layers",
+    "--group-query-attention", "--num-query-groups", "--swiglu", "--squared-relu",
+    "--qk-layernorm", "--add-qkv-bias", "--window-size", "--disable-bias-linear",
+    "--no-bias-gelu-fusion", "--untie-embeddings-and-output-weights", "--padded-vocab-size",
+    "--use-rotary-position-embeddings", "--no-position-embedding", "--rotary-base",
+    "--use-rope-scaling", "--rope-scaling-factor",
+    "--transformer-impl", "--use-mcore-models", "--use-flash-attn",
+))  # fmt: skip
+"""Every flag that is read, alone or with others."""
 
 
 @dataclass
@@ -136,10 +132,10 @@ def read_megatron(text: str) -> ReadJob:
     with every flag that is wrong or none of Megatron-LM's, or that changes the layout and is not
     understood.
     """
-    line = split_command(text, {name: f.values for name, f in parser_flags().items()} | COUNTS)
+    line = split_command(text, {name: f.values for name, f in parser_flags().items()} | OLDER)
     _check_is_expanded(line.flags)
     reader = _Reader(line.flags)
-    unknown = [flag for flag in line.flags if flag not in COUNTS]
+    unknown = [flag for flag in line.flags if flag not in READ]
     reader.issues += [issue for flag in unknown if (issue := refusal_of(flag, line.flags[flag]))]
     _read_cluster(reader, line.launcher)
     _read_layout(reader)
@@ -150,9 +146,7 @@ def read_megatron(text: str) -> ReadJob:
     _read_samples(reader)
     if reader.has("--lr-warmup-fraction"):
         _read_warmup(reader)
-    pipeline, wrong = pipeline_settings(line.flags, reader.settings)
-    reader.settings |= pipeline
-    reader.issues += wrong
+    _read_pipeline(reader)
     if reader.issues:
         raise InputError(reader.issues)
     ignored = {flag: line.flags[flag] for flag in unknown}
@@ -166,7 +160,7 @@ def _check_is_expanded(flags: Flags) -> None:
     issues = [
         Issue("bad-syntax", flag, f"{' '.join(values)!r} {message}", EXPAND)
         for flag, values in flags.items()
-        if flag in COUNTS and any(map(is_unexpanded, values))
+        if flag in READ and any(map(is_unexpanded, values))
     ]
     if issues:
         raise InputError(issues)
@@ -238,9 +232,7 @@ def _read_layout(reader: _Reader) -> None:
     s["parallel.sequence_parallel"] = (
         reader.has("--sequence-parallel") and s.get("parallel.tp") != 1
     )
-    s["parallel.overlap_gradients"] = reader.has("--overlap-grad-reduce")
-    s["parallel.embedding_is_layer"] = reader.has("--account-for-embedding-in-pipeline-split")
-    s["parallel.loss_is_layer"] = reader.has("--account-for-loss-in-pipeline-split")
+    s |= {setting: reader.has(flag) for flag, setting in SWITCHES.items()}
     if reader.has("--use-tp-pp-dp-mapping"):
         s["parallel.order"] = "tp-cp-pp-dp"
     s["parallel.zero"] = _zero(reader)
@@ -291,16 +283,22 @@ def _read_precision(reader: _Reader) -> None:
         _read_plain(reader, FP16_FLAGS)
         if not reader.has("--accumulate-allreduce-grads-in-fp32"):
             s["training.gradient_dtype"] = "fp16"
-    elif reader.has("--bf16") or reader.has("--fp8-format") or reader.has("--fp4-format"):
-        s["training.dtype"] = _narrow_dtype(reader) or "bf16"
-        if s["training.dtype"] == "fp8":
-            _read_fp8(reader)
-        if s["training.dtype"] in NARROW_FLAGS:
-            _check_format(reader, str(s["training.dtype"]))
-        if reader.has("--grad-reduce-in-bf16"):
-            s["training.gradient_dtype"] = "bf16"
-    else:
-        s["training.dtype"] = "fp32"
+        return
+    dtype = "bf16" if reader.has("--bf16") else "fp32"
+    if reader.has("--fp4-format"):
+        dtype = "nvfp4"
+    elif reader.has("--fp8-format"):
+        dtype = "mxfp8" if reader.value("--fp8-recipe") == "mxfp8" else "fp8"
+    s["training.dtype"] = dtype
+    if dtype == "fp8":
+        _read_fp8(reader)
+    words = NARROW_FLAGS.get(dtype, ())
+    for flag, planned in zip(words[::2], words[1::2], strict=True):
+        given = reader.value(flag, planned)
+        if flag != "--fp8-recipe" and given != planned:  # formats are of one size and speed
+            reader.nearest(flag, f"{given} is planned as {planned}")
+    if dtype != "fp32" and reader.has("--grad-reduce-in-bf16"):
+        s["training.gradient_dtype"] = "bf16"
 
 
 def _read_fp8(reader: _Reader) -> None:
@@ -319,24 +317,6 @@ def _read_fp8(reader: _Reader) -> None:
         reader.nearest("--fp8-recipe", f"{recipe} is planned as tensorwise")
 
 
-def _check_format(reader: _Reader, dtype: str) -> None:
-    """Formats of fp8 are of one size and speed; a job has one for each dtype."""
-    words = NARROW_FLAGS[dtype]
-    for flag, planned in zip(words[::2], words[1::2], strict=True):
-        given = reader.value(flag, planned)
-        if flag != "--fp8-recipe" and given != planned:
-            reader.nearest(flag, f"{given} is planned as {planned}")
-
-
-def _narrow_dtype(reader: _Reader) -> str | None:
-    """The dtype of products of fewer than 16 bits; None where there are none."""
-    if reader.has("--fp4-format"):
-        return "nvfp4"
-    if reader.has("--fp8-format"):
-        return "mxfp8" if reader.value("--fp8-recipe") == "mxfp8" else "fp8"
-    return None
-
-
 def _read_recompute(reader: _Reader) -> None:
     given = reader.value("--recompute-granularity")
     if reader.has("--recompute-activations"):
@@ -353,7 +333,6 @@ def _read_recompute(reader: _Reader) -> None:
         message = f"{method} with {per} layers: a job recomputes every layer from its input"
         reader.wrong("--recompute-method", message, "use uniform with --recompute-num-layers 1")
     reader.settings["training.recompute"] = given or "none"
-    reader.settings["training.partition_activations"] = reader.has("--distribute-saved-activations")
 
 
 def _read_model(reader: _Reader) -> None:
@@ -454,47 +433,40 @@ LAYOUT = "--pipeline-model-parallel-layout"
 _LONGEST = 100_000  # layers and parts of a layout
 
 
-def pipeline_settings(
-    flags: Flags, settings: Mapping[str, object]
-) -> tuple[dict[str, object], list[Issue]]:
-    """What the three flags say, given the other settings; and what is wrong with them."""
-    given = [flag for flag in (CHUNKS, LAYERS_A_CHUNK, LAYOUT) if flag in flags]
+def _read_pipeline(reader: _Reader) -> None:
+    """What the three flags say, given the other settings."""
+    given = [flag for flag in (CHUNKS, LAYERS_A_CHUNK, LAYOUT) if reader.has(flag)]
     if len(given) > 1:
         message = f"is given beside {' and '.join(given[1:])}; Megatron-LM takes one of them"
-        return {}, [Issue("megatron-flag", given[0], message, "leave the others out")]
-    try:
-        found = dict(_settings(flags, settings)) if given else {}
-    except InputError as error:
-        return {}, list(error.issues)
-    return found, []
-
-
-def _settings(flags: Flags, settings: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    if LAYOUT in flags:
-        yield from _cut_as(flags[LAYOUT][0], settings).items()
+        reader.wrong(given[0], message, "leave the others out")
         return
-    flag = CHUNKS if CHUNKS in flags else LAYERS_A_CHUNK
-    text = flags[flag][0]
+    try:
+        for flag in given:
+            text = reader.value(flag)
+            if flag == LAYOUT:
+                reader.settings |= _cut_as(text, reader.settings)
+            elif (chunks := _chunks(flag, text, reader.settings)) > 1:
+                reader.settings["parallel.vpp"] = chunks
+    except InputError as error:
+        reader.issues += error.issues
+
+
+def _chunks(flag: str, text: str, settings: Mapping[str, object]) -> int:
+    """Chunks a rank, which LAYERS_A_CHUNK says by the layers of each."""
     if not text.isdecimal() or int(text) < 1:
         raise _wrong(flag, f"{text!r} is not a number above 0")
     count = int(text)
-    if flag == LAYERS_A_CHUNK:
-        count = _chunks(count, settings)
-    if count > 1:
-        yield "parallel.vpp", count
-
-
-def _chunks(per_chunk: int, settings: Mapping[str, object]) -> int:
-    """Chunks a rank of so many layers each."""
+    if flag == CHUNKS:
+        return count
     layers, pp = settings.get("model.layers"), settings.get("parallel.pp")
     if not isinstance(layers, int) or not isinstance(pp, int):
         raise _wrong(LAYERS_A_CHUNK, "says nothing without --num-layers", f"use {CHUNKS}")
     ends = ("parallel.embedding_is_layer", "parallel.loss_is_layer")
     layers += sum(bool(settings.get(end)) for end in ends)
-    if layers % (pp * per_chunk):
-        message = f"{per_chunk} x {pp} stages does not divide {plural(layers, 'layer')}"
+    if layers % (pp * count):
+        message = f"{count} x {pp} stages does not divide {plural(layers, 'layer')}"
         raise _wrong(LAYERS_A_CHUNK, message)
-    return layers // (pp * per_chunk)
+    return layers // (pp * count)
 
 
 def layer_counts(text: str) -> list[int]:

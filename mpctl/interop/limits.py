@@ -27,8 +27,7 @@ class LauncherLimits:
 
     orders: of ranks, fastest-varying axis first; None where any can be said. chunks: whether a rank
     may hold several chunks. zero: stages; zero_in_pipeline: those with pp above 1. tensor_modes,
-    dtypes, recompute: settings of a job. spread: whether pipeline stages may hold unequal numbers
-    of layers. offload, partition: of saved activations.
+    dtypes, recompute: settings of a job. offload, partition: of saved activations.
     """
 
     launcher: str
@@ -48,85 +47,69 @@ class LauncherLimits:
 
     def refusals(self, plan: Plan) -> Iterator[Issue]:
         """An issue for each setting of the job that the launcher cannot say."""
-        yield from self._of_the_axes(plan.job)
-        yield from self._of_the_ranks(plan.job)
-        yield from self._of_training(plan.job)
-
-    def _of_the_axes(self, job: JobSpec) -> Iterator[Issue]:
-        p, who = job.parallel, self.launcher
+        job, p, t, who = plan.job, plan.job.parallel, plan.job.training, self.launcher
         if p.pp > 1 and not self.pp:
-            yield refused("pp", p.pp, f"{who} has no pipeline", "use pp 1")
+            yield refused("parallel.pp", p.pp, f"{who} has no pipeline", "use pp 1")
         if p.cp > 1 and not self.cp:
-            yield refused("cp", p.cp, f"{who} has no context parallelism here", "use cp 1")
+            message = f"{who} has no context parallelism here"
+            yield refused("parallel.cp", p.cp, message, "use cp 1")
         if p.vpp > 1 and not self.chunks:
-            yield refused("vpp", p.vpp, f"{who} runs one chunk a rank", "use vpp 1")
+            yield refused("parallel.vpp", p.vpp, f"{who} runs one chunk a rank", "use vpp 1")
         if p.sequence_parallel and p.tp > 1 and not self.sequence_parallel:
             message = f"{who} does not split the sequence over tp"
-            yield refused("sequence_parallel", "true", message, "use --no-sequence-parallel")
+            hint = "use --no-sequence-parallel"
+            yield refused("parallel.sequence_parallel", "true", message, hint)
         if p.tensor_mode not in self.tensor_modes:
             hint = f"use tensor_mode {listed(self.tensor_modes)}"
             if "2d" not in self.tensor_modes:
                 hint += ", or --emit colossalai"
-            yield refused("tensor_mode", p.tensor_mode, f"{who} has no such tensor mode", hint)
-
-    def _of_the_ranks(self, job: JobSpec) -> Iterator[Issue]:
-        p, who = job.parallel, self.launcher
+            message = f"{who} has no such tensor mode"
+            yield refused("parallel.tensor_mode", p.tensor_mode, message, hint)
         if self.orders is not None and find_order(job, self.orders) is None:
             message = f"{who} numbers its ranks {listed(self.orders)}, which are other groups"
-            yield refused("order", p.order, message, f"use order {listed(self.orders)}")
+            yield refused("parallel.order", p.order, message, f"use order {listed(self.orders)}")
         legal = self.zero_in_pipeline if p.pp > 1 else self.zero
         if (stage := zero_stage(job)) not in legal:
-            beside = " with a pipeline" if p.pp > 1 and stage in self.zero else ""
-            message = f"{who} has ZeRO {listed(legal)}{beside}"
-            yield refused("zero", stage, message, f"use zero {listed(legal)}")
-
-    def _of_training(self, job: JobSpec) -> Iterator[Issue]:
-        t, who = job.training, self.launcher
+            where = " with a pipeline" if p.pp > 1 and stage in self.zero else ""
+            message = f"{who} has ZeRO {listed(legal)}{where}"
+            yield refused("parallel.zero", stage, message, f"use zero {listed(legal)}")
         if t.dtype not in self.dtypes:
-            hint = f"use dtype {listed(self.dtypes)}"
-            yield refused("dtype", t.dtype, f"{who} takes {listed(self.dtypes)}", hint)
+            takes = listed(self.dtypes)
+            yield refused("training.dtype", t.dtype, f"{who} takes {takes}", f"use dtype {takes}")
         if t.recompute not in self.recompute:
             message = f"{who} recomputes {listed(self.recompute)}"
-            yield refused("recompute", t.recompute, message, f"use {listed(self.recompute)}")
+            hint = f"use {listed(self.recompute)}"
+            yield refused("training.recompute", t.recompute, message, hint)
         for key, is_said in (
             ("partition_activations", self.partition), ("offload_activations", self.offload),
         ):  # fmt: skip
             if getattr(t, key) and not is_said:
                 message = f"{who} has no setting that does the same"
-                yield refused(key, "true", message, f"use {key} false")
-        if not self.dropout and max(t.dropout, t.attention_dropout) > 0:
+                yield refused(f"training.{key}", "true", message, f"use {key} false")
+        if not self.dropout and (largest := max(t.dropout, t.attention_dropout)) > 0:
             message = f"{who}'s models have no dropout"
-            yield refused("dropout", max(t.dropout, t.attention_dropout), message, "use dropout 0")
+            yield refused("training.dropout", largest, message, "use dropout 0")
         if t.freeze:
             message = f"{who} has no setting for frozen parameters"
-            yield refused("freeze", ", ".join(t.freeze), message, "leave training.freeze empty")
+            hint = "leave training.freeze empty"
+            yield refused("training.freeze", ", ".join(t.freeze), message, hint)
 
 
-TRAINING = {
-    "dtype", "recompute", "partition_activations", "offload_activations", "dropout", "freeze",
-    "gradient_dtype", "lr_wsd_decay_style", "lr_decay_steps",
-}  # fmt: skip
+def refused(setting: str, value: object, message: str, hint: str = "") -> Issue:
+    """The issue of a setting that a launcher cannot say: of `training.dtype` under the rule
+    `emit-dtype`."""
+    rule = setting.partition(".")[2].replace("_", "-")
+    return Issue(f"emit-{rule}", setting, f"{value}, and {message}", hint)
 
 
-def refused(key: str, value: object, message: str, hint: str) -> Issue:
-    """The issue of a setting that a launcher cannot say; its rule is `emit-KEY`."""
-    table = "training" if key in TRAINING else "parallel"
-    return Issue(f"emit-{key.replace('_', '-')}", f"{table}.{key}", f"{value}, and {message}", hint)
-
-
-def refused_model(key: str, value: object, message: str, hint: str) -> Issue:
-    """As `refused`, of a key of the model."""
-    return Issue(f"emit-{key.replace('_', '-')}", f"model.{key}", f"{value}, and {message}", hint)
-
-
-def uneven_setting(plan: Plan) -> str | None:
-    """The setting of `parallel` by which pipeline stages hold unequal numbers of layers, if any."""
-    counts = {sum(stop - start for start, stop in chunks) for chunks in plan.stages or ()}
-    if len(counts) < 2:
-        return None
-    ends = ("first_stage_layers", "last_stage_layers", "embedding_is_layer", "loss_is_layer")
-    given = (key for key in ends if getattr(plan.job.parallel, key))
-    return next(given, "stage_balance")
+def uneven_refusals(plan: Plan, message: str) -> Iterator[Issue]:
+    """The issue of pipeline stages that hold unequal numbers of layers, where they do: of the
+    setting that makes them."""
+    p = plan.job.parallel
+    if len({sum(stop - start for start, stop in chunks) for chunks in plan.stages or ()}) > 1:
+        ends = ("first_stage_layers", "last_stage_layers", "embedding_is_layer", "loss_is_layer")
+        key = next((key for key in ends if getattr(p, key)), "stage_balance")
+        yield refused(f"parallel.{key}", getattr(p, key), message, "use stages of equal layers")
 
 
 def find_order(job: JobSpec, orders: tuple[str, ...]) -> str | None:
@@ -142,23 +125,21 @@ def llama_refusals(model: ModelSpec, who: str) -> Iterator[Issue]:
     Several launchers have models of this form alone. who: the launcher, for messages."""
     if model.family != "gpt":
         message = f"{who}'s models here are decoders"
-        yield refused_model("family", model.family, message, "use family gpt, or --emit torch")
+        yield refused("model.family", model.family, message, "use family gpt, or --emit torch")
+    of_llama = f"{who}'s models here are of Llama's form"
     for key, value in FORM.items():
         if (found := getattr(model, key)) != value:
-            message = f"{who}'s models here are of Llama's form"
-            yield refused_model(key, found, message, f"use {key} {value}, or --emit torch")
+            yield refused(f"model.{key}", found, of_llama, f"use {key} {value}, or --emit torch")
     if model.bias:
         message = f"{who}'s models here have no biases"
-        yield refused_model("bias", "true", message, "use bias false, or --emit torch")
+        yield refused("model.bias", "true", message, "use bias false, or --emit torch")
     if model.norm_order != "pre":
         message = f"{who} has norms before"
-        yield refused_model("norm_order", model.norm_order, message, "use norm_order pre")
+        yield refused("model.norm_order", model.norm_order, message, "use norm_order pre")
     for key in VARIANTS:
         if is_set(model, key):
-            message = f"{who}'s models here are of Llama's form"
             hint = "leave it out, or --emit torch"
-            yield refused_model(key, getattr(model, key), message, hint)
+            yield refused(f"model.{key}", getattr(model, key), of_llama, hint)
     if model.head_size * model.heads != model.hidden:
-        message = f"{who} takes hidden / heads"
         hint = f"use head_dim {model.hidden // model.heads}"
-        yield refused_model("head_dim", model.head_size, message, hint)
+        yield refused("model.head_dim", model.head_size, f"{who} takes hidden / heads", hint)

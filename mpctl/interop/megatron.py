@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from mpctl.errors import Issue
 from mpctl.interop.emitted import WIDTH, EmitTarget, plan_notes
-from mpctl.interop.limits import LauncherLimits, find_order, refused, refused_model
+from mpctl.interop.limits import LauncherLimits, find_order, refused
 from mpctl.interop.megatron_flags import (
     BATCH_FLAGS,
     FP16_FLAGS,
@@ -28,15 +28,15 @@ from mpctl.interop.megatron_flags import (
     ROPE_SCALING,
     SOFTWARE,
     TRAINING_FLAGS,
+    WITHOUT_FLAG,
     MegatronFlag,
-    variant_refusals,
     variants,
 )
 from mpctl.layout.topology import zero_stage
 from mpctl.pipeline.stages import Span
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import ModelSpec
+from mpctl.spec.model import ModelSpec, is_set
 
 LIMITS = LauncherLimits(
     "Megatron-LM", orders=tuple(ORDERS), dtypes=("fp32", "bf16", "fp16", *NARROW_FLAGS),
@@ -46,52 +46,67 @@ SCHEDULES = ("1f1b", "interleaved")
 Flags = Iterator[str]
 
 
-def _refusals(plan: Plan) -> Iterator[Issue]:
-    yield from megatron_refusals(plan, LIMITS, LIMITS.launcher)
-
-
-def megatron_refusals(plan: Plan, limits: LauncherLimits, who: str) -> Iterator[Issue]:
+def megatron_refusals(plan: Plan, who: str = LIMITS.launcher) -> Iterator[Issue]:
     """What Megatron-Core cannot be told of a plan; who: the launcher, for messages."""
     job, training = plan.job, plan.job.training
-    yield from replace(limits, launcher=who).refusals(plan)
+    yield from replace(LIMITS, launcher=who).refusals(plan)
     legal = {"fp32": ("fp32",), "fp16": ("fp16", "fp32")}.get(training.dtype, ("fp32", "bf16"))
     if (reduced := training.reduced_dtype) not in legal and training.dtype != "fp64":
         message = f"{who} reduces gradients of {training.dtype} in {' or '.join(legal)}"
-        yield refused("gradient_dtype", reduced, message, f"use gradient_dtype {legal[0]}")
+        yield refused("training.gradient_dtype", reduced, message, f"use gradient_dtype {legal[0]}")
     if training.partition_activations and job.parallel.tp == 1:
         message = f"{who} distributes saved activations over tp, which is 1"
-        yield refused("partition_activations", "true", message, "use partition_activations false")
+        hint = "use partition_activations false"
+        yield refused("training.partition_activations", "true", message, hint)
     if training.seed == 0:
-        message = f"{who} takes seeds above 0"
-        yield Issue("emit-seed", "training.seed", f"0, and {message}", "use seed 1 or above")
+        yield refused("training.seed", 0, f"{who} takes seeds above 0", "use seed 1 or above")
     if job.model is not None:
-        yield from model_refusals(job.model, who)
+        yield from _model_refusals(job.model, who)
 
 
-def model_refusals(model: ModelSpec, who: str) -> Iterator[Issue]:
+def _model_refusals(model: ModelSpec, who: str) -> Iterator[Issue]:
     """What Megatron-Core's GPT model cannot be told of a shape; who: the launcher, for messages."""
     if model.family != "gpt":
         message = f"only gpt models are written as {who}'s"
-        yield refused_model(
-            "family", model.family, message, "use --emit torch for its layout alone"
+        yield refused(
+            "model.family", model.family, message, "use --emit torch for its layout alone"
         )
     if model.norm_order != "pre":
-        yield refused_model("norm_order", model.norm_order, f"{who} has pre", "use norm_order pre")
-    yield from variant_refusals(model, who)
+        yield refused("model.norm_order", model.norm_order, f"{who} has pre", "use norm_order pre")
+    for key in WITHOUT_FLAG:
+        if is_set(model, key):
+            message = f"{who} has no setting that does the same"
+            hint = "--emit torch for the layout"
+            yield refused(f"model.{key}", getattr(model, key), message, hint)
+    every = model.attention_window_every
+    if every is not None and every > 2:
+        message = f"{who} can give every N-th layer full attention, not one in {every} the window"
+        yield refused("model.attention_window_every", every, message, "use full_attention_every")
+    if model.position == "alibi":
+        message = f"{who} has learned_absolute, rope and none"
+        yield refused("model.position", "alibi", message, "use learned or rotary")
+    if model.norm == "nonparametric":
+        message = f"{who}'s norms have weights"
+        yield refused("model.norm", model.norm, message, "use layernorm or rmsnorm")
+    if model.qk_norm == "width":
+        yield refused("model.qk_norm", "width", f"{who} norms each head", "use qk_norm true")
+    if model.bias in ("attention", "mlp"):
+        message = f"{who} has biases in all linear layers, in q, k and v, or in none"
+        yield refused("model.bias", model.bias, message, "use true, qkv or false")
     if model.activation not in ("gelu", "gelu_tanh", "relu2", "swiglu"):
         message = f"{who} has gelu, gelu_tanh, relu2 and swiglu of these"
-        yield refused_model("activation", model.activation, message, "use gelu or swiglu")
+        yield refused("model.activation", model.activation, message, "use gelu or swiglu")
     elif model.activation == "gelu_tanh" and model.bias is not True:
         message = f"{who} has the tanh form in its kernel for gelu with bias alone"
-        yield refused_model("activation", "gelu_tanh", message, "use gelu, or bias true")
+        yield refused("model.activation", "gelu_tanh", message, "use gelu, or bias true")
     if model.position == "rotary" and not model.rotary_base.is_integer():
         message = f"{who} takes whole numbers"
-        yield refused_model("rotary_base", model.rotary_base, message, "use an integer")
+        yield refused("model.rotary_base", model.rotary_base, message, "use an integer")
     if model.rotary_scaling is not None:
         for key, fixed in ROPE_SCALING.items():
             if (value := getattr(model.rotary_scaling, key)) != fixed:
-                where = f"rotary_scaling.{key}"
-                yield refused_model(where, value, f"{who} fixes {fixed}", f"use {fixed}")
+                where = f"model.rotary_scaling.{key}"
+                yield refused(where, value, f"{who} fixes {fixed}", f"use {fixed}")
 
 
 def _notes(plan: Plan) -> Iterator[str]:
@@ -114,19 +129,12 @@ def _notes(plan: Plan) -> Iterator[str]:
 
 
 def _body(plan: Plan) -> str:
+    """A command over several lines. The words of torchrun stand as they are, the flags are quoted
+    where a shell would read more into them."""
     job = plan.job
-    groups = [
-        _layout_flags(plan), _batch_flags(job), _model_flags(job), _training_flags(job),
-    ]  # fmt: skip
-    return command([*_launch_words(job), "pretrain_gpt.py"], groups)
-
-
-def command(words: Iterable[str], groups: Iterable[Iterable[str]]) -> str:
-    """A command over several lines; each group of words begins a line. The words of torchrun stand
-    as they are, those of the groups are quoted where a shell would read more into them."""
-    lines = list(_broken(words))
-    for group in groups:
-        lines += _broken(map(shlex.quote, group))
+    lines = list(_broken([*_launch_words(job), "pretrain_gpt.py"]))
+    for flags in (_layout_flags(plan), _batch_flags(job), _model_flags(job), _training_flags(job)):
+        lines += _broken(map(shlex.quote, flags))
     return " \\\n    ".join(lines)
 
 
@@ -143,18 +151,14 @@ def _broken(words: Iterable[str]) -> Iterator[str]:
 
 
 def _launch_words(job: JobSpec) -> list[str]:
-    p = job.parallel
-    needs_one = (p.tp > 1 or p.cp > 1) and zero_stage(job) < 2
-    return [*(["CUDA_DEVICE_MAX_CONNECTIONS=1"] if needs_one else []), *torchrun_words(job)]
-
-
-def torchrun_words(job: JobSpec) -> list[str]:
     """torchrun on each node; the node's number and the first node's address are the shell's."""
-    nodes, gpus = job.cluster.nodes, job.cluster.gpus_per_node or 1
+    p, nodes, gpus = job.parallel, job.cluster.nodes, job.cluster.gpus_per_node or 1
+    needs_one = (p.tp > 1 or p.cp > 1) and zero_stage(job) < 2
+    words = ["CUDA_DEVICE_MAX_CONNECTIONS=1"] if needs_one else []
     if nodes == 1:
-        return ["torchrun", "--standalone", "--nproc-per-node", str(gpus)]
+        return [*words, "torchrun", "--standalone", "--nproc-per-node", str(gpus)]
     return [
-        "torchrun", "--nnodes", str(nodes), "--nproc-per-node", str(gpus),
+        *words, "torchrun", "--nnodes", str(nodes), "--nproc-per-node", str(gpus),
         "--node-rank", '"$NODE_RANK"', "--master-addr", '"$MASTER_ADDR"', "--master-port", "29500",
     ]  # fmt: skip
 
@@ -171,11 +175,10 @@ def plain_flags(job: JobSpec, flags: Iterable[MegatronFlag]) -> Flags:
 
 def _layout_flags(plan: Plan) -> Flags:
     job, p = plan.job, plan.job.parallel
-    by_cost = p.stage_balance == "cost" and plan.stages is not None and p.pp > 1
     yield from plain_flags(job, LAYOUT_FLAGS)
     yield from ORDERS[find_order(job, tuple(ORDERS)) or "tp-cp-dp-pp"]
-    if by_cost and plan.stages is not None:
-        yield from ("--pipeline-model-parallel-layout", layout_text(plan.stages))
+    if (by_cost := layout_by_cost(plan)) is not None:
+        yield from ("--pipeline-model-parallel-layout", by_cost)
     elif p.vpp > 1:
         yield from ("--num-virtual-stages-per-pipeline-rank", str(p.vpp))
     if p.sequence_parallel and p.tp > 1:
@@ -184,22 +187,24 @@ def _layout_flags(plan: Plan) -> Flags:
         yield "--account-for-embedding-in-pipeline-split"
     if p.loss_is_layer:
         yield "--account-for-loss-in-pipeline-split"
-    yield from _replica_flags(job)
-
-
-def _replica_flags(job: JobSpec) -> Flags:
-    """ZeRO and the overlap of its messages."""
-    p, stage = job.parallel, job.parallel.zero
-    if stage:
+    if p.zero:
         yield "--use-distributed-optimizer"
-    if stage > 1:
+    if p.zero > 1:
         yield from ("--use-megatron-fsdp", "--data-parallel-sharding-strategy")
-        yield from (FSDP_STRATEGIES[stage], "--ckpt-format", "fsdp_dtensor")
+        yield from (FSDP_STRATEGIES[p.zero], "--ckpt-format", "fsdp_dtensor")
         yield "--no-gradient-accumulation-fusion"
     if p.overlap_gradients:
         yield "--overlap-grad-reduce"
-        if stage:
+        if p.zero:
             yield "--overlap-param-gather"
+
+
+def layout_by_cost(plan: Plan) -> str | None:
+    """The stages of a plan that balances them by cost, as a layout; None of other plans."""
+    p = plan.job.parallel
+    if p.stage_balance != "cost" or p.pp == 1 or plan.stages is None:
+        return None
+    return layout_text(plan.stages)
 
 
 def layout_text(stages: Iterable[Iterable[Span]]) -> str:
@@ -211,23 +216,17 @@ def layout_text(stages: Iterable[Iterable[Span]]) -> str:
     return f"E{'|'.join(parts)}L"
 
 
-def _fp8_flags(job: JobSpec) -> Flags:
-    """Where the scales of fp8 come from; Megatron's own default is delayed, of one step."""
-    t = job.training
-    if t.dtype == "fp8" and t.fp8_recipe == "tensorwise":
-        yield from ("--fp8-recipe", "tensorwise")
-    elif t.dtype == "fp8":
-        yield from ("--fp8-amax-history-len", str(t.fp8_amax_history_len))
-        yield from ("--fp8-amax-compute-algo", "max")
-
-
 def _batch_flags(job: JobSpec) -> Flags:
     t = job.training
     yield from plain_flags(job, BATCH_FLAGS)
     if t.dtype == "bf16" or t.dtype in NARROW_FLAGS:
         yield "--bf16"
         yield from NARROW_FLAGS.get(t.dtype, ())
-        yield from _fp8_flags(job)
+    if t.dtype == "fp8" and t.fp8_recipe == "tensorwise":
+        yield from ("--fp8-recipe", "tensorwise")
+    elif t.dtype == "fp8":  # Megatron's own default is a history of one step
+        yield from ("--fp8-amax-history-len", str(t.fp8_amax_history_len))
+        yield from ("--fp8-amax-compute-algo", "max")
     if t.reduced_dtype == "bf16":
         yield "--grad-reduce-in-bf16"
     if t.dtype == "fp16":
@@ -259,8 +258,10 @@ def _model_flags(job: JobSpec) -> Flags:
         yield "--swiglu"
     if model.activation == "relu2":
         yield "--squared-relu"
-    for variant in variants(model):
-        yield from (variant.flag, *([variant.text] if variant.text else []))
+    for flag, value in variants(model):
+        yield flag
+        if value is not True:
+            yield ",".join(map(str, value)) if isinstance(value, list) else str(value)
     if model.activation == "gelu" and model.bias is True:
         yield "--no-bias-gelu-fusion"  # the fused kernel computes the tanh form
     if model.bias is not True:
@@ -277,4 +278,4 @@ def _training_flags(job: JobSpec) -> Flags:
     yield from plain_flags(job.model_copy(update={"training": training}), TRAINING_FLAGS)
 
 
-TARGET = EmitTarget("megatron", SOFTWARE, "shell", _refusals, _notes, _body)
+TARGET = EmitTarget("megatron", SOFTWARE, "shell", megatron_refusals, _notes, _body)

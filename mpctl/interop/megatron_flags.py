@@ -8,8 +8,7 @@ megatron.py (writing) and from_megatron.py (reading).
 Variants are what a decoder may have beside GPT-2's and Llama's shapes. A window of w keys is
 `--window-size w-1,0` there (keys to the left of the query, and to its right);
 `--window-attn-skip-freq N` leaves every N-th layer without it, the last of each N: a window of 128
-in every second layer is `--window-size 127,0 --window-attn-skip-freq 2`. Beside each flag stands
-the field of the same meaning in TransformerConfig, which Megatron-Bridge sets.
+in every second layer is `--window-size 127,0 --window-attn-skip-freq 2`.
 """
 
 from __future__ import annotations
@@ -17,11 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from mpctl.errors import Issue
 from mpctl.interop.command_line import Flags
 from mpctl.interop.emitted import Value
-from mpctl.interop.limits import refused_model
-from mpctl.spec.model import ModelSpec, is_set
+from mpctl.spec.model import ModelSpec
 
 SOFTWARE = "Megatron-LM core 0.19"
 ORDERS = {"tp-cp-dp-pp": (), "tp-cp-pp-dp": ("--use-tp-pp-dp-mapping",)}
@@ -105,74 +102,49 @@ FP16_FLAGS = (
     MegatronFlag("--loss-scale-window", "training.loss_scale_window", int, 1000),
     MegatronFlag("--min-loss-scale", "training.min_loss_scale", float, 1.0),
 )
+SWITCHES = {
+    "--overlap-grad-reduce": "parallel.overlap_gradients",
+    "--account-for-embedding-in-pipeline-split": "parallel.embedding_is_layer",
+    "--account-for-loss-in-pipeline-split": "parallel.loss_is_layer",
+    "--distribute-saved-activations": "training.partition_activations",
+}
+"""Flags without a value, each with the setting that is on where it stands."""
 PLAIN_FLAGS = LAYOUT_FLAGS + BATCH_FLAGS + MODEL_FLAGS + TRAINING_FLAGS + FP16_FLAGS
 
 
-SWITCHES = ("--squared-relu", "--qk-layernorm", "--add-qkv-bias")
-VALUES = ("--window-size", "--window-attn-skip-freq", "--mtp-num-layers", "--rotary-percent")
 WITHOUT_FLAG = (
     "embedding_norm", "embedding_multiplier", "parallel_residual", "shared_norm",
     "rotary_scaling_type", "window_rotary_base", "attention_scale", "attention_softcap",
     "logit_softcap", "head_bias",
 )  # fmt: skip
+VARIANT_FLAGS = (
+    MegatronFlag("--mtp-num-layers", "model.mtp_layers", int),
+    MegatronFlag("--window-attn-skip-freq", "model.full_attention_every", int),
+    MegatronFlag("--rotary-percent", "model.rotary_fraction", float),
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A way in which a model differs: its flag with the flag's value, empty of a switch, and its
-    field of TransformerConfig with the field's value."""
-
-    flag: str
-    text: str
-    field: str
-    value: Value
-
-
-def variants(model: ModelSpec) -> Iterator[Variant]:
-    """What is said of a model beside the settings that are a flag one to one."""
+def variants(model: ModelSpec) -> Iterator[tuple[str, Value]]:
+    """What is said of a model beside the settings that are a flag one to one: flags with their
+    values, True of a switch."""
     if model.qk_norm:
-        yield Variant("--qk-layernorm", "", "qk_layernorm", True)
+        yield "--qk-layernorm", True
     if model.bias == "qkv":
-        yield Variant("--add-qkv-bias", "", "add_qkv_bias", True)
+        yield "--add-qkv-bias", True
     if model.mtp_layers:
-        yield Variant("--mtp-num-layers", str(model.mtp_layers), "mtp_num_layers", model.mtp_layers)
+        yield "--mtp-num-layers", model.mtp_layers
     if model.position == "rotary" and model.rotary_fraction != 1:
-        part = model.rotary_fraction
-        yield Variant("--rotary-percent", str(part), "rotary_percent", part)
+        yield "--rotary-percent", model.rotary_fraction
     if model.attention_window is not None:
-        left = model.attention_window - 1
-        yield Variant("--window-size", f"{left},0", "window_size", [left, 0])
+        yield "--window-size", [model.attention_window - 1, 0]
         every = model.full_attention_every or model.attention_window_every or 1
         if every > 1:
-            name = "window_attn_skip_freq"
-            yield Variant("--window-attn-skip-freq", str(every), name, every)
-
-
-def variant_refusals(model: ModelSpec, who: str) -> Iterator[Issue]:
-    """What of a model Megatron-Core cannot be told; who: the launcher, for messages."""
-    for key in WITHOUT_FLAG:
-        if is_set(model, key):
-            message = f"{who} has no setting that does the same"
-            yield refused_model(key, getattr(model, key), message, "--emit torch for the layout")
-    every = model.attention_window_every
-    if every is not None and every > 2:
-        message = f"{who} can give every N-th layer full attention, not one in {every} the window"
-        yield refused_model("attention_window_every", every, message, "use full_attention_every")
-    if model.position == "alibi":
-        message = f"{who} has learned_absolute, rope and none"
-        yield refused_model("position", "alibi", message, "use learned or rotary")
-    if model.norm == "nonparametric":
-        message = f"{who}'s norms have weights"
-        yield refused_model("norm", model.norm, message, "use layernorm or rmsnorm")
-    if model.qk_norm == "width":
-        yield refused_model("qk_norm", "width", f"{who} norms each head", "use qk_norm true")
-    if model.bias in ("attention", "mlp"):
-        message = f"{who} has biases in all linear layers, in q, k and v, or in none"
-        yield refused_model("bias", model.bias, message, "use true, qkv or false")
+            yield "--window-attn-skip-freq", every
 
 
 def read_variants(flags: Flags, wrong: Callable[[str, str, str], None]) -> dict[str, object]:
-    """The settings of the flags above, by full name; wrong: is told flag, message and hint."""
+    """The settings that these flags are, by full name. wrong: called with flag, message and hint
+    where a value is none."""
     found: dict[str, object] = {}
     if "--squared-relu" in flags:
         found["model.activation"] = "relu2"
@@ -180,26 +152,18 @@ def read_variants(flags: Flags, wrong: Callable[[str, str, str], None]) -> dict[
         found["model.qk_norm"] = True
     if "--add-qkv-bias" in flags and "--disable-bias-linear" in flags:
         found["model.bias"] = "qkv"
-    for flag, setting, kind in (
-        ("--mtp-num-layers", "model.mtp_layers", int),
-        ("--window-attn-skip-freq", "model.full_attention_every", int),
-        ("--rotary-percent", "model.rotary_fraction", float),
-    ):
-        if flag in flags:
+    for row in VARIANT_FLAGS:
+        if row.flag in flags:
             try:
-                found[setting] = kind(flags[flag][0])
+                found[row.setting] = row.kind(flags[row.flag][0])
             except ValueError:
-                wrong(flag, f"{flags[flag][0]!r} is no number", "give one number")
-    if "--window-size" in flags:
-        found |= _read_window(flags["--window-size"][0], wrong)
+                wrong(row.flag, f"{flags[row.flag][0]!r} is no number", "give one number")
+    if "--window-size" in flags:  # `(127,0)` is a window of 128, too; -1 to the left is none
+        text = flags["--window-size"][0]
+        left, _, right = text.strip("()").replace(" ", "").partition(",")
+        if not left.lstrip("-").isdecimal() or right != "0":
+            hint = "give keys to the left and 0: 127,0 is a window of 128"
+            wrong("--window-size", f"{text!r} is no window that a job can say", hint)
+        elif int(left) >= 0:
+            found["model.attention_window"] = int(left) + 1
     return found
-
-
-def _read_window(text: str, wrong: Callable[[str, str, str], None]) -> dict[str, object]:
-    """`127,0` and `(127,0)` are a window of 128; -1 to the left is none."""
-    left, _, right = text.strip("()").replace(" ", "").partition(",")
-    if not left.lstrip("-").isdecimal() or right != "0":
-        hint = "give keys to the left and 0: 127,0 is a window of 128"
-        wrong("--window-size", f"{text!r} is no window that a job can say", hint)
-        return {}
-    return {"model.attention_window": int(left) + 1} if int(left) >= 0 else {}

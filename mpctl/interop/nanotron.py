@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from mpctl.errors import Issue
 from mpctl.interop.emitted import EmitTarget, Scalar, Tree, plan_notes, yaml_text
-from mpctl.interop.limits import LauncherLimits, llama_refusals, refused, refused_model
+from mpctl.interop.limits import LauncherLimits, llama_refusals, refused
 from mpctl.layout.topology import zero_stage
 from mpctl.pipeline.filled import is_filled
 from mpctl.planning.plan import Plan
@@ -36,16 +36,15 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
     yield from LIMITS.refusals(plan)
     if t.lr_schedule not in STYLES:
         message = "nanotron decays linearly or as a cosine"
-        yield Issue("emit-lr-schedule", "training.lr_schedule", f"{t.lr_schedule}, and {message}",
-                    "use linear or cosine")  # fmt: skip
+        yield refused("training.lr_schedule", t.lr_schedule, message, "use linear or cosine")
     if t.reduced_dtype not in ("fp32", t.dtype):
         message = f"nanotron accumulates gradients in fp32 or {t.dtype}"
-        yield refused("gradient_dtype", t.reduced_dtype, message, "use fp32")
+        yield refused("training.gradient_dtype", t.reduced_dtype, message, "use fp32")
     if model is not None:
         yield from llama_refusals(model, "nanotron")
         if model.rotary_scaling is not None:
             message = "nanotron's Llama has other scalings"
-            yield refused_model("rotary_scaling", "llama3", message, "leave it out")
+            yield refused("model.rotary_scaling", "llama3", message, "leave it out")
 
 
 def _notes(plan: Plan) -> Iterator[str]:

@@ -52,11 +52,19 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
     yield from LIMITS.refusals(plan)
     if job.sizes["cp"] > 1 and zero_stage(job) == 0:
         message = "torchtitan shards over cp wherever it is above 1"
-        yield refused("zero", 0, message, "use zero 2 or 3")
+        yield refused("parallel.zero", 0, message, "use zero 2 or 3")
     if job.training.reduced_dtype != "fp32":
         message = "torchtitan reduces gradients in fp32"
-        yield refused("gradient_dtype", job.training.reduced_dtype, message, "use fp32")
-    yield from rate_refusals(job.training)
+        yield refused("training.gradient_dtype", job.training.reduced_dtype, message, "use fp32")
+    t, end = job.training, job.training.lr_decay_steps
+    if t.lr_schedule == "wsd" and t.lr_wsd_decay_style not in DECAY_TYPES:
+        message = f"torchtitan decays {listed([*DECAY_TYPES])}"
+        style = t.lr_wsd_decay_style
+        yield refused("training.lr_wsd_decay_style", style, message, "use minus_sqrt")
+    if end is not None and end < t.steps:
+        message = f"torchtitan has no rate for the steps from there to {t.steps}"
+        hint = f"use {t.steps} or more, or fewer steps"
+        yield refused("training.lr_decay_steps", end, message, hint)
     if job.model is not None:
         yield from llama_refusals(job.model, "torchtitan")
 
@@ -68,17 +76,11 @@ def _notes(plan: Plan) -> Iterator[str]:
         yield "in a pipeline gradients are reduced once, after all micro batches of a step"
     if job.training.recompute == "selective":
         yield "approximated: SelectiveAC saves products and collectives, not all but attention"
-    if not leaves_norms(plan):
+    if not _leaves_norms(plan):
         yield "approximated: norms decay too, as the first stage has none to name a group of"
     yield "not here: data, tokenizer, checkpoints, logging; initial weights are torchtitan's"
     yield "attention ends where a document ends, in the plan where the sequence does"
-    yield from _model_notes(job.model)
-    yield "main since 2026-08-20 counts batches in tokens: num_tokens_per_microbatch_per_dp_rank"
-    yield "in a config_registry.py: python -m torchtitan.train --module M --config mpctl_plan"
-
-
-def _model_notes(model: ModelSpec | None) -> Iterator[str]:
-    if model is None:
+    if (model := job.model) is None:
         yield "no model is named: lay_out edits the config of any model"
     elif _flavor(model) is None:
         yield (
@@ -87,6 +89,8 @@ def _model_notes(model: ModelSpec | None) -> Iterator[str]:
             f"{model.kv_heads} kv heads, vocabulary {model.vocab} and norm epsilon "
             f"{model.norm_epsilon:g}, without converters to fewer bits"
         )
+    yield "main since 2026-08-20 counts batches in tokens: num_tokens_per_microbatch_per_dp_rank"
+    yield "in a config_registry.py: python -m torchtitan.train --module M --config mpctl_plan"
 
 
 def _flavor(model: ModelSpec | None) -> str | None:
@@ -100,42 +104,41 @@ def _flavor(model: ModelSpec | None) -> str | None:
 
 def _body(plan: Plan) -> str:
     job, flavor = plan.job, _flavor(plan.job.model)
+    imports, ready = _flavor_lines(flavor) if flavor else ([], [])
     return "\n".join([
         "from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer",
         "from torchtitan.components.optimizer import ParamGroupConfig",
         "from torchtitan.config import ParallelismConfig",
         "from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC",
-        *(_flavor_imports(flavor) if flavor else []),
+        *imports,
         "", "",
         "def lay_out(config):",
         f"    config.parallelism = {python_call('ParallelismConfig', _parallelism(plan), '    ')}",
         f"    config.activation_checkpoint = {RECOMPUTE[job.training.recompute]}",
         "    config.compile.enable_async_tensor_parallel = False",
         *(f"    config.{key} = {value}" for key, value in _training(job)),
-        *optimizer_lines(plan),
+        *_optimizer_lines(plan),
         *(_rope_lines(job.model) if job.model else []),
         "    return config",
-        *(_plan_lines(flavor) if flavor else []),
+        *ready,
     ])  # fmt: skip
 
 
-def _base(flavor: str) -> str:
-    """The config function to start from: that of 405B converts products to fp8."""
-    return f"llama3_{'70b' if flavor == '405B' else flavor.lower()}"
-
-
-def _flavor_imports(flavor: str) -> Iterator[str]:
-    if flavor == "405B":
-        yield "from torchtitan.models.llama3 import model_registry"
-    yield f"from torchtitan.models.llama3.config_registry import {_base(flavor)}"
-
-
-def _plan_lines(flavor: str) -> Iterator[str]:
-    yield from ("", "", "def mpctl_plan():", f"    config = {_base(flavor)}()")
-    if flavor == "405B":
-        yield '    config.model_spec = model_registry("405B")'
-        yield '    config.hf_assets_path = "./assets/hf/Llama-3.1-405B"'
-    yield "    return lay_out(config)"
+def _flavor_lines(flavor: str) -> tuple[list[str], list[str]]:
+    """The imports of a flavour's config function, and the function that lays the plan over it. That
+    of 405B converts products to fp8: it begins with 70B's."""
+    is_405b = flavor == "405B"
+    base = f"llama3_{'70b' if is_405b else flavor.lower()}"
+    registry = ["from torchtitan.models.llama3 import model_registry"] if is_405b else []
+    changes = [
+        '    config.model_spec = model_registry("405B")',
+        '    config.hf_assets_path = "./assets/hf/Llama-3.1-405B"',
+    ]
+    return (
+        [*registry, f"from torchtitan.models.llama3.config_registry import {base}"],
+        ["", "", "def mpctl_plan():", f"    config = {base}()", *(changes if is_405b else []),
+         "    return lay_out(config)"],
+    )  # fmt: skip
 
 
 def _training(job: JobSpec) -> Iterator[tuple[str, str]]:
@@ -215,29 +218,18 @@ DECAY_TYPES = {"linear": "linear", "cosine": "cosine", "minus_sqrt": "sqrt"}
 NORMS_AND_BIASES, ALL = r"(norm\.weight|bias)$", ".*"
 
 
-def rate_refusals(training: TrainingSpec) -> Iterator[Issue]:
-    """The schedules of the learning rate that torchtitan does not have."""
-    t, end = training, training.lr_decay_steps
-    if t.lr_schedule == "wsd" and t.lr_wsd_decay_style not in DECAY_TYPES:
-        message = f"torchtitan decays {listed([*DECAY_TYPES])}"
-        yield refused("lr_wsd_decay_style", t.lr_wsd_decay_style, message, "use minus_sqrt")
-    if end is not None and end < t.steps:
-        message = f"torchtitan has no rate for the steps from there to {t.steps}"
-        yield refused("lr_decay_steps", end, message, f"use {t.steps} or more, or fewer steps")
-
-
-def leaves_norms(plan: Plan) -> bool:
+def _leaves_norms(plan: Plan) -> bool:
     """Whether norms have a group of their own. Each group needs a parameter on each stage, and a
     first stage without layers has the word table alone."""
     start, stop = plan.stages[0][0] if plan.stages else (0, 1)
     return plan.job.training.weight_decay == 0 or stop > start
 
 
-def optimizer_lines(plan: Plan) -> Iterator[str]:
+def _optimizer_lines(plan: Plan) -> Iterator[str]:
     """The body of a function that sets optimizer and scheduler of `config`."""
     t = plan.job.training
     rates = f'"lr": {t.learning_rate}, "betas": ({t.beta1}, {t.beta2}), "eps": {t.epsilon}'
-    groups = {NORMS_AND_BIASES: 0.0} if t.weight_decay and leaves_norms(plan) else {}
+    groups = {NORMS_AND_BIASES: 0.0} if t.weight_decay and _leaves_norms(plan) else {}
     yield f"    adamw = {{{rates}}}"
     yield "    config.optimizer = OptimizersContainer.Config(param_groups=["
     for pattern, decay in {**groups, ALL: t.weight_decay}.items():

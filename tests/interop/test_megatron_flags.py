@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mpctl.errors import InputError
-from mpctl.interop.from_megatron import COUNTS, read_megatron
+from mpctl.interop.from_megatron import OLDER, READ, read_megatron
 from mpctl.interop.megatron_flags import PLAIN_FLAGS
 from mpctl.interop.megatron_others import ALL_NAMED, is_apart, parser_flags, refusal_of
 from mpctl.interop.registry import emit_plan
@@ -27,8 +27,6 @@ FILE = Path(__file__).parents[1] / "recorded" / "megatron_flags.json"
 RECORD: dict[str, dict[str, Any]] = json.loads(FILE.read_text("utf-8"))["flags"]
 KINDS: dict[str, Any] = {"int": int, "float": float}
 PLANS = {**LAYOUTS, "example": EXAMPLE}
-# Read as well: flags of older versions, which are gone from 0.19.
-OLDER = {"--no-async-tensor-model-parallel-allreduce"}
 
 
 def plan_named(name: str) -> Plan:
@@ -57,10 +55,7 @@ def test_kind_and_default_are_megatron_s(flag: Any) -> None:
 
 
 def test_every_flag_that_is_read_or_refused_is_one_of_megatron_s() -> None:
-    assert {*COUNTS, *ALL_NAMED} - OLDER - {*RECORD} == set()
-    for name, count in COUNTS.items():
-        row = RECORD.get(name, {"kind": "switch" if count == 0 else "str"})
-        assert (row["kind"] == "switch") == (count == 0), name
+    assert {*READ, *ALL_NAMED} - {*OLDER} - {*RECORD} == set()
 
 
 def test_the_flags_that_are_known_are_those_of_the_parser() -> None:
@@ -105,7 +100,7 @@ def test_every_flag_with_a_layout_s_word_is_decided() -> None:
     words = ("parallel-size", "pipeline", "virtual", "sharding-strategy", "fsdp", "expert")
     named = {name for name in RECORD if any(word in name for word in words)}
     assert len(named) > 40
-    passed = {n for n in named - {*COUNTS} - {*ALL_NAMED} if refusal_of(n, ("2",)) is None}
+    passed = {n for n in named - READ - {*ALL_NAMED} if refusal_of(n, ("2",)) is None}
     assert passed == set()
 
 
