@@ -200,11 +200,6 @@ def split_chunks(chunks: Iterable[str], length: int, pieces: int) -> Iterator[st
     yield last
 
 
-def split_text(text: str, pieces: int) -> Iterator[str]:
-    """`text` in this many pieces, which is at most its length; their concatenation is `text`."""
-    return split_chunks([text], len(text), pieces)
-
-
 def _end_of_piece(text: str, mark: int, following: int) -> int:
     """The first end of a line, else of a word, at `mark` or later but before `following`."""
     for separator in "\n", " ":

@@ -17,7 +17,6 @@ from mpctl.data.documents import (
     choose_cut,
     count_corpus,
     split_chunks,
-    split_text,
     splitmix64,
     validates,
 )
@@ -30,21 +29,20 @@ def documents(*paths) -> list[str]:
     return list(corpus.read())
 
 
-@given(st.text("ab \n", min_size=1, max_size=300), st.data())
-def test_pieces_are_the_text(text, data):
+def split_text(text, pieces):
+    return list(split_chunks([text], len(text), pieces))
+
+
+@given(st.text("ab \n", min_size=1, max_size=300), st.integers(1, 40), st.data())
+def test_pieces_are_the_text_however_it_is_streamed(text, size, data):
     count = data.draw(st.integers(1, len(text)))
-    pieces = list(split_text(text, count))
+    pieces = split_text(text, count)
     assert "".join(pieces) == text
     assert len(pieces) == count
     assert all(pieces)
     assert max(map(len, pieces)) <= 2 * -(-len(text) // count)
-
-
-@given(st.text("ab \n", min_size=1, max_size=300), st.integers(1, 40), st.data())
-def test_pieces_of_a_stream_are_those_of_the_text(text, size, data):
-    count = data.draw(st.integers(1, len(text)))
     chunks = [text[i : i + size] for i in range(0, len(text), size)]
-    assert list(split_chunks(chunks, len(text), count)) == list(split_text(text, count))
+    assert list(split_chunks(chunks, len(text), count)) == pieces
 
 
 @pytest.mark.parametrize("length", [99, 101])
@@ -54,9 +52,9 @@ def test_a_stream_of_another_length_is_a_change(length):
 
 
 def test_pieces_end_with_lines_else_words_else_anywhere():
-    assert list(split_text("one\ntwo\nthree\nfour\n", 3)) == ["one\ntwo\n", "three\n", "four\n"]
-    assert list(split_text("one two three four", 3)) == ["one two ", "three ", "four"]
-    assert list(split_text("abcdef", 3)) == ["ab", "cd", "ef"]
+    assert split_text("one\ntwo\nthree\nfour\n", 3) == ["one\ntwo\n", "three\n", "four\n"]
+    assert split_text("one two three four", 3) == ["one two ", "three ", "four"]
+    assert split_text("abcdef", 3) == ["ab", "cd", "ef"]
 
 
 @given(st.lists(st.integers(1, 10**7), min_size=1, max_size=40), st.data())

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -32,6 +33,24 @@ def corpus(tmp_path_factory) -> Path:
         (root / f"{i}.txt").write_text(text)
     (root / "end.txt").write_text("spelled <|endoftext|> here\n")
     return root
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory, corpus) -> Path:
+    """The corpus prepared, with a tokenizer trained on it. Not to be changed."""
+    return make(corpus, tmp_path_factory.mktemp("ready") / "data").path
+
+
+@pytest.fixture(scope="module")
+def quick(ready):
+    """As `make`, with that tokenizer: nothing is trained."""
+    return partial(make, tokenizer=ready / "tokenizer.json")
+
+
+@pytest.fixture
+def whole(tmp_path, ready) -> Path:
+    """A copy of the prepared data, to be changed."""
+    return shutil.copytree(ready, tmp_path / "data")
 
 
 def make(corpus: Path, out: Path, **changes):
@@ -73,8 +92,8 @@ def test_python_stdlib(tmp_path):
         assert done[-1][0] == done[-1][1]
 
 
-def test_every_document_comes_back_with_its_end(tmp_path, corpus):
-    prepared = make(corpus, tmp_path / "data")
+def test_every_document_comes_back_with_its_end(ready, corpus):
+    prepared = open_prepared(ready)
     tokenizer = load_tokenizer(prepared.tokenizer_path)
     found = []
     for split in (prepared.train, prepared.validation):
@@ -89,19 +108,17 @@ def test_every_document_comes_back_with_its_end(tmp_path, corpus):
     assert prepared.validation.documents > 1
 
 
-def test_same_input_same_bytes(tmp_path, corpus):
-    make(corpus, tmp_path / "one")
-    make(corpus, tmp_path / "two")
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
-    make(corpus, tmp_path / "other", seed=1)
-    assert contents(tmp_path / "other")["train.bin"] != contents(tmp_path / "one")["train.bin"]
+def test_same_input_same_bytes(tmp_path, corpus, ready, quick):
+    make(corpus, tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(ready)
+    quick(corpus, tmp_path / "other", seed=1)
+    assert contents(tmp_path / "other")["train.bin"] != contents(ready)["train.bin"]
 
 
-def test_manifest_says_what_is_there(tmp_path, corpus):
-    prepared = make(corpus, tmp_path / "data")
-    manifest = json.loads((tmp_path / "data" / "data.json").read_text())
+def test_manifest_says_what_is_there(ready, corpus):
+    manifest = json.loads((ready / "data.json").read_text())
     assert manifest["schema"] == "mpctl.data/1"
-    assert manifest == prepared.as_dict()
+    assert manifest == open_prepared(ready).as_dict()
     assert manifest["sources"] == [str(corpus)]
     assert manifest["corpus"]["texts"] == manifest["corpus"]["documents"] == 61
     assert manifest["settings"] == {
@@ -115,15 +132,12 @@ def test_manifest_says_what_is_there(tmp_path, corpus):
         "encoding": "utf-8",
     }
     assert (manifest["skipped"], manifest["undecodable"]["count"]) == ({}, 0)
-    sizes = {name: len(data) for name, data in contents(tmp_path / "data").items()}
-    assert {name: file["bytes"] for name, file in manifest["files"].items()} == {
-        name: sizes[name] for name in FILES
-    }
+    sizes = {name: len(data) for name, data in contents(ready).items() if name in FILES}
+    assert {name: file["bytes"] for name, file in manifest["files"].items()} == sizes
 
 
-def test_a_given_tokenizer_is_kept_to_the_byte(tmp_path, corpus):
-    first = make(corpus, tmp_path / "one")
-    path = tmp_path / "given.json"
+def test_a_given_tokenizer_is_kept_to_the_byte(tmp_path, corpus, ready):
+    first, path = open_prepared(ready), tmp_path / "given.json"
     path.write_text(first.tokenizer_path.read_text() + "  \n")
     second = make(corpus, tmp_path / "two", tokenizer=path, vocab_size=70_000)
     assert second.tokenizer_path.read_bytes() == path.read_bytes()
@@ -135,24 +149,17 @@ def test_a_given_tokenizer_is_kept_to_the_byte(tmp_path, corpus):
     assert not (tmp_path / "three").exists()
 
 
-def test_jsonl_lines_are_split_as_documents(tmp_path):
-    lines = [json.dumps({"text": f"line {i} " * 20}) for i in range(30)]
-    (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    prepared = make(tmp_path / "a.jsonl", tmp_path / "data")
-    assert prepared.corpus == {
-        "files": 1,
-        "texts": 30,
-        "documents": 30,
-        "bytes": (tmp_path / "a.jsonl").stat().st_size,
-    }
-    assert prepared.train.documents + prepared.validation.documents == 30
-
-
-def test_a_single_long_file(tmp_path):
-    """As long as Tiny Shakespeare, the student's first corpus."""
+def test_lines_are_documents_and_a_long_file_is_several(tmp_path, quick):
+    """The file is as long as Tiny Shakespeare, the student's first corpus."""
+    lines, file = tmp_path / "a.jsonl", tmp_path / "input.txt"
+    lines.write_text("\n".join(json.dumps({"text": f"line {i} " * 20}) for i in range(30)))
+    found = quick(lines, tmp_path / "lines")
+    assert found.train.documents + found.validation.documents == 30
+    size = lines.stat().st_size
+    assert found.corpus == {"files": 1, "texts": 30, "documents": 30, "bytes": size}
     text = "".join(f"{i}: to be, or not to be {i * i}\n" for i in range(32_000))[:1_115_394]
-    (tmp_path / "input.txt").write_text(text)
-    prepared = make(tmp_path / "input.txt", tmp_path / "data", validation_fraction=0.02)
+    file.write_text(text)
+    prepared = quick(file, tmp_path / "file", validation_fraction=0.02)
     assert (prepared.corpus["texts"], prepared.corpus["documents"]) == (1, 18)
     assert (prepared.train.documents, prepared.validation.documents) == (17, 1)
     assert 0.03 < prepared.validation.tokens / prepared.train.tokens < 0.1
@@ -160,8 +167,6 @@ def test_a_single_long_file(tmp_path):
     held_back = tokenizer.decode(prepared.validation.open().document(0).tolist())
     assert held_back in text
     assert held_back.endswith("\n")
-    again = make(tmp_path / "input.txt", tmp_path / "again", validation_fraction=0.02)
-    assert again.as_dict() == prepared.as_dict()
 
 
 @pytest.mark.parametrize(
@@ -169,17 +174,17 @@ def test_a_single_long_file(tmp_path):
     [
         ({}, "no text found"),
         ({"a.txt": "alone " * 20}, "found 1 document, need 2"),
-        ({"a.txt": "alone " * 80}, "need at least 256"),
+        ({"a.txt": "alone " * 50}, "need at least 256"),
         ({"a.txt": " \n", "b.txt": "\t"}, "found no document"),
         ({"a.txt": "x", "b.txt": "y"}, "need at least 256"),
         ({"a.jsonl": "nope\n", "b.jsonl": "[]\n"}, "2 lines without a JSON object"),
     ],
 )
-def test_unusable_corpus_leaves_nothing(tmp_path, files, found):
+def test_unusable_corpus_leaves_nothing(tmp_path, quick, files, found):
     (tmp_path / "in").mkdir()
     for name, text in files.items():
         (tmp_path / "in" / name).write_text(text)
-    assert found in "".join(issues_of(lambda: make(tmp_path / "in", tmp_path / "data")).values())
+    assert found in "".join(issues_of(lambda: quick(tmp_path / "in", tmp_path / "data")).values())
     assert not (tmp_path / "data").exists()
 
 
@@ -191,22 +196,24 @@ def test_all_bad_settings_at_once(tmp_path, corpus):
     assert wheres == set(bad)
 
 
-@pytest.mark.parametrize("stage", ["read", "count words", "learn merges", "encode"])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_interruption_leaves_nothing(tmp_path, corpus, stage, error):
+@pytest.mark.parametrize(
+    ("stage", "error"),
+    [("read", RuntimeError), ("count words", KeyboardInterrupt),
+     ("learn merges", KeyboardInterrupt), ("encode", KeyboardInterrupt), ("encode", RuntimeError)],
+)  # fmt: skip
+def test_interruption_leaves_nothing(tmp_path, corpus, whole, stage, error):
     def stop(name: str, done: int, total: int) -> None:
         if name == stage:
             raise error
 
+    before, prepared = contents(whole), open_prepared(whole)
     with pytest.raises(error):
-        make(corpus, tmp_path / "data", on_progress=stop)
-    assert not (tmp_path / "data").exists()
-    prepared = make(corpus, tmp_path / "data")
-    before = contents(tmp_path / "data")
+        make(corpus, tmp_path / "new", on_progress=stop)
+    assert not (tmp_path / "new").exists()
     with pytest.raises(error):
-        make(corpus, tmp_path / "data", on_progress=stop, overwrite=True, seed=1)
-    assert contents(tmp_path / "data") == before
-    assert open_prepared(tmp_path / "data", hashes=True) == prepared
+        make(corpus, whole, on_progress=stop, overwrite=True, seed=1)
+    assert contents(whole) == before
+    assert open_prepared(whole, hashes=True) == prepared
 
 
 KILLED = """
@@ -222,63 +229,65 @@ prepare(sources=[sys.argv[1]], out=Path(sys.argv[2]), vocab_size=300, on_progres
 """
 
 
-def test_a_killed_run_does_not_look_prepared(tmp_path, corpus):
+def test_a_killed_run_does_not_look_prepared(tmp_path, corpus, quick):
     out = tmp_path / "data"
     command = [sys.executable, "-c", KILLED, str(corpus), str(out)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run(command, env=environment).returncode == -signal.SIGKILL
     assert (out / ".preparing").is_dir()
     assert "holds no data.json" in issues_of(lambda: open_prepared(out))["data-not-prepared"]
-    make(corpus, out)
+    quick(corpus, out)
     assert sorted(path.name for path in out.iterdir()) == ALL
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_stopped_between_old_and_new(tmp_path, corpus, monkeypatch, name):
-    out, move = make(corpus, tmp_path / "data").path, Path.replace
+def test_stopped_between_old_and_new(whole, corpus, quick, monkeypatch, name):
+    move = Path.replace
 
     def replace(path: Path, target: Path) -> Path:
-        if target == out / name:
+        if target == whole / name:
             raise KeyboardInterrupt
         return move(path, target)
 
     monkeypatch.setattr(Path, "replace", replace)
     with pytest.raises(KeyboardInterrupt):
-        make(corpus, out, overwrite=True, seed=1)
-    assert "data-not-prepared" in issues_of(lambda: open_prepared(out))
+        quick(corpus, whole, overwrite=True, seed=1)
+    assert "data-not-prepared" in issues_of(lambda: open_prepared(whole))
 
 
-def test_an_occupied_directory_is_refused_and_its_own_files_are_kept(tmp_path, corpus):
+def test_an_occupied_directory_is_refused_and_its_own_files_are_kept(tmp_path, corpus, quick):
     out = tmp_path / "data"
     out.mkdir()
     (out / "thesis.tex").write_text("years of work")
-    assert "already holds thesis.tex" in issues_of(lambda: make(corpus, out))["data-occupied"]
-    assert contents(out) == {"thesis.tex": b"years of work"}
-    make(corpus, out, overwrite=True)
-    assert (out / "thesis.tex").read_text() == "years of work"
-    assert "already holds data.json" in issues_of(lambda: make(corpus, out))["data-occupied"]
-    assert open_prepared(make(corpus, out, overwrite=True, seed=2).path).settings["seed"] == 2
+    (out / EXTENSION).write_text("{}")  # of that name, and not ours
+    refused = issues_of(lambda: quick(corpus, out))["data-occupied"]
+    assert "already holds extension.json, thesis.tex" in refused
+    kept = contents(out)
+    quick(corpus, out, overwrite=True)
+    assert kept.items() <= contents(out).items()
+    assert "already holds data.json" in issues_of(lambda: quick(corpus, out))["data-occupied"]
+    assert open_prepared(quick(corpus, out, overwrite=True, seed=2).path).settings["seed"] == 2
 
 
-def test_earlier_output_is_no_source(tmp_path):
+def test_earlier_output_is_no_source(tmp_path, quick):
     for i in range(9):
         (tmp_path / f"{i}.txt").write_text(f"text {i} " * 50)
-    out = make(tmp_path, tmp_path / "data").path
-    issues = issues_of(lambda: make(tmp_path, out, overwrite=True))
+    out = quick(tmp_path, tmp_path / "data").path
+    issues = issues_of(lambda: quick(tmp_path, out, overwrite=True))
     assert "outside the sources" in issues["data-out"]
     assert open_prepared(out).corpus["files"] == 9
 
 
-def test_a_file_or_a_busy_directory_as_out(tmp_path, corpus):
+def test_a_file_or_a_busy_directory_as_out(tmp_path, corpus, quick):
     (tmp_path / "file").write_text("x")
-    assert "not usable" in issues_of(lambda: make(corpus, tmp_path / "file"))["data-out"]
+    assert "not usable" in issues_of(lambda: quick(corpus, tmp_path / "file"))["data-out"]
     refused = {}
 
     def second(stage: str, done: int, total: int) -> None:
         if not refused:
-            refused.update(issues_of(lambda: make(corpus, tmp_path / "data", overwrite=True)))
+            refused.update(issues_of(lambda: quick(corpus, tmp_path / "data", overwrite=True)))
 
-    make(corpus, tmp_path / "data", on_progress=second)
+    quick(corpus, tmp_path / "data", on_progress=second)
     assert "another process" in refused["data-busy"]
 
 
@@ -292,7 +301,7 @@ RECORD = json.dumps({"text": "some words " * 30}) + "\n"
         ("a.jsonl", RECORD * 30, RECORD * 29, "documents now, "),
     ],
 )
-def test_a_corpus_that_changes_meanwhile(tmp_path, name, text, changed, words):
+def test_a_corpus_that_changes_meanwhile(tmp_path, quick, name, text, changed, words):
     (tmp_path / "in").mkdir()
     for i in range(19):
         (tmp_path / "in" / f"{i}.txt").write_text(f"text {i} " * 50)
@@ -302,16 +311,21 @@ def test_a_corpus_that_changes_meanwhile(tmp_path, name, text, changed, words):
         if (stage, done) == ("read", total):
             (tmp_path / "in" / name).write_text(changed)
 
-    call = lambda: make(tmp_path / "in", tmp_path / "data", on_progress=change)  # noqa: E731
+    call = lambda: quick(tmp_path / "in", tmp_path / "data", on_progress=change)  # noqa: E731
     assert words in issues_of(call)["corpus-changed"]
 
 
-@pytest.fixture
-def whole(tmp_path, corpus) -> Path:
-    return make(corpus, tmp_path / "data").path
-
-
-def test_open_names_every_file_that_differs(whole):
+def test_what_differs_from_the_manifest(whole):
+    tokens = np.fromfile(whole / "train.bin", "<u2")
+    tokens[5] ^= 1
+    tokens.tofile(whole / "train.bin")
+    open_prepared(whole)
+    issues = issues_of(lambda: open_prepared(whole, hashes=True))
+    assert "train.bin: its sha256 differs" in issues["data-file"]
+    manifest = json.loads((whole / "data.json").read_text())
+    manifest["splits"]["train"]["tokens"] += 1
+    (whole / "data.json").write_text(json.dumps(manifest))
+    assert "the manifest says" in issues_of(lambda: open_prepared(whole))["data-file"]
     (whole / "train.bin").unlink()
     (whole / "tokenizer.json").write_text("{}")
     with pytest.raises(InputError) as caught:
@@ -320,44 +334,16 @@ def test_open_names_every_file_that_differs(whole):
     assert wheres == ["train.bin", "tokenizer.json"]
 
 
-def test_hashes_find_what_sizes_do_not(whole):
-    tokens = np.fromfile(whole / "train.bin", "<u2")
-    tokens[5] ^= 1
-    tokens.tofile(whole / "train.bin")
-    open_prepared(whole)
-    issues = issues_of(lambda: open_prepared(whole, hashes=True))
-    assert "train.bin: its sha256 differs" in issues["data-file"]
-
-
-def test_pairs_swapped_behind_the_manifest(whole):
+def test_damaged_manifests(whole):
     manifest = json.loads((whole / "data.json").read_text())
-    manifest["splits"]["train"]["tokens"] += 1
-    (whole / "data.json").write_text(json.dumps(manifest))
-    assert "the manifest says" in issues_of(lambda: open_prepared(whole))["data-file"]
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        lambda manifest: [],
-        lambda manifest: manifest | {"schema": "mpctl.data/2"},
-        lambda manifest: manifest | {"files": {}},
-        lambda manifest: manifest | {"vocab_size": "300"},
-        lambda manifest: manifest | {"vocab_size": -1},
-        lambda manifest: manifest | {"splits": None},
-        lambda manifest: manifest | {"tokenizer_sha256": "0"},
-    ],
-)
-def test_damaged_manifests(whole, edit):
-    manifest = json.loads((whole / "data.json").read_text())
-    (whole / "data.json").write_text(json.dumps(edit(manifest)))
-    assert "damaged manifest" in issues_of(lambda: open_prepared(whole))["data-manifest"]
-
-
-@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "x" * 2_000_000, "\x00"])
-def test_manifests_that_are_none(whole, text):
-    (whole / "data.json").write_text(text)
-    assert "damaged manifest" in issues_of(lambda: open_prepared(whole))["data-manifest"]
+    changes = (
+        {"schema": "mpctl.data/2"}, {"files": {}}, {"vocab_size": "300"}, {"vocab_size": -1},
+        {"splits": None}, {"tokenizer_sha256": "0"},
+    )  # fmt: skip
+    texts = ["", "{", "[]", "[" * 100_000, "x" * 2_000_000, "\x00"]
+    for text in (*texts, *(json.dumps(manifest | change) for change in changes)):
+        (whole / "data.json").write_text(text)
+        assert "damaged manifest" in issues_of(lambda: open_prepared(whole))["data-manifest"]
 
 
 # ---------------------------------------------------------------- an extended tokenizer
@@ -433,13 +419,6 @@ def test_the_extension_goes_where_its_tokenizer_goes(tmp_path, english, french):
     assert open_validations(open_prepared(english), {"x": same.path}) == {"x": same}
 
 
-def test_a_file_of_that_name_that_is_not_ours_stays(tmp_path, corpus):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / EXTENSION).write_text("{}")
-    make(corpus, tmp_path / "data", overwrite=True)
-    assert (tmp_path / "data" / EXTENSION).read_text() == "{}"
-
-
 def test_an_interrupted_extension_leaves_nothing(tmp_path, english, french):
     for stage in ("count words", "learn pieces", "encode"):
 
@@ -479,7 +458,7 @@ def test_an_extension_that_differs_from_the_manifest(tmp_path, french):
     assert "missing" in issues_of(lambda: open_prepared(folder))["data-file"]
 
 
-def test_validations_share_the_tokenizer(tmp_path, corpus, english, french):
+def test_validations_share_the_tokenizer(tmp_path, english, french):
     main = open_prepared(french)
     kept = make(english.parent / "text", tmp_path / "kept", vocab_size=500, tokenizer=french)
     opened = open_validations(main, {"english": kept.path, "french": french})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models
 
@@ -48,16 +48,11 @@ def test_training_merges_and_is_deterministic(trained):
 
 @settings(max_examples=60, deadline=None)
 @given(st.text())
+@example("a<|endoftext|>b")
 def test_any_text_comes_back_and_none_holds_end_of_text(trained, text):
     (ids,) = encode(trained, [text])
     assert trained.decode(ids, skip_special_tokens=False) == text
     assert end_of_text_id(trained) not in ids
-
-
-def test_end_of_text_spelled_in_a_document_does_not_end_it(trained):
-    (ids,) = encode(trained, ["a<|endoftext|>b"])
-    assert end_of_text_id(trained) not in ids
-    assert trained.decode(ids) == "a<|endoftext|>b"
 
 
 def test_training_in_a_process_of_its_own_gives_the_same(trained):
@@ -110,15 +105,6 @@ def test_saved_truncation_and_padding_do_not_cut_documents(tmp_path, trained):
     limits = {"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
     loaded = load_tokenizer(save(tmp_path, trained, truncation=limits))
     assert encode(loaded, [TEXTS[0]]) == encode(trained, [TEXTS[0]])
-
-
-@pytest.mark.parametrize("content", ["", "[1]", '{"model": {}}', "\x00"])
-def test_what_is_no_tokenizer(tmp_path, content):
-    path = tmp_path / "tokenizer.json"
-    path.write_text(content)
-    with pytest.raises(InputError, match=r"tokenizer\.json: not a tokenizer") as caught:
-        load_tokenizer(path)
-    assert caught.value.issues[0].hint
 
 
 @pytest.mark.parametrize("read", [load_tokenizer, added_tokens])
@@ -175,9 +161,6 @@ def test_added_tokens_are_those_that_the_library_saves(tmp_path):
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     expected = {name: tokenizer.token_to_id(name) for name in ("[MASK]", "[UNK]", "<é>")}
     assert added_tokens(tmp_path / "tokenizer.json") == expected
-
-
-def test_none_is_none(tmp_path):
     path = tmp_path / "tokenizer.json"
     for content in ({}, {"added_tokens": []}, {"added_tokens": None}):
         path.write_text(json.dumps(content))
@@ -185,30 +168,27 @@ def test_none_is_none(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("read", "contents"),
     [
-        "",
-        "[1]",
-        "3",
-        "[" * 100_000,
-        '{"added_tokens": 3}',
-        '{"added_tokens": [3]}',
-        '{"added_tokens": ["ab"]}',
-        '{"added_tokens": [{"id": 1}]}',
-        '{"added_tokens": [{"id": -1, "content": "a"}]}',
-        '{"added_tokens": [{"id": true, "content": "a"}]}',
-        '{"added_tokens": [{"id": 1.0, "content": "a"}]}',
-        '{"added_tokens": [{"id": 1, "content": null}]}',
-        '{"added_tokens": [{"id": ' + "9" * 5000 + ', "content": "a"}]}',
+        (load_tokenizer, ("", "[1]", '{"model": {}}', "\x00")),
+        (added_tokens, (
+            "", "[1]", "3", "[" * 100_000, '{"added_tokens": 3}', '{"added_tokens": [3]}',
+            '{"added_tokens": ["ab"]}', '{"added_tokens": [{"id": 1}]}',
+            '{"added_tokens": [{"id": -1, "content": "a"}]}',
+            '{"added_tokens": [{"id": true, "content": "a"}]}',
+            '{"added_tokens": [{"id": 1.0, "content": "a"}]}',
+            '{"added_tokens": [{"id": 1, "content": null}]}',
+            '{"added_tokens": [{"id": ' + "9" * 5000 + ', "content": "a"}]}',
+        )),
     ],
-    ids=lambda content: content[:50],
-)
-def test_added_tokens_of_what_is_no_tokenizer(tmp_path, content):
+)  # fmt: skip
+def test_what_is_no_tokenizer(tmp_path, read, contents):
     path = tmp_path / "tokenizer.json"
-    path.write_text(content)
-    with pytest.raises(InputError, match=r"tokenizer\.json: not a tokenizer") as caught:
-        added_tokens(path)
-    assert caught.value.issues[0].hint
+    for content in contents:
+        path.write_text(content)
+        with pytest.raises(InputError, match=r"tokenizer\.json: not a tokenizer") as caught:
+            read(path)
+        assert caught.value.issues[0].hint
 
 
 def test_a_launch_may_ask_without_numpy():
