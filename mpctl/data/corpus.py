@@ -157,31 +157,24 @@ def _standard_library(findings: Findings) -> Iterator[File]:
 
 
 def _walk(root: Path, skips: frozenset[str], encoding: str, findings: Findings) -> Iterator[File]:
-    for folder, folders, files in os.walk(root, onerror=lambda e: _unreadable(e, findings)):
+    def unreadable(error: OSError) -> None:
+        findings.unreadable(Path(error.filename), error)
+
+    for folder, folders, files in os.walk(root, onerror=unreadable):
         visible = [f for f in folders if f[0] != "." and f not in skips | {"__pycache__"}]
         for name in sorted({*folders} - {*visible} - skips):
-            findings.skip("hidden", f"{_name(Path(folder, name), root)}/")
+            findings.skip("hidden", f"{Path(folder, name).relative_to(root).as_posix()}/")
         folders[:] = visible
         for path in (Path(folder, file) for file in sorted(files)):
-            reason = _why_not(path, encoding, findings)
-            if reason is None:
-                yield File(_name(path, root), path, path.stat().st_size)
+            name = path.relative_to(root).as_posix()
+            if path.name[0] == ".":
+                findings.skip("hidden", name)
+            elif not path.is_file():
+                findings.skip("special", name)
+            elif (reason := _no_text(path, encoding, findings)) is None:
+                yield File(name, path, path.stat().st_size)
             elif reason != "unreadable":
-                findings.skip(reason, _name(path, root))
-
-
-def _name(path: Path, root: Path) -> str:
-    return path.relative_to(root).as_posix()
-
-
-def _unreadable(error: OSError, findings: Findings) -> None:
-    findings.unreadable(Path(error.filename), error)
-
-
-def _why_not(path: Path, encoding: str, findings: Findings) -> str | None:
-    if path.name[0] == ".":
-        return "hidden"
-    return _no_text(path, encoding, findings) if path.is_file() else "special"
+                findings.skip(reason, name)
 
 
 def _no_text(path: Path, encoding: str, findings: Findings) -> str | None:
@@ -195,26 +188,19 @@ def _no_text(path: Path, encoding: str, findings: Findings) -> str | None:
             return None
         with open_bytes(path) as stream:
             head = stream.read(SNIFF_BYTES)
-        return _no_text_in(head, path, encoding)
-    except InputError as error:  # pyarrow is missing: said once
-        findings.others += [issue for issue in error.issues if not _is_known(issue, findings)]
+    except InputError as error:  # pyarrow is missing: reported once
+        known = {issue.rule for issue in findings.others}
+        findings.others += [issue for issue in error.issues if issue.rule not in known]
+        return "unreadable"
     except READ_ERRORS as error:
         findings.unreadable(path, error)
-    return "unreadable"
-
-
-def _is_known(issue: Issue, findings: Findings) -> bool:
-    return issue.rule in {other.rule for other in findings.others}
-
-
-def _no_text_in(head: bytes, path: Path, encoding: str) -> str | None:
-    whole = len(head) < SNIFF_BYTES  # otherwise its end may cut a character in two
+        return "unreadable"
+    is_all = len(head) < SNIFF_BYTES  # otherwise its end may cut a character in two
     try:
-        decoder = codecs.getincrementaldecoder(codec_name(encoding))()
-        text = decoder.decode(head, final=whole)
+        text = codecs.getincrementaldecoder(codec_name(encoding))().decode(head, final=is_all)
     except UnicodeError:
-        named = content_suffix(path) in TEXT_SUFFIXES and b"\0" not in head
-        return None if named else "binary"
+        is_named = content_suffix(path) in TEXT_SUFFIXES and b"\0" not in head
+        return None if is_named else "binary"
     if not head:
         return "empty"
     return "binary" if "\0" in text else None

@@ -88,17 +88,15 @@ class CorpusDocuments:
 
     def _pieces(self) -> Iterator[str]:
         for path in self.paths:
-            for chunks in read_texts(path, self.reading, Findings(), _ignore):
-                yield from self._cut(path, chunks)
-
-    def _cut(self, path: Path, chunks: Iterable[str]) -> Iterator[str]:
-        if is_records(path):
-            (text,) = chunks
-            length = len(text) if text.strip() else 0
-        else:
-            length = self.lengths[path]
-        if length:
-            yield from split_chunks(chunks, length, self.cut.count(length, is_records(path)))
+            has_records = is_records(path)
+            for chunks in read_texts(path, self.reading, Findings()):
+                if has_records:
+                    (text,) = chunks
+                    length = len(text) if text.strip() else 0
+                else:
+                    length = self.lengths[path]
+                if length:
+                    yield from split_chunks(chunks, length, self.cut.count(length, has_records))
 
 
 def changed(message: str) -> InputError:
@@ -108,10 +106,6 @@ def changed(message: str) -> InputError:
         message,
         "leave the files unchanged while they are prepared",
     )
-
-
-def _ignore(count: int) -> None:
-    pass
 
 
 def count_corpus(

@@ -78,7 +78,10 @@ def read_index(path: Path) -> tuple[np.dtype[Any], NDArray[np.int64]]:
     pointers = np.frombuffer(raw, "<i8", n, HEADER.size + 4 * n)
     boundaries = np.frombuffer(raw, "<i8", m, HEADER.size + 12 * n)
     starts = _sequence_starts(path, dtype.itemsize, lengths, pointers)
-    _check_boundaries(path, boundaries, n)
+    if not len(boundaries) or boundaries[0] != 0 or boundaries[-1] != n:
+        raise damaged(path, f"document boundaries do not run from 0 to {n} sequences")
+    if (np.diff(boundaries) < 0).any():
+        raise damaged(path, "document boundaries go backwards")
     return dtype, starts[boundaries]
 
 
@@ -99,15 +102,11 @@ def _read_header(path: Path, raw: Any) -> tuple[np.dtype[Any], int, int]:
     if version != VERSION:
         raise damaged(path, f"found version {version}, expected {VERSION}", "indexed-version")
     check_size(path, len(raw), HEADER.size + 12 * n + 8 * m, f"{n} sequences, {m} boundaries")
-    return _token_type(path, code), n, m
-
-
-def _token_type(path: Path, code: int) -> np.dtype[Any]:
     dtype = np.dtype(TYPE_CODES.get(code, "<f4"))
     if dtype.kind == "f":
         message = f"found token type code {code}, expected an integer type: 1 to 5, or 8"
         raise damaged(path, message, "indexed-dtype")
-    return dtype
+    return dtype, n, m
 
 
 def _sequence_starts(
@@ -124,16 +123,6 @@ def _sequence_starts(
         found, expected = int(pointers[i]), int(starts[i]) * itemsize
         raise damaged(path, f"sequence {i}: found byte pointer {found}, expected {expected}")
     return starts
-
-
-def _check_boundaries(path: Path, boundaries: NDArray[Any], n: int) -> None:
-    if not len(boundaries) or boundaries[0] != 0 or boundaries[-1] != n:
-        raise damaged(path, f"document boundaries do not run from 0 to {n} sequences")
-    if (np.diff(boundaries) < 0).any():
-        raise damaged(path, "document boundaries go backwards")
-
-
-__all__ = ["IndexedDataset", "IndexedWriter", "token_dtype"]
 
 
 def _path(prefix: Path, suffix: str) -> Path:
@@ -215,7 +204,11 @@ class IndexedDataset:
 
     def __init__(self, prefix: Path) -> None:
         self.prefix = prefix
-        bin_path, idx_path = _require_files(prefix)
+        bin_path, idx_path = pair = _path(prefix, ".bin"), _path(prefix, ".idx")
+        if missing := [path.name for path in pair if not path.is_file()]:
+            message = f"missing: found no {' and no '.join(missing)}, expected both of the pair"
+            hint = "name the pair without a suffix, or write it with `mpctl data prepare`"
+            raise InputError.of("indexed-missing", str(prefix), message, hint)
         self.dtype, self._starts = read_index(idx_path)
         self.tokens = int(self._starts[-1])
         size = self.tokens * self.dtype.itemsize
@@ -236,13 +229,3 @@ class IndexedDataset:
         if not 0 <= i < len(self):
             raise IndexError(f"{self.prefix}: document {i} of {len(self)}")
         return self._bin[self._starts[i] : self._starts[i + 1]][start:stop]
-
-
-def _require_files(prefix: Path) -> tuple[Path, Path]:
-    pair = _path(prefix, ".bin"), _path(prefix, ".idx")
-    missing = [path.name for path in pair if not path.is_file()]
-    if missing:
-        message = f"missing: found no {' and no '.join(missing)}, expected both of the pair"
-        hint = "name the pair without a suffix, or write it with `mpctl data prepare`"
-        raise InputError.of("indexed-missing", str(prefix), message, hint)
-    return pair

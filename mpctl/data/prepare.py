@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import compress
 from pathlib import Path
@@ -81,7 +81,16 @@ def workplace(out: Path, *, overwrite: bool) -> Iterator[Path]:
         hint = "choose another directory, or overwrite"
         raise InputError.of("data-occupied", str(out), message, hint)
     work = out / WORKPLACE
-    with _lock(out):
+    with ExitStack() as stack:
+        handle = os.open(out, os.O_RDONLY)
+        stack.callback(os.close, handle)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            message, hint = "another process is preparing data in it", "wait for that one to end"
+            raise InputError.of("data-busy", str(out), message, hint) from None
+        except OSError:
+            pass  # some network file systems know no locks on directories
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
         try:
@@ -90,23 +99,6 @@ def workplace(out: Path, *, overwrite: bool) -> Iterator[Path]:
             shutil.rmtree(work, ignore_errors=True)
             with suppress(OSError):
                 out.rmdir()  # succeeds only on an empty directory
-
-
-@contextmanager
-def _lock(out: Path) -> Iterator[None]:
-    handle = os.open(out, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        message, hint = "another process is preparing data in it", "wait for that one to end"
-        raise InputError.of("data-busy", str(out), message, hint) from None
-    except OSError:
-        pass  # some network file systems know no locks on directories
-    try:
-        yield
-    finally:
-        os.close(handle)
 
 
 def publish(work: Path, out: Path, names: Sequence[str], last: str) -> None:
@@ -194,9 +186,6 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-__all__ = ["Prepared", "open_prepared", "prepare"]
-
-
 def prepare(
     *,
     sources: Sequence[str | Path],
@@ -264,7 +253,9 @@ def prepare(
         (work / MANIFEST).write_text(json.dumps(prepared.as_dict(), indent=2) + "\n")
         publish(work, out, names, last=MANIFEST)
         if extension is None:
-            _remove_stale(out / EXTENSION)
+            with suppress(InputError):  # a file of that name that is not ours stays
+                read_extension(out / EXTENSION)
+                (out / EXTENSION).unlink()
     return open_prepared(out)
 
 
@@ -344,13 +335,6 @@ def _make_tokenizer(
     if extension is not None:
         (folder / EXTENSION).write_text(extension.to_json(), encoding="utf-8")
     return extension
-
-
-def _remove_stale(path: Path) -> None:
-    """What an earlier run left there; a file of that name that is not ours stays."""
-    with suppress(InputError):
-        read_extension(path)
-        path.unlink()
 
 
 MOST_LINES = 5

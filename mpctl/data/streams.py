@@ -99,12 +99,12 @@ class _Unpacked(io.RawIOBase):
         return True
 
 
-def _ignore(count: int) -> None:
+def ignore_bytes(count: int) -> None:
     pass
 
 
 @contextmanager
-def open_bytes(path: Path, on_bytes: OnBytes = _ignore) -> Iterator[BinaryIO]:
+def open_bytes(path: Path, on_bytes: OnBytes = ignore_bytes) -> Iterator[BinaryIO]:
     """The content of a file, unpacked where its name ends in .gz or .zst.
 
     Opening and reading raise one of READ_ERRORS.
@@ -121,7 +121,7 @@ def open_bytes(path: Path, on_bytes: OnBytes = _ignore) -> Iterator[BinaryIO]:
 
 @contextmanager
 def open_text(
-    path: Path, encoding: str, *, newline: str | None = None, on_bytes: OnBytes = _ignore
+    path: Path, encoding: str, *, newline: str | None = None, on_bytes: OnBytes = ignore_bytes
 ) -> Iterator[io.TextIOWrapper]:
     """The same as characters; what cannot be decoded becomes U+FFFD. newline: as for open()."""
     with open_bytes(path, on_bytes) as content:

@@ -16,7 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mpctl.data.streams import READ_ERRORS, OnBytes, format_of, open_bytes, open_text, position
+from mpctl.data.streams import (
+    READ_ERRORS,
+    OnBytes,
+    format_of,
+    ignore_bytes,
+    open_bytes,
+    open_text,
+    position,
+)
 from mpctl.errors import InputError, Issue
 
 FIRST_NAMES = 5
@@ -147,7 +155,7 @@ def is_records(path: Path) -> bool:
 
 
 def read_texts(
-    path: Path, reading: Reading, findings: Findings, on_bytes: OnBytes
+    path: Path, reading: Reading, findings: Findings, on_bytes: OnBytes = ignore_bytes
 ) -> Iterator[Iterable[str]]:
     """Every text of a file, blank ones too; what is wrong with the file goes to `findings`."""
     try:

@@ -153,15 +153,22 @@ def special_ids(
     """
     missing = missing_tokens(added, names)
     if missing and vocab - len(missing) < words:
+        some = missing if len(missing) < 4 else [missing[0], f"{missing[1]} ... {missing[-1]}"]
         raise InputError.of(
             RULE, "model.vocab",
             f"{vocab} ids leave {max(0, vocab - words)} free beside the tokenizer's {words}, "
-            f"but {_some(missing)} need {len(missing)}",
+            f"but {', '.join(some)} need {len(missing)}",
             f"use {words + len(missing)} or more, or a tokenizer that has them as added tokens",
         )  # fmt: skip
+    for name in names:
+        if added.get(name, 0) >= words:  # it could meet a reserved one
+            raise InputError.of(
+                RULE, "data",
+                f"{name} has the id {added[name]}, but the data's tokenizer uses ids below {words}",
+                "run `mpctl data prepare` with --overwrite",
+            )  # fmt: skip
     reserved = {name: vocab - 1 - index for index, name in enumerate(missing)}
-    return {name: reserved[name] if name in reserved else _known(added, name, words)
-            for name in names}  # fmt: skip
+    return {name: reserved[name] if name in reserved else added[name] for name in names}
 
 
 def missing_tokens(added: Mapping[str, int], names: Sequence[str]) -> list[str]:
@@ -187,20 +194,6 @@ def _entry(entry: Any) -> tuple[str, int]:
     return name, token
 
 
-def _known(added: Mapping[str, int], name: str, words: int) -> int:
-    if added[name] >= words:  # it could meet a reserved one
-        raise InputError.of(
-            RULE, "data",
-            f"{name} has the id {added[name]}, but the data's tokenizer uses ids below {words}",
-            "run `mpctl data prepare` with --overwrite",
-        )  # fmt: skip
-    return added[name]
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names) if len(names) < 4 else f"{names[0]}, {names[1]} ... {names[-1]}"
-
-
 END = 2**64 - 1
 MODULE = "mpctl.data.tokenizer"
 
@@ -217,11 +210,15 @@ def train_apart(texts: Iterable[str], *, vocab_size: int, total: int, on_progres
         assert child.stdin is not None and child.stdout is not None
         try:
             with suppress(BrokenPipeError):  # it has ended: its exit code says how
-                _send(_counted(texts, total, on_progress), child.stdin)
+                for done, text in enumerate(texts, start=1):
+                    content = text.encode()
+                    child.stdin.write(len(content).to_bytes(8, "little") + content)
+                    on_progress("count words", done, total)
+                child.stdin.write(END.to_bytes(8, "little"))
             with suppress(OSError):
                 child.stdin.close()
             on_progress("learn merges", 0, 0)
-            text = child.stdout.read()
+            written = child.stdout.read()
         except BaseException:
             child.kill()
             with suppress(OSError):
@@ -230,20 +227,7 @@ def train_apart(texts: Iterable[str], *, vocab_size: int, total: int, on_progres
         if child.wait():
             words.seek(0)
             raise _failed(child.returncode, words.read().decode(errors="replace"))
-    return text.decode()
-
-
-def _counted(texts: Iterable[str], total: int, report: Progress) -> Iterator[str]:
-    for done, text in enumerate(texts, start=1):
-        yield text
-        report("count words", done, total)
-
-
-def _send(texts: Iterable[str], stream: IO[bytes]) -> None:
-    for text in texts:
-        content = text.encode()
-        stream.write(len(content).to_bytes(8, "little") + content)
-    stream.write(END.to_bytes(8, "little"))
+    return written.decode()
 
 
 def _failed(code: int, words: str) -> RunFailed:
@@ -267,10 +251,6 @@ def _read(stream: IO[bytes], count: int) -> bytes:
     return content
 
 
-def _main() -> None:
-    tokenizer = train_tokenizer(_received(sys.stdin.buffer), vocab_size=int(sys.argv[1]))
-    sys.stdout.buffer.write(tokenizer.to_str(pretty=True).encode())
-
-
 if __name__ == "__main__":
-    _main()
+    trained = train_tokenizer(_received(sys.stdin.buffer), vocab_size=int(sys.argv[1]))
+    sys.stdout.buffer.write(trained.to_str(pretty=True).encode())

@@ -20,6 +20,6 @@ def read_all(paths: Iterable[Path], findings: Findings | None = None, **reading:
     texts = (
         "".join(chunks)
         for path in paths
-        for chunks in read_texts(path, Reading(**reading), findings, lambda count: None)
+        for chunks in read_texts(path, Reading(**reading), findings)
     )
     return [text for text in texts if text.strip()]
