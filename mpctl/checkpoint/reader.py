@@ -18,7 +18,7 @@ gradient moves are saved and read in the same way.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -26,7 +26,6 @@ from torch import Tensor
 
 from mpctl.checkpoint.manifest import (
     Manifest,
-    ShardFile,
     damage_error,
     read_manifest,
     read_shard_record,
@@ -41,53 +40,46 @@ from mpctl.spec.model import ModelSpec
 
 
 @dataclass(frozen=True)
-class ShardSource:
-    """One file of a checkpoint. shards: the part of each parameter that it holds, by name; frozen:
-    parameters of which it has the value alone; updates: how many updates the moments of a parameter
-    have seen, where the file says so."""
-
-    reader: ShardReader
-    shards: dict[str, Shard]
-    frozen: frozenset[str]
-    updates: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def path(self) -> Path:
-        return self.reader.path
-
-
-@dataclass(frozen=True)
 class OpenCheckpoint:
     """A checkpoint whose records were read, and whose tensors can be. frozen: the parameters that
     have a value alone."""
 
     folder: Path
     manifest: Manifest
-    sources: list[ShardSource]
+    shards: list[ShardReader]
     frozen: frozenset[str]
 
     @classmethod
     def of(cls, folder: Path) -> OpenCheckpoint:
         manifest = read_manifest(folder)
-        sources = [_open_source(folder, shard) for shard in manifest.shards]
-        frozen = frozenset[str]().union(*(source.frozen for source in sources))
-        return cls(folder, manifest, sources, frozen)
+        shards = [
+            ShardReader(shard.path(folder), read_shard_record(folder, shard, hashed=False))
+            for shard in manifest.shards
+        ]
+        frozen = frozenset(name for shard in shards for name in shard.record.frozen)
+        return cls(folder, manifest, shards, frozen)
+
+    @property
+    def names(self) -> set[str]:
+        """The parameters that some shard holds."""
+        return {name for shard in self.shards for name in shard.record.parameters}
 
     def require_names(self, model: Collection[str]) -> None:
         """Raises InputError when it has a parameter that is not in `model`."""
-        for source in self.sources:
-            if unknown := sorted(source.shards.keys() - set(model)):
+        for shard in self.shards:
+            if unknown := sorted(shard.record.parameters.keys() - set(model)):
                 why = f"holds {unknown[0]}, which the model does not have"
-                raise damage_error(source.path, why)
+                raise damage_error(shard.path, why)
 
     def updates_of(self, name: str) -> int:
-        counts = (source.updates[name] for source in self.sources if name in source.updates)
+        parts = (shard.record.parameters.get(name) for shard in self.shards)
+        counts = (part.updates for part in parts if part and part.updates is not None)
         return next(counts, self.manifest.updates)
 
     def fields(self, name: str) -> dict[str, TensorHeader]:
         """What was saved of a parameter, `value` and the moments, with a header of one of its
         tensors. Raises InputError when nothing was."""
-        stored, prefix = self._owners(name)[0].reader.tensors, f"{name}/"
+        stored, prefix = self._owners(name)[0].tensors, f"{name}/"
         return {k.removeprefix(prefix): h for k, h in stored.items() if k.startswith(prefix)}
 
     def fill(
@@ -97,35 +89,37 @@ class OpenCheckpoint:
         field, `value` and the moments; first_optional: the first row that need not have been saved.
         """
         shared = []
-        for source in self._owners(name):
-            saved = source.shards[name]
-            if not _fits(saved, target, is_padded=first_optional is not None):
+        first = 0 if first_optional is None else 1  # rows may be padded to another number
+        for shard in self._owners(name):
+            saved = shard.record.parameters[name].shard
+            has_dims = len(saved.shape) == len(target.shape)
+            if not has_dims or saved.shape[first:] != target.shape[first:]:
                 why = f"{name}: holds {saved.shape}, the model needs {target.shape}"
-                raise damage_error(source.path, why)
-            shared += [(source, box) for box in meetings(saved, target)]
+                raise damage_error(shard.path, why)
+            shared += [(shard, box) for box in meetings(saved, target)]
         coverage = Coverage(target, [box for _, box in shared])
-        for source, box in shared:
+        for shard, box in shared:
             if coverage.add(box):
-                _copy(source, name, target, box, tensors)
+                _copy(shard, name, target, box, tensors)
         if lacking := sum(_required(box, first_optional) for box in coverage.missing):
             raise damage_error(self.folder, f"{name}: {lacking:,} of its elements are in no shard")
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        return self._owners(name)[0].shards[name].shape
+        return self._owners(name)[0].record.parameters[name].shard.shape
 
     def part(
         self, name: str, field: str, target: Shard, first_optional: int | None = None
     ) -> Tensor:
         """The target's part of a parameter's value or of one of its moments, as it was saved; zeros
         where nothing was saved and nothing need have been."""
-        header = self._owners(name)[0].reader.header(f"{name}/{field}")
+        header = self._owners(name)[0].header(f"{name}/{field}")
         tensor = torch.zeros(target.local_shape, dtype=DTYPES[header.dtype])
         self.fill(name, target, {field: tensor}, first_optional)
         return tensor
 
-    def _owners(self, name: str) -> list[ShardSource]:
+    def _owners(self, name: str) -> list[ShardReader]:
         """The files that have some of a parameter. Raises InputError when there is none."""
-        if owners := [source for source in self.sources if name in source.shards]:
+        if owners := [shard for shard in self.shards if name in shard.record.parameters]:
             return owners
         raise damage_error(self.folder, f"{name} is in no shard, the model has it")
 
@@ -183,14 +177,6 @@ def padding_rows(model: ModelSpec) -> dict[str, int]:
     return {weight.name: model.vocab for weight in weights if weight.dims[0] == "vocab"}
 
 
-def _open_source(folder: Path, shard: ShardFile) -> ShardSource:
-    record = read_shard_record(folder, shard, hashed=False)
-    shards = {name: p.shard for name, p in record.parameters.items()}
-    updates = {name: p.updates for name, p in record.parameters.items() if p.updates is not None}
-    reader = ShardReader(shard.path(folder), record)
-    return ShardSource(reader, shards, frozenset(record.frozen), updates)
-
-
 def _required(box: Box, first_optional: int | None) -> int:
     """How many elements of a box must have been saved: those in rows before `first_optional`."""
     if first_optional is None:
@@ -198,19 +184,12 @@ def _required(box: Box, first_optional: int | None) -> int:
     return numel((range(box[0].start, min(box[0].stop, first_optional)), *box[1:]))
 
 
-def _fits(saved: Shard, target: Shard, *, is_padded: bool) -> bool:
-    """Whether both are parts of one parameter, which padding may give other rows."""
-    first = 1 if is_padded else 0
-    same_dims = len(saved.shape) == len(target.shape)
-    return same_dims and saved.shape[first:] == target.shape[first:]
-
-
 def _copy(
-    source: ShardSource, name: str, target: Shard, box: Box, tensors: dict[str, Tensor]
+    reader: ShardReader, name: str, target: Shard, box: Box, tensors: dict[str, Tensor]
 ) -> None:
     """Fill a box of the target's tensors from a file that has it. Rows are read alone, columns with
     the rows that they are of."""
-    reader, saved = source.reader, source.shards[name]
+    saved = reader.record.parameters[name].shard
     at, to = saved.slices(box), target.slices(box)
     try:
         for field, tensor in tensors.items():

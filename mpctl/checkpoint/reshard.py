@@ -5,9 +5,10 @@ number, and for starting a large world: each rank of the new layout then reads o
 
 The new shards are those that a run of the new layout would have written: modules without memory
 (torch's meta device) of each rank that writes say which part of which parameter it holds, and of
-these it writes the ones of which it is a first replica (writers.py). A tensor is read when its turn
-comes and forgotten when it is written, so that memory is bounded by the largest tensor of a shard
-and the parts that it is put together from. Vocabulary padding that was not saved becomes zeros.
+these it writes the ones of which it is a first replica (replicas.py). A tensor is read when its
+turn comes and forgotten when it is written, so that memory is bounded by the largest tensor of a
+shard and the parts that it is put together from. Vocabulary padding that was not saved becomes
+zeros.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import torch
 
 from mpctl.checkpoint.manifest import OnBytes, ParameterPlacement, ShardRecord
 from mpctl.checkpoint.reader import OpenCheckpoint, padding_rows
+from mpctl.checkpoint.replicas import layout_replicas, shard_files
 from mpctl.checkpoint.tensor_file import Entry, in_file_order, write_file
-from mpctl.checkpoint.writers import layout_replicas, shard_files
 from mpctl.durable import sync_folder
 from mpctl.families.implementation import build_module
 from mpctl.layers.grid.tensor_parallel import tensor_parallel_of

@@ -28,6 +28,7 @@ from mpctl.checkpoint.manifest import (
     Checksums,
     FileDigest,
     OnBytes,
+    ShardRecord,
     damage_error,
     sha256,
 )
@@ -153,7 +154,7 @@ class ShardReader:
     written."""
 
     path: Path
-    record: FileDigest
+    record: ShardRecord
     verified: set[int] = field(default_factory=set)
 
     @cached_property
@@ -166,7 +167,8 @@ class ShardReader:
             headers = read_header(self.path)
             end = min((header.start for header in headers.values()), default=0)
         except InputError as error:
-            self._check_header()
+            if checksums is not None:  # was the header changed, or written so?
+                self._read(0, bytearray(min(self.record.bytes, checksums.block_bytes)))
             raise damage_error(self.path, error.issues[0].message) from None
         self._read(0, bytearray(end))
         return headers
@@ -192,12 +194,6 @@ class ShardReader:
         if tensor.numel():
             self._read(start, tensor.view(-1).view(torch.uint8).numpy().data)
         return tensor
-
-    def _check_header(self) -> None:
-        """Tell a header that was changed from one that was written so: the first block."""
-        checksums = self.record.checksums
-        if checksums is not None:
-            self._read(0, bytearray(min(self.record.bytes, checksums.block_bytes)))
 
     def _read(self, start: int, target: bytearray | memoryview) -> None:
         """Fill `target` with the file's bytes from `start` on."""

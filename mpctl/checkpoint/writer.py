@@ -1,5 +1,5 @@
 """Writing a checkpoint from tensors in host memory: the ranks of the first replicas write a shard
-each (writers.py), rank 0 publishes.
+each (replicas.py), rank 0 publishes.
 
 RUN/checkpoints/step-N appears by renaming `.step-N.partial` once all its files are on the disk, the
 manifest last, so that a process or a machine that dies while saving never costs an older
@@ -119,22 +119,14 @@ class StoreBarrier:
         return f"{self.number}/{name}"
 
 
-@dataclass(frozen=True)
-class KeepPolicy:
-    """Which checkpoints stay: the `last` newest ones, 0 for all, and those of every step that is a
-    multiple of `every`, 0 for none more (checkpoint.keep_last, checkpoint.keep_every)."""
-
-    last: int = 0
-    every: int = 0
-
-
 @dataclass
 class CheckpointWriter:
     """One rank's part in writing checkpoints.
 
     root: RUN/checkpoints. rank: this one; shards: the shard of each rank that writes one.
     documents: texts to be copied into every checkpoint, by file name. total_bytes: of the tensors
-    of a whole checkpoint, all shards together.
+    of a checkpoint, all shards together. keep_last, keep_every: which checkpoints stay: so many of
+    the newest, 0 for all, and those of every step that is a multiple, 0 for none more.
     """
 
     root: Path
@@ -142,8 +134,9 @@ class CheckpointWriter:
     shards: Mapping[int, ShardFile]
     barrier: StoreBarrier
     documents: Mapping[str, str] = field(default_factory=dict)
-    keep: KeepPolicy = KeepPolicy()
     total_bytes: int = 0
+    keep_last: int = 0
+    keep_every: int = 0
 
     @property
     def is_writer(self) -> bool:
@@ -252,7 +245,7 @@ class CheckpointWriter:
         checkpoint ever stands for half of one."""
         saved = list_checkpoints(self.root)
         steps = [step for step, _ in saved]
-        for step in prunable(steps, last=self.keep.last, every=self.keep.every):
+        for step in prunable(steps, last=self.keep_last, every=self.keep_every):
             path = dict(saved)[step]
             try:
                 pruned = path.rename(hidden_sibling(path, PRUNED))

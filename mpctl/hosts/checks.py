@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from mpctl.checkpoint.writers import Replicas
+from mpctl.checkpoint.replicas import Replicas
 from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.hosts.machine import ABSENT, NO_RUN_DIR, HostFacts, Machine
 from mpctl.hosts.network import HOST, free_port

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from mpctl.checkpoint.folder import DOCUMENTS, list_checkpoints
+from mpctl.checkpoint.replicas import layout_replicas, shard_files
 from mpctl.checkpoint.saver import Saver
 from mpctl.checkpoint.snapshot import HostCopies
-from mpctl.checkpoint.writer import PATIENCE, CheckpointWriter, KeepPolicy, StoreBarrier
-from mpctl.checkpoint.writers import layout_replicas, shard_files
+from mpctl.checkpoint.writer import PATIENCE, CheckpointWriter, StoreBarrier
 from mpctl.errors import RunFailed
 from mpctl.estimate.states import checkpoint_bytes
 from mpctl.families.implementation import FamilyModule, build_module
@@ -204,8 +204,9 @@ def _checkpoint_writer(run_dir: Path, layout: JobLayout, mesh: Mesh) -> Checkpoi
         shard_files(layout_replicas(layout, mesh.topology)),
         StoreBarrier(store, patience=max(PATIENCE, job.launch.timeout_seconds)),
         {path.name: path.read_text("utf-8") for path in paths if path.is_file()},
-        KeepPolicy(job.checkpoint.keep_last, job.checkpoint.keep_every),
         checkpoint_bytes(layout),
+        job.checkpoint.keep_last,
+        job.checkpoint.keep_every,
     )
 
 

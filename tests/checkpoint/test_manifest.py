@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -22,6 +22,7 @@ def read(record: dict[str, Any]) -> ParameterPlacement:
     return ParameterPlacement.model_validate_json(json.dumps(record))
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_a_placement_is_read_as_it_was_written(data: st.DataObject) -> None:
     shard = data.draw(SHAPES.flatmap(some_shards))
@@ -31,42 +32,32 @@ def test_a_placement_is_read_as_it_was_written(data: st.DataObject) -> None:
     assert (read(record).shard, read(record).updates) == (shard, updates)
 
 
-@pytest.mark.parametrize(
-    ("older", "shard"),
-    [
+def test_a_placement_of_0_1_0_is_read() -> None:
+    cases: list[tuple[dict[str, Any], Shard]] = [
         ({"dim": None, "blocks": []}, Shard((8, 4))),
         ({"dim": 1, "blocks": [[2, 4]]}, Shard((8, 4), {1: (range(2, 4),)})),
         ({"dim": 0, "blocks": [[0, 1], [4, 6]]}, Shard((8, 4), {0: (range(1), range(4, 6))})),
         ({"dim": 0, "blocks": []}, Shard((8, 4), {0: ()})),
-    ],
-)
-def test_a_placement_of_0_1_0_is_read(older: dict[str, Any], shard: Shard) -> None:
-    placement = read({"shape": [8, 4], **older, "updates": 3})
-    assert (placement.shard, placement.updates) == (shard, 3)
-    assert ParameterPlacement.of(placement.shard).as_record().keys() == {"shape", "cuts"}
+    ]
+    for older, shard in cases:
+        placement = read({"shape": [8, 4], **older, "updates": 3})
+        assert (placement.shard, placement.updates) == (shard, 3)
+        assert ParameterPlacement.of(placement.shard).as_record().keys() == {"shape", "cuts"}
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        {"cuts": {"0": [[0, 9]]}},
-        {"cuts": {"2": [[0, 1]]}},
-        {"cuts": {"0": [[0, 4]], "1": [[0, 2], [1, 3]]}},
-        {"cuts": {"0": [[4, 2]]}},
-        {"cuts": {"0": [["0", 2]]}},
-        {"cuts": {"0": [[0.5, 2]]}},
-        {"cuts": {"0.5": [[0, 2]]}},
-        {"cuts": {}, "dim": None},
-        {"cuts": {}, "blocks": []},
-        {"dim": 0},
-        {"blocks": [[0, 2]]},
-        {"dim": 0, "blocks": [[0, 2], [1, 3]]},
-        {},
-    ],
-)
-def test_what_is_no_part_is_damage(record: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        read({"shape": [8, 4], **record})
+NO_PARTS: list[dict[str, Any]] = [
+    {"cuts": {"0": [[0, 9]]}}, {"cuts": {"2": [[0, 1]]}},
+    {"cuts": {"0": [[0, 4]], "1": [[0, 2], [1, 3]]}}, {"cuts": {"0": [[4, 2]]}},
+    {"cuts": {"0": [["0", 2]]}}, {"cuts": {"0": [[0.5, 2]]}}, {"cuts": {"0.5": [[0, 2]]}},
+    {"cuts": {}, "dim": None}, {"cuts": {}, "blocks": []}, {"dim": 0}, {"blocks": [[0, 2]]},
+    {"dim": 0, "blocks": [[0, 2], [1, 3]]}, {},
+]  # fmt: skip
+
+
+def test_a_placement_that_is_no_part_is_damage() -> None:
+    for record in NO_PARTS:
+        with pytest.raises(ValidationError):
+            read({"shape": [8, 4], **record})
 
 
 SHARDS = [ShardFile(name=f"shard-{k}", coords={"pp": k // 2, "tp": k % 2}) for k in range(4)]
@@ -79,17 +70,14 @@ def manifest_of(folder: Path, document: Any) -> Manifest:
     return read_manifest(folder)
 
 
-@pytest.mark.parametrize(
-    "manifest",
-    [
+def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
+    for manifest in (
         Manifest(step=7, shards=SHARDS),
         Manifest(step=7, shards=SHARDS[:1], save="a0", loss_scale={"scale": 2.0, "skipped": 3.0}),
         Manifest(step=0, shards=SHARDS[2:], fp8={"layers.0.mlp.up": [[0.5, 1.0, 0.0]]}),
-    ],
-)
-def test_a_manifest_is_read_as_it_was_written(manifest: Manifest, tmp_path: Path) -> None:
-    manifest.write(tmp_path)
-    assert read_manifest(tmp_path) == manifest
+    ):
+        manifest.write(tmp_path)
+        assert read_manifest(tmp_path) == manifest
 
 
 def test_manifests_that_number_their_shards_are_read(tmp_path: Path) -> None:
@@ -101,9 +89,8 @@ def test_manifests_that_number_their_shards_are_read(tmp_path: Path) -> None:
     assert (found.size("tp"), found.size("pp"), single.size("pp")) == (2, 2, 1)
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
+def test_a_manifest_that_cannot_be_is_damage(tmp_path: Path) -> None:
+    documents: list[Any] = [
         *({**OLD, "shards": 4, "tp": tp} for tp in (0, 3, "two", 2.0)),
         *({**OLD, "shards": shards, "tp": 1} for shards in (0, -1, 10**12, None, [])),
         {**OLD, "schema": "mpctl.checkpoint/4", "shards": 1, "tp": 1},
@@ -117,20 +104,15 @@ def test_manifests_that_number_their_shards_are_read(tmp_path: Path) -> None:
         {**OLD, "step": -5, "shards": 1},
         {**OLD, "shards": 1, "fp8": {"x": [[1, 2]]}},
         {**OLD, "shards": 1, "fp8": {"x": [[1, 2, -3]]}},
-    ],
-)  # fmt: skip
-def test_a_manifest_that_cannot_be_is_damage(document: Any, tmp_path: Path) -> None:
-    with pytest.raises(InputError) as caught:
-        manifest_of(tmp_path, document)
-    assert caught.value.issues[0].rule == "checkpoint-damaged"
-
-
-@pytest.mark.parametrize(
-    "text", ["", "nul", "[]", "[" * 100_000, '{"schema": "mpctl.checkpoint/1", "step": 1e400}']
-)
-def test_what_is_no_manifest_is_damage(text: str, tmp_path: Path) -> None:
+    ]  # fmt: skip
+    for document in documents:
+        with pytest.raises(InputError) as caught:
+            manifest_of(tmp_path, document)
+        assert caught.value.issues[0].rule == "checkpoint-damaged"
     (tmp_path / "step-5").mkdir()
-    (tmp_path / "step-5/manifest.json").write_text(text)
-    assert [issue.rule for issue in find_damage(tmp_path / "step-5")] == ["checkpoint-damaged"]
+    endless = '{"schema": "mpctl.checkpoint/1", "step": 1e400}'
+    for text in ("", "nul", "[]", "[" * 100_000, endless):
+        (tmp_path / "step-5/manifest.json").write_text(text)
+        assert [issue.rule for issue in find_damage(tmp_path / "step-5")] == ["checkpoint-damaged"]
     (tmp_path / "step-6").write_text("a file")
     assert "Not a directory" in find_damage(tmp_path / "step-6")[0].message

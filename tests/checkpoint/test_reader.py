@@ -29,7 +29,7 @@ def _copy(source: Path, run_dir: Path, *steps: int) -> Path:
 @pytest.mark.parametrize(
     ("saved", "resumed"),
     [
-        ((2, 1), (1, 1)),
+        pytest.param((2, 1), (1, 1), marks=pytest.mark.slow),
         ((2, 1), (1, 2)),
         pytest.param((2, 1), (4, 1), marks=pytest.mark.slow),
         pytest.param((4, 1), (1, 1), marks=pytest.mark.slow),
@@ -91,34 +91,34 @@ DAMAGES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "harm", "words"), DAMAGES)
-def test_damage_is_found_and_named(
-    runs, tmp_path: Path, name: str, harm: Callable[[Path], None], words: str
-) -> None:
+def test_damage_is_found_and_named(runs, tmp_path: Path) -> None:
     runs.get(2, 1)
-    folder = _copy(runs.folder(2, 1, "fp32"), tmp_path, 10, 20)
-    assert find_damage(folder) == []
-    harm(folder / name)
-    (issue,) = find_damage(folder)
-    assert issue.where == str(folder / name) and words in issue.message
-    assert str(folder) in issue.hint
-    if harm is not _flip:  # bytes are hashed before a rank starts, see tests/launch/test_resume.py
-        with pytest.raises(InputError, match=name):  # and not silently the older one
-            make_trainer(tiny_job(runs.data), tmp_path)
+    for number, (name, harm, words) in enumerate(DAMAGES):
+        run = tmp_path / str(number)
+        folder = _copy(runs.folder(2, 1, "fp32"), run, 10, 20)
+        assert find_damage(folder) == []
+        harm(folder / name)
+        (issue,) = find_damage(folder)
+        assert issue.where == str(folder / name) and words in issue.message
+        assert str(folder) in issue.hint
+        if harm is not _flip:  # of which tests/launch/test_resume.py has the way on
+            with pytest.raises(InputError, match=name):  # and not silently the older one
+                make_trainer(tiny_job(runs.data), run)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [({"model__layers": 1}, "layers.1"), ({"model__layers": 3}, "layers.2"),
-     ({"model__hidden": 64}, "embedding.word.weight: holds (384, 32), the model needs (384, 64)"),
-     ({"model__seq_length": 16}, "embedding.position.weight: holds (32, 32)")],
-)  # fmt: skip
-def test_another_model_is_refused(runs, tmp_path: Path, change: dict, words: str) -> None:
+def test_another_model_is_refused(runs, tmp_path: Path) -> None:
     runs.get()
     _copy(runs.folder(1, 1, "fp32"), tmp_path, 10)
-    with pytest.raises(InputError, match="step-10") as caught:
-        make_trainer(tiny_job(runs.data, **change), tmp_path)
-    assert words in str(caught.value)
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"model__layers": 1}, "layers.1"),
+        ({"model__layers": 3}, "layers.2"),
+        ({"model__hidden": 64}, "word.weight: holds (384, 32), the model needs (384, 64)"),
+        ({"model__seq_length": 16}, "embedding.position.weight: holds (32, 32)"),
+    ]
+    for change, words in changes:
+        with pytest.raises(InputError, match="step-10") as caught:
+            make_trainer(tiny_job(runs.data, **change), tmp_path)
+        assert words in str(caught.value)
 
 
 class Killed(BaseException):
@@ -129,24 +129,24 @@ def _die(*_: object, **__: object) -> None:
     raise Killed
 
 
-@pytest.mark.parametrize(
-    "where", ["writer.write_file", "manifest.write_json", "writer.sync_folder", "writer.publish"]
-)
 def test_dying_while_saving_costs_nothing_saved_before(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = make_trainer(tiny_job(data, training__steps=2), tmp_path)
-    list(trainer.run())
-    trainer.step = 3
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(f"mpctl.checkpoint.{where}", _die)
-        trainer.save()
-    assert [step for step, _ in list_checkpoints(tmp_path / "checkpoints")] == [2]
-    assert find_damage(tmp_path / "checkpoints/step-2") == []
-    trainer.save()  # over what was left behind
-    assert [step for step, _ in list_checkpoints(tmp_path / "checkpoints")] == [2, 3]
-    names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
-    assert sorted(names) == ["step-2", "step-3"]
+    trainer, root = make_trainer(tiny_job(data), tmp_path), tmp_path / "checkpoints"
+    trainer.step = saved = 2
+    trainer.save()
+    for where in ("writer.write_file", "manifest.write_json", "writer.sync_folder",
+                  "writer.publish"):  # fmt: skip
+        trainer.step = saved + 1
+        with monkeypatch.context() as patched, pytest.raises(Killed):
+            patched.setattr(f"mpctl.checkpoint.{where}", _die)
+            trainer.save()
+        assert list_checkpoints(root)[-1][0] == saved
+        assert find_damage(root / f"step-{saved}") == []
+        trainer.save()  # over what was left behind
+        saved += 1
+        names = sorted(path.name for path in root.iterdir())
+        assert names == [f"step-{step}" for step in range(2, saved + 1)]
 
 
 LEFT_OUT: Any = object()
@@ -215,19 +215,17 @@ RECORDS: list[tuple[Callable[[dict[str, Any]], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("harm", "words"), RECORDS)
-def test_a_damaged_record_is_bad_input(
-    runs, tmp_path: Path, harm: Callable[[dict[str, Any]], object], words: str
-) -> None:
+def test_a_damaged_record_is_bad_input(runs, tmp_path: Path) -> None:
     runs.get(2, 1)
     folder = _copy(runs.folder(2, 1, "fp32"), tmp_path, 10)
     path = folder / "shard-1.json"
-    record = json.loads(path.read_text())
-    harm(record)
-    path.write_text(json.dumps(record))
-    (issue,) = find_damage(folder)
-    assert issue.where == str(path) and words in issue.message
-    assert str(folder) in issue.hint
+    text = path.read_text()
+    for harm, words in RECORDS:
+        harm(record := json.loads(text))
+        path.write_text(json.dumps(record))
+        (issue,) = find_damage(folder)
+        assert issue.where == str(path) and words in issue.message
+        assert str(folder) in issue.hint
     with pytest.raises(InputError, match=r"shard-1\.json"):
         make_trainer(tiny_job(runs.data), tmp_path)
 
@@ -243,7 +241,10 @@ def _go_on(job: JobSpec, run_dir: Path, step: int) -> list[float]:
     return [record["loss"] for record in trainer.run()]
 
 
-@pytest.mark.parametrize("frozen", [["layers.0.*"], ["*.mlp.*", "embedding.*"]])
+@pytest.mark.parametrize(
+    "frozen",
+    [pytest.param(["layers.0.*"], marks=pytest.mark.slow), ["*.mlp.*", "embedding.*"]],
+)
 def test_what_was_unfrozen_mid_run_resumes_to_the_bit(
     data: Path, tmp_path: Path, frozen: list[str]
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -77,21 +76,18 @@ def test_only_what_is_read_is_compared_and_that_once(
     assert no.value.folder == path.parent
 
 
-def places(path: Path) -> Iterator[int]:
-    yield from (0, 9, 60, path.stat().st_size - 1)
-
-
-@pytest.mark.parametrize("place", range(4))
-def test_a_bit_anywhere_is_seen(shard: tuple[Path, ShardRecord], place: int) -> None:
+def test_a_bit_anywhere_is_seen(shard: tuple[Path, ShardRecord]) -> None:
     """In the length of the header, the header, and the tensors; by CRC-32 or by sha256."""
     path, record = shard
-    flip(path, list(places(path))[place])
     old = record.model_copy(update={"checksums": None})
-    for each in (record, old):
-        reader = ShardReader(path, each)
-        with pytest.raises(CheckpointDamaged):
-            for name in TENSORS:
-                reader.read(name)
+    for place in (0, 9, 60, path.stat().st_size - 1):
+        flip(path, place)
+        for each in (record, old):
+            reader = ShardReader(path, each)
+            with pytest.raises(CheckpointDamaged):
+                for name in TENSORS:
+                    reader.read(name)
+        flip(path, place)
 
 
 def test_a_shard_of_an_older_version_is_hashed_once(

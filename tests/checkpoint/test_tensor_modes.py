@@ -1,7 +1,8 @@
 """A checkpoint of any mode of tensor parallelism goes on in any other, on one process's curve.
 
 float64, dropout on. The layout that saved did the first two of four steps. The loss of step 3 is
-that of the saved values; the loss of step 4 would tell of moments that were lost.
+that of the saved values; the loss of step 4 would show moments that were lost. Without a training:
+test_parts.py, and resharding through every mode in tests/weights/test_tensor_modes.py.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "2.5d-dp": grid("2.5d", 4, dp=2, parallel__zero=1),
     "3d": grid("3d", 8),
 }
-FAST = [("gpt", "1d", "2d")]
-SLOW = [
+PAIRS = [
+    ("gpt", "1d", "2d"),
     ("gpt", "2d", "1d"),
     ("gpt", "2d", "3d"),
     ("gpt", "3d", "2d"),
@@ -79,11 +80,9 @@ def saved_runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> SavedRun
     return SavedRuns(data, tmp_path_factory.mktemp("saved-modes"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    ("model", "saved", "resumed"),
-    [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
-)
+@pytest.mark.parametrize(("model", "saved", "resumed"), PAIRS)
 def test_any_mode_goes_on_in_any_other(
     saved_runs: SavedRuns, tmp_path: Path, model: str, saved: str, resumed: str
 ) -> None:
@@ -98,15 +97,10 @@ def test_any_mode_goes_on_in_any_other(
         assert column(ranks) == column(saved_runs.ranks(model, saved))[2:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "layout"),
-    [
-        pytest.param("gpt", "2d", marks=pytest.mark.slow),
-        *(
-            pytest.param("llama", layout, marks=pytest.mark.slow)
-            for layout in ("2.5d", "2.5d-dp", "3d", "2d-pp")
-        ),
-    ],
+    [("gpt", "2d"), *(("llama", layout) for layout in ("2.5d", "2.5d-dp", "3d", "2d-pp"))],
 )
 def test_a_checkpoint_is_as_large_as_its_plan_says(
     saved_runs: SavedRuns, model: str, layout: str

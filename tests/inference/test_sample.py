@@ -140,7 +140,11 @@ def tokens_of_ours(folder: Path, prompts: list[list[int]], limit: int) -> list[l
     return found
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "llama31-sharded", "t5", "t51-sharded"])
+@pytest.mark.parametrize(
+    "kind",
+    ["gpt2", "llama31-sharded", "t5",
+     *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("llama", "t51-sharded"))],
+)  # fmt: skip
 def test_greedy_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     """Prompts of unequal lengths: ours in one batch, theirs one by one."""
     drawn = torch.Generator().manual_seed(2)

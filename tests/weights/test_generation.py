@@ -20,7 +20,6 @@ from mpctl.data.tokenizer import (
 )
 from mpctl.families import special_tokens
 from mpctl.families.bert.hub import BERT
-from mpctl.families.scheme import Scheme
 from mpctl.families.t5.hub import T5
 from mpctl.spec.load import load_job
 from mpctl.spec.model import ModelSpec
@@ -146,18 +145,15 @@ UNIGRAM = {"type": "Unigram", "unk_id": 0, "byte_fallback": False,
            "vocab": [["<unk>", 0.0], ["</s>", 0.0], ["a", -1.0]]}  # fmt: skip
 
 
-@pytest.mark.parametrize(("scheme", "is_framed"), [(T5, True), (BERT, False)])
-def test_texts_are_framed_by_tokens_that_the_tokenizer_has(
-    tmp_path: Path, scheme: Scheme, is_framed: bool
-) -> None:
+def test_texts_are_framed_by_tokens_that_the_tokenizer_has(tmp_path: Path) -> None:
     """Nothing is added, so a Unigram tokenizer takes the frame; without [CLS] there is none."""
     path = tmp_path / "from.json"
     path.write_text(json.dumps({"version": "1.0", "added_tokens": [END], "model": UNIGRAM}))
     model = load_job(None, {"model": "demo-t5"}).model
     assert model is not None
-    assert write_tokenizer(tmp_path, Tokens(path, {"</s>": 1}, ()), model, scheme) == []
-    ids = load_tokenizer(tmp_path / "tokenizer.json").encode("a").ids
-    assert ids == ([2, 1] if is_framed else [2])
+    for scheme, framed in ((T5, [2, 1]), (BERT, [2])):
+        assert write_tokenizer(tmp_path, Tokens(path, {"</s>": 1}, ()), model, scheme) == []
+        assert load_tokenizer(tmp_path / "tokenizer.json").encode("a").ids == framed
 
 
 def test_a_tokenizer_that_takes_no_tokens_is_said(

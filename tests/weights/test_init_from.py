@@ -57,12 +57,12 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return run, float(losses[-1]["validation_loss"])
 
 
-@pytest.mark.parametrize("tp", [1, 2])
 def test_a_finished_run_goes_on_with_its_loss(
-    tp: int, finished: tuple[Path, float], data: Path, tmp_path: Path
+    finished: tuple[Path, float], data: Path, tmp_path: Path
 ) -> None:
+    """At tp 2; on one rank, the next two tests."""
     run, loss = finished
-    job = tiny_job(data, tp, training__init_from=str(run), **ONE_STEP)
+    job = tiny_job(data, 2, training__init_from=str(run), **ONE_STEP)
     assert launch_issues(job) == []
     before = column(train(job, tmp_path), "initial_validation_loss")[0]
     assert before == pytest.approx(loss, rel=1e-6)
@@ -90,8 +90,7 @@ def test_a_finished_run_of_tp_2_is_a_model_of_transformers(
         )
 
 
-@pytest.mark.parametrize("imported", [False, True])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("imported", "dtype"), [(False, "bf16"), (True, "fp32")])
 def test_a_trainer_holds_their_weights(
     imported: bool, dtype: str, truths: Truths, data: Path, tmp_path: Path
 ) -> None:

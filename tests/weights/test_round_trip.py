@@ -18,6 +18,7 @@ from mpctl.errors import InputError
 from mpctl.families.implementation import Batch, FamilyModule, build_module
 from mpctl.layers.parameters import assemble, is_partial, shard_of
 from mpctl.layers.shard_context import ShardContext
+from mpctl.spec.load import load_job
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 from mpctl.transport.group import Group
@@ -93,11 +94,26 @@ def theirs(row: Any, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
                       for p in row.pieces])  # fmt: skip
 
 
+def _ranks(rank: int, size: int, folders: dict[str, str]) -> dict[str, Any]:
+    return {kind: _rank(rank, size, folder, kind) for kind, folder in folders.items()}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(truths: Truths) -> list[dict[str, Any]]:
+    """What each of two ranks computes, by kind; they start once for all kinds."""
+    return run_ranks(_ranks, 2, {kind: str(truths(kind).folder) for kind in KINDS})
+
+
 @every
 @pytest.mark.parametrize("tp", [1, 2])
-def test_logits_and_every_gradient_are_theirs(kind: str, tp: int, truths: Truths) -> None:
+def test_logits_and_every_gradient_are_theirs(
+    kind: str, tp: int, truths: Truths, request: pytest.FixtureRequest
+) -> None:
     truth = truths(kind)
-    ranks = run_ranks(_rank, tp, str(truth.folder), kind)
+    if tp == 1:
+        ranks = [_rank(0, 1, str(truth.folder), kind)]
+    else:
+        ranks = [rank[kind] for rank in request.getfixturevalue("two_ranks")]
     logits = torch.cat([rank["answer"][0] for rank in ranks], -1)
     assert_close(logits, truth.logits)
     for rank in ranks:
@@ -176,9 +192,8 @@ T5: dict[str, Any] = {**SHAPE, "family": "t5", "position": "relative", "norm": "
 ROTARY: dict[str, Any] = {**SHAPE, "position": "rotary", "norm": "rmsnorm", "activation": "swiglu"}
 
 
-@pytest.mark.parametrize(
-    ("keys", "where"),
-    [
+def test_a_shape_that_no_class_expresses_is_refused() -> None:
+    for keys, where in (
         ({**SHAPE, "position": "none"}, {"model.position"}),
         ({**SHAPE, "norm": "rmsnorm", "bias": False}, {"model.norm", "model.bias"}),
         ({**SHAPE, "kv_heads": 2, "head_dim": 16}, {"model.kv_heads", "model.head_dim"}),
@@ -193,17 +208,14 @@ ROTARY: dict[str, Any] = {**SHAPE, "position": "rotary", "norm": "rmsnorm", "act
         ({**T5, "bias": True, "norm": "layernorm"}, {"model.bias", "model.norm"}),
         ({**T5, "kv_heads": 2}, {"model.kv_heads"}),
         ({**T5, "position": "rotary"}, {"model.position"}),
-    ],
-)
-def test_a_shape_that_no_class_expresses_is_refused(keys: Any, where: set[str]) -> None:
-    with pytest.raises(InputError) as caught:
-        get_scheme(ModelSpec(**keys))
-    assert {issue.where for issue in caught.value.issues} == where
+    ):
+        with pytest.raises(InputError) as caught:
+            get_scheme(ModelSpec(**keys))
+        assert {issue.where for issue in caught.value.issues} == where
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
+def test_our_config_says_our_model(tmp_path: Path) -> None:
+    for keys in (
         SHAPE,
         {**SHAPE, "activation": "gelu_tanh", "tied_embeddings": False, "ffn": 100},
         {**ROTARY, "bias": True, "kv_heads": 2, "rotary_base": 5e5, "norm_epsilon": 1e-6},
@@ -216,16 +228,12 @@ def test_a_shape_that_no_class_expresses_is_refused(keys: Any, where: set[str]) 
         {**T5, "activation": "geglu", "relative_buckets": 8, "relative_max_distance": 20},
         {**T5, "activation": "swiglu", "norm_epsilon": 1e-5},
         {**T5, "activation": "gelu_tanh"},
-    ],
-)
-def test_our_config_says_our_model(keys: Any, tmp_path: Path) -> None:
-    from mpctl.spec.load import load_job
-
-    model = ModelSpec(**keys)
-    (tmp_path / "config.json").write_text(json.dumps(hub_config(model, "F32", {})))
-    again = load_job(None, {"model.hf_config": str(tmp_path)}).model
-    assert again is not None
-    assert list(differences(model, again, tmp_path)) == []
+    ):
+        model = ModelSpec(**keys)
+        (tmp_path / "config.json").write_text(json.dumps(hub_config(model, "F32", {})))
+        again = load_job(None, {"model.hf_config": str(tmp_path)}).model
+        assert again is not None
+        assert list(differences(model, again, tmp_path)) == []
 
 
 def limit_of(folder: Path) -> int:
@@ -234,8 +242,6 @@ def limit_of(folder: Path) -> int:
 
 def save_run(folder: Path, like: Path, **settings: Any) -> Path:
     """A run as a launch leaves it, with the checkpoint of an import."""
-    from mpctl.spec.load import load_job
-
     shutil.copytree(like / "checkpoints", folder / "checkpoints")
     (folder / "job.json").write_text(load_job(None, settings).model_dump_json())
     return folder

@@ -45,7 +45,15 @@ GRIDS = {
     "3d": TensorGrid.of("3d", 8),
 }
 modes = pytest.mark.parametrize("mode", ["2d", "2.5d", "3d"])
-shapes = pytest.mark.parametrize("kind", ["gpt2", "llama", "llama31-sharded"])
+FAST = {("2d", "llama31-sharded"), ("2.5d", "llama"), ("3d", "gpt2")}
+cases = pytest.mark.parametrize(
+    ("mode", "kind"),
+    [
+        pytest.param(mode, kind, marks=[pytest.mark.slow] * ((mode, kind) not in FAST))
+        for mode in ("2d", "2.5d", "3d")
+        for kind in ("gpt2", "llama", "llama31-sharded")
+    ],
+)
 
 
 def targets_of(folder: Path, grid: TensorGrid, rank: int) -> Targets:
@@ -59,8 +67,7 @@ def targets_of(folder: Path, grid: TensorGrid, rank: int) -> Targets:
     return targets
 
 
-@modes
-@shapes
+@cases
 def test_each_rank_reads_its_part_of_the_hub(kind: str, mode: str, truths: Truths) -> None:
     grid, folder = GRIDS[mode], truths(kind).folder
     whole = targets_of(folder, TensorGrid(), 0)
@@ -136,7 +143,7 @@ def hashes(folder: Path) -> list[str]:
 def tensors(folder: Path) -> dict[str, Tensor]:
     """Every whole tensor of a checkpoint, `NAME/FIELD`, without padding rows."""
     checkpoint, whole = OpenCheckpoint.of(folder), {}
-    for name in {name for source in checkpoint.sources for name in source.shards}:
+    for name in checkpoint.names:
         shape = checkpoint.shape_of(name)
         for field in checkpoint.fields(name):
             full = checkpoint.part(name, field, Shard(shape))
@@ -197,8 +204,7 @@ def imported(hub: Path, folder: Path, mode: str) -> Path:
     return folder / "cut"
 
 
-@modes
-@pytest.mark.parametrize("kind", ["gpt2", "llama31-sharded"])
+@cases
 def test_a_checkpoint_of_a_mode_is_exported_to_the_bit(
     kind: str, mode: str, truths: Truths, tmp_path: Path
 ) -> None:

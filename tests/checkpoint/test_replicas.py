@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpctl.checkpoint.writers import Replicas, shard_files
+from mpctl.checkpoint.replicas import Replicas, shard_files
 from mpctl.topology import Topology
 
 SIZES = st.fixed_dictionaries({axis: st.integers(1, 3) for axis in ("tp", "cp", "dp", "pp")})
