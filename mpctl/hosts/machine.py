@@ -84,12 +84,14 @@ class Machine:
 def this_machine() -> Machine:
     """This machine as this process may use it: CPU affinity, CUDA_VISIBLE_DEVICES (of AMD's GPUs
     ROCR_ and HIP_VISIBLE_DEVICES too) and the memory limit are respected."""
+    nvidia = count_visible(_nvidia_gpus(), "NVIDIA", os.environ)
+    has_files = bool(nvidia_devices() or amd_devices())
     return Machine(
         cores=len(usable_cores()),
-        gpus=_visible_gpus(),
+        gpus=nvidia or count_visible(len(amd_devices()), "AMD", os.environ),
         memory_bytes=_free_memory(),
         hosts=hosts_in(os.environ),
-        idle_gpus=_idle_gpus(),
+        idle_gpus=0 if has_files else sum(gpus_on_bus().values()),
     )
 
 
@@ -109,17 +111,6 @@ def _free_memory() -> int:
         available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     headroom = memory_headroom()
     return available if headroom is None else min(available, headroom)
-
-
-def _visible_gpus() -> int:
-    """GPUs that this process may see: of NVIDIA, and where there are none, of AMD."""
-    nvidia = count_visible(_nvidia_gpus(), "NVIDIA", os.environ)
-    return nvidia or count_visible(len(amd_devices()), "AMD", os.environ)
-
-
-def _idle_gpus() -> int:
-    """GPUs of the bus, where no driver has files for any; 0 also where the user hides them."""
-    return 0 if nvidia_devices() or amd_devices() else sum(gpus_on_bus().values())
 
 
 def _nvidia_gpus() -> int:
@@ -156,21 +147,28 @@ def amd_devices(root: Path = ROOT) -> list[AmdGpu]:
     if not (root / "dev/kfd").exists():
         return []
     nodes = (root / KFD_NODES).glob("[0-9]*")
-    return list(_amd_gpus(root, sorted(nodes, key=lambda path: int(path.name))))
+    gpus = (_amd_gpu(root, node) for node in sorted(nodes, key=lambda path: int(path.name)))
+    return [gpu for gpu in gpus if gpu is not None]
 
 
-def _amd_gpus(root: Path, nodes: list[Path]) -> Iterator[AmdGpu]:
-    for node in nodes:
-        facts = _properties(node / "properties")
-        if facts.get("simd_count") and _has_render_file(root, facts):
-            address = _pci_address(facts)
-            device = root / "sys/bus/pci/devices" / address
-            yield AmdGpu(
-                _instruction_set(facts.get("gfx_target_version", 0)),
-                address,
-                _whole(device / "mem_info_vram_total"),
-                _whole(device / "mem_info_vram_used"),
-            )
+def _amd_gpu(root: Path, node: Path) -> AmdGpu | None:
+    """The GPU of a node of the topology; None for a processor, for a node that this process may
+    not read, and for a GPU without a render file."""
+    pairs = re.findall(r"^(\w+) (\d+)$", read_text(node / "properties"), re.M)
+    facts = {name: int(value) for name, value in pairs}
+    render = root / f"dev/dri/renderD{facts.get('drm_render_minor', 0)}"
+    if not facts.get("simd_count") or not render.exists():
+        return None
+    # The domain, and the location's bus, device (5 bits) and function (3 bits).
+    place = facts.get("location_id", 0)
+    slot = f"{place >> 3 & 31:02x}.{place & 7}"
+    address = f"{facts.get('domain', 0):04x}:{place >> 8 & 255:02x}:{slot}"
+    # 90402 is gfx942, 90010 is gfx90a: major, and minor and step in hexadecimal digits.
+    version = facts.get("gfx_target_version", 0)
+    name = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+    device = root / "sys/bus/pci/devices" / address
+    total, used = (_number(device / f"mem_info_vram_{part}") or 0 for part in ("total", "used"))
+    return AmdGpu(name, address, total, used)
 
 
 def gpus_on_bus(root: Path = ROOT) -> dict[Vendor, int]:
@@ -199,33 +197,6 @@ def count_visible(present: int, vendor: Vendor, environment: Mapping[str, str]) 
             named = [word for word in environment[name].split(",") if word.strip()]
             present = min(present, len([word for word in named if word.strip() != "-1"]))
     return present
-
-
-def _has_render_file(root: Path, facts: Mapping[str, int]) -> bool:
-    return (root / f"dev/dri/renderD{facts.get('drm_render_minor', 0)}").exists()
-
-
-def _pci_address(facts: Mapping[str, int]) -> str:
-    """The domain, and the location's bus, device (5 bits) and function (3 bits)."""
-    place = facts.get("location_id", 0)
-    slot = f"{place >> 3 & 31:02x}.{place & 7}"
-    return f"{facts.get('domain', 0):04x}:{place >> 8 & 255:02x}:{slot}"
-
-
-def _instruction_set(version: int) -> str:
-    """90402 as gfx942, 90010 as gfx90a: major, and minor and step in hexadecimal digits."""
-    return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
-
-
-def _properties(path: Path) -> dict[str, int]:
-    """`name number` a line; empty for a node whose file this process may not read."""
-    pairs = re.findall(r"^(\w+) (\d+)$", read_text(path), re.M)
-    return {name: int(value) for name, value in pairs}
-
-
-def _whole(path: Path) -> int:
-    text = read_text(path)
-    return int(text) if text.isdecimal() else 0
 
 
 def memory_kills(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
@@ -297,22 +268,17 @@ class HostFacts:
 
 
 def host_facts() -> HostFacts:
+    name, boot = socket.gethostname(), read_text(BOOT)
     return HostFacts(
-        name=socket.gethostname(),
+        name=name,
         machine=this_machine(),
         python=platform.python_version(),
         mpctl=__version__,
         torch=installed_version("torch") or ABSENT,
         executable=sys.executable,
-        boot=_boot(),
+        boot=f"{name} {boot}" if boot else "",
         processor=processor_name(),
     )
-
-
-def _boot() -> str:
-    """The host name and the kernel's boot id; empty where the kernel tells none."""
-    boot = read_text(BOOT)
-    return f"{socket.gethostname()} {boot}" if boot else ""
 
 
 def installed_version(package: str) -> str | None:

@@ -15,7 +15,7 @@ import socket
 import struct
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import ip_address
 
 import psutil
 
@@ -108,11 +108,8 @@ def own_addresses() -> list[str]:
     """The addresses of this host that others may reach: neither of the loopback nor link-local."""
     entries = [entry for addresses in psutil.net_if_addrs().values() for entry in addresses]
     texts = [e.address for e in entries if e.family in (socket.AF_INET, socket.AF_INET6)]
-    return [text for text in texts if "%" not in text and _is_reachable(ip_address(text))]
-
-
-def _is_reachable(address: IPv4Address | IPv6Address) -> bool:
-    return not (address.is_loopback or address.is_link_local)
+    known = [ip_address(text) for text in texts if "%" not in text]
+    return [str(ip) for ip in known if not (ip.is_loopback or ip.is_link_local)]
 
 
 def any_free_port() -> int:

@@ -198,7 +198,7 @@ class FailedAttempt:
         state = self.state
         if rank in state.exit_codes:
             code = state.ended_ranks.get(rank)
-            if code == -signal.SIGABRT and WATCHDOG in _end_of(self.run.log(rank)):
+            if code == -signal.SIGABRT and WATCHDOG in end_of(self.run.log(rank)):
                 return TIMED_OUT
             return TERMINATED if code is None else FAILED
         # A torchrun that came to its end names every rank that did not exit with code 0.
@@ -211,7 +211,7 @@ class FailedAttempt:
         kind, code = self._kind_of_ending(rank), self.state.exit_codes.get(rank, 0)
         kills = self.state.memory_kills
         if kind in (TERMINATED, TIMED_OUT):
-            logs = {r: _end_of(self.run.log(r)) for r in range(self.job.world_size)}
+            logs = {r: end_of(self.run.log(r)) for r in range(self.job.world_size)}
             verdict = ended_verdict(self.graph) or nccl_verdict(logs)
             if verdict is not None and verdict.rank is not None:
                 return self._unrecorded(verdict.rank, verdict.error)
@@ -281,15 +281,16 @@ def signal_name(number: int) -> str:
 
 def _last_lines(log: Path) -> tuple[str, ...]:
     """The last LAST_LINES of a log, from the last step on: losses of earlier steps tell nothing."""
-    lines = _end_of(log).splitlines()[-LAST_LINES:]
+    lines = end_of(log).splitlines()[-LAST_LINES:]
     steps = [index for index, line in enumerate(lines) if STEP.match(line)]
     return tuple(lines[steps[-1] :] if steps else lines)
 
 
-def _end_of(log: Path) -> str:
-    """The last TAIL_BYTES of a log."""
-    if not log.exists():
+def end_of(log: Path) -> str:
+    """The last TAIL_BYTES of a log; empty where there is none."""
+    try:
+        with log.open("rb") as stream:
+            stream.seek(max(0, log.stat().st_size - TAIL_BYTES))
+            return stream.read().decode("utf-8", errors="replace")
+    except OSError:
         return ""
-    with log.open("rb") as stream:
-        stream.seek(max(0, log.stat().st_size - TAIL_BYTES))
-        return stream.read().decode("utf-8", errors="replace")

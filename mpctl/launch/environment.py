@@ -32,7 +32,8 @@ def environment_issues(job: JobSpec) -> Iterator[Issue]:
 
 def hidden_modules() -> Iterator[Issue]:
     """Modules of Python's library that were imported from a folder of PYTHONPATH instead."""
-    folders = {str(Path(p).resolve()) for p in _python_path()}
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    folders = {str(Path(entry).resolve()) for entry in entries if entry}
     for name in sorted(sys.stdlib_module_names & sys.modules.keys()):
         file = getattr(sys.modules[name], "__file__", None)
         if not file:
@@ -83,10 +84,6 @@ def _locale(job: JobSpec) -> Iterator[Issue]:
         yield Issue("path-not-text", "LC_ALL", f"{shown} is not text in this locale (file names "
                     f"are read as {sys.getfilesystemencoding()})", "set LC_ALL=C.UTF-8 or "
                     "PYTHONUTF8=1, or rename it")  # fmt: skip
-
-
-def _python_path() -> list[str]:
-    return [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
 
 
 def is_busy(load: float, processors: int) -> bool:

@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Required, cast
+from typing import Literal, Required, cast
 
 from typing_extensions import TypedDict
 
@@ -38,7 +38,6 @@ from mpctl.launch.summary import plan_as_launched, planned_traffic
 from mpctl.planning.plan import Plan
 from mpctl.rundir.rank_files import RehearsedRank, RehearsedRankHead, StepAudit
 from mpctl.rundir.summary import STATES, PlannedMeasured, TrafficComparison
-from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec
 from mpctl.topology import Topology
 
@@ -148,8 +147,10 @@ def rehearse(
     if estimate is None:
         raise InputError.of("no-model", "model", "a rehearsal needs a model", "add --model NAME")
     rows: list[RankRehearsal] = []
-    if audits:
-        _require_gpu(job)
+    if audits and job.launch.device != "cuda":
+        message = f"an audit counts the kernels of a GPU, the job runs on {job.launch.device}"
+        hint = "add --device cuda: no GPU is needed for it"
+        raise InputError.of("audit-needs-gpu", "launch.device", message, hint)
     for rehearsed in _rehearsed_ranks(job, ranks, audits):
         rows.append(_compare(rehearsed, estimate))
         on_rank(rows[-1])
@@ -181,53 +182,36 @@ def exit_code(document: RehearsalDocument) -> int:
     return DOES_NOT_FIT if document["fits"] is False else 0
 
 
-def _require_gpu(job: JobSpec) -> None:
-    if job.launch.device != "cuda":
-        message = f"an audit counts the kernels of a GPU, the job runs on {job.launch.device}"
-        hint = "add --device cuda: no GPU is needed for it"
-        raise InputError.of("audit-needs-gpu", "launch.device", message, hint)
-
-
 def _rehearsed_ranks(job: JobSpec, ranks: Sequence[int], audits: bool) -> Iterator[RehearsedRank]:
     """What the process prints about each rank, in order."""
+    env = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1"}
     with tempfile.TemporaryDirectory(prefix="mpctl-rehearsal-") as folder:
         path, log = Path(folder) / "job.json", Path(folder) / "log"
         path.write_text(job.model_dump_json(), "utf-8")
+        words = [*["--audit"][:audits], str(os.getpid()), str(path), *map(str, ranks)]
         with log.open("wb") as errors:
-            process = _spawn(path, ranks, errors, audits)
+            process = subprocess.Popen(
+                [sys.executable, "-m", "mpctl.rehearsal.worker", *words],
+                env={**os.environ, **env},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                encoding="utf-8",
+            )
         try:
-            yield from _read(process, ranks, log)
+            for rank in ranks:
+                line = process.stdout.readline() if process.stdout else ""
+                if not line.endswith("\n"):
+                    last = log.read_text("utf-8", errors="replace").strip().splitlines()[-1:]
+                    raise RunFailed(
+                        f"the rehearsal of rank {rank} ended with exit code {process.wait()}: "
+                        f"{''.join(last) or 'it printed no error'}"
+                    )
+                yield json.loads(line)
         finally:
             process.kill()
             process.wait()
-
-
-def _spawn(
-    job: Path, ranks: Sequence[int], errors: BinaryIO, audits: bool
-) -> subprocess.Popen[str]:
-    env = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1"}
-    words = [*["--audit"][:audits], str(os.getpid()), str(job), *map(str, ranks)]
-    return subprocess.Popen(
-        [sys.executable, "-m", "mpctl.rehearsal.worker", *words],
-        env={**os.environ, **env},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        text=True,
-        encoding="utf-8",
-    )
-
-
-def _read(process: subprocess.Popen[str], ranks: Sequence[int], log: Path) -> Iterator[Any]:
-    for rank in ranks:
-        line = process.stdout.readline() if process.stdout else ""
-        if not line.endswith("\n"):
-            last = log.read_text("utf-8", errors="replace").strip().splitlines()[-1:]
-            raise RunFailed(
-                f"the rehearsal of rank {rank} ended with exit code {process.wait()}: "
-                f"{''.join(last) or 'it printed no error'}"
-            )
-        yield json.loads(line)
 
 
 def _compare(rank: RehearsedRank, estimate: Estimate) -> RankRehearsal:
@@ -257,6 +241,7 @@ def _compare(rank: RehearsedRank, estimate: Estimate) -> RankRehearsal:
     exact = (parameters, traffic, *states.values())
     most = max(rank["peak_bytes"], rank["building_bytes"])
     taken = most + sum(beside_tensors(estimate.layout, most))
+    usable = estimate.layout.job.cluster.usable_bytes
     return {
         **head,
         **audited,
@@ -270,15 +255,9 @@ def _compare(rank: RehearsedRank, estimate: Estimate) -> RankRehearsal:
         "at_peak": rank["at_peak"],
         "building_bytes": rank["building_bytes"],
         "device_bytes": taken,
-        "over_bytes": _excess(taken, estimate.layout.job.cluster),
+        "over_bytes": None if usable is None else max(0, taken - usable),
     }
 
 
 def _pair(planned: int, measured: int) -> PlannedMeasured:
     return {"planned": planned, "measured": measured}
-
-
-def _excess(taken: int, cluster: ClusterSpec) -> int | None:
-    """Bytes of a device that a rank takes beyond all but its headroom; None without a device."""
-    usable = cluster.usable_bytes
-    return None if usable is None else max(0, taken - usable)

@@ -77,27 +77,18 @@ def _schema(path: Path) -> str:
 def require_own(run: Path) -> None:
     """Raises InputError when a run directory, or a file in it that is obeyed, belongs to another
     user. One that does not exist belongs to nobody."""
-    for name in DOCUMENTS:
-        path = run / name
-        owner = _owner(path)
-        if owner is not None and owner not in _accepted():
-            message = f"{path} belongs to {_name(owner)}, and you are {_name(os.geteuid())}"
-            hint = f"read its job.json and launcher.json, and add {OPTION} if you trust them"
-            raise InputError.of("run-dir-owner", "--run-dir", message, hint)
-
-
-def _owner(path: Path) -> int | None:
-    try:
-        return path.stat().st_uid
-    except OSError:
-        return None
-
-
-def _accepted() -> set[int]:
-    """The users whose run directories are obeyed."""
     user, caller = os.geteuid(), os.environ.get("SUDO_UID", "")
     below_sudo = {int(caller)} if user == 0 and caller.isdecimal() else set()
-    return {user, 0, *below_sudo}
+    for name in DOCUMENTS:
+        path = run / name
+        try:
+            owner = path.stat().st_uid
+        except OSError:
+            continue
+        if owner not in {user, 0, *below_sudo}:
+            message = f"{path} belongs to {_name(owner)}, and you are {_name(user)}"
+            hint = f"read its job.json and launcher.json, and add {OPTION} if you trust them"
+            raise InputError.of("run-dir-owner", "--run-dir", message, hint)
 
 
 def _name(user: int) -> str:

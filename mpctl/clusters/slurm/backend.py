@@ -36,6 +36,7 @@ from mpctl.hosts.checks import named_device, unshared_issue
 from mpctl.hosts.network import addresses_towards, own_addresses
 from mpctl.launch.cluster import Cluster
 from mpctl.launch.control.cluster import AgentOrder, agent_cluster
+from mpctl.launch.diagnose import end_of
 from mpctl.launch.launch_plan import HostCommand, LaunchPlan
 from mpctl.launch.node.processes import end_processes
 from mpctl.planning.plan import Plan
@@ -43,7 +44,7 @@ from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
 
 END_SECONDS, KILL_SECONDS = 10.0, 5.0
-LAST_BYTES, MOST_SAID, READ_SECONDS = 4096, 1 << 22, 1.0
+MOST_SAID, READ_SECONDS = 1 << 22, 1.0
 
 
 class SlurmBackend:
@@ -168,11 +169,13 @@ class SlurmStep:
                 yield node, issue
 
     def _ended(self) -> dict[int, Issue]:
+        said = [line.strip() for line in end_of(self.log).splitlines() if line.strip()]
+        last = said[-1] if said else "it wrote nothing"
         return {
             node: Issue(
                 "srun-ended",
                 self.names[node],
-                f"srun ended with code {srun.returncode}: {_last_line(self.log)}",
+                f"srun ended with code {srun.returncode}: {last}",
                 f"see {self.log}",
             )
             for node, srun in self.steps.items()
@@ -205,13 +208,3 @@ def _gpus(plan: Plan) -> int:
     """GPUs that the plan needs on each node; 0 where it is to run on CPU, or where that is not
     decided before the hosts are looked at."""
     return (plan.job.cluster.gpus_per_node or 0) if named_device(plan.job) == "cuda" else 0
-
-
-def _last_line(path: Path) -> str:
-    try:
-        with path.open("rb") as stream:
-            stream.seek(max(0, path.stat().st_size - LAST_BYTES))
-            lines = stream.read().decode("utf-8", errors="replace").split("\n")
-    except OSError:
-        return "it wrote nothing"
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")

@@ -31,6 +31,7 @@ from mpctl.units import plural
 
 MOST_SLOTS = 4096
 LAST_PORT = 65535
+MOST_BYTES = 16 * 2**20
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*")
 ZONE = re.compile(r"[A-Za-z0-9_.-]+")
@@ -132,27 +133,21 @@ def _word_issues(words: list[str], where: str) -> Iterator[Issue]:
             yield Issue(f"hostfile-{key}", where, message, hint)
 
 
-MOST_BYTES = 16 * 2**20
-
-
 def read_hostfile(path: Path) -> HostList:
     """Read and parse a hostfile; a file that cannot be read is an issue like any other."""
-    where = str(path)
+    hint = EXAMPLE
     try:
         with path.open("rb") as stream:
             data = stream.read(MOST_BYTES + 1)
-        text = data.decode("utf-8-sig")
+        if len(data) <= MOST_BYTES:
+            return parse_hostfile(data.decode("utf-8-sig"), str(path))
+        message = f"has more than {MOST_BYTES // 2**20} MiB, which no list of hosts has"
     except OSError as error:
         message = f"cannot be read: {error.strerror}"
         hint = f"name a file with --hostfile; {EXAMPLE} for each host"
-        return HostList((), (Issue("hostfile", where, message, hint),))
     except UnicodeDecodeError:
         message = "is not a text file in UTF-8"
-        return HostList((), (Issue("hostfile", where, message, EXAMPLE),))
-    if len(data) > MOST_BYTES:
-        message = f"has more than {MOST_BYTES // 2**20} MiB, which no list of hosts has"
-        return HostList((), (Issue("hostfile", where, message, EXAMPLE),))
-    return parse_hostfile(text, where)
+    return HostList((), (Issue("hostfile", str(path), message, hint),))
 
 
 def parse_hostfile(text: str, path: str) -> HostList:
@@ -171,17 +166,13 @@ def parse_hostfile(text: str, path: str) -> HostList:
         first = first_lines.setdefault(host.name.lower(), host.where)
         if first == host.where:
             hosts.append(host)
-        else:
-            issues.append(_doubled(host, first))
+            continue
+        message = f"{host.name} is already in line {first.rpartition(':')[2]}"
+        hint = "name each host once, with all its slots in one line"
+        issues.append(Issue("hostfile-doubled", host.where, message, hint))
     if not hosts and not issues:
         issues.append(Issue("hostfile", path, "names no host", EXAMPLE))
     return HostList(tuple(hosts), tuple(issues))
-
-
-def _doubled(host: SshHost, first: str) -> Issue:
-    message = f"{host.name} is already in line {first.rpartition(':')[2]}"
-    hint = "name each host once, with all its slots in one line"
-    return Issue("hostfile-doubled", host.where, message, hint)
 
 
 FORM = "write hosts as n1@n2, or with slots as n1:0,2@n2"
@@ -196,9 +187,9 @@ def select_hosts(
         issue = Issue("hosts-filter", "launch.ssh.include", message, "use one of them")
         return HostList(tuple(hosts), (issue,))
     if include is not None:
-        return _filtered(hosts, include, "launch.ssh.include")
+        return _filtered(hosts, include, is_include=True)
     if exclude is not None:
-        return _filtered(hosts, exclude, "launch.ssh.exclude")
+        return _filtered(hosts, exclude, is_include=False)
     return HostList(tuple(hosts))
 
 
@@ -210,12 +201,12 @@ def first_slots(hosts: Sequence[SshHost], ranks_per_node: int) -> str | None:
     """
     if all(host.slots is None or len(host.slots) <= ranks_per_node for host in hosts):
         return None
-    return "@".join(_with_slots(host, ranks_per_node) for host in hosts)
-
-
-def _with_slots(host: SshHost, count: int) -> str:
-    name = f"[{host.name}]" if ":" in host.name else host.name
-    return f"{name}:{','.join(map(str, host.slots[:count]))}" if host.slots else name
+    parts = []
+    for host in hosts:
+        name = f"[{host.name}]" if ":" in host.name else host.name
+        slots = ",".join(map(str, (host.slots or ())[:ranks_per_node]))
+        parts.append(f"{name}:{slots}" if slots else name)
+    return "@".join(parts)
 
 
 def hosts_of_plan(
@@ -253,32 +244,27 @@ def _slot_issues(host: SshHost, ranks_per_node: int) -> Iterator[Issue]:
     yield Issue("slots-match-plan", host.where, message, hint)
 
 
-def _filtered(hosts: Sequence[SshHost], text: str, setting: str) -> HostList:
-    """The hosts with the filter of this setting applied; all hosts where it has issues."""
+def _filtered(hosts: Sequence[SshHost], text: str, *, is_include: bool) -> HostList:
+    """The hosts that an include or an exclude leaves; all hosts where it has issues."""
+    setting = f"launch.ssh.{'include' if is_include else 'exclude'}"
     named, issues = _parse_filter(text, setting)
-    by_name = {host.name: host for host in hosts}
-    issues += _unknown(named, by_name, setting)
+    issues += _unknown(named, {host.name: host for host in hosts}, setting, is_include=is_include)
     if issues:
         return HostList(tuple(hosts), tuple(issues))
-    pick = _included if setting.endswith("include") else _excluded
-    chosen = [part for host in hosts if (part := pick(host, named)) is not None]
+    chosen = []
+    for host in hosts:
+        slots = named.get(host.name)  # of the filter: None where it does not name the host
+        rest = tuple(slot for slot in host.slots or () if slot not in (slots or ()))
+        if is_include and slots is not None:
+            chosen.append(replace(host, slots=slots) if slots else host)
+        elif not is_include and slots is None:
+            chosen.append(host)
+        elif not is_include and slots and rest:
+            chosen.append(replace(host, slots=rest))
     if not chosen:
         message = f"{text!r} leaves no host"
         issues.append(Issue("hosts-filter", setting, message, "name fewer hosts"))
     return HostList(tuple(chosen), tuple(issues))
-
-
-def _included(host: SshHost, named: dict[str, tuple[int, ...]]) -> SshHost | None:
-    if host.name not in named:
-        return None
-    return replace(host, slots=named[host.name]) if named[host.name] else host
-
-
-def _excluded(host: SshHost, named: dict[str, tuple[int, ...]]) -> SshHost | None:
-    if host.name not in named:
-        return host
-    rest = tuple(slot for slot in host.slots or () if slot not in named[host.name])
-    return replace(host, slots=rest) if named[host.name] and rest else None
 
 
 def _parse_filter(text: str, setting: str) -> tuple[dict[str, tuple[int, ...]], list[Issue]]:
@@ -314,29 +300,23 @@ def _name_and_slots(part: str) -> tuple[str, str | None]:
 
 
 def _unknown(
-    named: dict[str, tuple[int, ...]], hosts: dict[str, SshHost], setting: str
-) -> list[Issue]:
-    issues = []
+    named: dict[str, tuple[int, ...]], hosts: dict[str, SshHost], setting: str, *, is_include: bool
+) -> Iterator[Issue]:
+    """Hosts and slots that the hostfile does not have; include may choose any slot of a host whose
+    number of slots the hostfile leaves open."""
     for name, slots in named.items():
         host = hosts.get(name)
         if host is None:
             near = get_close_matches(name, hosts, n=3) or list(hosts)[:3]
             hint = f"the hostfile has {', '.join(near)}" + (", ..." * (len(hosts) > len(near)))
             message = f"{name!r} is not in the hostfile"
-            issues.append(Issue("hosts-filter", setting, message, hint))
-        elif unknown := [slot for slot in slots if host.slots is None or slot not in host.slots]:
-            issues += _unknown_slots(host, unknown, setting)
-    return issues
-
-
-def _unknown_slots(host: SshHost, unknown: list[int], setting: str) -> list[Issue]:
-    """An issue for slots that the host does not have; include may choose any slot of a host whose
-    number of slots the hostfile leaves open."""
-    if host.slots is None:
-        if setting.endswith("include"):
-            return []
-        message = f"slots of {host.name} cannot be excluded, since {host.where} does not say slots="
-        return [Issue("hosts-filter", setting, message, f"write `{host.name} slots=N` there")]
-    numbers = ", ".join(map(str, unknown))
-    message = f"{host.name} has no slot {numbers}, only 0 to {len(host.slots) - 1} ({host.where})"
-    return [Issue("hosts-filter", setting, message, "name slots that it has")]
+        elif host.slots is None and slots and not is_include:
+            message = f"slots of {name} cannot be excluded, since {host.where} does not say slots="
+            hint = f"write `{name} slots=N` there"
+        elif absent := [slot for slot in slots if slot not in (host.slots or slots)]:
+            numbers, last = ", ".join(map(str, absent)), len(host.slots or ()) - 1
+            message = f"{name} has no slot {numbers}, only 0 to {last} ({host.where})"
+            hint = "name slots that it has"
+        else:
+            continue
+        yield Issue("hosts-filter", setting, message, hint)

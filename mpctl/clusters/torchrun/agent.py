@@ -25,6 +25,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -106,13 +107,7 @@ def rank_variables(
 
 def node_starter(world: JoinedWorld) -> NodeStarter:
     """What runs the ranks of a process: torchrun for those of a node, else one worker."""
-    if world.level == "node":
-        return NodeTorchrun
-
-    def start_rank(run: RunDir, start: NodeStart) -> HostRanks:
-        return RankProcess(run, start, local_rank=world.local)
-
-    return start_rank
+    return NodeTorchrun if world.level == "node" else partial(RankProcess, local_rank=world.local)
 
 
 @dataclass
