@@ -260,14 +260,6 @@ def test_a_job_by_path_with_its_own_name(
         Path(expected, "job.json").write_text("")
 
 
-def test_a_folder_that_is_no_run_offers_no_resume(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(InputError) as refused:
-        RunDir(tmp_path).require_free()
-    (issue,) = refused.value.issues
-    assert issue.hint == "use another --run-dir"
-
-
 def test_a_run_is_named_after_its_preset_or_file() -> None:
     assert [_name_of(source) for source in ("demo-t5", "jobs/mine.toml", None)] == [
         "demo-t5", "mine", "run",

@@ -86,14 +86,20 @@ def test_nobody_waits() -> None:
 
 
 def test_ranks_that_wait_for_each_other() -> None:
+    """Both stages send first and receive then, and no message is buffered."""
     ranks = Ranks().waits(0, "pp 0,1", 3, "s").at(0, "pp 1,0", 2, kind="s")
     ranks.waits(1, "pp 1,0", 3, "s").at(1, "pp 0,1", 2, kind="s")
+    graph = WaitGraph(ranks.progress)
+    assert graph.ends == [] and [wait.rank for wait in graph.circle()] == [0, 1]
     found = verdict(ranks)
     assert found.rank is None and found.error.startswith("ranks 0-1 wait for each other: rank 0")
 
 
 def test_different_collectives_under_one_number() -> None:
-    found = verdict(Ranks().waits(0, "dp 0-1", 3).waits(1, "dp 0-1", 3, "g"))
+    ranks = Ranks().waits(0, "dp 0-1", 3).waits(1, "dp 0-1", 3, "g")
+    graph = WaitGraph(ranks.progress)
+    assert graph.ends == [] and graph.circle() == [] and graph.waits[0][0].blockers == ()
+    found = verdict(ranks)
     assert found.rank is None and found.error == (
         "ranks of group dp started different collectives as number 3: rank 1 all_gather of "
         "4.0 KiB, rank 0 all_reduce of 4.0 KiB"
@@ -177,20 +183,6 @@ def test_who_has_joined_and_does_something_else_holds_up_the_rest() -> None:
     ranks = Ranks().waits(0, "dp 0-1", 8).at(1, "dp 0-1", 9, finished=7)
     graph = WaitGraph(ranks.progress)
     assert graph.ends == [1] and graph.waits[0][0].have_started
-
-
-def test_a_circle_of_messages() -> None:
-    """Both stages send first and receive then, and no message is buffered."""
-    ranks = Ranks().waits(0, "pp 0,1", 3, "s").at(0, "pp 1,0", 2, kind="s")
-    ranks.waits(1, "pp 1,0", 3, "s").at(1, "pp 0,1", 2, kind="s")
-    graph = WaitGraph(ranks.progress)
-    assert graph.ends == [] and [wait.rank for wait in graph.circle()] == [0, 1]
-
-
-def test_all_members_wait_in_one_collective() -> None:
-    ranks = Ranks().waits(0, "dp 0-1", 3).waits(1, "dp 0-1", 3, "g")
-    graph = WaitGraph(ranks.progress)
-    assert graph.ends == [] and graph.circle() == [] and graph.waits[0][0].blockers == ()
 
 
 def test_on_gpus_the_host_only_queues() -> None:

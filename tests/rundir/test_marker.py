@@ -5,7 +5,6 @@ Run directories of other users, and who may read those of a launch.
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from pathlib import Path
@@ -16,35 +15,10 @@ from mpctl.cli.app import run as mpctl
 from mpctl.errors import InputError
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.marker import (
-    COMMAND,
     MARKER,
-    WORKER,
     is_launched,
-    is_resumable,
     require_own,
-    write_marker,
 )
-
-
-def test_a_marked_directory_is_a_runs(tmp_path: Path) -> None:
-    assert not is_launched(tmp_path) and not is_resumable(tmp_path)
-    write_marker(tmp_path)
-    assert is_launched(tmp_path) and is_resumable(tmp_path)
-
-
-def test_a_plan_beside_a_job_proves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text(json.dumps({"schema": "mpctl.plan/2"}))
-    (tmp_path / "job.json").write_text("{}")
-    assert not is_launched(tmp_path) and not is_resumable(tmp_path)
-
-
-def test_the_log_of_an_older_launch_does(tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    log = tmp_path / "logs" / "torchrun.log"
-    log.write_text(f"{COMMAND}torchrun --nnodes 1 {WORKER}job.json\nmore\n")
-    assert is_launched(tmp_path)
-    log.write_text(f"something else\n{COMMAND}torchrun {WORKER}job.json\n")
-    assert not is_launched(tmp_path)
 
 
 def test_markers_of_somebody_else_are_none(tmp_path: Path) -> None:

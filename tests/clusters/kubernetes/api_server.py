@@ -92,19 +92,14 @@ class Handler(BaseHTTPRequestHandler):
         group = next(name for name in GROUPS if name in self.path)
         kind, resource, find_issues = GROUPS[group]
         if issues := find_issues(body):
-            return status(
-                400,
-                "BadRequest",
-                f'{kind} in version "{group.rpartition("/")[2]}" cannot '
-                f"be handled as a {kind}: strict decoding error: {issues[0]}",
-            )
+            version = group.rpartition("/")[2]
+            return status(400, "BadRequest", f'{kind} in version "{version}" cannot be handled as '
+                          f"a {kind}: strict decoding error: {issues[0]}")  # fmt: skip
         namespace, name = self.target()[1], body["metadata"]["name"]
         if (resource, namespace, name) in self.cluster.objects:
-            return status(
-                409,
-                "AlreadyExists",
-                f'{resource}.{group.partition("/")[0]} "{name}" already exists',
-            )
+            whose = group.partition("/")[0]
+            words = f'{resource}.{whose} "{name}" already exists'
+            return status(409, "AlreadyExists", words)
         if "dryRun=All" not in self.path:
             self.cluster.objects[resource, namespace, name] = body
         return 201, body
@@ -169,21 +164,12 @@ def group_entry(name: str) -> dict[str, Any]:
 def resource_list(version: str, kinds: Any) -> dict[str, Any]:
     verbs = ["create", "get", "list", "delete", "patch"]
     resources = [
-        {
-            "name": plural,
-            "singularName": kind.lower(),
-            "namespaced": True,
-            "kind": kind,
-            "verbs": verbs,
-        }
+        {"name": plural, "singularName": kind.lower(), "namespaced": True, "kind": kind,
+         "verbs": verbs}
         for kind, plural in kinds
-    ]
-    return {
-        "kind": "APIResourceList",
-        "apiVersion": "v1",
-        "groupVersion": version,
-        "resources": resources,
-    }
+    ]  # fmt: skip
+    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version,
+            "resources": resources}  # fmt: skip
 
 
 def openapi(name: str) -> dict[str, Any]:

@@ -78,9 +78,10 @@ def test_all_are_named_at_once() -> None:
     assert len(list(extra_issues(["x", "-N4", "--exclusive", "--array=1"]))) == 3
 
 
+RUN = Path("/shared/runs/demo")
 JOB = BatchJob(
     name="demo",
-    run=Path("/shared/runs/demo"),
+    run=RUN,
     nodes=2,
     gpus=8,
     cpus=None,
@@ -99,39 +100,21 @@ JOB = BatchJob(
 
 
 def test_options_follow_from_plan_and_settings() -> None:
-    assert list(script_options(JOB)) == [
-        "--job-name=demo",
-        "--nodes=2",
-        "--ntasks-per-node=1",
-        "--gpus-per-node=8",
-        "--exclusive",
-        "--mem=0",
-        "--requeue",
-        "--signal=B:USR1@120",
-        "--open-mode=append",
-        "--output=/shared/runs/demo/logs/slurm-%j.out",
-    ]
+    assert " ".join(script_options(JOB)) == (
+        "--job-name=demo --nodes=2 --ntasks-per-node=1 --gpus-per-node=8 --exclusive --mem=0 "
+        "--requeue --signal=B:USR1@120 --open-mode=append "
+        "--output=/shared/runs/demo/logs/slurm-%j.out"
+    )
     settings = SlurmSpec(
         partition="batch", account="abc", time="1-00:00:00", qos="high", constraint="a100&ib",
         extra=["--mail-type=END", "-w g[1-2]"], requeue=False,
     )  # fmt: skip
-    assert list(script_options(replace(JOB, gpus=0, cpus=4, settings=settings))) == [
-        "--job-name=demo",
-        "--nodes=2",
-        "--ntasks-per-node=1",
-        "--cpus-per-task=4",
-        "--partition=batch",
-        "--account=abc",
-        "--time=1-00:00:00",
-        "--qos=high",
-        "--constraint='a100&ib'",
-        "--no-requeue",
-        "--signal=B:USR1@120",
-        "--open-mode=append",
-        "--output=/shared/runs/demo/logs/slurm-%j.out",
-        "--mail-type=END",
-        "-w 'g[1-2]'",
-    ]
+    assert " ".join(script_options(replace(JOB, gpus=0, cpus=4, settings=settings))) == (
+        "--job-name=demo --nodes=2 --ntasks-per-node=1 --cpus-per-task=4 --partition=batch "
+        "--account=abc --time=1-00:00:00 --qos=high --constraint='a100&ib' --no-requeue "
+        "--signal=B:USR1@120 --open-mode=append --output=/shared/runs/demo/logs/slurm-%j.out "
+        "--mail-type=END -w 'g[1-2]'"
+    )
 
 
 def test_options_of_the_user_go_before_those_of_the_plan() -> None:
@@ -172,11 +155,8 @@ def test_a_percent_sign_is_not_slurms() -> None:
 
 def test_line_breaks_are_refused() -> None:
     job = replace(JOB, name="a\n#SBATCH -N 9", run=Path("/x\ny"), settings=SlurmSpec(extra=["x"]))
-    assert [issue.where for issue in script_issues(job)] == [
-        "--run-dir",
-        "name",
-        "launch.slurm.extra",
-    ]
+    wheres = [issue.where for issue in script_issues(job)]
+    assert wheres == ["--run-dir", "name", "launch.slurm.extra"]
     assert list(script_issues(JOB)) == []
 
 
@@ -210,14 +190,11 @@ def bash(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
         ("mkdir -p $0/checkpoints/step-4; exit 0", 0, False),
         ("mkdir -p $0/checkpoints/step-4; exit 143", 143, False),  # stopped by SIGTERM: mpctl stop
         ("exit 1", 1, False),
-        (
-            "mkdir -p $0/nodes $0/checkpoints/step-4; echo n2 > $0/nodes/lost; exit 1",
-            -signal.SIGTERM,
-            True,
-        ),
+        ("mkdir -p $0/nodes $0/checkpoints/step-4; echo n2 > $0/nodes/lost; exit 1",
+         -signal.SIGTERM, True),
         ("mkdir -p $0/nodes; echo n2 > $0/nodes/lost; exit 1", 1, False),
     ],
-)
+)  # fmt: skip
 def test_only_a_stop_before_the_limit_and_a_lost_node_are_requeued(
     tmp_path: Path, launcher: str, code: int, is_requeued: bool
 ) -> None:

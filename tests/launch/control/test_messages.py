@@ -23,7 +23,6 @@ from mpctl.launch.control.messages import (
     Command,
     Connection,
     Handshake,
-    MessageKey,
     Start,
     Unproved,
     encode,
@@ -199,25 +198,6 @@ def test_a_proof_sent_back_is_refused() -> None:
     handshake = Handshake(FIXED_KEY, A, B)
     with pytest.raises(Unproved):
         handshake.require("agent", handshake.proof("launcher"))
-
-
-def sealed(*bodies: bytes) -> list[tuple[bytes, bytes]]:
-    """Messages as they arrive: HMAC and body."""
-    sender = MessageKey(FIXED_KEY)
-    sent = [sender.seal(body) for body in bodies]
-    return [(parse_head(message[: HEAD.size])[1], message[HEAD.size :]) for message in sent]
-
-
-def test_messages_are_accepted_once_and_in_their_order() -> None:
-    first, second = sealed(b"one", b"two")
-    receiver = MessageKey(FIXED_KEY)
-    receiver.check(*first)
-    receiver.check(*second)
-    for arrived in ([first, first], [second], [second, first], [(first[0], b"onE")]):
-        receiver = MessageKey(FIXED_KEY)
-        with pytest.raises(Unproved, match="changed on its way, repeated or left out"):
-            for message in arrived:
-                receiver.check(*message)
 
 
 def test_the_directions_have_different_keys() -> None:

@@ -1,4 +1,5 @@
-"""launch.compile says for which settings it compiles pieces of layers, and is silent otherwise."""
+"""Warnings before a start: layers that are compiled in pieces, kernels that hold what the plan does
+not count."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ from typing import Any
 import pytest
 
 from mpctl.hosts.machine import Machine
-from mpctl.launch.preflight import launch_warnings
+from mpctl.launch.preflight import kernel_warnings, launch_warnings
 from mpctl.spec.load import load_job
+from tests.jobs import job_of
 from tests.runtime.tiny import SETTINGS
 
 
@@ -30,3 +32,11 @@ def test_what_is_compiled_in_pieces_is_said(changes: dict[str, Any], says: str) 
         words = " ".join(launch_warnings(job, Machine(8, 0, 2**40)))
         assert ("launch.compile:" in words) == (on and bool(says))
         assert not on or says in words
+
+
+def test_attention_dropout_without_triton_holds_scores() -> None:
+    dropped, plain = (job_of({"training.attention_dropout": p}) for p in (0.1, 0.0))
+    (warning,) = kernel_warnings(dropped, has_triton=False)
+    assert "scores are held" in warning and "pip install triton" in warning
+    assert not list(kernel_warnings(dropped, has_triton=True))
+    assert not list(kernel_warnings(plain, has_triton=False))
