@@ -38,7 +38,7 @@ from mpctl.render.cells import (
 from mpctl.render.markup import Raw, el, join, number
 from mpctl.render.svg import Part, picture_file, stacked
 from mpctl.render.svg_grid import GridPicture
-from mpctl.render.svg_timeline import WIDTH, Picture, legend_names
+from mpctl.render.svg_timeline import WIDTH, Picture, legend
 from mpctl.topology import Topology
 from mpctl.units import plural, seconds_text
 
@@ -62,17 +62,6 @@ def textures() -> Raw:
            id=f"t{at}", width=8, height=8, patternUnits="userSpaceOnUse")
         for at, drawn in enumerate(TEXTURES)
     ))  # fmt: skip
-
-
-def legend(step: StepLine) -> Raw:
-    """A swatch and a word for each kind of work, and for the bubble."""
-    parts, x = [], 0.0
-    for name in [*legend_names(step), "bubble"]:
-        at = {"forward": "s s0", "backward": "s s1", "weight gradient": "s s2"}.get(name, "idle")
-        parts.append(el("path", d=f"M{number(x)} 0h18v12h-18z", class_=at))
-        parts.append(el("text", name, x=number(x + 24), y=11))
-        x += 24 + 7 * len(name) + 20
-    return join(parts)
 
 
 def plan_svg(plan: Plan, topology: Topology) -> str:

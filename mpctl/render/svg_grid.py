@@ -33,11 +33,17 @@ Drawing = tuple[Raw, float]  # and its height
 
 @dataclass(frozen=True)
 class GridPicture:
-    """The first tp group of a plan in a mode other than 1d. width: units that may be used."""
+    """The first tp group of a plan in a mode other than 1d.
+
+    square: ranks of one square; shown: ranks of as many full squares as are drawn; marked: the
+    second rank of the last square's first row; width: units that may be used.
+    """
 
     grid: TensorGrid
     ranks: Sequence[int]
     blocks: tuple[HeldBlock, ...]
+    square: int
+    shown: int
     marked: int
     width: float
 
@@ -45,50 +51,58 @@ class GridPicture:
     def find(cls, plan: Plan, topology: Topology, width: float) -> GridPicture | None:
         """The picture; None in 1d, and where one square has more cells than can be drawn."""
         grid = job_grid(plan.job)
-        if grid.mode == "1d" or _square(grid) > DRAWN_CELLS:
+        if grid.mode == "1d":
             return None
-        ranks, marked = topology.group(0, "tp"), marked_rank(grid)
-        return cls(grid, ranks, rank_blocks(plan, topology, ranks[marked]), marked, width)
+        across, down, *_ = grid.axes.values()
+        square = across * down
+        if square > DRAWN_CELLS:
+            return None
+        shown = min(grid.size, DRAWN_CELLS // square * square)
+        ranks, marked = topology.group(0, "tp"), shown - square + 1
+        blocks = rank_blocks(plan, topology, ranks[marked])
+        return cls(grid, ranks, blocks, square, shown, marked, width)
 
     @property
     def label(self) -> str:
         """What the picture shows, in words."""
         sizes = " x ".join(f"{axis} {size}" for axis, size in self.grid.axes.items())
-        shown = _shown(self.grid)
-        more = f", the first {shown}" if shown < self.grid.size else ""
+        more = f", the first {self.shown}" if self.shown < self.grid.size else ""
         return f"Grid of the {self.grid.size} ranks of the first tp group: {sizes}{more}"
 
     def draw(self) -> Drawing:
         """The squares and, where a model is known, the blocks below them."""
         squares, height = self._squares()
-        parts = [squares]
-        if self.blocks:
-            y = height + GAP
-            blocks, high = self._matrices()
-            parts.append(el("g", blocks, transform=f"translate(0 {number(y)})"))
-            height = y + high
-        return join(parts), height
+        if not self.blocks:
+            return squares, height
+        y = height + GAP
+        blocks, high = self._matrices()
+        below = el("g", blocks, transform=f"translate(0 {number(y)})")
+        return join([squares, below]), y + high
 
     def legend(self) -> list[tuple[int, str]]:
         """The marked rank and its group along each axis, as number of a colour and text."""
         items = [(COLOURS["me"], f"rank {self.ranks[self.marked]}")]
         for axis in self.grid.axes:
             if self.grid.axes[axis] > 1:
-                members = ", ".join(str(self.ranks[at]) for at in self._group(axis))
+                coords = (self.grid.coords(at) for at in range(self.grid.size))
+                along = [
+                    at for at, place in enumerate(coords) if self._differs(place) in ([], [axis])
+                ]
+                members = ", ".join(str(self.ranks[at]) for at in along)
                 items.append((COLOURS[axis], f"its {axis} group [{members}]: {AXES[axis].sends}"))
         return items
 
-    def _group(self, axis: str) -> list[int]:
-        """Numbers in the tp group of the ranks that differ from the marked one along an axis."""
-        me = self.grid.coords(self.marked)
-        return [at for at in range(self.grid.size) if _differs(self.grid.coords(at), me, axis)]
+    def _differs(self, place: dict[str, int]) -> list[str]:
+        """The axes along which a place lies elsewhere than the marked rank."""
+        marked = self.grid.coords(self.marked)
+        return [axis for axis in place if place[axis] != marked[axis]]
 
     def _squares(self) -> Drawing:
-        across = self.grid.axes[_axes(self.grid)[0]]
+        across = next(iter(self.grid.axes.values()))
         cell = max(SMALLEST, min(CELL, LARGEST_SQUARE / across))
         side = across * cell
         columns = max(1, int((self.width + GAP) // (side + GAP)))
-        count = _shown(self.grid) // _square(self.grid)
+        count = self.shown // self.square
         placed = [
             el("g", self._one_square(number_, cell),
                transform=f"translate({number(number_ % columns * (side + GAP))} "
@@ -98,8 +112,8 @@ class GridPicture:
         return join(placed), -(-count // columns) * (side + HEAD + GAP) - GAP
 
     def _one_square(self, at: int, cell: float) -> Raw:
-        fast, slow, *outer = _axes(self.grid)
-        across, size = self.grid.axes[fast], _square(self.grid)
+        fast, slow, *outer = self.grid.axes
+        across, size = self.grid.axes[fast], self.square
         title = f"{outer[0]} {at}" if outer else f"{slow} down, {fast} across"
         cells = [
             self._cell(index, at_cell % across * cell, HEAD + at_cell // across * cell, cell)
@@ -110,25 +124,18 @@ class GridPicture:
     def _cell(self, index: int, x: float, y: float, cell: float) -> Raw:
         coords = self.grid.coords(index)
         place = ", ".join(f"{axis} {coords[axis]}" for axis in coords)
-        rank, middle = self.ranks[index], x + cell / 2
+        rank, middle, differs = self.ranks[index], x + cell / 2, self._differs(coords)
+        colour = COLOURS[differs[0] if differs else "me"] if len(differs) < 2 else None
         words = [] if cell < 24 else [
             el("text", rank, x=number(middle), y=number(y + cell / 2 + 4), text_anchor="middle",
-               class_="on-cell" if self._colour(index) is not None else None)
+               class_="on-cell" if colour is not None else None)
         ]  # fmt: skip
         return el(
             "g", el("title", f"rank {rank}: {place}"),
             el("rect", x=number(x), y=number(y), width=number(cell - 2), height=number(cell - 2),
-               rx=3, class_=_class(self._colour(index))),
+               rx=3, class_="box" if colour is None else f"cell g{colour}"),
             *words,
         )  # fmt: skip
-
-    def _colour(self, index: int) -> int | None:
-        """The colour of the marked rank and of its groups along one axis, None of other ranks."""
-        if index == self.marked:
-            return COLOURS["me"]
-        me, coords = self.grid.coords(self.marked), self.grid.coords(index)
-        others = [axis for axis in coords if coords[axis] != me[axis]]
-        return COLOURS[others[0]] if len(others) == 1 else None
 
     def _matrices(self) -> Drawing:
         drawn, x = [], 0.0
@@ -139,33 +146,6 @@ class GridPicture:
                             text_anchor="middle", class_="title"))  # fmt: skip
             x += BETWEEN
         return join(drawn), HEAD + MATRIX + 40
-
-
-def marked_rank(grid: TensorGrid) -> int:
-    """The rank of a tp group that a picture marks: the second of the last square's first row."""
-    return _shown(grid) - _square(grid) + 1
-
-
-def _axes(grid: TensorGrid) -> tuple[str, ...]:
-    return tuple(grid.axes)
-
-
-def _square(grid: TensorGrid) -> int:
-    fast, slow = _axes(grid)[:2]
-    return grid.axes[fast] * grid.axes[slow]
-
-
-def _shown(grid: TensorGrid) -> int:
-    """Ranks of as many whole squares as are drawn."""
-    return min(grid.size, DRAWN_CELLS // _square(grid) * _square(grid))
-
-
-def _differs(one: dict[str, int], other: dict[str, int], axis: str) -> bool:
-    return all(one[name] == other[name] for name in one if name != axis)
-
-
-def _class(colour: int | None) -> str:
-    return "box" if colour is None else f"cell g{colour}"
 
 
 def _matrix(held: HeldBlock) -> Iterator[Raw]:

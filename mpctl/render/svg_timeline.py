@@ -229,7 +229,13 @@ def _box(x: float, y: float, width: float, height: float) -> str:
     return f"M{number(x)} {number(y)}h{number(width)}v{number(height)}h-{number(width)}z"
 
 
-def legend_names(step: StepLine) -> list[str]:
-    """The kinds of work that the schedule has, in words."""
+def legend(step: StepLine) -> Raw:
+    """A swatch and a word for each kind of work that the schedule has, and for the bubble."""
     kinds = {SERIES[action.kind] for action in step.line.orders[0]}
-    return [name for at, name in enumerate(NAMES) if at in kinds]
+    swatches = [(name, f"s s{at}") for at, name in enumerate(NAMES) if at in kinds]
+    parts, x = [], 0.0
+    for name, style in [*swatches, ("bubble", "idle")]:
+        parts.append(el("path", d=f"M{number(x)} 0h18v12h-18z", class_=style))
+        parts.append(el("text", name, x=number(x + 24), y=11))
+        x += 24 + 7 * len(name) + 20
+    return join(parts)

@@ -209,6 +209,7 @@ def test_series_beyond_the_colours_differ_in_shape() -> None:
     assert len(SHAPES) == COLOURS
 
 
+@pytest.mark.slow
 def test_pngs_are_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from mpctl.render.charts.png import write_png

@@ -12,15 +12,10 @@ from mpctl.planning.plan import Plan, load_plan
 from mpctl.render.html.layout import grid_part
 from mpctl.render.plan_svg import plan_svg
 from mpctl.render.svg_grid import COLOURS, DRAWN_CELLS, MATRIX, GridPicture
-from tests.cli.calls import Mpctl, caller
+from tests.cli.calls import Mpctl
 
 GRIDS = [("2d", 4, 2), ("2d", 9, 3), ("2.5d", 8, 4), ("3d", 8, 4), ("3d", 27, 9)]
 SIZES = {"model": "gpt2", "model.hidden": 1728}
-
-
-@pytest.fixture
-def mpctl(capsys: pytest.CaptureFixture[str]) -> Mpctl:
-    return caller(capsys)
 
 
 def grid_plan(mode: str, tp: int, micro: int, **more: Any) -> Plan:

@@ -12,16 +12,11 @@ from mpctl.planning.plan import Plan, load_plan
 from mpctl.planning.summary import links_text
 from mpctl.render.html.layout import layout_section
 from mpctl.render.plan_svg import plan_svg
-from tests.cli.calls import Mpctl, caller
+from tests.cli.calls import Mpctl
 
 PODS = [{"name": "pod", "gpus": 576, "oversubscription": 4.0}]
 RACKS = {"cluster": "dgx-gb200", "cluster.nodes": 256, "parallel.tp": 8, "parallel.pp": 16,
          "cluster.fabric": PODS}  # fmt: skip
-
-
-@pytest.fixture
-def mpctl(capsys: pytest.CaptureFixture[str]) -> Mpctl:
-    return caller(capsys)
 
 
 def plan_of(settings: dict[str, Any]) -> Plan:

@@ -10,13 +10,8 @@ import pytest
 from mpctl.render.logs import FileView, MergedView
 from mpctl.rundir.logs import MergedEntry
 from mpctl.units import ranges_text, ranks_text
-from tests.cli.calls import Mpctl, caller
+from tests.cli.calls import Mpctl
 from tests.runs.made import make_run
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Mpctl:
-    return caller(capsys)
 
 
 def test_names_stand_in_a_column_that_widens(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,31 +60,31 @@ def logged(run: Path) -> Path:
     return run
 
 
-def test_the_command(tmp_path: Path, call: Mpctl) -> None:
+def test_the_command(tmp_path: Path, mpctl: Mpctl) -> None:
     run = logged(tmp_path / "run")
-    assert call("logs", run).out.splitlines() == [
+    assert mpctl("logs", run).out.splitlines() == [
         "ranks 0-1: rank … of 2, coordinates {'tp': …}",
         "ranks 0-1: step 1: loss 5",
         "rank 0:    bye",
     ]
-    assert call("logs", run, "-n", "1").out == "rank 0: bye\n"
-    assert call("logs", run, "--rank", "1", "-n", "1").out == "step 1: loss 5\n"
-    assert call("logs", run, "--launcher").out == "\n$ torchrun\nended\n"
-    each = call("logs", run, "--each", "-n", "1").out
+    assert mpctl("logs", run, "-n", "1").out == "rank 0: bye\n"
+    assert mpctl("logs", run, "--rank", "1", "-n", "1").out == "step 1: loss 5\n"
+    assert mpctl("logs", run, "--launcher").out == "\n$ torchrun\nended\n"
+    each = mpctl("logs", run, "--each", "-n", "1").out
     assert each == "==> logs/rank-0.log <==\nbye\n\n==> logs/rank-1.log <==\nstep 1: loss 5\n"
 
 
-def test_what_the_command_refuses(tmp_path: Path, call: Mpctl) -> None:
+def test_what_the_command_refuses(tmp_path: Path, mpctl: Mpctl) -> None:
     run = logged(tmp_path / "run")
     assert (
         "no-log"
-        in call("logs", run, "--rank", "2", "--json").err + call("logs", run, "--rank", "2").err
+        in mpctl("logs", run, "--rank", "2", "--json").err + mpctl("logs", run, "--rank", "2").err
     )
     for words in (["--launcher", "--each"], ["--each", "--follow"], ["--launcher", "--rank", "0"]):
-        assert call("logs", run, *words).code == 2
-    assert call("logs", tmp_path / "none").code == 2
+        assert mpctl("logs", run, *words).code == 2
+    assert mpctl("logs", tmp_path / "none").code == 2
 
 
-def test_a_run_without_logs(tmp_path: Path, call: Mpctl) -> None:
-    said = call("logs", make_run(tmp_path / "run"))
+def test_a_run_without_logs(tmp_path: Path, mpctl: Mpctl) -> None:
+    said = mpctl("logs", make_run(tmp_path / "run"))
     assert (said.code, said.out) == (0, "") and "no rank has printed anything" in said.err

@@ -22,7 +22,9 @@ def spoken(encoding: str, columns: int, *arguments: str) -> tuple[int, str, str]
     return done.returncode, done.stdout.decode(encoding), done.stderr.decode(encoding)
 
 
-@pytest.mark.parametrize(("encoding", "columns"), [("ascii", 40), ("latin-1", 60), ("ascii", 80)])
+@pytest.mark.parametrize(
+    ("encoding", "columns"), [("ascii", 40), pytest.param("latin-1", 60, marks=pytest.mark.slow)]
+)
 def test_marks_become_letters_where_an_encoding_lacks_them(encoding: str, columns: int) -> None:
     code, out, err = spoken(encoding, columns, "plan", "demo", "--tp", "3")
     assert (code, out) == (2, "")

@@ -20,7 +20,7 @@ from mpctl.planning.traffic import rank_traffic
 from mpctl.render.html.estimate import MEMORY_PARTS
 from mpctl.render.html.front import FrontPoint, front_section
 from mpctl.render.html.page import plan_page
-from tests.cli.calls import Mpctl, caller
+from tests.cli.calls import Mpctl
 
 EVIL = '</script><b onclick="x()">&\u202e<img src=x onerror=x()>'
 VOID = {"meta", "input", "br"}
@@ -56,11 +56,6 @@ class Reader(HTMLParser):
 
     def of(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.found if name == tag]
-
-
-@pytest.fixture
-def mpctl(capsys: pytest.CaptureFixture[str]) -> Mpctl:
-    return caller(capsys)
 
 
 def page(source: str, settings: dict[str, Any] | None = None) -> str:
@@ -284,6 +279,7 @@ def dumped(path: Path, tmp_path: Path) -> str:
     ).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
 def test_the_policy_lets_the_script_run_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
@@ -298,6 +294,7 @@ def test_the_policy_lets_the_script_run_and_nothing_else(tmp_path: Path) -> None
     assert "<img" not in dom
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
 def test_groups_by_pointer_and_keyboard_on_a_phone(tmp_path: Path) -> None:
     text, path = page("two-nodes-16-gpus"), tmp_path / "page.html"

@@ -120,7 +120,9 @@ def test_every_action_is_drawn_once_and_to_scale(settings: dict[str, Any]) -> No
         assert ends[-1][0] + ends[-1][1] <= WIDTH + 0.02
 
 
-@pytest.mark.parametrize(("p", "m"), [(2, 1000), (16, 500), (60, 200)])
+@pytest.mark.parametrize(
+    ("p", "m"), [(2, 1000), (16, 300), pytest.param(60, 200, marks=pytest.mark.slow)]
+)
 def test_a_long_step_is_drawn_at_both_ends(p: int, m: int) -> None:
     picture = Picture.of(play(pipeline(m, p=p), {}))
     assert not picture.scale.is_whole

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mpctl.rundir.launcher import this_launcher
 from mpctl.spec.load import load_job
 
 SETTINGS: dict[str, Any] = {
@@ -80,3 +84,13 @@ def make_checkpoint(folder: Path, step: int) -> None:
     manifest = {"schema": "mpctl.checkpoint/1", "step": step, "shards": 2, "tp": 2}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     (folder / "shard-0.safetensors").write_bytes(bytes(1000))
+
+
+def launched(run: Path, **more: Any) -> Path:
+    (run / "launcher.json").write_text(json.dumps({**asdict(this_launcher("local")), **more}))
+    return run
+
+
+def age(path: Path, seconds: float) -> None:
+    then = time.time() - seconds
+    os.utime(path, (then, then))

@@ -18,13 +18,8 @@ from mpctl.render.runs import COLUMNS, _width, shown_columns
 from mpctl.runs.listing import list_runs
 from mpctl.runs.saved import is_running
 from mpctl.runs.show import open_runs
-from tests.cli.calls import Mpctl, caller
+from tests.cli.calls import Mpctl
 from tests.runs.made import BEGAN, FAILURE, make_run, record, summary
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Mpctl:
-    return caller(capsys)
 
 
 @pytest.fixture

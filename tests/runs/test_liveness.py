@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import time
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mpctl.rundir.launcher import START_TOLERANCE, this_launcher
 from mpctl.runs.saved import SIGN_SECONDS, is_running, last_sign, read_run
 from tests.launch.attempts import report
-from tests.runs.made import make_run, summary
-
-
-def launched(run: Path, **more: Any) -> Path:
-    (run / "launcher.json").write_text(json.dumps({**asdict(this_launcher("local")), **more}))
-    return run
-
-
-def age(path: Path, seconds: float) -> None:
-    then = time.time() - seconds
-    os.utime(path, (then, then))
+from tests.runs.made import age, launched, make_run, summary
 
 
 def test_a_launcher_that_is_there(tmp_path: Path) -> None:

@@ -92,6 +92,13 @@ def test_a_line_longer_than_what_is_read_first(tmp_path: Path) -> None:
     assert [entry.ranks for entry in merged] == [(0, 1), (0,)]
 
 
+def add(run: Path, rank: int, text: str) -> None:
+    path = run / "logs" / f"rank-{rank}.log"
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a") as stream:
+        stream.write(text)
+
+
 @dataclass
 class Clock:
     now: float = 0.0
@@ -100,28 +107,17 @@ class Clock:
         return self.now
 
 
-@dataclass
-class Logs:
-    run: Path
-
-    def add(self, rank: int, text: str) -> None:
-        path = self.run / "logs" / f"rank-{rank}.log"
-        path.parent.mkdir(exist_ok=True)
-        with path.open("a") as stream:
-            stream.write(text)
-
-
 def shown(follower: MergedFollower, *, is_last: bool = False) -> list[tuple[str, tuple[int, ...]]]:
     return [(entry.text, entry.ranks) for entry in follower.poll(is_last)]
 
 
 def test_what_was_there_before_is_not_shown_and_what_comes_is_merged(tmp_path: Path) -> None:
-    logs, clock = Logs(tmp_path), Clock()
-    logs.add(0, "old\n")
+    clock = Clock()
+    add(tmp_path, 0, "old\n")
     follower = MergedFollower(tmp_path, (), clock)
-    logs.add(0, "step 1: loss 5\n")
+    add(tmp_path, 0, "step 1: loss 5\n")
     assert shown(follower) == []  # others may still print it
-    logs.add(1, "step 1: loss 5\n")  # a log that did not exist before
+    add(tmp_path, 1, "step 1: loss 5\n")  # a log that did not exist before
     assert shown(follower) == []
     clock.now += QUIET_SECONDS
     assert shown(follower) == [("step 1: loss 5", (0, 1))]
@@ -130,22 +126,22 @@ def test_what_was_there_before_is_not_shown_and_what_comes_is_merged(tmp_path: P
 
 
 def test_steps_that_every_rank_has_left_are_shown_while_they_print_on(tmp_path: Path) -> None:
-    logs, clock = Logs(tmp_path), Clock()
+    clock = Clock()
     follower = MergedFollower(tmp_path, (), clock)
     for rank in (0, 1):
-        logs.add(rank, "".join(f"step {step}: loss 5\n" for step in range(1, 5 + rank)))
+        add(tmp_path, rank, "".join(f"step {step}: loss 5\n" for step in range(1, 5 + rank)))
     assert [ranks for _, ranks in shown(follower)] == [(0, 1)] * 2  # the last entry may go on
-    logs.add(0, "step 5: loss 5\nstep 6: loss 5\n")
+    add(tmp_path, 0, "step 5: loss 5\nstep 6: loss 5\n")
     assert [text for text, _ in shown(follower)] == ["step 3: loss 5"]
 
 
 def test_a_rank_that_is_far_behind_does_not_hold_back_for_long(tmp_path: Path) -> None:
-    logs, clock = Logs(tmp_path), Clock(10.0)
+    clock = Clock(10.0)
     follower = MergedFollower(tmp_path, (), clock)
-    logs.add(1, "step 1: loss 5\nstuck\nnot complete")
+    add(tmp_path, 1, "step 1: loss 5\nstuck\nnot complete")
     waited = []
     for step in range(1, 30):
-        logs.add(0, f"step {step}: loss 5\n")
+        add(tmp_path, 0, f"step {step}: loss 5\n")
         if shown(follower):
             waited.append(clock.now - 10.0)
         clock.now += QUIET_SECONDS / 2
@@ -153,36 +149,28 @@ def test_a_rank_that_is_far_behind_does_not_hold_back_for_long(tmp_path: Path) -
 
 
 def test_half_a_line_waits_and_a_new_file_begins_again(tmp_path: Path) -> None:
-    logs, clock = Logs(tmp_path), Clock()
+    clock = Clock()
     follower = MergedFollower(tmp_path, [0], clock)
-    logs.add(0, "one\ntw")
-    logs.add(1, "not asked for\n")
+    add(tmp_path, 0, "one\ntw")
+    add(tmp_path, 1, "not asked for\n")
     assert shown(follower) == []
     clock.now += QUIET_SECONDS
     assert shown(follower) == [("one", (0,))]
-    logs.add(0, "o\n")
+    add(tmp_path, 0, "o\n")
     assert shown(follower, is_last=True) == [("two", (0,))]
     (tmp_path / "logs" / "rank-0.log").unlink()
     assert shown(follower) == []
-    logs.add(0, "another run\n")
+    add(tmp_path, 0, "another run\n")
     assert shown(follower, is_last=True) == [("another run", (0,))]
-
-
-def add(run: Path, rank: int, *lines: str) -> None:
-    path = run / "logs" / f"rank-{rank}.log"
-    path.parent.mkdir(exist_ok=True)
-    with path.open("a") as stream:
-        stream.writelines(line + "\n" for line in lines)
 
 
 def test_each_warning_once(tmp_path: Path) -> None:
     told: list[str] = []
-    add(tmp_path, 0, "x.py:3: UserWarning: of an earlier launch")
+    add(tmp_path, 0, "x.py:3: UserWarning: of an earlier launch\n")
     with WarningWatch(tmp_path, told.append):
         for rank in range(8):
             warning = f"[rank{rank}]: x.py:7: UserWarning: rank {rank} is slow"
-            add(tmp_path, rank, "building", warning,
-                "  warn(", "step 1: loss 5")  # fmt: skip
+            add(tmp_path, rank, f"building\n{warning}\n  warn(\nstep 1: loss 5\n")
     assert told == ["ranks 0-7: x.py:7: UserWarning: rank … is slow"]
 
 
@@ -191,13 +179,8 @@ def test_a_warning_that_comes_again_is_not_told_again(tmp_path: Path) -> None:
     watch = WarningWatch(tmp_path, told.append)
     watch.follower.clock = iter(range(0, 1000, int(QUIET_SECONDS + 1))).__next__
     for step in range(5):
-        add(
-            tmp_path,
-            1,
-            f"step {step}: loss 5",
-            "WARNING: slow",
-            f"WARNING: layer {step} overflowed",
-        )
+        warnings = f"WARNING: slow\nWARNING: layer {step} overflowed\n"
+        add(tmp_path, 1, f"step {step}: loss 5\n{warnings}")
         watch.poll(is_last=True)
     assert told == ["rank 1: WARNING: slow"] + [
         f"rank 1: WARNING: layer {step} overflowed" for step in range(5)
@@ -207,14 +190,13 @@ def test_a_warning_that_comes_again_is_not_told_again(tmp_path: Path) -> None:
 def test_there_is_an_end_to_different_warnings(tmp_path: Path) -> None:
     told: list[str] = []
     watch = WarningWatch(tmp_path, told.append)
-    add(tmp_path, 0, *(f"WARNING: number {n} of many" for n in range(100)))
+    add(tmp_path, 0, "".join(f"WARNING: number {n} of many\n" for n in range(100)))
     watch.poll(is_last=True)
     assert len(told) == MOST_WARNINGS + 1 and "mpctl logs" in told[-1]
 
 
-@pytest.mark.parametrize(
-    ("line", "is_warning"),
-    [
+def test_what_looks_like_a_warning() -> None:
+    for line, is_warning in (
         ("/a/b.py:12: FutureWarning: soon", True),
         ("[W1122 02:39:50.194 socket.cpp:752] no address", True),
         ("W1122 02:39:50.194000 5813 torch/x.py:10] late", True),
@@ -222,7 +204,5 @@ def test_there_is_an_end_to_different_warnings(tmp_path: Path) -> None:
         ("step 1: loss 5.1", False),
         ("NCCL WARN Call to connect failed", True),
         ("forewarning of nothing", False),
-    ],
-)
-def test_what_looks_like_a_warning(line: str, *, is_warning: bool) -> None:
-    assert bool(WARNING.search(line)) == is_warning
+    ):
+        assert bool(WARNING.search(line)) == is_warning, line

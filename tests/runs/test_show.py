@@ -20,13 +20,8 @@ from mpctl.rundir.directory import RunDir
 from mpctl.runs.saved import SavedSummary
 from mpctl.runs.show import find_series, open_runs
 from mpctl.spec.load import load_job
-from tests.cli.calls import Mpctl, caller
+from tests.cli.calls import Mpctl
 from tests.runs.made import FAILURE, make_run, rank, record, records, summary
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Mpctl:
-    return caller(capsys)
 
 
 @pytest.fixture
@@ -58,26 +53,21 @@ def test_a_finished_run_in_words(demo: Path, call: Mpctl) -> None:
         assert words in text, words
 
 
-def test_a_constant_learning_rate_goes_to_no_minimum(demo: Path, call: Mpctl) -> None:
-    make_run(demo.parent / "flat", **{"training.lr_schedule": "constant"})
-    assert "learning rate 0.0003, constant data" in squeezed(call("show", "flat").out)
-
-
 def test_a_name_in_runs_is_enough(demo: Path, call: Mpctl) -> None:
     assert call("show", "demo").out == call("show", "runs/demo").out
 
 
-def test_a_failed_run_says_who_and_why(demo: Path, call: Mpctl) -> None:
+def test_endings_in_words(demo: Path, call: Mpctl) -> None:
     make_run(Path("runs/dead"), steps=5, ended=summary("failed", failure=FAILURE))
     text = squeezed(call("show", "dead").out)
     assert "rank 1 (tp 1, dp 0) failed at step 5, forward: RuntimeError: out of memory" in text
     assert "not compared" in text and "checkpoints none" in text
     assert "--resume" not in text  # from what?
-
-
-def test_a_run_that_did_not_end_says_how_to_go_on(demo: Path, call: Mpctl) -> None:
-    make_run(Path("runs/my run"), steps=12, checkpoints=(10,))
-    assert "mpctl launch --resume --run-dir 'runs/my run'" in squeezed(call("show", "my run").out)
+    constant = {"training.lr_schedule": "constant"}
+    make_run(Path("runs/my run"), steps=12, checkpoints=(10,), **constant)
+    text = squeezed(call("show", "my run").out)
+    assert "mpctl launch --resume --run-dir 'runs/my run'" in text
+    assert "learning rate 0.0003, constant data" in text
     assert "--resume" not in call("show", "demo").out
 
 
@@ -94,16 +84,13 @@ def test_without_a_summary_the_ranks_records_tell(demo: Path, call: Mpctl) -> No
     assert "out of memory" in text and "Connection" not in text
 
 
-def test_a_run_that_differs_from_its_plan_is_said_to(demo: Path, call: Mpctl) -> None:
-    told = summary()
-    told["plan_beside_run"][1]["agrees"] = False
-    (demo / "summary.json").write_text(json.dumps(told))
-    assert "rank 1 differs from the plan" in squeezed(call("show", "demo").out)
-
-
-def test_a_damaged_checkpoint_is_said_to_be(demo: Path, call: Mpctl) -> None:
+def test_differences_from_the_plan_and_damage_are_reported(demo: Path, call: Mpctl) -> None:
+    ended = summary()
+    ended["plan_beside_run"][1]["agrees"] = False
+    (demo / "summary.json").write_text(json.dumps(ended))
     (demo / "checkpoints/step-20/manifest.json").write_text("{")
-    assert "damaged" in call("show", "demo").out
+    text = squeezed(call("show", "demo").out)
+    assert "rank 1 differs from the plan" in text and "damaged" in text
 
 
 def test_json_holds_the_job_and_what_was_reached(demo: Path, call: Mpctl) -> None:
@@ -203,23 +190,24 @@ def test_a_flat_curve_and_a_single_point_are_drawn(demo: Path, call: Mpctl) -> N
     make_run(Path("runs/one"), steps=1)
     for name in ("step_seconds", "loss"):
         assert call("show", "one", "--plot", name).code == 0
-        assert call("show", "one", "--plot", name, "--out", "one.png").code == 0
+    assert call("show", "one", "--out", "one.png").code == 0
+    assert Path("one.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_units_follow_from_the_numbers() -> None:
-    assert axis_of("step_seconds", [0.004]).label == "step time (ms)"
-    assert axis_of("time", [9000.0]).label == "time of training (h)"
-    assert axis_of("memory_bytes", [3 * 2**30]).label == "peak memory of the fullest rank (GiB)"
+    for metric, value, label in (
+        ("step_seconds", 0.004, "step time (ms)"),
+        ("time", 9000.0, "time of training (h)"),
+        ("memory_bytes", 3 * 2**30, "peak memory of the fullest rank (GiB)"),
+        ("grad_norm", 2e5, "gradient norm"),
+    ):
+        assert axis_of(metric, [value]).label == label
     assert axis_of("tokens", [5e9]).scaled([5e9]) == [5.0]
-    assert axis_of("grad_norm", [2e5]).label == "gradient norm"
 
 
-def test_ticks_are_round_and_within() -> None:
-    assert round_ticks(0.3, 2.4, 5) == [0.5, 1, 1.5, 2] and round_ticks(4.0, 4.0, 5) == [4.0]
+def test_ticks_and_running_means_by_hand() -> None:
+    assert round_ticks(4.0, 4.0, 5) == [4.0]
     assert round_ticks(1e-4, 9e-4, 5) == pytest.approx([2e-4, 4e-4, 6e-4, 8e-4])
-
-
-def test_a_running_mean_by_hand() -> None:
     assert mean([4.0, 8.0, 6.0], 1) == [4.0, 8.0, 6.0]
     assert mean([4.0, 8.0, 6.0, 2.0], 3) == pytest.approx([6.0, 6.0, 16 / 3, 4.0])
 
@@ -237,11 +225,6 @@ def test_an_svg_has_axes_legend_and_a_line_a_run(demo: Path, call: Mpctl) -> Non
     assert 'class="q0 p0"' in text and 'class="q1 p1"' in text
     call("show", "demo", "two", "--plot", "loss", "--x", "tokens", "--out", "b.svg")
     assert Path("b.svg").read_text() == text  # the same runs, the same file
-
-
-def test_a_png_is_a_png(demo: Path, call: Mpctl) -> None:
-    assert call("show", "demo", "--out", "a.png").code == 0
-    assert Path("a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_bad_places_for_a_picture_are_refused(
@@ -272,15 +255,15 @@ def test_exports_say_what_a_launch_would_have_written(demo: Path, call: Mpctl) -
 
 
 def test_drawing_libraries_load_only_to_draw(demo: Path) -> None:
-    probe = ("import sys; from mpctl.cli.app import run; code = run(sys.argv[1:]); "
-             "print(code, [m for m in ('torch', 'numpy', 'matplotlib', 'plotext', 'tensorboard') "
-             "if m in sys.modules], file=sys.stderr)")  # fmt: skip
-    heavy = {("runs",): "0 []", ("show", "demo"): "0 []",
-             ("show", "demo", "--plot", "loss"): "0 ['plotext']"}  # fmt: skip
-    for arguments, expected in heavy.items():
-        done = subprocess.run([sys.executable, "-c", probe, *arguments], capture_output=True,
-                              text=True, check=True)  # fmt: skip
-        assert done.stderr.strip() == expected
+    probe = (
+        "import sys; from mpctl.cli.app import run\n"
+        "for words in (['runs'], ['show', 'demo'], ['show', 'demo', '--plot', 'loss']):\n"
+        "    code = run(words)\n"
+        "    drawing = ('torch', 'numpy', 'matplotlib', 'plotext', 'tensorboard')\n"
+        "    print(code, [m for m in drawing if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == ["0 []", "0 []", "0 ['plotext']"]
 
 
 def test_traffic_of_an_older_run_has_the_names_of_today() -> None:

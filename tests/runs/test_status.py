@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,9 @@ from mpctl.rundir.breadcrumb import JOINED, BreadcrumbState
 from mpctl.rundir.launcher import START_TOLERANCE, this_launcher
 from mpctl.runs.saved import is_running
 from mpctl.runs.status import status_of
-from tests.cli.calls import Mpctl, caller
+from tests.cli.calls import Mpctl
 from tests.launch.attempts import new_breadcrumb, report, state_of
-from tests.runs.made import FAILURE, make_run, record, summary
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Mpctl:
-    return caller(capsys)
-
-
-def write_launcher(run: Path, **more: Any) -> None:
-    (run / "launcher.json").write_text(json.dumps({**asdict(this_launcher("local")), **more}))
+from tests.runs.made import FAILURE, launched, make_run, record, summary
 
 
 def going_on(run: Path, **launcher: Any) -> Path:
@@ -37,8 +27,7 @@ def going_on(run: Path, **launcher: Any) -> Path:
     now = time.time()
     words = (f"step 6, forward of micro batch {rank}" for rank in range(2))
     report(run, *(BreadcrumbState(text, JOINED, 1, now, now) for text in words))
-    write_launcher(run, hosts=["n1", "n2"], **launcher)
-    return run
+    return launched(run, hosts=["n1", "n2"], **launcher)
 
 
 def test_ranks_of_a_grid_say_their_place_in_it(tmp_path: Path) -> None:
@@ -158,7 +147,7 @@ def test_no_run_is_refused(tmp_path: Path, call: Mpctl) -> None:
 
 def test_a_thousand_ranks_in_a_few_lines(tmp_path: Path, call: Mpctl) -> None:
     run = make_run(tmp_path / "big", steps=3, **{"cluster.nodes": 500, "parallel.dp": 500})
-    write_launcher(run, hosts=[f"n{node}" for node in range(500)])
+    launched(run, hosts=[f"n{node}" for node in range(500)])
     words = (f"step 4, forward of micro batch {rank % 2}" for rank in range(1000))
     report(run, *map(BreadcrumbState, words))
     began = time.process_time()

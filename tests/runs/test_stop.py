@@ -13,15 +13,10 @@ from mpctl.launch.attempt import AttemptPhase
 from mpctl.rundir.breadcrumb import BreadcrumbState
 from mpctl.rundir.launcher import requested_signals
 from mpctl.runs.stop import stop_run, stopping_text
-from tests.cli.calls import Mpctl, caller
+from tests.cli.calls import Mpctl
 from tests.launch.attempts import report
 from tests.runs.made import make_run, summary
 from tests.runs.test_status import going_on
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Mpctl:
-    return caller(capsys)
 
 
 @pytest.mark.parametrize(("status", "code"), [("finished", 0), ("stopped", 0), ("failed", 1)])

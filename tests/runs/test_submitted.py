@@ -11,16 +11,10 @@ import pytest
 
 from mpctl.rundir.launcher import requested_signals
 from mpctl.runs.saved import SIGN_SECONDS, read_run
-from tests.cli.calls import Mpctl, caller
-from tests.runs.made import make_run, summary
-from tests.runs.test_liveness import age, launched
+from tests.cli.calls import Mpctl
+from tests.runs.made import age, launched, make_run, summary
 
 NO_PID = 2**31 - 1
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Mpctl:
-    return caller(capsys)
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from mpctl.planning.traffic import AXES, RankTraffic, rank_traffic
 from mpctl.render.fold import fold, layers_text
 from mpctl.render.html.frame import Share, bar, details, legend, note, scrolling, section, table
 from mpctl.render.markup import Raw, el, number
-from mpctl.render.plan_svg import legend as svg_legend
 from mpctl.render.plan_svg import timeline_title
 from mpctl.render.svg_timeline import WIDTH, Picture
+from mpctl.render.svg_timeline import legend as svg_legend
 from mpctl.topology import Topology
 from mpctl.units import bytes_text, count_text, plural, seconds_text
 

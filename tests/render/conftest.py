@@ -1,0 +1,13 @@
+"""`mpctl`: the command, called in this process."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.calls import Mpctl, caller
+
+
+@pytest.fixture
+def mpctl(capsys: pytest.CaptureFixture[str]) -> Mpctl:
+    """Call `mpctl(*arguments)` and get its exit code, stdout and stderr."""
+    return caller(capsys)
