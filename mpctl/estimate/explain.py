@@ -41,12 +41,6 @@ class Figure(NamedTuple):
     source: str = ""
 
 
-# ------------------------------------------------------------------------------
-# The figures of a step's time with the formulas that gave them.
-#
-# By hand, `time.compute` of 8 micro batches of 0.5 s on the busiest stage: 4 s = 8 x 0.5 s.
-
-
 def explain_time(layout: JobLayout) -> list[Figure]:
     """Figures of the step's time; none where no time can be stated."""
     try:
@@ -123,17 +117,10 @@ def _layer(prefix: str, times: OpTimes, beside: str) -> Iterator[Figure]:
 
 
 def _seconds(name: str, value: float, formula: str, numbers: str, source: str = "") -> Figure:
-    unit: Unit = "s"
-    return Figure(name, value, unit, formula, numbers, source)
+    return Figure(name, value, "s", formula, numbers, source)
 
 
-# ------------------------------------------------------------------------------
-# The figures of a stage's memory with the formulas that gave them.
-#
-# By hand, `memory.stage-0.optimizer` of 10 bf16 parameters: 120 B = 10 parameters x (8 + 4) bytes.
-
-
-PAPER = "arXiv 2205.05198"
+PAPER, ZERO_PAPER = "arXiv 2205.05198", "arXiv 1910.02054"
 
 
 def explain_memory(layout: JobLayout) -> Iterator[Figure]:
@@ -183,42 +170,40 @@ def _product(form: ActivationShapes, tensor: SavedTensor) -> str:
     return f"{sizes} x {width:g} B{times}{split}"
 
 
-# fmt: off
 def _stage(layout: JobLayout, stage: StageMemory, chunks: Sequence[ChunkBytes]) -> Iterator[Figure]:
-    parallel = layout.job.parallel
-    prefix, memory = f"memory.stage-{stage.stage}", layout.profile.memory
-    zero = f", ZeRO {parallel.zero} over {layout.dense.replicas}"
-    for name, value in (("parameters", stage.parameter_bytes), ("gradients", stage.gradient_bytes),
-                        ("optimizer", stage.optimizer_bytes)):
-        each = value / stage.parameters if stage.parameters else 0.0
-        yield _bytes(f"{prefix}.{name}", value, f"parameters of the rank x bytes{zero}",
-                     f"{count_text(stage.parameters)} x {each:.4g} B", "arXiv 1910.02054")
+    p, memory = layout.job.parallel, layout.profile.memory
+    states = (stage.parameter_bytes, stage.gradient_bytes, stage.optimizer_bytes)
+    count = stage.parameters
+    for name, value in zip(("parameters", "gradients", "optimizer"), states, strict=True):
+        numbers = f"{count_text(count)} x {value / count if count else 0.0:.4g} B"
+        formula = f"parameters of the rank x bytes, ZeRO {p.zero} over {layout.dense.replicas}"
+        yield _bytes(f"memory.stage-{stage.stage}.{name}", value, formula, numbers, ZERO_PAPER)
     kept = " and ".join(bytes_text(chunk.saved) for chunk in chunks)
-    yield _bytes(f"{prefix}.activations", stage.activation_bytes,
-                 f"{parallel.schedule}: micro batches in flight x what one keeps for backward",
-                 f"{stage.in_flight} x {kept}", PAPER)
     most = bytes_text(max(chunk.temporary for chunk in chunks))
-    is_grid = parallel.tensor_mode != "1d"
-    weights = "blocks of products under way" if is_grid else "gathered weights"
-    yield _bytes(f"{prefix}.temporary", stage.working_bytes,
-                 f"gradients of activations, recomputed tensors, {weights}, messages",
-                 f"{most} in a backward, and messages under way")
-    yield _bytes(f"{prefix}.software", stage.lasting_bytes,
-                 "buffers that the training software keeps", bytes_text(stage.lasting_bytes),
-                 memory.source)
-    parts = (stage.state_bytes, stage.activation_bytes, stage.working_bytes, stage.lasting_bytes)
-    yield _bytes(f"{prefix}.allocated", stage.allocated_bytes,
-                 "states + activations + temporary + software; states: parameters, gradients, "
-                 "optimizer",
-                 " + ".join(map(bytes_text, parts)))
+    weights = "gathered weights" if p.tensor_mode == "1d" else "blocks of products under way"
+    parts = (sum(states), stage.activation_bytes, stage.working_bytes, stage.lasting_bytes)
     slack = memory.slack if is_cuda(layout.job) else 1
-    yield _bytes(f"{prefix}.reserved", stage.reserved_bytes, "allocated x allocator's reserve",
-                 f"{bytes_text(stage.allocated_bytes)} x {slack:g}", memory.source)
-    yield _bytes(f"{prefix}.device", stage.device_bytes, "reserved + context of the libraries",
-                 f"{bytes_text(stage.reserved_bytes)} + {bytes_text(stage.context_bytes)}",
-                 memory.source)
-
-# fmt: on
+    allocated, reserved, context = map(
+        bytes_text, (stage.allocated_bytes, stage.reserved_bytes, stage.context_bytes)
+    )
+    for name, value, formula, numbers, source in (
+        ("activations", stage.activation_bytes,
+         f"{p.schedule}: micro batches in flight x what one keeps for backward",
+         f"{stage.in_flight} x {kept}", PAPER),
+        ("temporary", stage.working_bytes,
+         f"gradients of activations, recomputed tensors, {weights}, messages",
+         f"{most} in a backward, and messages under way", ""),
+        ("software", stage.lasting_bytes, "buffers that the training software keeps",
+         bytes_text(stage.lasting_bytes), memory.source),
+        ("allocated", stage.allocated_bytes,
+         "states + activations + temporary + software; states: parameters, gradients, optimizer",
+         " + ".join(map(bytes_text, parts)), ""),
+        ("reserved", stage.reserved_bytes, "allocated x allocator's reserve",
+         f"{allocated} x {slack:g}", memory.source),
+        ("device", stage.device_bytes, "reserved + context of the libraries",
+         f"{reserved} + {context}", memory.source),
+    ):  # fmt: skip
+        yield _bytes(f"memory.stage-{stage.stage}.{name}", value, formula, numbers, source)
 
 
 def _bytes(name: str, value: float, formula: str, numbers: str, source: str = "") -> Figure:

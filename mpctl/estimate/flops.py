@@ -8,8 +8,8 @@ dW alone for its second part: what is run again and the scores belong to the fir
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -22,7 +22,6 @@ from mpctl.operators.flops import FlopCounter
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.layer import AttentionOp
 from mpctl.operators.matmul import GradNeeds
-from mpctl.operators.table import StageSlice
 from mpctl.pipeline.schedule.orders import Kind
 from mpctl.spec.cluster import DeviceSpec
 from mpctl.spec.job import JobSpec
@@ -35,7 +34,12 @@ FORWARD: tuple[Kind, ...] = ("forward",)
 
 def step_flops(layout: JobLayout, stage: int) -> float:
     """FLOP of one rank of a stage in one step, forward and backward."""
-    return pass_flops(layout, layout.stage_slices(stage)) * layout.num_microbatches
+    total = 0.0
+    for part in layout.stage_slices(stage):
+        for layers, flow in part.blocks:
+            total += layers * block_flops(layout, flow)
+        total += sum(part_flops(layout, end) for end in part.ends)
+    return total * layout.num_microbatches
 
 
 def model_and_hardware_flops(layout: JobLayout) -> tuple[float, float]:
@@ -44,49 +48,48 @@ def model_and_hardware_flops(layout: JobLayout) -> tuple[float, float]:
     table, plain, repeated = layout.table, 0.0, 0.0
     for flow in table.flows:
         for run, kind in flow.runs:
-            plain += len(run) * block_flops(layout, kind, again=0)
+            plain += len(run) * part_flops(layout, kind)
             repeated += len(run) * _repeated(layout, kind)
-        plain += sum(end_flops(layout, end) for end in (flow.entry, flow.exit))
+        plain += sum(part_flops(layout, end) for end in flow.ends)
     share = layout.num_microbatches / layout.job.parallel.pp
     return plain * share, (plain + repeated) * share
 
 
 def _repeated(layout: JobLayout, flow: GradFlow) -> float:
     if is_repeated(layout, layout.profile, flow):
-        return block_flops(layout, flow, FORWARD, again=0)
-    if layout.job.training.recompute != "selective":
-        return 0.0
-    return sum(
-        (_core_flops(layout, core, flow, 0, FORWARD) for core in flow.cores
-         if repeats_core(layout, core)), 0.0,
-    )  # fmt: skip
+        return part_flops(layout, flow, FORWARD)
+    cores = [core for core in flow.cores if repeats_core(layout, core)]
+    return sum((_core_flops(layout, core, flow, FORWARD) for core in cores), 0.0)
 
 
-def pass_flops(
-    layout: JobLayout, slices: Iterable[StageSlice], kinds: Collection[Kind] = ALL
+def block_flops(layout: JobLayout, flow: GradFlow, kinds: Collection[Kind] = ALL) -> float:
+    """FLOP of one layer and micro batch on one rank, with what the job's recomputation repeats."""
+    again = int(is_repeated(layout, layout.profile, flow))
+    return part_flops(layout, flow, kinds, again=again)
+
+
+def part_flops(
+    layout: JobLayout, flow: GradFlow, kinds: Collection[Kind] = ALL, *, again: int = 0
 ) -> float:
-    """FLOP of one micro batch through these slices, on one rank."""
-    total = 0.0
-    for part in slices:
-        for layers, flow in part.blocks:
-            total += layers * block_flops(layout, flow, kinds)
-        total += sum(end_flops(layout, end, kinds) for end in part.ends)
-    return total
+    """FLOP of a layer or an end, one micro batch and rank: its matrix products and attentions
+    forward, `again` in the backward, and for the gradients that are needed."""
+
+    def passes(needs: GradNeeds) -> int:
+        return _passes(kinds, inputs=again + needs.x, weights=int(needs.w))
+
+    products = _counter(layout).products(flow, passes) / layout.job.parallel.tp
+    cores = (_core_flops(layout, core, flow, kinds, again) for core in flow.cores)
+    return products + sum(cores, 0.0)
 
 
-def block_flops(
-    layout: JobLayout, flow: GradFlow, kinds: Collection[Kind] = ALL, again: int | None = None
+def _core_flops(
+    layout: JobLayout, core: AttentionOp, flow: GradFlow, kinds: Collection[Kind], again: int = 0
 ) -> float:
-    """FLOP of one layer and micro batch on one rank. again: forwards that backward repeats; None is
-    what the job's recomputation says."""
-    if again is None:
-        again = int(is_repeated(layout, layout.profile, flow))
-    return _part_flops(layout, flow, again, kinds) + _scores_flops(layout, flow, again, kinds)
-
-
-def end_flops(layout: JobLayout, flow: GradFlow, kinds: Collection[Kind] = ALL) -> float:
-    """FLOP of one end of a stack and micro batch on one rank."""
-    return _part_flops(layout, flow, 0, kinds) + _scores_flops(layout, flow, 0, kinds)
+    """FLOP of one attention: forward, `again`, and once more for each of queries and keys that
+    needs a gradient."""
+    gradients = flow.needs[core.query_product].y + flow.needs[core.key_product].y
+    passes = _passes(kinds, inputs=again + gradients)
+    return _counter(layout).scores(core, passes) / layout.job.parallel.tp
 
 
 def _passes(kinds: Collection[Kind], *, inputs: int, weights: int = 0) -> int:
@@ -98,53 +101,21 @@ def _passes(kinds: Collection[Kind], *, inputs: int, weights: int = 0) -> int:
     return sum(counts[kind] for kind in kinds)
 
 
-def _scores_flops(layout: JobLayout, flow: GradFlow, again: int, kinds: Collection[Kind]) -> float:
-    """FLOP of all attentions of a layer or an end, micro batch and rank."""
-    return sum((_core_flops(layout, core, flow, again, kinds) for core in flow.cores), 0.0)
-
-
-def _core_flops(
-    layout: JobLayout, core: AttentionOp, flow: GradFlow, again: int, kinds: Collection[Kind]
-) -> float:
-    """FLOP of one attention, micro batch and rank: forward, `again`, and once more for each of
-    queries and keys that needs a gradient."""
-    gradients = flow.needs[core.query_product].y + flow.needs[core.key_product].y
-    passes = _passes(kinds, inputs=again + gradients)
-    return _counter(layout).scores(core, passes) / layout.job.parallel.tp
-
-
-def _part_flops(layout: JobLayout, flow: GradFlow, again: int, kinds: Collection[Kind]) -> float:
-    """FLOP of the matrix products of a layer or an end, micro batch and rank: forward, `again`, for
-    dX and for dW."""
-
-    def passes(needs: GradNeeds) -> int:
-        return _passes(kinds, inputs=again + needs.x, weights=int(needs.w))
-
-    return _counter(layout).products(flow, passes) / layout.job.parallel.tp
-
-
 def _counter(layout: JobLayout) -> FlopCounter:
     p, model = layout.job.parallel, layout.model
     width = model.heads * model.head_size
     return FlopCounter(batch_sizes(layout), p.tp, p.cp, p.sequence_parallel, width)
 
 
-# ------------------------------------------------------------------------------
-# MFU and HFU of a step that ran: which share of its device's data sheet a rank has used.
-#
-# MFU counts the FLOP that the model needs (Chowdhery et al., arXiv 2204.02311, appendix B), HFU
-# those that are computed, with what recomputation repeats. Both are of a rank on the average, over
-# the dense peak of its device at the job's data type. Plans, benches and runs use the same count
-# (flops.py); they differ in the seconds alone.
-#
-# By hand, 300 TFLOP of the model and 400 of the hardware in a step of 0.5 s, on a device of 1000
-# TFLOP/s: MFU 0.6, HFU 0.8.
+class Utilization(NamedTuple):
+    """FLOP of a rank on the average in one step: those that the model needs (Chowdhery et al.,
+    arXiv 2204.02311, appendix B), and those that are computed, with what recomputation repeats.
+    peak: dense FLOP/s of its device at the job's data type, None where it is not known. Plans,
+    benches and runs use the same count and differ in the seconds alone.
 
-
-@dataclass(frozen=True)
-class Utilization:
-    """FLOP of a rank in one step, those of the model and those that are computed. peak: FLOP/s of
-    its device, None where it is not known."""
+    >>> Utilization(300e12, 400e12, 1000e12).mfu(0.5), Utilization(300e12, 400e12, 1000e12).hfu(0.5)
+    (0.6, 0.8)
+    """
 
     model_flops: float
     hardware_flops: float

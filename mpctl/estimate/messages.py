@@ -90,9 +90,17 @@ class StepMessages:
 
     def counted(self) -> list[tuple[MessageCount, ...]]:
         """All messages of one rank of each stage in a step, equal ones of a kind together."""
+        m = self.layout.num_microbatches
         between = stage_transfers(self.layout, scatters=self.profile.overlap.scatters)
         return [
-            tuple(chain(self._passes(stage), self._between(between[stage]), self._step(stage)))
+            tuple(
+                chain(
+                    self._passes(stage),
+                    count_messages(message.times(m) for message in between[stage]),
+                    count_messages(self.gradients.all(stage)),
+                    count_messages(self.closing),
+                )
+            )
             for stage in range(len(self.layout.stages))
         ]
 
@@ -111,14 +119,6 @@ class StepMessages:
             yield self.layers.block(part.stack, _chosen(flow, forward_only)), layers
         for end in part.ends:
             yield self.layers.end(_chosen(end, forward_only)), 1
-
-    def _between(self, messages: Iterable[Message]) -> Iterator[MessageCount]:
-        m = self.layout.num_microbatches
-        return count_messages(message.times(m) for message in messages)
-
-    def _step(self, stage: int) -> Iterator[MessageCount]:
-        yield from count_messages(self.gradients.all(stage))
-        yield from count_messages(self.closing)
 
     def forward_of(self, stage: int, count: int) -> Iterator[MessageCount]:
         """Messages of the forwards of `count` micro batches on a stage, without parameters."""

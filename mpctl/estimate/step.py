@@ -22,7 +22,6 @@ from mpctl.estimate.network import Network
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.table import OperatorTable
 from mpctl.sharding import validation_sizes
-from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import OverlapShares, RuntimeProfile
 from mpctl.units import count_text, plural
@@ -64,17 +63,14 @@ def find_band(layout: JobLayout, profile: RuntimeProfile, speed: Speed) -> Band:
     if spread is None:
         spread = profile.spread if is_known else profile.spread_apart
     told = (*speed.notes, *beyond(job, layout.table, profile))
-    here = () if is_known else (_where(job, profile),)
+    name = job.cluster.name or "this cluster"
+    here = () if is_known else (f"{profile.name} was never measured on {name}",)
     return Band(exp(QUANTILE * spread * profile.widening ** len(told)), (*here, *told))
 
 
 def _own_spread(job: JobSpec, profile: RuntimeProfile) -> float | None:
     """The spread of the cluster's own runs, where mpctl's are planned; None without."""
     return job.cluster.spread if profile.runs.launched else None
-
-
-def _where(job: JobSpec, profile: RuntimeProfile) -> str:
-    return f"{profile.name} was never measured on {job.cluster.name or 'this cluster'}"
 
 
 def beyond(job: JobSpec, table: OperatorTable, profile: RuntimeProfile) -> Iterator[str]:
@@ -90,16 +86,14 @@ def beyond(job: JobSpec, table: OperatorTable, profile: RuntimeProfile) -> Itera
         yield f"{profile.name} was never measured at {dtype}"
     if (mode := job.parallel.tensor_mode) != "1d":
         yield f"tensor_mode {mode}: no run of it was measured"
-    gpus = max(seen.gpus, _devices(job.cluster)) if is_measured else seen.gpus
+    cluster, gpus = job.cluster, seen.gpus
+    if is_measured:
+        gpus = max(gpus, cluster.nodes * (cluster.cores or cluster.gpus_per_node or 1))
     if job.world_size > BEYOND * gpus:
         yield f"{plural(job.world_size, 'rank')}, and the largest run measured has {gpus:,}"
     if table.numel > BEYOND * seen.parameters:
         yield (f"{count_text(table.numel)} parameters, and the largest model measured has "
                f"{count_text(seen.parameters)}")  # fmt: skip
-
-
-def _devices(cluster: ClusterSpec) -> int:
-    return cluster.nodes * (cluster.cores or cluster.gpus_per_node or 1)
 
 
 # ------------------------------------------------------------------------------

@@ -72,11 +72,6 @@ class EvaluatedLayout(NamedTuple):
     bytes: int
     layout: LayoutSettings
 
-    @property
-    def idea(self) -> Idea:
-        """The idea that it belongs to."""
-        return idea_of(self.layout)
-
 
 def complexity(layout: LayoutSettings) -> float:
     """How much there is to a layout that a plainer one does without: each doubling of pp, cp, of
@@ -146,12 +141,12 @@ class BestIdeas:
         """Take the layout in if it is among the best."""
         if point.bytes > self.limit:
             return
-        kept = without_other_orders(self.ideas.get(point.idea, []), point)
+        kept = without_other_orders(self.ideas.get(idea_of(point.layout), []), point)
         if kept is None:
             return
         insort(kept, point)
         least = kept[0].seconds * (1 + ALIKE)
-        self.ideas[point.idea] = [one for one in kept if one.seconds <= least]
+        self.ideas[idea_of(point.layout)] = [one for one in kept if one.seconds <= least]
         if len(self.ideas) >= self.count:
             fastest = sorted(points[0].seconds for points in self.ideas.values())
             self.worst = fastest[self.count - 1] * (1 + ALIKE)
@@ -345,19 +340,15 @@ class BranchAndBound:
     def _wants(self, seconds: float, size: float, idea: Idea | None = None) -> bool:
         return any(budget.wants(seconds, size, idea) for budget in self.budgets)
 
-    def _known_min_bytes(self, family: LayoutSettings) -> float:
-        """Bytes that an equal family of a smaller micro batch, which is too large, needs."""
-        size, needed = self.too_large.get(family._replace(micro_batch_size=0), (0, 0.0))
-        return needed if family.micro_batch_size >= size else 0.0
-
     def _min_bytes(self, family: LayoutSettings) -> float:
-        """Bytes that every layout of the family needs at least."""
-        needed, key = self._known_min_bytes(family), family._replace(micro_batch_size=0)
-        if not self._wants(0.0, needed):
-            return needed
+        """Bytes that every layout of the family needs at least: no less than an equal family of a
+        smaller micro batch, which is too large."""
+        key, size = family._replace(micro_batch_size=0), family.micro_batch_size
+        known = self.too_large.get(key)
+        if known and size >= known[0] and not self._wants(0.0, known[1]):
+            return known[1]
         needed = self.evaluator.min_bytes(family, max(self.space.zero_stages(family)))
-        size = family.micro_batch_size
-        if size < self.too_large.get(key, (size + 1, 0.0))[0] and not self._wants(0.0, needed):
+        if (known is None or size < known[0]) and not self._wants(0.0, needed):
             self.too_large[key] = size, needed
         return needed
 

@@ -23,6 +23,7 @@ from mpctl.search.find import (
     LayoutGroup,
     complexity,
     find_layouts,
+    idea_of,
     plainest_first,
 )
 from mpctl.search.nearest import SETTINGS, nearest_that_fit, with_nearest
@@ -404,12 +405,14 @@ def test_groups_are_what_a_list_of_all_layouts_gives() -> None:
     by_idea: dict[Idea, list[EvaluatedLayout]] = {}
     for point in found.evaluated:
         if point.bytes <= limit:
-            by_idea.setdefault(point.idea, []).append(point)
+            by_idea.setdefault(idea_of(point.layout), []).append(point)
     fastest = sorted(by_idea.values(), key=lambda points: min(points))[:4]
     assert len(fastest) == len(found.groups) == 4
-    assert {group.plainest.idea for group in found.groups} == {points[0].idea for points in fastest}
+    assert {idea_of(group.plainest.layout) for group in found.groups} == {
+        idea_of(points[0].layout) for points in fastest
+    }
     for group in found.groups:
-        points = by_idea[group.plainest.idea]
+        points = by_idea[idea_of(group.plainest.layout)]
         near = [p for p in points if p.seconds <= min(points).seconds * (1 + ALIKE)]
         unordered = {p.layout._replace(order="") for p in near}  # one order of each stays
         assert {p.layout._replace(order="") for p in group.members} == unordered
