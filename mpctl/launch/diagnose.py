@@ -9,7 +9,7 @@ when there is no other. What a rank without a record was doing is in its breadcr
 (mpctl/rundir/breadcrumb.py).
 
 When a rank of 512 dies, 511 ranks record that they lost a peer, each with another address. Only the
-first failure and those that are no echo tell anything; of the rest the number is told
+first failure and those that are no echo tell anything; of the rest the number is reported
 (`other_failures`). What a full disk breaks looks like something else: ranks that end without a
 record, a torchrun that cannot write its log. It is found by writing to it, which also meets what
 free bytes do not show, a quota or a lack of inodes.
@@ -132,7 +132,7 @@ def find_failure(run: RunDir, job: JobSpec, evidence: AttemptEvidence) -> Failur
     """The most likely cause, in this order: a recorded error, that of a full disk before others, a
     host that was lost, a stopped rank, a hang that the supervisor saw, a torchrun that was killed,
     a rank that ended without a record, the first echo of a lost peer. Where the disk of the run is
-    full, that comes before all, and only a recorded error is named beside it."""
+    full, that comes before all, and only a recorded error is named with it."""
     state = evidence.state
     failure = FailedAttempt(run, job, evidence).cause()
     if full := full_disk_text(run.path):

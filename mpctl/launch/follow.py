@@ -6,7 +6,7 @@ again from it at the first record of a launch, and when a record's step is not a
 (the run failed and started again from a checkpoint); any other record is appended. So no step is in
 them twice, and files that a killed launcher left incomplete are complete after a resumption.
 
-RUN/logs/launcher.log has what the launcher told people, a line each with its time, so that
+RUN/logs/launcher.log has the messages of the launcher, a line each with its time, so that
 `mpctl logs RUN --launcher` tells it to whoever was not there.
 """
 

@@ -4,8 +4,8 @@ plan.
 The other process is `mpctl.rehearsal.worker`: it reads the job from a file and prints one JSON
 line a rank. Here each rank is compared with the plan of its stage: parameters, the bytes of
 parameters, gradients and optimizer, and every collective must be equal. Activations and the peak
-are shown beside the plan's estimate. Whether a rank fits is judged as a plan is: the larger of the
-peaks of a step and of building the model, with what the allocator reserves and the libraries'
+are compared with the plan's estimate. Whether a rank fits is decided as for a plan: the larger of
+the peaks of a step and of building the model, with what the allocator reserves and the libraries'
 context, must leave the cluster's headroom of the device's memory. No data are read and no rank is
 started.
 
@@ -215,7 +215,7 @@ def _rehearsed_ranks(job: JobSpec, ranks: Sequence[int], audits: bool) -> Iterat
 
 
 def _compare(rank: RehearsedRank, estimate: Estimate) -> RankRehearsal:
-    """One rank beside the plan of its stage."""
+    """One rank compared with the plan of its stage."""
     head: RehearsedRankHead = {
         "rank": rank["rank"],
         "coords": rank["coords"],

@@ -2,7 +2,7 @@
 
 A rank counts its parameters, the collectives of a step and the bytes of one steady step. The plan
 has the same figures by pipeline stage; parameters, collectives and the bytes of parameters,
-gradients and optimizer must be equal, activations and the peak are shown beside each other.
+gradients and optimizer must be equal, activations and the peak are shown next to each other.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class RunWatch:
     def check(
         self, state: AttemptState, elapsed: float = CHECK_SECONDS, stacks: Stacks = dict
     ) -> Verdict | None:
-        """Judge the state of all hosts and ranks at this moment. elapsed: seconds since the last
+        """Check the state of all hosts and ranks at this moment. elapsed: seconds since the last
         check; stacks: where ranks are, by rank, asked once something is found."""
         elapsed = min(elapsed, LONGEST_PAUSE)
         ranks = state.ranks

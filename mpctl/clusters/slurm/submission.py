@@ -188,22 +188,18 @@ class Submission:
         """What the batch script is rendered from. run: the run directory."""
         job, path = self.plan.job, run.absolute()
         signal_seconds = self.settings.signal_seconds
+        # This Python, which all nodes must have at the same path.
+        launch = ["mpctl", "launch", "--resume", "--run-dir", str(path), "--on", "slurm"]
         return BatchJob(
             name=job.name or run.name,
             run=path,
             nodes=job.cluster.nodes,
             gpus=self.request.gpus,
             cpus=self.cpus,
-            command=launch_command(path),
+            command=[sys.executable, "-P", "-m", *launch],
             signal_seconds=signal_seconds or default_signal_seconds(self.save_need, self.limit),
             settings=self.settings,
         )
-
-
-def launch_command(run: Path) -> list[str]:
-    """What a batch script runs: this Python, which all nodes must have at the same path."""
-    launch = ["mpctl", "launch", "--resume", "--run-dir", str(run), "--on", "slurm"]
-    return [sys.executable, "-P", "-m", *launch]
 
 
 class SlurmSubmitter:

@@ -114,8 +114,8 @@ def use_first_slots(job: JobSpec) -> JobSpec:
 @dataclass
 class SshStarter:
     """Starts the node agent of each host by ssh, and says why an ssh has ended; what each ssh says
-    lies beside the key. environment: of the launcher; addresses: of the launcher's host, for hosts
-    that reach it at another address than the one ssh came from."""
+    is logged next to the key. environment: of the launcher; addresses: of the launcher's host, for
+    hosts that reach it at another address than the one ssh came from."""
 
     ssh: SshSpec
     hosts: Sequence[SshHost]
