@@ -71,9 +71,9 @@ def late_job(data: Path, changes: dict[str, Any]):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) for name in (*CASES, *SLOW)]
 )
-def test_losses_are_those_of_the_ordinary_world(runs, tmp_path, name: str) -> None:
+def test_losses_are_those_of_the_ordinary_world(data, tmp_path, name: str) -> None:
     """Two steps, a checkpoint, a third, an evaluation, and the checkpoint at the end."""
-    job = late_job(runs.data, {**CASES, **SLOW}[name])
+    job = late_job(data, {**CASES, **SLOW}[name])
     usual, late = train(job, tmp_path / "usual"), train_late(job, tmp_path / "late")
     for figure in ("loss", "grad_norm"):
         assert column(late, figure) == column(usual, figure)
@@ -92,21 +92,21 @@ def _files(run_dir: Path, step: int) -> dict[str, bytes]:
     "name",
     ["zero 3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("vpp", "zero 2, pp"))],
 )
-def test_a_checkpoint_is_resumed(runs, tmp_path, name: str) -> None:
+def test_a_checkpoint_is_resumed(data, tmp_path, name: str) -> None:
     """A second training of the same run directory goes on after its last checkpoint."""
     changes = {**CASES, **SLOW}[name]
-    usual = train(late_job(runs.data, {**changes, "training__steps": 4}), tmp_path / "usual")
-    train_late(late_job(runs.data, changes), tmp_path / "late")
-    late = train_late(late_job(runs.data, {**changes, "training__steps": 4}), tmp_path / "late")
+    usual = train(late_job(data, {**changes, "training__steps": 4}), tmp_path / "usual")
+    train_late(late_job(data, changes), tmp_path / "late")
+    late = train_late(late_job(data, {**changes, "training__steps": 4}), tmp_path / "late")
     assert column(late, "step") == [4]
     assert column(late) == column(usual)[3:]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["4 stages", "2 chunks, tp", "zero 2, pp", "zero 3, tp", "2d"])
-def test_no_two_messages_have_to_travel_at_once(runs, tmp_path, name: str) -> None:
+def test_no_two_messages_have_to_travel_at_once(data, tmp_path, name: str) -> None:
     """With all of a rank's messages one after the other, whatever their group, nothing hangs: so
     none relies on room for two kernels of NCCL, nor on CUDA_DEVICE_MAX_CONNECTIONS."""
-    job = late_job(runs.data, SLOW[name])
+    job = late_job(data, SLOW[name])
     late = train_late(job, tmp_path / "late", is_serial=True)
     assert column(late) == column(train(job, tmp_path / "usual"))

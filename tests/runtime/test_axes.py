@@ -1,4 +1,4 @@
-"""The other axes, modes and families: context and sequence parallelism, recomputation, shapes.
+"""Axes, modes and families: replicas, tensor, context and sequence parallelism, recomputation.
 
 All in float64, so that equal means 1e-10; and each sends what its plan says, byte by byte.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from mpctl.launch.summary import planned_traffic
-from tests.runtime.tiny import column, tiny_job, tiny_plan, train, whole_weights
+from tests.runtime.tiny import column, make_trainer, tiny_job, tiny_plan, train, whole_weights
 
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt": {},
@@ -46,23 +47,30 @@ MODES: dict[str, tuple[int, int, int, dict[str, Any]]] = {  # tp, cp, dp, settin
 }
 STEPS = 4
 # The rest: make test-all.
-QUICK = {("gpt", "cp2"), ("gpt", "tp2-full-parts"), ("gpt", "tp2-selective"),
+# Of GPT alone: no dimension of a model is cut otherwise.
+GPT_MODES: dict[str, tuple[int, int, int, dict[str, Any]]] = {
+    "tp2-dp2": (2, 1, 2, {}),
+    "dp2": (1, 1, 2, {}),
+    "tp4": (4, 1, 1, {}),
+    "one-micro-batch": (1, 1, 1, {"training__micro_batch_size": 8}),
+}
+QUICK = {("gpt", "tp2-dp2"), ("gpt", "one-micro-batch"), ("gpt", "cp2"), ("gpt", "tp2-full-parts"),
          ("llama", "tp2-sp-cp2-full")}  # fmt: skip
 CASES = [
     pytest.param(shape, mode, marks=[pytest.mark.slow] * ((shape, mode) not in QUICK))
     for shape in SHAPES
-    for mode in MODES
+    for mode in (*MODES, *(GPT_MODES if shape == "gpt" else ()))
 ]
 
 
 @pytest.fixture(scope="module")
-def one_process(runs, tmp_path_factory):
+def one_process(data, tmp_path_factory):
     """Trainings of one process, by shape and dropout."""
     done: dict[tuple[str, float], list[dict[str, Any]]] = {}
 
     def trained(shape: str, dropout: float) -> list[dict[str, Any]]:
         if (shape, dropout) not in done:
-            job = small_job(runs.data, 1, 1, 1, shape, {"training__dropout": dropout})
+            job = small_job(data, 1, 1, 1, shape, {"training__dropout": dropout})
             done[shape, dropout] = train(job, tmp_path_factory.mktemp("one"))
         return done[shape, dropout]
 
@@ -87,17 +95,37 @@ def same_gradients(ranks, alone, *, vocab: int) -> None:
         assert error < 1e-10, (name, float(error))
 
 
+def same_copies(ranks: list[dict[str, Any]]) -> None:
+    """What several ranks hold of a parameter, they hold to the bit."""
+    first: dict[str, torch.Tensor] = {}
+    for rank in ranks:
+        for name, (*_, blocks, value) in rank["weights"].items():
+            kept = first.setdefault(f"{name} {blocks}", value)
+            assert torch.equal(kept, value), (name, rank["coords"])
+
+
 @pytest.mark.parametrize(("shape", "mode"), CASES)
 def test_the_loss_does_not_tell_and_the_plan_is_what_runs(
-    runs, one_process, tmp_path, shape: str, mode: str
+    data, one_process, tmp_path, shape: str, mode: str
 ) -> None:
-    tp, cp, dp, changes = MODES[mode]
-    job = small_job(runs.data, tp, cp, dp, shape, changes)
+    tp, cp, dp, changes = {**MODES, **GPT_MODES}[mode]
+    job = small_job(data, tp, cp, dp, shape, changes)
     ranks = train(job, tmp_path)
     alone = one_process(shape, changes.get("training__dropout", 0.1))
-    assert column(ranks) == pytest.approx(column(alone), rel=1e-10)
+    for name in ("loss", "grad_norm"):
+        assert column(ranks, name) == pytest.approx(column(alone, name), rel=1e-10)
+    last = [found[0]["records"][-1]["validation_loss"] for found in (ranks, alone)]
+    assert last[0] == pytest.approx(last[1], rel=1e-10)
+    assert all(column([rank]) == column(ranks) for rank in ranks)
+    same_copies(ranks)
     same_gradients(ranks, alone, vocab=job.model.vocab)
     estimate = tiny_plan(job).estimate
     for rank in ranks:
         assert rank["count"] == estimate.memory[0].parameters
         assert rank["traffic"] == planned_traffic(estimate.messages[0])
+
+
+def test_dropout_is_on(data, one_process, tmp_path) -> None:
+    dry = {"training__dropout": 0.0, "training__attention_dropout": 0.0}
+    record, _ = make_trainer(small_job(data, 1, 1, 1, "gpt", dry), tmp_path).one_step()
+    assert record["loss"] != pytest.approx(column(one_process("gpt", 0.1))[0], rel=1e-5)

@@ -63,13 +63,13 @@ SLOW_CASES = [
     ids=lambda value: value if isinstance(value, str) else "+".join(value),
 )
 def test_a_frozen_run_sends_what_is_planned_and_learns_what_one_process_learns(
-    runs, tmp_path: Path, shape: str, freeze: list[str], mode: str
+    data, tmp_path: Path, shape: str, freeze: list[str], mode: str
 ) -> None:
     tp, cp, dp, changes = MODES[mode]
     frozen = {"training__freeze": freeze}
-    job = small_job(runs.data, tp, cp, dp, shape, {**changes, **frozen})
+    job = small_job(data, tp, cp, dp, shape, {**changes, **frozen})
     dropout = {key: changes[key] for key in changes if key == "training__dropout"}
-    one = small_job(runs.data, 1, 1, 1, shape, {**frozen, **dropout})
+    one = small_job(data, 1, 1, 1, shape, {**frozen, **dropout})
     ranks = train(job, tmp_path / "ranks")
     alone = [_train_rank(0, 1, one.model_dump(mode="json"), str(tmp_path / "one"))]
     assert column(ranks) == pytest.approx(column(alone), rel=1e-10)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from mpctl.checkpoint.manifest import read_manifest
 from mpctl.checkpoint.verify import find_damage
@@ -26,7 +25,7 @@ from mpctl.spec.load import parse
 from tests.checkpoint.shards import shard_record
 from tests.launch.command import end_all, launch
 from tests.ranks import run_ranks
-from tests.runtime.test_axes import SHAPES, same_gradients
+from tests.runtime.test_axes import SHAPES, same_copies, same_gradients
 from tests.runtime.tiny import _train_rank, column, make_trainer, tiny_job, tiny_plan, train
 
 STEPS = 3
@@ -185,15 +184,6 @@ def whole_pipelines(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def same_copies(ranks: list[dict[str, Any]]) -> None:
-    """What several ranks hold of a parameter, they hold to the bit."""
-    first: dict[str, torch.Tensor] = {}
-    for rank in ranks:
-        for name, (*_, blocks, value) in rank["weights"].items():
-            kept = first.setdefault(f"{name} {blocks}", value)
-            assert torch.equal(kept, value), (name, rank["coords"])
-
-
 @pytest.mark.parametrize(
     ("dtype", "how"),
     [
@@ -202,11 +192,11 @@ def same_copies(ranks: list[dict[str, Any]]) -> None:
     ],
     ids=ident,
 )
-def test_shorter_floats_follow_too(runs, tmp_path, dtype: str, how: dict[str, Any]) -> None:
+def test_shorter_floats_follow_too(data, tmp_path, dtype: str, how: dict[str, Any]) -> None:
     """16 bits round what is handed over just as they round what stays."""
-    job = tiny_job(runs.data, **{"training__dtype": dtype, "training__steps": STEPS, **how})
+    job = tiny_job(data, **{"training__dtype": dtype, "training__steps": STEPS, **how})
     one = {"training__dtype": dtype, "training__steps": STEPS}
-    alone = [_train_rank(0, 1, tiny_job(runs.data, **one).model_dump(mode="json"),
+    alone = [_train_rank(0, 1, tiny_job(data, **one).model_dump(mode="json"),
                          str(tmp_path / "one"))]  # fmt: skip
     assert column(train(job, tmp_path / "two")) == pytest.approx(
         column(alone), rel=1e-5 if dtype == "fp32" else 2e-3

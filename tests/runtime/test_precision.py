@@ -19,35 +19,35 @@ GRIDS = [("gpt", grid("2d", 4)), ("llama", grid("3d", 8, training__micro_batch_s
 
 
 def curve(
-    runs: Any, folder: Any, shape: str, dtype: str, tp: int = 1, **changes: Any
+    data: Any, folder: Any, shape: str, dtype: str, tp: int = 1, **changes: Any
 ) -> list[float]:
     job = tiny_job(
-        runs.data, tp, training__dtype=dtype, training__steps=12, checkpoint__interval=0,
+        data, tp, training__dtype=dtype, training__steps=12, checkpoint__interval=0,
         checkpoint__at_end=False, **{**SHAPES[shape], **changes},
     )  # fmt: skip
     ranks = train(job, folder / f"{shape}-{dtype}-{tp}")
     return [*column(ranks), ranks[0]["records"][-1]["validation_loss"]]
 
 
-@pytest.mark.slow  # test_optimizer.py has a fast one
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "bert-pre"])
-def test_bf16_tracks_float32(runs: Any, tmp_path: Any, shape: str) -> None:
-    exact = curve(runs, tmp_path, shape, "fp32")
+def test_bf16_tracks_float32(data: Any, tmp_path: Any, shape: str) -> None:
+    exact = curve(data, tmp_path, shape, "fp32")
     assert exact[-2] < exact[0] - 0.3  # it learns, so there is something to track
-    coarse = curve(runs, tmp_path, shape, "bf16")
+    coarse = curve(data, tmp_path, shape, "bf16")
     assert coarse == pytest.approx(exact, rel=NEAR)
     assert coarse != pytest.approx(exact, rel=1e-6)
-    assert curve(runs, tmp_path, shape, "bf16", 2) == pytest.approx(exact, rel=NEAR)
+    assert curve(data, tmp_path, shape, "bf16", 2) == pytest.approx(exact, rel=NEAR)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("shape", "how"), GRIDS)
 def test_bf16_over_a_grid_tracks_float32(
-    runs: Any, tmp_path: Any, shape: str, how: dict[str, Any]
+    data: Any, tmp_path: Any, shape: str, how: dict[str, Any]
 ) -> None:
     """Sums of 16-bit blocks are rounded at each step of a product."""
-    exact = curve(runs, tmp_path, shape, "fp32")
-    coarse = curve(runs, tmp_path, shape, "bf16", **how)
+    exact = curve(data, tmp_path, shape, "fp32")
+    coarse = curve(data, tmp_path, shape, "bf16", **how)
     assert coarse == pytest.approx(exact, rel=NEAR)
     assert coarse != pytest.approx(exact, rel=1e-6)
 

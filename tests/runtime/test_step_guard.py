@@ -128,6 +128,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 SHORT = {"training__steps": 8, "checkpoint__interval": 0, "training__eval_samples": 0,
          "checkpoint__at_end": False}  # fmt: skip
+FOUR = {**SHORT, "training__steps": 4}
 BAD, SPIKE = 2 * 8 + 5, 5 * 8 + 2  # samples of steps 3 and 6
 SPIKES = {"training__on_spike": "skip", "training__spike_factor": 1.5, "training__spike_window": 2,
           "training__on_nonfinite": "skip"}  # fmt: skip
@@ -158,30 +159,37 @@ def test_every_layout_skips_the_same_steps(
         assert losses(rank) == pytest.approx(losses(single), rel=2e-5, nan_ok=True)
 
 
-def test_without_a_bad_step_the_losses_are_those_of_the_default(data: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def plain(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One rank and nothing bad."""
+    (rank,) = trained(tiny_job(data, **FOUR), tmp_path_factory.mktemp("plain"))
+    return rank
+
+
+def test_without_a_bad_step_the_losses_are_those_of_the_default(
+    data: Path, plain: dict[str, Any], tmp_path: Path
+) -> None:
     """To the last bit: the loss is only shared earlier."""
-    (plain,), (guarded,) = (
-        trained(tiny_job(data, **SHORT, training__on_nonfinite=how), tmp_path / how)
-        for how in ("stop", "skip")
-    )
-    assert [r["loss"] for r in plain["records"]] == [r["loss"] for r in guarded["records"]]
+    (guarded,) = trained(tiny_job(data, **FOUR, training__on_nonfinite="skip"), tmp_path)
+    assert losses(plain) == losses(guarded)
 
 
 def test_a_rollback_names_its_step_on_every_rank(data: Path, tmp_path: Path) -> None:
-    job = tiny_job(data, dp=2, **SHORT, training__on_nonfinite="rollback")
+    job = tiny_job(data, dp=2, **FOUR, training__on_nonfinite="rollback")
     ranks = trained(job, tmp_path, sample=BAD)
     assert [rank["rollback"] for rank in ranks] == [3, 3]
     assert all("the loss of step 3 is nan: first on rank " in rank["words"] for rank in ranks)
 
 
-def test_left_out_batches_are_not_trained_on(data: Path, tmp_path: Path) -> None:
+def test_left_out_batches_are_not_trained_on(
+    data: Path, plain: dict[str, Any], tmp_path: Path
+) -> None:
     """Steps 1 and 2 as ever; from step 3 on the losses of batches 4, 5, ..., which have no NaN."""
-    (plain,) = trained(tiny_job(data, **SHORT), tmp_path / "one")
-    job = tiny_job(data, **SHORT, training__skip_batches="3")
-    (left_out,) = trained(job, tmp_path / "two", sample=BAD)
+    job = tiny_job(data, **FOUR, training__skip_batches="3")
+    (left_out,) = trained(job, tmp_path, sample=BAD)
     ours, theirs = losses(left_out), losses(plain)
     assert ours[:2] == theirs[:2] and ours[2] != theirs[2]
-    assert len(ours) == 8 and all(map(math.isfinite, ours))
+    assert len(ours) == 4 and all(map(math.isfinite, ours))
 
 
 def _poison_loss(trainer: Trainer) -> None:
@@ -241,9 +249,9 @@ CASES = [
 
 @pytest.mark.parametrize(("poison", "rank", "changes", "words"), CASES)
 def test_the_rank_it_came_from_is_named(
-    runs: Any, tmp_path: Path, poison: str, rank: int, changes: dict[str, Any], words: str
+    data: Any, tmp_path: Path, poison: str, rank: int, changes: dict[str, Any], words: str
 ) -> None:
-    job = tiny_job(runs.data, **{"dp": 2, "training__steps": 3, **changes})
+    job = tiny_job(data, **{"dp": 2, "training__steps": 3, **changes})
     raw = job.model_dump(mode="json")
     found = run_ranks(_poisoned_rank, job.world_size, raw, str(tmp_path), poison, rank)
     assert all(words in told["words"] for told in found), found

@@ -14,8 +14,8 @@ import pytest
 
 from mpctl.launch.summary import planned_traffic
 from mpctl.spec.job import JobSpec
-from tests.runtime.test_axes import SHAPES, same_gradients
-from tests.runtime.test_pipeline import same_copies, whole_pipelines
+from tests.runtime.test_axes import SHAPES, same_copies, same_gradients
+from tests.runtime.test_pipeline import whole_pipelines
 from tests.runtime.tiny import column, tiny_job, tiny_plan, train
 
 USUAL: dict[str, Any] = {

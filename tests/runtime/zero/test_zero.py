@@ -21,7 +21,7 @@ from mpctl.spec.load import load_job, parse
 from mpctl.topology import Topology
 from tests.launch.command import end_all, endless
 from tests.ranks import run_ranks
-from tests.runtime.test_axes import same_gradients
+from tests.runtime.test_axes import same_copies, same_gradients
 from tests.runtime.test_pipeline import (
     FULL,
     MODELS,
@@ -30,7 +30,6 @@ from tests.runtime.test_pipeline import (
     ident,
     layout,
     pipeline_job,
-    same_copies,
     whole_pipelines,
 )
 from tests.runtime.tiny import (
