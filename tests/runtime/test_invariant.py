@@ -4,8 +4,8 @@ with dropout on, give the losses of one process to 1e-5.
 The set: {tp 1, 2} x {pp 1, 2, 4} x {vpp 1, 2} x {dp 1, 2} x {cp 1, 2} x {zero 0..3} x {sequence
 parallel} x {schedules}, less what repeats another: sequence parallelism needs tp, ZeRO dp, a
 schedule stages, and interleaving is what two chunks a stage run. Besides, the grids of tensor
-parallelism in 2, 2.5 and 3 dimensions, alone and with the axes around them. `make test` runs a few
-layouts, `make test-all` the whole.
+parallelism in 2, 2.5 and 3 dimensions, alone and with the axes around them. `make test-all` runs
+them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ def ident(layout: dict[str, Any]) -> str:
 
 
 ALL = {ident(layout): layout for layout in layouts()}
-SHOWN = ("pp2-vpp2-dp2-zero3-interleaved",)
 OF_FAMILIES = ("tp2-sp", "cp2", "dp2-zero3", "pp2-1f1b", "tp2-pp2-dp2-zero1-zero-bubble")
 
 FULL, ZERO1 = {"training__recompute": "full"}, {"parallel__zero": 1}
@@ -95,12 +94,11 @@ def test_the_set_is_whole() -> None:
     """By hand: 30 layouts of one stage and 30 x 4 of two, less those of 16 ranks, 2 x 4 x 4; of
     four stages those of 2 ranks a stage, 1 + 2 + 4 + 1, by 4 schedules; less one process."""
     assert len(ALL) == 30 + (120 - 32) + 4 * 8 - 1
-    assert ALL.keys() >= {*SHOWN, *OF_FAMILIES}
+    assert ALL.keys() >= {*OF_FAMILIES}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in SHOWN else [pytest.mark.slow]) for n in ALL]
-)
+@pytest.mark.slow  # in float64 and few steps: test_axes.py, test_pipeline.py, zero/test_zero.py
+@pytest.mark.parametrize("name", ALL)
 def test_gpt(data, one_process, tmp_path: Path, name: str) -> None:
     chunks = ALL[name]["parallel__pp"] * ALL[name]["parallel__vpp"]
     model = EIGHT if chunks > 4 else SMALL

@@ -42,6 +42,7 @@ FEW = {
     "model__layers": 8,
     "training__global_batch_size": 8,
 }  # 2 micro batches
+SLOW = pytest.mark.slow
 CUDA = {"launch__device": "cuda", "training__dtype": "bf16", **DRY}
 DROPPED = {"launch__device": "cuda", "training__dtype": "bf16"}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -115,7 +116,9 @@ def test_a_peak_is_as_planned(shape: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"tp": 2, "training__partition_activations": True}], ids=["whole", "parts"]
+    "how",
+    [pytest.param({}, marks=SLOW), {"tp": 2, "training__partition_activations": True}],
+    ids=["whole", "parts"],
 )
 def test_an_input_that_is_fetched_ahead_is_planned(how: dict[str, Any]) -> None:
     """One more input of a layer, half a MiB of 75, or its part: closer than 5 % would show."""
@@ -126,7 +129,7 @@ def test_an_input_that_is_fetched_ahead_is_planned(how: dict[str, Any]) -> None:
     assert memory.allocated_bytes == pytest.approx(account["peak_bytes"], abs=4096)
 
 
-@pytest.mark.parametrize("zero", [0, 1, 2])
+@pytest.mark.parametrize("zero", [pytest.param(0, marks=SLOW), 1, pytest.param(2, marks=SLOW)])
 def test_a_peak_of_states_is_as_planned(zero: int) -> None:
     """Parameters, gradients and optimizer are 30 times the activations: a copy of the slices beside
     them would be 10 % of the peak."""
@@ -251,10 +254,8 @@ def test_a_peak_on_a_grid_is_as_planned(shape: str, grid: str, load: str) -> Non
 @pytest.mark.parametrize(
     ("shape", "changes"),
     [
-        ("gpt", {"tp": 8, "parallel__tensor_mode": "3d"}),
-        pytest.param(
-            "gpt", {"tp": 2, "training__micro_batch_size": 1}, marks=pytest.mark.slow
-        ),
+        ("gpt", {"tp": 2, "training__micro_batch_size": 1}),
+        pytest.param("gpt", {"tp": 8, "parallel__tensor_mode": "3d"}, marks=pytest.mark.slow),
         pytest.param("gpt", {"tp": 4}, marks=pytest.mark.slow),
         pytest.param("gpt", {"training__micro_batch_size": 1, **SELECTIVE}, marks=pytest.mark.slow),
         pytest.param("gpt", {"training__micro_batch_size": 1, **FULL}, marks=pytest.mark.slow),

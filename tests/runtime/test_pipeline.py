@@ -59,6 +59,11 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("gpt", layout(2, tp=2), {**SEQUENCE, **FULL}),
     ("llama", layout(2), FIRST_OF_FOUR),
     ("bert", layout(2, schedule=ZERO), THREE),
+    (
+        "gpt",
+        layout(2, 2, "interleaved", dp=2),
+        {"training__micro_batch_size": 1, "parallel__zero": 3},
+    ),
 ]
 SLOW_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("glm", layout(2, 2), {**COST, "model__layers": 7}),  # 4 and 3 with the head
@@ -67,7 +72,6 @@ SLOW_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("gpt", layout(4), THREE),
     ("gpt", layout(2, 2, "interleaved"), {}),
     ("llama", layout(2, schedule=ZERO), THREE),
-    ("gpt", layout(2, 2, "interleaved", dp=2), {"training__micro_batch_size": 1}),
     ("gpt", layout(2, 2, "interleaved"), {"launch__shared_memory": False}),
     ("gpt", layout(2, 2, "interleaved", tp=2), SEQUENCE),
     ("gpt", layout(2, schedule="gpipe", dp=2), FULL),
