@@ -51,7 +51,22 @@ def stage_layers(
     first, last: layers of the first and the last stage, where they differ from the others.
     embedding_is_layer, loss_is_layer: the end stage holds one layer fewer.
     """
-    return spans_of(_counts(layers, pp, vpp, first, last, embedding_is_layer, loss_is_layer), pp)
+    blocks = pp * vpp
+    if first is not None or last is not None:
+        if embedding_is_layer or loss_is_layer:
+            raise UnevenLayersError(
+                "the end stages are given by number, and the embedding or the loss counts as a "
+                "layer",
+                "use one or the other: first_stage_layers and last_stage_layers already say it",
+            )
+        return spans_of(_with_ends(layers, pp, vpp, first, last), pp)
+    total = layers + embedding_is_layer + loss_is_layer
+    if total % blocks:
+        raise _uneven(layers, total - layers, pp, vpp)
+    counts = [total // blocks] * blocks
+    counts[0] -= embedding_is_layer
+    counts[-1] -= loss_is_layer
+    return spans_of(counts, pp)
 
 
 def spans_of(counts: Iterable[int], pp: int) -> list[list[Span]]:
@@ -98,34 +113,8 @@ def _balanced(job: JobSpec, layers: int) -> list[list[Span]]:
     return spans_of(balanced_counts(job_costs(job), pp=p.pp, vpp=p.vpp), p.pp)
 
 
-def _counts(
-    layers: int,
-    pp: int,
-    vpp: int,
-    first: int | None,
-    last: int | None,
-    embedding_is_layer: bool,
-    loss_is_layer: bool,
-) -> list[int]:
-    """Number of layers of each virtual stage, in the order in which a sample passes them."""
-    blocks = pp * vpp
-    if first is None and last is None:
-        total = layers + embedding_is_layer + loss_is_layer
-        if total % blocks:
-            raise _uneven(layers, total - layers, pp, vpp)
-        counts = [total // blocks] * blocks
-        counts[0] -= embedding_is_layer
-        counts[-1] -= loss_is_layer
-        return counts
-    if embedding_is_layer or loss_is_layer:
-        raise UnevenLayersError(
-            "the end stages are given by number, and the embedding or the loss counts as a layer",
-            "use one or the other: first_stage_layers and last_stage_layers already say it",
-        )
-    return _with_ends(layers, pp, vpp, first, last)
-
-
 def _with_ends(layers: int, pp: int, vpp: int, first: int | None, last: int | None) -> list[int]:
+    """Layers of each virtual stage where those of an end stage are given."""
     given = [count for count in (first, last) if count is not None]
     inner, rest = pp - len(given), layers - sum(given)
     if inner < 0:

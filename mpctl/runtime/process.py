@@ -48,13 +48,13 @@ def die_with_parent(parent: int) -> None:
         if os.getppid() != parent:
             os._exit(1)
     else:
-        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
 
+        def watch() -> None:
+            while os.getppid() == parent:
+                time.sleep(0.5)
+            os._exit(1)
 
-def _watch_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
+        threading.Thread(target=watch, daemon=True).start()
 
 
 @contextmanager

@@ -33,7 +33,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +44,7 @@ from mpctl.families.implementation import Batch, EncoderDecoderModule, FamilyMod
 from mpctl.families.parts import SingleStackModule, padded
 from mpctl.kernels.counter_rng import site_key, uniform
 from mpctl.layers.attention import ContextCache, DecoderCaches, KeyValueCache
-from mpctl.rundir.requests import ChosenToken, PromptRequest, SampleAnswer, SampleRequest
+from mpctl.rundir.requests import PromptRequest, SampleAnswer, SampleRequest
 from mpctl.runtime.build import build_chunks
 from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.model_weights import load_chunks
@@ -361,11 +361,10 @@ class LoadedModel:
         return gather_logits(local, self.tp, vocab=self.model.vocab, padded=rows)
 
 
-@dataclass(frozen=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     """One token of a text. text: the text's number; blank: of the text's blanks, the one that it
     was drawn for; is_end: it ended the text or blank and is no part of it; finish: why the text has
-    ended, None while it goes on."""
+    ended, None while it goes on. As a ChosenToken of the answer."""
 
     text: int
     blank: int
@@ -433,9 +432,5 @@ def sample(request: SampleRequest, job: JobSpec, mesh: Mesh) -> Iterator[SampleA
         yield {"event": "begin", "texts": [text.number for text in texts]}
         began = time.perf_counter()
         for tokens in write(loaded, texts, sampler):
-            chosen, seconds = list(map(_as_chosen, tokens)), time.perf_counter() - began
-            yield {"event": "tokens", "chosen": chosen, "seconds": seconds}
-
-
-def _as_chosen(t: SampledToken) -> ChosenToken:
-    return t.text, t.blank, t.token, t.log_probability, t.is_end, t.finish
+            seconds = time.perf_counter() - began
+            yield {"event": "tokens", "chosen": [*tokens], "seconds": seconds}

@@ -60,18 +60,13 @@ class StepDecision:
     is_spike: bool = False
 
 
-@dataclass
 class StepGuard:
     """Decides about each step of one training. losses: of the last updates; skipped: steps in a row
-    that
-    were skipped."""
+    that were skipped."""
 
-    training: TrainingSpec
-    losses: deque[float] = field(init=False)
-    skipped: int = 0
-
-    def __post_init__(self) -> None:
-        self.losses = deque(maxlen=self.training.spike_window)
+    def __init__(self, training: TrainingSpec) -> None:
+        self.training, self.skipped = training, 0
+        self.losses: deque[float] = deque(maxlen=training.spike_window)
 
     @property
     def needs_loss(self) -> bool:
@@ -104,18 +99,16 @@ class StepGuard:
         if not math.isfinite(norm) and not may_overflow:
             reason = f"the gradient norm of step {step} is {norm}"
             return self._limited(StepDecision(training.on_nonfinite, reason))
-        if loss is None or training.on_spike == "ignore" or not self._is_spike(loss):
+        is_known = loss is not None and len(self.losses) == training.spike_window
+        if training.on_spike == "ignore" or loss is None or not is_known:
+            return StepDecision("update")
+        if loss <= training.spike_factor * median(self.losses):
             return StepDecision("update")
         reason = (
             f"the loss of step {step} spikes: {loss:.4g} is more than {training.spike_factor:g} "
             f"times {median(self.losses):.4g}, the median of the last {len(self.losses)}"
         )
         return self._limited(StepDecision(training.on_spike, reason, True))
-
-    def _is_spike(self, loss: float) -> bool:
-        training = self.training
-        is_known = len(self.losses) == training.spike_window
-        return is_known and loss > training.spike_factor * median(self.losses)
 
     def made_update(self, loss: float) -> None:
         """Count an update with this loss."""

@@ -70,7 +70,9 @@ class RankEnv:
 def main(run_dir: Path) -> None:
     """Train one rank of the run in `run_dir`, or do its part of a bench, and write what it measured
     or why it failed."""
-    die_with_parent(_parent())
+    # Of the torchrun that started this process, where it said so: one that has ended meanwhile has
+    # left it to another parent, whose end would tell nothing.
+    die_with_parent(int(os.environ.get(TORCHRUN, os.getppid())))
     rank_env = RankEnv.from_environment()
     redirect_output(run_dir / "logs" / f"rank-{rank_env.rank}.log")
     write_stacks_on_signal()
@@ -119,12 +121,6 @@ def find_probe(request: BenchRequest) -> Probe:
 
         return probe_collectives
     raise RunFailed(f"no probe answers {request['task']!r}: this mpctl is another version")
-
-
-def _parent() -> int:
-    """The process id of the torchrun that started this process, where it said so: a torchrun that
-    ended meanwhile has left this process to another parent, whose end would tell nothing."""
-    return int(os.environ.get(TORCHRUN, os.getppid()))
 
 
 @dataclass
