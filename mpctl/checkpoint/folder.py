@@ -45,6 +45,14 @@ def list_checkpoints(root: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in matches if match)
 
 
+def checkpoints_at(path: Path) -> list[tuple[int, Path]]:
+    """(step, folder) of the checkpoints that a path means, oldest first: the one that it is, or all
+    of the run or the import there."""
+    if path.parent.name == "checkpoints":
+        return [saved for saved in list_checkpoints(path.parent) if saved[1] == path]
+    return list_checkpoints(path / "checkpoints")
+
+
 def newest_checkpoint(run: Path) -> Path | None:
     """The checkpoint of the highest step in RUN/checkpoints; None without any."""
     saved = list_checkpoints(run / "checkpoints")

@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from mpctl.checkpoint.folder import list_checkpoints
+from mpctl.checkpoint.folder import checkpoints_at
 from mpctl.checkpoint.manifest import (
     MANIFEST,
     Manifest,
@@ -28,8 +28,6 @@ from mpctl.checkpoint.verify import Progress, checkpoint_bytes, counted, find_da
 from mpctl.errors import InputError
 from mpctl.spec.load import load_job
 from mpctl.tensor_grid import TensorGrid, grid_axes
-
-FOLDER = "checkpoints"
 
 
 class CheckpointEntry(TypedDict):
@@ -117,16 +115,12 @@ class CheckpointPath:
 def find_checkpoints(path: Path) -> CheckpointPath:
     """The checkpoint at a path, or those of the run or the import there. Raises InputError when
     there is none."""
-    if path.parent.name == FOLDER:
-        saved = [(step, folder) for step, folder in list_checkpoints(path.parent) if folder == path]
-        if saved:
-            return CheckpointPath(path.parent, tuple(saved))
-    saved = list_checkpoints(path / FOLDER)
+    saved = checkpoints_at(path)
     if not saved:
         message = f"{path} has no checkpoint"
         hint = "name a run, RUN/checkpoints/step-N, or what `mpctl checkpoint import` wrote"
         raise InputError.of("no-checkpoint", "RUN", message, hint)
-    return CheckpointPath(path / FOLDER, tuple(saved))
+    return CheckpointPath(saved[0][1].parent, tuple(saved))
 
 
 def list_document(found: CheckpointPath) -> CheckpointsDocument:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpctl.checkpoint.folder import list_checkpoints
+from mpctl.checkpoint.folder import checkpoints_at, list_checkpoints
 from mpctl.checkpoint.verify import (
     Progress,
     checkpoint_bytes,
@@ -66,7 +66,8 @@ def open_trained(
     from mpctl.weights.hub import Hub
     from mpctl.weights.origin import open_origin
 
-    chosen, warnings = _newest(path, _candidates(path, step), on_progress)
+    candidates = checkpoints_at(path) if step is None else [(step, _of_step(path, step))]
+    chosen, warnings = _newest(path, candidates, on_progress)
     opened = open_origin(chosen)
     if isinstance(opened, Hub):
         job = JobSpec(model=opened.model)
@@ -84,17 +85,6 @@ def open_trained(
         step=opened.step,
         warnings=warnings,
     )
-
-
-def _candidates(path: Path, step: int | None) -> list[tuple[int, Path]]:
-    """The checkpoints that may be used, oldest first: the one of `step`, the one that the path is
-    itself, or all of a run; none for a Hugging Face directory."""
-    if step is not None:
-        return [(step, _of_step(path, step))]
-    if path.parent.name == "checkpoints":
-        return [(number, folder) for number, folder in list_checkpoints(path.parent)
-                if folder == path]  # fmt: skip
-    return list_checkpoints(path / "checkpoints")
 
 
 def _newest(

@@ -128,7 +128,9 @@ def row_reader(origin: Hub | SavedModel, name: str) -> ReadRows:
     """Reads just the rows that it is asked for, from whichever files hold them."""
     if isinstance(origin, Hub):
         return partial(_hub_rows, origin, name)
-    return partial(_saved_rows, OpenCheckpoint.of(origin.checkpoint), name)
+    checkpoint = OpenCheckpoint.of(origin.checkpoint)
+    shape = checkpoint.shape_of(name)
+    return lambda ids: checkpoint.part(name, "value", Shard(shape, {0: tuple(spans(ids))}))
 
 
 def _hub_rows(hub: Hub, name: str, ids: Sequence[int]) -> Tensor:
@@ -139,11 +141,6 @@ def _hub_rows(hub: Hub, name: str, ids: Sequence[int]) -> Tensor:
         if not torch.equal(other, rows):
             raise InputError([not_equal(hub, name, copy, other, rows)])
     return rows
-
-
-def _saved_rows(checkpoint: OpenCheckpoint, name: str, ids: Sequence[int]) -> Tensor:
-    shape = checkpoint.shape_of(name)
-    return checkpoint.part(name, "value", Shard(shape, {0: tuple(spans(ids))}))
 
 
 def _stored_rows(path: Path, name: str, ids: Sequence[int]) -> Tensor:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path, PurePath
-from typing import Any
 
 from mpctl.checkpoint.tensor_header import AGAIN, FLOATS, TensorHeader, read_header, unreadable
 from mpctl.errors import InputError, Issue
@@ -103,7 +102,9 @@ def open_hub(folder: Path) -> Hub:
     model = load_job(None, {"model.hf_config": str(folder)}).model
     assert model is not None
     path = folder / "config.json"
-    _require_class(path, json.loads(path.read_text("utf-8")))
+    if (kind := json.loads(path.read_text("utf-8"))["model_type"]) not in builtin_schemes():
+        raise InputError.of("no-hub-class", str(path), f"weights of {kind} are not read by this "
+                            "version", f"use {', '.join(builtin_schemes())}")  # fmt: skip
     # Names and paths of this machine would travel with whatever is made of it.
     model = model.model_copy(update={"name": None, "source": None})
     scheme, rows = get_scheme(model), rows_of(model)
@@ -111,47 +112,32 @@ def open_hub(folder: Path) -> Hub:
     if issues and not tensors:
         raise InputError(issues)
     rows = as_stored(rows, tensors, scheme)
-    copies = _copies(rows, tensors, scheme)
-    faults = chain(
-        _tensor_issues(folder, rows, tensors, copies, scheme),
-        _copy_issues(rows, tensors, copies, scheme),
-    )
-    # What an unreadable file may hold is not called missing.
-    whole = not issues
-    issues += [issue for issue in faults if whole or issue.rule != "weights-missing"]
-    if issues:
-        raise InputError(issues)
-    return Hub(folder, model, rows, tensors, copies)
-
-
-def _copies(
-    rows: dict[str, Row], tensors: dict[str, TensorHeader], scheme: Scheme
-) -> dict[str, tuple[str, ...]]:
-    """By parameter of ours: tensors that hold it once more. A head that is read as a parameter of
-    its own is no copy."""
-    read = {piece.name for row in rows.values() for piece in row.pieces}
-    unread = tensors.keys() - read
-    return {
+    # A head that is read as a parameter by itself is no copy.
+    unread = tensors.keys() - {piece.name for row in rows.values() for piece in row.pieces}
+    copies = {
         name: stored
         for name, names in scheme.copies.items()
         if (stored := tuple(copy for copy in names if copy in unread))
     }
+    hub = Hub(folder, model, rows, tensors, copies)
+    # What an unreadable file may hold is not called missing.
+    is_complete = not issues
+    faults = chain(_tensor_issues(hub, scheme), _copy_issues(hub, scheme))
+    issues += [issue for issue in faults if is_complete or issue.rule != "weights-missing"]
+    if issues:
+        raise InputError(issues)
+    return hub
 
 
-def _copy_issues(
-    rows: dict[str, Row],
-    tensors: dict[str, TensorHeader],
-    copies: dict[str, tuple[str, ...]],
-    scheme: Scheme,
-) -> Iterator[Issue]:
+def _copy_issues(hub: Hub, scheme: Scheme) -> Iterator[Issue]:
     """Copies that headers show to be none; reader.py compares the values of the others."""
-    for name, names in copies.items():
-        (piece,) = rows[name].pieces
-        first = tensors.get(piece.name)
+    for name, names in hub.copies.items():
+        (piece,) = hub.rows[name].pieces
+        first = hub.tensors.get(piece.name)
         if first is None:
             continue
         for copy in names:
-            stored = tensors[copy]
+            stored = hub.tensors[copy]
             if (stored.shape, stored.dtype) != (first.shape, first.dtype):
                 yield differing(stored.path, f"{copy} is {list(stored.shape)} {stored.dtype}, but "
                                 f"{piece.name}, which it has to equal, {list(first.shape)} "
@@ -165,38 +151,22 @@ def differing(path: Path, message: str, copy: str, scheme: Scheme) -> Issue:
     return Issue("weights-untied", str(path), message, scheme.untied if is_head else again)
 
 
-def _require_class(path: Path, config: dict[str, Any]) -> None:
-    """InputError where weights of the config's model_type are not read."""
-    if (kind := config["model_type"]) not in (known := builtin_schemes()):
-        raise InputError.of("no-hub-class", str(path), f"weights of {kind} are not read by this "
-                            "version", f"use {', '.join(known)}")  # fmt: skip
-
-
-def _tensor_issues(
-    folder: Path,
-    rows: dict[str, Row],
-    tensors: dict[str, TensorHeader],
-    copies: dict[str, tuple[str, ...]],
-    scheme: Scheme,
-) -> Iterator[Issue]:
-    pieces = {piece.name: piece for row in rows.values() for piece in row.pieces}
+def _tensor_issues(hub: Hub, scheme: Scheme) -> Iterator[Issue]:
+    pieces = {piece.name: piece for row in hub.rows.values() for piece in row.pieces}
     for name, piece in pieces.items():
-        stored = tensors.get(name)
+        stored = hub.tensors.get(name)
         if stored is None:
-            yield Issue("weights-missing", str(folder), f"{name} {list(piece.shape)} is in no file",
+            lacking = f"{name} {list(piece.shape)} is in no file"
+            yield Issue("weights-missing", str(hub.folder), lacking,
                         f"{scheme.architecture} of this config.json has it")  # fmt: skip
         elif stored.shape != piece.shape:
-            yield Issue(
-                "weights-shape",
-                str(stored.path),
-                f"{name} is {list(stored.shape)}, the shape "
-                f"in config.json needs {list(piece.shape)}",
-            )
+            misfit = f"{name} is {list(stored.shape)}, the shape in config.json needs "
+            yield Issue("weights-shape", str(stored.path), f"{misfit}{list(piece.shape)}")
         elif stored.dtype not in FLOATS:
             yield Issue("weights-dtype", str(stored.path), f"{name} is {stored.dtype}, not a "
                         "floating-point type", f"use {', '.join(FLOATS)}")  # fmt: skip
-    for name in sorted(tensors.keys() - pieces.keys() - {*chain(*copies.values())}):
+    for name in sorted(hub.tensors.keys() - pieces.keys() - {*chain(*hub.copies.values())}):
         if not is_extra(name, scheme):
-            yield Issue("weights-foreign", str(tensors[name].path), f"holds {name} "
-                        f"{list(tensors[name].shape)}, which the shape in config.json "
-                        "does not have")  # fmt: skip
+            stored = hub.tensors[name]
+            yield Issue("weights-foreign", str(stored.path), f"holds {name} {list(stored.shape)}, "
+                        "which the shape in config.json does not have")  # fmt: skip

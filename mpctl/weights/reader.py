@@ -60,16 +60,12 @@ def _not_finite(hub: Hub, row: Row, tensor: Tensor) -> Iterator[Issue]:
 def _differing(hub: Hub, name: str, shard: Shard, tensor: Tensor) -> Iterator[Issue]:
     """Copies of a parameter that hold other values, in the part that a rank keeps."""
     for copy in hub.copies.get(name, ()):
-        row = as_copy(hub.rows[name], copy)
+        (piece,) = hub.rows[name].pieces
+        row = replace(hub.rows[name], pieces=(replace(piece, name=copy),))
         other = torch.zeros_like(tensor)
         _fill(hub, row, shard, other)
         if not torch.equal(other, tensor):
             yield not_equal(hub, name, copy, other, tensor)
-
-
-def as_copy(row: Row, copy: str) -> Row:
-    (piece,) = row.pieces
-    return replace(row, pieces=(replace(piece, name=copy),))
 
 
 def not_equal(hub: Hub, name: str, copy: str, rows: Tensor, wanted: Tensor) -> Issue:

@@ -28,7 +28,6 @@ from mpctl.checkpoint.manifest import (
     read_shard_record,
 )
 from mpctl.checkpoint.reader import OpenCheckpoint, padding_rows
-from mpctl.checkpoint.saved_model import SavedModel
 from mpctl.checkpoint.tensor_file import DTYPES, Entry, write_file
 from mpctl.checkpoint.verify import Progress, checkpoint_bytes, counted, ignore_progress
 from mpctl.errors import InputError, Issue
@@ -151,11 +150,15 @@ def export_weights(
         if isinstance(saved, Hub):
             raise InputError.of("no-run", str(run), "is a Hugging Face directory already",
                                 "name a run of mpctl")  # fmt: skip
-        model = _with_limit(saved)
+        model = saved.model
+        if model.position == "rotary":  # a learned table has its rows
+            model = model.model_copy(update={"max_positions": longest_sequence(saved)})
         scheme, rows = get_scheme(model), rows_of(model)
         tokens = None if saved.tokenizer is None else find_tokens(model, saved.tokenizer)
         ids = token_settings(tokens, scheme)
-        _verify(saved, on_progress)
+        counter = counted("verify", checkpoint_bytes(saved.checkpoint), on_progress)
+        for shard in saved.shards:  # InputError unless its bytes are those that were written
+            read_shard_record(saved.checkpoint, shard.file, on_bytes=counter)
         checkpoint, optional = OpenCheckpoint.of(saved.checkpoint), padding_rows(model)
         entries = [
             entry
@@ -178,13 +181,6 @@ def export_weights(
         notes=tuple(notes),
         model=saved.model,
     )
-
-
-def _verify(saved: SavedModel, on_progress: Progress) -> None:
-    """InputError unless the shards' bytes are those that were written."""
-    counter = counted("verify", checkpoint_bytes(saved.checkpoint), on_progress)
-    for shard in saved.shards:
-        read_shard_record(saved.checkpoint, shard.file, on_bytes=counter)
 
 
 def _total(entries: Iterable[Entry]) -> int:
@@ -241,13 +237,6 @@ def hub_config(model: ModelSpec, dtype: str, ids: Mapping[str, int | None]) -> d
         "dtype": TORCH_NAMES[dtype], "torch_dtype": TORCH_NAMES[dtype],
     }  # fmt: skip
     return {**shared, **ids, **scheme.config(model)}
-
-
-def _with_limit(saved: SavedModel) -> ModelSpec:
-    """The model with the longest sequence that it was made for; a learned table has its rows."""
-    if saved.model.position != "rotary":
-        return saved.model
-    return saved.model.model_copy(update={"max_positions": longest_sequence(saved)})
 
 
 def _numel(rows: Iterable[Row]) -> int:

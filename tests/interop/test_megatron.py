@@ -179,6 +179,11 @@ def test_what_the_flags_leave_out_is_what_megatron_takes() -> None:
         ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*13|t*11,L'",
          "parallel.first_stage_layers", 13),
         ("--expert-model-parallel-size 1 --optimizer adam", "parallel.tp", 1),
+        ("--squared-relu", "model.activation", "relu2"),
+        ("--add-qkv-bias --disable-bias-linear", "model.bias", "qkv"),
+        ("--window-size 127,0", "model.attention_window", 128),
+        ("--window-size '(127,0)'", "model.attention_window", 128),
+        ("--mtp-num-layers 2", "model.mtp_layers", 2),
     ],
 )  # fmt: skip
 def test_a_flag_is_read(flags: str, setting: str, value: object) -> None:
@@ -213,6 +218,8 @@ def test_a_flag_is_read(flags: str, setting: str, value: object) -> None:
         ("--step-batch-size-schedule many", "--step-batch-size-schedule"),
         ("--lr-warmup-fraction 0.1 --lr-warmup-iters 3", "--lr-warmup-fraction"),
         ("--transformer-impl inference_optimized", "--transformer-impl"),
+        ("--window-size 4,4", "--window-size"),
+        ("--mtp-num-layers many", "--mtp-num-layers"),
         ("stray", "--from"),
         ("--bf16 'open", "--from"),
     ],

@@ -151,7 +151,7 @@ def test_a_run_from_an_import_at_tp_2_goes_back(
     job = hub_job(data, folder, **LENGTHS[kind], **start, **sizes)
     ranks = train(job, run)
     alone = make_trainer(hub_job(data, folder, **LENGTHS[kind]), tmp_path / "alone")
-    before = alone.validate().loss
+    before = alone.validate()[0]
     assert column(ranks, "initial_validation_loss")[0] == pytest.approx(before, rel=1e-5)
     (run / "job.json").write_text(job.model_dump_json())
     written = export_weights(run, tmp_path / "hf")
