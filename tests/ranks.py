@@ -24,6 +24,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from mpctl.transport.group import Group
+from mpctl.transport.timing import Collective
+
 CONTEXT = mp.get_context("forkserver")
 # What nearly every rank imports, torch._dynamo alone 1.2 s: ranks are forks of one that has.
 CONTEXT.set_forkserver_preload(["torch._dynamo", "mpctl.runtime.build", "tests.ranks", "pytest"])
@@ -35,6 +38,12 @@ Join = Callable[[dist.Store, int, int, timedelta], None]
 def join_gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
     """Make a default group of gloo."""
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+
+
+def grouped(rank: int, size: int, log: list[Collective] | None = None, name: str = "tp") -> Group:
+    """Of all ranks that a test started."""
+    record = None if log is None else log.append
+    return Group(rank, size, dist.group.WORLD if size > 1 else None, name, record)
 
 
 def run_ranks(

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -151,7 +151,7 @@ class Embedding(nn.Module):
             init=init if word_std is None else Init("normal", word_std),
         )
         for name, rows in tables.items():
-            self.add_module(name, layers.replicated_table(rows, model.hidden, init=init))
+            self.add_module(name, shard_context.replicated_table(rows, model.hidden, init=init))
 
     def forward(self, tokens: Tensor, **rows: Tensor | None) -> Tensor:
         """rows: of each table, the row numbers [b, s/c]; None for the tokens' positions."""
@@ -164,6 +164,12 @@ class Embedding(nn.Module):
                 own = context.own_rows(numbers)
             hidden = hidden + self.get_submodule(name)(own)
         return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [b, s/c, h] -> [b, s/c, v_local], by the word table as a tied head."""
+        tied: Any = self.word
+        logits: Tensor = tied.logits(hidden)
+        return logits
 
     def dropped(
         self, hidden: Tensor, rng: CounterRNG | None, *, rng_site: str = "embedding"
@@ -193,7 +199,7 @@ def output_head(
 
 def model_norm(model: ModelSpec, shard_context: ShardContext) -> nn.Module:
     """A norm of the model's kind over [.., h]."""
-    return shard_context.layers.norm(model.norm, model.hidden, eps=model.norm_epsilon)
+    return shard_context.norm(model.norm, model.hidden, eps=model.norm_epsilon)
 
 
 def word_losses(
@@ -202,7 +208,7 @@ def word_losses(
     """-log p(target) of every token: logits [b, s/c, v_local], targets [b, s/c] -> [b, s/c]; the
     vocabulary is never gathered."""
     rows = padded(model, shard_context.tp)
-    return shard_context.layers.cross_entropy(logits, targets, padded_vocab=rows)
+    return shard_context.cross_entropy(logits, targets, padded_vocab=rows)
 
 
 def weighted_sum(losses: Tensor, weights: Tensor) -> Tensor:
@@ -213,10 +219,15 @@ def weighted_sum(losses: Tensor, weights: Tensor) -> Tensor:
 class SingleStackModule(FamilyModule):
     """Base of the families with one stack; a stage holds some layers, and either end or none.
 
-    tables: rows of the embedding's tables beside the words', by name. causal: whether a token sees
-    earlier ones only. Subclasses define `embed`, `logits` and `compute_loss`, and `layer_kwargs`
-    where the layers need more than hidden states.
+    IS_CAUSAL: whether a token sees earlier ones only. HAS_FINAL_NORM: whether a norm follows the
+    last layer, where layers do not end with one. Subclasses define `embed` and `compute_loss`;
+    `tables` where tokens have more than a word, `layer_kwargs` where the layers need more than
+    hidden states, `layer_config` where layers differ in kind, and `logits` where more lies behind
+    the last layer than a norm and the words' head.
     """
+
+    IS_CAUSAL: ClassVar[bool] = True
+    HAS_FINAL_NORM: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -224,33 +235,32 @@ class SingleStackModule(FamilyModule):
         training: TrainingSpec,
         shard_context: ShardContext,
         stage_slice: StageSlice,
-        *,
-        tables: Mapping[str, int],
-        causal: bool,
     ) -> None:
         super().__init__()
         self.model, self.shard_context, self.stage_slice = model, shard_context, stage_slice
-        needs_words = stage_slice.has_entry or (stage_slice.has_exit and model.tied_embeddings)
-        own_tables = tables if stage_slice.has_entry else {}
-        self.embedding = (
-            Embedding(model, training, shard_context, tables=own_tables) if needs_words else None
-        )
+        self.embedding: Embedding | None = None
+        if stage_slice.has_entry or (stage_slice.has_exit and model.tied_embeddings):
+            tables = self.tables(model) if stage_slice.has_entry else {}
+            self.embedding = Embedding(model, training, shard_context, tables=tables)
         self.layers = self_attention_layers(
-            partial(self.layer_config, training, causal=causal),
-            shard_context,
-            stage_slice.layers,
-            prefix="layers",
+            partial(self.layer_config, training), shard_context, stage_slice.layers, prefix="layers"
         )
         like = torch.empty(0, dtype=shard_context.dtype, device=shard_context.device)
         for layer in self.layers.values():  # made here, so that each step takes the same memory
             self._table(layer, model.seq_length // shard_context.cp.size, like)
-        self.head: nn.Module | None = None
-        if stage_slice.has_exit:
-            self.head = output_head(model, training, shard_context)
+        has_exit = stage_slice.has_exit
+        self.head = output_head(model, training, shard_context) if has_exit else None
+        has_norm = has_exit and self.HAS_FINAL_NORM and model.norm_order != "post"
+        self.final_norm = model_norm(model, shard_context) if has_norm else nn.Identity()
 
-    def layer_config(self, training: TrainingSpec, layer: int, *, causal: bool) -> LayerConfig:
+    def tables(self, model: ModelSpec) -> Mapping[str, int]:
+        """Rows of the embedding's tables beside the words', by name: positions, segments."""
+        return {}
+
+    def layer_config(self, training: TrainingSpec, layer: int) -> LayerConfig:
         """The configuration of the layer of this number."""
-        return with_window(layer_config(self.model, training, causal=causal), self.model, layer)
+        config = layer_config(self.model, training, causal=self.IS_CAUSAL)
+        return with_window(config, self.model, layer)
 
     def stage_forward(self, state: State, batch: Batch, rng: CounterRNG | None) -> State:
         """See FamilyModule: the stage's state is the hidden states [b, s/c, h]."""
@@ -263,15 +273,11 @@ class SingleStackModule(FamilyModule):
         return self.logits(self._transform(self.embed(batch, rng), batch, rng))
 
     def _transform(self, hidden: Tensor, batch: Batch, rng: CounterRNG | None) -> Tensor:
-        kwargs = self.layer_kwargs(batch)
+        kwargs, context = self.layer_kwargs(batch), self.shard_context
+        rows = hidden.shape[1] * (context.tp.size if context.sequence_parallel else 1)
         for layer in self.layers.values():
-            hidden = layer(hidden, rng, cos_sin=self._cos_sin(layer, hidden), **kwargs)
+            hidden = layer(hidden, rng, cos_sin=self._table(layer, rows, hidden), **kwargs)
         return hidden
-
-    def _cos_sin(self, layer: nn.Module, hidden: Tensor) -> CosSin | None:
-        context = self.shard_context
-        parts = context.tp.size if context.sequence_parallel else 1
-        return self._table(layer, hidden.shape[1] * parts, hidden)
 
     def _table(self, layer: nn.Module, rows: int, like: Tensor) -> CosSin | None:
         """The table of the layer's rotary positions, which layers share (RotaryTables)."""
@@ -305,8 +311,8 @@ class SingleStackModule(FamilyModule):
         return {}
 
     def logits(self, hidden: Tensor) -> Any:
-        """Hidden states behind the last layer -> logits, in the family's form."""
-        raise NotImplementedError
+        """Hidden states behind the last layer [b, s/c, h] -> [b, s/c, v_local], or another form."""
+        return self.word_logits(self.final_norm(hidden))
 
     def compute_loss(self, hidden: Tensor, batch: Batch) -> Tensor:
         """Hidden states behind the last layer -> the loss, a scalar (see
@@ -320,7 +326,7 @@ class SingleStackModule(FamilyModule):
             return logits
         if self.embedding is None:
             raise RuntimeError("logits are asked of a pipeline stage without the output head")
-        return self.shard_context.layers.tied_logits(hidden, self.embedding.word)
+        return self.embedding.logits(hidden)
 
     def word_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         """logits [b, s/c, v_local], targets [b, s/c] -> losses [b, s/c]."""

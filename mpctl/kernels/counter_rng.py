@@ -181,28 +181,6 @@ class CounterRNG:
             raise ValueError(f"dropout {p} is not in 0 <= p < 1")
         return DropoutMask(self._key(rng_site), p, self.samples, **places)
 
-    def dropout(
-        self, x: Tensor, p: float, *, rng_site: str,
-        columns: Positions | None = None, rows: Positions | None = None,
-    ) -> Tensor:  # fmt: skip
-        """x [b, s, h_local], each element zeroed with probability p, else divided by 1 - p; `mask`
-        says what the arguments are. Saves the mask for backward, 1 byte an element."""
-        if not self.active(p):
-            return x
-        return drop(x, self.mask(x.shape, p, rng_site=rng_site, rows=rows, columns=columns))
-
-    def attention_dropout(
-        self, probabilities: Tensor, p: float, *, rng_site: str, heads: Positions,
-        rows: Positions | None = None, columns: Positions | None = None,
-    ) -> Tensor:  # fmt: skip
-        """As `dropout`, of attention probabilities [b, a_local, s, s_keys]."""
-        if not self.active(p):
-            return probabilities
-        mask = self.mask(
-            probabilities.shape, p, rng_site=rng_site, heads=heads, rows=rows, columns=columns
-        )
-        return drop(probabilities, mask)
-
     def _key(self, rng_site: str) -> int | Tensor:
         if self.keys is not None:
             return self.keys[rng_site]

@@ -40,23 +40,6 @@ def causal_mask(
     return seen if window is None else seen & (columns > rows - window)
 
 
-def padding_mask(real: Tensor) -> Tensor:
-    """real [b, s] bool, a tokenizer's attention mask -> [b, 1, s, s], a view of b*s booleans.
-
-    Every query, of padding too, sees the real keys: no row is empty, and the loss ignores the
-    padding's rows.
-    """
-    b, s = real.shape
-    # [b, s] -> [b, 1, 1, s] -> [b, 1, s, s]
-    return real.bool()[:, None, None, :].expand(b, 1, s, s)
-
-
-def cross_padding_mask(real: Tensor, queries: int) -> Tensor:
-    """real [b, k] of the encoder's tokens -> [b, 1, q, k] for a decoder of q positions."""
-    b, k = real.shape
-    return real.bool()[:, None, None, :].expand(b, 1, queries, k)
-
-
 def partly_bidirectional_mask(
     prefix: Tensor, length: int, *, queries: Positions | None = None
 ) -> Tensor:

@@ -31,81 +31,46 @@ c cp.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mpctl.kernels.attention import AttentionVariant, slopes
-from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import Positions
 from mpctl.kernels.rotary import CosSin, Rotary
 from mpctl.layers.config import AttentionConfig
-from mpctl.layers.context_parallel import NO_CP, context_blocks, gather_context
+from mpctl.layers.context_parallel import context_blocks, gather_context
 from mpctl.layers.mappings import gather_sequence
-from mpctl.layers.parameters import mark_partial
 from mpctl.layers.recompute import recomputed
-from mpctl.layers.shard_context import NORMS, ShardContext
+from mpctl.layers.shard_context import ShardContext
 from mpctl.sharding import divisors, splits_kv_heads
-from mpctl.transport.group import Group
 
 
-class _Block(NamedTuple):
-    """Queries at contiguous positions and the keys that they may see: query [b, a/t, q, d], key
-    and value [b, k/t, s, d], rows the q global positions, mask and bias [b or 1, a/t or 1, q,
-    s]."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    rows: range
-    rng: CounterRNG | None
-    mask: Tensor | None
-    bias: Tensor | None
-
-
-@dataclass(frozen=True, eq=False)
 class AttentionCore:
-    """What a layer knows of its core before it sees a tensor.
+    """What becomes of queries, keys and values by head: softmax(scale Q K^T) V, as config says.
 
-    rng_site, heads: the name and the global numbers of the local heads, for the dropout mask.
-    recompute: compute scores again in backward, where any would be kept. cp: the group over which
-    the sequence is split. scale: of the scores, before the bias; None is 1/sqrt(d). backend:
-    computes a block. window: keys that a query sees, None for all. slopes: [a/t], of the local
-    heads with ALiBi, None without.
+    rng_site: names the layer to the dropout mask. recompute: compute scores again in backward,
+    where any would be kept. heads: global numbers of the local ones. Raises ValueError where heads
+    do not divide by the tensor-parallel ranks.
     """
 
-    rng_site: str
-    heads: range
-    dropout: float = 0.0
-    causal: bool = True
-    recompute: bool = False
-    cp: Group = NO_CP
-    scale: float | None = None
-    backend: KernelBackend = TORCH_BACKEND
-    window: int | None = None
-    slopes: Tensor | None = None
-
-    @classmethod
-    def of(
-        cls, config: AttentionConfig, shard_context: ShardContext, rng_site: str, *, recompute: bool
-    ) -> AttentionCore:
-        """The core of a layer's attention; ValueError where its heads do not divide by tp."""
-        heads = shard_context.layers.local_heads(config.heads)
-        return cls(
-            rng_site,
-            heads,
-            dropout=config.dropout,
-            causal=config.causal,
-            recompute=recompute,
-            cp=shard_context.cp,
-            scale=config.scale,
-            backend=shard_context.backend,
-            window=config.window,
-            slopes=slopes(config.heads, heads, shard_context.device) if config.alibi else None,
-        )
+    def __init__(
+        self,
+        config: AttentionConfig,
+        shard_context: ShardContext,
+        rng_site: str,
+        *,
+        recompute: bool = False,
+    ) -> None:
+        self.config, self.rng_site, self.recompute = config, rng_site, recompute
+        self.cp, self.backend = shard_context.cp, shard_context.backend
+        self.heads = shard_context.local_heads(config.heads)
+        self.slopes: Tensor | None = None
+        if config.alibi:
+            self.slopes = slopes(config.heads, self.heads, shard_context.device)
 
     def __call__(
         self,
@@ -132,53 +97,82 @@ class AttentionCore:
         shape = (*query.shape[-2:-1], key.shape[-2])
         mask, bias = (x if x is None else x.expand(*x.shape[:2], *shape) for x in (mask, bias))
         if rows is not None:
-            return self._attend(_Block(query, key, value, rows, rng, mask, bias))
+            return self._attend(rows, rng, query, key, value, mask, bias)
         blocks = context_blocks(shape[0] * self.cp.size, self.cp.size, self.cp.rank)
-        whole = _Block(query, key, value, blocks[0], rng, mask, bias)
         if len(blocks) == 1:
-            return self._attend(whole)
-        return torch.cat([self._attend(part) for part in self._parts(whole, blocks)], dim=-2)
+            return self._attend(blocks[0], rng, query, key, value, mask, bias)
+        results = []
+        for block, own in zip(blocks, _places(blocks), strict=True):
+            # the queries of a block with the keys before its end (all keys if not causal)
+            seen = slice(block.stop if self.config.causal else None)
+            of_block = (x if x is None else x[..., own, seen] for x in (mask, bias))
+            key_part, value_part = key[..., seen, :], value[..., seen, :]
+            results.append(
+                self._attend(block, rng, query[..., own, :], key_part, value_part, *of_block)
+            )
+        return torch.cat(results, dim=-2)
 
-    def _parts(self, whole: _Block, blocks: Sequence[range]) -> Iterator[_Block]:
-        """The queries of each block with the keys before its end (all keys if not causal)."""
-        start = 0
-        for rows in blocks:
-            own = slice(start, start := start + len(rows))
-            seen = slice(rows.stop if self.causal else None)
-            mask, bias = (x if x is None else x[..., own, seen] for x in (whole.mask, whole.bias))
-            key, value = whole.key[..., seen, :], whole.value[..., seen, :]
-            yield _Block(whole.query[..., own, :], key, value, rows, whole.rng, mask, bias)
+    def _attend(
+        self,
+        rows: range,
+        rng: CounterRNG | None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        bias: Tensor | None,
+    ) -> Tensor:
+        """query [b, a/t, q, d] at contiguous global positions `rows`, and the key and value
+        [b, k/t, s, d], mask and bias [b or 1, a/t or 1, q, s] that it may see."""
 
-    def _attend(self, block: _Block) -> Tensor:
-        if self.recompute and self.backend.keeps_pairs(block.query, block.key, self._of(block)):
+        def run(
+            query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None
+        ) -> Tensor:
+            variant = self._variant(rows, rng, query, key, mask, bias)
+            return self.backend.attention(query, key, value, variant)
+
+        variant = self._variant(rows, rng, query, key, mask, bias)
+        if self.recompute and self.backend.keeps_pairs(query, key, variant):
             # one argument a tensor: those are what checkpointing saves, and checks
-            result: Tensor = recomputed(lambda *fields: self._run(_Block(*fields)), *block)
+            result: Tensor = recomputed(run, query, key, value, mask, bias)
             return result
-        return self._run(block)
+        return self.backend.attention(query, key, value, variant)
 
-    def _run(self, block: _Block) -> Tensor:
-        return self.backend.attention(block.query, block.key, block.value, self._of(block))
-
-    def _of(self, block: _Block) -> AttentionVariant:
-        query, key, _, rows, rng, mask, bias = block
-        dropout = None
-        if rng is not None and rng.active(self.dropout):
+    def _variant(
+        self,
+        rows: range,
+        rng: CounterRNG | None,
+        query: Tensor,
+        key: Tensor,
+        mask: Tensor | None,
+        bias: Tensor | None,
+    ) -> AttentionVariant:
+        config, dropout = self.config, None
+        if rng is not None and rng.active(config.dropout):
             shape = (*query.shape[:-1], key.shape[-2])
             dropout = rng.mask(
-                shape, self.dropout, rng_site=self.rng_site, heads=self.heads, rows=rows
+                shape, config.dropout, rng_site=self.rng_site, heads=self.heads, rows=rows
             )
         return AttentionVariant(
-            rows, self.causal, self.scale, mask, bias, self.window, self.slopes, dropout
+            rows, config.causal, config.scale, mask, bias, config.window, self.slopes, dropout
         )
 
 
-class ParallelSelfAttention(nn.Module):
-    """hidden [b, s/c, h] -> [b, s/c, h]; with sequence parallelism both are [b, s/(ct), h].
+def _places(blocks: Sequence[range]) -> Iterator[slice]:
+    """Where each block lies among the rows of a rank."""
+    start = 0
+    for block in blocks:
+        yield slice(start, start := start + len(block))
 
-    rng_site names the layer to the dropout mask, with the layer's global number. recompute: scores
-    are not kept for backward. Raises ValueError where heads or kv_heads cannot be split over
-    `shard_context.tp`.
+
+class ParallelAttention(nn.Module):
+    """Base of the layers of attention: heads between projections, split over tp by whole heads.
+
+    config, rng_site, recompute: as AttentionCore's. A subclass makes query, key and value by head;
+    `output` projects what the core made of them.
     """
+
+    output: nn.Module
 
     def __init__(
         self,
@@ -189,21 +183,68 @@ class ParallelSelfAttention(nn.Module):
         recompute: bool = False,
     ) -> None:
         super().__init__()
-        layers, d = shard_context.layers, config.head_size
         self.config, self.shard_context = config, shard_context
-        self.core = AttentionCore.of(config, shard_context, rng_site, recompute=recompute)
+        self.core = AttentionCore(config, shard_context, rng_site, recompute=recompute)
         self.local_heads = self.core.heads
-        _check_kv(config.heads, config.num_kv_heads, d, layers.feature_parts)
+
+    def _by_head(self, part: Tensor) -> Tensor:
+        # [b, s, n*d] -> [b, n, s, d]
+        return part.unflatten(-1, (-1, self.config.head_size)).transpose(1, 2)
+
+    def _projected(self, heads: Tensor) -> Tensor:
+        # [b, a/t, s, d] -> [b, s, a/t*d] -> [b, s, h]
+        output: Tensor = self.output(heads.transpose(1, 2).flatten(2))
+        return output
+
+    def extra_repr(self) -> str:
+        config, c = self.config, self.core.cp.size
+        t = self.shard_context.grid.feature_parts
+        parts = [f"heads {self.local_heads.start}..{self.local_heads.stop} of {config.heads}"]
+        if config.queries_per_kv_head > 1:
+            parts.append(f"{max(1, config.num_kv_heads // t)} of {config.num_kv_heads} kv")
+        parts += [f"d={config.head_size}", f"causal={config.causal}", f"dropout={config.dropout}"]
+        if config.scale is not None:
+            parts.append(f"scale={config.scale}")
+        parts.append(f"t={t}")
+        return ", ".join([*parts, f"c={c}"] if c > 1 else parts)
+
+
+class ParallelSelfAttention(ParallelAttention):
+    """hidden [b, s/c, h] -> [b, s/c, h]; with sequence parallelism both are [b, s/(ct), h].
+
+    Raises ValueError where heads or kv_heads cannot be split over `shard_context.tp`.
+    """
+
+    def __init__(
+        self,
+        config: AttentionConfig,
+        shard_context: ShardContext,
+        rng_site: str,
+        *,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(config, shard_context, rng_site, recompute=recompute)
+        layers, d = shard_context.layers, config.head_size
+        _check_kv(config.heads, config.num_kv_heads, d, shard_context.grid.feature_parts)
         if shard_context.grid.mode != "1d":
-            layers.local_heads(config.num_kv_heads)  # columns of one head are shared in 1d alone
+            shard_context.local_heads(config.num_kv_heads)  # 1d alone shares columns of one head
         parts = (config.heads * d, *[config.num_kv_heads * d] * 2)
         h, bias = config.hidden, config.bias
         init = config.qkv_init
         self.qkv = layers.column_linear(h, sum(parts), bias=bias, init=init, parts=parts)
-        self.query_norm = _head_norm(config, shard_context)
-        self.key_norm = _head_norm(config, shard_context)
+        self.query_norm = self._head_norm()
+        self.key_norm = self._head_norm()
         of_output = bias if config.output_bias is None else config.output_bias
         self.output = layers.row_linear(parts[0], h, bias=of_output, init=config.output_init)
+
+    def _head_norm(self) -> nn.Module | None:
+        """A norm over the d columns of a head, the same for all heads."""
+        config = self.config
+        if config.qk_norm is None:
+            return None
+        return self.shard_context.norm(
+            config.qk_norm, config.head_size, eps=config.eps, dim="head_size"
+        )
 
     def forward(
         self,
@@ -235,25 +276,18 @@ class ParallelSelfAttention(nn.Module):
             query, key = (self.core.backend.rotate(x, cos, sin) for x in (query, key))
         if cache is not None:
             key, value = cache.append(key, value)
-        heads = self.core(query, key, value, rng, mask=mask, bias=bias, rows=rows)
-        # [b, a/t, s, d] -> [b, s, a/t*d]
-        output: Tensor = self.output(heads.transpose(1, 2).flatten(2))
-        return output
+        return self._projected(self.core(query, key, value, rng, mask=mask, bias=bias, rows=rows))
 
     def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[b, s, all columns] -> query, key and value by head. One split by sizes, whose backward
         is one concatenation; that of slices would be zeros of the whole, a copy and a sum each."""
         columns = len(self.local_heads) * self.config.head_size
         others = qkv.shape[-1] - columns
-        if self.config.num_kv_heads < self.shard_context.layers.feature_parts:
+        if self.config.num_kv_heads < self.shard_context.grid.feature_parts:
             query, kv = qkv.split((columns, others), dim=-1)
             return self._by_head(query), *self._gathered(kv)
         query, key, value = qkv.split((columns, others // 2, others // 2), dim=-1)
         return self._by_head(query), self._by_head(key), self._by_head(value)
-
-    def _by_head(self, part: Tensor) -> Tensor:
-        # [b, s, n*d] -> [b, n, s, d]
-        return part.unflatten(-1, (-1, self.config.head_size)).transpose(1, 2)
 
     def _gathered(self, kv: Tensor) -> tuple[Tensor, Tensor]:
         """A rank's columns of key and value -> 2 of [b, 1, s, d], the head of its queries."""
@@ -271,32 +305,6 @@ class ParallelSelfAttention(nn.Module):
             return rotary.table(given, query)
         return self.shard_context.rotary_tables.rows(rotary, query.shape[-2], self.core.cp, query)
 
-    def extra_repr(self) -> str:
-        config, c = self.config, self.core.cp.size
-        t = self.shard_context.layers.feature_parts
-        heads = f"heads {self.local_heads.start}..{self.local_heads.stop} of {config.heads}"
-        is_shared = config.queries_per_kv_head > 1
-        kv = (
-            f", {max(1, config.num_kv_heads // t)} of {config.num_kv_heads} kv" if is_shared else ""
-        )
-        scale = "" if config.scale is None else f", scale={config.scale}"
-        core = f"d={config.head_size}, causal={config.causal}, dropout={config.dropout}{scale}"
-        return f"{heads}{kv}, {core}, t={t}" + (f", c={c}" if c > 1 else "")
-
-
-def _head_norm(config: AttentionConfig, shard_context: ShardContext) -> nn.Module | None:
-    """A norm over the d columns of a head, the same for all heads: each rank meets its own heads
-    only, so that its gradients are partial sums over tp."""
-    if config.qk_norm is None:
-        return None
-    norm = NORMS[config.qk_norm](
-        config.head_size, eps=config.eps, dtype=shard_context.dtype, device=shard_context.device,
-        backend=shard_context.backend,
-    )  # fmt: skip
-    if shard_context.tp.size > 1:
-        mark_partial(norm)
-    return norm
-
 
 def _check_kv(heads: int, kv_heads: int, head_dim: int, t: int) -> None:
     """Raise ValueError unless t ranks can split the key-value heads.
@@ -313,15 +321,13 @@ def _check_kv(heads: int, kv_heads: int, head_dim: int, t: int) -> None:
         )
 
 
-class ParallelCrossAttention(nn.Module):
-    """hidden [b, q/c, h], context [b, s/c, h_context] -> [b, q/c, h].
+class ParallelCrossAttention(ParallelAttention):
+    """hidden [b, q/c, h], context [b, s/c, h] -> [b, q/c, h].
 
     With sequence parallelism hidden, context and result are split over tp too, [b, q/(ct), h] and
-    so on. config: of the attention; a query sees the whole context whatever `causal` says.
-    rng_site: names the layer to the dropout mask. recompute: scores are not kept for backward.
-    context_hidden: features of the context, h by default. Raises ValueError where heads do not
-    divide by the tensor-parallel ranks, and for shared key-value heads or rotary positions, which
-    cross-attention does not have.
+    so on. A query sees the whole context whatever config's `causal` says. Raises ValueError where
+    heads do not divide by the tensor-parallel ranks, and for shared key-value heads or rotary
+    positions, which cross-attention does not have.
     """
 
     def __init__(
@@ -331,19 +337,21 @@ class ParallelCrossAttention(nn.Module):
         rng_site: str,
         *,
         recompute: bool = False,
-        context_hidden: int | None = None,
     ) -> None:
-        super().__init__()
-        _check(config)
+        if config.num_kv_heads != config.heads:
+            raise ValueError(
+                f"kv_heads {config.num_kv_heads}: cross-attention has as many as heads "
+                f"(set kv_heads to {config.heads})"
+            )
+        if config.rotary is not None:
+            raise ValueError("rotary positions: cross-attention has none (leave rotary out)")
+        config = replace(config, causal=False)
+        super().__init__(config, shard_context, rng_site, recompute=recompute)
         layers, width = shard_context.layers, config.heads * config.head_size
-        self.config, self.shard_context = config, shard_context
-        bidirectional = replace(config, causal=False)
-        self.core = AttentionCore.of(bidirectional, shard_context, rng_site, recompute=recompute)
-        self.local_heads = self.core.heads
         h, bias, init = config.hidden, config.bias, config.init
         self.query = layers.column_linear(h, width, bias=bias, init=config.query_init)
         self.key_value = layers.column_linear(
-            context_hidden or h, 2 * width, bias=bias, init=init, parts=(width, width)
+            h, 2 * width, bias=bias, init=init, parts=(width, width)
         )
         self.output = layers.row_linear(width, h, bias=bias, init=config.output_init)
 
@@ -362,10 +370,7 @@ class ParallelCrossAttention(nn.Module):
         instead of computing them; gradients do not reach them."""
         query = self._by_head(self.query(hidden))
         key, value = self._keys_values(context, cache)
-        seen = self.core(query, key, value, rng, mask=mask)
-        # [b, a/t, q, d] -> [b, q, a/t*d]
-        output: Tensor = self.output(seen.transpose(1, 2).flatten(2))
-        return output
+        return self._projected(self.core(query, key, value, rng, mask=mask))
 
     def _keys_values(self, context: Tensor, cache: ContextCache | None) -> tuple[Tensor, Tensor]:
         if cache is not None and cache.keys_values is not None:
@@ -374,28 +379,6 @@ class ParallelCrossAttention(nn.Module):
         if cache is not None:
             cache.keys_values = key.detach(), value.detach()
         return key, value
-
-    def _by_head(self, part: Tensor) -> Tensor:
-        # [b, s, a/t*d] -> [b, a/t, s, d]
-        return part.unflatten(-1, (-1, self.config.head_size)).transpose(1, 2)
-
-    def extra_repr(self) -> str:
-        config, c = self.config, self.core.cp.size
-        heads = f"heads {self.local_heads.start}..{self.local_heads.stop} of {config.heads}"
-        scale = "" if config.scale is None else f", scale={config.scale}"
-        split = f", c={c}" if c > 1 else ""
-        core = f"d={config.head_size}, dropout={config.dropout}{scale}"
-        return f"{heads}, {core}, t={self.shard_context.tp.size}{split}"
-
-
-def _check(config: AttentionConfig) -> None:
-    if config.num_kv_heads != config.heads:
-        raise ValueError(
-            f"kv_heads {config.num_kv_heads}: cross-attention has as many as heads "
-            f"(set kv_heads to {config.heads})"
-        )
-    if config.rotary is not None:
-        raise ValueError("rotary positions: cross-attention has none (leave rotary out)")
 
 
 class KeyValueCache:

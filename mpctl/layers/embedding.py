@@ -14,7 +14,7 @@ Example: a vocabulary of 5 is padded to 8 on t=4 ranks. They hold rows 0-1, 2-3,
 which 2, 2, 1 and 0 are words.
 
 Tables of positions and segments are too small to split. Under sequence parallelism each rank looks
-up its own positions only, so that their gradients are partial sums (`parameters.mark_partial`).
+up its own positions only, so that their gradients are partial sums (`parameters.partial_kind`).
 
 Letters: b batch, s sequence, h hidden, v vocabulary, t ranks of the group.
 """
@@ -67,6 +67,17 @@ class _VocabTable(nn.Module):
             Shard((padded, hidden), {0: (own,)}), init=init, dtype=dtype, device=device
         )
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [b, s, v_local] of the words in `vocab_range`, which may be none, by this table as
+        output head: its own, or tied to the embedding. hidden: [b, s, h], or [b, s/t, h] with
+        sequence_parallel."""
+        words = len(self.vocab_range)
+        weight = self.weight if words == len(self.weight) else self.weight[:words]
+        # [b, s, h] or [b, s/t, h] -> [b, s, v_local]
+        return column_product(
+            hidden, weight, group=self.group, sequence_parallel=self.sequence_parallel
+        )
+
     def extra_repr(self) -> str:
         words = f"words {self.vocab_range.start}..{self.vocab_range.stop} of {self.vocab}"
         rows = f"{self.weight.shape[0]} of {self.padded_vocab} rows"
@@ -103,47 +114,16 @@ class OutputHead(_VocabTable):
     """
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """hidden [b, s, h], or [b, s/t, h] with sequence_parallel -> logits [b, s, v_local].
-
-        v_local is the number of words in this rank's `vocab_range`, and may be 0.
-        """
-        return _logits(hidden, self)
-
-
-def tied_logits(hidden: Tensor, embedding: VocabParallelEmbedding) -> Tensor:
-    """Logits [b, s, v_local] of this rank's words, by the word table as output head.
-
-    hidden: [b, s, h], or [b, s/t, h] where the embedding is sequence parallel. v_local may be 0.
-    """
-    return _logits(hidden, embedding)
-
-
-def _logits(hidden: Tensor, table: _VocabTable) -> Tensor:
-    words = len(table.vocab_range)
-    weight = table.weight if words == len(table.weight) else table.weight[:words]
-    # [b, s, h] or [b, s/t, h] -> [b, s, v_local]
-    return column_product(
-        hidden, weight, group=table.group, sequence_parallel=table.sequence_parallel
-    )
+        """hidden [b, s, h], or [b, s/t, h] with sequence_parallel -> logits [b, s, v_local]."""
+        return self.logits(hidden)
 
 
 class ReplicatedTable(nn.Module):
-    """A lookup table of n rows [n, h]: positions, segments. shard: the part of it that this rank
-    holds, all by default."""
+    """A lookup table of n rows, `weight` [n, h]: positions, segments."""
 
-    def __init__(
-        self,
-        rows: int,
-        hidden: int,
-        *,
-        init: Init,
-        shard: Shard | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> None:
+    def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()
-        own = Shard((rows, hidden)) if shard is None else shard
-        self.weight = shard_parameter(own, init=init, dtype=dtype, device=device)
+        self.weight = weight
 
     def forward(self, rows: Positions) -> Tensor:
         """The rows of a range, [s, h], or those that an integer tensor [..] names, [.., h]."""

@@ -9,8 +9,7 @@ backward needs W, and for dW also X and dY, transposed: each is cast both ways w
 ways. What is kept for backward is X in fp8, transposed as dW reads it, 1 byte an element in place
 of 2; of a sequence-parallel layer the shard [b, s/t, i] in 16 bit, which is gathered and cast
 again. W is a parameter: it is not kept, and cast again for dX. Biases and their gradients are in 16
-bit, and so are all results and all messages. As in linear.py, dX comes first, and its sum over the
-group travels while dW is computed.
+bit, and so are all results and all messages. The order of products and messages is linear.py's.
 
 Delayed scaling (`Fp8Scales`): a table has a row for each linear layer of the whole model and a
 column for X, W and dY. In a step every cast raises the entry of its tensor to the largest element
@@ -32,18 +31,15 @@ Letters: b batch, s sequence, i in, o out, m = b s rows, n columns, t ranks of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.fp8 import (
-    Fp8Cast,
     Fp8Matrix,
     Operand,
     largest,
@@ -51,9 +47,7 @@ from mpctl.kernels.fp8 import (
     operand_scales,
     power_of_two_scale,
 )
-from mpctl.layers.mappings import SEQUENCE, start_sum
-from mpctl.layers.parameters import deferred_wgrad_of
-from mpctl.transport.group import Group, Pending
+from mpctl.transport.group import Group
 
 
 @dataclass(frozen=True)
@@ -78,169 +72,83 @@ class CastsToFp8(Protocol):
         of the name "", several where a layer multiplies by several weights."""
 
 
+class Fp8Gradient(NamedTuple):
+    """dY [m, o] in fp8 for dX, transposed for dW where there is one, and the dtype of results."""
+
+    by_rows: Fp8Matrix
+    by_columns: Fp8Matrix | None
+    dtype: torch.dtype
+
+
 class Fp8Operands:
-    """Casts the operands of a linear layer. backend: computes casts and products. row: this layer's
-    part of a table of scales; None to scale each tensor by its own largest element."""
+    """Casts the operands of a linear layer and multiplies them, as `linear.Products` says. backend:
+    computes casts and products. row: this layer's part of a table of scales; None to scale each
+    tensor by its own largest element."""
 
     def __init__(self, backend: KernelBackend = TORCH_BACKEND) -> None:
         self.backend = backend
         self.row: ScaleRow | None = None
 
-    def by_rows(self, which: Operand, matrix: Tensor, *, noted: bool) -> Fp8Matrix:
-        """A matrix [m, n] in fp8. noted: its largest element counts for the steps to come."""
-        scale, inverse = self._scale(which, matrix)
-        cast = self._cast(which, matrix, scale, noted=noted)
-        assert cast.by_rows is not None
-        return Fp8Matrix(cast.by_rows, inverse)
+    def output(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, *, keep: bool, noted: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """See Products. What is kept of X [m, i] are the values of its transpose and their
+        inverse scale."""
+        rows, columns = self.cast(Operand.INPUT, x.flatten(0, -2), columns=keep, noted=noted)
+        w, _ = self.cast(Operand.WEIGHT, weight, noted=noted)
+        assert rows is not None and w is not None
+        y = self.backend.fp8_product(rows, w, out=x.dtype, bias=bias, fast=True)
+        # As torch's own linear: no view, which the sum over the group may not overwrite.
+        y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], len(weight)))
+        return y, () if columns is None else (columns.values, columns.inverse)
+
+    def operand(self, x: Tensor) -> tuple[Tensor, ...]:
+        """See Products."""
+        columns = self.by_columns(Operand.INPUT, x.flatten(0, -2))
+        return columns.values, columns.inverse
+
+    def gradient(self, rows: Tensor, *, for_dw: bool) -> Fp8Gradient:
+        """See Products."""
+        by_rows, by_columns = self.cast(Operand.GRADIENT, rows, columns=for_dw, noted=True)
+        assert by_rows is not None
+        return Fp8Gradient(by_rows, by_columns, rows.dtype)
+
+    def input_gradient(self, dy: Fp8Gradient, weight: Tensor) -> Tensor:
+        """See Products."""
+        w = self.by_columns(Operand.WEIGHT, weight)
+        return self.backend.fp8_product(dy.by_rows, w, out=dy.dtype)
+
+    def weight_gradient(self, dy: Fp8Gradient, kept: Sequence[Tensor]) -> Tensor:
+        """See Products."""
+        assert dy.by_columns is not None
+        return self.backend.fp8_product(dy.by_columns, Fp8Matrix(*kept), out=dy.dtype)
 
     def by_columns(self, which: Operand, matrix: Tensor) -> Fp8Matrix:
         """A matrix [m, n] that was noted before, in fp8 and transposed: [n, m]."""
-        scale, inverse = self._scale(which, matrix)
-        cast = self._cast(which, matrix, scale, rows=False, columns=True)
-        assert cast.by_columns is not None
-        return Fp8Matrix(cast.by_columns, inverse)
+        _, columns = self.cast(which, matrix, rows=False, columns=True)
+        assert columns is not None
+        return columns
 
-    def both_ways(
-        self, which: Operand, matrix: Tensor, *, noted: bool
-    ) -> tuple[Fp8Matrix, Fp8Matrix]:
-        """A matrix [m, n] in fp8, as it is and transposed [n, m]; noted: as of `by_rows`."""
-        scale, inverse = self._scale(which, matrix)
-        cast = self._cast(which, matrix, scale, columns=True, noted=noted)
-        assert cast.by_rows is not None and cast.by_columns is not None
-        return Fp8Matrix(cast.by_rows, inverse), Fp8Matrix(cast.by_columns, inverse)
-
-    def _scale(self, which: Operand, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """What to multiply by, and its inverse."""
+    def cast(
+        self, which: Operand, matrix: Tensor, *, rows: bool = True, columns: bool = False,
+        noted: bool = False,
+    ) -> tuple[Fp8Matrix | None, Fp8Matrix | None]:  # fmt: skip
+        """A matrix [m, n] in fp8: rows, as it is; columns, transposed [n, m]; None for what is not
+        asked for. noted: its largest element counts for the steps to come."""
         row = self.row
         if row is not None and row.scales is not None and row.inverses is not None:
-            return row.scales[which], row.inverses[which]
-        scale = power_of_two_scale(largest(matrix), which.dtype)
-        return scale, scale.reciprocal()  # exact: a power of two
-
-    def _cast(
-        self, which: Operand, matrix: Tensor, scale: Tensor, *, rows: bool = True,
-        columns: bool = False, noted: bool = False,
-    ) -> Fp8Cast:  # fmt: skip
-        amax = self.row.amax[which] if self.row is not None and noted else None
-        return self.backend.fp8_cast(
+            scale, inverse = row.scales[which], row.inverses[which]
+        else:
+            scale = power_of_two_scale(largest(matrix), which.dtype)
+            inverse = scale.reciprocal()  # exact: a power of two
+        amax = row.amax[which] if row is not None and noted else None
+        by_rows, by_columns = self.backend.fp8_cast(
             matrix, scale, which.dtype, rows=rows, columns=columns, amax=amax
         )
-
-
-def fp8_column_product(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    operands: Fp8Operands,
-    group: Group,
-    sequence_parallel: bool = False,
-) -> Tensor:
-    """x [b, s, i], equal on every rank, by weight [o/t, i] -> [b, s, o/t] in the dtype of x;
-    backward sums dX.
-
-    operands: of the layer, casts X, W and dY. sequence_parallel: x is this rank's [b, s/t, i], and
-    so is dX.
-    """
-    is_training = torch.is_grad_enabled()
-    result: Tensor = _Fp8Product.apply(
-        x, weight, bias, operands, group, sequence_parallel and group.size > 1, is_training
-    )
-    return result
-
-
-class _Fp8Product(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, operands: Fp8Operands,
-        group: Group, split: bool, is_training: bool,
-    ) -> Tensor:  # fmt: skip
-        ctx.operands, ctx.group, ctx.split = operands, group, split
-        ctx.deferred, ctx.out = deferred_wgrad_of(weight), x.dtype
-        ctx.leaf = weight if ctx.deferred else None
-        for_dx, for_dw = ctx.needs_input_grad[:2]
-        whole = group.all_gather(x, SEQUENCE) if split else x
-        rows, kept = _cast_input(whole, operands, noted=is_training, kept=for_dw and not split)
-        shard = x if for_dw and split else None
-        ctx.save_for_backward(weight if for_dx else None, shard, *kept)
-        w = operands.by_rows(Operand.WEIGHT, weight, noted=is_training)
-        y = operands.backend.fp8_product(rows, w, out=x.dtype, bias=bias, fast=True)
-        # As torch's own linear: no view, which the sum over the group may not overwrite.
-        return torch.ops.aten._unsafe_view(y, (*whole.shape[:-1], len(weight)))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weight, shard, *kept = ctx.saved_tensors
-        operands, is_deferred = ctx.operands, ctx.deferred is not None
-        # [b, s, o/t] -> [b*s, o/t]
-        rows = grad.flatten(0, -2)
-        db = rows.sum(0) if ctx.needs_input_grad[2] else None
-        arriving = None if shard is None or is_deferred else _gather(shard, ctx.group)
-        for_dw = shard is not None or kept[0] is not None
-        dy, dy_columns = _cast_gradient(rows, operands, for_dw=for_dw)
-        dx = None
-        if weight is not None:
-            dx = start_sum(_input_gradient(dy, weight, grad, ctx), ctx.group, split=ctx.split)
-        dw = None
-        if dy_columns is not None:
-            wgrad = partial(_weight_gradient, operands, dy_columns, ctx.out)
-            if is_deferred:
-                ctx.deferred.add(ctx.leaf, partial(_later, wgrad, kept, shard, ctx.group))
-            else:
-                dw = wgrad(kept, arriving)
-        return None if dx is None else dx.wait(), dw, db, *[None] * 4
-
-
-def _cast_input(
-    whole: Tensor, operands: Fp8Operands, *, noted: bool, kept: bool
-) -> tuple[Fp8Matrix, tuple[Tensor | None, Tensor | None]]:
-    """X for the forward product, and what of it is kept for dW: values [i, m] and their inverse."""
-    matrix = whole.flatten(0, -2)
-    if not kept:
-        return operands.by_rows(Operand.INPUT, matrix, noted=noted), (None, None)
-    rows, columns = operands.both_ways(Operand.INPUT, matrix, noted=noted)
-    return rows, (columns.values, columns.inverse)
-
-
-def _cast_gradient(
-    rows: Tensor, operands: Fp8Operands, *, for_dw: bool
-) -> tuple[Fp8Matrix, Fp8Matrix | None]:
-    """dY [m, o] for dX, and transposed for dW where there is one."""
-    if for_dw:
-        return operands.both_ways(Operand.GRADIENT, rows, noted=True)
-    return operands.by_rows(Operand.GRADIENT, rows, noted=True), None
-
-
-def _input_gradient(dy: Fp8Matrix, weight: Tensor, grad: Tensor, ctx: Any) -> Tensor:
-    # [m, o] x [o, i] -> [b, s, i]
-    w = ctx.operands.by_columns(Operand.WEIGHT, weight)
-    product: Tensor = ctx.operands.backend.fp8_product(dy, w, out=ctx.out)
-    return product.view(*grad.shape[:-1], -1)
-
-
-def _weight_gradient(
-    operands: Fp8Operands, dy: Fp8Matrix, out: torch.dtype, kept: Sequence[Tensor | None],
-    arriving: Pending | None,
-) -> Tensor:  # fmt: skip
-    """dY^T [o, m] by X [m, i] -> [o, i]; X as it was kept, or gathered."""
-    values, inverse = kept
-    if values is None or inverse is None:
-        assert arriving is not None
-        columns = operands.by_columns(Operand.INPUT, arriving.wait().flatten(0, -2))
-    else:
-        columns = Fp8Matrix(values, inverse)
-    return operands.backend.fp8_product(dy, columns, out=out)
-
-
-def _later(
-    wgrad: Callable[..., Tensor], kept: Sequence[Tensor | None], shard: Tensor | None, group: Group
-) -> Tensor:
-    return wgrad(kept, None if shard is None else _gather(shard.detach(), group))
-
-
-def _gather(shard: Tensor, group: Group) -> Pending:
-    return group.start_all_gather(shard, SEQUENCE)
+        return (
+            None if by_rows is None else Fp8Matrix(by_rows, inverse),
+            None if by_columns is None else Fp8Matrix(by_columns, inverse),
+        )
 
 
 class Fp8Scales:

@@ -34,22 +34,22 @@ Letters: b batch, s sequence, i in_features, o out_features, t ranks of the grou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from mpctl.layers.fp8 import Fp8Operands, fp8_column_product
+from mpctl.layers.fp8 import Fp8Operands
 from mpctl.layers.mappings import (
     SEQUENCE,
     gather_from_region,
     reduce_from_region,
     scatter_sequence_sum,
     scatter_to_region,
-    start_sum,
 )
 from mpctl.layers.parameters import (
     ZEROS,
@@ -57,7 +57,6 @@ from mpctl.layers.parameters import (
     Init,
     defer_wgrad,
     deferred_wgrad_of,
-    mark_partial,
     shard_parameter,
 )
 from mpctl.shard import Shard
@@ -86,15 +85,10 @@ class ParallelLinear(nn.Module):
     def _product(
         self, x: Tensor, bias: Tensor | None, *, group: Group, sequence_parallel: bool = False
     ) -> Tensor:
-        """x by the weight, in the dtype of x or in fp8; arguments as of `column_product`."""
-        if self.fp8 is None:
-            return column_product(
-                x, self.weight, bias, group=group, sequence_parallel=sequence_parallel
-            )
-        return fp8_column_product(
-            x, self.weight, bias, operands=self.fp8, group=group,
-            sequence_parallel=sequence_parallel,
-        )  # fmt: skip
+        """x by the weight; arguments as of `column_product`."""
+        return column_product(
+            x, self.weight, bias, group=group, sequence_parallel=sequence_parallel, fp8=self.fp8
+        )
 
 
 class ColumnParallelLinear(ParallelLinear):
@@ -187,7 +181,7 @@ class RowParallelLinear(ParallelLinear):
     skip_bias_add: return (output, bias), for a caller that adds the bias in a kernel of its own.
     sequence_parallel: return [b, s/t, o], this rank's positions of the sum. The gradient of the
     bias is then a sum over these positions only, and the bias is marked as partial
-    (`parameters.mark_partial`).
+    (`parameters.partial_kind`).
     fp8: as ColumnParallelLinear's.
 
     Raises ValueError if in_features is not divisible by the number of ranks.
@@ -217,13 +211,14 @@ class RowParallelLinear(ParallelLinear):
         self.weight = shard_parameter(
             Shard((out_features, in_features), {1: (own,)}), init=init, dtype=dtype, device=device
         )
+        partial = "tp" if sequence_parallel and group.size > 1 else ""
         self.bias = (
-            shard_parameter(Shard((out_features,)), init=ZEROS, dtype=dtype, device=device)
+            shard_parameter(
+                Shard((out_features,)), init=ZEROS, partial=partial, dtype=dtype, device=device
+            )
             if bias
             else None
         )
-        if self.bias is not None and sequence_parallel:
-            mark_partial(self.bias)
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor | None]:
         """x [b, s, i/t], or [b, s, i] without input_is_parallel -> [b, s, o].
@@ -259,22 +254,11 @@ def _checked_parts(out_features: int, stride: int, parts: Sequence[int] | None) 
 
 
 class ReplicatedLinear(nn.Module):
-    """x [.., i] -> x W^T + b [.., o]."""
+    """x [.., i] -> x W^T + b [.., o], by parameters that every rank holds whole."""
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        init: Init,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> None:
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter) -> None:
         super().__init__()
-        self.weight = shard_parameter(
-            Shard((out_features, in_features)), init=init, dtype=dtype, device=device
-        )
-        self.bias = shard_parameter(Shard((out_features,)), init=ZEROS, dtype=dtype, device=device)
+        self.weight, self.bias = weight, bias
 
     def forward(self, x: Tensor) -> Tensor:
         """x [.., in_features] -> [.., out_features], with the bias added; no communication."""
@@ -288,14 +272,21 @@ def column_product(
     *,
     group: Group,
     sequence_parallel: bool = False,
+    fp8: Fp8Operands | None = None,
 ) -> Tensor:
-    """x [b, s, i], equal on every rank, by weight [o/t, i] -> [b, s, o/t]; backward sums dX.
+    """x [b, s, i], equal on every rank, by weight [o/t, i] -> [b, s, o/t] in the dtype of x;
+    backward sums dX.
 
-    sequence_parallel: x is this rank's [b, s/t, i], and so is dX. A group of one is F.linear.
+    sequence_parallel: x is this rank's [b, s/t, i], and so is dX. fp8: casts the operands, which
+    are then multiplied in fp8. A group of one is F.linear, unless a schedule or fp8 asks for more.
     """
-    if group.size == 1 and deferred_wgrad_of(weight) is None:
+    if group.size == 1 and fp8 is None and deferred_wgrad_of(weight) is None:
         return F.linear(x, weight, bias)
-    return _ColumnProduct.apply(x, weight, bias, group, sequence_parallel)
+    products: Products = PlainProducts() if fp8 is None else fp8
+    return _ColumnProduct.apply(
+        x, weight, bias, products, group, sequence_parallel and group.size > 1,
+        torch.is_grad_enabled(),
+    )  # fmt: skip
 
 
 def save_operands(ctx: Any, x: Tensor, weight: Tensor) -> None:
@@ -305,39 +296,104 @@ def save_operands(ctx: Any, x: Tensor, weight: Tensor) -> None:
     ctx.save_for_backward(x if for_dw else None, weight if for_dx else None)
 
 
+class Products(Protocol):
+    """The three matrix products of a linear layer, whatever its operands are cast to."""
+
+    def output(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, *, keep: bool, noted: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """X W^T + b, [b, s, i] by [o, i] -> [b, s, o], and with `keep` what `weight_gradient` needs
+        of X. noted: a training, whose operands count for the scales of later steps."""
+
+    def operand(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What `weight_gradient` needs of an X that was gathered again."""
+
+    def gradient(self, rows: Tensor, *, for_dw: bool) -> Any:
+        """dY [m, o] as the two below take it. for_dw: whether `weight_gradient` will."""
+
+    def input_gradient(self, dy: Any, weight: Tensor) -> Tensor:
+        """dX [m, i] = dY W."""
+
+    def weight_gradient(self, dy: Any, kept: Sequence[Tensor]) -> Tensor:
+        """dW [o, i] = dY^T X."""
+
+
+class PlainProducts:
+    """Products of operands as they are."""
+
+    def output(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, *, keep: bool, noted: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """See Products."""
+        return F.linear(x, weight, bias), (x,) if keep else ()
+
+    def operand(self, x: Tensor) -> tuple[Tensor, ...]:
+        """See Products."""
+        return (x,)
+
+    def gradient(self, rows: Tensor, *, for_dw: bool) -> Tensor:
+        """See Products."""
+        return rows
+
+    def input_gradient(self, dy: Tensor, weight: Tensor) -> Tensor:
+        """See Products."""
+        return dy @ weight
+
+    def weight_gradient(self, dy: Tensor, kept: Sequence[Tensor]) -> Tensor:
+        """See Products."""
+        return dy.T @ kept[0].flatten(0, -2)
+
+
 class _ColumnProduct(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: Group, split: bool
-    ) -> Tensor:
-        ctx.group, ctx.split, ctx.deferred = group, split, deferred_wgrad_of(weight)
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, products: Products,
+        group: Group, split: bool, is_training: bool,
+    ) -> Tensor:  # fmt: skip
+        ctx.products, ctx.group, ctx.split = products, group, split
+        ctx.deferred = deferred_wgrad_of(weight)
         ctx.leaf = weight if ctx.deferred else None
-        save_operands(ctx, x, weight)
+        for_dx, for_dw = ctx.needs_input_grad[:2]
         # [b, s/t, i] -> [b, s, i] -> [b, s, o/t]
-        return F.linear(group.all_gather(x, SEQUENCE) if split else x, weight, bias)
+        whole = group.all_gather(x, SEQUENCE) if split else x
+        keep = for_dw and not split
+        y, kept = products.output(whole, weight, bias, keep=keep, noted=is_training)
+        ctx.save_for_backward(weight if for_dx else None, x if for_dw and split else None, *kept)
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        is_deferred = ctx.deferred is not None and x is not None
-        group, split = ctx.group, ctx.split
-        whole = None if x is None or is_deferred else _gathering(x, group, split)
+        weight, shard, *kept = ctx.saved_tensors
+        products, group, deferred = ctx.products, ctx.group, ctx.deferred
+        for_dw = shard is not None or bool(kept)
+        gather: Callable[[], Pending] | None = None
+        if shard is not None:
+            gather = partial(group.start_all_gather, shard.detach(), SEQUENCE)
+        arriving = gather() if gather is not None and deferred is None else None
         # [b, s, o/t] -> [b*s, o/t]
         rows = grad.flatten(0, -2)
-        dx = None
+        dy, dx, dw = products.gradient(rows, for_dw=for_dw), None, None
         if weight is not None:
-            dx = start_sum((rows @ weight).view(*grad.shape[:-1], -1), group, split=split)
+            summand = products.input_gradient(dy, weight).view(*grad.shape[:-1], -1)
+            if ctx.split:
+                dx = group.start_reduce_scatter(summand, SEQUENCE)
+            else:
+                dx = group.start_all_reduce(summand)
         db = rows.sum(0) if ctx.needs_input_grad[2] else None
-        # [o/t, b*s] x [b*s, i] -> [o/t, i]
-        dw = None if whole is None else rows.T @ whole.wait().flatten(0, -2)
-        if is_deferred:
-            values = x.detach()  # x itself and ctx would keep the graph, and all that it ends in
-            ctx.deferred.add(
-                ctx.leaf, lambda: rows.T @ _gathering(values, group, split).wait().flatten(0, -2)
+        if for_dw and deferred is None:
+            dw = _weight_gradient(products, dy, kept, arriving)
+        elif for_dw:  # kept tensors themselves and ctx would keep the graph, and all it ends in
+            values = [tensor.detach() for tensor in kept]
+            deferred.add(
+                ctx.leaf, lambda: _weight_gradient(products, dy, values, gather and gather())
             )
-        return None if dx is None else dx.wait(), dw, db, None, None
+        return None if dx is None else dx.wait(), dw, db, *[None] * 4
 
 
-def _gathering(x: Tensor, group: Group, split: bool) -> Pending:
-    return group.start_all_gather(x, SEQUENCE) if split else Pending(x)
+def _weight_gradient(
+    products: Products, dy: Any, kept: Sequence[Tensor], arriving: Pending | None
+) -> Tensor:
+    """[o/t, b*s] x [b*s, i] -> [o/t, i], of X as it was kept, or gathered."""
+    operand = kept if arriving is None else products.operand(arriving.wait())
+    return products.weight_gradient(dy, operand)

@@ -75,12 +75,13 @@ def shard_parameter(
     shard: Shard,
     *,
     init: Init,
+    partial: str = "",
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> nn.Parameter:
     """An uninitialised parameter of the shard's local shape, with ParallelAttributes."""
     parameter = nn.Parameter(torch.empty(shard.local_shape, dtype=dtype, device=device))
-    _attach(parameter, ParallelAttributes(shard, init))
+    _attach(parameter, ParallelAttributes(shard, init, partial))
     return parameter
 
 
@@ -90,9 +91,11 @@ class ParallelAttributes:
 
     shard: the part of the full parameter that this rank holds. init: the law of its initial value;
     None for a parameter that `shard_parameter` did not make. partial: the name of the
-    tensor-parallel group over which its gradient has to be summed; empty where it is complete.
-    deferred_wgrad: where products leave the computation of its gradient; None to compute it in
-    backward.
+    tensor-parallel group over which its gradient has to be summed, empty where it is complete. Each
+    rank of that group uses the parameter for a part of the activations only: norms, biases of row
+    layers and position tables under sequence parallelism (arXiv 2205.05198, section 4.2.2), on a
+    grid what several of its ranks hold (TensorGrid.partial_kind). deferred_wgrad: where products
+    leave the computation of its gradient; None to compute it in backward.
     """
 
     shard: Shard
@@ -127,37 +130,14 @@ def deferred_wgrad_of(weight: Tensor) -> DeferredWgrad | None:
     return None if attributes is None else attributes.deferred_wgrad
 
 
-def mark_partial(owner: nn.Module | nn.Parameter, kind: str = "tp") -> None:
-    """Say that each rank of the group `kind` uses these parameters for a part of the activations
-    only; an empty kind says that none does.
-
-    Their gradients are then partial sums, to be summed over the group before use: norms, the biases
-    of row layers and position tables under sequence parallelism (arXiv 2205.05198, section 4.2.2),
-    on a grid what several of its ranks hold (TensorGrid.partial_kind).
-    """
-    for parameter in owner.parameters() if isinstance(owner, nn.Module) else (owner,):
-        _attach(parameter, replace(parallel_attributes(parameter), partial=kind))
-
-
 def partial_kind(parameter: Tensor) -> str:
     """The group over which the gradient still has to be summed; empty where it is complete."""
     return parallel_attributes(parameter).partial
 
 
-def is_partial(parameter: Tensor) -> bool:
-    """Whether the gradient still has to be summed over tensor-parallel ranks."""
-    return bool(partial_kind(parameter))
-
-
 def shard_of(parameter: Tensor) -> Shard:
     """The shard of a parameter; one made elsewhere counts as replicated."""
     return parallel_attributes(parameter).shard
-
-
-def is_sharded(parameter: Tensor) -> bool:
-    """Whether other ranks of the group hold other elements of it."""
-    shard = shard_of(parameter)
-    return shard.local_shape != shard.shape
 
 
 def full_numel(parameter: Tensor) -> int:

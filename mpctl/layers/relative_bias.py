@@ -18,9 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpctl.kernels.masks import Positions, numbers
-from mpctl.layers.parameters import Init, shard_parameter
+from mpctl.layers.parameters import Init
 from mpctl.layers.shard_context import ShardContext
-from mpctl.shard import Shard
 
 
 def relative_buckets(
@@ -63,13 +62,10 @@ class RelativeBias(nn.Module):
         super().__init__()
         _check(buckets, max_distance, bidirectional)
         self.buckets, self.max_distance, self.bidirectional = buckets, max_distance, bidirectional
-        self.heads, self.local_heads = heads, shard_context.layers.local_heads(heads)
+        self.heads, self.local_heads = heads, shard_context.local_heads(heads)
         self.shard_context = shard_context
-        self.weight = shard_parameter(
-            Shard((buckets, heads), {1: (self.local_heads,)}),
-            init=Init("normal", init_std),
-            dtype=shard_context.dtype,
-            device=shard_context.device,
+        self.weight = shard_context.parameter(
+            (buckets, heads), ("buckets", "heads"), Init("normal", init_std)
         )
 
     def forward(self, query_len: int, key_len: int, offset: int = 0) -> Tensor:

@@ -1,18 +1,21 @@
-"""Which modules a layer is built of where its weights are split over tensor-parallel ranks.
+"""How a rank's share of a model is cut: which parameters it holds, and which modules multiply them.
 
-Layers and model families never name a split module: they ask `ShardContext.layers`, a
-`TensorParallel`, for a column- or row-parallel linear layer, a norm, an embedding, an output head
-or a loss. So they are the same code whatever the mode of tensor parallelism is:
+`ShardContext` has the groups of a rank and the grid of the tensor-parallel ranks, whose law
+(mpctl/tensor_grid.py) says by the names of dimensions which part of a parameter, of samples and of
+hidden states the rank holds: *outside*, between the layers, and *inside*, between a column- and a
+row-parallel layer. Layers ask it for parameters (`parameter`), and for what follows from the law
+alone: norms, small tables, the loss.
+
+How parts are multiplied is a mode's: layers and families never name a split module, they ask
+`ShardContext.layers`, a `TensorParallel`, for a column- or row-parallel linear layer, a word
+embedding or an output head. So they are the same code whatever the mode is:
 
     1d    Megatron-LM (arXiv 1909.08053): weights over t ranks, activations replicated, or split
           over the sequence (arXiv 2205.05198)
 
     2d, 2.5d, 3d    over a grid of ranks, which cuts activations too: samples and hidden states
 
-A mode is a class with the methods of `TensorParallel` (grid/tensor_parallel.py names it). What
-its grid cuts is told by mpctl/tensor_grid.py: *outside*, between the layers, and *inside*, between
-a column- and a row-parallel layer. A module is given whole micro batches of tokens and targets; its
-hidden states are this rank's part.
+A module is given whole micro batches of tokens and targets; its hidden states are this rank's part.
 
 Letters: b batch, s sequence, h hidden, v vocabulary, t tp, c cp.
 """
@@ -22,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -32,44 +35,24 @@ from mpctl.kernels.counter_rng import CounterRNG, DropoutMask
 from mpctl.kernels.masks import Positions
 from mpctl.layers.context_parallel import NO_CP, RotaryTables, context_positions
 from mpctl.layers.cross_entropy import vocab_parallel_cross_entropy
-from mpctl.layers.embedding import OutputHead, ReplicatedTable, VocabParallelEmbedding, tied_logits
+from mpctl.layers.embedding import OutputHead, ReplicatedTable, VocabParallelEmbedding
 from mpctl.layers.fp8 import Fp8Operands
-from mpctl.layers.linear import ColumnParallelLinear, RowParallelLinear
+from mpctl.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from mpctl.layers.norm import LayerNorm, Norm, PlainLayerNorm, RMSNorm
-from mpctl.layers.parameters import ZEROS, Init, mark_partial, shard_parameter
+from mpctl.layers.parameters import ONES, ZEROS, Init, shard_parameter
 from mpctl.layers.recompute import HostOffload
-from mpctl.shard import Shard
-from mpctl.sharding import local_range
-from mpctl.tensor_grid import TensorGrid
+from mpctl.sharding import View, local_range, local_size
+from mpctl.tensor_grid import Axes, TensorGrid
 from mpctl.transport.group import Group
 
-AnyNorm = LayerNorm | RMSNorm | PlainLayerNorm
-NORMS: dict[Norm, type[AnyNorm]] = {
-    "layernorm": LayerNorm, "rmsnorm": RMSNorm, "nonparametric": PlainLayerNorm
-}  # fmt: skip
-NO_TP = Group()  # of weights that are whole
-WHOLE_GRID = TensorGrid()
-M = TypeVar("M", bound=nn.Module)
+ALONE = Group()
+GRID_OF_TP = TensorGrid()  # stands for the 1d grid of the tp ranks
 
 
 class TensorParallel(Protocol):
-    """Makes the split modules of one mode. Shapes are those of 1d; on a grid b and h are this
-    rank's, too. A column-parallel layer gives what a row-parallel layer takes, whatever lies
-    between them elementwise."""
-
-    def samples(self, count: int, *, inside: bool = False) -> range:
-        """Which samples of a micro batch of so many this rank holds, outside or inside."""
-
-    def columns(self, width: int) -> range:
-        """Which hidden states, by global number, the `width` of this rank are, outside."""
-
-    @property
-    def feature_parts(self) -> int:
-        """Into how many parts heads, MLP columns and vocabulary are cut."""
-
-    def local_heads(self, heads: int) -> range:
-        """The attention heads of this rank, by global number; ValueError where they do not
-        divide."""
+    """Makes the modules of one mode that multiply by split weights. Shapes are those of 1d; on a
+    grid b and h are this rank's, too. A column-parallel layer gives what a row-parallel layer
+    takes, whatever lies between them elementwise."""
 
     def column_linear(
         self, inputs: int, outputs: int, *, bias: bool, init: Init,
@@ -81,57 +64,25 @@ class TensorParallel(Protocol):
     def row_linear(self, inputs: int, outputs: int, *, bias: bool, init: Init) -> nn.Module:
         """[b, s, inputs/t] -> [b, s, outputs], summed over the ranks."""
 
-    def norm(self, kind: Norm, hidden: int, *, eps: float) -> nn.Module:
-        """Normalisation over the last dimension of activations between layers, [b, s, h]."""
-
-    def replicated_table(self, rows: int, hidden: int, *, init: Init) -> nn.Module:
-        """A small lookup table: row numbers [..] -> [.., hidden]."""
-
     def word_embedding(
         self, vocab: int, hidden: int, *, padded_vocab: int, init: Init
     ) -> nn.Module:
-        """Tokens [b, s] -> vectors [b, s, hidden]."""
+        """Tokens [b, s] -> vectors [b, s, hidden]. Its method `logits` is that of a tied head:
+        [b, s, hidden] -> [b, s, v_local]."""
 
     def output_head(self, vocab: int, hidden: int, *, padded_vocab: int, init: Init) -> nn.Module:
         """[b, s, hidden] -> logits [b, s, v_local] of this rank's words."""
-
-    def word_bias(self, padded_vocab: int) -> nn.Parameter:
-        """One number a word, [padded_vocab/t], added to the logits."""
-
-    def tied_logits(self, hidden: Tensor, embedding: Any) -> Tensor:
-        """[b, s, hidden] -> logits [b, s, v_local] by the table of what `word_embedding` made."""
-
-    def cross_entropy(self, logits: Tensor, targets: Tensor, *, padded_vocab: int) -> Tensor:
-        """Logits [b, s, v_local], targets [b, s] of the whole micro batch -> losses [b, s] of this
-        rank's samples inside; overwrites the logits in backward."""
 
 
 class TensorParallel1D:
     """Megatron's split over one group of t ranks: `TensorParallel` for `context.tp`."""
 
     def __init__(self, context: ShardContext) -> None:
-        self.context, self.group = context, context.tp
-        self._tensors: dict[str, Any] = {"dtype": context.dtype, "device": context.device}
-        self._split = {
-            "group": context.tp, "sequence_parallel": context.sequence_parallel, **self._tensors
+        self.context = context
+        self._split: dict[str, Any] = {
+            "group": context.tp, "sequence_parallel": context.sequence_parallel,
+            "dtype": context.dtype, "device": context.device,
         }  # fmt: skip
-
-    def samples(self, count: int, *, inside: bool = False) -> range:
-        """All of them."""
-        return range(count)
-
-    def columns(self, width: int) -> range:
-        """All of them."""
-        return range(width)
-
-    @property
-    def feature_parts(self) -> int:
-        """One a rank."""
-        return self.group.size
-
-    def local_heads(self, heads: int) -> range:
-        """A contiguous block of heads / t."""
-        return local_range(heads, parts=self.group.size, index=self.group.rank)
 
     def column_linear(
         self, inputs: int, outputs: int, *, bias: bool, init: Init,
@@ -149,15 +100,6 @@ class TensorParallel1D:
             inputs, outputs, bias=bias, init=init, fp8=self.context.fp8_operands(), **self._split
         )
 
-    def norm(self, kind: Norm, hidden: int, *, eps: float) -> AnyNorm:
-        """A replicated norm; its gradients are partial under sequence parallelism."""
-        norm = NORMS[kind](hidden, eps=eps, backend=self.context.backend, **self._tensors)
-        return self.context.replicated(norm)
-
-    def replicated_table(self, rows: int, hidden: int, *, init: Init) -> ReplicatedTable:
-        """Replicated; its gradients are partial under sequence parallelism."""
-        return self.context.replicated(ReplicatedTable(rows, hidden, init=init, **self._tensors))
-
     def word_embedding(
         self, vocab: int, hidden: int, *, padded_vocab: int, init: Init
     ) -> VocabParallelEmbedding:
@@ -170,26 +112,6 @@ class TensorParallel1D:
         """Rows of W, that is words, over the ranks (embedding.py)."""
         return OutputHead(vocab, hidden, padded_vocab=padded_vocab, init=init, **self._split)
 
-    def word_bias(self, padded_vocab: int) -> nn.Parameter:
-        """The block of this rank's rows of the word table, zeros at first."""
-        shard = Shard((padded_vocab,), {0: (self._words(padded_vocab),)})
-        return shard_parameter(shard, init=ZEROS, **self._tensors)
-
-    def tied_logits(self, hidden: Tensor, embedding: VocabParallelEmbedding) -> Tensor:
-        """By this rank's rows of the word table (embedding.py)."""
-        return tied_logits(hidden, embedding)
-
-    def cross_entropy(self, logits: Tensor, targets: Tensor, *, padded_vocab: int) -> Tensor:
-        """Three all-reduces of b*s numbers; logits stay split (cross_entropy.py)."""
-        first = self._words(padded_vocab).start
-        return vocab_parallel_cross_entropy(
-            logits, targets, group=self.group, first=first, overwrite=True,
-            backend=self.context.backend,
-        )  # fmt: skip
-
-    def _words(self, padded_vocab: int) -> range:
-        return local_range(padded_vocab, parts=self.group.size, index=self.group.rank)
-
 
 @dataclass(frozen=True)
 class ShardContext:
@@ -199,40 +121,108 @@ class ShardContext:
     (context_parallel.py). sequence_parallel: activations between the layers are split over tp too,
     along the sequence (arXiv 2205.05198). dtype, device: of parameters, torch's defaults by
     default. backend: the kernels of attention and norms. tensor_parallel: makes the modules of the
-    mode of tensor parallelism. grid, groups: of a mode other than 1d the grid of the tp ranks and
-    this rank's groups in it, by their names (TensorGrid.groups). fp8: linear layers multiply in fp8
+    mode of tensor parallelism. grid: of the tp ranks, by default 1d; groups: this rank's groups in
+    a grid of another mode, by their names (TensorGrid.groups). fp8: linear layers multiply in fp8
     (1d alone). offload: keeps saved inputs in host memory, for layers that are configured so.
     rotary_tables: those of rotary positions, which layers share.
     """
 
-    tp: Group = NO_TP
+    tp: Group = ALONE
     cp: Group = NO_CP
     sequence_parallel: bool = False
     dtype: torch.dtype | None = None
     device: torch.device | str | None = None
     backend: KernelBackend = TORCH_BACKEND
     tensor_parallel: Callable[[ShardContext], TensorParallel] = TensorParallel1D
-    grid: TensorGrid = WHOLE_GRID
+    grid: TensorGrid = GRID_OF_TP
     groups: Mapping[str, Group] = field(default_factory=dict)
     fp8: bool = False
     offload: HostOffload = field(default_factory=HostOffload)
     rotary_tables: RotaryTables = field(default_factory=RotaryTables)
+
+    def __post_init__(self) -> None:
+        if self.grid is GRID_OF_TP:
+            grid = TensorGrid.of("1d", self.tp.size, sequence_parallel=self.sequence_parallel)
+            object.__setattr__(self, "grid", grid)
 
     @cached_property
     def layers(self) -> TensorParallel:
         """What makes the split modules."""
         return self.tensor_parallel(self)
 
+    @cached_property
+    def coords(self) -> dict[str, int]:
+        """This rank's coordinate on each axis of the grid."""
+        return self.grid.coords(self.tp.rank)
+
+    def group(self, *axes: str) -> Group:
+        """The group over these axes of the grid; of one rank where their sizes are 1."""
+        kind = self.grid.kind_of(axes)
+        return (self.tp if kind == "tp" else self.groups[kind]) if kind else ALONE
+
+    def block(self, size: int, axes: Axes) -> range:
+        """The block of `range(size)` that this rank keeps of a dimension that the axes cut. Raises
+        ValueError where they do not divide it."""
+        local_size(size, parts=self.grid.parts(axes))
+        return self.grid.block(size, axes, self.coords)
+
+    def parameter(
+        self, shape: tuple[int, ...], dims: tuple[str, ...], init: Init,
+        parts: Sequence[int] | None = None,
+    ) -> nn.Parameter:  # fmt: skip
+        """This rank's part of a parameter of these named dimensions, uninitialised, marked with the
+        group over which its gradient is a partial sum. parts: sizes of the fused parts along the
+        first dimension, each of which is cut by itself. Raises ValueError where the grid does not
+        divide a dimension."""
+        shard = View(grid=self.grid).shard(shape, dims, self.tp.rank, parts)
+        partial = self.grid.partial_kind(dims)
+        return shard_parameter(
+            shard, init=init, partial=partial, dtype=self.dtype, device=self.device
+        )
+
+    def norm(self, kind: Norm, size: int, *, eps: float, dim: str = "hidden") -> nn.Module:
+        """Normalisation over the last dimension of activations, `hidden` of those between layers,
+        `head_size` of a head's, which lies on one rank."""
+        group = self.group(*self.grid.hidden_axes) if dim == "hidden" else ALONE
+        if kind == "nonparametric":
+            return PlainLayerNorm(size, eps=eps)
+        weight = self.parameter((size,), (dim,), ONES)
+        if kind == "rmsnorm":
+            return RMSNorm(weight, eps=eps, backend=self.backend, group=group)
+        bias = self.parameter((size,), (dim,), ZEROS)
+        return LayerNorm(weight, bias, eps=eps, backend=self.backend, group=group)
+
+    def replicated_table(self, rows: int, hidden: int, *, init: Init) -> ReplicatedTable:
+        """A small lookup table: row numbers [..] -> [.., hidden]."""
+        return ReplicatedTable(self.parameter((rows, hidden), ("positions", "hidden"), init))
+
+    def replicated_linear(self, inputs: int, outputs: int, *, init: Init) -> ReplicatedLinear:
+        """[.., inputs] -> [.., outputs], for whole rows of hidden states, which 1d alone has."""
+        weight = self.parameter((outputs, inputs), ("features", "features"), init)
+        return ReplicatedLinear(weight, self.parameter((outputs,), ("features",), ZEROS))
+
+    def word_bias(self, padded_vocab: int) -> nn.Parameter:
+        """One number a word, [padded_vocab/t], added to the logits, zeros at first."""
+        return self.parameter((padded_vocab,), ("vocab",), ZEROS)
+
+    def cross_entropy(self, logits: Tensor, targets: Tensor, *, padded_vocab: int) -> Tensor:
+        """Logits [b, s, v_local], targets [b, s] of the whole micro batch -> losses [b, s] of this
+        rank's samples inside. Three all-reduces of b*s numbers (cross_entropy.py); overwrites the
+        logits in backward."""
+        axes = self.grid.feature_axes
+        return vocab_parallel_cross_entropy(
+            logits, self.own_samples(targets, inside=True), group=self.group(*axes),
+            first=self.block(padded_vocab, axes).start, overwrite=True, backend=self.backend,
+        )  # fmt: skip
+
     def fp8_operands(self) -> Fp8Operands | None:
         """What casts the operands of one more linear layer; None where none is cast."""
         return Fp8Operands(self.backend) if self.fp8 else None
 
-    def replicated(self, module: M) -> M:
-        """A module that every rank of 1d holds whole: under sequence parallelism it meets a rank's
-        own positions alone, so that its gradients are partial sums over tp."""
-        if self.sequence_parallel:
-            mark_partial(module)
-        return module
+    def local_heads(self, heads: int) -> range:
+        """The attention heads of this rank, by global number: a contiguous block. Raises ValueError
+        where they do not divide."""
+        return self.block(heads, self.grid.feature_axes)
 
     @property
     def holds_first_position(self) -> bool:
@@ -253,8 +243,11 @@ class ShardContext:
 
     def own_samples(self, tensor: Tensor, *, inside: bool = False) -> Tensor:
         """[b, ..] of the whole micro batch -> of this rank's samples, outside or inside."""
-        own = self.layers.samples(len(tensor), inside=inside)
-        return tensor if len(own) == len(tensor) else tensor[own.start : own.stop]
+        axes = self.grid.sample_axes(inside=inside)
+        if not axes:
+            return tensor
+        own = self.block(len(tensor), axes)
+        return tensor[own.start : own.stop]
 
     def own_rng(self, rng: CounterRNG | None, *, inside: bool = False) -> CounterRNG | None:
         """The random numbers of this rank's samples, outside or inside."""
@@ -281,7 +274,9 @@ class ShardContext:
         own = self.own_rng(rng)
         if own is None or not own.active(p):
             return None
-        rows, columns = self.positions(x.shape[1], x.device), self.layers.columns(x.shape[-1])
+        rows, columns = self.positions(x.shape[1], x.device), range(x.shape[-1])
+        if axes := self.grid.hidden_axes:
+            columns = self.block(len(columns) * self.grid.parts(axes), axes)
         return own.mask(x.shape, p, rng_site=rng_site, rows=rows, columns=columns)
 
     def own_rows(self, tensor: Tensor) -> Tensor:

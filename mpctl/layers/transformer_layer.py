@@ -39,7 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict, Unpack
 
 from torch import Tensor, nn
 
@@ -55,6 +55,16 @@ from mpctl.layers.attention import (
 from mpctl.layers.config import LayerConfig
 from mpctl.layers.recompute import checkpointed
 from mpctl.layers.shard_context import ShardContext
+
+
+class Attended(TypedDict, total=False):
+    """What a layer passes on to its self-attention; see ParallelSelfAttention.forward."""
+
+    mask: Tensor | None
+    bias: Tensor | None
+    positions: Positions | None
+    cos_sin: CosSin | None
+    cache: KeyValueCache | None
 
 
 class ResidualLayer(nn.Module):
@@ -79,30 +89,33 @@ class ResidualLayer(nn.Module):
 
     def _norm(self) -> nn.Module:
         config = self.config
-        return self.shard_context.layers.norm(config.norm, config.hidden, eps=config.eps)
+        return self.shard_context.norm(config.norm, config.hidden, eps=config.eps)
 
-    def _checkpointed(self, compute: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        """compute(hidden, ..) that keeps for backward what `config.recompute` says; where no
-        gradient is asked for, nothing is kept."""
-        config = self.config
-        if config.recompute != "full" or not self._needs_gradients(*args, *kwargs.values()):
-            return compute(*args, **kwargs)
+    def _checkpointed(
+        self, hidden: Tensor, *inputs: Any, rng: CounterRNG | None, **kwargs: Any
+    ) -> Tensor:
+        """What `_compute` makes of hidden and the other inputs, which keeps for backward what
+        `config.recompute` says; where no gradient is asked for, nothing is kept."""
+        config, compute = self.config, self._compute
+        rng = None if rng is None else rng.within(self.rng_site)
+        if config.recompute != "full":
+            return compute(hidden, *inputs, rng, **kwargs)
+        given = chain((hidden, *inputs, *kwargs.values()), self.parameters())
+        if not any(isinstance(x, Tensor) and x.requires_grad for x in given):
+            return compute(hidden, *inputs, rng, **kwargs)
         return checkpointed(
             compute,
-            *args,
+            hidden,
+            *inputs,
+            rng,
             group=self.shard_context.tp,
             partition=config.partition_activations,
             offload=self.shard_context.offload if config.offload_activations else None,
             **kwargs,
         )
 
-    def _own_rng(self, rng: CounterRNG | None) -> CounterRNG | None:
-        """The random numbers of this layer's sites."""
-        return None if rng is None else rng.within(self.rng_site)
-
-    def _needs_gradients(self, *inputs: Any) -> bool:
-        tensors = (value for value in inputs if isinstance(value, Tensor))
-        return any(tensor.requires_grad for tensor in chain(tensors, self.parameters()))
+    def _compute(self, hidden: Tensor, *inputs: Any, **kwargs: Any) -> Tensor:
+        raise NotImplementedError
 
     def _branch(
         self,
@@ -167,44 +180,16 @@ class ParallelTransformerLayer(ResidualLayer):
         self.mlp_output_norm = self._norm() if has_result else None
 
     def forward(
-        self,
-        hidden: Tensor,
-        rng: CounterRNG | None = None,
-        *,
-        mask: Tensor | None = None,
-        bias: Tensor | None = None,
-        positions: Positions | None = None,
-        cos_sin: CosSin | None = None,
-        cache: KeyValueCache | None = None,
+        self, hidden: Tensor, rng: CounterRNG | None = None, **attended: Unpack[Attended]
     ) -> Tensor:
-        """rng: draws dropout; None is no dropout. mask, bias, positions, cos_sin, cache: as
-        ParallelSelfAttention's."""
-        return self._checkpointed(
-            self._compute,
-            hidden,
-            self._own_rng(rng),
-            mask=mask,
-            bias=bias,
-            positions=positions,
-            cos_sin=cos_sin,
-            cache=cache,
-        )
+        """rng: draws dropout; None is no dropout. attended: as ParallelSelfAttention's."""
+        return self._checkpointed(hidden, rng=rng, **attended)
 
     def _compute(
-        self,
-        hidden: Tensor,
-        rng: CounterRNG | None,
-        *,
-        mask: Tensor | None,
-        bias: Tensor | None,
-        positions: Positions | None,
-        cos_sin: CosSin | None,
-        cache: KeyValueCache | None,
+        self, hidden: Tensor, rng: CounterRNG | None, **attended: Unpack[Attended]
     ) -> Tensor:
         def attend(x: Tensor) -> Tensor:
-            return self.attention(
-                x, rng, mask=mask, bias=bias, positions=positions, cos_sin=cos_sin, cache=cache
-            )
+            return self.attention(x, rng, **attended)
 
         if self.config.parallel_residual:
             return self._both(hidden, attend, rng)
@@ -272,14 +257,7 @@ class ParallelDecoderLayer(ResidualLayer):
         [b or 1, 1, q/c, q] are the self-attention's; context_mask [b or 1, 1, q/c, s]: which of the
         encoder's tokens are seen. caches: for incremental decoding."""
         return self._checkpointed(
-            self._compute,
-            hidden,
-            context,
-            self._own_rng(rng),
-            bias=bias,
-            mask=mask,
-            context_mask=context_mask,
-            caches=caches,
+            hidden, context, rng=rng, bias=bias, mask=mask, context_mask=context_mask, caches=caches
         )
 
     def _compute(

@@ -16,9 +16,9 @@ from mpctl.checkpoint.manifest import (
     read_shard_record,
 )
 from mpctl.checkpoint.tensor_file import DTYPES, Entry, write_file
-from mpctl.layers.grid.layers import GridPlace
 from mpctl.layers.parameters import take
 from mpctl.shard import Shard
+from mpctl.sharding import View
 from mpctl.tensor_grid import TensorGrid
 
 Dims = tuple[str, ...]
@@ -30,7 +30,7 @@ def grid_shard(
 ) -> Shard:
     """The part of a parameter that a tp rank holds. fused: rows of the parts of its first
     dimension, each cut by itself."""
-    return GridPlace(grid, rank, {}).shard(shape, dims, fused or None)
+    return View(grid=grid).shard(shape, dims, rank, fused or None)
 
 
 def save_shards(

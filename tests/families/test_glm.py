@@ -19,13 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mpctl.families.implementation import Batch, build_module
-from mpctl.layers.parameters import assemble, initialise, shard_of
+from mpctl.layers.parameters import initialise, shard_of
 from mpctl.layers.shard_context import ShardContext
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 from mpctl.transport.group import Group
-from tests.ranks import run_ranks
-from tests.shards import plain, shard_from
+from tests.layers.oracle import gradients, grouped, whole
+from tests.threads import run_ranks
 
 SHAPE: dict[str, Any] = {
     "family": "glm", "layers": 2, "hidden": 32, "heads": 4, "vocab": 50, "seq_length": 10,
@@ -81,7 +81,7 @@ def attention(h: Tensor, w: Weights) -> Tensor:
 
 
 def _rank(rank: int, size: int) -> dict[str, Any]:
-    group = Group(rank, size, torch.distributed.group.WORLD) if size > 1 else Group()
+    group = grouped(rank, size)
     model = build_module(
         ModelSpec(**SHAPE), TrainingSpec(init_std=0.2), ShardContext(group, dtype=torch.float64)
     )
@@ -93,10 +93,8 @@ def _rank(rank: int, size: int) -> dict[str, Any]:
     # [1, 10, v/t] -> the log-likelihood needs all words: a weighted sum of logits does as well
     first = model.get_submodule("embedding.word").vocab_range.start
     (logits[0] * wanted()[:, first : first + logits.shape[-1]]).sum().backward()
-    parts = {}
-    for name, p in model.named_parameters():
-        parts[name] = (plain(shard_of(p)), p.data, p.grad)
-    return {"logits": logits.detach(), "parts": parts}
+    values = {name: (p.data, shard_of(p)) for name, p in model.named_parameters()}
+    return {"logits": logits.detach(), "values": values, "gradients": gradients(model)}
 
 
 def batch_of(*tokens: list[int]) -> Batch:
@@ -110,23 +108,19 @@ def wanted() -> Tensor:
     return torch.randn(10, SHAPE["vocab"], generator=torch.Generator().manual_seed(3)).double()
 
 
-def whole(parts: list[Any], which: int) -> Tensor:
-    shards = [shard_from(p[0]) for p in parts]
-    return assemble(shards, [p[which] for p in parts])
-
-
 @pytest.mark.parametrize("tp", [1, 2])
 def test_logits_and_gradients_are_the_papers(tp: int) -> None:
     ranks = run_ranks(_rank, tp)
-    by_name = {name: [rank["parts"][name] for rank in ranks] for name in ranks[0]["parts"]}
-    weights = {name: whole(parts, 1).requires_grad_() for name, parts in by_name.items()}
+    values = ranks[0]["values"]
+    weights = {n: whole([rank["values"][n] for rank in ranks]).requires_grad_() for n in values}
     logits = torch.cat([rank["logits"] for rank in ranks], -1)[0]
     expected = reference(weights)
     torch.testing.assert_close(logits, expected, rtol=1e-10, atol=1e-10)
     (expected * wanted()).sum().backward()
     for name, weight in weights.items():
         assert weight.grad is not None
-        found, scale = whole(by_name[name], 2), weight.grad.abs().max()
+        found = whole([rank["gradients"][name] for rank in ranks])
+        scale = weight.grad.abs().max()
         assert (found - weight.grad).abs().max() <= 1e-10 * scale, name
 
 

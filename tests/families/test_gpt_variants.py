@@ -21,7 +21,7 @@ from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 from mpctl.tensor_grid import TensorGrid
 from tests.layers.oracle import axes, close, context_split, fill, gradients, sum_gradients, whole
-from tests.ranks import run_ranks
+from tests.threads import run_ranks
 
 S = 8
 COMMON = {"layers": 3, "hidden": 16, "heads": 4, "vocab": 120, "seq_length": S,
@@ -75,7 +75,7 @@ def test_a_split_model_has_the_loss_and_gradients_of_the_whole(
     layout: tuple[int, int, bool],
 ) -> None:
     expected = _run(0, 1, (1, 1, False))
-    ranks = run_ranks(_run, layout[0] * layout[1], layout, timeout=200)
+    ranks = run_ranks(_run, layout[0] * layout[1], layout)
     for number in range(len(VARIANTS)):
         loss, of_whole = expected[number]
         for rank in ranks:
@@ -118,8 +118,8 @@ def test_each_rank_has_its_part_of_the_projection_of_multi_token_prediction(tp: 
 class NarrowSecond(GPT):
     """A stack whose second layer has another MLP than the others."""
 
-    def layer_config(self, training: TrainingSpec, layer: int, *, causal: bool) -> LayerConfig:
-        config = super().layer_config(training, layer, causal=causal)
+    def layer_config(self, training: TrainingSpec, layer: int) -> LayerConfig:
+        config = super().layer_config(training, layer)
         assert isinstance(config.mlp, MLPConfig)
         return replace(config, mlp=replace(config.mlp, ffn=8)) if layer == 1 else config
 

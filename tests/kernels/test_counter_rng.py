@@ -23,7 +23,7 @@ from mpctl.kernels.counter_rng import (
     site_key,
     uniform,
 )
-from tests.layers.oracle import saved_bytes
+from tests.layers.oracle import dropped, saved_bytes
 
 ROWS, COLUMNS = torch.arange(301)[:, None], torch.arange(1037)
 
@@ -151,7 +151,7 @@ def test_masks_of_neighbouring_steps_sites_seeds_and_samples_do_not_correlate() 
 
     def mask(seed: int = 1, step: int = 10, rng_site: str = "a", sample: int = 40) -> Tensor:
         rng = CounterRNG(seed, step, torch.tensor([sample, sample + 1]))
-        return (rng.dropout(x, 0.5, rng_site=rng_site) > 0).double() - 0.5
+        return (dropped(x, rng, 0.5, rng_site=rng_site) > 0).double() - 0.5
 
     base = mask()
     others = [mask(seed=2), mask(step=11), mask(rng_site="b"), mask(sample=42)]
@@ -169,7 +169,7 @@ def test_no_two_rows_share_their_numbers() -> None:
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.9])
 def test_dropout_keeps_its_share_and_scales(p: float) -> None:
     rng = CounterRNG(1, 2, torch.arange(4))
-    y = rng.dropout(torch.ones(4, 128, 1024), p, rng_site="x")
+    y = dropped(torch.ones(4, 128, 1024), rng, p, rng_site="x")
     kept, n = (y > 0).double().mean().item(), y.numel()
     assert abs(kept - (1 - p)) < 5 * (p * (1 - p) / n) ** 0.5
     assert set(y.unique().tolist()) <= {0.0, torch.tensor(1 / (1 - p)).item()}
@@ -177,53 +177,51 @@ def test_dropout_keeps_its_share_and_scales(p: float) -> None:
 
 def test_dropout_of_nothing_is_the_tensor_itself() -> None:
     x, samples = torch.ones(1, 2, 3), torch.arange(1)
-    assert CounterRNG(1, 2, samples).dropout(x, 0.0, rng_site="x") is x
-    assert CounterRNG(1, 2, samples, training=False).dropout(x, 0.5, rng_site="x") is x
+    assert dropped(x, CounterRNG(1, 2, samples), 0.0, rng_site="x") is x
+    assert dropped(x, CounterRNG(1, 2, samples, training=False), 0.5, rng_site="x") is x
 
 
 def test_dropout_knows_its_global_place() -> None:
     whole = CounterRNG(1, 2, torch.arange(6))
     x = torch.rand(6, 33, 70) + 0.5
-    y = whole.dropout(x, 0.4, rng_site="x")
+    y = dropped(x, whole, 0.4, rng_site="x")
     pick = torch.tensor([5, 0, 3])
     part = CounterRNG(1, 2, pick)
-    z = part.dropout(
-        x[pick, 7:20, 11:52], 0.4, rng_site="x", rows=range(7, 20), columns=range(11, 52)
-    )
+    z = dropped(
+        x[pick, 7:20, 11:52], part, 0.4, rng_site="x", rows=range(7, 20),
+                columns=range(11, 52))  # fmt: skip
     assert torch.equal(z, y[pick, 7:20, 11:52])
 
 
 def test_attention_dropout_knows_its_heads() -> None:
     whole, x = CounterRNG(1, 2, torch.arange(3)), torch.rand(3, 8, 17, 17) + 0.5
-    y = whole.attention_dropout(x, 0.4, rng_site="x", heads=range(8))
-    z = whole.attention_dropout(x[:, 2:5], 0.4, rng_site="x", heads=range(2, 5))
+    y = dropped(x, whole, 0.4, rng_site="x", heads=range(8))
+    z = dropped(x[:, 2:5], whole, 0.4, rng_site="x", heads=range(2, 5))
     assert torch.equal(z, y[:, 2:5])
-    rows = whole.attention_dropout(
-        x[:, :, 5:9], 0.4, rng_site="x", heads=range(8), rows=range(5, 9)
-    )
+    rows = dropped(x[:, :, 5:9], whole, 0.4, rng_site="x", heads=range(8), rows=range(5, 9))
     assert torch.equal(rows, y[:, :, 5:9])
 
 
 def test_the_gradient_passes_the_same_mask() -> None:
     x = torch.rand(2, 5, 9, dtype=torch.float64).add(0.5).requires_grad_()
-    y = CounterRNG(1, 2, torch.arange(2)).dropout(x, 0.4, rng_site="x")
+    y = dropped(x, CounterRNG(1, 2, torch.arange(2)), 0.4, rng_site="x")
     y.sum().backward()
     assert torch.allclose(x.grad * x.detach(), y.detach())
 
 
 def test_dropout_saves_one_byte_an_element() -> None:
     x, rng = torch.ones(2, 64, 128, requires_grad=True), CounterRNG(1, 2, torch.arange(2))
-    assert saved_bytes(lambda: rng.dropout(x, 0.5, rng_site="x")) == x.numel()
+    assert saved_bytes(lambda: dropped(x, rng, 0.5, rng_site="x")) == x.numel()
 
 
 def test_bad_input_is_refused_in_words() -> None:
     rng, x = CounterRNG(1, 2, torch.arange(2)), torch.ones(2, 3, 4)
     with pytest.raises(ValueError, match=r"1\.0 is not in 0 <= p < 1"):
-        rng.dropout(x, 1.0, rng_site="x")
+        dropped(x, rng, 1.0, rng_site="x")
     with pytest.raises(ValueError, match="names 3 places, the tensor has 4"):
-        rng.dropout(x, 0.5, rng_site="x", columns=range(3))
+        dropped(x, rng, 0.5, rng_site="x", columns=range(3))
     with pytest.raises(ValueError, match="samples for a batch of 3"):
-        rng.dropout(torch.ones(3, 3, 4), 0.5, rng_site="x")
+        dropped(torch.ones(3, 3, 4), rng, 0.5, rng_site="x")
 
 
 SITES = {"": ("embedding",), "layers.0": ("attention", "mlp"), "layers.10": ("attention", "mlp")}
@@ -246,8 +244,8 @@ def test_dropout_by_keys_on_the_device_is_dropout_by_keys_of_the_host() -> None:
     host, device = CounterRNG(7, 9, samples), keys.rng(samples)
     for scope, own in SITES.items():
         for site in own:
-            dropped = host.within(scope).dropout(x, 0.3, rng_site=site)
-            assert torch.equal(dropped, device.within(scope).dropout(x, 0.3, rng_site=site))
+            expected = dropped(x, host.within(scope), 0.3, rng_site=site)
+            assert torch.equal(expected, dropped(x, device.within(scope), 0.3, rng_site=site))
             name = f"{scope}.{site}".lstrip(".")
-            assert torch.equal(dropped, host.dropout(x, 0.3, rng_site=name))
-            assert 0 < int((dropped == 0).sum()) < x.numel()
+            assert torch.equal(expected, dropped(x, host, 0.3, rng_site=name))
+            assert 0 < int((expected == 0).sum()) < x.numel()

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mpctl.kernels.masks import (
-    causal_mask,
-    cross_padding_mask,
-    padding_mask,
-    partly_bidirectional_mask,
-)
+from mpctl.kernels.masks import causal_mask, partly_bidirectional_mask
 
 
 def test_glm_mask_by_hand() -> None:
@@ -33,14 +28,6 @@ def test_glm_rows_of_a_context_rank() -> None:
     assert torch.equal(partly_bidirectional_mask(prefix, 8, queries=rows), whole[:, :, rows])
     part = partly_bidirectional_mask(prefix, 8, queries=range(2, 6))
     assert torch.equal(part, whole[:, :, 2:6])
-
-
-def test_padding_is_seen_by_nobody_and_sees_the_rest() -> None:
-    real = torch.tensor([[1, 1, 0], [1, 1, 1]])
-    mask = padding_mask(real)
-    assert mask.int().tolist() == [[[[1, 1, 0]] * 3], [[[1, 1, 1]] * 3]]
-    assert mask.untyped_storage().nbytes() == 6
-    assert cross_padding_mask(real, 2).int().tolist() == [[[[1, 1, 0]] * 2], [[[1, 1, 1]] * 2]]
 
 
 def test_causal_mask_of_any_positions() -> None:

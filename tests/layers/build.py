@@ -25,7 +25,7 @@ def make_attention(
 def make_cross_attention(
     hidden: int, heads: int, rng_site: str, **settings: Any
 ) -> ParallelCrossAttention:
-    own = _taken(settings, "recompute", "context_hidden")
+    own = _taken(settings, "recompute")
     context = ShardContext(**_fields(settings, ShardContext))
     return ParallelCrossAttention(
         AttentionConfig(hidden, heads, **settings), context, rng_site, **own

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 from tests.layers.oracle import close, joined, whole
-from tests.ranks import run_ranks
+from tests.threads import run_ranks
 
 Kind = tuple[bool, str, bool]  # sequence_parallel, recompute, partition and offload
 Layout = tuple[int, int]  # tp, cp
@@ -34,9 +34,7 @@ def run_cases(
     tp, cp = layout
     if tp * cp == 1:
         return [[one(0, (1, 1), *case)] for case in cases]
-    return [
-        list(case) for case in zip(*run_ranks(every, tp * cp, [tp, cp], timeout=200), strict=True)
-    ]
+    return [list(case) for case in zip(*run_ranks(every, tp * cp, [tp, cp]), strict=True)]
 
 
 def assert_as_formula(

@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mpctl.kernels.counter_rng import CounterRNG, drop
 from mpctl.layers.context_parallel import context_positions
-from mpctl.layers.parameters import assemble, is_partial, shard_of, take
+from mpctl.layers.parameters import assemble, partial_kind, shard_of, take
+from mpctl.shard import Shard
 from mpctl.transport.group import Group
 from mpctl.transport.timing import Collective
-from tests.shards import PlainShard, plain, shard_from
+from tests.threads import group_of
 
 EXACT = 1e-10
 
@@ -28,21 +29,16 @@ NO_PEERS: Any = object()  # a process group where a test replaces torch's collec
 
 
 def grouped(rank: int, size: int, log: list[Collective] | None = None, name: str = "tp") -> Group:
-    """Of all ranks that a test started."""
-    record = None if log is None else log.append
-    return Group(rank, size, dist.group.WORLD if size > 1 else None, name, record)
+    """Of all ranks of a run (tests/threads.py)."""
+    return group_of(rank, range(size), name, log)
 
 
 def axes(rank: int, tp: int, cp: int, log: list[Collective] | None = None) -> tuple[Group, Group]:
-    """The groups of a rank of tp x cp: rank = tp + tp_size cp. Every rank makes every group."""
-    record = None if log is None else log.append
-    if tp == 1 or cp == 1:
-        return grouped(rank % tp, tp, log), grouped(rank // tp, cp, log, "cp")
-    rows = [dist.new_group(range(r * tp, (r + 1) * tp)) for r in range(cp)]
-    columns = [dist.new_group(range(r, tp * cp, tp)) for r in range(tp)]
+    """The groups of a rank of tp x cp: rank = tp + tp_size cp."""
+    row = range(rank // tp * tp, (rank // tp + 1) * tp)
     return (
-        Group(rank % tp, tp, rows[rank // tp], record=record),
-        Group(rank // tp, cp, columns[rank % tp], name="cp", record=record),
+        group_of(rank, row, "tp", log),
+        group_of(rank, range(rank % tp, tp * cp, tp), "cp", log),
     )
 
 
@@ -74,7 +70,7 @@ def joined(pieces: list[Tensor], tp: int, cp: int, split: bool = False) -> Tenso
 def sum_gradients(module: nn.Module, tp: Group, cp: Group) -> None:
     """What the optimizer does before it steps: partial ones over tp, all of them over cp."""
     for parameter in module.parameters():
-        if is_partial(parameter):
+        if partial_kind(parameter):
             parameter.grad = tp.all_reduce(parameter.grad)
         parameter.grad = cp.all_reduce(parameter.grad)
 
@@ -91,21 +87,30 @@ def fill(module: nn.Module, seed: int = 3) -> None:
             parameter.copy_(take(shard, numbers(*shard.shape, seed=seed + number) * 0.3))
 
 
-def gradients(module: nn.Module) -> dict[str, tuple[Tensor, PlainShard]]:
-    """Gradients with the shard as plain values, to be sent from a rank."""
+Part = tuple[Tensor, Shard]
+"""A tensor, and which part of the whole one it is."""
+
+
+def gradients(module: nn.Module) -> dict[str, Part]:
+    """Gradients of the parameters, by name."""
     result = {}
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None, name
-        result[name] = (parameter.grad, plain(shard_of(parameter)))
+        result[name] = (parameter.grad, shard_of(parameter))
     return result
 
 
-def whole(pieces: list[tuple[Tensor, PlainShard]]) -> Tensor:
+def whole(pieces: list[Part]) -> Tensor:
     """One gradient assembled from the ranks; parts that several ranks hold must agree."""
     held: dict[str, Tensor] = {}
     for tensor, shard in pieces:
         close(tensor, held.setdefault(str(shard), tensor))
-    return assemble([shard_from(shard) for _, shard in pieces], [tensor for tensor, _ in pieces])
+    return assemble([shard for _, shard in pieces], [tensor for tensor, _ in pieces])
+
+
+def dropped(x: Tensor, rng: CounterRNG, p: float, **place: Any) -> Tensor:
+    """x with dropout of probability p; place: as CounterRNG.mask's."""
+    return drop(x, rng.mask(x.shape, p, **place)) if rng.active(p) else x
 
 
 def close(actual: Tensor, expected: Tensor, bound: float = EXACT) -> None:

@@ -10,12 +10,13 @@ from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.rotary import Rotary
 from mpctl.layers.attention import ParallelSelfAttention
-from mpctl.layers.parameters import is_partial
+from mpctl.layers.parameters import partial_kind
 from mpctl.transport.group import Group
 from tests.layers.build import make_attention
 from tests.layers.oracle import (
     close,
     copies,
+    dropped,
     fill,
     gradients,
     grouped,
@@ -23,7 +24,7 @@ from tests.layers.oracle import (
     saved_bytes,
     whole,
 )
-from tests.ranks import run_ranks
+from tests.threads import run_ranks
 
 B, S, H, A, D = 2, 8, 16, 4, 4
 SAMPLES = torch.tensor([12, 7])
@@ -86,7 +87,7 @@ def _run(rank: int, size: int, split: bool) -> dict:
         )  # fmt: skip
         y.backward(numbers(B, S, H, seed=9)[:, own])
         for parameter in module.parameters():
-            if is_partial(parameter):
+            if partial_kind(parameter):
                 group.all_reduce(parameter.grad)
         grad = bias.grad if "bias" in wanted else torch.zeros(0)
         results[case] = [y.detach(), x.grad, gradients(module), grad]
@@ -107,9 +108,7 @@ def _formula(case: str, w: dict[str, Tensor], x: Tensor, bias: Tensor) -> Tensor
     seen = torch.ones(S, S).tril().bool() if wanted.get("causal", True) else torch.ones(S, S).bool()
     seen = seen & _mask()[:, 0] if "mask" in wanted else seen
     ones = torch.ones(B, A, S, S, dtype=torch.float64)
-    factor = _rng().attention_dropout(
-        ones, wanted.get("dropout", 0.0), rng_site="x", heads=range(A)
-    )
+    factor = dropped(ones, _rng(), wanted.get("dropout", 0.0), rng_site="x", heads=range(A))
     for head in range(A):
         other = head * kv // A
         q, k, v = fused[:, :, head], fused[:, :, A + other], fused[:, :, A + kv + other]

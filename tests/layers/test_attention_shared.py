@@ -10,7 +10,7 @@ from mpctl.transport.group import Group
 from mpctl.transport.timing import Collective
 from tests.layers.build import make_attention
 from tests.layers.oracle import fill, grouped, logged
-from tests.ranks import run_ranks
+from tests.threads import run_ranks
 
 B, S, H, A, D = 2, 8, 16, 4, 4
 

@@ -13,6 +13,7 @@ from mpctl.kernels.masks import partly_bidirectional_mask
 from mpctl.kernels.rotary import Rotary
 from mpctl.layers import attention
 from mpctl.layers.attention import AttentionCore, ParallelSelfAttention
+from mpctl.layers.config import AttentionConfig
 from mpctl.layers.context_parallel import (
     context_blocks,
     context_positions,
@@ -23,8 +24,8 @@ from mpctl.layers.shard_context import ShardContext
 from mpctl.transport.group import Group
 from mpctl.transport.timing import Collective
 from tests.layers.build import make_attention
-from tests.layers.oracle import axes, close, context_split, fill, grouped, logged, numbers
-from tests.ranks import run_ranks
+from tests.layers.oracle import axes, close, context_split, dropped, fill, grouped, logged, numbers
+from tests.threads import run_ranks
 
 B, S, H, A, K, D = 2, 16, 16, 4, 2, 4
 SAMPLES = torch.tensor([12, 7])
@@ -145,7 +146,8 @@ def test_blocks_meet_their_prefix_and_no_mask_is_made(
 
     monkeypatch.setattr(attention, "gather_context", lambda key, value, cp: (key, value))
     for rank in range(c):
-        core = AttentionCore("x", range(A), cp=Group(rank, c, name="cp"), backend=Recorded())
+        context = ShardContext(cp=Group(rank, c, name="cp"), backend=Recorded())
+        core = AttentionCore(AttentionConfig(H, A), context, "x")
         seen.clear()
         core(numbers(B, A, S // c, D), numbers(B, A, S, D), numbers(B, A, S, D))
         assert seen == [(n, (rank + 1) * n), (n, (2 * c - rank) * n)]
@@ -171,20 +173,18 @@ def test_positions_by_hand() -> None:
 def test_noise_of_scattered_rows_and_columns_is_the_wholes() -> None:
     rng, rows = CounterRNG(1, 2, torch.arange(3)), torch.tensor([0, 1, 14, 15])
     x = torch.rand(3, S, 6) + 0.5
-    y = rng.dropout(x, 0.4, rng_site="x")
-    assert torch.equal(rng.dropout(x[:, rows], 0.4, rng_site="x", rows=rows), y[:, rows])
+    y = dropped(x, rng, 0.4, rng_site="x")
+    assert torch.equal(dropped(x[:, rows], rng, 0.4, rng_site="x", rows=rows), y[:, rows])
     columns = torch.tensor([5, 0, 2])
-    z = rng.dropout(x[:, :, columns], 0.4, rng_site="x", columns=columns)
+    z = dropped(x[:, :, columns], rng, 0.4, rng_site="x", columns=columns)
     assert torch.equal(z, y[:, :, columns])
     shares = torch.rand(3, 4, S, S) + 0.5
-    y = rng.attention_dropout(shares, 0.4, rng_site="x", heads=range(4))
+    y = dropped(shares, rng, 0.4, rng_site="x", heads=range(4))
     keys = torch.tensor([9, 3, 4, 11, 0])
     part = shares[:, 1:3][:, :, rows][..., keys]
-    z = rng.attention_dropout(part, 0.4, rng_site="x", heads=range(1, 3), rows=rows, columns=keys)
+    z = dropped(part, rng, 0.4, rng_site="x", heads=range(1, 3), rows=rows, columns=keys)
     assert torch.equal(z, y[:, 1:3][:, :, rows][..., keys])
-    z = rng.attention_dropout(
-        shares[..., 4:9], 0.4, rng_site="x", heads=range(4), columns=range(4, 9)
-    )
+    z = dropped(shares[..., 4:9], rng, 0.4, rng_site="x", heads=range(4), columns=range(4, 9))
     assert torch.equal(z, y[..., 4:9])
     with pytest.raises(ValueError, match="names 4 places, the tensor has 16"):
-        rng.dropout(x, 0.4, rng_site="x", rows=rows)
+        dropped(x, rng, 0.4, rng_site="x", rows=rows)

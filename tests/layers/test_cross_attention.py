@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.kernels.masks import cross_padding_mask
 from mpctl.layers.attention import ParallelCrossAttention
 from mpctl.layers.context_parallel import NO_CP
-from mpctl.layers.parameters import is_partial, shard_of
+from mpctl.layers.parameters import partial_kind, shard_of
 from mpctl.transport.group import Group
 from mpctl.transport.timing import Collective
 from tests.layers.build import make_cross_attention
@@ -18,6 +17,7 @@ from tests.layers.oracle import (
     axes,
     close,
     copies,
+    dropped,
     fill,
     gradients,
     grouped,
@@ -28,9 +28,9 @@ from tests.layers.oracle import (
     sum_gradients,
     whole,
 )
-from tests.ranks import run_ranks
+from tests.threads import run_ranks
 
-B, Q, S, H, C, A, D = 2, 4, 12, 16, 8, 4, 4
+B, Q, S, H, A, D = 2, 4, 12, 16, 4, 4
 SAMPLES = torch.tensor([3, 9])
 REAL = torch.ones(B, S, dtype=torch.bool)
 REAL[0, 7:] = False
@@ -42,7 +42,7 @@ def _made(
     case: str, group: Group, split: bool = False, cp: Group = NO_CP
 ) -> ParallelCrossAttention:
     made = make_cross_attention(
-        H, A, tp=group, rng_site="x", context_hidden=C, dropout=CASES[case][0], scale=SCALE,
+        H, A, tp=group, rng_site="x", dropout=CASES[case][0], scale=SCALE,
         recompute=True, sequence_parallel=split, cp=cp, dtype=torch.float64,
     )  # fmt: skip
     fill(made)
@@ -60,14 +60,14 @@ def _run(rank: int, size: int, split: bool) -> dict:
             return x.chunk(size, 1)[rank].clone() if split else x
 
         x = own(numbers(B, Q, H, seed=8)).requires_grad_()
-        context = own(numbers(B, S, C, seed=7)).requires_grad_()
-        mask = cross_padding_mask(REAL, Q) if masked else None
+        context = own(numbers(B, S, H, seed=7)).requires_grad_()
+        mask = REAL[:, None, None] if masked else None
         y = module(x, context, CounterRNG(5, 6, SAMPLES), mask=mask)
         forward = len(log)
         y.backward(own(numbers(B, Q, H, seed=9)))
         traffic = [logged(log[:forward]), logged(log[forward:])]
         for parameter in module.parameters():
-            if is_partial(parameter):
+            if partial_kind(parameter):
                 group.all_reduce(parameter.grad)
         results[case] = [y.detach(), x.grad, context.grad, gradients(module), traffic]
     return results
@@ -81,9 +81,7 @@ def _formula(case: str, w: dict[str, Tensor], x: Tensor, context: Tensor) -> Ten
     shares = scores.exp() * (REAL[:, None, None] if masked else 1)
     shares = shares / shares.sum(-1, keepdim=True)
     ones = torch.ones(B, A, Q, S, dtype=torch.float64)
-    shares = shares * CounterRNG(5, 6, SAMPLES).attention_dropout(
-        ones, p, rng_site="x", heads=range(A)
-    )
+    shares = shares * dropped(ones, CounterRNG(5, 6, SAMPLES), p, rng_site="x", heads=range(A))
     out = torch.einsum("baqk,bkad->bqad", shares, kv[:, :, 1]).flatten(2)
     return out @ w["output.weight"].T + w["output.bias"]
 
@@ -93,7 +91,7 @@ def test_cross_attention_against_its_formula(size: int, split: bool) -> None:
     results = [_run(0, 1, split)] if size == 1 else run_ranks(_run, size, split)
     for case in CASES:
         w = copies(_made(case, Group()))
-        x, context = numbers(B, Q, H, seed=8), numbers(B, S, C, seed=7)
+        x, context = numbers(B, Q, H, seed=8), numbers(B, S, H, seed=7)
         y = _formula(case, w, x.requires_grad_(), context.requires_grad_())
         y.backward(numbers(B, Q, H, seed=9))
         parts = [result[case] for result in results]
@@ -115,8 +113,8 @@ def _run_context(rank: int, size: int) -> dict:
         tp, cp = axes(rank, 1, size, log)
         module = _made(case, tp, cp=cp)
         x = held(numbers(B, Q, H, seed=8), tp, cp).requires_grad_()
-        context = held(numbers(B, S, C, seed=7), tp, cp).requires_grad_()
-        mask = cross_padding_mask(REAL, Q // size) if masked else None
+        context = held(numbers(B, S, H, seed=7), tp, cp).requires_grad_()
+        mask = REAL[:, None, None] if masked else None
         y = module(x, context, CounterRNG(5, 6, SAMPLES), mask=mask)
         y.backward(held(numbers(B, Q, H, seed=9), tp, cp))
         traffic = logged(log)
@@ -129,7 +127,7 @@ def test_both_sequences_split_over_context_parallel_ranks() -> None:
     results, message = run_ranks(_run_context, 2), 2 * B * A * S * D * 8
     for case in CASES:
         w = copies(_made(case, Group()))
-        x, context = numbers(B, Q, H, seed=8), numbers(B, S, C, seed=7)
+        x, context = numbers(B, Q, H, seed=8), numbers(B, S, H, seed=7)
         y = _formula(case, w, x.requires_grad_(), context.requires_grad_())
         y.backward(numbers(B, Q, H, seed=9))
         parts = [result[case] for result in results]
@@ -144,7 +142,7 @@ def test_both_sequences_split_over_context_parallel_ranks() -> None:
 
 
 def test_one_all_reduce_forward_and_two_backward() -> None:
-    query, context = B * Q * H * 8, B * S * C * 8
+    query, context = B * Q * H * 8, B * S * H * 8
     for result in run_ranks(_run, 2, False):
         for forward, backward in (result[case][4] for case in CASES):
             assert forward == [("all_reduce", "tp", query, "float64")]
@@ -153,8 +151,8 @@ def test_one_all_reduce_forward_and_two_backward() -> None:
 
 
 def test_a_masked_token_of_the_context_does_not_matter() -> None:
-    module, x, context = _made("mask", Group()), numbers(B, Q, H), numbers(B, S, C)
-    mask = cross_padding_mask(REAL, Q)
+    module, x, context = _made("mask", Group()), numbers(B, Q, H), numbers(B, S, H)
+    mask = REAL[:, None, None]
     other = context.clone()
     other[~REAL] = 99.0
     close(module(x, context, mask=mask), module(x, other, mask=mask))
@@ -164,6 +162,6 @@ def test_a_masked_token_of_the_context_does_not_matter() -> None:
 def test_weights_are_two_parts_and_bad_heads_are_refused() -> None:
     module = make_cross_attention(32, 4, tp=Group(1, 2), rng_site="x")
     assert shard_of(module.key_value.weight).blocks(0) == (range(16, 32), range(48, 64))
-    assert repr(module).startswith("ParallelCrossAttention(\n  heads 2..4 of 4, d=8, dropout=0.0")
+    assert "heads 2..4 of 4, d=8, causal=False, dropout=0.0" in repr(module)
     with pytest.raises(ValueError, match="3 is not divisible by 2"):
         make_cross_attention(24, 3, tp=Group(0, 2), rng_site="x")

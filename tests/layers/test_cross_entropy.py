@@ -13,7 +13,7 @@ from mpctl.transport.group import Group
 from mpctl.transport.timing import Collective
 from tests.layers.oracle import close, fill, grouped, logged, numbers, saved_bytes, whole
 from tests.layers.oracle import gradients as shards
-from tests.ranks import run_ranks
+from tests.threads import run_ranks
 
 B, S, H, V, PADDED = 3, 5, 8, 13, 20  # words of the ranks: t=2 10, 3; t=4 5, 5, 3, 0
 LAWS: dict[str, dict] = {

@@ -23,6 +23,7 @@ from tests.layers.oracle import (
     axes,
     below,
     copies,
+    dropped,
     fill,
     gradients,
     heads_of,
@@ -98,9 +99,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, style: str, site: str, scores: Tens
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) * STYLES[style]["scale"] + scores
     shares = scores.exp() / scores.exp().sum(-1, keepdim=True)
     p = STYLES[style].get("attention_dropout", 0.0)
-    drawn = CounterRNG(5, 6, SAMPLES).attention_dropout(
-        torch.ones_like(shares), p, rng_site=f"layers.1.{site}.probabilities", heads=range(A)
-    )
+    site, rng = f"layers.1.{site}.probabilities", CounterRNG(5, 6, SAMPLES)
+    drawn = dropped(torch.ones_like(shares), rng, p, rng_site=site, heads=range(A))
     return torch.einsum("bhqk,bhkd->bqhd", shares * drawn, v).flatten(2)
 
 
@@ -126,7 +126,7 @@ def _mlp(w: dict[str, Tensor], x: Tensor, gated: bool) -> Tensor:
 def _formula(w: dict[str, Tensor], x: Tensor, y: Tensor, style: str) -> Tensor:
     ones, rng = torch.ones_like(x).detach(), CounterRNG(5, 6, SAMPLES)
     drawn = {
-        name: rng.dropout(ones, STYLES[style].get("dropout", 0.0), rng_site=f"layers.1.{name}")
+        name: dropped(ones, rng, STYLES[style].get("dropout", 0.0), rng_site=f"layers.1.{name}")
         for name in ("attention", "cross", "mlp")
     }
     causal = torch.full((Q, Q), -torch.inf, dtype=x.dtype).triu(1)
@@ -226,5 +226,5 @@ def test_bad_settings_are_refused_and_repr_shows_the_parts() -> None:
         make_decoder_layer(H, A, FFN, norm="batch", **common)
     text = repr(make_decoder_layer(H, A, FFN, scale=1.0, recompute="full", **common))
     assert "rng_site=x, dropout=0.0, recompute=full\n" in text
-    inner = "heads 0..4 of 4, d=4, dropout=0.0, scale=1.0, t=1"
+    inner = "heads 0..4 of 4, d=4, causal=False, dropout=0.0, scale=1.0, t=1"
     assert f"(cross): ParallelCrossAttention(\n    {inner}\n" in text

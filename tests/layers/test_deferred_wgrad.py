@@ -14,7 +14,7 @@ from mpctl.layers.parameters import DeferredWgrad, defer_wgrad, initialise
 from mpctl.transport.group import Group
 from mpctl.transport.timing import Collective
 from tests.layers.oracle import grouped
-from tests.ranks import run_ranks
+from tests.threads import run_ranks
 
 
 def pair(group: Group, later: DeferredWgrad | None, *, split: bool = False) -> torch.nn.Sequential:

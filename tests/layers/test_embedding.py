@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpctl.layers.cross_entropy import vocab_parallel_cross_entropy
-from mpctl.layers.embedding import OutputHead, VocabParallelEmbedding, tied_logits
+from mpctl.layers.embedding import OutputHead, VocabParallelEmbedding
 from mpctl.transport.group import Group
 from mpctl.transport.timing import Collective
 from tests.layers.oracle import (
@@ -21,7 +21,7 @@ from tests.layers.oracle import (
     saved_bytes,
     whole,
 )
-from tests.ranks import run_ranks
+from tests.threads import run_ranks
 
 B, S, H, V = 2, 8, 8, 13
 # t=4 on 32 rows: ranks of 8 rows hold 8, 5, 0, 0 words
@@ -42,7 +42,7 @@ class _Model(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         hidden = self.words(tokens)
-        logits = tied_logits(hidden, self.words) if self.head is None else self.head(hidden)
+        logits = self.words.logits(hidden) if self.head is None else self.head(hidden)
         table = self.words
         return vocab_parallel_cross_entropy(
             logits, targets, group=table.group, first=table.vocab_range.start

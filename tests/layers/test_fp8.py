@@ -16,7 +16,7 @@ from mpctl.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mpctl.layers.parameters import DeferredWgrad, defer_wgrad, initialise
 from mpctl.transport.group import Group
 from tests.layers.oracle import grouped
-from tests.ranks import run_ranks
+from tests.threads import run_ranks
 
 B, S, I, O = 2, 16, 32, 64  # noqa: E741
 
@@ -147,7 +147,9 @@ def step(
     used = 0.0
     for value in largest:
         matrix = torch.tensor([[value, -0.5 * value]], dtype=torch.bfloat16)
-        used = 1 / operands.by_rows(Operand.INPUT, matrix, noted=True).inverse.item()
+        rows, _ = operands.cast(Operand.INPUT, matrix, noted=True)
+        assert rows is not None
+        used = 1 / rows.inverse.item()
     scales.end_step(group or Group())
     return used
 
@@ -166,8 +168,8 @@ def test_in_the_first_step_each_tensor_is_scaled_by_itself() -> None:
 def test_what_is_too_large_becomes_the_largest_number() -> None:
     scales, operands = table()
     step(scales, operands, 1.0)
-    cast = operands.by_rows(Operand.INPUT, torch.tensor([[50.0, -1.0]]), noted=False)
-    assert cast.values.float().tolist() == [[448.0, -256.0]]
+    cast, _ = operands.cast(Operand.INPUT, torch.tensor([[50.0, -1.0]]))
+    assert cast is not None and cast.values.float().tolist() == [[448.0, -256.0]]
 
 
 @pytest.mark.parametrize("wrong", [math.inf, math.nan, 0.0])
@@ -179,7 +181,7 @@ def test_a_step_that_says_nothing_leaves_the_scales_as_they_were(wrong: float) -
 
 def test_an_evaluation_notes_nothing() -> None:
     scales, operands = table()
-    operands.by_rows(Operand.INPUT, torch.tensor([[9.0]]), noted=False)
+    operands.cast(Operand.INPUT, torch.tensor([[9.0]]))
     assert not scales.amax.any()
 
 

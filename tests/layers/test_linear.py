@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpctl.layers.linear import ColumnParallelLinear, RowParallelLinear
-from mpctl.layers.parameters import global_index, is_partial, shard_of
+from mpctl.layers.parameters import global_index, partial_kind, shard_of
 from mpctl.transport.group import Group
 from mpctl.transport.timing import Collective
 from tests.layers.oracle import (
@@ -23,7 +23,7 @@ from tests.layers.oracle import (
     saved_bytes,
     whole,
 )
-from tests.ranks import run_ranks
+from tests.threads import run_ranks
 
 B, S, I, O = 2, 8, 12, 24  # noqa: E741
 COLUMNS: dict[str, dict] = {
@@ -161,7 +161,8 @@ def _split(rank: int, size: int) -> list:
         forward = len(log)
         y.backward(numbers(b, S, I, seed=9)[:, own])
         entries = logged(log)
-        assert [is_partial(p) for p in pair.parameters()] == [False, False, False, True]
+        last = "tp" if size > 1 else ""
+        assert [partial_kind(p) for p in pair.parameters()] == ["", "", "", last]
         bias = pair[1].bias
         bias.grad = group.all_reduce(bias.grad)
         results.append([y.detach(), x.grad, gradients(pair), entries[:forward], entries[forward:]])

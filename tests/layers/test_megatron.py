@@ -14,8 +14,7 @@ from mpctl.layers.parameters import initialise
 from mpctl.transport.group import Group
 from tests import megatron
 from tests.layers.build import make_mlp
-from tests.layers.oracle import grouped
-from tests.ranks import run_ranks
+from tests.ranks import grouped, run_ranks
 
 HIDDEN, FFN, VOCAB, SHAPE = 16, 64, 96, (2, 8)
 pytestmark = pytest.mark.skipif(not megatron.IS_HERE, reason="needs megatron-core 0.16.1")

@@ -13,7 +13,7 @@ from torch import Tensor
 from mpctl.kernels.rotary import Rotary
 from mpctl.layers.config import AttentionConfig, LayerConfig
 from mpctl.layers.mlp import MLPConfig, ParallelMLP
-from mpctl.layers.parameters import is_partial, shard_of
+from mpctl.layers.parameters import partial_kind, shard_of
 from mpctl.transport.group import Group
 from tests.layers.build import layer_config, make_mlp
 from tests.layers.oracle import (
@@ -26,7 +26,7 @@ from tests.layers.oracle import (
     saved_bytes,
     whole,
 )
-from tests.ranks import run_ranks
+from tests.threads import run_ranks
 
 B, S, H, FFN = 2, 8, 8, 12
 
@@ -47,7 +47,7 @@ def _run(rank: int, size: int) -> dict:
             y = module(x)
             y.backward(numbers(B, S, H, seed=9)[:, own])
             for parameter in module.parameters():
-                if is_partial(parameter):
+                if partial_kind(parameter):
                     group.all_reduce(parameter.grad)
             results[f"{kind} {split}"] = [y.detach(), x.grad, gradients(module)]
     return results

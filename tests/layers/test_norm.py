@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from mpctl.layers.norm import RMSNorm
 from mpctl.layers.parameters import ONES, parallel_attributes, shard_of
+from mpctl.layers.shard_context import ShardContext
 from mpctl.shard import Shard
 from tests.layers.oracle import close, fill, numbers
 
 
+def rms_norm(size: int, *, eps: float = 1e-5, dtype: torch.dtype | None = None) -> Any:
+    return ShardContext(dtype=dtype).norm("rmsnorm", size, eps=eps)
+
+
 def test_rms_norm_and_its_gradients() -> None:
-    norm = RMSNorm(16, eps=1e-3, dtype=torch.float64)
+    norm = rms_norm(16, eps=1e-3, dtype=torch.float64)
     fill(norm)
     x = numbers(2, 5, 16).requires_grad_()
     weight, leaf = norm.weight.detach().clone().requires_grad_(), numbers(2, 5, 16).requires_grad_()
@@ -24,7 +30,7 @@ def test_rms_norm_and_its_gradients() -> None:
 
 
 def test_by_hand_and_not_centred() -> None:
-    norm = RMSNorm(2, eps=0.0, dtype=torch.float64)
+    norm = rms_norm(2, eps=0.0, dtype=torch.float64)
     torch.nn.init.ones_(norm.weight)
     x, y = torch.tensor([[1.0, 7.0], [0.2, 1.4]], dtype=torch.float64)
     close(norm(x), y)
@@ -32,7 +38,7 @@ def test_by_hand_and_not_centred() -> None:
 
 def test_statistics_of_16_bit_are_float32() -> None:
     for dtype in (torch.bfloat16, torch.float16):
-        norm = RMSNorm(4096, dtype=dtype)
+        norm = rms_norm(4096, dtype=dtype)
         torch.nn.init.ones_(norm.weight)
         # squares beyond float16's 65504, and a mean that bfloat16 sums would lose
         x = (numbers(3, 4096) * 500).to(dtype)
@@ -43,16 +49,16 @@ def test_statistics_of_16_bit_are_float32() -> None:
 
 
 def test_its_weight_is_replicated_and_starts_at_one() -> None:
-    norm = RMSNorm(8)
+    norm = rms_norm(8)
     assert [name for name, _ in norm.named_parameters()] == ["weight"]
     assert shard_of(norm.weight) == Shard((8,))
     assert parallel_attributes(norm.weight).init == ONES
-    assert repr(norm) == "RMSNorm(8 (replicated), eps=1e-05)"
+    assert repr(norm) == "RMSNorm(8 of 8, eps=1e-05)"
 
 
 def test_a_16_bit_rms_norm_keeps_its_input_and_a_number_a_row_and_rounds_once() -> None:
     """Its gradients are those of float64 to the rounding of their own type."""
-    norm = RMSNorm(512, dtype=torch.bfloat16)
+    norm = rms_norm(512, dtype=torch.bfloat16)
     fill(norm)
     x, grad = numbers(2, 3, 512).bfloat16().requires_grad_(), numbers(2, 3, 512, seed=1).bfloat16()
     kept = []
@@ -69,7 +75,7 @@ def test_a_16_bit_rms_norm_keeps_its_input_and_a_number_a_row_and_rounds_once() 
 
 
 def test_a_frozen_weight_has_no_gradient_and_its_input_has() -> None:
-    norm, x = RMSNorm(16), numbers(2, 16).float().requires_grad_()
+    norm, x = rms_norm(16), numbers(2, 16).float().requires_grad_()
     norm.weight.requires_grad_(False)
     norm(x).sum().backward()
     assert norm.weight.grad is None and x.grad is not None

@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpctl.layers.linear import ColumnParallelLinear
+from mpctl.transport.exchange import Reduction
 from mpctl.transport.group import Group, Pending
-from tests.layers.oracle import grouped
-from tests.ranks import run_ranks
 
 B, S, I, O = 2, 6, 4, 10  # noqa: E741
 
@@ -38,13 +36,15 @@ class _Watched(Group):
         self.events.append(f"start {name}")
         return _Told(result, None, self.events, name)
 
-    def _all_reduce(self, tensor: Tensor, op: str, later: bool) -> Pending:
+    def start_all_reduce(
+        self, tensor: Tensor, op: Reduction = "sum", *, is_async: bool = True
+    ) -> Pending:
         return self._told("all_reduce", tensor.mul_(2))
 
-    def _all_gather(self, tensor: Tensor, dim: int, later: bool) -> Pending:
+    def start_all_gather(self, tensor: Tensor, dim: int, *, is_async: bool = True) -> Pending:
         return self._told("all_gather", torch.cat([tensor, tensor], dim))
 
-    def _reduce_scatter(self, tensor: Tensor, dim: int, later: bool) -> Pending:
+    def start_reduce_scatter(self, tensor: Tensor, dim: int, *, is_async: bool = True) -> Pending:
         return self._told("reduce_scatter", tensor.chunk(2, dim)[0] * 2)
 
 
@@ -94,41 +94,3 @@ def test_what_needs_no_gradient_costs_neither_product_nor_message(split: bool) -
     assert _events(split, frozen=True) == ["dX", f"start {summing}", f"wait {summing}"]
     gather = ["start all_gather"] * split, ["wait all_gather"] * split
     assert _events(split, input_grad=False) == [*gather[0], "db", *gather[1], "dW"]
-
-
-def _late(rank: int, size: int, kind: str) -> Tensor:
-    """Rank 1 joins only once rank 0 has come back from `start`: a start that waits would hang."""
-    group, go = grouped(rank, size), torch.zeros(1)
-    x = torch.full((2, 4), rank + 1.0)
-    start = {
-        "all_reduce": lambda: group.start_all_reduce(x),
-        "all_gather": lambda: group.start_all_gather(x, 1),
-        "reduce_scatter": lambda: group.start_reduce_scatter(x, 1),
-    }[kind]
-    if rank == 1:
-        dist.recv(go, 0)
-        return start().wait()
-    pending = start()
-    dist.send(go, 1)
-    return pending.wait()
-
-
-@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])
-def test_start_does_not_wait_for_the_other_ranks(kind: str) -> None:
-    ones = torch.ones(2, 4)
-    expected = {
-        "all_reduce": 3 * ones,
-        "all_gather": torch.cat([ones, 2 * ones], 1),
-        "reduce_scatter": 3 * ones[:, :2],
-    }[kind]
-    for result in run_ranks(_late, 2, kind, timeout=30):
-        assert torch.equal(result, expected)
-
-
-def test_one_rank_has_its_result_at_once() -> None:
-    x, group = torch.ones(2, 4), Group()
-    for pending in (
-        group.start_all_reduce(x), group.start_all_gather(x, 1), group.start_reduce_scatter(x, 1)
-    ):  # fmt: skip
-        assert pending.work is None
-        assert pending.wait() is x

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.kernels.masks import padding_mask
-from mpctl.layers.context_parallel import context_positions
 from mpctl.transport.group import Group
 from mpctl.transport.timing import Collective
 from tests.layers import oracle
@@ -21,6 +19,7 @@ from tests.layers.oracle import (
     axes,
     below,
     copies,
+    dropped,
     fill,
     gradients,
     heads_of,
@@ -53,9 +52,9 @@ def _one(rank: int, layout: tuple[int, int], p: float, kind: tuple[bool, str, bo
     """Output, gradients of the input and of the weights, messages forward and backward."""
     log: list[Collective] = []
     (tp, cp), split = axes(rank, *layout, log), kind[0]
-    layer, rows = _made(p, kind, tp, cp), context_positions(S, cp.size, cp.rank)
+    layer = _made(p, kind, tp, cp)
     x = held(numbers(B, S, H, seed=8), tp, cp, split).requires_grad_()
-    y = layer(x, CounterRNG(5, 6, SAMPLES), mask=padding_mask(REAL)[:, :, rows])
+    y = layer(x, CounterRNG(5, 6, SAMPLES), mask=REAL[:, None, None])
     forward = len(log)
     y.backward(held(numbers(B, S, H, seed=9), tp, cp, split))
     traffic = [logged(log[:forward]), logged(log[forward:])]
@@ -83,10 +82,10 @@ def _norm(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
 def _expected(p: float) -> tuple[list[Tensor], dict[str, Tensor]]:
     w, rng = copies(_made(p, KINDS[0], Group(), Group())), CounterRNG(5, 6, SAMPLES)
     ones = torch.ones(B, S, H, dtype=torch.float64)
-    drawn = [rng.dropout(ones, p, rng_site=f"layers.1.{name}") for name in ("attention", "mlp")]
+    drawn = [dropped(ones, rng, p, rng_site=f"layers.1.{name}") for name in ("attention", "mlp")]
     ones = torch.ones(B, A, S, S, dtype=torch.float64)
     site = "layers.1.attention.probabilities"
-    factor = rng.attention_dropout(ones, p, rng_site=site, heads=range(A))
+    factor = dropped(ones, rng, p, rng_site=site, heads=range(A))
     x = numbers(B, S, H, seed=8).requires_grad_()
     y = _norm(w, "attention_norm", x + _attention(below(w, "attention"), x, factor) * drawn[0])
     y = _norm(w, "mlp_norm", y + oracle.mlp(below(w, "mlp"), y) * drawn[1])

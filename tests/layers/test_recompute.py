@@ -14,9 +14,9 @@ from mpctl.layers.recompute import HostOffload, InputCheckpointer, checkpointed,
 from mpctl.transport.group import Group
 from mpctl.transport.timing import Collective
 from tests.layers.build import make_layer
-from tests.layers.oracle import NO_PEERS, close, grouped, logged, numbers, saved_bytes
-from tests.ranks import run_ranks
+from tests.layers.oracle import NO_PEERS, close, dropped, grouped, logged, numbers, saved_bytes
 from tests.streams import LoggedStream
+from tests.threads import run_ranks
 
 B, S, H = 2, 6, 4
 WAYS = [
@@ -129,12 +129,12 @@ def test_an_input_without_gradient_still_trains_the_weights() -> None:
 def test_core_keeps_its_arguments_and_draws_the_same_mask() -> None:
     rng = CounterRNG(1, 2, torch.arange(B))
 
-    def dropped(q: Tensor, k: Tensor) -> Tensor:
+    def attended(q: Tensor, k: Tensor) -> Tensor:
         scores = (q @ k.transpose(-1, -2)).softmax(-1)
-        return rng.dropout(scores, 0.5, rng_site="x") @ k
+        return dropped(scores, rng, 0.5, rng_site="x") @ k
 
     outcomes = []
-    for run in (dropped, lambda q, k: recomputed(dropped, q, k)):
+    for run in (attended, lambda q, k: recomputed(attended, q, k)):
         q, k = (numbers(B, S, H, seed=i).requires_grad_() for i in (1, 2))
         kept = saved_bytes(lambda run=run, q=q, k=k: run(q, k))
         run(q, k).sum().backward()

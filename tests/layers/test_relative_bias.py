@@ -9,7 +9,7 @@ from mpctl.layers.relative_bias import RelativeBias, relative_buckets
 from mpctl.layers.shard_context import ShardContext
 from mpctl.transport.group import Group
 from tests.layers.oracle import close, fill, gradients, grouped, logged, numbers, whole
-from tests.ranks import run_ranks
+from tests.threads import run_ranks
 
 # 32 buckets to distance 128. Causal: exact to 15, then 16 + floor(16 log(n/16) / log 8): a new
 # bucket at n = 16 * 8^(j/16) = 16, 18.2, 20.7, 23.6, 26.9, 30.6, 34.9, 39.7, 45.3, ...

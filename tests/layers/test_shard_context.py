@@ -12,7 +12,7 @@ from torch import nn
 from mpctl.families import get_table
 from mpctl.families.implementation import build_module
 from mpctl.layers.linear import ColumnParallelLinear
-from mpctl.layers.parameters import is_partial
+from mpctl.layers.parameters import partial_kind
 from mpctl.layers.shard_context import ShardContext, TensorParallel, TensorParallel1D
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
@@ -33,8 +33,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "t5": {"family": "t5", "decoder_layers": LAYERS, "decoder_seq_length": 8,
            "position": "relative"},
 }  # fmt: skip
-# (column, row) linear layers and norms a layer, and norms beside the layers
-LAWS = {"gpt": (2, 2, 2, 1), "llama": (2, 2, 2, 1), "bert": (2, 2, 2, 2), "glm": (2, 2, 2, 1)}
+# (column, row) linear layers of all layers, word tables and heads of their own
+LAWS = {"gpt": (4, 4, 1, 0), "llama": (4, 4, 1, 1), "bert": (4, 4, 1, 0), "glm": (4, 4, 1, 0),
+        "t5": (12, 10, 1, 0)}  # t5: qkv and up; qkv, query, key and value, up  # fmt: skip
 
 
 class _Recorded(TensorParallel1D):
@@ -72,20 +73,8 @@ def _built(kind: str, mode: type[TensorParallel1D]) -> tuple[nn.Module, ShardCon
 def test_a_family_asks_the_mode_for_its_parts(kind: str) -> None:
     _, context = _built(kind, _Recorded)
     made = context.layers.made  # type: ignore[attr-defined]
-    columns, rows, norms, more_norms = LAWS[kind]
-    assert made["column_linear"] == columns * LAYERS
-    assert made["row_linear"] == rows * LAYERS
-    assert made["norm"] == norms * LAYERS + more_norms
-    assert made["word_embedding"] == 1
-    assert made["output_head"] == (kind == "llama")
-
-
-def test_an_encoder_decoder_asks_for_both_stacks() -> None:
-    _, context = _built("t5", _Recorded)
-    made = context.layers.made  # type: ignore[attr-defined]
-    # encoder: qkv, up; decoder: qkv, query, key and value, up
-    assert (made["column_linear"], made["row_linear"]) == (6 * LAYERS, 5 * LAYERS)
-    assert made["norm"] == (2 + 3) * LAYERS + 2
+    names = ("column_linear", "row_linear", "word_embedding", "output_head")
+    assert tuple(made[name] for name in names) == LAWS[kind]
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -109,7 +98,7 @@ def test_what_the_table_calls_partial_is_marked(kind: str, split: bool) -> None:
     assert get_table(model, tp=2).layers == len(
         [m for m in module.modules() if hasattr(m, "attention_norm")]
     )
-    marked = {name for name, p in module.named_parameters() if is_partial(p)}
+    marked = {name for name, p in module.named_parameters() if partial_kind(p)}
     norms = {name for name, _ in module.named_parameters() if "norm" in name}
     assert marked >= norms if split else marked == set()
 

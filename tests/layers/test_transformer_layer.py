@@ -9,15 +9,24 @@ import torch
 from torch import Tensor, nn
 
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.layers.norm import LayerNorm
 from mpctl.layers.shard_context import ShardContext
 from mpctl.layers.transformer_layer import ParallelTransformerLayer
 from mpctl.transport.group import Group
 from mpctl.transport.timing import Collective
 from tests.layers import oracle
 from tests.layers.build import layer_config, make_attention, make_layer, make_mlp
-from tests.layers.oracle import below, close, copies, fill, gradients, grouped, logged, numbers
-from tests.ranks import run_ranks
+from tests.layers.oracle import (
+    below,
+    close,
+    copies,
+    dropped,
+    fill,
+    gradients,
+    grouped,
+    logged,
+    numbers,
+)
+from tests.threads import run_ranks
 
 B, S, H, A, D = 2, 9, 16, 4, 4
 NOISE = {"seed": 5, "step": 6}
@@ -67,8 +76,8 @@ def _mask(site: str, p: float, *shape: int) -> Tensor:
     """The mask that one process draws for the whole, as a factor."""
     ones, rng = torch.ones(*shape, dtype=torch.float64), CounterRNG(**NOISE, samples=SAMPLES)
     if len(shape) == 4:
-        return rng.attention_dropout(ones, p, rng_site=site, heads=range(shape[1]))
-    return rng.dropout(ones, p, rng_site=site)
+        return dropped(ones, rng, p, rng_site=site, heads=range(shape[1]))
+    return dropped(ones, rng, p, rng_site=site)
 
 
 def _layer(w: dict[str, Tensor], x: Tensor, p: float) -> Tensor:
@@ -210,4 +219,4 @@ def test_repr_tells_local_and_full_sizes() -> None:
     text = repr(make_layer(H, A, 64, tp=Group(1, 2), rng_site="layers.1"))
     assert "heads 2..4 of 4, d=4, causal=True, dropout=0.0, t=2" in text
     assert "(up): ColumnParallelLinear(16 -> 32 of 64, bias=True, t=2)" in text
-    assert repr(LayerNorm(16)) == "LayerNorm(16 (replicated), eps=1e-05)"
+    assert "(attention_norm): LayerNorm(16 of 16, eps=1e-05)" in text

@@ -99,8 +99,8 @@ class ToyConfig(MLPConfig):
 
 
 class ToyGPT(GPT):
-    def layer_config(self, training: TrainingSpec, layer: int, *, causal: bool) -> LayerConfig:
-        config = super().layer_config(training, layer, causal=causal)
+    def layer_config(self, training: TrainingSpec, layer: int) -> LayerConfig:
+        config = super().layer_config(training, layer)
         if layer != WITH_EXPERTS:
             return config
         assert isinstance(config.mlp, MLPConfig)

@@ -16,8 +16,8 @@ from torch import Tensor
 from mpctl.rundir.collective_log import LOG_BYTES, CollectiveLog, read_collectives
 from mpctl.transport.group import Group
 from mpctl.transport.timing import Collective
-from tests.layers.oracle import grouped, logged
-from tests.ranks import run_each, run_ranks
+from tests.layers.oracle import logged
+from tests.ranks import grouped, run_each, run_ranks
 from tests.transport.shared_ranks import sharing
 from tests.transport.test_shared import DTYPES, SHAPES, arrangements, bits, ended, values
 

@@ -26,8 +26,8 @@ from mpctl.transport.group import Group
 from mpctl.transport.shared import NoSegment
 from mpctl.transport.timing import Collective
 from tests import ranks
-from tests.layers.oracle import grouped, logged
-from tests.ranks import run_each
+from tests.layers.oracle import logged
+from tests.ranks import grouped, run_each
 from tests.runtime.tiny import make_data, tiny_job, train
 from tests.transport.shared_ranks import all_full, sharing
 

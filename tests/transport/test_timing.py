@@ -18,8 +18,7 @@ from mpctl.transport.timing import (
     StreamSecondsByAxis,
     timed_start,
 )
-from tests.layers.oracle import grouped
-from tests.ranks import run_ranks
+from tests.ranks import grouped, run_ranks
 from tests.transport.shared_ranks import sharing
 
 LATE = 0.2

@@ -16,7 +16,7 @@ from mpctl.checkpoint.folder import list_checkpoints
 from mpctl.checkpoint.saved_model import SavedModel
 from mpctl.errors import InputError
 from mpctl.families.implementation import Batch, FamilyModule, build_module
-from mpctl.layers.parameters import assemble, is_partial, shard_of
+from mpctl.layers.parameters import assemble, partial_kind, shard_of
 from mpctl.layers.shard_context import ShardContext
 from mpctl.spec.load import load_job
 from mpctl.spec.model import ModelSpec
@@ -61,7 +61,7 @@ def _rank(rank: int, size: int, folder: str, kind: str) -> dict[str, Any]:
     loss = model.loss(Batch(torch.arange(2), asked), None)
     loss.backward()
     for parameter in model.parameters():
-        if is_partial(parameter):
+        if partial_kind(parameter):
             parameter.grad = group.all_reduce(parameter.grad)
     return {
         "answer": said,

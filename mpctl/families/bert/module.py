@@ -21,7 +21,6 @@ from mpctl.families.implementation import Batch, FamilyImplementation
 from mpctl.families.parts import SingleStackModule, model_norm, padded, weighted_sum
 from mpctl.kernels.activation import activation_of
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.layers.linear import ReplicatedLinear
 from mpctl.layers.parameters import Init
 from mpctl.layers.shard_context import ShardContext
 from mpctl.operators.table import StageSlice
@@ -33,6 +32,8 @@ class BERT(SingleStackModule):
     """A batch has tokens, types, targets and weights [b, s/c], and next [b]; the loss of a sample
     is the mean over its masked words plus the next-sentence loss."""
 
+    IS_CAUSAL = False
+
     def __init__(
         self,
         model: ModelSpec,
@@ -40,26 +41,23 @@ class BERT(SingleStackModule):
         shard_context: ShardContext,
         stage_slice: StageSlice,
     ) -> None:
-        tables = {"position": model.max_positions, "types": model.token_types}
-        super().__init__(model, training, shard_context, stage_slice, tables=tables, causal=False)
+        super().__init__(model, training, shard_context, stage_slice)
         is_post = model.norm_order == "post"
         if self.embedding is not None and stage_slice.has_entry:
             self.embedding.norm = model_norm(model, shard_context) if is_post else nn.Identity()
         if stage_slice.has_exit:
-            self._build_heads(model, training, shard_context)
-            self.final_norm = nn.Identity() if is_post else model_norm(model, shard_context)
+            h, init = model.hidden, Init("normal", training.init_std)
+            self.transform = shard_context.replicated_linear(h, h, init=init)
+            self.activation = activation_of(model.activation)
+            self.transform_norm = model_norm(model, shard_context)
+            self.head = self.head or nn.Module()
+            self.head.bias = shard_context.word_bias(padded(model, shard_context.tp))
+            self.pooler = shard_context.replicated_linear(h, h, init=init)
+            self.next = shard_context.replicated_linear(h, CLASSES, init=init)
 
-    def _build_heads(
-        self, model: ModelSpec, training: TrainingSpec, shard_context: ShardContext
-    ) -> None:
-        h, init = model.hidden, Init("normal", training.init_std)
-        self.transform = _whole_linear(h, h, init, shard_context)
-        self.activation = activation_of(model.activation)
-        self.transform_norm = model_norm(model, shard_context)
-        self.head = self.head or nn.Module()
-        self.head.bias = shard_context.layers.word_bias(padded(model, shard_context.tp))
-        self.pooler = _whole_linear(h, h, init, shard_context)
-        self.next = _whole_linear(h, CLASSES, init, shard_context)
+    def tables(self, model: ModelSpec) -> dict[str, int]:
+        """Positions and segments."""
+        return {"position": model.max_positions, "types": model.token_types}
 
     def embed(self, batch: Batch, rng: CounterRNG | None) -> Tensor:
         """[b, s/c, h] of tokens, positions and segments; post-norm models norm their sum."""
@@ -73,14 +71,11 @@ class BERT(SingleStackModule):
         assert self.head is not None
         hidden = self.final_norm(hidden)
         logits = self.word_logits(self.transform_norm(self.activation(self.transform(hidden))))
-        bias = self.head.get_parameter("bias")
-        has_first = self.shard_context.holds_first_position
-        return logits + bias[: logits.shape[-1]], self._next(hidden) if has_first else None
-
-    def _next(self, hidden: Tensor) -> Tensor:
+        logits = logits + self.head.get_parameter("bias")[: logits.shape[-1]]
+        if not self.shard_context.holds_first_position:
+            return logits, None
         # [b, s, h] -> [b, 1, h] -> [b, 2]
-        logits: Tensor = self.next(torch.tanh(self.pooler(hidden[:, :1])))
-        return logits[:, 0]
+        return logits, self.next(torch.tanh(self.pooler(hidden[:, :1])))[:, 0]
 
     def compute_loss(self, hidden: Tensor, batch: Batch) -> Tensor:
         """The sum over samples of their masked-word loss and, on the ranks that hold the first
@@ -91,15 +86,6 @@ class BERT(SingleStackModule):
         if follows is None:
             return total
         return total + F.cross_entropy(follows.to(losses.dtype), batch["next"], reduction="sum")
-
-
-def _whole_linear(inputs: int, outputs: int, init: Init, context: ShardContext) -> ReplicatedLinear:
-    """It multiplies whole rows of hidden states, which 1d alone has: BERT runs in no other mode
-    (family.py)."""
-    linear = ReplicatedLinear(
-        inputs, outputs, init=init, dtype=context.dtype, device=context.device
-    )
-    return context.replicated(linear)
 
 
 IMPLEMENTATION = FamilyImplementation(module=BERT, samples=BertSamples)

@@ -11,30 +11,22 @@ from torch import Tensor
 
 from mpctl.families.glm.samples import GlmSamples
 from mpctl.families.implementation import Batch, FamilyImplementation
-from mpctl.families.parts import SingleStackModule, model_norm, weighted_sum
+from mpctl.families.parts import SingleStackModule, weighted_sum
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import partly_bidirectional_mask
 from mpctl.layers.context_parallel import context_positions
-from mpctl.layers.shard_context import ShardContext
-from mpctl.operators.table import StageSlice
 from mpctl.spec.model import ModelSpec
-from mpctl.spec.training import TrainingSpec
 
 
 class GLM(SingleStackModule):
     """A batch has tokens, positions, blocks, targets and weights [b, s/c], and context [b], the
     number of tokens of part A; the loss of a sample is the mean over the words of its blanks."""
 
-    def __init__(
-        self,
-        model: ModelSpec,
-        training: TrainingSpec,
-        shard_context: ShardContext,
-        stage_slice: StageSlice,
-    ) -> None:
-        tables = dict.fromkeys(("position", "block"), model.max_positions)
-        super().__init__(model, training, shard_context, stage_slice, tables=tables, causal=False)
-        self.final_norm = model_norm(model, shard_context) if stage_slice.has_exit else None
+    IS_CAUSAL = False
+
+    def tables(self, model: ModelSpec) -> dict[str, int]:
+        """Two positions: in the corrupted text and inside the blank."""
+        return dict.fromkeys(("position", "block"), model.max_positions)
 
     def embed(self, batch: Batch, rng: CounterRNG | None) -> Tensor:
         """[b, s/c, h] of tokens with both of their positions."""
@@ -48,11 +40,6 @@ class GLM(SingleStackModule):
         length = batch["tokens"].shape[1] * cp.size
         rows = context_positions(length, cp.size, cp.rank, device=context.device)
         return {"mask": partly_bidirectional_mask(context, length, queries=rows)}
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states behind the last layer [b, s/c, h] -> [b, s/c, v_local]."""
-        assert self.final_norm is not None
-        return self.word_logits(self.final_norm(hidden))
 
     def compute_loss(self, hidden: Tensor, batch: Batch) -> Tensor:
         """The sum over samples of the mean loss of the words of their blanks."""

@@ -32,11 +32,13 @@ class GPT(SingleStackModule):
         shard_context: ShardContext,
         stage_slice: StageSlice,
     ) -> None:
-        tables = {"position": model.max_positions} if model.position == "learned" else {}
-        super().__init__(model, training, shard_context, stage_slice, tables=tables, causal=True)
+        super().__init__(model, training, shard_context, stage_slice)
         has_norm = stage_slice.has_entry and model.embedding_norm
         self.embedding_norm = model_norm(model, shard_context) if has_norm else None
-        self.final_norm = model_norm(model, shard_context) if stage_slice.has_exit else None
+
+    def tables(self, model: ModelSpec) -> dict[str, int]:
+        """Learned positions, where the model has them."""
+        return {"position": model.max_positions} if model.position == "learned" else {}
 
     def embed(self, batch: Batch, rng: CounterRNG | None) -> Tensor:
         """[b, s/c, h] of the tokens; a batch may give other positions than where they stand."""
@@ -49,11 +51,6 @@ class GPT(SingleStackModule):
         if self.embedding_norm is not None:
             hidden = self.embedding_norm(hidden)
         return self.embedding.dropped(hidden, rng)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states behind the last layer [b, s/c, h] -> [b, s/c, v_local]."""
-        assert self.final_norm is not None
-        return self.word_logits(self.final_norm(hidden))
 
     def compute_loss(self, hidden: Tensor, batch: Batch) -> Tensor:
         """The sum over samples of the mean loss of their tokens."""

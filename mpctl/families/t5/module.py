@@ -213,7 +213,7 @@ class T5(EncoderDecoderModule):
             return logits
         assert self.embedding is not None
         scaled = hidden * self.model.hidden**-0.5
-        return self.shard_context.layers.tied_logits(scaled, self.embedding.word)
+        return self.embedding.logits(scaled)
 
     def _embedded(self, tokens: Tensor, rng: CounterRNG | None, rng_site: str) -> Tensor:
         assert self.embedding is not None

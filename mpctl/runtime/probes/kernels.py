@@ -27,10 +27,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mpctl.families.parts import layer_config
-from mpctl.kernels.attention import slopes
 from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.layers.attention import AttentionCore
+from mpctl.layers.config import AttentionConfig
 from mpctl.layers.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.layers.linear import ALONE
 from mpctl.layers.parameters import initialise
@@ -141,7 +141,7 @@ def _attention(bench: Bench) -> Work:
         mask = torch.ones(b, 1, q, s, dtype=torch.bool, device=bench.device).tril()
 
     def forward() -> Tensor:
-        if not core.causal or q == s:
+        if not core.config.causal or q == s:
             return core(query, key, value, rng, mask=mask, bias=bias)
         first = core(query[..., :half, :], key[..., :half, :], value[..., :half, :], rng)
         last = core(query[..., half:, :], key, value, rng, rows=range(s - q + half, s))
@@ -152,16 +152,18 @@ def _attention(bench: Bench) -> Work:
 
 def _core(bench: Bench) -> AttentionCore:
     model, shape = bench.model, bench.shape
-    has_slopes = model.position == "alibi"
-    return AttentionCore(
-        SITE,
-        range(shape["heads"]),
-        dropout=bench.job.training.attention_dropout,
+    config = AttentionConfig(
+        shape["heads"] * shape["head_dim"],
+        shape["heads"],
+        kv_heads=shape["kv_heads"],
+        head_dim=shape["head_dim"],
         causal=bool(shape["causal"]),
         scale=model.attention_scale,
+        dropout=bench.job.training.attention_dropout,
         window=shape["window"] or None,
-        slopes=slopes(model.heads, range(shape["heads"]), bench.device) if has_slopes else None,
+        alibi=model.position == "alibi",
     )
+    return AttentionCore(config, bench.context, SITE)
 
 
 def _heads(bench: Bench) -> Work:
@@ -191,7 +193,7 @@ def _branch(bench: Bench) -> Work:
     model, context = bench.model, bench.context
     rows, hidden = bench.shape["rows"], bench.shape["hidden"]
     norms = [
-        context.layers.norm(model.norm, hidden, eps=model.norm_epsilon)
+        context.norm(model.norm, hidden, eps=model.norm_epsilon)
         for _ in range(1 + (model.norm_order == "sandwich"))
     ]
     for norm in norms:

@@ -57,7 +57,7 @@ class ProbedLayer:
         config = layer_config(model, training, causal=causal)
         module = ParallelTransformerLayer(config, context, SITE)
         initialise(module, training.seed, prefix=SITE)
-        samples = len(context.layers.samples(training.micro_batch_size))
+        samples = training.micro_batch_size // context.grid.sample_parts
         shape = samples, model.seq_length, model.hidden // context.grid.hidden_parts
         generator = torch.Generator().manual_seed(training.seed)
         values = torch.randn(shape, generator=generator).to(context.device, context.dtype)

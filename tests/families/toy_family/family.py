@@ -24,7 +24,7 @@ def least_tokens(model: ModelSpec) -> int:
 FAMILY = ModelFamily(
     name="toy",
     operator_table=operator_table,
-    implementation=f"{__package__}.implementation:IMPLEMENTATION",
+    implementation=f"{__package__}.module:IMPLEMENTATION",
     positions=("none",),
     shortest_sequence=2,
     batch_arrays={

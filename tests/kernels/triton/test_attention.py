@@ -14,6 +14,8 @@ from mpctl.kernels.counter_rng import CounterRNG, DropoutMask, keep_mask
 from mpctl.kernels.triton.attention import fused_attention, refusal
 from mpctl.kernels.triton.backend import TritonKernels
 from mpctl.layers.attention import AttentionCore
+from mpctl.layers.config import AttentionConfig
+from mpctl.layers.shard_context import ShardContext
 
 B, A, K, Q, S, D, START = 2, 2, 1, 40, 72, 24, 32
 HEADS = range(3, 3 + A)
@@ -161,7 +163,8 @@ def test_context_parallel_ranks_attend_as_the_whole_does(name: str, device: torc
     bias = numbers(1, A, 32, 32, dtype=torch.float32, device=device, seed=5)
     given = {"bias": bias} if name == "bias" else {}
     rng = CounterRNG(5, 6, torch.tensor([4, 8], device=device))
-    core = AttentionCore("x", HEADS, backend=TritonKernels(), **settings)
+    context = ShardContext(backend=TritonKernels())
+    core = AttentionCore(AttentionConfig(A * D, A, kv_heads=K, **settings), context, "x")
     whole = core(q, k, v, rng, **given)
     for rows in (range(8, 16), range(24, 32)):
         own = slice(rows.start, rows.stop)

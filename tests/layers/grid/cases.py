@@ -20,9 +20,8 @@ from mpctl.layers.mlp import MLPConfig, ParallelMLP
 from mpctl.layers.parameters import take
 from mpctl.layers.shard_context import ShardContext
 from mpctl.layers.transformer_layer import ParallelTransformerLayer
-from tests.layers.grid.grids import Part, activation, held, passed, summed_gradients
-from tests.layers.oracle import fill, numbers
-from tests.shards import plain
+from tests.layers.grid.grids import activation, held, passed, summed_gradients
+from tests.layers.oracle import Part, fill, numbers
 
 # 3 and 4 parts divide all but the sequence; 31 or 10 words in 36 rows leave ranks with a few words
 # and with none.
@@ -79,15 +78,15 @@ def column(context: ShardContext, *, parts: tuple[int, ...]) -> dict[str, Part]:
     y.backward(take(inside, numbers(B, S, sum(parts), seed=9)))
     assert x.grad is not None
     return {
-        "y": (y.detach(), plain(inside)),
-        "dx": (x.grad, plain(activation(context, SHAPE))),
+        "y": (y.detach(), inside),
+        "dx": (x.grad, activation(context, SHAPE)),
         **summed_gradients(module, context),
     }
 
 
 def norm(context: ShardContext, *, kind: Any, offset: float) -> dict[str, Part]:
     """offset: added to the rows, so that their mean is large beside their spread."""
-    module = context.layers.norm(kind, H, eps=1e-5)
+    module = context.norm(kind, H, eps=1e-5)
     fill(module)
     with torch.no_grad():
         module.weight.add_(1.0)
@@ -147,16 +146,16 @@ class _Words(nn.Module):
         layers, self.context = context.layers, context
         table = {"padded_vocab": ROWS, "init": WEIGHTS}
         self.words = layers.word_embedding(vocab, H, **table)
-        self.places = layers.replicated_table(S + 2, H, init=WEIGHTS)
+        self.places = context.replicated_table(S + 2, H, init=WEIGHTS)
         self.head = None if tied else layers.output_head(vocab, H, **table)
 
     def forward(self, tokens: Tensor, targets: Tensor, rows: Tensor | None = None) -> Tensor:
-        context, layers = self.context, self.context.layers
+        context = self.context
         hidden = self.words(tokens)
         own = range(1, S + 1) if rows is None else context.own_rows(rows)
         hidden = torch.tanh(hidden + self.places(own))
-        logits = layers.tied_logits(hidden, self.words) if self.head is None else self.head(hidden)
-        return layers.cross_entropy(logits, targets, padded_vocab=ROWS)
+        logits = self.words.logits(hidden) if self.head is None else self.head(hidden)
+        return context.cross_entropy(logits, targets, padded_vocab=ROWS)
 
 
 def words(
@@ -168,7 +167,7 @@ def words(
     losses = module(tokens, targets, _tokens(3, S + 2) if placed else None)
     own = activation(context, (B, S), inside=True)
     losses.backward(take(own, numbers(B, S, seed=4)))
-    return {"losses": (losses.detach(), plain(own)), **summed_gradients(module, context)}
+    return {"losses": (losses.detach(), own), **summed_gradients(module, context)}
 
 
 def _tokens(seed: int, vocab: int) -> Tensor:
@@ -183,12 +182,12 @@ def cross_entropy(context: ShardContext) -> dict[str, Part]:
     logits = take(shard, numbers(B, S, ROWS, seed=6) * 40)[..., :words].requires_grad_()
     targets = _tokens(2, V)
     targets[0, 0] = targets[-1, 2] = -100
-    losses = context.layers.cross_entropy(logits, targets, padded_vocab=ROWS)
+    losses = context.cross_entropy(logits, targets, padded_vocab=ROWS)
     own = activation(context, (B, S), inside=True)
     losses.backward(take(own, numbers(B, S, seed=4)))
     assert logits.grad is not None
     padded = F.pad(logits.grad, (0, len(columns) - words))
-    return {"losses": (losses.detach(), plain(own)), "dlogits": (padded, plain(shard))}
+    return {"losses": (losses.detach(), own), "dlogits": (padded, shard)}
 
 
 PRODUCTS: dict[str, Case] = {

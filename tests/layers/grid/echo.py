@@ -13,6 +13,7 @@ from torch import Tensor
 from mpctl.layers.grid.tensor_parallel import tensor_parallel_of
 from mpctl.layers.shard_context import ShardContext
 from mpctl.tensor_grid import TensorGrid
+from mpctl.transport.exchange import Reduction
 from mpctl.transport.group import Group, Pending
 from tests.layers.grid.grids import Where, grid_of
 
@@ -64,7 +65,7 @@ class EchoGroup(Group):
         self.events.start(name, f"{self.name} {kind}")
         return _Told(result, None, self.events, name, f"{self.name} {kind}")
 
-    def start_broadcast(self, tensor: Tensor, source: int) -> Pending:
+    def start_broadcast(self, tensor: Tensor, source: int, *, is_async: bool = True) -> Pending:
         if source != self.rank:
             storage = tensor.untyped_storage().data_ptr()
             self.events.buffers.setdefault(self.name, set()).add(storage)
@@ -74,13 +75,15 @@ class EchoGroup(Group):
     def start_reduce(self, tensor: Tensor, target: int) -> Pending:
         return self._told("reduce", tensor, f" {target}")
 
-    def _all_reduce(self, tensor: Tensor, op: str, is_async: bool) -> Pending:
+    def start_all_reduce(
+        self, tensor: Tensor, op: Reduction = "sum", *, is_async: bool = True
+    ) -> Pending:
         return self._told("all_reduce", tensor)
 
-    def _all_gather(self, tensor: Tensor, dim: int, is_async: bool) -> Pending:
+    def start_all_gather(self, tensor: Tensor, dim: int, *, is_async: bool = True) -> Pending:
         return self._told("all_gather", torch.cat([tensor] * self.size, dim))
 
-    def _reduce_scatter(self, tensor: Tensor, dim: int, is_async: bool) -> Pending:
+    def start_reduce_scatter(self, tensor: Tensor, dim: int, *, is_async: bool = True) -> Pending:
         own = tensor.chunk(self.size, dim)[self.rank].clone()
         return self._told("reduce_scatter", own)
 

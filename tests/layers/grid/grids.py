@@ -7,12 +7,10 @@ hold must agree.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from mpctl.layers.grid.tensor_parallel import tensor_parallel_of
@@ -22,15 +20,11 @@ from mpctl.shard import Shard
 from mpctl.sharding import split_parts
 from mpctl.tensor_grid import TensorGrid
 from mpctl.topology import Topology
-from mpctl.transport.exchange import Exchange
-from mpctl.transport.group import Group
-from mpctl.transport.shared import open_segment
 from mpctl.transport.timing import Collective
-from tests.layers.oracle import close, gradients, numbers, whole
-from tests.shards import PlainShard, plain
+from tests.layers.oracle import Part, close, gradients, numbers, whole
+from tests.threads import group_of
 
 Where = tuple[str, int, int | None]  # mode, ranks, depth
-Part = tuple[Tensor, PlainShard]
 
 GRIDS: dict[str, Where] = {
     "2d-4": ("2d", 4, None), "2d-9": ("2d", 9, None), "2.5d-4": ("2.5d", 4, 1),
@@ -51,30 +45,15 @@ def grid_of(where: Where) -> TensorGrid:
 def grid_context(
     where: Where, rank: int, log: list[Collective] | None = None, dtype: torch.dtype = torch.float64
 ) -> ShardContext:
-    """Of a rank of the default group, which has as many ranks as the grid. Every rank makes every
-    group."""
-    grid, record = grid_of(where), None if log is None else log.append
-    topology, groups = Topology.of({"tp": grid.size}).factored("tp", grid.axes), {}
+    """Of a rank of a run that has as many ranks as the grid."""
+    grid, groups = grid_of(where), {}
+    topology = Topology.of({"tp": grid.size}).factored("tp", grid.axes)
     for name, axes in grid.groups.items():
-        for ranks in topology.groups(*axes):
-            made = dist.new_group(list(ranks))
-            if rank in ranks:
-                groups[name] = Group(ranks.index(rank), len(ranks), made, name, record)
-    tp = Group(rank, grid.size, dist.group.WORLD, "tp", record)
+        ranks = next(ranks for ranks in topology.groups(*axes) if rank in ranks)
+        groups[name] = group_of(rank, ranks, name, log)
+    tp = group_of(rank, range(grid.size), "tp", log)
     mode = tensor_parallel_of(grid.mode)
     return ShardContext(tp, dtype=dtype, tensor_parallel=mode, grid=grid, groups=groups)
-
-
-def over_shared_memory(context: ShardContext, **layout: int) -> ShardContext:
-    """The context with groups that exchange through memory. layout: as open_segment's."""
-
-    def shared(group: Group) -> Group:
-        assert group.process_group is not None
-        ranks = dist.get_process_group_ranks(group.process_group)
-        segment = open_segment(group.rank, ranks, group.process_group, **layout)
-        return replace(group, process_group=None, shared=Exchange(segment, timeout=20))
-
-    return replace(context, groups={n: shared(group) for n, group in context.groups.items()})
 
 
 def activation(
@@ -113,7 +92,7 @@ def passed(
     y = module(x, *args)
     y.backward(held(context, *shape, seed=9))
     assert x.grad is not None
-    own = plain(activation(context, shape))
+    own = activation(context, shape)
     return {"y": (y.detach(), own), "dx": (x.grad, own), **summed_gradients(module, context)}
 
 

@@ -19,10 +19,7 @@ from mpctl.layers.shard_context import ShardContext
 from mpctl.layers.transformer_layer import ParallelTransformerLayer
 from mpctl.runtime.memory import MemoryTracker
 from tests.layers.grid.cases import (
-    BLOCKS,
-    PRODUCTS,
     ROWS,
-    VOCABULARY,
     Case,
     V,
     _Words,
@@ -35,16 +32,13 @@ from tests.layers.grid.grids import (
     EACH,
     GRIDS,
     ONE,
-    Part,
     Where,
     activation,
-    compared,
     grid_context,
     grid_of,
-    over_shared_memory,
 )
-from tests.layers.oracle import saved_bytes, whole
-from tests.ranks import run_ranks
+from tests.layers.oracle import Part, saved_bytes, whole
+from tests.threads import run_ranks
 
 B, S, H, A = 12, 8, 288, 12
 LAYERS = {
@@ -123,7 +117,6 @@ def test_embedding_head_and_loss_of_a_rank(name: str) -> None:
 def _cube_peaks(rank: int, size: int, kind: str) -> list[int]:
     """The most bytes at once in forward and backward of a product, beside X, W, and Y with dY."""
     context = grid_context(("3d", size, None), rank, dtype=torch.float32)
-    context = over_shared_memory(context)  # gloo copies what it reduces
     if kind == "column":
         layer = context.layers.column_linear(16, 24, bias=False, init=WEIGHTS)
     else:
@@ -177,7 +170,7 @@ def _errors(ranks: list[dict[str, Part]], exact: dict[str, Part]) -> dict[str, f
 
 @pytest.mark.parametrize("where", EACH)
 def test_sums_of_16_bit_are_as_good_as_those_of_one_rank(where: Where) -> None:
-    ranks = run_ranks(_run, where[1], where, timeout=100)
+    ranks = run_ranks(_run, where[1], where)
     for name, case in CASES.items():
         exact, alone = case(ONE), case(ShardContext(dtype=torch.bfloat16))
         assert all(part.dtype == alone[key][0].dtype for key, (part, _) in ranks[0][name].items())
@@ -185,22 +178,3 @@ def test_sums_of_16_bit_are_as_good_as_those_of_one_rank(where: Where) -> None:
         for key, error in grid.items():
             assert error < 2 * one[key] + 1e-3, f"{name} {key}: {error:.2e}, {one[key]:.2e} of one"
             assert error < 0.02
-
-
-SLOT = 256  # bytes, 4 of them a rank; a block of activations has 2,880 and more
-SHARED_CASES = {
-    "pair": PRODUCTS["pair"], "layernorm": PRODUCTS["layernorm"], "tied": VOCABULARY["tied"],
-    "layer": BLOCKS["llama layer, full, no dropout"],
-}  # fmt: skip
-
-
-def _run_shared(rank: int, size: int, where: Where) -> dict[str, dict[str, Part]]:
-    context = over_shared_memory(grid_context(where, rank), slot_bytes=SLOT)
-    return {name: case(context) for name, case in SHARED_CASES.items()}
-
-
-@pytest.mark.parametrize("where", EACH)
-def test_layers_over_shared_memory(where: Where) -> None:
-    ranks = run_ranks(_run_shared, where[1], where, timeout=60)
-    for name, case in SHARED_CASES.items():
-        compared([rank[name] for rank in ranks], case(ONE))

@@ -35,7 +35,7 @@ from mpctl.transport.timing import Collective
 from tests.jobs import GPT, job_of, shape_of
 from tests.layers.grid.cases import FFN, LAYERS, ROWS, SAMPLES, V, _Words
 from tests.layers.grid.grids import EACH, Where, activation, grid_context, grid_of
-from tests.ranks import run_ranks
+from tests.threads import run_ranks
 
 B, S, H = 12, 5, 24
 HIDDEN = ("batch", "seq", "hidden")
@@ -120,7 +120,7 @@ def _of_norms(context: ShardContext, log: list[Collective]) -> dict[str, list[Se
     sent: dict[str, list[Sent]] = {}
     x = torch.ones(activation(context, (B, S, H)).local_shape, dtype=context.dtype)
     for kind in NORMS:
-        norm = context.layers.norm(kind, H, eps=1e-5)
+        norm = context.norm(kind, H, eps=1e-5)
         initialise(norm, 1)
         sent[kind] = [_sent(log, lambda m=norm, x=x: m(x)) for x in (x, x.clone().requires_grad_())]
     return sent
@@ -181,7 +181,7 @@ def _layer_messages(grid: TensorGrid, config: LayerConfig) -> list[TensorMessage
 
 @pytest.mark.parametrize("where", EACH)
 def test_a_layer_sends_its_forward_messages_again_where_it_is_recomputed(where: Where) -> None:
-    ranks, grid = run_ranks(_layers, where[1], where, timeout=100), grid_of(where)
+    ranks, grid = run_ranks(_layers, where[1], where), grid_of(where)
     cases = [(c, r, d) for c in LAYERS.values() for r in RECOMPUTE for d in (0.0, 0.1)]
     for number, (config, recompute, _) in enumerate(cases):
         messages = _layer_messages(grid, config)

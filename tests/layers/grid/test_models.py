@@ -11,19 +11,20 @@ from mpctl.families.implementation import Batch, build_module
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.layers.parameters import initialise
 from mpctl.layers.shard_context import ShardContext
+from mpctl.shard import Shard
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 from tests.layers.grid.cases import GROUPS
 from tests.layers.grid.grids import (
     GRIDS,
     ONE,
-    Part,
     Where,
     compared,
     grid_context,
     summed_gradients,
 )
-from tests.ranks import run_ranks
+from tests.layers.oracle import Part
+from tests.threads import run_ranks
 
 B, S, V = 12, 7, 31  # of the vocabulary 32 rows on 4 and 8 ranks, 36 on 9
 SHAPE: dict[str, Any] = {
@@ -61,7 +62,7 @@ def _trained(context: ShardContext, model: str, training: str) -> dict[str, Part
     loss.backward()
     if kind := context.grid.kind_of(context.grid.sample_axes(inside=True)):
         loss = context.groups[kind].all_reduce(loss.detach())
-    return {"loss": (loss.detach()[None], ([1], [])), **summed_gradients(module, context)}
+    return {"loss": (loss.detach()[None], Shard((1,))), **summed_gradients(module, context)}
 
 
 def _run(rank: int, size: int, where: Where, model: str) -> dict[str, dict[str, Part]]:
@@ -79,7 +80,7 @@ def _run(rank: int, size: int, where: Where, model: str) -> dict[str, dict[str, 
 )
 def test_a_model_has_the_loss_of_one_rank(name: str, model: str) -> None:
     where = GRIDS[name]
-    ranks = run_ranks(_run, where[1], where, model, timeout=100)
+    ranks = run_ranks(_run, where[1], where, model)
     alone = {training: _trained(ONE, model, training) for training in TRAININGS}
     for training, expected in alone.items():
         compared([rank[training] for rank in ranks], expected)
@@ -106,6 +107,6 @@ def _is_slow(name: str, group: str) -> bool:
 )
 def test_a_grid_has_what_one_rank_has(name: str, group: str) -> None:
     where = GRIDS[name]
-    ranks = run_ranks(_run_mode, where[1], where, group, timeout=100)
+    ranks = run_ranks(_run_mode, where[1], where, group)
     for name, case in GROUPS[group].items():
         compared([rank[name] for rank in ranks], case(ONE))

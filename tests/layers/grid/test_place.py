@@ -9,12 +9,10 @@ import torch
 
 from mpctl.layers.attention import ParallelSelfAttention
 from mpctl.layers.config import AttentionConfig
-from mpctl.layers.grid.layers import GridPlace
 from mpctl.layers.grid.tensor_parallel import GridTensorParallel
 from mpctl.layers.linear import WEIGHTS
 from mpctl.layers.parameters import partial_kind, shard_of
 from mpctl.layers.shard_context import ShardContext, TensorParallel
-from mpctl.tensor_grid import TensorGrid
 from tests.layers.grid.echo import echo_context
 from tests.layers.grid.grids import GRIDS
 
@@ -22,19 +20,21 @@ from tests.layers.grid.grids import GRIDS
 def test_a_fused_matrix_is_cut_part_by_part() -> None:
     """2d on 4 ranks, rank 1 in row 0 and column 1: the second half of q, of k and of v, and the
     first half of the inputs."""
-    place = GridPlace(TensorGrid.of("2d", 4), 1, {})
-    shard = place.shard((16, 8), ("heads", "hidden"), parts=(8, 4, 4))
-    assert shard.cuts == {0: (range(4, 8), range(10, 12), range(14, 16)), 1: (range(4),)}
-    assert shard.local_shape == (8, 4)
-    whole = place.shard((16, 8), ("heads", "hidden"))
+    context, _ = echo_context(("2d", 4, None), 1)
+    fused = shard_of(context.parameter((16, 8), ("heads", "hidden"), WEIGHTS, (8, 4, 4)))
+    assert fused.cuts == {0: (range(4, 8), range(10, 12), range(14, 16)), 1: (range(4),)}
+    assert fused.local_shape == (8, 4)
+    whole = shard_of(context.parameter((16, 8), ("heads", "hidden"), WEIGHTS))
     assert whole.cuts == {0: (range(8, 16),), 1: (range(4),)}
 
 
 def test_a_position_table_is_cut_over_hidden_states_alone() -> None:
-    place = GridPlace(TensorGrid.of("3d", 8), 4, {})
-    assert place.coords == {"weight": 0, "input": 0, "output": 1}
-    assert place.shard((5, 8), ("positions", "hidden")).cuts == {1: (range(4, 8),)}
-    assert place.samples(8) == range(0, 2) and place.samples(8, inside=True) == range(4, 6)
+    context, samples = echo_context(("3d", 8, None), 4)[0], torch.arange(8)
+    assert context.coords == {"weight": 0, "input": 0, "output": 1}
+    table = context.parameter((5, 8), ("positions", "hidden"), WEIGHTS)
+    assert shard_of(table).cuts == {1: (range(4, 8),)}
+    assert context.own_samples(samples).tolist() == [0, 1]
+    assert context.own_samples(samples, inside=True).tolist() == [4, 5]
 
 
 def test_a_grid_has_every_method_of_a_mode() -> None:
@@ -47,9 +47,9 @@ def test_partial_gradients_are_marked_with_their_group(name: str) -> None:
     context, _ = echo_context(GRIDS[name], 0)
     grid, layers = context.grid, context.layers
     column = layers.column_linear(48, 96, bias=True, init=WEIGHTS)
-    norm = layers.norm("layernorm", 48, eps=1e-5)
-    table = layers.replicated_table(7, 48, init=WEIGHTS)
-    words = layers.word_bias(48)
+    norm = context.norm("layernorm", 48, eps=1e-5)
+    table = context.replicated_table(7, 48, init=WEIGHTS)
+    words = context.word_bias(48)
     told = [*map(partial_kind, (column.weight, column.bias, norm.weight, table.weight, words))]
     assert told == [
         grid.partial_kind(dims)
@@ -72,9 +72,9 @@ def _context(mode: str, tp: int) -> ShardContext:
         (lambda c: c.layers.column_linear(6, 8, bias=False, init=WEIGHTS), "6 is not .* by 4"),
         (lambda c: c.layers.row_linear(6, 8, bias=False, init=WEIGHTS), "6 is not .* by 4"),
         (lambda c: c.layers.column_linear(8, 8, bias=True, init=WEIGHTS, parts=(5, 3)), "5 is not"),
-        (lambda c: c.layers.norm("rmsnorm", 7, eps=1e-5), "7 is not divisible by 2"),
-        (lambda c: c.layers.local_heads(3), "3 is not divisible by 2"),
-        (lambda c: c.layers.samples(6), "6 is not divisible by 4"),
+        (lambda c: c.norm("rmsnorm", 7, eps=1e-5), "7 is not divisible by 2"),
+        (lambda c: c.local_heads(3), "3 is not divisible by 2"),
+        (lambda c: c.own_samples(torch.ones(6)), "6 is not divisible by 4"),
         (
             lambda c: c.layers.word_embedding(9, 8, padded_vocab=8, init=WEIGHTS),
             "padded_vocab 8 is below the vocabulary of 9",
@@ -104,12 +104,12 @@ def test_print_says_which_part_a_rank_has() -> None:
     layers = _context("2d", 4).layers
     texts = [
         repr(layers.column_linear(8, 16, bias=True, init=WEIGHTS)),
-        repr(layers.norm("layernorm", 8, eps=1e-5)),
+        repr(_context("2d", 4).norm("layernorm", 8, eps=1e-5)),
         repr(layers.word_embedding(13, 8, padded_vocab=16, init=WEIGHTS)),
     ]
     assert texts == [
         "GridLinear(4 -> 8 (part), bias=True)",
-        "SplitLayerNorm(4 of 8, eps=1e-05)",
+        "LayerNorm(4 of 8, eps=1e-05)",
         "GridEmbedding(8 rows (part) of 13 words, 4 (part))",
     ]
 
