@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from mpctl.operators.matmul import Dims
@@ -24,16 +25,6 @@ if TYPE_CHECKING:
 def no_tokens(model: ModelSpec) -> tuple[str, ...]:
     """No special tokens: the samples hold nothing but text."""
     return ()
-
-
-def no_schemes() -> Mapping[str, tuple[Scheme, ...]]:
-    """No class of Hugging Face's transformers: weights are neither imported nor exported."""
-    return {}
-
-
-def no_readers() -> Mapping[str, ConfigReader]:
-    """No config.json of Hugging Face is read as a model of the family."""
-    return {}
 
 
 class BatchArray(NamedTuple):
@@ -77,10 +68,9 @@ class ModelFamily:
     family has no decoder.
 
     prompt: how `mpctl sample` reads a prompt; None where sampling is not offered. has_perplexity:
-    whether exp(loss) is a perplexity: where the loss is the mean over tokens alone. hub_schemes:
-    the classes of Hugging Face's transformers that can hold its models, by kind of positions, the
-    plainest first; called only where weights are imported or exported. config_readers: how their
-    config.json is read, by model_type. variants: which of spec/model.py's VARIANTS it takes.
+    whether exp(loss) is a perplexity: where the loss is the mean over tokens alone. hub: import
+    path of the module with SCHEMES and READERS (`hub_schemes`, `config_readers`), which only those
+    who ask for them import. variants: which of spec/model.py's VARIANTS it takes.
     synonyms: what other software calls the family or models like it, lower case with
     underscores; never accepted.
     """
@@ -100,11 +90,19 @@ class ModelFamily:
     prompt: PromptForm | None = None
     has_perplexity: bool = True
     synonyms: tuple[str, ...] = ()
-    hub_schemes: Callable[[], Mapping[str, tuple[Scheme, ...]]] = no_schemes
-    config_readers: Callable[[], Mapping[str, ConfigReader]] = no_readers
+    hub: str | None = None
     variants: tuple[str, ...] = ()
 
     @property
     def has_decoder(self) -> bool:
         """Whether a model of it has a second stack with a length of its own."""
         return self.target_length is not None
+
+    def hub_schemes(self) -> Mapping[str, tuple[Scheme, ...]]:
+        """The classes of Hugging Face's transformers that can hold its models, by kind of
+        positions, the plainest first."""
+        return {} if self.hub is None else import_module(self.hub).SCHEMES
+
+    def config_readers(self) -> Mapping[str, ConfigReader]:
+        """How the config.json files of these classes are read, by model_type."""
+        return {} if self.hub is None else import_module(self.hub).READERS

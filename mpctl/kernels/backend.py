@@ -6,6 +6,12 @@ what is kept for backward. The default calls torch's own kernels, which choose b
 To use others (a FlashAttention build, a simulated GPU), override the methods in a subclass and hand
 an instance to the layers.
 
+Attention without dropout is torch's fused kernel, which keeps no scores; a window, slopes and a
+bias become a mask of q x s elements. With dropout it is computed step by step, since the mask of
+torch's kernel would depend on the layout; backward then keeps probabilities, mask and dropped
+probabilities: in 16 bit 2 + 1 + 2 bytes an element of [b, a/t, s, s], the 5as/h term of arXiv
+2205.05198, equation 1.
+
 RMSNorm on a CPU: torch computes it as separate float32 operations and keeps all of their results,
 8 bytes more an element for 16-bit inputs, so that `recomputing_rms_norm` is used there. With
 u = x / rms and g = dY weight: dX = (g - u mean(g u)) / rms, d weight = sum over rows of dY u. It
@@ -16,6 +22,8 @@ Letters: b batch, a heads, k key-value heads, q queries, s keys, d head size, h 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,9 +32,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mpctl.kernels.activation import Activation, activated
-from mpctl.kernels.attention import AttentionVariant, torch_attention
-from mpctl.kernels.counter_rng import DropoutMask, drop
-from mpctl.kernels.cross_entropy import logits_gradient, own_sums, row_maximum
+from mpctl.kernels.attention import AttentionVariant, lower_right, repeated
+from mpctl.kernels.counter_rng import DropoutMask, block_elements, drop
 from mpctl.kernels.fp8 import Fp8Cast, Fp8Matrix, cast_matrix, note_largest, scaled_product
 from mpctl.kernels.rotary import rotated
 
@@ -43,7 +50,41 @@ class KernelBackend:
         """softmax(scale Q K^T + bias) V with dropout of the softmax's result: query [b, a, q, d],
         key and value [b, k, s, d], k dividing a -> [b, a, q, d]. `variant` says which keys count
         and how scores are changed."""
-        return torch_attention(query, key, value, variant, self)
+        if variant.dropout is not None:
+            return self._step_by_step(query, key, value, variant, variant.dropout)
+        if variant.is_plain:
+            # Whole squares from position 0, or the last rows of a longer prefix; one row sees all.
+            rows, is_first = variant.rows, variant.is_causal and variant.rows.start == 0
+            is_tail = variant.is_causal and not is_first and len(rows) > 1
+            lower = lower_right(len(rows), key.shape[-2]) if is_tail else None
+            return self.scaled_dot_product(
+                query, key, value, lower, is_causal=is_first, scale=variant.scale, enable_gqa=True
+            )
+        key, value = repeated(query, key, value)
+        seen, bias = variant.seen(key), variant.added(query, key)
+        if bias is not None:
+            bias = bias.to(query.dtype)
+            seen = bias if seen is None else bias.masked_fill(~seen, -torch.inf)
+        return self.scaled_dot_product(query, key, value, seen, scale=variant.scale)
+
+    def _step_by_step(
+        self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant,
+        dropout: DropoutMask,
+    ) -> Tensor:  # fmt: skip
+        key, value = repeated(query, key, value)
+        # [b, a/t, q, d] x [b, a/t, d, s] -> [b, a/t, q, s]
+        scale = 1 / math.sqrt(query.shape[-1]) if variant.scale is None else variant.scale
+        scores = query.mul(scale) @ key.transpose(-1, -2)
+        bias = variant.added(query, key)
+        scores = scores if bias is None else scores.add_(bias)
+        seen = variant.seen(key)
+        if seen is not None:
+            # The lowest number, not -inf: a row that sees nothing must not become nan.
+            scores = scores.masked_fill_(~seen, torch.finfo(scores.dtype).min)
+        probabilities = scores.softmax(-1)
+        if variant.mask is not None and seen is not None:
+            probabilities = probabilities.masked_fill(~seen, 0.0)
+        return self.dropout(probabilities, dropout) @ value
 
     def keeps_pairs(self, query: Tensor, key: Tensor, variant: AttentionVariant) -> bool:
         """Whether `attention` of these would keep tensors of q x s elements made by itself for
@@ -105,24 +146,42 @@ class KernelBackend:
 
     def row_maximum(self, logits: Tensor) -> Tensor:
         """Maximum of each row of logits, [n, v] -> [n], in float32 or float64; -inf where v is 0.
-        A cross entropy's first pass (cross_entropy.py), not differentiable, as the two below."""
-        return row_maximum(logits)
+        A cross entropy's first pass, not differentiable, as the two below; all are computed in
+        that type, a block of rows at a time, so that no copy of the logits in it exists."""
+        dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        peak = logits.new_full(logits.shape[:1], -torch.inf, dtype=dtype)
+        for rows in _row_blocks(logits):  # in 16 bits amax takes twice as long on a CPU
+            peak[rows] = logits[rows].to(dtype).amax(1)
+        return peak
 
-    def own_sums(
-        self, logits: Tensor, column: Tensor, peak: Tensor, smoothing: float, spread: float
-    ) -> tuple[Tensor, Tensor]:
-        """The target's share of each row, (1 - smoothing) (z_column - peak) + spread sum_j (z_j -
-        peak), and sum_j exp(z_j - peak): 2 x [n]. column [n]: the target's, -1 without one, which
-        makes the first term 0."""
-        return own_sums(logits, column, peak, smoothing, spread)
+    def own_sums(self, logits: Tensor, column: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
+        """z_column - peak and sum_j exp(z_j - peak) of each row, 2 x [n]. column [n]: the target's,
+        -1 without one, which makes the first 0."""
+        target, total = torch.zeros_like(peak), torch.zeros_like(peak)
+        for rows in _row_blocks(logits):
+            shifted = torch.sub(logits[rows], peak[rows, None])
+            own = shifted.gather(1, column[rows, None].clamp(min=0))[:, 0]
+            target[rows] = own.masked_fill_(column[rows] < 0, 0.0)
+            total[rows] = shifted.exp_().sum(1)
+        return target, total
 
     def logits_gradient(
-        self, logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, shift: Tensor | None,
-        hit: Tensor, *, overwrite: bool,
+        self, logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, hit: Tensor, *,
+        overwrite: bool,
     ) -> Tensor:  # fmt: skip
-        """[n, v]: exp(z - peak) share - shift, and `hit` more in the row's column; share, shift,
-        hit: [n]. overwrite: in the memory of the logits."""
-        return logits_gradient(logits, column, peak, share, shift, hit, overwrite=overwrite)
+        """[n, v]: exp(z - peak) share, and `hit` more in the row's column; share, hit: [n].
+        overwrite: in the memory of the logits."""
+        result = logits if overwrite else torch.empty_like(logits)
+        for rows in _row_blocks(logits):
+            # softmax, times the incoming gradient, then less what the target has of it
+            out = result[rows] if result.dtype == peak.dtype else None
+            work = torch.sub(logits[rows], peak[rows, None], out=out).exp_()
+            work.mul_(share[rows, None])
+            place = column[rows, None].clamp(min=0)
+            work.scatter_add_(1, place, hit[rows, None].to(work.dtype))
+            if out is None:
+                result[rows] = work
+        return result
 
     def fp8_cast(
         self, matrix: Tensor, scale: Tensor, dtype: torch.dtype, *, rows: bool = True,
@@ -145,6 +204,12 @@ class KernelBackend:
 
 
 TORCH_BACKEND = KernelBackend()
+
+
+def _row_blocks(logits: Tensor) -> Iterator[slice]:
+    count, width = logits.shape
+    step = max(1, block_elements(logits.device) // max(1, width))
+    return (slice(start, start + step) for start in range(0, count if width else 0, step))
 
 
 def recomputing_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -15,7 +15,7 @@ installed packages takes milliseconds.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -43,8 +43,7 @@ class FamilyDefaults(Protocol):
     def norm_orders(self) -> tuple[NormOrder, ...]:
         """The orders of norms that the family accepts, its default first."""
 
-    @property
-    def config_readers(self) -> Callable[[], Mapping[str, Any]]:
+    def config_readers(self) -> Mapping[str, Any]:
         """How config.json files of its classes are read (hf.py's ConfigReader), by model_type."""
 
     @property

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
 from mpctl.families.bert.ops import operator_table
 from mpctl.families.description import BatchArray, ModelFamily
 from mpctl.spec.families import PromptForm, PromptKind
@@ -22,25 +19,6 @@ def special_tokens(model: ModelSpec) -> tuple[str, ...]:
 def least_tokens(model: ModelSpec) -> int:
     """Tokens of text that a split must hold: two samples, since a pair may take both, and one."""
     return 2 * (model.seq_length - SPECIAL_PLACES) + 1
-
-
-if TYPE_CHECKING:
-    from mpctl.families.scheme import Scheme
-    from mpctl.spec.hf import ConfigReader
-
-
-def hub_schemes() -> Mapping[str, tuple[Scheme, ...]]:
-    """BertForPreTraining."""
-    from mpctl.families.bert.hub import BERT
-
-    return {"learned": (BERT,)}
-
-
-def config_readers() -> Mapping[str, ConfigReader]:
-    """The config.json files that are read as models of this family, by model_type."""
-    from mpctl.families.bert.hub import READERS
-
-    return READERS
 
 
 FAMILY = ModelFamily(
@@ -61,7 +39,6 @@ FAMILY = ModelFamily(
     least_tokens=least_tokens,
     prompt=PromptForm(PromptKind.FILL_WORDS, before=(CLS,), after=(SEP,)),
     has_perplexity=False,  # the loss has the next sentence's beside the words'
-    hub_schemes=hub_schemes,
-    config_readers=config_readers,
+    hub="mpctl.families.bert.hub",
     synonyms=("roberta", "encoder", "mlm"),
 )

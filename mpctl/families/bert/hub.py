@@ -86,3 +86,4 @@ BERT = Scheme(
     "it again",
     extra=r"bert\.embeddings\.position_ids",
 )  # fmt: skip
+SCHEMES = {"learned": (BERT,)}

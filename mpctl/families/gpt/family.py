@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
 from mpctl.families.description import BatchArray, ModelFamily
 from mpctl.families.gpt.ops import operator_table
 from mpctl.spec.families import PromptForm, PromptKind
@@ -12,33 +9,9 @@ from mpctl.spec.model import VARIANTS, ModelSpec
 from mpctl.tensor_grid import MODES
 
 
-def special_tokens(model: ModelSpec) -> tuple[str, ...]:
-    """Names of the tokens that samples of this model hold beside text."""
-    return ()
-
-
 def least_tokens(model: ModelSpec) -> int:
     """Tokens of text that a split must hold: one sample and its last target."""
     return model.seq_length + 1
-
-
-if TYPE_CHECKING:
-    from mpctl.families.scheme import Scheme
-    from mpctl.spec.hf import ConfigReader
-
-
-def hub_schemes() -> Mapping[str, tuple[Scheme, ...]]:
-    """GPT2LMHeadModel with learned positions; with rotary ones LlamaForCausalLM, and its kin."""
-    from mpctl.families.gpt.hub import GPT2, LLAMA, MISTRAL, QWEN2, QWEN3
-
-    return {"learned": (GPT2,), "rotary": (LLAMA, MISTRAL, QWEN2, QWEN3)}
-
-
-def config_readers() -> Mapping[str, ConfigReader]:
-    """The config.json files that are read as models of this family, by model_type."""
-    from mpctl.families.gpt.hub import READERS
-
-    return READERS
 
 
 FAMILY = ModelFamily(
@@ -55,7 +28,6 @@ FAMILY = ModelFamily(
     },
     least_tokens=least_tokens,
     prompt=PromptForm(PromptKind.CONTINUE),
-    hub_schemes=hub_schemes,
-    config_readers=config_readers,
+    hub="mpctl.families.gpt.hub",
     synonyms=("gpt2", "gpt_2", "gpt3", "gpt_3", "opt", "decoder", "causal_lm"),
 )

@@ -353,3 +353,4 @@ QWEN3 = replace(
     expressible={**LLAMA.expressible, "bias": (False, "attention"), "qk_norm": (True,)},
     variants=("qk_norm",),
 )
+SCHEMES = {"learned": (GPT2,), "rotary": (LLAMA, MISTRAL, QWEN2, QWEN3)}

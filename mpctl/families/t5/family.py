@@ -9,9 +9,7 @@ fills every seq_length exactly, and the largest of them is taken, as T5's own co
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from mpctl.families.description import BatchArray, ModelFamily
 from mpctl.families.t5.ops import operator_table
@@ -80,25 +78,6 @@ def least_tokens(model: ModelSpec) -> int:
     return lengths(model.seq_length).text + 1
 
 
-if TYPE_CHECKING:
-    from mpctl.families.scheme import Scheme
-    from mpctl.spec.hf import ConfigReader
-
-
-def hub_schemes() -> Mapping[str, tuple[Scheme, ...]]:
-    """T5ForConditionalGeneration."""
-    from mpctl.families.t5.hub import T5
-
-    return {"relative": (T5,)}
-
-
-def config_readers() -> Mapping[str, ConfigReader]:
-    """The config.json files that are read as models of this family, by model_type."""
-    from mpctl.families.t5.hub import READERS
-
-    return READERS
-
-
 FAMILY = ModelFamily(
     name="t5",
     operator_table=operator_table,
@@ -116,7 +95,6 @@ FAMILY = ModelFamily(
     least_tokens=least_tokens,
     target_length=target_length,
     prompt=PromptForm(PromptKind.DECODE, after=(END,), start=PAD, end=END),
-    hub_schemes=hub_schemes,
-    config_readers=config_readers,
+    hub="mpctl.families.t5.hub",
     synonyms=("mt5", "flan_t5", "ul2", "encoder_decoder", "seq2seq"),
 )

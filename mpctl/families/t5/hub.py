@@ -127,3 +127,4 @@ T5 = Scheme(
     extra=UNREAD_BIAS,
     heads_fill_hidden=False,
 )  # fmt: skip
+SCHEMES = {"relative": (T5,)}

@@ -14,15 +14,16 @@ Each is an operation of torch in the namespace `mpctl`, made of three parts:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def define_operation(
-    schema: str, run: Callable[..., Any], fake: Callable[..., Any]
-) -> Callable[..., Any]:
-    """Register an operation and return what calls it.
+
+def define_operation(schema: str, run: Callable[P, R], fake: Callable[..., R]) -> Callable[P, R]:
+    """Register an operation and return what calls it, by the signature of `run`.
 
     schema: its name and types, in torch's syntax of schemas. run: computes it, on any device. fake:
     returns new tensors in the shapes, dtypes and on the device of its results, for fake tensors and
@@ -34,7 +35,7 @@ def define_operation(
     torch.library.define(qualified, schema.removeprefix(name), tags=(tag,))
     torch.library.impl(qualified, "default", run)
     torch.library.register_fake(qualified, fake)
-    operation: Callable[..., Any] = getattr(torch.ops.mpctl, name).default
+    operation: Callable[P, R] = getattr(torch.ops.mpctl, name).default
     return operation
 
 

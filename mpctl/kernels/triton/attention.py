@@ -83,14 +83,13 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor, variant: Attentio
         heads = dropout.heads
         seed = dropout.key if isinstance(dropout.key, Tensor) else None
         number = 0 if isinstance(dropout.key, Tensor) else as_int32(dropout.key)
-    result: Tensor = _attention(
+    return _attention(
         query, key, value, variant.mask, variant.bias, variant.slopes, seed, number,
         None if dropout is None else dropout.samples,
         [heads.start if isinstance(heads, range) else 0, variant.rows.start],
         variant.is_causal, variant.window or 0, 0.0 if dropout is None else dropout.p,
         1 / math.sqrt(query.shape[-1]) if variant.scale is None else variant.scale,
     )[0]  # fmt: skip
-    return result
 
 
 def dense(x: Tensor) -> Tensor:

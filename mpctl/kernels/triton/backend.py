@@ -11,17 +11,13 @@ from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.counter_rng import DropoutMask
 from mpctl.kernels.fp8 import Fp8Cast
 from mpctl.kernels.triton.attention import fused_attention, refusal
-from mpctl.kernels.triton.cross_entropy import (
-    fused_logits_gradient,
-    fused_own_sums,
-    fused_row_maximum,
-)
+from mpctl.kernels.triton.cross_entropy import fused_logits_gradient, own_sums, row_maximum
 from mpctl.kernels.triton.elementwise import (
     GATES,
     fused_dropout,
-    fused_gated,
     fused_rotate,
-    fused_squared_relu,
+    gated,
+    squared_relu,
 )
 from mpctl.kernels.triton.fp8 import fused_cast
 
@@ -74,25 +70,23 @@ class TritonKernels(KernelBackend):
         """As `KernelBackend.activation`: gated ones and the squared ReLU in one kernel; the others
         are one of torch's."""
         if name in GATES:
-            return fused_gated(up, name)
-        return fused_squared_relu(up) if name == "relu2" else super().activation(up, name)
+            return gated(up, GATES[name])
+        return squared_relu(up) if name == "relu2" else super().activation(up, name)
 
     def row_maximum(self, logits: Tensor) -> Tensor:
         """As `KernelBackend.row_maximum`, in one kernel; logits have a last stride of 1."""
-        return fused_row_maximum(logits)
+        return row_maximum(logits)
 
-    def own_sums(
-        self, logits: Tensor, column: Tensor, peak: Tensor, smoothing: float, spread: float
-    ) -> tuple[Tensor, Tensor]:
+    def own_sums(self, logits: Tensor, column: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
         """As `KernelBackend.own_sums`, in one kernel."""
-        return fused_own_sums(logits, column, peak, smoothing, spread)
+        return own_sums(logits, column, peak)
 
     def logits_gradient(
-        self, logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, shift: Tensor | None,
-        hit: Tensor, *, overwrite: bool,
+        self, logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, hit: Tensor, *,
+        overwrite: bool,
     ) -> Tensor:  # fmt: skip
         """As `KernelBackend.logits_gradient`, in one kernel."""
-        return fused_logits_gradient(logits, column, peak, share, shift, hit, overwrite=overwrite)
+        return fused_logits_gradient(logits, column, peak, share, hit, overwrite=overwrite)
 
 
 def fused_kernels(device: torch.device) -> KernelBackend:

@@ -2,7 +2,7 @@
 
 Logits are read three times and their gradient is written once, 8 bytes an element in 16 bits;
 blocks of torch's own kernels move some 60 and take about a thousand launches a micro batch. Only
-the order in which exponentials are added differs from kernels/cross_entropy.py.
+the order in which exponentials are added differs from `KernelBackend`'s.
 """
 
 from __future__ import annotations
@@ -17,32 +17,15 @@ from mpctl.kernels.triton import define_operation
 COLUMNS = 4096  # of a row at a time: 16 a thread of 8 warps
 
 
-def fused_row_maximum(logits: Tensor) -> Tensor:
-    """The largest number of each row, [n, v] -> [n], as cross_entropy_rows.row_maximum has it."""
-    result: Tensor = _row_maximum(logits)
-    return result
-
-
-def fused_own_sums(
-    logits: Tensor, column: Tensor, peak: Tensor, smoothing: float, spread: float
-) -> tuple[Tensor, Tensor]:
-    """The target's share and the sum of exponentials of each row, as cross_entropy_rows.own_sums
-    has them."""
-    target, total = _own_sums(logits, column, peak, smoothing, spread)
-    return target, total
-
-
 def fused_logits_gradient(
-    logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, shift: Tensor | None, hit: Tensor,
-    *, overwrite: bool,
+    logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, hit: Tensor, *, overwrite: bool,
 ) -> Tensor:  # fmt: skip
-    """The gradient of the logits, as cross_entropy_rows.logits_gradient has it."""
+    """As `KernelBackend.logits_gradient`."""
     if overwrite:
-        _overwrite_logits(logits, column, peak, share, shift, hit)
+        _overwrite_logits(logits, column, peak, share, hit)
         torch.autograd.graph.increment_version(logits)  # a second backward is then refused
         return logits
-    result: Tensor = _logits_gradient(logits, column, peak, share, shift, hit)
-    return result
+    return _logits_gradient(logits, column, peak, share, hit)
 
 
 def _block(width: int) -> int:
@@ -67,26 +50,22 @@ def _fake_maximum(logits: Tensor) -> Tensor:
     return logits.new_empty(logits.shape[:1], dtype=dtype)
 
 
-def _run_sums(
-    logits: Tensor, column: Tensor, peak: Tensor, smoothing: float, spread: float
-) -> tuple[Tensor, Tensor]:
+def _run_sums(logits: Tensor, column: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
     from mpctl.kernels.triton.jit.cross_entropy import own_sums_kernel
 
-    target, total = _fake_sums(logits, column, peak, smoothing, spread)
+    target, total = _fake_sums(logits, column, peak)
     n, width = logits.shape
     if not width:
         return target.zero_(), total.zero_()
     if n:
         own_sums_kernel[(n,)](
-            logits, column, peak, target, total, logits.stride(0), width,
-            smoothing=smoothing, spread=spread, BLOCK=_block(width), num_warps=8,
+            logits, column, peak, target, total, logits.stride(0), width, BLOCK=_block(width),
+            num_warps=8,
         )  # fmt: skip
     return target, total
 
 
-def _fake_sums(
-    logits: Tensor, column: Tensor, peak: Tensor, smoothing: float, spread: float
-) -> tuple[Tensor, Tensor]:
+def _fake_sums(logits: Tensor, column: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(peak), torch.empty_like(peak)
 
 
@@ -96,21 +75,8 @@ def _run_gradient(logits: Tensor, *rows: Any) -> Tensor:
     return out
 
 
-def _fake_gradient(logits: Tensor, *rows: Any) -> Tensor:
-    return torch.empty_like(logits)
-
-
-def _run_overwrite(logits: Tensor, *rows: Any) -> None:
-    _write_gradient(logits, logits, *rows)
-
-
-def _fake_overwrite(logits: Tensor, *rows: Any) -> None:
-    return None
-
-
 def _write_gradient(
-    out: Tensor, logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, shift: Tensor | None,
-    hit: Tensor,
+    out: Tensor, logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, hit: Tensor
 ) -> None:  # fmt: skip
     import triton
 
@@ -119,22 +85,23 @@ def _write_gradient(
     (n, width), block = logits.shape, _block(logits.shape[1])
     if n and width:
         logits_gradient_kernel[(n, triton.cdiv(width, block))](
-            logits, column, peak, share, shift, hit, out, logits.stride(0), out.stride(0), width,
+            logits, column, peak, share, hit, out, logits.stride(0), out.stride(0), width,
             BLOCK=block, num_warps=8,
         )  # fmt: skip
 
 
-_ROWS = "Tensor column, Tensor peak, Tensor share, Tensor? shift, Tensor hit"
-_row_maximum = define_operation("row_maximum(Tensor logits) -> Tensor", _run_maximum, _fake_maximum)
-_own_sums = define_operation(
-    "own_sums(Tensor logits, Tensor column, Tensor peak, float smoothing, float spread)"
-    " -> (Tensor, Tensor)",
-    _run_sums,
-    _fake_sums,
+_ROWS = "Tensor column, Tensor peak, Tensor share, Tensor hit"
+row_maximum = define_operation("row_maximum(Tensor logits) -> Tensor", _run_maximum, _fake_maximum)
+own_sums = define_operation(
+    "own_sums(Tensor logits, Tensor column, Tensor peak) -> (Tensor, Tensor)", _run_sums, _fake_sums
 )
 _logits_gradient = define_operation(
-    f"logits_gradient(Tensor logits, {_ROWS}) -> Tensor", _run_gradient, _fake_gradient
+    f"logits_gradient(Tensor logits, {_ROWS}) -> Tensor",
+    _run_gradient,
+    lambda logits, *rows: torch.empty_like(logits),
 )
 _overwrite_logits = define_operation(
-    f"logits_gradient_(Tensor(a!) logits, {_ROWS}) -> ()", _run_overwrite, _fake_overwrite
+    f"logits_gradient_(Tensor(a!) logits, {_ROWS}) -> ()",
+    lambda logits, *rows: _write_gradient(logits, logits, *rows),
+    lambda logits, *rows: None,
 )

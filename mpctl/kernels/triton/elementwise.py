@@ -33,18 +33,6 @@ GATES: dict[Activation, str] = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh":
 ACTIVATION_BLOCK = 2048  # results of a program: 16 a thread of 4 warps
 
 
-def fused_gated(up: Tensor, name: Activation) -> Tensor:
-    """act(gate) * up of [.., 2f] = [gate | up] -> [.., f], for a name of GATES."""
-    result: Tensor = _gated(up, GATES[name])
-    return result
-
-
-def fused_squared_relu(x: Tensor) -> Tensor:
-    """relu(x)^2, of any shape."""
-    result: Tensor = _squared_relu(x)
-    return result
-
-
 def _run_gated(fused: Tensor, act: str) -> Tensor:
     from mpctl.kernels.triton.jit.elementwise import gated_kernel
 
@@ -108,11 +96,11 @@ def _fake_like(x: Tensor, *_: Any) -> Tensor:
     return x.new_empty(x.shape)
 
 
-_gated = define_operation("gated(Tensor fused, str act) -> Tensor", _run_gated, _fake_gated)
+gated = define_operation("gated(Tensor fused, str act) -> Tensor", _run_gated, _fake_gated)
 _gated_backward = define_operation(
     "gated_backward(Tensor fused, Tensor grad, str act) -> Tensor", _run_gated_backward, _fake_like
 )
-_squared_relu = define_operation("squared_relu(Tensor x) -> Tensor", _run_squared, _fake_like)
+squared_relu = define_operation("squared_relu(Tensor x) -> Tensor", _run_squared, _fake_like)
 _squared_relu_backward = define_operation(
     "squared_relu_backward(Tensor x, Tensor grad) -> Tensor", _run_squared_backward, _fake_like
 )
@@ -124,12 +112,13 @@ def _setup_activation(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None
 
 
 def _backward_gated(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-    return _gated_backward(*ctx.saved_tensors, grad, ctx.act), None
+    (fused,) = ctx.saved_tensors
+    return _gated_backward(fused, grad, ctx.act), None
 
 
 def _backward_squared(ctx: Any, grad: Tensor) -> Tensor:
-    result: Tensor = _squared_relu_backward(*ctx.saved_tensors, grad)
-    return result
+    (x,) = ctx.saved_tensors
+    return _squared_relu_backward(x, grad)
 
 
 define_gradient("gated", _backward_gated, _setup_activation)
@@ -146,10 +135,11 @@ def fused_dropout(x: Tensor, mask: DropoutMask, residual: Tensor | None = None) 
     heads, rows, columns = mask.heads, mask.rows, mask.columns
     key = mask.key if isinstance(mask.key, Tensor) else None
     number = 0 if isinstance(mask.key, Tensor) else as_int32(mask.key)
-    tensors = [_given(positions) for positions in (heads, rows, columns)]
-    ranges = [end for positions in (heads, rows, columns) for end in _start_and_step(positions)]
-    result: Tensor = _dropout(x, residual, key, number, mask.samples, *tensors, ranges, mask.p)[0]
-    return result
+    ranges = [end for places in (heads, rows, columns) for end in _start_and_step(places)]
+    return _dropout(
+        x, residual, key, number, mask.samples, _given(heads), _given(rows), _given(columns),
+        ranges, mask.p,
+    )[0]  # fmt: skip
 
 
 def _given(positions: Positions | None) -> Tensor | None:
@@ -251,8 +241,7 @@ ROTARY_TILE = 2048  # pairs of a program: 16 a thread of 4 warps
 
 def fused_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [b, a, s, d] turned by a table, cos and sin [s, r/2] or [b, 1, s, r/2]."""
-    result: Tensor = _rotate(x, cos, sin, False)
-    return result
+    return _rotate(x, cos, sin, False)
 
 
 def _run_rotate(x: Tensor, cos: Tensor, sin: Tensor, is_back: bool) -> Tensor:
@@ -288,7 +277,8 @@ def _setup_rotate(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward_rotate(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-    return _rotate(grad, *ctx.saved_tensors, not ctx.is_back), None, None, None
+    cos, sin = ctx.saved_tensors
+    return _rotate(grad, cos, sin, not ctx.is_back), None, None, None
 
 
 _rotate = define_operation(

@@ -26,41 +26,31 @@ def row_maximum_kernel(logits, out, stride, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def own_sums_kernel(
-    logits, column, peak, target, total, stride, width, smoothing: tl.constexpr,
-    spread: tl.constexpr, BLOCK: tl.constexpr,
+    logits, column, peak, target, total, stride, width, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """total [n]: sum of e; target [n]: (1 - smoothing) (z_column - p), 0 where column is -1, and
-    spread times the sum of z - p."""
+    """total [n]: sum of e; target [n]: z_column - p, 0 where column is -1."""
     row = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, BLOCK)
     p, own = tl.load(peak + row), tl.load(column + row)
     exponentials = tl.zeros((BLOCK,), total.dtype.element_ty)
-    shifted = tl.zeros((BLOCK,), total.dtype.element_ty)
     for start in range(0, width, BLOCK):
         inside = start + j < width
         z = wide(tl.load(logits + row * stride + start + j, mask=inside, other=0.0)) - p
         exponentials += tl.where(inside, tl.exp(z), 0.0)
-        if smoothing > 0:
-            shifted += tl.where(inside, z, 0.0)
     z = wide(tl.load(logits + row * stride + tl.maximum(own, 0))) - p
-    result = tl.where(own >= 0, z, 0.0)
-    if smoothing > 0:
-        result = result * (1 - smoothing) + tl.sum(shifted, axis=0) * spread
-    tl.store(target + row, result)
+    tl.store(target + row, tl.where(own >= 0, z, 0.0))
     tl.store(total + row, tl.sum(exponentials, axis=0))
 
 
 @triton.jit
 def logits_gradient_kernel(
-    logits, column, peak, share, shift, hit, out, stride, out_stride, width, BLOCK: tl.constexpr
+    logits, column, peak, share, hit, out, stride, out_stride, width, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """out: e share - shift, plus hit in the row's own column; out may be the logits."""
+    """out: e share, plus hit in the row's own column; out may be the logits."""
     row = tl.program_id(0).to(tl.int64)
     j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = j < width
     z = wide(tl.load(logits + row * stride + j, mask=inside, other=0.0))
     result = tl.exp(z - tl.load(peak + row)) * tl.load(share + row)
-    if shift is not None:
-        result = result - tl.load(shift + row)
     result = result + tl.where(j == tl.load(column + row), tl.load(hit + row), 0.0)
     tl.store(out + row * out_stride + j, rounded(result, out.dtype.element_ty), mask=inside)
