@@ -375,11 +375,14 @@ class _ColumnProduct(torch.autograd.Function):
         rows = grad.flatten(0, -2)
         dy, dx, dw = products.gradient(rows, for_dw=for_dw), None, None
         if weight is not None:
-            summand = products.input_gradient(dy, weight).view(*grad.shape[:-1], -1)
+            shape = (*grad.shape[:-1], -1)
+            # nothing here holds the summand, which may be freed before dW is computed
             if ctx.split:
-                dx = group.start_reduce_scatter(summand, SEQUENCE)
+                dx = group.start_reduce_scatter(
+                    products.input_gradient(dy, weight).view(shape), SEQUENCE
+                )
             else:
-                dx = group.start_all_reduce(summand)
+                dx = group.start_all_reduce(products.input_gradient(dy, weight).view(shape))
         db = rows.sum(0) if ctx.needs_input_grad[2] else None
         if for_dw and deferred is None:
             dw = _weight_gradient(products, dy, kept, arriving)
