@@ -27,7 +27,6 @@ from mpctl.layers.grid.products import CubeGroups, Square, cube_linear, summa_li
 from mpctl.layers.mappings import scatter_samples_sum
 from mpctl.layers.parameters import ZEROS, Init
 from mpctl.layers.shard_context import ShardContext, TensorParallel, TensorParallel1D
-from mpctl.tensor_grid import TensorGrid
 
 Role = Literal["column", "row", "table"]
 Product = Callable[[Tensor, Tensor], Tensor]
