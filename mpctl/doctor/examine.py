@@ -13,6 +13,7 @@ from mpctl.doctor.collectives import BACKENDS
 from mpctl.doctor.documents import (
     CollectiveReport,
     CollectiveRequest,
+    CollectiveTiming,
     Diagnosis,
     HostAnswer,
     HostReport,
@@ -214,19 +215,23 @@ def _collective(
         for number in range(len(reports))
     ]
     answers = hosts.run("mpctl.doctor.collectives", requests, TORCH_SECONDS + START_SECONDS)
-    merged = CollectiveReport(backend=BACKENDS[device], hosts=count, world_size=count * ranks)
+    errors: dict[str, str] = {}
+    timings: list[CollectiveTiming] = []
     for number, answer in enumerate(answers[:count]):
         try:
             report = answer.read(CollectiveReport)
         except NoAnswer as error:
-            errors = {**merged.errors, str(number * ranks): str(error)}
-            merged = merged.model_copy(update={"errors": errors})
+            errors[str(number * ranks)] = str(error)
             continue
-        update = {"errors": {**merged.errors, **report.errors}}
-        merged = merged.model_copy(
-            update=update | ({"timings": report.timings} if number == 0 else {})
-        )
-    return merged
+        errors |= report.errors
+        timings = timings or report.timings  # by rank 0, of the first host
+    return CollectiveReport(
+        backend=BACKENDS[device],
+        hosts=count,
+        world_size=count * ranks,
+        timings=timings,
+        errors=errors,
+    )
 
 
 def _interface(report: HostReport, *, alone: bool) -> str | None:
