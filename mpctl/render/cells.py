@@ -34,26 +34,22 @@ def boxes(topology: Topology) -> list[Box]:
     are nodes, or of more than TILES nodes equal runs of them."""
     world, size = topology.world_size, topology.gpus_per_node
     if world <= SHOWN_RANKS and topology.nodes <= SHOWN_NODES:
+        starts = range(0, world, size)
         return [
-            Box(node, tuple(range(r, r + 1) for r in _node(topology, node, 1)))
-            for node in range(topology.nodes)
+            Box(node, tuple(range(rank, rank + 1) for rank in range(s, min(s + size, world))))
+            for node, s in enumerate(starts)
         ]
     nodes = -(-topology.nodes // TILES)  # of a tile
     starts = range(0, world, size * nodes)
     return [Box(None, tuple(range(s, min(s + size * nodes, world)) for s in starts))]
 
 
-def _node(topology: Topology, node: int, nodes: int) -> range:
-    first = node * topology.gpus_per_node
-    return range(first, min(first + nodes * topology.gpus_per_node, topology.world_size))
-
-
 def cell_title(topology: Topology, ranks: range) -> str:
     """`rank 5`, `node 3` or `nodes 4-7`."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
-    nodes = [topology.node(rank) for rank in (ranks[0], ranks[-1])]
-    return f"node {nodes[0]}" if nodes[0] == nodes[1] else f"nodes {nodes[0]}-{nodes[1]}"
+    first, last = topology.node(ranks[0]), topology.node(ranks[-1])
+    return f"node{'s' * (last > first)} {span_text(first, last)}"
 
 
 def cell_label(topology: Topology, ranks: range) -> str:

@@ -6,7 +6,6 @@ Its page shows the same sentences and cells.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -17,10 +16,6 @@ from mpctl.render.console import get_console, plain_table
 from mpctl.search.document import LayoutEntry, NoLayoutEntry, SearchDocument
 from mpctl.search.find import ALIKE, OPTIMISM, RANKING_ERROR, WIDE_ERROR
 from mpctl.units import bytes_text, count_text, plural, seconds_text
-
-if TYPE_CHECKING:
-    from mpctl.search.document import LayoutEntry, NoLayoutEntry, SearchDocument
-
 
 OBJECTIVES = {
     "tokens": "most tokens a second",

@@ -35,13 +35,13 @@ def test_a_page_is_whole_and_accessible(name: str) -> None:
     assert len(seen.of("table")) == len(seen.of("caption"))
     assert not seen.of("script") and "script-src" not in text
     assert not re.search(r"https?:|\bsrc=|@import|url\((?!#)", text)
-    told = "".join(seen.words)
-    assert all(_shown(each) in told for each in MADE[name]()["results"])
-    assert f"mpctl bench {name}" in told and "A processor" in told
+    reported = "".join(seen.words)
+    assert all(_shown(each) in reported for each in MADE[name]()["results"])
+    assert f"mpctl bench {name}" in reported and "A processor" in reported
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "figures"),
     [
         ("verify", [("step time, within cores", "5.0% off"),
                     ("rank correlation, within cores", "0.99"),
@@ -54,11 +54,11 @@ def test_a_page_is_whole_and_accessible(name: str) -> None:
         ("kernels", [("fastest product", "32.0 GFLOP/s"), ("triad of a rank", "10 GB/s")]),
     ],
 )  # fmt: skip
-def test_a_page_begins_with_its_figures(name: str, told: list[tuple[str, str]]) -> None:
+def test_a_page_begins_with_its_figures(name: str, figures: list[tuple[str, str]]) -> None:
     """16 MiB in 20 us + 16 MiB / 6 GB/s are 5.96 GB/s."""
-    assert headline(MADE[name]()) == told
+    assert headline(MADE[name]()) == figures
     text = "".join(Reader(page(MADE[name]())).words)
-    assert all(f"{what}{figure}" in text for what, figure in told)
+    assert all(f"{what}{figure}" in text for what, figure in figures)
 
 
 def test_every_bench_has_its_sentence() -> None:

@@ -51,10 +51,10 @@ def test_every_rank_is_drawn_once_and_the_marked_ones_groups_are_coloured(
         shared = [axis for axis in topology.parts["tp"] if rank in topology.group(me, axis)]
         axis = "me" if rank == me else shared[0] if shared else None
         assert kind == ("box" if axis is None else f"cell g{COLOURS[axis]}")
-    told = {text.split(":")[0]: colour for colour, text in picture.legend()}
+    reported = {text.split(":")[0]: colour for colour, text in picture.legend()}
     for axis in topology.parts["tp"]:
         members = ", ".join(map(str, topology.group(me, axis)))
-        assert told[f"its {axis} group [{members}]"] == COLOURS[axis]
+        assert reported[f"its {axis} group [{members}]"] == COLOURS[axis]
 
 
 @pytest.mark.parametrize(("mode", "tp", "micro"), GRIDS)

@@ -138,9 +138,9 @@ def test_the_front_is_drawn_where_a_search_was_made() -> None:
 
 
 def test_a_page_says_how_far_it_is() -> None:
-    plan, told = load_plan("two-nodes-16-gpus", {}), list[tuple[str, int, int]]()
-    plan_page(plan, plan.require_legal(), command="", on_progress=lambda *at: told.append(at))
-    assert told == [("page", done, 6) for done in range(1, 7)]
+    plan, reported = load_plan("two-nodes-16-gpus", {}), list[tuple[str, int, int]]()
+    plan_page(plan, plan.require_legal(), command="", on_progress=lambda *at: reported.append(at))
+    assert reported == [("page", done, 6) for done in range(1, 7)]
 
 
 def test_of_many_stages_a_page_shows_the_ends_and_the_fullest() -> None:

@@ -1,4 +1,4 @@
-"""`mpctl runs`: every kind of ending told apart; nothing in a folder can break the list."""
+"""`mpctl runs`: every kind of ending has its status; nothing in a folder can break the list."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 New lines of many ranks are merged as they come, and held back until the other ranks had time.
 
-A warning that every rank prints is told once, with the ranks.
+A warning that every rank prints is reported once, with the ranks.
 """
 
 from __future__ import annotations
@@ -165,34 +165,34 @@ def test_half_a_line_waits_and_a_new_file_begins_again(tmp_path: Path) -> None:
 
 
 def test_each_warning_once(tmp_path: Path) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     add(tmp_path, 0, "x.py:3: UserWarning: of an earlier launch\n")
-    with WarningWatch(tmp_path, told.append):
+    with WarningWatch(tmp_path, reported.append):
         for rank in range(8):
             warning = f"[rank{rank}]: x.py:7: UserWarning: rank {rank} is slow"
             add(tmp_path, rank, f"building\n{warning}\n  warn(\nstep 1: loss 5\n")
-    assert told == ["ranks 0-7: x.py:7: UserWarning: rank … is slow"]
+    assert reported == ["ranks 0-7: x.py:7: UserWarning: rank … is slow"]
 
 
 def test_a_warning_that_comes_again_is_not_told_again(tmp_path: Path) -> None:
-    told: list[str] = []
-    watch = WarningWatch(tmp_path, told.append)
+    reported: list[str] = []
+    watch = WarningWatch(tmp_path, reported.append)
     watch.follower.clock = iter(range(0, 1000, int(QUIET_SECONDS + 1))).__next__
     for step in range(5):
         warnings = f"WARNING: slow\nWARNING: layer {step} overflowed\n"
         add(tmp_path, 1, f"step {step}: loss 5\n{warnings}")
         watch.poll(is_last=True)
-    assert told == ["rank 1: WARNING: slow"] + [
+    assert reported == ["rank 1: WARNING: slow"] + [
         f"rank 1: WARNING: layer {step} overflowed" for step in range(5)
     ]
 
 
 def test_there_is_an_end_to_different_warnings(tmp_path: Path) -> None:
-    told: list[str] = []
-    watch = WarningWatch(tmp_path, told.append)
+    reported: list[str] = []
+    watch = WarningWatch(tmp_path, reported.append)
     add(tmp_path, 0, "".join(f"WARNING: number {n} of many\n" for n in range(100)))
     watch.poll(is_last=True)
-    assert len(told) == MOST_WARNINGS + 1 and "mpctl logs" in told[-1]
+    assert len(reported) == MOST_WARNINGS + 1 and "mpctl logs" in reported[-1]
 
 
 def test_what_looks_like_a_warning() -> None:

@@ -269,7 +269,7 @@ def test_drawing_libraries_load_only_to_draw(demo: Path) -> None:
 def test_traffic_of_an_older_run_has_the_names_of_today() -> None:
     sent = {"dp all_reduce": {"count": 1, "bytes": 8}, "tp all_reduce": {"count": 2, "bytes": 8}}
     old = rank(0) | {"step_traffic": {"planned": sent, "measured": sent}}
-    told = summary() | {"plan_beside_run": [old]}
-    read = SavedSummary.model_validate(told).plan_beside_run[0]["step_traffic"]
+    reported = summary() | {"plan_beside_run": [old]}
+    read = SavedSummary.model_validate(reported).plan_beside_run[0]["step_traffic"]
     assert read["planned"] == read["measured"]
     assert list(read["measured"]) == ["dp_cp all_reduce", "tp all_reduce"]

@@ -49,7 +49,9 @@ def report_charts(report: BenchReport) -> list[Chart]:
     be drawn. Rows of no time at all are left out: they have no place on a logarithmic axis."""
     rows: list[Any] = [row for row in report["results"] if row["seconds_min"] > 0]
     charts = [*_own_charts(report, rows), *predicted_charts(rows)]
-    return charts or ([times_chart(rows)] if rows else [])
+    if charts or not rows:
+        return charts
+    return [_by_row("times", "Measured times", TIMES_NOTE, rows)]
 
 
 def _points(groups: Mapping[str, Sequence[Mark]], colours: Mapping[str, int]) -> list[ChartSeries]:
@@ -245,7 +247,10 @@ def roofline_charts(rows: Sequence[KernelRow], peaks: Mapping[str, float]) -> It
         own = [row for row in drawn if (row["ranks"], row["dtype"]) == (ranks, dtype)]
         kernels: dict[str, list[Mark]] = {}
         for row in own:
-            kernels.setdefault(_kernel(row), []).append(_roof_mark(row))
+            reached, at = row["flops_per_second"], row["flops"] / row["bytes"]
+            title = f"{row['name']}: {rate_text(reached)}"
+            mark = Mark(at, reached, title, is_hollow=row["is_rehearsal"])
+            kernels.setdefault(_kernel(row), []).append(mark)
         points = _points(kernels, colours)
         title, roof = _roof(rows, own, peaks.get(dtype), x)
         panels.append(Panel(f"{plural(ranks, 'rank')}, {dtype}{title}", (*roof, *points)))
@@ -260,12 +265,6 @@ def roofline_charts(rows: Sequence[KernelRow], peaks: Mapping[str, float]) -> It
 
 def _kernel(row: KernelRow) -> str:
     return row["kernel"].replace("_", " ")
-
-
-def _roof_mark(row: KernelRow) -> Mark:
-    rate, at = row["flops_per_second"], row["flops"] / row["bytes"]
-    title = f"{row['name']}: {rate_text(rate)}"
-    return Mark(at, rate, title, is_hollow=row["is_rehearsal"])
 
 
 def _roof(
@@ -305,20 +304,17 @@ def checks_chart(checks: Sequence[MachineCheck], spread: float) -> Chart:
     def mark(at: int, seconds: float, span: Span | None = None) -> Mark:
         return Mark(seconds, -at, f"{rows[at]['layout']}: {seconds_text(seconds)}", span)
 
-    planned = [(at, row["fitted_seconds"]) for at, row in enumerate(rows)]
-    bands = tuple(mark(at, s, (s / factor, s * factor)) for at, s in planned)
-    left_out = tuple(
-        mark(at, row["left_out_seconds"])
-        for at, row in enumerate(rows)
-        if row["left_out_seconds"] is not None
-    )
-    series = [
-        ChartSeries("planned, with its band", bands, "bar", 1),
-        *([ChartSeries("planned, layout left out", left_out, "points", 2)] if left_out else []),
-        ChartSeries(
-            "measured", tuple(mark(at, row["seconds"]) for at, row in enumerate(rows)), "points", 0
-        ),
-    ]
+    bands, left_out, measured = [], [], []
+    for at, row in enumerate(rows):
+        planned = row["fitted_seconds"]
+        bands.append(mark(at, planned, (planned / factor, planned * factor)))
+        measured.append(mark(at, row["seconds"]))
+        if row["left_out_seconds"] is not None:
+            left_out.append(mark(at, row["left_out_seconds"]))
+    series = [ChartSeries("planned, with its band", tuple(bands), "bar", 1)]
+    if left_out:
+        series.append(ChartSeries("planned, layout left out", tuple(left_out), "points", 2))
+    series.append(ChartSeries("measured", tuple(measured), "points", 0))
     names = [row["layout"] for row in rows]
     return _row_chart("checks", "The presets against runs", CHECKS_NOTE, names, series)
 
@@ -345,11 +341,6 @@ def predicted_charts(rows: Sequence[Row]) -> Iterator[Chart]:
         yield _scatter(rows[:MOST_POINTS])
     if banded := [row for row in rows if _band(row)]:
         yield _by_row("layouts", "Step time of each layout", LAYOUTS_NOTE, banded)
-
-
-def times_chart(rows: Sequence[Row]) -> Chart:
-    """The seconds of each row, and its prediction where it has one."""
-    return _by_row("times", "Measured times", TIMES_NOTE, rows)
 
 
 def _predicted(row: Row) -> float:

@@ -11,7 +11,7 @@ from math import log2
 from typing import TYPE_CHECKING
 
 from mpctl.estimate.job import Estimate
-from mpctl.estimate.step import PARTS, StepPart
+from mpctl.estimate.step import PARTS
 from mpctl.estimate.timeline import StepLine
 from mpctl.pipeline.schedule.orders import show
 from mpctl.planning.plan import Plan
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 SHOWN_ACTIONS = 12
 
 
-def schedule_section(plan: Plan, step: StepLine | str | None, total: float | None) -> Raw:
+def schedule_section(plan: Plan, step: StepLine | str, total: float | None) -> Raw:
     """The section "Schedule": the timeline of a step and, as a table, what each stage waits.
 
     step: the played step, or in words why there is none; total: seconds of the whole step.
     """
-    if step is None or isinstance(step, str):
-        return section("schedule", "Schedule", note(f"Not drawn: {step or 'no model is named'}."))
+    if isinstance(step, str):
+        return section("schedule", "Schedule", note(f"Not drawn: {step}."))
     picture = Picture.of(step)
     drawn = el(
         "svg", el("title", picture.label), el("g", svg_legend(step)),
@@ -176,29 +176,20 @@ def time_section(plan: Plan, time: StepTime | str) -> Raw:
     seconds = time.parts()
     parts = [part for part in PARTS if seconds[part.name]]
     shares = [Share(p.name, seconds[p.name], seconds_text(seconds[p.name])) for p in parts]
-    extrapolated = f"Extrapolated: {'; '.join(time.extrapolates)}." if time.extrapolates else ""
-    return section(
-        "time", "Step time", _headline(plan, time), note(extrapolated) if extrapolated else "",
-        legend(part.name for part in parts),
-        el("div", bar(shares, time.total), class_="one"),
-        _time_table(parts, shares, time.total),
-    )  # fmt: skip
-
-
-def _headline(plan: Plan, time: StepTime) -> Raw:
     band = f"{seconds_text(time.low)} to {seconds_text(time.high)}"
     rate = "; ".join(f"{name} {text}" for name, text in rate_figures(plan_summary(plan)))
-    return el(
-        "p", el("strong", seconds_text(time.total)), f" a step (9 of 10 runs: {band}). {rate}."
-    )
-
-
-def _time_table(parts: Sequence[StepPart], shares: Sequence[Share], total: float) -> Raw:
     rows = [
-        (part.name, part.meaning, share.text, f"{share.size / total:.1%}")
+        (part.name, part.meaning, share.text, f"{share.size / time.total:.1%}")
         for part, share in zip(parts, shares, strict=True)
     ]
-    return table("Step time by part", ("part", "what", "seconds", "share"), rows, left=2)
+    return section(
+        "time", "Step time",
+        el("p", el("strong", seconds_text(time.total)), f" a step (9 of 10 runs: {band}). {rate}."),
+        note(f"Extrapolated: {'; '.join(time.extrapolates)}.") if time.extrapolates else "",
+        legend(part.name for part in parts),
+        el("div", bar(shares, time.total), class_="one"),
+        table("Step time by part", ("part", "what", "seconds", "share"), rows, left=2),
+    )  # fmt: skip
 
 
 DRAWN_RANKS, SHOWN_STAGES, LISTED = 64, 64, 40
