@@ -7,17 +7,18 @@ matrix products, so that no estimate has to know a unit prefix.
 import re
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Le
-from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from mpctl.spec.base import (
+    After,
     Bytes,
     BytesPerSecond,
     Count,
     DType,
     Factor,
+    Field,
     FlopPerSecond,
+    Limits,
     Part,
     Seconds,
     Share,
@@ -48,7 +49,7 @@ class Kernels(StrictModel):
     """How much of a device's data sheet its kernels reach, fitted to measured matrix products and
     runs."""
 
-    processors: Annotated[int, Ge(1), Le(2**20)] = Field(
+    processors: Annotated[int, Limits(ge=1, le=2**20)] = Field(
         1, description="streaming multiprocessors (SMs) that tiles of a matrix product run on"
     )
     products: Part = Field(
@@ -57,7 +58,7 @@ class Kernels(StrictModel):
     narrow: NarrowProducts = Field(
         default_factory=NarrowProducts, description="the same of products of fewer bits, by dtype"
     )
-    depth: Annotated[float, Ge(0), Le(1e6)] = Field(
+    depth: Annotated[float, Limits(ge=0, le=1e6)] = Field(
         0.0,
         description="start-up cost of a product's tile, in elements of the contracted dimension",
     )
@@ -93,7 +94,7 @@ class DeviceSpec(StrictModel):
     """One accelerator, or one CPU core that hosts a rank."""
 
     name: str = Field(description="the vendor's name of the device")
-    kind: Annotated[str, AfterValidator(_require_kind)] = Field(
+    kind: Annotated[str, After(_require_kind)] = Field(
         description="cpu, or the kind of accelerator: cuda, rocm, xpu, tpu, ...; any is planned, "
         "mpctl launch runs cuda (NCCL), rocm (RCCL, never tried) and cpu (gloo, shared memory)"
     )
@@ -161,7 +162,7 @@ class FabricSpec(StrictModel):
 
     name: str = Field(description="what it is, such as leaf, rail, pod")
     gpus: Count = Field(description="GPUs under one such network")
-    oversubscription: Annotated[float, Ge(1), Le(1e3)] = Field(
+    oversubscription: Annotated[float, Limits(ge=1, le=1e3)] = Field(
         1.0,
         description="how many times less bandwidth leaves one such network than its nodes' cards "
         "have together (7 of 1:7); 1: none",
@@ -194,7 +195,7 @@ class ClusterSpec(StrictModel):
         None, description="link between the GPUs of one node, or of one NVLink domain"
     )
     inter_node: LinkSpec | None = Field(None, description="link between nodes, for a whole node")
-    headroom: Annotated[float, Ge(0), Le(90)] = Field(
+    headroom: Annotated[float, Limits(ge=0, le=90)] = Field(
         5.0,
         description="percent of a device's memory that a job must leave free by its plan to fit; "
         "the default is calibrated on runs that did not fit (docs/measurements.md)",

@@ -6,13 +6,13 @@ left open in a resolved job. Whether the job is legal is decided by rules/valida
 
 from collections.abc import Mapping
 from math import prod
+from operator import attrgetter
 from typing import Annotated
 
-from annotated_types import MinLen
-from pydantic import Field, ValidationError
+from pydantic_core import ValidationError
 
 from mpctl.axes import AXIS_NAMES, FILLING
-from mpctl.spec.base import Bytes, CountOrZero, DType, Probability, StrictModel
+from mpctl.spec.base import Bytes, CountOrZero, DType, Field, Limits, Probability, StrictModel
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.launch import LAUNCHED_AS, LaunchedKind, LaunchSpec
 from mpctl.spec.model import ModelSpec, without_derived
@@ -24,7 +24,7 @@ from mpctl.units import plural
 class DataSpec(StrictModel):
     """The text to train and validate on. Paths in a job file are relative to the file."""
 
-    corpus: Annotated[list[str], MinLen(1)] | None = Field(
+    corpus: Annotated[list[str], Limits(min_length=1)] | None = Field(
         None,
         description="text to train on: files, folders or python-stdlib; prepared into the run "
         "directory",
@@ -43,7 +43,7 @@ class DataSpec(StrictModel):
     max_bytes: Bytes | None = Field(
         None, description="use at most this much text of the corpus, bytes; all when absent"
     )
-    text_key: Annotated[str, MinLen(1)] = Field(
+    text_key: Annotated[str, Limits(min_length=1)] = Field(
         "text", description="key of the text in .jsonl lines and .parquet rows of the corpus"
     )
     encoding: str = Field(
@@ -166,9 +166,8 @@ HALVES: tuple[DType, ...] = ("bf16", "fp16")
 
 def open_settings_of(job: JobSpec) -> frozenset[str]:
     """The settings that a job leaves open and `complete` fills in, by their full names."""
-    tables = {name: getattr(job, name).model_dump() for name in ("parallel", "cluster", "training")}
-    keys = (name.split(".") for name in OPEN_SETTINGS)
-    return frozenset(f"{table}.{key}" for table, key in keys if tables[table][key] in OPEN)
+    values = ((name, attrgetter(name)(job)) for name in OPEN_SETTINGS)
+    return frozenset(name for name, value in values if value in OPEN)
 
 
 def changed_job(

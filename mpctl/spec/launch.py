@@ -8,15 +8,21 @@ import datetime
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Le, MaxLen, MinLen
-from pydantic import BeforeValidator, Field
+from mpctl.spec.base import (
+    Before,
+    Count,
+    CountOrZero,
+    Field,
+    Limits,
+    StepRanges,
+    StrictModel,
+    Timeout,
+)
 
-from mpctl.spec.base import Count, CountOrZero, StepRanges, StrictModel, Timeout
-
-Word = Annotated[str, Field(min_length=1, pattern=r"^[^\s\x00-\x1f]+$")]
+Word = Annotated[str, Limits(min_length=1, pattern=r"^[^\s\x00-\x1f]+$")]
 """Text without spaces and control characters: a name that another program is given."""
 
-VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+VariableName = Annotated[str, Limits(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 LaunchedKind = Literal["cpu", "cuda"]
 """Kinds of device that ranks run on, by torch's names; accelerators of others are only planned."""
@@ -38,7 +44,7 @@ def _as_sbatch_reads(value: object) -> object:
     return str(value) if type(value) is int else value
 
 
-TimeLimit = Annotated[Word, BeforeValidator(_as_sbatch_reads)]
+TimeLimit = Annotated[Word, Before(_as_sbatch_reads)]
 """A time limit as text, however it was written."""
 
 
@@ -57,7 +63,7 @@ class SlurmSpec(StrictModel):
         description="requeue the job after its checkpoint before the time limit, and when a node "
         "fails",
     )
-    signal_seconds: Annotated[int, Ge(1), Le(65_535)] | None = Field(
+    signal_seconds: Annotated[int, Limits(ge=1, le=65_535)] | None = Field(
         None,
         description="how long before the time limit ranks are asked to save, seconds; follows from "
         "step time and checkpoint size when absent",
@@ -84,7 +90,7 @@ class SshSpec(StrictModel):
     config: str | None = Field(
         None, description="configuration file of the ssh client (ssh -F); ~/.ssh/config when absent"
     )
-    connect_timeout: Annotated[int, Ge(1), Le(3600)] = Field(
+    connect_timeout: Annotated[int, Limits(ge=1, le=3600)] = Field(
         10, description="longest time until a host lets ssh connect, seconds"
     )
     address: Word | None = Field(
@@ -98,7 +104,7 @@ class SshSpec(StrictModel):
     )
 
 
-Name = Annotated[str, MinLen(1), MaxLen(253)]
+Name = Annotated[str, Limits(min_length=1, max_length=253)]
 """The name of an object or of a resource."""
 
 
@@ -227,7 +233,7 @@ class LaunchSpec(StrictModel):
         description="steps in which every rank records what it does when, into RUN/profile: 5-7; "
         "`mpctl bench trace` shows them",
     )
-    predicted_step_seconds: Annotated[float, Gt(0), Le(1e30)] | None = Field(
+    predicted_step_seconds: Annotated[float, Limits(gt=0, le=1e30)] | None = Field(
         None, description="step time of the plan, seconds; filled in by `mpctl launch`"
     )
     slurm: SlurmSpec = Field(default_factory=SlurmSpec, description="settings of `--on slurm`")

@@ -2,10 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le
-from pydantic import AfterValidator, Field, model_validator
-
-from mpctl.spec.base import Heads, Hidden, Layers, Rows, StrictModel, Width
+from mpctl.spec.base import After, Field, Heads, Hidden, Layers, Limits, Rows, StrictModel, Width
 from mpctl.spec.families import (
     DEFAULT_FAMILY,
     NormOrder,
@@ -14,9 +11,9 @@ from mpctl.spec.families import (
     list_families,
 )
 
-FamilyName = Annotated[str, AfterValidator(check_family)]
-Ratio = Annotated[float, Ge(1e-6), Le(1e12)]
-Multiplier = Annotated[float, Ge(1e-9), Le(1e9)]
+FamilyName = Annotated[str, After(check_family)]
+Ratio = Annotated[float, Limits(ge=1e-6, le=1e12)]
+Multiplier = Annotated[float, Limits(ge=1e-9, le=1e9)]
 BIASED: dict[bool | str, tuple[str, ...]] = {
     True: ("qkv", "output", "mlp"), False: (), "qkv": ("qkv",), "attention": ("qkv", "output"),
     "mlp": ("mlp",),
@@ -97,14 +94,14 @@ class ModelSpec(StrictModel):
     shared_norm: bool = Field(
         False, description="whether they read it through one norm; with parallel_residual (Phi)"
     )
-    norm_epsilon: Annotated[float, Ge(1e-20), Le(1)] = Field(
+    norm_epsilon: Annotated[float, Limits(ge=1e-20, le=1)] = Field(
         1e-5, description="epsilon of the norms"
     )
     position: Literal["learned", "rotary", "alibi", "relative", "none"] = Field(
         "learned",
         description="kind of positions: gpt learned, rotary, alibi (BLOOM) or none; t5 relative",
     )
-    rotary_base: Annotated[float, Ge(1), Le(1e12)] = Field(
+    rotary_base: Annotated[float, Limits(ge=1, le=1e12)] = Field(
         10000.0, description="base of rotary positions (Hugging Face: rope_theta)"
     )
     rotary_scaling: RotaryScaling | None = Field(
@@ -115,10 +112,10 @@ class ModelSpec(StrictModel):
         description="another scaling than rotary_scaling's (Hugging Face: rope_type): planned, not "
         "launched; it costs nothing",
     )
-    rotary_fraction: Annotated[float, Gt(0), Le(1)] = Field(
+    rotary_fraction: Annotated[float, Limits(gt=0, le=1)] = Field(
         1.0, description="part of a head's columns that rotary positions turn (GPT-NeoX: 0.25)"
     )
-    window_rotary_base: Annotated[float, Ge(1), Le(1e12)] | None = Field(
+    window_rotary_base: Annotated[float, Limits(ge=1, le=1e12)] | None = Field(
         None, description="rotary_base of layers with a window (Gemma 3); rotary_base when absent"
     )
     relative_buckets: Width = Field(
@@ -165,16 +162,16 @@ class ModelSpec(StrictModel):
     tied_embeddings: bool = Field(
         True, description="whether the output layer shares the word table"
     )
-    mtp_layers: Annotated[int, Ge(0), Le(64)] = Field(
+    mtp_layers: Annotated[int, Limits(ge=0, le=64)] = Field(
         0,
         description="layers of multi-token prediction, each with a projection of 2 hidden to "
         "hidden and another pass of the output layer (DeepSeek-V3)",
     )
     source: str | None = Field(None, description="where the shape comes from")
 
-    @model_validator(mode="before")
     @classmethod
-    def _derive(cls, raw: Any) -> Any:
+    def completed(cls, raw: Any) -> Any:
+        """The table with the DERIVED keys that were not given."""
         if not isinstance(raw, dict):
             return raw
         given = {key: v for key, v in raw.items() if key not in DERIVED or v is not None}

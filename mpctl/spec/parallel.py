@@ -2,11 +2,8 @@
 
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
-from annotated_types import Ge, Le
-from pydantic import Field, create_model
-
 from mpctl.axes import AXES, DEFAULT_ORDER, FILLING
-from mpctl.spec.base import Bytes, Count, Layers, StrictModel
+from mpctl.spec.base import Bytes, Count, Field, Layers, Limits, StrictModel
 from mpctl.spec.schedules import SCHEDULES
 
 if TYPE_CHECKING:
@@ -27,16 +24,12 @@ if TYPE_CHECKING:
         pp: int = 1
 
 else:
-    AxisSizes = create_model(
-        "AxisSizes",
-        __base__=StrictModel,
-        **{
-            axis.name: (Count | None, Field(None, description=axis.size))
-            if axis.name == FILLING
-            else (Count, Field(1, description=axis.size))
-            for axis in AXES
-        },
-    )
+    types = {axis.name: Count | None if axis.name == FILLING else Count for axis in AXES}
+    keys = {
+        axis.name: Field(None if axis.name == FILLING else 1, description=axis.size)
+        for axis in AXES
+    }
+    AxisSizes = type("AxisSizes", (StrictModel,), {"__annotations__": types, **keys})
 
 
 class ParallelSpec(AxisSizes):
@@ -53,7 +46,7 @@ class ParallelSpec(AxisSizes):
     sequence_parallel: bool = Field(
         False, description="split the sequence over tp between the tensor-parallel regions"
     )
-    zero: Annotated[int, Ge(0), Le(3)] = Field(
+    zero: Annotated[int, Limits(ge=0, le=3)] = Field(
         0, description="ZeRO stage over dp x cp: shard optimizer (1), gradients (2), parameters (3)"
     )
     bucket_bytes: Bytes = Field(

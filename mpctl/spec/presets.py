@@ -19,7 +19,6 @@ from __future__ import annotations
 import os
 import stat
 import tomllib
-from collections.abc import Iterator
 from contextlib import suppress
 from filecmp import cmp
 from functools import cache
@@ -30,7 +29,9 @@ from mpctl.errors import InputError, Issue
 from mpctl.spec.paths import anchored, is_config, is_hub_id, is_path
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel, ValidationError
+    from pydantic_core import ValidationError
+
+    from mpctl.spec.base import StrictModel
 
 Kind = Literal["devices", "clusters", "models", "jobs", "runtimes"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -112,6 +113,7 @@ def _anchored(table: dict[str, Any], file: PresetFile) -> dict[str, Any]:
     return raw
 
 
+@cache
 def presets_root() -> Path:
     """The folder of the bundled presets."""
     package = Path(__file__).resolve().parent.parent
@@ -122,6 +124,12 @@ def presets_root() -> Path:
 def own_folders() -> tuple[Path, ...]:
     """The folders of presets of one's own, the nearest first, whether they exist or not; InputError
     where MPCTL_PRESETS names what is no folder."""
+    return _own_folders(search_path())
+
+
+@cache
+def _own_folders(search_path: tuple[str, ...]) -> tuple[Path, ...]:
+    """Found once for each place that a name may be found in."""
     named = [Path(text) for text in os.environ.get(VARIABLE, "").split(os.pathsep) if text]
     for folder in named:
         if not folder.is_dir():
@@ -154,24 +162,24 @@ def search_path() -> tuple[str, ...]:
     return (str(Path.cwd()), *(os.environ.get(name, "") for name in variables))
 
 
-def preset_files(kind: Kind) -> dict[str, PresetFile]:
+def preset_files(kind: Kind, only: str | None = None) -> dict[str, PresetFile]:
     """The presets of a kind by name, sorted; of equal names the one that is used. A copy of the
-    same bytes hides nothing: a clone's ./presets is what is bundled with an installed mpctl."""
+    same bytes hides nothing: a clone's ./presets is what is bundled with an installed mpctl.
+
+    only: the one name to look for.
+    """
     files: dict[str, PresetFile] = {}
-    for folder, is_bundled in _folders():
+    for folder in (*own_folders(), presets_root()):
+        is_bundled = folder == presets_root()
         for path in (folder / kind).glob("*.toml"):
+            if only is not None and path.stem != only:
+                continue
             first = files.get(path.stem)
             if first and not cmp(first.path, path, shallow=False):
-                files[path.stem] = PresetFile(kind, first.name, first.path, first.is_bundled, True)
+                files[path.stem] = first._replace(hides=True)
             elif path.is_file() and not (first and first.hides):
                 files[path.stem] = PresetFile(kind, path.stem, path, is_bundled)
     return dict(sorted(files.items()))
-
-
-def _folders() -> Iterator[tuple[Path, bool]]:
-    """Every folder that is searched, and whether it is the bundled one, which is the last."""
-    yield from ((folder, False) for folder in own_folders())
-    yield presets_root(), True
 
 
 def preset_names(kind: Kind) -> list[str]:
@@ -189,7 +197,7 @@ def find_file(kind: Kind, name: str) -> PresetFile | None:
     """The preset's file by its name or path, or None. A name is only ever compared with those of
     the folders' files: no path is built from it."""
     if not is_path(name):
-        return preset_files(kind).get(name)
+        return preset_files(kind, only=name).get(name)
     if kind == "models" and is_hub_id(name):
         return _find_by_id(name)
     path = Path(name)
@@ -293,12 +301,14 @@ def lasting_name(kind: Kind, name: str) -> str:
     return name if file is None or file.is_bundled else str(file.path.resolve())
 
 
-def preset_issues(error: ValidationError, file: PresetFile, model: type[BaseModel]) -> list[Issue]:
+def preset_issues(
+    error: ValidationError, file: PresetFile, model: type[StrictModel]
+) -> list[Issue]:
     """An issue for each key of a preset that `model` refuses, at the file's path."""
     return [_issue(dict(d), file, model) for d in error.errors(include_url=False)]
 
 
-def _issue(detail: dict[str, Any], file: PresetFile, model: type[BaseModel]) -> Issue:
+def _issue(detail: dict[str, Any], file: PresetFile, model: type[StrictModel]) -> Issue:
     from mpctl.spec.base import TEXT_ERROR, fields_at
 
     path = [str(part) for part in detail["loc"]]
@@ -315,12 +325,12 @@ def _issue(detail: dict[str, Any], file: PresetFile, model: type[BaseModel]) -> 
     return Issue("bad-preset", where, f"{name}: {message}", hint)
 
 
-def require_valid(file: PresetFile, table: dict[str, Any], model: type[BaseModel]) -> None:
+def require_valid(file: PresetFile, table: dict[str, Any], model: type[StrictModel]) -> None:
     """Raises InputError where a preset's expanded table holds a key or a value that no job may.
 
     What is missing is left to the job, which may give it itself.
     """
-    from pydantic import ValidationError
+    from pydantic_core import ValidationError
 
     try:
         model.model_validate(table)

@@ -9,12 +9,22 @@ from a fit to published runs. No figure depends on a model.
 from functools import cache
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Le, MinLen
-from pydantic import Field, ValidationError
+from pydantic_core import ValidationError
 
 from mpctl.axes import Axis
 from mpctl.errors import InputError
-from mpctl.spec.base import AS_MEMORY, Amount, Count, DType, Part, Seconds, Share, StrictModel
+from mpctl.spec.base import (
+    AS_MEMORY,
+    Amount,
+    Count,
+    DType,
+    Field,
+    Limits,
+    Part,
+    Seconds,
+    Share,
+    StrictModel,
+)
 from mpctl.spec.parallel import ScheduleName, TensorMode
 from mpctl.spec.presets import get_file, preset_issues, search_path
 from mpctl.spec.training import RecomputeMode
@@ -177,12 +187,12 @@ class FittedRuns(StrictModel):
     clusters: list[str] = Field(default_factory=list, description="clusters of those runs")
     dtypes: list[DType] = Field(default_factory=list, description="data types of those runs")
     gpus: Count = Field(1, description="GPUs of the largest run")
-    parameters: Annotated[float, Ge(1), Le(1e18)] = Field(
+    parameters: Annotated[float, Limits(ge=1, le=1e18)] = Field(
         1, description="parameters of the largest model"
     )
 
 
-ZeroStage = Annotated[int, Ge(0), Le(3)]
+ZeroStage = Annotated[int, Limits(ge=0, le=3)]
 
 
 class RuntimeSupport(StrictModel):
@@ -206,17 +216,17 @@ class RuntimeSupport(StrictModel):
     kinds: list[str] = Field(
         [], description="kinds of device that it runs on (cuda, rocm, ...); any when empty"
     )
-    schedules: Annotated[list[ScheduleName], MinLen(1)] = Field(
+    schedules: Annotated[list[ScheduleName], Limits(min_length=1)] = Field(
         ["1f1b"],
         description="pipeline schedules that a search tries, each with one chunk a stage",
     )
     chunks: bool = Field(False, description="several chunks a stage, interleaved (parallel.vpp)")
-    recompute: Annotated[list[RecomputeMode], MinLen(1)] = Field(
+    recompute: Annotated[list[RecomputeMode], Limits(min_length=1)] = Field(
         ["none", "full"], description="values of training.recompute"
     )
     sequence: bool = Field(False, description="sequence parallelism")
     context: bool = Field(False, description="context parallelism (parallel.cp above 1)")
-    zero: Annotated[list[ZeroStage], MinLen(1)] = Field(
+    zero: Annotated[list[ZeroStage], Limits(min_length=1)] = Field(
         [0], description="ZeRO stages; the first where dp x cp is 1"
     )
     tensor_modes: list[TensorMode] = Field(
@@ -305,7 +315,7 @@ class RuntimeMemory(StrictModel):
         "asynchronous tensor parallelism hold all the time",
     )
     slack: Part = Field(1.0, description="bytes that the allocator reserves for an allocated byte")
-    context_bytes: Annotated[float, Ge(0), Le(1e12), AS_MEMORY] = Field(
+    context_bytes: Annotated[float, Limits(ge=0, le=1e12), AS_MEMORY] = Field(
         0.0, description="bytes of the device's libraries, outside of the allocator"
     )
     source: str = Field("", description="where the figures come from")
@@ -329,7 +339,7 @@ class RuntimeProfile(StrictModel):
         "lie within 1.645 of it"
     )
     spread_apart: Part = Field(description="the same where the cluster was not measured")
-    widening: Annotated[float, Ge(1), Le(10)] = Field(
+    widening: Annotated[float, Limits(ge=1, le=10)] = Field(
         1.26, description="by how much each further respect in which a job lies outside widens both"
     )
     seen: FittedRuns = Field(

@@ -2,16 +2,17 @@
 
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
-from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from mpctl.spec.base import (
+    After,
     BatchRanges,
     Count,
     CountOrZero,
     DType,
+    Field,
     Hyper,
+    Limits,
     PositiveHyper,
     Probability,
     StrictModel,
@@ -63,7 +64,7 @@ class TrainingSpec(StrictModel):
         description="dtype fp8: where the scale of a tensor comes from: the largest element of the "
         "last steps (delayed), or its own (tensorwise, current scaling)",
     )
-    fp8_amax_history_len: Annotated[int, Ge(1), Le(1024)] = Field(
+    fp8_amax_history_len: Annotated[int, Limits(ge=1, le=1024)] = Field(
         16, description="fp8_recipe delayed: steps of which the largest element counts"
     )
     gradient_dtype: DType | None = Field(
@@ -92,17 +93,17 @@ class TrainingSpec(StrictModel):
         description="dropout probability of attention weights; above 0 scores are held in memory, "
         "but on GPUs under the mpctl runtime",
     )
-    loss_scale: Annotated[float, Ge(1e-6), Le(2.0**64)] = Field(
+    loss_scale: Annotated[float, Limits(ge=1e-6, le=2.0**64)] = Field(
         2.0**16, description="fp16: loss scale at the start; it halves at each overflow"
     )
     loss_scale_window: Count = Field(
         1000, description="fp16: steps without overflow after which the loss scale doubles"
     )
-    min_loss_scale: Annotated[float, Ge(1e-6), Le(2.0**64)] = Field(
+    min_loss_scale: Annotated[float, Limits(ge=1e-6, le=2.0**64)] = Field(
         1.0, description="fp16: an overflow at or below this loss scale ends the run"
     )
     steps: Count = Field(100, description="optimizer steps to train")
-    seed: Annotated[int, Ge(0), Lt(2**63)] = Field(
+    seed: Annotated[int, Limits(ge=0, lt=2**63)] = Field(
         1234, description="seed of weights, data order and dropout"
     )
     learning_rate: PositiveHyper = Field(3e-4, description="peak learning rate, after the warm-up")
@@ -155,10 +156,10 @@ class TrainingSpec(StrictModel):
     on_spike: Literal["ignore", "stop", "skip", "rollback"] = Field(
         "ignore", description="at a loss that spikes: nothing, or as for on_nonfinite"
     )
-    spike_factor: Annotated[float, Gt(1), Le(1e6)] = Field(
+    spike_factor: Annotated[float, Limits(gt=1, le=1e6)] = Field(
         2.0, description="a loss above this times the median of the last ones is a spike"
     )
-    spike_window: Annotated[int, Ge(2), Le(10_000)] = Field(
+    spike_window: Annotated[int, Limits(ge=2, le=10_000)] = Field(
         32, description="updates whose losses the median is of; none is a spike before so many"
     )
     max_skipped_steps: CountOrZero = Field(
@@ -185,7 +186,7 @@ class TrainingSpec(StrictModel):
         description="parameters that are not trained, by patterns over their names such as "
         '"embedding.*" or "layers.[0-5].*"',
     )
-    runtime: Annotated[str, AfterValidator(_known_runtime)] = Field(
+    runtime: Annotated[str, After(_known_runtime)] = Field(
         "mpctl",
         description="software whose kernels, overlaps and memory a plan assumes: a preset of "
         "runtimes (`mpctl presets` lists them)",
@@ -222,7 +223,7 @@ class TrainingSpec(StrictModel):
     def with_auto_dtype(self, dtype: DType) -> "TrainingSpec":
         """The same with the data type that `auto` stands for, which is told as such."""
         named = self.model_fields_set - {"dtype"}
-        return TrainingSpec.model_construct(named, **{**dict(self), "dtype": dtype})
+        return TrainingSpec.model_construct(named, {**dict(self), "dtype": dtype})
 
     @property
     def lowest_rate(self) -> float:
