@@ -136,44 +136,44 @@ DType = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 
 
 class FieldInfo(NamedTuple):
-    """A key of a table: the type of its value, and what it is when absent.
+    """A key of a table: the type of its value, what it means, and what it is when absent; where the
+    default is a type (list, dict, another table), a new one of it.
 
     json_schema_extra: completes the JSON schema of the value.
     """
 
     annotation: Any
-    default: Any
-    default_factory: Callable[[], Any] | None
     description: str
+    default: Any
     json_schema_extra: Callable[[dict[str, Any]], None] | None
 
     def is_required(self) -> bool:
         """Whether a table must have the key."""
-        return self.default is REQUIRED and self.default_factory is None
+        return self.default is REQUIRED
 
     def get_default(self) -> Any:
         """What the key is when absent."""
-        return copy(self.default) if self.default_factory is None else self.default_factory()
+        return self.default() if isinstance(self.default, type) else copy(self.default)
 
     @property
     def schema(self) -> CoreSchema:
         """What pydantic-core checks the key by."""
         schema = schema_of(self.annotation)
-        if not self.is_required():
-            schema = {"type": "default", "schema": schema} | (
-                {"default": self.default, "copy_default": isinstance(self.default, list)}
-                if self.default_factory is None
-                else {"default_factory": self.default_factory}
-            )
+        if isinstance(self.default, type):
+            schema = {"type": "default", "schema": schema, "default_factory": self.default}
+        elif not self.is_required():
+            is_edited = isinstance(self.default, list)
+            schema = {"type": "default", "schema": schema, "default": self.default,
+                      "copy_default": is_edited}  # fmt: skip
         return {"type": "model-field", "schema": schema}
 
 
 def Field(
-    default: Any = REQUIRED, *, default_factory: Callable[[], Any] | None = None, description: str,
+    description: str, default: Any = REQUIRED, *,
     json_schema_extra: Callable[[dict[str, Any]], None] | None = None,
 ) -> Any:  # fmt: skip
     """A key of a table, beside its annotation."""
-    return FieldInfo(None, default, default_factory, description, json_schema_extra)
+    return FieldInfo(None, description, default, json_schema_extra)
 
 
 def schema_of(annotation: Any) -> CoreSchema:

@@ -25,30 +25,27 @@ class DataSpec(StrictModel):
     """The text to train and validate on. Paths in a job file are relative to the file."""
 
     corpus: Annotated[list[str], Limits(min_length=1)] | None = Field(
-        None,
-        description="text to train on: files, folders or python-stdlib; prepared into the run "
-        "directory",
+        "text to train on: files, folders or python-stdlib; prepared into the run directory", None
     )
-    path: str | None = Field(None, description="a folder written by `mpctl data prepare`")
+    path: str | None = Field("a folder written by `mpctl data prepare`", None)
     tokenizer: str | None = Field(
-        None, description="tokenizer.json for the corpus; a new one is trained when absent"
+        "tokenizer.json for the corpus; a new one is trained when absent", None
     )
     validation: dict[str, str] = Field(
-        default_factory=dict,
-        description="more folders of prepared data to validate on, each under a name of yours",
+        "more folders of prepared data to validate on, each under a name of yours",
+        dict,
     )
     validation_fraction: Probability = Field(
-        0.02, description="share of the corpus' documents held back for validation"
+        "share of the corpus' documents held back for validation", 0.02
     )
     max_bytes: Bytes | None = Field(
-        None, description="use at most this much text of the corpus, bytes; all when absent"
+        "use at most this much text of the corpus, bytes; all when absent", None
     )
     text_key: Annotated[str, Limits(min_length=1)] = Field(
-        "text", description="key of the text in .jsonl lines and .parquet rows of the corpus"
+        "key of the text in .jsonl lines and .parquet rows of the corpus", "text"
     )
     encoding: str = Field(
-        "utf-8",
-        description="encoding of the corpus' text and .jsonl files, such as latin-1 or utf-16",
+        "encoding of the corpus' text and .jsonl files, such as latin-1 or utf-16", "utf-8"
     )
 
 
@@ -56,21 +53,19 @@ class CheckpointSpec(StrictModel):
     """When checkpoints are saved, and how many of them stay in the run directory."""
 
     interval: CountOrZero = Field(
-        0, description="steps between checkpoints; 0 saves only at the end and on a stop"
+        "steps between checkpoints; 0 saves only at the end and on a stop", 0
     )
-    at_end: bool = Field(True, description="save a checkpoint after the last step")
+    at_end: bool = Field("save a checkpoint after the last step", True)
     keep_last: CountOrZero = Field(
-        0, description="newest checkpoints to keep: older ones are removed; 0 keeps all"
+        "newest checkpoints to keep: older ones are removed; 0 keeps all", 0
     )
     keep_every: CountOrZero = Field(
-        0,
-        description="besides keep_last, keep each checkpoint whose step is a multiple of this; "
-        "0: no others",
+        "besides keep_last, keep each checkpoint whose step is a multiple of this; 0: no others", 0
     )
     asynchronous: bool = Field(
-        True,
-        description="training waits only for a copy to host memory, which a thread writes; false: "
+        "training waits only for a copy to host memory, which a thread writes; false: "
         "until the checkpoint is on the disk",
+        True,
     )
 
 
@@ -81,20 +76,16 @@ class JobSpec(StrictModel):
     job.json. `complete` fills in what follows from the rest.
     """
 
-    name: str | None = Field(None, description="the job's name; names its run directory")
-    description: str | None = Field(None, description="what the job is, in a sentence")
-    source: str | None = Field(None, description="where the job's settings come from")
-    cluster: ClusterSpec = Field(default_factory=ClusterSpec, description="the machines")
-    model: ModelSpec | None = Field(None, description="the shape of the model")
-    parallel: ParallelSpec = Field(default_factory=ParallelSpec, description="the parallel layout")
-    training: TrainingSpec = Field(
-        default_factory=TrainingSpec, description="how the model is trained"
-    )
-    checkpoint: CheckpointSpec = Field(
-        default_factory=CheckpointSpec, description="when checkpoints are saved, how many stay"
-    )
-    data: DataSpec = Field(default_factory=DataSpec, description="what it is trained on")
-    launch: LaunchSpec = Field(default_factory=LaunchSpec, description="how ranks are run")
+    name: str | None = Field("the job's name; names its run directory", None)
+    description: str | None = Field("what the job is, in a sentence", None)
+    source: str | None = Field("where the job's settings come from", None)
+    cluster: ClusterSpec = Field("the machines", ClusterSpec)
+    model: ModelSpec | None = Field("the shape of the model", None)
+    parallel: ParallelSpec = Field("the parallel layout", ParallelSpec)
+    training: TrainingSpec = Field("how the model is trained", TrainingSpec)
+    checkpoint: CheckpointSpec = Field("when checkpoints are saved, how many stay", CheckpointSpec)
+    data: DataSpec = Field("what it is trained on", DataSpec)
+    launch: LaunchSpec = Field("how ranks are run", LaunchSpec)
 
     @property
     def world_size(self) -> int:

@@ -51,56 +51,51 @@ TimeLimit = Annotated[Word, Before(_as_sbatch_reads)]
 class SlurmSpec(StrictModel):
     """What a Slurm job is submitted with; an allocation that exists already ignores it."""
 
-    partition: Word | None = Field(None, description="partition; the cluster's default when absent")
-    account: Word | None = Field(None, description="account that is charged")
+    partition: Word | None = Field("partition; the cluster's default when absent", None)
+    account: Word | None = Field("account that is charged", None)
     time: TimeLimit | None = Field(
-        None,
-        description="time limit as sbatch takes it: minutes, 12:00:00 or 2-00:00:00; the "
+        "time limit as sbatch takes it: minutes, 12:00:00 or 2-00:00:00; the "
         "partition's default when absent",
+        None,
     )
     requeue: bool = Field(
-        True,
-        description="requeue the job after its checkpoint before the time limit, and when a node "
-        "fails",
+        "requeue the job after its checkpoint before the time limit, and when a node fails", True
     )
     signal_seconds: Annotated[int, Limits(ge=1, le=65_535)] | None = Field(
-        None,
-        description="how long before the time limit ranks are asked to save, seconds; follows from "
+        "how long before the time limit ranks are asked to save, seconds; follows from "
         "step time and checkpoint size when absent",
+        None,
     )
-    qos: Word | None = Field(None, description="quality of service")
-    constraint: Word | None = Field(None, description="features that the nodes must have")
+    qos: Word | None = Field("quality of service", None)
+    constraint: Word | None = Field("features that the nodes must have", None)
     extra: list[str] = Field(
-        default_factory=list,
-        description="more options of sbatch, each as on its command line: --exclusive",
+        "more options of sbatch, each as on its command line: --exclusive", list
     )
 
 
 class SshSpec(StrictModel):
     """The hosts that `--on ssh` uses, and how they are reached."""
 
-    hostfile: str | None = Field(None, description="file with a line `HOST slots=N` for each host")
-    include: str | None = Field(
-        None, description="use only these hosts and slots of the hostfile: n1@n2:0,1"
-    )
-    exclude: str | None = Field(None, description="leave these hosts and slots of the hostfile out")
+    hostfile: str | None = Field("file with a line `HOST slots=N` for each host", None)
+    include: str | None = Field("use only these hosts and slots of the hostfile: n1@n2:0,1", None)
+    exclude: str | None = Field("leave these hosts and slots of the hostfile out", None)
     python: Word | None = Field(
-        None, description="Python on the hosts that has mpctl and torch; the launcher's when absent"
+        "Python on the hosts that has mpctl and torch; the launcher's when absent", None
     )
     config: str | None = Field(
-        None, description="configuration file of the ssh client (ssh -F); ~/.ssh/config when absent"
+        "configuration file of the ssh client (ssh -F); ~/.ssh/config when absent", None
     )
     connect_timeout: Annotated[int, Limits(ge=1, le=3600)] = Field(
-        10, description="longest time until a host lets ssh connect, seconds"
+        "longest time until a host lets ssh connect, seconds", 10
     )
     address: Word | None = Field(
-        None, description="address of the launcher's host to which the hosts connect; found by "
-        "itself when absent"
-    )  # fmt: skip
+        "address of the launcher's host to which the hosts connect; found by itself when absent",
+        None,
+    )
     pass_env: list[VariableName] = Field(
-        default_factory=list,
-        description="more environment variables of the launcher that hosts get; those of torch, "
+        "more environment variables of the launcher that hosts get; those of torch, "
         "NCCL, gloo and OpenMP and PYTHONPATH travel by themselves",
+        list,
     )
 
 
@@ -113,134 +108,118 @@ class KubernetesSpec(StrictModel):
     that all are reported at once and in the words of Kubernetes."""
 
     kind: Literal["TrainJob", "PyTorchJob"] = Field(
-        "TrainJob", description="TrainJob (Kubeflow Trainer v2) or PyTorchJob (Training Operator)"
+        "TrainJob (Kubeflow Trainer v2) or PyTorchJob (Training Operator)", "TrainJob"
     )
-    image: Name | None = Field(None, description="container image with Python, torch and mpctl")
-    namespace: Name | None = Field(None, description="namespace; kubectl's current one when absent")
+    image: Name | None = Field("container image with Python, torch and mpctl", None)
+    namespace: Name | None = Field("namespace; kubectl's current one when absent", None)
     context: Name | None = Field(
-        None, description="context of kubectl's configuration; the current one when absent"
+        "context of kubectl's configuration; the current one when absent", None
     )
     claim: Name | None = Field(
-        None,
-        description="PersistentVolumeClaim that the run directory lies on; every pod mounts it",
+        "PersistentVolumeClaim that the run directory lies on; every pod mounts it", None
     )
     mount_path: Name | None = Field(
-        None, description="absolute path at which the pods mount the claim, and at which the "
-        "machine that submits sees the same files"
-    )  # fmt: skip
+        "absolute path at which the pods mount the claim, and at which the "
+        "machine that submits sees the same files",
+        None,
+    )
     runtime: Name = Field(
-        "torch-distributed", description="training runtime of a TrainJob; a PyTorchJob has none"
+        "training runtime of a TrainJob; a PyTorchJob has none", "torch-distributed"
     )
     runtime_kind: Literal["ClusterTrainingRuntime", "TrainingRuntime"] = Field(
-        "ClusterTrainingRuntime",
-        description="whether the runtime belongs to the cluster or to the namespace",
+        "whether the runtime belongs to the cluster or to the namespace", "ClusterTrainingRuntime"
     )
-    gpu_resource: Name = Field("nvidia.com/gpu", description="name of the GPUs as a resource")
+    gpu_resource: Name = Field("name of the GPUs as a resource", "nvidia.com/gpu")
     cpus_per_node: Count | None = Field(
-        None, description="CPUs of a pod; when absent, those of its ranks' threads on CPU, and "
-        "none asked for on GPUs"
-    )  # fmt: skip
+        "CPUs of a pod; when absent, those of its ranks' threads on CPU, and "
+        "none asked for on GPUs",
+        None,
+    )
     memory_per_node: Name | None = Field(
-        None, description="memory of a pod as Kubernetes takes it, such as 512Gi; none asked for "
-        "when absent"
-    )  # fmt: skip
-    queue: Name | None = Field(
-        None, description="local queue of Kueue; the job is then created suspended"
+        "memory of a pod as Kubernetes takes it, such as 512Gi; none asked for when absent", None
     )
-    priority_class: Name | None = Field(None, description="workload priority class of Kueue")
-    service_account: Name | None = Field(None, description="service account of the pods")
-    image_pull_secret: Name | None = Field(None, description="secret to pull the image with")
-    node_selector: dict[str, str] = Field(
-        default_factory=dict, description="labels that the nodes must have, by name"
-    )
-    tolerations: list[Name] = Field(
-        default_factory=list, description="keys of taints that the pods tolerate"
-    )
-    env: dict[str, str] = Field(
-        default_factory=dict, description="more environment variables of the pods, by name"
-    )
+    queue: Name | None = Field("local queue of Kueue; the job is then created suspended", None)
+    priority_class: Name | None = Field("workload priority class of Kueue", None)
+    service_account: Name | None = Field("service account of the pods", None)
+    image_pull_secret: Name | None = Field("secret to pull the image with", None)
+    node_selector: dict[str, str] = Field("labels that the nodes must have, by name", dict)
+    tolerations: list[Name] = Field("keys of taints that the pods tolerate", list)
+    env: dict[str, str] = Field("more environment variables of the pods, by name", dict)
 
 
 class LaunchSpec(StrictModel):
     """How ranks are started, watched and stopped."""
 
     on: Literal["auto", "local", "slurm", "ssh", "kubernetes", "torchrun"] = Field(
-        "auto",
-        description="launcher backend; auto: torchrun inside of a world that another program "
+        "launcher backend; auto: torchrun inside of a world that another program "
         "started, slurm inside of an allocation of several nodes, else local",
+        "auto",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto",
-        description="where ranks run; auto: the kind of the cluster's device, else cuda if present",
+        "where ranks run; auto: the kind of the cluster's device, else cuda if present", "auto"
     )
-    threads_per_rank: Count | None = Field(
-        None, description="CPU threads of a rank; cores / ranks when absent"
-    )
-    timeout_seconds: Timeout = Field(
-        300.0, description="longest wait for other ranks in a collective, seconds"
-    )
+    threads_per_rank: Count | None = Field("CPU threads of a rank; cores / ranks when absent", None)
+    timeout_seconds: Timeout = Field("longest wait for other ranks in a collective, seconds", 300.0)
     start_seconds: Timeout = Field(
-        300.0, description="longest time, seconds, without progress of a start: torchrun up, ranks "
-        "up, libraries imported, ranks connected; building the model does not count"
-    )  # fmt: skip
+        "longest time, seconds, without progress of a start: torchrun up, ranks "
+        "up, libraries imported, ranks connected; building the model does not count",
+        300.0,
+    )
     numa_binding: Literal["node", "none"] = Field(
-        "node",
-        description="bind each rank on a GPU to the processor cores of its GPU's NUMA node, as "
+        "bind each rank on a GPU to the processor cores of its GPU's NUMA node, as "
         "torchrun --numa-binding does; no effect on CPU and on hosts of one node",
+        "node",
     )
     shared_memory: bool = Field(
-        True, description="CPU ranks of one host exchange through shared memory; false: gloo"
+        "CPU ranks of one host exchange through shared memory; false: gloo", True
     )
     check_memory: bool = Field(
-        True, description="refuse a launch whose planned peak memory exceeds what is free"
+        "refuse a launch whose planned peak memory exceeds what is free", True
     )
     track_memory: bool = Field(
-        True, description="measure the memory of one early step, to compare it with the plan"
+        "measure the memory of one early step, to compare it with the plan", True
     )
     compile: bool = Field(
-        False,
-        description="run layers, or with tp or cp above 1 the operations between "
+        "run layers, or with tp or cp above 1 the operations between "
         "their messages, through torch.compile",
+        False,
     )
     stop_seconds: Timeout = Field(
-        60.0,
-        description="time that ranks get to finish their step and save when stopped, seconds",
+        "time that ranks get to finish their step and save when stopped, seconds", 60.0
     )
     max_restarts: CountOrZero = Field(
-        0,
-        description="restarts after failures since the last checkpoint, each from the newest one; "
+        "restarts after failures since the last checkpoint, each from the newest one; "
         "the same error at the same step twice in a row ends the run",
+        0,
     )
     elastic: bool = Field(
-        False,
-        description="go on with fewer hosts when some are lost, and with all when they are back: "
+        "go on with fewer hosts when some are lost, and with all when they are back: "
         "dp changes, the global batch stays; for launchers of several hosts",
+        False,
     )
     min_nodes: Count | None = Field(
-        None, description="fewest nodes that an elastic run goes on with; 1 when absent"
+        "fewest nodes that an elastic run goes on with; 1 when absent", None
     )
     max_nodes: Count | None = Field(
-        None,
-        description="nodes that an elastic run was planned for; filled in when it goes on with "
+        "nodes that an elastic run was planned for; filled in when it goes on with "
         "fewer, for --resume",
+        None,
     )
     tensorboard: bool = Field(
-        False, description="write RUN/tensorboard while training; needs mpctl[tensorboard]"
+        "write RUN/tensorboard while training; needs mpctl[tensorboard]", False
     )
-    csv: bool = Field(False, description="write RUN/metrics.csv while training")
+    csv: bool = Field("write RUN/metrics.csv while training", False)
     profile: StepRanges = Field(
-        "",
-        description="steps in which every rank records what it does when, into RUN/profile: 5-7; "
+        "steps in which every rank records what it does when, into RUN/profile: 5-7; "
         "`mpctl bench trace` shows them",
+        "",
     )
     predicted_step_seconds: Annotated[float, Limits(gt=0, le=1e30)] | None = Field(
-        None, description="step time of the plan, seconds; filled in by `mpctl launch`"
+        "step time of the plan, seconds; filled in by `mpctl launch`", None
     )
-    slurm: SlurmSpec = Field(default_factory=SlurmSpec, description="settings of `--on slurm`")
-    ssh: SshSpec = Field(default_factory=SshSpec, description="settings of `--on ssh`")
-    kubernetes: KubernetesSpec = Field(
-        default_factory=KubernetesSpec, description="settings of `--on kubernetes`"
-    )
+    slurm: SlurmSpec = Field("settings of `--on slurm`", SlurmSpec)
+    ssh: SshSpec = Field("settings of `--on ssh`", SshSpec)
+    kubernetes: KubernetesSpec = Field("settings of `--on kubernetes`", KubernetesSpec)
 
     @property
     def rank_timeout_seconds(self) -> float:

@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
 else:
     types = {axis.name: Count | None if axis.name == FILLING else Count for axis in AXES}
-    keys = {
-        axis.name: Field(None if axis.name == FILLING else 1, description=axis.size)
-        for axis in AXES
-    }
+    keys = {axis.name: Field(axis.size, None if axis.name == FILLING else 1) for axis in AXES}
     AxisSizes = type("AxisSizes", (StrictModel,), {"__annotations__": types, **keys})
 
 
@@ -39,50 +36,42 @@ class ParallelSpec(AxisSizes):
     along which axis.
     """
 
-    vpp: Count = Field(1, description="model chunks (virtual stages) of each pipeline rank")
-    order: str = Field(
-        DEFAULT_ORDER, description="order of the axes over ranks, fastest-varying first"
-    )
+    vpp: Count = Field("model chunks (virtual stages) of each pipeline rank", 1)
+    order: str = Field("order of the axes over ranks, fastest-varying first", DEFAULT_ORDER)
     sequence_parallel: bool = Field(
-        False, description="split the sequence over tp between the tensor-parallel regions"
+        "split the sequence over tp between the tensor-parallel regions", False
     )
     zero: Annotated[int, Limits(ge=0, le=3)] = Field(
-        0, description="ZeRO stage over dp x cp: shard optimizer (1), gradients (2), parameters (3)"
+        "ZeRO stage over dp x cp: shard optimizer (1), gradients (2), parameters (3)", 0
     )
     bucket_bytes: Bytes = Field(
-        25 * 2**20,
-        description="bytes of gradients reduced in one message; ZeRO 3 reduces layer by layer",
+        "bytes of gradients reduced in one message; ZeRO 3 reduces layer by layer", 25 * 2**20
     )
-    overlap_gradients: bool = Field(
-        True, description="reduce gradients while backward computes the rest"
-    )
-    schedule: ScheduleName = Field("1f1b", description="order of a pipeline's micro batches")
+    overlap_gradients: bool = Field("reduce gradients while backward computes the rest", True)
+    schedule: ScheduleName = Field("order of a pipeline's micro batches", "1f1b")
     tensor_mode: TensorMode = Field(
-        "1d",
-        description="how tp splits matrices: over a row of ranks (1d), a square (2d), squares "
+        "how tp splits matrices: over a row of ranks (1d), a square (2d), squares "
         "in layers (2.5d) or a cube (3d)",
+        "1d",
     )
     tensor_depth: Count | None = Field(
-        None,
-        description="layers d of 2.5d, for which tp = d q^2; the least for q >= 2 by default",
+        "layers d of 2.5d, for which tp = d q^2; the least for q >= 2 by default", None
     )
     first_stage_layers: Layers | None = Field(
-        None, description="layers of the first stage; an equal share when absent"
+        "layers of the first stage; an equal share when absent", None
     )
     last_stage_layers: Layers | None = Field(
-        None, description="layers of the last stage; an equal share when absent"
+        "layers of the last stage; an equal share when absent", None
     )
     embedding_is_layer: bool = Field(
-        False, description="count the embedding as a layer when stages are cut equally"
+        "count the embedding as a layer when stages are cut equally", False
     )
     loss_is_layer: bool = Field(
-        False, description="count output head and loss as a layer when stages are cut equally"
+        "count output head and loss as a layer when stages are cut equally", False
     )
     stage_balance: Literal["even", "cost"] = Field(
-        "even", description="stages of equal numbers of layers (even) or of equal compute (cost)"
+        "stages of equal numbers of layers (even) or of equal compute (cost)", "even"
     )
     allow_tp_across_nodes: bool = Field(
-        False,
-        description="accept tensor-parallel groups that leave their NVLink domain (by default a "
-        "node)",
+        "accept tensor-parallel groups that leave their NVLink domain (by default a node)", False
     )

@@ -36,18 +36,16 @@ class MemoryPasses(StrictModel):
     """How often a tensor is read or written in one micro batch; a gelu on its own reads once and
     writes once, which is 2."""
 
-    forward: Amount = Field(description="reads and writes of the tensor in forward")
-    backward: Amount = Field(description="reads and writes of the tensor in backward")
+    forward: Amount = Field("reads and writes of the tensor in forward")
+    backward: Amount = Field("reads and writes of the tensor in backward")
 
 
 class AcceleratorPasses(StrictModel):
     """Passes of a software that has kernels of its own on accelerators; absent ones are as on a
     CPU."""
 
-    dropout: MemoryPasses | None = Field(
-        None, description="as operators.dropout, on an accelerator"
-    )
-    logits: MemoryPasses | None = Field(None, description="as operators.logits, on an accelerator")
+    dropout: MemoryPasses | None = Field("as operators.dropout, on an accelerator", None)
+    logits: MemoryPasses | None = Field("as operators.logits, on an accelerator", None)
 
 
 class OperatorCosts(StrictModel):
@@ -55,48 +53,40 @@ class OperatorCosts(StrictModel):
     bandwidth."""
 
     hidden: MemoryPasses = Field(
-        description="passes over the hidden states, a sublayer: norm, dropout, residual"
+        "passes over the hidden states, a sublayer: norm, dropout, residual"
     )
     dropout: MemoryPasses = Field(
+        "further passes over the hidden states where training.dropout is above 0",
         MemoryPasses(forward=0, backward=0),
-        description="further passes over the hidden states where training.dropout is above 0",
     )
     width: MemoryPasses = Field(
-        description="passes over q, k, v and context: splits, rotations, transposes, biases"
+        "passes over q, k, v and context: splits, rotations, transposes, biases"
     )
-    inner: MemoryPasses = Field(description="passes over the MLP's inner tensor: activation, bias")
+    inner: MemoryPasses = Field("passes over the MLP's inner tensor: activation, bias")
     scores: MemoryPasses = Field(
-        description="passes over the score matrix where it is held: scale, mask, softmax"
+        "passes over the score matrix where it is held: scale, mask, softmax"
     )
-    logits: MemoryPasses = Field(description="bytes moved for a logit: casts and the loss")
+    logits: MemoryPasses = Field("bytes moved for a logit: casts and the loss")
     gradient_bytes: Amount = Field(
-        description="bytes moved to accumulate the gradient of a parameter, a micro batch"
+        "bytes moved to accumulate the gradient of a parameter, a micro batch"
     )
     optimizer_bytes: Amount = Field(
-        description="bytes moved by the optimizer for each parameter that a rank updates"
+        "bytes moved by the optimizer for each parameter that a rank updates"
     )
-    cast_bytes: Amount = Field(
-        0.0, description="bytes moved to cast an element of an fp8 product's operands"
-    )
+    cast_bytes: Amount = Field("bytes moved to cast an element of an fp8 product's operands", 0.0)
     casts_weights: Literal["step", "pass"] = Field(
-        "step",
-        description="how often weights are cast: once a step, or in every forward and backward",
+        "how often weights are cast: once a step, or in every forward and backward", "step"
     )
-    flash: Part = Field(1.0, description="speed of its flash attention's forward over the device's")
-    flash_backward: Part = Field(
-        1.0, description="speed of its flash attention's backward over the device's"
-    )
+    flash: Part = Field("speed of its flash attention's forward over the device's", 1.0)
+    flash_backward: Part = Field("speed of its flash attention's backward over the device's", 1.0)
     recompute: Literal["core", "half"] = Field(
-        "core",
-        description="what selective recomputation repeats: attention scores (core), or every "
+        "what selective recomputation repeats: attention scores (core), or every "
         "other product (half)",
+        "core",
     )
-    stops_early: bool = Field(
-        False, description="recomputation ends at the last tensor that backward needs"
-    )
+    stops_early: bool = Field("recomputation ends at the last tensor that backward needs", False)
     accelerator: AcceleratorPasses = Field(
-        AcceleratorPasses(),
-        description="figures in place of these where the job's device is no CPU",
+        "figures in place of these where the job's device is no CPU", AcceleratorPasses()
     )
 
     def on(self, is_accelerator: bool, name: Literal["dropout", "logits"]) -> MemoryPasses:
@@ -113,42 +103,37 @@ class OverlapShares(StrictModel):
     """The share of each kind of message that is sent while something is computed; never more than
     fits into that time."""
 
-    tp: Share = Field(
-        description="share of a column product's gradient sum hidden by its weights' gradient"
-    )
+    tp: Share = Field("share of a column product's gradient sum hidden by its weights' gradient")
     products: Share = Field(
-        0.0,
-        description="share of sequence parallelism's gathers and scatters that go in pieces beside "
+        "share of sequence parallelism's gathers and scatters that go in pieces beside "
         "the product that needs or makes them",
+        0.0,
     )
-    cp: Share = Field(
-        0.0, description="share of messages of keys and values hidden by attention's own kernels"
-    )
-    pp: Share = Field(description="share of a message between stages hidden by their work")
-    dp: Share = Field(description="share of gradients and parameters hidden by the last backward")
+    cp: Share = Field("share of messages of keys and values hidden by attention's own kernels", 0.0)
+    pp: Share = Field("share of a message between stages hidden by their work")
+    dp: Share = Field("share of gradients and parameters hidden by the last backward")
     gather: Share | None = Field(
-        None,
-        description="share of the parameters that ZeRO 1 and 2 gather once a step hidden by the "
+        "share of the parameters that ZeRO 1 and 2 gather once a step hidden by the "
         "next forward; when absent they are hidden as gradients are",
+        None,
     )
-    zero: Share = Field(
-        0.0, description="share of ZeRO-3's gathers and scatters hidden by each layer's work"
-    )
+    zero: Share = Field("share of ZeRO-3's gathers and scatters hidden by each layer's work", 0.0)
     drag: Amount = Field(
-        0.0, description="extra time of products beside a message, as a fraction of the overlap"
+        "extra time of products beside a message, as a fraction of the overlap", 0.0
     )
     keeps: bool = Field(
-        False,
-        description="in a pipeline, ZeRO-3's parameters stay gathered from the first micro batch "
+        "in a pipeline, ZeRO-3's parameters stay gathered from the first micro batch "
         "to the last, and gradients are scattered once",
+        False,
     )
     buckets: bool = Field(
-        False, description="gradients are reduced in buckets of parallel.bucket_bytes, padded to "
+        "gradients are reduced in buckets of parallel.bucket_bytes, padded to "
         "equal slices; else all of a stage in one message, or a layer's where ZeRO sends in every "
-        "micro batch"
-    )  # fmt: skip
+        "micro batch",
+        False,
+    )
     scatters: bool = Field(
-        False, description="tp ranks each send a part of a message between stages, then gather it"
+        "tp ranks each send a part of a message between stages, then gather it", False
     )
 
 
@@ -157,38 +142,35 @@ class HostCosts(StrictModel):
     than the kernels."""
 
     layer: Seconds = Field(
-        description="host time of a layer's forward, seconds; its backward takes twice as long"
+        "host time of a layer's forward, seconds; its backward takes twice as long"
     )
     split: Seconds = Field(
-        0.0, description="further host time of a layer's forward that is split over tp, seconds"
+        "further host time of a layer's forward that is split over tp, seconds", 0.0
     )
     micro_batch: Seconds = Field(
-        0.0, description="host time of a stage besides its layers, seconds a micro batch"
+        "host time of a stage besides its layers, seconds a micro batch", 0.0
     )
-    message: Seconds = Field(
-        0.0, description="host time at either end of a message between stages, seconds"
-    )
+    message: Seconds = Field("host time at either end of a message between stages, seconds", 0.0)
     sync: Amount = Field(
-        0.0,
-        description="extra host time of a layer at tp 8, as a fraction; it scales as tp cubed",
+        "extra host time of a layer at tp 8, as a fraction; it scales as tp cubed", 0.0
     )
     rank_in_pipeline: Seconds = Field(
-        0.0,
-        description="further host time of a layer's forward for each rank of its tp group, where a "
+        "further host time of a layer's forward for each rank of its tp group, where a "
         "pipeline crosses nodes, seconds; twice as much in backward",
+        0.0,
     )
-    step: Seconds = Field(0.0, description="host time once a step, seconds")
+    step: Seconds = Field("host time once a step, seconds", 0.0)
 
 
 class FittedRuns(StrictModel):
     """The runs that the figures were fitted to: beyond them an estimate is an extrapolation."""
 
-    devices: list[str] = Field(default_factory=list, description="devices of those runs")
-    clusters: list[str] = Field(default_factory=list, description="clusters of those runs")
-    dtypes: list[DType] = Field(default_factory=list, description="data types of those runs")
-    gpus: Count = Field(1, description="GPUs of the largest run")
+    devices: list[str] = Field("devices of those runs", list)
+    clusters: list[str] = Field("clusters of those runs", list)
+    dtypes: list[DType] = Field("data types of those runs", list)
+    gpus: Count = Field("GPUs of the largest run", 1)
     parameters: Annotated[float, Limits(ge=1, le=1e18)] = Field(
-        1, description="parameters of the largest model"
+        "parameters of the largest model", 1
     )
 
 
@@ -204,56 +186,52 @@ class RuntimeSupport(StrictModel):
     """
 
     launched: bool = Field(
-        False,
-        description="whether `mpctl launch` runs what is planned under this profile; false for "
+        "whether `mpctl launch` runs what is planned under this profile; false for "
         "other software, which is only planned",
+        False,
     )
     emit: list[str] = Field(
-        [],
-        description="launchers of `mpctl plan --emit` that run this software; what is emitted for "
+        "launchers of `mpctl plan --emit` that run this software; what is emitted for "
         "one of them is planned under this profile",
+        [],
     )
     kinds: list[str] = Field(
-        [], description="kinds of device that it runs on (cuda, rocm, ...); any when empty"
+        "kinds of device that it runs on (cuda, rocm, ...); any when empty", list
     )
     schedules: Annotated[list[ScheduleName], Limits(min_length=1)] = Field(
-        ["1f1b"],
-        description="pipeline schedules that a search tries, each with one chunk a stage",
+        "pipeline schedules that a search tries, each with one chunk a stage", ["1f1b"]
     )
-    chunks: bool = Field(False, description="several chunks a stage, interleaved (parallel.vpp)")
+    chunks: bool = Field("several chunks a stage, interleaved (parallel.vpp)", False)
     recompute: Annotated[list[RecomputeMode], Limits(min_length=1)] = Field(
-        ["none", "full"], description="values of training.recompute"
+        "values of training.recompute", ["none", "full"]
     )
-    sequence: bool = Field(False, description="sequence parallelism")
-    context: bool = Field(False, description="context parallelism (parallel.cp above 1)")
+    sequence: bool = Field("sequence parallelism", False)
+    context: bool = Field("context parallelism (parallel.cp above 1)", False)
     zero: Annotated[list[ZeroStage], Limits(min_length=1)] = Field(
-        [0], description="ZeRO stages; the first where dp x cp is 1"
+        "ZeRO stages; the first where dp x cp is 1", [0]
     )
     tensor_modes: list[TensorMode] = Field(
-        ["1d"],
-        description="values of parallel.tensor_mode; empty where tp is always 1",
+        "values of parallel.tensor_mode; empty where tp is always 1", ["1d"]
     )
-    pipeline: bool = Field(True, description="pipeline parallelism (parallel.pp above 1)")
-    by_cost: bool = Field(False, description="stages of equal compute (parallel.stage_balance)")
+    pipeline: bool = Field("pipeline parallelism (parallel.pp above 1)", True)
+    by_cost: bool = Field("stages of equal compute (parallel.stage_balance)", False)
     ends_as_layers: bool = Field(
-        False,
-        description="where layers do not divide over the stages, embedding and loss count as a "
+        "where layers do not divide over the stages, embedding and loss count as a "
         "layer each, if that divides",
+        False,
     )
     fills_stages: bool = Field(
-        False,
-        description="a stage takes layers, and at last head and loss, until the cost of all so far "
+        "a stage takes layers, and at last head and loss, until the cost of all so far "
         "passes its share (pipeline/filled.py); else stages hold equal numbers of layers",
+        False,
     )
     needs_full_pipeline: bool = Field(
-        False,
-        description="it refuses fewer micro batches than stages before the last, and, where "
+        "it refuses fewer micro batches than stages before the last, and, where "
         "replicas reduce gradients, stages without a parameter",
+        False,
     )
-    orders: list[str] = Field(
-        [], description="orders of ranks that it has (parallel.order); any when empty"
-    )
-    dtypes: list[DType] = Field([], description="data types that it trains in; all when empty")
+    orders: list[str] = Field("orders of ranks that it has (parallel.order); any when empty", list)
+    dtypes: list[DType] = Field("data types that it trains in; all when empty", list)
 
     @property
     def is_used_today(self) -> bool:
@@ -280,75 +258,67 @@ class RuntimeMemory(StrictModel):
     where not said otherwise; no figure depends on a model."""
 
     kernels: str = Field(
-        "mpctl",
-        description="kernels whose saved activations are counted: mpctl, megatron, eager (as "
+        "kernels whose saved activations are counted: mpctl, megatron, eager (as "
         "megatron, without fused activations) or half (torchtitan's, which recompute every second "
         "matrix product)",
+        "mpctl",
     )
     parameter_dtype: DType | None = Field(
-        None,
-        description="data type of the only copy of parameters, which the optimizer updates; with "
+        "data type of the only copy of parameters, which the optimizer updates; with "
         "master copies when absent",
+        None,
     )
     gradient_bytes: dict[DType, Amount] = Field(
-        default_factory=dict,
-        description="bytes of a gradient by training.dtype, unless training.gradient_dtype is "
+        "bytes of a gradient by training.dtype, unless training.gradient_dtype is "
         "narrower than fp32; the reduced dtype's when absent",
+        dict,
     )
     assumes_dropout: bool = Field(
-        False, description="dropout counts as on where scores are held: the software's default"
+        "dropout counts as on where scores are held: the software's default", False
     )
     logit_bytes: Amount = Field(
-        0.0, description="bytes held for a logit during the loss, beside the logit itself"
+        "bytes held for a logit during the loss, beside the logit itself", 0.0
     )
     weight_gradients: Literal["one", "layer"] = Field(
-        "one",
-        description="weight gradients held at once in backward: the largest one, or a layer's",
+        "weight gradients held at once in backward: the largest one, or a layer's", "one"
     )
     reduction_bytes: Amount = Field(
-        0.0,
-        description="bytes held for a gradient besides, where replicas reduce them: DDP's buckets",
+        "bytes held for a gradient besides, where replicas reduce them: DDP's buckets", 0.0
     )
     gather_buffers: Amount = Field(
-        0.0,
-        description="hidden states of a micro batch, gathered over tp, that buffers of "
+        "hidden states of a micro batch, gathered over tp, that buffers of "
         "asynchronous tensor parallelism hold all the time",
+        0.0,
     )
-    slack: Part = Field(1.0, description="bytes that the allocator reserves for an allocated byte")
+    slack: Part = Field("bytes that the allocator reserves for an allocated byte", 1.0)
     context_bytes: Annotated[float, Limits(ge=0, le=1e12), AS_MEMORY] = Field(
-        0.0, description="bytes of the device's libraries, outside of the allocator"
+        "bytes of the device's libraries, outside of the allocator", 0.0
     )
-    source: str = Field("", description="where the figures come from")
+    source: str = Field("where the figures come from", "")
 
 
 class RuntimeProfile(StrictModel):
     """What an estimate assumes of a training software: a preset of runtimes."""
 
-    name: str = Field(description="the software")
-    runs: RuntimeSupport = Field(
-        default_factory=RuntimeSupport, description="the layouts that it runs"
-    )
+    name: str = Field("the software")
+    runs: RuntimeSupport = Field("the layouts that it runs", RuntimeSupport)
     gradient_dtype: DType | None = Field(
-        None, description="data type in which gradients are reduced; the job's when absent"
+        "data type in which gradients are reduced; the job's when absent", None
     )
-    operators: OperatorCosts = Field(description="operations bound by memory bandwidth")
-    overlap: OverlapShares = Field(description="what is sent while something is computed")
-    host: HostCosts = Field(description="time of the host thread")
+    operators: OperatorCosts = Field("operations bound by memory bandwidth")
+    overlap: OverlapShares = Field("what is sent while something is computed")
+    host: HostCosts = Field("time of the host thread")
     spread: Part = Field(
-        description="spread of log(measured / estimated) where the cluster was measured: 9 of 10 "
+        "spread of log(measured / estimated) where the cluster was measured: 9 of 10 "
         "lie within 1.645 of it"
     )
-    spread_apart: Part = Field(description="the same where the cluster was not measured")
+    spread_apart: Part = Field("the same where the cluster was not measured")
     widening: Annotated[float, Limits(ge=1, le=10)] = Field(
-        1.26, description="by how much each further respect in which a job lies outside widens both"
+        "by how much each further respect in which a job lies outside widens both", 1.26
     )
-    seen: FittedRuns = Field(
-        default_factory=FittedRuns, description="runs that the figures were fitted to"
-    )
-    memory: RuntimeMemory = Field(
-        default_factory=RuntimeMemory, description="what it holds in memory"
-    )
-    source: str = Field(description="where the figures come from")
+    seen: FittedRuns = Field("runs that the figures were fitted to", FittedRuns)
+    memory: RuntimeMemory = Field("what it holds in memory", RuntimeMemory)
+    source: str = Field("where the figures come from")
 
 
 def get_profile(name: str) -> RuntimeProfile:

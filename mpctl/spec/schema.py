@@ -68,7 +68,7 @@ def _table_schema(model: type[StrictModel], definitions: dict[str, Any]) -> dict
     for name, field in model.model_fields.items():
         schema = _value_schema(field.annotation, definitions)
         schema["description"] = field.description
-        if not field.is_required() and field.default_factory is None:
+        if not field.is_required() and not isinstance(field.default, type):
             schema["default"] = field.default
         if table_of(field.annotation) is None or get_origin(field.annotation) is list:
             schema["title"] = name.replace("_", " ").title()

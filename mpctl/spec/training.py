@@ -48,148 +48,140 @@ class TrainingSpec(StrictModel):
     the layout.
     """
 
-    micro_batch_size: Count = Field(1, description="samples of one micro batch of a replica")
+    micro_batch_size: Count = Field("samples of one micro batch of a replica", 1)
     global_batch_size: Count | None = Field(
-        None, description="samples of one step over all replicas; micro_batch_size x dp when absent"
+        "samples of one step over all replicas; micro_batch_size x dp when absent", None
     )
     dtype: Literal["auto", DType] = Field(
-        "auto",
-        description="data type of parameters and activations; auto: bf16, or else fp16, "
+        "data type of parameters and activations; auto: bf16, or else fp16, "
         "where the cluster's device is an accelerator that has it; fp32 on a CPU and without one; "
         "tf32: fp32, whose products a GPU computes in TF32; fp8: bf16, but operands of the layers' "
         "linear products in 8 bits",
+        "auto",
     )
     fp8_recipe: Literal["delayed", "tensorwise"] = Field(
-        "delayed",
-        description="dtype fp8: where the scale of a tensor comes from: the largest element of the "
+        "dtype fp8: where the scale of a tensor comes from: the largest element of the "
         "last steps (delayed), or its own (tensorwise, current scaling)",
+        "delayed",
     )
     fp8_amax_history_len: Annotated[int, Limits(ge=1, le=1024)] = Field(
-        16, description="fp8_recipe delayed: steps of which the largest element counts"
+        "fp8_recipe delayed: steps of which the largest element counts", 16
     )
     gradient_dtype: DType | None = Field(
-        None,
-        description="data type in which gradients are summed; fp32 when absent (fp64 with dtype "
-        "fp64)",
+        "data type in which gradients are summed; fp32 when absent (fp64 with dtype fp64)", None
     )
     recompute: RecomputeMode = Field(
-        "none",
-        description="activations computed again in backward: none, attention's scores (selective) "
+        "activations computed again in backward: none, attention's scores (selective) "
         "or everything but each layer's input (full)",
+        "none",
     )
     partition_activations: bool = Field(
-        False, description="with recompute=full: shard each layer's saved input over the tp ranks"
+        "with recompute=full: shard each layer's saved input over the tp ranks", False
     )
     offload_activations: bool = Field(
-        False,
-        description="with recompute=full: move each layer's saved input to host memory; ranks on "
+        "with recompute=full: move each layer's saved input to host memory; ranks on "
         "CPU save nothing by it, and their summary counts the copies as activations",
+        False,
     )
     dropout: Probability = Field(
-        0.0, description="dropout probability of embeddings and both residual branches"
+        "dropout probability of embeddings and both residual branches", 0.0
     )
     attention_dropout: Probability = Field(
-        0.0,
-        description="dropout probability of attention weights; above 0 scores are held in memory, "
+        "dropout probability of attention weights; above 0 scores are held in memory, "
         "but on GPUs under the mpctl runtime",
+        0.0,
     )
     loss_scale: Annotated[float, Limits(ge=1e-6, le=2.0**64)] = Field(
-        2.0**16, description="fp16: loss scale at the start; it halves at each overflow"
+        "fp16: loss scale at the start; it halves at each overflow", 2.0**16
     )
     loss_scale_window: Count = Field(
-        1000, description="fp16: steps without overflow after which the loss scale doubles"
+        "fp16: steps without overflow after which the loss scale doubles", 1000
     )
     min_loss_scale: Annotated[float, Limits(ge=1e-6, le=2.0**64)] = Field(
-        1.0, description="fp16: an overflow at or below this loss scale ends the run"
+        "fp16: an overflow at or below this loss scale ends the run", 1.0
     )
-    steps: Count = Field(100, description="optimizer steps to train")
+    steps: Count = Field("optimizer steps to train", 100)
     seed: Annotated[int, Limits(ge=0, lt=2**63)] = Field(
-        1234, description="seed of weights, data order and dropout"
+        "seed of weights, data order and dropout", 1234
     )
-    learning_rate: PositiveHyper = Field(3e-4, description="peak learning rate, after the warm-up")
+    learning_rate: PositiveHyper = Field("peak learning rate, after the warm-up", 3e-4)
     min_learning_rate: Hyper | None = Field(
-        None,
-        description="learning rate at the end of the decay; when absent 3e-5, or learning_rate "
+        "learning rate at the end of the decay; when absent 3e-5, or learning_rate "
         "where that is lower",
+        None,
     )
-    warmup_steps: CountOrZero = Field(
-        10, description="steps in which the learning rate rises linearly from 0"
-    )
+    warmup_steps: CountOrZero = Field("steps in which the learning rate rises linearly from 0", 10)
     lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = Field(
-        "cosine",
-        description="learning rate after the warm-up: constant, down to min_learning_rate along a "
+        "learning rate after the warm-up: constant, down to min_learning_rate along a "
         "line or half a cosine, or wsd (warm-up, stable, decay: the peak, then a decay at the end)",
+        "cosine",
     )
     lr_decay_steps: Count | None = Field(
-        None,
-        description="step at which the learning rate reaches min_learning_rate and stays there; "
+        "step at which the learning rate reaches min_learning_rate and stays there; "
         "steps when absent. Set, it keeps the rates of a run that is resumed with more steps",
+        None,
     )
     lr_wsd_decay_steps: Count | None = Field(
-        None, description="lr_schedule wsd: steps of its decay, the last ones before lr_decay_steps"
+        "lr_schedule wsd: steps of its decay, the last ones before lr_decay_steps", None
     )
     lr_wsd_decay_style: Literal["linear", "cosine", "exponential", "minus_sqrt"] = Field(
-        "exponential", description="lr_schedule wsd: shape of its decay"
+        "lr_schedule wsd: shape of its decay", "exponential"
     )
     weight_decay: Hyper = Field(
-        0.1, description="AdamW's decoupled weight decay, of all parameters but norms and biases"
+        "AdamW's decoupled weight decay, of all parameters but norms and biases", 0.1
     )
-    beta1: Probability = Field(0.9, description="AdamW's decay of the gradient's mean")
-    beta2: Probability = Field(0.95, description="AdamW's decay of the squared gradient's mean")
-    epsilon: PositiveHyper = Field(1e-8, description="AdamW's epsilon")
+    beta1: Probability = Field("AdamW's decay of the gradient's mean", 0.9)
+    beta2: Probability = Field("AdamW's decay of the squared gradient's mean", 0.95)
+    epsilon: PositiveHyper = Field("AdamW's epsilon", 1e-8)
     clip_norm: Hyper = Field(
-        1.0, description="largest norm of the whole model's gradient; 0 turns clipping off"
+        "largest norm of the whole model's gradient; 0 turns clipping off", 1.0
     )
-    init_std: PositiveHyper = Field(0.02, description="standard deviation of initial weights")
-    eval_interval: CountOrZero = Field(
-        0, description="steps between validations; 0 validates only at the end"
-    )
-    eval_samples: CountOrZero = Field(
-        32, description="samples of each validation; 0 turns validation off"
-    )
+    init_std: PositiveHyper = Field("standard deviation of initial weights", 0.02)
+    eval_interval: CountOrZero = Field("steps between validations; 0 validates only at the end", 0)
+    eval_samples: CountOrZero = Field("samples of each validation; 0 turns validation off", 32)
     on_nonfinite: Literal["stop", "skip", "rollback"] = Field(
-        "stop",
-        description="at a loss or gradient norm that is not finite: end the run, leave the "
+        "at a loss or gradient norm that is not finite: end the run, leave the "
         "parameters as they are and go on (skip), or start again from the newest checkpoint "
         "without the batches before (rollback)",
+        "stop",
     )
     on_spike: Literal["ignore", "stop", "skip", "rollback"] = Field(
-        "ignore", description="at a loss that spikes: nothing, or as for on_nonfinite"
+        "at a loss that spikes: nothing, or as for on_nonfinite", "ignore"
     )
     spike_factor: Annotated[float, Limits(gt=1, le=1e6)] = Field(
-        2.0, description="a loss above this times the median of the last ones is a spike"
+        "a loss above this times the median of the last ones is a spike", 2.0
     )
     spike_window: Annotated[int, Limits(ge=2, le=10_000)] = Field(
-        32, description="updates whose losses the median is of; none is a spike before so many"
+        "updates whose losses the median is of; none is a spike before so many", 32
     )
     max_skipped_steps: CountOrZero = Field(
-        10, description="steps that may be skipped in a row by on_nonfinite and on_spike"
+        "steps that may be skipped in a row by on_nonfinite and on_spike", 10
     )
     rollback_batches: Count = Field(
-        200,
-        description="a rollback leaves out so many batches up to the one at fault, but none from "
+        "a rollback leaves out so many batches up to the one at fault, but none from "
         "before the checkpoint",
+        200,
     )
-    max_rollbacks: CountOrZero = Field(3, description="rollbacks of one launch")
+    max_rollbacks: CountOrZero = Field("rollbacks of one launch", 3)
     skip_batches: BatchRanges = Field(
-        "",
-        description="batches that are not trained on: 17, 40-55; batch N is that of step N when "
+        "batches that are not trained on: 17, 40-55; batch N is that of step N when "
         "none is left out. A rollback adds to them",
+        "",
     )
     init_from: str | None = Field(
-        None,
-        description="weights to start from: a Hugging Face directory, what `mpctl checkpoint "
+        "weights to start from: a Hugging Face directory, what `mpctl checkpoint "
         "import` wrote, or a run; drawn from the seed when absent",
+        None,
     )
     freeze: list[str] = Field(
-        default_factory=list,
-        description="parameters that are not trained, by patterns over their names such as "
+        "parameters that are not trained, by patterns over their names such as "
         '"embedding.*" or "layers.[0-5].*"',
+        list,
     )
     runtime: Annotated[str, After(_known_runtime)] = Field(
-        "mpctl",
-        description="software whose kernels, overlaps and memory a plan assumes: a preset of "
+        "software whose kernels, overlaps and memory a plan assumes: a preset of "
         "runtimes (`mpctl presets` lists them)",
+        "mpctl",
         json_schema_extra=_list_runtimes,
     )
 
