@@ -38,6 +38,7 @@ from mpctl.spec.names import (
     with_all_new_names,
     with_full_names,
     with_new_names,
+    without,
 )
 from mpctl.spec.paths import anchored, is_config, is_hub_id, is_path
 from mpctl.spec.presets import (
@@ -333,14 +334,6 @@ def _expanded(base: Base, notes: Notes, where: Where, trail: tuple[PresetFile, .
     if not base.file.is_bundled:
         require_valid(base.file, table, MODELS[where])
     return table
-
-
-def without(table: Raw, path: list[Any]) -> Raw:
-    """The table less what lies at `path`, or less its nearest part that can be left out."""
-    key, *rest = path
-    if rest and isinstance(table.get(key), dict):
-        return {**table, key: without(table[key], rest)}
-    return {k: v for k, v in table.items() if k != key}
 
 
 def _split(over: Raw, where: Where) -> tuple[Base | None, Raw]:

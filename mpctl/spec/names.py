@@ -9,6 +9,7 @@ that was renamed has a row in RENAMED_KEYS; its old name is read with a warning.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from mpctl.errors import InputError, Issue
@@ -97,108 +98,87 @@ def keys_at(path: list[str]) -> list[str]:
 
 
 class RenamedKey(NamedTuple):
-    """A key of the table at the path `table` of a job under its former name, which is still read,
-    with a warning. A row of RENAMED_KEYS is all that renaming a key takes.
+    """A setting under its former full name, which is still read, with a warning. A row of
+    RENAMED_KEYS is all that renaming a key takes. since: the version that renamed it."""
 
-    since: the version that renamed it. new: with a dot, a key of a table within, as
-    `products_fp8` of a device's kernels is read as `narrow.fp8`. new_table: the table that has the
-    key now, where it is another one: `training.keep_last` is read as `checkpoint.keep_last`. Both
-    tables of such a key lie directly in the job.
-    """
-
-    table: Where
     old: str
     new: str
     since: str
-    new_table: Where | None = None
 
     @property
-    def table_now(self) -> Where:
-        """The path of the table that has the key today."""
-        return self.table if self.new_table is None else self.new_table
+    def table(self) -> Where:
+        """The path of the least table in which both names are."""
+        pairs = zip(self.old.split("."), self.new.split("."), strict=False)
+        return tuple(old for old, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     @property
     def warning(self) -> Issue:
         """What is told where a job holds the key under its old name."""
-        name = ".".join([*self.table_now, self.new])
-        message = f"is called {name} since version {self.since}"
-        where = ".".join([*self.table, self.old])
-        return Issue("renamed-key", where, message, f"write {name}: the old name will go")
+        message = f"is called {self.new} since version {self.since}"
+        hint = f"write {self.new}: the old name will go"
+        return Issue("renamed-key", self.old, message, hint)
 
 
-TRAINING, CHECKPOINT = ("training",), ("checkpoint",)
-KERNELS = ("cluster", "device", "kernels")
 RENAMED_KEYS: tuple[RenamedKey, ...] = (
-    RenamedKey(TRAINING, "checkpoint_interval", "interval", "0.2", CHECKPOINT),
-    RenamedKey(TRAINING, "checkpoint_at_end", "at_end", "0.2", CHECKPOINT),
-    RenamedKey(TRAINING, "keep_last", "keep_last", "0.2", CHECKPOINT),
-    RenamedKey(TRAINING, "keep_every", "keep_every", "0.2", CHECKPOINT),
-    RenamedKey(KERNELS, "products_fp8", "narrow.fp8", "0.2"),
+    RenamedKey("training.checkpoint_interval", "checkpoint.interval", "0.2"),
+    RenamedKey("training.checkpoint_at_end", "checkpoint.at_end", "0.2"),
+    RenamedKey("training.keep_last", "checkpoint.keep_last", "0.2"),
+    RenamedKey("training.keep_every", "checkpoint.keep_every", "0.2"),
+    RenamedKey("cluster.device.kernels.products_fp8", "cluster.device.kernels.narrow.fp8", "0.2"),
 )
 
 
-def with_new_names(table: dict[str, Any], where: Where) -> tuple[dict[str, Any], list[Issue]]:
+def with_new_names(table: Raw, where: Where) -> tuple[Raw, list[Issue]]:
     """The table at the path `where` under today's keys, and a warning for each that was renamed.
     Keys that moved to another table are moved where `where` is the whole job, ().
 
     Raises InputError where a key is given under both names.
     """
-    rows = [row for row in RENAMED_KEYS if _has_old_key(table, where, row)]
-    for row in rows:
-        table = _renamed(table, row) if row.new_table is None else _moved(table, row)
-    return table, [row.warning for row in rows]
+    warnings = []
+    for row in RENAMED_KEYS:
+        if row.table != where:
+            continue
+        (*before, old), (*after, new) = (
+            name.split(".")[len(where) :] for name in (row.old, row.new)
+        )
+        source, target = _inner(table, before), _inner(table, after)
+        if source is None or target is None or old not in source:
+            continue
+        if new in target:
+            message = f"is given beside {'.'.join([*after, new])}, its new name"
+            raise InputError.of("given-twice", row.old, message, "leave one of them out")
+        table = _put(without(table, [*before, old]), [*after, new], source[old], row.old)
+        warnings.append(row.warning)
+    return table, warnings
 
 
-def with_all_new_names(job: dict[str, Any]) -> dict[str, Any]:
+def _inner(table: Raw, path: list[str]) -> Raw | None:
+    """The table at a path below this one, empty where there is none; None for what is no table."""
+    inner: Any = table
+    for key in path:
+        inner = inner.get(key, {}) if isinstance(inner, dict) else None
+    return inner if isinstance(inner, dict) else None
+
+
+def without(table: Raw, path: list[Any]) -> Raw:
+    """The table less what lies at `path`, or less its nearest part that can be left out."""
+    key, *rest = path
+    if rest and isinstance(table.get(key), dict):
+        return {**table, key: without(table[key], rest)}
+    return {k: v for k, v in table.items() if k != key}
+
+
+def with_all_new_names(table: Raw, where: Where = ()) -> Raw:
     """A whole job (a job.json) under today's keys. Raises InputError where a key is given under
     both names."""
-    return _all_renamed(job, ())
-
-
-def _all_renamed(table: dict[str, Any], where: Where) -> dict[str, Any]:
     table, _ = with_new_names(table, where)
     return {
-        key: _all_renamed(value, (*where, key)) if isinstance(value, dict) else value
+        key: with_all_new_names(value, (*where, key)) if isinstance(value, dict) else value
         for key, value in table.items()
     }
 
 
 def old_keys(where: Where) -> list[str]:
     """The former names of keys of the table at `where`."""
-    return [row.old for row in RENAMED_KEYS if row.table == where]
-
-
-def _has_old_key(table: dict[str, Any], where: Where, row: RenamedKey) -> bool:
-    if row.new_table is None:
-        within = table.get(row.new.rpartition(".")[0], {})
-        return row.table == where and row.old in table and isinstance(within, dict)
-    if where:
-        return False
-    before, after = table.get(row.table[0]), table.get(row.new_table[0], {})
-    return isinstance(before, dict) and isinstance(after, dict) and row.old in before
-
-
-def _renamed(table: dict[str, Any], row: RenamedKey) -> dict[str, Any]:
-    inner, _, key = row.new.rpartition(".")
-    below = table.get(inner, {}) if inner else table
-    if key in below:
-        raise _given_as_both(row, row.new)
-    if not inner:
-        return {key if name == row.old else name: value for name, value in table.items()}
-    rest = {name: value for name, value in table.items() if name != row.old}
-    return {**rest, inner: {**below, key: table[row.old]}}
-
-
-def _moved(job: dict[str, Any], row: RenamedKey) -> dict[str, Any]:
-    """The job with the key of a row in the table that has it today."""
-    source, target = row.table[0], row.table_now[0]
-    before, after = job[source], job.get(target, {})
-    if row.new in after:
-        raise _given_as_both(row, f"{target}.{row.new}")
-    rest = {key: value for key, value in before.items() if key != row.old}
-    return {**job, source: rest, target: {**after, row.new: before[row.old]}}
-
-
-def _given_as_both(row: RenamedKey, new: str) -> InputError:
-    message = f"is given beside {new}, its new name"
-    return InputError.of("given-twice", row.warning.where, message, "leave one of them out")
+    paths = [tuple(row.old.split(".")) for row in RENAMED_KEYS]
+    return [path[-1] for path in paths if path[:-1] == where]
