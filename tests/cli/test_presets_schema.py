@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import fcntl
 import json
 import os
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from mpctl.errors import InputError
 from mpctl.spec.load import load_job
 from mpctl.spec.presets import KINDS, preset_names, presets_root
 from tests.cli.calls import Mpctl, assert_refused
@@ -59,19 +59,24 @@ def test_a_model_is_printed_by_its_id(mpctl: Mpctl) -> None:
     assert "did you mean" not in mpctl("presets", "Qwen/Qwen9").err
 
 
-@pytest.mark.parametrize("name", sorted({n for k in KINDS for n in preset_names(k)}))
-def test_a_preset_is_printed_as_the_file_that_it_is(mpctl: Mpctl, name: str) -> None:
-    """A name that two kinds have needs its kind: two files would be no TOML."""
-    paths = [presets_root() / kind / f"{name}.toml" for kind in KINDS if name in preset_names(kind)]
-    found = mpctl("presets", name, "--json").document
-    assert found["schema"] == "mpctl.preset/1"
-    for path in paths:
-        shown = mpctl("presets", path.parent.name, name).out
-        assert shown == path.read_text("utf-8")
-        assert found[path.parent.name] == json.loads(json.dumps(tomllib.loads(shown)))
-    said = mpctl("presets", name)
-    assert said.code == (2 if len(paths) > 1 else 0)
-    assert len(paths) == 1 or f"mpctl presets jobs {name}" in said.err
+def test_a_preset_is_printed_as_the_file_that_it_is(
+    mpctl: Mpctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the width. A name that two kinds have needs its kind: two files would be no TOML."""
+    monkeypatch.setenv("COLUMNS", "20")
+    kinds = {name: [kind for kind in KINDS if name in preset_names(kind)]
+             for kind in KINDS for name in preset_names(kind)}  # fmt: skip
+    some = {name for kind in KINDS for name in preset_names(kind)[::20]}
+    for name in some | {name for name, having in kinds.items() if len(having) > 1}:
+        found = mpctl("presets", name, "--json").document
+        assert found["schema"] == "mpctl.preset/1"
+        for kind in kinds[name]:
+            shown = mpctl("presets", kind, name).out
+            assert shown == (presets_root() / kind / f"{name}.toml").read_text("utf-8")
+            assert found[kind] == json.loads(json.dumps(tomllib.loads(shown)))
+        said = mpctl("presets", name)
+        assert said.code == (2 if len(kinds[name]) > 1 else 0)
+        assert len(kinds[name]) == 1 or f"mpctl presets jobs {name}" in said.err
 
 
 def test_one_kind_may_be_listed_alone(mpctl: Mpctl) -> None:
@@ -105,35 +110,16 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
-def test_a_preset_in_a_pipe_is_a_copy_whatever_the_width() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "mpctl", "presets", "gpt3-175b-1024"], capture_output=True,
-        env={**os.environ, "COLUMNS": "20"}, check=True,
-    )  # fmt: skip
-    assert done.stdout == (presets_root() / "jobs" / "gpt3-175b-1024.toml").read_bytes()
+def test_an_unknown_preset_names_the_nearest(mpctl: Mpctl) -> None:
+    for name, near in {"gtp2": "gpt2", "selen": "selene", "demoo": "demo", "h100": "h100-sxm",
+                       "nosuch-qqq": "mpctl presets"}.items():  # fmt: skip
+        issue = mpctl("presets", name, "--json").issues["unknown-preset"]
+        assert repr(name) in issue["message"] and near in issue["hint"]
 
 
-@pytest.mark.parametrize(
-    ("name", "near"),
-    [("gtp2", "gpt2"), ("selen", "selene"), ("demoo", "demo"), ("h100", "h100-sxm")],
-)
-def test_an_unknown_preset_names_the_nearest(mpctl: Mpctl, name: str, near: str) -> None:
-    said = mpctl("presets", name, "--json")
-    assert_refused(said, wants_json=True)
-    assert f"{name!r}" in said.issues["unknown-preset"]["message"]
-    assert near in said.issues["unknown-preset"]["hint"]
-    assert_refused(mpctl("presets", name), wants_json=False)
-
-
-def test_a_preset_like_no_other_points_to_the_list(mpctl: Mpctl) -> None:
-    said = mpctl("presets", "nosuch-qqq", "--json")
-    assert said.code == 2
-    assert "mpctl presets" in said.issues["unknown-preset"]["hint"]
-
-
-@pytest.mark.parametrize("name", ["../jobs/demo", "/etc/passwd", "", "[/red]"])
-def test_a_preset_without_its_kind_is_never_a_path(mpctl: Mpctl, name: str) -> None:
-    assert_refused(mpctl("presets", name), wants_json=False)
+def test_a_preset_without_its_kind_is_never_a_path(mpctl: Mpctl) -> None:
+    for name in ("../jobs/demo", "/etc/passwd", "", "[/red]"):
+        assert_refused(mpctl("presets", name), wants_json=False)
 
 
 # ---------------------------------------------------------------- schema
@@ -245,61 +231,43 @@ def test_it_is_a_json_schema_whose_references_resolve(schema: Schema) -> None:
     assert {ref.removeprefix("#/$defs/") for ref in references(schema)} <= set(schema["$defs"])
 
 
-@pytest.mark.parametrize("name", preset_names("jobs"))
-def test_it_accepts_the_job_presets(schema: Schema, name: str) -> None:
-    text = (presets_root() / "jobs" / f"{name}.toml").read_text("utf-8")
-    assert refused(tomllib.loads(text), schema) == []
-
-
-@pytest.mark.parametrize("name", preset_names("jobs"))
-def test_it_accepts_a_resolved_job(schema: Schema, name: str) -> None:
+def test_it_accepts_the_job_presets_and_resolved_jobs(schema: Schema) -> None:
     """RUN/job.json, which a worker reads, is a job file too."""
-    assert refused(load_job(name).model_dump(mode="json"), schema) == []
+    for name in preset_names("jobs"):
+        text = (presets_root() / "jobs" / f"{name}.toml").read_text("utf-8")
+        assert refused(tomllib.loads(text), schema) == []
+        assert refused(load_job(name).model_dump(mode="json"), schema) == []
 
 
-@pytest.mark.parametrize("kind", ["model", "cluster"])
-def test_a_table_may_be_a_preset_start_from_one_or_stand_alone(schema: Schema, kind: str) -> None:
-    for name in preset_names("models" if kind == "model" else "clusters"):
-        assert refused({kind: name}, schema) == []
-        assert refused({kind: {"preset": name, "name": "mine"}}, schema) == []
-        path = presets_root() / f"{kind}s" / f"{name}.toml"
-        table = tomllib.loads(path.read_text("utf-8"))
-        table.pop("hub_ids", None)  # of presets alone
-        assert refused({kind: table}, schema) == []
-    assert refused({kind: "no-such-preset"}, schema)
+def test_a_table_may_be_a_preset_start_from_one_or_stand_alone(schema: Schema) -> None:
+    for kind in ("model", "cluster"):
+        for name in preset_names("models" if kind == "model" else "clusters"):
+            assert refused({kind: name}, schema) == []
+            assert refused({kind: {"preset": name, "name": "mine"}}, schema) == []
+            path = presets_root() / f"{kind}s" / f"{name}.toml"
+            table = tomllib.loads(path.read_text("utf-8"))
+            table.pop("hub_ids", None)  # of presets alone
+            assert refused({kind: table}, schema) == []
+        assert refused({kind: "no-such-preset"}, schema)
 
 
-@pytest.mark.parametrize(
-    ("table", "key", "value"),
-    [
-        ("parallel", "tpp", 2),
-        ("parallel", "tp", "2"),
-        ("parallel", "tp", 0),
-        ("parallel", "tp", 1.5),
-        ("parallel", "tp", True),
-        ("parallel", "zero", 4),
-        ("parallel", "schedule", "zigzag"),
-        ("training", "dtype", "bf17"),
-        ("training", "dropout", 1.0),
-        ("training", "learning_rate", 0),
-        ("data", "corpus", []),
-        ("data", "corpus", "one"),
-        ("cluster", "gpus", 8),
-        ("model", "family", "rnn"),
-        ("launch", "device", "tpu"),
-    ],
-)
-def test_it_refuses_what_the_loader_refuses(
-    schema: Schema, table: str, key: str, value: Any
-) -> None:
+WRONG = (
+    ("parallel", "tpp", 2), ("parallel", "tp", "2"), ("parallel", "tp", 0), ("parallel", "tp", 1.5),
+    ("parallel", "tp", True), ("parallel", "zero", 4), ("parallel", "schedule", "zigzag"),
+    ("training", "dtype", "bf17"), ("training", "dropout", 1.0), ("training", "learning_rate", 0),
+    ("data", "corpus", []), ("data", "corpus", "one"), ("cluster", "gpus", 8),
+    ("model", "family", "rnn"), ("launch", "device", "tpu"),
+)  # fmt: skip
+
+
+def test_it_refuses_what_the_loader_refuses(schema: Schema) -> None:
     text = (presets_root() / "jobs" / "megatron-8.3b-512.toml").read_text("utf-8")
-    job = copy.deepcopy(tomllib.loads(text))
-    job.setdefault(table, {})[key] = value
-    assert refused(job, schema)
-    from mpctl.errors import InputError
-
-    with pytest.raises(InputError):
-        load_job("megatron-8.3b-512", {f"{table}.{key}": value})
+    for table, key, value in WRONG:
+        job = tomllib.loads(text)
+        job.setdefault(table, {})[key] = value
+        assert refused(job, schema), (table, key, value)
+        with pytest.raises(InputError):
+            load_job("megatron-8.3b-512", {f"{table}.{key}": value})
 
 
 def test_every_setting_that_has_a_flag_is_in_the_schema(schema: Schema) -> None:
