@@ -43,7 +43,7 @@ CONFIG = {"strict": True, "extra_fields_behavior": "forbid", "allow_inf_nan": Fa
 CoreSchema = dict[str, Any]  # as pydantic_core.core_schema defines them
 
 
-class Limits:
+class Bounded:
     """Annotates a value with what bounds it: ge, gt, le and lt of a number, min_length, max_length
     and pattern of a text, min_length of a list."""
 
@@ -103,35 +103,35 @@ AS_MEMORY, AS_BANDWIDTH = Measured(MEMORY), Measured(BANDWIDTH)
 AS_COMPUTE, AS_TIME = Measured(COMPUTE), Measured(TIME)
 
 
-Count = Annotated[int, Limits(ge=1, le=2**31 - 1)]
-CountOrZero = Annotated[int, Limits(ge=0, le=2**31 - 1)]
-Layers = Annotated[int, Limits(ge=1, le=10_000)]
-Heads = Annotated[int, Limits(ge=1, le=2**16)]
-Hidden = Annotated[int, Limits(ge=1, le=2**20)]
-Width = Annotated[int, Limits(ge=1, le=2**24)]
-Rows = Annotated[int, Limits(ge=1, le=2**30)]
+Count = Annotated[int, Bounded(ge=1, le=2**31 - 1)]
+CountOrZero = Annotated[int, Bounded(ge=0, le=2**31 - 1)]
+Layers = Annotated[int, Bounded(ge=1, le=10_000)]
+Heads = Annotated[int, Bounded(ge=1, le=2**16)]
+Hidden = Annotated[int, Bounded(ge=1, le=2**20)]
+Width = Annotated[int, Bounded(ge=1, le=2**24)]
+Rows = Annotated[int, Bounded(ge=1, le=2**30)]
 """Rows of a table of embeddings, or tokens of a sequence."""
 
-Bytes = Annotated[int, Limits(ge=1, le=2**60), AS_MEMORY]
-BytesPerSecond = Annotated[float, Limits(ge=1e3, le=1e18), AS_BANDWIDTH]
-FlopPerSecond = Annotated[float, Limits(ge=1e6, le=1e21), AS_COMPUTE]
-Seconds = Annotated[float, Limits(ge=0, le=1e3), AS_TIME]
+Bytes = Annotated[int, Bounded(ge=1, le=2**60), AS_MEMORY]
+BytesPerSecond = Annotated[float, Bounded(ge=1e3, le=1e18), AS_BANDWIDTH]
+FlopPerSecond = Annotated[float, Bounded(ge=1e6, le=1e21), AS_COMPUTE]
+Seconds = Annotated[float, Bounded(ge=0, le=1e3), AS_TIME]
 """What a kernel, a message or a step costs besides its work."""
 
-Timeout = Annotated[float, Limits(ge=1e-3, le=1e7), AS_TIME]
+Timeout = Annotated[float, Bounded(ge=1e-3, le=1e7), AS_TIME]
 """Seconds to wait before giving up; the upper bound is some four months."""
 
-Share = Annotated[float, Limits(ge=0, le=1)]
-Probability = Annotated[float, Limits(ge=0, lt=1)]
-Part = Annotated[float, Limits(ge=1e-4, le=10)]
+Share = Annotated[float, Bounded(ge=0, le=1)]
+Probability = Annotated[float, Bounded(ge=0, lt=1)]
+Part = Annotated[float, Bounded(ge=1e-4, le=10)]
 """The part of a nominal rate that is reached; above 1 where a data sheet says too little."""
 
-Factor = Annotated[float, Limits(ge=1e-3, le=1e3)]
-Amount = Annotated[float, Limits(ge=0, le=1e6)]
+Factor = Annotated[float, Bounded(ge=1e-3, le=1e3)]
+Amount = Annotated[float, Bounded(ge=0, le=1e6)]
 """How often a tensor is passed over, or how many bytes are moved for an element."""
 
-Hyper = Annotated[float, Limits(ge=0, le=1e6)]
-PositiveHyper = Annotated[float, Limits(ge=1e-30, le=1e6)]
+Hyper = Annotated[float, Bounded(ge=0, le=1e6)]
+PositiveHyper = Annotated[float, Bounded(ge=1e-30, le=1e6)]
 DType = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 
 

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from mpctl.spec.base import (
     After,
+    Bounded,
     Bytes,
     BytesPerSecond,
     Count,
@@ -18,7 +19,6 @@ from mpctl.spec.base import (
     Factor,
     Field,
     FlopPerSecond,
-    Limits,
     Part,
     Seconds,
     Share,
@@ -49,12 +49,12 @@ class Kernels(StrictModel):
     """How much of a device's data sheet its kernels reach, fitted to measured matrix products and
     runs."""
 
-    processors: Annotated[int, Limits(ge=1, le=2**20)] = Field(
+    processors: Annotated[int, Bounded(ge=1, le=2**20)] = Field(
         "streaming multiprocessors (SMs) that tiles of a matrix product run on", 1
     )
     products: Part = Field("fraction of peak FLOP/s that a large matrix product reaches")
     narrow: NarrowProducts = Field("the same of products of fewer bits, by dtype", NarrowProducts)
-    depth: Annotated[float, Limits(ge=0, le=1e6)] = Field(
+    depth: Annotated[float, Bounded(ge=0, le=1e6)] = Field(
         "start-up cost of a product's tile, in elements of the contracted dimension", 0.0
     )
     waves: Share = Field("fraction of idle SMs charged in a product's last wave", 0.0)
@@ -152,7 +152,7 @@ class FabricSpec(StrictModel):
 
     name: str = Field("what it is, such as leaf, rail, pod")
     gpus: Count = Field("GPUs under one such network")
-    oversubscription: Annotated[float, Limits(ge=1, le=1e3)] = Field(
+    oversubscription: Annotated[float, Bounded(ge=1, le=1e3)] = Field(
         "how many times less bandwidth leaves one such network than its nodes' cards "
         "have together (7 of 1:7); 1: none",
         1.0,
@@ -185,7 +185,7 @@ class ClusterSpec(StrictModel):
         "link between the GPUs of one node, or of one NVLink domain", None
     )
     inter_node: LinkSpec | None = Field("link between nodes, for a whole node", None)
-    headroom: Annotated[float, Limits(ge=0, le=90)] = Field(
+    headroom: Annotated[float, Bounded(ge=0, le=90)] = Field(
         "percent of a device's memory that a job must leave free by its plan to fit; "
         "the default is calibrated on runs that did not fit (docs/measurements.md)",
         5.0,

@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic_core import ValidationError
 
 from mpctl.axes import AXIS_NAMES, FILLING
-from mpctl.spec.base import Bytes, CountOrZero, DType, Field, Limits, Probability, StrictModel
+from mpctl.spec.base import Bounded, Bytes, CountOrZero, DType, Field, Probability, StrictModel
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.launch import LAUNCHED_AS, LaunchedKind, LaunchSpec
 from mpctl.spec.model import ModelSpec, without_derived
@@ -24,7 +24,7 @@ from mpctl.units import plural
 class DataSpec(StrictModel):
     """The text to train and validate on. Paths in a job file are relative to the file."""
 
-    corpus: Annotated[list[str], Limits(min_length=1)] | None = Field(
+    corpus: Annotated[list[str], Bounded(min_length=1)] | None = Field(
         "text to train on: files, folders or python-stdlib; prepared into the run directory", None
     )
     path: str | None = Field("a folder written by `mpctl data prepare`", None)
@@ -41,7 +41,7 @@ class DataSpec(StrictModel):
     max_bytes: Bytes | None = Field(
         "use at most this much text of the corpus, bytes; all when absent", None
     )
-    text_key: Annotated[str, Limits(min_length=1)] = Field(
+    text_key: Annotated[str, Bounded(min_length=1)] = Field(
         "key of the text in .jsonl lines and .parquet rows of the corpus", "text"
     )
     encoding: str = Field(

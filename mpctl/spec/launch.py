@@ -10,19 +10,19 @@ from typing import Annotated, Literal
 
 from mpctl.spec.base import (
     Before,
+    Bounded,
     Count,
     CountOrZero,
     Field,
-    Limits,
     StepRanges,
     StrictModel,
     Timeout,
 )
 
-Word = Annotated[str, Limits(min_length=1, pattern=r"^[^\s\x00-\x1f]+$")]
+Word = Annotated[str, Bounded(min_length=1, pattern=r"^[^\s\x00-\x1f]+$")]
 """Text without spaces and control characters: a name that another program is given."""
 
-VariableName = Annotated[str, Limits(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+VariableName = Annotated[str, Bounded(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 LaunchedKind = Literal["cpu", "cuda"]
 """Kinds of device that ranks run on, by torch's names; accelerators of others are only planned."""
@@ -61,7 +61,7 @@ class SlurmSpec(StrictModel):
     requeue: bool = Field(
         "requeue the job after its checkpoint before the time limit, and when a node fails", True
     )
-    signal_seconds: Annotated[int, Limits(ge=1, le=65_535)] | None = Field(
+    signal_seconds: Annotated[int, Bounded(ge=1, le=65_535)] | None = Field(
         "how long before the time limit ranks are asked to save, seconds; follows from "
         "step time and checkpoint size when absent",
         None,
@@ -85,7 +85,7 @@ class SshSpec(StrictModel):
     config: str | None = Field(
         "configuration file of the ssh client (ssh -F); ~/.ssh/config when absent", None
     )
-    connect_timeout: Annotated[int, Limits(ge=1, le=3600)] = Field(
+    connect_timeout: Annotated[int, Bounded(ge=1, le=3600)] = Field(
         "longest time until a host lets ssh connect, seconds", 10
     )
     address: Word | None = Field(
@@ -99,7 +99,7 @@ class SshSpec(StrictModel):
     )
 
 
-Name = Annotated[str, Limits(min_length=1, max_length=253)]
+Name = Annotated[str, Bounded(min_length=1, max_length=253)]
 """The name of an object or of a resource."""
 
 
@@ -214,7 +214,7 @@ class LaunchSpec(StrictModel):
         "`mpctl bench trace` shows them",
         "",
     )
-    predicted_step_seconds: Annotated[float, Limits(gt=0, le=1e30)] | None = Field(
+    predicted_step_seconds: Annotated[float, Bounded(gt=0, le=1e30)] | None = Field(
         "step time of the plan, seconds; filled in by `mpctl launch`", None
     )
     slurm: SlurmSpec = Field("settings of `--on slurm`", SlurmSpec)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from mpctl.spec.base import After, Field, Heads, Hidden, Layers, Limits, Rows, StrictModel, Width
+from mpctl.spec.base import After, Bounded, Field, Heads, Hidden, Layers, Rows, StrictModel, Width
 from mpctl.spec.families import (
     DEFAULT_FAMILY,
     NormOrder,
@@ -12,8 +12,8 @@ from mpctl.spec.families import (
 )
 
 FamilyName = Annotated[str, After(check_family)]
-Ratio = Annotated[float, Limits(ge=1e-6, le=1e12)]
-Multiplier = Annotated[float, Limits(ge=1e-9, le=1e9)]
+Ratio = Annotated[float, Bounded(ge=1e-6, le=1e12)]
+Multiplier = Annotated[float, Bounded(ge=1e-9, le=1e9)]
 BIASED: dict[bool | str, tuple[str, ...]] = {
     True: ("qkv", "output", "mlp"), False: (), "qkv": ("qkv",), "attention": ("qkv", "output"),
     "mlp": ("mlp",),
@@ -88,11 +88,11 @@ class ModelSpec(StrictModel):
     shared_norm: bool = Field(
         "whether they read it through one norm; with parallel_residual (Phi)", False
     )
-    norm_epsilon: Annotated[float, Limits(ge=1e-20, le=1)] = Field("epsilon of the norms", 1e-5)
+    norm_epsilon: Annotated[float, Bounded(ge=1e-20, le=1)] = Field("epsilon of the norms", 1e-5)
     position: Literal["learned", "rotary", "alibi", "relative", "none"] = Field(
         "kind of positions: gpt learned, rotary, alibi (BLOOM) or none; t5 relative", "learned"
     )
-    rotary_base: Annotated[float, Limits(ge=1, le=1e12)] = Field(
+    rotary_base: Annotated[float, Bounded(ge=1, le=1e12)] = Field(
         "base of rotary positions (Hugging Face: rope_theta)", 10000.0
     )
     rotary_scaling: RotaryScaling | None = Field(
@@ -103,10 +103,10 @@ class ModelSpec(StrictModel):
         "launched; it costs nothing",
         None,
     )
-    rotary_fraction: Annotated[float, Limits(gt=0, le=1)] = Field(
+    rotary_fraction: Annotated[float, Bounded(gt=0, le=1)] = Field(
         "part of a head's columns that rotary positions turn (GPT-NeoX: 0.25)", 1.0
     )
-    window_rotary_base: Annotated[float, Limits(ge=1, le=1e12)] | None = Field(
+    window_rotary_base: Annotated[float, Bounded(ge=1, le=1e12)] | None = Field(
         "rotary_base of layers with a window (Gemma 3); rotary_base when absent", None
     )
     relative_buckets: Width = Field("t5: buckets of relative positions, rows of their table", 32)
@@ -149,7 +149,7 @@ class ModelSpec(StrictModel):
     )
     head_bias: bool = Field("whether the output layer has a bias (Phi)", False)
     tied_embeddings: bool = Field("whether the output layer shares the word table", True)
-    mtp_layers: Annotated[int, Limits(ge=0, le=64)] = Field(
+    mtp_layers: Annotated[int, Bounded(ge=0, le=64)] = Field(
         "layers of multi-token prediction, each with a projection of 2 hidden to "
         "hidden and another pass of the output layer (DeepSeek-V3)",
         0,

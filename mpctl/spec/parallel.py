@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from mpctl.axes import AXES, DEFAULT_ORDER, FILLING
-from mpctl.spec.base import Bytes, Count, Field, Layers, Limits, StrictModel
+from mpctl.spec.base import Bounded, Bytes, Count, Field, Layers, StrictModel
 from mpctl.spec.schedules import SCHEDULES
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class ParallelSpec(AxisSizes):
     sequence_parallel: bool = Field(
         "split the sequence over tp between the tensor-parallel regions", False
     )
-    zero: Annotated[int, Limits(ge=0, le=3)] = Field(
+    zero: Annotated[int, Bounded(ge=0, le=3)] = Field(
         "ZeRO stage over dp x cp: shard optimizer (1), gradients (2), parameters (3)", 0
     )
     bucket_bytes: Bytes = Field(

@@ -16,10 +16,10 @@ from mpctl.errors import InputError
 from mpctl.spec.base import (
     AS_MEMORY,
     Amount,
+    Bounded,
     Count,
     DType,
     Field,
-    Limits,
     Part,
     Seconds,
     Share,
@@ -169,12 +169,12 @@ class FittedRuns(StrictModel):
     clusters: list[str] = Field("clusters of those runs", list)
     dtypes: list[DType] = Field("data types of those runs", list)
     gpus: Count = Field("GPUs of the largest run", 1)
-    parameters: Annotated[float, Limits(ge=1, le=1e18)] = Field(
+    parameters: Annotated[float, Bounded(ge=1, le=1e18)] = Field(
         "parameters of the largest model", 1
     )
 
 
-ZeroStage = Annotated[int, Limits(ge=0, le=3)]
+ZeroStage = Annotated[int, Bounded(ge=0, le=3)]
 
 
 class RuntimeSupport(StrictModel):
@@ -198,16 +198,16 @@ class RuntimeSupport(StrictModel):
     kinds: list[str] = Field(
         "kinds of device that it runs on (cuda, rocm, ...); any when empty", list
     )
-    schedules: Annotated[list[ScheduleName], Limits(min_length=1)] = Field(
+    schedules: Annotated[list[ScheduleName], Bounded(min_length=1)] = Field(
         "pipeline schedules that a search tries, each with one chunk a stage", ["1f1b"]
     )
     chunks: bool = Field("several chunks a stage, interleaved (parallel.vpp)", False)
-    recompute: Annotated[list[RecomputeMode], Limits(min_length=1)] = Field(
+    recompute: Annotated[list[RecomputeMode], Bounded(min_length=1)] = Field(
         "values of training.recompute", ["none", "full"]
     )
     sequence: bool = Field("sequence parallelism", False)
     context: bool = Field("context parallelism (parallel.cp above 1)", False)
-    zero: Annotated[list[ZeroStage], Limits(min_length=1)] = Field(
+    zero: Annotated[list[ZeroStage], Bounded(min_length=1)] = Field(
         "ZeRO stages; the first where dp x cp is 1", [0]
     )
     tensor_modes: list[TensorMode] = Field(
@@ -291,7 +291,7 @@ class RuntimeMemory(StrictModel):
         0.0,
     )
     slack: Part = Field("bytes that the allocator reserves for an allocated byte", 1.0)
-    context_bytes: Annotated[float, Limits(ge=0, le=1e12), AS_MEMORY] = Field(
+    context_bytes: Annotated[float, Bounded(ge=0, le=1e12), AS_MEMORY] = Field(
         "bytes of the device's libraries, outside of the allocator", 0.0
     )
     source: str = Field("where the figures come from", "")
@@ -313,7 +313,7 @@ class RuntimeProfile(StrictModel):
         "lie within 1.645 of it"
     )
     spread_apart: Part = Field("the same where the cluster was not measured")
-    widening: Annotated[float, Limits(ge=1, le=10)] = Field(
+    widening: Annotated[float, Bounded(ge=1, le=10)] = Field(
         "by how much each further respect in which a job lies outside widens both", 1.26
     )
     seen: FittedRuns = Field("runs that the figures were fitted to", FittedRuns)

@@ -16,7 +16,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from mpctl.axes import AXIS_NAMES
-from mpctl.spec.base import FieldInfo, Limits, Measured, StrictModel, table_of
+from mpctl.spec.base import Bounded, FieldInfo, Measured, StrictModel, table_of
 from mpctl.spec.families import family_names
 from mpctl.spec.job import JobSpec
 from mpctl.spec.names import TABLES, tables_with
@@ -120,7 +120,7 @@ def _limited(schema: dict[str, Any], marks: tuple[Any, ...]) -> dict[str, Any]:
     noun = "Items" if schema["type"] == "array" else "Length"
     names = LIMITS | {"min_length": f"min{noun}", "max_length": f"max{noun}"}
     for mark in marks:
-        if isinstance(mark, Limits):
+        if isinstance(mark, Bounded):
             schema |= {names[key]: value for key, value in mark.limits.items()}
         if isinstance(mark, Measured):
             text = {"pattern": mark.measure.pattern, "type": "string"}
@@ -177,11 +177,11 @@ def _field(path: tuple[str, ...]) -> FieldInfo | None:
     return dict(_leaves(JobSpec)).get(".".join(path))
 
 
-def _words(annotation: Any, limits: Limits | None = None) -> Iterator[str]:
+def _words(annotation: Any, limits: Bounded | None = None) -> Iterator[str]:
     """The words of an annotation: of a Literal, a boolean, or a short range of integers."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        limited = next((mark for mark in parts[1:] if isinstance(mark, Limits)), None)
+        limited = next((mark for mark in parts[1:] if isinstance(mark, Bounded)), None)
         yield from _words(parts[0], limited)
     elif origin is Literal:
         yield from map(str, parts)

@@ -7,12 +7,12 @@ from pydantic_core import PydanticCustomError
 from mpctl.spec.base import (
     After,
     BatchRanges,
+    Bounded,
     Count,
     CountOrZero,
     DType,
     Field,
     Hyper,
-    Limits,
     PositiveHyper,
     Probability,
     StrictModel,
@@ -64,7 +64,7 @@ class TrainingSpec(StrictModel):
         "last steps (delayed), or its own (tensorwise, current scaling)",
         "delayed",
     )
-    fp8_amax_history_len: Annotated[int, Limits(ge=1, le=1024)] = Field(
+    fp8_amax_history_len: Annotated[int, Bounded(ge=1, le=1024)] = Field(
         "fp8_recipe delayed: steps of which the largest element counts", 16
     )
     gradient_dtype: DType | None = Field(
@@ -91,17 +91,17 @@ class TrainingSpec(StrictModel):
         "but on GPUs under the mpctl runtime",
         0.0,
     )
-    loss_scale: Annotated[float, Limits(ge=1e-6, le=2.0**64)] = Field(
+    loss_scale: Annotated[float, Bounded(ge=1e-6, le=2.0**64)] = Field(
         "fp16: loss scale at the start; it halves at each overflow", 2.0**16
     )
     loss_scale_window: Count = Field(
         "fp16: steps without overflow after which the loss scale doubles", 1000
     )
-    min_loss_scale: Annotated[float, Limits(ge=1e-6, le=2.0**64)] = Field(
+    min_loss_scale: Annotated[float, Bounded(ge=1e-6, le=2.0**64)] = Field(
         "fp16: an overflow at or below this loss scale ends the run", 1.0
     )
     steps: Count = Field("optimizer steps to train", 100)
-    seed: Annotated[int, Limits(ge=0, lt=2**63)] = Field(
+    seed: Annotated[int, Bounded(ge=0, lt=2**63)] = Field(
         "seed of weights, data order and dropout", 1234
     )
     learning_rate: PositiveHyper = Field("peak learning rate, after the warm-up", 3e-4)
@@ -148,10 +148,10 @@ class TrainingSpec(StrictModel):
     on_spike: Literal["ignore", "stop", "skip", "rollback"] = Field(
         "at a loss that spikes: nothing, or as for on_nonfinite", "ignore"
     )
-    spike_factor: Annotated[float, Limits(gt=1, le=1e6)] = Field(
+    spike_factor: Annotated[float, Bounded(gt=1, le=1e6)] = Field(
         "a loss above this times the median of the last ones is a spike", 2.0
     )
-    spike_window: Annotated[int, Limits(ge=2, le=10_000)] = Field(
+    spike_window: Annotated[int, Bounded(ge=2, le=10_000)] = Field(
         "updates whose losses the median is of; none is a spike before so many", 32
     )
     max_skipped_steps: CountOrZero = Field(

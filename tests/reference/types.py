@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, Union, get_args, get_origin
 
-from mpctl.spec.base import FieldInfo, Limits, Measured, StrictModel
+from mpctl.spec.base import Bounded, FieldInfo, Measured, StrictModel
 
 NAMES = {int: "integer", float: "number", str: "string", bool: "true or false"}
 
@@ -52,7 +52,7 @@ def number_limits(annotation: Any) -> Iterator[tuple[type, dict[str, Any]]]:
     if annotation in (int, float):
         yield annotation, {}
     if hasattr(annotation, "__metadata__") and annotation.__origin__ in (int, float):
-        marks = [mark.limits for mark in annotation.__metadata__ if isinstance(mark, Limits)]
+        marks = [mark.limits for mark in annotation.__metadata__ if isinstance(mark, Bounded)]
         yield annotation.__origin__, marks[0] if marks else {}
         return
     for part in get_args(annotation):
