@@ -10,8 +10,9 @@ from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.rotary import Rotary
 from mpctl.layers.attention import ParallelSelfAttention
-from mpctl.layers.parameters import partial_kind
+from mpctl.layers.parameters import global_index, partial_kind, shard_of
 from mpctl.transport.group import Group
+from mpctl.transport.timing import Collective
 from tests.layers.build import make_attention
 from tests.layers.oracle import (
     close,
@@ -20,6 +21,7 @@ from tests.layers.oracle import (
     fill,
     gradients,
     grouped,
+    logged,
     numbers,
     saved_bytes,
     whole,
@@ -191,3 +193,45 @@ def test_rotary_positions_may_be_given() -> None:
     moved = module(x, positions=rows)
     close(moved[0], module(x)[0])
     assert (moved[1] - module(x)[1]).abs().max() > 1e-3
+
+
+def _traffic(rank: int, size: int) -> list:
+    results = []
+    for kv in (4, 2, 1):
+        log: list[Collective] = []
+        module = make_attention(
+            H, A, head_dim=D, tp=grouped(rank, size, log), rng_site="x", kv_heads=kv
+        )
+        fill(module)
+        y = module(torch.ones(B, S, H, requires_grad=True))
+        forward = len(log)
+        y.sum().backward()
+        results.append([logged(log[:forward]), logged(log[forward:])])
+    return results
+
+
+def test_the_traffic_of_fewer_heads_than_ranks() -> None:
+    for result in run_ranks(_traffic, 4):
+        for kv, (forward, backward) in zip((4, 2, 1), result, strict=True):
+            rows, heads = B * S * H * 4, 2 * B * S * kv * D * 4
+            gathers = kv < 4
+            kinds = [("all_gather", "tp", heads, "float32")] * gathers
+            assert forward == [*kinds, ("all_reduce", "tp", rows, "float32")]
+            kinds = [("reduce_scatter", "tp", heads, "float32")] * gathers
+            assert backward == [*kinds, ("all_reduce", "tp", rows, "float32")]
+
+
+def test_each_weight_of_shared_heads_is_held_once() -> None:
+    held = []
+    for rank in range(4):
+        module = make_attention(H, A, head_dim=D, tp=Group(rank, 4), rng_site="x", kv_heads=1)
+        held += global_index(shard_of(module.qkv.weight), 0).tolist()
+        assert ", 1 of 1 kv, d=4" in repr(module)
+    assert sorted(held) == list(range((A + 2) * D))
+
+
+def test_heads_that_cannot_be_shared_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"kv_heads: 2 is not divisible by 4 .*use one of 1, 2 r"):
+        make_attention(24, 8, tp=Group(0, 4), rng_site="x", kv_heads=2, head_dim=3)
+    with pytest.raises(ValueError, match=r"kv_heads: 3 is not divisible by 2 "):
+        make_attention(48, 12, tp=Group(0, 2), rng_site="x", kv_heads=3)

@@ -150,7 +150,7 @@ REFUSED: dict[str, Callable[[], object]] = {
 }
 
 
-@pytest.mark.parametrize("message", REFUSED)
-def test_a_bad_value_is_refused(message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        REFUSED[message]()
+def test_bad_values_are_refused() -> None:
+    for message, make in REFUSED.items():
+        with pytest.raises(ValueError, match=message):
+            make()
