@@ -53,6 +53,7 @@ READ = {
     "RANK": "by workers: set by torchrun",
     "SLURM_STEP_NUM_NODES, SLURM_NNODES, SLURM_JOB_NUM_NODES, PET_NNODES, GROUP_WORLD_SIZE": ""
     "hosts that a scheduler gave the job; the first that is set counts",
+    "SLURMD_NODENAME": "by node agents: set by Slurm, the name of the node in its list",
     "WORLD_SIZE": "by workers: set by torchrun",
 }
 SET = {
