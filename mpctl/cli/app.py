@@ -38,18 +38,18 @@ UNUSABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EN
 
 
 class PlainValue:
-    """Reads a typed value: texts and whole numbers as they are, all else by typer's adapters, which
-    are imported for it and import half of pydantic."""
+    """Reads a typed value: texts in ASCII and whole numbers as they are, all else by typer's
+    adapters, which are imported for it and import half of pydantic."""
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
         """The value of a parameter, as typer's RuntimeParam finds it."""
         kind = param.type_descriptor
         if value is None:
             return () if param.multiple or param.nargs == -1 else None
-        if type(value) is str and not kind.is_ranged:
+        if type(value) is str and value.isascii() and not kind.is_ranged:
             if kind.annotation is str:
                 return value
-            if kind.annotation is int and value.isascii() and value.isdecimal():
+            if kind.annotation is int and value.isdecimal():
                 return int(value)
         from typer._coercion import build_runtime_param
 
