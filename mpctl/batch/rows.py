@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
-from pydantic_core import ValidationError
+from pydantic import ValidationError
 
 from mpctl.errors import InputError, Issue
 from mpctl.estimate.makespan import GROUPS

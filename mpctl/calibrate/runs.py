@@ -23,6 +23,8 @@ from math import inf, log
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import BaseModel
+
 from mpctl.errors import InputError, Issue, attempt
 from mpctl.estimate.kernels import MissingFigure
 from mpctl.estimate.network import MissingLink
@@ -33,7 +35,6 @@ from mpctl.layout.topology import find_topology
 from mpctl.rules.validate import check_job
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.summary import training_progress
-from mpctl.spec.base import StrictModel
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import job_from_raw, read_source
 from mpctl.spec.presets import find_preset, lasting_name, preset_names, search_path
@@ -131,7 +132,7 @@ class Run:
             raise InputError.of("not-estimated", self.id, time)
         return time
 
-    def model(self, kind: Kind) -> StrictModel | None:
+    def model(self, kind: Kind) -> BaseModel | None:
         """The preset of this kind that the run uses, as a model."""
         return {"devices": self.job.cluster.device, "clusters": self.job.cluster,
                 "runtimes": self.profile}[kind]  # fmt: skip

@@ -15,7 +15,6 @@ from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
 
 from mpctl import __version__
 from mpctl.cli.hints import HintingGroup, usage_issue
@@ -37,41 +36,7 @@ UNUSABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EN
 """Errors of the system about a path that cannot be used, whatever was to be done with it."""
 
 
-class PlainValue:
-    """Reads a typed value: texts in ASCII and whole numbers as they are, all else by typer's
-    adapters, which are imported for it and import half of pydantic."""
-
-    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """The value of a parameter, as typer's RuntimeParam finds it."""
-        kind = param.type_descriptor
-        if value is None:
-            return () if param.multiple or param.nargs == -1 else None
-        if type(value) is str and value.isascii() and not kind.is_ranged:
-            if kind.annotation is str:
-                return value
-            if kind.annotation is int and value.isdecimal():
-                return int(value)
-        from typer._coercion import build_runtime_param
-
-        return build_runtime_param(kind).coerce(value, param=param, ctx=ctx)
-
-
-class PlainValues:
-    """A command that asks typer's adapters for no value that is plain or absent."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """The parameters, --help among them. typer without adapters reads no such key."""
-        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for parameter in parameters:
-            parameter._runtime_param = PlainValue()
-        return parameters
-
-
-class PlainCommand(PlainValues, TyperCommand):
-    """A command that is no group."""
-
-
-class LazyGroup(PlainValues, HintingGroup):
+class LazyGroup(HintingGroup):
     """The commands, each imported when it is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -90,7 +55,7 @@ class LazyGroup(PlainValues, HintingGroup):
         found = getattr(import_module(f"mpctl.cli.{module}"), name)
         if not isinstance(found, typer.Typer):
             alone = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-            alone.command(cls=PlainCommand)(found)
+            alone.command()(found)
             found = alone
         command = typer.main.get_command(found)
         command.name = cmd_name

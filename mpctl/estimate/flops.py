@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from pydantic_core import ValidationError
+from pydantic import ValidationError
 
 from mpctl.errors import InputError
 from mpctl.estimate.attention import repeats_core

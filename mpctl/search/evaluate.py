@@ -108,10 +108,14 @@ class LayoutEvaluator:
         """The timer of the layout's layers and ends. Layouts of one layer key and the same routes
         share the times of layers; of as many rows in a micro batch, all but attention's."""
         network = self.network(layout)
-        over_tp = tuple(network.route(axis) for axis in ("tp", *job_layout.grid.groups))
+        try:
+            over_tp = tuple(network.route(axis) for axis in ("tp", *job_layout.grid.groups))
+            over_cp = network.route("cp")
+        except MissingLink:  # raised again by whoever asks for the seconds of such a message
+            return OperatorTimer(job_layout, self.speed, network, self.profile)
         # operands of low-precision products may be cast once a step
         step = job_layout.num_microbatches if self._casts_once else 0
-        key = (layout.layer_key, over_tp, network.route("cp"), step)
+        key = (layout.layer_key, over_tp, over_cp, step)
         known = self.cache.get(key)
         if known is None:
             sizes = local_sizes(job_layout)

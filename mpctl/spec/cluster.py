@@ -7,17 +7,16 @@ matrix products, so that no estimate has to know a unit prefix.
 import re
 from typing import Annotated, Literal
 
+from annotated_types import Ge, Le
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from mpctl.spec.base import (
-    After,
-    Bounded,
     Bytes,
     BytesPerSecond,
     Count,
     DType,
     Factor,
-    Field,
     FlopPerSecond,
     Part,
     Seconds,
@@ -31,12 +30,12 @@ class NarrowProducts(StrictModel):
     """What large products of operands of 8 and 4 bits reach of their own peak; as those of 16 bits
     when absent."""
 
-    fp8: Part | None = Field("one scale a tensor (fp8)", None)
-    mxfp8: Part | None = Field("one scale for 32 elements (mxfp8)", None)
+    fp8: Part | None = Field(None, description="one scale a tensor (fp8)")
+    mxfp8: Part | None = Field(None, description="one scale for 32 elements (mxfp8)")
     nvfp4: Part | None = Field(
-        "4 bits, one scale for 16 elements (nvfp4); its recipe's rounding and "
-        "rotations of operands, and what it leaves in more bits, included",
         None,
+        description="4 bits, one scale for 16 elements (nvfp4); its recipe's rounding and "
+        "rotations of operands, and what it leaves in more bits, included",
     )
 
     def find(self, dtype: DType) -> float | None:
@@ -49,27 +48,37 @@ class Kernels(StrictModel):
     """How much of a device's data sheet its kernels reach, fitted to measured matrix products and
     runs."""
 
-    processors: Annotated[int, Bounded(ge=1, le=2**20)] = Field(
-        "streaming multiprocessors (SMs) that tiles of a matrix product run on", 1
+    processors: Annotated[int, Ge(1), Le(2**20)] = Field(
+        1, description="streaming multiprocessors (SMs) that tiles of a matrix product run on"
     )
-    products: Part = Field("fraction of peak FLOP/s that a large matrix product reaches")
-    narrow: NarrowProducts = Field("the same of products of fewer bits, by dtype", NarrowProducts)
-    depth: Annotated[float, Bounded(ge=0, le=1e6)] = Field(
-        "start-up cost of a product's tile, in elements of the contracted dimension", 0.0
+    products: Part = Field(
+        description="fraction of peak FLOP/s that a large matrix product reaches"
     )
-    waves: Share = Field("fraction of idle SMs charged in a product's last wave", 0.0)
+    narrow: NarrowProducts = Field(
+        default_factory=NarrowProducts, description="the same of products of fewer bits, by dtype"
+    )
+    depth: Annotated[float, Ge(0), Le(1e6)] = Field(
+        0.0,
+        description="start-up cost of a product's tile, in elements of the contracted dimension",
+    )
+    waves: Share = Field(0.0, description="fraction of idle SMs charged in a product's last wave")
     misaligned: Part = Field(
-        "relative speed of a product with a side that is a multiple of 8, not of 64", 1.0
+        1.0,
+        description="relative speed of a product with a side that is a multiple of 8, not of 64",
     )
-    unaligned: Part = Field("relative speed of a product with a side that is no multiple of 8", 1.0)
-    memory: Part = Field("fraction of the memory bandwidth that kernels reach")
-    flash: Part = Field("fraction of peak FLOP/s of flash attention's forward")
-    flash_backward: Part = Field("fraction of peak FLOP/s of flash attention's backward")
-    launch: Seconds = Field("least time that any kernel takes, seconds", 0.0)
+    unaligned: Part = Field(
+        1.0, description="relative speed of a product with a side that is no multiple of 8"
+    )
+    memory: Part = Field(description="fraction of the memory bandwidth that kernels reach")
+    flash: Part = Field(description="fraction of peak FLOP/s of flash attention's forward")
+    flash_backward: Part = Field(
+        description="fraction of peak FLOP/s of flash attention's backward"
+    )
+    launch: Seconds = Field(0.0, description="least time that any kernel takes, seconds")
     host: Factor = Field(
-        "host time relative to the hosts that the runtime profiles were fitted on", 1.0
+        1.0, description="host time relative to the hosts that the runtime profiles were fitted on"
     )
-    source: str = Field("measurements that the figures come from")
+    source: str = Field(description="measurements that the figures come from")
 
 
 def _require_kind(kind: str) -> str:
@@ -83,26 +92,26 @@ def _require_kind(kind: str) -> str:
 class DeviceSpec(StrictModel):
     """One accelerator, or one CPU core that hosts a rank."""
 
-    name: str = Field("the vendor's name of the device")
-    kind: Annotated[str, After(_require_kind)] = Field(
-        "cpu, or the kind of accelerator: cuda, rocm, xpu, tpu, ...; any is planned, "
+    name: str = Field(description="the vendor's name of the device")
+    kind: Annotated[str, AfterValidator(_require_kind)] = Field(
+        description="cpu, or the kind of accelerator: cuda, rocm, xpu, tpu, ...; any is planned, "
         "mpctl launch runs cuda (NCCL), rocm (RCCL, never tried) and cpu (gloo, shared memory)"
     )
-    memory_bytes: Bytes = Field("memory that one rank may use, bytes")
+    memory_bytes: Bytes = Field(description="memory that one rank may use, bytes")
     memory_bandwidth: BytesPerSecond | None = Field(
-        "memory bandwidth, bytes/s; without it no step time is estimated", None
+        None, description="memory bandwidth, bytes/s; without it no step time is estimated"
     )
     peak_flops: dict[DType, FlopPerSecond] = Field(
-        "peak FLOP/s of dense matrix products, by data type"
+        description="peak FLOP/s of dense matrix products, by data type"
     )
     kernels: Kernels | None = Field(
-        "how much of these figures kernels reach; typical values when absent", None
+        None, description="how much of these figures kernels reach; typical values when absent"
     )
     reported_as: list[str] = Field(
-        "names by which the driver and torch report it, by which a run finds its peak",
-        list,
+        default_factory=list,
+        description="names by which the driver and torch report it, by which a run finds its peak",
     )
-    source: str = Field("data sheet or measurement that the figures come from")
+    source: str = Field(description="data sheet or measurement that the figures come from")
 
     @property
     def is_cpu(self) -> bool:
@@ -113,27 +122,27 @@ class DeviceSpec(StrictModel):
 class LinkSpec(StrictModel):
     """One level of the network: the links inside a node, or those between nodes."""
 
-    name: str | None = Field("what it is, such as NVLink5 or PCIe 4; in pictures", None)
+    name: str | None = Field(None, description="what it is, such as NVLink5 or PCIe 4; in pictures")
     bandwidth: BytesPerSecond = Field(
-        "bytes/s in one direction: of a GPU (intra_node), of a node (inter_node)"
+        description="bytes/s in one direction: of a GPU (intra_node), of a node (inter_node)"
     )
-    latency: Seconds = Field("time before a message's first byte, seconds", 0.0)
-    efficiency: Part = Field("fraction of the bandwidth that large messages reach", 1.0)
-    start: Seconds = Field("time that every collective takes to start, seconds", 0.0)
+    latency: Seconds = Field(0.0, description="time before a message's first byte, seconds")
+    efficiency: Part = Field(1.0, description="fraction of the bandwidth that large messages reach")
+    start: Seconds = Field(0.0, description="time that every collective takes to start, seconds")
     multicast: bool = Field(
-        "its switches broadcast and add (NVLink SHARP): kernels can send in pieces "
-        "what the product beside them needs or makes",
         False,
+        description="its switches broadcast and add (NVLink SHARP): kernels can send in pieces "
+        "what the product beside them needs or makes",
     )
     all_reduce: Factor = Field(
-        "bandwidth of an all-reduce over that of gathers and scatters; above 1 where "
-        "switches add up",
         1.0,
+        description="bandwidth of an all-reduce over that of gathers and scatters; above 1 where "
+        "switches add up",
     )
     decay: Share = Field(
-        "between nodes, exponent by which collectives of more ranks than those of two "
-        "nodes reach less: efficiency x (ranks / ranks of two nodes)^-decay",
         0.0,
+        description="between nodes, exponent by which collectives of more ranks than those of two "
+        "nodes reach less: efficiency x (ranks / ranks of two nodes)^-decay",
     )
 
 
@@ -141,67 +150,69 @@ class InnerLinkSpec(LinkSpec):
     """The links inside a node, or inside an NVLink domain of several nodes."""
 
     direct_links: Count | None = Field(
-        "links of a GPU, one to each peer, that make up the bandwidth where there is "
-        "no switch (AMD's xGMI: 7); absent: a switch, by which any peer has all of it",
         None,
+        description="links of a GPU, one to each peer, that make up the bandwidth where there is "
+        "no switch (AMD's xGMI: 7); absent: a switch, by which any peer has all of it",
     )
 
 
 class FabricSpec(StrictModel):
     """One level of the network above the nodes' cards, such as a leaf, a rail group or a pod."""
 
-    name: str = Field("what it is, such as leaf, rail, pod")
-    gpus: Count = Field("GPUs under one such network")
-    oversubscription: Annotated[float, Bounded(ge=1, le=1e3)] = Field(
-        "how many times less bandwidth leaves one such network than its nodes' cards "
-        "have together (7 of 1:7); 1: none",
+    name: str = Field(description="what it is, such as leaf, rail, pod")
+    gpus: Count = Field(description="GPUs under one such network")
+    oversubscription: Annotated[float, Ge(1), Le(1e3)] = Field(
         1.0,
+        description="how many times less bandwidth leaves one such network than its nodes' cards "
+        "have together (7 of 1:7); 1: none",
     )
     latency: Seconds = Field(
-        "seconds that leaving one such network adds to inter_node.latency", 0.0
+        0.0, description="seconds that leaving one such network adds to inter_node.latency"
     )
 
 
 class ClusterSpec(StrictModel):
     """The machines of a job: equal nodes of equal devices, and the links between them."""
 
-    name: str | None = Field("the cluster's name; a preset fills it in", None)
-    nodes: Count = Field("number of hosts", 1)
+    name: str | None = Field(None, description="the cluster's name; a preset fills it in")
+    nodes: Count = Field(1, description="number of hosts")
     gpus_per_node: Count | None = Field(
-        "ranks (GPUs) on each host; as many as the layout needs when absent", None
+        None, description="ranks (GPUs) on each host; as many as the layout needs when absent"
     )
-    device: DeviceSpec | None = Field("a device preset's name, or its table", None)
+    device: DeviceSpec | None = Field(None, description="a device preset's name, or its table")
     cores: Count | None = Field(
-        "cores of a node that its ranks share, where the device is one core (kind "
-        "cpu); more ranks than cores take turns; a core for each rank when absent",
         None,
+        description="cores of a node that its ranks share, where the device is one core (kind "
+        "cpu); more ranks than cores take turns; a core for each rank when absent",
     )
     nvlink_domain: Count | None = Field(
-        "GPUs that the intra_node link joins, over several nodes (72 of an NVL72, 18 "
-        "nodes of 4); those of one node when absent",
         None,
+        description="GPUs that the intra_node link joins, over several nodes (72 of an NVL72, 18 "
+        "nodes of 4); those of one node when absent",
     )
     intra_node: InnerLinkSpec | None = Field(
-        "link between the GPUs of one node, or of one NVLink domain", None
+        None, description="link between the GPUs of one node, or of one NVLink domain"
     )
-    inter_node: LinkSpec | None = Field("link between nodes, for a whole node", None)
-    headroom: Annotated[float, Bounded(ge=0, le=90)] = Field(
-        "percent of a device's memory that a job must leave free by its plan to fit; "
-        "the default is calibrated on runs that did not fit (docs/measurements.md)",
+    inter_node: LinkSpec | None = Field(None, description="link between nodes, for a whole node")
+    headroom: Annotated[float, Ge(0), Le(90)] = Field(
         5.0,
+        description="percent of a device's memory that a job must leave free by its plan to fit; "
+        "the default is calibrated on runs that did not fit (docs/measurements.md)",
     )
     fabric: list[FabricSpec] = Field(
-        "levels of the network above the nodes' cards, innermost first", list
+        default_factory=list,
+        description="levels of the network above the nodes' cards, innermost first",
     )
     slowdown: Factor = Field(
-        "kernel time relative to the device preset: clocks, cooling, library versions", 1.0
+        1.0,
+        description="kernel time relative to the device preset: clocks, cooling, library versions",
     )
     spread: Part | None = Field(
-        "spread of log(measured / estimated) over runs of mpctl on this very cluster "
-        "(`mpctl bench machine`): 9 of 10 lie within 1.645 of it",
         None,
+        description="spread of log(measured / estimated) over runs of mpctl on this very cluster "
+        "(`mpctl bench machine`): 9 of 10 lie within 1.645 of it",
     )
-    source: str | None = Field("where the figures come from", None)
+    source: str | None = Field(None, description="where the figures come from")
 
     @property
     def ranks_per_core(self) -> float:

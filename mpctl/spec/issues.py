@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from pydantic_core import ValidationError
+from pydantic import ValidationError
 
 from mpctl.errors import Issue
 from mpctl.spec.families import family_synonyms

@@ -6,13 +6,13 @@ left open in a resolved job. Whether the job is legal is decided by rules/valida
 
 from collections.abc import Mapping
 from math import prod
-from operator import attrgetter
 from typing import Annotated
 
-from pydantic_core import ValidationError
+from annotated_types import MinLen
+from pydantic import Field, ValidationError
 
 from mpctl.axes import AXIS_NAMES, FILLING
-from mpctl.spec.base import Bounded, Bytes, CountOrZero, DType, Field, Probability, StrictModel
+from mpctl.spec.base import Bytes, CountOrZero, DType, Probability, StrictModel
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.launch import LAUNCHED_AS, LaunchedKind, LaunchSpec
 from mpctl.spec.model import ModelSpec, without_derived
@@ -24,28 +24,31 @@ from mpctl.units import plural
 class DataSpec(StrictModel):
     """The text to train and validate on. Paths in a job file are relative to the file."""
 
-    corpus: Annotated[list[str], Bounded(min_length=1)] | None = Field(
-        "text to train on: files, folders or python-stdlib; prepared into the run directory", None
+    corpus: Annotated[list[str], MinLen(1)] | None = Field(
+        None,
+        description="text to train on: files, folders or python-stdlib; prepared into the run "
+        "directory",
     )
-    path: str | None = Field("a folder written by `mpctl data prepare`", None)
+    path: str | None = Field(None, description="a folder written by `mpctl data prepare`")
     tokenizer: str | None = Field(
-        "tokenizer.json for the corpus; a new one is trained when absent", None
+        None, description="tokenizer.json for the corpus; a new one is trained when absent"
     )
     validation: dict[str, str] = Field(
-        "more folders of prepared data to validate on, each under a name of yours",
-        dict,
+        default_factory=dict,
+        description="more folders of prepared data to validate on, each under a name of yours",
     )
     validation_fraction: Probability = Field(
-        "share of the corpus' documents held back for validation", 0.02
+        0.02, description="share of the corpus' documents held back for validation"
     )
     max_bytes: Bytes | None = Field(
-        "use at most this much text of the corpus, bytes; all when absent", None
+        None, description="use at most this much text of the corpus, bytes; all when absent"
     )
-    text_key: Annotated[str, Bounded(min_length=1)] = Field(
-        "key of the text in .jsonl lines and .parquet rows of the corpus", "text"
+    text_key: Annotated[str, MinLen(1)] = Field(
+        "text", description="key of the text in .jsonl lines and .parquet rows of the corpus"
     )
     encoding: str = Field(
-        "encoding of the corpus' text and .jsonl files, such as latin-1 or utf-16", "utf-8"
+        "utf-8",
+        description="encoding of the corpus' text and .jsonl files, such as latin-1 or utf-16",
     )
 
 
@@ -53,19 +56,21 @@ class CheckpointSpec(StrictModel):
     """When checkpoints are saved, and how many of them stay in the run directory."""
 
     interval: CountOrZero = Field(
-        "steps between checkpoints; 0 saves only at the end and on a stop", 0
+        0, description="steps between checkpoints; 0 saves only at the end and on a stop"
     )
-    at_end: bool = Field("save a checkpoint after the last step", True)
+    at_end: bool = Field(True, description="save a checkpoint after the last step")
     keep_last: CountOrZero = Field(
-        "newest checkpoints to keep: older ones are removed; 0 keeps all", 0
+        0, description="newest checkpoints to keep: older ones are removed; 0 keeps all"
     )
     keep_every: CountOrZero = Field(
-        "besides keep_last, keep each checkpoint whose step is a multiple of this; 0: no others", 0
+        0,
+        description="besides keep_last, keep each checkpoint whose step is a multiple of this; "
+        "0: no others",
     )
     asynchronous: bool = Field(
-        "training waits only for a copy to host memory, which a thread writes; false: "
-        "until the checkpoint is on the disk",
         True,
+        description="training waits only for a copy to host memory, which a thread writes; false: "
+        "until the checkpoint is on the disk",
     )
 
 
@@ -76,16 +81,20 @@ class JobSpec(StrictModel):
     job.json. `complete` fills in what follows from the rest.
     """
 
-    name: str | None = Field("the job's name; names its run directory", None)
-    description: str | None = Field("what the job is, in a sentence", None)
-    source: str | None = Field("where the job's settings come from", None)
-    cluster: ClusterSpec = Field("the machines", ClusterSpec)
-    model: ModelSpec | None = Field("the shape of the model", None)
-    parallel: ParallelSpec = Field("the parallel layout", ParallelSpec)
-    training: TrainingSpec = Field("how the model is trained", TrainingSpec)
-    checkpoint: CheckpointSpec = Field("when checkpoints are saved, how many stay", CheckpointSpec)
-    data: DataSpec = Field("what it is trained on", DataSpec)
-    launch: LaunchSpec = Field("how ranks are run", LaunchSpec)
+    name: str | None = Field(None, description="the job's name; names its run directory")
+    description: str | None = Field(None, description="what the job is, in a sentence")
+    source: str | None = Field(None, description="where the job's settings come from")
+    cluster: ClusterSpec = Field(default_factory=ClusterSpec, description="the machines")
+    model: ModelSpec | None = Field(None, description="the shape of the model")
+    parallel: ParallelSpec = Field(default_factory=ParallelSpec, description="the parallel layout")
+    training: TrainingSpec = Field(
+        default_factory=TrainingSpec, description="how the model is trained"
+    )
+    checkpoint: CheckpointSpec = Field(
+        default_factory=CheckpointSpec, description="when checkpoints are saved, how many stay"
+    )
+    data: DataSpec = Field(default_factory=DataSpec, description="what it is trained on")
+    launch: LaunchSpec = Field(default_factory=LaunchSpec, description="how ranks are run")
 
     @property
     def world_size(self) -> int:
@@ -157,8 +166,9 @@ HALVES: tuple[DType, ...] = ("bf16", "fp16")
 
 def open_settings_of(job: JobSpec) -> frozenset[str]:
     """The settings that a job leaves open and `complete` fills in, by their full names."""
-    values = ((name, attrgetter(name)(job)) for name in OPEN_SETTINGS)
-    return frozenset(name for name, value in values if value in OPEN)
+    tables = {name: getattr(job, name).model_dump() for name in ("parallel", "cluster", "training")}
+    keys = (name.split(".") for name in OPEN_SETTINGS)
+    return frozenset(f"{table}.{key}" for table, key in keys if tables[table][key] in OPEN)
 
 
 def changed_job(

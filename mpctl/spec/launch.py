@@ -8,21 +8,15 @@ import datetime
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from mpctl.spec.base import (
-    Before,
-    Bounded,
-    Count,
-    CountOrZero,
-    Field,
-    StepRanges,
-    StrictModel,
-    Timeout,
-)
+from annotated_types import Ge, Gt, Le, MaxLen, MinLen
+from pydantic import BeforeValidator, Field
 
-Word = Annotated[str, Bounded(min_length=1, pattern=r"^[^\s\x00-\x1f]+$")]
+from mpctl.spec.base import Count, CountOrZero, StepRanges, StrictModel, Timeout
+
+Word = Annotated[str, Field(min_length=1, pattern=r"^[^\s\x00-\x1f]+$")]
 """Text without spaces and control characters: a name that another program is given."""
 
-VariableName = Annotated[str, Bounded(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 LaunchedKind = Literal["cpu", "cuda"]
 """Kinds of device that ranks run on, by torch's names; accelerators of others are only planned."""
@@ -44,62 +38,67 @@ def _as_sbatch_reads(value: object) -> object:
     return str(value) if type(value) is int else value
 
 
-TimeLimit = Annotated[Word, Before(_as_sbatch_reads)]
+TimeLimit = Annotated[Word, BeforeValidator(_as_sbatch_reads)]
 """A time limit as text, however it was written."""
 
 
 class SlurmSpec(StrictModel):
     """What a Slurm job is submitted with; an allocation that exists already ignores it."""
 
-    partition: Word | None = Field("partition; the cluster's default when absent", None)
-    account: Word | None = Field("account that is charged", None)
+    partition: Word | None = Field(None, description="partition; the cluster's default when absent")
+    account: Word | None = Field(None, description="account that is charged")
     time: TimeLimit | None = Field(
-        "time limit as sbatch takes it: minutes, 12:00:00 or 2-00:00:00; the "
-        "partition's default when absent",
         None,
+        description="time limit as sbatch takes it: minutes, 12:00:00 or 2-00:00:00; the "
+        "partition's default when absent",
     )
     requeue: bool = Field(
-        "requeue the job after its checkpoint before the time limit, and when a node fails", True
+        True,
+        description="requeue the job after its checkpoint before the time limit, and when a node "
+        "fails",
     )
-    signal_seconds: Annotated[int, Bounded(ge=1, le=65_535)] | None = Field(
-        "how long before the time limit ranks are asked to save, seconds; follows from "
-        "step time and checkpoint size when absent",
+    signal_seconds: Annotated[int, Ge(1), Le(65_535)] | None = Field(
         None,
+        description="how long before the time limit ranks are asked to save, seconds; follows from "
+        "step time and checkpoint size when absent",
     )
-    qos: Word | None = Field("quality of service", None)
-    constraint: Word | None = Field("features that the nodes must have", None)
+    qos: Word | None = Field(None, description="quality of service")
+    constraint: Word | None = Field(None, description="features that the nodes must have")
     extra: list[str] = Field(
-        "more options of sbatch, each as on its command line: --exclusive", list
+        default_factory=list,
+        description="more options of sbatch, each as on its command line: --exclusive",
     )
 
 
 class SshSpec(StrictModel):
     """The hosts that `--on ssh` uses, and how they are reached."""
 
-    hostfile: str | None = Field("file with a line `HOST slots=N` for each host", None)
-    include: str | None = Field("use only these hosts and slots of the hostfile: n1@n2:0,1", None)
-    exclude: str | None = Field("leave these hosts and slots of the hostfile out", None)
+    hostfile: str | None = Field(None, description="file with a line `HOST slots=N` for each host")
+    include: str | None = Field(
+        None, description="use only these hosts and slots of the hostfile: n1@n2:0,1"
+    )
+    exclude: str | None = Field(None, description="leave these hosts and slots of the hostfile out")
     python: Word | None = Field(
-        "Python on the hosts that has mpctl and torch; the launcher's when absent", None
+        None, description="Python on the hosts that has mpctl and torch; the launcher's when absent"
     )
     config: str | None = Field(
-        "configuration file of the ssh client (ssh -F); ~/.ssh/config when absent", None
+        None, description="configuration file of the ssh client (ssh -F); ~/.ssh/config when absent"
     )
-    connect_timeout: Annotated[int, Bounded(ge=1, le=3600)] = Field(
-        "longest time until a host lets ssh connect, seconds", 10
+    connect_timeout: Annotated[int, Ge(1), Le(3600)] = Field(
+        10, description="longest time until a host lets ssh connect, seconds"
     )
     address: Word | None = Field(
-        "address of the launcher's host to which the hosts connect; found by itself when absent",
-        None,
-    )
+        None, description="address of the launcher's host to which the hosts connect; found by "
+        "itself when absent"
+    )  # fmt: skip
     pass_env: list[VariableName] = Field(
-        "more environment variables of the launcher that hosts get; those of torch, "
+        default_factory=list,
+        description="more environment variables of the launcher that hosts get; those of torch, "
         "NCCL, gloo and OpenMP and PYTHONPATH travel by themselves",
-        list,
     )
 
 
-Name = Annotated[str, Bounded(min_length=1, max_length=253)]
+Name = Annotated[str, MinLen(1), MaxLen(253)]
 """The name of an object or of a resource."""
 
 
@@ -108,118 +107,134 @@ class KubernetesSpec(StrictModel):
     that all are reported at once and in the words of Kubernetes."""
 
     kind: Literal["TrainJob", "PyTorchJob"] = Field(
-        "TrainJob (Kubeflow Trainer v2) or PyTorchJob (Training Operator)", "TrainJob"
+        "TrainJob", description="TrainJob (Kubeflow Trainer v2) or PyTorchJob (Training Operator)"
     )
-    image: Name | None = Field("container image with Python, torch and mpctl", None)
-    namespace: Name | None = Field("namespace; kubectl's current one when absent", None)
+    image: Name | None = Field(None, description="container image with Python, torch and mpctl")
+    namespace: Name | None = Field(None, description="namespace; kubectl's current one when absent")
     context: Name | None = Field(
-        "context of kubectl's configuration; the current one when absent", None
+        None, description="context of kubectl's configuration; the current one when absent"
     )
     claim: Name | None = Field(
-        "PersistentVolumeClaim that the run directory lies on; every pod mounts it", None
+        None,
+        description="PersistentVolumeClaim that the run directory lies on; every pod mounts it",
     )
     mount_path: Name | None = Field(
-        "absolute path at which the pods mount the claim, and at which the "
-        "machine that submits sees the same files",
-        None,
-    )
+        None, description="absolute path at which the pods mount the claim, and at which the "
+        "machine that submits sees the same files"
+    )  # fmt: skip
     runtime: Name = Field(
-        "training runtime of a TrainJob; a PyTorchJob has none", "torch-distributed"
+        "torch-distributed", description="training runtime of a TrainJob; a PyTorchJob has none"
     )
     runtime_kind: Literal["ClusterTrainingRuntime", "TrainingRuntime"] = Field(
-        "whether the runtime belongs to the cluster or to the namespace", "ClusterTrainingRuntime"
+        "ClusterTrainingRuntime",
+        description="whether the runtime belongs to the cluster or to the namespace",
     )
-    gpu_resource: Name = Field("name of the GPUs as a resource", "nvidia.com/gpu")
+    gpu_resource: Name = Field("nvidia.com/gpu", description="name of the GPUs as a resource")
     cpus_per_node: Count | None = Field(
-        "CPUs of a pod; when absent, those of its ranks' threads on CPU, and "
-        "none asked for on GPUs",
-        None,
-    )
+        None, description="CPUs of a pod; when absent, those of its ranks' threads on CPU, and "
+        "none asked for on GPUs"
+    )  # fmt: skip
     memory_per_node: Name | None = Field(
-        "memory of a pod as Kubernetes takes it, such as 512Gi; none asked for when absent", None
+        None, description="memory of a pod as Kubernetes takes it, such as 512Gi; none asked for "
+        "when absent"
+    )  # fmt: skip
+    queue: Name | None = Field(
+        None, description="local queue of Kueue; the job is then created suspended"
     )
-    queue: Name | None = Field("local queue of Kueue; the job is then created suspended", None)
-    priority_class: Name | None = Field("workload priority class of Kueue", None)
-    service_account: Name | None = Field("service account of the pods", None)
-    image_pull_secret: Name | None = Field("secret to pull the image with", None)
-    node_selector: dict[str, str] = Field("labels that the nodes must have, by name", dict)
-    tolerations: list[Name] = Field("keys of taints that the pods tolerate", list)
-    env: dict[str, str] = Field("more environment variables of the pods, by name", dict)
+    priority_class: Name | None = Field(None, description="workload priority class of Kueue")
+    service_account: Name | None = Field(None, description="service account of the pods")
+    image_pull_secret: Name | None = Field(None, description="secret to pull the image with")
+    node_selector: dict[str, str] = Field(
+        default_factory=dict, description="labels that the nodes must have, by name"
+    )
+    tolerations: list[Name] = Field(
+        default_factory=list, description="keys of taints that the pods tolerate"
+    )
+    env: dict[str, str] = Field(
+        default_factory=dict, description="more environment variables of the pods, by name"
+    )
 
 
 class LaunchSpec(StrictModel):
     """How ranks are started, watched and stopped."""
 
     on: Literal["auto", "local", "slurm", "ssh", "kubernetes", "torchrun"] = Field(
-        "launcher backend; auto: torchrun inside of a world that another program "
-        "started, slurm inside of an allocation of several nodes, else local",
         "auto",
+        description="launcher backend; auto: torchrun inside of a world that another program "
+        "started, slurm inside of an allocation of several nodes, else local",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "where ranks run; auto: the kind of the cluster's device, else cuda if present", "auto"
+        "auto",
+        description="where ranks run; auto: the kind of the cluster's device, else cuda if present",
     )
-    threads_per_rank: Count | None = Field("CPU threads of a rank; cores / ranks when absent", None)
-    timeout_seconds: Timeout = Field("longest wait for other ranks in a collective, seconds", 300.0)
+    threads_per_rank: Count | None = Field(
+        None, description="CPU threads of a rank; cores / ranks when absent"
+    )
+    timeout_seconds: Timeout = Field(
+        300.0, description="longest wait for other ranks in a collective, seconds"
+    )
     start_seconds: Timeout = Field(
-        "longest time, seconds, without progress of a start: torchrun up, ranks "
-        "up, libraries imported, ranks connected; building the model does not count",
-        300.0,
-    )
+        300.0, description="longest time, seconds, without progress of a start: torchrun up, ranks "
+        "up, libraries imported, ranks connected; building the model does not count"
+    )  # fmt: skip
     numa_binding: Literal["node", "none"] = Field(
-        "bind each rank on a GPU to the processor cores of its GPU's NUMA node, as "
-        "torchrun --numa-binding does; no effect on CPU and on hosts of one node",
         "node",
+        description="bind each rank on a GPU to the processor cores of its GPU's NUMA node, as "
+        "torchrun --numa-binding does; no effect on CPU and on hosts of one node",
     )
     shared_memory: bool = Field(
-        "CPU ranks of one host exchange through shared memory; false: gloo", True
+        True, description="CPU ranks of one host exchange through shared memory; false: gloo"
     )
     check_memory: bool = Field(
-        "refuse a launch whose planned peak memory exceeds what is free", True
+        True, description="refuse a launch whose planned peak memory exceeds what is free"
     )
     track_memory: bool = Field(
-        "measure the memory of one early step, to compare it with the plan", True
+        True, description="measure the memory of one early step, to compare it with the plan"
     )
     compile: bool = Field(
-        "run layers, or with tp or cp above 1 the operations between "
-        "their messages, through torch.compile",
         False,
+        description="run layers, or with tp or cp above 1 the operations between "
+        "their messages, through torch.compile",
     )
     stop_seconds: Timeout = Field(
-        "time that ranks get to finish their step and save when stopped, seconds", 60.0
+        60.0,
+        description="time that ranks get to finish their step and save when stopped, seconds",
     )
     max_restarts: CountOrZero = Field(
-        "restarts after failures since the last checkpoint, each from the newest one; "
-        "the same error at the same step twice in a row ends the run",
         0,
+        description="restarts after failures since the last checkpoint, each from the newest one; "
+        "the same error at the same step twice in a row ends the run",
     )
     elastic: bool = Field(
-        "go on with fewer hosts when some are lost, and with all when they are back: "
-        "dp changes, the global batch stays; for launchers of several hosts",
         False,
+        description="go on with fewer hosts when some are lost, and with all when they are back: "
+        "dp changes, the global batch stays; for launchers of several hosts",
     )
     min_nodes: Count | None = Field(
-        "fewest nodes that an elastic run goes on with; 1 when absent", None
+        None, description="fewest nodes that an elastic run goes on with; 1 when absent"
     )
     max_nodes: Count | None = Field(
-        "nodes that an elastic run was planned for; filled in when it goes on with "
-        "fewer, for --resume",
         None,
+        description="nodes that an elastic run was planned for; filled in when it goes on with "
+        "fewer, for --resume",
     )
     tensorboard: bool = Field(
-        "write RUN/tensorboard while training; needs mpctl[tensorboard]", False
+        False, description="write RUN/tensorboard while training; needs mpctl[tensorboard]"
     )
-    csv: bool = Field("write RUN/metrics.csv while training", False)
+    csv: bool = Field(False, description="write RUN/metrics.csv while training")
     profile: StepRanges = Field(
-        "steps in which every rank records what it does when, into RUN/profile: 5-7; "
-        "`mpctl bench trace` shows them",
         "",
+        description="steps in which every rank records what it does when, into RUN/profile: 5-7; "
+        "`mpctl bench trace` shows them",
     )
-    predicted_step_seconds: Annotated[float, Bounded(gt=0, le=1e30)] | None = Field(
-        "step time of the plan, seconds; filled in by `mpctl launch`", None
+    predicted_step_seconds: Annotated[float, Gt(0), Le(1e30)] | None = Field(
+        None, description="step time of the plan, seconds; filled in by `mpctl launch`"
     )
-    slurm: SlurmSpec = Field("settings of `--on slurm`", SlurmSpec)
-    ssh: SshSpec = Field("settings of `--on ssh`", SshSpec)
-    kubernetes: KubernetesSpec = Field("settings of `--on kubernetes`", KubernetesSpec)
+    slurm: SlurmSpec = Field(default_factory=SlurmSpec, description="settings of `--on slurm`")
+    ssh: SshSpec = Field(default_factory=SshSpec, description="settings of `--on ssh`")
+    kubernetes: KubernetesSpec = Field(
+        default_factory=KubernetesSpec, description="settings of `--on kubernetes`"
+    )
 
     @property
     def rank_timeout_seconds(self) -> float:

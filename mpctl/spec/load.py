@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic_core import ValidationError
+from pydantic import ValidationError
 
 from mpctl.errors import InputError, Issue
 from mpctl.spec.base import StrictModel

@@ -2,7 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from mpctl.spec.base import After, Bounded, Field, Heads, Hidden, Layers, Rows, StrictModel, Width
+from annotated_types import Ge, Gt, Le
+from pydantic import AfterValidator, Field, model_validator
+
+from mpctl.spec.base import Heads, Hidden, Layers, Rows, StrictModel, Width
 from mpctl.spec.families import (
     DEFAULT_FAMILY,
     NormOrder,
@@ -11,9 +14,9 @@ from mpctl.spec.families import (
     list_families,
 )
 
-FamilyName = Annotated[str, After(check_family)]
-Ratio = Annotated[float, Bounded(ge=1e-6, le=1e12)]
-Multiplier = Annotated[float, Bounded(ge=1e-9, le=1e9)]
+FamilyName = Annotated[str, AfterValidator(check_family)]
+Ratio = Annotated[float, Ge(1e-6), Le(1e12)]
+Multiplier = Annotated[float, Ge(1e-9), Le(1e9)]
 BIASED: dict[bool | str, tuple[str, ...]] = {
     True: ("qkv", "output", "mlp"), False: (), "qkv": ("qkv",), "attention": ("qkv", "output"),
     "mlp": ("mlp",),
@@ -24,14 +27,14 @@ DERIVED = ("ffn", "kv_heads", "head_dim", "max_positions", "norm_order")  # see 
 class RotaryScaling(StrictModel):
     """Scaling of rotary positions as in Llama 3.1 (Hugging Face: rope_type llama3)."""
 
-    factor: Ratio = Field("by how much low frequencies are slowed down")
+    factor: Ratio = Field(description="by how much low frequencies are slowed down")
     low_freq_factor: Ratio = Field(
-        "frequencies of fewer turns than this in the original length are slowed down"
+        description="frequencies of fewer turns than this in the original length are slowed down"
     )
     high_freq_factor: Ratio = Field(
-        "frequencies of more turns than this in the original length stay as they are"
+        description="frequencies of more turns than this in the original length stay as they are"
     )
-    original_max_position: Ratio = Field("the original length, tokens")
+    original_max_position: Ratio = Field(description="the original length, tokens")
 
 
 class ModelSpec(StrictModel):
@@ -41,124 +44,137 @@ class ModelSpec(StrictModel):
     counts the encoder's, and `decoder_layers` the decoder's.
     """
 
-    name: str | None = Field("the model's name; a preset fills it in", None)
+    name: str | None = Field(None, description="the model's name; a preset fills it in")
     family: FamilyName = Field(
-        "gpt (GPT and Llama shapes), bert, t5 or glm; or a family that a package adds",
         DEFAULT_FAMILY,
+        description="gpt (GPT and Llama shapes), bert, t5 or glm; or a family that a package adds",
         json_schema_extra=list_families,
     )
-    layers: Layers = Field("transformer layers; t5: of the encoder")
-    decoder_layers: Layers | None = Field("t5 only: layers of the decoder", None)
-    hidden: Hidden = Field("hidden size")
-    ffn: Width = Field("inner width of the MLP; 4 x hidden when absent")
-    heads: Heads = Field("attention heads")
+    layers: Layers = Field(description="transformer layers; t5: of the encoder")
+    decoder_layers: Layers | None = Field(None, description="t5 only: layers of the decoder")
+    hidden: Hidden = Field(description="hidden size")
+    ffn: Width = Field(description="inner width of the MLP; 4 x hidden when absent")
+    heads: Heads = Field(description="attention heads")
     kv_heads: Heads = Field(
-        "heads of keys and values (grouped queries); as many as heads when absent"
+        description="heads of keys and values (grouped queries); as many as heads when absent"
     )
-    head_dim: Width | None = Field("width of a head; hidden / heads when absent", None)
-    vocab: Rows = Field("tokens of the vocabulary, without padding")
-    vocab_divisor: Width = Field("the word table is padded to a multiple of this x tp", 128)
-    seq_length: Rows = Field("tokens of a sample; t5: of the encoder's input")
-    decoder_seq_length: Rows | None = Field("t5 only: tokens of the decoder's input", None)
+    head_dim: Width | None = Field(None, description="width of a head; hidden / heads when absent")
+    vocab: Rows = Field(description="tokens of the vocabulary, without padding")
+    vocab_divisor: Width = Field(
+        128, description="the word table is padded to a multiple of this x tp"
+    )
+    seq_length: Rows = Field(description="tokens of a sample; t5: of the encoder's input")
+    decoder_seq_length: Rows | None = Field(
+        None, description="t5 only: tokens of the decoder's input"
+    )
     max_positions: Rows = Field(
-        "rows of a learned position table; rotary: longest sequence that the model is "
+        description="rows of a learned position table; rotary: longest sequence that the model is "
         "made for; seq_length when absent"
     )
     activation: Literal["gelu", "gelu_tanh", "relu", "relu2", "swiglu", "geglu", "geglu_tanh"] = (
         Field(
-            "activation of the MLP; relu2 is the square of relu; swiglu and geglu are gated", "gelu"
+            "gelu",
+            description="activation of the MLP; relu2 is the square of relu; swiglu and geglu are "
+            "gated",
         )
     )
     norm: Literal["layernorm", "rmsnorm", "nonparametric"] = Field(
-        "kind of norm; nonparametric: layernorm without weights (OLMo)", "layernorm"
+        "layernorm", description="kind of norm; nonparametric: layernorm without weights (OLMo)"
     )
     norm_order: NormOrder = Field(
-        "norms before attention and MLP (pre), after the residual sums (post, as in "
+        "pre",
+        description="norms before attention and MLP (pre), after the residual sums (post, as in "
         "bert), of the results of attention and MLP (output, OLMo 2), or before and of the "
         "results (sandwich, Gemma 2)",
-        "pre",
     )
-    embedding_norm: bool = Field("whether embeddings are normed (BLOOM)", False)
+    embedding_norm: bool = Field(False, description="whether embeddings are normed (BLOOM)")
     embedding_multiplier: Multiplier | None = Field(
-        "factor of the embeddings (Gemma: the root of hidden); 1 when absent", None
+        None, description="factor of the embeddings (Gemma: the root of hidden); 1 when absent"
     )
     parallel_residual: bool = Field(
-        "whether attention and MLP both read the layer's input (GPT-NeoX)", False
+        False, description="whether attention and MLP both read the layer's input (GPT-NeoX)"
     )
     shared_norm: bool = Field(
-        "whether they read it through one norm; with parallel_residual (Phi)", False
+        False, description="whether they read it through one norm; with parallel_residual (Phi)"
     )
-    norm_epsilon: Annotated[float, Bounded(ge=1e-20, le=1)] = Field("epsilon of the norms", 1e-5)
+    norm_epsilon: Annotated[float, Ge(1e-20), Le(1)] = Field(
+        1e-5, description="epsilon of the norms"
+    )
     position: Literal["learned", "rotary", "alibi", "relative", "none"] = Field(
-        "kind of positions: gpt learned, rotary, alibi (BLOOM) or none; t5 relative", "learned"
+        "learned",
+        description="kind of positions: gpt learned, rotary, alibi (BLOOM) or none; t5 relative",
     )
-    rotary_base: Annotated[float, Bounded(ge=1, le=1e12)] = Field(
-        "base of rotary positions (Hugging Face: rope_theta)", 10000.0
+    rotary_base: Annotated[float, Ge(1), Le(1e12)] = Field(
+        10000.0, description="base of rotary positions (Hugging Face: rope_theta)"
     )
     rotary_scaling: RotaryScaling | None = Field(
-        "scaling of rotary positions for longer sequences; none when absent", None
+        None, description="scaling of rotary positions for longer sequences; none when absent"
     )
     rotary_scaling_type: Literal["linear", "dynamic", "yarn", "longrope"] | None = Field(
-        "another scaling than rotary_scaling's (Hugging Face: rope_type): planned, not "
-        "launched; it costs nothing",
         None,
+        description="another scaling than rotary_scaling's (Hugging Face: rope_type): planned, not "
+        "launched; it costs nothing",
     )
-    rotary_fraction: Annotated[float, Bounded(gt=0, le=1)] = Field(
-        "part of a head's columns that rotary positions turn (GPT-NeoX: 0.25)", 1.0
+    rotary_fraction: Annotated[float, Gt(0), Le(1)] = Field(
+        1.0, description="part of a head's columns that rotary positions turn (GPT-NeoX: 0.25)"
     )
-    window_rotary_base: Annotated[float, Bounded(ge=1, le=1e12)] | None = Field(
-        "rotary_base of layers with a window (Gemma 3); rotary_base when absent", None
+    window_rotary_base: Annotated[float, Ge(1), Le(1e12)] | None = Field(
+        None, description="rotary_base of layers with a window (Gemma 3); rotary_base when absent"
     )
-    relative_buckets: Width = Field("t5: buckets of relative positions, rows of their table", 32)
+    relative_buckets: Width = Field(
+        32, description="t5: buckets of relative positions, rows of their table"
+    )
     relative_max_distance: Rows = Field(
-        "t5: distance in tokens from which all share the last bucket", 128
+        128, description="t5: distance in tokens from which all share the last bucket"
     )
-    token_types: Width = Field("bert: rows of the segment table", 2)
+    token_types: Width = Field(2, description="bert: rows of the segment table")
     attention: Literal["flash", "unfused"] = Field(
-        "unfused attention holds the score matrix in memory, flash does not", "flash"
+        "flash", description="unfused attention holds the score matrix in memory, flash does not"
     )
     attention_window: Rows | None = Field(
-        "keys that a query sees, itself among them (sliding window); all that came "
-        "before when absent",
         None,
+        description="keys that a query sees, itself among them (sliding window); all that came "
+        "before when absent",
     )
     attention_window_every: Layers | None = Field(
-        "N: one layer in N has the window, from the first on; all when absent", None
+        None, description="N: one layer in N has the window, from the first on; all when absent"
     )
     full_attention_every: Layers | None = Field(
-        "N: one layer in N has no window, the last of each N (Gemma 3: 6)", None
+        None, description="N: one layer in N has no window, the last of each N (Gemma 3: 6)"
     )
     attention_scale: Multiplier | None = Field(
-        "factor of the attention scores; 1 / sqrt(head_dim) when absent", None
+        None, description="factor of the attention scores; 1 / sqrt(head_dim) when absent"
     )
     attention_softcap: Multiplier | None = Field(
-        "bound of the attention scores, c tanh(score / c) (Gemma 2)", None
+        None, description="bound of the attention scores, c tanh(score / c) (Gemma 2)"
     )
     logit_softcap: Multiplier | None = Field(
-        "bound of the logits, c tanh(logit / c) (Gemma 2)", None
+        None, description="bound of the logits, c tanh(logit / c) (Gemma 2)"
     )
     qk_norm: bool | Literal["width"] = Field(
-        "norms of queries and keys: of each head (true, Qwen3), or of all heads "
-        "together (width, OLMo 2)",
         False,
+        description="norms of queries and keys: of each head (true, Qwen3), or of all heads "
+        "together (width, OLMo 2)",
     )
     bias: bool | Literal["qkv", "attention", "mlp"] = Field(
-        "whether linear layers have biases: all, none, or those of q, k and v alone "
-        "(qkv, Qwen2), of attention, of the MLP",
         True,
+        description="whether linear layers have biases: all, none, or those of q, k and v alone "
+        "(qkv, Qwen2), of attention, of the MLP",
     )
-    head_bias: bool = Field("whether the output layer has a bias (Phi)", False)
-    tied_embeddings: bool = Field("whether the output layer shares the word table", True)
-    mtp_layers: Annotated[int, Bounded(ge=0, le=64)] = Field(
-        "layers of multi-token prediction, each with a projection of 2 hidden to "
-        "hidden and another pass of the output layer (DeepSeek-V3)",
+    head_bias: bool = Field(False, description="whether the output layer has a bias (Phi)")
+    tied_embeddings: bool = Field(
+        True, description="whether the output layer shares the word table"
+    )
+    mtp_layers: Annotated[int, Ge(0), Le(64)] = Field(
         0,
+        description="layers of multi-token prediction, each with a projection of 2 hidden to "
+        "hidden and another pass of the output layer (DeepSeek-V3)",
     )
-    source: str | None = Field("where the shape comes from", None)
+    source: str | None = Field(None, description="where the shape comes from")
 
+    @model_validator(mode="before")
     @classmethod
-    def completed(cls, raw: Any) -> Any:
-        """The table with the DERIVED keys that were not given."""
+    def _derive(cls, raw: Any) -> Any:
         if not isinstance(raw, dict):
             return raw
         given = {key: v for key, v in raw.items() if key not in DERIVED or v is not None}

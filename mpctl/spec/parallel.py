@@ -2,8 +2,11 @@
 
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
+from annotated_types import Ge, Le
+from pydantic import Field, create_model
+
 from mpctl.axes import AXES, DEFAULT_ORDER, FILLING
-from mpctl.spec.base import Bounded, Bytes, Count, Field, Layers, StrictModel
+from mpctl.spec.base import Bytes, Count, Layers, StrictModel
 from mpctl.spec.schedules import SCHEDULES
 
 if TYPE_CHECKING:
@@ -24,9 +27,16 @@ if TYPE_CHECKING:
         pp: int = 1
 
 else:
-    types = {axis.name: Count | None if axis.name == FILLING else Count for axis in AXES}
-    keys = {axis.name: Field(axis.size, None if axis.name == FILLING else 1) for axis in AXES}
-    AxisSizes = type("AxisSizes", (StrictModel,), {"__annotations__": types, **keys})
+    AxisSizes = create_model(
+        "AxisSizes",
+        __base__=StrictModel,
+        **{
+            axis.name: (Count | None, Field(None, description=axis.size))
+            if axis.name == FILLING
+            else (Count, Field(1, description=axis.size))
+            for axis in AXES
+        },
+    )
 
 
 class ParallelSpec(AxisSizes):
@@ -36,42 +46,50 @@ class ParallelSpec(AxisSizes):
     along which axis.
     """
 
-    vpp: Count = Field("model chunks (virtual stages) of each pipeline rank", 1)
-    order: str = Field("order of the axes over ranks, fastest-varying first", DEFAULT_ORDER)
-    sequence_parallel: bool = Field(
-        "split the sequence over tp between the tensor-parallel regions", False
+    vpp: Count = Field(1, description="model chunks (virtual stages) of each pipeline rank")
+    order: str = Field(
+        DEFAULT_ORDER, description="order of the axes over ranks, fastest-varying first"
     )
-    zero: Annotated[int, Bounded(ge=0, le=3)] = Field(
-        "ZeRO stage over dp x cp: shard optimizer (1), gradients (2), parameters (3)", 0
+    sequence_parallel: bool = Field(
+        False, description="split the sequence over tp between the tensor-parallel regions"
+    )
+    zero: Annotated[int, Ge(0), Le(3)] = Field(
+        0, description="ZeRO stage over dp x cp: shard optimizer (1), gradients (2), parameters (3)"
     )
     bucket_bytes: Bytes = Field(
-        "bytes of gradients reduced in one message; ZeRO 3 reduces layer by layer", 25 * 2**20
+        25 * 2**20,
+        description="bytes of gradients reduced in one message; ZeRO 3 reduces layer by layer",
     )
-    overlap_gradients: bool = Field("reduce gradients while backward computes the rest", True)
-    schedule: ScheduleName = Field("order of a pipeline's micro batches", "1f1b")
+    overlap_gradients: bool = Field(
+        True, description="reduce gradients while backward computes the rest"
+    )
+    schedule: ScheduleName = Field("1f1b", description="order of a pipeline's micro batches")
     tensor_mode: TensorMode = Field(
-        "how tp splits matrices: over a row of ranks (1d), a square (2d), squares "
-        "in layers (2.5d) or a cube (3d)",
         "1d",
+        description="how tp splits matrices: over a row of ranks (1d), a square (2d), squares "
+        "in layers (2.5d) or a cube (3d)",
     )
     tensor_depth: Count | None = Field(
-        "layers d of 2.5d, for which tp = d q^2; the least for q >= 2 by default", None
+        None,
+        description="layers d of 2.5d, for which tp = d q^2; the least for q >= 2 by default",
     )
     first_stage_layers: Layers | None = Field(
-        "layers of the first stage; an equal share when absent", None
+        None, description="layers of the first stage; an equal share when absent"
     )
     last_stage_layers: Layers | None = Field(
-        "layers of the last stage; an equal share when absent", None
+        None, description="layers of the last stage; an equal share when absent"
     )
     embedding_is_layer: bool = Field(
-        "count the embedding as a layer when stages are cut equally", False
+        False, description="count the embedding as a layer when stages are cut equally"
     )
     loss_is_layer: bool = Field(
-        "count output head and loss as a layer when stages are cut equally", False
+        False, description="count output head and loss as a layer when stages are cut equally"
     )
     stage_balance: Literal["even", "cost"] = Field(
-        "stages of equal numbers of layers (even) or of equal compute (cost)", "even"
+        "even", description="stages of equal numbers of layers (even) or of equal compute (cost)"
     )
     allow_tp_across_nodes: bool = Field(
-        "accept tensor-parallel groups that leave their NVLink domain (by default a node)", False
+        False,
+        description="accept tensor-parallel groups that leave their NVLink domain (by default a "
+        "node)",
     )

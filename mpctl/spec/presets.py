@@ -29,7 +29,7 @@ from mpctl.errors import InputError, Issue
 from mpctl.spec.paths import anchored, is_config, is_hub_id, is_path
 
 if TYPE_CHECKING:
-    from pydantic_core import ValidationError
+    from pydantic import ValidationError
 
     from mpctl.spec.base import StrictModel
 
@@ -330,7 +330,7 @@ def require_valid(file: PresetFile, table: dict[str, Any], model: type[StrictMod
 
     What is missing is left to the job, which may give it itself.
     """
-    from pydantic_core import ValidationError
+    from pydantic import ValidationError
 
     try:
         model.model_validate(table)

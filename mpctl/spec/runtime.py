@@ -9,22 +9,12 @@ from a fit to published runs. No figure depends on a model.
 from functools import cache
 from typing import Annotated, Literal
 
-from pydantic_core import ValidationError
+from annotated_types import Ge, Le, MinLen
+from pydantic import Field, ValidationError
 
 from mpctl.axes import Axis
 from mpctl.errors import InputError
-from mpctl.spec.base import (
-    AS_MEMORY,
-    Amount,
-    Bounded,
-    Count,
-    DType,
-    Field,
-    Part,
-    Seconds,
-    Share,
-    StrictModel,
-)
+from mpctl.spec.base import AS_MEMORY, Amount, Count, DType, Part, Seconds, Share, StrictModel
 from mpctl.spec.parallel import ScheduleName, TensorMode
 from mpctl.spec.presets import get_file, preset_issues, search_path
 from mpctl.spec.training import RecomputeMode
@@ -36,16 +26,18 @@ class MemoryPasses(StrictModel):
     """How often a tensor is read or written in one micro batch; a gelu on its own reads once and
     writes once, which is 2."""
 
-    forward: Amount = Field("reads and writes of the tensor in forward")
-    backward: Amount = Field("reads and writes of the tensor in backward")
+    forward: Amount = Field(description="reads and writes of the tensor in forward")
+    backward: Amount = Field(description="reads and writes of the tensor in backward")
 
 
 class AcceleratorPasses(StrictModel):
     """Passes of a software that has kernels of its own on accelerators; absent ones are as on a
     CPU."""
 
-    dropout: MemoryPasses | None = Field("as operators.dropout, on an accelerator", None)
-    logits: MemoryPasses | None = Field("as operators.logits, on an accelerator", None)
+    dropout: MemoryPasses | None = Field(
+        None, description="as operators.dropout, on an accelerator"
+    )
+    logits: MemoryPasses | None = Field(None, description="as operators.logits, on an accelerator")
 
 
 class OperatorCosts(StrictModel):
@@ -53,40 +45,48 @@ class OperatorCosts(StrictModel):
     bandwidth."""
 
     hidden: MemoryPasses = Field(
-        "passes over the hidden states, a sublayer: norm, dropout, residual"
+        description="passes over the hidden states, a sublayer: norm, dropout, residual"
     )
     dropout: MemoryPasses = Field(
-        "further passes over the hidden states where training.dropout is above 0",
         MemoryPasses(forward=0, backward=0),
+        description="further passes over the hidden states where training.dropout is above 0",
     )
     width: MemoryPasses = Field(
-        "passes over q, k, v and context: splits, rotations, transposes, biases"
+        description="passes over q, k, v and context: splits, rotations, transposes, biases"
     )
-    inner: MemoryPasses = Field("passes over the MLP's inner tensor: activation, bias")
+    inner: MemoryPasses = Field(description="passes over the MLP's inner tensor: activation, bias")
     scores: MemoryPasses = Field(
-        "passes over the score matrix where it is held: scale, mask, softmax"
+        description="passes over the score matrix where it is held: scale, mask, softmax"
     )
-    logits: MemoryPasses = Field("bytes moved for a logit: casts and the loss")
+    logits: MemoryPasses = Field(description="bytes moved for a logit: casts and the loss")
     gradient_bytes: Amount = Field(
-        "bytes moved to accumulate the gradient of a parameter, a micro batch"
+        description="bytes moved to accumulate the gradient of a parameter, a micro batch"
     )
     optimizer_bytes: Amount = Field(
-        "bytes moved by the optimizer for each parameter that a rank updates"
+        description="bytes moved by the optimizer for each parameter that a rank updates"
     )
-    cast_bytes: Amount = Field("bytes moved to cast an element of an fp8 product's operands", 0.0)
+    cast_bytes: Amount = Field(
+        0.0, description="bytes moved to cast an element of an fp8 product's operands"
+    )
     casts_weights: Literal["step", "pass"] = Field(
-        "how often weights are cast: once a step, or in every forward and backward", "step"
+        "step",
+        description="how often weights are cast: once a step, or in every forward and backward",
     )
-    flash: Part = Field("speed of its flash attention's forward over the device's", 1.0)
-    flash_backward: Part = Field("speed of its flash attention's backward over the device's", 1.0)
+    flash: Part = Field(1.0, description="speed of its flash attention's forward over the device's")
+    flash_backward: Part = Field(
+        1.0, description="speed of its flash attention's backward over the device's"
+    )
     recompute: Literal["core", "half"] = Field(
-        "what selective recomputation repeats: attention scores (core), or every "
-        "other product (half)",
         "core",
+        description="what selective recomputation repeats: attention scores (core), or every "
+        "other product (half)",
     )
-    stops_early: bool = Field("recomputation ends at the last tensor that backward needs", False)
+    stops_early: bool = Field(
+        False, description="recomputation ends at the last tensor that backward needs"
+    )
     accelerator: AcceleratorPasses = Field(
-        "figures in place of these where the job's device is no CPU", AcceleratorPasses()
+        AcceleratorPasses(),
+        description="figures in place of these where the job's device is no CPU",
     )
 
     def on(self, is_accelerator: bool, name: Literal["dropout", "logits"]) -> MemoryPasses:
@@ -103,37 +103,42 @@ class OverlapShares(StrictModel):
     """The share of each kind of message that is sent while something is computed; never more than
     fits into that time."""
 
-    tp: Share = Field("share of a column product's gradient sum hidden by its weights' gradient")
+    tp: Share = Field(
+        description="share of a column product's gradient sum hidden by its weights' gradient"
+    )
     products: Share = Field(
-        "share of sequence parallelism's gathers and scatters that go in pieces beside "
-        "the product that needs or makes them",
         0.0,
+        description="share of sequence parallelism's gathers and scatters that go in pieces beside "
+        "the product that needs or makes them",
     )
-    cp: Share = Field("share of messages of keys and values hidden by attention's own kernels", 0.0)
-    pp: Share = Field("share of a message between stages hidden by their work")
-    dp: Share = Field("share of gradients and parameters hidden by the last backward")
+    cp: Share = Field(
+        0.0, description="share of messages of keys and values hidden by attention's own kernels"
+    )
+    pp: Share = Field(description="share of a message between stages hidden by their work")
+    dp: Share = Field(description="share of gradients and parameters hidden by the last backward")
     gather: Share | None = Field(
-        "share of the parameters that ZeRO 1 and 2 gather once a step hidden by the "
-        "next forward; when absent they are hidden as gradients are",
         None,
+        description="share of the parameters that ZeRO 1 and 2 gather once a step hidden by the "
+        "next forward; when absent they are hidden as gradients are",
     )
-    zero: Share = Field("share of ZeRO-3's gathers and scatters hidden by each layer's work", 0.0)
+    zero: Share = Field(
+        0.0, description="share of ZeRO-3's gathers and scatters hidden by each layer's work"
+    )
     drag: Amount = Field(
-        "extra time of products beside a message, as a fraction of the overlap", 0.0
+        0.0, description="extra time of products beside a message, as a fraction of the overlap"
     )
     keeps: bool = Field(
-        "in a pipeline, ZeRO-3's parameters stay gathered from the first micro batch "
-        "to the last, and gradients are scattered once",
         False,
+        description="in a pipeline, ZeRO-3's parameters stay gathered from the first micro batch "
+        "to the last, and gradients are scattered once",
     )
     buckets: bool = Field(
-        "gradients are reduced in buckets of parallel.bucket_bytes, padded to "
+        False, description="gradients are reduced in buckets of parallel.bucket_bytes, padded to "
         "equal slices; else all of a stage in one message, or a layer's where ZeRO sends in every "
-        "micro batch",
-        False,
-    )
+        "micro batch"
+    )  # fmt: skip
     scatters: bool = Field(
-        "tp ranks each send a part of a message between stages, then gather it", False
+        False, description="tp ranks each send a part of a message between stages, then gather it"
     )
 
 
@@ -142,39 +147,42 @@ class HostCosts(StrictModel):
     than the kernels."""
 
     layer: Seconds = Field(
-        "host time of a layer's forward, seconds; its backward takes twice as long"
+        description="host time of a layer's forward, seconds; its backward takes twice as long"
     )
     split: Seconds = Field(
-        "further host time of a layer's forward that is split over tp, seconds", 0.0
+        0.0, description="further host time of a layer's forward that is split over tp, seconds"
     )
     micro_batch: Seconds = Field(
-        "host time of a stage besides its layers, seconds a micro batch", 0.0
+        0.0, description="host time of a stage besides its layers, seconds a micro batch"
     )
-    message: Seconds = Field("host time at either end of a message between stages, seconds", 0.0)
+    message: Seconds = Field(
+        0.0, description="host time at either end of a message between stages, seconds"
+    )
     sync: Amount = Field(
-        "extra host time of a layer at tp 8, as a fraction; it scales as tp cubed", 0.0
+        0.0,
+        description="extra host time of a layer at tp 8, as a fraction; it scales as tp cubed",
     )
     rank_in_pipeline: Seconds = Field(
-        "further host time of a layer's forward for each rank of its tp group, where a "
-        "pipeline crosses nodes, seconds; twice as much in backward",
         0.0,
+        description="further host time of a layer's forward for each rank of its tp group, where a "
+        "pipeline crosses nodes, seconds; twice as much in backward",
     )
-    step: Seconds = Field("host time once a step, seconds", 0.0)
+    step: Seconds = Field(0.0, description="host time once a step, seconds")
 
 
 class FittedRuns(StrictModel):
     """The runs that the figures were fitted to: beyond them an estimate is an extrapolation."""
 
-    devices: list[str] = Field("devices of those runs", list)
-    clusters: list[str] = Field("clusters of those runs", list)
-    dtypes: list[DType] = Field("data types of those runs", list)
-    gpus: Count = Field("GPUs of the largest run", 1)
-    parameters: Annotated[float, Bounded(ge=1, le=1e18)] = Field(
-        "parameters of the largest model", 1
+    devices: list[str] = Field(default_factory=list, description="devices of those runs")
+    clusters: list[str] = Field(default_factory=list, description="clusters of those runs")
+    dtypes: list[DType] = Field(default_factory=list, description="data types of those runs")
+    gpus: Count = Field(1, description="GPUs of the largest run")
+    parameters: Annotated[float, Ge(1), Le(1e18)] = Field(
+        1, description="parameters of the largest model"
     )
 
 
-ZeroStage = Annotated[int, Bounded(ge=0, le=3)]
+ZeroStage = Annotated[int, Ge(0), Le(3)]
 
 
 class RuntimeSupport(StrictModel):
@@ -186,52 +194,56 @@ class RuntimeSupport(StrictModel):
     """
 
     launched: bool = Field(
-        "whether `mpctl launch` runs what is planned under this profile; false for "
-        "other software, which is only planned",
         False,
+        description="whether `mpctl launch` runs what is planned under this profile; false for "
+        "other software, which is only planned",
     )
     emit: list[str] = Field(
-        "launchers of `mpctl plan --emit` that run this software; what is emitted for "
-        "one of them is planned under this profile",
         [],
+        description="launchers of `mpctl plan --emit` that run this software; what is emitted for "
+        "one of them is planned under this profile",
     )
     kinds: list[str] = Field(
-        "kinds of device that it runs on (cuda, rocm, ...); any when empty", list
+        [], description="kinds of device that it runs on (cuda, rocm, ...); any when empty"
     )
-    schedules: Annotated[list[ScheduleName], Bounded(min_length=1)] = Field(
-        "pipeline schedules that a search tries, each with one chunk a stage", ["1f1b"]
+    schedules: Annotated[list[ScheduleName], MinLen(1)] = Field(
+        ["1f1b"],
+        description="pipeline schedules that a search tries, each with one chunk a stage",
     )
-    chunks: bool = Field("several chunks a stage, interleaved (parallel.vpp)", False)
-    recompute: Annotated[list[RecomputeMode], Bounded(min_length=1)] = Field(
-        "values of training.recompute", ["none", "full"]
+    chunks: bool = Field(False, description="several chunks a stage, interleaved (parallel.vpp)")
+    recompute: Annotated[list[RecomputeMode], MinLen(1)] = Field(
+        ["none", "full"], description="values of training.recompute"
     )
-    sequence: bool = Field("sequence parallelism", False)
-    context: bool = Field("context parallelism (parallel.cp above 1)", False)
-    zero: Annotated[list[ZeroStage], Bounded(min_length=1)] = Field(
-        "ZeRO stages; the first where dp x cp is 1", [0]
+    sequence: bool = Field(False, description="sequence parallelism")
+    context: bool = Field(False, description="context parallelism (parallel.cp above 1)")
+    zero: Annotated[list[ZeroStage], MinLen(1)] = Field(
+        [0], description="ZeRO stages; the first where dp x cp is 1"
     )
     tensor_modes: list[TensorMode] = Field(
-        "values of parallel.tensor_mode; empty where tp is always 1", ["1d"]
+        ["1d"],
+        description="values of parallel.tensor_mode; empty where tp is always 1",
     )
-    pipeline: bool = Field("pipeline parallelism (parallel.pp above 1)", True)
-    by_cost: bool = Field("stages of equal compute (parallel.stage_balance)", False)
+    pipeline: bool = Field(True, description="pipeline parallelism (parallel.pp above 1)")
+    by_cost: bool = Field(False, description="stages of equal compute (parallel.stage_balance)")
     ends_as_layers: bool = Field(
-        "where layers do not divide over the stages, embedding and loss count as a "
-        "layer each, if that divides",
         False,
+        description="where layers do not divide over the stages, embedding and loss count as a "
+        "layer each, if that divides",
     )
     fills_stages: bool = Field(
-        "a stage takes layers, and at last head and loss, until the cost of all so far "
-        "passes its share (pipeline/filled.py); else stages hold equal numbers of layers",
         False,
+        description="a stage takes layers, and at last head and loss, until the cost of all so far "
+        "passes its share (pipeline/filled.py); else stages hold equal numbers of layers",
     )
     needs_full_pipeline: bool = Field(
-        "it refuses fewer micro batches than stages before the last, and, where "
-        "replicas reduce gradients, stages without a parameter",
         False,
+        description="it refuses fewer micro batches than stages before the last, and, where "
+        "replicas reduce gradients, stages without a parameter",
     )
-    orders: list[str] = Field("orders of ranks that it has (parallel.order); any when empty", list)
-    dtypes: list[DType] = Field("data types that it trains in; all when empty", list)
+    orders: list[str] = Field(
+        [], description="orders of ranks that it has (parallel.order); any when empty"
+    )
+    dtypes: list[DType] = Field([], description="data types that it trains in; all when empty")
 
     @property
     def is_used_today(self) -> bool:
@@ -258,67 +270,75 @@ class RuntimeMemory(StrictModel):
     where not said otherwise; no figure depends on a model."""
 
     kernels: str = Field(
-        "kernels whose saved activations are counted: mpctl, megatron, eager (as "
+        "mpctl",
+        description="kernels whose saved activations are counted: mpctl, megatron, eager (as "
         "megatron, without fused activations) or half (torchtitan's, which recompute every second "
         "matrix product)",
-        "mpctl",
     )
     parameter_dtype: DType | None = Field(
-        "data type of the only copy of parameters, which the optimizer updates; with "
-        "master copies when absent",
         None,
+        description="data type of the only copy of parameters, which the optimizer updates; with "
+        "master copies when absent",
     )
     gradient_bytes: dict[DType, Amount] = Field(
-        "bytes of a gradient by training.dtype, unless training.gradient_dtype is "
+        default_factory=dict,
+        description="bytes of a gradient by training.dtype, unless training.gradient_dtype is "
         "narrower than fp32; the reduced dtype's when absent",
-        dict,
     )
     assumes_dropout: bool = Field(
-        "dropout counts as on where scores are held: the software's default", False
+        False, description="dropout counts as on where scores are held: the software's default"
     )
     logit_bytes: Amount = Field(
-        "bytes held for a logit during the loss, beside the logit itself", 0.0
+        0.0, description="bytes held for a logit during the loss, beside the logit itself"
     )
     weight_gradients: Literal["one", "layer"] = Field(
-        "weight gradients held at once in backward: the largest one, or a layer's", "one"
+        "one",
+        description="weight gradients held at once in backward: the largest one, or a layer's",
     )
     reduction_bytes: Amount = Field(
-        "bytes held for a gradient besides, where replicas reduce them: DDP's buckets", 0.0
+        0.0,
+        description="bytes held for a gradient besides, where replicas reduce them: DDP's buckets",
     )
     gather_buffers: Amount = Field(
-        "hidden states of a micro batch, gathered over tp, that buffers of "
-        "asynchronous tensor parallelism hold all the time",
         0.0,
+        description="hidden states of a micro batch, gathered over tp, that buffers of "
+        "asynchronous tensor parallelism hold all the time",
     )
-    slack: Part = Field("bytes that the allocator reserves for an allocated byte", 1.0)
-    context_bytes: Annotated[float, Bounded(ge=0, le=1e12), AS_MEMORY] = Field(
-        "bytes of the device's libraries, outside of the allocator", 0.0
+    slack: Part = Field(1.0, description="bytes that the allocator reserves for an allocated byte")
+    context_bytes: Annotated[float, Ge(0), Le(1e12), AS_MEMORY] = Field(
+        0.0, description="bytes of the device's libraries, outside of the allocator"
     )
-    source: str = Field("where the figures come from", "")
+    source: str = Field("", description="where the figures come from")
 
 
 class RuntimeProfile(StrictModel):
     """What an estimate assumes of a training software: a preset of runtimes."""
 
-    name: str = Field("the software")
-    runs: RuntimeSupport = Field("the layouts that it runs", RuntimeSupport)
-    gradient_dtype: DType | None = Field(
-        "data type in which gradients are reduced; the job's when absent", None
+    name: str = Field(description="the software")
+    runs: RuntimeSupport = Field(
+        default_factory=RuntimeSupport, description="the layouts that it runs"
     )
-    operators: OperatorCosts = Field("operations bound by memory bandwidth")
-    overlap: OverlapShares = Field("what is sent while something is computed")
-    host: HostCosts = Field("time of the host thread")
+    gradient_dtype: DType | None = Field(
+        None, description="data type in which gradients are reduced; the job's when absent"
+    )
+    operators: OperatorCosts = Field(description="operations bound by memory bandwidth")
+    overlap: OverlapShares = Field(description="what is sent while something is computed")
+    host: HostCosts = Field(description="time of the host thread")
     spread: Part = Field(
-        "spread of log(measured / estimated) where the cluster was measured: 9 of 10 "
+        description="spread of log(measured / estimated) where the cluster was measured: 9 of 10 "
         "lie within 1.645 of it"
     )
-    spread_apart: Part = Field("the same where the cluster was not measured")
-    widening: Annotated[float, Bounded(ge=1, le=10)] = Field(
-        "by how much each further respect in which a job lies outside widens both", 1.26
+    spread_apart: Part = Field(description="the same where the cluster was not measured")
+    widening: Annotated[float, Ge(1), Le(10)] = Field(
+        1.26, description="by how much each further respect in which a job lies outside widens both"
     )
-    seen: FittedRuns = Field("runs that the figures were fitted to", FittedRuns)
-    memory: RuntimeMemory = Field("what it holds in memory", RuntimeMemory)
-    source: str = Field("where the figures come from")
+    seen: FittedRuns = Field(
+        default_factory=FittedRuns, description="runs that the figures were fitted to"
+    )
+    memory: RuntimeMemory = Field(
+        default_factory=RuntimeMemory, description="what it holds in memory"
+    )
+    source: str = Field(description="where the figures come from")
 
 
 def get_profile(name: str) -> RuntimeProfile:

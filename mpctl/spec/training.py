@@ -2,16 +2,15 @@
 
 from typing import Annotated, Any, Literal
 
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from mpctl.spec.base import (
-    After,
     BatchRanges,
-    Bounded,
     Count,
     CountOrZero,
     DType,
-    Field,
     Hyper,
     PositiveHyper,
     Probability,
@@ -48,140 +47,148 @@ class TrainingSpec(StrictModel):
     the layout.
     """
 
-    micro_batch_size: Count = Field("samples of one micro batch of a replica", 1)
+    micro_batch_size: Count = Field(1, description="samples of one micro batch of a replica")
     global_batch_size: Count | None = Field(
-        "samples of one step over all replicas; micro_batch_size x dp when absent", None
+        None, description="samples of one step over all replicas; micro_batch_size x dp when absent"
     )
     dtype: Literal["auto", DType] = Field(
-        "data type of parameters and activations; auto: bf16, or else fp16, "
+        "auto",
+        description="data type of parameters and activations; auto: bf16, or else fp16, "
         "where the cluster's device is an accelerator that has it; fp32 on a CPU and without one; "
         "tf32: fp32, whose products a GPU computes in TF32; fp8: bf16, but operands of the layers' "
         "linear products in 8 bits",
-        "auto",
     )
     fp8_recipe: Literal["delayed", "tensorwise"] = Field(
-        "dtype fp8: where the scale of a tensor comes from: the largest element of the "
-        "last steps (delayed), or its own (tensorwise, current scaling)",
         "delayed",
+        description="dtype fp8: where the scale of a tensor comes from: the largest element of the "
+        "last steps (delayed), or its own (tensorwise, current scaling)",
     )
-    fp8_amax_history_len: Annotated[int, Bounded(ge=1, le=1024)] = Field(
-        "fp8_recipe delayed: steps of which the largest element counts", 16
+    fp8_amax_history_len: Annotated[int, Ge(1), Le(1024)] = Field(
+        16, description="fp8_recipe delayed: steps of which the largest element counts"
     )
     gradient_dtype: DType | None = Field(
-        "data type in which gradients are summed; fp32 when absent (fp64 with dtype fp64)", None
+        None,
+        description="data type in which gradients are summed; fp32 when absent (fp64 with dtype "
+        "fp64)",
     )
     recompute: RecomputeMode = Field(
-        "activations computed again in backward: none, attention's scores (selective) "
-        "or everything but each layer's input (full)",
         "none",
+        description="activations computed again in backward: none, attention's scores (selective) "
+        "or everything but each layer's input (full)",
     )
     partition_activations: bool = Field(
-        "with recompute=full: shard each layer's saved input over the tp ranks", False
+        False, description="with recompute=full: shard each layer's saved input over the tp ranks"
     )
     offload_activations: bool = Field(
-        "with recompute=full: move each layer's saved input to host memory; ranks on "
-        "CPU save nothing by it, and their summary counts the copies as activations",
         False,
+        description="with recompute=full: move each layer's saved input to host memory; ranks on "
+        "CPU save nothing by it, and their summary counts the copies as activations",
     )
     dropout: Probability = Field(
-        "dropout probability of embeddings and both residual branches", 0.0
+        0.0, description="dropout probability of embeddings and both residual branches"
     )
     attention_dropout: Probability = Field(
-        "dropout probability of attention weights; above 0 scores are held in memory, "
-        "but on GPUs under the mpctl runtime",
         0.0,
+        description="dropout probability of attention weights; above 0 scores are held in memory, "
+        "but on GPUs under the mpctl runtime",
     )
-    loss_scale: Annotated[float, Bounded(ge=1e-6, le=2.0**64)] = Field(
-        "fp16: loss scale at the start; it halves at each overflow", 2.0**16
+    loss_scale: Annotated[float, Ge(1e-6), Le(2.0**64)] = Field(
+        2.0**16, description="fp16: loss scale at the start; it halves at each overflow"
     )
     loss_scale_window: Count = Field(
-        "fp16: steps without overflow after which the loss scale doubles", 1000
+        1000, description="fp16: steps without overflow after which the loss scale doubles"
     )
-    min_loss_scale: Annotated[float, Bounded(ge=1e-6, le=2.0**64)] = Field(
-        "fp16: an overflow at or below this loss scale ends the run", 1.0
+    min_loss_scale: Annotated[float, Ge(1e-6), Le(2.0**64)] = Field(
+        1.0, description="fp16: an overflow at or below this loss scale ends the run"
     )
-    steps: Count = Field("optimizer steps to train", 100)
-    seed: Annotated[int, Bounded(ge=0, lt=2**63)] = Field(
-        "seed of weights, data order and dropout", 1234
+    steps: Count = Field(100, description="optimizer steps to train")
+    seed: Annotated[int, Ge(0), Lt(2**63)] = Field(
+        1234, description="seed of weights, data order and dropout"
     )
-    learning_rate: PositiveHyper = Field("peak learning rate, after the warm-up", 3e-4)
+    learning_rate: PositiveHyper = Field(3e-4, description="peak learning rate, after the warm-up")
     min_learning_rate: Hyper | None = Field(
-        "learning rate at the end of the decay; when absent 3e-5, or learning_rate "
-        "where that is lower",
         None,
+        description="learning rate at the end of the decay; when absent 3e-5, or learning_rate "
+        "where that is lower",
     )
-    warmup_steps: CountOrZero = Field("steps in which the learning rate rises linearly from 0", 10)
+    warmup_steps: CountOrZero = Field(
+        10, description="steps in which the learning rate rises linearly from 0"
+    )
     lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = Field(
-        "learning rate after the warm-up: constant, down to min_learning_rate along a "
-        "line or half a cosine, or wsd (warm-up, stable, decay: the peak, then a decay at the end)",
         "cosine",
+        description="learning rate after the warm-up: constant, down to min_learning_rate along a "
+        "line or half a cosine, or wsd (warm-up, stable, decay: the peak, then a decay at the end)",
     )
     lr_decay_steps: Count | None = Field(
-        "step at which the learning rate reaches min_learning_rate and stays there; "
-        "steps when absent. Set, it keeps the rates of a run that is resumed with more steps",
         None,
+        description="step at which the learning rate reaches min_learning_rate and stays there; "
+        "steps when absent. Set, it keeps the rates of a run that is resumed with more steps",
     )
     lr_wsd_decay_steps: Count | None = Field(
-        "lr_schedule wsd: steps of its decay, the last ones before lr_decay_steps", None
+        None, description="lr_schedule wsd: steps of its decay, the last ones before lr_decay_steps"
     )
     lr_wsd_decay_style: Literal["linear", "cosine", "exponential", "minus_sqrt"] = Field(
-        "lr_schedule wsd: shape of its decay", "exponential"
+        "exponential", description="lr_schedule wsd: shape of its decay"
     )
     weight_decay: Hyper = Field(
-        "AdamW's decoupled weight decay, of all parameters but norms and biases", 0.1
+        0.1, description="AdamW's decoupled weight decay, of all parameters but norms and biases"
     )
-    beta1: Probability = Field("AdamW's decay of the gradient's mean", 0.9)
-    beta2: Probability = Field("AdamW's decay of the squared gradient's mean", 0.95)
-    epsilon: PositiveHyper = Field("AdamW's epsilon", 1e-8)
+    beta1: Probability = Field(0.9, description="AdamW's decay of the gradient's mean")
+    beta2: Probability = Field(0.95, description="AdamW's decay of the squared gradient's mean")
+    epsilon: PositiveHyper = Field(1e-8, description="AdamW's epsilon")
     clip_norm: Hyper = Field(
-        "largest norm of the whole model's gradient; 0 turns clipping off", 1.0
+        1.0, description="largest norm of the whole model's gradient; 0 turns clipping off"
     )
-    init_std: PositiveHyper = Field("standard deviation of initial weights", 0.02)
-    eval_interval: CountOrZero = Field("steps between validations; 0 validates only at the end", 0)
-    eval_samples: CountOrZero = Field("samples of each validation; 0 turns validation off", 32)
+    init_std: PositiveHyper = Field(0.02, description="standard deviation of initial weights")
+    eval_interval: CountOrZero = Field(
+        0, description="steps between validations; 0 validates only at the end"
+    )
+    eval_samples: CountOrZero = Field(
+        32, description="samples of each validation; 0 turns validation off"
+    )
     on_nonfinite: Literal["stop", "skip", "rollback"] = Field(
-        "at a loss or gradient norm that is not finite: end the run, leave the "
+        "stop",
+        description="at a loss or gradient norm that is not finite: end the run, leave the "
         "parameters as they are and go on (skip), or start again from the newest checkpoint "
         "without the batches before (rollback)",
-        "stop",
     )
     on_spike: Literal["ignore", "stop", "skip", "rollback"] = Field(
-        "at a loss that spikes: nothing, or as for on_nonfinite", "ignore"
+        "ignore", description="at a loss that spikes: nothing, or as for on_nonfinite"
     )
-    spike_factor: Annotated[float, Bounded(gt=1, le=1e6)] = Field(
-        "a loss above this times the median of the last ones is a spike", 2.0
+    spike_factor: Annotated[float, Gt(1), Le(1e6)] = Field(
+        2.0, description="a loss above this times the median of the last ones is a spike"
     )
-    spike_window: Annotated[int, Bounded(ge=2, le=10_000)] = Field(
-        "updates whose losses the median is of; none is a spike before so many", 32
+    spike_window: Annotated[int, Ge(2), Le(10_000)] = Field(
+        32, description="updates whose losses the median is of; none is a spike before so many"
     )
     max_skipped_steps: CountOrZero = Field(
-        "steps that may be skipped in a row by on_nonfinite and on_spike", 10
+        10, description="steps that may be skipped in a row by on_nonfinite and on_spike"
     )
     rollback_batches: Count = Field(
-        "a rollback leaves out so many batches up to the one at fault, but none from "
-        "before the checkpoint",
         200,
+        description="a rollback leaves out so many batches up to the one at fault, but none from "
+        "before the checkpoint",
     )
-    max_rollbacks: CountOrZero = Field("rollbacks of one launch", 3)
+    max_rollbacks: CountOrZero = Field(3, description="rollbacks of one launch")
     skip_batches: BatchRanges = Field(
-        "batches that are not trained on: 17, 40-55; batch N is that of step N when "
-        "none is left out. A rollback adds to them",
         "",
+        description="batches that are not trained on: 17, 40-55; batch N is that of step N when "
+        "none is left out. A rollback adds to them",
     )
     init_from: str | None = Field(
-        "weights to start from: a Hugging Face directory, what `mpctl checkpoint "
-        "import` wrote, or a run; drawn from the seed when absent",
         None,
+        description="weights to start from: a Hugging Face directory, what `mpctl checkpoint "
+        "import` wrote, or a run; drawn from the seed when absent",
     )
     freeze: list[str] = Field(
-        "parameters that are not trained, by patterns over their names such as "
+        default_factory=list,
+        description="parameters that are not trained, by patterns over their names such as "
         '"embedding.*" or "layers.[0-5].*"',
-        list,
     )
-    runtime: Annotated[str, After(_known_runtime)] = Field(
-        "software whose kernels, overlaps and memory a plan assumes: a preset of "
-        "runtimes (`mpctl presets` lists them)",
+    runtime: Annotated[str, AfterValidator(_known_runtime)] = Field(
         "mpctl",
+        description="software whose kernels, overlaps and memory a plan assumes: a preset of "
+        "runtimes (`mpctl presets` lists them)",
         json_schema_extra=_list_runtimes,
     )
 
@@ -215,7 +222,7 @@ class TrainingSpec(StrictModel):
     def with_auto_dtype(self, dtype: DType) -> "TrainingSpec":
         """The same with the data type that `auto` stands for, which is told as such."""
         named = self.model_fields_set - {"dtype"}
-        return TrainingSpec.model_construct(named, {**dict(self), "dtype": dtype})
+        return TrainingSpec.model_construct(named, **{**dict(self), "dtype": dtype})
 
     @property
     def lowest_rate(self) -> float:

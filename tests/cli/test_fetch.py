@@ -193,9 +193,12 @@ def test_a_mixture_of_experts_is_fetched_and_refused_in_words(mpctl: Mpctl, hub:
     assert "experts that a token passes" in issue["hint"]
 
 
-def test_what_the_hub_s_own_tool_downloads_is_found(mpctl: Mpctl, hub: Hub, tmp_path: Path) -> None:
-    from huggingface_hub import hf_hub_download
+def test_what_the_hub_s_own_tool_downloads_is_found(
+    mpctl: Mpctl, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants, hf_hub_download
 
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # tests of weights set the variable
     hub.headers = {"X-Repo-Commit": COMMIT, "ETag": '"an etag"'}
     cache = tmp_path / "cache" / "huggingface" / "hub"
     hf_hub_download("some/Model", "config.json", cache_dir=cache, endpoint=hub.address, token=False)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from mpctl.cli.options import FLAGS
-from mpctl.spec.base import FieldInfo, StrictModel, table_of
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import MODEL
 from mpctl.spec.model import DERIVED
@@ -16,20 +19,28 @@ HEAD = "| key | type | default | bounds | meaning |\n|---|---|---|---|---|"
 
 
 def job_tables(
-    model: type[StrictModel] = JobSpec, path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], type[StrictModel]]]:
+    model: type[BaseModel] = JobSpec, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], type[BaseModel]]]:
     """Every table of a job with its path; () is the job itself."""
     yield path, model
     for name, field in model.model_fields.items():
-        if inner := table_of(field.annotation):
+        if inner := table_of(field):
             yield from job_tables(inner, (*path, name))
+
+
+def table_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The model of a field that is a table."""
+    for part in (field.annotation, *get_args(field.annotation)):
+        if isinstance(part, type) and issubclass(part, BaseModel):
+            return part
+    return None
 
 
 def keys_text() -> str:
     return "\n\n".join(_table_text(path, model) for path, model in job_tables())
 
 
-def _table_text(path: tuple[str, ...], model: type[StrictModel]) -> str:
+def _table_text(path: tuple[str, ...], model: type[BaseModel]) -> str:
     name = ".".join(path)
     title = f"### [{name}]" if path else "### The job itself"
     words = (model.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ")
@@ -50,10 +61,10 @@ def _start_rows(path: tuple[str, ...]) -> Iterator[str]:
 def _row(table: str, key: str, field: FieldInfo) -> str:
     setting = f"{table}.{key}" if table else key
     flag = next((f.option for f in FLAGS if f.setting == setting), None)
-    meaning = field.description
+    meaning = field.description or ""
     if flag is not None:
         meaning += f" (`{flag.replace('/', '`, `')}`)"
-    kind = type_text(field.annotation)
+    kind = type_text(field.annotation, field.metadata)
     kind += ", or a preset's name or file" if tuple(setting.split(".")) in PRESET_TABLES else ""
     default = "absent" if table == "model" and key in DERIVED else default_text(field)
     cells = [f"`{key}`", kind, default, bounds_text(field)]

@@ -7,7 +7,11 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, Union, get_args, get_origin
 
-from mpctl.spec.base import Bounded, FieldInfo, Measured, StrictModel
+import annotated_types as bounds
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from mpctl.spec.base import Measured
 
 NAMES = {int: "integer", float: "number", str: "string", bool: "true or false"}
 
@@ -28,7 +32,7 @@ def type_text(annotation: Any, metadata: Iterable[Any] = ()) -> str:
         return f"list of {type_text(arguments[0])}"
     if origin is dict:
         return f"table of {type_text(arguments[1])} by {type_text(arguments[0])}"
-    if isinstance(annotation, type) and issubclass(annotation, StrictModel):
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "table"
     return NAMES.get(annotation, getattr(annotation, "__name__", str(annotation)).lower())
 
@@ -36,33 +40,37 @@ def type_text(annotation: Any, metadata: Iterable[Any] = ()) -> str:
 def default_text(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    value = field.get_default()
-    if isinstance(value, StrictModel):
+    value = field.get_default(call_default_factory=True)
+    if isinstance(value, BaseModel):
         return ""
     return "absent" if value is None else f"`{json.dumps(value)}`"
 
 
 def bounds_text(field: FieldInfo) -> str:
     """The bounds of the numbers in a field, `1 to 1000`."""
-    return "; ".join(dict.fromkeys(map(_range_text, number_limits(field.annotation))))
+    return "; ".join(dict.fromkeys(map(_range_text, _numbers(field.annotation, field.metadata))))
 
 
-def number_limits(annotation: Any) -> Iterator[tuple[type, dict[str, Any]]]:
-    """Each type of number in an annotation, with what limits it."""
+def _numbers(annotation: Any, metadata: Any = ()) -> Iterator[list[Any]]:
+    """The constraints on each number in an annotation."""
     if annotation in (int, float):
-        yield annotation, {}
-    if hasattr(annotation, "__metadata__") and annotation.__origin__ in (int, float):
-        marks = [mark.limits for mark in annotation.__metadata__ if isinstance(mark, Bounded)]
-        yield annotation.__origin__, marks[0] if marks else {}
-        return
+        yield [m for item in metadata for m in _constraints(item)]
+    inner = getattr(annotation, "__metadata__", ())
     for part in get_args(annotation):
-        yield from number_limits(part)
+        if part not in inner:
+            yield from _numbers(part, (*metadata, *inner))
 
 
-def _range_text(number: tuple[type, dict[str, Any]]) -> str:
-    words = {"ge": "", "gt": "above ", "le": "", "lt": "below "}
-    limits = number[1]
-    return " to ".join(f"{words[key]}{number_text(limits[key])}" for key in words if key in limits)
+def _constraints(item: Any) -> list[Any]:
+    return item.metadata if isinstance(item, FieldInfo) else [item]
+
+
+def _range_text(metadata: list[Any]) -> str:
+    least = [number_text(m.ge) for m in metadata if isinstance(m, bounds.Ge)]
+    least += [f"above {number_text(m.gt)}" for m in metadata if isinstance(m, bounds.Gt)]
+    most = [number_text(m.le) for m in metadata if isinstance(m, bounds.Le)]
+    most += [f"below {number_text(m.lt)}" for m in metadata if isinstance(m, bounds.Lt)]
+    return " to ".join([*least, *most])
 
 
 def number_text(value: float) -> str:

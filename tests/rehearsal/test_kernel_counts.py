@@ -124,26 +124,29 @@ def test_few_rows_of_a_tables_gradient_are_not_sorted(rows: int, kernels: int) -
     assert costs(backward, (rows, 8))[-1][:2] == ("embedding_dense_backward", kernels)
 
 
-def launches_of(name: str, functions: dict[str, ast.FunctionDef]) -> int:
-    """`a_kernel[grid](..)` in a function of a module, and in those of it that it calls."""
-    calls = [node.func for node in ast.walk(functions[name]) if isinstance(node, ast.Call)]
+def launches_of(function: ast.AST, functions: dict[str, ast.AST]) -> int:
+    """`a_kernel[grid](..)` in a function or lambda, and in functions of its module that it
+    calls."""
+    calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
     called = [func.id for func in calls if isinstance(func, ast.Name) and func.id in functions]
     own = sum(isinstance(func, ast.Subscript) for func in calls)
-    return own + sum(launches_of(other, functions) for other in called)
+    return own + sum(launches_of(functions[other], functions) for other in called)
 
 
 def launches_by_operation(source: str) -> dict[str, int]:
     """Kernels that each operation of a module in mpctl/kernels/triton launches, as its source has
     them: `define_operation("name(..)", run, fake)`, and the launches of `run`."""
     tree = ast.parse(source)
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    functions: dict[str, ast.AST] = {
+        node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)
+    }
     found: dict[str, int] = {}
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         if isinstance(call.func, ast.Name) and call.func.id == "define_operation":
             schema, run = call.args[0], call.args[1]
             name = next(n.value for n in ast.walk(schema) if isinstance(n, ast.Constant))
-            assert isinstance(run, ast.Name)
-            found[str(name).partition("(")[0]] = launches_of(run.id, functions)
+            body = functions[run.id] if isinstance(run, ast.Name) else run
+            found[str(name).partition("(")[0]] = launches_of(body, functions)
     return found
 
 

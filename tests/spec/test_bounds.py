@@ -6,19 +6,20 @@ import copy
 import json
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
+import annotated_types as bounds
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from mpctl.batch.answers import answers
 from mpctl.errors import InputError
-from mpctl.spec.base import FieldInfo, StrictModel, table_of
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.spec.runtime import RuntimeProfile
-from tests.reference.types import number_limits
 
 SMALL: dict[str, Any] = {
     "cluster": {"preset": "selene", "nodes": 2},
@@ -30,23 +31,43 @@ SMALL: dict[str, Any] = {
 OWN_KERNELS = {"products": 0.8, "memory": 0.8, "flash": 0.5, "flash_backward": 0.5, "source": "x"}
 
 
-def fields(table: type[StrictModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+def numbers(annotation: Any, metadata: tuple[Any, ...] = ()) -> Iterator[tuple[type, list[Any]]]:
+    """Each number type in an annotation with the bounds that stand around it."""
+    if annotation in (int, float):
+        yield annotation, _bounds(metadata)
+        return
+    inner = getattr(annotation, "__metadata__", ())
+    for part in get_args(annotation):
+        if part not in inner:
+            yield from numbers(part, (*metadata, *inner))
+
+
+def _bounds(metadata: tuple[Any, ...]) -> list[Any]:
+    """Pydantic keeps bounds in a FieldInfo where they stand inside an Annotated."""
+    found: list[Any] = []
+    for item in metadata:
+        found += item.metadata if isinstance(item, FieldInfo) else [item]
+    return found
+
+
+def fields(table: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     for name, field in table.model_fields.items():
         yield f"{prefix}{name}", field
-        if (inner := table_of(field.annotation)) is not None:
-            yield from fields(inner, f"{prefix}{name}.")
+        for part in (field.annotation, *get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                yield from fields(part, f"{prefix}{name}.")
 
 
 def limits(field: FieldInfo) -> list[tuple[type, float, float]]:
     """Kind, smallest and largest value of each number that a field may hold."""
     found = []
-    for kind, bounds in number_limits(field.annotation):
-        low, high = bounds.get("ge", -math.inf), bounds.get("le", math.inf)
-        if "gt" in bounds:
-            low = math.nextafter(bounds["gt"], math.inf)
-        if "lt" in bounds:
-            high = bounds["lt"] - 1 if kind is int else math.nextafter(bounds["lt"], -math.inf)
-        found.append((kind, low, high))
+    for kind, metadata in numbers(field.annotation, tuple(field.metadata)):
+        low = [m.ge for m in metadata if isinstance(m, bounds.Ge)]
+        low += [math.nextafter(m.gt, math.inf) for m in metadata if isinstance(m, bounds.Gt)]
+        high = [m.le for m in metadata if isinstance(m, bounds.Le)]
+        high += [m.lt - 1 if kind is int else math.nextafter(m.lt, -math.inf)
+                 for m in metadata if isinstance(m, bounds.Lt)]  # fmt: skip
+        found.append((kind, low[0] if low else -math.inf, high[0] if high else math.inf))
     return found
 
 
