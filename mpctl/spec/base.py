@@ -1,9 +1,9 @@
 """The types of a job file's values, and the base of its tables, strict and never edited.
 
-Every number has bounds. They are far outside of what exists and only keep what follows from a job
-finite: no accepted figure makes an estimate overflow, divide by zero or fill the memory.
+Every number has bounds. They are far beyond what exists and only ensure that no accepted number
+makes an estimate overflow, divide by zero or fill the memory.
 
-A number with a unit may be written plain, in the base unit, or as text with the unit:
+A number with a unit may be written without it, in the base unit, or as text with the unit:
 `bandwidth = 448e9` and `bandwidth = "448 GB/s"` are the same number of bytes per second, and
 `"3584 Gb/s"` too, in bits (units.py). A job holds the plain number.
 """
@@ -76,19 +76,19 @@ Bytes = Annotated[int, Ge(1), Le(2**60), AS_MEMORY]
 BytesPerSecond = Annotated[float, Ge(1e3), Le(1e18), AS_BANDWIDTH]
 FlopPerSecond = Annotated[float, Ge(1e6), Le(1e21), AS_COMPUTE]
 Seconds = Annotated[float, Ge(0), Le(1e3), AS_TIME]
-"""What a kernel, a message or a step costs besides its work."""
+"""Fixed time of a kernel, a message or a step, besides its work."""
 
 Timeout = Annotated[float, Ge(1e-3), Le(1e7), AS_TIME]
-"""Seconds to wait before giving up; the upper bound is some four months."""
+"""Seconds to wait before giving up; the upper bound is about four months."""
 
 Share = Annotated[float, Ge(0), Le(1)]
 Probability = Annotated[float, Ge(0), Lt(1)]
 Part = Annotated[float, Ge(1e-4), Le(10)]
-"""The part of a nominal rate that is reached; above 1 where a data sheet says too little."""
+"""The fraction of a nominal rate that is reached; above 1 where a data sheet understates it."""
 
 Factor = Annotated[float, Ge(1e-3), Le(1e3)]
 Amount = Annotated[float, Ge(0), Le(1e6)]
-"""How often a tensor is passed over, or how many bytes are moved for an element."""
+"""How often a tensor is read or written, or how many bytes are moved for each element."""
 
 Hyper = Annotated[float, Ge(0), Le(1e6)]
 PositiveHyper = Annotated[float, Ge(1e-30), Le(1e6)]
@@ -107,7 +107,7 @@ class StrictModel(BaseModel):
     )
 
     def __repr_args__(self) -> Iterator[tuple[str, object]]:
-        """What is not the default; tables that have a name by it, and long texts cut."""
+        """The values that are not defaults; named tables by their name, long texts shortened."""
         for key, field in type(self).model_fields.items():
             value = getattr(self, key)
             if field.is_required() or value != field.get_default(call_default_factory=True):
@@ -129,7 +129,7 @@ def fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
 
 def rising_ranges(text: str) -> list[tuple[int, int]]:
     """The ranges of steps or batches in a text, as (first, last); none in an empty text. Raises
-    ValueError for other text, and where they overlap or do not rise.
+    ValueError for other text, and for ranges that overlap or are not in rising order.
 
     >>> rising_ranges("17, 40-55"), is_within("17, 40-55", 41), is_within("", 1)
     ([(17, 17), (40, 55)], True, False)

@@ -27,19 +27,19 @@ from mpctl.spec.presets import find_preset, preset_names
 
 
 class NarrowProducts(StrictModel):
-    """What large products of operands of 8 and 4 bits reach of their own peak; as those of 16 bits
-    when absent."""
+    """The fraction of their peak that large products of 8-bit and 4-bit operands reach; that of
+    16-bit products when absent."""
 
-    fp8: Part | None = Field(None, description="one scale a tensor (fp8)")
+    fp8: Part | None = Field(None, description="one scale for each tensor (fp8)")
     mxfp8: Part | None = Field(None, description="one scale for 32 elements (mxfp8)")
     nvfp4: Part | None = Field(
         None,
-        description="4 bits, one scale for 16 elements (nvfp4); its recipe's rounding and "
-        "rotations of operands, and what it leaves in more bits, included",
+        description="4 bits, one scale for 16 elements (nvfp4), including the recipe's rounding "
+        "and rotations of operands and the products that it keeps in higher precision",
     )
 
     def find(self, dtype: DType) -> float | None:
-        """The fraction at a dtype, None where it is not told."""
+        """The fraction at a dtype, None where it is not stated."""
         found: float | None = getattr(self, dtype, None)
         return found
 
@@ -55,7 +55,7 @@ class Kernels(StrictModel):
         description="fraction of peak FLOP/s that a large matrix product reaches"
     )
     narrow: NarrowProducts = Field(
-        default_factory=NarrowProducts, description="the same of products of fewer bits, by dtype"
+        default_factory=NarrowProducts, description="the same for products of fewer bits, by dtype"
     )
     depth: Annotated[float, Ge(0), Le(1e6)] = Field(
         0.0,
@@ -67,7 +67,7 @@ class Kernels(StrictModel):
         description="relative speed of a product with a side that is a multiple of 8, not of 64",
     )
     unaligned: Part = Field(
-        1.0, description="relative speed of a product with a side that is no multiple of 8"
+        1.0, description="relative speed of a product with a side that is not a multiple of 8"
     )
     memory: Part = Field(description="fraction of the memory bandwidth that kernels reach")
     flash: Part = Field(description="fraction of peak FLOP/s of flash attention's forward")
@@ -94,8 +94,8 @@ class DeviceSpec(StrictModel):
 
     name: str = Field(description="the vendor's name of the device")
     kind: Annotated[str, AfterValidator(_require_kind)] = Field(
-        description="cpu, or the kind of accelerator: cuda, rocm, xpu, tpu, ...; any is planned, "
-        "mpctl launch runs cuda (NCCL), rocm (RCCL, never tried) and cpu (gloo, shared memory)"
+        description="cpu, or the kind of accelerator: cuda, rocm, xpu, tpu, ...; any is planned; "
+        "launched are cuda (NCCL), rocm (RCCL, never tried) and cpu (gloo, shared memory)"
     )
     memory_bytes: Bytes = Field(description="memory that one rank may use, bytes")
     memory_bandwidth: BytesPerSecond | None = Field(
@@ -105,44 +105,44 @@ class DeviceSpec(StrictModel):
         description="peak FLOP/s of dense matrix products, by data type"
     )
     kernels: Kernels | None = Field(
-        None, description="how much of these figures kernels reach; typical values when absent"
+        None, description="fractions of these that kernels reach; typical values when absent"
     )
     reported_as: list[str] = Field(
         default_factory=list,
-        description="names by which the driver and torch report it, by which a run finds its peak",
+        description="names that the driver and torch report; a run looks up its peak by them",
     )
     source: str = Field(description="data sheet or measurement that the figures come from")
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is a CPU core that hosts a rank, not an accelerator."""
+        """Whether it is a CPU core that hosts a rank instead of an accelerator."""
         return self.kind == "cpu"
 
 
 class LinkSpec(StrictModel):
     """One level of the network: the links inside a node, or those between nodes."""
 
-    name: str | None = Field(None, description="what it is, such as NVLink5 or PCIe 4; in pictures")
+    name: str | None = Field(None, description="its kind, such as NVLink5 or PCIe 4, for pictures")
     bandwidth: BytesPerSecond = Field(
-        description="bytes/s in one direction: of a GPU (intra_node), of a node (inter_node)"
+        description="bytes/s in one direction: per GPU (intra_node), per node (inter_node)"
     )
     latency: Seconds = Field(0.0, description="time before a message's first byte, seconds")
     efficiency: Part = Field(1.0, description="fraction of the bandwidth that large messages reach")
     start: Seconds = Field(0.0, description="time that every collective takes to start, seconds")
     multicast: bool = Field(
         False,
-        description="its switches broadcast and add (NVLink SHARP): kernels can send in pieces "
-        "what the product beside them needs or makes",
+        description="its switches broadcast and add (NVLink SHARP), so that a kernel can send in "
+        "pieces while the product that needs or makes the data runs",
     )
     all_reduce: Factor = Field(
         1.0,
-        description="bandwidth of an all-reduce over that of gathers and scatters; above 1 where "
-        "switches add up",
+        description="bandwidth of an all-reduce relative to that of gathers and scatters; above 1 "
+        "where switches add up",
     )
     decay: Share = Field(
         0.0,
-        description="between nodes, exponent by which collectives of more ranks than those of two "
-        "nodes reach less: efficiency x (ranks / ranks of two nodes)^-decay",
+        description="inter_node: exponent by which efficiency falls when a collective spans more "
+        "than two nodes: efficiency x (ranks / ranks of two nodes)^-decay",
     )
 
 
@@ -151,20 +151,20 @@ class InnerLinkSpec(LinkSpec):
 
     direct_links: Count | None = Field(
         None,
-        description="links of a GPU, one to each peer, that make up the bandwidth where there is "
-        "no switch (AMD's xGMI: 7); absent: a switch, by which any peer has all of it",
+        description="links of a GPU, one to each peer, that make up the bandwidth without a "
+        "switch (AMD's xGMI: 7); when absent, a switch gives any peer the full bandwidth",
     )
 
 
 class FabricSpec(StrictModel):
-    """One level of the network above the nodes' cards, such as a leaf, a rail group or a pod."""
+    """One level of the network above the nodes' cards, such as a leaf, rail group or pod."""
 
-    name: str = Field(description="what it is, such as leaf, rail, pod")
+    name: str = Field(description="its kind, such as leaf, rail, pod")
     gpus: Count = Field(description="GPUs under one such network")
     oversubscription: Annotated[float, Ge(1), Le(1e3)] = Field(
         1.0,
-        description="how many times less bandwidth leaves one such network than its nodes' cards "
-        "have together (7 of 1:7); 1: none",
+        description="oversubscription: the bandwidth of its nodes' network cards together over "
+        "the bandwidth that leaves it (7 for 1:7); 1 is none",
     )
     latency: Seconds = Field(
         0.0, description="seconds that leaving one such network adds to inter_node.latency"
@@ -177,18 +177,18 @@ class ClusterSpec(StrictModel):
     name: str | None = Field(None, description="the cluster's name; a preset fills it in")
     nodes: Count = Field(1, description="number of hosts")
     gpus_per_node: Count | None = Field(
-        None, description="ranks (GPUs) on each host; as many as the layout needs when absent"
+        None, description="ranks (GPUs) on each host; the number that the layout needs when absent"
     )
     device: DeviceSpec | None = Field(None, description="a device preset's name, or its table")
     cores: Count | None = Field(
         None,
-        description="cores of a node that its ranks share, where the device is one core (kind "
-        "cpu); more ranks than cores take turns; a core for each rank when absent",
+        description="CPU cores that the ranks of a node share, for devices of kind cpu; more "
+        "ranks than cores take turns; one core for each rank when absent",
     )
     nvlink_domain: Count | None = Field(
         None,
-        description="GPUs that the intra_node link joins, over several nodes (72 of an NVL72, 18 "
-        "nodes of 4); those of one node when absent",
+        description="GPUs that the intra_node link joins, possibly of several nodes (NVL72: 72, "
+        "on 18 nodes of 4); those of one node when absent",
     )
     intra_node: InnerLinkSpec | None = Field(
         None, description="link between the GPUs of one node, or of one NVLink domain"
@@ -196,12 +196,12 @@ class ClusterSpec(StrictModel):
     inter_node: LinkSpec | None = Field(None, description="link between nodes, for a whole node")
     headroom: Annotated[float, Ge(0), Le(90)] = Field(
         5.0,
-        description="percent of a device's memory that a job must leave free by its plan to fit; "
-        "the default is calibrated on runs that did not fit (docs/measurements.md)",
+        description="percent of a device's memory that must stay free for a job to fit by its "
+        "plan; the default is calibrated on runs that did not fit (docs/measurements.md)",
     )
     fabric: list[FabricSpec] = Field(
         default_factory=list,
-        description="levels of the network above the nodes' cards, innermost first",
+        description="levels of the network above the nodes' network cards, innermost first",
     )
     slowdown: Factor = Field(
         1.0,
@@ -209,14 +209,14 @@ class ClusterSpec(StrictModel):
     )
     spread: Part | None = Field(
         None,
-        description="spread of log(measured / estimated) over runs of mpctl on this very cluster "
-        "(`mpctl bench machine`): 9 of 10 lie within 1.645 of it",
+        description="standard deviation of log(measured / estimated) over runs of mpctl on this "
+        "cluster (`mpctl bench machine`): 9 of 10 runs are within 1.645 times it",
     )
     source: str | None = Field(None, description="where the figures come from")
 
     @property
     def ranks_per_core(self) -> float:
-        """How many ranks take turns on a core; 1 where each has a core, or a device, of its own."""
+        """How many ranks take turns on a core; 1 where each rank has its own core or device."""
         if self.cores is None or self.device is None or not self.device.is_cpu:
             return 1.0
         return max((self.gpus_per_node or 1) / self.cores, 1.0)
@@ -234,8 +234,8 @@ Link = Literal["intra_node", "inter_node"]
 
 
 def linked_clusters(cluster: ClusterSpec, link: Link) -> list[str]:
-    """The names of cluster presets that state this link, of the same device and as many of it in a
-    node: of one node alone no network is known."""
+    """Names of the cluster presets that state this link and have the same device and the same
+    number of them in a node. A preset of a single node states no network."""
     if cluster.device is None:
         return []
     names = []

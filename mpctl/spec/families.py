@@ -1,8 +1,8 @@
-"""Which model families there are, where they are found, and the form of their prompts.
+"""The model families that exist, where they are found, and the form of their prompts.
 
 A built-in family is a folder of mpctl/families with a `family.py` that defines `FAMILY`. Any other
 family is an entry point of the group `mpctl.families` of an installed package, whose name is the
-family's and whose value leads to the same kind of description:
+family's and whose value is the import path of the same kind of description:
 
     [project.entry-points."mpctl.families"]
     toy = "toy_family.family:FAMILY"
@@ -37,7 +37,7 @@ NormOrder = Literal["pre", "post", "output", "sandwich"]
 
 @runtime_checkable
 class FamilyDefaults(Protocol):
-    """What a job file's defaults need to know of a family."""
+    """The part of a family's description that a job file's defaults need."""
 
     @property
     def norm_orders(self) -> tuple[NormOrder, ...]:
@@ -67,7 +67,7 @@ def family_names() -> tuple[str, ...]:
 
 
 def family_synonyms() -> dict[str, tuple[str, ...]]:
-    """What other software calls each built-in family; nothing of it is accepted."""
+    """What other software calls each built-in family; used in hints, not accepted as names."""
     families = ((name, load_family(name)) for name in builtin_families())
     return {name: family.synonyms for name, family in families if family is not None}
 
@@ -88,7 +88,7 @@ def load_family(name: str) -> FamilyDefaults | None:
 
 
 def _load(point: EntryPoint) -> FamilyDefaults:
-    """The description that an entry point leads to; InputError where there is none."""
+    """The description that an entry point names; InputError where there is none."""
     where = f"the entry point {point.name!r} = {point.value!r} of group {ENTRY_POINT_GROUP}"
     hint = "install or repair the package that it comes from"
     try:
@@ -103,7 +103,7 @@ def _load(point: EntryPoint) -> FamilyDefaults:
 
 
 def check_family(name: str) -> str:
-    """Validate `model.family`: the name of a family that exists."""
+    """Validate that `model.family` names a family that exists."""
     if load_family(name) is None:
         names = " or ".join(map(repr, family_names()))
         raise PydanticCustomError(
@@ -113,13 +113,13 @@ def check_family(name: str) -> str:
 
 
 def default_norm_order(name: object) -> NormOrder:
-    """The order of norms of a family that is given none; `pre` where there is no such family."""
+    """The order of norms where the job gives none; `pre` for an unknown family."""
     family = load_family(name) if isinstance(name, str) else None
     return "pre" if family is None else family.norm_orders[0]
 
 
 def list_families(schema: dict[str, Any]) -> None:
-    """Name in the JSON schema the families that exist where it is made."""
+    """List the families installed here in the JSON schema."""
     schema["enum"] = list(family_names())
 
 
@@ -134,11 +134,11 @@ class PromptKind(Enum):
     """
 
     CONTINUE = "continue"
-    """Tokens after the prompt, which both see only what stands before them (GPT)."""
+    """Tokens after the prompt; each token sees only those before it (GPT)."""
     FILL_WORDS = "fill words"
     """One token for every [MASK], all from one forward pass (BERT)."""
     FILL_BLANKS = "fill blanks"
-    """Several tokens for every [MASK], blank after blank, behind the prompt (GLM)."""
+    """Several tokens for every [MASK], one blank after another, after the prompt (GLM)."""
     DECODE = "decode"
     """Tokens of a decoder that attends to the encoded prompt, for each sentinel in it (T5)."""
 
@@ -149,7 +149,7 @@ class PromptForm:
 
     before, after: special tokens put around the prompt's own. start: the special token after which
     a blank or a decoder writes. end: the special token that ends what is written; None where the
-    tokenizer's end-of-text does (CONTINUE), or where nothing has to end (FILL_WORDS).
+    tokenizer's end-of-text does (CONTINUE), or where no end is needed (FILL_WORDS).
     """
 
     kind: PromptKind

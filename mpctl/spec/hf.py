@@ -1,11 +1,11 @@
 """The shape of a model from a Hugging Face config.json (the shape only, never weights or code).
 
-A family says how the configs of its classes are read (ModelFamily.config_readers); here is what
-they share. Keys and defaults are those of the config classes of `transformers`. What a model cannot
-express is refused in words rather than dropped, for a plan as for weights. Mixtures of experts and
-multi-head latent attention are known by their keys, whichever software names them, in a job as in a
-config.json: refused once for all their keys, never as misspelt keys, never planned as the dense
-model of the other keys.
+A family says how the configs of its classes are read (ModelFamily.config_readers); this file has
+what they share. Keys and defaults are those of the config classes of `transformers`. Settings that
+`[model]` cannot express are refused with a message, never dropped, for plans and for weights alike.
+Mixtures of experts and multi-head latent attention are recognised by their keys, under the names of
+several programs, in a job and in a config.json. One error names all their keys; they are not
+reported as misspelt, and the dense model of the other keys is not planned instead.
 
 An id of the hub that no preset names (presets.py) is looked for where `--fetch` keeps configs,
 `$XDG_CACHE_HOME/mpctl/models/OWNER/MODEL/config.json`, and then in the hub's own cache, where
@@ -40,9 +40,9 @@ DENSE = (
     "the matrix products alone are those of a dense model whose model.ffn is the experts that a "
     "token passes times an expert's width; its memory and messages are not the mixture's"
 )
-Found = Iterator[tuple[str, Any] | str]  # a key of ours with its value, or what is wrong
+Found = Iterator[tuple[str, Any] | str]  # one of mpctl's keys with its value, or what is wrong
 
-# Our key -> the names that configs of different families use for it, first match wins.
+# mpctl's key -> the names that configs of different families use for it, first match wins.
 NAMES: dict[str, tuple[str, ...]] = {
     "layers": ("num_hidden_layers", "n_layer", "num_layers"),
     "decoder_layers": ("num_decoder_layers",),
@@ -68,7 +68,7 @@ PLAIN = {
 }  # fmt: skip
 GATED = {name: law.replace("gelu", "geglu") for name, law in PLAIN.items() if "gelu" in law}
 GATED |= {"silu": "swiglu", "swish": "swiglu"}
-# Our key of a Llama 3.1 scaling -> theirs.
+# mpctl's key of a Llama 3.1 scaling -> that of transformers.
 SCALING = {
     "factor": "factor",
     "low_freq_factor": "low_freq_factor",
@@ -84,11 +84,11 @@ PLANNED_SCALINGS["su"] = "longrope"
 class ConfigReader:
     """How the config.json of one `model_type` is read.
 
-    shape: keys of ours as the class has them where the config does not say. names: where the class
-    has another name for a key of ours than NAMES. gated: whether its MLP always is. parts: what is
-    read besides numbers and activation. fixed: settings that change what the model computes and
-    that no key of ours expresses, with the value that they must have. last: changes the whole shape
-    once it is read.
+    shape: mpctl's keys with the class's defaults, for what the config leaves out. names: the
+    class's names for keys, where they differ from NAMES. gated: whether its MLP is always gated.
+    parts: functions that read more than numbers and activation. fixed: settings that change what
+    the model computes and that no key of mpctl expresses, with the value that they must have. last:
+    edits the complete shape after everything else is read.
     """
 
     shape: Mapping[str, Any]
@@ -99,7 +99,7 @@ class ConfigReader:
     last: Callable[[Raw], Raw] = dict
 
     def read(self, config: Raw, file: Path) -> Raw:
-        """The shape of this config; InputError with everything in it that cannot be used."""
+        """The shape of this config. Raises InputError with everything in it that cannot be used."""
         shape: Raw = {**self.shape, "name": _name(config, file), "source": str(file)}
         wrong: list[str] = []
         found = chain(
@@ -122,15 +122,15 @@ class ConfigReader:
 
 
 def config_readers() -> dict[str, ConfigReader]:
-    """How each known `model_type` is read, by the families that come with mpctl."""
+    """The reader of each known `model_type`, from the families that come with mpctl."""
     families = filter(None, map(load_family, builtin_families()))
     return {kind: read for family in families for kind, read in family.config_readers().items()}
 
 
 def shape_from_hf(name: Any) -> Raw:
-    """Our `[model]` keys for the config.json at path `name`, or in the folder of that name.
+    """The `[model]` keys for the config.json at path `name`, or in the folder of that name.
 
-    InputError, always at model.hf_config, names everything in it that cannot be used.
+    Raises InputError, always at model.hf_config, with everything in it that cannot be used.
     """
     file, config = _read(name)
     if isinstance(config, dict):
@@ -176,8 +176,8 @@ def _read(name: Any) -> tuple[Path, Any]:
 
 
 def _name(config: Raw, file: Path) -> str:
-    """What the model is called: the file, or its folder, as somebody named it; of a snapshot in the
-    hub's cache, whose folder is a hash, what the config says, else its model_type."""
+    """The model's name: that of the file or its folder; for a snapshot in the hub's cache, whose
+    folder is a hash, the name in the config, else its model_type."""
     folder = file.resolve().parent.name
     stem = file.stem if file.name != "config.json" else folder
     if stem and not re.fullmatch(r"[0-9a-f]{40}", stem):
@@ -187,7 +187,7 @@ def _name(config: Raw, file: Path) -> str:
 
 
 def numbers(config: Raw, names: Mapping[str, tuple[str, ...]]) -> Found:
-    """Keys of ours that are numbers, or true and false, by their names for them."""
+    """mpctl's keys whose values are numbers or booleans. names: the config's names for each."""
     for ours, theirs in names.items():
         name = next((name for name in theirs if config.get(name) is not None), None)
         if name is None:
@@ -199,7 +199,7 @@ def numbers(config: Raw, names: Mapping[str, tuple[str, ...]]) -> Found:
 
 
 def activation(config: Raw, *, gated: bool) -> Found:
-    """The MLP's activation; a t5's is gated where its name has the prefix `gated-`.
+    """The MLP's activation; that of a t5 is gated if its name has the prefix `gated-`.
 
     T5 1.1 has the tanh form in its gate and calls it gated-gelu.
     """
@@ -264,7 +264,7 @@ def _scaling(table: Raw) -> Found:
 
 
 def window(config: Raw, size: Any, *, full_every: int | None = None) -> Found:
-    """Sliding windows of so many tokens, in every layer but each full_every-th, unless layer_types
+    """Sliding windows of `size` tokens in every layer except each full_every-th, unless layer_types
     says which layers have them; none where the window is as long as the sequence."""
     length = next((config[n] for n in NAMES["seq_length"] if is_number(config.get(n))), None)
     if size is None:
@@ -286,8 +286,8 @@ def window(config: Raw, size: Any, *, full_every: int | None = None) -> Found:
 
 
 def _pattern(kinds: Any) -> dict[str, int] | None:
-    """Our keys for which layers have a window; attention_window_every 0 where none has, None where
-    no keys of ours say it."""
+    """mpctl's keys that say which layers have a window; attention_window_every 0 where none has
+    one, None where no keys can say it."""
     names = ("full_attention", "sliding_attention")
     if not isinstance(kinds, list) or not all(kind in names for kind in kinds):
         return None
@@ -310,13 +310,13 @@ def _fixed(config: Raw, fixed: Mapping[str, Any]) -> Found:
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:
-    """Whether it is a number of JSON; true and false are none."""
+    """Whether it is a JSON number; true and false are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def shape_by_id(name: object) -> dict[str, Any] | None:
-    """Our `[model]` keys for the fetched config.json of the model with this id; None where a preset
-    has the id, where nothing was fetched, and of what is no id. Raises InputError as shape_from_hf
+    """The `[model]` keys for the fetched config.json of the model with this id; None where a preset
+    has the id, nothing was fetched, or `name` is not an id. Raises InputError as shape_from_hf
     does."""
     if not is_hub_id(name) or find_file("models", str(name)) is not None:
         return None
@@ -330,19 +330,19 @@ def path_name(name: str) -> str:
 
 
 def find_fetched(name: str) -> Path | None:
-    """The config.json of the model with this id, if it lies on this machine."""
+    """The config.json of the model with this id, if it is on this machine."""
     path = fetched_path(name)
     return path if path is not None and path.is_file() else _in_hub_cache(name)
 
 
 def fetched_path(name: str) -> Path | None:
-    """Where `--fetch` keeps the config.json of this id; None for a user without a home."""
+    """Where `--fetch` stores the config.json of this id; None for a user without a home folder."""
     cache = _cache_folder()
     return None if cache is None else cache / "mpctl" / "models" / name / "config.json"
 
 
 def _in_hub_cache(name: str) -> Path | None:
-    """The config.json of the commit that the hub's cache has as `main`."""
+    """The config.json of the commit that is `main` in the hub's cache."""
     folder = _hub_cache()
     if folder is None:
         return None
@@ -366,8 +366,8 @@ def _hub_cache() -> Path | None:
 
 
 def _cache_folder() -> Path | None:
-    """The user's cache, by the XDG base directory specification, which ignores what is not
-    absolute; None for a user without a home."""
+    """The user's cache folder, by the XDG base directory specification, which ignores relative
+    paths; None for a user without a home folder."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if named.is_absolute():
         return named
@@ -383,7 +383,7 @@ LATENT_KEYS = (
     "attention_kind", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
     "v_head_dim", "mla", "use_mla", "multi_latent_attention",
 )  # fmt: skip
-# Classes of transformers that are so whatever their config.json says: its keys may be defaults.
+# Classes of transformers that always have experts or MLA: their config.json may leave out the keys.
 EXPERT_TYPES = (
     "mixtral", "gpt_oss", "dbrx", "jamba", "llama4", "llama4_text", "switch_transformers",
     "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "minimax",
@@ -392,7 +392,7 @@ LATENT_TYPES = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "minicp
 
 
 def kind_of_key(key: str) -> str | None:
-    """EXPERTS or LATENT where a key with this name says that a model is so; else None."""
+    """EXPERTS or LATENT if a key of this name marks such a model, else None."""
     name = key.lower().replace("-", "_")
     if name in LATENT_KEYS:
         return LATENT
@@ -400,7 +400,7 @@ def kind_of_key(key: str) -> str | None:
 
 
 def not_planned(kinds: Sequence[str], names: Sequence[str], where: str, hint: str) -> Issue:
-    """One issue for all the keys or classes `names`, which say of these kinds."""
+    """One issue for all the keys or classes `names`, which mark models of these kinds."""
     kinds = list(dict.fromkeys(kinds))
     verb = "is" if kinds == [LATENT] else "are"
     message = f"{' and '.join(kinds)} {verb} not planned yet: {', '.join(names)}"
@@ -408,8 +408,8 @@ def not_planned(kinds: Sequence[str], names: Sequence[str], where: str, hint: st
 
 
 def said_by_config(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Kind and name of what in a config.json says that its model is not planned: the class, or
-    keys; a count of 0 or 1, null and false say nothing."""
+    """Kind and name of each class or key in a config.json that marks a model which is not planned
+    yet; a count of 0 or 1, null and false mark nothing."""
     model_type = config.get("model_type")
     if isinstance(model_type, str):
         if model_type in EXPERT_TYPES or "moe" in model_type:

@@ -1,4 +1,4 @@
-"""What pydantic says of a job, in the words of a job file: one issue a cause, with a way out."""
+"""pydantic's errors about a job as issues in the words of a job file, each with a way out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONGEST_VALUE = 60
 
 
 def schema_issues(details: Iterable[dict[str, Any]]) -> list[Issue]:
-    """The issues of pydantic's errors: one for all keys of models that are not planned yet, then
+    """The issues for pydantic's errors: one for all keys of models that are not planned yet, then
     one for each cause."""
     refused: list[dict[str, Any]] = []
     experts: list[dict[str, Any]] = []
@@ -35,8 +35,8 @@ def _name(detail: dict[str, Any]) -> str:
 
 
 def joined_details(error: ValidationError) -> list[dict[str, Any]]:
-    """pydantic's errors. Where it has one for `true or false` and one for the words beside it, they
-    are one: `model.qk_norm.bool` and `model.qk_norm.literal['width']` become `model.qk_norm`."""
+    """pydantic's errors. Where a value may be a boolean or a word, its two errors are joined:
+    `model.qk_norm.bool` and `model.qk_norm.literal['width']` become `model.qk_norm`."""
     details: list[dict[str, Any]] = [dict(d) for d in error.errors(include_url=False)]
     flags = {detail["loc"][:-1] for detail in details if detail["type"] == "bool_type"}
     joined = []
@@ -53,7 +53,7 @@ def joined_details(error: ValidationError) -> list[dict[str, Any]]:
 
 
 def _kind(detail: dict[str, Any]) -> str | None:
-    """What is not planned yet, where this is an unknown key that says so."""
+    """The kind of model that is not planned yet, if this is an unknown key that marks one."""
     return kind_of_key(str(key_path(detail)[-1])) if detail["type"] == "extra_forbidden" else None
 
 
@@ -68,12 +68,12 @@ def _not_planned(details: list[dict[str, Any]]) -> list[Issue]:
 
 
 def key_path(detail: dict[str, Any]) -> list[Any]:
-    """Where it stands in the job; pydantic marks a bad key of a free table by one more part."""
+    """The path in the job; pydantic adds one more part for a bad key of a free table."""
     return [part for part in detail["loc"] if part != "[key]"]
 
 
 def _is_consequence(detail: dict[str, Any]) -> bool:
-    """A model key that follows from another one, whose own absence is what is reported."""
+    """Whether it is a model key that follows from another one, whose absence is reported."""
     path = key_path(detail)
     return detail["type"] == "missing" and path[0] == "model" and path[-1] in DERIVED
 
@@ -101,16 +101,16 @@ def _issue_of(detail: dict[str, Any]) -> Issue:
 def _shown(value: Any) -> str:
     if isinstance(value, dict | list):
         return "a table" if isinstance(value, dict) else "a list"
-    if isinstance(value, int) and value.bit_length() > 128:  # its digits may be past counting
+    if isinstance(value, int) and value.bit_length() > 128:  # Python may refuse to print it
         return f"an integer of {value.bit_length()} bits"
-    text = "null" if value is None else repr(value)  # as JSON, which alone has it, writes it
+    text = "null" if value is None else repr(value)  # as in JSON, the only format that has it
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 
 def nearest(path: list[str], value: Any = None) -> str:
-    """A hint for an unknown setting: what other software calls so, or the nearest keys.
+    """A hint for an unknown setting: the setting that other software calls so, or the nearest keys.
 
-    value: what it was set to; of a table, the keys in it are looked at as well.
+    value: what it was set to; if it is a table, its keys are looked up as well.
     """
     *table, key = path
     if isinstance(value, dict) and (inner := [MEANT[k] for k in value if k in MEANT]):
@@ -134,7 +134,7 @@ def _did_you_mean(names: Iterable[str]) -> str:
 
 
 def _value_hint(where: str, value: Any, legal: list[str]) -> str:
-    """A hint for a value that is none of the legal words: what other software calls so."""
+    """A hint for a value that is not a legal word: the word for what other software calls so."""
     if not isinstance(value, str | bool):
         return ""
     text = str(value).lower()
@@ -147,6 +147,6 @@ def _value_hint(where: str, value: Any, legal: list[str]) -> str:
     meant += [word for word in legal if word.replace("-", "_") == plain]
     near = difflib.get_close_matches(text, legal, n=2)
     alike = [difflib.SequenceMatcher(None, word, text).ratio() for word in near]
-    if len(set(alike)) == len(alike):  # of two that are as near, neither is a guess
+    if len(set(alike)) == len(alike):  # of two that are equally near, guess neither
         meant += near[:1]
     return f"use {meant[0]}" if meant else ""

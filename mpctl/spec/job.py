@@ -35,7 +35,7 @@ class DataSpec(StrictModel):
     )
     validation: dict[str, str] = Field(
         default_factory=dict,
-        description="more folders of prepared data to validate on, each under a name of yours",
+        description="more folders of prepared data to validate on, each under a chosen name",
     )
     validation_fraction: Probability = Field(
         0.02, description="share of the corpus' documents held back for validation"
@@ -60,17 +60,17 @@ class CheckpointSpec(StrictModel):
     )
     at_end: bool = Field(True, description="save a checkpoint after the last step")
     keep_last: CountOrZero = Field(
-        0, description="newest checkpoints to keep: older ones are removed; 0 keeps all"
+        0, description="number of newest checkpoints to keep: older ones are removed; 0 keeps all"
     )
     keep_every: CountOrZero = Field(
         0,
-        description="besides keep_last, keep each checkpoint whose step is a multiple of this; "
-        "0: no others",
+        description="in addition to keep_last, keep each checkpoint whose step is a multiple of "
+        "this; 0: no others",
     )
     asynchronous: bool = Field(
         True,
-        description="training waits only for a copy to host memory, which a thread writes; false: "
-        "until the checkpoint is on the disk",
+        description="training waits only for a copy to host memory, which a thread writes to "
+        "disk; false: training waits until the checkpoint is on disk",
     )
 
 
@@ -127,8 +127,8 @@ class JobSpec(StrictModel):
 
     @property
     def launched_kind(self) -> LaunchedKind | None:
-        """The same by torch's names, cuda for AMD's GPUs too; None where it is open, or a kind that
-        mpctl only plans."""
+        """The same by torch's names, cuda for AMD's GPUs too; None where it is not determined, or
+        is a kind that mpctl plans but does not launch."""
         return LAUNCHED_AS.get(self.device_kind or "")
 
     @property
@@ -176,7 +176,7 @@ def changed_job(
 ) -> JobSpec | None:
     """A complete job with some settings changed; None where the schema refuses a value.
 
-    open_settings: those that were left open before `complete`; they are derived anew, as are the
+    open_settings: those that were left open before `complete`; they are derived again, as are the
     model's keys that follow from others.
     """
     raw = job.model_dump()
@@ -206,8 +206,8 @@ def auto_dtype(device: DeviceSpec | None) -> DType:
 
 
 def _ends_as_layers(job: JobSpec) -> dict[str, bool]:
-    """The settings that count embedding and loss as a layer each, where the job leaves them open
-    and its runtime cuts so; empty where the layers are cut otherwise."""
+    """The settings that count embedding and loss as a layer each, if the job leaves them open and
+    its runtime cuts layers that way; otherwise empty."""
     p = job.parallel
     given = p.first_stage_layers or p.last_stage_layers or p.embedding_is_layer or p.loss_is_layer
     if job.model is None or given or p.stage_balance != "even":
@@ -218,10 +218,9 @@ def _ends_as_layers(job: JobSpec) -> dict[str, bool]:
 
 
 def ends_count_as_layers(layers: int, blocks: int, runtime: str) -> bool:
-    """Whether a runtime counts embedding and loss as a layer each when it cuts so many layers into
-    equal blocks (stages times chunks): Megatron does where layers alone do not divide and with
-    both they do, so that 22 layers on 8 stages are cut as 24. A layout of mpctl's own says so
-    itself."""
+    """Whether a runtime counts embedding and loss as a layer each when it cuts `layers` into equal
+    blocks (stages times chunks). Megatron does where layers alone do not divide but layers plus 2
+    do: 22 layers on 8 stages are cut as 24. Under mpctl's own runtime a job asks for it."""
     if layers % blocks == 0 or (layers + 2) % blocks:
         return False
     from mpctl.spec.runtime import get_profile  # few jobs get here, and it takes time to import

@@ -1,7 +1,7 @@
 """How ranks are started, watched and stopped: the table `[launch]` of a job.
 
-Each launcher backend that has settings of its own has a table below it, `[launch.slurm]` for
-instance, which only that backend reads.
+A launcher backend with further settings has a table below it, such as `[launch.slurm]`, which only
+that backend reads.
 """
 
 import datetime
@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field
 from mpctl.spec.base import Count, CountOrZero, StepRanges, StrictModel, Timeout
 
 Word = Annotated[str, Field(min_length=1, pattern=r"^[^\s\x00-\x1f]+$")]
-"""Text without spaces and control characters: a name that another program is given."""
+"""Text without spaces and control characters: a name that is passed to another program."""
 
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
@@ -28,7 +28,7 @@ to nccl."""
 RANK_MARGIN_SECONDS = 5.0
 """By how much a rank's own time-out in a collective exceeds `timeout_seconds`. The launcher, which
 sees all ranks, ends a hung attempt at `timeout_seconds` and names the rank at fault; a rank can
-only name the peer that it waits for, and gives up later in case nobody watches."""
+only name the peer that it waits for, so it gives up later, in case no launcher is watching."""
 
 
 def _as_sbatch_reads(value: object) -> object:
@@ -39,11 +39,11 @@ def _as_sbatch_reads(value: object) -> object:
 
 
 TimeLimit = Annotated[Word, BeforeValidator(_as_sbatch_reads)]
-"""A time limit as text, however it was written."""
+"""A time limit as text, from any of the forms that TOML reads."""
 
 
 class SlurmSpec(StrictModel):
-    """What a Slurm job is submitted with; an allocation that exists already ignores it."""
+    """Options with which a Slurm job is submitted; ignored inside an existing allocation."""
 
     partition: Word | None = Field(None, description="partition; the cluster's default when absent")
     account: Word | None = Field(None, description="account that is charged")
@@ -59,7 +59,7 @@ class SlurmSpec(StrictModel):
     )
     signal_seconds: Annotated[int, Ge(1), Le(65_535)] | None = Field(
         None,
-        description="how long before the time limit ranks are asked to save, seconds; follows from "
+        description="seconds before the time limit at which ranks are asked to save; follows from "
         "step time and checkpoint size when absent",
     )
     qos: Word | None = Field(None, description="quality of service")
@@ -85,7 +85,7 @@ class SshSpec(StrictModel):
         None, description="configuration file of the ssh client (ssh -F); ~/.ssh/config when absent"
     )
     connect_timeout: Annotated[int, Ge(1), Le(3600)] = Field(
-        10, description="longest time until a host lets ssh connect, seconds"
+        10, description="seconds within which each host must accept an ssh connection"
     )
     address: Word | None = Field(
         None, description="address of the launcher's host to which the hosts connect; found by "
@@ -93,8 +93,8 @@ class SshSpec(StrictModel):
     )  # fmt: skip
     pass_env: list[VariableName] = Field(
         default_factory=list,
-        description="more environment variables of the launcher that hosts get; those of torch, "
-        "NCCL, gloo and OpenMP and PYTHONPATH travel by themselves",
+        description="more environment variables of the launcher to pass to the hosts; those of "
+        "torch, NCCL, gloo and OpenMP and PYTHONPATH are always passed",
     )
 
 
@@ -115,12 +115,11 @@ class KubernetesSpec(StrictModel):
         None, description="context of kubectl's configuration; the current one when absent"
     )
     claim: Name | None = Field(
-        None,
-        description="PersistentVolumeClaim that the run directory lies on; every pod mounts it",
+        None, description="PersistentVolumeClaim that holds the run directory; every pod mounts it"
     )
     mount_path: Name | None = Field(
-        None, description="absolute path at which the pods mount the claim, and at which the "
-        "machine that submits sees the same files"
+        None, description="absolute path at which the pods mount the claim; the submitting "
+        "machine must see the same files there"
     )  # fmt: skip
     runtime: Name = Field(
         "torch-distributed", description="training runtime of a TrainJob; a PyTorchJob has none"
@@ -131,8 +130,8 @@ class KubernetesSpec(StrictModel):
     )
     gpu_resource: Name = Field("nvidia.com/gpu", description="name of the GPUs as a resource")
     cpus_per_node: Count | None = Field(
-        None, description="CPUs of a pod; when absent, those of its ranks' threads on CPU, and "
-        "none asked for on GPUs"
+        None, description="CPUs that a pod requests; when absent, one for each thread of its "
+        "ranks on CPU, none on GPUs"
     )  # fmt: skip
     memory_per_node: Name | None = Field(
         None, description="memory of a pod as Kubernetes takes it, such as 512Gi; none asked for "
@@ -160,8 +159,8 @@ class LaunchSpec(StrictModel):
 
     on: Literal["auto", "local", "slurm", "ssh", "kubernetes", "torchrun"] = Field(
         "auto",
-        description="launcher backend; auto: torchrun inside of a world that another program "
-        "started, slurm inside of an allocation of several nodes, else local",
+        description="launcher backend; auto: torchrun inside a world that another program "
+        "started, slurm inside an allocation of several nodes, else local",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
@@ -171,10 +170,10 @@ class LaunchSpec(StrictModel):
         None, description="CPU threads of a rank; cores / ranks when absent"
     )
     timeout_seconds: Timeout = Field(
-        300.0, description="longest wait for other ranks in a collective, seconds"
+        300.0, description="seconds in a collective after which a waiting rank counts as hung"
     )
     start_seconds: Timeout = Field(
-        300.0, description="longest time, seconds, without progress of a start: torchrun up, ranks "
+        300.0, description="seconds that starting may take without progress: torchrun up, ranks "
         "up, libraries imported, ranks connected; building the model does not count"
     )  # fmt: skip
     numa_binding: Literal["node", "none"] = Field(
@@ -183,7 +182,7 @@ class LaunchSpec(StrictModel):
         "torchrun --numa-binding does; no effect on CPU and on hosts of one node",
     )
     shared_memory: bool = Field(
-        True, description="CPU ranks of one host exchange through shared memory; false: gloo"
+        True, description="CPU ranks of one host send through shared memory; false: by gloo"
     )
     check_memory: bool = Field(
         True, description="refuse a launch whose planned peak memory exceeds what is free"
@@ -198,24 +197,24 @@ class LaunchSpec(StrictModel):
     )
     stop_seconds: Timeout = Field(
         60.0,
-        description="time that ranks get to finish their step and save when stopped, seconds",
+        description="seconds that ranks get to finish their step and save when the run is stopped",
     )
     max_restarts: CountOrZero = Field(
         0,
-        description="restarts after failures since the last checkpoint, each from the newest one; "
-        "the same error at the same step twice in a row ends the run",
+        description="most restarts after failures without a new checkpoint between them, each "
+        "from the newest one; the same error at the same step twice in a row ends the run",
     )
     elastic: bool = Field(
         False,
-        description="go on with fewer hosts when some are lost, and with all when they are back: "
-        "dp changes, the global batch stays; for launchers of several hosts",
+        description="continue with fewer hosts when some are lost, and with all when they are "
+        "back: dp changes, the global batch stays; for launchers of several hosts",
     )
     min_nodes: Count | None = Field(
-        None, description="fewest nodes that an elastic run goes on with; 1 when absent"
+        None, description="fewest nodes with which an elastic run continues; 1 when absent"
     )
     max_nodes: Count | None = Field(
         None,
-        description="nodes that an elastic run was planned for; filled in when it goes on with "
+        description="nodes that an elastic run was planned for; filled in when it continues with "
         "fewer, for --resume",
     )
     tensorboard: bool = Field(
@@ -224,8 +223,8 @@ class LaunchSpec(StrictModel):
     csv: bool = Field(False, description="write RUN/metrics.csv while training")
     profile: StepRanges = Field(
         "",
-        description="steps in which every rank records what it does when, into RUN/profile: 5-7; "
-        "`mpctl bench trace` shows them",
+        description="steps, such as 5-7, in which every rank records a trace into RUN/profile; "
+        "`mpctl bench trace` shows it",
     )
     predicted_step_seconds: Annotated[float, Gt(0), Le(1e30)] | None = Field(
         None, description="step time of the plan, seconds; filled in by `mpctl launch`"

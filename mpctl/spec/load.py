@@ -2,16 +2,16 @@
 
 Order, later wins: the job preset that a file starts from (`preset = "demo"`), the file, flags and
 `--set`. In each layer a table may be a preset's name (`model = "gpt2"`) or start from one
-(`[model] preset = "gpt2"`, `layers = 4`); the name counts first, single keys win over it, in
-whatever order they were typed. A file's path stands for a name anywhere (presets.py). Paths in a
-file are relative to the file (paths.py). A key under a former name counts as the new one
-(names.py).
+(`[model] preset = "gpt2"`, `layers = 4`); the preset is applied first and single keys override it,
+in whatever order they were typed. A file's path may replace a preset's name anywhere (presets.py).
+Paths in a file are relative to the file (paths.py). A key under a former name is read as the new
+one (names.py).
 
-The law of layers (`lay`): a table's base is what it names (`preset`, or `hf_config` for a model),
-else the table below it; its own keys win over the base, key by key, however deep. So
-`cluster.device.memory_bytes = 1` above `cluster = "selene"` keeps all of selene, and of its A100
-all but the memory. Where a model table gets a base, what merely follows from the base's shape
-(`derived_values` in model.py) is derived anew.
+The law of layers (`lay`): a table's base is the one that it names (`preset`, or `hf_config` for a
+model), else the table in the layer below; its own keys override the base's, key by key, at any
+depth. So `cluster.device.memory_bytes = 1` above `cluster = "selene"` keeps all of selene, and of
+its A100 all but the memory. Where a model table gets a base, values that only follow from the
+base's shape (`derived_values` in model.py) are derived again.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ RUN_JOB = "job.json"
 
 @dataclass(frozen=True)
 class LoadedJob:
-    """What could be read of a job.
+    """The part of a job that could be read, with its issues.
 
     job: without the keys that were refused, None where nothing remains; issues: every error;
     tables_with_errors: those where a default stands for a value that was refused; open_settings:
@@ -93,7 +93,7 @@ def load_job(source: str | None, overrides: Mapping[str, Any] | None = None) -> 
 
 
 def load_partial(source: str | None, overrides: Mapping[str, Any] | None = None) -> LoadedJob:
-    """As load_job, but issues are returned beside what could be read in spite of them."""
+    """As load_job, but returns the issues together with the part of the job that could be read."""
     raw = {} if source is None else read_source(source)
     return partial_from_raw(raw, overrides or {})
 
@@ -104,11 +104,11 @@ def job_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> JobSpec:
 
 
 def partial_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> LoadedJob:
-    """As job_from_raw, but issues are returned beside what could be read in spite of them."""
+    """As job_from_raw, but returns the issues with the part of the job that could be read."""
     notes, overrides = Notes([], []), full_names(overrides)
     raw = lay({}, with_full_names(raw), notes)
     for where, value in overrides.items():
-        if isinstance(value, dict):  # a table given whole replaces the one below
+        if isinstance(value, dict):  # a complete table replaces the one below
             raw = without(raw, where.split("."))
     raw = lay(raw, _nested(overrides), notes)
     issues = list(notes.issues)
@@ -128,14 +128,14 @@ def partial_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> LoadedJob:
 
 
 def require_job(loaded: LoadedJob) -> JobSpec:
-    """The job of what was loaded; raises InputError carrying all issues where there is any."""
+    """The loaded job; raises InputError carrying all issues if there are any."""
     if loaded.issues or loaded.job is None:
         raise InputError(loaded.issues)
     return loaded.job
 
 
 class SchemaError(InputError):
-    """What the schema refuses. locations: pydantic's type of each error, with its key's path."""
+    """An error of the schema. locations: pydantic's type of each error, with its key's path."""
 
     def __init__(self, error: ValidationError) -> None:
         from mpctl.spec.issues import joined_details, key_path, schema_issues
@@ -154,10 +154,10 @@ def parse(raw: Raw) -> JobSpec:
 
 
 def _without_refused(raw: Raw, error: SchemaError) -> JobSpec | None:
-    """The job without the keys that were refused, so that rules can judge the rest; None where it
-    lacks what is required."""
+    """The job without the refused keys, so that rules can check the rest; None where a required key
+    is missing."""
     for kind, path in error.locations:
-        # A table that lacks a key is left out whole.
+        # A table that lacks a required key is left out completely.
         raw = without(raw, path[:1] if kind == "missing" else path)
     try:
         return parse(raw)
@@ -200,8 +200,8 @@ def read_source(source: str) -> Raw:
 
 
 def _job_hint(source: str) -> str:
-    """A model's or a cluster's preset goes by its flag; else the nearest job presets, and where
-    they were looked for."""
+    """For the name of a model's or cluster's preset, its flag; else the nearest job presets, and
+    the folders that were searched."""
     flags: dict[Kind, str] = {"models": "--model", "clusters": "--cluster"}
     for kind, flag in flags.items():
         is_name = not is_path(source) or is_hub_id(source)
@@ -231,7 +231,7 @@ def _read_file(path: Path) -> Raw:
     if not raw:
         hint = "write a model, a cluster or sizes in it; `mpctl init FILE` makes a commented one"
         raise InputError.of("empty-job", str(path), "the file holds no setting", hint)
-    # Nobody can be told to rewrite what an older version wrote into its run directory.
+    # No warnings for a job.json: an older version wrote it, and nobody should have to rewrite it.
     return with_all_new_names(raw) if path.name == RUN_JOB else raw
 
 
@@ -250,8 +250,8 @@ def _syntax_hint(message: str, text: str) -> str:
 def parse_settings(settings: Iterable[str]) -> Raw:
     """`["tp=2", "model=gpt2"]` -> `{"parallel.tp": 2, "model": "gpt2"}`.
 
-    A setting is named in full or by its key alone (names.py). A value is read as TOML; what is not
-    TOML is taken as a string.
+    A setting is named in full or by its key alone (names.py). A value is read as TOML, or as a
+    string where it is not valid TOML.
     """
     parsed: Raw = {}
     for setting in settings:
@@ -272,14 +272,14 @@ def parse_settings(settings: Iterable[str]) -> Raw:
 
 
 class Base(NamedTuple):
-    """What a table starts from; file: the preset's, None for the shape of a config.json."""
+    """The table that another starts from; file: the preset's, None for a config.json's shape."""
 
     table: Raw
     file: PresetFile | None = None
 
 
 class Notes(NamedTuple):
-    """What came up while tables were laid upon each other: errors, and warnings of old names."""
+    """What was found while tables were merged: errors, and warnings about old names."""
 
     issues: list[Issue]
     warnings: list[Issue]
@@ -288,10 +288,10 @@ class Notes(NamedTuple):
 def lay(
     under: Any, over: Any, notes: Notes, where: Where = (), trail: tuple[PresetFile, ...] = ()
 ) -> Any:
-    """The table `over` upon `under`, both at the path `where` of a job; neither is edited.
+    """The table `over` merged over `under`, both at the path `where` of a job; neither is edited.
 
-    trail: the presets that led to `over`, each starting from the next. What names
-    something that cannot be found is left out and added to the notes' issues, so that the rest is
+    trail: the presets that led to `over`, each starting from the next. A key that
+    names something unknown is left out and added to the notes' issues, so that the rest is
     still checked; InputError when that is `over` itself.
     """
     if isinstance(over, str) and where in PRESET_TABLES:
@@ -318,8 +318,9 @@ def lay(
 
 
 def _expanded(base: Base, notes: Notes, where: Where, trail: tuple[PresetFile, ...]) -> Any:
-    """The table that a base stands for, with what it starts from itself. Raises InputError where
-    presets start from each other in a circle or too often, or one's own holds what no job may."""
+    """The table of a base, merged over the bases that it starts from itself. Raises InputError
+    where presets start from each other in a circle or too often, or a user's preset is not
+    valid."""
     if base.file is None:
         return lay({}, base.table, notes, where)
     trail = (*trail, base.file)
@@ -337,7 +338,7 @@ def _expanded(base: Base, notes: Notes, where: Where, trail: tuple[PresetFile, .
 
 
 def _split(over: Raw, where: Where) -> tuple[Base | None, Raw]:
-    """What a table names as its base, if anything, and its own keys."""
+    """The base that a table names, if any, and its own keys."""
     if where not in PRESET_TABLES:
         return None, over
     starts = ("preset", "hf_config") if where == MODEL else ("preset",)
@@ -364,8 +365,8 @@ def _base(where: Where, key: str, name: Any) -> Base:
         return Base(read_job_preset(file), file)
     table = {"name": file.name, **file.read()}
     if where == MODEL:
-        file.hub_ids()  # refused where they are no list
-        table.pop(HUB_IDS, None)  # of the preset, not of what starts from it
+        file.hub_ids()  # raises where they are not a list
+        table.pop(HUB_IDS, None)  # belongs to the preset, not to tables that start from it
     return Base(table, file)
 
 

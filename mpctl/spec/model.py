@@ -1,4 +1,4 @@
-"""The shape of a transformer; how it is laid out over ranks is parallel.py's."""
+"""The shape of a transformer; parallel.py has its layout over ranks."""
 
 from typing import Annotated, Any, Literal
 
@@ -29,10 +29,10 @@ class RotaryScaling(StrictModel):
 
     factor: Ratio = Field(description="by how much low frequencies are slowed down")
     low_freq_factor: Ratio = Field(
-        description="frequencies of fewer turns than this in the original length are slowed down"
+        description="frequencies with fewer turns than this in the original length are slowed down"
     )
     high_freq_factor: Ratio = Field(
-        description="frequencies of more turns than this in the original length stay as they are"
+        description="frequencies with more turns than this in the original length are unchanged"
     )
     original_max_position: Ratio = Field(description="the original length, tokens")
 
@@ -56,7 +56,7 @@ class ModelSpec(StrictModel):
     ffn: Width = Field(description="inner width of the MLP; 4 x hidden when absent")
     heads: Heads = Field(description="attention heads")
     kv_heads: Heads = Field(
-        description="heads of keys and values (grouped queries); as many as heads when absent"
+        description="heads of keys and values (grouped-query attention); equal to heads when absent"
     )
     head_dim: Width | None = Field(None, description="width of a head; hidden / heads when absent")
     vocab: Rows = Field(description="tokens of the vocabulary, without padding")
@@ -68,8 +68,8 @@ class ModelSpec(StrictModel):
         None, description="t5 only: tokens of the decoder's input"
     )
     max_positions: Rows = Field(
-        description="rows of a learned position table; rotary: longest sequence that the model is "
-        "made for; seq_length when absent"
+        description="rows of a learned position table; rotary: longest sequence that the model "
+        "supports; seq_length when absent"
     )
     activation: Literal["gelu", "gelu_tanh", "relu", "relu2", "swiglu", "geglu", "geglu_tanh"] = (
         Field(
@@ -83,13 +83,13 @@ class ModelSpec(StrictModel):
     )
     norm_order: NormOrder = Field(
         "pre",
-        description="norms before attention and MLP (pre), after the residual sums (post, as in "
-        "bert), of the results of attention and MLP (output, OLMo 2), or before and of the "
-        "results (sandwich, Gemma 2)",
+        description="where norms are: before attention and MLP (pre), after the residual sums "
+        "(post, as in bert), on the outputs of attention and MLP (output, OLMo 2), or before "
+        "them and on their outputs (sandwich, Gemma 2)",
     )
     embedding_norm: bool = Field(False, description="whether embeddings are normed (BLOOM)")
     embedding_multiplier: Multiplier | None = Field(
-        None, description="factor of the embeddings (Gemma: the root of hidden); 1 when absent"
+        None, description="factor of the embeddings (Gemma: sqrt(hidden)); 1 when absent"
     )
     parallel_residual: bool = Field(
         False, description="whether attention and MLP both read the layer's input (GPT-NeoX)"
@@ -102,7 +102,7 @@ class ModelSpec(StrictModel):
     )
     position: Literal["learned", "rotary", "alibi", "relative", "none"] = Field(
         "learned",
-        description="kind of positions: gpt learned, rotary, alibi (BLOOM) or none; t5 relative",
+        description="positions; gpt: learned, rotary, alibi (BLOOM) or none; t5: relative",
     )
     rotary_base: Annotated[float, Ge(1), Le(1e12)] = Field(
         10000.0, description="base of rotary positions (Hugging Face: rope_theta)"
@@ -112,11 +112,11 @@ class ModelSpec(StrictModel):
     )
     rotary_scaling_type: Literal["linear", "dynamic", "yarn", "longrope"] | None = Field(
         None,
-        description="another scaling than rotary_scaling's (Hugging Face: rope_type): planned, not "
-        "launched; it costs nothing",
+        description="scaling of another kind than rotary_scaling (Hugging Face: rope_type): "
+        "planned, not launched; it adds no cost",
     )
     rotary_fraction: Annotated[float, Gt(0), Le(1)] = Field(
-        1.0, description="part of a head's columns that rotary positions turn (GPT-NeoX: 0.25)"
+        1.0, description="fraction of a head's columns that rotary positions turn (GPT-NeoX: 0.25)"
     )
     window_rotary_base: Annotated[float, Ge(1), Le(1e12)] | None = Field(
         None, description="rotary_base of layers with a window (Gemma 3); rotary_base when absent"
@@ -125,7 +125,7 @@ class ModelSpec(StrictModel):
         32, description="t5: buckets of relative positions, rows of their table"
     )
     relative_max_distance: Rows = Field(
-        128, description="t5: distance in tokens from which all share the last bucket"
+        128, description="t5: distance in tokens from which on all share the last bucket"
     )
     token_types: Width = Field(2, description="bert: rows of the segment table")
     attention: Literal["flash", "unfused"] = Field(
@@ -133,14 +133,14 @@ class ModelSpec(StrictModel):
     )
     attention_window: Rows | None = Field(
         None,
-        description="keys that a query sees, itself among them (sliding window); all that came "
+        description="keys that a query sees, including its own (sliding window); all that came "
         "before when absent",
     )
     attention_window_every: Layers | None = Field(
-        None, description="N: one layer in N has the window, from the first on; all when absent"
+        None, description="N: the first layer of every N has the window; all when absent"
     )
     full_attention_every: Layers | None = Field(
-        None, description="N: one layer in N has no window, the last of each N (Gemma 3: 6)"
+        None, description="N: the last layer of every N has no window (Gemma 3: 6)"
     )
     attention_scale: Multiplier | None = Field(
         None, description="factor of the attention scores; 1 / sqrt(head_dim) when absent"
@@ -153,13 +153,13 @@ class ModelSpec(StrictModel):
     )
     qk_norm: bool | Literal["width"] = Field(
         False,
-        description="norms of queries and keys: of each head (true, Qwen3), or of all heads "
+        description="norms of queries and keys: over each head (true, Qwen3), or over all heads "
         "together (width, OLMo 2)",
     )
     bias: bool | Literal["qkv", "attention", "mlp"] = Field(
         True,
-        description="whether linear layers have biases: all, none, or those of q, k and v alone "
-        "(qkv, Qwen2), of attention, of the MLP",
+        description="which linear layers have biases: all (true), none (false), only q, k and v "
+        "(qkv, Qwen2), only those of attention, only those of the MLP",
     )
     head_bias: bool = Field(False, description="whether the output layer has a bias (Phi)")
     tied_embeddings: bool = Field(
@@ -167,8 +167,8 @@ class ModelSpec(StrictModel):
     )
     mtp_layers: Annotated[int, Ge(0), Le(64)] = Field(
         0,
-        description="layers of multi-token prediction, each with a projection of 2 hidden to "
-        "hidden and another pass of the output layer (DeepSeek-V3)",
+        description="layers of multi-token prediction, each with a projection from 2 x hidden to "
+        "hidden and another pass through the output layer (DeepSeek-V3)",
     )
     source: str | None = Field(None, description="where the shape comes from")
 
@@ -182,7 +182,7 @@ class ModelSpec(StrictModel):
 
     @property
     def head_size(self) -> int:
-        """Columns of one head; for a model whose heads divide hidden (rules/model.py says so)."""
+        """Columns of one head; requires that heads divide hidden (rules/model.py checks it)."""
         if self.head_dim is None:
             assert self.hidden % self.heads == 0, "heads-divide-hidden was not asked"
             return self.hidden // self.heads
@@ -190,7 +190,7 @@ class ModelSpec(StrictModel):
 
     @property
     def gated(self) -> bool:
-        """Whether the MLP's first matrix is two: one of them gates the other."""
+        """Whether the MLP has two first matrices, one of which gates the other."""
         return self.activation in ("swiglu", "geglu", "geglu_tanh")
 
     @property
@@ -199,7 +199,7 @@ class ModelSpec(StrictModel):
         return frozenset(BIASED[self.bias])
 
     def window_of(self, layer: int) -> int | None:
-        """Keys that a query of this layer sees at most; None where it sees all that came before.
+        """Most keys that a query of this layer sees; None where it sees all before it.
 
         By hand, a window of 128 in every second layer: 128 in layers 0 and 2, None in 1 and 3.
         """
@@ -248,9 +248,9 @@ def without_derived(raw: dict[str, Any]) -> dict[str, Any]:
     """A raw model table without the values that merely follow from the rest of it, so that they
     are derived anew from keys that are laid over it.
 
-    By hand: with hidden 64, ffn 256 is left out and ffn 170 stays, as somebody chose it.
-    max_positions of a model with learned or rotary positions stays as well: the length of the
-    sequences changes no weight of it.
+    By hand: with hidden 64, ffn 256 is left out and ffn 170 stays, since somebody chose it.
+    max_positions of a model with learned or rotary positions stays as well: the sequence length
+    does not change its weights.
     """
     follows = derived_values(raw)
     if raw.get("position", "learned") in ("learned", "rotary"):
@@ -259,9 +259,8 @@ def without_derived(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_positions(raw: dict[str, Any]) -> dict[str, Any]:
-    """The raw table of a model that others start from, which says how many positions it has: where
-    it does not, those of its own sequences. Keys that are laid over it change the length of the
-    sequences alone."""
+    """The raw table of a model that others start from, with max_positions set, by default to its
+    seq_length. Keys merged over it then change the sequence length alone."""
     length = raw.get("seq_length")
     is_learned = raw.get("position", "learned") == "learned"
     return {"max_positions": length, **raw} if length is not None and is_learned else raw
@@ -281,5 +280,5 @@ VARIANTS = (
 
 
 def is_set(model: ModelSpec, key: str) -> bool:
-    """Whether a key of a model says something else than its default."""
+    """Whether a key of a model differs from its default."""
     return bool(getattr(model, key) != ModelSpec.model_fields[key].default)

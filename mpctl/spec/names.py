@@ -1,9 +1,9 @@
-"""How a setting may be named, and which one is probably meant by a name that does not exist.
+"""The names of a setting, and which one is probably meant by a name that does not exist.
 
-A setting's full name is its table and key, `parallel.tp`. Where a key stands in one table alone,
-the key is enough: `tp`, `dtype`, `micro-batch-size`. Both names serve everywhere: with `--set`, in
-a job file outside of its tables, in a line of a batch, and as the settings of a function. A key
-that was renamed has a row in RENAMED_KEYS; its old name is read with a warning.
+A setting's full name is its table and key, `parallel.tp`. Where only one table has a key, the key
+is enough: `tp`, `dtype`, `micro-batch-size`. Both names work everywhere: with `--set`, in a job
+file outside its tables, in a line of a batch, and as the settings of a function. A key that was
+renamed has a row in RENAMED_KEYS; its old name is read with a warning.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TABLES = ("cluster", "model", "parallel", "training", "checkpoint", "data", "lau
 
 
 def full_name(key: str) -> str:
-    """`tp` -> `parallel.tp`; a full name, and one that is unknown or ambiguous, as it stands."""
+    """`tp` -> `parallel.tp`; a full, unknown or ambiguous name is returned unchanged."""
     name = key.replace("-", "_")
     if "." in key or name in keys_at([]):
         return key
@@ -33,7 +33,7 @@ def full_name(key: str) -> str:
 
 
 def tables_with(key: str) -> list[str]:
-    """The tables of a job that have a key of this name; where none has, those that had it once."""
+    """The tables of a job that have a key of this name; if none has, those that had it formerly."""
     today = [name for name in TABLES if key in keys_at([name])]
     return today or [name for name in TABLES if key in old_keys((name,))]
 
@@ -56,7 +56,7 @@ def _short(settings: Mapping[str, Any], name: str) -> str:
 
 
 def with_full_names(raw: Mapping[str, Any]) -> Raw:
-    """A job's tables, with each key that stands outside of them in its own:
+    """A job's tables, with each key from outside of them moved into its table:
     `{"tp": 2, "model": "gpt2", "model.layers": 4}` has the tables parallel and model.
 
     Raises InputError where a setting is given twice.
@@ -70,7 +70,7 @@ def with_full_names(raw: Mapping[str, Any]) -> Raw:
 
 
 def _put(table: Raw, path: list[str], value: Any, key: str, above: str = "") -> Raw:
-    """The table with a value at `path`. key: its name as it was given; above: the table's."""
+    """The table with a value at `path`. key: the name that the user wrote; above: the table's."""
     first, *rest = path
     name = f"{above}{first}"
     if not rest:
@@ -107,13 +107,13 @@ class RenamedKey(NamedTuple):
 
     @property
     def table(self) -> Where:
-        """The path of the least table in which both names are."""
+        """The path of the innermost table that contains both names."""
         pairs = zip(self.old.split("."), self.new.split("."), strict=False)
         return tuple(old for old, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     @property
     def warning(self) -> Issue:
-        """What is told where a job holds the key under its old name."""
+        """The warning for a job that has the key under its old name."""
         message = f"is called {self.new} since version {self.since}"
         hint = f"write {self.new}: the old name will go"
         return Issue("renamed-key", self.old, message, hint)
@@ -153,7 +153,7 @@ def with_new_names(table: Raw, where: Where) -> tuple[Raw, list[Issue]]:
 
 
 def _inner(table: Raw, path: list[str]) -> Raw | None:
-    """The table at a path below this one, empty where there is none; None for what is no table."""
+    """The table at a path below this one, empty if there is none; None if it is not a table."""
     inner: Any = table
     for key in path:
         inner = inner.get(key, {}) if isinstance(inner, dict) else None
@@ -161,7 +161,7 @@ def _inner(table: Raw, path: list[str]) -> Raw | None:
 
 
 def without(table: Raw, path: list[Any]) -> Raw:
-    """The table less what lies at `path`, or less its nearest part that can be left out."""
+    """The table without the value at `path`, or without the nearest table around it that can go."""
     key, *rest = path
     if rest and isinstance(table.get(key), dict):
         return {**table, key: without(table[key], rest)}

@@ -12,14 +12,14 @@ from mpctl.spec.schedules import SCHEDULES
 if TYPE_CHECKING:
     ScheduleName: TypeAlias = str
 else:
-    ScheduleName = Literal[tuple(SCHEDULES)]  # the names of the table, told where one is wrong
+    ScheduleName = Literal[tuple(SCHEDULES)]  # the names of the table, which an error lists
 TensorMode = Literal["1d", "2d", "2.5d", "3d"]
 
 
 if TYPE_CHECKING:
 
     class AxisSizes(StrictModel):
-        """The sizes of the axes, as type checkers know them."""
+        """The sizes of the axes, declared for type checkers."""
 
         tp: int = 1
         cp: int = 1
@@ -66,12 +66,12 @@ class ParallelSpec(AxisSizes):
     schedule: ScheduleName = Field("1f1b", description="order of a pipeline's micro batches")
     tensor_mode: TensorMode = Field(
         "1d",
-        description="how tp splits matrices: over a row of ranks (1d), a square (2d), squares "
-        "in layers (2.5d) or a cube (3d)",
+        description="how tp splits matrices: over a row of ranks (1d), a square (2d), layers of "
+        "squares (2.5d) or a cube (3d)",
     )
     tensor_depth: Count | None = Field(
         None,
-        description="layers d of 2.5d, for which tp = d q^2; the least for q >= 2 by default",
+        description="number d of layers in 2.5d, tp = d q^2; by default the smallest with q >= 2",
     )
     first_stage_layers: Layers | None = Field(
         None, description="layers of the first stage; an equal share when absent"

@@ -1,8 +1,8 @@
 """Paths in a job file, which are relative to the file and not to the directory of the shell.
 
-By hand, in jobs/a.toml `data.path = "mine"` is jobs/mine, as it would be in any tool that reads a
-file of settings. What is typed on a command line stays relative to the shell. Where a preset is
-named, a value with a slash, or that ends with `.toml`, is a file's path: in jobs/a.toml
+By hand, in jobs/a.toml `data.path = "mine"` is jobs/mine. Paths on a command line are relative to
+the shell's directory. Where a preset is named, a value that has a slash or ends with `.toml` is a
+file's path: in jobs/a.toml
 `cluster = "ours.toml"` is jobs/ours.toml, and `cluster = "ours"` the preset of that name. A model
 may be the config.json of Hugging Face, or the folder that holds it, or an id of the hub:
 `model = "Qwen/Qwen2.5-7B"` is the id of one (hf.py), unless there is jobs/Qwen/Qwen2.5-7B.
@@ -39,15 +39,15 @@ def is_path(name: str) -> bool:
 
 
 def is_hub_id(name: object, folder: Path = Path()) -> bool:
-    """Whether what names a model has the form of an id of Hugging Face's hub, `Qwen/Qwen2.5-7B`,
-    and is no path of a file or folder below `folder`."""
+    """Whether a model's name has the form of an id of Hugging Face's hub, `Qwen/Qwen2.5-7B`, and is
+    not the path of a file or folder below `folder`."""
     if not isinstance(name, str) or name.endswith((".toml", ".json")):
         return False
     return bool(HUB_ID.fullmatch(name)) and not os.path.exists(folder / name)  # noqa: PTH110
 
 
 def is_config(name: object) -> bool:
-    """Whether what names a model is the config.json of one: a .json file, or a folder with it."""
+    """Whether a model's name is the path of its config.json: a .json file, or a folder with it."""
     if not isinstance(name, str) or not is_path(name):
         return False
     try:
@@ -59,7 +59,7 @@ def is_config(name: object) -> bool:
 def anchored(raw: Raw, folder: Path) -> Raw:
     """The raw tables of a job file in `folder`, with their relative paths joined to it.
 
-    What is no path is left as it is, for the schema to refuse.
+    A value that is not a path is left unchanged, for the schema to refuse.
     """
     for setting in SETTINGS:
         raw = _changed(raw, setting, partial(_joined, folder=folder))
@@ -87,7 +87,7 @@ def _changed(raw: Raw, setting: tuple[str, ...], change: Callable[[Any], Any]) -
 
 
 def _joined_preset(value: Any, folder: Path, *, is_model: bool) -> Any:
-    """`ours.toml` in `jobs` -> `jobs/ours.toml`; what is no path as it is."""
+    """`ours.toml` in `jobs` -> `jobs/ours.toml`; a value that is not a path is unchanged."""
     if not isinstance(value, str) or not is_path(value) or (is_model and is_hub_id(value, folder)):
         return value
     joined = str(folder / value)
@@ -105,5 +105,5 @@ def _joined(value: Any, folder: Path) -> Any:
 
 
 def absolute(path: str | None) -> str | None:
-    """A path that means the same from any directory; the name of a corpus stays one."""
+    """The path made absolute; the name of a corpus stays a name."""
     return path if path is None or path == PYTHON_STDLIB else str(Path(path).resolve())

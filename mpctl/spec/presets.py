@@ -1,17 +1,17 @@
-"""Presets: TOML tables of devices, clusters, models, jobs and runtimes, and where a name finds one.
+"""Presets: TOML tables of devices, clusters, models, jobs and runtimes, found by name.
 
-A value with a slash, or that ends with `.toml`, is a file's path (paths.py). Any other is a name,
-which is looked for in the folders that the environment variable MPCTL_PRESETS names (as PATH does,
-several with `:` between them), in `./presets`, in `$XDG_CONFIG_HOME/mpctl/presets` (by default
-`~/.config/mpctl/presets`), and among the bundled ones, which lie in `presets/` of a checkout or
-inside the wheel. Each folder holds a subfolder for each kind; the first that has the name wins:
-with `clusters/selene.toml` in `./presets`, `--cluster selene` is that file. A model is also found
-by its id on Hugging Face's hub, in any case, which its preset names: `--model Qwen/Qwen2.5-7B`.
+A value that has a slash or ends with `.toml` is a file's path (paths.py). Any other is a name,
+which is looked up in the folders that the environment variable MPCTL_PRESETS names (separated by
+`:` as in PATH), in `./presets`, in `$XDG_CONFIG_HOME/mpctl/presets` (by default
+`~/.config/mpctl/presets`), and among the bundled presets, in `presets/` of a checkout or inside the
+wheel. Each folder holds a subfolder for each kind; the first that has the name wins: with
+`clusters/selene.toml` in `./presets`, `--cluster selene` is that file. A model is also found by its
+id on Hugging Face's hub, in any case, which its preset names: `--model Qwen/Qwen2.5-7B`.
 
 A user's preset is untrusted input, wherever its folder is: it is read if it is a regular file of at
-most LARGEST_FILE bytes, links followed. Its keys are checked where it is used, and what is wrong
-with it is reported with its path (InputError). Paths in it are relative to it:
-`device = "ours.toml"` in clusters/x.toml is clusters/ours.toml. The bundled ones are held by tests.
+most LARGEST_FILE bytes, links followed. Its keys are checked when it is used, and errors in it are
+reported with its path (InputError). Paths in it are relative to it:
+`device = "ours.toml"` in clusters/x.toml is clusters/ours.toml. Tests check the bundled ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["devices", "clusters", "models", "jobs", "runtimes"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-HUB_IDS = "hub_ids"  # a key of models' presets alone
+HUB_IDS = "hub_ids"  # a key that only models' presets have
 LARGEST_FILE = 2**20  # bytes; a preset has some two thousand
 # The tables of a job (by their path in it) that may start from a preset; () is the job itself.
 PRESET_TABLES: dict[tuple[str, ...], Kind] = {
@@ -51,7 +51,7 @@ LONGEST_VALUE = 60  # letters of a value in an error
 
 
 class PresetFile(NamedTuple):
-    """Where a preset lies. hides: a bundled preset, or one of a later folder, has the same name."""
+    """A preset's file. hides: a bundled preset, or one in a later folder, has the same name."""
 
     kind: Kind
     name: str
@@ -65,8 +65,7 @@ class PresetFile(NamedTuple):
         return _anchored(self.table(), self)
 
     def table(self) -> dict[str, Any]:
-        """The file's table as it stands there; InputError names the file where it cannot be
-        read."""
+        """The file's table, unchanged; InputError names the file where it cannot be read."""
         try:
             return tomllib.loads(self.content().decode("utf-8"))
         except (ValueError, RecursionError) as error:  # bad TOML and bad UTF-8 alike
@@ -100,7 +99,7 @@ class PresetFile(NamedTuple):
 
 
 def _anchored(table: dict[str, Any], file: PresetFile) -> dict[str, Any]:
-    """One's own preset may name files beside it; the bundled ones name none."""
+    """A user's preset may name files next to it; bundled ones name no files."""
     if file.is_bundled or file.kind == "runtimes":
         return table
     keys = next(keys for keys, kind in PRESET_TABLES.items() if kind == file.kind)
@@ -122,14 +121,14 @@ def presets_root() -> Path:
 
 
 def own_folders() -> tuple[Path, ...]:
-    """The folders of presets of one's own, the nearest first, whether they exist or not; InputError
-    where MPCTL_PRESETS names what is no folder."""
+    """The folders of the user's presets, in the order of search, whether they exist or not;
+    InputError where MPCTL_PRESETS names a path that is not a folder."""
     return _own_folders(search_path())
 
 
 @cache
 def _own_folders(search_path: tuple[str, ...]) -> tuple[Path, ...]:
-    """Found once for each place that a name may be found in."""
+    """Computed once for each search path."""
     named = [Path(text) for text in os.environ.get(VARIABLE, "").split(os.pathsep) if text]
     for folder in named:
         if not folder.is_dir():
@@ -145,8 +144,8 @@ def _own_folders(search_path: tuple[str, ...]) -> tuple[Path, ...]:
 
 
 def _config_folder() -> Path | None:
-    """The user's folder of settings, by the XDG base directory specification, which ignores what is
-    not absolute; None for a user without a home."""
+    """The user's folder of settings, by the XDG base directory specification, which ignores
+    relative paths; None for a user without a home folder."""
     named = Path(os.environ.get("XDG_CONFIG_HOME", ""))
     if named.is_absolute():
         return named
@@ -157,14 +156,14 @@ def _config_folder() -> Path | None:
 
 
 def search_path() -> tuple[str, ...]:
-    """What decides which file a name or a path finds, as long as no file is changed."""
+    """Everything that decides which file a name or a path finds, as long as no file is changed."""
     variables = (VARIABLE, "XDG_CONFIG_HOME", "HOME")
     return (str(Path.cwd()), *(os.environ.get(name, "") for name in variables))
 
 
 def preset_files(kind: Kind, only: str | None = None) -> dict[str, PresetFile]:
-    """The presets of a kind by name, sorted; of equal names the one that is used. A copy of the
-    same bytes hides nothing: a clone's ./presets is what is bundled with an installed mpctl.
+    """The presets of a kind by name, sorted; of equal names the one that is used. A copy with the
+    same bytes does not count as hiding another: a clone's ./presets has the bundled presets.
 
     only: the one name to look for.
     """
@@ -194,8 +193,8 @@ def bundled_names(kind: Kind) -> frozenset[str]:
 
 
 def find_file(kind: Kind, name: str) -> PresetFile | None:
-    """The preset's file by its name or path, or None. A name is only ever compared with those of
-    the folders' files: no path is built from it."""
+    """The preset's file by its name or path, or None. A name is only compared with the names of
+    files in the folders; no path is built from it."""
     if not is_path(name):
         return preset_files(kind, only=name).get(name)
     if kind == "models" and is_hub_id(name):
@@ -211,7 +210,7 @@ def _find_by_id(name: str) -> PresetFile | None:
     """The preset of a model that has this id. Files are searched before they are parsed."""
     wanted = name.lower()
     for file in preset_files("models").values():
-        with suppress(InputError):  # of one's own, told where it is used
+        with suppress(InputError):  # a user's file; reported when it is used
             has_it = wanted.encode() in file.content().lower()
             if has_it and wanted in map(str.lower, file.hub_ids()):
                 return file
@@ -229,8 +228,8 @@ def hub_ids() -> dict[str, str]:
 
 
 def find_preset(kind: Kind, name: str) -> dict[str, Any] | None:
-    """The preset's table, or None where there is none of that name; InputError names its file where
-    that cannot be read."""
+    """The preset's table, or None where no preset has that name; InputError names its file where it
+    cannot be read."""
     file = find_file(kind, name)
     return None if file is None else file.read()
 
@@ -255,7 +254,7 @@ def get_file(kind: Kind, name: str, *, where: str) -> PresetFile:
 
 
 def _unknown_id(name: str, where: str) -> InputError:
-    """What has the form of an id, of the hub or of a file: both ways out."""
+    """The error for a name that has the form of a hub id or of a path, with both ways out."""
     owner = f"{name.partition('/')[0].lower()}/"
     ids = list(hub_ids())
     near = nearest_names(name, ids) or [known for known in ids if known.lower().startswith(owner)]
@@ -267,7 +266,7 @@ def _unknown_id(name: str, where: str) -> InputError:
 
 
 def nearest_presets(kind: Kind, name: str) -> str:
-    """The names of a kind that are nearest to `name`; all, where none is near and they are few."""
+    """The names of a kind that are nearest to `name`; if none is near and they are few, all."""
     names = preset_names(kind)
     near = nearest_names(Path(name).name.removesuffix(".toml"), names) or names
     return ", ".join(near) if len(near) <= MOST_NAMES else f"a name of `mpctl presets {kind}`"
@@ -295,7 +294,7 @@ def name_or_path(kind: Kind) -> list[dict[str, Any]]:
 
 
 def lasting_name(kind: Kind, name: str) -> str:
-    """What means the same preset from any directory: the name of a bundled one, else the absolute
+    """A name of the preset that is valid in any directory: that of a bundled one, else the absolute
     path of its file."""
     file = find_file(kind, name)
     return name if file is None or file.is_bundled else str(file.path.resolve())
@@ -328,7 +327,7 @@ def _issue(detail: dict[str, Any], file: PresetFile, model: type[StrictModel]) -
 def require_valid(file: PresetFile, table: dict[str, Any], model: type[StrictModel]) -> None:
     """Raises InputError where a preset's expanded table holds a key or a value that no job may.
 
-    What is missing is left to the job, which may give it itself.
+    Missing keys are allowed, since the job may add them.
     """
     from pydantic import ValidationError
 

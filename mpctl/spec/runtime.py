@@ -1,7 +1,7 @@
-"""A runtime profile: what an estimate assumes of a training software.
+"""A runtime profile: what an estimate assumes about a training software.
 
-Which layouts it runs, how often it reads and writes which tensor, what it overlaps, what its host
-spends on launching kernels, what it holds in memory. `training.runtime` names a preset of
+It says which layouts the software runs, how often it moves each tensor, what it overlaps, the
+host's time to launch kernels, and the memory held. `training.runtime` names a preset of
 runtimes; its figures come from the software's sources and papers, those under [host] and [overlap]
 from a fit to published runs. No figure depends on a model.
 """
@@ -23,7 +23,7 @@ OWN_RUNTIME = "mpctl"  # the profile of the software that `mpctl launch` starts
 
 
 class MemoryPasses(StrictModel):
-    """How often a tensor is read or written in one micro batch; a gelu on its own reads once and
+    """How often a tensor is read or written in one micro batch; an unfused gelu reads once and
     writes once, which is 2."""
 
     forward: Amount = Field(description="reads and writes of the tensor in forward")
@@ -31,8 +31,7 @@ class MemoryPasses(StrictModel):
 
 
 class AcceleratorPasses(StrictModel):
-    """Passes of a software that has kernels of its own on accelerators; absent ones are as on a
-    CPU."""
+    """Passes of software that uses other kernels on accelerators; absent ones are as on a CPU."""
 
     dropout: MemoryPasses | None = Field(
         None, description="as operators.dropout, on an accelerator"
@@ -45,7 +44,7 @@ class OperatorCosts(StrictModel):
     bandwidth."""
 
     hidden: MemoryPasses = Field(
-        description="passes over the hidden states, a sublayer: norm, dropout, residual"
+        description="passes over the hidden states for each sublayer: norm, dropout, residual"
     )
     dropout: MemoryPasses = Field(
         MemoryPasses(forward=0, backward=0),
@@ -72,9 +71,11 @@ class OperatorCosts(StrictModel):
         "step",
         description="how often weights are cast: once a step, or in every forward and backward",
     )
-    flash: Part = Field(1.0, description="speed of its flash attention's forward over the device's")
+    flash: Part = Field(
+        1.0, description="speed of flash attention's forward relative to the device's"
+    )
     flash_backward: Part = Field(
-        1.0, description="speed of its flash attention's backward over the device's"
+        1.0, description="speed of flash attention's backward relative to the device's"
     )
     recompute: Literal["core", "half"] = Field(
         "core",
@@ -86,7 +87,7 @@ class OperatorCosts(StrictModel):
     )
     accelerator: AcceleratorPasses = Field(
         AcceleratorPasses(),
-        description="figures in place of these where the job's device is no CPU",
+        description="figures that replace these where the job's device is not a CPU",
     )
 
     def on(self, is_accelerator: bool, name: Literal["dropout", "logits"]) -> MemoryPasses:
@@ -100,19 +101,19 @@ class OperatorCosts(StrictModel):
 
 
 class OverlapShares(StrictModel):
-    """The share of each kind of message that is sent while something is computed; never more than
-    fits into that time."""
+    """The share of each kind of message that is sent during computation; never more than fits into
+    that time."""
 
     tp: Share = Field(
         description="share of a column product's gradient sum hidden by its weights' gradient"
     )
     products: Share = Field(
         0.0,
-        description="share of sequence parallelism's gathers and scatters that go in pieces beside "
-        "the product that needs or makes them",
+        description="share of sequence parallelism's gathers and scatters that are sent in pieces "
+        "during the product that needs or makes them",
     )
     cp: Share = Field(
-        0.0, description="share of messages of keys and values hidden by attention's own kernels"
+        0.0, description="share of messages of keys and values hidden by attention's kernels"
     )
     pp: Share = Field(description="share of a message between stages hidden by their work")
     dp: Share = Field(description="share of gradients and parameters hidden by the last backward")
@@ -125,7 +126,7 @@ class OverlapShares(StrictModel):
         0.0, description="share of ZeRO-3's gathers and scatters hidden by each layer's work"
     )
     drag: Amount = Field(
-        0.0, description="extra time of products beside a message, as a fraction of the overlap"
+        0.0, description="extra time of products during a message, as a fraction of the overlap"
     )
     keeps: bool = Field(
         False,
@@ -134,8 +135,8 @@ class OverlapShares(StrictModel):
     )
     buckets: bool = Field(
         False, description="gradients are reduced in buckets of parallel.bucket_bytes, padded to "
-        "equal slices; else all of a stage in one message, or a layer's where ZeRO sends in every "
-        "micro batch"
+        "equal slices; else all of a stage in one message, or one layer's where ZeRO sends in "
+        "every micro batch"
     )  # fmt: skip
     scatters: bool = Field(
         False, description="tp ranks each send a part of a message between stages, then gather it"
@@ -153,25 +154,24 @@ class HostCosts(StrictModel):
         0.0, description="further host time of a layer's forward that is split over tp, seconds"
     )
     micro_batch: Seconds = Field(
-        0.0, description="host time of a stage besides its layers, seconds a micro batch"
+        0.0, description="host time of a stage outside of its layers, seconds for each micro batch"
     )
     message: Seconds = Field(
         0.0, description="host time at either end of a message between stages, seconds"
     )
     sync: Amount = Field(
-        0.0,
-        description="extra host time of a layer at tp 8, as a fraction; it scales as tp cubed",
+        0.0, description="extra host time of a layer at tp 8, as a fraction; it scales as tp cubed"
     )
     rank_in_pipeline: Seconds = Field(
         0.0,
-        description="further host time of a layer's forward for each rank of its tp group, where a "
+        description="further host time of a layer's forward for each rank of its tp group, if the "
         "pipeline crosses nodes, seconds; twice as much in backward",
     )
-    step: Seconds = Field(0.0, description="host time once a step, seconds")
+    step: Seconds = Field(0.0, description="host time once for each step, seconds")
 
 
 class FittedRuns(StrictModel):
-    """The runs that the figures were fitted to: beyond them an estimate is an extrapolation."""
+    """The runs that the figures were fitted to; for other jobs an estimate is an extrapolation."""
 
     devices: list[str] = Field(default_factory=list, description="devices of those runs")
     clusters: list[str] = Field(default_factory=list, description="clusters of those runs")
@@ -186,8 +186,8 @@ ZeroStage = Annotated[int, Ge(0), Le(3)]
 
 
 class RuntimeSupport(StrictModel):
-    """Layouts that a training software runs, from its papers and sources; the default is what every
-    pipeline of 1F1B runs.
+    """Layouts that a training software runs, from its papers and sources; the defaults are what
+    every 1F1B pipeline runs.
 
     A search of a job tries what its runtime runs and nothing else; `mpctl launch` refuses
     what rules/launched.py and the rules of each limit refuse.
@@ -200,17 +200,16 @@ class RuntimeSupport(StrictModel):
     )
     emit: list[str] = Field(
         [],
-        description="launchers of `mpctl plan --emit` that run this software; what is emitted for "
-        "one of them is planned under this profile",
+        description="launchers of `mpctl plan --emit` that run this software; a plan that is "
+        "emitted for one of them uses this profile",
     )
     kinds: list[str] = Field(
         [], description="kinds of device that it runs on (cuda, rocm, ...); any when empty"
     )
     schedules: Annotated[list[ScheduleName], MinLen(1)] = Field(
-        ["1f1b"],
-        description="pipeline schedules that a search tries, each with one chunk a stage",
+        ["1f1b"], description="pipeline schedules that a search tries, each with one chunk a stage"
     )
-    chunks: bool = Field(False, description="several chunks a stage, interleaved (parallel.vpp)")
+    chunks: bool = Field(False, description="several chunks per stage, interleaved (parallel.vpp)")
     recompute: Annotated[list[RecomputeMode], MinLen(1)] = Field(
         ["none", "full"], description="values of training.recompute"
     )
@@ -220,28 +219,27 @@ class RuntimeSupport(StrictModel):
         [0], description="ZeRO stages; the first where dp x cp is 1"
     )
     tensor_modes: list[TensorMode] = Field(
-        ["1d"],
-        description="values of parallel.tensor_mode; empty where tp is always 1",
+        ["1d"], description="values of parallel.tensor_mode; empty where tp is always 1"
     )
     pipeline: bool = Field(True, description="pipeline parallelism (parallel.pp above 1)")
     by_cost: bool = Field(False, description="stages of equal compute (parallel.stage_balance)")
     ends_as_layers: bool = Field(
         False,
-        description="where layers do not divide over the stages, embedding and loss count as a "
-        "layer each, if that divides",
+        description="if layers do not divide over the stages, embedding and loss count as a layer "
+        "each, provided that the sum divides",
     )
     fills_stages: bool = Field(
         False,
-        description="a stage takes layers, and at last head and loss, until the cost of all so far "
+        description="each stage takes layers, the last also head and loss, until the cost so far "
         "passes its share (pipeline/filled.py); else stages hold equal numbers of layers",
     )
     needs_full_pipeline: bool = Field(
         False,
-        description="it refuses fewer micro batches than stages before the last, and, where "
-        "replicas reduce gradients, stages without a parameter",
+        description="it refuses fewer micro batches than pp - 1, and, where replicas reduce "
+        "gradients, stages without a parameter",
     )
     orders: list[str] = Field(
-        [], description="orders of ranks that it has (parallel.order); any when empty"
+        [], description="orders of axes that it supports (parallel.order); any when empty"
     )
     dtypes: list[DType] = Field([], description="data types that it trains in; all when empty")
 
@@ -266,8 +264,8 @@ class RuntimeSupport(StrictModel):
 
 
 class RuntimeMemory(StrictModel):
-    """Memory that a training software takes besides what every training does, from its sources
-    where not said otherwise; no figure depends on a model."""
+    """Memory that a training software takes in addition to what every training needs, from its
+    source code unless stated otherwise; no figure depends on a model."""
 
     kernels: str = Field(
         "mpctl",
@@ -277,8 +275,8 @@ class RuntimeMemory(StrictModel):
     )
     parameter_dtype: DType | None = Field(
         None,
-        description="data type of the only copy of parameters, which the optimizer updates; with "
-        "master copies when absent",
+        description="data type of the only copy of parameters, which the optimizer updates; when "
+        "absent there are master copies",
     )
     gradient_bytes: dict[DType, Amount] = Field(
         default_factory=dict,
@@ -289,7 +287,7 @@ class RuntimeMemory(StrictModel):
         False, description="dropout counts as on where scores are held: the software's default"
     )
     logit_bytes: Amount = Field(
-        0.0, description="bytes held for a logit during the loss, beside the logit itself"
+        0.0, description="bytes held for each logit during the loss, besides the logit itself"
     )
     weight_gradients: Literal["one", "layer"] = Field(
         "one",
@@ -297,14 +295,14 @@ class RuntimeMemory(StrictModel):
     )
     reduction_bytes: Amount = Field(
         0.0,
-        description="bytes held for a gradient besides, where replicas reduce them: DDP's buckets",
+        description="further bytes held for each gradient, if replicas reduce them: DDP's buckets",
     )
     gather_buffers: Amount = Field(
         0.0,
         description="hidden states of a micro batch, gathered over tp, that buffers of "
         "asynchronous tensor parallelism hold all the time",
     )
-    slack: Part = Field(1.0, description="bytes that the allocator reserves for an allocated byte")
+    slack: Part = Field(1.0, description="bytes that the allocator reserves per allocated byte")
     context_bytes: Annotated[float, Ge(0), Le(1e12), AS_MEMORY] = Field(
         0.0, description="bytes of the device's libraries, outside of the allocator"
     )
@@ -319,18 +317,18 @@ class RuntimeProfile(StrictModel):
         default_factory=RuntimeSupport, description="the layouts that it runs"
     )
     gradient_dtype: DType | None = Field(
-        None, description="data type in which gradients are reduced; the job's when absent"
+        None, description="data type in which gradients are reduced; that of the job when absent"
     )
     operators: OperatorCosts = Field(description="operations bound by memory bandwidth")
-    overlap: OverlapShares = Field(description="what is sent while something is computed")
+    overlap: OverlapShares = Field(description="shares of messages sent during computation")
     host: HostCosts = Field(description="time of the host thread")
     spread: Part = Field(
-        description="spread of log(measured / estimated) where the cluster was measured: 9 of 10 "
-        "lie within 1.645 of it"
+        description="standard deviation of log(measured / estimated) where the cluster was "
+        "measured: 9 of 10 runs are within 1.645 times it"
     )
-    spread_apart: Part = Field(description="the same where the cluster was not measured")
+    spread_apart: Part = Field(description="the same for clusters that were not measured")
     widening: Annotated[float, Ge(1), Le(10)] = Field(
-        1.26, description="by how much each further respect in which a job lies outside widens both"
+        1.26, description="factor on both for each way in which a job is outside the fitted runs"
     )
     seen: FittedRuns = Field(
         default_factory=FittedRuns, description="runs that the figures were fitted to"
@@ -344,14 +342,14 @@ class RuntimeProfile(StrictModel):
 def get_profile(name: str) -> RuntimeProfile:
     """The runtime preset that `training.runtime` names.
 
-    Raises InputError where there is none of this name, or its file is wrong: then with the file,
-    and an issue for each key of it that is."""
+    Raises InputError where no preset has this name, and where its file is wrong, with an issue for
+    each wrong key."""
     return _read_profile(name, search_path())
 
 
 @cache
 def _read_profile(name: str, search_path: tuple[str, ...]) -> RuntimeProfile:
-    """Read once for each place that a name may be found in."""
+    """Read once for each search path."""
     file = get_file("runtimes", name, where="training.runtime")
     try:
         return RuntimeProfile.model_validate(file.read())
@@ -360,5 +358,5 @@ def _read_profile(name: str, search_path: tuple[str, ...]) -> RuntimeProfile:
 
 
 def is_launched(runtime: str) -> bool:
-    """Whether `mpctl launch` runs what is planned under this runtime, whose name a job gives."""
+    """Whether `mpctl launch` runs jobs under the runtime of this name."""
     return get_profile(runtime).runs.launched

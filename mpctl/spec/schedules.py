@@ -1,4 +1,4 @@
-"""The pipeline schedules, one row each; a new schedule starts and ends here.
+"""The pipeline schedules, one row each; a new schedule needs a row here and nothing else.
 
 A row is all that others need to know of a schedule with one chunk a stage: its name in job files,
 how many chunks a stage it runs, how many forwards a stage runs before its first backward, and
@@ -12,7 +12,7 @@ turn, then the rest:
     interleaved  warm-up 2 (p - s - 1) + (v-1) p  its v chunks, in groups of p micro batches: p | m
     zero-bubble  1f1b with the backward in two    ZB-H1, arXiv 2401.10241
 
-With several chunks a stage, 1f1b is the interleaved schedule.
+With several chunks on each stage, 1f1b is the interleaved schedule.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class PipelineSchedule(NamedTuple):
     chunks: how many chunks a stage it runs.
     splits_backward: gradients of inputs first, and those of weights `stage` micro batches later;
     with one chunk a stage only.
-    timing: how its length follows from that of its actions, where a formula is known
-    (estimate/makespan.py); played is right for every schedule.
+    timing: how its length follows from that of its actions, by a formula where one is known
+    (estimate/makespan.py); `played` is right for every schedule.
     """
 
     warmup: Warmup
@@ -41,14 +41,14 @@ class PipelineSchedule(NamedTuple):
     timing: Literal["gpipe", "1f1b", "played"] = "played"
 
     def runs(self, chunks: int) -> bool:
-        """Whether it runs so many chunks a stage."""
+        """Whether it runs this number of chunks on each stage."""
         if self.splits_backward and chunks > 1:
             return False
         return self.chunks == "any" or (self.chunks == "several") == (chunks > 1)
 
 
 def _until_the_first_arrives(stage: int, stages: int, microbatches: int) -> int:
-    """Forwards that stages behind this one need before the last of them can go backward."""
+    """Forwards that the stages after this one need before the last can start its backward."""
     return min(stages - stage - 1, microbatches)
 
 

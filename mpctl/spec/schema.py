@@ -1,7 +1,7 @@
-"""What may stand in a job file: its JSON Schema, the names of settings, the words legal for one.
+"""The contents of a job file: its JSON Schema, the names of settings, the legal words of each.
 
-The schema of a job *file* is JobSpec's, plus the forms that a file may use for presets. Of a
-setting that takes any number or text no words are listed.
+The schema of a job *file* is JobSpec's, plus the forms that a file may use for presets. No words
+are listed for a setting that takes any number or text.
 
 >>> choices_of("training.recompute"), choices_of("parallel.tp")
 (['none', 'selective', 'full'], [])
@@ -32,7 +32,7 @@ STARTS: dict[str, Kind] = {
 
 
 def job_schema() -> dict[str, Any]:
-    """Tables that may start from a preset accept its name alone, or `preset` beside other keys."""
+    """The JSON Schema; where a table may start from a preset, a name or a key `preset` is legal."""
     schema = JobSpec.model_json_schema()
     for table, kind in STARTS.items():
         body = schema["$defs"][table]
@@ -55,7 +55,7 @@ def job_schema() -> dict[str, Any]:
     }
 
 
-MOST_NUMBERS = 10  # a range of so many is listed
+MOST_NUMBERS = 10  # a range of at most this many numbers is listed
 
 
 def choices_of(setting: str) -> list[str]:
@@ -77,13 +77,13 @@ def choices_of(setting: str) -> list[str]:
 
 
 def description_of(setting: str) -> str:
-    """What a setting means, by its full name; empty for what is no setting."""
+    """The description of a setting, by its full name; empty where there is no such setting."""
     field = _field(tuple(setting.split(".")))
     return (field.description or "") if field else ""
 
 
 def settings(*, short: bool = False) -> list[str]:
-    """The full names of all settings; short: those whose key stands in one table, by it alone."""
+    """The full names of all settings; short: the key alone where only one table has it."""
     names = [name for name, _ in _leaves(JobSpec)]
     if not short:
         return names

@@ -37,7 +37,7 @@ def _known_runtime(name: str) -> str:
 
 
 def _list_runtimes(schema: dict[str, Any]) -> None:
-    """The JSON schema of `runtime` with the names of the presets that there are."""
+    """Add the names of all runtime presets to the JSON schema of `runtime`."""
     schema["anyOf"] = name_or_path("runtimes")
 
 
@@ -53,18 +53,18 @@ class TrainingSpec(StrictModel):
     )
     dtype: Literal["auto", DType] = Field(
         "auto",
-        description="data type of parameters and activations; auto: bf16, or else fp16, "
-        "where the cluster's device is an accelerator that has it; fp32 on a CPU and without one; "
-        "tf32: fp32, whose products a GPU computes in TF32; fp8: bf16, but operands of the layers' "
-        "linear products in 8 bits",
+        description="data type of parameters and activations; auto: bf16, or else fp16, where the "
+        "cluster's device is an accelerator that has it; fp32 on a CPU or without a device; "
+        "tf32: fp32, with products computed in TF32 on GPUs; fp8: bf16, but operands of the "
+        "layers' linear products in 8 bits",
     )
     fp8_recipe: Literal["delayed", "tensorwise"] = Field(
         "delayed",
-        description="dtype fp8: where the scale of a tensor comes from: the largest element of the "
-        "last steps (delayed), or its own (tensorwise, current scaling)",
+        description="dtype fp8: a tensor's scale follows from its largest element in the last "
+        "steps (delayed), or from its present largest element (tensorwise, current scaling)",
     )
     fp8_amax_history_len: Annotated[int, Ge(1), Le(1024)] = Field(
-        16, description="fp8_recipe delayed: steps of which the largest element counts"
+        16, description="fp8_recipe delayed: number of last steps whose largest element counts"
     )
     gradient_dtype: DType | None = Field(
         None,
@@ -81,8 +81,8 @@ class TrainingSpec(StrictModel):
     )
     offload_activations: bool = Field(
         False,
-        description="with recompute=full: move each layer's saved input to host memory; ranks on "
-        "CPU save nothing by it, and their summary counts the copies as activations",
+        description="with recompute=full: move each layer's saved input to host memory; on CPU "
+        "this saves no memory, and the summary counts the copies as activations",
     )
     dropout: Probability = Field(
         0.0, description="dropout probability of embeddings and both residual branches"
@@ -90,7 +90,7 @@ class TrainingSpec(StrictModel):
     attention_dropout: Probability = Field(
         0.0,
         description="dropout probability of attention weights; above 0 scores are held in memory, "
-        "but on GPUs under the mpctl runtime",
+        "except on GPUs under the mpctl runtime",
     )
     loss_scale: Annotated[float, Ge(1e-6), Le(2.0**64)] = Field(
         2.0**16, description="fp16: loss scale at the start; it halves at each overflow"
@@ -112,32 +112,33 @@ class TrainingSpec(StrictModel):
         "where that is lower",
     )
     warmup_steps: CountOrZero = Field(
-        10, description="steps in which the learning rate rises linearly from 0"
+        10, description="steps over which the learning rate rises linearly from 0"
     )
     lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = Field(
         "cosine",
-        description="learning rate after the warm-up: constant, down to min_learning_rate along a "
-        "line or half a cosine, or wsd (warm-up, stable, decay: the peak, then a decay at the end)",
+        description="learning rate after the warm-up: constant, falling to min_learning_rate on a "
+        "line or half a cosine, or wsd (warm-up, stable, decay: the peak, then a decay at the "
+        "end)",
     )
     lr_decay_steps: Count | None = Field(
         None,
         description="step at which the learning rate reaches min_learning_rate and stays there; "
-        "steps when absent. Set, it keeps the rates of a run that is resumed with more steps",
+        "steps when absent. Set it to keep the rates of a run that is resumed with more steps",
     )
     lr_wsd_decay_steps: Count | None = Field(
-        None, description="lr_schedule wsd: steps of its decay, the last ones before lr_decay_steps"
+        None, description="lr_schedule wsd: steps of its decay, which ends at lr_decay_steps"
     )
     lr_wsd_decay_style: Literal["linear", "cosine", "exponential", "minus_sqrt"] = Field(
         "exponential", description="lr_schedule wsd: shape of its decay"
     )
     weight_decay: Hyper = Field(
-        0.1, description="AdamW's decoupled weight decay, of all parameters but norms and biases"
+        0.1, description="AdamW's decoupled weight decay; not applied to norms and biases"
     )
     beta1: Probability = Field(0.9, description="AdamW's decay of the gradient's mean")
     beta2: Probability = Field(0.95, description="AdamW's decay of the squared gradient's mean")
     epsilon: PositiveHyper = Field(1e-8, description="AdamW's epsilon")
     clip_norm: Hyper = Field(
-        1.0, description="largest norm of the whole model's gradient; 0 turns clipping off"
+        1.0, description="largest norm of the full model's gradient; 0 turns clipping off"
     )
     init_std: PositiveHyper = Field(0.02, description="standard deviation of initial weights")
     eval_interval: CountOrZero = Field(
@@ -148,37 +149,37 @@ class TrainingSpec(StrictModel):
     )
     on_nonfinite: Literal["stop", "skip", "rollback"] = Field(
         "stop",
-        description="at a loss or gradient norm that is not finite: end the run, leave the "
-        "parameters as they are and go on (skip), or start again from the newest checkpoint "
-        "without the batches before (rollback)",
+        description="at a loss or gradient norm that is not finite: end the run, leave out the "
+        "update and continue (skip), or restart from the newest checkpoint without the last "
+        "batches (rollback)",
     )
     on_spike: Literal["ignore", "stop", "skip", "rollback"] = Field(
-        "ignore", description="at a loss that spikes: nothing, or as for on_nonfinite"
+        "ignore", description="at a loss that spikes: do nothing, or as for on_nonfinite"
     )
     spike_factor: Annotated[float, Gt(1), Le(1e6)] = Field(
         2.0, description="a loss above this times the median of the last ones is a spike"
     )
     spike_window: Annotated[int, Ge(2), Le(10_000)] = Field(
-        32, description="updates whose losses the median is of; none is a spike before so many"
+        32, description="updates over which that median is taken; no loss is a spike before"
     )
     max_skipped_steps: CountOrZero = Field(
         10, description="steps that may be skipped in a row by on_nonfinite and on_spike"
     )
     rollback_batches: Count = Field(
         200,
-        description="a rollback leaves out so many batches up to the one at fault, but none from "
-        "before the checkpoint",
+        description="number of batches, up to the one at fault, that a rollback leaves out; none "
+        "from before the checkpoint",
     )
     max_rollbacks: CountOrZero = Field(3, description="rollbacks of one launch")
     skip_batches: BatchRanges = Field(
         "",
-        description="batches that are not trained on: 17, 40-55; batch N is that of step N when "
-        "none is left out. A rollback adds to them",
+        description="batches that are left out of training, such as 17, 40-55; batch N is that of "
+        "step N when none is left out. Rollbacks add to the list",
     )
     init_from: str | None = Field(
         None,
-        description="weights to start from: a Hugging Face directory, what `mpctl checkpoint "
-        "import` wrote, or a run; drawn from the seed when absent",
+        description="weights to start from: a Hugging Face directory, the output of `mpctl "
+        "checkpoint import`, or a run; drawn from the seed when absent",
     )
     freeze: list[str] = Field(
         default_factory=list,
@@ -187,8 +188,8 @@ class TrainingSpec(StrictModel):
     )
     runtime: Annotated[str, AfterValidator(_known_runtime)] = Field(
         "mpctl",
-        description="software whose kernels, overlaps and memory a plan assumes: a preset of "
-        "runtimes (`mpctl presets` lists them)",
+        description="software whose kernels, overlap and memory a plan assumes: a runtime preset "
+        "(`mpctl presets` lists them)",
         json_schema_extra=_list_runtimes,
     )
 
@@ -205,7 +206,7 @@ class TrainingSpec(StrictModel):
 
     @property
     def chosen_dtype(self) -> DType:
-        """`dtype` of a job that is complete, where `auto` stands for none."""
+        """`dtype` of a complete job, in which it is no longer `auto`."""
         assert self.dtype != "auto", "complete (spec/job.py) chooses it"
         return self.dtype
 
@@ -220,7 +221,7 @@ class TrainingSpec(StrictModel):
         return "runtime" not in self.model_fields_set
 
     def with_auto_dtype(self, dtype: DType) -> "TrainingSpec":
-        """The same with the data type that `auto` stands for, which is told as such."""
+        """The same with the data type that `auto` stands for, marked as chosen by `auto`."""
         named = self.model_fields_set - {"dtype"}
         return TrainingSpec.model_construct(named, **{**dict(self), "dtype": dtype})
 
@@ -233,8 +234,8 @@ class TrainingSpec(StrictModel):
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of an element of parameters and activations in `dtype`: of the dtypes of 8 bits and
-        fewer, which only operands of products have, those of bf16."""
+        """Bytes of an element of parameters and activations in `dtype`; those of bf16 for dtypes of
+        8 bits and fewer, which only operands of products have."""
         return max(2, DTYPE_BYTES[self.dtype])
 
     @property
