@@ -30,21 +30,21 @@ COMMANDS = {
 }  # fmt: skip
 """Each command's module in mpctl.cli, and its function there, or the app of a group."""
 FORMER = {"weights": "checkpoint"}
-"""Commands under the name that they had once."""
+"""Former names of commands."""
 
 UNUSABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
-"""Errors of the system about a path that cannot be used, whatever was to be done with it."""
+"""Errors of the operating system about a path that cannot be used."""
 
 
 class LazyGroup(HintingGroup):
-    """The commands, each imported when it is used."""
+    """The commands, each imported only when it is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The commands in the order in which --help lists them."""
         return list(COMMANDS)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that `args` begin with, which may be under a former name."""
+        """The command at the start of `args`, possibly under a former name."""
         return super().resolve_command(ctx, [FORMER.get(args[0], args[0]), *args[1:]])
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -121,7 +121,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _stdout_status() -> os.stat_result | None:
-    """What stdout is to the system; None where it is no file of its own."""
+    """The `fstat` of stdout; None where it has no file descriptor."""
     try:
         return os.fstat(sys.stdout.fileno())
     except (OSError, ValueError):
@@ -129,10 +129,10 @@ def _stdout_status() -> os.stat_result | None:
 
 
 def _has_lost_reader(exit_: SystemExit, stdout: os.stat_result | None) -> bool:
-    """Whether click or rich left with exit code 1 as nobody reads stdout any more. A reader that
-    has enough is no failure; a broken pipe or socket of the command's own is one.
+    """Whether click or rich exited with code 1 because nobody reads stdout any more. A reader that
+    stops early is not a failure; another broken pipe or socket is one.
 
-    stdout: what it was at the start; rich puts the null device in the place of a broken one."""
+    stdout: its state at the start; rich replaces a broken stdout by the null device."""
     now = _stdout_status()
     if stdout is None or now is None or not isinstance(exit_.__context__, BrokenPipeError):
         return False

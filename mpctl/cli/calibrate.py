@@ -12,20 +12,20 @@ import typer
 RunsOption = Annotated[
     list[Path],
     typer.Argument(
-        help="Run directories, folders of a bench with runs in them, or JSON lists of runs: each "
-        "has a job, with cluster.preset and training.runtime, and its measured step."
+        help="Run directories, folders of a bench that contain runs, or JSON lists of runs, each "
+        "with a job (including cluster.preset and training.runtime) and its measured step."
     ),
 ]
 ClusterOption = Annotated[
     str | None,
     typer.Option(
-        help="Preset of the cluster on which run directories were made, by name or file; by "
-        "default the one that has the cluster's name.",
+        help="Preset of the cluster of the run directories, by name or file; by default the one "
+        "with the cluster's name.",
         show_default=False,
     ),
 ]
 OutOption = Annotated[
-    Path, typer.Option(help="Folder to write the fitted presets to, by kind and name.")
+    Path, typer.Option(help="Folder to write the fitted presets to, as KIND/NAME.toml.")
 ]
 PriorsOption = Annotated[
     Path | None,
@@ -39,7 +39,7 @@ CrossOption = Annotated[
 ]
 ProcessesOption = Annotated[
     int | None,
-    typer.Option(min=1, help="Processes that estimate runs; one a core where that pays if absent."),
+    typer.Option(min=1, help="Processes that estimate runs; by default up to one per core."),
 ]
 
 
@@ -55,8 +55,8 @@ def calibrate(
     """Fit the constants of devices, clusters and runtime profiles to measured steps.
 
     Constants start from the values in their presets: a few runs move them a little, many runs
-    determine them. The fitted presets are copies: with --out presets they are found by name here.
-    A run that cannot be planned is named with the reason, and the others are fitted to.
+    determine them. The fitted presets are copies: with --out presets, commands here find them by
+    name. A run that cannot be planned is reported with the reason and left out.
     """
     from mpctl.calibrate.evaluate import open_evaluator
     from mpctl.calibrate.fit import Fit, leave_out, residuals
@@ -71,9 +71,9 @@ def calibrate(
     constants = constants_of(measured)
     with open_evaluator(measured, constants, processes) as evaluate:
         fit = Fit(measured, constants, evaluate, prior_values)
-        whole = fit.solve(rounds=rounds, say=_say)
-        left_out = leave_out(fit, whole, say=_say) if cross else None
-    values = fit.values(whole.shift)
+        fitted = fit.solve(rounds=rounds, say=_say)
+        left_out = leave_out(fit, fitted, say=_say) if cross else None
+    values = fit.values(fitted.shift)
     paths = write_presets(measured, values, out, left_out)
     errors = {"before": residuals(measured, {}), "fitted": residuals(measured, values)}
     if left_out:

@@ -1,4 +1,4 @@
-"""`mpctl checkpoint`: what a run has saved, whether it is undamaged, and other forms of it."""
+"""`mpctl checkpoint`: list, verify and convert what a run has saved."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CheckpointArgument = Annotated[
     Path,
     typer.Argument(
         metavar="CHECKPOINT",
-        help="RUN/checkpoints/step-N; a run, by its directory or its name in runs/, stands for its "
+        help="RUN/checkpoints/step-N; a run, by its directory or its name in runs/, means its "
         "newest checkpoint.",
         autocompletion=complete.run,
     ),
@@ -71,7 +71,7 @@ def inspect(
     ] = False,
     as_json: AsJsonOption = False,
 ) -> None:
-    """Show what is in CHECKPOINT: step, layout, shards, parameters, how it can be checked."""
+    """Show the contents of CHECKPOINT: step, layout, shards, parameters, hashes."""
     from mpctl.checkpoint.listing import inspect_document, list_document
     from mpctl.render.checkpoints import print_inspection
     from mpctl.render.output import print_json
@@ -99,7 +99,7 @@ def verify(
 ) -> None:
     """Compare every byte of CHECKPOINT with the hashes that were written with it.
 
-    About a second a GB. A launch does not need it: each rank checks what it reads.
+    Takes about a second per GB. Launching does not require it: each rank checks what it reads.
     """
     from mpctl.checkpoint.listing import verify_document
     from mpctl.cli.signals import ended_by_signals
@@ -144,8 +144,8 @@ def reshard(
 ) -> None:
     """Rewrite CHECKPOINT for another layout: OUT/checkpoints/step-N, with OUT/job.json for it.
 
-    `mpctl launch --resume --run-dir OUT` goes on from it. A launch does not need it: any layout
-    reads any other's checkpoints. No more than a tensor at a time is in memory.
+    `mpctl launch --resume --run-dir OUT` continues from it. Launching does not require it, since
+    any layout reads checkpoints of any other. At most one tensor at a time is in memory.
     """
     from mpctl.checkpoint.listing import list_document
     from mpctl.cli.signals import ended_by_signals
@@ -162,7 +162,7 @@ def reshard(
 
 
 def _find(path: Path) -> CheckpointPath:
-    """What a path names; a run may be named by its name in runs/."""
+    """The checkpoint that a path names; a run may also be named by its name in runs/."""
     from mpctl.checkpoint.listing import find_checkpoints
     from mpctl.errors import Issue
     from mpctl.runs.saved import find_run

@@ -1,9 +1,9 @@
-"""What a shell completes after `mpctl`: presets, values and names of settings, run directories.
+"""Shell completion for `mpctl`: presets, names and values of settings, run directories.
 
-Typer completes commands, options and the words of an option; here is what only mpctl knows. A
-completion is asked for while somebody types, so names of presets are read off folders without
-importing the job's models, and whatever fails completes nothing. Where nothing is completed the
-shell completes files: `mpctl plan jobs/a<TAB>`. By hand: `--set recompute=s<TAB>` -> `selective`.
+Typer completes commands, options and the words of an option; this file adds what only mpctl knows.
+Completion runs while somebody types, so names of presets are read from folders without importing
+the job's models, and any failure completes nothing. Where nothing is completed the shell completes
+files: `mpctl plan jobs/a<TAB>`. By hand: `--set recompute=s<TAB>` -> `selective`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MARKS = (".mpctl-run", "job.json")  # of a run directory
 
 
 def _quiet(find: Callable[[str], Iterable[str]]) -> Completer:
-    """A completion that completes nothing where it fails, such as in an unreadable folder, and no
-    word that a shell might take for more than a word: files may have any name."""
+    """A completer that returns nothing where `find` fails, such as in an unreadable folder, and no
+    word with characters that a shell treats specially, since files may have any name."""
 
     def completer(incomplete: str) -> list[str]:
         try:
@@ -57,7 +57,7 @@ def preset_of(kind: Kind) -> Completer:
 
 
 def _files(incomplete: str) -> list[str]:
-    """The TOML files of this folder; a path further away is the shell's to complete."""
+    """The TOML files of this folder; other paths are left to the shell."""
     return [] if "/" in incomplete else [path.name for path in Path().glob("*.toml")]
 
 
@@ -74,7 +74,7 @@ def value_of(setting: str) -> Completer:
 
 @_quiet
 def setting(incomplete: str) -> Iterable[str]:
-    """Completes KEY=VALUE: names of settings, then the words that are legal."""
+    """Completes KEY=VALUE: names of settings, then their legal values."""
     from mpctl.spec.names import full_name
     from mpctl.spec.schema import choices_of, settings
 
@@ -139,7 +139,7 @@ def preset_of_kind(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_for_bash(run_command: Callable[[], object]) -> None:
-    """Answer bash, which takes `=` for a word of its own and replaces only what follows it.
+    """Answer bash, which treats `=` as a separate word and replaces only what follows it.
 
     `mpctl plan --set recompute=s` comes as the words --set, recompute, = and s; typer is asked for
     `recompute=s` and its answers are printed without `recompute=`.
@@ -158,7 +158,7 @@ def complete_for_bash(run_command: Callable[[], object]) -> None:
 
 
 def _joined(words: list[str], current: int) -> tuple[list[str], int]:
-    """`["a", "=", "b"]` -> `["a=b"]`, and where the word number `current` has come to."""
+    """`["a", "=", "b"]` -> `["a=b"]`, and the new position of word number `current`."""
     joined: list[str] = []
     at = current
     for number, word in enumerate(words):

@@ -1,4 +1,4 @@
-"""`mpctl data`: turn text into token files once, which every launch and layout can read."""
+"""`mpctl data`: turn text once into token files that every launch and layout can read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the manifest as JSON
 def data() -> None:
     """Prepare text for training, and verify prepared data.
 
-    A launch prepares the corpus of its job itself; prepare it here to use it in several runs.
+    A launch prepares the corpus of its job by itself; use this command to share it between runs.
     """
 
 
@@ -38,9 +38,9 @@ SourcesOption = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="SOURCE",
-        help="Text files, .jsonl files (a document a line), .parquet files (a document a row) "
-        "or folders of such files; .gz and .zst are decompressed. Or python-stdlib: Python's own "
-        "library, some 9 MB of text.",
+        help="Text files, .jsonl files (a document per line), .parquet files (a document per row) "
+        "or folders of such files; .gz and .zst are decompressed. Or python-stdlib: Python's "
+        "standard library, about 9 MB of text.",
         show_default="python-stdlib",
     ),
 ]
@@ -57,28 +57,28 @@ TokenizerOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Use this tokenizer.json, or that of a folder of prepared data or of a run, "
-        "instead of training one, so that token ids mean the same to a model that uses it.",
+        help="Use this tokenizer.json, or that in a folder of prepared data or of a run, instead "
+        "of training one, so that token ids stay valid for a model that uses it.",
     ),
 ]
 ExtendTokenizerOption = Annotated[
     bool,
     typer.Option(
         "--extend-tokenizer",
-        help="Add entries learned from this corpus to --tokenizer, up to --vocab-size in all. A "
+        help="Add entries learned from this corpus to --tokenizer, up to --vocab-size in total. A "
         "new language then needs fewer tokens, and old ids keep their meaning for a model that "
-        "starts from its old weights.",
+        "starts from old weights.",
     ),
 ]
 ValidationFractionOption = Annotated[
     float,
-    typer.Option(help="Fraction of the documents that is not trained on but used for validation."),
+    typer.Option(help="Fraction of the documents that is held back for validation."),
 ]
 MaxBytesOption = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="Use at most N bytes of decompressed text, in whole files chosen by the hash of their "
+        help="Use at most N bytes of decompressed text, in full files chosen by the hash of their "
         "names, so that a smaller N selects a subset.",
         show_default="all",
     ),
@@ -110,7 +110,7 @@ def prepare(
     overwrite: OverwriteOption = False,
     as_json: AsJson = False,
 ) -> None:
-    """Split a corpus into documents, train a tokenizer, write the tokens of both splits.
+    """Split a corpus into documents, train a tokenizer, write tokens for training and validation.
 
     The same text and settings give the same bytes on every machine. Ctrl-C leaves no files behind.
     """
@@ -138,7 +138,7 @@ def show(
         bool,
         typer.Option(
             "--hashes",
-            help="Also compare the sha256 of every file with the manifest, about a second a GB.",
+            help="Also compare the sha256 of every file with the manifest, about a second per GB.",
         ),
     ] = False,
     as_json: AsJson = False,

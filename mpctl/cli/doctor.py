@@ -1,4 +1,4 @@
-"""`mpctl doctor`: what every host offers, and what would break a launch there."""
+"""`mpctl doctor`: examine every host and find what would break a launch there."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 RunDirOption = Annotated[
     Path,
-    typer.Option(help="Directory of the runs: whether ranks can write there, and how fast."),
+    typer.Option(help="Directory for runs; checks whether ranks can write there, how fast."),
 ]
 DeviceOption = Annotated[
     Literal["auto", "cpu", "cuda"] | None,
@@ -65,11 +65,11 @@ def doctor(
     markdown: MarkdownOption = False,
     as_json: AsJsonOption = False,
 ) -> None:
-    """Look at every host: software, devices, memory, limits, network, run directory, speed of
+    """Examine every host: software, devices, memory, limits, network, run directory, speed of
     links.
 
-    With JOB also whether its launch would start. Exit code 1 when something would break a launch;
-    every finding comes with a way out. Nothing is left behind on any host.
+    With JOB, also check whether its launch would start. Exit code 1 when something would break a
+    launch; every finding comes with a way out. Nothing is left behind on any host.
     """
     from mpctl.doctor.redact import redact as redacted
 
@@ -101,8 +101,8 @@ ELSEWHERE = {
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of the hosts. plan: of the job, or of its hosts alone where no job is named;
-    name: of the job, None without one."""
+    """What the hosts are examined for. plan: that of the job, or of its hosts alone where no job is
+    named; name: that of the job, None without one."""
 
     plan: Plan
     name: str | None
@@ -110,8 +110,8 @@ class Question:
     collectives: bool
 
     def answer(self) -> Diagnosis:
-        """Connect to the hosts and look at them, with a bar. Hosts that cannot be used are findings
-        of their own: then nothing else is known."""
+        """Connect to the hosts and examine them, with a progress bar. If hosts cannot be used, that
+        is the only finding."""
         from mpctl.cli.signals import ended_by_signals
         from mpctl.clusters.registry import find_backend
         from mpctl.doctor.documents import of_issues
@@ -129,7 +129,7 @@ class Question:
                 return of_issues(error.issues, backend=backend.name, job=self.name)
 
     def _examined(self, backend: Backend, hosts: Hosts, on_progress: Progress) -> Diagnosis:
-        """Look at the hosts, and add what a launch of the job would be refused for."""
+        """Examine the hosts, and add the reasons for which a launch of the job would be refused."""
         from mpctl.doctor.documents import with_issues
         from mpctl.doctor.examine import Examination, examine
 
@@ -142,7 +142,7 @@ class Question:
         return with_issues(diagnosis, self._refusals(backend, hosts.cluster))
 
     def _machine(self, cluster: Cluster | None) -> Machine:
-        """The least that every host has."""
+        """The resources that every host has."""
         from mpctl.hosts.checks import common_machine
         from mpctl.hosts.machine import this_machine
 
@@ -167,9 +167,9 @@ class Question:
 
 
 def question_of(job: JobSource, run_dir: Path, *, collectives: bool) -> Question:
-    """The question about a job; where none is named, about all hosts that the backend has.
+    """The question about a job or, where none is named, about all hosts of the backend.
 
-    Raises InputError for a bad job, and for a backend whose hosts cannot be asked from here.
+    Raises InputError for a bad job, and for a backend whose hosts cannot be reached from here.
     """
     names_job = job.source is not None or any(
         not setting.startswith(ABOUT_HOSTS) for setting in job.overrides
@@ -196,7 +196,7 @@ def _backend_name(plan: Plan) -> str:
 
 
 def _hosts_of(plan: Plan, backend: str) -> dict[str, int]:
-    """The nodes, and ranks on each, of a plan for every host of the hostfile or the allocation."""
+    """Nodes, and ranks on each, of a plan for all hosts of the hostfile or the allocation."""
     from mpctl.clusters.slurm.allocation import find_allocation
     from mpctl.clusters.ssh.hostfile import read_hostfile, select_hosts
 

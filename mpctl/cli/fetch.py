@@ -1,8 +1,8 @@
-"""`--fetch`: the config.json of a model by its id, asked of Hugging Face's hub.
+"""`--fetch`: download the config.json of a model by its id from Hugging Face's hub.
 
-Only this file is asked for, over https and without a token, from the hub or from what HF_ENDPOINT
-names; it is kept where spec/hf.py finds it again, so that later commands need no network. A model
-that is gated is refused with the commands of the hub's own tool, which knows the user's token.
+Only this file is requested, over https and without a token, from the hub or from the server that
+HF_ENDPOINT names; it is stored where spec/hf.py finds it, so that later commands need no network.
+For a gated model the error has the commands of the hub's tool, which knows the user's token.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from urllib.error import HTTPError
 
 HUB = "https://huggingface.co"
-LARGEST = 2**20  # bytes; a config.json has some two thousand
-SECONDS = 20.0  # for the whole answer
+LARGEST = 2**20  # bytes; a config.json has about two thousand
+SECONDS = 20.0  # for the full response
 RULE, WHERE = "not-fetched", "--fetch"
 
 
 def fetch_model(source: str | None, settings: Mapping[str, Any]) -> None:
     """Fetch the config.json of the model that a job names by id, unless a preset or a path has it,
-    and say on stderr where it lies. source, settings: as load_job has them. Raises InputError."""
+    and print on stderr where it is. source, settings: as load_job has them. Raises InputError."""
     from mpctl.render.console import say
     from mpctl.spec.paths import is_hub_id
     from mpctl.spec.presets import find_file
@@ -41,7 +41,7 @@ def fetch_model(source: str | None, settings: Mapping[str, Any]) -> None:
 
 
 def _named_model(source: str | None, settings: Mapping[str, Any]) -> object:
-    """What names the model in the settings, else in the job that they are laid over."""
+    """The model's name in the settings, else in the job that they override."""
     from mpctl.spec.load import read_source
 
     if name := settings.get("model.preset") or settings.get("model"):
@@ -51,7 +51,7 @@ def _named_model(source: str | None, settings: Mapping[str, Any]) -> object:
 
 
 def fetch_config(name: str) -> Path:
-    """Fetch config.json of the model with this id; the file that it was written to. Raises
+    """Fetch config.json of the model with this id and return the path of the written file. Raises
     InputError, and then nothing is written."""
     from mpctl.durable import write_whole
     from mpctl.spec.hf import fetched_path
@@ -73,7 +73,7 @@ def fetch_config(name: str) -> Path:
 
 
 def _read(url: str, name: str) -> str:
-    """The text at `url`, which is a JSON table. Raises InputError."""
+    """The text at `url`. Raises InputError unless it is a JSON object."""
     from http.client import HTTPException
     from urllib.error import HTTPError, URLError
     from urllib.request import Request, urlopen
@@ -104,8 +104,7 @@ def _read(url: str, name: str) -> str:
 
 
 def _content(answer: IO[bytes], url: str) -> bytes:
-    """The body of an answer, of at most LARGEST bytes and within SECONDS; TimeoutError after
-    those."""
+    """The body of an answer of at most LARGEST bytes; raises TimeoutError after SECONDS."""
     until, content = time.monotonic() + SECONDS, b""
     while piece := answer.read1(2**16):  # type: ignore[attr-defined]
         content += piece
@@ -117,14 +116,14 @@ def _content(answer: IO[bytes], url: str) -> bytes:
 
 
 def _require_same_scheme(asked: str, answered: str) -> None:
-    """A hub that is asked by https must not send its clients on to plain http."""
+    """A hub that was contacted by https must not redirect to plain http."""
     if asked.startswith("https:") and not answered.startswith("https:"):
         raise _refused(f"{asked} leads to {answered}, which is not encrypted", "")
 
 
 def _answered(error: HTTPError, url: str, name: str) -> InputError:
-    """What a status of refusal means. The hub says 401 of what does not exist, too, and names the
-    reason in a header."""
+    """The error for a refused request. The hub also answers 401 for what does not exist, and gives
+    the reason in a header."""
     reason = error.headers.get("X-Error-Code", "")
     page = url.partition(f"/{name}/")[0] + f"/{name}"
     if reason == "GatedRepo" or (error.code == 403 and not reason):

@@ -44,14 +44,14 @@ class HintingGroup(TyperGroup):
     """A group of commands that suggests one when the command typed does not exist."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that `args` begin with. Raises InputError when there is no such command."""
+        """The command at the start of `args`. Raises InputError when there is no such command."""
         if not args[0].startswith("-") and args[0] not in self.list_commands(ctx):
             raise_unknown(args[0], ctx.command_path, self.list_commands(ctx))
         return super().resolve_command(ctx, args)
 
 
 def raise_unknown(name: str, group: str, commands: Iterable[str]) -> NoReturn:
-    """Raise an InputError for a command that `group` does not have, with the nearest ones."""
+    """Raise InputError for a command that `group` does not have, with the nearest names."""
     from difflib import get_close_matches  # only where something is wrong
 
     known = list(commands)
@@ -78,8 +78,8 @@ def usage_issue(error: Any, words: str) -> Issue:
 
 
 def _setting_hint(option: str, known: Collection[str]) -> str:
-    """A hint at the flag or setting that is meant by this name, here or in other software; empty
-    without one. known: the command's options."""
+    """A hint at the flag or setting that this option probably means, here or in other software;
+    empty if there is none. known: the command's options."""
     from mpctl.cli.options import FLAGS
     from mpctl.spec.names import full_name
     from mpctl.spec.synonyms import MEANT

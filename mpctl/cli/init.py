@@ -30,7 +30,7 @@ ABOUT = (
     "A job for mpctl. Every key is listed with its bounds in docs/reference.md; a flag or",
     "--set KEY=VALUE overrides one for a single command.",
 )
-SAMPLES_PER_GPU = 4  # so that every dp divides the batch, and a replica may accumulate
+SAMPLES_PER_GPU = 4  # so that every dp divides the batch, and gradients may be accumulated
 
 
 def _option(text: str, completer: complete.Completer | None = None) -> Any:
@@ -83,7 +83,7 @@ def init(
 ) -> None:
     """Write a commented job file, with the layout that mpctl search finds.
 
-    In a terminal it asks for what no flag gives; else the defaults are used, and named.
+    In a terminal it asks for what no flag sets; otherwise it uses defaults and prints them.
     """
     path = DEFAULT_PATH if path is None else path
     _require_writable(path, overwrite=overwrite)
@@ -110,7 +110,7 @@ def init(
 
 
 def _file(answers: Answers, path: Path, *, is_family: bool) -> JobFile:
-    """The job file of what is answered. Raises InputError, and DoesNotFit."""
+    """The job file for the answers. Raises InputError and DoesNotFit."""
     from mpctl.cli.init_layout import choose_layout
     from mpctl.render.job_file import JobFile
     from mpctl.rules.launched import why_not_launched
@@ -158,7 +158,7 @@ def _ask_machines(answers: Answers) -> tuple[ClusterSpec, dict[str, Any]]:
 def _ask_model(
     answers: Answers, cluster: ClusterSpec, settings: dict[str, Any], *, is_family: bool
 ) -> ModelSpec:
-    """The shape of the model, which is added to the settings, with the data type to train in."""
+    """The shape of the model, added to the settings together with the data type to train in."""
     from mpctl.rules.model import is_longest
     from mpctl.spec.job import auto_dtype
     from mpctl.spec.load import load_job
@@ -182,8 +182,8 @@ def _ask_model(
 
 
 def _ask_runtime(answers: Answers, cluster: ClusterSpec, settings: dict[str, Any]) -> None:
-    """The software that trains, asked for where there are GPUs; a job that nobody said it of does
-    not name it."""
+    """The software that trains; asked for where there are GPUs, and written to the job only if
+    chosen."""
     from mpctl.spec.runtime import OWN_RUNTIME
 
     if answers.is_given("runtime") or (answers.asks and not _is_cpu(cluster)):
@@ -211,7 +211,7 @@ def _read_runtime(text: str) -> str:
 
 
 def _read_length_of(shape: ModelSpec) -> Callable[[str], int]:
-    """Reads tokens of a sample, up to those that the model's config allows."""
+    """A reader of the tokens of a sample, at most as many as the model's config allows."""
 
     def read(text: str) -> int:
         if (length := read_count("sequence length")(text)) <= shape.max_positions:
@@ -243,8 +243,8 @@ def _is_cpu(cluster: ClusterSpec) -> bool:
 
 
 def _commands(path: Path, *, is_launched: bool, launcher: str | None) -> list[tuple[str, str]]:
-    """The commands that come next, with what each does. launcher: that of `--emit` by which the
-    job's runtime is started, where it is not mpctl's own."""
+    """The commands that come next, with what each does. launcher: the target of `--emit` that
+    starts the job's runtime, if that is not mpctl's."""
     job = shlex.quote(str(path))
     commands = [(f"mpctl plan {job}", "what it costs, and whether it fits")]
     if launcher is not None:
@@ -274,7 +274,7 @@ def _ordered(settings: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _require_writable(path: Path, *, overwrite: bool) -> None:
-    """Raises InputError before anything is asked where the file could not be written."""
+    """Raises InputError, before any question, where the file could not be written."""
     if path.suffix != ".toml" or not path.name.isprintable():
         raise InputError.of("bad-path", "PATH", f"{str(path)!r} is no name of a TOML file",
                             f"for example {DEFAULT_PATH}")  # fmt: skip
@@ -288,8 +288,8 @@ def _require_writable(path: Path, *, overwrite: bool) -> None:
 
 
 def _write(path: Path, text: str, *, overwrite: bool) -> None:
-    """Write the file whole or not at all. Raises InputError where it cannot be written, or where it
-    has come to be since `_require_writable`."""
+    """Write the file completely or not at all. Raises InputError where it cannot be written, or was
+    created after `_require_writable`."""
     from mpctl.durable import write_whole
 
     _require_writable(path, overwrite=overwrite)
@@ -301,15 +301,15 @@ def _write(path: Path, text: str, *, overwrite: bool) -> None:
 
 
 TOKENS = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-MOST = 2**31 - 1  # of what a job counts
+MOST = 2**31 - 1  # the largest count in a job
 
 
 @dataclass
 class Answers:
-    """What is known, from flags, answers typed or defaults.
+    """The answers so far, from flags, typed input or defaults.
 
-    given: the flags' texts by the name of the question; rows: what was chosen, and whether that
-    was given or a default.
+    given: the flags' texts by the name of the question; rows: what was chosen, and whether by
+    the user or by default.
     """
 
     given: dict[str, str | None]
@@ -321,8 +321,8 @@ class Answers:
         return self.given.get(name) is not None
 
     def take(self, name: str, default: str, about: str, read: Callable[[str], Any]) -> Any:
-        """The value of a question. read: the value of a text, or InputError, after which the
-        question is asked again. about: what is known, said before it is asked."""
+        """The answer to a question. read: converts a text, or raises InputError, after which the
+        question is asked again. about: printed before the question."""
         text = self.given.get(name)
         is_given = text is not None
         if text is not None:
@@ -374,7 +374,7 @@ def size_text(cluster: ClusterSpec) -> str:
 
 
 def read_model(text: str, *, is_family: bool) -> str:
-    """A model preset's name or file; a family stands for its small preset. Raises InputError."""
+    """A model preset's name or file; for a family, its small preset. Raises InputError."""
     from mpctl.spec.families import family_names
     from mpctl.spec.load import load_job
     from mpctl.spec.presets import find_preset, preset_names
@@ -394,7 +394,7 @@ def read_model(text: str, *, is_family: bool) -> str:
 
 
 def read_count(name: str) -> Callable[[str], int]:
-    """Reads a whole number from 1; what it counts is `name`."""
+    """A reader of an integer from 1 up. name: the setting that it counts."""
 
     def read(text: str) -> int:
         if text.isascii() and text.isdigit() and 1 <= int(text[:12]) <= MOST and len(text) <= 12:
@@ -406,7 +406,7 @@ def read_count(name: str) -> Callable[[str], int]:
 
 
 def read_length(text: str, per_step: int) -> int:
-    """Steps of `1000`, `1000 steps` or `300B tokens`, which are rounded up to whole steps."""
+    """Steps from `1000`, `1000 steps` or `300B tokens`; tokens are rounded up to full steps."""
     found = re.fullmatch(
         r"([0-9]{1,15}(?:\.[0-9]{1,9})?)([kMBT]?)(?: (steps|tokens))?", text, re.ASCII
     )

@@ -28,12 +28,12 @@ class ChosenLayout(NamedTuple):
 
 
 class _TooLongError(Exception):
-    """The search has had its time."""
+    """The search has used its time."""
 
 
 def choose_layout(settings: Mapping[str, Any], patience: float = PATIENCE) -> ChosenLayout:
-    """The layout for a job of these settings, which say everything but the layout. patience:
-    seconds that a search may take.
+    """The layout for a job with these settings, which leave only the layout open. patience: seconds
+    that a search may take.
 
     Raises DoesNotFit where no layout fits the devices, InputError where none is legal, and
     KeyboardInterrupt after Ctrl-C.
@@ -45,7 +45,7 @@ def choose_layout(settings: Mapping[str, Any], patience: float = PATIENCE) -> Ch
         return _simple(settings, f"the search was given up after {patience:g} s")
     except DoesNotFit:
         raise
-    except InputError as error:  # such as a cluster without bandwidths: nothing can be timed
+    except InputError as error:  # such as a cluster without bandwidths: no time can be estimated
         return _simple(settings, error.issues[0].message)
 
 
@@ -60,7 +60,7 @@ def _searched(request: SearchRequest, patience: float) -> ChosenLayout:
     result = answer_search(
         request, counts, top=1, objective="tokens", exhaustive=False, on_progress=watch
     )
-    if not result.is_complete:  # the search took Ctrl-C for its end
+    if not result.is_complete:  # Ctrl-C ended the search
         raise KeyboardInterrupt
     best = result.best[0]
     layout = _with_plain_order(best.layout)
@@ -73,8 +73,8 @@ def _searched(request: SearchRequest, patience: float) -> ChosenLayout:
 
 
 def _with_plain_order(layout: LayoutSettings) -> LayoutSettings:
-    """The layout in the default order of axes where that gives the same ranks: axes of size 1 may
-    stand anywhere."""
+    """The layout in the default order of axes if that gives the same ranks: axes of size 1 may be
+    anywhere."""
     here, plain = (
         [axis for axis in order.split("-") if getattr(layout, axis, 1) > 1]
         for order in (layout.order, DEFAULT_ORDER)
@@ -83,8 +83,8 @@ def _with_plain_order(layout: LayoutSettings) -> LayoutSettings:
 
 
 def _simple(settings: Mapping[str, Any], reason: str) -> ChosenLayout:
-    """The first of some simple layouts that is legal and fits: few stages, a large tp. Raises what
-    stands against the first of them where there is none."""
+    """The first of some simple layouts that is legal and fits: few stages, a large tp. If there is
+    none, raises the error of the first candidate."""
     against: InputError | None = None
     for layout in _candidates(settings):
         try:
@@ -112,7 +112,7 @@ def _candidates(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _written(layout: LayoutSettings) -> dict[str, Any]:
-    """The settings of a layout that a job file names: the main ones, and those not at default."""
+    """The settings of a layout to write in a job file: the main ones, and those not at default."""
     values = layout._asdict()
     values = {name: v for name, v in values.items() if name not in PLAIN or v != PLAIN[name]}
     micro, recompute = values.pop("micro_batch_size"), values.pop("recompute")

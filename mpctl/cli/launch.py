@@ -27,7 +27,7 @@ RunDirOption = Annotated[
 DeviceOption = Annotated[
     Literal["auto", "cpu", "cuda"] | None,
     typer.Option(
-        help="Where ranks run; cpu tries out any layout on this machine's cores.",
+        help="Where ranks run; cpu runs any layout on this machine's cores.",
         show_default=False,
     ),
 ]
@@ -40,9 +40,9 @@ RehearseOption = Annotated[
     bool,
     typer.Option(
         "--rehearse",
-        help="Simulate one step of one rank per pipeline stage on "
-        "fake tensors, for any world size; compare it with the plan and the "
-        "device's memory. Exit code 3: a rank leaves less than the headroom of it.",
+        help="Simulate one step of one rank per pipeline stage on fake tensors, for any world "
+        "size; compare it with the plan and the device's memory. Exit code 3: a rank leaves "
+        "less memory free than the headroom.",
     ),
 ]
 RankOption = Annotated[
@@ -53,8 +53,8 @@ AuditOption = Annotated[
     bool,
     typer.Option(
         "--audit",
-        help="With --rehearse: also count the kernels that each module launches and the bytes that "
-        "they move on a GPU, beside the least possible; no GPU is needed.",
+        help="With --rehearse: also count the kernels that each module launches and the bytes "
+        "that they move on a GPU, compared with the least possible; no GPU is needed.",
     ),
 ]
 TensorboardOption = Annotated[
@@ -76,15 +76,15 @@ ProfileOption = Annotated[
     typer.Option(
         metavar="STEPS",
         show_default=False,
-        help="Record in these steps, such as 5-7, what every rank does when, for `mpctl bench "
-        "trace`. The first two steps are slower than others.",
+        help="Record a trace of every rank in these steps, such as 5-7, for `mpctl bench trace`. "
+        "The first two steps are slower than others.",
     ),
 ]
 OnOption = Annotated[
     Literal["auto", "local", "slurm", "ssh", "kubernetes", "torchrun"] | None,
     typer.Option(
-        help="Where ranks are started: on this host, on hosts of an allocation or a hostfile, in a "
-        "world that another program started.",
+        help="Where ranks are started: on this host, on the hosts of an allocation or hostfile, "
+        "or in a world that another program started.",
         show_default=False,
     ),
 ]
@@ -94,17 +94,17 @@ SubmitOption = Annotated[
 HostfileOption = Annotated[
     Path | None,
     typer.Option(
-        help="Use ssh (--on ssh) and the hosts of this file, a line `HOST slots=N` each.",
+        help="Use ssh (--on ssh) and the hosts of this file, one line `HOST slots=N` for each.",
         show_default=False,
     ),
 ]
 IncludeOption = Annotated[
     str | None,
-    typer.Option(help="Of the hostfile, use only these hosts: n1@n2:0,1.", show_default=False),
+    typer.Option(help="Use only these hosts of the hostfile: n1@n2:0,1.", show_default=False),
 ]
 ExcludeOption = Annotated[
     str | None,
-    typer.Option(help="Of the hostfile, leave these hosts out: n1@n2:0,1.", show_default=False),
+    typer.Option(help="Leave out these hosts of the hostfile: n1@n2:0,1.", show_default=False),
 ]
 SummaryJsonOption = Annotated[
     bool, typer.Option("--json", help="Print the run's summary as JSON on stdout.")
@@ -174,7 +174,7 @@ def launch(
 def ssh_settings(
     on: str | None, hostfile: Path | None, include: str | None, exclude: str | None
 ) -> dict[str, str | None]:
-    """The settings of the options about hosts; a hostfile alone means --on ssh."""
+    """The settings from the options about hosts; a hostfile without --on means ssh."""
     if hostfile is None:
         return {"launch.ssh.include": include, "launch.ssh.exclude": exclude}
     return {
@@ -188,7 +188,7 @@ def ssh_settings(
 def resolve(
     job: JobSource, run_dir: Path | None, device: str | None, *, resume: bool, overwrite: bool
 ) -> tuple[Plan, RunDir]:
-    """The plan and the run directory; a resumed run brings its own job."""
+    """The plan and the run directory; a resumed run uses the job that it has saved."""
     from mpctl.errors import InputError
     from mpctl.launch.preflight import check_run_dir
     from mpctl.rundir.directory import RunDir, free_run_dir
@@ -216,8 +216,8 @@ def _name_of(source: str | None) -> str:
 
 
 def _grown(run: RunDir, job: JobSource) -> dict[str, object]:
-    """An elastic run that ended on fewer hosts is resumed on all nodes it was planned for, unless
-    a job is named."""
+    """The settings that resume an elastic run, if it ended on fewer hosts, on all nodes that it was
+    planned for; none where a job is named."""
     from mpctl.launch.resume import job_before
 
     before = None if job.source else job_before(run)
@@ -228,8 +228,8 @@ def _grown(run: RunDir, job: JobSource) -> dict[str, object]:
 
 
 def _reopened(overrides: Mapping[str, object]) -> dict[str, object]:
-    """The settings that job.json has filled in and that must be derived again for a new layout.
-    The global batch stays, so that the run continues as the same run."""
+    """Settings filled in in job.json that must be derived again for a new layout. The global batch
+    stays, so that it remains the same run."""
     axes = ("parallel.tp", "parallel.pp", "parallel.cp", "parallel.dp")
     opened: list[str] = []
     if {*axes, "cluster.nodes", "cluster.gpus_per_node"} & set(overrides):
@@ -240,7 +240,7 @@ def _reopened(overrides: Mapping[str, object]) -> dict[str, object]:
 
 
 def require_same_model(plan: Plan, resumption: Resumption) -> None:
-    """Raises InputError when a resumed run would have another model than before."""
+    """Raises InputError when a resumed run would have a different model."""
     from mpctl.errors import InputError
     from mpctl.launch.resume import job_before, model_issues
 
@@ -264,7 +264,7 @@ def say_finished(resumption: Resumption, *, as_json: bool) -> None:
 
 def require_alone(rehearse: bool, own: str, others: list[str]) -> None:
     """Raises InputError for `own`, an option of rehearsals, without --rehearse, and for options
-    that a rehearsal has no use for."""
+    that have no effect on a rehearsal."""
     from mpctl.errors import InputError
 
     if not rehearse:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Launch:
-    """A plan and the directory for its run. resumption: the checkpoint from which a run goes on,
-    None for a new run; overwrite: whether a run that is there is replaced."""
+    """A plan and the directory for its run. resumption: the checkpoint from which a run continues,
+    None for a new run; overwrite: whether an existing run is replaced."""
 
     plan: Plan
     run: RunDir
@@ -67,8 +67,8 @@ class Launch:
 
     @contextmanager
     def _locked(self) -> Iterator[bool]:
-        """Lock the run directory (RunDir.locked). Raises InputError where another launch has it,
-        which for a new run is one that is occupied."""
+        """Lock the run directory (RunDir.locked). Raises InputError where another launch has locked
+        it; a new run reports it as occupied."""
         from mpctl.errors import InputError
         from mpctl.launch.preflight import check_run_dir
 
@@ -82,7 +82,7 @@ class Launch:
             yield is_locked
 
     def print_commands(self) -> None:
-        """Print what would be run, on which host, and start nothing."""
+        """Print which commands would run on which host, and start nothing."""
         from mpctl.clusters.registry import find_backend
         from mpctl.hosts.machine import this_machine
         from mpctl.render.output import print_warnings
@@ -97,7 +97,7 @@ class Launch:
         print_commands(prepared, backend.commands(prepared), as_json=self.as_json)
 
     def submit(self, *, dry_run: bool) -> None:
-        """Write the run directory and hand the run to the scheduler, or print what would be."""
+        """Write the run directory and submit the run to the scheduler; dry_run only prints this."""
         from mpctl.clusters.registry import find_submitter
         from mpctl.errors import InputError
         from mpctl.hosts.machine import this_machine
@@ -125,7 +125,7 @@ class Launch:
 
     @contextmanager
     def _connected(self, backend: Backend) -> Iterator[tuple[Cluster, LaunchPlan]]:
-        """The hosts, and the launch that is ready to run on them."""
+        """The hosts, and the launch prepared for them."""
         from mpctl.cli.signals import ended_by_signals
         from mpctl.clusters.connect import launcher_of
         from mpctl.hosts.checks import common_machine
@@ -167,7 +167,7 @@ class Launch:
             raise InputError(issues)
 
     def _prepared(self, machine: Machine, hosts: int, *, is_submitted: bool = False) -> LaunchPlan:
-        """The launch on so many hosts like this machine, with everything to be warned of."""
+        """The launch on this many hosts like `machine`, with all its warnings."""
         from mpctl.launch.launch_plan import plan_launch, resolved_job
         from mpctl.launch.preflight import launch_warnings
         from mpctl.launch.resume import changed_settings, job_before
@@ -198,7 +198,7 @@ class Launch:
     # ------------------------------------------------------------ the ranks
 
     def _set_up(self, prepared: LaunchPlan) -> None:
-        """Write the run directory and prepare the data, with a bar."""
+        """Write the run directory and prepare the data, with a progress bar."""
         from mpctl.cli.signals import ended_by_signals
         from mpctl.launch.set_up import set_up_run
         from mpctl.render.data import data_warnings
@@ -222,7 +222,7 @@ class Launch:
         from mpctl.rundir.metrics import foreign_lines, foreign_text
         from mpctl.runs.logs import WarningWatch
 
-        load = os.getloadavg()[0]  # before data are prepared, which makes a load of its own
+        load = os.getloadavg()[0]  # before preparing data, which adds load
         self._set_up(prepared)
         run, job = prepared.run, prepared.job
         steps, predicted = job.training.steps, job.launch.predicted_step_seconds
@@ -251,7 +251,7 @@ class Launch:
         from mpctl.rundir.profile_files import PROFILE
 
         run = self.run
-        with suppress(OSError):  # the reader of the output may be gone; the exit code is the run's
+        with suppress(OSError):  # stdout may have lost its reader; the exit code is the run's
             if outcome.failure is not None:
                 print_failure(outcome.failure, run=str(run.path), step=run.last_checkpoint())
             if self.as_json:
@@ -272,12 +272,12 @@ def follow_if_joined(
     is_trusted: bool = False,
     named_by: str = "--run-dir",
 ) -> None:
-    """Follow the world's first process, and exit when its launch is over.
+    """Follow the world's first process, and exit when its launch ends.
 
-    Returns where this process is the first one, is part of no world, or is to launch by another
-    backend. on: of the command line. is_dry: nothing is started, so there is nothing to follow.
-    is_trusted: the run directory may belong to another user, which is refused otherwise, in a world
-    or not. named_by: the option that says where the run directory is.
+    Returns if this process is the first one, is not part of a world, or launches by another
+    backend. on: the option --on. is_dry: nothing is started, so there is nothing to follow.
+    is_trusted: the run directory may belong to another user, which is otherwise refused, in a world
+    or not. named_by: the option that names the run directory.
     """
     from mpctl.clusters.torchrun.world import find_world, require_world
     from mpctl.rundir.marker import require_own
@@ -308,8 +308,8 @@ def follow_if_joined(
 def _settings(
     job: JobSource, run_dir: Path | None, world: JoinedWorld, *, resume: bool
 ) -> LaunchSpec:
-    """The table [launch] of the job. Bad input is reported by the first process of the world, and
-    on other nodes by the first one there, which may see other files."""
+    """The table [launch] of the job. Bad input is reported by the first process of each node, since
+    nodes may see different files."""
     from mpctl.errors import InputError
     from mpctl.rundir.directory import RunDir
     from mpctl.spec.load import load_job
@@ -326,8 +326,8 @@ def _settings(
 
 
 def _end_if_restarted(run_dir: Path) -> None:
-    """Let a pod succeed that was started again after its launch had ended: the launch itself has
-    said how it ended, and nothing is left to do."""
+    """Let a pod succeed that was restarted after its launch had ended: that launch has reported how
+    it ended, and nothing is left to do."""
     from mpctl.clusters.kubernetes.jobs import ended_launch
     from mpctl.render.output import print_warnings
     from mpctl.rundir.directory import RunDir
@@ -338,7 +338,7 @@ def _end_if_restarted(run_dir: Path) -> None:
 
 
 def _require_run_dir(run_dir: Path | None, world: JoinedWorld, named_by: str) -> None:
-    """Processes find each other in the run directory, so that all of them have to know it."""
+    """Processes find each other in the run directory, so all of them must know it."""
     from mpctl.errors import InputError
 
     if run_dir is not None:
@@ -364,4 +364,4 @@ def dismiss_followers(plan: Plan, run: RunDir) -> None:
     with find_backend(plan.job, os.environ).connect(
         plan, run, lambda message: print_warnings([message])
     ):
-        pass  # they are told when the connection is closed
+        pass  # they notice that the connection is closed

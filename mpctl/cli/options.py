@@ -1,4 +1,4 @@
-"""The options that several commands share, above all those that name a setting of a job.
+"""The options that several commands share, mainly those for settings of a job.
 
 Flags are for settings that people often vary; `--set parallel.order=...` reaches all others.
 """
@@ -37,11 +37,11 @@ RunArgument = Annotated[
     ),
 ]
 OtherOwnerOption = Annotated[
-    bool, typer.Option("--allow-other-owner", help="Also where the run directory is not yours.")
+    bool, typer.Option("--allow-other-owner", help="Accept another user's run directory.")
 ]
 FETCH_HELP = (
-    "Ask Hugging Face's hub for the config.json of a model by its id (--model OWNER/MODEL) and "
-    "keep it in ~/.cache/mpctl/models. Without it the hub is never asked."
+    "Download the config.json of a model by its id (--model OWNER/MODEL) from Hugging Face's hub "
+    "to ~/.cache/mpctl/models. Without this option the hub is never contacted."
 )
 
 
@@ -86,7 +86,7 @@ FLAGS = (
         "How tp splits matrices: over a row of ranks (1d), a square (2d), layers of squares (2.5d) "
         "or a cube (3d).",
     ),
-    Flag("--tensor-depth", "parallel.tensor_depth", int, "Layers d of 2.5d: tp = d q^2."),
+    Flag("--tensor-depth", "parallel.tensor_depth", int, "Number d of layers in 2.5d: tp = d q^2."),
     Flag("--vpp", "parallel.vpp", int, "Model chunks (virtual pipeline stages) on each rank."),
     Flag(
         "--stage-balance",
@@ -117,7 +117,7 @@ FLAGS = (
         "--micro-batch-size",
         "training.micro_batch_size",
         int,
-        "Samples that a rank computes at once.",
+        "Samples in one micro batch of a replica.",
     ),
     Flag(
         "--global-batch-size",
@@ -141,8 +141,8 @@ FLAGS = (
         "--runtime",
         "training.runtime",
         str,
-        "Software that trains the job, and whose speed and memory a plan assumes: mpctl, "
-        "megatron-core, torchtitan, ...; `mpctl presets runtimes` lists them.",
+        "Software that trains the job; a plan assumes its speed and memory: mpctl, megatron-core, "
+        "torchtitan, ...; `mpctl presets runtimes` lists them.",
     ),
     Flag("--steps", "training.steps", int, "Number of training steps."),
     Flag("--seed", "training.seed", int, "Seed of weights, data order and dropout."),
@@ -152,8 +152,8 @@ RuntimesOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME,...",
-        help="Also answer for each of these runtimes, as a table; all: for mpctl and every "
-        "launcher of --emit whose figures are known.",
+        help="Also show a table with the estimate for each of these runtimes; all: mpctl and "
+        "every launcher of --emit whose figures are known.",
         show_default=False,
         autocompletion=complete.runtimes,
     ),
@@ -161,15 +161,15 @@ RuntimesOption = Annotated[
 
 
 class JobSource(NamedTuple):
-    """The job of a command line: its name or path, the settings that override it, and what there is
-    to say of how it was read."""
+    """The job of a command line: its name or path, the settings that override it, and warnings from
+    reading it."""
 
     source: str | None
     overrides: Mapping[str, Any] = MappingProxyType({})
     warnings: tuple[Check, ...] = ()
 
     def plan(self, more: Mapping[str, Any] | None = None) -> Plan:
-        """The legal plan; where it does not fit its devices, with the nearest layouts that do.
+        """The legal plan; if it does not fit its devices, with the nearest layouts that do.
 
         more: settings that win over everything typed. Raises InputError with every issue.
         """
@@ -186,8 +186,8 @@ class JobSource(NamedTuple):
         return with_nearest(plan)
 
     def read_from(self, settings: Mapping[str, Any], warnings: Iterable[Check]) -> JobSource:
-        """The job that these settings are, under those of the command line. Raises InputError where
-        the command line names a job as well."""
+        """The job of these settings, overridden by those of the command line. Raises InputError
+        where the command line names a job as well."""
         if self.source is not None:
             message = f"{self.source!r} is a job of its own"
             raise InputError.of("usage", "JOB", message, "leave out JOB or --from")
@@ -215,7 +215,7 @@ class JobSource(NamedTuple):
         return self._replace(overrides={setting: value, **self.overrides})
 
     def with_settings(self, settings: Mapping[str, Any]) -> JobSource:
-        """The same with these settings, which override others; None leaves a setting as it is."""
+        """The same with these settings, which override others; None leaves a setting unchanged."""
         given = {setting: value for setting, value in settings.items() if value is not None}
         return self._replace(overrides={**self.overrides, **given})
 
@@ -239,12 +239,12 @@ def command_line(verb: str, source: str | None, settings: Mapping[str, Any]) -> 
 
 
 def typed_command() -> str:
-    """The command line of this process as a shell takes it, with the interpreter that runs it."""
+    """The command line of this process, quoted for a shell, with its interpreter."""
     return shlex.join([sys.executable, "-m", "mpctl", *sys.argv[1:]])
 
 
 def _toml(value: Any) -> str:
-    """As parse_settings reads it."""
+    """The value in the form that parse_settings reads."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -254,8 +254,8 @@ Command = Callable[..., None]
 def with_value(
     name: str, parameters: Iterable[Parameter], make: Callable[..., Any]
 ) -> Callable[[Command], Command]:
-    """Give a command, as its argument `name`, what `make` returns of options that several commands
-    share: arguments before the command's own, options behind them."""
+    """Pass to a command, as its argument `name`, the value that `make` builds from shared
+    parameters: arguments come before the command's own, options after them."""
     shared = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in parameters]
     arguments = [p for p in shared if isinstance(p.annotation.__metadata__[0], ArgumentInfo)]
     options = [p for p in shared if p not in arguments]
@@ -287,7 +287,7 @@ def with_job(command: Command) -> Command:
 
 
 def job_source(job: str | None, set_: list[str] | None, *, fetch: bool, **flags: Any) -> JobSource:
-    """The job of a command line; its model's config.json is fetched where that is asked for."""
+    """The job of a command line. fetch: download its model's config.json first."""
     overrides = {f.setting: v for f in FLAGS if (v := flags[f.name]) is not None}
     if set_:
         from mpctl.spec.load import parse_settings

@@ -28,9 +28,7 @@ GroupsOption = Annotated[
 ]
 FullOption = Annotated[
     bool,
-    typer.Option(
-        "--full", help="Show every node, group, stage and check, also those that are alike."
-    ),
+    typer.Option("--full", help="Show every node, group, stage and check, even if many are alike."),
 ]
 RankOption = Annotated[
     int | None, typer.Option(help="Show this rank and the groups it belongs to.")
@@ -48,9 +46,9 @@ BatchOption = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="Estimate many jobs: one JSON object a line in FILE (- for stdin), one answer a line "
-        "on "
-        "stdout. A bad line is answered with its issues; the exit code is 0 if FILE could be read.",
+        help="Estimate many jobs: one JSON object per line in FILE (- for stdin), one answer per "
+        "line on stdout. The answer to a bad line lists its issues; the exit code is 0 if FILE "
+        "could be read.",
     ),
 ]
 CompareOption = Annotated[
@@ -70,14 +68,14 @@ ModesOption = Annotated[
     typer.Option(
         "--compare-tensor-modes",
         help="Compare 1d, 2d, 2.5d and 3d tensor parallelism, in symbols and with JOB's numbers, "
-        "for its tp or for sizes: JOB --compare-tensor-modes 4 8 64",
+        "for its tp or for given sizes: JOB --compare-tensor-modes 4 8 64",
     ),
 ]
 EmitOption = Annotated[
     str | None,
     typer.Option(
         metavar="LAUNCHER",
-        help="Print the plan as another launcher takes it, what differs as comments: megatron, "
+        help="Print the plan as settings of another launcher, differences as comments: megatron, "
         "megatron-bridge, torchtitan, deepspeed, accelerate, nanotron, colossalai or torch.",
     ),
 ]
@@ -95,7 +93,7 @@ MoreOption = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[JOB ... | FIGURE ... | TP ...]",
-        help="What --compare, --explain or --compare-tensor-modes are about.",
+        help="Arguments of --compare, --explain or --compare-tensor-modes.",
         autocompletion=complete.preset_of("jobs"),
         show_default=False,
     ),
@@ -122,7 +120,7 @@ def plan(
     from_: FromOption = None,
     more: MoreOption = None,
 ) -> None:
-    """Show a layout: whether it fits, its speed and memory, where ranks are, what they send.
+    """Show a layout: whether it fits, its speed and memory, the place of each rank, its messages.
 
     The layout alone needs no model (mpctl plan --nodes 2 --gpus-per-node 8 --tp 2 --pp 4).
 
@@ -179,7 +177,7 @@ def plan(
 
 
 def _wanted_kinds(groups: str | None, known: Collection[str]) -> tuple[str, ...] | None:
-    """`"tp,dp"`, `"all"` or `"none"` -> group kinds; None when nothing was asked.
+    """`"tp,dp"`, `"all"` or `"none"` -> group kinds; None without the option.
 
     known: the kinds of the topology. Raises InputError for a name that is none of them.
     """
@@ -200,7 +198,7 @@ def _wanted_kinds(groups: str | None, known: Collection[str]) -> tuple[str, ...]
 
 
 def _require_one_mode(asked: Mapping[str, bool], words: list[str], *, shows_a_plan: bool) -> None:
-    """Raises InputError unless one of the modes is asked for, beside nothing that shows a plan."""
+    """Raises InputError unless exactly one mode is asked for, without options that show a plan."""
     *most, last = asked
     if shows_a_plan:
         message = "--html, --svg, --trace, --emit and --runtimes show the plan of one job, not"
@@ -216,7 +214,7 @@ def _draw(
     job: JobSource, made: Plan, topology: Topology, pictures: Mapping[str, Path | None], *,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Write the page, the picture and the trace that have a path; say so but with --json."""
+    """Write the page, picture and trace that have a path, and print their names without --json."""
     from mpctl.render.console import say
     from mpctl.render.pictures import write_pictures
     from mpctl.render.progress import PATIENCE, TaskBar
@@ -257,8 +255,8 @@ def _print_plan(
         return
     from mpctl.render.plan import print_plan
 
-    is_told = is_open(made.job) and made.estimate is not None and not asked
-    others = same_layout(made, other_runtimes(made.job)) if is_told else []
+    has_rows = is_open(made.job) and made.estimate is not None and not asked
+    others = same_layout(made, other_runtimes(made.job)) if has_rows else []
     print_plan(
         made, topology, kinds=kinds, ranks=ranks, full=full, others=others, runtimes=asked
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """What `mpctl plan` does besides showing one plan: its modes, a function each.
 
---batch answers a file of jobs, one answer a line, written while the lines are read; --compare,
---explain and --compare-tensor-modes print a document of their own; --from reads a job from another
-launcher's flags, and --emit writes the plan in them.
+--batch estimates the jobs of a file, one answer per line, written while the lines are read;
+--compare, --explain and --compare-tensor-modes print a document of their own; --from reads a job
+from another launcher's flags, and --emit writes the plan in them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from mpctl.render.progress import TaskBar
 
 STDIN = "-"
-LONG = 2**18  # bytes of a file that pay for several processes: some 200 lines, half a second
+LONG = 2**18  # bytes of a file worth several processes: about 200 lines, half a second
 
 
 def compare(job: JobSource, more: list[str], *, as_json: bool) -> None:
-    """Print JOB beside others, or beside itself with other settings."""
+    """Print JOB next to other jobs, or to itself with other settings."""
     from mpctl.planning.compare import compare_document, load_variants
     from mpctl.render.output import print_json
 
@@ -78,15 +78,15 @@ def compare_tensor_modes(job: JobSource, more: list[str], *, as_json: bool) -> N
 
 
 def read_from(job: JobSource, launcher: str, text: str) -> JobSource:
-    """The job of another launcher's flags, under the settings of the command line."""
+    """The job of another launcher's flags, overridden by the settings of the command line."""
     from mpctl.interop.registry import read_flags
 
     return job.read_from(*read_flags(launcher, text, job.overrides))
 
 
 def for_launcher(job: JobSource, target: str, *, is_read: bool) -> JobSource:
-    """The job under the launcher's own runtime, where none was named; the one that another
-    launcher's flags stand for (is_read) was not."""
+    """The job under the runtime of launcher `target`, if the user named none. is_read: the job's
+    runtime comes from another launcher's flags, so the user did not name it."""
     from mpctl.interop.registry import launcher_runtime
     from mpctl.spec.load import load_partial
 
@@ -97,7 +97,7 @@ def for_launcher(job: JobSource, target: str, *, is_read: bool) -> JobSource:
 
 
 def print_emitted(made: Plan, target: str, *, as_json: bool) -> None:
-    """Print a plan as another launcher takes it."""
+    """Print a plan in the form of another launcher."""
     from mpctl.interop.registry import emit_plan
     from mpctl.render.output import print_json
 
@@ -109,8 +109,8 @@ def print_emitted(made: Plan, target: str, *, as_json: bool) -> None:
 
 
 def run_batch(job: JobSource, name: str, words: list[str]) -> None:
-    """Answer every line of a file, or of stdin. Raises InputError when it cannot be read, and where
-    the command line has a job or words beside it."""
+    """Answer every line of a file, or of stdin. Raises InputError when it cannot be read, and when
+    the command line also has a job or other words."""
     from mpctl.batch.rows import read_lines
     from mpctl.render.progress import PATIENCE, TaskBar
 
@@ -131,7 +131,7 @@ def run_batch(job: JobSource, name: str, words: list[str]) -> None:
 
 
 def _answers(lines: Iterable[bytes | None], folder: Path, size: int) -> Iterator[Answer]:
-    """The answers, of a file that is long by all cores."""
+    """The answers; for a long file from processes on all cores."""
     if size < LONG:
         from mpctl.batch.answers import answers
 
@@ -142,7 +142,7 @@ def _answers(lines: Iterable[bytes | None], folder: Path, size: int) -> Iterator
 
 
 def _bytes_counter(bar: TaskBar, size: int) -> Callable[[int], None]:
-    """Shows on the bar how much of a file of `size` bytes was read; called with each line's."""
+    """A callback for the bytes of each line; shows progress in a file of `size` bytes."""
     done = 0
 
     def count(length: int) -> None:

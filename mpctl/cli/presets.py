@@ -19,8 +19,8 @@ KindArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[KIND]",
-        help="devices, clusters, models, jobs or runtimes: list these alone. May be left out "
-        "before a NAME that one kind alone has.",
+        help="devices, clusters, models, jobs or runtimes: list only these. May be left out "
+        "before a NAME that only one kind has.",
         show_default=False,
         autocompletion=complete.kind_or_preset,
     ),
@@ -29,7 +29,7 @@ NameArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[NAME]",
-        help="Print this preset's own TOML file; after KIND a file's path will do, and for a model "
+        help="Print this preset's TOML file; after KIND also by the file's path or, for a model, "
         "its id on Hugging Face's hub.",
         show_default=False,
         autocompletion=complete.preset_of_kind,
@@ -42,10 +42,10 @@ def presets(
     name: NameArgument = None,
     as_json: AsJsonOption = False,
 ) -> None:
-    """List the presets and where each lies, or print one byte for byte.
+    """List the presets with their folders, or print one byte for byte.
 
     Presets of your own are TOML files in ./presets/KIND, ~/.config/mpctl/presets/KIND
-    (XDG_CONFIG_HOME) and KIND of the folders in MPCTL_PRESETS; the last named are looked at first.
+    (XDG_CONFIG_HOME) and KIND of the folders in MPCTL_PRESETS, which are searched first.
     """
     from mpctl.render.output import print_json
     from mpctl.render.presets import print_preset, print_presets
@@ -73,9 +73,9 @@ def presets(
 
 
 def _document(listing: Listing) -> dict[str, object]:
-    """Names by kind; `files`: where each lies, null for a bundled one; `hub_ids`: names of models'
-    presets by id; `not_launched`: the keys because of which a model is planned alone; `user`, where
-    there are presets of one's own: theirs, and whether they hide others."""
+    """Names by kind; `files`: the path of each, null for a bundled one; `hub_ids`: names of models'
+    presets by id; `not_launched`: the keys because of which a model is only planned; `user`, if the
+    user has presets: those, and whether they hide others."""
     from mpctl.render.presets import not_launched_keys
     from mpctl.spec.presets import hub_ids
 
@@ -102,7 +102,7 @@ def _document(listing: Listing) -> dict[str, object]:
 
 
 def _find(kinds: tuple[Kind, ...], name: str) -> list[PresetFile]:
-    """The presets of this name; of several kinds there may be several. Raises InputError."""
+    """The presets of this name, at most one of each kind. Raises InputError."""
     from mpctl.errors import InputError
     from mpctl.spec.paths import is_hub_id, is_path
     from mpctl.spec.presets import KINDS, find_file, get_file, nearest_names, preset_names
@@ -122,7 +122,7 @@ def _find(kinds: tuple[Kind, ...], name: str) -> list[PresetFile]:
 
 
 def _only(files: list[PresetFile]) -> PresetFile:
-    """The one file: two, one after the other, would be no TOML."""
+    """The only file: two, one after the other, would not be valid TOML."""
     from mpctl.errors import InputError
 
     if len(files) == 1:

@@ -1,4 +1,4 @@
-"""`mpctl runs`, `status`, `logs`, `stop` and `show`: what was trained here, and what trains now."""
+"""`mpctl runs`, `status`, `logs`, `stop` and `show`: finished runs, and those that train now."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 FolderOption = Annotated[
-    Path, typer.Argument(help="A folder with runs, or with folders of runs; or one run.")
+    Path, typer.Argument(help="A folder with runs, a folder with folders of runs, or one run.")
 ]
 SortOption = Annotated[
     str,
@@ -58,7 +58,7 @@ def runs(
 def status(
     run: RunArgument, as_json: AsJsonOption = False, allow_other_owner: OtherOwnerOption = False
 ) -> None:
-    """Show how far RUN is, the time left, its newest checkpoint and what every rank is doing.
+    """Show RUN's progress, the time left, its newest checkpoint and what every rank is doing.
 
     Status: submitted (waits for its scheduler), running, finished, stopped (on request), failed,
     interrupted (its launcher is gone and did not say how the run ended) or unreadable (job.json is
@@ -91,9 +91,9 @@ LinesOption = Annotated[
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="Show all lines.")]
 FollowOption = Annotated[
-    bool, typer.Option("--follow", "-f", help="Go on with new lines until the run ends.")
+    bool, typer.Option("--follow", "-f", help="Keep printing new lines until the run ends.")
 ]
-EachOption = Annotated[bool, typer.Option("--each", help="Show each rank's log below the other's.")]
+EachOption = Annotated[bool, typer.Option("--each", help="Show the ranks' logs one after another.")]
 LauncherOption = Annotated[
     bool, typer.Option("--launcher", help="Show the logs of the launcher, torchrun and the nodes.")
 ]
@@ -108,10 +108,10 @@ def logs(
     each: EachOption = False,
     launcher: LauncherOption = False,
 ) -> None:
-    """Show what the ranks of RUN printed: lines that several ranks printed stand there once.
+    """Show what the ranks of RUN printed; lines that several ranks printed appear once.
 
-    Lines are ordered by training step. `…` stands for what differs between ranks, such as their own
-    number. With one --rank its log is shown as it is.
+    Lines are ordered by training step. `…` marks text that differs between ranks, such as the
+    rank's number. With one --rank its log is shown unchanged.
 
     mpctl logs demo --follow
     mpctl logs demo --rank 3 -n 20
@@ -135,7 +135,7 @@ def logs(
 def _show_files(
     run: Path, ranks: list[int], count: int | None, *, follow: bool, launcher: bool
 ) -> None:
-    """The logs one below the other, as they are; under a heading when there are several."""
+    """Print the logs unchanged, one after another, each under a heading when there are several."""
     from mpctl.render.logs import FileView
     from mpctl.runs.logs import (
         FileFollower,
@@ -172,13 +172,13 @@ def _show_merged(run: Path, ranks: list[int], count: int | None, *, follow: bool
 
 
 NowOption = Annotated[
-    bool, typer.Option("--now", help="End the ranks at once; steps since the last checkpoint go.")
+    bool, typer.Option("--now", help="End ranks at once; loses steps since the last checkpoint.")
 ]
 TimeoutOption = Annotated[
     float | None,
     typer.Option(
         metavar="SECONDS", min=0, show_default=False,
-        help="Wait no longer than this for the end; the request stays. By default until the end.",
+        help="Wait at most this long for the end; the request remains. By default, no limit.",
     ),
 ]  # fmt: skip
 
@@ -190,10 +190,10 @@ def stop(
     as_json: AsJsonOption = False,
     allow_other_owner: OtherOwnerOption = False,
 ) -> None:
-    """Ask RUN to finish its step, save a checkpoint and end; wait for that and say what was saved.
+    """Ask RUN to finish its step, save a checkpoint and end; wait for it and report what was saved.
 
-    Works from any host that shares the run's directory. Exit code: 0 when the run has finished or
-    was stopped in order, also before; 1 when it failed, was interrupted, or goes on after the
+    Works from any host that shares the run's directory. Exit code: 0 when the run finished or was
+    stopped in order, now or earlier; 1 when it failed, was interrupted, or still runs after the
     --timeout.
     """
     from mpctl.render.runs import StopView, print_stopped
@@ -233,7 +233,7 @@ XOption = Annotated[
 ]
 OutOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Draw into a .png or .svg file instead of the terminal."),
+    typer.Option(metavar="FILE", help="Draw to a .png or .svg file instead of the terminal."),
 ]
 CsvOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write the run's metrics as CSV.")

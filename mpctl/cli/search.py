@@ -1,4 +1,4 @@
-"""`mpctl search`: the layouts that a job could have, and which of them is fastest."""
+"""`mpctl search`: find the fastest of the layouts that a job could have."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ GpusOption = Annotated[
     str | None,
     typer.Option(
         metavar="N,...",
-        help="Also find the best layout on each of these numbers of GPUs, beside the job's own; "
-        "all: powers of two.",
+        help="Also find the best layout on each of these numbers of GPUs, in addition to the "
+        "job's; all: powers of two.",
         show_default=False,
     ),
 ]
@@ -37,20 +37,20 @@ FixOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="KEY=VALUE",
-        help="Do not search this setting but use the "
-        "value, as a flag does: pp=8, zero=1; repeatable.",
+        help="Fix this setting at a value instead of searching it, as a flag does: pp=8, zero=1; "
+        "repeatable.",
         autocompletion=complete.setting,
     ),
 ]
 PriceOption = Annotated[
-    float | None, typer.Option(min=0, help="Price of a GPU-hour, for costs in the same currency.")
+    float | None, typer.Option(min=0, help="Price of a GPU-hour; costs are in the same currency.")
 ]
 ExhaustiveOption = Annotated[
     bool,
     typer.Option(
         "--exhaustive",
-        help="Estimate every layout instead of ruling layouts "
-        "out by bounds: the same answer, possibly after hours.",
+        help="Estimate every layout instead of excluding layouts by bounds; gives the same "
+        "answer, possibly after hours.",
     ),
 ]
 CsvOption = Annotated[
@@ -145,7 +145,7 @@ def _print(document: SearchDocument, *, as_json: bool) -> None:
 def _again(
     job: JobSource, fix: list[str], options: Mapping[str, object], *, exhaustive: bool
 ) -> str:  # fmt: skip
-    """The line that makes this search again."""
+    """The command line that repeats this search."""
     words = [word for text in fix for word in ("--fix", text)]
     words += [str(w) for name, value in options.items() if value is not None for w in (name, value)]
     words += ["--exhaustive"] * exhaustive
@@ -153,7 +153,7 @@ def _again(
 
 
 def _line(job: JobSource, request: SearchRequest, choice: LayoutReport) -> str:
-    """What runs the layout, where mpctl runs it, or plans it."""
+    """The command line that launches the layout, or plans it if mpctl cannot launch it."""
     from mpctl.planning.layout_settings import changed_settings, layout_of
     from mpctl.rules.launched import why_not_launched
 

@@ -1,4 +1,4 @@
-"""Signals that end a command as an error does, so that half-written files are removed."""
+"""Makes signals end a command like an error does, so that half-written files are removed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def ended_by_signals(outcome: str) -> Iterator[None]:
     """SIGTERM and SIGHUP raise SystemExit(128 + number) here; SIGINT raises KeyboardInterrupt as
     always. A SIGHUP that is ignored (nohup) stays so.
 
-    By default Python ends at these signals at once and leaves files half written. outcome: the
-    state that a stop leaves, for a line on stderr.
+    By default Python exits at once on these signals and leaves files half written. outcome: the
+    state after the stop, printed on stderr.
     """
     names = (signal.SIGTERM, signal.SIGHUP)
     heeded = [name for name in names if signal.getsignal(name) is not signal.SIG_IGN]

@@ -1,4 +1,4 @@
-"""`mpctl eval` and `mpctl sample`: the loss of a trained model on text, and text from one."""
+"""`mpctl eval` and `mpctl sample`: the loss of a trained model on text, and text written by it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ ModelPath = Annotated[
     Path,
     typer.Argument(
         metavar="MODEL",
-        help="A run's directory, whose newest checkpoint is used; one of its checkpoints; what "
-        "`mpctl checkpoint import` wrote; or a Hugging Face directory.",
+        help="A run's directory, whose newest checkpoint is used; one of its checkpoints; the "
+        "output of `mpctl checkpoint import`; or a Hugging Face directory.",
         autocompletion=complete.run,
     ),
 ]
@@ -32,15 +32,13 @@ Device = Annotated[
 ]
 Dtype = Annotated[
     Literal["fp32", "bf16", "fp16", "fp64"] | None,
-    typer.Option(
-        help="Data type to compute in; by default that of the training.", show_default=False
-    ),
+    typer.Option(help="Data type to compute in; by default that of training.", show_default=False),
 ]
 TokenizerFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="A tokenizer.json, for a model that has none beside it.",
+        help="A tokenizer.json, for a model whose folder has none.",
         show_default=False,
     ),
 ]
@@ -102,8 +100,8 @@ def eval_(
 ) -> None:
     """Compute the loss and the perplexity of a trained model, for each corpus.
 
-    Samples are cut and weighted as in a validation during training, so that the same samples give
-    the loss that the training recorded. Nothing is written to the run.
+    Samples are cut and weighted as in validation during training, so that the same samples give the
+    loss that training recorded. Nothing is written to the run.
     """
     from mpctl.hosts.machine import this_machine
     from mpctl.inference.evaluate import EvalSettings, plan_evaluation
@@ -137,7 +135,7 @@ PromptsOption = Annotated[
     typer.Option(
         metavar="FILE",
         help='A file with a prompt on each line, or a .jsonl file with {"prompt": "..."} on '
-        "each line; - reads prompts from stdin, one a line.",
+        "each line; - reads prompts from stdin, one per line.",
         show_default=False,
     ),
 ]
@@ -145,8 +143,8 @@ MaxTokensOption = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Most tokens to write for a prompt, or with glm for a blank. By default 128, or "
-        "as many as the model has positions for.",
+        help="Maximum number of tokens to write for a prompt, or with glm for a blank. By default "
+        "128, or fewer if the model has fewer positions.",
         show_default=False,
     ),
 ]

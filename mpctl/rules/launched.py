@@ -67,7 +67,7 @@ def _agreement(model: ModelSpec) -> Iterator[Check]:
                         "give model.attention_window, or leave it out")  # fmt: skip
     if is_set(model, "attention_window_every") and is_set(model, "full_attention_every"):
         yield Check(rule, "error", "model.full_attention_every",
-                    "is given beside attention_window_every", "leave one of them out")  # fmt: skip
+                    "is given with attention_window_every", "leave one of them out")  # fmt: skip
     if model.shared_norm and not model.parallel_residual:
         yield Check(rule, "error", "model.shared_norm",
                     "attention and MLP share a norm where both read the layer's input",
@@ -78,7 +78,7 @@ def _agreement(model: ModelSpec) -> Iterator[Check]:
                     "use norm_order pre")  # fmt: skip
     if is_set(model, "rotary_scaling_type") and model.rotary_scaling is not None:
         yield Check(rule, "error", "model.rotary_scaling_type",
-                    f"{model.rotary_scaling_type} is given beside rotary_scaling",
+                    f"{model.rotary_scaling_type} is given with rotary_scaling",
                     "leave one of them out")  # fmt: skip
     turned = model.rotary_fraction * (model.head_dim or 2)
     if model.position == "rotary" and int(turned) % 2:

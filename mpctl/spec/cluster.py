@@ -193,7 +193,7 @@ class ClusterSpec(StrictModel):
     intra_node: InnerLinkSpec | None = Field(
         None, description="link between the GPUs of one node, or of one NVLink domain"
     )
-    inter_node: LinkSpec | None = Field(None, description="link between nodes, for a whole node")
+    inter_node: LinkSpec | None = Field(None, description="link between nodes, bandwidth of a node")
     headroom: Annotated[float, Ge(0), Le(90)] = Field(
         5.0,
         description="percent of a device's memory that must stay free for a job to fit by its "

@@ -75,7 +75,7 @@ class CheckpointSpec(StrictModel):
 
 
 class JobSpec(StrictModel):
-    """A whole job: the tables of a job file.
+    """A complete job: the tables of a job file.
 
     A plan follows from it alone, a worker reads nothing else, and a run directory keeps it as
     job.json. `complete` fills in what follows from the rest.

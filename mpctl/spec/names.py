@@ -85,7 +85,7 @@ def _put(table: Raw, path: list[str], value: Any, key: str, above: str = "") -> 
 
 
 def _given_twice(key: str, name: str) -> InputError:
-    where, message = (key, f"is given beside {name}") if key != name else (name, "is given twice")
+    where, message = (key, f"is given with {name}") if key != name else (name, "is given twice")
     return InputError.of("given-twice", where, message, "leave one of them out")
 
 
@@ -130,7 +130,7 @@ RENAMED_KEYS: tuple[RenamedKey, ...] = (
 
 def with_new_names(table: Raw, where: Where) -> tuple[Raw, list[Issue]]:
     """The table at the path `where` under today's keys, and a warning for each that was renamed.
-    Keys that moved to another table are moved where `where` is the whole job, ().
+    Keys that moved to another table are moved where `where` is the complete job, ().
 
     Raises InputError where a key is given under both names.
     """
@@ -145,7 +145,7 @@ def with_new_names(table: Raw, where: Where) -> tuple[Raw, list[Issue]]:
         if source is None or target is None or old not in source:
             continue
         if new in target:
-            message = f"is given beside {'.'.join([*after, new])}, its new name"
+            message = f"is given with {'.'.join([*after, new])}, its new name"
             raise InputError.of("given-twice", row.old, message, "leave one of them out")
         table = _put(without(table, [*before, old]), [*after, new], source[old], row.old)
         warnings.append(row.warning)
@@ -169,7 +169,7 @@ def without(table: Raw, path: list[Any]) -> Raw:
 
 
 def with_all_new_names(table: Raw, where: Where = ()) -> Raw:
-    """A whole job (a job.json) under today's keys. Raises InputError where a key is given under
+    """A complete job (a job.json) under today's keys. Raises InputError where a key is given under
     both names."""
     table, _ = with_new_names(table, where)
     return {

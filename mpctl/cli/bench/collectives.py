@@ -15,21 +15,21 @@ MaxBytes = Annotated[str, typer.Option("-e", "--maxbytes", help="Largest size.")
 StepFactor = Annotated[
     float | None,
     typer.Option(
-        "-f", "--stepfactor", show_default=False, help="From one size to the next, times; 4."
+        "-f", "--stepfactor", show_default=False, help="Factor between sizes; by default 4."
     ),
 ]
 StepBytes = Annotated[
     str | None,
-    typer.Option("-i", "--stepbytes", show_default=False, help="From one size to the next, plus."),
+    typer.Option("-i", "--stepbytes", show_default=False, help="Step in bytes, instead of -f."),
 ]
 Iterations = Annotated[
     int | None,
-    typer.Option("-n", "--iters", min=1, show_default=False, help="Calls of a round; 20."),
+    typer.Option("-n", "--iters", min=1, show_default=False, help="Calls in a round; 20."),
 ]
 WarmUp = Annotated[
     int,
     typer.Option(
-        "-w", "--warmup-iters", "--warmup_iters", min=0, help="Calls before them, not counted."
+        "-w", "--warmup-iters", "--warmup_iters", min=0, help="Untimed calls before them."
     ),
 ]
 DataType = Annotated[
@@ -39,39 +39,38 @@ DataType = Annotated[
         help="float, double, half, bfloat16, int8, uint8, int32 or int64.",
     ),
 ]  # fmt: skip
-Op = Annotated[
-    Literal["sum", "max"], typer.Option("-o", "--op", help="What collectives that add up do.")
-]
+Op = Annotated[Literal["sum", "max"], typer.Option("-o", "--op", help="Operation of reductions.")]
 Root = Annotated[
-    int, typer.Option("-r", "--root", help="Rank of the group that broadcasts or is reduced to.")
+    int,
+    typer.Option(
+        "-r", "--root", help="Rank of the group that broadcasts, or receives the reduction."
+    ),
 ]
-Check = Annotated[
-    int, typer.Option("-c", "--check", min=0, help="0: do not compare results with the right ones.")
-]
+Check = Annotated[int, typer.Option("-c", "--check", min=0, help="0: do not check results.")]
 Kinds = Annotated[
     str,
     typer.Option(
-        help="Of all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, sendrecv; "
-        "by default all.",
+        help="From all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, "
+        "sendrecv; by default all.",
         show_default=False,
     ),
 ]
 Axes = Annotated[
     str,
     typer.Option(
-        help="Axes of the layout, such as tp,dp, or world; by default all of several ranks.",
+        help="Axes of the layout, such as tp,dp, or world; by default all with more than one rank.",
         show_default=False,
     ),
 ]
 Transports = Annotated[
     str,
     typer.Option(
-        help="Ways to send: gloo,shared on CPU, nccl on GPUs; by default all.", show_default=False
+        help="Backends: gloo,shared on CPU, nccl on GPUs; by default all.", show_default=False
     ),
 ]
 Rounds = Annotated[
     int | None,
-    typer.Option(min=1, show_default=False, help="Rounds of all cases, in alternation; 3."),
+    typer.Option(min=1, show_default=False, help="Rounds, each with all cases; by default 3."),
 ]
 
 
@@ -95,15 +94,15 @@ def collectives(
     transports: Transports = "",
     rounds: Rounds = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be timed, and time nothing.")
+        bool, typer.Option("--dry-run", help="Print what would be timed, and time nothing.")
     ] = False,
 ) -> None:
     """Time and check collectives along each axis of JOB's layout, as nccl-tests does.
 
     All groups of an axis run at once, as in training. Without JOB and a layout such as --tp 2 --dp
-    2: tp over the cores or GPUs of this machine. Sizes and columns are nccl-tests'; busbw = size /
-    time x 2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter and all_to_all, 1 for the
-    others. Exit code 1 where a result is wrong. Ctrl-C keeps what was measured.
+    2, tp covers the cores or GPUs of this machine. Sizes and columns are nccl-tests'; busbw = size
+    / time x 2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter and all_to_all, 1 for
+    the others. Exit code 1 where a result is wrong. Ctrl-C keeps what was measured.
     """
     from mpctl.bench.collective_cases import CollectiveFlags, plan_collectives
     from mpctl.bench.collectives import CollectiveBench

@@ -1,8 +1,8 @@
-"""What benches share: their options, the folder of their report, how they end, and their hosts.
+"""Code that benches share: their options, the folder of their report, how they end, their hosts.
 
 The fields of `BenchCommand` are options: `with_bench("kernels")` adds each of them to a command,
-which receives one value instead. The folder and the machine are looked up when they are first asked
-for, so that a job that cannot be benched is refused before its folder is.
+which receives one value instead. The folder and the machine are looked up at first use, so that a
+job that cannot be benched is refused before its folder is.
 
 In a world that another program started (torchrun, srun, mpirun, Kubeflow) every process runs the
 command, and those after the first follow it. That is possible for a bench of one launch; a bench of
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 QUICK_SECONDS = 45.0
 RANKS = "ranks-r1"
-"""The run directory, in the bench's folder, of a bench of one launch."""
+"""The run directory of a bench of one launch, in the bench's folder."""
 
 DeviceOption = Annotated[
     Literal["auto", "cpu", "cuda"] | None,
@@ -47,21 +47,21 @@ OutOption = Annotated[
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the bench in --out.")]
 AsJsonOption = Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")]
 QuickOption = Annotated[
-    bool, typer.Option("--quick", help="Measure less, in under a minute; figures are rougher.")
+    bool, typer.Option("--quick", help="Measure less, in under a minute; results are less precise.")
 ]
 BudgetOption = Annotated[
     float | None,
     typer.Option(
         metavar="SECONDS",
-        help="Begin no round that would end later than this after the first.",
+        help="Start no round that would end later than this after the start of the first.",
         show_default=False,
     ),
 ]
 BenchOnOption = Annotated[
     Literal["auto", "local", "slurm", "ssh", "torchrun"] | None,
     typer.Option(
-        help="Where ranks are started: on this host, on hosts of an allocation or a hostfile, in a "
-        "world that another program started; by default as `mpctl launch` does.",
+        help="Where ranks are started: on this host, on the hosts of an allocation or hostfile, "
+        "or in a world that another program started; by default as for `mpctl launch`.",
         show_default=False,
     ),
 ]
@@ -80,7 +80,7 @@ LayoutsOption = Annotated[
 class BenchCommand:
     """The options that all benches share, and what follows from them. name: the subcommand.
 
-    Raises InputError for a budget of no time.
+    Raises InputError for a budget of 0 s or less.
     """
 
     name: str
@@ -118,19 +118,19 @@ class BenchCommand:
 
     @property
     def command(self) -> str:
-        """As typed, for reports."""
+        """The command line as typed, for reports."""
         return command_text()
 
     @cached_property
     def environment(self) -> BenchEnvironment:
-        """This machine, as it was when it was first asked for: before anything is measured."""
+        """This machine, recorded at first use, before anything is measured."""
         from mpctl.bench.report import bench_environment
 
         return bench_environment()
 
     def job(self, job: JobSource, *, steps: int, quick_steps: int) -> JobSource:
-        """The job to be trained: so many steps, on --device, unless its own settings say otherwise.
-        quick_steps: those with --quick."""
+        """The job to be trained: this many steps, on --device, unless the command line sets them.
+        quick_steps: steps with --quick."""
         job = job.with_default("training.steps", quick_steps if self.quick else steps)
         return job if self.device is None else job.with_default("launch.device", self.device)
 
@@ -142,15 +142,15 @@ class BenchCommand:
         print_warnings([*warnings, *load_warnings(self.environment)])
 
     def measure(self, ranks: RankBench, warnings: Iterable[str] = ()) -> None:
-        """Have the ranks of a bench measure, in the bench's folder, which is taken over and has
-        what was measured from the first round on. warnings: printed before."""
+        """Let the ranks of a bench measure. The bench's folder is replaced, and has the results
+        from the first round on. warnings: printed before."""
         from mpctl.bench.report import save_report, take_folder
         from mpctl.bench.runner import Watch
         from mpctl.cli.signals import ended_by_signals
         from mpctl.render.progress import TaskBar
         from mpctl.rundir.directory import RunDir
 
-        folder = self.folder  # refused before anything is warned of
+        folder = self.folder  # may refuse, before any warning is printed
         self.warn(warnings)
         take_folder(folder)
         with (
@@ -166,9 +166,9 @@ class BenchCommand:
     def finish(self, report: BenchReport, *, is_stopped: bool = False) -> None:
         """Write the bench's folder and show its report: as tables, or as JSON on stdout.
 
-        The report is written first, so that whatever happens afterwards costs no measurement, and
-        the pictures last. Raises KeyboardInterrupt then, where Ctrl-C ended the bench (is_stopped),
-        and InputError where the folder cannot be written.
+        The report is written first, so that a later error loses no measurement, and the pictures
+        last. Raises KeyboardInterrupt at the end if Ctrl-C ended the bench (is_stopped), and
+        InputError where the folder cannot be written.
         """
         from mpctl.bench.report import REPORT, TABLE, save_report
         from mpctl.render.output import print_json
@@ -187,7 +187,7 @@ class BenchCommand:
 
 @dataclass(frozen=True)
 class HostsBench(BenchCommand):
-    """The same of a bench whose ranks may run on other hosts, named as for `mpctl launch`."""
+    """The same for a bench whose ranks may run on other hosts, named as for `mpctl launch`."""
 
     on: BenchOnOption = None
     hostfile: HostfileOption = None
@@ -216,8 +216,8 @@ class HostsBench(BenchCommand):
         raise InputError.of("bench-in-world", "--on", why, f"{hint}host")
 
     def joined(self, job: JobSource, *, is_dry: bool = False) -> JobSource:
-        """The job of a bench of one launch, in OUT/RANKS, on these hosts; in a joined world only
-        its first process gets here, and the others follow it."""
+        """The job of a bench of one launch, in OUT/RANKS, on these hosts. In a joined world this
+        returns in the first process only; the others follow it."""
         from mpctl.cli.launch_run import follow_if_joined
 
         job = self._placed(job)
@@ -233,8 +233,8 @@ class HostsBench(BenchCommand):
 
 
 def _about_launch(job: JobSource) -> dict[str, Any]:
-    """The settings of [launch] on the command line; a bench may take others that no job can have,
-    such as several data types."""
+    """The settings of [launch] on the command line, without options that only benches have, such as
+    several data types."""
     from mpctl.spec.names import full_name
 
     return {k: v for k, v in job.overrides.items() if full_name(k).startswith("launch.")}
@@ -253,13 +253,13 @@ def with_bench(name: str, kind: type[BenchCommand] = BenchCommand) -> Callable[[
 
 
 def command_text() -> str:
-    """The command line of this process, as it is noted in reports."""
+    """The command line of this process, for reports."""
     return shlex.join(["mpctl", *sys.argv[1:]])
 
 
 def draw(folder: Path, report: BenchReport, written: list[str], *, as_json: bool) -> None:
-    """Write the page and the pictures of a report, and say what was written, after the names in
-    `written`: on stdout, or on stderr where stdout is for JSON."""
+    """Write the page and the pictures of a report, and print the names of all files, those in
+    `written` first: on stdout, or on stderr where stdout is for JSON."""
     from mpctl.render.charts.png import has_matplotlib
     from mpctl.render.console import say
     from mpctl.render.html.bench import NO_PNG, write_bench_files
@@ -273,17 +273,17 @@ def draw(folder: Path, report: BenchReport, written: list[str], *, as_json: bool
 def with_layout_words(
     job: JobSource, layouts: list[str] | None, words: list[str]
 ) -> tuple[JobSource, list[str] | None]:
-    """The job, and all words of --layouts tp=1,2 pp=1,2; None without that option. A shell hands on
-    the words after the first as it does JOB; they are distinguished by their `=`.
+    """The job, and all words of --layouts tp=1,2 pp=1,2; None without that option. The parser
+    passes the words after the first as it does JOB; their `=` distinguishes them.
 
-    words: arguments after the first, which is job.source. Raises InputError where --layouts, which
-    is of one job, has several beside it.
+    words: arguments after the first, which is job.source. Raises InputError for several jobs with
+    --layouts, which takes one.
     """
     free = [*([job.source] if job.source else []), *words]
     named = [word for word in free if LAYOUT_WORD.match(word)] if layouts else []
     jobs = [word for word in free if word not in named]
     if len(jobs) > 1:
-        message, hint = f"unexpected {jobs[1]!r} beside {jobs[0]!r}", "give one JOB"
+        message, hint = f"unexpected {jobs[1]!r} after {jobs[0]!r}", "give one JOB"
         raise InputError.of("usage", "JOB", message, hint)
     every = [*layouts, *named] if layouts else None
     return job._replace(source=jobs[0] if jobs else None), every

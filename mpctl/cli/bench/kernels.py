@@ -1,4 +1,4 @@
-"""`mpctl bench kernels` and `tensor-modes`: parts of a model on this machine, beside its plan."""
+"""`mpctl bench kernels` and `tensor-modes`: parts of a model here, compared with its plan."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ RanksOption = Annotated[
     str | None,
     typer.Option(
         metavar="N,...",
-        help="How many ranks run a kernel at the same time, such as 1,2; by default 1 and one for "
-        "each core, or GPU.",
+        help="Numbers of ranks that run a kernel at the same time, such as 1,2; by default 1 and "
+        "one for each core, or GPU.",
         show_default=False,
     ),
 ]
@@ -24,7 +24,7 @@ RoundsOption = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help=f"Rounds of all kernels, in alternation; by default {DEFAULT_ROUNDS}, with --quick "
+        help=f"Rounds, each with all kernels; by default {DEFAULT_ROUNDS}, with --quick "
         f"{QUICK_ROUNDS}.",
         show_default=False,
     ),
@@ -39,13 +39,13 @@ def kernels(
     ranks: RanksOption = None,
     rounds: RoundsOption = None,
 ) -> None:
-    """Time the kernels of JOB's model at their local shapes, beside the planner's estimate.
+    """Time the kernels of JOB's model at their local shapes; compare with the planner's estimate.
 
     Matrix products and attention, forward and backward, norms with their residual sums,
     activations, cross entropy, the optimizer's step, gradient accumulation, memory (STREAM's triad
-    and copy), a whole layer and a tiny one, whose time is the host's. Shares are of the peak FLOP/s
-    or memory bandwidth of the cluster's device. --dtype takes several, such as fp32,bf16. Without
-    JOB the kernels are of the preset demo-gpt. Ctrl-C keeps what was measured.
+    and copy), a full layer, and a tiny one, whose time is that of the host. Shares are of the peak
+    FLOP/s or memory bandwidth of the cluster's device. --dtype takes several, such as fp32,bf16.
+    Without JOB the model is the preset demo-gpt. Ctrl-C keeps what was measured.
     """
     from mpctl.bench.kernel_cases import (
         DEFAULT_JOB,
@@ -78,9 +78,7 @@ LayerRanksOption = Annotated[
 ]
 ModeRoundsOption = Annotated[
     int | None,
-    typer.Option(
-        min=1, help="Rounds of all modes, in alternation; by default 5.", show_default=False
-    ),
+    typer.Option(min=1, help="Rounds, each with all modes; by default 5.", show_default=False),
 ]
 
 
@@ -92,10 +90,10 @@ def tensor_modes(
     ranks: LayerRanksOption = 4,
     rounds: ModeRoundsOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say which modes would be timed, and time none.")
+        bool, typer.Option("--dry-run", help="Print which modes would be timed, and time none.")
     ] = False,
 ) -> None:
-    """Run one layer of JOB's model in every tensor mode that the ranks allow, beside its plan.
+    """Run one layer of JOB's model in each possible tensor mode; compare with its plan.
 
     Prints time, bytes sent, parameters and saved activations of a rank. A mode takes --steps
     forwards and backwards in each round, by default 5. Without JOB the layer is of the preset

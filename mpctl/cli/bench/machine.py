@@ -1,4 +1,4 @@
-"""`mpctl bench machine`: measure this machine, and write the presets that plans are made on."""
+"""`mpctl bench machine`: measure this machine, and write presets for plans on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RoundsOption = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Rounds of each stage, by default 3, with --quick 1.",
+        help="Rounds of each stage; by default 3, with --quick 1.",
         show_default=False,
     ),
 ]
@@ -35,14 +35,14 @@ def machine(
 ) -> None:
     """Measure kernels, collectives and short training runs of this machine; write its presets.
 
-    OUT/presets/devices/NAME.toml and OUT/presets/clusters/NAME.toml hold what was measured, when,
-    where and with which versions. Plan on them with --cluster OUT/presets/clusters/NAME.toml, or by
-    name with MPCTL_PRESETS=OUT/presets.
+    OUT/presets/devices/NAME.toml and OUT/presets/clusters/NAME.toml contain the results with time,
+    host and versions. Plan on them with --cluster OUT/presets/clusters/NAME.toml, or by name with
+    MPCTL_PRESETS=OUT/presets.
 
-    Kernels and collectives give every figure; then the layouts of the job `demo` (or of JOB) in
-    which each rank has a core (or GPU) are trained for --steps, and move a few figures within what
-    the measurements allow: the host, memory, the link. The spread of the errors on layouts that
-    were left out of that fit becomes the cluster's own, which sets the band of its plans. A machine
+    Kernels and collectives determine every figure. Then the layouts of the job `demo` (or of JOB)
+    in which each rank has a core (or GPU) are trained for --steps, which adjusts a few figures
+    within what the measurements allow: host, memory, link. The spread of the errors on layouts
+    outside of that fit becomes the cluster's spread, the width of the band of its plans. A machine
     with GPUs needs --cluster with a preset that has their data sheet.
     """
     import platform

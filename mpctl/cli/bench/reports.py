@@ -1,4 +1,4 @@
-"""`mpctl bench report`, `compare` and `trace`: what was measured before, drawn and compared."""
+"""`mpctl bench report`, `compare` and `trace`: draw and compare earlier measurements."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def report(
 ) -> None:
     """Draw the page, the pictures and the CSV of a report again.
 
-    That helps with reports of other machines, and where matplotlib was missing. Exit code 2 for a
-    file that is no report of mpctl bench, and for a folder that cannot be written or has files of
-    others.
+    Use it for reports from other machines, or if matplotlib was missing. Exit code 2 for a file
+    that is not a report of mpctl bench, and for a folder that cannot be written or has foreign
+    files.
     """
     from mpctl.bench.documents import read_report, report_path
     from mpctl.bench.report import REPORT, TABLE, check_redrawn, save_report
@@ -55,7 +55,7 @@ def report(
 
 ThresholdOption = Annotated[
     float,
-    typer.Option(min=0, metavar="PERCENT", help="How much slower a row may become."),
+    typer.Option(min=0, metavar="PERCENT", help="How much slower a row may be."),
 ]
 
 
@@ -65,11 +65,11 @@ def compare(
     threshold: ThresholdOption = 10.0,
     as_json: AsJsonOption = False,
 ) -> None:
-    """Compare report B with the older report A; exit code 1 where a row became slower.
+    """Compare report B with the older report A; exit code 1 if a row became slower.
 
     Rows are matched by name. A row is slower where its median grew by more than --threshold percent
     and every round of B took longer than every round of A. Warns where machine, versions or command
-    differ. Exit code 2 for files that are no reports of the same bench.
+    differ. Exit code 2 for files that are not reports of the same bench.
     """
     from contextlib import suppress
     from math import isfinite
@@ -102,12 +102,12 @@ def trace(
     ] = None,
     as_json: AsJsonOption = False,
 ) -> None:
-    """Write what every rank of RUN did when in its profiled steps as a trace, beside the plan.
+    """Write a trace of every rank of RUN in its profiled steps, together with the planned step.
 
-    RUN was launched with --profile STEPS. Open the file in ui.perfetto.dev or chrome://tracing: a
-    process for each rank with its passes, its collectives and its messages, and one for each
-    stage of the plan, which begins with each step. Clocks of several hosts are aligned by the
-    all-reduce that ends each step. Also prints where the time of a step goes.
+    RUN must have been launched with --profile STEPS. Open the file in ui.perfetto.dev or
+    chrome://tracing: it has a process for each rank with passes, collectives and messages, and one
+    for each stage of the plan, which starts with each step. Clocks of several hosts are aligned by
+    the all-reduce that ends each step. Also prints where the time of a step goes.
     """
     from mpctl.bench.trace import read_run_profile, trace_report
     from mpctl.errors import InputError, Issue
@@ -121,7 +121,7 @@ def trace(
     folder = require_run(run)
     job, profile = read_job(folder / "job.json"), read_run_profile(folder)
     if isinstance(job, str):
-        raise InputError([Issue("no-job", str(folder), job, "use a run whose job.json is whole")])
+        raise InputError([Issue("no-job", str(folder), job, "use a run whose job.json is intact")])
     planned, path = planned_step(job), out or folder / "profile" / "trace.json"
     name = job.name or short_name(run)
     write_text(path, run_trace_text(profile, planned, job=name), option="--out")
@@ -134,7 +134,7 @@ def trace(
 
 
 def planned_step(job: JobSpec) -> PlannedStep:
-    """The step of the job's plan; without times where the job's cluster gives none."""
+    """The step of the job's plan; without times if the job's cluster allows no estimate."""
     from mpctl.estimate.timeline import find_step_line
     from mpctl.launch.summary import plan_as_launched
     from mpctl.planning.plan import make_plan

@@ -1,4 +1,4 @@
-"""`mpctl bench scaling`: the same job at several world sizes and layouts, and its efficiency."""
+"""`mpctl bench scaling`: train a job at several world sizes and layouts; show its efficiency."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ LITTLE_DATA = {"data.max_bytes": 1_000_000}  # prepared in seconds; a step takes
 
 WorldOption = Annotated[
     str | None,
-    typer.Option(help="World sizes; 1,2 by default, with --layouts any.", show_default=False),
+    typer.Option(help="World sizes; by default 1,2, or with --layouts any.", show_default=False),
 ]
 MoreLayouts = Annotated[
     list[str] | None,
-    typer.Argument(metavar="AXIS=SIZES", help="Further words of --layouts.", show_default=False),
+    typer.Argument(metavar="AXIS=SIZES", help="More words of --layouts.", show_default=False),
 ]
 ModeOption = Annotated[
     Literal["strong", "weak", "both"],
-    typer.Option(help="Keep the global batch (strong), or the samples of a rank (weak)."),
+    typer.Option(help="Keep the global batch (strong) or the samples per rank (weak)."),
 ]
 AlongOption = Annotated[
     Literal["job", "tp", "cp", "pp", "dp"] | None,
@@ -44,7 +44,7 @@ RoundsOption = Annotated[
         "--rounds",
         "--repeats",
         min=1,
-        help=f"Rounds of all cases, in alternation; by default {DEFAULT_ROUNDS}, with --quick 1.",
+        help=f"Rounds, each with all cases; by default {DEFAULT_ROUNDS}, with --quick 1.",
         show_default=False,
     ),
 ]
@@ -62,18 +62,18 @@ def scaling(
     along: AlongOption = None,
     rounds: RoundsOption = None,
 ) -> None:
-    """Train JOB at several world sizes and layouts; print speed, efficiency, MFU beside the plan.
+    """Train JOB at several world sizes and layouts; compare speed, efficiency, MFU with the plan.
 
     efficiency = (tokens/s of N ranks / tokens/s of the smallest N0) / (N / N0).
 
-    In this form Megatron-LM published 76 %: 15.1 PFLOP/s on 512 GPUs against 39 TFLOP/s on one,
-    15100 / (512 x 39) (arXiv 1909.08053). Strong scaling keeps the global batch; weak scaling lets
-    it grow with N. Beside each efficiency stands what perfect cores (or GPUs) would reach; more
-    ranks than cores are a rehearsal, not a measurement. MFU and HFU count the FLOP of the model and
-    of the hardware (with recomputation) against the peak of the job's device.
+    Megatron-LM published 76 % by this definition: 15.1 PFLOP/s on 512 GPUs against 39 TFLOP/s on
+    one, 15100 / (512 x 39) (arXiv 1909.08053). Strong scaling keeps the global batch; weak scaling
+    lets it grow with N. Each efficiency is shown with what perfect cores (or GPUs) would reach;
+    more ranks than cores are a rehearsal, not a measurement. MFU and HFU count the FLOP of the
+    model and of the hardware (with recomputation) against the peak of the job's device.
 
-    Without JOB the job is `demo`. A run takes --steps 12, or 6 with --quick, the first two of which
-    do not count. Ctrl-C keeps what was measured.
+    Without JOB the job is `demo`. A run has --steps 12, or 6 with --quick; the first two steps do
+    not count. Ctrl-C keeps what was measured.
     """
     from mpctl.bench.cases import RunCase, case_warnings, plan_cases
     from mpctl.bench.runner import Budget, Watch
@@ -111,7 +111,7 @@ def scaling(
 def _layouts(
     base: JobSpec, words: list[str] | None, world: str | None, along: Along | None
 ) -> list[Layout]:
-    """The layouts to be timed, two at least."""
+    """The layouts to be timed, at least two."""
     from mpctl.bench.layouts import job_layouts, parse_layouts, parse_worlds
     from mpctl.errors import InputError
 

@@ -1,4 +1,4 @@
-"""`mpctl bench verify`: predicted against measured step time, memory and bytes of layouts."""
+"""`mpctl bench verify`: compare predicted with measured step time, memory and bytes of layouts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MoreJobs = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[JOB ...]",
-        help="Further jobs; the options hold for all of them.",
+        help="More jobs; the options apply to all of them.",
         autocompletion=complete.preset_of("jobs"),
         show_default=False,
     ),
@@ -35,7 +35,7 @@ RoundsOption = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help=f"Rounds of all layouts, in alternation; by default {DEFAULT_ROUNDS}, with --quick 1.",
+        help=f"Rounds, each with all layouts; by default {DEFAULT_ROUNDS}, with --quick 1.",
         show_default=False,
     ),
 ]
@@ -43,8 +43,8 @@ WithinOption = Annotated[
     float | None,
     typer.Option(
         metavar="PERCENT",
-        help="Exit with 1 if the mean error of step time is larger, over the layouts whose ranks "
-        "have a core (or GPU) each; over all where there is no such layout.",
+        help="Exit with 1 if the mean error of step time is larger, over the layouts in which "
+        "each rank has a core (or GPU), or over all if there are none.",
         show_default=False,
     ),
 ]
@@ -60,19 +60,19 @@ def verify(
     rounds: RoundsOption = None,
     within: WithinOption = None,
 ) -> None:
-    """Run layouts on this machine and hold their plans against it: step time, memory, bytes.
+    """Run layouts on this machine and compare step time, memory and bytes with their plans.
 
     Without JOB a built-in set of 20 layouts of 1 to 4 ranks is run (tp, cp, dp, pp, ZeRO,
-    recomputation, sequence parallelism, mixed), of the job `demo` or of --model; several JOBs run
-    as they are, --layouts tp=1,2 pp=1,2 runs every combination of one. Each is trained for --steps
-    10 (6 with --quick) in every round, and its median step is compared with the plan's. Plan on a
-    preset of this machine: --cluster FILE as `mpctl bench machine` writes it.
+    recomputation, sequence parallelism, mixed), of the job `demo` or of --model; several JOBs are
+    run unchanged, --layouts tp=1,2 pp=1,2 runs every combination for one JOB. Each is trained for
+    --steps 10 (6 with --quick) in every round, and its median step is compared with the plan's.
+    Plan on a preset of this machine: --cluster FILE as `mpctl bench machine` writes it.
 
-    Printed are error = predicted / measured - 1 of each layout, the mean of |error| (MAPE), the
-    worst, Spearman's rank correlation and how often the measured step lies inside of the plan's
-    band; for layouts with a core for each rank and for others apart. Parameters, states and
-    messages must equal the plan exactly. Exit codes: 0 whatever the errors are, 1 for a run that
-    failed or beyond --within, 2 for bad input.
+    Prints error = predicted / measured - 1 of each layout, the mean of |error| (MAPE), the worst,
+    Spearman's rank correlation and how often the measured step is within the plan's band,
+    separately for layouts with a core for each rank and for others. Parameters, states and messages
+    must equal the plan exactly. Exit codes: 0 whatever the errors are, 1 for a failed run or an
+    error above --within, 2 for bad input.
     """
     from mpctl.bench.cases import case_warnings, plan_cases
     from mpctl.bench.runner import Budget, Watch
@@ -113,7 +113,7 @@ def verify(
 
 
 def _share(within: float | None) -> float | None:
-    """Percent as a share of 1. Raises InputError unless it is a number above 0."""
+    """Percent as a fraction. Raises InputError unless it is a number above 0."""
     if within is not None and not 0 < within < inf:
         raise InputError.of("bad-within", "--within", f"{within:g} % is no bound of an error",
                             "give percent above 0, such as --within 10")  # fmt: skip
@@ -131,8 +131,8 @@ def _name(source: JobSource, cases: Sequence[PlannedCase] = ()) -> str:
 def _wanted(
     source: JobSource, more: list[str], layouts: list[str] | None, *, quick: bool
 ) -> tuple[list[Wanted], dict[str, str]]:
-    """What is to be verified: the jobs as they are, layouts of one job, or without either the
-    built-in set; and the layouts of the set that cannot run, with the reason."""
+    """The layouts to verify: the jobs unchanged, layouts of one job, or without either the built-in
+    set; and the layouts of the set that cannot run, with the reason."""
     from mpctl.bench.cases import TIMED_SETTINGS
     from mpctl.bench.layouts import DEFAULT_SETTINGS, parse_layouts
     from mpctl.bench.verify_cases import built_in_set, wanted_plan
