@@ -1,1 +1,1 @@
-"""From a legal plan to running ranks: check, prepare, spawn, watch, account."""
+"""Launches a legal plan: checks it, prepares files, starts and watches the ranks, reports."""

@@ -1,18 +1,18 @@
 """The state of an attempt, as the supervisor sees it, whether on one host or on many.
 
-An attempt starts torchrun anew on every host, in the order of the plan's nodes. What a host knows
-of its share is one NodeState: the processes of its ranks, what they write about themselves, how
-torchrun ended. The supervisor, the watch for hangs and the diagnosis read these states and nothing
-else of a host, so that they are the same for ranks below this process (node/torchrun.py) and for
-ranks that a node agent reports (control/cluster.py).
+An attempt starts a new torchrun on every host, in the order of the plan's nodes. The state of one
+host is a NodeState: the processes of its ranks, what they write about themselves, how torchrun
+ended. The supervisor, the watch for hangs and the diagnosis read only these states, so that they
+work the same for child processes of the launcher (node/torchrun.py) and for ranks that a node agent
+reports (control/cluster.py).
 
 An attempt goes through the phases of AttemptPhase, never back (NEXT).
 
-Processes and breadcrumbs of ranks are seen by their own host alone. The launcher knows all of it
-from the node agents and writes it to RUN/nodes/status.json (StatusFile) every STATUS_SECONDS, when
-a stop is asked for, and once more when the attempt is over; `mpctl status` and `mpctl stop` read
-it, on any host. The file is replaced as a whole, and not synchronised: after a crash of the host it
-means nothing.
+Only the host of a rank sees its process and its breadcrumb. The launcher gets both from the node
+agents and writes them to RUN/nodes/status.json (StatusFile) every STATUS_SECONDS, when a stop is
+asked for, and once more when the attempt is over; `mpctl status` and `mpctl stop` read it, on any
+host. The file is replaced atomically but not synchronised: after a crash of the host its content
+cannot be relied on.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class AttemptPhase(StrEnum):
         return not NEXT[self]
 
     def then(self, observed: AttemptPhase) -> AttemptPhase:
-        """The phase after this one, when the hosts are in phase `observed`: that one where the
-        attempt may get there from here, else still this one.
+        """The next phase when the hosts are in phase `observed`: that one if the attempt can enter
+        it from this one, else this one.
 
         >>> AttemptPhase.STOPPING.then(AttemptPhase.RUNNING)
         <AttemptPhase.STOPPING: 'stopping'>
@@ -84,7 +84,7 @@ class AttemptPhase(StrEnum):
 
     @classmethod
     def of_hosts(cls, phases: Iterable[AttemptPhase]) -> AttemptPhase:
-        """The phase of an attempt on hosts that are in these."""
+        """The phase of an attempt whose hosts are in these phases."""
         found = set(phases)
         if all(phase.is_over for phase in found):
             return cls.FAILED if found - {cls.SUCCEEDED} else cls.SUCCEEDED
@@ -113,8 +113,8 @@ class RankState:
 
     process: the state of its process by psutil's name, empty when there is none or it cannot be
     read; processor_seconds: processor time used so far; breadcrumb: what it wrote about itself.
-    major_faults: page faults so far that had to wait for a disk; swapped_bytes: of its memory that
-    lie in swap space.
+    major_faults: page faults so far that had to wait for a disk; swapped_bytes: of its memory in
+    swap space.
     """
 
     process: str = ""
@@ -158,7 +158,7 @@ class NodeState:
 
     @property
     def phase(self) -> AttemptPhase:
-        """How far the attempt is on this host. One that is lost counts as one that failed."""
+        """The phase of the attempt on this host. A lost host counts as failed."""
         starts = [rank.breadcrumb.start for rank in self.ranks.values()]
         return AttemptPhase.of(
             1 if self.lost else self.code,
@@ -180,7 +180,7 @@ class AttemptState:
 
     @property
     def failures(self) -> list[FailureRecord]:
-        """The failures that ranks recorded, the first one first, by the launcher's clock."""
+        """The failures that ranks recorded, earliest first by the launcher's clock."""
         records = chain.from_iterable(node.failures for node in self.nodes)
         return sorted(records, key=lambda record: record["time"])
 
@@ -191,8 +191,8 @@ class AttemptState:
 
     @property
     def ended_ranks(self) -> dict[int, int]:
-        """The exit codes of those that no torchrun ended: they failed by themselves, or were killed
-        by something else."""
+        """The exit codes of the ranks that torchrun did not end: they failed by themselves, or were
+        killed by something else."""
         terminated = {rank for node in self.nodes for rank in node.terminated}
         return {rank: code for rank, code in self.exit_codes.items() if rank not in terminated}
 
@@ -202,7 +202,7 @@ class AttemptState:
 
     @property
     def phase(self) -> AttemptPhase:
-        """How far the attempt is, by what the hosts say."""
+        """The phase of the attempt, by the states of its hosts."""
         return AttemptPhase.of_hosts(node.phase for node in self.nodes)
 
     @property
@@ -215,7 +215,7 @@ class AttemptState:
 
     @property
     def port_taken(self) -> bool:
-        """Whether torchrun found the port in use at which ranks meet."""
+        """Whether torchrun found the rendezvous port in use."""
         return any(node.code == EADDRINUSE for node in self.nodes) and not self.failures
 
     def stopped_ranks(self) -> tuple[int, ...]:
@@ -227,7 +227,7 @@ class AttemptState:
         return {rank: state.breadcrumb.collectives for rank, state in self.ranks.items()}
 
     def doing(self) -> dict[int, str]:
-        """What each rank says that it is doing."""
+        """What each rank reports that it is doing."""
         return {rank: state.breadcrumb.doing for rank, state in self.ranks.items()}
 
 
@@ -257,7 +257,7 @@ class StatusFile:
         return time.monotonic() >= self.next_write
 
     def write(self, state: AttemptState, phase: AttemptPhase) -> None:
-        """Write this state; a file that cannot be written is left as it is."""
+        """Write this state; a file that cannot be written is left unchanged."""
         self.next_write = time.monotonic() + STATUS_SECONDS
         content = REPORT.dump_json(AttemptReport(time.time(), state, phase))
         temporary = temporary_beside(self.path)

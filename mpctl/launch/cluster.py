@@ -1,7 +1,7 @@
-"""The hosts of a launch and an attempt on them: what the supervisor asks of a launcher backend.
+"""The hosts of a launch and an attempt on them: the interface of a backend to the supervisor.
 
-A launch has one Cluster: the hosts, in the order of the plan's nodes. Each Attempt starts torchrun
-anew on every one of them.
+A launch has one Cluster: the hosts, in the order of the plan's nodes. Each Attempt starts a new
+torchrun on each of them.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from mpctl.planning.plan import Plan
 
 
 class Attempt(Protocol):
-    """torchrun on every host. address: where the ranks meet, `127.0.0.1:29500`."""
+    """torchrun on every host. address: the rendezvous of the ranks, `127.0.0.1:29500`."""
 
     address: str
 
     def poll(self) -> AttemptPhase:
-        """How far the hosts are: starting, running, failing, succeeded or failed. Cheap enough for
+        """The phase of the hosts: starting, running, failing, succeeded or failed. Cheap enough for
         twenty calls a second."""
 
     def snapshot(self) -> AttemptState:
-        """What is known of all ranks now."""
+        """The current state of all ranks."""
 
     def request_stop(self) -> None:
         """Have the ranks finish their step, save and end."""
 
     def stacks(self) -> dict[int, str]:
-        """Have every rank write its Python stack to its log: where the main thread of each is,
-        by rank (node/processes.py); without those that did not answer within STACK_SECONDS."""
+        """Have every rank write its Python stack to its log. Returns where the main thread of each
+        is, by rank (node/processes.py), of those that answer within STACK_SECONDS."""
 
     def end(self) -> AttemptState:
-        """End what still runs, everywhere; the last state of all hosts."""
+        """End what still runs on any host; returns the last state of all hosts."""
 
 
 class Cluster(Protocol):
@@ -45,19 +45,19 @@ class Cluster(Protocol):
 
     @property
     def hosts(self) -> Sequence[HostFacts]:
-        """What each host says of itself, in the order of the plan's nodes."""
+        """The facts that each host reports, in the order of the plan's nodes."""
 
     def check(self, plan: Plan, device: Device) -> list[Issue]:
         """Why these hosts cannot run the plan; empty when they can."""
 
     def recover(self, least: int, is_stopped: Callable[[], bool]) -> list[Issue]:
-        """Before an attempt: get hosts back that were lost. Where at least `least` hosts can be
-        used then, `hosts` are those and nothing is returned, else a reason for each that cannot.
-        is_stopped: whether to give up, asked while it waits."""
+        """Before an attempt: reconnect to lost hosts. If at least `least` hosts can then be used,
+        these become `hosts` and [] is returned, else a reason for each that cannot. is_stopped:
+        called while it waits, whether to give up."""
 
     def has_returned(self) -> bool:
-        """Whether a host that the attempt under way does without is there again. Cheap enough for
+        """Whether a host that the current attempt runs without has returned. Cheap enough for
         twenty calls a second."""
 
     def start(self, plan: LaunchPlan) -> Attempt:
-        """Start torchrun anew on every host. Raises RunFailed when the ranks cannot meet."""
+        """Start a new torchrun on every host. Raises RunFailed when the ranks cannot connect."""

@@ -24,7 +24,7 @@ def data_issues(
     job: JobSpec, model: ModelSpec, resumed: RunDir | None, *, is_elsewhere: bool = False
 ) -> Iterator[Issue]:
     """What is wrong with the prepared data or the corpus. resumed: the run that is continued, whose
-    own data are used where the job names none; is_elsewhere: only whether any are named."""
+    own data are used where the job names none; is_elsewhere: check only whether any are named."""
     if is_elsewhere and (job.data.path or job.data.corpus or resumed is not None):
         return
     if job.data.path is not None:

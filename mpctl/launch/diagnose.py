@@ -9,10 +9,10 @@ when there is no other. What a rank without a record was doing is in its breadcr
 (mpctl/rundir/breadcrumb.py).
 
 When a rank of 512 dies, 511 ranks record that they lost a peer, each with another address. Only the
-first failure and those that are no echo tell anything; of the rest the number is reported
-(`other_failures`). What a full disk breaks looks like something else: ranks that end without a
-record, a torchrun that cannot write its log. It is found by writing to it, which also meets what
-free bytes do not show, a quota or a lack of inodes.
+first failure and those that are not echoes are reported in full, the others counted
+(`other_failures`). A full disk looks like other failures: ranks that end without a record, a
+torchrun that cannot write its log. It is detected by writing a file, which also finds what free
+bytes do not show, a quota or a lack of inodes.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def _free(folder: Path) -> str:
 
 
 def other_failures(state: AttemptState, first: int | None) -> tuple[OtherFailure, ...]:
-    """The failures besides that of rank `first`; None: the failure was of no rank. Those that are
-    no echo come first."""
+    """The failures other than that of rank `first`; None: the first failure was of no rank. Those
+    that are not echoes come first."""
     records = [record for record in state.failures if record["rank"] != first]
     causes = {record["rank"]: record["error"] for record in records if not record["is_echo"]}
     echoes = {record["rank"]: record["error"] for record in records if record["is_echo"]}
@@ -85,7 +85,7 @@ def other_failures(state: AttemptState, first: int | None) -> tuple[OtherFailure
 
 
 def _alike(errors: dict[int, str]) -> Iterator[OtherFailure]:
-    """Errors that differ in a rank's own values only are one."""
+    """Merge errors that differ only in values of the rank."""
     for entry in merge_logs({rank: [error or UNSAID] for rank, error in errors.items()}):
         yield OtherFailure(entry.ranks, entry.text, is_echo=False)
 
@@ -109,9 +109,9 @@ def _endings(codes: dict[int, int]) -> Iterator[OtherFailure]:
 
 @dataclass(frozen=True)
 class AttemptEvidence:
-    """What the supervisor saw of an attempt.
+    """What the supervisor observed of an attempt.
 
-    phase: in which it ended, ENDED where the supervisor ended it; stop_requested: its ranks were
+    phase: its last one, ENDED if the supervisor ended it; stop_requested: whether its ranks were
     asked to save and end; stopped: ranks whose process was stopped when it failed; hang: why the
     supervisor ended it; state: of all hosts and ranks at the end.
     """
@@ -148,7 +148,7 @@ def find_failure(run: RunDir, job: JobSpec, evidence: AttemptEvidence) -> Failur
 
 
 class FailedAttempt:
-    """What each rank and each host left of a failed attempt, and what follows from it."""
+    """The records of all ranks and hosts of a failed attempt, and the cause found in them."""
 
     def __init__(self, run: RunDir, job: JobSpec, evidence: AttemptEvidence) -> None:
         self.run, self.job, self.evidence, self.state = run, job, evidence, evidence.state
@@ -201,7 +201,7 @@ class FailedAttempt:
             if code == -signal.SIGABRT and WATCHDOG in end_of(self.run.log(rank)):
                 return TIMED_OUT
             return TERMINATED if code is None else FAILED
-        # A torchrun that came to its end names every rank that did not exit with code 0.
+        # A torchrun that ended by itself names every rank that did not exit with code 0.
         complete = (node for node in state.nodes if node.exit_codes or node.code == 0)
         return EXITED if any(rank in node.ranks for node in complete) else TERMINATED
 
@@ -251,8 +251,7 @@ class FailedAttempt:
         return Failure(rank, error, coords, doing, str(log), _last_lines(log))
 
     def _of_no_rank(self, error: str, log: Path | None = None) -> Failure:
-        """A failure of all ranks, or of what they run on; doing: what the first of them did whose
-        words are known."""
+        """A failure of no single rank; doing: that of the first rank that has written one."""
         log = log or self.run.torchrun_log
         said = (state.breadcrumb.doing for _, state in sorted(self.state.ranks.items()))
         doing = next(filter(None, said), "start")
@@ -280,7 +279,7 @@ def signal_name(number: int) -> str:
 
 
 def _last_lines(log: Path) -> tuple[str, ...]:
-    """The last LAST_LINES of a log, from the last step on: losses of earlier steps tell nothing."""
+    """The last LAST_LINES of a log, from the last step on: losses of earlier steps do not help."""
     lines = end_of(log).splitlines()[-LAST_LINES:]
     steps = [index for index, line in enumerate(lines) if STEP.match(line)]
     return tuple(lines[steps[-1] :] if steps else lines)

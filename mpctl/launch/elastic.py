@@ -1,10 +1,10 @@
-"""Which layout an elastic run (`launch.elastic`) takes on the hosts that there are.
+"""Which layout an elastic run (`launch.elastic`) takes on the hosts that are available.
 
-Only data parallelism changes: dp times tp x pp x cp ranks fill whole nodes, as many as there are
-hosts, at most those of the job, at least `launch.min_nodes`. tp, pp, cp, the ranks of a node, the
-micro batch and the global batch stay; replicas of a smaller dp run more micro batches each. By the
-sample law (data/samples.py) step s trains on the same samples whatever dp is, so that no sample is
-lost or repeated when a run shrinks or grows at a checkpoint.
+Only data parallelism changes: dp x tp x pp x cp ranks fill whole nodes: at most one for each host,
+at most those of the job, at least `launch.min_nodes`. tp, pp, cp, the ranks of a node, the micro
+batch and the global batch stay the same; replicas of a smaller dp run more micro batches each. By
+the sample law (data/samples.py) step s trains on the same samples whatever dp is, so that no sample
+is lost or repeated when a run shrinks or grows at a checkpoint.
 
 By hand: 4 nodes of 8 ranks at tp 8, dp 4, global batch 12. On 3 hosts dp 3 (each 4 samples of a
 step); on 2 hosts dp 2. With a global batch of 16 and 3 hosts dp 3 does not divide it: dp 2, and one
@@ -67,7 +67,7 @@ def least_nodes(job: JobSpec) -> int:
 
 
 def elastic_issues(job: JobSpec) -> list[Issue]:
-    """What of `launch.elastic` and `launch.min_nodes` the job cannot do."""
+    """Why the job cannot run with its `launch.elastic` and `launch.min_nodes`."""
     launch, nodes = job.launch, job.cluster.nodes
     if launch.min_nodes is None or (launch.elastic and launch.min_nodes <= nodes):
         return []

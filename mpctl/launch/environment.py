@@ -1,5 +1,5 @@
-"""What in the environment of this process would break or slow its ranks: modules that hide others,
-the locale, other programs that take the processors.
+"""Finds what would break or slow the ranks in the environment of this process: modules that hide
+others, the locale, other programs that take the processors.
 
 Ranks are started with the same PYTHONPATH but without the working directory on their path
 (PYTHONSAFEPATH), so they may import other modules than this process did.
@@ -92,8 +92,8 @@ def is_busy(load: float, processors: int) -> bool:
 
 
 def busy_text(load: float, processors: int, predicted: float | None) -> str | None:
-    """What a run on this host's processors says before its first step; None where they are free, or
-    nothing is forecast. predicted: seconds of a step."""
+    """The warning of a run on this host's processors before its first step; None where they are
+    free, or nothing is forecast. predicted: seconds of a step."""
     if predicted is None or not is_busy(load, processors):
         return None
     return (

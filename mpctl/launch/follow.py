@@ -1,13 +1,13 @@
-"""What the launcher does with what arrives while a run goes on: rank 0's records, its own events.
+"""What the launcher does during a run with rank 0's records and with its own messages.
 
-Rank 0 appends to RUN/metrics.jsonl, or to RUN/answers.jsonl of a bench; RecordReader hands out each
+Rank 0 appends to RUN/metrics.jsonl, or to RUN/answers.jsonl of a bench; RecordReader delivers each
 line once. RUN/metrics.csv and RUN/tensorboard contain what metrics.jsonl contains. They are written
 again from it at the first record of a launch, and when a record's step is not after the last one
 (the run failed and started again from a checkpoint); any other record is appended. So no step is in
 them twice, and files that a killed launcher left incomplete are complete after a resumption.
 
-RUN/logs/launcher.log has the messages of the launcher, a line each with its time, so that
-`mpctl logs RUN --launcher` tells it to whoever was not there.
+RUN/logs/launcher.log has the messages of the launcher, one per line with its time, so that
+`mpctl logs RUN --launcher` can show them later.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class MetricsFollower:
 
     def record(self, record: StepRecord) -> None:
         """Bring every sink up to this record. A sink that cannot be written (a full disk) is
-        dropped with a message, and the run goes on."""
+        dropped with a message, and the run continues."""
         is_next = self.last is not None and record["step"] > self.last
         for name, sink in list(self.sinks):
             try:
@@ -75,10 +75,10 @@ def follow(
 
 @dataclass
 class RecordReader:
-    """Hands out each complete line of a metrics.jsonl once, from the end that it has now.
+    """Delivers each complete line of a metrics.jsonl once, starting at its current end.
 
-    parse: the record in a line, None for a line that is none; offset: bytes read so far; delivered:
-    records handed out.
+    parse: the record in a line, None for any other line; offset: bytes read so far; delivered:
+    records delivered.
     """
 
     path: Path
@@ -120,7 +120,7 @@ def parse_answer(line: bytes) -> Any | None:
 @dataclass(frozen=True)
 class EventLog:
     """Appends messages to a file and passes them on to `then`; a message that cannot be written (a
-    full disk) is passed on all the same."""
+    full disk) is still passed on."""
 
     path: Path
     then: Callable[[str], None]

@@ -82,7 +82,7 @@ class LaunchPlan:
     request: BenchRequest | None = None
 
     def local_start(self, port: int) -> NodeStart:
-        """What torchrun is started with where all ranks run on this host."""
+        """The arguments of torchrun when all ranks run on this host."""
         return NodeStart(0, 1, self.world_size, HOST, port, self.local_env)
 
     @property
@@ -119,8 +119,8 @@ def plan_launch(
     is_submitted: bool = False,
 ) -> LaunchPlan:
     """The launch of a legal plan on so many hosts like this machine. is_submitted: the hosts are
-    not known yet, so that device and threads stay as the job says. Raises InputError when the plan
-    is not legal."""
+    not known yet, so that device and threads stay as in the job. Raises InputError when the plan is
+    not legal."""
     job = resolved_job(plan, machine, hosts=hosts)
     if is_submitted:
         known = {"device": plan.job.launch.device, "threads_per_rank": None}

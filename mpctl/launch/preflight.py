@@ -57,7 +57,7 @@ def check_launch(
     lacking: what its hosts lack, as far as they are known; run: the directory that will be written;
     resumption: the checkpoint from which a run is continued; replaced: whether the run that is in
     the directory will be removed; is_elsewhere: data, initial weights and the disk of the run are
-    not on this machine, and are not looked at.
+    not on this machine and are not checked.
     """
     job = plan.job
     surroundings = list(environment_issues(job))
@@ -95,8 +95,8 @@ def check_ranks(plan: Plan, lacking: Iterable[Issue]) -> list[Issue]:
 
 
 def check_run(job: JobSpec, run: RunDir, *, overwrite: bool, resume: bool) -> list[Issue]:
-    """Why a run cannot be in this directory: it is neither free, nor can it be overwritten or
-    resumed as the options say, or --overwrite would remove the weights that the run starts from."""
+    """Why a run cannot use this directory: it is neither free, nor can it be overwritten or resumed
+    as the options say, or --overwrite would remove the weights that the run starts from."""
     issues, origin = [], job.training.init_from
     if overwrite and origin and Path(origin).resolve().is_relative_to(run.path.resolve()):
         message = f"{origin} is in the run that --overwrite removes"
@@ -174,7 +174,7 @@ def _device_warnings(job: JobSpec) -> Iterator[str]:
 
 
 def kernel_warnings(job: JobSpec, *, has_triton: bool) -> Iterator[str]:
-    """What a GPU's kernels need of this installation, where it costs memory that no plan counts."""
+    """Warnings when kernels of a GPU lack a package and so use memory that no plan counts."""
     if job.training.attention_dropout and not has_triton:
         yield (
             "training.attention_dropout: without triton scores are held in memory, which the plan "
@@ -183,7 +183,7 @@ def kernel_warnings(job: JobSpec, *, has_triton: bool) -> Iterator[str]:
 
 
 def _compile_warnings(job: JobSpec) -> Iterator[str]:
-    """Where a layer sends messages, torch.compile is given the operations between them alone."""
+    """Where a layer sends messages, torch.compile gets only the operations between them."""
     reasons = list(why_not_whole(job))
     if job.launch.compile and reasons:
         yield (

@@ -11,7 +11,7 @@ started.
 
 By hand: a peak of 70 GiB, 5 % slack and a context of 0.5 GiB take 74 of a device's 80 GiB: with 5 %
 headroom, 76 GiB usable, the rank fits. Of 1024 ranks, tp 8, pp 16, dp 8, order tp-cp-dp-pp, the 16
-ranks 0, 64, .. 960 stand for all.
+ranks 0, 64, .. 960 represent all.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class RankRehearsal(RehearsedRankHead, RankAudit, total=False):
     parameters, gradients and optimizer; at_peak: bytes by kind at the step's peak; device_bytes:
     what the rank takes of its device at most, allocator and context included; over_bytes: by how
     much that exceeds the device's memory less the headroom, 0 when it fits, None when that is not
-    known; host_syncs: where a step makes the host wait for its device beside the reading of its
-    figures, as `file:line: why`.
+    known; host_syncs: where a step makes the host wait for its device, except to read its figures,
+    as `file:line: why`.
     """
 
     agrees: Required[bool]

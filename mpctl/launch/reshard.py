@@ -55,8 +55,8 @@ def reshard_checkpoint(
 def plan_of_layout(
     source: Path, tp: int | None, pp: int | None, settings: Sequence[str] = ()
 ) -> Plan:
-    """The plan of the checkpoint's job with other sizes of tp and pp and other settings, one
-    replica, whole sequences. Raises InputError when it is not legal."""
+    """The plan of the checkpoint's job with other sizes of tp and pp and other settings, with dp 1
+    and cp 1. Raises InputError when it is not legal."""
     own = source / "job.json"
     job_file = own if own.is_file() else source.parent.parent / "job.json"
     if not job_file.is_file():

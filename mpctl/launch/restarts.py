@@ -1,15 +1,15 @@
 """Whether a run that failed is started again, and on which batches.
 
 `launch.max_restarts` counts failures since the newest checkpoint: a run that has saved since its
-last failure has all its restarts again, so that a long run on imperfect hosts goes on, and one that
-does not get further ends. (torchrun's --max-restarts counts over the whole job; NVIDIA's resiliency
-extension ends jobs that restart without progress, as here.) A failure that would come again is
-tried once more only: the same error at the same step twice in a row ends the run, whatever restarts
-are left. Errors are the same when they differ in numbers alone (addresses, process ids, times). A
-kill, a stopped process, a hang or a lost host says nothing about the next attempt and is not
-counted as a repetition. A port that another process took is no failure at all (supervise.py).
+last failure has all its restarts again, so that a long run on imperfect hosts continues, and one
+without progress ends. (torchrun's --max-restarts counts over the whole job; NVIDIA's resiliency
+extension ends jobs that restart without progress, as here.) A failure that would repeat is retried
+only once: the same error at the same step twice in a row ends the run, whatever restarts are left.
+Errors are the same when they differ in numbers alone (addresses, process ids, times). A kill, a
+stopped process, a hang or a lost host says nothing about the next attempt and is not counted as a
+repetition. A port that another process took is no failure at all (supervise.py).
 
-A rollback (training.on_nonfinite, training.on_spike) is no restart: it has a limit of its own,
+A rollback (training.on_nonfinite, training.on_spike) is not a restart: it has a separate limit,
 `training.max_rollbacks`, and leaves out the batches up to the one at fault.
 
 By hand, max_restarts 2, failures of hosts at steps 5, 7, 12, checkpoint 10 saved before the last:

@@ -2,9 +2,9 @@
 
 Here manifest, records and the sizes of files are compared, which takes no longer for a terabyte
 than for a megabyte; ranks compare the bytes while they read them, and the supervisor sets a
-checkpoint aside in which they found other bytes. For a damaged checkpoint the one before it is
-used, with a warning that says which, why and what is used instead; a run is refused only when all
-of its checkpoints are damaged.
+checkpoint aside in which they found other bytes. Instead of a damaged checkpoint the one before it
+is used, with a warning that names both and the reason; a run is refused only when all of its
+checkpoints are damaged.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Resumption:
 
 
 def find_resumption(run: RunDir) -> Resumption:
-    """Look at a run's checkpoints, newest first, until one is complete: all files there, of the
+    """Check a run's checkpoints, newest first, until one is complete: all files exist and have the
     sizes that were written."""
     saved = list_checkpoints(run.path / "checkpoints")
     newest, damaged = newest_undamaged(saved, hashed=False)
@@ -125,7 +125,7 @@ def changed_settings(now: JobSpec, then: JobSpec, resumption: Resumption) -> Ite
 
 
 def _moved(now: JobSpec, then: JobSpec) -> list[str]:
-    """Each size of an axis and each setting of tensor parallelism that places weights anew."""
+    """Each changed axis size and tensor-parallel setting that places weights differently."""
     was = {f"parallel.{axis}": size for axis, size in then.sizes.items()}
     new = {f"parallel.{axis}": size for axis, size in now.sizes.items()}
     for key in ("tensor_mode", "tensor_depth", "vpp"):

@@ -51,8 +51,8 @@ def set_up_run(
 
 
 def write_documents(plan: LaunchPlan) -> None:
-    """Write what the ranks and other commands read of the launch, where it does not stand there
-    already. Raises OSError."""
+    """Write the files of the launch that ranks and other commands read, unless they are unchanged.
+    Raises OSError."""
     write_launcher(plan.run.launcher, plan.launcher)
     for name, text in plan.files.items():
         path = plan.run.path / name
@@ -69,8 +69,8 @@ def name_origin(plan: LaunchPlan) -> LaunchPlan:
 
 
 def prepare_data(plan: LaunchPlan, on_progress: Progress, out: Path) -> Prepared | None:
-    """Prepare the job's corpus in `out`, such as RUN/data; None when it is there already or the job
-    names prepared data. The tokenizer leaves the ids of the family's special tokens free."""
+    """Prepare the job's corpus in `out`, such as RUN/data; None when it is already prepared or the
+    job names prepared data. The tokenizer leaves the ids of the family's special tokens free."""
     from mpctl.data.manifest import MANIFEST
     from mpctl.data.prepare import prepare
     from mpctl.data.tokenizer import added_tokens, find_tokenizer, missing_tokens

@@ -1,10 +1,9 @@
-"""Run a LaunchPlan to its end: hand out its records, pass on a stop, leave no process behind.
+"""Run a LaunchPlan to its end: deliver its records, forward stop requests, leave no process behind.
 
-The ranks of an attempt are started anew for every attempt (node/torchrun.py). A first SIGINT,
-SIGTERM, SIGHUP or SIGUSR1 (Slurm's --signal) asks the ranks to finish their step and save, through
-the memory that they share with the agent of their host (rundir/breadcrumb.py); a second one, or
-`stop_seconds` without progress, kills them. The file RUN/stop-request, which `mpctl stop` writes,
-counts as a SIGTERM.
+Every attempt starts new ranks (node/torchrun.py). A first SIGINT, SIGTERM, SIGHUP or SIGUSR1
+(Slurm's --signal) asks the ranks to finish their step and save, through the memory that they share
+with the agent of their host (rundir/breadcrumb.py); a second one, or `stop_seconds` without
+progress, kills them. The file RUN/stop-request, which `mpctl stop` writes, counts as a SIGTERM.
 
 A rank that fails leaves a record in that memory. torchrun then ends the others by SIGTERM within
 half a second, but waits 30 s for one that cannot take it: a stopped process, or one in a system
@@ -12,9 +11,9 @@ call that cannot be interrupted. The supervisor does not wait for a stopped one,
 longer than FAILING_SECONDS. Failures that no rank can record, because all ranks or torchrun are
 stopped or the ranks cannot reach each other, are seen by watch.py.
 
-A rank that saves writes into its breadcrumb how much it has written so far, alone while training
-waits for it, otherwise after what else it is doing. While that text changes the save makes
-progress, and a stop waits for it however long it takes (SaveMonitor).
+A rank that saves writes into its breadcrumb how much it has written so far: only that while
+training waits for the save, otherwise after what the rank is doing. While that text changes, the
+save makes progress, and a stop waits for it however long it takes (SaveMonitor).
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ OnEvent = Callable[[str], None]
 
 @dataclass
 class SaveMonitor:
-    """The saves of one attempt. messages: what the ranks that save say of it, by rank;
-    last_progress: when one of them last changed, by `clock`; is_awaited: whether training waits."""
+    """The saves of one attempt. messages: the progress text of each rank that saves; last_progress:
+    when one of them last changed, by `clock`; is_awaited: whether training waits."""
 
     on_event: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
@@ -66,8 +65,8 @@ class SaveMonitor:
     is_awaited: bool = False
 
     def poll(self, attempt: Attempt) -> None:
-        """Read what ranks say, at most every SAVE_SECONDS; report a save that training has to wait
-        for and that takes long."""
+        """Read the ranks' texts, at most every SAVE_SECONDS; report a save that training has to
+        wait for and that takes long."""
         now = self.clock()
         if now < self.next_poll:
             return
@@ -229,8 +228,8 @@ class Supervisor:
 
     def take_hosts(self, full: LaunchPlan) -> None:
         """Connect to lost hosts again, and plan for `full`, the launch on all nodes of the job, or
-        for an elastic run on the hosts that there are. Raises InputError with the reasons when the
-        run cannot go on."""
+        for an elastic run on the available hosts. Raises InputError with the reasons when the run
+        cannot continue."""
         job, plan = full.job, full
         if lost := self.cluster.recover(least_nodes(job), self._is_stopped):
             raise InputError(lost)
@@ -252,8 +251,8 @@ class Supervisor:
         return bool(self.stops.received)
 
     def outcome(self, attempt: int) -> RunOutcome:
-        """Run one attempt to its end; how it ended. attempt: its number, from 1. An elastic run
-        that was stopped by no signal goes on with a host that has returned."""
+        """Run one attempt to its end; returns how it ended. attempt: its number, from 1. An elastic
+        run that no signal stopped continues with a host that has returned."""
         run = self.plan.run
         try:
             evidence = self._attempt()
@@ -271,7 +270,7 @@ class Supervisor:
         return RunOutcome("failed", attempt, failure=find_failure(run, self.plan.job, evidence))
 
     def _is_done(self, state: AttemptState) -> bool:
-        """Whether the ranks came to their end: the last step, or the last answer of a bench."""
+        """Whether the ranks have finished: the last step, or the last answer of a bench."""
         if self.plan.request is not None:
             return 0 in state.finished_ranks
         return self.plan.run.last_step() >= self.plan.job.training.steps
@@ -334,7 +333,7 @@ class Supervisor:
 
 
 def _unkilled_text(node: NodeState) -> str:
-    """What is said of a host on which processes ran on after SIGKILL."""
+    """The message about a host on which processes still run after SIGKILL."""
     noun = "process" if len(node.unkilled) == 1 else "processes"
     return (
         f"host {node.host}: {noun} {', '.join(map(str, node.unkilled))} cannot be killed, in a "
@@ -345,8 +344,8 @@ def _unkilled_text(node: NodeState) -> str:
 
 @dataclass
 class StopGracePeriod:
-    """How long the ranks may go on after a stop was requested: `seconds`, and as long again since
-    the last progress of a save."""
+    """How long the ranks may continue after a stop was requested: `seconds`, and as long again
+    since the last progress of a save."""
 
     watched: WatchedAttempt
     seconds: float
@@ -355,7 +354,7 @@ class StopGracePeriod:
     deadline: float | None = None
 
     def is_open(self, reader: RecordReader, saves: SaveMonitor) -> bool:
-        """Whether the ranks may go on; the first call asks them to finish their step and save."""
+        """Whether the ranks may continue; the first call asks them to finish a step and save."""
         # A validated step is saved before its record is written.
         is_trained = reader.delivered or saves.messages
         if len(self.stops.received) > 1 or not is_trained:
@@ -371,16 +370,16 @@ class StopGracePeriod:
 
 @dataclass
 class FailureGracePeriod:
-    """How long the ranks may go on after one of them has failed, so that the others can record what
-    they know, and a save under way can end: FAILING_SECONDS, as long again since the last progress
-    of a save, LOST_SECONDS once a host is lost, and not once a process is stopped."""
+    """How long the ranks may continue after one of them has failed, so that the others can record
+    their failures and a save in flight can end: FAILING_SECONDS, as long again since the last
+    progress of a save, LOST_SECONDS once a host is lost, and not once a process is stopped."""
 
     attempt: Attempt
     deadline: float | None = None
     stopped_ranks: tuple[int, ...] = ()
 
     def is_open(self, phase: AttemptPhase, saves: SaveMonitor) -> bool:
-        """Whether the ranks may go on; always while the attempt is not failing."""
+        """Whether the ranks may continue; always while the attempt is not failing."""
         if phase is not AttemptPhase.FAILING:
             return True
         state = self.attempt.snapshot()

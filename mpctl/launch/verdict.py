@@ -56,8 +56,8 @@ ENDED_STATES = ("zombie", "dead", "")
 ENDED, HALTED, RUNNING = range(3)
 SHOWN_RANKS = 8
 COMPUTING = 0.2
-"""The share of a processor above which a process counts as computing, asleep as it may be at the
-moment of a look."""
+"""The share of a processor above which a process counts as computing, even if it sleeps when it is
+sampled."""
 SWAPPING_FAULTS = 50.0
 """Major page faults a second above which a process counts as being swapped in: each is a read of
 some 4 KiB to 128 KiB from a disk."""
@@ -75,7 +75,7 @@ STATUS = re.compile(
 @dataclass(frozen=True)
 class Wait:
     """Rank `rank` waits for collective `number` of a group. group: as this rank logs it; blockers:
-    the ranks that it waits for; have_started: they have started it and not come to its end."""
+    the ranks that it waits for; have_started: whether they have started it without finishing."""
 
     rank: int
     group: GroupProgress
@@ -112,13 +112,13 @@ class WaitGraph:
         return sorted(blockers - self.waits.keys())
 
     def waits_for(self, rank: int) -> list[Wait]:
-        """The waits of which a rank is a blocker, in order of the ranks that wait."""
+        """The waits in which a rank is a blocker, in order of the ranks that wait."""
         everyone = (wait for _, waits in sorted(self.waits.items()) for wait in waits)
         return [wait for wait in everyone if rank in wait.blockers]
 
     def circle(self) -> list[Wait]:
-        """Waits of which each is for the rank of the next one, and the last for the first; empty
-        where following the first blockers from any rank comes to an end."""
+        """A cycle of waits: each is for the rank of the next one, the last for the first. Empty
+        where following the first blockers from any rank ends."""
         follow = {
             rank: wait
             for rank, waits in self.waits.items()
@@ -200,8 +200,8 @@ class ProcessView:
     """What a host sees of the process of a rank.
 
     state: by psutil's name, empty when there is no process; faults_a_second: major page faults,
-    each of which waits for a disk; swapped_bytes: of its memory that lie in swap space; processor:
-    the share of one processor that it used lately, 1.0 for one that computes all the time.
+    each of which waits for a disk; swapped_bytes: of its memory in swap space; processor: the share
+    of one processor that it used lately, 1.0 for one that computes all the time.
     """
 
     state: str = "running"
@@ -274,7 +274,7 @@ def describe(wait: Wait) -> str:
 
 
 def _condition(process: ProcessView, stack: str) -> str:
-    """What a rank does that others wait for."""
+    """What a rank is doing while others wait for it."""
     if process.state in STOPPED:
         return "its process is stopped (SIGSTOP, or a debugger)"
     if process.state in ENDED_STATES:
@@ -341,7 +341,7 @@ class NcclTimeout:
 
 
 def watchdog_timeouts(log: str) -> Iterator[NcclTimeout]:
-    """The time-outs that a rank's log tells of."""
+    """The time-outs in a rank's log."""
     operations = {int(number): operation for number, operation in OPERATION.findall(log)}
     for match in STATUS.finditer(log):
         number = int(match["work"])

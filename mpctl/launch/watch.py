@@ -1,4 +1,4 @@
-"""Checks once a second whether torchrun and its ranks still run, and says what is wrong when not.
+"""Checks once a second whether torchrun and its ranks still run, and finds the cause of a hang.
 
 Ranks notice a peer that has ended. The launcher notices one that keeps the others waiting in a
 collective for `launch.timeout_seconds`, before they give up by themselves; it also sees what no
@@ -10,9 +10,9 @@ decides then, RANK_MARGIN_SECONDS before the rank would give up by itself (spec/
 that computes for long is never hung by itself, whatever it does (a compilation, a first batch, a
 validation); only those that wait for it are.
 
-Patience is counted in checks, not in seconds of a clock, and of each pause between two at most
-LONGEST_PAUSE: while this process is stopped itself (Ctrl-Z) or the machine sleeps, no check is made
-and no patience is used up.
+Time limits are counted by checks, not by a clock: a pause between two checks counts as at most
+LONGEST_PAUSE. While this process is stopped itself (Ctrl-Z) or the machine sleeps, no check is made
+and no time counts.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ Stacks = Callable[[], Mapping[int, str]]
 
 
 class RunWatch:
-    """Watches one attempt. address: where its ranks meet, `127.0.0.1:29500`; hang: what was found,
-    None while all is well. Counters have the checks in a row at which a rank, a torchrun or the
-    start was as described; waited has the seconds for which a rank has been in the same wait."""
+    """Watches one attempt. address: the rendezvous of its ranks, `127.0.0.1:29500`; hang: what was
+    found, None if nothing. Counters have the consecutive checks at which a rank, a torchrun or the
+    start was in that state; waited has the seconds that a rank has been in one wait."""
 
     def __init__(self, launch: LaunchSpec, world_size: int, *, address: str) -> None:
         self.launch, self.world_size, self.address = launch, world_size, address
@@ -69,7 +69,7 @@ class RunWatch:
         self, state: AttemptState, elapsed: float = CHECK_SECONDS, stacks: Stacks = dict
     ) -> Verdict | None:
         """Check the state of all hosts and ranks at this moment. elapsed: seconds since the last
-        check; stacks: where ranks are, by rank, asked once something is found."""
+        check; stacks: called for where ranks are, by rank, once something is found."""
         elapsed = min(elapsed, LONGEST_PAUSE)
         ranks = state.ranks
         before, self.before = self.before, ranks
@@ -99,15 +99,15 @@ class RunWatch:
         return hang_verdict(graph, views, stacks(), longest)
 
     def _count_wait(self, rank: int, progress: CollectiveProgress, elapsed: float) -> None:
-        """Add to the time of a wait that goes on: in the same collective, or, where the host only
-        queues them, while no group of the rank gets on."""
+        """Add to the time of a wait that continues: in the same collective, or, where the host only
+        queues them, while no group of the rank makes progress."""
         wait: Hashable = None
         if progress.waits_in is not None:
             wait = progress.waits_in.key, progress.number
         elif self.is_queued and progress.groups:
             wait = progress.groups
-        goes_on = wait is not None and wait == self.waits.get(rank)
-        self.waited[rank] = self.waited.get(rank, 0.0) + elapsed if goes_on else 0.0
+        is_same = wait is not None and wait == self.waits.get(rank)
+        self.waited[rank] = self.waited.get(rank, 0.0) + elapsed if is_same else 0.0
         self.waits[rank] = wait
 
     def _stopped(self, ranks: Mapping[int, RankState]) -> Verdict | None:
@@ -128,7 +128,7 @@ class RunWatch:
         return None
 
     def _start(self, ranks: Mapping[int, RankState]) -> Verdict | None:
-        """Until all ranks have joined: whether the start still makes progress."""
+        """Until all ranks have joined: a verdict once the start makes no more progress."""
         starts = [ranks.get(rank, RankState()).breadcrumb.start for rank in range(self.world_size)]
         if self.has_started or min(starts) >= JOINED:
             self.has_started = True

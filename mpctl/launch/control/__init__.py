@@ -1,4 +1,4 @@
-"""How the launcher and the node agents of other hosts talk: JSON messages over TCP.
+"""How the launcher and the node agents of other hosts communicate: JSON messages over TCP.
 
     messages.py  both ends prove that they know the launch's key; the messages and what protects
                  them; the agent's end of a connection
@@ -8,7 +8,7 @@
 An agent (node/agent.py) connects to the launcher, never the other way round. Both prove that they
 read the key of the launch in the shared run directory; then the agent says hello with the facts of
 its host. The launcher pings every PING_SECONDS. An end that hears nothing for SILENCE_SECONDS, or
-whose connection closes, takes the other for lost: the agent then ends its ranks and itself, and the
+whose connection closes, considers the other lost: the agent then ends its ranks and exits, and the
 launcher ends the attempt.
 
 Whoever can read the run directory can take part. The connection is not encrypted

@@ -1,14 +1,14 @@
-"""The hosts of a launch by node agents, as the supervisor sees them, and attempts on them.
+"""The hosts of a launch, each with a node agent, as the supervisor sees them, and attempts on them.
 
-A backend says which hosts there are and how an agent is started there (AgentStarter). What is the
-same for all of them is here: waiting for the agents, comparing what they say with the plan, running
-attempts, getting a lost host back.
+A backend provides the names of the hosts and starts an agent on each (AgentStarter). This module
+has what all backends share: waiting for the agents, comparing their facts with the plan, running
+attempts, reconnecting to lost hosts.
 
 A host may come back unfit (a reboot without its mounts, another torch, fewer GPUs) or only for a
-moment (ReturnPolicy). It is checked before the ranks of the others are stopped for it. One that was
-lost for the n-th time is used again RETURN_SECONDS 2^(n-1) after that, at once after its first
-loss; one that is unfit is asked again after as long, counted in refusals. LONGEST_SECONDS is the
-most. A host lost a second time at t may return at t + 40 s, after a third time at t + 80 s.
+moment (ReturnPolicy). It is checked before the ranks of the others are stopped for it. After its
+n-th loss a host is used again RETURN_SECONDS 2^(n-1) later, after the first at once; an unfit host
+is asked again after as long, with n its refusals; at most LONGEST_SECONDS. A host lost a second
+time at t may return at t + 40 s, after a third time at t + 80 s.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STACKS_SECONDS = 2.0
 OnEvent = Callable[[str], None]
 IsStopped = Callable[[], bool]
 RETURN_PATIENCE, FIRST_PAUSE, LONGEST_PAUSE = 15.0, 1.0, 15.0
-"""How long hosts that a run can do without get at a restart; the pauses between two tries."""
+"""How long a restart waits for hosts that the run can do without; the pauses between two tries."""
 PORT_SECONDS = 10.0
 
 
@@ -79,8 +79,8 @@ def _pause(times: int) -> float:
 
 @dataclass
 class AgentAttempt:
-    """torchrun on hosts of a cluster. links: of these hosts, in the order of nodes; address: where
-    the ranks meet; failures: the nodes whose agent could not be started or has ended, and why."""
+    """torchrun on hosts of a cluster. links: of these hosts, in the order of nodes; address: the
+    rendezvous of the ranks; failures: why the agent of a node did not start or has ended."""
 
     server: ControlServer
     links: Sequence[HostLink]
@@ -150,7 +150,7 @@ class AgentStarter(Protocol):
 
 @dataclass(frozen=True)
 class AgentOrder:
-    """What a node agent is started with. run: the run directory, as an absolute path; key: the file
+    """The arguments of a node agent. run: the run directory, as an absolute path; key: the file
     there that it reads; port: of the control server, on the launcher's host."""
 
     run: Path
@@ -159,7 +159,7 @@ class AgentOrder:
 
     @classmethod
     def of(cls, run: RunDir, key: str = "key-ID", port: int = 0) -> AgentOrder:
-        """key: the name of the file. Without key and port: what they are is chosen at a launch."""
+        """key: the name of the file. A launch chooses key and port; the defaults are shown."""
         return cls(run.path.resolve(), run.nodes.resolve() / key, port)
 
     def arguments(self, address: str, node: int | None = None) -> list[str]:
@@ -236,7 +236,7 @@ class AgentCluster:
 
     @property
     def hellos(self) -> list[Hello]:
-        """What the agents said when they connected. Raises RunFailed when one is not connected."""
+        """The hello messages of the agents. Raises RunFailed when one is not connected."""
         return [_hello(link) for link in self.links]
 
     @property
@@ -281,8 +281,8 @@ class AgentCluster:
         return [*doubled, *differing_hosts(self.hosts), *lacks]
 
     def recover(self, least: int, is_stopped: IsStopped = never) -> list[Issue]:
-        """Connect to lost hosts again. A reason for each host that cannot be used, when fewer than
-        `least` can; else the next attempt does without those. is_stopped: gives up."""
+        """Reconnect to lost hosts. Returns a reason for each host that cannot be used if fewer than
+        `least` can, else [], and the next attempt runs without them. is_stopped: to give up."""
         now, before, self.absent = time.monotonic(), self.absent, frozenset[int]()
         lost = [link for link in self.links if not link.is_ready]
         for link in lost:
@@ -304,8 +304,8 @@ class AgentCluster:
     def _reconnect(
         self, lost: Sequence[HostLink], least: int, is_stopped: IsStopped
     ) -> list[Issue]:
-        """Start the agents of lost hosts anew, with pauses, for as long as the cluster is patient;
-        no longer than RETURN_PATIENCE once there are `least` of fewer hosts that will do."""
+        """Restart the agents of lost hosts, with pauses, until all have connected or `patience` is
+        over; at most RETURN_PATIENCE once `least` hosts are connected."""
         self.on_event(f"connecting again to {', '.join(link.name for link in lost)}")
         begin, pause, issues = time.monotonic(), FIRST_PAUSE, list[Issue]()
         while away := [link for link in lost if not link.is_ready]:
@@ -322,7 +322,7 @@ class AgentCluster:
         return issues if any(not link.is_ready for link in lost) else []
 
     def _refuse_unfit(self, nodes: Iterable[int]) -> dict[int, Issue]:
-        """Why each of these hosts, which are connected again, cannot be used; those are let go."""
+        """Why each of these reconnected hosts cannot be used; the agents of those are dismissed."""
         links = [self.server.links[node] for node in nodes]
         others = [link for link in self.links if link.is_ready and link not in links]
         facts = [_facts(link) for link in others]
@@ -349,8 +349,8 @@ class AgentCluster:
         return self.returns.may_return(node, time.monotonic())
 
     def has_returned(self) -> bool:
-        """Whether an absent host is connected again and can be used; tries to start the agents of
-        those that are not, once in RETURN_SECONDS."""
+        """Whether an absent host has reconnected and can be used; restarts the agents of those that
+        have not, once in RETURN_SECONDS."""
         if not self.absent:
             return False
         missing = [self.server.links[node] for node in sorted(self.absent)]
@@ -395,7 +395,7 @@ class AgentCluster:
 
 
 def _facts(link: HostLink) -> HostFacts:
-    """What a connected host says of itself, under the name that the backend gave it."""
+    """The facts of a connected host, under the name that the backend gave it."""
     return replace(_hello(link).facts, name=link.name)
 
 

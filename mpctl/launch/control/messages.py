@@ -8,8 +8,8 @@ never sent. With a and b fresh challenges of 256 random bits, and HMAC always HM
     launcher -> agent    b, HMAC(key, "mpctl launcher proof" a b)
     agent -> launcher    HMAC(key, "mpctl agent proof" a b)
 
-The launcher proves itself first: an agent says nothing about its host to somebody else. The names
-of the roles keep an answer from being sent back to who gave it, the challenges from being used
+The launcher proves itself first: an agent reveals nothing about its host to anybody else. The names
+of the roles prevent an answer from being sent back to its sender, the challenges from being used
 again. Each direction of the connection then has a key, HMAC(key, "mpctl launcher messages" a b) and
 HMAC(key, "mpctl agent messages" a b), and message number n (0, 1, 2, ...) is sent as
 
@@ -114,7 +114,7 @@ class Command:
 
 @checked(frozen=True)
 class Pong:
-    """An agent's answer to a ping: it is there, also while it has no ranks to report of."""
+    """An agent's answer to a ping, also while it has no ranks to report."""
 
     type: Literal["pong"] = "pong"
 
@@ -131,8 +131,8 @@ def encode(message: FromAgent | FromLauncher) -> bytes:
 
 
 class Connection:
-    """The agent's end: it has proved that it knows the key, and so has the launcher. is_open: until
-    the launcher closed it or sent something that it cannot have sent."""
+    """The agent's end, once both ends have proved that they know the key. is_open: until the
+    launcher closes it or a message arrives that the launcher cannot have sent."""
 
     def __init__(self, opened: socket.socket, handshake: Handshake) -> None:
         self.socket, self.is_open = opened, True

@@ -1,13 +1,13 @@
 """The launcher's end of the control connections: a thread that serves every node agent.
 
-The thread does nothing but move messages: it keeps the last hello and report of each host, the
-results of requests, and when it last heard of it. All other code of the launcher calls the methods
-of ControlServer, from its own thread.
+The thread only moves messages: it stores the last hello and report of each host, the results of
+requests, and when the host last sent anything. All other code of the launcher calls the methods of
+ControlServer, from its own thread.
 
 Whoever connects has HELLO_SECONDS to prove that it knows the key of the launch (messages.py) and
-to say hello; nothing else of it is read before. Of connections that have not, as many are kept as
-the launch has hosts, and SPARE more; then the oldest is closed. So strangers neither fill the
-memory nor keep an agent out, whose handshake takes milliseconds.
+to say hello; nothing else of it is read before. Of unproved connections at most as many as the
+launch has hosts, and SPARE more, stay open; then the oldest is closed. So strangers can neither
+fill the memory nor lock out an agent, whose handshake takes milliseconds.
 """
 
 from __future__ import annotations
@@ -103,22 +103,22 @@ class ControlServer:
         self.started = threading.Event()
 
     def open(self, port: int = 0, addresses: Sequence[str] = ()) -> None:
-        """Listen at these addresses of this host, at all of them where none is given; at a free
-        port unless one is given. Raises OSError when the port is taken."""
+        """Listen at these addresses of this host, at all of them by default, and at this port, 0
+        for a free one. Raises OSError when the port is taken."""
         self.sockets = listen(addresses, port)
         self.port = self.sockets[0].getsockname()[1]
         self.thread.start()
         self.started.wait()
 
     def close(self) -> None:
-        """Tell all agents that the launch is over, and stop serving."""
+        """Notify all agents that the launch is over, and stop serving."""
         self.broadcast(Command("bye"))
         asyncio.run_coroutine_threadsafe(self._drain(), self.loop).result(SILENCE_SECONDS)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(SILENCE_SECONDS)
 
     def send(self, node: int, message: FromLauncher) -> None:
-        """Send a message to a host; one that is lost does not get it."""
+        """Send a message to a host; a lost host does not get it."""
         self.loop.call_soon_threadsafe(self._write, self.links[node], message)
 
     def broadcast(self, message: FromLauncher) -> None:
@@ -126,8 +126,8 @@ class ControlServer:
             self.send(link.node, message)
 
     def request(self, node: int, name: str, **arguments: Any) -> Future[Any]:
-        """Ask a host for something (node/agent.py). The result raises RuntimeError with the
-        host's words, or when the host is lost."""
+        """Send a request to a host (node/agent.py). The result raises RuntimeError with the host's
+        error, or when the host is lost."""
         self.requests += 1
         result: Future[Any] = Future()
         link = self.links[node]
@@ -138,7 +138,7 @@ class ControlServer:
         return result
 
     def dismiss(self, node: int, why: str) -> None:
-        """Let a host go: its agent ends, and the host counts as lost."""
+        """Dismiss a host: its agent ends, and the host counts as lost."""
         self.send(node, Command("bye"))
         self.loop.call_soon_threadsafe(self._lose, self.links[node], why)
 
@@ -188,7 +188,7 @@ class ControlServer:
             writer.close()
 
     def _make_room(self, writer: asyncio.StreamWriter) -> None:
-        """Count a new connection as one that has proved nothing; close the oldest of too many."""
+        """Count a new connection as unproved; close the oldest if there are too many."""
         self.unproved[writer] = None
         if len(self.unproved) > len(self.links) + SPARE:
             next(iter(self.unproved)).transport.abort()
@@ -278,7 +278,7 @@ async def _next_message(reader: asyncio.StreamReader, opening: MessageKey) -> Fr
 
 def listen(addresses: Sequence[str], port: int) -> list[socket.socket]:
     """A listening socket for each of these addresses of this host, all at one port; one for all
-    addresses where none is given. port: 0 for any. Raises OSError when the port is taken."""
+    addresses if there are none. port: 0 for any. Raises OSError when the port is taken."""
     if not addresses:
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET

@@ -3,14 +3,14 @@
     python -m mpctl.launch.node.agent RUN --connect HOST:PORT --key FILE [--node I]
 
 It connects to the launcher's control server (launch/control/), where both prove that they know the
-key in the run directory; it says what this host is and then does what the launcher says: start
+key in the run directory; it sends the facts of this host and then obeys the launcher: start
 torchrun, end it, answer requests. It reports the state of its ranks every REPORT_SECONDS, and at
 once when their phase has changed: all have joined, one has failed, torchrun has ended. When the
 connection closes, when nothing is heard for SILENCE_SECONDS or when a signal asks it to end, it
-ends its ranks and itself; when it is killed, the kernel kills torchrun and the ranks with it.
+ends its ranks and exits; when it is killed, the kernel kills torchrun and the ranks with it.
 
-Each request (REQUESTS) is one function that is called in a thread, so that pings and reports go on
-meanwhile.
+Each request (REQUESTS) is one function that is called in a thread, so that pings and reports
+continue meanwhile.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Agent:
         self.results: SimpleQueue[Result] = SimpleQueue()
 
     def serve(self) -> None:
-        """Do what the launcher says until the launch is over or the launcher is gone."""
+        """Obey the launcher until the launch is over or the connection is lost."""
         try:
             while not self.is_over and self.connection.is_open:
                 for message in self.connection.receive(POLL_SECONDS):
@@ -129,7 +129,7 @@ class Agent:
             self.is_over = True
 
     def _answer(self, request: Request) -> None:
-        """Answer a request, in a thread; any failure of it is an answer, too, and ends no rank."""
+        """Answer a request, in a thread; an exception is sent as the answer and ends no rank."""
         number, function = request.number, self.requests.get(request.name)
         if function is None:
             self.results.put(Result(number, error=f"unknown request {request.name!r}"))
@@ -141,7 +141,7 @@ class Agent:
         self.results.put(result)
 
     def _start(self, message: Start) -> None:
-        """Start torchrun; one that cannot start is reported as one that ended with code 1."""
+        """Start torchrun; a failure to start is reported as exit code 1."""
         if self.node is not None:
             self.node.end()
         self.attempt, self.node, self.reported = message.attempt, None, None
@@ -175,9 +175,9 @@ class Agent:
 
 
 def connect(addresses: str, key: bytes, seconds: float = CONNECT_SECONDS) -> Connection:
-    """A connection to the launcher at ADDRESS[,ADDRESS...]:PORT, the first where somebody answers
-    who proves to be it; each gets an equal part of the time. The address @ssh is that of the host
-    from which ssh logged in here. Raises OSError when there is none."""
+    """A connection to the launcher at ADDRESS[,ADDRESS...]:PORT, the first where the peer proves to
+    be the launcher; each gets an equal part of the time. The address @ssh is that of the host from
+    which ssh logged in here. Raises OSError when none answers."""
     names, _, port = addresses.rpartition(":")
     login = os.environ.get("SSH_CONNECTION", "").partition(" ")[0]
     known = [login if name == SSH_CLIENT else name.strip("[]") for name in names.split(",")]
@@ -249,7 +249,7 @@ def main(
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGHUP, _end)
-    for ignored in (signal.SIGINT, signal.SIGUSR1):  # the launcher's to act on
+    for ignored in (signal.SIGINT, signal.SIGUSR1):  # handled by the launcher
         signal.signal(ignored, signal.SIG_IGN)
     try:
         key = wait_for_key(options.key)

@@ -7,8 +7,8 @@ rank with it (runtime/process.py).
 A rank writes its Python stacks to its log (RUN/logs/rank-N.log) when its host asks for them. At
 STACK_SIGNAL faulthandler writes the stacks of all threads of the rank. That needs neither the
 interpreter's lock nor a return to Python code: a rank inside of a collective answers, too. A
-stopped process (SIGSTOP) does not, and one in an uninterruptible system call only after it. What
-faulthandler writes, the last call first and the main thread last:
+stopped process (SIGSTOP) does not, and one in an uninterruptible system call only after that call.
+faulthandler writes the last call first and the main thread last:
 
     Thread 0x00007f8a (most recent call first):
       File "/lib/threading.py", line 320 in wait
@@ -50,9 +50,9 @@ UNANSWERING = (*STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 class HostRanks:
-    """The ranks of one host in one attempt. node: of the host in the plan; process: what starts
-    them, torchrun, or the worker of the only rank, set by a subclass; kills: processes that ran out
-    of memory before; is_ended: by `end`."""
+    """The ranks of one host in one attempt. node: the host's index in the plan; process: torchrun,
+    or the worker of the only rank, set by a subclass; kills: processes that were killed before for
+    lack of memory; is_ended: whether `end` was called."""
 
     process: subprocess.Popen[bytes]
 
@@ -73,14 +73,14 @@ class HostRanks:
         return self.found
 
     def poll(self) -> AttemptPhase:
-        """How far the attempt is on this host."""
+        """The phase of the attempt on this host."""
         crumbs = self.breadcrumbs
         return AttemptPhase.of(
             self.process.poll(), is_failing=crumbs.has_failed, has_joined=crumbs.has_joined
         )
 
     def snapshot(self) -> NodeState:
-        """What is known of the ranks now; code: of the process, negative for a signal."""
+        """The current state of the ranks; code: exit code of the process, negative for a signal."""
         code, found, crumbs = self.process.poll(), self.find(), self.breadcrumbs
         return NodeState(
             node=self.node,
@@ -96,11 +96,11 @@ class HostRanks:
         self.breadcrumbs.request_stop()
 
     def stacks(self) -> dict[int, str]:
-        """Where the main thread of each rank is that answers."""
+        """The call that the main thread of each rank is in; ranks that do not answer are absent."""
         readers = {}
         for rank, process in self.find().items():
             with suppress(*UNREADABLE):
-                # One that has written its breadcrumb takes the signal; before, it would end it.
+                # A rank that has written its breadcrumb handles the signal; before, it would die.
                 is_working = self.breadcrumbs.state(rank).is_working
                 if is_working and process.status() not in UNANSWERING:
                     readers[rank] = StackReader(self.run.log(rank))
@@ -116,8 +116,8 @@ class HostRanks:
 
 
 def process_state(process: psutil.Process | None, breadcrumb: BreadcrumbState) -> RankState:
-    """What this host sees of the process of a rank, None when there is none, and what the rank
-    wrote about itself."""
+    """A rank's state: what this host sees of its process (None: there is none), and what the rank
+    wrote in its breadcrumb."""
     try:
         if process is None:
             return RankState(breadcrumb=breadcrumb)
@@ -143,7 +143,7 @@ def major_faults(pid: int) -> int:
 
 
 def swapped_bytes(pid: int) -> int:
-    """Memory of a process that lies in swap space, in bytes; 0 when it cannot be read."""
+    """Memory of a process that is in swap space, in bytes; 0 when it cannot be read."""
     with suppress(OSError, ValueError, IndexError):
         status = Path(f"/proc/{pid}/status").read_text("utf-8", "replace")
         return 1024 * int(status.partition("VmSwap:")[2].split()[0])
@@ -152,9 +152,9 @@ def swapped_bytes(pid: int) -> int:
 
 def kill_tree(process: subprocess.Popen[bytes], seconds: float = KILL_SECONDS) -> tuple[int, ...]:
     """Kill a process and everything it started, and wait until they are gone; processes that have
-    ended are left alone. The ids of those that run on so many seconds later: nothing ends a process
-    in a system call that cannot be interrupted (state D: a file system that does not answer) until
-    that call returns, and it does nothing else before."""
+    ended are left alone. Returns the ids of those that still run after so many seconds: nothing
+    ends a process in a system call that cannot be interrupted (state D: a file system that does not
+    answer) until that call returns."""
     try:
         tree = psutil.Process(process.pid).children(recursive=True)
     except UNREADABLE:
@@ -191,7 +191,7 @@ def end_processes(
 
 
 def _has_ended(process: psutil.Process) -> bool:
-    """Whether a process is gone, or a zombie, which whoever should does not wait for."""
+    """Whether a process is gone, or a zombie whose parent has not waited for it."""
     try:
         return process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except UNREADABLE:
@@ -225,7 +225,7 @@ def main_stack(text: str) -> tuple[Frame, ...]:
 
 
 def innermost(stack: tuple[Frame, ...]) -> str:
-    """Where a stack is: the last call of mpctl's code, and what that code has called beyond it.
+    """The innermost call in mpctl's code, and the innermost call of other code below it.
 
     `mpctl/runtime/batches.py:117 in _batch, in /lib/numpy/core.py:8 in stack`; empty for no stack.
     """
@@ -246,7 +246,7 @@ class StackReader:
         self.text = ""
 
     def is_complete(self) -> bool:
-        """Whether a dump has come and nothing more since the last call."""
+        """Whether a dump has arrived and nothing more since the last call."""
         try:
             with self.log.open("rb") as stream:
                 stream.seek(self.offset)

@@ -2,16 +2,16 @@
 
 torchrun gets static rendezvous (exact ranks) and no restarts: restarted workers reuse the store of
 the attempt before and hang (pytorch#135712), so every attempt is a fresh torchrun. It runs in a
-session of its own, so that Ctrl-C in the terminal reaches the launcher only. If the process that
+separate session, so that Ctrl-C in the terminal reaches the launcher only. If the process that
 started it is killed, the launcher or a node agent, the kernel kills torchrun (runtime/torchrun.py),
 and with it the ranks.
 
 torchrun imports torch for more than a second before it starts a rank. The launcher therefore starts
-one before it is known what it will run (WaitingTorchrun), and checks the job meanwhile. That one
-reads its arguments as one line of JSON on its standard input, and ends when there is none.
+a process that imports torch and waits (WaitingTorchrun), and checks the job meanwhile. The process
+reads torchrun's arguments as one line of JSON on its standard input, and exits when that closes.
 
-Ranks on GPUs start with settings of torch's allocator and of its flight recorder. What the user has
-set stays as it is, an empty value included, so that any of them can be turned off:
+Ranks on GPUs start with settings of torch's allocator and of its flight recorder. A variable that
+the user has set is left unchanged, even if empty, so that any of them can be turned off:
 `PYTORCH_ALLOC_CONF= mpctl launch ...`.
 
 - `expandable_segments:True`: the allocator maps memory page by page into segments that grow, so
@@ -67,23 +67,22 @@ RANK_VARIABLES = frozenset(
 """The variables that a launcher may set for ranks of other hosts; an agent refuses all others."""
 
 
-def allocator_variables(surroundings: Mapping[str, str]) -> dict[str, str]:
-    """Settings of the allocator on a GPU; none where the surroundings have any of their own."""
-    if any(name in surroundings for name in ALLOCATOR):
+def allocator_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Settings of the allocator on a GPU; empty if the environment already has any."""
+    if any(name in environment for name in ALLOCATOR):
         return {}
     return {ALLOCATOR[0]: "expandable_segments:True"}
 
 
-def recorder_variables(run: RunDir, surroundings: Mapping[str, str]) -> dict[str, str]:
-    """Settings of the flight recorder for ranks of a run, without those that the surroundings
-    have."""
+def recorder_variables(run: RunDir, environment: Mapping[str, str]) -> dict[str, str]:
+    """Settings of the flight recorder for ranks of a run, except those in the environment."""
     ours = zip(RECORDER, (TRACE_ENTRIES, str(run.collective_trace), "1"), strict=True)
-    return {name: value for name, value in ours if name not in surroundings}
+    return {name: value for name, value in ours if name not in environment}
 
 
 class WaitingTorchrun:
-    """One such process, for a run directory; the path of that is in its command line, by which
-    people and `mpctl runs` know it."""
+    """A torchrun process that waits for its arguments. Its command line has the path of the run
+    directory, by which people and `mpctl runs` recognise it."""
 
     def __init__(self, run: Path) -> None:
         """Start it. Raises OSError when it cannot be started."""
@@ -98,12 +97,12 @@ class WaitingTorchrun:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it has not been told what to run."""
+        """Whether it still waits for its arguments."""
         return self.process.stdin is not None and not self.process.stdin.closed
 
     def order(self, arguments: Sequence[str], env: Mapping[str, str], log: Path) -> bool:
-        """Have it run torchrun with these arguments, its output appended to a log. False when it
-        has ended already, whatever the reason: another one then shows why."""
+        """Run torchrun with these arguments and append its output to a log. Returns False when the
+        process has already ended; starting another one then shows why."""
         line = json.dumps({"arguments": list(arguments), "env": dict(env), "log": str(log)})
         if self.process.poll() is not None or self.process.stdin is None:
             return False
@@ -122,8 +121,8 @@ class WaitingTorchrun:
 
 
 def rank_environment(job: JobSpec) -> dict[str, str]:
-    """The variables that every rank needs besides those of this process, and that the launcher of
-    ranks does not set. The job's device and threads must be filled in."""
+    """The variables that every rank needs in addition to those of this process and to those that
+    torchrun sets. The job's device and threads must be filled in."""
     environment = {
         "OMP_NUM_THREADS": str(job.launch.threads_per_rank),
         "PYTHONUNBUFFERED": "1",
@@ -137,15 +136,15 @@ def rank_environment(job: JobSpec) -> dict[str, str]:
 
 
 def one_host_environment(job: JobSpec) -> dict[str, str]:
-    """rank_environment where all ranks run on this host: on CPU they meet at the loopback."""
+    """rank_environment when all ranks run on this host: on CPU they use the loopback."""
     loopback = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
     return {**rank_environment(job), **(loopback if job.launch.device == "cpu" else {})}
 
 
 @dataclass(frozen=True)
 class NodeStart:
-    """What torchrun of one host is started with. node: the host's index of `nnodes`; address, port:
-    where the ranks of all hosts meet, on the first host; env: added to the environment."""
+    """The arguments of torchrun on one host. node: the host's index, below `nnodes`; address, port:
+    the rendezvous of all ranks, on the first host; env: variables added to the environment."""
 
     node: int
     nnodes: int
@@ -156,7 +155,7 @@ class NodeStart:
 
     @property
     def place(self) -> str:
-        """Where the ranks meet: `10.0.0.1:29500`, `[fe00::1]:29500`."""
+        """The rendezvous address: `10.0.0.1:29500`, `[fe00::1]:29500`."""
         address = f"[{self.address}]" if ":" in self.address else self.address
         return f"{address}:{self.port}"
 
@@ -184,7 +183,7 @@ def torchrun_command(run_dir: Path, start: NodeStart) -> list[str]:
 
 def task_environments(job: JobSpec) -> Iterator[dict[str, str]]:
     """The environment of each rank of a task, in order of rank: with the variables that torchrun
-    would set. Raises RunFailed when the ranks cannot meet on this host."""
+    would set. Raises RunFailed when the ranks cannot connect on this host."""
     world_size = job.world_size
     common = {
         **one_host_environment(job),
@@ -202,8 +201,8 @@ class NodeTorchrun(HostRanks):
     def __init__(
         self, run: RunDir, start: NodeStart, waiting: WaitingTorchrun | None = None
     ) -> None:
-        """Start torchrun, its output appended to its log; waiting: one that only needs to be told
-        what to run. Raises OSError when it cannot start."""
+        """Start torchrun, its output appended to its log; waiting: a process that waits for the
+        arguments. Raises OSError when it cannot start."""
         super().__init__(run, start.node, start.ranks)
         self.log = run.node_log(start.node)
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -228,7 +227,7 @@ class NodeTorchrun(HostRanks):
             )
 
     def snapshot(self) -> NodeState:
-        """What is known of torchrun and the ranks now."""
+        """The current state of torchrun and the ranks."""
         state, torchrun = super().snapshot(), ""
         with suppress(*UNREADABLE):
             torchrun = str(psutil.Process(self.process.pid).status()) if state.code is None else ""
