@@ -1,4 +1,4 @@
-"""How the ranks of a plan get onto hosts: the launcher backends that `--on` names.
+"""The launcher backends that `--on` names: how the ranks of a plan get onto hosts.
 
     backend.py     what a backend offers, and what a scheduler that takes submissions does
     registry.py    the backend of a job, by name or by where this process runs
@@ -11,5 +11,5 @@
 
 The supervisor sees the Cluster that a backend's `connect` returns (launch/cluster.py) and nothing
 else of it. A backend that starts node agents makes that Cluster by launch/control/cluster.py and
-only says which hosts there are and which command starts an agent there.
+only provides the hosts and the command that starts an agent there.
 """

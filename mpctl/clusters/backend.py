@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 OnEvent = Callable[[str], None]
 JOB_VARIABLES = {"slurm": "SLURM_JOB_ID", "kubernetes": "MPCTL_JOB"}
-"""The environment variable by which a process of a submitted job knows its id, by scheduler."""
+"""The environment variable with the id of a submitted job, by scheduler."""
 
 
 class Backend(Protocol):
     """A way to run a plan on hosts while `mpctl launch` waits. name: as `--on` takes it; job_id: of
-    the scheduler's job that it runs in, None without one."""
+    the scheduler's job that this process runs in, None without one."""
 
     name: str
     job_id: str | None
@@ -34,15 +34,15 @@ class Backend(Protocol):
     def connect(
         self, plan: Plan, run: RunDir, on_event: OnEvent
     ) -> AbstractContextManager[Cluster]:
-        """The hosts, ready for attempts until the block ends; then nothing of the launch is left
+        """The hosts, ready for attempts until the block ends, which leaves nothing of the launch
         there. Raises InputError with every reason why a host could not be used."""
 
     def commands(self, plan: LaunchPlan) -> list[HostCommand]:
-        """What is run on each host, in order of nodes, for `--dry-run`."""
+        """The command of each host, in order of nodes, for `--dry-run`."""
 
 
 class Submitter(Protocol):
-    """A way to hand a run over to a scheduler, which runs `mpctl launch` later. shown_anywhere:
+    """A way to submit a run to a scheduler, which runs `mpctl launch` later. shown_anywhere:
     whether its document can be rendered on a machine that sees neither the run directory's file
     system nor the data."""
 
@@ -61,7 +61,7 @@ class Submitter(Protocol):
         """What is submitted: a batch script, a manifest. A pure function of its arguments."""
 
     def submit(self, plan: Plan, run: RunDir) -> str:
-        """Submit it; the id of the job. Raises RunFailed with the scheduler's own words."""
+        """Submit it; returns the id of the job. Raises RunFailed with the scheduler's message."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class ScheduledJob:
 
 
 class Scheduler(Protocol):
-    """The submitted jobs of one scheduler, for what the run directory cannot tell: whether a job
+    """The submitted jobs of one scheduler, for what the run directory cannot do: whether a job
     still waits, and ending one that never began. Every method raises InputError where the
     scheduler's commands are missing, and RunFailed when it does not answer."""
 

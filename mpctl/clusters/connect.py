@@ -1,7 +1,7 @@
 """A plan and its hosts: every reason not to start, before hosts are contacted and once they are
 connected; and the hosts of a bench.
 
-A bench connects for each of its launches anew, as `mpctl launch` does: hosts of an allocation or a
+A bench connects again for each of its launches, as `mpctl launch` does: hosts of an allocation or a
 hostfile run nothing of it between two launches. It runs layouts of several sizes over the same
 hosts, so that a host may have more slots than a layout has ranks there, which `mpctl launch`
 refuses: a bench takes the first of them.
@@ -86,14 +86,14 @@ def launcher_of(backend: Backend, cluster: Cluster) -> LauncherRecord:
 
 def bench_issues(plan: Plan, machine: Machine, *, only_measures: bool = False) -> list[Issue]:
     """Every reason, found without contacting a host, why a bench cannot run a plan on its hosts.
-    machine: this one, which has the ranks where the plan names no hosts."""
+    machine: this one, which runs the ranks if the plan names no hosts."""
     plan, backend = _with_backend(plan)
     return launch_issues(plan, machine, backend, only_measures=only_measures)
 
 
 def bench_warnings(plan: Plan, machine: Machine) -> list[str]:
-    """What there is to warn of before a plan trains. Of hosts that have not been asked yet it is
-    not known how many cores share the ranks."""
+    """Warnings before a plan trains. How many cores share the ranks is not known of hosts that are
+    not connected yet."""
     _, backend = _with_backend(plan)
     if backend.name == "local":
         return launch_warnings(plan.job, machine)
@@ -117,6 +117,6 @@ def connected(
 
 
 def _with_backend(plan: Plan) -> tuple[Plan, Backend]:
-    """The plan on as many slots of its hosts as it has ranks, and what runs it."""
+    """The plan on as many slots of its hosts as it has ranks, and its backend."""
     plan = replace(plan, job=use_first_slots(plan.job))
     return plan, find_backend(plan.job, os.environ)

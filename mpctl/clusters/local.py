@@ -1,4 +1,4 @@
-"""`--on local`: all ranks run below this process, on this host, whatever nodes the plan has.
+"""`--on local`: all ranks run on this host, below this process, whatever nodes the plan has.
 
 Nodes of the plan are simulated on CPU (hosts/checks.py refuses them on GPUs). No node agent is
 needed: torchrun is a child of the launcher.
@@ -25,7 +25,7 @@ from mpctl.spec.job import JobSpec
 
 
 class LocalAttempt:
-    """One torchrun below this process. address: where its ranks meet."""
+    """One torchrun, a child of this process. address: the rendezvous of its ranks."""
 
     def __init__(
         self, run: RunDir, start: NodeStart, waiting: WaitingTorchrun | None = None
@@ -44,7 +44,7 @@ class LocalAttempt:
 
 @dataclass(frozen=True)
 class LocalCluster:
-    """This host alone. waiting: a torchrun for the first attempt."""
+    """This host alone. waiting: the torchrun process for the first attempt."""
 
     run: RunDir
     hosts: Sequence[HostFacts]
@@ -64,7 +64,7 @@ class LocalCluster:
         return False
 
     def start(self, plan: LaunchPlan) -> LocalAttempt:
-        """Start all ranks. Raises RunFailed when they cannot meet at the loopback address."""
+        """Start all ranks. Raises RunFailed when they cannot connect at the loopback address."""
         start = plan.local_start(free_port(plan.world_size))
         waiting = self.waiting if self.waiting and self.waiting.is_waiting else None
         return LocalAttempt(plan.run, start, waiting)
@@ -77,14 +77,14 @@ class LocalBackend:
     job_id = None
 
     def __init__(self, job: JobSpec, environment: Mapping[str, str]) -> None:
-        """Nothing of the job or the environment matters to it."""
+        """Neither argument is used."""
 
     def check(self, plan: Plan) -> list[Issue]:
         return []
 
     @contextmanager
     def connect(self, plan: Plan, run: RunDir, on_event: OnEvent) -> Iterator[LocalCluster]:
-        """This host; torchrun imports torch while the launch is checked and written."""
+        """This host; torchrun imports torch while the launch is checked and set up."""
         waiting = WaitingTorchrun(run.path)
         try:
             yield LocalCluster(run, (host_facts(),), waiting)

@@ -18,18 +18,18 @@ BACKENDS = {
     "torchrun": "mpctl.clusters.torchrun.backend:TorchrunBackend",
     "slurm": "mpctl.clusters.slurm.backend:SlurmBackend",
 }
-"""The class of each backend that runs a plan while `mpctl launch` waits, by its name. It is made
-from the job and the environment of this process."""
+"""The class of each backend that runs a plan while `mpctl launch` waits, by name. Its arguments are
+the job and the environment of this process."""
 SUBMITTERS = {
     "slurm": "mpctl.clusters.slurm.submission:SlurmSubmitter",
     "kubernetes": "mpctl.clusters.kubernetes.submission:KubernetesSubmitter",
 }
-"""The class of each scheduler that a run can be submitted to; made like a backend."""
+"""The class of each scheduler that a run can be submitted to; same arguments."""
 SCHEDULERS = {
     "slurm": "mpctl.clusters.slurm.commands:SlurmScheduler",
     "kubernetes": "mpctl.clusters.kubernetes.jobs:KubernetesScheduler",
 }
-"""The class that knows the submitted jobs of a backend; made from the settings of the run."""
+"""The class that manages the submitted jobs of a backend; its argument is the job of the run."""
 
 
 def find_backend(job: JobSpec, environment: Mapping[str, str]) -> Backend:
@@ -43,7 +43,7 @@ def find_backend(job: JobSpec, environment: Mapping[str, str]) -> Backend:
 
 
 def find_submitter(job: JobSpec, environment: Mapping[str, str]) -> Submitter:
-    """The scheduler that --submit hands a run to. Raises InputError for a backend that has none."""
+    """The scheduler that --submit uses. Raises InputError for a backend that has none."""
     name = chosen_name(job, environment)
     if name not in SUBMITTERS:
         hint = f"use --on {', '.join(SUBMITTERS)}, or leave out --submit"
@@ -53,8 +53,8 @@ def find_submitter(job: JobSpec, environment: Mapping[str, str]) -> Submitter:
 
 
 def find_scheduler(backend: str, job: JobSpec) -> Scheduler | None:
-    """What knows the jobs of a backend, by its name in RUN/launcher.json; None for a backend that
-    submits none."""
+    """The scheduler of a backend, by its name in RUN/launcher.json; None for a backend that submits
+    no jobs."""
     if backend not in SCHEDULERS:
         return None
     scheduler: Scheduler = _load(SCHEDULERS[backend])(job)
@@ -62,7 +62,7 @@ def find_scheduler(backend: str, job: JobSpec) -> Scheduler | None:
 
 
 def chosen_name(job: JobSpec, environment: Mapping[str, str]) -> str:
-    """The name of the backend: as the job says, or as the environment of this process suggests."""
+    """The name of the backend: that of the job, or the one that the environment suggests."""
     if job.launch.on != "auto":
         return job.launch.on
     if find_world(environment):

@@ -1,7 +1,7 @@
-"""Jobs that were submitted: as `mpctl status` and `mpctl stop` see them, and as their pods do.
+"""Submitted jobs, as `mpctl status` and `mpctl stop` see them, and as their pods do.
 
-What a cluster answers is read as input from anybody: what is missing or of another type counts as
-absent, and never raises.
+A cluster's answer is untrusted input: values that are missing or of another type count as absent
+and never raise.
 
     TrainJob    conditions Suspended, Complete, Failed; none of them true while its pods are waited
                 for or run. Its pods have the label jobset.sigs.k8s.io/jobset-name=NAME.
@@ -31,14 +31,14 @@ PHASES = {
     "Failed": "failed", "Complete": "succeeded", "Succeeded": "succeeded",
     "Suspended": "suspended", "Running": "running",
 }  # fmt: skip
-"""What a condition that is true means, the one that decides first."""
+"""The meaning of each condition that is true, the most decisive first."""
 NAME = re.compile(LABEL)
 """Jobs that mpctl creates and namespaces have such names."""
 AGAIN = "submit it again with mpctl launch --resume --on kubernetes --submit"
 
 
 class KubernetesScheduler:
-    """Asks kubectl, in the namespace that the job was submitted to. A job's id is the name of its
+    """Calls kubectl in the namespace that the job was submitted to. A job's id is the name of its
     object, of the kind TrainJob or PyTorchJob."""
 
     def __init__(self, job: JobSpec) -> None:
@@ -63,7 +63,7 @@ class KubernetesScheduler:
 
 
 def resource(kind: str) -> str:
-    """How kubectl names objects of a kind without mistake: `trainjobs.trainer.kubeflow.org`."""
+    """The unambiguous name of a kind for kubectl: `trainjobs.trainer.kubeflow.org`."""
     return f"{RESOURCES[kind]}.{API_VERSIONS[kind].partition('/')[0]}"
 
 
@@ -91,7 +91,7 @@ def _phase(job: object, pods: Sequence[dict[str, object]]) -> tuple[str, str]:
 
 
 def _problem(pod: object) -> str:
-    """Why a pod does not run: it is not placed, or its container waits or has failed."""
+    """Why a pod does not run: it is not scheduled, or its container waits or has failed."""
     for container in _items(pod, "status", "containerStatuses"):
         for state in ("waiting", "terminated"):
             table = _table(container, "state", state)
@@ -131,22 +131,22 @@ def _require(job_id: str) -> str:
     return require_form(job_id, NAME, "the name of an object", "launcher.json: job_id")
 
 
-# ---------------------------------------------------------------- pods that are started again
+# ---------------------------------------------------------------- restarted pods
 
 
 def ended_launch(run: RunDir, environment: Mapping[str, str]) -> str | None:
     """Why the launch of this pod is over, in words; None where it is not, or in no pod.
 
-    The pods of a TrainJob are restarted as its runtime says, by default six times, and nothing in
+    The pods of a TrainJob are restarted as its runtime sets, by default six times, and nothing in
     the TrainJob can change that. A pod that ended with its run must not start the run again:
 
-        failed                 `launch.max_restarts` says how often a run is tried, and it was;
-                               not where no rank was started: another try may find the other pods
+        failed                 `launch.max_restarts` has limited its attempts already; but
+                               not if no rank was started: another try may find the other pods
         stopped by a request   `mpctl stop` was asked for
-        stopped by a signal    the pod was moved or made room for others: the run goes on
+        stopped by a signal    the pod was moved or preempted: the run continues
 
     A pod knows the submission that it belongs to by its name (MPCTL_JOB), so that a run that is
-    submitted anew is started in any case.
+    submitted again is always started.
     """
     job = environment.get(JOB_VARIABLE)
     if job is None or _read(run.launcher).get("job_id") != job:

@@ -1,11 +1,11 @@
 """Calling kubectl as a child process: creating, reading and deleting objects.
 
-The user's own kubectl, so that its configuration, plugins for credentials and proxies are used.
-Arguments are lists, an object is sent through standard input, every call has a time limit, and
-standard input is never the terminal's, since kubectl asks there for a password.
+The user's kubectl is used, with its configuration, credential plugins and proxies. Arguments are
+lists, an object is sent through standard input, every call has a time limit, and standard input is
+never the terminal's, since kubectl asks there for a password.
 
-kubectl ends with 1 whatever went wrong. What it was is read from its words, which are the server's
-`Error from server (REASON)` or those of its own connection.
+kubectl ends with 1 whatever went wrong. The kind of failure is read from its message: the server's
+`Error from server (REASON)`, or that of a failed connection.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 
 
 class KubectlWords(NamedTuple):
-    """Words of kubectl or of the API server, and what they mean. pattern: searched for without
+    """A message of kubectl or of the API server, and its meaning. pattern: searched for without
     regard to case."""
 
     rule: str
@@ -97,13 +97,13 @@ class KubectlError(InputError):
 
 @dataclass(frozen=True)
 class Kubectl:
-    """Calls of kubectl in one namespace of one cluster; None: kubectl's current ones."""
+    """Calls of kubectl in one namespace of one cluster; None for kubectl's current ones."""
 
     namespace: str | None = None
     context: str | None = None
 
     def call(self, *arguments: str, text: str = "") -> str:
-        """What kubectl prints; text: its standard input.
+        """The output of kubectl; text: its standard input.
 
         Raises KubectlError where there is no kubectl, or it fails or takes over CALL_SECONDS.
         """
@@ -153,7 +153,7 @@ class Kubectl:
 
 
 def failure_issue(stderr: str, verb: str) -> Issue:
-    """What went wrong in a call of kubectl, from what it wrote. verb: `create`, `get`, ..."""
+    """The issue of a failed call of kubectl, from its stderr. verb: `create`, `get`, ..."""
     lines = list(_telling(stderr))
     words = lines[-1] if lines else "it said nothing"
     for known in KNOWN:
@@ -164,8 +164,8 @@ def failure_issue(stderr: str, verb: str) -> Issue:
 
 
 def _telling(stderr: str) -> Iterator[str]:
-    """The lines that say what is wrong: without kubectl's log lines (E1122 02:45:05 ...), empty
-    ones, its advice about --validate and its file name for standard input."""
+    """The lines with the cause: without kubectl's log lines (E1122 02:45:05 ...), empty ones, its
+    advice about --validate and its file name for standard input."""
     for line in stderr.splitlines():
         if line.strip() and not re.match(r"[EWI]\d{4} \d\d:", line):
             plain = line.partition("; if you choose to ignore")[0]

@@ -12,8 +12,8 @@ address of node 0 in each of them. What each wants differently:
 Resources are given as limits and as requests: the Trainer counts one process a node where a
 TrainJob has limits only (pkg/runtime/framework/plugins/torch/torch.go, calculateNumProcPerNode).
 
-Pods are not restarted: a PyTorchJob says so; for a TrainJob its runtime decides, and a pod that is
-started again finds that its launch has ended.
+Pods are not restarted: a PyTorchJob sets that; for a TrainJob its runtime decides, and a restarted
+pod finds that its launch has ended.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ JOB_VARIABLE = JOB_VARIABLES["kubernetes"]
 """Environment variable of a pod: the name of the object that started it."""
 
 AFTER_STOP_SECONDS = 30
-"""Time that a pod has to end after its ranks have saved or were killed, seconds."""
+"""Seconds that a pod has to end after its ranks have saved or were killed."""
 
 
 def manifest_text(job: JobSpec, run: Path, *, name: str) -> str:
@@ -64,7 +64,7 @@ def manifest(job: JobSpec, run: Path, *, name: str) -> Manifest:
     }
     if settings.namespace is not None:
         metadata["namespace"] = settings.namespace
-    # The user of the pods need not be the one who submits, to whom the run directory belongs.
+    # The pods may run as another user than the owner of the run directory.
     resumption = ["mpctl", "launch", "--resume", "--run-dir", str(run), OPTION]
     variables = {JOB_VARIABLE: name, **settings.env}
     program: Manifest = {
@@ -126,12 +126,12 @@ def _pytorch_job_spec(job: JobSpec, program: Manifest) -> Manifest:
 
 
 def _resources(job: JobSpec) -> Manifest:
-    """What a pod asks for: the GPUs of a node, or on CPU a processor for each thread of its
+    """The resources of a pod: the GPUs of a node, or on CPU a processor for each thread of its
     ranks."""
     settings, ranks = job.launch.kubernetes, job.cluster.gpus_per_node or 1
     amounts: dict[str, str] = {}
     processors = settings.cpus_per_node
-    if named_device(job) != "cpu":  # the machine that submits need not be like the pods
+    if named_device(job) != "cpu":  # the submitting machine may differ from the pods
         amounts[settings.gpu_resource] = str(ranks)
     elif processors is None:
         processors = ranks * (job.launch.threads_per_rank or 1)
@@ -143,8 +143,8 @@ def _resources(job: JobSpec) -> Manifest:
 
 
 def _container(job: JobSpec) -> Manifest:
-    """The container and its volumes: the run's, and shared memory, of which a pod has 64 MiB by
-    itself and NCCL needs more."""
+    """The container and its volumes: the run's, and shared memory, since a pod has only 64 MiB by
+    default and NCCL needs more."""
     settings = job.launch.kubernetes
     mounts = [
         {"name": "runs", "mountPath": settings.mount_path},
@@ -154,7 +154,7 @@ def _container(job: JobSpec) -> Manifest:
 
 
 def _pod_settings(job: JobSpec) -> Manifest:
-    """What a pod has beside its container; the fields have the same names in both kinds."""
+    """Settings of a pod other than its container; the fields have the same names in both kinds."""
     settings = job.launch.kubernetes
     pods: Manifest = {
         "volumes": [

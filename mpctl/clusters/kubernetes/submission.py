@@ -1,8 +1,9 @@
-"""`--on kubernetes --submit`: a run whose directory is complete is handed to Kubeflow by kubectl.
+"""`--on kubernetes --submit`: a run whose directory is complete is submitted to Kubeflow by
+kubectl.
 
 Each pod of the job joins the run as a node (clusters/torchrun/). `--dry-run` prints the object on
-any machine, without kubectl, a cluster, the volume or the data. Whether the claim, the runtime or
-the queue exist only the cluster knows.
+any machine, without kubectl, a cluster, the volume or the data. Only the cluster knows whether the
+claim, the runtime and the queue exist.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ RESERVED_ENV = frozenset({
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR",
     "MASTER_PORT",
 })  # fmt: skip
-"""Environment variables by which a pod learns its place in the job. Kubeflow sets them; the Trainer
-refuses a TrainJob that sets those of torchrun (PET_*)."""
+"""Environment variables with the place of a pod in the job. Kubeflow sets them; the Trainer refuses
+a TrainJob that sets those of torchrun (PET_*)."""
 
 
 class KubernetesSubmitter:
@@ -64,7 +65,7 @@ class KubernetesSubmitter:
     shown_anywhere = True
 
     def __init__(self, job: JobSpec, environment: Mapping[str, str]) -> None:
-        """kubectl has its own environment; the object's name ends with the time of this moment."""
+        """environment: kubectl reads it itself. The object's name ends with the current time."""
         settings = job.launch.kubernetes
         self.kubectl = Kubectl(settings.namespace, settings.context)
         self.when = time.time()
@@ -163,7 +164,7 @@ def _device(job: JobSpec) -> Iterator[Issue]:
 
 
 def form_issues(settings: KubernetesSpec) -> Iterator[Issue]:
-    """Settings that have not the form of what they name."""
+    """Settings whose values do not have the required form."""
     for key, (form, hint) in FORMS.items():
         value = getattr(settings, key)
         for name in [value] if isinstance(value, str) else value or ():
@@ -180,7 +181,7 @@ def form_issues(settings: KubernetesSpec) -> Iterator[Issue]:
 
 
 def _paths(job: JobSpec, run_path: Path, *, is_mounted: bool) -> Iterator[Issue]:
-    """The run and all that its ranks read must lie on the claim, at the path that the pods see."""
+    """The run and all that its ranks read must be on the claim, at the path in the pods."""
     mount = job.launch.kubernetes.mount_path
     if mount is None:
         return
@@ -206,8 +207,8 @@ def _paths(job: JobSpec, run_path: Path, *, is_mounted: bool) -> Iterator[Issue]
 
 
 def _read_by_ranks(job: JobSpec) -> dict[str, str]:
-    """The paths that the ranks open beside those of the run directory, by setting. A corpus is
-    prepared into the run directory before the submission."""
+    """The paths outside of the run directory that the ranks open, by setting. A corpus is prepared
+    into the run directory before the submission."""
     data, initial = job.data, job.training.init_from
     paths = {
         "data.path": data.path,

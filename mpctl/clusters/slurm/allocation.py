@@ -4,10 +4,10 @@ Slurm describes an allocation by environment variables, in a batch script, below
 steps. A node's place in this allocation is its index in SLURM_JOB_NODELIST; how srun numbers its
 tasks (SLURM_NODEID) depends on --distribution and is not used.
 
-srun reads some sixty SLURM_* variables as options. In a batch script or a step they hold what the
-script itself was started with, a task count or a CPU binding, which would change or break a step
-inside it. The step therefore gets only KEPT of them and all options on its command line. Source:
-man srun, INPUT ENVIRONMENT VARIABLES, of Slurm 22.05.
+srun reads some sixty SLURM_* variables as options. In a batch script or a step they have the
+options of the script itself, such as a task count or a CPU binding, which would change or break a
+step inside it. The step therefore gets only those in KEPT and all options on its command line.
+Source: man srun, INPUT ENVIRONMENT VARIABLES, of Slurm 22.05.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KEPT = (
     "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_CPUS_PER_NODE", "SLURM_RESTART_COUNT",
     "SLURM_JWT", "SLURM_DEBUG_FLAGS",
 )  # fmt: skip
-"""Variables that say which allocation it is, and how Slurm is reached."""
+"""Variables that identify the allocation and how to reach Slurm."""
 MOST_NODES = 65_536
 """Names in one list of nodes; Slurm's own bound (MAX_SLURM_NODES)."""
 ENTRY = re.compile(r"(?:[^\s,\[\]]|\[[^\s\[\]]*\])+")
@@ -38,8 +38,8 @@ RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 @dataclass(frozen=True)
 class Allocation:
     """Nodes that Slurm has given to this job. nodes: their names, in Slurm's order; gpus: on this
-    node, None where Slurm does not say; tasks_here: tasks of the step that this process is one of,
-    1 outside of a step."""
+    node, None where Slurm does not report it; tasks_here: tasks of the step that this process is
+    one of, 1 outside of a step."""
 
     job_id: str
     nodes: tuple[str, ...]
@@ -63,9 +63,9 @@ def find_allocation(environment: Mapping[str, str]) -> Allocation | None:
 
 
 def is_in_allocation(environment: Mapping[str, str], nodes: int) -> bool:
-    """Whether a plan of so many nodes that says nothing else is for the allocation around this
-    process: it has several nodes, or this process runs outside of them (below salloc on a login
-    host). A plan of one node, on a node of the allocation, runs there as on any host."""
+    """Whether a plan of so many nodes is by default for the allocation around this process: it has
+    several nodes, or this process runs outside of them (below salloc on a login host). A plan of
+    one node, on a node of the allocation, runs there as on any host."""
     has_allocation = bool(environment.get("SLURM_JOB_ID") and environment.get("SLURM_JOB_NODELIST"))
     return has_allocation and (nodes > 1 or "SLURMD_NODENAME" not in environment)
 
@@ -96,8 +96,8 @@ def allocation_issues(allocation: Allocation, nodes: int, gpus: int) -> Iterator
 def agents_step(allocation: Allocation, names: Sequence[str], agent: Sequence[str]) -> list[str]:
     """The srun command that runs the command `agent` once on each of these nodes.
 
-    --overlap lets it run beside a step that waits for it, such as an interactive shell. A task may
-    use all CPUs that the job has on its node, since it starts several ranks: without
+    --overlap lets it run together with a step that waits for it, such as an interactive shell. A
+    task may use all CPUs that the job has on its node, since it starts several ranks: without
     --cpus-per-task a step gets them all, and --cpu-bind=none does not bind it to one of them. A
     task that fails does not end the others: the launcher decides about that.
     """
@@ -121,7 +121,7 @@ def agents_step(allocation: Allocation, names: Sequence[str], agent: Sequence[st
 
 
 def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for srun: without the variables that it would read as options."""
+    """The environment for srun, without the variables that it would read as options."""
     return {
         name: value
         for name, value in environment.items()

@@ -6,8 +6,8 @@ below salloc or a step of one task, `srun` starts an agent on each of the first 
 the plan has. A node is known by its name (SLURMD_NODENAME), so that its rank in the plan is its
 index in the allocation's list, however srun numbers its tasks.
 
-The agents connect to this process. A host that did not answer at the end is noted in
-RUN/nodes/lost, by which the batch script knows that another allocation may do better.
+The agents connect to this process. A host that did not answer at the end is listed in
+RUN/nodes/lost, so that the batch script knows that another allocation may help.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class SlurmBackend:
                     run.lost_hosts.write_text("\n".join(lost) + "\n", "utf-8")
 
     def commands(self, plan: LaunchPlan) -> list[HostCommand]:
-        """The srun command, which starts the agents of all nodes, with a port and a key that only
-        a launch chooses."""
+        """The srun command, which starts the agents of all nodes; a launch chooses its port and
+        key."""
         allocation = self._allocation()
         names = allocation.nodes[: plan.job.cluster.nodes]
         agent = _agent(AgentOrder.of(plan.run), launcher_addresses(names))
@@ -113,8 +113,8 @@ class SlurmStep:
 
     names: of the nodes; agent: the command of an agent; environment: of the launcher; log: for the
     output of srun and of the agents; steps: the srun that started the agent of each node last;
-    begins: the size of the log before it; unshared: nodes that cannot read the run directory, as
-    the log says; next_read: when it is read again, by time.monotonic(): its file system is shared.
+    begins: the size of the log before it; unshared: nodes that cannot read the run directory, by
+    the log; next_read: when it is read again, by time.monotonic(): its file system is shared.
     """
 
     allocation: Allocation
@@ -152,7 +152,7 @@ class SlurmStep:
         return self._ended() | self.unshared
 
     def _find_unshared(self) -> Iterator[tuple[int, Issue]]:
-        """Nodes whose agent, as it was started last, said that it cannot read the key."""
+        """Nodes whose last started agent reported that it cannot read the key."""
         nodes = {self.names[node]: node for node in self.steps}
         first = min(self.begins.values(), default=0)
         at, said = first, b""
@@ -164,7 +164,7 @@ class SlurmStep:
             node = nodes.get(text.partition(" ")[0])
             begin, at = at, at + len(line)
             if node is None or begin < self.begins[node]:
-                continue  # no agent's line, or of an agent before
+                continue  # not an agent's line, or an earlier agent's
             if issue := unshared_issue(self.names[node], text):
                 yield node, issue
 
@@ -205,6 +205,6 @@ def _agent(order: AgentOrder, addresses: Sequence[str]) -> list[str]:
 
 
 def _gpus(plan: Plan) -> int:
-    """GPUs that the plan needs on each node; 0 where it is to run on CPU, or where that is not
-    decided before the hosts are looked at."""
+    """GPUs that the plan needs on each node; 0 if it runs on CPU, or where that is not decided
+    before the hosts are examined."""
     return (plan.job.cluster.gpus_per_node or 0) if named_device(plan.job) == "cuda" else 0

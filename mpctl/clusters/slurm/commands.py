@@ -16,8 +16,8 @@ SECONDS = 30.0
 SUBMITTED = re.compile(r"(\d+)(?:;\S+)?")
 JOB_ID = re.compile(r"[0-9]{1,18}")
 SQUEUE = ("squeue", "--noheader", "--states=all", "--format=%T|%r|%M|%l|%N")
-"""The command, without the job's id, whose output `read_job` reads: state, reason, time used, time
-limit, nodes."""
+"""The command, to be followed by the job's id, whose output `read_job` reads: state, reason, time
+used, time limit, nodes."""
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
 ENDED = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
@@ -47,7 +47,7 @@ def slurm_output(command: Sequence[str]) -> str:
 
 
 def submit(script: Path) -> str:
-    """Submit a batch script; the id of the job. Raises RunFailed with what sbatch says."""
+    """Submit a batch script; returns the id of the job. Raises RunFailed with sbatch's message."""
     output = slurm_output(("sbatch", "--parsable", str(script))).strip()
     match = SUBMITTED.fullmatch(output.splitlines()[-1] if output else "")
     if match is None:

@@ -1,7 +1,7 @@
 """Partitions, nodes and time limits as sinfo lists them, and whether one of them can run a plan.
 
-sbatch accepts a job for more nodes than a partition has, and the job then waits for ever. What is
-asked for is therefore compared with sinfo's listing before anything is submitted.
+sbatch accepts a job for more nodes than a partition has, and the job then waits for ever. The
+request is therefore compared with sinfo's listing before anything is submitted.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ the states of nodes that are powered up on demand are not among them."""
 @dataclass(frozen=True)
 class NodeGroup:
     """Equal nodes of a partition. cpus, gpus, memory_mb: of each of them; is_usable: whether they
-    run jobs, now or when those that run there have ended; names: Slurm's list of them."""
+    take jobs, now or once their current jobs have ended; names: Slurm's list of them."""
 
     nodes: int
     cpus: int
@@ -79,7 +79,7 @@ class NodeGroup:
 @dataclass(frozen=True)
 class Partition:
     """A partition. time_limit: the longest that it allows, seconds, infinity without a bound;
-    most_nodes: that one job may have, infinity without a bound."""
+    most_nodes: the most that one job may have, infinity without a bound."""
 
     name: str
     is_default: bool
@@ -148,7 +148,7 @@ def _number(text: str) -> int:
 
 
 def chosen_partition(partitions: Sequence[Partition], name: str | None) -> Partition | None:
-    """The partition of this name, the default one for None; None where there is no such."""
+    """The partition of this name, the default one for None; None if it does not exist."""
     fits = (p for p in partitions if (p.is_default if name is None else p.name == name))
     return next(fits, None)
 
@@ -183,7 +183,7 @@ def _no_partition(partitions: Sequence[Partition], request: NodeRequest) -> Issu
 
 
 def _node_issues(partition: Partition, request: NodeRequest, others: str) -> Iterator[Issue]:
-    """Nodes with enough GPUs and CPUs, and no more than one job may have."""
+    """Issues with the number of nodes that have enough GPUs and CPUs, and with its limit."""
     name, where = partition.name, "cluster.nodes"
     suitable = [group for group in partition.groups if _suits(group, request)]
     present = sum(group.nodes for group in suitable)
@@ -206,13 +206,13 @@ def _node_issues(partition: Partition, request: NodeRequest, others: str) -> Ite
 
 
 def _suits(group: NodeGroup, request: NodeRequest) -> bool:
-    """Whether a node has what is asked for. A cluster that does not count memory says 1 MB."""
+    """Whether a node meets the request. A cluster that does not count memory reports 1 MB."""
     has_memory = group.memory_mb <= 1 or group.memory_mb * 2**20 >= request.memory_bytes
     return group.gpus >= request.gpus and group.cpus >= request.cpus and has_memory
 
 
 def _most(partition: Partition) -> str:
-    """`8 nodes with 4 GPUs, 64 CPUs, 512.0 GiB; 2 nodes with 64 CPUs`: those of a partition."""
+    """The nodes of a partition: `8 nodes with 4 GPUs, 64 CPUs, 512.0 GiB; 2 nodes with 64 CPUs`."""
     counts: Counter[str] = Counter()
     for group in partition.groups:
         counts[_each(group.gpus, group.cpus, group.memory_mb * 2**20)] += group.nodes

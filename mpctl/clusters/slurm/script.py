@@ -7,11 +7,11 @@ The script runs on the first node of the job:
   on, the ranks finish their step and save, and the launcher ends with 128 + 10.
 - The job is then requeued, if a step was saved since it began: a job whose limit is too short for
   one step would otherwise be requeued for ever. It keeps its id, and SLURM_RESTART_COUNT rises.
-- So it is when a node was lost, which mpctl sees in seconds; Slurm itself, after its SlurmdTimeout
-  of minutes, would end and requeue the job as well (`--requeue`).
+- It is also requeued when a node was lost, which mpctl detects in seconds; Slurm itself would end
+and requeue the job after its SlurmdTimeout of minutes (`--requeue`).
 
 Every value is quoted for the shell, which is also how sbatch reads its `#SBATCH` lines, and none
-may have a line break, so that no setting can add a line. So it is with the options of
+may have a line break, so that no setting can add a line. The same holds for the options of
 launch.slurm.extra; sbatch takes the beginning of a long option for the option itself, `--part` for
 `--partition`.
 """
@@ -52,8 +52,8 @@ UNFIT = ("--wrap", "--array", "-a", "--parsable", "--test-only", "--wait", "-W",
 
 
 class ExtraOption(NamedTuple):
-    """An option of sbatch. separator: what stands before the value, `=`, a space or nothing; value:
-    empty for an option without one."""
+    """An option of sbatch. separator: between name and value, `=`, a space or nothing; value: empty
+    for an option without one."""
 
     name: str
     separator: str
@@ -61,7 +61,7 @@ class ExtraOption(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The option as it stands in a script, its value quoted."""
+        """The option as written in a script, its value quoted."""
         value = shlex.quote(self.value) if self.value else ""
         return f"{self.name}{self.separator}{value}"
 
@@ -98,7 +98,7 @@ def extra_issues(texts: Sequence[str]) -> Iterator[Issue]:
 
 
 def _setting_of(name: str) -> str | None:
-    """The setting that an option, or an option that begins so, follows from."""
+    """The setting that an option, or an option with this beginning, follows from."""
     if not name.startswith("--"):
         return SETTING_OF.get(name)
     return next((s for option, s in SETTING_OF.items() if option.startswith(name)), None)
@@ -142,7 +142,7 @@ fi
 
 @dataclass(frozen=True)
 class BatchJob:
-    """What the script of a run is rendered from.
+    """The values of the script of a run.
 
     name: of the job; run: its directory, an absolute path; nodes: of the plan; gpus: on each node,
     0 for a run on CPU; cpus: on each node, None for whole nodes; command: what runs the launch;
@@ -172,7 +172,7 @@ def render_script(job: BatchJob) -> str:
 
 
 def script_options(job: BatchJob) -> Iterator[str]:
-    """The options of sbatch, each as it stands behind #SBATCH."""
+    """The options of sbatch, each as written after #SBATCH."""
     settings = job.settings
     extra = read_options(settings.extra)
     yield _option("job-name", job.name)
@@ -190,8 +190,8 @@ def script_options(job: BatchJob) -> Iterator[str]:
 
 
 def _device_options(job: BatchJob, extra: set[str]) -> Iterator[str]:
-    """GPUs and CPUs of each node; whole nodes with all their memory where no CPUs are asked for.
-    extra: names of the options that the user adds, which go before these."""
+    """GPUs and CPUs of each node; whole nodes with all their memory where no CPUs are requested.
+    extra: names of the options that the user adds, which take precedence."""
     if job.gpus and not extra & GPU_OPTIONS:
         yield f"--gpus-per-node={job.gpus}"
     if job.cpus is not None:
@@ -204,7 +204,7 @@ def _device_options(job: BatchJob, extra: set[str]) -> Iterator[str]:
 
 
 def script_issues(job: BatchJob) -> Iterator[Issue]:
-    """What cannot stand in a batch script."""
+    """Values that a batch script cannot contain."""
     names = {"--run-dir": str(job.run)}
     if job.name != job.run.name:
         names["name"] = job.name

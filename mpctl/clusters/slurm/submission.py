@@ -1,13 +1,13 @@
 """`--on slurm --submit`: a run whose directory is complete is handed to sbatch.
 
-What a plan asks of Slurm, and what is wrong with it, follows from the plan and sinfo's listing
-alone. The job runs `mpctl launch --resume --on slurm` on the run directory (script.py), at first
-and after every requeue.
+The request to Slurm and its issues are functions of the plan and of sinfo's listing alone. The job
+runs `mpctl launch --resume --on slurm` on the run directory (script.py), at first and after every
+requeue.
 
 Slurm sends SIGUSR1 `signal_seconds` before the time limit, up to a minute earlier; from then on the
 ranks finish their step and write a checkpoint. How fast a file system writes is not known before it
 has written. A job is therefore refused only where even FASTEST_WRITE would not do, and the time for
-saving is reckoned with SLOWEST_WRITE.
+saving is computed with SLOWEST_WRITE.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Submission:
 
     @property
     def partition(self) -> Partition | None:
-        """The partition of the job; None where there is no such."""
+        """The partition of the job; None if it does not exist."""
         return chosen_partition(self.partitions, self.settings.partition)
 
     @property
@@ -135,7 +135,7 @@ class Submission:
 
     @property
     def request(self) -> NodeRequest:
-        """What is asked of each node. Raises InputError for a time limit that cannot be read."""
+        """The request for each node. Raises InputError for a time limit that cannot be read."""
         time = self.settings.time
         return NodeRequest(
             nodes=self.plan.job.cluster.nodes,
@@ -147,8 +147,8 @@ class Submission:
         )
 
     def _host_memory(self) -> int:
-        """Bytes at the peak of a step on the node with most of them, where that is to be checked;
-        the ranks of a node may be of one stage."""
+        """Bytes at the peak of a step on the fullest node, if that is to be checked; the ranks of a
+        node may all be of one stage."""
         estimate = self.plan.estimate
         if estimate is None or not self.plan.job.launch.check_memory:
             return 0
@@ -156,7 +156,7 @@ class Submission:
 
     @property
     def limit(self) -> float:
-        """The time limit of the job: its own or the partition's, seconds; infinity without one."""
+        """The time limit of the job, else of the partition, seconds; infinity without one."""
         seconds = self.request.seconds
         if seconds is not None:
             return seconds
@@ -164,7 +164,7 @@ class Submission:
 
     @property
     def save_need(self) -> SaveNeed:
-        """What a step and a checkpoint take; nothing where it is not estimated."""
+        """What a step and a checkpoint take; 0 where it is not estimated."""
         estimate = self.plan.estimate
         if estimate is None:
             return SaveNeed(0.0, 0, 1)
@@ -185,7 +185,7 @@ class Submission:
             yield from script_issues(self.batch_job(run))
 
     def batch_job(self, run: Path) -> BatchJob:
-        """What the batch script is rendered from. run: the run directory."""
+        """The values of the batch script. run: the run directory."""
         job, path = self.plan.job, run.absolute()
         signal_seconds = self.settings.signal_seconds
         # This Python, which all nodes must have at the same path.
@@ -213,14 +213,14 @@ class SlurmSubmitter:
 
     @cached_property
     def partitions(self) -> Sequence[Partition]:
-        """What sinfo says. Raises InputError on a host without Slurm."""
+        """The partitions that sinfo lists. Raises InputError on a host without Slurm."""
         return find_partitions()
 
     def check(self, plan: Plan, run: RunDir, *, is_elsewhere: bool) -> list[Issue]:
         return list(Submission(plan, self.partitions).issues(run.path))
 
     def dry_run(self, plan: Plan, run: RunDir) -> list[Issue]:
-        """Nothing more: sinfo was asked by the checks."""
+        """Nothing more: the checks have read sinfo."""
         return []
 
     def document(self, plan: Plan, run: RunDir) -> str:

@@ -1,13 +1,13 @@
 """`--on ssh`: a node agent on each host of a hostfile, started by the system's ssh client.
 
-All hosts are contacted at once. What ssh and an agent say goes to RUN/nodes/ssh-N.log; an ssh that
-ends before its agent has connected says in it why the host cannot be used (failures.py).
+All hosts are contacted at once. The output of ssh and of its agent goes to RUN/nodes/ssh-N.log; if
+an ssh ends before its agent has connected, failures.py finds the reason there.
 
-An ssh is only how an agent starts. The agent lives as long as its connection to the launcher's
-control server: when the launcher ends or is killed, or the network is cut, it ends its ranks and
-itself, and with it the ssh. An ssh client that is killed does no harm: the agent goes on until the
-launcher says that the launch is over. For the same reason no terminal is asked for (ssh -T), and
-each ssh leads a session of its own, so that Ctrl-C or a closed terminal reaches the launcher alone.
+ssh only starts an agent. The agent lives as long as its connection to the launcher's control
+server: when the launcher ends or is killed, or the network is cut, it ends its ranks and exits, and
+so does its ssh. An ssh client that is killed does no harm: the agent runs until the launcher sends
+that the launch is over. For the same reason no terminal is requested (ssh -T), and each ssh leads a
+separate session, so that Ctrl-C or a closed terminal reaches the launcher alone.
 
 The user's ~/.ssh/config, keys, agent and jump hosts work. Options that mpctl sets win over them,
 because ssh takes the first value it reads:
@@ -16,11 +16,11 @@ because ssh takes the first value it reads:
     ConnectTimeout=N           launch.ssh.connect_timeout
     ServerAliveInterval=5, ServerAliveCountMax=3
                                a host that has not answered for 15 s ends the ssh
-    LogLevel=INFO              messages that failures.py tells apart, also under a config's QUIET
+    LogLevel=INFO              messages that failures.py recognises, also under a config's QUIET
     ControlMaster=no           never become a shared connection, which would outlive the launch;
                                one that the user has opened is used
     ClearAllForwardings=yes    the config's port forwardings are meant for one session, not for two
-    RemoteCommand=none, -T     the command below and no terminal, whatever the config says
+    RemoteCommand=none, -T     the command below and no terminal, whatever the config has
 
 ssh joins its arguments with spaces, and the remote user's login shell splits them again. The remote
 command is therefore quoted as one word (shlex.join) that begins with exec: the shell is replaced by
@@ -60,11 +60,11 @@ from mpctl.spec.job import JobSpec
 from mpctl.spec.launch import SshSpec
 
 END_SECONDS, KILL_SECONDS = 4.0, 1.0
-"""How long an ssh may take to end after its agent was told that the launch is over, and after it
-was asked by SIGTERM. An agent ends without its ssh, too."""
+"""How long an ssh may take to end after its agent was sent that the launch is over, and after
+SIGTERM. An agent ends without its ssh, too."""
 
 CONFIG_THREADS, CONFIG_SECONDS = 16, 10.0
-"""How many hosts ssh is asked about at once, without contacting them, and for how long."""
+"""For how many hosts ssh prints its configuration (ssh -G) at once, and for how long."""
 
 CLIENT_ENVIRONMENT = {"LC_ALL": "C.UTF-8"}
 """Environment variables of the ssh client: its messages in English, which failures.py reads."""
@@ -77,9 +77,9 @@ PASSED_NAMES = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "CUDA_LAUNCH_BLOCKING",
 )
-"""Variables of the launcher's environment that travel to every host: those that tune torch, NCCL,
-gloo and OpenMP, and where Python finds modules. Others, such as tokens and passwords, do not, since
-a command line can be read by every user of a host; `launch.ssh.pass_env` names more."""
+"""Variables of the launcher's environment that are passed to every host: those that tune torch,
+NCCL, gloo and OpenMP, and where Python finds modules. Others, such as tokens and passwords, do not,
+since a command line can be read by every user of a host; `launch.ssh.pass_env` names more."""
 
 
 def choose_hosts(job: JobSpec) -> HostList:
@@ -113,9 +113,9 @@ def use_first_slots(job: JobSpec) -> JobSpec:
 
 @dataclass
 class SshStarter:
-    """Starts the node agent of each host by ssh, and says why an ssh has ended; what each ssh says
-    is logged next to the key. environment: of the launcher; addresses: of the launcher's host, for
-    hosts that reach it at another address than the one ssh came from."""
+    """Starts the node agent of each host by ssh, and finds out why an ssh has ended; the output of
+    each ssh is logged next to the key. environment: of the launcher; addresses: of the launcher's
+    host, for hosts that reach it at another address than the one ssh came from."""
 
     ssh: SshSpec
     hosts: Sequence[SshHost]
@@ -130,7 +130,7 @@ class SshStarter:
         return self.ssh.python or sys.executable
 
     def command(self, node: int) -> list[str]:
-        """A pure function of what this was made of."""
+        """A pure function of the fields."""
         host = self.hosts[node]
         address = self.ssh.address or ",".join(("@ssh", *self.addresses))
         environment = {
@@ -215,12 +215,12 @@ class SshBackend:
     def _starter(
         self, hosts: Sequence[SshHost], order: AgentOrder, addresses: Sequence[str]
     ) -> SshStarter:
-        """addresses: those of `_addresses`; where it knows none, hosts try all of this host."""
+        """addresses: those of `_addresses`; if empty, hosts try all addresses of this host."""
         return SshStarter(self.ssh, hosts, order, self.environment, addresses or own_addresses())
 
     def _addresses(self, hosts: Sequence[SshHost]) -> list[str]:
         """The addresses of this host at which the hosts reach it; empty where that is not known, as
-        of a host behind a jump host."""
+        for a host behind a jump host."""
         if self.ssh.address is not None:
             return [self.ssh.address] if self.ssh.address in every_address() else []
         with ThreadPoolExecutor(CONFIG_THREADS) as threads:
@@ -229,8 +229,8 @@ class SshBackend:
         return addresses_towards(known) if len(known) == len(hosts) else []
 
     def _direct_name(self, host: SshHost) -> str | None:
-        """The name or address that ssh connects to by the user's config; None where it goes by
-        another host or a command, or does not say."""
+        """The name or address that ssh connects to by the user's config; None if it uses a jump
+        host or a command, or prints none."""
         port = [] if host.port is None else ["-p", str(host.port)]
         try:
             said = subprocess.run(
@@ -273,7 +273,7 @@ def _config(ssh: SshSpec) -> list[str]:
 
 
 def passed_environment(environment: Mapping[str, str], more: Iterable[str] = ()) -> dict[str, str]:
-    """The variables of the launcher that travel to every host, by name. more: names of others."""
+    """The variables of the launcher that are passed to every host. more: names of others."""
     names = {*PASSED_NAMES, *more}
     return {
         name: value

@@ -1,8 +1,8 @@
 """Why an ssh ended: its exit code and messages as an issue that names the host and a way out.
 
 ssh returns the exit code of the remote program, and 255 for everything that went wrong before or
-around it. Refused, unknown key, no permission and unreachable are why apart by its message alone.
-Messages: OpenSSH 9.2; tests/multinode/test_ssh_failures.py has a real client and sshd say them.
+around it. Only its message distinguishes refused, unknown key, no permission and unreachable.
+Messages: OpenSSH 9.2; tests/multinode/test_ssh_failures.py gets them from a real client and sshd.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LAST_LINES, LONGEST_LINE = 3, 200
 class SshFailure(NamedTuple):
     """A message of ssh or of the remote side, what it means and what to do.
 
-    In meaning and way_out {host} is the host as ssh is given it, {name} the same without a user,
+    In meaning and way_out {host} is the host as an argument of ssh, {name} the same without a user,
     {line} the line that matched, and {1} the first group of the pattern.
     """
 
@@ -33,7 +33,7 @@ class SshFailure(NamedTuple):
     way_out: str
 
 
-# The first that matches counts: what a message is only a consequence of stands above it.
+# The first match counts: a cause comes before messages that are its consequence.
 OF_SSH = (
     SshFailure(
         "ssh-config",
@@ -141,7 +141,7 @@ def ssh_issue(host: SshHost, code: int, output: str, *, python: str, seconds: in
     """Why the ssh of a host ended, and a way out.
 
     code: its exit code, negative for a signal; output: what it and the remote program wrote to
-    stderr; python: the interpreter that it was to start; seconds: the time limit of connecting.
+    stderr; python: the interpreter to start; seconds: the time limit of connecting.
     """
     said = "\n".join(_printable(line) for line in output.splitlines() if line.strip())
     last = " | ".join(said.split("\n")[-LAST_LINES:]) or "no message"

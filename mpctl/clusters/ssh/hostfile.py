@@ -1,4 +1,4 @@
-"""The hosts of a launch over ssh: a hostfile, the filters on it, and what a plan takes of them.
+"""The hosts of a launch over ssh: a hostfile, the filters on it, and which of them a plan uses.
 
 A hostfile has a line for each host, as DeepSpeed and Open MPI write them. Text from `#` to the end
 of a line is a comment. The order of the lines is that of the plan's nodes, and a plan of N nodes
@@ -42,8 +42,8 @@ EXAMPLE = "write a line such as `n1 slots=8`"
 class SshHost:
     """A host of a launch.
 
-    name: as ssh is given it, without user and brackets; slots: the numbers of its devices that may
-    be used, one for each rank, None where the hostfile does not say; where: `FILE:LINE`.
+    name: as an argument of ssh, without user and brackets; slots: the numbers of its devices that
+    may be used, one for each rank, None where the hostfile has none; where: `FILE:LINE`.
     """
 
     name: str
@@ -60,8 +60,7 @@ class SshHost:
 
 @dataclass(frozen=True)
 class HostList:
-    """The hosts of a hostfile, or those that a filter or a plan leaves of them; everything that is
-    wrong with it, and what a user should know."""
+    """Hosts of a hostfile, all or after a filter or for a plan, with its issues and warnings."""
 
     hosts: tuple[SshHost, ...]
     issues: tuple[Issue, ...] = ()

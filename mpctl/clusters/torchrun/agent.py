@@ -4,10 +4,10 @@ The first process starts its own as a child:
 
     python -m mpctl.clusters.torchrun.agent RUN --connect HOST:PORT --key FILE --node RANK
 
-Every other process of the world becomes an agent itself (`follow_launcher`): it looks for the
-launcher in RUN/nodes/meeting.json, does what the launcher says, and ends when the launch is over.
-Where the connection breaks it ends its ranks and looks for the launcher again for a while, so that
-a launcher that was started again finds it.
+Every other process of the world becomes an agent itself (`follow_launcher`): it finds the launcher
+in RUN/nodes/meeting.json, obeys it, and ends when the launch is over. When the connection breaks it
+ends its ranks and searches for the launcher again for a while, so that it joins a launcher that was
+restarted.
 
 A signal that asks this process to end is passed on to the launcher through RUN/stop-request: a
 scheduler sends it to one process or to all, and ranks can only stop and save together. A second one
@@ -65,7 +65,7 @@ class RankProcess(HostRanks):
         log = run.log(start.node)
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = rank_variables(start, local_rank, os.environ) | self.breadcrumbs.environment
-        before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the worker inherits that
+        before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the worker inherits this
         try:
             with log.open("ab") as output:
                 self.process = subprocess.Popen(
@@ -79,7 +79,7 @@ class RankProcess(HostRanks):
             self.found[start.node] = psutil.Process(self.process.pid)
 
     def snapshot(self) -> NodeState:
-        """What is known of the rank now; no torchrun says with which code it ended."""
+        """The current state of the rank; there is no torchrun that reports its exit code."""
         state = super().snapshot()
         has_failed = bool(state.code) and not self.is_ended
         return replace(state, exit_codes={self.node: state.code or 0} if has_failed else {})
@@ -89,8 +89,8 @@ def rank_variables(
     start: NodeStart, local_rank: int, environment: Mapping[str, str]
 ) -> dict[str, str]:
     """The environment of a worker: this one without the variables of an outer torchrun, with those
-    that torchrun would set. A process that is shown a single GPU uses that one, whatever its number
-    on the host (srun --gpus-per-task)."""
+    that torchrun would set. A process that sees a single GPU uses that one, whatever its number on
+    the host (srun --gpus-per-task)."""
     outer = {name: value for name, value in environment.items() if "TORCHELASTIC" not in name}
     visible = {**environment, **start.env}.get("CUDA_VISIBLE_DEVICES", "")
     is_alone = bool(visible) and "," not in visible
@@ -112,8 +112,8 @@ def node_starter(world: JoinedWorld) -> NodeStarter:
 
 @dataclass
 class SignalRelay:
-    """Passes signals that ask for an end on to the launcher. received: how many have come;
-    last: the latest; is_connected: whether there is a launcher to pass them on to."""
+    """Forwards signals that ask for an end to the launcher. received: how many have come; last: the
+    latest; is_connected: whether there is a launcher to forward them to."""
 
     run: RunDir
     received: int = 0
@@ -136,7 +136,7 @@ class SignalRelay:
         self.received, self.last = self.received + 1, number
         if not self.is_connected or self.received > 2:
             raise SystemExit(128 + number)
-        with suppress(OSError):  # the launcher is told by its own signal, or not at all
+        with suppress(OSError):  # else only a signal to the launcher itself can stop it
             write_stop_request(self.run.stop_request, now=self.received > 1, relayed=True)
 
 
@@ -159,7 +159,7 @@ def follow_launcher(run: RunDir, world: JoinedWorld, seconds: float) -> None:
             relay.is_connected = False
             if agent.is_over:
                 return
-            if relay.received:  # passed on to a launcher that is gone
+            if relay.received:  # forwarded to a launcher that is gone
                 raise SystemExit(128 + relay.last)
             if agent.is_welcome:
                 deadline, is_lost = time.monotonic() + RETURN_SECONDS, True

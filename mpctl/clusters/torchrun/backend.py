@@ -6,8 +6,8 @@ plan needs (world.py).
 
 Every process, the first one's own child included, connects to the launcher as a node agent does:
 with a process a node it runs torchrun there, with a process a rank the worker of that rank alone.
-The supervisor above is that of every other launch, so that ranks are watched, diagnosed and started
-again in the same way, although another program started the processes.
+The supervisor is that of every other launch, so that ranks are watched, diagnosed and restarted in
+the same way, although another program started the processes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from mpctl.rundir.launcher import write_hosts
 from mpctl.spec.job import JobSpec
 
 WORLD_NAMES = (JOB_VARIABLES["kubernetes"], JOB_VARIABLES["slurm"], "TORCHELASTIC_RUN_ID")
-"""Environment variables with a name for the whole world, the outermost first."""
+"""Environment variables with an id of the world, the outermost first."""
 
 
 class TorchrunBackend:
@@ -54,7 +54,7 @@ class TorchrunBackend:
     name = "torchrun"
 
     def __init__(self, job: JobSpec, environment: Mapping[str, str]) -> None:
-        """Read the world from the environment. Raises InputError when it says of none."""
+        """Read the world from the environment. Raises InputError without one."""
         self.environment = environment
         self.world = require_world(environment)
         self.seconds = job.launch.start_seconds
@@ -99,8 +99,8 @@ ANSWER_SECONDS = 20.0
 
 @dataclass
 class JoinedAgents:
-    """Starts the agent of the first process and tells the others where it is; those run already.
-    An AgentStarter (control/cluster.py)."""
+    """Starts the agent of the first process and publishes its address for the others, which already
+    run. An AgentStarter (control/cluster.py)."""
 
     order: AgentOrder
     world: JoinedWorld
@@ -111,7 +111,7 @@ class JoinedAgents:
         if 0 in nodes:
             arguments = self.order.arguments("127.0.0.1", 0)
             arguments[1] = "mpctl.clusters.torchrun.agent"
-            # In a session of its own: signals to the processes of the world are for the launcher.
+            # In a separate session: signals to the processes of the world are for the launcher.
             self.own = subprocess.Popen(
                 [sys.executable, *arguments], stdin=subprocess.DEVNULL, start_new_session=True
             )
@@ -126,7 +126,7 @@ class JoinedAgents:
         return {0: Issue("agent-ended", "node 0", f"its node agent ended with code {code}")}
 
     def end(self) -> None:
-        """Remove the meeting; the agents were told that the launch is over."""
+        """Remove the meeting; the agents have been sent that the launch is over."""
         (self.order.run / "nodes" / "meeting.json").unlink(missing_ok=True)
         if self.own is None:
             return
@@ -198,8 +198,8 @@ class JoinedCluster:
         ]
 
     def recover(self, least: int, is_stopped: Callable[[], bool]) -> list[Issue]:
-        """Wait for processes that were lost; a reason for each that does not come back. Whoever
-        started the world sets its size, so that an elastic run needs all of them, too."""
+        """Wait for processes that were lost; a reason for each that does not come back. The program
+        that started the world sets its size, so that an elastic run needs all of them, too."""
         return self.cluster.recover(len(self.processes), is_stopped)
 
     def has_returned(self) -> bool:

@@ -1,9 +1,9 @@
 """RUN/nodes/meeting.json, schema mpctl.meeting/1: where the launcher of a joined world is reached.
 
-The processes of a joined world know the run directory and their numbers, and nothing else of each
-other. The first one becomes the launcher and writes the file; the others read it until they are
-connected. A file that an earlier launch left names a port at which nobody answers, or somebody who
-does not know the key (control/messages.py), and the reader goes on looking.
+The processes of a joined world know only the run directory and their numbers. The first one becomes
+the launcher and writes the file; the others read it until they are connected. A file of an earlier
+launch names a port at which nobody answers, or a peer that does not know the key
+(control/messages.py), and the reader tries again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ADDRESS_VARIABLES = ("PET_MASTER_ADDR", "MASTER_ADDR")
 class Meeting(BaseModel):
     """Where the launcher listens; the file is read as input from anybody.
 
-    host: its name; addresses: of that host, the likeliest first; key: name of the file beside this
+    host: its name; addresses: of that host, the likeliest first; key: name of the file next to this
     one that every process reads; time: seconds since 1970 when it was written.
     """
 

@@ -1,6 +1,6 @@
 """The world that another program started, read from the environment of one of its processes.
 
-Programs that start processes on several hosts tell each process where it is by variables, and use
+Programs that start processes on several hosts set variables with the place of each process, and use
 the same names for different things:
 
     torchrun    RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK: a process a rank
@@ -11,8 +11,8 @@ the same names for different things:
                 are those of the job, which may be larger than the step.
     Open MPI    OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE: a process a node or a rank
 
-torchrun inside of a pod or of a Slurm step sets its own variables beside those of the outer world,
-so the innermost is looked for first, in this order.
+torchrun inside of a pod or of a Slurm step sets its own variables in addition to those of the outer
+world, so the innermost is searched for first, in this order.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ Level = Literal["node", "rank"]
 class JoinedWorld:
     """A world and this process's place in it.
 
-    starter: the program that started it; level: whether a process stands for a node, whose ranks it
-    is to start, or is itself a rank. size: number of processes; process: the number of this one;
+    starter: the program that started it; level: whether a process represents a node, whose ranks it
+    is to start, or a single rank. size: number of processes; process: the number of this one;
     nodes, node: the same for hosts; per_node: processes on this host; local: the number of this one
-    there. ranks_per_node: how many ranks a node the starter was asked for, None where it does not
-    say. sources: the variables that size, process, nodes, node and per_node were read from, for
-    messages.
+    there. ranks_per_node: how many ranks a node the starter was asked for, None where it has no
+    such variable. sources: the variables that size, process, nodes, node and per_node were read
+    from, for messages.
     """
 
     starter: str
@@ -58,12 +58,12 @@ class JoinedWorld:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is the one that supervises and speaks for all."""
+        """Whether this process is the one that supervises the launch."""
         return self.process == 0
 
 
 def find_world(environment: Environment) -> JoinedWorld | None:
-    """The world that this process is part of; None where nothing says so.
+    """The world that this process is part of; None if no variable shows one.
 
     Raises InputError with every variable that is missing or no number.
     """
@@ -71,8 +71,8 @@ def find_world(environment: Environment) -> JoinedWorld | None:
         return _torchrun(environment)
     if {"PET_NNODES", "PET_NODE_RANK"} <= environment.keys():
         return _kubeflow(environment)
-    # A step of one task may be the shell of salloc or of `srun --pty`, from which the whole
-    # allocation is used.
+    # A step of one task may be the shell of salloc or of `srun --pty`, from which all nodes of the
+    # allocation are used.
     tasks = environment.get("SLURM_STEP_NUM_TASKS", "")
     if "SLURM_STEP_ID" in environment and tasks.isdecimal() and int(tasks) > 1:
         return _slurm(environment)
@@ -80,8 +80,8 @@ def find_world(environment: Environment) -> JoinedWorld | None:
 
 
 def require_world(environment: Environment) -> JoinedWorld:
-    """The world that this process is part of, where that was said: a step of Slurm with a single
-    task is one, too. Raises InputError where there is none."""
+    """The world that this process is part of, as requested by `--on torchrun`: a step of Slurm with
+    a single task is one, too. Raises InputError without one."""
     world = find_world(environment)
     if world is None and "SLURM_STEP_ID" in environment:
         world = _slurm(environment)
@@ -198,8 +198,8 @@ def world_issues(world: JoinedWorld, job: JobSpec) -> list[Issue]:
     planned.
 
     A plan places rank r on node r // gpus_per_node. A world that numbers its processes otherwise,
-    or has another size, would be another layout than the planned one: it is refused, never adapted
-    to. Each process checks its own numbers, which no other one sees.
+    or has another size, would be another layout than the planned one, and is refused. Each process
+    checks its own numbers, which no other process sees.
     """
     nodes, ranks = job.cluster.nodes, job.cluster.gpus_per_node or 1
     here, way_out = plural(world.per_node, "process", "processes"), _way_out(world, job)

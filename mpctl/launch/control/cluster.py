@@ -322,7 +322,7 @@ class AgentCluster:
         return issues if any(not link.is_ready for link in lost) else []
 
     def _refuse_unfit(self, nodes: Iterable[int]) -> dict[int, Issue]:
-        """Why each of these reconnected hosts cannot be used; the agents of those are dismissed."""
+        """Why some of these reconnected hosts cannot be used; their agents are dismissed."""
         links = [self.server.links[node] for node in nodes]
         others = [link for link in self.links if link.is_ready and link not in links]
         facts = [_facts(link) for link in others]
