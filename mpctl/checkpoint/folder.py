@@ -3,7 +3,7 @@
 A checkpoint is a directory step-N (manifest.py has its files). It appears by renaming a complete
 directory, `.step-N.partial`, so that step-N is never half written. A save that replaces a
 checkpoint of the same step first renames the old one to `.step-N.replaced`; if it dies before the
-second rename, the old one counts as the checkpoint. No other name is ever taken for a checkpoint.
+second rename, the old one counts as the checkpoint. Other names are never read as checkpoints.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def list_checkpoints(root: Path) -> list[tuple[int, Path]]:
 
 
 def checkpoints_at(path: Path) -> list[tuple[int, Path]]:
-    """(step, folder) of the checkpoints that a path means, oldest first: the one that it is, or all
-    of the run or the import there."""
+    """(step, folder) of the checkpoints at a path, oldest first: itself, or those of the run
+    there."""
     if path.parent.name == "checkpoints":
         return [saved for saved in list_checkpoints(path.parent) if saved[1] == path]
     return list_checkpoints(path / "checkpoints")
@@ -82,7 +82,7 @@ def publish(folder: Path, final: Path) -> None:
 
 
 def recover(root: Path) -> None:
-    """After a crash: give a checkpoint that was being replaced its name again, and remove what was
+    """After a crash: restore the name of a checkpoint that was being replaced, and remove what was
     half written or half removed. No rank may be saving meanwhile."""
     for path in root.glob(f".step-*.{REPLACED}"):
         final = root / path.name[1 : -len(f".{REPLACED}")]
@@ -117,7 +117,7 @@ def set_aside(folder: Path) -> Path:
 
 
 def prune_damaged(root: Path, *, last: int) -> list[Path]:
-    """Remove the damaged checkpoints that were set aside, but for the one that was renamed last;
+    """Remove the damaged checkpoints that were set aside, except the one that was renamed last;
     returns them. last: the run's checkpoint.keep_last; 0, which keeps all, keeps these as well."""
     if last == 0:
         return []
@@ -129,9 +129,9 @@ def prune_damaged(root: Path, *, last: int) -> list[Path]:
 
 
 @contextmanager
-def whole_folder(out: Path) -> Iterator[Path]:
-    """A directory beside `out` that takes its name at the end; InputError when `out` is occupied
-    or cannot be written."""
+def staged_folder(out: Path) -> Iterator[Path]:
+    """A directory that is renamed to `out` at the end; InputError when `out` is occupied or cannot
+    be written."""
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise InputError.of("out-occupied", str(out), "already holds something, nothing was "
                             "written", "name a directory that is not there yet")  # fmt: skip

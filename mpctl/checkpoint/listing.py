@@ -1,6 +1,6 @@
-"""What `mpctl checkpoint` tells: which checkpoints a run or an import has, what is in one, whether
-its bytes are those that were written. Schema mpctl.checkpoints/1. No tensor is opened here; verify
-alone reads files whole.
+"""The documents of `mpctl checkpoint`: which checkpoints a run or an import has, what is in one,
+whether its bytes are those that were written. Schema mpctl.checkpoints/1. No tensor is opened here;
+only verify reads complete files.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from mpctl.tensor_grid import TensorGrid, grid_axes
 
 class CheckpointEntry(TypedDict):
     """One checkpoint. tp, pp: of the layout that wrote it, None where its manifest cannot be read;
-    tensor_mode, tensor_depth: those of the run's job, None where there is none that cuts so;
-    bytes: of all shards; written: ISO 8601 in UTC; problems: what is wrong with it; verified:
-    whether every byte was compared, or only records and sizes; seconds: that it took."""
+    tensor_mode, tensor_depth: those of the run's job, None if they do not describe its cuts; bytes:
+    of all shards; written: ISO 8601 in UTC; problems: what is wrong with it; verified: whether
+    every byte was compared, or only records and sizes; seconds: that it took."""
 
     step: int
     path: str
@@ -98,8 +98,8 @@ class InspectDocument(TypedDict):
 
 @dataclass(frozen=True)
 class CheckpointPath:
-    """What a path on the command line names. root: the folder of checkpoints; saved: (step, folder)
-    of those that are meant, oldest first: one, or all of a run."""
+    """The checkpoints that a path on the command line names. root: their folder; saved: (step,
+    folder) of each, oldest first: one, or all of a run."""
 
     root: Path
     saved: tuple[tuple[int, Path], ...]
@@ -124,7 +124,7 @@ def find_checkpoints(path: Path) -> CheckpointPath:
 
 
 def list_document(found: CheckpointPath) -> CheckpointsDocument:
-    """All checkpoints, with what records and sizes say of them."""
+    """All checkpoints, checked by records and sizes."""
     return _document(found, [describe(step, folder) for step, folder in found.saved])
 
 
@@ -141,7 +141,7 @@ def verify_document(found: CheckpointPath, on_progress: Progress) -> Checkpoints
 def describe(
     step: int, folder: Path, *, hashed: bool = False, on_bytes: OnBytes | None = None
 ) -> CheckpointEntry:
-    """One checkpoint; never raises for what is in it."""
+    """One checkpoint; never raises for its content."""
     began = time.perf_counter()
     issues = find_damage(folder, hashed=hashed, on_bytes=on_bytes)
     manifest, written, grid = None, None, None

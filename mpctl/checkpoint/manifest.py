@@ -1,8 +1,8 @@
 """The records of a checkpoint: its manifest, and of each shard which part of which parameter it
 holds and the checksums of its file.
 
-Each record is one class, which writes and reads it. What is read comes from strangers: bounds are
-checked, and names of files are those of shards alone.
+Each record is one class, which writes and reads it. Input is untrusted: bounds are checked, and
+names of files can only be those of shards.
 
 A checkpoint is a directory step-N with
 
@@ -11,7 +11,7 @@ A checkpoint is a directory step-N with
     shard-K.json             size and checksums of that file; which part of which parameter it holds
     job.json, plan.json      copies of the run's
 
-Older versions wrote the number of shards and tp alone, of which pipeline stage S has the shards S *
+Older versions wrote only the number of shards and tp, of which pipeline stage S has the shards S *
 tp to (S + 1) * tp - 1 (mpctl.checkpoint/2), and one dimension that is split (/1). Both are read.
 """
 
@@ -77,9 +77,9 @@ class ShardFile(BaseModel):
 
 class Manifest(BaseModel):
     """manifest.json. step: steps done. loss_scale: state of the fp16 loss scale
-    (runtime/update.py), empty for other dtypes; fp8: empty without delayed scaling; save: a
-    random name of the save that wrote it, which distinguishes two of one step, empty where
-    there was none (older versions, resharded and imported checkpoints)."""
+    (runtime/update.py), empty for other dtypes; fp8: empty without delayed scaling; save: a random
+    name of the save that wrote it, which distinguishes two saves of one step, empty without a save
+    (older versions, resharded and imported checkpoints)."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     step: NonNegativeInt
@@ -166,7 +166,7 @@ class ParameterPlacement(BaseModel):
 class Checksums(BaseModel):
     """CRC-32 (zlib) of each block of a file, in order; the last block may be shorter.
 
-    A rank of another layout reads some rows of a tensor, and checks the blocks in which they lie.
+    A rank of another layout reads some rows of a tensor, and checks the blocks that contain them.
     CRC-32 finds every burst of up to 32 wrong bits and all but one in 2^32 of other changes, at
     three times the speed of sha256.
     """
@@ -188,7 +188,7 @@ class FileDigest(BaseModel):
 
 class ShardRecord(FileDigest):
     """shard-K.json: the digest of the file of tensors, which part of which parameter it holds, and
-    the names of those that have a value alone: frozen parameters, and buffers, which no optimizer
+    the names of those that have only a value: frozen parameters, and buffers, which no optimizer
     steps."""
 
     parameters: dict[str, ParameterPlacement]
@@ -300,7 +300,7 @@ class CheckpointDamaged(InputError):
 
 
 def damage_error(path: Path, why: str) -> InputError:
-    """An error about a damaged file of a checkpoint, or about a whole checkpoint."""
+    """An error about a damaged file of a checkpoint, or about the checkpoint itself."""
     folder = path if STEP.fullmatch(path.name) else path.parent
     step = STEP.fullmatch(folder.name)
     older = [

@@ -1,18 +1,18 @@
 """Reading a checkpoint, whatever layout wrote it: parameters and the optimizer's state of a rank.
 
 Each shard holds a part of some parameters, cut along any dimensions (mpctl/shard.py). A part of a
-parameter is put together box by box from the shards that have some of it; what several have is read
-from the first of them. A [4, 4] weight saved by rows over tp 2, read by the rank of a
-2 x 2 grid that keeps rows 2 and 3 and columns 0 and 1: rows 0 and 1 of the second shard, of which
-it copies two columns.
+parameter is assembled box by box from the shards that have some of it; a box that several have is
+read from the first of them. A [4, 4] weight saved by rows over tp 2, read by the rank of a 2 x 2
+grid that keeps rows 2 and 3 and columns 0 and 1: rows 0 and 1 of the second shard, of which it
+copies two columns.
 
 How many updates a parameter has seen is AdamW's step, on which its bias correction depends. It is
-kept by parameter, since one that was frozen at first has seen fewer than the others.
+stored by parameter, since one that was frozen at first has seen fewer than the others.
 
-A parameter that no optimizer steps, because it is frozen, has no moments: its value is saved alone,
-in its own dtype, and the record names it under `frozen`. A run that trains it reads the value and
-starts its moments at 0; a run that freezes what was trained reads the value alone. Buffers that no
-gradient moves are saved and read in the same way.
+A parameter that no optimizer steps, because it is frozen, has no moments: only its value is saved,
+in its dtype, and the record names it under `frozen`. A run that trains it reads the value and
+starts its moments at 0; a run that freezes a trained parameter reads only the value. Buffers that
+no gradient moves are saved and read in the same way.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from mpctl.spec.model import ModelSpec
 @dataclass(frozen=True)
 class OpenCheckpoint:
     """A checkpoint whose records were read, and whose tensors can be. frozen: the parameters that
-    have a value alone."""
+    have only a value."""
 
     folder: Path
     manifest: Manifest
@@ -77,8 +77,8 @@ class OpenCheckpoint:
         return next(counts, self.manifest.updates)
 
     def fields(self, name: str) -> dict[str, TensorHeader]:
-        """What was saved of a parameter, `value` and the moments, with a header of one of its
-        tensors. Raises InputError when nothing was."""
+        """The saved fields of a parameter, `value` and the moments, with a header of one of its
+        tensors. Raises InputError when there are none."""
         stored, prefix = self._owners(name)[0].tensors, f"{name}/"
         return {k.removeprefix(prefix): h for k, h in stored.items() if k.startswith(prefix)}
 
@@ -111,7 +111,7 @@ class OpenCheckpoint:
         self, name: str, field: str, target: Shard, first_optional: int | None = None
     ) -> Tensor:
         """The target's part of a parameter's value or of one of its moments, as it was saved; zeros
-        where nothing was saved and nothing need have been."""
+        for rows that need not have been saved."""
         header = self._owners(name)[0].header(f"{name}/{field}")
         tensor = torch.zeros(target.local_shape, dtype=DTYPES[header.dtype])
         self.fill(name, target, {field: tensor}, first_optional)
@@ -187,8 +187,8 @@ def _required(box: Box, first_optional: int | None) -> int:
 def _copy(
     reader: ShardReader, name: str, target: Shard, box: Box, tensors: dict[str, Tensor]
 ) -> None:
-    """Fill a box of the target's tensors from a file that has it. Rows are read alone, columns with
-    the rows that they are of."""
+    """Fill a box of the target's tensors from a file that has it. Only the rows of a box are read,
+    all of their columns."""
     saved = reader.record.parameters[name].shard
     at, to = saved.slices(box), target.slices(box)
     try:

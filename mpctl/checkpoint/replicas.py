@@ -1,12 +1,12 @@
 """Which rank writes which shard of a checkpoint: the first replica of each distinct part.
 
-Ranks that differ along certain axes alone hold the same part of a parameter; the first of them
+Ranks that differ only along certain axes hold the same part of a parameter; the first of them
 writes it. For the parameters of dense layers these are cp and dp. Parameters that are split over
 axes of another view of the same ranks (`Topology.view`), such as experts over ep, have replicas
 along other axes, and so more ranks that write. A rank writes one shard, with all parameters of
 which it is the first replica.
 
-Ranks that tp repeats a parameter on all write it, so that each can read its own shard alone.
+Ranks on which tp repeats a parameter all write it, so that each has to read only its shard.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Replicas:
 
 
 def layout_replicas(layout: JobLayout, topology: Topology | None = None) -> list[Replicas]:
-    """Where the replicas of each view of a layout are, the dense one first. topology: that of the
-    layout, where it is another one than the job's."""
+    """The replicas of each view of a layout, the dense one first. topology: that of the layout, if
+    it differs from the job's."""
     topology = topology or layout.topology
     others = zip(layout.other_views, topology.views, strict=True)
     return [
@@ -59,9 +59,9 @@ def layout_replicas(layout: JobLayout, topology: Topology | None = None) -> list
 def shard_files(views: Sequence[Replicas]) -> dict[int, ShardFile]:
     """The shard of each rank that writes one. views: of all parameters, the dense ones first.
 
-    Ranks of the dense view come first, stage by stage; those that write for other views alone
-    follow. A shard has the coordinates of its rank along the axes of these views that do not
-    repeat what it holds.
+    Ranks of the dense view come first, stage by stage; those that write only for other views
+    follow. A shard has the coordinates of its rank along the axes of these views that do not repeat
+    its content.
 
     >>> dense = Topology.of({"tp": 2, "dp": 2, "pp": 2})
     >>> {rank: shard.name for rank, shard in shard_files([Replicas(dense)]).items()}

@@ -6,9 +6,8 @@ number, and for starting a large world: each rank of the new layout then reads o
 The new shards are those that a run of the new layout would have written: modules without memory
 (torch's meta device) of each rank that writes say which part of which parameter it holds, and of
 these it writes the ones of which it is a first replica (replicas.py). A tensor is read when its
-turn comes and forgotten when it is written, so that memory is bounded by the largest tensor of a
-shard and the parts that it is put together from. Vocabulary padding that was not saved becomes
-zeros.
+turn comes and freed when it is written, so that memory is bounded by the largest tensor of a shard
+and the parts that it is assembled from. Vocabulary padding that was not saved becomes zeros.
 """
 
 from __future__ import annotations

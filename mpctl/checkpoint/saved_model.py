@@ -1,6 +1,6 @@
-"""A checkpoint of ours as its headers and records tell it, held against the model it is of.
+"""A checkpoint of mpctl, read from headers and records and checked against its model.
 
-Of a run, the newest, or of an import (model.toml and a checkpoint). No torch here.
+It is the newest of a run, or that of an import (model.toml and a checkpoint). No torch here.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class SavedShard:
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A checkpoint of ours: that of an import, or a run's newest. started_from: where the run's
-    initial weights came from, if from anywhere."""
+    """A checkpoint of mpctl: that of an import, or a run's newest. started_from: the origin of the
+    run's initial weights, if any."""
 
     folder: Path
     checkpoint: Path
@@ -94,7 +94,7 @@ def _read_shard(checkpoint: Path, shard: ShardFile) -> SavedShard:
 
 
 def _placement_issues(saved: SavedModel) -> Iterator[Issue]:
-    """Shapes and places as recorded against the model's, whose vocabulary each tp pads otherwise.
+    """Issues where recorded shapes and places differ from the model's; padding depends on tp.
 
     The shards of one stage together hold all of a parameter, and no other stage does: what several
     stages need, the first of them saves.
@@ -123,7 +123,7 @@ def _placement_issues(saved: SavedModel) -> Iterator[Issue]:
 def _misfit(
     shard: SavedShard, name: str, first: SavedShard, wanted: tuple[int, ...] | None
 ) -> str | None:
-    """Why the part of a parameter in one shard cannot be; None where it can."""
+    """Why the part of a parameter in one shard is wrong; None if it is right."""
     part, stored = shard.parts[name], shard.values[name].shape
     if part.shape != wanted:
         return f"holds {part.shape}, the model needs {wanted}"

@@ -2,10 +2,10 @@
 
 A save has two parts. The snapshot is taken between two steps: slices of ZeRO are gathered bucket by
 bucket, and the ranks that write copy values and moments to host memory; from a GPU they only start
-to, and the copies go on beside the next step (snapshot.py). That is all that training waits for.
-Writing (writer.py: hash, write, synchronise, publish) then goes on in a thread, with no collective,
-for as long as it takes. With `checkpoint.asynchronous = false` both parts happen between two steps
-and nothing is copied.
+to, and the copies continue during the next step (snapshot.py). Training waits only for that.
+Writing (writer.py: hash, write, synchronise, publish) then continues in a thread, with no
+collective, for as long as it takes. With `checkpoint.asynchronous = false` both parts happen
+between two steps and nothing is copied.
 
 One save is in flight at a time: the next one waits for it, and so does the end of a run. The
 failure of a save is raised by the next `save` or `finish`; the trainer asks `has_failed` once a
@@ -53,11 +53,11 @@ class Saver:
     """One rank's part in saving a run.
 
     copies: what a save is written from by a thread; None where training waits until it is
-    published. histories: what the table of fp8 scales has seen, asked at each save. on_change:
-    called when `progress` changes. progress: what is being written, `saving step 3: 20 MiB of 1 GiB
-    written`, empty while nothing is. is_awaited: whether this rank's training waits for a save now.
-    saved: steps of which there is a checkpoint, the one being written included. times: of the
-    saves that ended; failure: why one was given up.
+    published. histories: returns the state of the table of fp8 scales, called at each save.
+    on_change: called when `progress` changes. progress: text about the current save,
+    `saving step 3: 20 MiB of 1 GiB written`, empty while nothing is. is_awaited: whether this
+    rank's training waits for a save now. saved: steps of which there is a checkpoint, the one being
+    written included. times: of the saves that ended; failure: why one was given up.
     """
 
     writer: CheckpointWriter
@@ -84,7 +84,7 @@ class Saver:
         return self.current is not None and self.current.failure is not None
 
     def activity(self, doing: str) -> str:
-        """What this rank is doing: `doing`, and what its thread saves meanwhile; the save alone
+        """What this rank is doing: `doing`, and what its thread saves meanwhile; only the save
         while training waits for it."""
         if not self.progress:
             return doing
@@ -135,7 +135,7 @@ class Saver:
         self.stalled += current.stall_seconds
 
     def finish(self) -> None:
-        """Wait for the save in flight, if there is one. Raises SaveFailed when it was given up."""
+        """Wait for the save in flight, if any. Raises SaveFailed when it was given up."""
         if self.current is None:
             return
         with self._awaited():
@@ -151,16 +151,16 @@ class Saver:
             self.finish()
 
     def take_times(self) -> tuple[float, float | None]:
-        """What saving took since the last call: the seconds that training waited, and those that
-        the save lasted which ended meanwhile, if one did."""
+        """The times of saving since the last call: the seconds that training waited, and the
+        duration of the save that has ended meanwhile, None without one."""
         self._collect()
         stalled, self.stalled = self.stalled, 0.0
         ended, self.recorded = self.times[self.recorded :], len(self.times)
         return stalled, ended[-1]["seconds"] if ended else None
 
     def _write(self, snapshot: Snapshot, current: SaveInFlight) -> None:
-        """Write a snapshot; the thread of a save. What goes wrong is kept for `finish`, and
-        announced to the other ranks, which would wait for this one otherwise."""
+        """Write a snapshot, in the thread of a save. An error is stored for `finish` and announced
+        to the other ranks, which would otherwise wait for this one."""
         try:
             snapshot.arrived()
             self.writer.write(snapshot, self._show)
@@ -199,8 +199,8 @@ class Saver:
 
     @contextmanager
     def _awaited(self) -> Iterator[None]:
-        """Training waits for a save inside of the block; after an exception that is still what the
-        rank was doing when it failed."""
+        """Mark that training waits for a save in the block; the mark stays after an exception, as
+        what the rank was doing when it failed."""
         before, self.is_awaited = self.is_awaited, True
         yield
         self.is_awaited = before

@@ -1,14 +1,14 @@
 """What one shard of a checkpoint holds: tensors by parameter and field, and the record of them;
 and the snapshot of both that a save is written from.
 
-From a GPU tensors are copied on a side stream, into pinned memory. What the rank keeps (values and
-moments of full size) is copied while the next step computes: its update, which changes them, waits
-for the stream, and so does the thread that writes (Snapshot.arrived). What was gathered for the
-save, slices of ZeRO, is copied before the next bucket is gathered, so that no more than one is held
-on the device.
+From a GPU tensors are copied on a side stream, into pinned memory. Tensors that the rank keeps
+(values and moments of full size) are copied while the next step computes: its update, which changes
+them, waits for the stream, and so does the thread that writes (Snapshot.arrived). Tensors that were
+gathered for the save, slices of ZeRO, are copied before the next bucket is gathered, so that the
+device holds only one.
 
-A field is `value`, `exp_avg` or `exp_avg_sq`; what no optimizer steps, a frozen parameter or a
-buffer, has its value alone. A tensor of the file is named `NAME/FIELD`.
+A field is `value`, `exp_avg` or `exp_avg_sq`; a tensor that no optimizer steps, a frozen parameter
+or a buffer, has only a value. A tensor of the file is named `NAME/FIELD`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ SAFETENSORS_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class OptimizerState(Protocol):
-    """What a checkpoint saves and restores of an optimizer (runtime/optimizer.py has the one of
-    training). Methods in which slices are gathered are called by all replicas together."""
+    """What a checkpoint saves and restores of an optimizer (training's: runtime/optimizer.py).
+    Methods in which slices are gathered are called by all replicas together."""
 
     @property
     def trained(self) -> Collection[Tensor]:
@@ -46,7 +46,7 @@ class OptimizerState(Protocol):
         """Each trained parameter with its full `value` and moments."""
 
     def frozen_values(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """The full values of frozen parameters that are kept in slices."""
+        """The full values of frozen parameters that are stored in slices."""
 
     def updates_of(self, parameter: Tensor) -> int:
         """How many updates the moments of a trained parameter have seen."""
@@ -55,17 +55,17 @@ class OptimizerState(Protocol):
         """The inverse of `states`."""
 
     def full_value(self, parameter: Tensor) -> Tensor:
-        """A parameter's full value, to be written to and given to `set_value`."""
+        """A parameter's full value, to be written to and passed to `set_value`."""
 
     def set_value(self, parameter: Tensor, value: Tensor) -> None:
         """Take over a full value that was written to the tensor from `full_value`."""
 
     def publish(self) -> None:
-        """Copy what is stepped to the parameters that the model computes with."""
+        """Copy the stepped tensors to the parameters that the model computes with."""
 
 
 Keep = Callable[[str, Tensor], Tensor]
-"""What is kept of the tensor `NAME/FIELD`: itself, or a copy."""
+"""Returns the tensor `NAME/FIELD` to be saved: itself, or a copy."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class Snapshot:
     """What one rank writes of the checkpoint of `step`.
 
     entries: its tensors; parameters: which part each parameter is, None on a rank that writes
-    nothing; frozen: those that have a value alone. loss_scale: state of the fp16 loss scale; fp8:
-    of the table of fp8 scales; empty without one. arrived: returns once the tensors have their
-    values; to be called before they are read.
+    nothing; frozen: those that have only a value. loss_scale: state of the fp16 loss scale; fp8: of
+    the table of fp8 scales; empty without one. arrived: returns once the tensors have their values;
+    to be called before they are read.
     """
 
     step: int
@@ -90,9 +90,9 @@ class Snapshot:
 @dataclass
 class HostCopies:
     """Copies of tensors in host memory, by name; their memory is used again for the next copy of
-    the same name. A copy from a GPU lies in pinned memory, which it reaches at full speed.
+    the same name. A copy from a GPU is in pinned memory, to which it is copied at full speed.
 
-    stream: what copies; a copy may be read once it has passed (SideStream.mark).
+    stream: which copies; a copy may be read once it has passed (SideStream.mark).
     """
 
     stream: SideStream = HOST_STREAM
@@ -130,8 +130,8 @@ def take_snapshot(
 ) -> Snapshot:
     """What this rank writes of a checkpoint. All replicas call it, since slices are gathered.
 
-    names: of the parameters and buffers that its shard is to have; copies: where tensors are
-    copied to, so that training may go on; None writes the tensors themselves.
+    names: of the parameters and buffers that its shard is to have; copies: where tensors are copied
+    to, so that training may continue; None writes the tensors themselves.
     """
     keep = _without_bucket
     if copies is not None:
@@ -166,7 +166,7 @@ def _kept_states(
     names: Mapping[Tensor, str], optimizer: OptimizerState, keep: Keep
 ) -> dict[Tensor, State]:
     """The tensors to be saved of each parameter, those without moments last. Slices are gathered
-    bucket by bucket, in which every replica takes part; one without names keeps nothing."""
+    bucket by bucket, in which every replica takes part; without names it saves nothing."""
     states: dict[Tensor, State] = {}
     for parameter, state in optimizer.states():
         if (name := names.get(parameter)) is not None:
@@ -181,6 +181,6 @@ def _kept_states(
 
 def _without_bucket(name: str, tensor: Tensor) -> Tensor:
     """The tensor, copied out of the bucket that it may be a view of, so that the bucket's memory is
-    not kept."""
+    freed."""
     is_view = tensor.untyped_storage().nbytes() > tensor.nbytes
     return tensor.to("cpu", copy=True) if is_view else tensor.contiguous()

@@ -1,10 +1,10 @@
 """Safetensors files: written tensor by tensor, so that no more than one of them is in memory, and
 read in parts, each checked while it is read.
 
-A file is hashed while it is written: sha256 of the whole, CRC-32 of each block. A reader compares
+A file is hashed while it is written: sha256 of the file, CRC-32 of each block. A reader compares
 the CRC-32 of every block that it reads from, once, the header's included: a rank that needs half of
 the rows reads and checks half of the file. Shards of version 0.1.0 have no CRC-32; then the sha256
-of the whole file is compared before the first tensor is read. tensor_header.py has the format.
+of the file is compared before the first tensor is read. tensor_header.py has the format.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class _HashedFile:
 
 @dataclass
 class BlockChecksums:
-    """CRC-32 of a file's blocks, computed while its bytes come. values: of the blocks so far, the
+    """CRC-32 of a file's blocks, computed as its bytes arrive. values: of the blocks so far, the
     last of which may still grow; filled: bytes of that last block."""
 
     block_bytes: int = BLOCK_BYTES
@@ -159,7 +159,7 @@ class ShardReader:
 
     @cached_property
     def tensors(self) -> dict[str, TensorHeader]:
-        """The tensors of the file by name; the bytes that say so are checked. Raises InputError."""
+        """The tensors of the file by name; the header's bytes are checked. Raises InputError."""
         checksums = self.record.checksums
         if checksums is None and sha256(self.path) != self.record.sha256:
             raise CheckpointDamaged(self.path, f"{CHANGED} (sha256 differs)")
@@ -167,7 +167,7 @@ class ShardReader:
             headers = read_header(self.path)
             end = min((header.start for header in headers.values()), default=0)
         except InputError as error:
-            if checksums is not None:  # was the header changed, or written so?
+            if checksums is not None:  # was the header damaged, or written like this?
                 self._read(0, bytearray(min(self.record.bytes, checksums.block_bytes)))
             raise damage_error(self.path, error.issues[0].message) from None
         self._read(0, bytearray(end))
@@ -211,22 +211,22 @@ class ShardReader:
                 done += count
 
     def _read_block(self, file: int, block: int, skipped: int, target: memoryview) -> None:
-        """Fill `target` with bytes of one block, from byte `skipped` of it on; the whole block is
-        read and compared where it was not yet."""
+        """Fill `target` with bytes of one block, from its byte `skipped` on; an unverified block is
+        read and compared in full."""
         size = self.record.checksums.block_bytes if self.record.checksums else 0
-        whole = min(size, self.record.bytes - block * size)
-        if block in self.verified or len(target) == whole:
+        full = min(size, self.record.bytes - block * size)
+        if block in self.verified or len(target) == full:
             self._fill(file, target, block * size + skipped)
-            self._compare(block, target, is_whole=len(target) == whole)
+            self._compare(block, target, is_full=len(target) == full)
             return
-        content = memoryview(bytearray(whole))
+        content = memoryview(bytearray(full))
         self._fill(file, content, block * size)
-        self._compare(block, content, is_whole=True)
+        self._compare(block, content, is_full=True)
         target[:] = content[skipped : skipped + len(target)]
 
-    def _compare(self, block: int, content: memoryview, *, is_whole: bool) -> None:
+    def _compare(self, block: int, content: memoryview, *, is_full: bool) -> None:
         checksums = self.record.checksums
-        if block in self.verified or checksums is None or not is_whole:
+        if block in self.verified or checksums is None or not is_full:
             return
         if block >= len(checksums.crc32) or zlib.crc32(content) != checksums.crc32[block]:
             first = block * checksums.block_bytes

@@ -1,8 +1,7 @@
-"""What safetensors files say of themselves, read without torch and without a tensor's bytes.
+"""Headers of safetensors files, read without torch and without a tensor's bytes.
 
 A file is 8 bytes (the header's length n, little endian), n bytes of JSON (by tensor: dtype, shape,
-data_offsets), then the data; so its size follows from its header, and a truncated file is known by
-it.
+data_offsets), then the data; so its header gives its size, which shows a truncated file.
 https://github.com/huggingface/safetensors, "Format".
 """
 
@@ -17,14 +16,14 @@ from typing import Any
 from mpctl.errors import InputError
 
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-LONGEST_HEADER = 100_000_000  # the library's own bound
+LONGEST_HEADER = 100_000_000  # the library's bound
 AGAIN = "fetch the file again"
 
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """What a file's header says of one tensor; dtype: the format's name, such as `BF16`; start: the
-    byte of the file at which it begins."""
+    """The entry of one tensor in a file's header; dtype: the format's name, such as `BF16`; start:
+    the byte of the file at which it begins."""
 
     path: Path
     dtype: str
@@ -37,7 +36,7 @@ class TensorHeader:
 
 
 def read_header(path: Path) -> dict[str, TensorHeader]:
-    """The tensors of a safetensors file; InputError when it is not what its header says."""
+    """The tensors of a safetensors file; InputError when it does not match its header."""
     try:
         size = path.stat().st_size
         with path.open("rb") as stream:

@@ -2,14 +2,14 @@
 each (replicas.py), rank 0 publishes.
 
 RUN/checkpoints/step-N appears by renaming `.step-N.partial` once all its files are on the disk, the
-manifest last, so that a process or a machine that dies while saving never costs an older
-checkpoint. A checkpoint also has copies of RUN/job.json and RUN/plan.json: a run whose own files
-were damaged can be resumed from them.
+manifest last, so that a process or a machine that dies while saving never destroys an older
+checkpoint. A checkpoint also has copies of RUN/job.json and RUN/plan.json, from which a run can be
+resumed whose files were damaged.
 
 Ranks wait for each other at the run's key-value store, for as long as one of them makes progress,
-and never in a collective: NCCL only enqueues an all-reduce, so the host goes on before its peers
-have come, and a collective may last `launch.timeout_seconds`, while writing a large checkpoint
-takes longer. Saving may therefore run in a thread beside training (saver.py).
+and never in a collective: NCCL only enqueues an all-reduce, so the host continues before its peers
+have joined, and a collective may last `launch.timeout_seconds`, while writing a large checkpoint
+takes longer. Saving may therefore run in a thread during training (saver.py).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from mpctl.units import bytes_text
 
 OnProgress = Callable[[str], None]
 RECORDS_SHARE = 0.01
-"""What headers and records add to the bytes of the tensors, at least."""
+"""The least bytes that headers and records add to those of the tensors."""
 PATIENCE = 300.0
-SHORTEST, GROWTH, LONGEST = 0.002, 1.2, 0.5  # seconds between two looks at the store
+SHORTEST, GROWTH, LONGEST = 0.002, 1.2, 0.5  # seconds between two polls of the store
 PROGRESS_SECONDS = 0.2
 FAILED, PROGRESS = "failed", "progress"
 
@@ -59,8 +59,8 @@ class PeersFailed(SaveFailed):
 
 @dataclass
 class StoreBarrier:
-    """A barrier as one rank uses it; every rank calls `begin` once a save. Only a save in which no
-    rank has written anything for `patience` seconds is given up.
+    """A barrier as one rank uses it; every rank calls `begin` once a save. A save is given up only
+    when no rank has written anything for `patience` seconds.
 
     The keys of save number n are "n/NAME": whatever is announced, "n/failed" with the reason, and
     the counter "n/progress".
@@ -78,14 +78,14 @@ class StoreBarrier:
     announced: dict[int, list[str]] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """Begin the next save. What this rank announced in the one before the last, which no rank
-        reads any more, is removed from the store."""
+        """Begin the next save. The keys of this rank in the save before the last, which no rank
+        reads any more, are removed from the store."""
         self.number += 1
         for key in self.announced.pop(self.number - 2, ()):
             self.store.delete_key(key)
 
     def announce(self, name: str, words: str = "") -> None:
-        """Let every rank know that `name` has happened; words: the reason of a failure."""
+        """Announce to every rank that `name` has happened; words: the reason of a failure."""
         self.store.set(self._key(name), words)
         self.announced.setdefault(self.number, []).append(self._key(name))
 
@@ -96,7 +96,7 @@ class StoreBarrier:
             self.store.add(self._key(PROGRESS), 1)
 
     def wait(self, name: str, *, whom: str) -> None:
-        """Return once `name` was announced. whom: what is waited for, for the message of an error.
+        """Return once `name` was announced. whom: awaited rank and action, for an error message.
 
         Raises PeersFailed when a rank announced that it failed, or when patience ran out.
         """
@@ -126,7 +126,7 @@ class CheckpointWriter:
     root: RUN/checkpoints. rank: this one; shards: the shard of each rank that writes one.
     documents: texts to be copied into every checkpoint, by file name. total_bytes: of the tensors
     of a checkpoint, all shards together. keep_last, keep_every: which checkpoints stay: so many of
-    the newest, 0 for all, and those of every step that is a multiple, 0 for none more.
+    the newest, 0 for all, and those of each multiple of keep_every, 0 for no more.
     """
 
     root: Path
@@ -146,8 +146,8 @@ class CheckpointWriter:
         """Write this rank's shard of `step-N`; returns when the checkpoint is published. Every rank
         calls it, those that write nothing with an empty snapshot.
 
-        on_progress: called with what is being written, `saving step 3: 20 MiB of 1 GiB written`.
-        Raises SaveFailed when a file cannot be written, on this rank or on another.
+        on_progress: called with a text such as `saving step 3: 20 MiB of 1 GiB written`. Raises
+        SaveFailed when a file cannot be written, on this rank or on another.
         """
         folder, rank = partial_path(self.root, snapshot.step), self.rank
         on_progress(f"saving step {snapshot.step}")
@@ -162,8 +162,8 @@ class CheckpointWriter:
                 self.barrier.announce(_written(rank))
             if rank == 0:
                 self._publish(folder, snapshot)
-                self.barrier.announce("whole")
-            self.barrier.wait("whole", whom="rank 0 to publish the checkpoint")
+                self.barrier.announce("published")
+            self.barrier.wait("published", whom="rank 0 to publish the checkpoint")
         except SaveFailed:
             if rank == 0:
                 remove(folder)
@@ -241,8 +241,8 @@ class CheckpointWriter:
             raise SaveFailed(words) from None
 
     def _prune(self) -> None:
-        """Remove checkpoints that need not stay, each renamed first, so that no name of a
-        checkpoint ever stands for half of one."""
+        """Remove checkpoints that need not stay, each renamed first, so that no checkpoint's name
+        is ever that of half of one."""
         saved = list_checkpoints(self.root)
         steps = [step for step, _ in saved]
         for step in prunable(steps, last=self.keep_last, every=self.keep_every):
@@ -260,7 +260,7 @@ def _written(rank: int) -> str:
 
 
 def _why(path: Path, error: OSError, needed: int) -> str:
-    """What could not be written, and how much was missing."""
+    """Which file could not be written, and how much space was missing."""
     words = f"{path}: {error.strerror or error}"
     if not needed:
         return words

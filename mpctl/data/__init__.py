@@ -1,1 +1,1 @@
-"""Text to token files to samples: corpus, tokenizer, indexed files, packing. Knows no layout."""
+"""Text to token files to samples: corpus, tokenizer, indexed files, packing; for any layout."""

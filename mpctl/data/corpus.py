@@ -1,10 +1,10 @@
-"""Files of a corpus: named ones, folders, or Python's own standard library.
+"""Files of a corpus: named ones, folders, or Python's standard library.
 
 The order of files is a function of their names below each source, never of the file system. A
 byte limit keeps a prefix of the files sorted by the hash of that name, so that a smaller limit
 yields a subset of a larger one: of files a, b, c of 4 bytes hashed in the order c, a, b, a limit
-of 8 keeps {a, c}. Compressed files count by what they unpack to. What a folder holds that is no
-text is passed over, and noted with the reason; texts.py reads the rest.
+of 8 keeps {a, c}. Compressed files count with their unpacked size. Files in a folder that are not
+text are skipped and noted with the reason; texts.py reads the rest.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def find_files(
     once.
 
     A source is a file, a folder or the word `python-stdlib` (write `./python-stdlib` for a folder
-    of that name). What folders hold beside text is noted in `findings`. InputError names all
-    missing and unreadable sources, or says that nothing was found.
+    of that name). Other files in folders are noted in `findings`. InputError names all missing and
+    unreadable sources, or says that nothing was found.
     """
     check_encoding(encoding)
     findings = findings or Findings()
@@ -99,7 +99,7 @@ def check_encoding(encoding: str) -> None:
 
 
 def _prefix(files: list[File], max_bytes: int, findings: Findings) -> list[File]:
-    """The files, in the order given, that precede the limit in the order of their hashes."""
+    """The files within the limit in the order of their hashes, returned in the original order."""
     total, chosen = 0, set()
     for i in sorted(range(len(files)), key=lambda i: (files[i].hash, i)):
         total += _content_size(files[i].path, max_bytes - total)

@@ -9,7 +9,7 @@ hold back. A share ends at the first line end after it, else at the next space, 
 joined, the pieces are the text. All follows from the texts alone. Tiny Shakespeare, one file of
 1,115,394 characters, becomes ceil(1115394 / 65536) = 18 documents of some 62,000.
 
-Files are read as streams, so memory holds a share of a long one, never the whole.
+Files are read as streams, so memory holds a share of a long one, never all of it.
 
 Document i validates if h(seed, i) < fraction * 2^64, where h is SplitMix64 (Steele, Lea and Flood,
 OOPSLA 2014, figure 17) at step i of the stream that `seed` starts: a stateless function of (seed,
@@ -32,7 +32,7 @@ from mpctl.data.texts import Findings, Reading, is_records, read_texts
 from mpctl.data.tokenizer import Progress
 from mpctl.errors import InputError
 
-LONGEST = 2**17  # of a file that stays whole, in characters
+LONGEST = 2**17  # of a file that is not cut, in characters
 SHARE = 2**16
 FEWEST = 16
 SMALLEST_SHARE = 2**7
@@ -78,7 +78,7 @@ class CorpusDocuments:
         }
 
     def read(self) -> Iterator[str]:
-        """The documents; InputError when they are not those that were counted."""
+        """The documents; InputError when they differ from those that were counted."""
         count = 0
         for count, text in enumerate(self._pieces(), start=1):
             if count <= self.documents:
@@ -111,7 +111,7 @@ def changed(message: str) -> InputError:
 def count_corpus(
     files: Sequence[File], report: Progress, reading: Reading, findings: Findings
 ) -> CorpusDocuments:
-    """Read every text once. InputError for all that is wrong, or for fewer than two documents."""
+    """Count every text. InputError for all that is wrong, or for fewer than two documents."""
     lengths, is_record = array("q"), array("b")
     of_files: dict[Path, int] = {}
     meter = _Meter(sum(file.size for file in files), report)
@@ -148,7 +148,7 @@ def _length(chunks: Iterable[str]) -> int:
 
 
 class _Meter:
-    """Bytes read of those that the files hold as they are stored."""
+    """Bytes read so far of the stored bytes of all files."""
 
     def __init__(self, total: int, report: Progress) -> None:
         self.total, self.report, self.done = total, report, 0

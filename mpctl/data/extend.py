@@ -1,5 +1,5 @@
 """New pieces for an existing byte-level BPE tokenizer, learned on a new corpus, and
-`extension.json`, which says what old ids each new one stands for.
+`extension.json`, which lists the old ids that each new one stands for.
 
 BPE training is continued (Purason et al., arXiv 2512.03989): words of the corpus are cut by the old
 tokenizer, and merges of what it leaves apart are learned on top. They follow all old merges, so
@@ -7,11 +7,11 @@ they act where no old one does any more: a text becomes its old ids, some neighb
 joined, and never other old ids. So old ids mean what they meant, old text changes only in words
 that hold a new piece, and each new piece stands for the old ids that it was joined from. A pair
 that spells an entry of the old vocabulary stays apart: as an old id it could call for old merges.
-With ids b 0, j 1, n 2, o 3, r 4, u 5, on 6 and a corpus that says `bonjour`, 0 6 1 3 5 4: bon
-is 7 for 0 6, jo 8 for 1 3, ur 9 for 5 4, bonjo 10 for 0 6 1 3.
+With ids b 0, j 1, n 2, o 3, r 4, u 5, on 6 and the corpus `bonjour`, 0 6 1 3 5 4: bon is 7 for 0 6,
+jo 8 for 1 3, ur 9 for 5 4, bonjo 10 for 0 6 1 3.
 
-The `tokenizers` library's trainer cannot start from given merges, and the merges of one that starts
-afresh cut words elsewhere than the old ones do, so many of its pieces would never be reached.
+The `tokenizers` library's trainer cannot start from existing merges, and new training would cut
+words at other places than the old merges do, so many of its pieces would never be used.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SHA256 = re.compile("[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class TokenizerExtension:
-    """What new ids stand for: id old_vocab_size + k for the old ids pieces[k].
+    """The old ids that each new id stands for: pieces[k] for id old_vocab_size + k.
 
     The two hashes are those of the tokenizer.json that was extended and of the result.
     """
@@ -96,9 +96,9 @@ def _parse(read: Any) -> TokenizerExtension:
 
 
 def find_extension(tokenizer: Path) -> TokenizerExtension | None:
-    """What the extension.json beside a tokenizer.json says of it; None where it has none.
+    """The content of the extension.json next to a tokenizer.json; None where there is none.
 
-    Data prepared with an extended tokenizer then carry what its new ids stand for.
+    It is copied into data that are prepared with the extended tokenizer.
     """
     path = tokenizer.with_name(EXTENSION)
     if not path.is_file():
@@ -135,7 +135,7 @@ class PairCounts:
             count = self._counts.get(pair, 0)
             if count == -negative:
                 return (pair, count) if count >= LEAST_COUNT else None
-            # Its count fell since; one that rose has an entry of its own in front of this one.
+            # Its count has fallen since; one that rose has another entry before this one.
             if LEAST_COUNT <= count < -negative:
                 heappush(self._heap, (-count, pair))
         return None
@@ -185,10 +185,10 @@ def joined(word: Sequence[int], pair: Pair, made: int) -> list[int]:
 def learn_merges(
     words: Mapping[tuple[int, ...], int], join: Callable[[int, int], int | None]
 ) -> Iterator[tuple[Pair, int]]:
-    """(pair, what it becomes), best first, until the pairs are rare or the caller has enough.
+    """(pair, the merged id), most frequent first, until the pairs are rare or the caller stops.
 
-    words: pieces of each word -> how often it occurs. `join` names what a pair becomes, None where
-    it has to stay apart.
+    words: pieces of each word -> how often it occurs. `join` returns the id of a merged pair, None
+    for one that must not be merged.
     """
     pairs = PairCounts(words)
     while (best := pairs.pop()) is not None:
@@ -199,7 +199,7 @@ def learn_merges(
             yield pair, made
 
 
-LONGEST_WORD = 1024  # in pieces: a merge costs as much as the words that hold it are long
+LONGEST_WORD = 1024  # in pieces: the cost of a merge grows with the length of its words
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +279,7 @@ def extend_tokenizer(
 
 @dataclass(slots=True)
 class _Pieces:
-    """Old vocabulary and what is added to it; ids of new ones follow the largest old id."""
+    """Old vocabulary and the pieces added to it, whose ids follow the largest old id."""
 
     vocab: dict[str, int]
     first: int
@@ -348,10 +348,10 @@ def _learn(
 
 
 def _appended(document: Any, pieces: _Pieces, merges: list[Pair]) -> str:
-    """The tokenizer.json with new entries and merges at the end; all else is as it was.
+    """The tokenizer.json with new entries and merges at the end; all else is unchanged.
 
-    Tokens that stand outside the model's vocabulary enter it under their own ids: the library
-    numbers those that it does not find there by the vocabulary's size, which has grown.
+    Tokens outside of the model's vocabulary are added to it with their ids: the library would
+    number tokens that it does not find there from the vocabulary's size, which has grown.
     """
     model = document["model"]
     model["vocab"] |= dict(sorted(pieces.vocab.items(), key=lambda entry: entry[1]))
@@ -363,7 +363,7 @@ def _appended(document: Any, pieces: _Pieces, merges: list[Pair]) -> str:
 
 
 def _check_kept(path: Path, text: str, vocabulary: dict[str, int]) -> None:
-    """The library's view of the result is ours: it renumbers added tokens that it finds odd."""
+    """InputError if the library, which renumbers some added tokens, changes an id of the result."""
     from tokenizers import Tokenizer
 
     read = Tokenizer.from_str(text).get_vocab(with_added_tokens=True)

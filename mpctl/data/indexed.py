@@ -1,6 +1,6 @@
-"""Megatron's indexed dataset: PREFIX.bin holds all tokens in a row, PREFIX.idx says where each
-document lies. Source: megatron-core 0.16.1, megatron/core/datasets/indexed_dataset.py
-(_IndexWriter, _IndexReader, DType).
+"""Megatron's indexed dataset: PREFIX.bin holds all tokens in a row, PREFIX.idx the place of each
+document. Source: megatron-core 0.16.1, megatron/core/datasets/indexed_dataset.py (_IndexWriter,
+_IndexReader, DType).
 
 Little-endian layout of the .idx, with n sequences and m document boundaries:
 
@@ -9,8 +9,8 @@ Little-endian layout of the .idx, with n sequences and m document boundaries:
     1 byte   token type code      4n bytes int32 lengths
 
 Two uint16 documents of 3 and 1 tokens make an .idx of 34 + 8 + 16 + 24 = 82 bytes:
-pointers 0 and 6, boundaries 0 1 2; and a .bin of 8 bytes, which has no header. A file comes from
-strangers: every number of the header is held against the size on disk before it is used.
+pointers 0 and 6, boundaries 0 1 2; and a .bin of 8 bytes, which has no header. Files are untrusted:
+every number of the header is checked against the size on disk before it is used.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def read_index(path: Path) -> tuple[np.dtype[Any], NDArray[np.int64]]:
 
 
 def _read_header(path: Path, raw: Any) -> tuple[np.dtype[Any], int, int]:
-    """Token type, sequences n, boundaries m; the file is exactly as long as they say."""
+    """Token type, sequences n, boundaries m; InputError unless the file has that size."""
     start = bytes(raw[: len(MAGIC)])
     if not MAGIC.startswith(start):
         raise InputError.of(
@@ -112,7 +112,7 @@ def _read_header(path: Path, raw: Any) -> tuple[np.dtype[Any], int, int]:
 def _sequence_starts(
     path: Path, itemsize: int, lengths: NDArray[Any], pointers: NDArray[Any]
 ) -> NDArray[np.int64]:
-    """[n] lengths -> [n + 1] first token of each sequence; the pointers must say the same."""
+    """[n] lengths -> [n + 1] first token of each sequence, checked against the pointers."""
     if (lengths < 0).any():
         raise damaged(path, f"sequence {int((lengths < 0).argmax())} has a negative length")
     starts = np.zeros(len(lengths) + 1, np.int64)
@@ -126,14 +126,14 @@ def _sequence_starts(
 
 
 def _path(prefix: Path, suffix: str) -> Path:
-    return Path(f"{prefix}{suffix}")  # with_suffix would eat the end of `corpus.v2`
+    return Path(f"{prefix}{suffix}")  # with_suffix would replace the end of `corpus.v2`
 
 
 class IndexedWriter:
     """Writes PREFIX.bin while documents arrive and PREFIX.idx at the end of the `with` block.
 
-    Both carry the suffix `.part` until then. A block left by an exception removes them and
-    leaves an older pair as it was.
+    Both carry the suffix `.part` until then. An exception in the block removes them and leaves an
+    older pair unchanged.
     """
 
     def __init__(self, prefix: Path, dtype: np.dtype[Any]) -> None:
@@ -190,7 +190,7 @@ class IndexedWriter:
             for stream in (self._bin, idx):
                 stream.flush()
                 os.fsync(stream.fileno())
-        # An old index must never meet the new tokens: it goes first, the new one comes last.
+        # An old index must never be next to new tokens: remove it first, add the new one last.
         _path(self.prefix, ".idx").unlink(missing_ok=True)
         self._parts[0].replace(_path(self.prefix, ".bin"))
         self._parts[1].replace(_path(self.prefix, ".idx"))

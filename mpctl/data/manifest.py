@@ -1,8 +1,8 @@
-"""The manifest of prepared data, data.json: what lies in the directory and how it came about.
+"""The manifest of prepared data, data.json: what the directory contains and how it was made.
 
-It is written last and whole, so a directory holds prepared data if and only if it holds a
-data.json that agrees with the files beside it: sizes always, sha256 on demand. Data of an extended
-tokenizer hold extension.json too, and the manifest says from what it was `extended_from`.
+It is written last and atomically, so a directory holds prepared data if and only if it has a
+data.json that agrees with its other files: sizes always, sha256 on demand. Data of an extended
+tokenizer also have extension.json, and the manifest names the tokenizer it was `extended_from`.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class Prepared(BaseModel):
 
     settings: the arguments that made it; corpus: counts of files, texts in them, documents they
     were cut into, bytes. vocab_size is the size the model gets; tokenizer_vocab_size, what the
-    tokenizer uses of it. skipped: by reason, the files, folders or texts that were passed over;
+    tokenizer uses of it. skipped: by reason, the files, folders or texts that were skipped;
     undecodable: characters that could not be decoded; manifests of earlier versions have neither.
-    extension: what the ids stand for that were added to an older tokenizer.
+    extension: the meaning of the ids that were added to an older tokenizer.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
@@ -107,7 +107,7 @@ class Prepared(BaseModel):
         return self.files[TOKENIZER].sha256
 
     def as_dict(self) -> dict[str, Any]:
-        """The manifest; it holds no paths but those of the settings, and no dates."""
+        """The manifest; its only paths are those of the settings, and it has no dates."""
         record = self.model_dump(mode="json")
         files, origin = record.pop("files"), {}
         if self.extension is not None:
@@ -178,8 +178,8 @@ def open_validations(main: Prepared, folders: Mapping[str, Path]) -> dict[str, P
 def _with_extension(prepared: Prepared) -> Prepared:
     path = prepared.path / EXTENSION
     extension = read_extension(path)
-    said = extension.tokenizer_sha256, extension.vocab_size
-    if said != (prepared.tokenizer_sha256, prepared.tokenizer_vocab_size):
+    recorded = extension.tokenizer_sha256, extension.vocab_size
+    if recorded != (prepared.tokenizer_sha256, prepared.tokenizer_vocab_size):
         message = f"is of another tokenizer, of {extension.vocab_size} entries, than {TOKENIZER}"
         raise InputError.of("data-extension", str(path), message, AGAIN)
     return prepared.model_copy(update={"extension": extension})

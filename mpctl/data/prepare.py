@@ -2,11 +2,11 @@
 
 Files are made in OUT/.preparing and move up at the end, data.json last, so an interrupted run
 leaves nothing that looks prepared; a lock on OUT keeps a second writer out. Long texts are cut, and
-all are where documents would be few (documents.py; the manifest counts `texts` before and
+all texts if documents would be few (documents.py; the manifest counts `texts` before and
 `documents` after). Texts are streamed, once to count them, once to train or extend the tokenizer
 (on the training split alone), once to encode: memory holds a batch of about a million characters. A
-document of k tokens is stored as k + 1: the last one is end-of-text, whatever the tokenizer's own
-template would add. No date, no host and no path but those given go in: same input, same bytes.
+document of k tokens is stored as k + 1: the last one is end-of-text, whatever the tokenizer's
+template would add. No date and no host is written, only paths of settings: same input, same bytes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ WORKPLACE = ".preparing"
 
 @contextmanager
 def workplace(out: Path, *, overwrite: bool) -> Iterator[Path]:
-    """OUT/.preparing, empty and ours alone; gone at the end, with OUT when that stayed empty.
+    """OUT/.preparing, empty, locked; removed at the end, and OUT too if that stayed empty.
 
     InputError when OUT is a file, holds anything (unless `overwrite`), or is being written.
     """
@@ -123,7 +123,7 @@ def write_splits(
     dtype: np.dtype[Any],
     on_progress: Progress,
 ) -> tuple[IndexedWriter, IndexedWriter]:
-    """Write train and validation pairs to `folder`; held_out bool [documents] says which is which.
+    """Write train and validation pairs to `folder`; held_out bool [documents]: those to validate.
 
     The closed writers know their sizes. InputError when too little is left to train on.
     """
@@ -253,7 +253,7 @@ def prepare(
         (work / MANIFEST).write_text(json.dumps(prepared.as_dict(), indent=2) + "\n")
         publish(work, out, names, last=MANIFEST)
         if extension is None:
-            with suppress(InputError):  # a file of that name that is not ours stays
+            with suppress(InputError):  # a foreign file of that name stays
                 read_extension(out / EXTENSION)
                 (out / EXTENSION).unlink()
     return open_prepared(out)
@@ -302,7 +302,7 @@ def _check_given(path: Path, vocab_size: int, *, extend: bool) -> None:
 
 
 def _check_outside(out: Path, paths: list[Path]) -> None:
-    """What an earlier run wrote must not come back as text."""
+    """Files of an earlier run must not be read as text."""
     inside = [path for path in paths if path.resolve().is_relative_to(out.resolve())]
     if inside:
         message = f"holds {inside[0].name}, which the sources take for text"
@@ -330,7 +330,7 @@ def _make_tokenizer(
         path.write_text(made.text, encoding="utf-8")
         extension: TokenizerExtension | None = made.extension
     else:
-        shutil.copyfile(given, path)  # to the byte: its hash says which tokenizer it is
+        shutil.copyfile(given, path)  # to the byte: its hash identifies the tokenizer
         extension = find_extension(given)
     if extension is not None:
         (folder / EXTENSION).write_text(extension.to_json(), encoding="utf-8")

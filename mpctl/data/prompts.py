@@ -1,16 +1,16 @@
 """Prompts as tokens, in the form that the family's training gave its text, and tokens back to text.
 
-    CONTINUE      the prompt's tokens; an empty prompt is end-of-text, which stands before a
-    document FILL_WORDS    [CLS] tokens [SEP], with the [MASK]s to fill FILL_BLANKS   tokens with
-    their [MASK]s; without any, one is added at the end DECODE        tokens with sentinels
-    <extra_id_0>, <extra_id_1>, .., then </s>
+    CONTINUE      the prompt's tokens; an empty prompt is end-of-text, which precedes a document
+    FILL_WORDS    [CLS] tokens [SEP], with the [MASK]s to fill
+    FILL_BLANKS   tokens with their [MASK]s; without any, one is added at the end
+    DECODE        tokens with sentinels <extra_id_0>, <extra_id_1>, .., then </s>
 
 Names of the family's special tokens in a prompt stand for these tokens; all else is plain text.
 
 Tokens come back as text one by one. A byte-level token may be a part of a character, and some
-tokenizers drop the space before the first token of a text. So tokens are decoded behind a few that
-came before (the prompt's, at first), the text of these is cut off, and what ends in an incomplete
-character (U+FFFD) waits.
+tokenizers drop the space before the first token of a text. So tokens are decoded together with a
+few preceding ones (at first the prompt's), whose text is cut off, and text that ends in an
+incomplete character (U+FFFD) waits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MOST_ISSUES = 20
 
 @dataclass(frozen=True)
 class Encoded:
-    """A prompt as workers take it.
+    """A prompt as workers receive it.
 
     tokens: the framed prompt. masks: indices of the [MASK]s in it. limit: the most tokens to write:
     in all (CONTINUE, DECODE) or for each [MASK] (FILL_BLANKS).
@@ -58,9 +58,9 @@ class PromptEncoder:
     """Turns prompts into tokens for one model.
 
     form, special_names: how the model's family reads prompts, and the names of its special tokens.
-    own_ends: ids that end a text for this model beside the tokenizer's end-of-text. adds_template:
-    whether to add what the tokenizer's own template adds, such as the begin-of-text token that many
-    models expect; text prepared by mpctl has none.
+    own_ends: ids that end a text for this model in addition to the tokenizer's end-of-text.
+    adds_template: whether to add what the tokenizer's template adds, such as the begin-of-text
+    token that many models expect; text prepared by mpctl has none.
     """
 
     model: ModelSpec
@@ -159,11 +159,11 @@ class PromptEncoder:
         return self._length_fault(len(tokens), max_tokens)
 
     def _length_fault(self, length: int, max_tokens: int | None) -> tuple[str, str] | None:
-        """The same of a prompt of `length` tokens and of what is written, against the positions."""
+        """The same if prompt and tokens to write exceed the model's positions."""
         positions = self.positions
         if positions is None:
             return None
-        written = max_tokens or 1 if self.form.continues else 0  # else at positions of its own
+        written = max_tokens or 1 if self.form.continues else 0  # else at separate positions
         if length + written > positions:
             said = f"{length} tokens" + (f" and {written} to write" if written else "")
             return f"{said} exceed the model's {positions} positions", (
@@ -188,8 +188,8 @@ def filled_text(
 ) -> str:
     """The prompt with its blanks filled by what was written, `blanks`, tokens for each of them.
 
-    Of DECODE there is one list, which names the sentinels that it fills; where the prompt has no
-    sentinel, the result is what the decoder wrote.
+    For DECODE there is one list, which names the sentinels that it fills; if the prompt has no
+    sentinel, the result is the decoder's text.
     """
     if encoder.form.kind is PromptKind.DECODE:
         return _by_sentinel(encoder, prompt, blanks[0] if blanks else ())
@@ -226,29 +226,29 @@ def _decoded(encoder: PromptEncoder, tokens: Sequence[int]) -> str:
 
 
 INCOMPLETE = "\ufffd"
-CONTEXT = 16  # tokens of the prompt, or of the text so far, that others are decoded behind
+CONTEXT = 16  # tokens of the prompt, or of the text so far, that precede those to decode
 MOST = 64  # tokens decoded at once: the cost of a token does not grow with the text
 
 
 class TextStream:
-    """The text of tokens that are pushed one by one, behind a prompt's tokens."""
+    """The text of tokens that are pushed one by one, after a prompt's tokens."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self.tokenizer = tokenizer
         self._begin(prompt[-CONTEXT:])
 
     def _begin(self, context: Sequence[int]) -> None:
-        """From here on, behind these tokens."""
+        """Decode from here on, after these tokens."""
         self.tokens = list(context)
         self.cut = len(self._decoded())
-        self.given = ""
+        self.returned = ""
 
     @property
     def text(self) -> str:
         return self._decoded()[self.cut :]
 
     def push(self, token: int) -> str:
-        """The text that is certain now and was not before."""
+        """The new text that is certain now."""
         self.tokens.append(token)
         text = self.text
         new = self.rest(text.rstrip(INCOMPLETE))
@@ -257,9 +257,9 @@ class TextStream:
         return new
 
     def rest(self, text: str | None = None) -> str:
-        """What has not been given out, at the end."""
-        new = (self.text if text is None else text)[len(self.given) :]
-        self.given += new
+        """The remaining text, at the end."""
+        new = (self.text if text is None else text)[len(self.returned) :]
+        self.returned += new
         return new
 
     def _decoded(self) -> str:

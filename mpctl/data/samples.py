@@ -10,9 +10,9 @@ Permutations are stable sorts of Philox's raw 64-bit words (Salmon et al. 2011),
 
 What a family draws for a sample (masks, spans, blanks) is a stateless function of (seed, sample
 number, purpose): the words of Philox4x64, key [seed, number], counter [0, 0, 0, purpose]. The
-purpose, from 1 on, stands in the counter's highest word, so the streams of two purposes never
-overlap, nor do they meet the epochs' permutations, which count from 0. Each family numbers the
-purposes of its samples itself, and never changes a number: it would change the data of old runs.
+purpose, from 1 on, is the counter's highest word, so the streams of two purposes never overlap, nor
+do they meet the epochs' permutations, which count from 0. Each family numbers the purposes of its
+samples itself, and never changes a number: it would change the data of old runs.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from mpctl.spec.model import ModelSpec
 
 EPOCHS_KEPT = 2
 Fields = dict[str, NDArray[Any]]
-"""What an objective makes of samples: arrays by name, the batch first in each."""
+"""A batch as an objective makes it: arrays by name, the batch dimension first in each."""
 
 
 @dataclass(frozen=True)
 class SampleSource:
-    """What a family makes samples of.
+    """What a family makes samples from.
 
     dataset: tokens of one split of prepared data. special: ids of the family's special tokens by
     name. words: text uses the ids range(words) of the model's vocabulary. shuffle: whether each
@@ -96,7 +96,7 @@ def require_length(seq_length: int, *, least: int, holds: str) -> None:
 class _Epoch:
     documents: NDArray[np.int64]  # [documents], in this epoch's order
     bounds: NDArray[np.int64]  # [documents + 1], where they begin and end, end to end
-    samples: NDArray[np.int64]  # [samples], which cut each number stands for
+    samples: NDArray[np.int64]  # [samples], the cut that each number selects
 
 
 class PackedSamples:

@@ -1,7 +1,7 @@
 """Files of a corpus as streams: plain, .gz or .zst, unpacked a block at a time.
 
-Memory does not grow with what a file unpacks to, so a small file of gigabytes costs time but no
-memory. A file that was cut off is an error, never a shorter text.
+Memory does not grow with the unpacked size, so a small file that unpacks to gigabytes costs time
+but no memory. A file that was cut off is an error, never a shorter text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import zstandard
 
 Format = Literal["text", "jsonl", "parquet"]
 OnBytes = Callable[[int], None]
-"""Told how many bytes of the file, as it is stored, were read since the last call."""
+"""Called with how many bytes of the file, as stored, were read since the last call."""
 
 PACKED_SUFFIXES = (".gz", ".zst")
 READ_BYTES = 2**17
@@ -33,7 +33,7 @@ def is_packed(path: Path) -> bool:
 
 
 def content_suffix(path: Path) -> str:
-    """The suffix of what a file holds, in lower case: `.jsonl` of a.jsonl and of a.jsonl.gz."""
+    """The suffix of a file's content, in lower case: `.jsonl` of a.jsonl and of a.jsonl.gz."""
     name = path.name.lower()
     return PurePath(name.removesuffix(path.suffix.lower()) if is_packed(path) else name).suffix
 
@@ -46,7 +46,7 @@ def format_of(path: Path) -> Format:
 
 
 class _Counted(io.FileIO):
-    """A file that tells how many of its bytes were read."""
+    """A file that reports how many of its bytes were read."""
 
     def __init__(self, path: Path, on_bytes: OnBytes) -> None:
         super().__init__(path)
@@ -61,7 +61,7 @@ class _Counted(io.FileIO):
 class _Unpacked(io.RawIOBase):
     """The content of a .zst stream, frame after frame; EOFError where the last one is cut off.
 
-    zstandard's own reader takes a stream that ends inside a frame for a whole one.
+    zstandard's reader accepts a stream that ends inside a frame.
     """
 
     def __init__(self, packed: BinaryIO) -> None:

@@ -1,9 +1,9 @@
 """The texts in a file of a corpus: the file itself, a .jsonl file's lines, a .parquet column; and
 what was passed over or is wrong there.
 
-A text is given as an iterable of strings that follow each other, so that a file of gigabytes is
-never held whole. A record (a line or a row) is one string of at most 256 MiB. Equal faults become
-one issue with their count, however many lines or files have them.
+A text is an iterable of consecutive strings, so that a file of gigabytes is never in memory at
+once. A record (a line or a row) is one string of at most 256 MiB. Equal faults become one issue
+with their count, however many lines or files have them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Tally:
     last: str | None = None
 
     def add(self, name: str, count: int = 1) -> None:
-        """All that occurs in one file is added before anything of the next."""
+        """All occurrences in one file are added before those of the next."""
         self.count += count
         self.files += name != self.last
         self.last = name
@@ -66,9 +66,9 @@ class Tally:
 class Findings:
     """Filled while sources are searched and read.
 
-    bytes: of the files, unpacked. skipped: by a key of REASONS. undecodable: characters U+FFFD that
-    stand for bytes which are not in the encoding. lacking: records without the key of their text;
-    keys: those that these records have. malformed: lines that hold no JSON object.
+    bytes: of the files, unpacked. skipped: by a key of REASONS. undecodable: characters U+FFFD in
+    place of bytes that are not in the encoding. lacking: records without the key of the text; keys:
+    the keys that these records have. malformed: lines that hold no JSON object.
     """
 
     text_key: str = "text"
@@ -86,7 +86,7 @@ class Findings:
         self.skipped.setdefault(reason, Tally()).add(name)
 
     def lack(self, place: str, keys: Iterable[str], count: int = 1) -> None:
-        """`count` records from `place` on have no text under the key; `keys` are what they have."""
+        """`count` records from `place` on have no text under the key, but have these `keys`."""
         self.lacking.add(place, count)
         for key in keys:
             if key in self.keys or len(self.keys) < MOST_KEYS:
@@ -150,7 +150,7 @@ class Reading:
 
 
 def is_records(path: Path) -> bool:
-    """Whether a file holds many texts, each of which is a document of its own."""
+    """Whether a file holds many texts, each of which is a document."""
     return format_of(path) != "text"
 
 
@@ -265,7 +265,7 @@ def require_parquet(path: Path) -> Any:
 
 
 def parquet_size(path: Path) -> int:
-    """Bytes that all columns unpack to, as the file says, and no less than it has."""
+    """Unpacked bytes of all columns by the file's metadata, at least the size of the file."""
     metadata = require_parquet(path).read_metadata(path)
     groups = map(metadata.row_group, range(metadata.num_row_groups))
     unpacked: int = sum(group.total_byte_size for group in groups)

@@ -5,11 +5,10 @@ Byte-pair encoding is Sennrich et al., arXiv 1508.07909; on bytes, with the regu
 that keeps words apart, Radford et al. 2019 (GPT-2). The `tokenizers` library does the work. The
 alphabet is all 256 bytes, so a vocabulary of 257 is that and `<|endoftext|>`, without merges.
 
-The library's training comes back to Python only when it is done, which is after minutes for a large
-corpus, and no signal is noticed before. So it is trained in a process, `python -m
-mpctl.data.tokenizer SIZE`, which can be killed. Texts go to its stdin, each behind its length in 8
-bytes, and END follows the last one; tokenizer.json comes from its stdout. A parent that dies sends
-no END, and then the process ends too.
+The library's training returns to Python only when it is done, after minutes for a large corpus, and
+no signal is handled before. So it runs in a process, `python -m mpctl.data.tokenizer SIZE`, which
+can be killed. It reads texts from stdin, each after its length in 8 bytes, then END, and writes
+tokenizer.json to stdout. Without END, as when the parent dies, it ends.
 
 Special tokens: a name among the tokenizer's added tokens keeps its id. The others take ids that no
 text uses, from the top of the model's vocabulary downward, as T5's sentinels do (arXiv 1910.10683,
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
-# What others call it: Llama 3; T5 and Llama 2; many small ones.
+# Other tokenizers' names of it: Llama 3; T5 and Llama 2; many small ones.
 END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 SMALLEST_VOCABULARY = 257
 TOKENIZER_HINT = "give a tokenizer.json as the tokenizers library saves it"
@@ -73,14 +72,14 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
 
 
 def alphabet() -> list[str]:
-    """The 256 characters that stand for the bytes, sorted."""
+    """The 256 characters that represent the bytes, sorted."""
     from tokenizers import pre_tokenizers
 
     return sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
 def find_tokenizer(path: Path) -> Path:
-    """The tokenizer.json that a path means: itself, or that of prepared data or of a run."""
+    """The tokenizer.json for a path: the file itself, or that of prepared data or of a run."""
     files = [path / "tokenizer.json", path / "data" / "tokenizer.json"] if path.is_dir() else []
     return next((file for file in files if file.is_file()), path)
 
@@ -98,7 +97,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def tokenizer_text(path: Path) -> str:
-    """What a tokenizer.json holds; InputError where it cannot be read."""
+    """The text of a tokenizer.json; InputError where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -107,7 +106,7 @@ def tokenizer_text(path: Path) -> str:
 
 
 def _plain(tokenizer: Tokenizer) -> Tokenizer:
-    """Every text whole, and `<|endoftext|>` inside a text spelled out: it must not end it."""
+    """No truncation, and `<|endoftext|>` inside a text is plain text: it must not end it."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
@@ -131,7 +130,8 @@ def end_of_text_id(tokenizer: Tokenizer) -> int:
 
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """The ids of each text, without end-of-text; InputError where the tokenizer knows no way."""
+    """The ids of each text, without end-of-text; InputError where the tokenizer cannot encode
+    one."""
     try:
         encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     except Exception as error:  # the library raises bare Exception
@@ -177,7 +177,7 @@ def missing_tokens(added: Mapping[str, int], names: Sequence[str]) -> list[str]:
 
 
 def added_tokens(path: Path) -> dict[str, int]:
-    """Names and ids of the added tokens of a tokenizer.json; InputError for what is none."""
+    """Names and ids of the added tokens of a tokenizer.json; InputError for another file."""
     text = tokenizer_text(path)
     try:
         read = json.loads(text)
@@ -209,7 +209,7 @@ def train_apart(texts: Iterable[str], *, vocab_size: int, total: int, on_progres
     ):
         assert child.stdin is not None and child.stdout is not None
         try:
-            with suppress(BrokenPipeError):  # it has ended: its exit code says how
+            with suppress(BrokenPipeError):  # it has ended: see its exit code
                 for done, text in enumerate(texts, start=1):
                     content = text.encode()
                     child.stdin.write(len(content).to_bytes(8, "little") + content)

@@ -2,7 +2,7 @@
 CollectiveRequest from stdin (JSON) and prints a CollectiveReport.
 
 Each rank is a process of runtime/probes/all_reduce.py, which imports torch. A rank that fails or
-does not end is killed with the others, and the report has its last words.
+times out is killed with the others, and the report has its last error.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ def _start(request: CollectiveRequest, local: int, folder: Path, stack: ExitStac
 
 
 def _wait(ranks: Sequence[StartedRank], seconds: float) -> list[StartedRank]:
-    """Wait for all ranks; the ones that failed, or that had not ended when the time was over.
+    """Wait for all ranks; returns those that failed or timed out.
 
-    Peers of a failed rank get a moment to say what they saw; those that only waited are no
+    Peers of a failed rank get a moment to report their errors; those that only waited are not
     failures.
     """
     deadline, first_failure = time.monotonic() + seconds, None
@@ -123,7 +123,7 @@ def _wait(ranks: Sequence[StartedRank], seconds: float) -> list[StartedRank]:
 
 
 def _timings(rank: StartedRank) -> list[CollectiveTiming]:
-    """What rank 0 has printed; [] where that is not what it prints."""
+    """The timings that rank 0 has printed; [] if they cannot be parsed."""
     lines = rank.output.read_text("utf-8", errors="replace").splitlines()
     try:
         return TIMINGS.validate_json(lines[-1]) if lines else []

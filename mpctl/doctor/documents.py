@@ -1,7 +1,7 @@
 """What a host reports about itself: one model a probe, written as JSON by one process and read by
 another.
 
-Sizes are bytes, times seconds, rates bytes per second. None stands for what the host does not tell.
+Sizes are bytes, times seconds, rates bytes per second. None: the host does not report it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Software(ReportModel):
 
 
 class TorchFacts(ReportModel):
-    """What torch says about itself once it is imported, in a process of its own."""
+    """What torch reports once it is imported, in a separate process."""
 
     version: str
     import_seconds: float
@@ -194,7 +194,7 @@ class Folder(ReportModel):
 
 
 class Transfer(ReportModel):
-    """The rate at which messages of one size went from one host to the other."""
+    """The transfer rate of messages of one size from one host to the other."""
 
     size: int
     rate: float
@@ -203,9 +203,9 @@ class Transfer(ReportModel):
 class PairResult(ReportModel):
     """What two hosts measured over a TCP connection, as gloo uses them.
 
-    first, second: their places; the first has connected. latency: half of the median round trip.
+    first, second: their indices; the first has connected. latency: half of the median round trip.
     offset: the second's clock minus the first's, off by at most half of the fastest round trip.
-    forward, backward: by size, to the second and from it. error: why there is nothing of this.
+    forward, backward: by size, to the second and from it. error: why there are no results.
     """
 
     first: int
@@ -225,7 +225,7 @@ class PairResult(ReportModel):
 
 
 class PairReport(ReportModel):
-    """What one host measured with those partners to which it has connected."""
+    """The results of one host with the partners to which it connected."""
 
     results: list[PairResult]
 
@@ -250,14 +250,15 @@ class CollectiveReport(ReportModel):
 
 
 class ProbeFailure(ReportModel):
-    """A probe that gave no result. error: its exception, or that its time ran out."""
+    """A probe without a result. error: its exception, or that it timed out."""
 
     probe: str
     error: str
 
 
 class HostReport(ReportModel):
-    """Everything that one host reports. A probe that failed has no section; `failures` says why."""
+    """Everything that one host reports. A probe that failed is in `failures` instead of a
+    section."""
 
     host: str = Field(description="the host's name for itself")
     unix_time: float = Field(description="its clock when it answered, seconds since 1970")
@@ -296,8 +297,8 @@ class Diagnosis(ReportModel):
 
     skew: each host's clock minus the launcher's in seconds, 0 where the difference is smaller than
     the time that the host took to answer. connect_seconds: until each host's node agent was there;
-    empty on the launcher's host alone. pairs: of the hosts, by their places in `hosts`;
-    all_pairs: how many there are, of which `pairs` may be a sample.
+    empty on the launcher's host alone. pairs: of hosts, by their indices in `hosts`; all_pairs: the
+    number of all pairs, of which `pairs` may be a sample.
     """
 
     model_config = ConfigDict(populate_by_name=True)
@@ -336,7 +337,7 @@ def warning(
 
 
 def of_issues(issues: Iterable[Issue], *, backend: str, job: str | None) -> Diagnosis:
-    """The diagnosis where the hosts could not be used: the reasons are all that is known."""
+    """The diagnosis when the hosts could not be used: only the reasons."""
     return Diagnosis(
         mpctl=__version__,
         backend=backend,
@@ -351,8 +352,8 @@ def of_issues(issues: Iterable[Issue], *, backend: str, job: str | None) -> Diag
 
 
 def with_issues(diagnosis: Diagnosis, issues: Iterable[Issue]) -> Diagnosis:
-    """The diagnosis with the reasons why a launch would be refused, first; without those whose rule
-    was found to be broken by the hosts' own reports."""
+    """The diagnosis with the reasons to refuse a launch put first, except those of rules that the
+    hosts' reports show to be broken."""
     known = {finding.rule for finding in diagnosis.findings}
     new = [error(i.rule, i.where, i.message, i.hint) for i in issues if i.rule not in known]
     return diagnosis.model_copy(update={"findings": [*new, *diagnosis.findings]})
@@ -369,9 +370,9 @@ class PairAddress(ReportModel):
 class PairRequest(ReportModel):
     """What `python -m mpctl.doctor.pairs` reads from stdin.
 
-    me: this host's place in `hosts`. partners: the hosts to measure with, in order of rounds; of
-    two hosts the one with the smaller place connects. token: a secret of this test, which both must
-    know. seconds: that one pair may take.
+    me: this host's index in `hosts`. partners: hosts to measure with, in order of rounds; the host
+    with the smaller index connects. token: a secret of this test, which both must know. seconds:
+    time limit of one pair.
     """
 
     me: int
@@ -401,8 +402,8 @@ class ProbeRequest(ReportModel):
     run_dir: the run directory to measure, None for none. towards: the address of the first host.
     nonce: what the launcher has written into the file `nonce_file` of the run directory, to see
     whether the host shares it. torch_seconds: time limit of the process that imports torch, 0 to
-    leave torch out; probe_seconds: of each other probe. loopback: whether two processes of the host
-    measure each other.
+    leave torch out; probe_seconds: of each other probe. loopback: measure two processes of the
+    host.
     """
 
     run_dir: str | None = None
@@ -425,8 +426,8 @@ class NoAnswer(MpctlError):
 
 @dataclass(frozen=True)
 class HostAnswer:
-    """What a module printed on one host. code: its exit code, None where its time ran out or the
-    host was lost; sent, received: when, by the launcher's clock (seconds since 1970)."""
+    """The output of a module on one host. code: its exit code, None after a time-out or if the host
+    was lost; sent, received: by the launcher's clock (seconds since 1970)."""
 
     code: int | None
     output: str

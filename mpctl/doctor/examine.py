@@ -1,4 +1,4 @@
-"""All of `mpctl doctor`: look at every host, measure pairs, run collectives, find problems."""
+"""All of `mpctl doctor`: probe every host, measure pairs, run collectives, find problems."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ TORCH_SECONDS, START_SECONDS = 120.0, 30.0
 
 @dataclass(frozen=True)
 class Examination:
-    """What is to be looked at. backend: the name of the launcher backend; job: that of the job;
-    collectives: whether an all-reduce of torch is run as well; torch: whether torch is imported at
+    """What to examine. backend: the name of the launcher backend; job: the name of the job;
+    collectives: whether to run an all-reduce of torch as well; torch: whether to import torch at
     all."""
 
     backend: str
@@ -55,7 +55,7 @@ class Examination:
 
 
 def examine(hosts: Hosts, wanted: Examination, on_progress: Progress) -> Diagnosis:
-    """Look at all hosts, measure, find problems. on_progress: (stage, done, total)."""
+    """Probe all hosts, measure, find problems. on_progress: (stage, done, total)."""
     on_progress(f"looking at {plural(len(hosts.names), 'host')}", 0, 0)
     reports, skew = probe_hosts(hosts, wanted)
     pairs: list[PairResult] = []
@@ -86,8 +86,8 @@ def examine(hosts: Hosts, wanted: Examination, on_progress: Progress) -> Diagnos
 def probe_hosts(hosts: Hosts, wanted: Examination) -> tuple[list[HostReport], list[float]]:
     """The reports of all hosts, and each clock's difference to this one's in seconds.
 
-    A file with a nonce lies in the run directory meanwhile (or in the folder above it that exists):
-    a host that reads it shares the directory.
+    Meanwhile the run directory (or the folder above it that exists) has a file with a nonce: a host
+    that reads it shares the directory.
     """
     nonce, folder = secrets.token_hex(16), nearest_folder(wanted.run_dir)
     file = folder / f".mpctl-doctor-{nonce[:8]}"
@@ -119,7 +119,7 @@ def _write(file: Path, text: str) -> bool:
 
 
 def _report(name: str, answer: HostAnswer) -> HostReport:
-    """A host's report under the launcher's name for it; without an answer one that says so."""
+    """A host's report under the launcher's name for it; without an answer, a report of that."""
     try:
         return answer.read(HostReport).model_copy(update={"host": name})
     except NoAnswer as error:
@@ -128,8 +128,8 @@ def _report(name: str, answer: HostAnswer) -> HostReport:
 
 
 def clock_skew(report: HostReport, answer: HostAnswer) -> float:
-    """The host's clock minus this one's: 0 where it lies between the question and the answer, else
-    its distance from the nearer of the two."""
+    """The host's clock minus this one's: 0 if it is between request and answer, else its distance
+    from the nearer of the two."""
     if not report.unix_time:
         return 0.0
     ahead, behind = report.unix_time - answer.received, report.unix_time - answer.sent

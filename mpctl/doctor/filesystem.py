@@ -1,9 +1,9 @@
 """Probe of the run directory: can ranks write, lock and map files there, how fast, on what disk.
 
 A launch needs all three: checkpoints and metrics are written and synchronised, the launcher locks
-the directory (flock), and each rank maps a small file as shared memory. What is written for the
-test is removed again; a directory that does not exist is not created, but measured in the nearest
-folder above it.
+the directory (flock), and each rank maps a small file as shared memory. Files of the test are
+removed again; a directory that does not exist is not created, but measured in the nearest folder
+above it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def file_system(path: Path, mounts: str) -> str:
 
 
 def _errors_and_speed(folder: Path) -> dict[str, str | float | None]:
-    """The fields of Folder that need a file; all files lie in a folder that is removed."""
+    """The fields of Folder that need a file; all files are in a folder that is removed."""
     nothing = dict.fromkeys(("lock_error", "map_error", "write_rate", "sync_seconds"))
     try:
         with tempfile.TemporaryDirectory(prefix=".mpctl-doctor-", dir=folder) as scratch:

@@ -1,5 +1,5 @@
-"""What follows from the reports of all hosts: hosts that differ, pairs that are slow or cannot
-connect, and every other finding. Pure functions."""
+"""Findings from the reports of all hosts: hosts that differ, pairs that are slow or cannot connect,
+and every other finding. Pure functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_SKEW = 1.0
 SLOW = 0.5
 LATE, LATE_SECONDS = 3.0, 100e-6
 LINK_SHARE = 0.05
-"""One TCP connection reaches 10 to 100 % of a link, the less the faster the link is."""
+"""One TCP connection reaches 10 to 100 % of a link, a smaller share of a faster link."""
 
 SHOWN = 4
 
@@ -115,7 +115,7 @@ def _driver(host: HostReport) -> str | None:
 
 
 def _gpus(host: HostReport) -> str | None:
-    """`8 x NVIDIA H100 80GB HBM3`; None where nvidia-smi could not say."""
+    """`8 x NVIDIA H100 80GB HBM3`; None where nvidia-smi does not report it."""
     if host.gpus is None or host.gpus.error:
         return None
     counts = Counter(gpu.name for gpu in host.gpus.devices)
@@ -222,10 +222,10 @@ def pair_findings(hosts: Sequence[HostReport], pairs: Sequence[PairResult]) -> I
 def _of_pairs(
     names: Sequence[str], say: Say, rule: str, found: Mapping[Pair, str], head: str, hint: str
 ) -> Iterator[Finding]:
-    """One finding of the pairs that were found, each with a text about it; none without any.
+    """One finding for all pairs in `found`, each with a text about it; none without any.
 
-    It names the hosts that are in every one of them: one that is slow with all others is to blame.
-    Without such a host, it names all.
+    It names the hosts that are in every one of these pairs, since a host that is slow with all
+    others is at fault; without such a host, it names all.
     """
     if not found:
         return

@@ -1,7 +1,7 @@
-"""The hosts that are looked at: this one, or those of a launcher backend, by their node agents.
+"""The hosts to examine: this one, or those of a launcher backend, by their node agents.
 
-A module of mpctl runs on all of them at once. Its request is one JSON document on stdin (a token in
-it does not show in a list of processes), the answer one on stdout.
+A module of mpctl runs on all of them at once. It reads its request as JSON from stdin (so that a
+token in it is not in the list of processes) and prints the answer as JSON.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from mpctl.rundir.directory import RunDir, cannot_write
 
 
 class Hosts(Protocol):
-    """The hosts that are looked at, in order.
+    """The hosts to examine, in order.
 
-    names: how the launcher calls each; addresses: where the other hosts reach it; connect_seconds:
-    how long each took to be there, empty where nothing had to be connected.
+    names: the launcher's name of each; addresses: at which the other hosts reach it;
+    connect_seconds: how long each took to connect, empty where nothing had to be connected.
     """
 
     names: list[str]
@@ -45,13 +45,12 @@ class Hosts(Protocol):
         """The hosts as a launch has them; None on the launcher's host alone."""
 
     def run(self, module: str, requests: Sequence[ReportModel], seconds: float) -> list[HostAnswer]:
-        """Run `python -m module` on every host at the same time, each with its own request; an
-        answer a host, in order."""
+        """Run `python -m module` on every host at the same time, each with its request; one answer
+        a host, in order."""
 
 
 class LocalHosts:
-    """This host, as often as it has names: several are several processes that take it for
-    theirs."""
+    """This host, once for each name: several names are several processes on it."""
 
     cluster = None
 
@@ -66,7 +65,7 @@ class LocalHosts:
 
 
 def _started(module: str, request: ReportModel, seconds: float) -> Future[HostAnswer]:
-    """The answer to come, of a module that runs in a thread of its own."""
+    """The future answer of a module that a thread runs."""
     answer: Future[HostAnswer] = Future()
 
     def work() -> None:
@@ -93,8 +92,8 @@ class AgentHosts:
         self.addresses = addresses(cluster.hellos)
 
     def run(self, module: str, requests: Sequence[ReportModel], seconds: float) -> list[HostAnswer]:
-        """Run a module on every host at the same time. A host that is lost meanwhile answers that
-        it is."""
+        """Run a module on every host at the same time. The answer of a host that is lost meanwhile
+        reports that."""
         sent, server = time.time(), self.cluster.server
         futures = [
             server.request(
@@ -135,7 +134,7 @@ OnEvent = Callable[[str], None]
 def connected_hosts(
     backend: Backend, plan: Plan, run_dir: Path, on_event: OnEvent
 ) -> Iterator[Hosts]:
-    """The hosts of a backend; nothing is left on any of them afterwards.
+    """The hosts of a backend; nothing is left on them afterwards.
 
     Node agents need a directory that all hosts share: a new one in `run_dir`, removed afterwards
     with the folders that were made for it. Raises InputError with every reason why a host could not
@@ -159,8 +158,8 @@ def connected_hosts(
 
 @contextmanager
 def scratch_run(folder: Path) -> Iterator[RunDir]:
-    """A new run directory in `folder`, and everything of it removed at the end. Raises InputError
-    when it cannot be written."""
+    """A new run directory in `folder`, removed with its content at the end. Raises InputError when
+    it cannot be written."""
     existing = nearest_folder(folder)
     path = folder.absolute() / f".mpctl-doctor-{secrets.token_hex(4)}"
     try:

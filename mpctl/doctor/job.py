@@ -1,4 +1,4 @@
-"""What a job needs of every host, and what a host lacks of it."""
+"""What a job needs of every host, and what a host lacks for it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ LEGEND = {
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """device: where ranks run, None where no job says so. nodes: hosts; ranks: on each host.
-    memory_bytes: of the ranks of the fullest host on CPU, gpu_bytes: of the fullest rank on its
-    GPU, at the peak of a step; 0 where it is not known. disk_bytes: of all checkpoints at once.
-    threads: of each rank, None where mpctl chooses. spans_tp: whether tp groups have several ranks.
+    """device: where ranks run, None without a job. nodes: hosts; ranks: on each host. memory_bytes:
+    of the ranks of the fullest host on CPU, gpu_bytes: of the fullest rank on its GPU, at the peak
+    of a step; 0 where it is not known. disk_bytes: of all checkpoints at once. threads: of each
+    rank, None where mpctl chooses. spans_tp: whether tp groups have several ranks.
     """
 
     device: Device | None = None
@@ -73,8 +73,8 @@ def needs_of(plan: Plan, device: Device, *, one_host: bool) -> Needs:
 def _fullest_node(topology: Topology, peaks: list[int]) -> int:
     """The most bytes that the ranks of one node take. peaks: of a rank, by pipeline stage.
 
-    Nodes differ by the stages that their ranks are in. One node of each stage's first rank is
-    looked at: in every order of axes the fullest node has its like among them or is an equal mix.
+    Nodes differ by the stages that their ranks are in. Only the nodes of each stage's first rank
+    are examined: in every order of axes the fullest node is like one of them or an equal mix.
     """
     size, step = topology.gpus_per_node, topology.strides["pp"]
     firsts = {topology.node(stage * step) for stage in range(len(peaks))}

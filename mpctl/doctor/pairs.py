@@ -1,15 +1,14 @@
 """Latency and bandwidth between hosts by plain TCP, which gloo uses: `python -m mpctl.doctor.pairs`
 reads a PairRequest from stdin (JSON) and prints a PairReport.
 
-Every host runs it at the same time. Each waits for the partners with a smaller place in the list
+Every host runs it at the same time. Each waits for the partners with a smaller index in the list
 and connects to the others, in the order of its rounds; it measures with one partner at a time. A
-host that holds its turn waits only for hosts with a larger place, so that no circle of waiting can
-arise.
+host that holds its turn waits only for hosts with a larger index, so that no deadlock can arise.
 
-Protocol of a connection: the one who connects sends the token's digest and its place; the other
-one, when it has a turn, answers GO. Then come requests of 9 bytes, a letter and a size: `P` (ping:
-the answer is the other's clock), `S` (size bytes follow; the answer is one byte when all have
-arrived), `R` (send size bytes), `E` (end). No content of a message is looked at.
+Protocol of a connection: the client sends the token's digest and its index; the server answers GO
+when it has its turn. Then come requests of 9 bytes, a letter and a size: `P` (ping: the answer is
+the other's clock), `S` (size bytes follow; the answer is one byte when all have arrived), `R` (send
+size bytes), `E` (end). No content of a message is used.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ MOST_ROUNDS = 15
 
 
 def measure_pairs(request: PairRequest) -> PairReport:
-    """Serve the partners with a smaller place, measure with the others, return what was
-    measured."""
+    """Serve the partners with a smaller index, measure with the others, return the results."""
     host = PairHost(request)
     try:
         host.listen()
@@ -62,7 +60,7 @@ def measure_pairs(request: PairRequest) -> PairReport:
 
 @dataclass
 class PairHost:
-    """This host's side of the test. turn: held while it measures with somebody."""
+    """This host's side of the test. turn: held while it measures with a partner."""
 
     request: PairRequest
     turn: threading.Lock = field(default_factory=threading.Lock)
@@ -83,13 +81,13 @@ class PairHost:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def wait_for_smaller(self) -> None:
-        """Wait until all expected partners were served; not for ever, since one may have died."""
+        """Wait until all expected partners were served, with a limit, since one may have died."""
         rounds = len(self.request.partners)
         limit = self.request.patience + rounds * (self.request.seconds + 0.5)
         self.all_served.wait(max(0.0, self.began + limit - time.monotonic()))
 
     def measure(self, other: int) -> PairResult:
-        """Connect to a partner and measure; what went wrong is in the result's `error`."""
+        """Connect to a partner and measure; a failure is in the result's `error`."""
         with self.turn:
             try:
                 return self._measured(other)
@@ -167,7 +165,7 @@ def ping(link: socket.socket) -> tuple[float, float]:
     """Half of the median round trip in seconds, and the other clock minus this one.
 
     The clocks are compared as NTP does it (RFC 5905, section 8), by the fastest round trip: the
-    answer is taken to have been written in its middle.
+    answer is assumed to have been written at its middle.
     """
     samples: list[tuple[float, float]] = []
     for _ in range(PINGS):
@@ -207,7 +205,7 @@ def timed_transfer(link: socket.socket, kind: bytes, size: int) -> float:
 
 
 def serve_requests(link: socket.socket) -> None:
-    """HostAnswer a partner's requests until it ends."""
+    """Answer a partner's requests until it ends."""
     while True:
         kind, size = REQUEST.unpack(receive(link, REQUEST.size))
         if kind == b"P":
@@ -255,7 +253,7 @@ def digest(token: str) -> bytes:
 
 def measure_loopback() -> PairResult:
     """Two processes of this host over the loopback address; the second is started for this. Raises
-    RuntimeError with the reason where that fails."""
+    RuntimeError with the reason if that fails."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = int(server.getsockname()[1])
     # The first one listens on a port that is not used.

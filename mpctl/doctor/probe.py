@@ -1,9 +1,9 @@
 """Measures one host: `python -m mpctl.doctor.probe` reads a ProbeRequest from stdin (JSON) and
 prints a HostReport.
 
-All probes run at the same time, each in a thread with a time limit. One that fails, or does not
-end, is a line in `failures`; the process ends all the same. What the launcher measures of a host,
-too, is asked of mpctl/hosts/.
+All probes run at the same time, each in a thread with a time limit. One that fails or times out is
+a line in `failures`; the process still ends. What the launcher also measures of a host is read by
+mpctl/hosts/.
 
 GPUs are read from `nvidia-smi --query-gpu=... --format=csv,noheader,nounits` (sizes in MiB),
 `--query-compute-apps=gpu_uuid` and the matrix of `nvidia-smi topo -m`, whose words are NVIDIA's:
@@ -74,7 +74,7 @@ CHANGES_RUNS = (
     "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "UCX_", "FI_", "SLURM_NNODES",
     "SLURM_JOB_NODELIST", "PET_", "LC_ALL", "LANG", "PYTORCH_",
 )  # fmt: skip
-"""Beginnings of the environment variables that are reported: none of them carries a password."""
+"""Prefixes of the environment variables that are reported: none of them has a password."""
 GPU_FIELDS = (
     "index", "uuid", "name", "memory.total", "memory.used", "driver_version", "mig.mode.current",
     "ecc.errors.uncorrected.volatile.total",
@@ -118,8 +118,8 @@ def relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def probe_torch(seconds: float) -> TorchFacts:
-    """What torch reports in a process of its own. Raises RuntimeError with the reason where it
-    cannot be imported, crashes or takes longer than `seconds`."""
+    """What torch reports in a separate process. Raises RuntimeError with the reason where it cannot
+    be imported, crashes or takes longer than `seconds`."""
     try:
         return run_here(TORCH_PROBE, "", seconds).read(TorchFacts)
     except NoAnswer as error:
@@ -228,11 +228,11 @@ def parse_gpus(listing: str, applications: str) -> list[Gpu]:
         Gpu(
             index=int(index),
             name=name,
-            memory_total=(_whole(total) or 0) * MIB,
-            memory_used=(_whole(used) or 0) * MIB,
+            memory_total=(_integer(total) or 0) * MIB,
+            memory_used=(_integer(used) or 0) * MIB,
             driver=driver,
             mig=mig == "Enabled",
-            uncorrected_errors=_whole(errors),
+            uncorrected_errors=_integer(errors),
             processes=users.count(uuid),
         )
         for index, uuid, name, total, used, driver, mig, errors in (
@@ -250,12 +250,12 @@ def parse_links(matrix: str, count: int) -> list[list[str]]:
     return links if len(links) == count and all(len(row) == count for row in links) else []
 
 
-def _whole(text: str) -> int | None:
+def _integer(text: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run a tool; one that does not end in time gives an exit code of its own."""
+    """Run a tool; one that times out gets a special exit code."""
     try:
         return subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
@@ -310,7 +310,7 @@ def resolve(host: str) -> tuple[list[str], str | None]:
 
 
 def port_range(text: str) -> tuple[int, int]:
-    """First and last ephemeral port in the kernel's words, `32768	60999`."""
+    """First and last ephemeral port in the kernel's form, `32768   60999`."""
     words = text.split()
     if len(words) != 2 or not all(word.isdecimal() for word in words):
         return DEFAULT_RANGE
@@ -367,7 +367,7 @@ Probe = Callable[[], BaseModel]
 
 @dataclass
 class RunningProbe:
-    """A probe in a thread of its own. result: None until it has ended, and where it failed."""
+    """A probe in a separate thread. result: None until it has ended, and where it failed."""
 
     name: str
     probe: Probe
@@ -392,7 +392,7 @@ class RunningProbe:
     def _run(self) -> None:
         try:
             self.result = self.probe()
-        except Exception as error:  # whatever a probe meets is an answer about the host
+        except Exception as error:  # any failure of a probe is a result about the host
             self.error = str(error) or type(error).__name__
         self.seconds = time.monotonic() - self.began
 

@@ -1,8 +1,7 @@
-"""A diagnosis without names: what is pasted into a public bug report.
+"""A diagnosis without names, for a public bug report.
 
 Host names become host-1, host-2, ..., IP addresses address-1, ..., the user's name USER and the
-home directory ~. Equal words become equal words, so that what is said about them can still be
-followed.
+home directory ~. Equal names get equal replacements, so that messages about them stay readable.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def redact(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def replacements(hosts: Iterable[HostReport]) -> dict[str, str]:
-    """What is written in place of each name."""
+    """The replacement of each name."""
     words: dict[str, str] = {}
     for number, host in enumerate(hosts, start=1):
         for name in _names(host):

@@ -3,7 +3,7 @@
     machine.py   this host: cores, GPUs, free memory, versions
     network.py   where ranks meet, which interface leads to other hosts
     checks.py    what hosts lack to run a plan
-    modules.py   modules of mpctl as processes of a host
+    modules.py   modules of mpctl as child processes
 
 The launcher, its node agents and `mpctl doctor` measure a host by these functions.
 """

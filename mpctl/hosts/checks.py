@@ -2,8 +2,8 @@
 
 With `--on local` all ranks start on the host of the launcher. A plan of several nodes is therefore
 refused on GPUs, and where a scheduler has allocated several hosts. Elsewhere it runs on CPU, with a
-warning that its nodes are simulated. Hosts of other backends each run one node of the plan; what
-each says of itself is compared with the plan and with the others.
+warning that its nodes are simulated. Hosts of other backends each run one node of the plan; the
+facts of each are compared with the plan and with the other hosts.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ VERSIONS = ("mpctl", "torch", "python")
 
 
 def named_device(job: JobSpec) -> Device | None:
-    """The device that a job names, in launch.device or by its cluster's device; None where it
-    leaves that open. Raises InputError for an accelerator of a kind that mpctl only plans."""
+    """The device that a job names, in launch.device or by its cluster's device; None if neither.
+    Raises InputError for an accelerator of a kind that mpctl only plans."""
     if reason := device_not_launched(job):
         raise InputError.of("device-not-run", reason.where, reason.message, reason.hint)
     return job.launched_kind
@@ -98,7 +98,7 @@ def rehearsal_warnings(job: JobSpec, machine: Machine, *, hosts: int = 1) -> Ite
 
 
 def device_memory_issues(plan: Plan) -> Iterator[Issue]:
-    """Whether the fullest rank fits the memory of the cluster's device, as the plan says."""
+    """An issue unless the fullest rank fits the memory of the cluster's device, by the plan."""
     if plan.fits is False:
         (check,) = [check for check in plan.checks if check.rule == "memory-fits"]
         hint = f"{check.hint}; {START_ANYWAY}"
@@ -108,8 +108,8 @@ def device_memory_issues(plan: Plan) -> Iterator[Issue]:
 def _memory_issues(
     plan: Plan, machine: Machine, ranks: int, device: Device, where: str
 ) -> Iterator[Issue]:
-    """Whether a host has the memory for its ranks: on CPU for the peak of a step, on a GPU on its
-    devices, and everywhere for the copies that asynchronous checkpoints are written from."""
+    """Issues of a host that lacks memory for its ranks: on CPU for the peak of a step, on a GPU on
+    its devices, and always for the copies that asynchronous checkpoints are written from."""
     if device == "cuda":
         yield from device_memory_issues(plan)
     if plan.estimate is None:
@@ -119,7 +119,7 @@ def _memory_issues(
     need = 0
     if device == "cpu" and ranks == plan.job.world_size:
         need = sum(stage.allocated_bytes for stage in stages) * (ranks // len(stages))
-    elif device == "cpu":  # which stages they have is not asked
+    elif device == "cpu":  # whatever stages they have
         need = ranks * most.allocated_bytes
     if need > machine.memory_bytes:
         yield Issue(
@@ -147,8 +147,8 @@ def _memory_issues(
 
 
 def unshared_issue(host: str, said: str) -> Issue | None:
-    """The issue of a host whose agent said that it cannot read the launcher's key; None when it
-    said nothing of that. said: what it wrote to stderr."""
+    """The issue of a host whose agent reported that it cannot read the launcher's key; None when it
+    did not. said: what the agent wrote to stderr."""
     why = next(
         (line.partition(NO_RUN_DIR)[2] for line in said.splitlines() if NO_RUN_DIR in line), None
     )

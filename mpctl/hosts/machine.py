@@ -2,7 +2,7 @@
 
 GPUs are found by the files of their drivers. A container has the device files of its GPUs and often
 no nvidia-smi; the driver's folder in /proc, the bus and the kernel's topology show all GPUs of the
-host, whoever may use them. So the device files count first.
+host, whoever may use them. So the device files are counted first.
 
     NVIDIA  /dev/nvidia0, /dev/nvidia1, ...; where the driver has made none yet (it does at the
             first use), the folders of /proc/driver/nvidia/gpus
@@ -10,8 +10,8 @@ host, whoever may use them. So the device files count first.
             file /dev/dri/renderDN and /dev/kfd (the driver amdgpu, which ROCm uses)
     bus     PCI devices of these vendors, also without a driver: a reason why none can be used
 
-torch's ROCm builds answer to the names of CUDA, RCCL to that of NCCL, and so mpctl runs both as
-`cuda`. An 8-GPU host of which a container has /dev/nvidia2 and /dev/nvidia5 shows 2.
+torch's ROCm builds use the names of CUDA, RCCL that of NCCL, so mpctl runs both as `cuda`. In a
+container with /dev/nvidia2 and /dev/nvidia5 a host of 8 GPUs has 2.
 
 Containers and batch systems limit memory by control groups; the machine's figures do not show the
 limit. Version 2 has memory.max, memory.current and memory.events, version 1
@@ -64,15 +64,15 @@ CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 NO_LIMIT = 1 << 60  # version 1 writes a number near 2^63 for "none"
 ABSENT = "not installed"
 NO_RUN_DIR = "does not see the run directory of the launcher"
-"""What a node agent writes to stderr that cannot read the key there, after the name of its host."""
+"""What a node agent that cannot read the key writes to stderr, after the name of its host."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
     """cores: that this process may use; gpus: that it may see; memory_bytes: free now, within the
-    limit of the control group; hosts: allocated by the surrounding scheduler, 1 without one;
-    idle_gpus: on the PCI bus where no driver offers any GPU to this process."""
+    limit of the control group; hosts: allocated by the scheduler, 1 without one; idle_gpus: on the
+    PCI bus, if no driver offers any GPU to this process."""
 
     cores: int
     gpus: int
@@ -128,7 +128,7 @@ def _nvidia_gpus() -> int:
 @dataclass(frozen=True)
 class AmdGpu:
     """An AMD GPU. name: its instruction set, gfx942; address: on the PCI bus, 0000:05:00.0;
-    memory_total, memory_used: bytes, 0 where the driver does not tell."""
+    memory_total, memory_used: bytes, 0 where the driver does not report them."""
 
     name: str
     address: str
@@ -172,7 +172,7 @@ def _amd_gpu(root: Path, node: Path) -> AmdGpu | None:
 
 
 def gpus_on_bus(root: Path = ROOT) -> dict[Vendor, int]:
-    """PCI devices that are GPUs, by vendor, whether a driver is loaded for them or not."""
+    """The number of PCI devices that are GPUs, by vendor, with or without a driver."""
     found: dict[Vendor, int] = {}
     for device in (root / "sys/bus/pci/devices").glob("*"):
         vendor = VENDORS.get(read_text(device / "vendor"))
@@ -187,7 +187,7 @@ def amd_driver(root: Path = ROOT) -> str:
 
 
 def count_visible(present: int, vendor: Vendor, environment: Mapping[str, str]) -> int:
-    """How many of `present` GPUs the vendor's variables leave.
+    """How many of `present` GPUs the vendor's variables leave visible.
 
     >>> count_visible(8, "NVIDIA", {"CUDA_VISIBLE_DEVICES": "2,3"})
     2
@@ -200,8 +200,8 @@ def count_visible(present: int, vendor: Vendor, environment: Mapping[str, str]) 
 
 
 def memory_kills(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
-    """How many processes of this group the kernel has killed, since the group exists, because its
-    memory ran out. root: where the groups are mounted; own: the file that names this process's."""
+    """How many processes of this control group the kernel has ever killed because its memory ran
+    out. root: where the groups are mounted; own: the file that names the group of this process."""
     for group in _groups(root, own):
         for name in ("memory.events", "memory.oom_control"):
             counts = _table(group / name)
@@ -253,9 +253,9 @@ def _table(path: Path) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """A host as it can be compared with others. python, mpctl, torch: versions; executable: the
-    interpreter that runs ranks; boot: the kernel's name for this start of the machine, with the
-    host name; two hosts with the same one are one machine; processor: its name."""
+    """Facts by which hosts are compared. python, mpctl, torch: versions; executable: the
+    interpreter that runs ranks; boot: the kernel's boot id with the host name, which two names of
+    one machine share; processor: its name."""
 
     name: str
     machine: Machine
@@ -290,7 +290,7 @@ def installed_version(package: str) -> str | None:
 
 
 def processor_name() -> str:
-    """The processor's name as Linux gives it, elsewhere the platform's."""
+    """The processor's name from Linux, elsewhere from the platform module."""
     name = re.search(r"^model name\s*:\s*(.+)$", read_text(Path("/proc/cpuinfo")), re.M)
     return name[1] if name else platform.processor() or platform.machine()
 

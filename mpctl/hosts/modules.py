@@ -1,5 +1,5 @@
-"""Modules of mpctl as processes of a host: a node agent runs them for the launcher, doctor for
-itself. Such a process ends with the one that started it."""
+"""Runs modules of mpctl as processes: a node agent for the launcher, doctor on its own host. Such a
+process ends with its parent."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import TypedDict
 
 MOST_OUTPUT = 8 << 20
 PARENT = "MPCTL_PARENT"
-"""Environment variable of such a process: the process that started it."""
+"""Environment variable of such a process: the id of its parent."""
 POLL_SECONDS = 0.5
 
 
 class ModuleAnswer(TypedDict):
-    """What a module printed. code: its exit code, None where its time ran out."""
+    """The output of a module. code: its exit code, None if it timed out."""
 
     code: int | None
     output: str
@@ -51,7 +51,7 @@ def run_module(module: str, text: str, seconds: float) -> ModuleAnswer:
 
 
 def end_with_parent() -> None:
-    """Have this process end within a second of the process that started it, however that ends."""
+    """Make this process end within a second of its parent, however the parent ends."""
     parent = int(os.environ.get(PARENT, os.getppid()))
 
     def watch() -> None:

@@ -1,7 +1,7 @@
-"""Addresses of this host: where its ranks meet, and which interface leads to other hosts.
+"""Addresses of this host: the rendezvous of its ranks, and the interface towards other hosts.
 
-The ranks of one host meet at a free TCP port of the loopback address 127.0.0.1. Where the loopback
-interface is down, or no port is left for their connections, the ranks would wait for minutes.
+The ranks of one host connect at a free TCP port of the loopback address 127.0.0.1. If the loopback
+interface is down, or no port is free for their connections, the ranks would wait for minutes.
 Opening as many connections as they need shows that at once.
 
 gloo and NCCL take the first interface that they find, which on hosts with several networks (or a
@@ -30,7 +30,7 @@ VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 def free_port(ranks: int = 1) -> int:
     """A port that nothing listens on now; another process may still take it before the ranks do.
 
-    Raises RunFailed with address and reason when so many ranks could not meet there.
+    Raises RunFailed with address and reason when so many ranks could not connect there.
     """
     with ExitStack() as opened:
         listener = opened.enter_context(socket.socket())
@@ -46,7 +46,7 @@ def free_port(ranks: int = 1) -> int:
         for number in range(needed):
             try:
                 peer = opened.enter_context(socket.create_connection((HOST, port), timeout=5))
-                # Accepted, since the queue of those that are not may be short: net.core.somaxconn
+                # Accepted, since the queue of pending ones may be short: net.core.somaxconn
                 opened.enter_context(listener.accept()[0])
                 # Closed by a reset: the port it came from is free again at once.
                 peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -59,8 +59,8 @@ def free_port(ranks: int = 1) -> int:
 
 
 def socket_interfaces(address: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that make gloo and NCCL use the interface towards `address`; a variable that
-    the user has set is left alone, and so are all where the interface is not known."""
+    """The variables that make gloo and NCCL use the interface towards `address`; variables that the
+    user has set are left out, and all if the interface is not known."""
     name = interface_towards(address)
     if name is None:
         return {}

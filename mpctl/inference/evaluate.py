@@ -30,8 +30,8 @@ class CorpusRow(TypedDict):
     """The result of one corpus.
 
     loss: the mean over its samples; perplexity: None where the loss is not of tokens alone; tokens:
-    predictions that the loss is the mean of; seconds: the time this took; recorded_loss: what the
-    training recorded for the same samples, None when it recorded nothing for them.
+    predictions over which the loss is averaged; seconds: the time this took; recorded_loss: what
+    the training recorded for the same samples, None when it recorded nothing for them.
     """
 
     name: str
@@ -162,7 +162,7 @@ def plan_evaluation(
     """Check an evaluation of the model at `path`.
 
     data: folders of prepared data, text files or folders of them, each NAME=PATH or PATH; without
-    any, the run's own validation data. Raises InputError with everything that is wrong.
+    any, the run's validation data. Raises InputError with everything that is wrong.
     """
     trained = open_trained(path, step=options.step, on_progress=on_progress)
     tokenizer = trained.tokenizer_or(options.tokenizer)

@@ -1,6 +1,6 @@
 """`mpctl sample`: text from a trained model; schema mpctl.sample/1.
 
-The workers read and write token ids alone; here text becomes tokens and tokens become text.
+The workers read and write only token ids; this module encodes and decodes text.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class WrittenText:
 
     stop: strings that end the text and are not part of it; blanks: tokens written, by blank (one
     for gpt and t5); shown: characters that `fresh` has returned; finish: why the text ended
-    (runtime/sampling.py), or "stop", None while it goes on; seconds: from the begin of its
-    batch to its last token.
+    (runtime/sampling.py), or "stop", None while it continues; seconds: from the begin of its batch
+    to its last token.
     """
 
     prompt: str
@@ -138,8 +138,8 @@ class WrittenText:
             self.text, self.finish = self.text[: min(starts)], "stop"
 
     def fresh(self) -> str:
-        """The text that was not returned before, without an end that may turn out to be the
-        beginning of a stop string."""
+        """The text that was not returned before, without an end that may be the beginning of a stop
+        string."""
         uncertain = 0 if self.finish else max((len(stop) - 1 for stop in self.stop), default=0)
         end = max(self.shown, len(self.text) - uncertain)
         text, self.shown = self.text[self.shown : end], end
@@ -161,9 +161,9 @@ class Sampling:
     warnings: tuple[str, ...]
 
     def run(self, on_texts: OnTexts) -> float:
-        """Write all texts; the seconds that this took, without loading the model. on_texts: called
-        when the model is loaded and whenever tokens were written. Raises RunFailed when a worker
-        fails."""
+        """Write all texts; returns the seconds that this took, without loading the model. on_texts:
+        called when the model is loaded and whenever tokens were written. Raises RunFailed when a
+        worker fails."""
         began = time.perf_counter()
         with task_answers(self.job, self._request()) as answers:
             for answer in answers:
@@ -180,7 +180,7 @@ class Sampling:
         return time.perf_counter() - began
 
     def text_of(self, written: WrittenText) -> str:
-        """What was written; for a model that fills blanks, the prompt with its blanks filled."""
+        """The written text; for a model that fills blanks, the prompt with its blanks filled."""
         from mpctl.data.prompts import filled_text
 
         if self.encoder.form.continues:

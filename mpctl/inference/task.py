@@ -54,10 +54,10 @@ Request = EvalRequest | SampleRequest
 class TaskOptions:
     """What `mpctl eval` and `mpctl sample` have in common.
 
-    step: of the checkpoint, None for the newest; tokenizer: a tokenizer.json, None for the model's
-    own; sizes: of the parallel axes, 1 where absent; device: auto, cpu or cuda; dtype: to compute
-    in, None for that of the training; tensor_mode, tensor_depth: as in [parallel]; nodes: hosts
-    that share the ranks evenly.
+    step: of the checkpoint, None for the newest; tokenizer: a tokenizer.json, None for the model's;
+    sizes: of the parallel axes, 1 where absent; device: auto, cpu or cuda; dtype: to compute in,
+    None for that of the training; tensor_mode, tensor_depth: as in [parallel]; nodes: hosts that
+    share the ranks evenly.
     """
 
     step: int | None = None
@@ -109,7 +109,7 @@ def task_plan(job: JobSpec, options: TaskOptions) -> Plan:
 
 def task_job(job: JobSpec, machine: Machine, options: TaskOptions) -> JobSpec:
     """The job of `task_plan`, which this machine can run. Raises InputError with every reason why
-    that cannot be run."""
+    it cannot."""
     plan = task_plan(job, options)
     plan.require_legal()
     job = plan.job

@@ -27,9 +27,9 @@ class TrainedModel:
     """A model whose weights can be read.
 
     origin: what the workers read them from, one checkpoint of a run or of an import, or a Hugging
-    Face directory; job: the run's job, else a job with the model alone; tokenizer: its
-    tokenizer.json, None when there is none beside the model; run: the run's directory; step: of the
-    checkpoint; end_tokens: ids that end a text by a Hugging Face directory's configuration.
+    Face directory; job: the run's job, else a job with only the model; tokenizer: its
+    tokenizer.json, None when there is none next to the model; run: the run's directory; step: of
+    the checkpoint; end_tokens: ids that end a text by a Hugging Face directory's configuration.
     """
 
     origin: Path
@@ -47,7 +47,7 @@ class TrainedModel:
         return self.run or self.origin
 
     def tokenizer_or(self, other: Path | None) -> Path | None:
-        """The tokenizer.json of `other`, a file or a folder; the model's own when it is None."""
+        """The tokenizer.json of `other`, a file or a folder; the model's when it is None."""
         from mpctl.data.tokenizer import find_tokenizer
 
         return self.tokenizer if other is None else find_tokenizer(other)

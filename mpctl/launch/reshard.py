@@ -32,7 +32,7 @@ def reshard_checkpoint(
     on_progress: called with ("reshard", bytes done, bytes in all). Raises
     InputError when the layout is not legal for the model, `source` is damaged or `out` is occupied.
     """
-    from mpctl.checkpoint.folder import whole_folder
+    from mpctl.checkpoint.folder import staged_folder
     from mpctl.checkpoint.reshard import reshard
 
     plan, step = plan_of_layout(source, tp, pp, settings), read_manifest(source).step
@@ -42,7 +42,7 @@ def reshard_checkpoint(
         "plan.json": json.dumps(document) + "\n",
     }
     on_bytes = counted("reshard", checkpoint_bytes(source), on_progress)
-    with whole_folder(out) as work:
+    with staged_folder(out) as work:
         folder = work / "checkpoints" / f"step-{step}"
         folder.mkdir(parents=True)
         write_marker(work)

@@ -11,27 +11,27 @@
 | kubernetes.yaml | launcher, `--on kubernetes --submit` | the object that was created |
 | nodes/meeting.json | launcher, in a world that others started | clusters/torchrun/meeting.py |
 | nodes/hosts.json | launcher, at each attempt | launcher.py: the host of every rank |
-| nodes/ssh-N.log | ssh of node N | what ssh and the node agent said (clusters/ssh/backend.py) |
+| nodes/ssh-N.log | ssh of node N | output of ssh and the node agent (clusters/ssh/backend.py) |
 | stop-request | `mpctl stop` | launcher.py: asks the launcher to stop the run |
-| nodes/status.json | launcher | launch/attempt.py: what all ranks do, or did, and why they failed |
-| logs/launcher.log | launcher | what it told while the run went on, with times |
+| nodes/status.json | launcher | launch/attempt.py: state of all ranks, and why they failed |
+| logs/launcher.log | launcher | its messages during the run, with times |
 | logs/torchrun.log | torchrun | its command line and output, one section an attempt |
 | logs/slurm-J.out | batch script | what the launcher printed in Slurm's job J |
 | logs/rank-N.log | rank N | everything the rank prints |
 | logs/nccl_trace_rank_N | rank N | its last collectives, where one timed out on NCCL |
-| bench.json | launcher, of a bench | what the ranks measure instead of training |
-| answers.jsonl | rank 0, of a bench | what they measured, one JSON object a line |
+| bench.json | launcher, of a bench | what the ranks are to measure |
+| answers.jsonl | rank 0, of a bench | the results, one JSON object a line |
 | metrics.jsonl | rank 0 | metrics.py: one record a step (rank_files.py: StepRecord) |
 | metrics.csv | launcher, launch.csv | metrics.py: the same records as a table |
 | tensorboard/ | launcher, launch.tensorboard | metrics.py: the same as TensorBoard events |
 | checkpoints/step-N/ | all ranks | checkpoints.py: tensors and manifest |
-| profile/rank-N.jsonl | rank N, launch.profile | profile_files.py: what it did when |
+| profile/rank-N.jsonl | rank N, launch.profile | profile_files.py: the times of its work |
 | ranks/rank-N.json | rank N, at its end | rank_files.py: RankReport |
 | summary.json | launcher, at the end | summary.py: schema mpctl.run/2 |
 
-directory.py has the paths, the lock and the life cycle of the whole directory.
-What is known of a running attempt is in none of these: docs/design/launch.md has a table of how it
-travels. breadcrumb.py and collective_log.py are the memory that a rank shares with its host.
-requests.py and rank_files.py also define what other short-lived workers (`mpctl eval`, `mpctl
-sample`, `mpctl launch --rehearse`) report to the command that started them.
+directory.py has the paths, the lock and the life cycle of the directory. The live state of an
+attempt is in none of these: docs/design/launch.md has a table of its ways. breadcrumb.py and
+collective_log.py are the memory that a rank shares with its host. requests.py and rank_files.py
+also define what other short-lived workers (`mpctl eval`, `mpctl sample`, `mpctl launch --rehearse`)
+report to the command that started them.
 """

@@ -1,11 +1,11 @@
-"""The memory that a rank shares with the agent of its host: all that the two tell each other.
+"""The memory through which a rank and the agent of its host communicate.
 
 Whatever starts the ranks of a host, a node agent or the launcher itself, makes one unnamed file in
-memory for them (HostBreadcrumbs) and tells them by BREADCRUMBS where it is. Writing there is a
-store to memory: no system call, and no network file system that a rank could have to wait for.
-What was written stays when the rank is killed or stopped. The rank writes how far it is, what it is
-doing and why it failed, torchrun how it ended; the agent writes that it is to stop. The agent
-reports what it reads to the launcher, which writes the reports of all hosts to
+memory for them (HostBreadcrumbs) and passes its path to them in BREADCRUMBS. Writing there is a
+store to memory: no system call, and no network file system that a rank could have to wait for. What
+was written stays when the rank is killed or stopped. The rank writes how far it is, what it is
+doing and why it failed, torchrun writes how the rank ended; the agent writes that the rank is to
+stop. The agent reports what it reads to the launcher, which writes the reports of all hosts to
 RUN/nodes/status.json (launch/attempt.py).
 
 Layout, one after the other for each rank: TEXT_BYTES of UTF-8 text, padded with zero bytes, then
@@ -58,24 +58,24 @@ STARTED, JOINING, JOINED, FINISHED = 1, 2, 3, 4
 
 
 def rank_memory(rank: int, environment: Mapping[str, str]) -> memoryview:
-    """The part of this rank in the memory that BREADCRUMBS names; memory of this process where that
-    variable is not set, and nobody reads it. Raises OSError when the file cannot be opened."""
+    """The part of this rank in the memory that BREADCRUMBS names; without that variable, memory of
+    this process that nobody reads. Raises OSError when the file cannot be opened."""
     first, _, path = environment.get(BREADCRUMBS, "").partition(":")
     if not path:
         return memoryview(bytearray(RANK_BYTES))
     with Path(path).open("r+b") as stream:
-        whole = mmap.mmap(stream.fileno(), 0)
-    return memoryview(whole)[_place(rank - int(first))]
+        mapped = mmap.mmap(stream.fileno(), 0)
+    return memoryview(mapped)[_place(rank - int(first))]
 
 
 def note_exit(memory: memoryview, code: int, *, is_terminated: bool) -> None:
-    """Have torchrun say with which code a rank failed, and whether torchrun ended it."""
+    """Record the exit code of a failed rank, and whether torchrun ended it; torchrun calls this."""
     struct.pack_into("<qq", memory, EXIT_AT, code, is_terminated)
 
 
 class Breadcrumb:
-    """What one rank writes. memory: RANK_BYTES of zeros; collectives: its part for the collective
-    log."""
+    """The breadcrumb of one rank, which it writes. memory: RANK_BYTES of zeros; collectives: its
+    part for the collective log."""
 
     def __init__(self, memory: memoryview) -> None:
         self.memory = memory
@@ -133,7 +133,7 @@ class Breadcrumb:
 
 class HostBreadcrumbs:
     """The memory for the ranks of one host, held by the process that starts them; gone when that
-    process ends. ranks: of the host, consecutive; environment: tells them where it is."""
+    process ends. ranks: of the host, consecutive; environment: the variable with its path."""
 
     file: IO[bytes]
 
@@ -172,14 +172,14 @@ class HostBreadcrumbs:
         for place in self._places:
             size = _integer(self.memory, place.start + FAILED_AT)
             start = place.start + FAILURE_AT
-            with suppress(ValueError):  # one that is not complete yet is there the next time
+            with suppress(ValueError):  # an incomplete one is read the next time
                 if size:
                     found.append(json.loads(self.memory[start : start + size]))
         return found
 
     @property
     def exit_codes(self) -> dict[int, int]:
-        """The exit codes of the ranks that failed, where torchrun could say so."""
+        """The exit codes of the failed ranks, where torchrun has recorded them."""
         return self._integers(EXIT_AT)
 
     @property
@@ -206,7 +206,7 @@ def _integer(memory: memoryview | mmap.mmap, at: int) -> int:
 
 
 def _place(number: int) -> slice:
-    """Where the part of the host's rank `number` lies."""
+    """The part of the host's rank `number`."""
     return slice(number * RANK_BYTES, (number + 1) * RANK_BYTES)
 
 

@@ -1,10 +1,10 @@
 """The collective log of a rank: which collective of which group it has started and finished.
 
-It lies in the memory that the rank shares with the agent of its host (breadcrumb.py). Logging a
+It is in the memory that the rank shares with the agent of its host (breadcrumb.py). Logging a
 collective is a few stores to memory, no system call, and the kernel keeps them when the process is
-killed or stopped. So the launcher can say which rank did not join which collective, whatever
-carries the messages: gloo, NCCL or shared memory. Unlike the flight recorders of torch and NCCL it
-needs no answer from the process.
+killed or stopped. So the launcher can report which rank did not join which collective, whatever the
+transport: gloo, NCCL or shared memory. Unlike the flight recorders of torch and NCCL it needs no
+answer from the process.
 
 Collectives of a group are numbered from 1, in the order in which the rank starts them; all ranks of
 a group start the same ones in the same order. Messages between two ranks are a group of these two,
@@ -76,12 +76,12 @@ class GroupLog:
         self.started = self.finished = 0
 
     def start(self, kind: Kind, size: int) -> int:
-        """Log that a collective starts; returns its number. size: bytes of the whole message."""
+        """Log that a collective starts; returns its number. size: bytes of the full message."""
         self.started = number = self.started + 1
         words, at = self.words, self.at
         words[at + 2] = KIND_NUMBERS[kind]
         words[at + 3] = size
-        words[at] = number  # last: whoever reads the number reads its kind and size
+        words[at] = number  # last: a reader of the number finds its kind and size
         return number
 
     def wait(self, number: int) -> None:
@@ -104,8 +104,8 @@ class GroupLog:
 @dataclass(frozen=True)
 class GroupProgress:
     """How far a rank is in one group. name: of the axis, `tp`; members: global ranks, `2-3`;
-    started, finished: numbers of the last collective that was; kind, bytes: of the last one
-    started."""
+    started, finished: number of the last collective that was started or finished; kind, bytes: of
+    the last one started."""
 
     name: str
     members: str
@@ -127,8 +127,8 @@ class GroupProgress:
 
 @dataclass(frozen=True)
 class CollectiveProgress:
-    """What the log of a rank says. waiting: index in `groups` of the group that the rank waits in,
-    None while it computes; number: of the collective there that it waits for."""
+    """The state in the log of a rank. waiting: index in `groups` of the group that the rank waits
+    in, None while it computes; number: of the collective there that it waits for."""
 
     groups: tuple[GroupProgress, ...] = ()
     waiting: int | None = None
@@ -165,7 +165,7 @@ def _read_groups(content: bytes) -> Iterator[GroupProgress]:
 
 
 def rank_ranges(ranks: Sequence[int]) -> str:
-    """Ranks in a few characters, their order kept: `2-3`, `0-12/4` (every fourth), `5,0-1`."""
+    """Ranks in a few characters, in the given order: `2-3`, `0-12/4` (every fourth), `5,0-1`."""
     parts, position = [], 0
     while position < len(ranks):
         count, step = _evenly_spaced(ranks, position)

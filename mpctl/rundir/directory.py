@@ -1,4 +1,4 @@
-"""A run directory as a whole: its paths, when it may be used, its lock, its life cycle.
+"""A run directory: its paths, when it may be used, its lock, its life cycle.
 
 mpctl/rundir/__init__.py lists the files. Nothing is ever written outside the directory. One launch
 at a time uses it, by a lock (flock) on the directory that the kernel releases however the launch
@@ -49,10 +49,10 @@ class Place:
 class RunDir:
     """The run directory at `path`, which need not exist yet: its files, checks and changes.
 
-    torchrun_log: of the torchruns of node 0, one after the other; launcher_log: what the launchers
-    told; nodes: what the hosts of a launch share; hosts: the host of every rank; status: what the
-    launcher knows of all hosts and ranks; lost_hosts: the hosts that did not answer at the end of
-    the last launch, a line each, absent when all did.
+    torchrun_log: of the torchruns of node 0, one after the other; launcher_log: the launchers'
+    messages; nodes: what the hosts of a launch share; hosts: the host of every rank; status: the
+    state of all hosts and ranks; lost_hosts: the hosts that did not answer at the end of the last
+    launch, a line each, absent when all did.
     """
 
     path: Path
@@ -92,13 +92,13 @@ class RunDir:
         return self.torchrun_log if node == 0 else self.path / "logs" / f"torchrun-{node}.log"
 
     def batch_log(self, job_id: str) -> Path:
-        """What a batch job of Slurm printed that was submitted for this run."""
+        """The output of a batch job of Slurm that was submitted for this run."""
         return self.path / "logs" / f"slurm-{job_id}.out"
 
     @property
     def collective_trace(self) -> Path:
-        """The beginning of the files in which torch's flight recorder leaves the last collectives
-        of a rank whose collective timed out; the rank's number follows, without a dot."""
+        """Prefix of the files to which torch's flight recorder writes the last collectives of a
+        rank whose collective timed out; the rank's number follows, without a dot."""
         return self.path.resolve() / "logs" / "nccl_trace_rank_"
 
     # ------------------------------------------------------------ contents
@@ -134,12 +134,12 @@ class RunDir:
 
     @property
     def is_occupied(self) -> bool:
-        """Whether it is a directory with anything in it besides what the hosts of a launch use to
-        find each other."""
+        """Whether it is a directory with anything in it other than what the hosts of a launch use
+        to find each other."""
         return self.path.is_dir() and any(path.name != NODES for path in self.path.iterdir())
 
     def require_free(self) -> None:
-        """Raises InputError when something is there already."""
+        """Raises InputError when the directory already has content."""
         if self.path.exists() and not self.path.is_dir():
             raise InputError.of(
                 "run-dir-occupied", "--run-dir", f"{self.path} is a file", "use another --run-dir"
@@ -213,7 +213,7 @@ class RunDir:
 
     def make(self) -> None:
         """Make the directory, which only this user may enter: whoever can read it sees the weights
-        and takes part in the launch (launch/control/). One that exists stays as it is."""
+        and takes part in the launch (launch/control/). An existing one is unchanged."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def claim(self) -> None:
@@ -268,8 +268,8 @@ class RunDir:
         ]
 
     def set_reported_damage_aside(self, failures: Iterable[FailureRecord]) -> list[str]:
-        """Rename each checkpoint in which a rank read other bytes than were written, as long as an
-        older checkpoint is left; returns a message for each. failures: of an attempt."""
+        """Rename each checkpoint in which a rank read other bytes than were written, if there is an
+        older checkpoint; returns a message for each. failures: of an attempt."""
         messages = []
         for record in failures:
             damaged = Path(record.get("damaged", "")).resolve()
@@ -281,7 +281,7 @@ class RunDir:
         return messages
 
     def end_attempt(self) -> None:
-        """After the last rank has ended: remove what a save left unfinished."""
+        """Remove what an unfinished save has left, after the last rank has ended."""
         recover(self.checkpoints)
 
 

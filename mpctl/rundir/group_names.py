@@ -14,11 +14,11 @@ Value = TypeVar("Value")
 
 
 def group_name(name: str) -> str:
-    """The name of a group, or of a group and a kind of collective, as it is today. No message has
-    ever gone over dp alone."""
+    """The current name of a group, or of a group and a kind of collective. No message has ever gone
+    over dp alone."""
     return re.sub(r"^dp\b", "dp_cp", name)
 
 
 def with_group_names(table: Mapping[str, Value]) -> dict[str, Value]:
-    """A table by such names under those of today."""
+    """A table with such names as keys, renamed to the current ones."""
     return {group_name(name): value for name, value in table.items()}

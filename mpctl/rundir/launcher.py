@@ -1,16 +1,16 @@
 """Who launched a run and where, and what asks it to stop.
 
 RUN/launcher.json, schema mpctl.launcher/1, is written before any rank starts, and again at every
-resumption. It is not removed at the end: `mpctl status` tells from it whether the launcher still
-runs. A process id alone cannot tell that, because the system gives it to another process later; the
-time when the process started is therefore recorded with it. RUN/nodes/hosts.json, schema
-mpctl.hosts/1, has the host of every rank of the last attempt.
+resumption. It is not removed at the end: `mpctl status` reads from it whether the launcher still
+runs. A process id alone does not show that, because the system later reuses it; the time when the
+process started is therefore recorded with it. RUN/nodes/hosts.json, schema mpctl.hosts/1, has the
+host of every rank of the last attempt.
 
 RUN/stop-request, schema mpctl.stop/1, is written by `mpctl stop RUN`, on any host that shares the
-directory. The launcher alone looks for it, twice a second, and treats it as a SIGTERM, an urgent
-one as two of them: the first makes the ranks finish their step and save, the second ends them at
-once. A file of any other content, an empty one for instance, is a request that is not urgent. A
-launcher that starts removes what an earlier one left.
+directory. Only the launcher reads it, twice a second, and treats it as a SIGTERM, an urgent one as
+two of them: the first makes the ranks finish their step and save, the second ends them at once. A
+file of any other content, an empty one for instance, is a request that is not urgent. A launcher
+that starts removes what an earlier one left.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from mpctl import __version__
 from mpctl.durable import write_whole
 
 START_TOLERANCE = 2.0
-"""Seconds by which two readings of one process's start may differ: it is computed from the time of
-the boot, which moves when the clock is set."""
+"""Seconds by which two readings of one process's start may differ: it is computed from the boot
+time, which changes when the clock is set."""
 STOP_SCHEMA: Literal["mpctl.stop/1"] = "mpctl.stop/1"
 
 
@@ -79,7 +79,7 @@ def this_launcher(
 
 
 def write_launcher(path: Path, record: LauncherRecord) -> None:
-    """Write launcher.json, whole or not at all. Raises OSError."""
+    """Write launcher.json atomically. Raises OSError."""
     write_whole(path, LAUNCHER.dump_json(record, indent=1).decode() + "\n")
 
 
@@ -129,8 +129,8 @@ def write_stop_request(path: Path, *, now: bool, relayed: bool = False) -> None:
 
 
 def requested_signals(path: Path) -> int:
-    """How many SIGTERMs the file stands for: 0 without a file, 1 to finish the step and save, 2 to
-    end at once."""
+    """The number of SIGTERMs that the file represents: 0 without a file, 1 to finish the step and
+    save, 2 to end at once."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:

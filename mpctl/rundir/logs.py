@@ -1,7 +1,7 @@
 """The logs of ranks as entries, and the logs of many ranks as one.
 
-An entry is a line with the lines that belong to it: indented ones below it, a closing bracket, the
-whole of a traceback. Two entries are *alike* when they differ only in values of a rank or of the
+An entry is a line with the lines that belong to it: indented ones below it, a closing bracket, a
+complete traceback. Two entries are *alike* when they differ only in values of a rank or of the
 moment: rank numbers, coordinates, addresses, process ids, times and durations. A `Template` splits
 a text at these values; entries with the same `parts` are alike.
 
@@ -10,10 +10,10 @@ Template(parts=('rank ', ' waited ', ' s for ', ':', ''), values=('3', '12.5', '
 
 The merging law. Entries are ordered by attempt and by the last step that the rank had done when it
 printed them, since ranks take their steps together while their lines carry no time. Within a step,
-entries that are alike become one; the order of the first rank is kept, and what only a later rank
-printed follows the entry that it printed before. Attempts are counted from the end, so that logs
-cut at their beginning are merged alike. Values in which the ranks of an entry differ are shown as
-`…`.
+entries that are alike become one; they have the order of the first rank, and an entry that only a
+later rank printed follows the one that this rank printed before it. Attempts are counted from the
+end, so that logs that lack their beginning are merged alike. Values in which the ranks of an entry
+differ are shown as `…`.
 
 >>> logs = {0: ["rank 0 is up", "step 1: loss 5.1"], 1: ["rank 1 is up", "slow disk",
 ...         "step 1: loss 5.1"]}
@@ -103,8 +103,8 @@ class EntrySplitter:
         self.lines: list[str] = []
 
     def feed(self, lines: Iterable[str]) -> Iterator[LogEntry]:
-        """Take more lines; the entries that they complete. The last entry is not complete, since
-        the next line may belong to it."""
+        """Take more lines; yields the entries that they complete. The last entry is not complete,
+        since the next line may belong to it."""
         for line in map(_without_prefix, lines):
             if self._continues(line):
                 self.lines.append(line)
@@ -143,7 +143,7 @@ def _without_prefix(line: str) -> str:
 @dataclass(frozen=True, slots=True)
 class MergedEntry:
     """An entry of one or several ranks. text: its lines; ranks: that printed it, in order;
-    repeats: how many times the rank printed it that printed it most, within one step."""
+    repeats: the most times that one rank printed it within one step."""
 
     text: str
     ranks: tuple[int, ...]
@@ -203,7 +203,7 @@ class _Group:
 
 
 class _Section:
-    """The entries of one step. first: stands before the first of them."""
+    """The entries of one step. first: an empty group before the first of them."""
 
     def __init__(self) -> None:
         self.first = _Group(Template(()), [])

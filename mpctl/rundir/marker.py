@@ -1,9 +1,9 @@
-"""Whether a directory is a run's, and whose: what may be continued, replaced and obeyed.
+"""Whether a directory is a run, and of which user: what may be resumed, replaced and obeyed.
 
 RUN/.mpctl-run marks a directory that a launch wrote, so that `--overwrite` and `--resume` never
 take one that holds something else. A launch writes the marker before any other file and removes it
 after all others. A job.json and a plan.json prove nothing: `mpctl plan --json` writes a plan, and
-people keep jobs beside it. Runs older than the marker are recognised by the log of their first
+people keep jobs next to it. Runs older than the marker are recognised by the log of their first
 torchrun; for a resumption, which removes nothing, also by their checkpoints.
 
 A run directory holds what a launch runs (programs that job.json names) and what a stop cancels (the
@@ -26,12 +26,12 @@ from mpctl.errors import InputError
 MARKER = ".mpctl-run"
 SCHEMA = "mpctl.run-dir/1"
 COMMAND = "\n$ "
-"""Begins the section of each torchrun in logs/torchrun.log; its command line follows."""
+"""The beginning of the section of each torchrun in logs/torchrun.log; its command line follows."""
 WORKER = "-m mpctl.runtime.worker "
 LOG_BYTES = 65536
 OPTION = "--allow-other-owner"
 DOCUMENTS = (".", "job.json", "launcher.json", "nodes")
-"""What in a run directory is obeyed."""
+"""The files of a run directory that are obeyed."""
 
 
 def write_marker(folder: Path) -> None:

@@ -74,7 +74,7 @@ class KeyRecords:
 
 
 def parse_record(line: bytes) -> StepRecord | None:
-    """The record in a line; None for a line that is torn or something else. Validation losses that
+    """The record in a line; None for any other line, such as half a record. Validation losses that
     are not numbers are left out."""
     try:
         record = json.loads(line)
@@ -125,7 +125,7 @@ def read_records(
 def read_key_records(path: Path) -> KeyRecords:
     """The first, the last and the last validated record, in one pass that parses few lines."""
     first = validated = None
-    tail: deque[bytes] = deque(maxlen=100)  # damage at the end must not hide what lies before it
+    tail: deque[bytes] = deque(maxlen=100)  # damage at the end must not hide the records before it
     for line in _lines(path):
         first = first or parse_record(line)
         tail.append(line)
@@ -215,7 +215,7 @@ class CsvFile:
     columns: tuple[str, ...] = ()
 
     def rebuild(self, records: Iterable[StepRecord]) -> None:
-        """Write the whole file again; it replaces the old one when it is complete."""
+        """Write a new file, which replaces the old one when it is complete."""
         rows = [point for record in records for point in points(record)]
         names = (name for point in rows for name in point.values)
         self.columns = tuple(ordered([*COLUMNS, *self.columns, *names]))
@@ -274,7 +274,7 @@ class EventFiles:
         """Write a new file with all records, then empty the old one.
 
         It is emptied, not removed, because a running TensorBoard must find the file that it reads
-        before it goes on to the next. The next rebuild removes it.
+        before it opens the next. The next rebuild removes it.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         old, now = list(self.folder.glob(PATTERN)), time.time_ns()

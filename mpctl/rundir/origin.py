@@ -1,4 +1,4 @@
-"""What the ranks of an attempt start from: one job and one checkpoint, which the launcher names.
+"""The job and the checkpoint from which all ranks of an attempt start, named by the launcher.
 
 Ranks of several hosts see the run directory through clients of a network file system, which may
 show a listing or a file as it was up to a minute ago. If each took the newest checkpoint that it
@@ -8,7 +8,7 @@ of job.json in the environment of the ranks; a rank opens exactly these, and wai
 SHOW_SECONDS for its file system to show them. Before a weight is read, all ranks compare what they
 are about to use with rank 0.
 
-For a worker that was started by hand nobody names them: then all use what rank 0 lists.
+For a worker that was started by hand they are not named: then all ranks use what rank 0 lists.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ SHOW_SECONDS = 90.0
 @dataclass(frozen=True)
 class Origin:
     """What a launcher named. step: of the checkpoint, 0 for none; job: SHA-256 of job.json in hex;
-    None where nobody named it. save: which save of that step (Manifest.save), empty for any.
-    patience: seconds that a file system may take to show it."""
+    both None if not named. save: which save of that step (Manifest.save), empty for any. patience:
+    seconds to wait for the file system to show it."""
 
     step: int | None = None
     job: str | None = None
@@ -53,20 +53,20 @@ class Origin:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment of ranks that are to start from it."""
+        """The environment variables of ranks that start from it."""
         named = {STEP: self.step, SAVE: self.save or None, JOB: self.job}
         return {name: str(value) for name, value in named.items() if value is not None}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Origin:
-        """What the environment of a rank says."""
+        """The origin in the environment of a rank."""
         step = environment.get(STEP)
         number = None if step is None else int(step)
         return cls(number, environment.get(JOB), environment.get(SAVE, ""))
 
     def read_job(self, path: Path) -> bytes:
         """The content of job.json, once it is the named one. Raises RunFailed when it is not in
-        time, OSError when nobody named one and it cannot be read."""
+        time, OSError when none is named and it cannot be read."""
         if self.job is None:
             return path.read_bytes()
 
@@ -83,8 +83,8 @@ class Origin:
         return text
 
     def find_checkpoint(self, root: Path, step: int) -> Path:
-        """The folder of the checkpoint of a step, once it is shown, by the named save. Raises
-        RunFailed when it is not in time."""
+        """The folder of the checkpoint of a step, by the named save, once the file system shows it.
+        Raises RunFailed when it does not in time."""
 
         def find() -> Path | None:
             folder = dict(list_checkpoints(root)).get(step)

@@ -1,12 +1,12 @@
-"""RUN/profile/rank-N.jsonl: what a rank did when, a JSON object a line for each profiled step.
+"""RUN/profile/rank-N.jsonl: the times of a rank's work, one JSON object a line for each profiled
+step.
 
 `mpctl launch --profile 5-7` has every rank write them (runtime/profile.py), `mpctl bench trace`
-reads them (bench/trace.py). A step that a later attempt repeats stands there twice; the last
-line counts.
+reads them (bench/trace.py). A step that a later attempt repeats is there twice; the last line
+counts.
 
-Times are seconds of the clock of the rank's host that never goes back (Python's perf_counter),
-which all processes of one host share and which says nothing on another host. On CUDA they are those
-at which the stream came to a place, on the same clock.
+Times are seconds of the monotonic clock of the rank's host (Python's perf_counter), which all
+processes of a host share, but not hosts. On CUDA they are when the stream reached a place.
 
 By hand, a forward of micro batch 0 from 12.0 to 12.5 s in which the rank waits from 12.1 to 12.2 s
 for an all-reduce that it began to start at 12.05 s:
@@ -38,13 +38,13 @@ WORK = (
     "validation",
     "checkpoint",
 )
-"""Names of events that are not collectives. step: the whole update; data: reading a micro batch;
+"""Names of events that are not collectives. step: the complete update; data: reading a micro batch;
 gradients: what is left of their sums after the schedule; norm: of all gradients; status: what all
-ranks tell each other once a step; checkpoint: how long training waits for saving."""
+ranks exchange once a step; checkpoint: how long training waits for saving."""
 
 
 class RequiredEventFields(TypedDict):
-    """What every event has: its name, one of WORK or the kind of a collective, and its times."""
+    """Fields of every event: its name, one of WORK or the kind of a collective, and its times."""
 
     name: str
     began: float

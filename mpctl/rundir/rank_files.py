@@ -2,7 +2,7 @@
 
 Records are lines of RUN/metrics.jsonl, written by rank 0. Every rank writes RUN/ranks/rank-N.json
 when it has finished, or leaves a FailureRecord in its breadcrumb (breadcrumb.py) when an exception
-ended it. A rank that was killed leaves neither; the breadcrumb then says what it was doing.
+ended it. A rank that was killed leaves neither; its breadcrumb then has what it was doing.
 
 Bytes are bytes, times are seconds, `coords` are a rank's coordinates by axis, {"tp": 1, "pp": 0}.
 """
@@ -21,7 +21,7 @@ PASSES: tuple[Pass, ...] = ("forward", "backward", "recompute", "step")
 
 
 class RequiredStepFields(TypedDict):
-    """What every record has: a line without one of these is not read as a record.
+    """Keys of every record: a line without one of these is not read as a record.
 
     step: the number of updates so far, from 1, skipped ones included; loss: the mean over the
     samples of the global batch, None where it was not finite and the step was skipped; tokens:
@@ -131,10 +131,10 @@ class RankReport(TypedDict):
 class FailureRecord(TypedDict):
     """Why an exception ended a rank.
 
-    doing: step, stage and micro batch at that moment; is_echo: the error only says that a peer was
-    lost, so the cause is elsewhere; time: seconds since 1970. rollback: the step that is to be left
-    out by starting again from the newest checkpoint; damaged: the folder of the checkpoint whose
-    bytes are not those that were written; both are absent for other failures.
+    doing: step, stage and micro batch at that moment; is_echo: the error only reports a lost peer,
+    so the cause is elsewhere; time: seconds since 1970. rollback: the step that is to be left out
+    by starting again from the newest checkpoint; damaged: the folder of the checkpoint whose bytes
+    are not those that were written; both are absent for other failures.
     """
 
     rank: int
@@ -157,7 +157,7 @@ class RehearsalFailure(TypedDict):
 
 
 class RehearsedRankHead(TypedDict):
-    """What is known of every rank that was rehearsed; failure is None when its step succeeded."""
+    """Fields of every rank that was rehearsed; failure is None when its step succeeded."""
 
     rank: int
     coords: dict[str, int]
@@ -173,8 +173,8 @@ class RehearsedRank(RehearsedRankHead, total=False):
 
     activation_bytes: most activations held at once; at_peak: bytes by kind at the step's peak;
     building_bytes: peak memory while the model is built; host_syncs: where the step would make the
-    host wait for a CUDA device, beside the one reading of its figures, as `file:line: why`;
-    audit: what the step launches and moves, where it was asked for.
+    host wait for a CUDA device, except to read its figures once, as `file:line: why`; audit: what
+    the step launches and moves, where it was asked for.
     """
 
     parameters: int
@@ -213,7 +213,7 @@ class AuditRow(AuditFigures):
 
 
 class AuditTotal(AuditFigures):
-    """All rows of one kind of layer (`layers.*`), or of what lies outside of layers, in one pass:
+    """All rows of one kind of layer (`layers.*`), or of all that is not in a layer, in one pass:
     one layer of one micro batch, or all that a step does there."""
 
     part: str
@@ -221,9 +221,9 @@ class AuditTotal(AuditFigures):
 
 
 class StepAudit(TypedDict):
-    """An audit of one rank's step. rows: what loses most first; totals: a layer of each kind, and
-    the rest of the step; unknown: operations of torch of which it is not known how many kernels
-    they are, counted as one each; assumption: what the seconds are made of."""
+    """An audit of one rank's step. rows: the largest loss first; totals: a layer of each kind, and
+    the rest of the step; unknown: operations of torch with an unknown number of kernels, counted as
+    one each; assumption: how the seconds are computed."""
 
     rows: list[AuditRow]
     totals: list[AuditTotal]

@@ -1,4 +1,4 @@
-"""What the ranks of a bench, `mpctl eval` and `mpctl sample` are asked, and what they answer.
+"""The requests to the ranks of a bench, `mpctl eval` and `mpctl sample`, and the answers.
 
 A bench's request is RUN/bench.json, and rank 0 appends its answers to RUN/answers.jsonl
 (runtime/worker.py). `mpctl eval` and `mpctl sample` exchange files with their workers
@@ -25,14 +25,14 @@ from mpctl.spec.model import ModelSpec
 
 ChosenToken = tuple[int, int, int, float, bool, str | None]
 """(prompt number, blank, token id, log probability, whether it ends the text, how the text is
-finished: "end-of-text", "filled", "length", or None while it goes on)."""
+finished: "end-of-text", "filled", "length", or None while it continues)."""
 CollectiveKind = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "sendrecv"
 ]
 Transport = Literal["gloo", "nccl", "shared"]
 CollectiveOp = Literal["sum", "max", "none"]
 SPLIT = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
-"""Kinds whose message is a block for each rank of the group."""
+"""Kinds whose message has a block for each rank of the group."""
 ADDING = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 """Kinds that add up."""
 KernelName = Literal[
@@ -44,16 +44,16 @@ unfused_attention: step by step, as attention dropout needs it. heads: queries, 
 of one product, with rotary positions, and heads side by side for the next. branch: norm, dropout
 and sum of a residual branch. activation: that of an MLP. optimizer: gradient norm, clipping, AdamW
 and zeroing. accumulate: adding a micro batch's gradients to the step's. triad: a = b + s c; copy:
-a = b. layer: a whole transformer layer."""
+a = b. layer: a complete transformer layer."""
 KernelPart = Literal["forward", "backward", "backward_input", "backward_weight", "both", "update"]
 """both: forward and backward; update: of a kernel that has no passes."""
 LAYER_SIZES = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "seq_length")
-"""What the shape of a whole layer has, beside micro_batch_size and whether it is causal."""
+"""Keys of the shape of a `layer`, in addition to micro_batch_size and whether it is causal."""
 
 
 class BenchRequest(TypedDict):
-    """What every request to the ranks of a bench has. task: which probe answers it
-    (runtime/worker.py, find_probe); other keys are the probe's own."""
+    """Keys of every request to the ranks of a bench. task: which probe answers it
+    (runtime/worker.py, find_probe); other keys depend on the probe."""
 
     task: ReadOnly[str]
 
@@ -68,8 +68,8 @@ class CorpusRequest(TypedDict):
 
 
 class EvalRequest(TypedDict):
-    """Compute the mean loss over each corpus. origin: the weights, as weights/origin.py opens them;
-    samples: the first N of each corpus, None for all."""
+    """Compute the mean loss over each corpus. origin: path of the weights, which weights/origin.py
+    opens; samples: the first N of each corpus, None for all."""
 
     task: Literal["evaluate"]
     origin: str
@@ -144,7 +144,7 @@ class EvalProgress(TypedDict):
 
 
 class CorpusAnswer(TypedDict):
-    """The result of one corpus. tokens: predictions that the loss is the mean of."""
+    """The result of one corpus. tokens: predictions over which the loss is averaged."""
 
     event: Literal["corpus"]
     corpus: int
@@ -170,8 +170,8 @@ class TokensAnswer(TypedDict):
 
 
 class LayerSizes(TypedDict):
-    """What a rank holds and sends in a case, None for the unsharded layer: bytes of parameters and
-    of what forward keeps for backward, of the rank that has most; traffic: of rank 0 in a pass."""
+    """Memory and messages of a rank in a case, None for the unsharded layer: bytes of parameters
+    and of what forward saves for backward, of the fullest rank; traffic: of rank 0 in a pass."""
 
     event: Literal["sizes"]
     case: int | None
@@ -239,7 +239,7 @@ class CollectiveRound(TypedDict):
 
 
 class AbsentTransport(TypedDict):
-    """Groups of an axis have no such way to send on some rank, so that its cases are left out."""
+    """Groups of an axis do not have this transport on some rank, so that its cases are left out."""
 
     event: Literal["absent"]
     axis: str

@@ -1,4 +1,4 @@
-"""RUN/summary.json, schema mpctl.run/2: how a run ended, what it reached, plan and run compared.
+"""RUN/summary.json, schema mpctl.run/2: how a run ended and how far it got, plan and run compared.
 
 The launcher writes it when the last rank has ended, and `mpctl launch --json` prints it. It is read
 back by runs/saved.py, which requires little of it, since older versions wrote less.
@@ -75,8 +75,8 @@ class RankSummary(RankComparison):
 
 @dataclass(frozen=True)
 class OtherFailure:
-    """Ranks that failed alike, besides the first. error: what they said, with `…` where they
-    differ; is_echo: it only says that they lost a peer."""
+    """Ranks that failed alike, other than the first. error: their error, with `…` where they
+    differ; is_echo: it only reports a lost peer."""
 
     ranks: tuple[int, ...]
     error: str
@@ -94,7 +94,7 @@ class OtherFailure:
 class Failure:
     """The rank that failed first: its coordinates, its error, what it was doing (step, stage and
     micro batch), the path and the end of its log. rank: None when no single rank is at fault; host:
-    its host, empty where there is one or it is not known; others: what the other ranks said.
+    its host, empty where there is one or it is not known; others: the failures of other ranks.
 
     Not in the document: would_repeat: the same would happen again from the same state, as far as is
     known: an exception or a crash, not a kill, a stop, a hang or a lost host. rollback: the step
@@ -161,8 +161,8 @@ class SaveSummary(TypedDict):
 
 
 class PlanAndRun(TrainingProgress):
-    """What a run reached, and the plan's figures beside it, a row for each rank that finished.
-    saves: None where nothing is known of saves."""
+    """How far a run got, compared with the plan's figures, a row for each rank that finished.
+    saves: None where they were not recorded."""
 
     predicted_step_seconds: float | None
     saves: SaveSummary | None
@@ -187,7 +187,7 @@ class RunSummary(PlanAndRun):
 
 
 class FinishedSummary(TypedDict):
-    """What is known of a run that has nothing left to train and no summary of its own."""
+    """The summary of a run that has nothing left to train and has not written one."""
 
     schema: Literal["mpctl.run/2"]
     status: RunStatus
@@ -196,8 +196,8 @@ class FinishedSummary(TypedDict):
 
 
 class UnstartedSummary(FinishedSummary):
-    """What a run has in place of a summary when its submitted job ended before a rank was started.
-    attempts: 0; failure: why the launcher refused, None where the job was taken back."""
+    """The summary of a run whose submitted job ended before a rank was started. attempts: 0;
+    failure: why the launcher refused, None where the job was cancelled."""
 
     attempts: int
     failure: dict[str, Any] | None
@@ -265,5 +265,5 @@ def save_summary(times: Sequence[SaveTimes]) -> SaveSummary | None:
 
 
 def write_summary(path: Path, summary: RunSummary | UnstartedSummary) -> None:
-    """Write summary.json, whole or not at all. Raises OSError."""
+    """Write summary.json atomically. Raises OSError."""
     write_whole(path, json.dumps(summary, indent=1) + "\n")

@@ -1,14 +1,14 @@
 """Rows for pieces that were added to a tokenizer: each the mean of the rows it was split into.
 
-Old row v of a table E stays as it is; a new piece that stands for the old ids p_1 .. p_n gets
+Old row v of a table E is unchanged; a new piece that stands for the old ids p_1 .. p_n gets
 
     E'[v] = (E[p_1] + ... + E[p_n]) / n
 
-in the word table and in an output layer of its own (Gee et al., EMNLP 2022, "Fast Vocabulary
-Transfer"). For E = [1, 2, 4], id 3 stands for 0, 2 and id 4 for 2, 2, 0: rows 2.5 and 3. Sums
-are float64 and rounded once, so a row is the same bits whichever rank computes it. A rank reads its
-own old rows and those that its new ones need; rows past the last piece keep what the seed gave.
-Special tokens that lie at the top of a family's vocabulary (data/tokenizer.py) move up with it.
+in the word table and in a separate output layer (Gee et al., EMNLP 2022, "Fast Vocabulary
+Transfer"). For E = [1, 2, 4], id 3 stands for 0, 2 and id 4 for 2, 2, 0: rows 2.5 and 3. Sums are
+float64 and rounded once, so a row has the same bits whichever rank computes it. A rank reads its
+old rows and those that its new ones need; rows past the last piece keep their random initial
+values. Special tokens at the top of a family's vocabulary (data/tokenizer.py) move up with it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def fill_tables(
     reserved: int = 0,
 ) -> Targets:
     """Fill the word table and the head where the data's extension adds rows to the origin's;
-    returns the targets that are left, all of them where it does not.
+    returns the remaining targets, all of them where it does not.
 
     reserved: ids at the top of the vocabulary that no text uses. InputError where rows are missing
     that no extension explains.
@@ -97,7 +97,7 @@ def rows_of_rank(shard: Shard, wanted: range) -> Iterator[tuple[slice, range]]:
 
 
 def _columns(shard: Shard, rows: Tensor) -> Tensor:
-    """The columns of a table that this rank holds, of whole rows [rows, ...]."""
+    """The columns of a table that this rank holds, from full rows [rows, ...]."""
     columns = {dim: blocks for dim, blocks in shard.cuts.items() if dim > 0}
     return take(Shard(tuple(rows.shape), columns), rows) if columns else rows
 
@@ -125,7 +125,7 @@ def extended_rows(read_rows: ReadRows, wanted: range, extension: TokenizerExtens
 
 
 def row_reader(origin: Hub | SavedModel, name: str) -> ReadRows:
-    """Reads just the rows that it is asked for, from whichever files hold them."""
+    """Reads only the requested rows, from whichever files hold them."""
     if isinstance(origin, Hub):
         return partial(_hub_rows, origin, name)
     checkpoint = OpenCheckpoint.of(origin.checkpoint)
@@ -144,7 +144,7 @@ def _hub_rows(hub: Hub, name: str, ids: Sequence[int]) -> Tensor:
 
 
 def _stored_rows(path: Path, name: str, ids: Sequence[int]) -> Tensor:
-    """Rows of one tensor of one file, neighbours in one read."""
+    """Rows of one tensor of one file, consecutive ones in one read."""
     try:
         with safe_open(path, framework="pt") as file:
             stored = file.get_slice(name)

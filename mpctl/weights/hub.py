@@ -1,4 +1,4 @@
-"""A Hugging Face directory as headers tell it: its config, its tensors' names, shapes and types.
+"""A Hugging Face directory by its headers: its config, its tensors' names, shapes and types.
 
 A directory holds one `model.safetensors`, or several that `model.safetensors.index.json` maps. No
 torch here: reader.py reads the bytes that this module has checked.
@@ -80,7 +80,7 @@ def _foreign(path: Path, wanted: set[str], stored: set[str]) -> Iterator[Issue]:
 class Hub:
     """A Hugging Face directory whose headers agree with its config.
 
-    rows: for each of our parameters, by its name, where it lies in the files. tensors: the files'
+    rows: for each of our parameters, by its name, its place in the files. tensors: the files'
     tensors by their names. copies: for each of our parameters, names of tensors that hold it once
     more and must be equal to it.
     """
@@ -105,14 +105,14 @@ def open_hub(folder: Path) -> Hub:
     if (kind := json.loads(path.read_text("utf-8"))["model_type"]) not in builtin_schemes():
         raise InputError.of("no-hub-class", str(path), f"weights of {kind} are not read by this "
                             "version", f"use {', '.join(builtin_schemes())}")  # fmt: skip
-    # Names and paths of this machine would travel with whatever is made of it.
+    # Names and paths of this machine would be copied into everything made from it.
     model = model.model_copy(update={"name": None, "source": None})
     scheme, rows = get_scheme(model), rows_of(model)
     tensors, issues = read_folder(folder)
     if issues and not tensors:
         raise InputError(issues)
     rows = as_stored(rows, tensors, scheme)
-    # A head that is read as a parameter by itself is no copy.
+    # A head that is read as a separate parameter is not a copy.
     unread = tensors.keys() - {piece.name for row in rows.values() for piece in row.pieces}
     copies = {
         name: stored
@@ -120,7 +120,7 @@ def open_hub(folder: Path) -> Hub:
         if (stored := tuple(copy for copy in names if copy in unread))
     }
     hub = Hub(folder, model, rows, tensors, copies)
-    # What an unreadable file may hold is not called missing.
+    # Tensors that may be in an unreadable file are not reported as missing.
     is_complete = not issues
     faults = chain(_tensor_issues(hub, scheme), _copy_issues(hub, scheme))
     issues += [issue for issue in faults if is_complete or issue.rule != "weights-missing"]
@@ -130,7 +130,7 @@ def open_hub(folder: Path) -> Hub:
 
 
 def _copy_issues(hub: Hub, scheme: Scheme) -> Iterator[Issue]:
-    """Copies that headers show to be none; reader.py compares the values of the others."""
+    """Issues for copies whose headers differ; reader.py compares the values of the others."""
     for name, names in hub.copies.items():
         (piece,) = hub.rows[name].pieces
         first = hub.tensors.get(piece.name)
@@ -145,7 +145,7 @@ def _copy_issues(hub: Hub, scheme: Scheme) -> Iterator[Issue]:
 
 
 def differing(path: Path, message: str, copy: str, scheme: Scheme) -> Issue:
-    """A tensor that should hold the same as another one and does not."""
+    """The issue of a tensor that should equal another one and does not."""
     again = "save it again with the class that wrote it, which decides what is meant"
     is_head = copy.startswith((HEAD, "cls."))
     return Issue("weights-untied", str(path), message, scheme.untied if is_head else again)

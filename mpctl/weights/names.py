@@ -1,4 +1,4 @@
-"""Our parameters by Hugging Face's names and layouts, as the tables of their classes say; no torch.
+"""mpctl's parameters by Hugging Face's names and layouts, from tables of their classes; no torch.
 
 A parameter of ours is one tensor of theirs, or several stacked on dim 0 (q, k and v; gate and up).
 Linear layers stored [in, out] are transposed.
@@ -75,7 +75,7 @@ def get_scheme(model: ModelSpec) -> Scheme:
 
 
 def _inexpressible(model: ModelSpec, scheme: Scheme) -> Iterator[Issue]:
-    """An issue for each setting of the model that the class has no word for."""
+    """An issue for each setting of the model that the class cannot represent."""
     rule, name = "no-hub-class", scheme.architecture
     for key, legal in scheme.expressible.items():
         if (value := getattr(model, key)) not in legal:
@@ -99,7 +99,7 @@ def _inexpressible(model: ModelSpec, scheme: Scheme) -> Iterator[Issue]:
 
 
 def rows_of(model: ModelSpec) -> dict[str, Row]:
-    """Every parameter of the model by its name, with where it lies in a directory of theirs."""
+    """Every parameter of the model by name, with its place in a Hugging Face directory."""
     scheme, table = get_scheme(model), get_table(model, tp=1)
     return {weight.name: _row(weight, model, scheme) for weight in table.weights()}
 
@@ -119,7 +119,7 @@ def _row(weight: ParameterSpec, model: ModelSpec, scheme: Scheme) -> Row:
 
 
 def _their_names(owner: str, scheme: Scheme, *, gated: bool) -> tuple[tuple[str, ...], bool]:
-    """By a module of ours: theirs, and whether it belongs to a layer."""
+    """For a module of ours: the names of theirs, and whether it belongs to a layer."""
     modules = {**scheme.modules, **(scheme.gated if gated else {})}
     number = re.search(r"\.(\d+)\.", owner)
     if number is None:

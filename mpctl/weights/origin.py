@@ -1,4 +1,4 @@
-"""Where initial weights come from, known from headers alone, so that a launch can refuse at once.
+"""The origin of initial weights, checked from headers alone, so that a launch can refuse at once.
 
 Three kinds of directory: Hugging Face's (hub.py), one that `mpctl checkpoint import` wrote, and a
 run (saved.py). Here: which of them a path is, and whether a model may start from it.
@@ -17,7 +17,7 @@ from mpctl.spec.model import ModelSpec
 from mpctl.weights.hub import Hub, open_hub
 
 FRAGMENT = "model.toml"
-# What may differ between a model and the one whose weights it starts from.
+# Settings in which a model may differ from the one whose weights it starts from.
 FREE = ("name", "source", "vocab_divisor", "seq_length", "decoder_seq_length", "attention")
 
 
@@ -47,8 +47,8 @@ def open_origin(path: Path) -> Hub | SavedModel:
 
 
 def longest_sequence(origin: Hub | SavedModel, seen: frozenset[Path] = frozenset()) -> int:
-    """Tokens that a model was made for: its own limit, or that of the weights it started from, as
-    far as they are still there, where that is more (a run may train on shorter sequences)."""
+    """The longest sequence of a model, in tokens: the larger of its limit and that of the weights
+    it started from, if they still exist (a run may train on shorter sequences)."""
     limit = max(origin.model.max_positions, origin.model.seq_length)
     folder = origin.folder.resolve()
     if isinstance(origin, Hub) or origin.started_from is None or folder in seen:
@@ -63,7 +63,7 @@ def longest_sequence(origin: Hub | SavedModel, seen: frozenset[Path] = frozenset
 def origin_issues(
     path: Path, model: ModelSpec, extension: TokenizerExtension | None = None, *, reserved: int = 0
 ) -> list[Issue]:
-    """Everything that keeps `model` from starting from what is at `path`; headers only.
+    """Everything that keeps `model` from starting from the weights at `path`; headers only.
 
     extension: of the tokenizer of the data to train on, where it adds to an older one; reserved:
     ids at the top of the vocabulary that no text uses.
@@ -86,8 +86,8 @@ def is_extended(
 ) -> bool:
     """Whether the extension starts where the origin ends, so that it explains all new rows.
 
-    The origin's vocabulary is the old tokenizer's by its size; or by its very tokenizer, which may
-    leave rows unused.
+    The origin has the old tokenizer's vocabulary if the size is equal, or if the tokenizer is the
+    same, which may leave rows unused.
     """
     if extension is None:
         return False
@@ -100,7 +100,7 @@ def is_extended(
 
 
 def differences(ours: ModelSpec, theirs: ModelSpec, path: Path) -> Iterator[Issue]:
-    """Keys in which the models are not the same function of the same shapes."""
+    """Issues for keys in which the models differ in shape or in function."""
     free = FREE if ours.position == "learned" else (*FREE, "max_positions")
     for key in ModelSpec.model_fields:
         now, then = getattr(ours, key), getattr(theirs, key)

@@ -1,9 +1,9 @@
-"""The part of a Hugging Face directory that a rank keeps: slices of its shards, never the whole.
+"""Reads the part of a Hugging Face directory that a rank keeps: slices of its files, never all.
 
 A parameter of ours stacks tensors of theirs on dim 0. Each box that a rank keeps (mpctl/shard.py),
-which may be cut along rows and columns, is looked for in each of them; a transposed tensor swaps
+which may be cut along rows and columns, is searched for in each of them; a transposed tensor swaps
 the two. Of q with 8 rows, k and v with 4, rank 1 of 2 keeps blocks 4..8, 10..12 and 14..16: rows
-4..8 of q, 2..4 of k, 2..4 of v. Rows that only pad the vocabulary lie in no tensor and become
+4..8 of q, 2..4 of k, 2..4 of v. Rows that only pad the vocabulary are in no tensor and become
 zeros.
 
 Letters: r rows and c columns of ours.

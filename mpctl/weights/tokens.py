@@ -1,7 +1,7 @@
 """The tokenizer as transformers loads it, and the tokens that begin, end and pad a text.
 
 Tokens that training added to the text, at ids that its tokenizer does not have (data/tokenizer.py),
-enter tokenizer.json under those ids; otherwise the file is copied to the byte. Beside it lie
+enter tokenizer.json under those ids; otherwise the file is copied to the byte. Next to it are
 tokenizer_config.json and special_tokens_map.json (which token has which role) and, for a class that
 generates, generation_config.json. A BERT of 310 entries and a tokenizer of 280 without
 [CLS], [SEP] and [MASK] exports these as 309, 308 and 307, and texts are framed `[CLS] A [SEP]`.
@@ -82,7 +82,7 @@ GENERATION_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def token_roles(tokens: Tokens, scheme: Scheme) -> dict[str, str]:
-    """`pad_token` and its like: the first of the possible names that there is."""
+    """`pad_token` and others: the first of the possible names that the tokenizer has."""
     chosen = {
         role: next((name for name in names if name in tokens.ids), None)
         for role, names in scheme.roles.items()
@@ -130,7 +130,7 @@ def _write_tokens(path: Path, tokens: Tokens, scheme: Scheme) -> list[str]:
 
 
 def _entries(tokens: Tokens) -> Iterator[dict[str, Any]]:
-    """A mask stands for a piece with the space before it, as a piece of text has it."""
+    """A mask replaces a piece with the space before it, as a piece of text has one."""
     for name in tokens.missing:
         yield {
             "id": tokens.ids[name], "content": name, "single_word": False,
@@ -141,7 +141,7 @@ def _entries(tokens: Tokens) -> Iterator[dict[str, Any]]:
 def _frame(frame: tuple[str, ...], ids: Mapping[str, int]) -> dict[str, Any]:
     """A post-processor that puts special tokens around texts; frame: of two texts, A and B.
 
-    One text is framed by what stands before B.
+    One text is framed by the part before B.
     """
     steps: list[dict[str, Any]] = []
     kind, ends = 0, len(frame)

@@ -1,4 +1,4 @@
-"""Weights written whole: a checkpoint of ours from Hugging Face's files, and the way back.
+"""Import and export of full weights: a checkpoint of mpctl from Hugging Face's files, and back.
 
 Import writes OUT/checkpoints/step-0 (one shard, values only, in the dtype that was stored),
 OUT/model.toml (a job fragment that launches from it) and the tokenizer. Export writes what
@@ -18,7 +18,7 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from mpctl.checkpoint.folder import whole_folder
+from mpctl.checkpoint.folder import staged_folder
 from mpctl.checkpoint.manifest import (
     Manifest,
     OnBytes,
@@ -46,8 +46,7 @@ TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bf
 
 
 class Written(BaseModel):
-    """What an import or an export wrote, schema mpctl.weights/1. notes: what a reader should know,
-    in words."""
+    """What an import or an export wrote, schema mpctl.weights/1. notes: messages for the user."""
 
     source: Path
     out: Path
@@ -67,7 +66,7 @@ class Written(BaseModel):
 
 def import_weights(source: Path, out: Path, *, on_progress: Progress = ignore_progress) -> Written:
     """A checkpoint of ours at `out` from the Hugging Face directory `source`; or InputError."""
-    with whole_folder(out) as work:
+    with staged_folder(out) as work:
         hub = open_hub(source)
         checkpoint = work / "checkpoints" / "step-0"
         checkpoint.mkdir(parents=True)
@@ -102,18 +101,18 @@ def import_weights(source: Path, out: Path, *, on_progress: Progress = ignore_pr
 def _entries_of_ours(
     hub: Hub, issues: list[Issue]
 ) -> tuple[list[Entry], dict[str, ParameterPlacement]]:
-    """What to write and where it belongs; `issues` gets what is wrong as each tensor is made."""
+    """The tensors to write and their placement; `issues` is filled as each tensor is made."""
     table = get_table(hub.model, tp=1)
     entries, placements = list[Entry](), dict[str, ParameterPlacement]()
     for weight in table.weights():
         first = hub.tensors[hub.rows[weight.name].pieces[0].name]
         placements[weight.name] = ParameterPlacement.of(Shard(weight.shape))
-        make = partial(_whole, hub, weight.name, weight.shape, first.dtype, issues)
+        make = partial(_tensor, hub, weight.name, weight.shape, first.dtype, issues)
         entries.append(Entry(f"{weight.name}/value", first.dtype, weight.shape, make))
     return entries, placements
 
 
-def _whole(hub: Hub, name: str, shape: tuple[int, ...], dtype: str, issues: list[Issue]) -> Tensor:
+def _tensor(hub: Hub, name: str, shape: tuple[int, ...], dtype: str, issues: list[Issue]) -> Tensor:
     tensor = torch.empty(shape, dtype=DTYPES[dtype])
     try:
         fill(hub, {name: (Shard(shape), tensor)})
@@ -138,14 +137,14 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-# ---------------------------------------------------------------- the way back
+# ---------------------------------------------------------------- export
 
 
 def export_weights(
     run: Path, out: Path, *, shard_bytes: int = SHARD_BYTES, on_progress: Progress = ignore_progress
 ) -> Written:
     """A Hugging Face directory at `out` from a run's newest checkpoint, or an import's."""
-    with whole_folder(out) as work:
+    with staged_folder(out) as work:
         saved = open_origin(run)
         if isinstance(saved, Hub):
             raise InputError.of("no-run", str(run), "is a Hugging Face directory already",
@@ -157,7 +156,7 @@ def export_weights(
         tokens = None if saved.tokenizer is None else find_tokens(model, saved.tokenizer)
         ids = token_settings(tokens, scheme)
         counter = counted("verify", checkpoint_bytes(saved.checkpoint), on_progress)
-        for shard in saved.shards:  # InputError unless its bytes are those that were written
+        for shard in saved.shards:  # InputError if its bytes are damaged
             read_shard_record(saved.checkpoint, shard.file, on_bytes=counter)
         checkpoint, optional = OpenCheckpoint.of(saved.checkpoint), padding_rows(model)
         entries = [
@@ -244,7 +243,7 @@ def _numel(rows: Iterable[Row]) -> int:
 
 
 def _dtype(entries: list[Entry]) -> str:
-    """The widest that is stored, which a loader needs to lose nothing."""
+    """The widest stored dtype, which a loader needs to lose nothing."""
     return max((entry.dtype for entry in entries), key=list(reversed(DTYPES)).index)
 
 

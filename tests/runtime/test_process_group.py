@@ -23,7 +23,7 @@ def _rank(rank: int, port: int, asks_after: float, waits: float) -> None:
     store = checkpoint_store(rank, SIZE)
     if rank:
         time.sleep(asks_after)
-        store.check(["1/whole"])
+        store.check(["1/published"])
     leave_process_group(rank, SIZE, waits)
 
 

@@ -1,5 +1,4 @@
-"""`--on kubernetes --submit`: a run whose directory is complete is submitted to Kubeflow by
-kubectl.
+"""`--on kubernetes --submit`: submits a run whose directory is complete to Kubeflow by kubectl.
 
 Each pod of the job joins the run as a node (clusters/torchrun/). `--dry-run` prints the object on
 any machine, without kubectl, a cluster, the volume or the data. Only the cluster knows whether the
