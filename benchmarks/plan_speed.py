@@ -87,7 +87,6 @@ def interleaved(commands: Mapping[str, Command], rounds: int) -> dict[str, list[
 
 
 def _children() -> float:
-    """Processor seconds of the children that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

@@ -107,7 +107,6 @@ def _kill_launcher(run: Victim, fault: Fault) -> None:
 
 
 def _newest_file(run: Victim) -> Path:
-    """The largest file of the newest checkpoint."""
     _, folder = list_checkpoints(run.path / "checkpoints")[-1]
     return max((p for p in folder.rglob("*") if p.is_file()), key=lambda path: path.stat().st_size)
 

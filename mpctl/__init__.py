@@ -2,8 +2,8 @@
 
 These names are the library: `from mpctl import load_plan, Topology`. Everything else may move
 between versions. A name is imported when it is first used, so that `import mpctl` imports neither
-torch nor pydantic, and the planning names never import torch. `__init__.pyi` tells type checkers
-the same.
+torch nor pydantic, and the planning names never import torch. `__init__.pyi` declares the same for
+type checkers.
 """
 
 from importlib import import_module

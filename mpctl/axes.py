@@ -1,12 +1,12 @@
 """The axes of parallelism, one row each; a new kind of parallelism starts here.
 
-From a row follow the rank law and its groups (topology.py), the size as a key of `[parallel]`
+A row determines the rank law and its groups (topology.py), the size as a key of `[parallel]`
 (spec/parallel.py), the law that the sizes fill the world, the loops and keys of a search, and every
-table, picture and JSON that lists axes. What an axis splits is said in sharding.py.
+table, picture and JSON that lists axes. sharding.py defines what an axis splits.
 
 A *group kind* is a named set of axes: the ranks that differ only along them form one group. An axis
 may be split into several (`Topology.factored`): GRID_AXES has those of tp in 2d, 2.5d and 3d
-(tensor_grid.py). The same ranks may be seen along other axes (`Topology.view`: experts).
+(tensor_grid.py). The same ranks may be numbered along other axes (`Topology.view`: experts).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import NamedTuple
 class Axis(NamedTuple):
     """One axis of parallelism.
 
-    splits, sends: in words. size: what its size in `[parallel]` means. supported_by: the key of a
-    runtime's `[runs]` that says whether it has the axis; empty where every runtime has it.
-    in_layer: whether the seconds and bytes of a single layer follow from its size.
+    splits, sends: in words. size: the meaning of its size in `[parallel]`. supported_by: the key of
+    a runtime's `[runs]` that says whether it has the axis; empty where every runtime has it.
+    in_layer: whether the seconds and bytes of a single layer depend on its size.
     """
 
     name: str
@@ -44,7 +44,7 @@ AXES = (
          "pipeline-parallel size: number of stages", "pipeline", in_layer=False),
 )  # fmt: skip
 FILLING = "dp"
-"""The axis whose size is what the others leave of the world, where a job does not give it."""
+"""The axis whose size fills the rest of the world where a job does not state it."""
 # Axes into which tp is split in tensor_mode 2d (col, row), 2.5d (and depth) and 3d.
 GRID_AXES = (
     Axis("col", "columns of tp", "hidden states, heads and MLP columns", "blocks of activations"),
@@ -60,8 +60,8 @@ AXIS_NAMES = tuple(axis.name for axis in AXES)
 CHOSEN_AXES = tuple(name for name in AXIS_NAMES if name != FILLING)
 DEFAULT_ORDER = "-".join(AXIS_NAMES)
 
-# dp_cp: the ranks that hold the same parameters and reduce their gradients together. mp: what one
-# replica of the model spans. The two embedding kinds are subsets of a pp group.
+# dp_cp: the ranks that hold the same parameters and reduce their gradients together. mp: the ranks
+# of one replica of the model. The two embedding kinds are subsets of a pp group.
 UNIONS: dict[str, tuple[str, ...]] = {
     "dp_cp": ("dp", "cp"),
     "mp": ("tp", "pp"),
@@ -84,7 +84,7 @@ GROUP_KINDS = group_kinds(AXIS_NAMES)
 
 
 def chosen_ranks(sizes: Mapping[str, int]) -> int:
-    """Ranks of the axes besides the one that fills the world; the law is that they divide it.
+    """Ranks of all axes but the one that fills the world; their product must divide the world.
 
     >>> chosen_ranks({"tp": 2, "cp": 1, "dp": 8, "pp": 4})
     8
@@ -99,7 +99,7 @@ def sizes_text(sizes: Mapping[str, int], axes: Iterable[str] = AXIS_NAMES) -> st
 
 def used_axes(order: str, sizes: Mapping[str, int]) -> tuple[str, ...]:
     """The axes of more than one rank in an order, those that it leaves out last: orders with the
-    same ones number the ranks alike.
+    same used axes number the ranks alike.
 
     >>> used_axes("tp-cp-dp-pp", {"tp": 2, "cp": 1, "dp": 4, "pp": 1})
     ('tp', 'dp')
@@ -120,8 +120,7 @@ def parse_order(
 ) -> tuple[str, ...]:
     """`"tp-cp-dp-pp"` -> its axes, fastest-varying first; axes of size 1 may be left out.
 
-    axes: the names that there are. Raises ValueError naming the axes that are unknown, repeated or
-    missing.
+    axes: the known names. Raises ValueError naming the axes that are unknown, repeated or missing.
     """
     named, names = order.split("-"), tuple(axes)
     unknown = [name for name in named if name not in names]

@@ -1,7 +1,7 @@
-"""The kinds of messages between ranks, one row each: what a rank sends, and over which pattern.
+"""The kinds of messages between ranks, one row each: the bytes a rank sends, and the pattern.
 
-A message of n bytes over t ranks is the whole tensor: of an all-to-all what one rank has for all,
-its own block included, as nccl-tests counts it.
+A message of n bytes over t ranks is the full tensor: in an all-to-all the blocks of one rank for
+all, its own included, as nccl-tests counts it.
 
     kind               each rank sends         pattern
     all_reduce         2 (t-1)/t n             around a ring, twice
@@ -11,7 +11,7 @@ its own block included, as nccl-tests counts it.
     broadcast, reduce  (t-1)/t n on average    along a chain; all of n crosses each link
     send, sendrecv     n                       to one rank
 
-Whatever counts or times messages reads these rows, and a kind without a row is an error.
+All code that counts or times messages reads these rows, and a kind without a row is an error.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Pattern = Literal["ring", "peers", "chain", "pair"]
 
 
 class CollectiveLaw(NamedTuple):
-    """phases: how often a rank sends (t-1)/t of a message, on average; 0 where it sends it whole,
-    to one other rank."""
+    """phases: how often a rank sends (t-1)/t of a message, on average; 0 where it sends the full
+    message to one other rank."""
 
     phases: int
     pattern: Pattern
@@ -53,8 +53,8 @@ def get_collective(kind: str) -> CollectiveLaw:
 
 
 def sent_by_rank(kind: str, size: int, ranks: int) -> int | float:
-    """Bytes that each of the ranks sends of a message of `size` bytes, on average; an int where it
-    is whole. Raises ValueError for an unknown kind.
+    """Bytes that each of the ranks sends of a message of `size` bytes, on average; an int where
+    possible. Raises ValueError for an unknown kind.
 
     >>> [sent_by_rank(kind, 8, 4) for kind in ("all_reduce", "all_to_all", "send")]
     [12, 6, 8]
@@ -64,7 +64,7 @@ def sent_by_rank(kind: str, size: int, ranks: int) -> int | float:
 
 
 def ring_bytes(volume: int, ranks: int) -> int | float:
-    """(t-1)/t of the bytes of all phases of some messages: what each of t ranks sends of them."""
+    """(t-1)/t of the bytes of all phases of some messages: the bytes that each of t ranks sends."""
     exact = (ranks - 1) * volume
     return exact // ranks if exact % ranks == 0 else exact / ranks
 

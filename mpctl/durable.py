@@ -1,5 +1,5 @@
-"""Files that a crash leaves whole: written under another name, on the disk, then renamed; and files
-of other hosts, waited for.
+"""Files that a crash leaves complete: written under another name, synchronised to the disk, then
+renamed; and waiting for files of other hosts.
 
 A rename is atomic, but a machine that loses power may keep the new name and lose the bytes behind
 it, unless file and directory were synchronised first (man 2 fsync).
@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 def write_whole(path: Path, text: str) -> None:
     """Replace `path` by `text` in UTF-8: readers find the old file or the new one, also after a
-    crash. The directory must exist. Raises OSError, and then the old file is as it was."""
-    temporary = temporary_beside(path)
+    crash. The directory must exist. Raises OSError, and the old file is then unchanged."""
+    temporary = temporary_path(path)
     try:
         with temporary.open("w", encoding="utf-8") as stream:
             stream.write(text)
@@ -36,16 +36,16 @@ def write_whole(path: Path, text: str) -> None:
     sync_folder(path.parent)
 
 
-def temporary_beside(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """A hidden name in the same directory that no other process takes, on any host: each pod has a
-    process 1. Host and process tell who left it there."""
+    process 1. It contains host and process."""
     who = f"{platform.node()}-{os.getpid()}-{os.urandom(4).hex()}"
     return path.with_name(f".{path.name}.{who}")
 
 
 def wait_for_file(find: Callable[[], T | None], folder: Path, seconds: float) -> T | None:
-    """What `find` returns once it finds something in a folder; None when it does not within so many
-    seconds. A client of a network file system may show files and listings of up to a minute ago;
+    """The first result of `find` in a folder that is not None; None if there is none within
+    `seconds`. A client of a network file system may cache files and listings for up to a minute;
     listing the folder makes it ask the server."""
     deadline = time.monotonic() + seconds
     while (found := find()) is None and time.monotonic() < deadline:

@@ -40,7 +40,7 @@ class Issue(NamedTuple):
     """One thing that is wrong with the input.
 
     rule: a stable id to search for, `tp-divides-heads`; where: the setting, `parallel.tp`;
-    message: value and bound in words; hint: what would be legal.
+    message: value and bound in words; hint: a legal value.
     """
 
     rule: str
@@ -107,8 +107,8 @@ class InputError(MpctlError):
 
 
 def attempt(issues: list[Issue], read: Callable[[], Result]) -> Result | None:
-    """What `read` returns; where it raises InputError, None, and its issues join the `issues`, so
-    that all are told at once."""
+    """The result of `read`; if it raises InputError, None, and its issues are added to `issues`, so
+    that all are reported together."""
     try:
         return read()
     except InputError as error:
@@ -117,7 +117,7 @@ def attempt(issues: list[Issue], read: Callable[[], Result]) -> Result | None:
 
 
 def capped(issues: Iterable[Issue]) -> tuple[Issue, ...]:
-    """The issues, of each rule no more than MOST_OF_A_RULE; the last one shown counts the rest.
+    """The issues, at most MOST_OF_A_RULE of each rule; the last one shown counts the rest.
 
     By hand, 1,000 missing tensors are 10 issues, and the tenth ends "(and 990 more like this)".
     """
@@ -136,7 +136,7 @@ def capped(issues: Iterable[Issue]) -> tuple[Issue, ...]:
 
 
 class DoesNotFit(InputError):
-    """What is asked for is legal, and no device has the memory for it."""
+    """The job is legal, but no device has the memory for it."""
 
     exit_code = DOES_NOT_FIT
 

@@ -1,8 +1,8 @@
 """A record as JSON: its fields, and those of its properties that belong to a document.
 
 A record is a dataclass or a NamedTuple; its keys in JSON are the names of its fields, then those in
-its class attribute JSON_PROPERTIES. What a document has of a record so stands in the record alone,
-and a field that is added to it is in every document that holds one.
+its class attribute JSON_PROPERTIES. Only the record defines its keys in documents, and a field that
+is added to it appears in every document that contains one.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ Json = dict[str, Any]
 
 
 def to_json(record: object) -> Json:
-    """A record as a JSON object; what it holds in turn as `json_value` says.
+    """A record as a JSON object; its values are converted by `json_value`.
 
-    Raises TypeError for what is neither a dataclass nor a NamedTuple.
+    Raises TypeError for anything but a dataclass or a NamedTuple.
     """
     if is_dataclass(record) and not isinstance(record, type):
         names = [field.name for field in fields(record)]
@@ -30,7 +30,7 @@ def to_json(record: object) -> Json:
 
 
 def json_value(value: object) -> Any:
-    """Numbers, texts and None as they are, sequences as lists, mappings and records as objects.
+    """Numbers, texts and None unchanged, sequences as lists, mappings and records as objects.
 
     >>> json_value({"spans": ((0, 6), (6, 12)), "ranks": range(3)})
     {'spans': [[0, 6], [6, 12]], 'ranks': [0, 1, 2]}

@@ -1,8 +1,8 @@
-"""The part of a tensor that a rank or a file holds, and how parts meet: without torch.
+"""The part of a tensor that a rank or a file holds, and how parts intersect, without torch.
 
 A shard keeps some blocks of each dimension, and so every box that has one of its blocks along each.
-Side by side, in the order of the blocks, the boxes are the local tensor. A shard of any cuts is put
-together from shards of any others box by box, since what two boxes share is a box.
+Concatenated in the order of the blocks, the boxes are the local tensor. A shard with any cuts is
+assembled box by box from shards with other cuts, since the intersection of two boxes is a box.
 
 Rows 2 and 5 of a [6, 4] tensor, a fused pair of parts over t = 3 ranks, and columns 2 and 3 of it:
 
@@ -27,8 +27,8 @@ Box = tuple[range, ...]
 
 @dataclass(frozen=True)
 class Shard:
-    """The part kept of a tensor of full size `shape`. cuts: of each dimension that is split, the
-    blocks that are kept, in local order; the other dimensions are whole. Raises ValueError where
+    """The part kept of a tensor of full size `shape`. cuts: for each dimension that is split, the
+    blocks that are kept, in local order; the other dimensions are full. Raises ValueError where
     blocks leave the shape or overlap."""
 
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class Shard:
                     raise ValueError(f"{starts} of dimension {dim} overlap")
 
     def blocks(self, dim: int) -> tuple[range, ...]:
-        """The blocks kept along `dim`: one of all where it is whole."""
+        """The blocks kept along `dim`: a single one if it is not split."""
         return self.cuts.get(dim, (range(self.shape[dim]),))
 
     @property
@@ -63,7 +63,7 @@ class Shard:
                 yield box
 
     def slices(self, box: Box) -> tuple[slice, ...]:
-        """Where the local tensor has `box`, which lies inside of one of `boxes`."""
+        """The slices of the local tensor that are `box`, which is inside one of `boxes`."""
         return tuple(self._slice(dim, span) for dim, span in enumerate(box))
 
     def _slice(self, dim: int, span: range) -> slice:
@@ -98,9 +98,9 @@ def _shared_spans(one: Shard, other: Shard, dim: int) -> list[range]:
 
 
 class Coverage:
-    """Which elements of `target` were found so far in `parts`, boxes inside of it.
+    """Which elements of `target` were found so far in `parts`, boxes inside it.
 
-    Every edge of a box cuts its dimension into spans, which no box has a part of; a cell is a span
+    Every edge of a box cuts its dimension into spans, which no box covers in part; a cell is a span
     of each dimension. The parts of a grid of q x q ranks are its cells, those of 2.5d d times.
 
     >>> halves = [(range(4), range(2)), (range(3), range(4))]
@@ -120,7 +120,7 @@ class Coverage:
 
     @property
     def missing(self) -> list[Box]:
-        """What was not found yet, as boxes that do not overlap."""
+        """The missing elements, as boxes that do not overlap."""
         spans = [[range(a, b) for a, b in pairwise(edges)] for edges in self._edges]
         return [tuple(map(getitem, spans, cell)) for cell in sorted(self._cells)]
 

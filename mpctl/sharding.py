@@ -1,10 +1,10 @@
-"""The sharding law: which named dimension is split over which axis, and what a rank keeps.
+"""The sharding law: which named dimension is split over which axis, and the part that a rank keeps.
 
-Where a parameter lives: in one *view* of the ranks. A view numbers them along axes; some of these
-cut its parameters, along the others the same parameters are repeated. Of the dense view the ranks
-of tp hold the shards and dp x cp the replicas. Experts have a view with ep and edp where the dense
-one has cp and dp. Local shapes, the group that reduces gradients, the share of ZeRO, what counts in
-a norm and who writes a checkpoint all follow from a parameter's view and dimensions.
+A parameter belongs to one *view* of the ranks. A view numbers them along axes; some of these cut
+its parameters, along the others the same parameters are repeated. In the dense view the ranks of tp
+hold the shards and dp x cp the replicas. Experts have a view with ep and edp where the dense one
+has cp and dp. A parameter's view and dimensions determine local shapes, the group that reduces
+gradients, the share of ZeRO, the terms of a norm and the writers of a checkpoint.
 
 A local size is the global size over the axis size and must divide. The planner's estimate and the
 layers' constructors both ask this module, so a plan and the run it describes cannot disagree.
@@ -46,10 +46,10 @@ AXIS_OF_DIM = {
 class View(NamedTuple):
     """How the ranks of a job hold the parameters of one kind.
 
-    grid: the ranks with different shards, and what cuts them; shard_group: the name of their group.
-    replicas: how many ranks hold the same shard and reduce its gradients together; replica_group:
-    the name of their group. zero: the ZeRO stage in effect, 0 where a single replica has nothing to
-    share. sizes: of a view besides the dense one, the ranks along each of its axes, the
+    grid: the ranks with different shards, and the axes that cut them; shard_group: the name of
+    their group. replicas: number of ranks that hold the same shard and reduce its gradients
+    together; replica_group: the name of their group. zero: the ZeRO stage in effect, 0 with a
+    single replica. sizes: for views other than the dense one, the ranks along each axis, the
     fastest-varying first.
     """
 
@@ -95,7 +95,7 @@ def divisors(number: int) -> list[int]:
 
 
 def local_size(size: int, *, parts: int) -> int:
-    """size / parts, which must be whole; raises ValueError naming the legal ways to split."""
+    """size / parts, which must be an integer; raises ValueError naming the legal ways to split."""
     if size % parts:
         legal = ", ".join(map(str, divisors(size)))
         raise ValueError(f"{size} is not divisible by {parts} (use one of {legal})")
@@ -109,7 +109,7 @@ def local_range(size: int, *, parts: int, index: int) -> range:
 
 
 def split_parts(sizes: Sequence[int], *, parts: int, index: int) -> tuple[range, ...]:
-    """Blocks kept of a dimension that fuses several parts, each of which is split by itself."""
+    """Blocks kept of a dimension that fuses several parts, each of which is split separately."""
     blocks, offset = [], 0
     for size in sizes:
         own = local_range(size, parts=parts, index=index)
@@ -119,7 +119,7 @@ def split_parts(sizes: Sequence[int], *, parts: int, index: int) -> tuple[range,
 
 
 def splits_kv_heads(kv_heads: int, head_dim: int, *, parts: int) -> bool:
-    """Whether `parts` ranks can share the key-value heads: each has whole heads, or an equal number
+    """Whether `parts` ranks can share the key-value heads: each has full heads, or an equal number
     of the columns of one: 6 ranks have 2 of the 6 columns of one of 2 heads.
 
     >>> [splits_kv_heads(2, 6, parts=t) for t in (1, 2, 3, 4, 6, 8)]
@@ -151,8 +151,8 @@ def validation_sizes(
     """How many of those micro batches have how many samples, without making a list of them; one
     that is not counted is computed on a single sample.
 
-    sample_parts: into how many parts tensor-parallel ranks cut a micro batch; one that does not
-    divide is filled up with samples that do not count (`filled_up`).
+    sample_parts: into how many parts tensor-parallel ranks cut a micro batch; a micro batch that
+    they do not divide is padded with samples that do not count (`filled_up`).
 
     >>> [validation_sizes(5, micro_batch=2, parts=2, index=i) for i in range(2)]
     [{2: 1, 1: 1}, {2: 1, 1: 1}]

@@ -12,7 +12,7 @@ cuts it into equal blocks. Axes, the fastest-varying first, with q = sqrt(t/d) o
     3d    weight l, input l,        input,       output     input        output,
           output l                  weight                               weight
 
-*Outside* is between the layers, *inside* is where a layer's matrices are split: behind a
+*Outside* is between the layers, *inside* is where a layer's matrices are split: after a
 column-parallel and before a row-parallel product. *Features* are heads, MLP columns and vocabulary.
 A matrix from hidden to features, its transpose, and the word table are cut so:
 
@@ -89,7 +89,7 @@ _CUTS = {
 
 def grid_axes(mode: str, tp: int, depth: int | None = None) -> dict[str, int] | None:
     """The axes of the grid of `tp` ranks with their sizes, the fastest-varying first; None where
-    so many ranks are no grid of the mode.
+    `tp` ranks form no grid of the mode.
 
     depth: d of 2.5d; None is the least d for which d q^2 = tp with q >= 2.
 
@@ -115,8 +115,8 @@ def grid_axes(mode: str, tp: int, depth: int | None = None) -> dict[str, int] | 
 
 
 def grid_depths(tp: int) -> list[int]:
-    """The depths of 2.5d to compare: those with d <= q, as Tesseract (arXiv 2105.14500) has it,
-    else the least; none where so many ranks are no grid.
+    """The depths of 2.5d to compare: those with d <= q, as in Tesseract (arXiv 2105.14500), else
+    the least; none where `tp` ranks form no grid.
 
     >>> grid_depths(64), grid_depths(12), grid_depths(6)
     ([1, 4], [3], [])
@@ -127,8 +127,8 @@ def grid_depths(tp: int) -> list[int]:
 
 
 class RankGrid:
-    """Ranks that together hold a stage's parameters of one view once, along axes that cut these
-    parameters (sharding.View). axes: sizes, the fastest-varying first."""
+    """Ranks that together hold one copy of a stage's parameters of one view, along axes that cut
+    these parameters (sharding.View). axes: sizes, the fastest-varying first."""
 
     axes: Mapping[str, int]
 
@@ -198,20 +198,20 @@ class DimGrid(RankGrid):
 
 @dataclass(frozen=True)
 class TensorGrid(RankGrid):
-    """The tensor-parallel ranks of one group, whose mode says what cuts a dimension. axes: sizes,
-    the fastest-varying first. sequence_parallel: 1d alone; the sequence is cut over tp outside
-    (arXiv 2205.05198)."""
+    """The tensor-parallel ranks of one group, whose mode decides which axes cut a dimension. axes:
+    sizes, the fastest-varying first. sequence_parallel: in 1d only; the sequence is cut over tp
+    outside (arXiv 2205.05198)."""
 
     mode: str = "1d"
     axes: Mapping[str, int] = field(default_factory=lambda: {"tp": 1}, hash=False)
     sequence_parallel: bool = False
 
     @classmethod
-    @lru_cache(maxsize=256)  # what was found of a grid is shared by the layouts of a search
+    @lru_cache(maxsize=256)  # the layouts of a search share grids
     def of(
         cls, mode: str, tp: int, depth: int | None = None, *, sequence_parallel: bool = False
     ) -> TensorGrid:
-        """The grid of `tp` ranks. Raises ValueError where they are none of this mode."""
+        """The grid of `tp` ranks. Raises ValueError where they form none of this mode."""
         axes = grid_axes(mode, tp, depth)
         if axes is None:
             raise ValueError(f"{tp} ranks are no grid of tensor_mode {mode}")
@@ -254,8 +254,8 @@ class TensorGrid(RankGrid):
         """The axes that cut each dimension of a parameter with these named dimensions.
 
         Matrices are [out, in], as torch has them; `("vocab", "hidden")` is the word table, and a
-        head of its own is cut as it is. Vectors and position tables are cut as the activations that
-        they are added to or multiplied with; their other dimensions are whole.
+        separate head is cut like it. Vectors and position tables are cut as the activations that
+        they are added to or multiplied with; their other dimensions are not cut.
         """
         cuts, last = self._cuts, dims[-1]
         if len(dims) == 2 and dims[0] == "vocab":
@@ -272,12 +272,12 @@ class TensorGrid(RankGrid):
         return self._cuts.features if dim in FEATURES else ()
 
     def partial_kind(self, dims: tuple[str, ...]) -> str:
-        """See RankGrid. Of a vector: over the axes that cut the samples of the activations that it
-        meets. Of a matrix: over depth. Of what 1d does not split, with sequence parallelism: over
-        tp."""
+        """See RankGrid. For a vector: over the axes that cut the samples of the activations that it
+        is applied to. For a matrix: over depth. For parameters that 1d does not split, with
+        sequence parallelism: over tp."""
         if self.mode == "1d":
             is_whole = not any(self.weight_axes(dims))
-            if dims[-1] == "head_size":  # a norm of heads, of which each rank has its own
+            if dims[-1] == "head_size":  # a norm of heads: each rank has different heads
                 return "tp" if self.size > 1 else ""
             return "tp" if self.sequence_parallel and is_whole and self.size > 1 else ""
         is_matrix = len(dims) == 2 and (dims[0] in FEATURES or dims[-1] in FEATURES)
@@ -291,8 +291,8 @@ class TensorGrid(RankGrid):
 
     @cached_property
     def groups(self) -> dict[str, Axes]:
-        """The groups that a rank needs beside that of all tp ranks, by name: those of each axis and
-        those over several axes that cut samples."""
+        """The groups that a rank needs in addition to that of all tp ranks, by name: those of each
+        axis and those over several axes that cut samples."""
         if self.mode == "1d":
             return {}
         kinds: dict[str, Axes] = {axis: (axis,) for axis, size in self.axes.items() if size > 1}

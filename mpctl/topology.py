@@ -1,4 +1,4 @@
-"""The rank law: which rank sits where along every axis, by arithmetic alone.
+"""The rank law: the coordinate of every rank along every axis, by arithmetic alone.
 
 Axes are listed fastest-varying first; with the default order (Megatron, arXiv 2104.04473)
 
@@ -8,10 +8,10 @@ torchrun numbers ranks node by node, so node = rank // gpus_per_node. Groups com
 order: by first rank, members ascending. Nothing here counts ranks one by one: a group whose members
 are evenly spaced is a `range`.
 
-An axis may be factored into several, whose groups lie inside its own (`factored`): tp as a grid of
-rows and columns for tensor parallelism in two dimensions. The same ranks may be numbered along
+An axis may be factored into several, whose groups are inside its groups (`factored`): tp as a grid
+of rows and columns for tensor parallelism in two dimensions. The same ranks may be numbered along
 other axes as well (`view`): Megatron's experts, with ep and edp where the dense layers have cp and
-dp. A topology that is joined with such a view (`joined`) answers for the groups of both.
+dp. A topology that is joined with such a view (`joined`) has the groups of both.
 
 >>> t = Topology.of({"tp": 2, "dp": 2, "pp": 4}, gpus_per_node=8)
 >>> [list(group) for group in t.groups("tp")][:2], list(t.group(5, "pp"))
@@ -33,19 +33,19 @@ from mpctl.errors import InputError, Issue
 from mpctl.units import plural
 
 Group = Sequence[int]
-WORLD = "world"  # the group of all ranks, which is no kind: there is one of it
+WORLD = "world"  # the group of all ranks; not a group kind, as there is only one
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Where every rank of a world sits along every axis.
+    """The coordinates of every rank of a world along every axis.
 
     sizes: number of ranks along each axis. order: the axes, fastest-varying first. gpus_per_node:
     ranks on each node. split_stage: the pipeline stage at which an encoder ends and a decoder
     begins, where one pipeline holds both (its first stage needs the embedding too). unions: names
-    for several axes together, such as mp = tp x pp; a name of one may be used wherever an axis is
-    asked for. parts: of axes that were factored, the axes that they became. views: the same ranks
-    along other axes, for whose groups it answers too.
+    for several axes together, such as mp = tp x pp; the name of a union may be used wherever an
+    axis is expected. parts: for factored axes, the axes that they were split into. views: the same
+    ranks along other axes, whose groups it has too.
     """
 
     sizes: Mapping[str, int]
@@ -67,9 +67,9 @@ class Topology:
         axes: Iterable[Axis] | None = None,
     ) -> Topology:
         """The topology of these sizes, 1 for axes left out; one node where gpus_per_node is absent.
-        axes: those that there are, by default tp, cp, dp and pp.
+        axes: all axes, by default tp, cp, dp and pp.
 
-        Raises InputError for a name that is no axis, a size below 1, and an order that is none.
+        Raises InputError for an unknown axis, a size below 1, and an invalid order.
         """
         full = {axis.name: sizes.get(axis.name, 1) for axis in axes or AXES}
         issues = [_unknown("axis", name, full) for name in sizes if name not in full]
@@ -93,8 +93,8 @@ class Topology:
 
         unions: names for several of the new axes together.
 
-        The groups of `axis` stay what they were. Raises InputError for an unknown axis, and where
-        the sizes of the parts do not multiply to the size of the axis.
+        The groups of `axis` stay unchanged. Raises InputError for an unknown axis, and where the
+        sizes of the parts do not multiply to the size of the axis.
 
         >>> grid = Topology.of({"tp": 4, "dp": 2}).factored("tp", {"col": 2, "row": 2})
         >>> [list(group) for group in grid.groups("row")]
@@ -131,7 +131,8 @@ class Topology:
         for several of these axes together. Unions of axes that both have with the same groups, such
         as those of embeddings over pp, stay.
 
-        Raises InputError where they do not, or where the order does not name these axes.
+        Raises InputError where the sizes do not multiply to it, or where the order does not name
+        these axes.
 
         >>> dense = Topology.of({"tp": 2, "dp": 8})
         >>> experts = dense.view({"ep": 8, "edp": 2}, order="ep-edp")
@@ -148,8 +149,8 @@ class Topology:
         return replace(seen, unions={**(unions or {}), **kept}, split_stage=split)
 
     def joined(self, view: Topology) -> Topology:
-        """The same topology, which answers for the groups of a view as well. Coordinates stay those
-        of its own axes; a name that both have is its own.
+        """The same topology with the groups of a view as well. Coordinates are along this
+        topology's axes; for a name that both have, its groups are used.
 
         >>> both = Topology.of({"tp": 2, "dp": 8})
         >>> both = both.joined(both.view({"ep": 8, "edp": 2}, order="ep-edp"))
@@ -160,12 +161,11 @@ class Topology:
         return replace(self, views=(*self.views, view))
 
     def _seen_by(self, names: Sequence[str]) -> Topology:
-        """Who numbers the ranks along all of these axes or unions: this topology or a view."""
         views = (v for v in self.views if any(n not in self._own_kinds for n in names))
         return next((v for v in views if all(name in v.kinds for name in names)), self)
 
     def _extent(self, axis: str) -> tuple[int, int] | None:
-        """Size and stride of an axis, from which its groups follow; None where there is none."""
+        """Size and stride of an axis, which determine its groups; None for an unknown axis."""
         return (self.sizes[axis], self.strides[axis]) if axis in self.sizes else None
 
     @cached_property
@@ -182,7 +182,7 @@ class Topology:
 
     @cached_property
     def whole_sizes(self) -> dict[str, int]:
-        """Ranks along each axis as it was before it was factored: `tp` for a grid of tp ranks."""
+        """Ranks along each axis before factoring: `tp` for a grid of tp ranks."""
         return {axis: self.group_size(axis) for axis in self._wholes(self.sizes)}
 
     @property
@@ -219,7 +219,7 @@ class Topology:
         return {axis: rank // self.strides[axis] % size for axis, size in self.sizes.items()}
 
     def whole_coords(self, rank: int) -> dict[str, int]:
-        """Coordinate of a rank along every axis, of one that was factored before its parts.
+        """Coordinate of a rank along every axis, a factored axis coming before its parts.
 
         >>> grid = Topology.of({"tp": 4, "dp": 2}).factored("tp", {"col": 2, "row": 2})
         >>> grid.whole_coords(6)
@@ -298,9 +298,9 @@ class Topology:
 
     def straddling(self, axis: str, network: int | None = None) -> tuple[list[Group], int]:
         """The first few groups of an axis or a union that leave their node, and how many there are
-        in all. network: ranks that count as together, instead of those of a node.
+        in all. network: ranks of one network, instead of those of a node.
 
-        Blocks and nodes repeat after lcm(block, node) ranks, so that one period is looked at.
+        Blocks and nodes repeat after lcm(block, node) ranks, so that one period is examined.
         """
         if (seen := self._seen_by((axis,))) is not self:
             return seen.straddling(axis, network)
@@ -345,7 +345,6 @@ class Topology:
         return prod([self.sizes[axis] for axis in axes])
 
     def _single(self, axes: tuple[str, ...]) -> tuple[str, ...]:
-        """The axes that these names stand for: themselves, or those of a union."""
         for axis in axes:
             if axis not in self.sizes:
                 break
@@ -396,7 +395,6 @@ class Topology:
 
 
 def _unknown(noun: str, name: str, known: Collection[str]) -> Issue:
-    """There is no such axis or group."""
     from difflib import get_close_matches  # only where something is wrong
 
     near = get_close_matches(name, known, n=1)
@@ -407,7 +405,6 @@ def _unknown(noun: str, name: str, known: Collection[str]) -> Issue:
 
 
 def _bad_sizes(sizes: Mapping[str, int]) -> Iterator[Issue]:
-    """Sizes that no axis can have."""
     for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             yield Issue("bad-size", name, f"{size!r} is no number of ranks", "use 1 or more")
@@ -416,7 +413,7 @@ def _bad_sizes(sizes: Mapping[str, int]) -> Iterator[Issue]:
 def _read_order(
     order: str, sizes: Mapping[str, int], issues: Iterable[Issue] = ()
 ) -> tuple[str, ...]:  # fmt: skip
-    """The axes of an order. Raises InputError with these issues and its own."""
+    """The axes of an order. Raises InputError with these issues and those of the order."""
     found = list(issues)
     try:
         parsed = parse_order(order, sizes, sizes)
@@ -429,7 +426,7 @@ def _read_order(
 
 
 def _require_product(sizes: Mapping[str, int], wanted: int, whole: str) -> None:
-    """Raises InputError where sizes are none, or do not multiply to what is wanted."""
+    """Raises InputError where sizes are invalid, or do not multiply to `wanted`."""
     issues = list(_bad_sizes(sizes))
     if not issues and prod(sizes.values()) != wanted:
         text = " x ".join(f"{name} {size}" for name, size in sizes.items())

@@ -1,4 +1,4 @@
-"""The only place where bytes, seconds and FLOP/s meet their prefixes.
+"""The only place where bytes, seconds and FLOP/s have prefixes.
 
 Everywhere else bytes are ints, seconds floats, rates per second in base units.
 
@@ -32,7 +32,7 @@ def bytes_text(amount: float) -> str:
 
 
 def part_text(part: float, whole: float) -> str:
-    """`61.2 of 79.6 GiB`: a part of an amount of bytes, the unit once where both have it."""
+    """`61.2 of 79.6 GiB`: a part of an amount of bytes; a shared unit is printed once."""
     texts = bytes_text(part), bytes_text(whole)
     unit = texts[1].split()[1]
     return f"{texts[0].removesuffix(f' {unit}')} of {texts[1]}"
@@ -117,8 +117,8 @@ def bytes_span_text(low: float, high: float) -> str:
 
 @dataclass(frozen=True, eq=False)  # each is one of a kind
 class Measure:
-    """What a number measures. units: each unit's size in the base unit, which is `base`; example:
-    a text as a file may hold it."""
+    """The quantity of a number. units: each unit's size in the base unit, which is `base`; example:
+    a text as in a file."""
 
     name: str
     base: str
@@ -154,7 +154,7 @@ TIME = Measure("a time", "seconds", "5 us", {unit: Decimal(n) for unit, n in SEC
 
 
 class UnitError(ValueError):
-    """A text that is no number with a unit of the measure that is wanted. hint: the way out."""
+    """A text that is no number with a unit of the wanted measure. hint: the way out."""
 
     def __init__(self, message: str, wanted: Measure, near: str = "") -> None:
         super().__init__(message)
@@ -162,8 +162,8 @@ class UnitError(ValueError):
 
 
 def parse_measure(text: str, wanted: Measure) -> Decimal:
-    """`"448 GB/s"` -> 448e9, exactly, in the base unit of the measure that is wanted; of several
-    alike, as the cards of a node are, their sum: `"8 x 400 Gb/s"` -> 400e9.
+    """`"448 GB/s"` -> 448e9, exactly, in the base unit of the wanted measure; for several equal
+    ones, such as the cards of a node, their sum: `"8 x 400 Gb/s"` -> 400e9.
 
     Raises UnitError for other text, and for a unit of another measure.
     """
@@ -186,8 +186,8 @@ def parse_measure(text: str, wanted: Measure) -> Decimal:
 
 
 def _near(unit: str, wanted: Measure) -> list[str]:
-    """The units of the measure that only case or `ps` for `/s` tells from this one. One with a B
-    means bytes: `GBps` is near GB/s, not Gbps, which is eight times less."""
+    """The units of the measure that differ from this one only in case or in `ps` for `/s`. B means
+    bytes: `GBps` is near GB/s, not Gbps, which is eight times less."""
     spelt = re.sub("ps$", "/s", unit, flags=re.IGNORECASE) if "B" in unit else unit
     near = [known for known in wanted.units if known.lower() == spelt.lower()]
     return [known for known in near if "B" in known and "B" in unit] or near

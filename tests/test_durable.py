@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.durable import temporary_beside, write_whole
+from mpctl.durable import temporary_path, write_whole
 
 
 def test_two_pods_may_write_one_file_at_once(tmp_path: Path, monkeypatch) -> None:
@@ -42,6 +42,6 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path, mon
 
 
 def test_temporary_names_are_hidden_and_never_the_same(tmp_path: Path) -> None:
-    names = {temporary_beside(tmp_path / "job.json") for _ in range(100)}
+    names = {temporary_path(tmp_path / "job.json") for _ in range(100)}
     assert len(names) == 100
     assert all(name.parent == tmp_path and name.name.startswith(".job.json.") for name in names)

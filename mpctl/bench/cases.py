@@ -37,7 +37,7 @@ TIMED_SETTINGS: Overrides = {
 
 def one_core_each(plan: Plan, machine: Machine) -> Plan:
     """The plan with one thread for each rank on CPU, unless its job sets the threads: the device of
-    a CPU cluster is one core, and a rank that is alone must not use the cores of the others."""
+    a CPU cluster is one core, and a single rank must not use the cores of the others."""
     job = plan.job
     if job.launch.threads_per_rank is not None or chosen_device(job, machine) != "cpu":
         return plan
@@ -55,9 +55,9 @@ def shared_units(job: JobSpec, machine: Machine) -> int:
 
 @dataclass(frozen=True)
 class RunCase:
-    """A job to be run. name: unlike those of all other cases, with characters that a file name may
-    have; make_plan: returns the legal plan, or raises InputError with every issue; title: the case
-    as people read it, by default the name."""
+    """A job to be run. name: unique among the cases, with characters that a file name may have;
+    make_plan: returns the legal plan, or raises InputError with every issue; title: the case as
+    shown to people, by default the name."""
 
     name: str
     make_plan: Callable[[], Plan]
@@ -75,7 +75,7 @@ class PlannedCase:
 
     @property
     def job(self) -> JobSpec:
-        """The job as it is launched, with device and threads filled in."""
+        """The launched job, with device and threads filled in."""
         return self.launch.job
 
     @property
@@ -91,7 +91,7 @@ def plan_cases(
     """Every case with its plan, in this order; on CPU with one thread a rank.
 
     machine: this one, which runs those that name no other hosts. Raises InputError with the issues
-    of all cases and of the folder `out` that they write, at once.
+    of all cases and of the folder `out` together.
     """
     issues: list[Issue] = list(check_folder(out, overwrite=overwrite))
     planned: list[PlannedCase] = []
@@ -109,7 +109,6 @@ def plan_cases(
 
 
 def _too_short(plan: Plan) -> Iterator[Issue]:
-    """An issue where every step would be one of warming up."""
     steps = plan.job.training.steps
     if steps <= WARM_UP_STEPS:
         yield Issue("bench-steps", "training.steps", f"of {plural(steps, 'step')} none counts: the "
@@ -124,7 +123,7 @@ def _planned(case: RunCase, plan: Plan, machine: Machine, out: Path) -> PlannedC
 
 
 def case_warnings(cases: Iterable[PlannedCase]) -> list[str]:
-    """What there is to warn of before the cases run, each thing once."""
+    """The warnings before the cases run, each once."""
     return list(dict.fromkeys(text for case in cases for text in case.launch.warnings))
 
 

@@ -1,10 +1,10 @@
 """The collectives that a bench times: options as nccl-tests reads them, and cases by axis and size.
 
 Sizes are bytes with K, M, G or T for powers of 1024: -b 1K -e 20K -f 4 is 1024, 4096, 16384. Data
-types have nccl-tests' names, or ours. `bytes` is the whole message, `count` the elements that a
-call names, which are a rank's part of a gather, a scatter and an all-to-all. A size is rounded down
-to whole elements for every rank: 1000 bytes of float32 over 3 ranks are an all-reduce of 250
-elements and an all-gather of 83 elements a rank, 996 bytes.
+types have nccl-tests' names, or ours. `bytes` is the full message, `count` the elements that a call
+names, which are a rank's part of a gather, a scatter and an all-to-all. A size is rounded down to
+an integer number of elements for every rank: 1000 bytes of float32 over 3 ranks are an all-reduce
+of 250 elements and an all-gather of 83 elements a rank, 996 bytes.
 """
 
 from __future__ import annotations
@@ -56,9 +56,8 @@ Word = TypeVar("Word")
 
 @dataclass(frozen=True, kw_only=True)
 class CallOptions:
-    """How cases are timed, as typed and as timed. op: of the kinds that add up; seconds: that
-    rounds may take, None for no limit; root, iterations, warm_up, rounds, check: as in a
-    CollectivesRequest."""
+    """The options that need no parsing. op: of the kinds that reduce; seconds: limit of all rounds,
+    None for no limit; root, iterations, warm_up, rounds, check: as in a CollectivesRequest."""
 
     op: Op = "sum"
     root: int = 0
@@ -71,8 +70,8 @@ class CallOptions:
 
 @dataclass(frozen=True)
 class CollectiveFlags(CallOptions):
-    """The options as they are typed. minbytes, maxbytes: sizes; stepfactor, stepbytes: from one
-    size to the next, one of them; kinds, axes, transports: lists with commas, empty for all."""
+    """The options as typed. minbytes, maxbytes: sizes; stepfactor, stepbytes: from one size to the
+    next, one of them; kinds, axes, transports: lists with commas, empty for all."""
 
     minbytes: str = "1K"
     maxbytes: str = "16M"
@@ -86,8 +85,8 @@ class CollectiveFlags(CallOptions):
 
 @dataclass(frozen=True)
 class CollectiveOptions(CallOptions):
-    """What is timed. sizes: bytes of whole messages; axes, transports: empty for all that there
-    are; dtype: torch's name."""
+    """The parsed options. sizes: bytes of full messages; axes, transports: empty for all; dtype:
+    torch's name."""
 
     sizes: tuple[int, ...]
     kinds: tuple[CollectiveKind, ...] = KINDS
@@ -97,7 +96,7 @@ class CollectiveOptions(CallOptions):
 
 
 def read_options(flags: CollectiveFlags) -> CollectiveOptions:
-    """The options that the flags mean. Raises InputError with every issue."""
+    """The parsed flags. Raises InputError with every issue."""
     issues: list[Issue] = []
     sizes = attempt(issues, lambda: _sizes(flags))
     kinds = attempt(issues, lambda: _kinds(flags))
@@ -127,7 +126,7 @@ def parse_size(text: str, where: str) -> int:
 
 def parse_dtype(text: str) -> str:
     """torch's name of a data type: `float`, `fp32` and `float32` are the same. Raises InputError
-    for one that there is not."""
+    for an unknown one."""
     name = {**NCCL_NAMES, **OWN_NAMES}.get(text, text)
     if name not in ITEM_BYTES:
         raise InputError.of("bad-datatype", "--datatype", f"{text!r} is no data type",
@@ -149,7 +148,6 @@ def _sizes(flags: CollectiveFlags) -> tuple[int, ...]:
 
 
 def _growth(flags: CollectiveFlags) -> Callable[[int], int]:
-    """From one size to the next."""
     if flags.stepbytes is None:
         factor = 4.0 if flags.stepfactor is None else flags.stepfactor
         if not 1 < factor < float("inf"):
@@ -175,8 +173,8 @@ def _series(first: int, last: int, grow: Callable[[int], int]) -> tuple[int, ...
 
 
 def _kinds(flags: CollectiveFlags) -> tuple[CollectiveKind, ...]:
-    """The kinds asked for. Under `max` only the all-reduce adds up; by default the other kinds that
-    do are left out."""
+    """The chosen kinds. Only the all-reduce has `max`; by default the other kinds that reduce are
+    then left out."""
     chosen = _chosen(flags.kinds.replace("-", "_"), KINDS, "--kinds") or KINDS
     if flags.op == "sum":
         return chosen
@@ -188,7 +186,6 @@ def _kinds(flags: CollectiveFlags) -> tuple[CollectiveKind, ...]:
 
 
 def _chosen(text: str, known: Sequence[Word], where: str) -> tuple[Word, ...]:
-    """The words of a list with commas, each once. Raises InputError for one that is not known."""
     words = _words(text)
     if unknown := [word for word in words if word not in known]:
         raise InputError.of("unknown-word", where, f"there is no {', '.join(map(repr, unknown))}",
@@ -207,8 +204,8 @@ LAYOUT = ("parallel", "cluster")
 
 @dataclass(frozen=True)
 class CollectiveCases:
-    """A layout and what is timed along its axes. device: "cpu" or "cuda"; sizes: ranks of a group,
-    by axis; is_rehearsal: a node has more ranks than cores (or GPUs)."""
+    """A layout and the cases along its axes. device: "cpu" or "cuda"; sizes: ranks of a group, by
+    axis; is_rehearsal: a node has more ranks than cores (or GPUs)."""
 
     plan: Plan
     topology: Topology
@@ -227,8 +224,8 @@ class CollectiveCases:
 def plan_collectives(
     source: str | None, settings: Overrides, flags: CollectiveFlags, machine: Machine
 ) -> CollectiveCases:
-    """What the flags ask for along the axes of a job's layout; without a job and a layout, tp over
-    the cores (or GPUs) of this machine, two at least. Raises InputError with every issue."""
+    """The cases of the flags along the axes of a job's layout; without a job and a layout, tp over
+    the cores (or GPUs) of this machine, at least two. Raises InputError with every issue."""
     if source is None and not any(name.startswith(LAYOUT) for name in settings):
         settings = {"parallel.tp": max(2, machine.gpus or machine.cores), **settings}
     issues: list[Issue] = []
@@ -241,8 +238,8 @@ def plan_collectives(
 
 
 def collective_cases(plan: Plan, options: CollectiveOptions, machine: Machine) -> CollectiveCases:
-    """The cases of a legal plan; machine: one like those that the ranks are on. Raises InputError
-    for axes of one rank, ways to send that the device has not, and messages beyond the memory."""
+    """The cases of a legal plan; machine: the hosts' kind of machine. Raises InputError for axes of
+    one rank, transports that the device does not have, and messages larger than the memory."""
     topology, device = plan.require_legal(), chosen_device(plan.job, machine)
     sizes = axis_sizes(plan, topology)
     chosen = options.axes or tuple(_parallel_axes(plan, sizes))
@@ -269,7 +266,7 @@ def axis_sizes(plan: Plan, topology: Topology) -> dict[str, int]:
 
 
 def sent_over(cases: CollectiveCases, kind: str, axis: str) -> Transport:
-    """The way that a training run sends such a message."""
+    """The transport that a training run uses for such a message."""
     if cases.device == "cuda":
         return "nccl"
     is_shared = kind != "sendrecv" and _shares(cases.plan, cases.topology, axis)
@@ -283,7 +280,7 @@ def _shares(plan: Plan, topology: Topology, axis: str) -> bool:
 
 
 def _parallel_axes(plan: Plan, sizes: Mapping[str, int]) -> Iterator[str]:
-    """Every group of several ranks; dp_cp only where it has other ranks than cp."""
+    """Every group of several ranks; dp_cp only where it differs from cp."""
     for axis, ranks in sizes.items():
         is_own = axis != "dp_cp" or plan.job.sizes["dp"] > 1
         if ranks > 1 and is_own and axis != "world":
@@ -335,8 +332,9 @@ def _ways(device: str) -> tuple[Transport, ...]:
 def _cases(
     plan: Plan, topology: Topology, options: CollectiveOptions, axes: Mapping[str, int], device: str
 ) -> Iterator[CollectiveCase]:
-    """Each once: small sizes may be rounded to the same. By default shared memory is left out where
-    an axis has none, and for sendrecv always: messages between two ranks go over gloo."""
+    """The cases without duplicates, as small sizes may be rounded to the same. By default shared
+    memory is left out where an axis has none, and for sendrecv always: messages between two ranks
+    go over gloo."""
     seen: set[tuple[str, str, str, int]] = set()
     for axis, kind in product(axes, options.kinds):
         ways = list(options.transports or _ways(device))

@@ -42,11 +42,11 @@ FEWEST = 3  # sizes, from which a line of two figures can be off
 class CollectiveRow(BenchRow):
     """One collective of one size. Its seconds are those of a call on the slowest rank; all groups
     of the axis ran it at once. axis: the group's name in plans; ranks: of a group; dtype: torch's
-    name; op: sum, max or none; bytes: of the whole message; count: elements that the call names, as
+    name; op: sum, max or none; bytes: of the full message; count: elements that the call names, as
     in nccl-tests; algbw, busbw: bytes/s; wrong: elements of all ranks that differ from the right
     result, -1 where they were not compared; is_rehearsal: more ranks on a node than cores (GPUs);
     predicted_seconds: the planner's, None where the cluster has no such link, or where a training
-    run would send it another way.
+    run would use another transport.
     """
 
     kind: str
@@ -82,8 +82,8 @@ class CollectiveFit(TypedDict):
 
 
 def fit_collectives(rows: Iterable[CollectiveRow]) -> list[CollectiveFit]:
-    """A fit for each kind, axis, number of ranks, transport and type of which FEWEST sizes or more
-    were timed, in the rows' order."""
+    """A fit for each kind, axis, number of ranks, transport and type with at least FEWEST timed
+    sizes, in the rows' order."""
     groups: dict[tuple[str, str, int, str, str], list[CollectiveRow]] = {}
     for row in rows:
         key = row["kind"], row["axis"], row["ranks"], row["transport"], row["dtype"]
@@ -92,7 +92,6 @@ def fit_collectives(rows: Iterable[CollectiveRow]) -> list[CollectiveFit]:
 
 
 def _fit(rows: Sequence[CollectiveRow]) -> CollectiveFit:
-    """The fit of one group's rows."""
     first, factor = rows[0], bus_factor(rows[0]["kind"], rows[0]["ranks"])
     sizes, seconds = [factor * row["bytes"] for row in rows], [row["seconds"] for row in rows]
     pace, latency = fit_relative([(size, 1.0) for size in sizes], seconds)
@@ -155,16 +154,16 @@ def _predicted(cases: CollectiveCases, case: CollectiveCase, network: Network) -
 
 
 class AbsentWay(TypedDict):
-    """Groups of an axis have no such way to send, so that nothing was timed over it."""
+    """A transport that groups of an axis do not have, so that nothing was timed over it."""
 
     axis: str
     transport: str
 
 
 class CollectiveFindings(TypedDict):
-    """What was timed, and the lines through it. layout: ranks of a group, by axis; is_rehearsal:
-    more ranks on a node than cores (GPUs); iterations, warm_up: calls of a round; root: rank of the
-    group; absent: ways to send that some axis has not."""
+    """The timed layout, and the fitted lines. layout: ranks of a group, by axis; is_rehearsal: more
+    ranks on a node than cores (GPUs); iterations, warm_up: calls of a round; root: rank of the
+    group; absent: transports that some axis does not have."""
 
     layout: dict[str, int]
     ranks: int
@@ -185,7 +184,7 @@ class CollectivesReport(BenchEnvelope):
 
 @dataclass
 class CollectiveBench(RankBench):
-    """Collectives along the axes of a layout. absent: ways to send that groups of an axis do not
+    """Collectives along the axes of a layout. absent: transports that groups of an axis do not
     have, whose cases are left out."""
 
     cases: CollectiveCases
@@ -199,7 +198,7 @@ class CollectiveBench(RankBench):
 
     @property
     def round_timings(self) -> int:
-        """A timing of each case whose axis has its way to send."""
+        """The number of cases whose axis has their transport."""
         absent = {(way["axis"], way["transport"]) for way in self.absent}
         return sum((case["axis"], case["transport"]) not in absent for case in self.cases.cases)
 

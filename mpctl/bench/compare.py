@@ -19,7 +19,7 @@ from mpctl.errors import InputError
 
 SCHEMA: Literal["mpctl.bench-compare/1"] = "mpctl.bench-compare/1"
 Verdict = Literal["slower", "faster", "noise", "same"]
-SHORTEST = 1e-9  # seconds, so that a part that takes no time has a ratio too
+SHORTEST = 1e-9  # seconds, so that a part without any time has a ratio too
 SAME_MACHINE: tuple[Literal["host", "machine", "cores", "gpus"], ...] = (
     "host", "machine", "cores", "gpus",
 )  # fmt: skip

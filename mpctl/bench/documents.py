@@ -1,8 +1,8 @@
-"""Reports of benches, read back: files that others may have written, so that nothing is trusted.
+"""Reading reports of benches: files that others may have written, so that everything is validated.
 
-Two reports are compared by what all benches have: the envelope, and rows with names that differ and
-with seconds in order (shortest <= median <= longest). A report that is drawn must have every
-key of its bench's rows and findings.
+Comparing two reports needs the parts that all benches have: the envelope, and rows with unique
+names and with seconds in order (shortest <= median <= longest). Drawing a report needs every key of
+its bench's rows and findings.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from mpctl.errors import InputError, Issue, attempt
 from mpctl.rundir.group_names import group_name
 
 MOST_BYTES = 64 * 2**20
-LARGEST = 10**18  # of a whole number
+LARGEST = 10**18  # of an integer
 MEASURE_AGAIN = "measure again with this version of mpctl"
 NAME_ONE = "name a report.json of mpctl bench, or its folder"
 
 
 class CommonReport(BenchEnvelope):
-    """What two reports of any versions are compared by."""
+    """The parts by which reports of any versions are compared."""
 
     results: Annotated[list[BenchRow], Field(max_length=100_000)]
     findings: dict[str, Any]
@@ -102,7 +102,6 @@ def read_report(path: Path, where: str, *, complete: bool = False) -> BenchRepor
 
 
 def _check_rows(rows: list[BenchRow]) -> None:
-    """Raises ValueError where two rows have one name, or seconds are not in order."""
     counts = Counter(row["name"] for row in rows)
     if twice := [name for name, count in counts.items() if count > 1]:
         raise ValueError(f"several rows are named {twice[0]!r}")
@@ -115,8 +114,8 @@ def _check_rows(rows: list[BenchRow]) -> None:
 
 
 def _renamed(value: Any) -> Any:
-    """Rows and findings of mpctl.bench/1 with the groups' names of today: a collective's axis is
-    a part of its row's name, `all_reduce dp2 float32 1024 gloo`."""
+    """Rows and findings of mpctl.bench/1 with the current names of groups: a collective's axis is a
+    part of its row's name, `all_reduce dp2 float32 1024 gloo`."""
     if isinstance(value, list):
         return [_renamed(item) for item in value]
     if not isinstance(value, dict):
@@ -131,7 +130,7 @@ def _renamed(value: Any) -> Any:
 
 def read_reports(named: Mapping[str, Path]) -> list[BenchReport]:
     """The reports in several files by the arguments that named them. Raises InputError with the
-    issues of all files at once."""
+    issues of all files together."""
     issues: list[Issue] = []
     reports = [attempt(issues, partial(read_report, path, where)) for where, path in named.items()]
     if issues:

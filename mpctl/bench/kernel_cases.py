@@ -1,10 +1,10 @@
-"""What `mpctl bench kernels` times: the kernels of a job's layout, and the ranks that run them.
+"""The cases of `mpctl bench kernels`: the kernels of a job's layout, and the ranks that run them.
 
-Shapes are those of one rank of the job's layout (kernel_list.py), while the ranks that run them
-stand each for itself: a layout of 1024 GPUs is measured on a laptop's cores. Operands are checked
-against the free memory before anything starts.
+Shapes are those of one rank of the job's layout (kernel_list.py), while the ranks that run them are
+independent: a layout of 1024 GPUs can be measured on a laptop's cores. Operands are checked against
+the free memory before anything starts.
 
-On 2 cores: ranks (1, 2), and each of 31 kernels is timed alone and twice at once.
+On 2 cores: ranks (1, 2), and each of 31 kernels is timed on one rank and on both together.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ MEMORY_SHARE = 0.5  # of the free memory that operands may take
 
 @dataclass(frozen=True)
 class KernelCases:
-    """What is to be timed. job: as given; device: what the ranks run on as a cluster describes it,
-    None where none does, so that there are no shares of a peak and no estimates; plan: the launch
-    of the ranks; ranks: how many run a kernel at once, ascending; cores: of this machine (GPUs
-    where those run the ranks); left_out: whole layers whose weights leave too little memory."""
+    """The kernels to time. job: the job of the command; device: the ranks' device as described by a
+    cluster, None if unknown, which leaves out shares of a peak and estimates; plan: the launch of
+    the ranks; ranks: numbers of ranks that run a kernel together, ascending; cores: of this machine
+    (GPUs where those run the ranks); left_out: full layers whose weights leave too little
+    memory."""
 
     job: JobSpec
     device: DeviceSpec | None
@@ -59,14 +60,15 @@ class KernelCases:
         return len(self.kernels) * len(self.ranks)
 
     def units(self, machine: Machine) -> int:
-        """What its ranks run on, one each: cores of a machine, or GPUs where those run them."""
+        """The number of devices for one rank each: cores of a machine, or GPUs where those run the
+        ranks."""
         is_cuda = _is_cuda(machine, self.plan.job.launch.device)
         return machine.gpus if is_cuda else machine.cores
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What to know before they are timed: figures of another device, or of none, and kernels
-        that take minutes by the plan."""
+        """Warnings before the timing: figures of another device, or of none, and kernels that take
+        minutes by the plan."""
         warnings, named = [], self.job.cluster.device
         if self.device is None:
             why = f"{named.name} is not what runs the ranks" if named else "no device is named"
@@ -91,7 +93,7 @@ class KernelCases:
 
 def parse_ranks(text: str | None, machine: Machine, *, device: str) -> tuple[int, ...]:
     """Numbers of ranks such as `1,2`, ascending; by default 1 and one for each core, or GPU. Raises
-    InputError for what is no list of numbers from 1 on."""
+    InputError for anything but a list of numbers from 1 on."""
     if text is None:
         most = machine.gpus if _is_cuda(machine, device) else machine.cores
         return tuple(sorted({1, max(1, most)}))
@@ -148,8 +150,8 @@ def kernel_cases(
 
 
 def _ranks_plan(job: JobSpec, options: TaskOptions) -> Plan:
-    """The launch of the ranks: each of them the model by itself, with one thread if the job names
-    no number of them. Raises InputError where they cannot be started."""
+    """The launch of the ranks: each runs the model separately, with one thread unless the job sets
+    a number. Raises InputError where they cannot be started."""
     own = {"threads_per_rank": job.launch.threads_per_rank or 1}
     job = job.model_copy(update={"launch": job.launch.model_copy(update=own)})
     plan = task_plan(job, options)
@@ -163,7 +165,7 @@ def _is_cuda(machine: Machine, device: str) -> bool:
 
 
 def _with_device(job: JobSpec) -> JobSpec:
-    """The job, on the preset this-machine where it names no device, whose layout is legal."""
+    """The job with a legal layout, on the preset this-machine where it names no device."""
     make_plan(job).require_legal()
     if job.cluster.device is not None:
         return job
@@ -171,7 +173,7 @@ def _with_device(job: JobSpec) -> JobSpec:
 
 
 def _list(job: JobSpec, dtype: DType, array: int) -> list[PlannedKernel]:
-    """The kernels of our own runtime in one dtype; without estimates where the device has no rate
+    """The kernels of mpctl's runtime in one dtype; without estimates where the device has no rate
     at it."""
     device = job.cluster.device
     assert device is not None, "_with_device has seen to it"
@@ -207,8 +209,8 @@ def _alone(job: JobSpec) -> JobSpec:
 
 
 def _stream_bytes(machine: Machine, ranks: int, *, is_cuda: bool) -> int:
-    """Bytes of an array of the streams, of which three on every rank fit: a power of two, so that
-    names stay the same when somewhat less memory is free."""
+    """Bytes of an array of the streams, three of which fit on every rank: a power of two, so that
+    names stay the same when slightly less memory is free."""
     if is_cuda:
         return STREAM_BYTES
     share = int(MEMORY_SHARE * machine.memory_bytes / (3 * ranks))
@@ -216,7 +218,6 @@ def _stream_bytes(machine: Machine, ranks: int, *, is_cuda: bool) -> int:
 
 
 def _too_large(kernels: Sequence[PlannedKernel], ranks: int, free: float) -> Issue:
-    """The issue with kernels whose tensors, on all ranks, leave too little memory."""
     largest = max(kernels, key=lambda kernel: kernel.bytes)
     message = (
         f"{largest.name} moves {bytes_text(largest.bytes)} on each of "

@@ -1,8 +1,8 @@
-"""The kernels that a rank of a layout runs: shape, work, and the planner's own estimate of each.
+"""The kernels that a rank of a layout runs: shape, work, and the planner's estimate of each.
 
-Everything comes from what a plan is made of: products and attentions from the operator table at
-their local shapes, seconds from the estimate's functions. Equal kernels of one dtype are measured
-once, under the name of the first.
+All come from the sources of a plan: products and attentions from the operator table at their local
+shapes, seconds from the estimate's functions. Equal kernels of one dtype are measured once, under
+the name of the first.
 
 `flops` are those that a kernel computes, `bytes` the least that must be read and written, each
 tensor once: X [512, 256] W [256, 1024] in fp32 are 2 x 512 x 256 x 1024 = 268 MFLOP and 4 (512 x
@@ -32,7 +32,7 @@ from mpctl.rundir.requests import LAYER_SIZES, KernelCase, KernelName, KernelPar
 from mpctl.spec.base import DType
 from mpctl.spec.model import ModelSpec
 
-CACHE_BYTES, MOST_COPIES = 2**25, 8  # more than a core's own cache holds
+CACHE_BYTES, MOST_COPIES = 2**25, 8  # more than the cache of a core holds
 FLAGS = ("causal", "window", "bias", "sample_mask")  # of a shape, no part of a name
 
 
@@ -63,7 +63,7 @@ class PlannedKernel:
 
 
 def case_copies(moved: float) -> int:
-    """Copies of operands of so many bytes that are used in turn.
+    """Number of copies, used in turn, of operands of `moved` bytes.
 
     >>> case_copies(3.67e6), case_copies(2**24), case_copies(2**30)
     (8, 2, 1)
@@ -72,7 +72,7 @@ def case_copies(moved: float) -> int:
 
 
 def case_sizes(shape: Mapping[str, int]) -> str:
-    """The sizes of a case as a name has them, without what only says yes or no.
+    """The sizes of a case in its name, without flags.
 
     >>> case_sizes({"batch": 8, "queries": 64, "causal": 1})
     '8x64'
@@ -81,7 +81,7 @@ def case_sizes(shape: Mapping[str, int]) -> str:
 
 
 TINY = {"hidden": 64, "heads": 4, "kv_heads": 4, "head_dim": 16, "ffn": 128, "seq_length": 8}
-"""Sizes of a layer whose kernels take next to nothing, so that the host's time is left."""
+"""Sizes of a layer whose kernels take next to no time, so that only the host's time is left."""
 MOST_PARAMETERS = 2**24  # of a layer, to step: more take as long each
 
 
@@ -108,7 +108,7 @@ class KernelLister:
         return self.clock.operators.width
 
     def kernels(self) -> list[PlannedKernel]:
-        """Every kernel once, in the order of the data."""
+        """Every kernel once, in execution order."""
         found: dict[tuple[object, ...], PlannedKernel] = {}
         for kernel in self._all():
             case = kernel.case
@@ -176,8 +176,9 @@ class KernelLister:
         yield from self._both(name, site, shape, work, (moved, 2 * moved), (flops, more * flops))
 
     def _heads(self, site: str, core: AttentionOp, flow: GradFlow) -> Iterator[PlannedKernel]:
-        """Self-attention's: rotary positions read and write queries and keys, backward also brings
-        the three gradients together. Without them forward moves nothing: heads are views."""
+        """Head kernels of self-attention: rotary positions read and write queries and keys,
+        backward also concatenates the three gradients. Without rotary positions forward moves
+        nothing: heads are views."""
         if core.query_product != core.key_product:
             return
         operators, model, grid = self.clock.operators, self.layout.model, self.layout.grid
@@ -288,8 +289,8 @@ class KernelLister:
 
 
 def layer_seconds(clock: StepTimeModel) -> tuple[float, float]:
-    """Seconds of forward and of backward of one layer, its kernels paced by their host thread as a
-    plan has it: one after the other where the host waits for each kernel, as on a CPU."""
+    """Seconds of forward and of backward of one layer, its kernels paced by their host thread as in
+    a plan: one after the other where the host waits for each kernel, as on a CPU."""
     kernels, speed = clock.layer(), clock.operators.speed
     host = speed.host * layer_host(clock.operators.profile.host, clock.job.parallel.tp)
     paced = sum if speed.waits else pace

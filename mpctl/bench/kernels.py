@@ -29,7 +29,7 @@ LEAST_SECONDS, QUICK_LEAST_SECONDS = 0.02, 0.005
 
 
 class KernelRow(BenchRow):
-    """A kernel, run by so many ranks at once. site: where the model has it; cpu_seconds: processor
+    """A kernel, run by `ranks` ranks together. site: where the model has it; cpu_seconds: processor
     time of one run, the median; flops, bytes: computed, and moved at least; share_of_peak: of the
     device's peak FLOP/s or memory bandwidth; predicted_seconds: the plan's. Both are None where the
     job's cluster does not describe the device."""
@@ -69,7 +69,7 @@ class KernelsReport(BenchEnvelope):
 
 @dataclass
 class KernelBench(RankBench):
-    """Every kernel, timed by every number of ranks. seconds: that all rounds may take, the first of
+    """Every kernel, timed by every number of ranks. seconds: limit of all rounds, the first of
     which is always completed; quick: shorter timings."""
 
     cases: KernelCases
@@ -101,7 +101,7 @@ class KernelBench(RankBench):
 
     @property
     def rows(self) -> list[KernelRow]:
-        """A row for each kernel and number of ranks of which something was timed."""
+        """A row for each kernel and number of ranks with any timing."""
         by_case: dict[tuple[int, int], list[KernelTiming]] = {}
         for timing in self.timings:
             by_case.setdefault((timing["case"], timing["ranks"]), []).append(timing)
@@ -155,7 +155,6 @@ def _row(
 
 
 def _share(cases: KernelCases, kernel: PlannedKernel, flops: float, moved: float) -> float | None:
-    """The share of the device's peak FLOP/s or bandwidth; None where it is not known."""
     if cases.device is None:
         return None
     if not kernel.is_compute:

@@ -1,13 +1,13 @@
 """Layouts to be run: from words such as `tp=1,2 pp=1,2`, or the built-in set of `bench verify`.
 
 Words mean every combination of their sizes; dp is 1 unless a word has it, so that a layout has as
-many ranks as its sizes multiply to. With world sizes, those combinations count that make one of
-them, and dp takes what the others leave. Several chunks a stage (vpp) without a pipeline are left
-out.
+many ranks as its sizes multiply to. With world sizes, only combinations that multiply to one of
+them are used, and dp takes the remaining ranks. Several chunks a stage (vpp) without a pipeline are
+left out.
 
-The built-in set has each way to split a job once, alone where it differs from the others,
-and the common combinations: 1 to 4 ranks, and what a step costs them differs by every part of the
-estimate (products, messages of each axis, bubbles, optimizer, host).
+The built-in set has each way to split a job once by itself, and the common combinations: 1 to 4
+ranks, chosen so that their steps differ in every part of the estimate (products, messages of each
+axis, bubbles, optimizer, host).
 
 >>> file_name("dp2 zero3")
 'dp2-zero3'
@@ -38,8 +38,8 @@ EXAMPLE = "for example --layouts tp=1,2 pp=1,2"
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of every axis of parallelism. options: vpp and the ZeRO stage, where they are chosen
-    and not the job's."""
+    """Sizes of every axis of parallelism. options: vpp and the ZeRO stage, where they differ from
+    the job's."""
 
     sizes: Mapping[str, int]
     options: Mapping[str, int]
@@ -56,8 +56,8 @@ class Layout:
 
     def settings(self, job: JobSpec) -> Overrides:
         """The settings that put a job's ranks into this layout: on one node or, where the job has
-        several, on as many of them as the ranks fill. What the job has only for axes that are 1
-        here is left out."""
+        several, on as many of them as the ranks fill. Settings of the job that only concern axes of
+        size 1 are left out."""
         cluster, ranks = job.cluster, self.world_size
         each = cluster.gpus_per_node if cluster.nodes > 1 else None
         nodes = max(1, ranks // each) if each else 1
@@ -70,7 +70,8 @@ class Layout:
 
 
 def _without_axes(sizes: Mapping[str, int], parallel: ParallelSpec) -> Iterator[tuple[str, object]]:
-    """What a layout without pipeline, or without tensor parallelism, cannot have of the job's."""
+    """Settings of the job that a layout without pipeline, or without tensor parallelism, cannot
+    have."""
     if sizes["tp"] == 1 and parallel.sequence_parallel:
         yield "parallel.sequence_parallel", False
     if sizes["pp"] == 1 and parallel.vpp > 1:
@@ -127,7 +128,7 @@ def parse_layouts(words: Sequence[str], worlds: Sequence[int] | None = None) -> 
 
 
 def _combined(sizes: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
-    """Every combination, but for those of chunks without a pipeline."""
+    """Every combination except those of chunks without a pipeline."""
     for numbers in product(*sizes.values()):
         chosen = dict(zip(sizes, numbers, strict=True))
         if chosen.get("vpp", 1) == 1 or chosen.get("pp", 1) > 1:
@@ -141,7 +142,6 @@ def _layout(chosen: Mapping[str, int], dp: int) -> Layout:
 
 
 def _of_world(sizes: Mapping[str, Sequence[int]], world: int) -> Iterator[Layout]:
-    """The combinations that make a world of this size."""
     for chosen in _combined(sizes):
         others = prod(chosen.get(axis, 1) for axis in CHOSEN_AXES)
         dp = chosen.get("dp", world // others)
@@ -174,7 +174,6 @@ def _parsed(words: Sequence[str]) -> tuple[dict[str, list[int]], list[Issue]]:
 
 
 def _wrong(key: str, numbers: Sequence[str], known: Mapping[str, object]) -> str | None:
-    """Why a word cannot be read; None where it can."""
     if key not in (*AXIS_NAMES, *OPTIONS):
         return f"not one of {', '.join((*AXIS_NAMES, *OPTIONS))} with its sizes"
     if key in known:
@@ -235,8 +234,8 @@ def ranks_of(layout: LayoutFields) -> int:
 
 
 def layout_overrides(layout: LayoutFields, nodes: int = 1) -> dict[str, object]:
-    """The settings that give any job exactly this layout, on so many nodes that share its ranks
-    evenly; of several nodes even a tensor-parallel group may leave one."""
+    """The settings that give any job exactly this layout, on `nodes` nodes that share its ranks
+    evenly; on several nodes a tensor-parallel group may also leave a node."""
     settings = {setting_name(key): value for key, value in {**SINGLE_RANK, **layout}.items()}
     across = {"parallel.allow_tp_across_nodes": True} if nodes > 1 else {}
     each = {"cluster.nodes": nodes, "cluster.gpus_per_node": ranks_of(layout) // nodes}
@@ -244,8 +243,8 @@ def layout_overrides(layout: LayoutFields, nodes: int = 1) -> dict[str, object]:
 
 
 def layout_name(layout: LayoutSettings) -> str:
-    """A layout in few words, without what a single rank has too: `tp2 dp2 zero1`, `pp2 vpp2`; of
-    one rank `1 rank`. The micro batch is left out."""
+    """A layout in few words, without settings that a single rank has too: `tp2 dp2 zero1`, `pp2
+    vpp2`; `1 rank` for one rank. The micro batch is left out."""
     counts = {**layout.sizes, "vpp": layout.vpp}
     sizes = [f"{name}{count}" for name, count in counts.items() if count > 1]
     depth = f"-{layout.tensor_depth}" if layout.tensor_depth else ""
@@ -280,10 +279,10 @@ def file_name(title: str) -> str:
     return re.sub(r"[^A-Za-z0-9._+]+", "-", title).strip("-.") or "case"
 
 
-def told_apart(titles: Iterable[str]) -> list[str]:
+def numbered_titles(titles: Iterable[str]) -> list[str]:
     """The titles, numbered from the second on where several are the same as file names.
 
-    >>> told_apart(["tp2", "dp2", "tp2"])
+    >>> numbered_titles(["tp2", "dp2", "tp2"])
     ['tp2', 'dp2', 'tp2 (2)']
     """
     taken: set[str] = set()

@@ -1,17 +1,17 @@
 """A machine measured from its kernels up to training runs, and written as presets.
 
-Three stages, each of which begins with what the one before has found:
+Three stages, each of which begins with the result of the one before:
 
     kernels        -> a device: products, attention, memory, host            (machine_fit.py)
     collectives    -> the link of its cores, or GPUs                         (machine_fit.py)
-    training runs  -> a few figures moved, and the spread that is left
+    training runs -> a few corrected figures, and the remaining spread
 
-Training runs are the layouts of `mpctl bench verify` that give every rank a core (or GPU) of its
-own, of one small model. They are planned on the measured preset, trained in rounds, and fitted
-(calibrate/own_cluster.py). After the first two stages the presets are written; after the third
-they are written again. The report is saved whenever something was measured, so that whatever ends
-the bench early costs nothing. Its rows are estimated on the presets once these are there: what is
-left between estimates and measurements is what the preset cannot say.
+Training runs are the layouts of `mpctl bench verify` that give every rank a separate core (or GPU),
+of one small model. They are planned on the measured preset, trained in rounds, and fitted
+(calibrate/own_cluster.py). After the first two stages the presets are written; after the third they
+are written again. The report is saved after every measurement, so that a bench that ends early
+loses nothing. Its rows are estimated on the presets once these exist: the remaining differences
+between estimates and measurements are those that a preset cannot express.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def measured_runs(runs: Sequence[CaseRun], name: str, cluster: ClusterSpec) -> l
 
 
 def disturbed_runs(runs: Sequence[CaseRun]) -> list[str]:
-    """The layouts of one rank on CPU that had their core for less than `BUSY` of a step: with
-    nobody to wait for, such a rank was waiting for other programs."""
+    """The layouts of one rank on CPU that had their core for less than `BUSY` of a step: with no
+    other ranks to wait for, such a rank waited for other programs."""
     return [
         name
         for name, own in group_runs(runs).items()
@@ -121,13 +121,12 @@ def disturbed_runs(runs: Sequence[CaseRun]) -> list[str]:
 
 
 def _core_share(run: CaseRun) -> float:
-    """Processor time of rank 0 over the time of a step."""
     return median(record["cpu_seconds"] / record["step_seconds"] for record in run.steady)
 
 
 def with_rounds(fit: ClusterFit, runs: Sequence[CaseRun]) -> ClusterFit:
-    """The same fit with the spread of single runs. The errors on layouts that were left out are of
-    medians; a run to come also lies off its median as the rounds of its layout did.
+    """The same fit with the spread of single runs. The errors on left-out layouts are those of
+    medians; a future run also differs from its median as the rounds of its layout did.
 
     A layout 2 % off when it was left out, whose rounds took 0.9, 1 and 1.1 times their
     median: errors of 13, 2 and -7 %.
@@ -161,8 +160,8 @@ def machine_checks(runs: Iterable[Run], fit: ClusterFit) -> list[MachineCheck]:
 
 
 def mean_errors(checks: Sequence[MachineCheck]) -> Mapping[str, float]:
-    """The mean of |planned / measured - 1| of all layouts, by what planned it: `measured`,
-    `fitted`, and `left_out` where there is one.
+    """The mean of |planned / measured - 1| of all layouts, by the preset of the plan: `measured`,
+    `fitted`, and `left_out` if there is one.
 
     >>> mean_errors([{"layout": "tp2", "ranks": 2, "seconds": 1.0, "measured_seconds": 1.25,
     ...               "fitted_seconds": 0.75, "left_out_seconds": None}])
@@ -184,11 +183,12 @@ KERNELS_SHARE, COLLECTIVES_SHARE = 0.3, 0.2  # of a budget; the rest is for trai
 
 
 class MachineFindings(TypedDict):
-    """What the machine is. name: of its presets; files: theirs, relative to the report's folder;
-    device, cluster: the tables in them; spread: of its own runs, None where too few ran;
-    link_error: mean relative error of the link's fit; wrong: collectives with wrong results;
-    disturbed: layouts of one rank that did not have its core to itself; checks: a row for each
-    layout that was trained; errors: means of |planned / measured - 1| over them, by what planned.
+    """The findings on the machine. name: of its presets; files: their paths, relative to the
+    report's folder; device, cluster: the tables in them; spread: of its own runs, None where too
+    few ran; link_error: mean relative error of the link's fit; wrong: collectives with wrong
+    results; disturbed: layouts of one rank that did not have its core to itself; checks: a row for
+    each layout that was trained; errors: means of |planned / measured - 1| over them, by the preset
+    of the plan.
     """
 
     name: str
@@ -213,10 +213,10 @@ class MachineReport(BenchEnvelope):
 
 @dataclass
 class MachineBench:
-    """The measurement of a machine, with what came of it so far.
+    """The measurement of a machine, with its results so far.
 
     sent: the collectives with all their rounds; collectives: their rows. planned: the rows of both
-    with what is planned on the preset, once there is one.
+    with the estimates on the preset, once there is one.
     """
 
     work: MachineWork
@@ -353,5 +353,5 @@ class MachineBench:
 
 
 def _share(budget: Budget, share: float) -> float | None:
-    """Seconds of this share of the time that is left; None where there is no limit."""
+    """Seconds of this share of the remaining time; None without a limit."""
     return None if budget.left is None else share * budget.left

@@ -1,23 +1,23 @@
-"""A device and a link from kernels and collectives that were measured.
+"""A device and a link fitted to measured kernels and collectives.
 
 **Device.** A product of m x k by k x n takes 2 m n (k + depth) / rate (estimate/kernels.py): rate
-and depth follow from all products of one dtype by the least relative error. What memory bounds is
-compared with the planner's estimate of the same kernel on a known device: the ratio of their
-seconds is that of the bandwidths that kernels reach. So it is with the host, of a layer so small
-that nothing else is left. In training both take longer than alone, since other kernels empty the
-caches and the host does more than layers: what a profile of CPU runs has is compared with what its
-own machine measures alone (ALONE). Only what all cores do at once counts: so are they used in
-training. On a CPU a kernel takes its processor time where that is less than the time that went by,
-whose rest other programs had.
+and depth follow from all products of one dtype by the least relative error. Memory-bound kernels
+are compared with the planner's estimate of the same kernel on a known device: the ratio of their
+seconds is that of the bandwidths that kernels reach. The same is done for the host, with a layer so
+small that only the host's time is left. In training both take longer than alone, since other
+kernels empty the caches and the host does more than layers: the profile of CPU runs is compared
+with measurements of kernels alone on the same machine (ALONE). Only measurements with all cores
+busy count, as in training. On a CPU a kernel counts with its processor time where that is less than
+the wall time, as other programs used the rest.
 
 **Link.** A collective of n ranks in one node takes, of the message's bytes (estimate/network.py),
 
     bus factor x bytes / bandwidth + start + phases (n - 1) x latency
 
-with 2 phases for an all-reduce and one for the others, and an all-reduce may have a bandwidth of
-its own. All four figures follow at once from all kinds, sizes and numbers of ranks, by the least
-relative error. `bandwidth` of the preset is the best bus bandwidth that was seen, `efficiency` what
-large messages reach of it by the fit.
+with 2 phases for an all-reduce and one for the others, and an all-reduce may have a different
+bandwidth. All four figures are fitted together to all kinds, sizes and numbers of ranks, by the
+least relative error. `bandwidth` of the preset is the best measured bus bandwidth, `efficiency` the
+part of it that large messages reach by the fit.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from mpctl.units import bytes_text, plural
 
 STREAMS = ("triad", "copy")
 BOUND = ("branch", "activation", "cross_entropy", "optimizer", "accumulate")
-TINY = "tiny"  # site of the layer that is nothing but the host's time
+TINY = "tiny"  # site of the layer that takes only the host's time
 # Contraction of a product's pass, and the other two sides: Y = X W, dX = dY W^T, dW = X^T dY.
 SIDES = {"forward": ("k", "m", "n"), "backward_input": ("n", "m", "k"),
          "backward_weight": ("m", "k", "n")}  # fmt: skip
 ALONE = {"memory": 0.75, "host": 0.27}
 """Measured over estimated seconds of kernels alone, on the CPU that mpctl's profile was fitted to:
-the medians of what memory bounds, and of the layer that is nothing but the host's time."""
-FEWEST = 0.01  # of a nominal rate: less is no kernel's speed but a mistake
+the medians of memory-bound kernels, and of the layer that takes only the host's time."""
+FEWEST = 0.01  # of a nominal rate: less is a mistake and no kernel's speed
 
 
 @dataclass(frozen=True)
 class DeviceFit:
-    """The device, and what was measured for its figures, by dotted path: comments of its preset."""
+    """The device, and by dotted path the source of its figures: comments of its preset."""
 
     device: DeviceSpec
     comments: Mapping[str, str]
@@ -62,9 +62,9 @@ def fit_device(
 ) -> DeviceFit:  # fmt: skip
     """The device whose kernels these rows measured.
 
-    base: the device that their predicted seconds are of; what was not measured stays as it has it.
-    dtype: that in which the others than products count. Raises InputError where no product of it or
-    no stream was measured by ranks with a core each.
+    base: the device of their predicted seconds, which also supplies figures that were not measured.
+    dtype: the one in which kernels other than products count. Raises InputError where no product in
+    it or no stream was measured by ranks with a core each.
     """
     busy = busy_rows(rows)
     found = _Busy([undisturbed(row) for row in busy] if base.is_cpu else busy, base, dtype)
@@ -82,7 +82,7 @@ def fit_device(
 
 
 def busy_rows(rows: Iterable[KernelRow]) -> list[KernelRow]:
-    """The rows of the most ranks at once that had a core each; none where there were none."""
+    """The rows of the largest number of ranks that had a core each; none where there are none."""
     own = [row for row in rows if not row["is_rehearsal"]]
     most = max((row["ranks"] for row in own), default=0)
     return [row for row in own if row["ranks"] == most]
@@ -108,7 +108,7 @@ class _Busy:
     dtype: str
 
     def require_complete(self) -> None:
-        """Raises InputError where a figure that no device goes without was not measured."""
+        """Raises InputError where a figure that every device needs was not measured."""
         for what, kernels in ((f"product of {self.dtype}", "matmul"), ("stream", STREAMS)):
             wanted = kernels if isinstance(kernels, tuple) else (kernels,)
             if not self.of(*wanted, dtype=self.dtype):
@@ -123,14 +123,14 @@ class _Busy:
 
     @cached_property
     def products(self) -> dict[str, tuple[float, float]]:
-        """FLOP/s of an endless contraction, and depth in elements, by dtype."""
+        """FLOP/s of an infinitely long contraction, and depth in elements, by dtype."""
         dtypes = dict.fromkeys(row["dtype"] for row in self.of("matmul"))
         return {dtype: _rate_and_depth(self.of("matmul", dtype=dtype)) for dtype in dtypes}
 
     @cached_property
     def part(self) -> float:
-        """The part of its peak that large products reach: on a CPU of the best that was seen, on an
-        accelerator of the data sheet."""
+        """The part of its peak that large products reach: on a CPU the peak is the best measured
+        rate, on an accelerator the data sheet's."""
         if not self.base.is_cpu:
             return _bounded(self.known.products * _speed(self.of("matmul", dtype=self.dtype)))
         rate, _ = self.products[self.dtype]
@@ -151,12 +151,12 @@ class _Busy:
 
     @property
     def known(self) -> Kernels:
-        """What the kernels of the device are known or assumed to reach before the fit."""
+        """Efficiencies of the device's kernels, known or assumed before the fit."""
         return self.base.kernels or TYPICAL["cpu" if self.base.is_cpu else "cuda"]
 
     @property
     def kernels(self) -> Kernels:
-        """What they reach by the measurements."""
+        """Their efficiencies by the measurements."""
         known, bound = self.known, self.of(*BOUND, dtype=self.dtype)
         before = (self.base.memory_bandwidth or self.bandwidth) * known.memory
         tiny = [row for row in self.of("layer", dtype=self.dtype) if row["site"] == TINY]
@@ -172,8 +172,8 @@ class _Busy:
         )
 
     def _as_in_runs(self, figure: str, rows: Sequence[KernelRow]) -> float:
-        """How many times as fast as the estimate says these kernels are in training; 1 where none
-        was measured."""
+        """The speed of these kernels in training relative to the estimate; 1 where none was
+        measured."""
         alone = ALONE[figure] if rows and self.base.is_cpu else 1.0
         return _speed(rows) * alone
 
@@ -184,7 +184,7 @@ class _Busy:
         return _bounded(median(r["flops_per_second"] for r in own) / self.peaks[self.dtype])
 
     def comments(self) -> dict[str, str]:
-        """What each figure was found from, by its dotted path."""
+        """The source of each figure, by its dotted path."""
         busy = f"{plural(max(row['ranks'] for row in self.rows), 'rank')} at once"
         comments = {
             f"peak_flops.{dtype}": f"{plural(len(own), 'product')}, {busy}: {_rates(own)} GFLOP/s"
@@ -203,8 +203,8 @@ class _Busy:
 
 
 def _rate_and_depth(products: Sequence[KernelRow]) -> tuple[float, float]:
-    """Both by the least relative error; where contractions are too short to tell them apart, the
-    best rate and no depth."""
+    """Both by the least relative error; where contractions are too short to separate them, the best
+    rate and no depth."""
     seconds = [row["seconds"] for row in products]
     a_flop, an_area = fit_relative([_work(row) for row in products], seconds)
     if not a_flop:
@@ -220,7 +220,7 @@ def _work(row: KernelRow) -> tuple[float, float]:
 
 
 def _speed(rows: Sequence[KernelRow]) -> float:
-    """How many times as fast as estimated these kernels were, the median; 1 where nothing was."""
+    """The median speed of these kernels relative to the estimate; 1 where nothing was measured."""
     pairs = [(row["predicted_seconds"], row["seconds"]) for row in rows]
     return median([planned / found for planned, found in pairs if planned] or [1.0])
 
@@ -237,7 +237,7 @@ def _span(values: Sequence[float]) -> str:
     return f"{min(values) / 1e9:.3g} to {max(values) / 1e9:.3g}"
 
 
-TRANSPORTS = ("nccl", "shared", "gloo")  # as a run chooses among those that its groups have
+TRANSPORTS = ("nccl", "shared", "gloo")  # in the order in which a run chooses
 SMALLEST = 1e3  # bytes/s that a preset may hold, and its reverse
 REDUCING = (0.01, 100.0)  # an all-reduce's bandwidth over that of other kinds
 
@@ -252,8 +252,8 @@ class LinkFit:
 
 
 def training_rows(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
-    """The rows of the way in which runs send: of each kind those of the first of TRANSPORTS that
-    was measured. Messages between two ranks that go another way than collectives are left out: they
+    """The rows of the transport that runs use: for each kind the first of TRANSPORTS that was
+    measured. Messages between two ranks over another transport than collectives are left out: they
     are few, and the node has one link."""
     kinds = {row["kind"] for row in rows}
     chosen = {
@@ -268,7 +268,7 @@ def training_rows(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
 
 def fit_link(rows: Sequence[CollectiveRow], *, name: str | None) -> LinkFit:
     """The link that these collectives of ranks on one node crossed. rows: at least one, of two
-    ranks or more. name: what the link is, in pictures, None where that is not known."""
+    ranks or more. name: the link's name in pictures, None if unknown."""
     own = training_rows(rows)
     terms, seconds = [_terms(row) for row in own], [row["seconds"] for row in own]
     a_byte, a_reduced, start, latency = fit_relative(terms, seconds)
@@ -289,7 +289,7 @@ def fit_link(rows: Sequence[CollectiveRow], *, name: str | None) -> LinkFit:
 
 
 def _terms(row: CollectiveRow) -> tuple[float, float, float, float]:
-    """By what a byte, a byte of an all-reduce, the start and a latency are multiplied."""
+    """The coefficients of a byte, a byte of an all-reduce, the start and a latency."""
     kind = "send" if row["kind"] == "sendrecv" else row["kind"]
     sent, phases = bus_factor(kind, row["ranks"]) * row["bytes"], get_collective(kind).phases
     reduced = phases == 2

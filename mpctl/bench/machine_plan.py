@@ -1,4 +1,4 @@
-"""What `mpctl bench machine` measures, planned before anything runs.
+"""The measurements of `mpctl bench machine`, planned before anything runs.
 
 Kernels are those of the job's model, alone and on all cores (or GPUs) at once. Collectives are of
 all of them: in groups of two and of half of them, where they are even and more than two. Training
@@ -33,17 +33,17 @@ PlanWith = Callable[[Mapping[str, object]], Plan]
 KINDS = "all_reduce,all_gather,reduce_scatter,sendrecv"  # those that training sends
 ROUNDS, QUICK_ROUNDS = 3, 1
 FURTHER: tuple[DType, ...] = ("fp32", "bf16")  # dtypes of products, after the job's
-HERE = {"launch.on": "local"}  # also inside of an allocation: the figures are of this machine
+HERE = {"launch.on": "local"}  # also inside an allocation: the figures are of this machine
 MEMORY_SHARE = 0.9  # of the free memory that ranks may take together
 
 
 @dataclass(frozen=True)
 class MachineWork:
-    """Everything that is to be measured, checked.
+    """All measurements, checked.
 
-    name: of the presets; plan_with: the job's legal plan with settings over its own; devices: CPU
-    cores, or GPUs, of this machine; dtype: that which runs train in; base: the device from which
-    the fit begins; memory_bytes: that a rank may use; rounds: of each stage.
+    name: of the presets; plan_with: the job's legal plan with other settings; devices: number of
+    CPU cores, or GPUs, of this machine; dtype: of the training runs; base: the device from which
+    the fit begins; memory_bytes: limit of a rank; rounds: of each stage.
     """
 
     name: str
@@ -69,7 +69,7 @@ class MachineWork:
         return "shared memory" if self.base.is_cpu else None
 
     def kernel_cases(self, cluster: Mapping[str, Any]) -> KernelCases:
-        """The kernels as they are planned on this cluster."""
+        """The kernels, planned on this cluster."""
         job = self.plan_with({"cluster": cluster, **layout_overrides({})}).job
         return _kernels(job, self.machine, self.devices, self.base.kind, quick=self.quick)
 
@@ -115,7 +115,7 @@ def plan_machine(
     plan_with: PlanWith, machine: Machine, *, name: str, given: Iterable[str] = (),
     rounds: int | None = None, quick: bool = False,
 ) -> MachineWork:  # fmt: skip
-    """The work for a job. given: names of the settings that were typed. Raises InputError with
+    """The work for a job. given: names of the settings on the command line. Raises InputError with
     every issue of the name, the settings, the kernels and the collectives; those of the training
     runs are found by `plan_cases`."""
     issues = list(_layout_issues(given))
@@ -143,7 +143,6 @@ def plan_machine(
 
 
 def _layout_issues(given: Iterable[str]) -> Iterator[Issue]:
-    """Settings that each layout has its own value of."""
     own = layout_overrides({})
     for name in map(full_name, given):
         if name in own or name == "parallel":
@@ -173,7 +172,7 @@ def _kernels(
 
 
 def default_name(host: str) -> str:
-    """The name of this host's presets: what of its name a file's name may have.
+    """The name of this host's presets: the part of its name that is allowed in a file name.
 
     >>> default_name("node-17.example.org"), default_name("...")
     ('node-17', 'my-machine')

@@ -1,9 +1,9 @@
-"""The presets of a machine that was measured: a device and a cluster, as TOML with their sources.
+"""The presets of a measured machine: a device and a cluster, as TOML with their sources.
 
 FOLDER/devices/NAME.toml has the device, FOLDER/clusters/NAME.toml the cluster, which names the
 device's file: `mpctl plan --cluster FOLDER/clusters/NAME.toml` reads both, and so does
-`--cluster NAME` where MPCTL_PRESETS names FOLDER. Numbers have four significant digits, which is
-more than measurements repeat to, and comments that say what they were found from.
+`--cluster NAME` where MPCTL_PRESETS names FOLDER. Numbers have four significant digits, more than
+measurements repeat, and comments with their sources.
 """
 
 from __future__ import annotations
@@ -110,14 +110,14 @@ class MachinePreset:
         return paths
 
     def of_runs(self, runs: int, wanted: int) -> MachinePreset:
-        """The same, whose files say it where fewer training runs than wanted came to their end."""
+        """The same; its files state if fewer training runs than wanted finished."""
         if runs == wanted:
             return self
         line = f"Not complete: {runs} of {plural(wanted, 'training run')} came to their end."
         return replace(self, head=(*self.head, line))
 
     def with_fit(self, fit: ClusterFit) -> MachinePreset:
-        """The preset with the figures that training runs moved, and the spread that they leave."""
+        """The preset with the figures that training runs corrected, and the remaining spread."""
         cluster = self.cluster
         comments = {kind: dict(self.comments.get(kind, {})) for kind in ("devices", "clusters")}
         for constant, value in fit.values.items():

@@ -1,11 +1,12 @@
-"""A bench in ranks: one launch whose workers measure instead of train, on the hosts of any backend.
+"""A bench in ranks: one launch whose workers measure instead of training, on the hosts of any
+backend.
 
 A launch of a bench is one of a training with RUN/bench.json next to RUN/job.json. The workers
-answer that request (runtime/worker.py) and rank 0 appends each answer to RUN/answers.jsonl. Hosts,
-torchrun, hangs, failures and signals are the launcher's own; no data are prepared, nothing is
-saved, and a failure is not followed by another attempt.
+answer that request (runtime/worker.py) and rank 0 appends each answer to RUN/answers.jsonl. The
+launcher handles hosts, torchrun, hangs, failures and signals as usual; no data are prepared,
+nothing is saved, and a failure is not followed by another attempt.
 
-Every bench in ranks is a `RankBench`: it asks once, takes the answers as they come, and makes a
+Every bench in ranks is a `RankBench`: it sends one request, collects the answers, and makes a
 report of those it has, which is saved after each round.
 """
 
@@ -61,7 +62,7 @@ def require_probes(plans: Sequence[Plan]) -> None:
 def probe_answers(
     plan: Plan, request: BenchRequest, run: RunDir, *, on_answer: OnAnswer, on_event: OnEvent
 ) -> Probed:
-    """Have the ranks of a legal plan answer a request; what an earlier bench left in `run` is
+    """Have the ranks of a legal plan answer a request; files of an earlier bench in `run` are
     replaced.
 
     on_answer: called with each answer of rank 0 as it comes; on_event: with messages for people.
@@ -80,7 +81,7 @@ def probe_answers(
 
 
 def _measuring(plan: Plan) -> Plan:
-    """The plan without what concerns training alone: restarts, fewer hosts, the memory of a
+    """The plan without settings that concern training only: restarts, fewer hosts, the memory of a
     step."""
     own = {"max_restarts": 0, "elastic": False, "check_memory": False}
     launch = plan.job.launch.model_copy(update=own)
@@ -107,9 +108,9 @@ STARTING = "start the ranks"
 class RankBench(ABC):
     """A bench that the ranks of one launch answer, in rounds of all its cases.
 
-    environment, command: noted in the report; rounds: how many are asked for; timings: answers of
-    the ranks, each of one case in one round; hosts: facts of those that had the ranks, once they
-    have ended; is_stopped: whether Ctrl-C or `mpctl stop` ended them.
+    environment, command: for the report; rounds: number of rounds wanted; timings: answers of the
+    ranks, each of one case in one round; hosts: facts of the hosts of the ranks, once they have
+    ended; is_stopped: whether Ctrl-C or `mpctl stop` ended them.
     """
 
     environment: BenchEnvironment
@@ -120,7 +121,7 @@ class RankBench(ABC):
     is_stopped: bool = field(default=False, kw_only=True)
 
     timing: ClassVar[str]
-    """What the rounds do, for the progress."""
+    """A description of the rounds, for the progress."""
 
     @property
     @abstractmethod
@@ -134,11 +135,12 @@ class RankBench(ABC):
 
     @abstractmethod
     def request(self) -> Any:
-        """What the ranks are asked, a BenchRequest."""
+        """The request to the ranks, a BenchRequest."""
 
     @abstractmethod
     def use(self, machine: Machine) -> None:
-        """Count cores and GPUs on the hosts that had the ranks. machine: the least of them all."""
+        """Set cores and GPUs to those of the hosts of the ranks. machine: the smallest of these
+        hosts."""
 
     @abstractmethod
     def report(self) -> BenchReport:
@@ -146,11 +148,12 @@ class RankBench(ABC):
 
     @property
     def is_complete(self) -> bool:
-        """Whether every case was timed in every round; not where time or patience ended first."""
+        """Whether every case was timed in every round; False if the budget or a stop ended the
+        bench."""
         return not self.is_stopped and len(self.timings) == self.rounds * self.round_timings
 
     def take(self, answer: Any) -> None:
-        """Keep an answer of the ranks: a timing, or what comes before the first timing."""
+        """Keep an answer of the ranks: a timing, or an answer before the first timing."""
         self.timings.append(answer)
 
     def measure(

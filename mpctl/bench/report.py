@@ -1,12 +1,12 @@
 """The report of a bench, schema mpctl.bench/2, and the folder that it is written to.
 
-Every bench writes the same envelope around rows of its own. A row has a name that no other row of
-the report has, and the seconds by which `mpctl bench compare` tells two reports apart: the median
-of its rounds, the shortest and the longest. All other keys are the bench's; a value is a number, a
-text, a truth value, None, or a table of those.
+Every bench writes the same envelope around its rows. A row has a name that is unique in the report,
+and the seconds that `mpctl bench compare` compares: the median of its rounds, the shortest and the
+longest. All other keys depend on the bench; a value is a number, a text, a boolean, None, or a
+table of those.
 
 OUT/ .mpctl-bench    marks the folder as a bench's
-     report.json     schema mpctl.bench/2, replaced as a whole after every round
+     report.json     schema mpctl.bench/2, replaced atomically after every round
      report.csv      its rows
      report.html, *.png, *.svg    page and pictures of the report
      data/N/         prepared data that runs of the bench share
@@ -52,8 +52,8 @@ Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]  # thirty y
 
 
 class BenchEnvironment(TypedDict):
-    """Where and with what the figures were measured. load_at_start: the load average of the last
-    minute."""
+    """The hosts and software versions of the measurement. load_at_start: the load average of the
+    last minute."""
 
     date: str
     host: str
@@ -67,8 +67,8 @@ class BenchEnvironment(TypedDict):
 
 
 class Spread(TypedDict):
-    """Seconds over the rounds of one row: the median, the shortest, the longest; rounds: how many
-    there were."""
+    """Seconds over the rounds of one row: the median, the shortest, the longest; rounds: their
+    number."""
 
     seconds: Seconds
     seconds_min: Seconds
@@ -77,15 +77,15 @@ class Spread(TypedDict):
 
 
 class BenchRow(Spread):
-    """What every row of a report has. name: unlike those of all other rows of the report, the same
-    when the bench is run again."""
+    """The keys of every row of a report. name: unique in the report, and the same when the bench is
+    run again."""
 
     name: Annotated[str, Field(min_length=1, max_length=500)]
 
 
 class BenchEnvelope(TypedDict):
-    """What every report has besides its `results` (a list of rows) and its `findings` (a table of
-    what follows from all rows together).
+    """The keys of every report in addition to its `results` (a list of rows) and its `findings` (a
+    table of figures of all rows together).
 
     bench: the subcommand; job: its name, None where no job is involved; is_complete: false after
     Ctrl-C, or where the budget ended before every round; command: as typed.
@@ -100,7 +100,7 @@ class BenchEnvelope(TypedDict):
 
 
 class BenchReport(BenchEnvelope):
-    """Any bench's report, by what all rows have."""
+    """Any bench's report, with the keys that all rows have."""
 
     results: ReadOnly[Sequence[BenchRow]]
     findings: ReadOnly[Mapping[str, object]]
@@ -133,9 +133,9 @@ def bench_environment() -> BenchEnvironment:
 
 
 def environment_on(environment: BenchEnvironment, hosts: Sequence[HostFacts]) -> BenchEnvironment:
-    """The environment of what ran on these hosts: their names, processors and versions, and the
-    cores and GPUs of all of them together. The same where no host is named. The load average is
-    still that of the host where the command runs."""
+    """The environment of runs on these hosts: their names, processors and versions, and the cores
+    and GPUs of all of them together. Unchanged without hosts. The load average is still that of the
+    host where the command runs."""
     if not hosts:
         return environment
     processors = dict.fromkeys(host.processor or "unknown processor" for host in hosts)
@@ -155,8 +155,8 @@ def envelope(
     bench: BenchName, job: str | None, environment: BenchEnvironment, command: str, *,
     is_complete: bool, hosts: Sequence[HostFacts] = (),
 ) -> BenchEnvelope:  # fmt: skip
-    """A report without its rows and findings. hosts: those that had the ranks, none where the bench
-    ran on the machine of its environment."""
+    """A report without its rows and findings. hosts: those of the ranks, none where the bench ran
+    on the machine of its environment."""
     return {
         "schema": SCHEMA,
         "bench": bench,
@@ -180,7 +180,7 @@ def load_warnings(environment: BenchEnvironment) -> list[str]:
 
 BENCH_MARKER, REPORT, TABLE, DATA = ".mpctl-bench", "report.json", "report.csv", "data"
 WRITTEN = ("report.*", "*.png", "*.svg", "presets/*/*.toml")
-"""What a bench writes besides run directories, as patterns."""
+"""The files of a bench in addition to run directories, as patterns."""
 FAMILY = SCHEMA.split("/")[0]  # older versions wrote mpctl.bench.scaling/1
 READ_SCHEMAS = (f"{FAMILY}/1", SCHEMA)  # 1: `bench collectives` called the group dp_cp dp
 
@@ -200,7 +200,7 @@ def check_folder(out: Path, *, overwrite: bool) -> Iterator[Issue]:
 
 
 def take_folder(out: Path) -> None:
-    """Remove what an earlier bench wrote and mark the folder as a bench's. Raises InputError when
+    """Remove the files of an earlier bench and mark the folder as a bench's. Raises InputError when
     it cannot be written."""
     try:
         if _is_occupied(out):
@@ -217,8 +217,8 @@ def _cannot_write(out: Path, error: OSError) -> InputError:
 
 
 def check_redrawn(out: Path, *, is_own: bool, overwrite: bool) -> Iterator[Issue]:
-    """An issue when a report may not be written to a folder. is_own: it was read there, so that it
-    replaces itself, but what is no bench's folder holds files of others."""
+    """An issue when a report may not be written to a folder. is_own: it was read from there, so
+    that it replaces itself; a folder that no bench wrote contains files of others."""
     if is_own and not _is_bench(out):
         yield Issue("bench-foreign", "--out", f"{out} was not written by mpctl bench",
                     "name a new folder by --out")  # fmt: skip
@@ -254,7 +254,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def flat(table: object, prefix: str = "") -> Iterator[tuple[str, object]]:
     """Keys and values of a table, such as a row; those of an inner one as `sizes.tp`. Nothing for
-    what is no table."""
+    values that are no table."""
     for key, value in table.items() if isinstance(table, Mapping) else ():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")

@@ -1,8 +1,8 @@
-"""Runs the cases of a bench in rounds, A B C A B C, and hands out every run as it ends.
+"""Runs the cases of a bench in rounds, A B C A B C, and yields every run as it ends.
 
 Each run is a launch like `mpctl launch`'s, in OUT/CASE-rN with its records, reports and summary.
-Interleaved rounds spread what else happens on the machine over all cases alike. A round begins only
-if one as long as the longest so far would end within the budget; the first always begins.
+Interleaved rounds spread disturbances on the machine over all cases alike. A round begins only if
+one as long as the longest so far would end within the budget; the first always begins.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mpctl.rundir.summary import WARM_UP_STEPS, RunSummary, write_summary
 
 @dataclass
 class Budget:
-    """seconds: that all rounds together may take, None for no limit; clock: seconds that go by;
+    """seconds: limit of all rounds together, None for no limit; clock: returns the time in seconds;
     longest: seconds of the longest round so far."""
 
     seconds: float | None = None
@@ -44,11 +44,11 @@ class Budget:
 
     @property
     def left(self) -> float | None:
-        """Seconds that are left, at least 0; None where there is no limit."""
+        """Remaining seconds, at least 0; None without a limit."""
         return None if self.seconds is None else max(self.began + self.seconds - self.clock(), 0.0)
 
     def rounds(self, most: int) -> Iterator[int]:
-        """The numbers of the rounds from 0 on: at most so many, as long as time is left."""
+        """The numbers of the rounds from 0 on: at most `most`, as long as time is left."""
         for number in range(most):
             left = self.left
             if number and left is not None and left < self.longest:
@@ -58,8 +58,8 @@ class Budget:
             self.longest = max(self.longest, self.clock() - began)
 
     def likely(self, number: int, most: int) -> int:
-        """How many rounds there will be, as far as round `number`, which begins now, can tell: all
-        of `most` where there is no limit, or no round before it."""
+        """The expected number of rounds when round `number` begins: `most` without a limit or an
+        earlier round."""
         left = self.left
         if left is None or not self.longest:
             return most
@@ -71,11 +71,11 @@ TRAINING = "train the cases"
 
 @dataclass(frozen=True)
 class CaseRun:
-    """One run of a case, which finished; its launch is that of the hosts that ran it.
+    """One finished run of a case; its launch is that of the hosts that ran it.
 
-    round: its number from 0; records: of all its steps; reports: of its ranks; summary: what it has
-    with the plan, as in RUN/summary.json; units: cores (by the threads of a rank) or GPUs that
-    the ranks shared, on all hosts together; hosts: their facts.
+    round: its number from 0; records: of all its steps; reports: of its ranks; summary: as in
+    RUN/summary.json; units: cores (divided by the threads of a rank) or GPUs that the ranks shared,
+    on all hosts together; hosts: their facts.
     """
 
     case: PlannedCase
@@ -112,12 +112,12 @@ def run_cases(
     cases: Sequence[PlannedCase], out: Path, *, command: str, rounds: int, budget: Budget,
     watch: Watch, is_taken: bool = False,
 ) -> Iterator[CaseRun]:  # fmt: skip
-    """Every run of every case as it ends, in at most so many rounds. `out` is taken over and the
-    data are prepared before the first.
+    """Every run of every case as it ends, in at most `rounds` rounds. `out` is cleared of an
+    earlier bench and the data are prepared before the first.
 
-    command: the command line, noted in each summary. is_taken: the bench took `out` over before,
-    and what it wrote there stays. Raises RunFailed at the first run that fails,
-    KeyboardInterrupt when one was stopped, InputError when `out` or a corpus cannot be used.
+    command: the command line, for each summary. is_taken: the bench has already cleared `out`, and
+    its files there stay. Raises RunFailed at the first run that fails, KeyboardInterrupt when one
+    was stopped, InputError when `out` or a corpus cannot be used.
     """
     if not is_taken:
         take_folder(out)
@@ -143,7 +143,7 @@ def run_cases(
 class CaseBench(ABC):
     """A bench that trains its cases in rounds, with the runs so far.
 
-    environment, command: noted in the report; rounds: how often each case is to run.
+    environment, command: for the report; rounds: number of runs of each case.
     """
 
     environment: BenchEnvironment
@@ -194,7 +194,6 @@ def _run(
     tell: Callable[[int], None],
     on_event: OnEvent,
 ) -> CaseRun:
-    """Launch a case once, on the hosts of its job, and write its summary."""
     plan = replace(case.plan, job=case.plan.job.model_copy(update={"data": case.job.data}))
     connection = connected(plan, run, on_event, warnings=case.launch.warnings)
     with run.locked(), connection as (cluster, launch):
@@ -214,7 +213,7 @@ def _run(
 
 
 def communication_share(runs: Sequence[CaseRun]) -> float | None:
-    """The share of a step in which a rank waits, on the average of the ranks and the median of the
+    """The share of a step in which a rank waits, the mean over the ranks and the median over the
     runs; None where no rank reported it."""
     shares = [
         mean(shares)
@@ -225,5 +224,5 @@ def communication_share(runs: Sequence[CaseRun]) -> float | None:
 
 
 def planned_share(time: StepTime) -> float:
-    """The share of a planned step in messages that nothing hides, and in bubbles."""
+    """The share of a planned step in exposed messages and bubbles."""
     return (time.tp + time.cp + time.pp + time.dp_cp + time.bubble) / time.total

@@ -43,7 +43,7 @@ Mode = Literal["strong", "weak"]
 
 @dataclass(frozen=True)
 class ScalingCase:
-    """A layout with a global batch, and the modes of scaling of which it is a row."""
+    """A layout with a global batch, and the modes of scaling in which it is a row."""
 
     layout: Layout
     global_batch_size: int
@@ -51,7 +51,7 @@ class ScalingCase:
 
     @property
     def name(self) -> str:
-        """`strong-tp2-dp2` or `strong+weak-1-rank`, as its run directories begin."""
+        """`strong-tp2-dp2` or `strong+weak-1-rank`, the prefix of its run directories."""
         return f"{'+'.join(self.modes)}-{self.layout.name.replace(' ', '-')}"
 
     @property
@@ -84,8 +84,8 @@ def scaling_cases(
 
 
 def efficiency(speed: float, ranks: int, base_speed: float, base_ranks: int) -> float:
-    """The share of the speed that so many ranks would have if each worked as those of the baseline;
-    speeds of all ranks together, in any unit.
+    """The share of the speed that `ranks` ranks would have if each were as fast as those of the
+    baseline; speeds of all ranks together, in any unit.
 
     >>> round(efficiency(15100, 512, 39, 1), 3)  # Megatron-LM, TFLOP/s
     0.756
@@ -102,7 +102,7 @@ class ScalingRow(BenchRow):
     speed_up, efficiency: against the row that the findings name as baseline; perfect_efficiency:
     where every core (or GPU) did its share of the work and nothing else took time; is_rehearsal:
     ranks share cores; communication_share: of a step, that a rank on the average waits in
-    collectives, None where runs do not tell it, and predicted as messages and bubbles.
+    collectives, None where runs do not report it, and predicted as messages and bubbles.
     """
 
     mode: Mode
@@ -129,7 +129,7 @@ class ScalingRow(BenchRow):
 
 class ScalingFindings(TypedDict):
     """steps_timed: of each case in a round; units: cores or GPUs that the ranks shared, and unit,
-    which of the two; baselines: by mode, the name of the row that the others are held against."""
+    which of the two; baselines: by mode, the name of the row that the others are compared with."""
 
     steps_timed: int
     units: int
@@ -209,7 +209,9 @@ def row_name(timing: Timing, mode: Mode) -> str:
 def _row(timing: Timing, base: Timing, mode: Mode) -> ScalingRow:
     case, time, layout = timing.case, timing.planned_time, timing.planned.plan.layout
     assert layout is not None, "a case trains a model"
-    peak = None if time is None else device_peak(timing.planned.job)  # of what a rank ran on
+    peak = (
+        None if time is None else device_peak(timing.planned.job)
+    )  # of the device that a rank ran on
     used = Utilization(*model_and_hardware_flops(layout), peak)
     planned, planned_base = timing.planned_speed, base.planned_speed
 
@@ -246,7 +248,7 @@ def _row(timing: Timing, base: Timing, mode: Mode) -> ScalingRow:
 
 @dataclass
 class ScalingBench(CaseBench):
-    """Layouts that are trained and held against the fastest of the smallest world.
+    """Layouts that are trained and compared with the fastest of the smallest world.
 
     job: its name; shapes: the layout of each of the cases.
     """

@@ -1,11 +1,11 @@
 """One layer in every tensor mode that some ranks allow, measured and compared with its plan.
 
-The ranks are those of a launch, on this host or others (bench/probe.py). They make the layer once
-for each mode and run it in rounds, A B C A B C, so that what else happens on the machine falls on
-all alike (runtime/probes/layers.py). Bytes sent are counted collective by collective, and stated
-per rank over rings as in plans (planning/layer_figures.py). Against the law: a rank's parameters
-and activations times the ranks, over those of the unsharded layer; 1 is a P-th. Four ranks are
-timed in 1d and 2d: 2.5d of depth 1 would be 2d again, and 4 is no cube.
+The ranks are those of a launch, on this host or others (bench/probe.py). They build the layer once
+for each mode and run it in rounds, A B C A B C, so that disturbances on the machine affect all
+alike (runtime/probes/layers.py). Bytes sent are counted collective by collective, and stated per
+rank over rings as in plans (planning/layer_figures.py). Against the law: a rank's parameters and
+activations times the ranks, over those of the unsharded layer; 1 is a P-th. Four ranks are timed in
+1d and 2d: 2.5d of depth 1 would be 2d again, and 4 is no cube.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ModeCase:
 
 @dataclass(frozen=True)
 class ModeCases:
-    """The modes of so many ranks that can be timed, and why the others cannot."""
+    """The modes of the ranks that can be timed, and why the others cannot."""
 
     ranks: int
     cases: tuple[ModeCase, ...]
@@ -71,7 +71,7 @@ class ModeCases:
 
 def layer_job(source: str | None, settings: Overrides) -> JobSpec:
     """The job whose model is timed. Raises InputError where it cannot be read, and where settings
-    lay out its ranks, which the bench does itself."""
+    choose its layout, which the bench does itself."""
     if laid := [name for name in settings if name.startswith("parallel.")]:
         raise InputError.of("layout-is-benched", laid[0], "the bench lays out its ranks itself",
                             "leave it out, and say how many ranks: --ranks 8")  # fmt: skip
@@ -109,7 +109,9 @@ def _refusals(plan: Plan) -> list[Issue]:
     no other mode, since each is tried anyway."""
     checks = []
     own = [check for check in plan.errors if check.rule == "tensor-mode-family"]
-    for check in own or plan.errors:  # no other way out helps a family that never runs the mode
+    for check in (
+        own or plan.errors
+    ):  # only this reason matters for a family that never runs the mode
         offers = [offer for offer in check.offers if offer.setting != "parallel.tensor_mode"]
         offers = [
             offer._replace(noun="--ranks") if offer.setting == "parallel.tp" else offer
@@ -129,9 +131,9 @@ def _case(plan: Plan, mode: str, depth: int | None) -> ModeCase:
 
 class ModeRow(BenchRow):
     """A tensor mode; its seconds are those of a pass on the slowest rank. cpu_seconds: processor
-    time of a rank, the median. sent_bytes: of a rank over rings; traffic: bytes of whole messages
-    by group and kind. planned_..: what the plan has for the same. parameters_law, activations_law:
-    a rank's, times the ranks, over the unsharded layer's."""
+    time of a rank, the median. sent_bytes: of a rank over rings; traffic: bytes of full messages by
+    group and kind. planned_..: the plan's figures for the same. parameters_law, activations_law: a
+    rank's, times the ranks, over the unsharded layer's."""
 
     mode: str
     depth: int | None
@@ -152,7 +154,8 @@ class ModeRow(BenchRow):
 
 
 class WholeLayer(TypedDict):
-    """Bytes of the unsharded layer: of its parameters, and of what its forward saves."""
+    """Bytes of the unsharded layer: of its parameters, and of the activations that its forward
+    saves."""
 
     parameter_bytes: int
     saved_bytes: int
@@ -166,7 +169,7 @@ class RefusedMode(TypedDict):
 
 
 class ModeFindings(TypedDict):
-    """What was timed. is_rehearsal: more ranks than cores (or GPUs), so that wall time says
+    """The timed layer. is_rehearsal: more ranks than cores (or GPUs), so that wall time means
     nothing; layer: its sizes; micro_batch_size: samples of a pass; whole: the unsharded layer."""
 
     ranks: int
@@ -188,9 +191,9 @@ class TensorModesReport(BenchEnvelope):
 
 @dataclass
 class ModeBench(RankBench):
-    """One layer in every mode. steps: passes of a timing; seconds: that all rounds may take, None
-    for no limit; machine: the least that every host of the ranks has; sizes: of the layer by case,
-    None for the unsharded one."""
+    """One layer in every mode. steps: passes of a timing; seconds: limit of all rounds, None for no
+    limit; machine: the smallest of the ranks' hosts; sizes: of the layer by case, None for the
+    unsharded one."""
 
     cases: ModeCases
     steps: int
@@ -296,6 +299,6 @@ def _row(
 
 
 def _sent(traffic: Traffic, group_sizes: Mapping[str, int]) -> float:
-    """Bytes of a rank where every collective is a ring, on the average of the ranks."""
+    """Bytes that a rank sends where every collective is a ring, averaged over the ranks."""
     named = ((name.split(), entry["bytes"]) for name, entry in traffic.items())
     return sum(sent_by_rank(kind, size, group_sizes[axis]) for (axis, kind), size in named)

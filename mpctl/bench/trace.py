@@ -1,14 +1,14 @@
-"""Profiled steps of a run: read back with one clock, and where their time goes, by stage.
+"""Profiled steps of a run: read with one common clock, and their time by part and stage.
 
 Ranks of one host share a clock. Between hosts the last all-reduce over the world of each step (its
-status) tells: it ends on all ranks at about the same moment, since none can leave it before the
-last has joined. So a host's offset is the median over the steps of the difference between the
-first ends on both hosts; it is as exact as a small message is fast.
+status) gives the offset: it ends on all ranks at about the same moment, since none can leave it
+before the last has joined. A host's offset is the median over the steps of the difference between
+the first ends on both hosts; its error is about the time of a small message.
 
-A part is what all events of one kind take in a step: the forwards of its micro batches, or what a
-rank spends in collectives along an axis. Parts overlap: a forward contains its collectives over tp.
-A row is a part on the ranks of a stage: their mean in each profiled step, and the median of the
-steps. The plan has the passes, what follows the last of them, and the step.
+A part is the time of all events of one kind in a step: the forwards of its micro batches, or the
+collectives of a rank along an axis. Parts overlap: a forward contains its collectives over tp. A
+row is a part on the ranks of a stage: their mean in each profiled step, and the median of the
+steps. The plan has the passes, the work after the last of them, and the step.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from mpctl.rundir.group_names import group_name
 from mpctl.rundir.profile_files import PROFILE, ProfiledStep, ProfileEvent
 
 Steps = Mapping[int, Mapping[int, ProfiledStep]]
-"""What each rank did in each profiled step: by step, then by rank."""
+"""The record of each rank in each profiled step: by step, then by rank."""
 _LINE = TypeAdapter(ProfiledStep)
 
 
 @dataclass(frozen=True)
 class RunProfile:
-    """The profile of a run. offsets: seconds to be added to times of a clock, by its name, so that
-    all are times of one; foreign: lines of its files that are no profiled steps."""
+    """The profile of a run. offsets: seconds to be added to times of a clock, by its name, to
+    convert them to one common clock; foreign: lines of its files that are no profiled steps."""
 
     steps: Steps
     offsets: Mapping[str, float]
@@ -108,8 +108,8 @@ def parse_step(content: bytes) -> ProfiledStep | None:
 
 
 def clock_offsets(steps: Steps) -> dict[str, float]:
-    """Seconds to be added to the times of each clock: 0 for the first rank's; a clock of which no
-    common step is known is left as it is."""
+    """Seconds to be added to the times of each clock: 0 for the first rank's; a clock without a
+    common step is unchanged."""
     first: defaultdict[str, dict[int, float]] = defaultdict(dict)
     for step, ranks in steps.items():
         for rank in sorted(ranks):
@@ -186,8 +186,8 @@ class TraceReport(BenchEnvelope):
 
 
 class PlannedStep(TypedDict):
-    """The plan's step: its passes (None where it has no times), its whole length in seconds, and
-    those of it that ranks wait for a core, which the passes do not contain."""
+    """The plan's step: its passes (None where it has no times), its length in seconds, and the
+    seconds in which ranks wait for a core, which the passes do not contain."""
 
     line: StepLine | None
     seconds: float | None

@@ -4,15 +4,15 @@
 
 A row is a layout. Its step time is the median over rounds of each run's median step after the
 warm-up; its memory that of the fullest rank in one steady step; its bytes those of all messages of
-a step, of a rank on the average. Parameters, states and messages must equal the plan exactly.
+a step, averaged over ranks. Parameters, states and messages must equal the plan exactly.
 
-Spearman's rank correlation says whether the layouts come in the predicted order, which is what a
-search relies on. Coverage is the share of layouts whose measured step lies within the plan's band;
-a band is meant to hold nine of ten. A layout of more ranks than cores is a rehearsal: its time
-depends on how the system shares cores, so that such layouts are counted apart (`GROUPS`).
+Spearman's rank correlation shows whether the layouts are in the predicted order, which a search
+relies on. Coverage is the share of layouts whose measured step is within the plan's band; a band
+should contain nine of ten. A layout of more ranks than cores is a rehearsal: its time depends on
+how the system shares cores, so that such layouts are counted separately (`GROUPS`).
 
 Runs of 0.42, 0.40 and 0.50 s where the plan says 0.44 s, and 0.40 to 0.48 in nine of ten: error
-0.44 / 0.42 - 1 = +4.8 %, and the measured 0.42 s lie inside the band.
+0.44 / 0.42 - 1 = +4.8 %, and the measured 0.42 s are inside the band.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from mpctl.rundir.summary import STATES, RankComparison
 
 
 class Accuracy(TypedDict):
-    """How good the predictions of some layouts were; a figure is None where it is not known.
+    """The accuracy of the predictions of some layouts; a figure is None if unknown.
 
-    layouts: how many were compared; mape, bias, worst: shares, 0.1 for 10 %; worst: the error that
-    is farthest from 0, of the layout worst_name; spearman: -1..1, of three layouts and more;
-    coverage: the share of layouts whose measurement lies within the band of its prediction.
+    layouts: number of compared layouts; mape, bias, worst: shares, 0.1 for 10 %; worst: the error
+    that is farthest from 0, of the layout worst_name; spearman: -1..1, of three layouts and more;
+    coverage: the share of layouts whose measurement is within the band of its prediction.
     """
 
     layouts: int
@@ -60,9 +60,9 @@ class Accuracy(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class HeldFigure:
-    """A figure of one layout as it was predicted and as it was measured, both above 0.
+    """A predicted and a measured figure of one layout, both above 0.
 
-    is_inside: whether the measurement lies within the prediction's band; None where it has none.
+    is_inside: whether the measurement is within the prediction's band; None where it has none.
     """
 
     name: str
@@ -101,13 +101,13 @@ def spearman(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Ranks from 1; of equal values each has the mean of theirs."""
+    """Ranks from 1; equal values have the mean of their ranks."""
     in_order = sorted(values)
     return [(bisect_left(in_order, v) + bisect_right(in_order, v) + 1) / 2 for v in values]
 
 
 def accuracy_of(comparisons: Sequence[HeldFigure]) -> Accuracy:
-    """How good these predictions were, all together."""
+    """The accuracy of all these predictions."""
     if not comparisons:
         return {**NOTHING}
     worst = max(comparisons, key=lambda each: abs(each.error))
@@ -124,7 +124,7 @@ def accuracy_of(comparisons: Sequence[HeldFigure]) -> Accuracy:
 
 
 def _order(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Spearman's rank correlation; None where too few layouts, or equal figures, tell none."""
+    """Spearman's rank correlation; None with too few layouts or only equal figures."""
     if len(pairs) < LEAST_SWEEP:
         return None
     try:
@@ -142,13 +142,13 @@ class VerifyRow(BenchRow):
     """A layout; its seconds are those of a step.
 
     predicted_seconds, low_seconds, high_seconds: the plan's, and the band of nine of ten measured
-    steps; error: predicted / measured - 1; is_inside: whether the median step lies in the band.
+    steps; error: predicted / measured - 1; is_inside: whether the median step is in the band.
     memory_bytes: most that a rank held at once in one step, planned_.. and .._error alike; None
     where it was not measured; reserved_bytes: what torch's allocator took from a GPU at most, None
     on CPUs. agrees: whether parameters, states and messages of every rank equal the plan; differs:
-    the first that does not, in words. sent_bytes: of all messages of a step, of a rank on the
-    average. device: cpu or cuda; cpu_seconds: processor time of rank 0 in a step.
-    communication_share: of a step, that a rank waits in collectives (waits.py), predicted_.. alike.
+    the first that does not, in words. sent_bytes: of all messages of a step, averaged over ranks.
+    device: cpu or cuda; cpu_seconds: processor time of rank 0 in a step. communication_share: of a
+    step, that a rank waits in collectives (waits.py), predicted_.. alike.
     """
 
     job: str
@@ -175,11 +175,11 @@ class VerifyRow(BenchRow):
 
 
 class VerifyFindings(TypedDict):
-    """What the layouts say together. groups: of step times, by `GROUPS`; memory: of all layouts;
-    agreeing: layouts whose parameters, states and messages equal the plan; left_out: by name,
-    layouts of the built-in set that cannot run here, with the reason; within: the bound of --within
-    as a share of 1, judged: the group that it holds for, and passed: whether it does, None without
-    a bound."""
+    """The figures of all layouts together. groups: of step times, by `GROUPS`; memory: of all
+    layouts; agreeing: layouts whose parameters, states and messages equal the plan; left_out: by
+    name, layouts of the built-in set that cannot run here, with the reason; within: the bound of
+    --within as a share of 1, judged: the group that it applies to, and passed: whether it holds,
+    None without a bound."""
 
     groups: dict[str, Accuracy]
     memory: Accuracy
@@ -246,13 +246,11 @@ def _fullest(ranks: Iterable[RankComparison], side: Side) -> int | None:
 
 
 def _mean_sent(ranks: Sequence[RankComparison], side: Side) -> float:
-    """Bytes of all messages of a step, of a rank on the average."""
     sent = [sum(entry["bytes"] for entry in rank["step_traffic"][side].values()) for rank in ranks]
     return mean(sent) if sent else 0
 
 
 def _differences(ranks: Iterable[RankComparison]) -> Iterator[str]:
-    """What of a rank does not equal the plan, in words."""
     for rank in ranks:
         if rank["agrees"]:
             continue
@@ -274,7 +272,7 @@ def _difference(rank: RankComparison, what: str, planned: object, measured: obje
 def verify_findings(
     rows: Sequence[VerifyRow], *, within: float | None, left_out: Mapping[str, str]
 ) -> VerifyFindings:
-    """What these rows say together.
+    """The findings of these rows.
 
     within: the largest mean error, as a share of 1, that passes for layouts whose ranks have a core
     each; for all where there is no such layout.
@@ -312,8 +310,8 @@ def _memories(rows: Iterable[VerifyRow]) -> Iterator[HeldFigure]:
 
 
 def disturbed(rows: Iterable[VerifyRow]) -> list[str]:
-    """The layouts of a single rank on CPU that computed for less than `BUSY` of their step: with
-    nobody to wait for, such a rank was waiting for its core, so that other programs had it."""
+    """The layouts of a single rank on CPU that computed for less than `BUSY` of their step: with no
+    other ranks to wait for, such a rank waited for its core, which other programs used."""
     return [
         row["name"]
         for row in rows

@@ -1,9 +1,9 @@
-"""The cases of `mpctl bench verify`: plans with forecasts that runs here can be held against.
+"""The cases of `mpctl bench verify`: plans with predictions that runs here can be compared with.
 
-A plan is refused that forecasts no step time, or that is of another kind of device than ranks would
-run on: CPU cores say nothing about a plan of GPUs. Of the built-in set, what a model cannot split
-is left out and said, so that one set serves all models (two key-value heads: no tp 4); where no
-layout is left, all are kept, so that the reasons are reported as of any job.
+A plan is refused if it predicts no step time, or is for another kind of device than ranks would run
+on: CPU cores cannot verify a plan of GPUs. Layouts of the built-in set that a model cannot have are
+left out and reported, so that one set serves all models (two key-value heads: no tp 4); where no
+layout is left, all are kept, so that the reasons are reported as for any job.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from mpctl.bench.layouts import (
     file_name,
     layout_name,
     layout_overrides,
+    numbered_titles,
     ranks_of,
-    told_apart,
 )
 from mpctl.errors import InputError, Issue
 from mpctl.hosts.machine import Machine
@@ -40,14 +40,14 @@ MEASURE_FIRST = "--cluster FILE with a preset of this machine, as `mpctl bench m
 
 class Wanted(NamedTuple):
     """A layout to be verified. job: its job's name in titles, empty where all are of one job; plan:
-    of it, or why there is none."""
+    its plan, or why there is none."""
 
     job: str
     plan: Plan | InputError
 
 
 def wanted_plan(make_plan: Callable[[], Plan], job: str = "") -> Wanted:
-    """A legal plan that forecasts a step of the device that would run, or what is wrong with it."""
+    """A legal plan that predicts the step time of the device that would run, or its issues."""
     try:
         plan = make_plan()
         if issues := list(_issues(plan)):
@@ -58,9 +58,9 @@ def wanted_plan(make_plan: Callable[[], Plan], job: str = "") -> Wanted:
 
 
 def verify_cases(wanted: Sequence[Wanted]) -> list[RunCase]:
-    """A case for each, named by job and layout. What is wrong with one is raised by its make_plan,
-    so that `plan_cases` reports the issues of all."""
-    titles = told_apart(_title(*each) for each in wanted)
+    """A case for each, named by job and layout. The make_plan of a case raises its issues, so that
+    `plan_cases` reports those of all."""
+    titles = numbered_titles(_title(*each) for each in wanted)
     return [
         RunCase(file_name(title), partial(_legal, each.plan), title)
         for title, each in zip(titles, wanted, strict=True)
@@ -81,7 +81,7 @@ def _title(job: str, plan: Plan | InputError) -> str:
 def _issues(plan: Plan) -> Iterable[Issue]:
     estimate = plan_as_launched(plan).estimate
     if estimate is None:
-        return  # without a model: a launch's own checks say so
+        return  # without a model: the checks of a launch report this
     if isinstance(estimate.time, str):
         yield Issue("no-step-time", "cluster", f"the plan has no step time: {estimate.time}",
                     f"use {MEASURE_FIRST}")  # fmt: skip
@@ -95,12 +95,12 @@ def _issues(plan: Plan) -> Iterable[Issue]:
 def built_in_set(
     plan_with: PlanWith, given: Overrides, machine: Machine, *, quick: bool
 ) -> tuple[list[Wanted], dict[str, str]]:
-    """The built-in layouts of one job, of which quick takes a few; and by name those that it cannot
+    """The built-in layouts of one job, only a few with quick; and by name those that it cannot
     have, with the reason.
 
-    plan_with: plans the job with settings over its own; given: settings that were typed, of which
-    the number of nodes holds for every layout. Raises InputError for those that each layout has its
-    own value of.
+    plan_with: plans the job with other settings; given: settings on the command line, of which the
+    number of nodes applies to every layout. Raises InputError for settings that each layout
+    determines.
     """
     nodes = _nodes(given)
     able: list[Wanted] = []
@@ -119,8 +119,8 @@ def built_in_set(
 
 
 def _nodes(given: Overrides) -> int:
-    """The number of nodes that was typed, 1 without one that can be. Raises InputError for settings
-    of the layout itself."""
+    """The number of nodes on the command line, 1 without a valid one. Raises InputError for
+    settings of the layout itself."""
     typed = {full_name(name): value for name, value in given.items()}
     nodes = typed.pop("cluster.nodes", 1)
     own = layout_overrides({})

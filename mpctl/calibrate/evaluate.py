@@ -2,8 +2,8 @@
 
 A fit asks for the residuals of all its runs a few dozen times, and for their slopes by each
 constant a few times. The runs are dealt out in turn over the processes once; then only values of
-constants go out, and residuals come back. A process builds its runs from their jobs, so that it
-may be started anew (`spawn`) rather than as a copy of the caller.
+constants go out, and residuals come back. A process builds its runs from their jobs, so that it can
+be spawned rather than forked.
 
 5 runs on 2 processes: the first has runs 0, 2 and 4. A run with 3 constants is estimated
 4 times for its slopes, once for its residuals.
@@ -47,7 +47,7 @@ Evaluate = Callable[[Values, Collection[int], bool], dict[int, RunEvaluation]]
 def evaluate_run(
     run: Run, own: Sequence[Constant], values: Values, with_slopes: bool
 ) -> RunEvaluation:
-    """A run's residuals and slopes. own: the constants on which it depends."""
+    """A run's residuals and slopes. own: the constants that it depends on."""
     here = {c: values[c] for c in own}
     found = run.residuals(here)
     slopes = []
@@ -125,7 +125,7 @@ def _worker(runs: Sequence[Run], own: OwnConstants, at: int, count: int) -> Iter
 
 
 def _sent(run: Run) -> _RunParts:
-    """What a run is built from: a layout is large, and follows from its job."""
+    """The parts from which a run is built: its layout is large, and determined by its job."""
     return run.id, run.group, run.job, run.profile, run.parts, run.measured
 
 
@@ -135,7 +135,6 @@ def _received(parts: _RunParts) -> Run:
 
 
 def _serve(connection: Connection, share: Mapping[int, _RunParts], own: OwnConstants) -> None:
-    """Answer what `_evaluate_there` asks, until the connection is closed."""
     evaluate = _evaluate_here({at: _received(parts) for at, parts in share.items()}, own)
     while True:
         try:

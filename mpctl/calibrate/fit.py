@@ -1,20 +1,20 @@
 """Fitting constants to measured runs, and the errors of a fit on runs that it did not see.
 
 The residual of a run is r = log(estimated / measured). Its loss is about quadratic for small |r|
-and linear for large |r|, so that one odd run pulls no harder than any other. A table of n runs has
-the weight n^(3/4), so that long tables do not decide alone. Leaving a prior costs
-(shift / slack)^2 / 2, the shift being in the logarithm. The minimum is found by damped Gauss-Newton
-steps (Levenberg-Marquardt) on a quadratic with the loss's slope at the current residuals. A run is
+and linear for large |r|, so that one outlier has no more influence than any other run. A table of n
+runs has the weight n^(3/4), so that long tables do not decide alone. Leaving a prior costs (shift /
+slack)^2 / 2, the shift being in the logarithm. The minimum is found by damped Gauss-Newton steps
+(Levenberg-Marquardt) on a quadratic with the loss's slope at the current residuals. A run is
 differentiated only by the constants on which it depends. Slopes are measured where the fit starts
 and where it no longer gains; between, each step corrects them by what it found (Broyden's rank-one
 update).
 
 Cross-validation leaves out runs in three ways. `fifths`: every fifth run of each table, so that
-other runs of the same cluster and software remain in the fit. `tables`: full tables, so that what
-only one table says of a cluster or a software is lost. `clusters`: all runs on a cluster. All start
-from priors, because presets that were fitted to the same runs already contain them: the fit to all
-runs is made first, and each of the others goes on from there without its runs, back to the prior
-where only those had a constant.
+other runs of the same cluster and software remain in the fit. `tables`: full tables, so that
+information about a cluster or software in one table only is lost. `clusters`: all runs on a
+cluster. All start from priors, because presets that were fitted to the same runs already contain
+them: the fit to all runs is made first, and each of the others continues from it without its runs,
+with the prior for constants that only those runs have.
 
 `fit_relative` finds figures behind measured seconds that are sums of terms, by the least relative
 error, so that a message of 1 KiB is as right in its percents as one of 64 MiB.
@@ -36,7 +36,7 @@ from mpctl.calibrate.evaluate import Evaluate, RunEvaluation, own_constants
 from mpctl.calibrate.runs import Constant, Priors, Run, get_prior, get_value
 from mpctl.units import seconds_text
 
-NOISE = 0.04  # of one run, in the logarithm: what replicates and unmodelled effects leave
+NOISE = 0.04  # of one run, in the logarithm: from replicates and unmodelled effects
 SOFT = 0.02  # below it a residual counts by its square
 ENOUGH = 2e-3  # part of the cost that a round must gain for another to follow
 INNER = 3  # Gauss-Newton steps by the slopes alone, before runs are estimated again
@@ -51,7 +51,7 @@ def say_nothing(text: str) -> None:
 
 @dataclass(frozen=True)
 class FitState:
-    """Where a fit stands.
+    """The state of a fit.
 
     shift: of each constant from its prior; found: each run's evaluation there, by its number.
     """
@@ -123,8 +123,8 @@ class Fit:
         """The state with the least cost that was found.
 
         rounds: Gauss-Newton steps at most. begin: a state of a fit to more runs, which is near and
-        whose slopes are taken for measured ones; when None, the values in presets. say: called with
-        a line of text after each round.
+        whose slopes count as measured; when None, the values in presets. say: called with a line of
+        text after each round.
         """
         state = self._known(begin) if begin else self._measured(self._presets)
         damping, is_measured = 0.01 if begin else 1.0, True
@@ -144,8 +144,8 @@ class Fit:
         return state
 
     def _known(self, begin: FitState) -> FitState:
-        """A state of a fit to more runs as one of this: a constant on which no run depends that
-        this one sees goes back to its prior."""
+        """A state of a fit to more runs as a state of this fit: constants on which none of its runs
+        depends get their priors."""
         seen = {i for at in self.used for i in self.own[at]}
         shift = {c: begin.shift[c] if i in seen else 0.0 for i, c in enumerate(self.constants)}
         return FitState(shift, {at: begin.found[at] for at in self.used})
@@ -155,7 +155,7 @@ class Fit:
 
     def _step(self, state: FitState, cost: float, damping: float) -> tuple[FitState, float]:
         """The state after a step that gains, and the damping for the next; where none gains, the
-        last that was tried."""
+        last one tried."""
         while True:
             shift = state.shift
             for _ in range(INNER):
@@ -168,7 +168,6 @@ class Fit:
             damping *= 5
 
     def _nearer(self, state: FitState, damping: float) -> Shift:
-        """The shift after a Gauss-Newton step of this damping."""
         step = solve_definite(*self._normal(state), damping)
         return {
             c: min(state.shift[c] - d, log(c.most / self.start[c]))
@@ -176,7 +175,7 @@ class Fit:
         }
 
     def _predicted(self, state: FitState, shift: Shift) -> FitState:
-        """The state at another shift as far as its slopes tell."""
+        """The state at another shift, extrapolated by its slopes."""
         moves = [shift[c] - state.shift[c] for c in self.constants]
         found = {}
         for at, (residuals, slopes) in state.found.items():
@@ -189,7 +188,7 @@ class Fit:
         return FitState(shift, found)
 
     def _moved(self, state: FitState, shift: Shift) -> FitState:
-        """The state at another shift, with slopes corrected by what the way there has shown."""
+        """The state at another shift, with slopes corrected by the residuals there (Broyden)."""
         there = self.evaluate(self.values(shift), self.used, False)
         moves = [shift[c] - state.shift[c] for c in self.constants]
         found = {}
@@ -199,7 +198,8 @@ class Fit:
         return FitState(shift, found)
 
     def cost(self, state: FitState) -> float:
-        """What the fit makes small: weighted losses of the residuals, and the price of shifts."""
+        """The cost that the fit minimizes: weighted losses of the residuals, and the penalty of
+        shifts."""
         off = 0.0
         for at in self.used:
             residuals = state.found[at].residuals
@@ -227,7 +227,8 @@ class Fit:
 
 
 def _corrected(found: RunEvaluation, residuals: list[float], way: Sequence[float]) -> RunEvaluation:
-    """The evaluation after a way: slopes change along it as little as explains the new residuals.
+    """The evaluation after a move: slopes change along it by the least that explains the new
+    residuals.
 
     A constant without any slope keeps none.
     """
@@ -280,7 +281,7 @@ Residuals = dict[str, list[float]]  # by a run's id: log(estimated / measured)
 
 
 class LeftOut(NamedTuple):
-    """Residuals of runs that a fit did not see, by what was left out with them."""
+    """Residuals of runs that a fit did not see, by kind of cross-validation."""
 
     fifths: Residuals
     tables: Residuals
@@ -340,7 +341,7 @@ Terms = Sequence[Sequence[float]]
 def fit_relative(terms: Terms, seconds: Sequence[float]) -> list[float]:
     """The figures x, one a column of `terms`.
 
-    terms: for each measurement, by what each figure is multiplied; seconds: measured, above 0.
+    terms: for each measurement, the coefficient of each figure; seconds: measured, above 0.
 
     >>> [round(x, 9) for x in fit_relative([[1e6, 1], [3e6, 1]], [3e-3, 5e-3])]
     [1e-09, 0.002]

@@ -1,12 +1,12 @@
-"""Fitting a measured cluster to runs on it, and the spread that the fit leaves.
+"""Fitting a measured cluster to runs on it, and the remaining spread.
 
 The figures of the device's kernels and of the link were measured one by one and are priors. Runs
-move a few of them: what kernels measured alone do not tell is the host between them, caches that
-other kernels have filled, and ranks that do not arrive together. The runtime's profile stays as it
-is, so that what is learnt of the machine says nothing of the software.
+correct a few of them: kernels measured alone do not show the host between them, caches that other
+kernels have filled, and ranks that do not arrive together. The runtime's profile stays unchanged,
+so that the fit only describes the machine and not the software.
 
 The errors that count are those on layouts that the fit did not see: each is left out once. Nine of
-ten new layouts lie within the k-th smallest of their n errors, k = ceil(0.9 (n + 1))
+ten new layouts are within the k-th smallest of their n errors, k = ceil(0.9 (n + 1))
 (calibrate/spread.py), which is the largest of fewer than nineteen.
 
 Of 9 layouts whose errors when left out are 1 to 9 %: k = 9, so 9 %, a spread of 0.055.
@@ -33,15 +33,15 @@ SLACK: Mapping[Kind, Mapping[str, float]] = {
     "clusters": {"intra_node.efficiency": 0.3, "intra_node.latency": 0.5,
                  "intra_node.start": 2.0, "inter_node.efficiency": 0.3},
 }  # fmt: skip
-UNIT = 10.0  # times its prior that no figure leaves; what is a part of something has 1 as its bound
+UNIT = 10.0  # times its prior that no figure leaves; fractions are bounded by 1
 PARTS = ("kernels.products", "kernels.memory", "kernels.flash", "kernels.flash_backward",
          "intra_node.efficiency", "inter_node.efficiency")  # fmt: skip
-LEAST_RUNS = 3  # with fewer a layout left out says nothing of the others
+LEAST_RUNS = 3  # with fewer, leaving a layout out means nothing
 
 
 @dataclass(frozen=True)
 class ClusterFit:
-    """What runs on a cluster tell of it.
+    """The result of fitting a cluster to runs on it.
 
     values: its constants after the fit; measured, fitted, left_out: log(estimated / measured) of
     each run by its id, before the fit, after it, and by a fit that did not see its layout; spread:

@@ -1,16 +1,16 @@
 """Measured runs, and the constants of presets that can be fitted to them.
 
 A constant is one figure of a device's kernels, of a cluster's links or of a runtime profile; never
-of a model or of a run. Which runs depend on it follows from the presets that their jobs name. Each
-constant has a prior, by default the value in its preset, and a `slack`: the change of its logarithm
-that the evidence of about one run can bring about.
+of a model or of a run. The presets that jobs name determine which runs depend on it. Each constant
+has a prior, by default the value in its preset, and a `slack`: the change of its logarithm that the
+evidence of about one run can cause.
 
-Run directories are read as they lie. A path is a run directory, a file in one, or a folder
-somewhere below which runs lie, such as that of a bench. A run is the job of its job.json and the
-median step time of its metrics.jsonl after the warm-up, as its summary.json has it; where only the
-summary was kept, that one's. The job.json holds the figures of a cluster and not the name of its
-preset: a fit needs the preset, which is that with the cluster's name unless one is given. Of the
-run's own cluster the number of nodes, of devices and the headroom stay.
+Run directories are read without changing them. A path is a run directory, a file in one, or a
+folder with runs at any depth below it, such as that of a bench. A run is the job of its job.json
+and the median step time of its metrics.jsonl after the warm-up, as its summary.json has it; where
+only the summary exists, the summary's. The job.json holds the figures of a cluster and not the name
+of its preset: a fit needs the preset, by default the one with the cluster's name. The numbers of
+nodes and devices and the headroom stay those of the run's cluster.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from mpctl.spec.runtime import RuntimeProfile, get_profile
 
 Priors = Mapping[str, float]  # by a constant's key; of operators.passes, hidden's forward
 Kind = Literal["devices", "clusters", "runtimes"]
-# Constants that runs may move, and by how much in the logarithm their priors give way.
+# Constants that runs may change, and the slack of their priors in the logarithm.
 SLACK: dict[Kind, dict[str, float]] = {
     "devices": {"kernels.products": 0.1, "kernels.memory": 0.08, "kernels.flash": 0.1,
                 "kernels.flash_backward": 0.1, "kernels.misaligned": 0.08,
@@ -64,7 +64,7 @@ WAYS = ("forward", "backward")  # of a single layer whose kernels were timed
 MEASURED = (("step_seconds",), tuple(f"layer_{way}_ms" for way in WAYS))  # a run has either
 LARGEST_PART, UNBOUNDED = 0.95, 1e12
 SCALED = "operators.hidden.forward"  # stands for all of them
-TIED = {"a100-80gb": ("a100-40gb",), "h100-sxm": ("h200",)}  # one chip: what it reaches is shared
+TIED = {"a100-80gb": ("a100-40gb",), "h100-sxm": ("h200",)}  # one chip: its efficiencies are shared
 SHARES = ("kernels.flash", "kernels.flash_backward", "kernels.misaligned",
           "kernels.unaligned", "intra_node.efficiency",
           "inter_node.efficiency", "inter_node.decay", "overlap.tp", "overlap.pp", "overlap.dp",
@@ -75,7 +75,7 @@ SHARES = ("kernels.flash", "kernels.flash_backward", "kernels.misaligned",
 class Constant:
     """A number that a fit may change: `path` (dotted) in presets/KIND/NAME.toml.
 
-    slack: how far it may leave its prior, in the logarithm. tied: further presets that share the
+    slack: how far it may be from its prior, in the logarithm. tied: further presets that share the
     value. most: its upper bound.
     """
 
@@ -175,8 +175,8 @@ def read_runs(rows: Iterable[Mapping[str, Any]]) -> list[Run]:
 
 
 def usable_runs(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Run], list[Issue]]:
-    """The runs that can be planned and timed, and the reasons why the others cannot. A rule that a
-    setting switches off refuses no run: it was made.
+    """The runs that can be planned and timed, and the reasons why the others cannot. Rules that a
+    setting can switch off refuse no run, as the run was made.
 
     Raises InputError with all reasons where no run is left.
     """
@@ -322,8 +322,8 @@ def _family(name: str) -> tuple[str, tuple[str, ...]]:
 
 Row = dict[str, Any]
 RUN_FILES = ("job.json", "metrics.jsonl", "summary.json")
-OWN = ("nodes", "gpus_per_node", "headroom")  # of a run's cluster, whatever its preset says
-DEEPEST = 3  # folders below a path in which runs are looked for
+OWN = ("nodes", "gpus_per_node", "headroom")  # taken from a run's cluster instead of its preset
+DEEPEST = 3  # levels of folders below a path that are searched for runs
 
 
 def is_run_path(path: Path) -> bool:

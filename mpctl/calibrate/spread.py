@@ -1,15 +1,16 @@
 """How wide a profile's band must be: quantiles of the errors on runs that a fit did not see.
 
-Nine of ten of n errors that were left out lie within the k-th smallest, k = ceil(0.9 (n + 1)); so
-do nine of ten new ones of their kind (split conformal prediction, arXiv 1905.03222). Few errors of
-one profile say little, so those of all profiles, each as much, count as `OTHERS` runs more. A
-spread is that error over `NORMAL`, what it is of a normal distribution of standard deviation 1.
+Nine of ten of n left-out errors are within the k-th smallest, k = ceil(0.9 (n + 1)); so are nine of
+ten new ones of their kind (split conformal prediction, arXiv 1905.03222). Few errors of one profile
+are weak evidence, so those of all profiles, with equal weight, count as `OTHERS` additional runs. A
+spread is that error over `NORMAL`, the same quantile of a normal distribution of standard deviation
+1.
 
-Three kinds of errors were made by three kinds of leaving out (cross.py). `spread`: the profile had
+There are three kinds of errors, from three kinds of leaving out (fit.py). `spread`: the profile had
 seen the cluster (a fifth of each table left out, or a table whose cluster another table has).
-`spread_apart`: it had not (all runs on a cluster left out). An error on a run that also lay outside
-what the profile had seen, in k other respects (`band.beyond`), counts as WIDENS^k times smaller;
-`widening` is the quantile of the k-th roots of such errors over what the spreads allow.
+`spread_apart`: it had not (all runs on a cluster left out). An error on a run that was also outside
+the profile's runs in k other respects (`step.beyond`) counts as WIDENS^k times smaller; `widening`
+is the quantile of the k-th roots of such errors over the errors that the spreads allow.
 
 Of the errors 0.01 to 0.19, nineteen of them, k = 18: 0.18, a spread of 0.109.
 """
@@ -27,15 +28,16 @@ from mpctl.estimate.step import beyond
 from mpctl.spec.runtime import FittedRuns
 
 INSIDE = 0.9  # of new runs
-OTHERS = 10.0  # runs that the errors of all profiles count for besides a profile's own
-LEAST = 0.02  # spread: less than replicates differ by is not known
+OTHERS = 10.0  # weight, in runs, of the errors of all profiles
+LEAST = 0.02  # spread: smaller ones are below the noise of replicates
 WIDENS = 1.25  # each further respect, before it is measured
-ENOUGH = 20  # runs outside what was seen, for a widening of their own
+ENOUGH = 20  # runs outside the profile's runs that it needs for a fitted widening
 WIDEST = 2.0
 
 
 class Spreads(NamedTuple):
-    """The figures of a runtime profile's band, named as its fields; None where no run tells one."""
+    """The figures of a runtime profile's band, named as its fields; None where no run determines
+    one."""
 
     spread: float | None
     spread_apart: float | None
@@ -43,7 +45,8 @@ class Spreads(NamedTuple):
 
 
 class Miss(NamedTuple):
-    """size: |residual| of a run that was left out; ways: in which it lay outside what was seen."""
+    """size: |residual| of a run that was left out; ways: respects in which it was outside the seen
+    runs."""
 
     profile: str
     table: str
@@ -59,7 +62,7 @@ def find_spreads(runs: Sequence[Run], left_out: LeftOut) -> dict[str, Spreads]:
 
 
 def spreads_of(profiles: Iterable[str], misses: Sequence[Miss]) -> dict[str, Spreads]:
-    """The spreads of each profile that these misses tell."""
+    """The spreads of each profile, from these misses."""
     near = _by_profile(miss for miss in misses if miss.is_known)
     apart = _by_profile(miss for miss in misses if not miss.is_known)
     base = {name: Spreads(_spread(near, name), _spread(apart, name), 1.0) for name in profiles}
@@ -74,13 +77,13 @@ def spreads_of(profiles: Iterable[str], misses: Sequence[Miss]) -> dict[str, Spr
 
 
 def allowed_error(spreads: Spreads, miss: Miss) -> float:
-    """The error that a band of these spreads would allow a run that was missed so."""
+    """The error that a band of these spreads allows for the run of this miss."""
     spread = spreads.spread if miss.is_known else spreads.spread_apart
     return NORMAL * (spread or 0.0) * (spreads.widening or 1.0) ** miss.ways
 
 
 def quantile(weighed: Iterable[tuple[float, float]]) -> float:
-    """The least of the sizes so that a new one lies within it in INSIDE of all cases.
+    """The least of the sizes that a new one does not exceed in INSIDE of all cases.
 
     weighed: (size, weight) of each; the largest where they are too few.
 
@@ -98,7 +101,7 @@ def quantile(weighed: Iterable[tuple[float, float]]) -> float:
 
 
 def seen_by(runs: Iterable[Run]) -> FittedRuns:
-    """What a profile that was fitted to these runs has seen."""
+    """The devices, clusters, dtypes and sizes of these runs."""
     known = list(runs)
     devices = {run.job.cluster.device.name for run in known if run.job.cluster.device}
     return FittedRuns(
@@ -135,8 +138,8 @@ def _misses(runs: Sequence[Run], left_out: LeftOut) -> Iterator[Miss]:
 
 
 def missed(runs: Sequence[Run], left_out: LeftOut, kind: str) -> Iterator[Miss]:
-    """The misses of one kind of leaving out, with what the profile's remaining runs had shown it.
-    A profile of which none remained tells nothing here."""
+    """The misses of one kind of leaving out, compared with the profile's remaining runs. Profiles
+    without remaining runs are skipped."""
     residuals: Residuals = getattr(left_out, kind)
     seen: dict[tuple[str, str], FittedRuns | None] = {}
     for run in runs:
@@ -153,7 +156,8 @@ def missed(runs: Sequence[Run], left_out: LeftOut, kind: str) -> Iterator[Miss]:
 
 
 def _part(run: Run, kind: str) -> str:
-    """What was left out with the run; a fifth of a table takes nothing from what is known."""
+    """The part that was left out with the run; a fifth of a table removes no cluster or
+    software."""
     return {"tables": run.group, "clusters": run.parts["clusters"]}.get(kind, "")
 
 

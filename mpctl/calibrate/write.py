@@ -1,8 +1,8 @@
 """Writing fitted constants as presets: copies of the files with other numbers.
 
-Comments, order and sources stay as they are; only values in lines `key = value` are replaced. A
+Comments, order and sources stay unchanged; only values in lines `key = value` are replaced. A
 runtime profile also gets its spreads (spread.py) and a description of its runs (`seen`), and every
-file gets a first line that says to which runs its constants were fitted.
+file gets a first line that names the runs of the fit.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def write_presets(
     """Write DIRECTORY/KIND/NAME.toml for each preset with a fitted constant; returns the paths.
 
     left_out: residuals of cross-validation, from which runtime profiles get their spreads; without
-    them they keep those that they have.
+    them they keep the old ones.
     """
     spreads = find_spreads(runs, left_out) if left_out else {}
     changes: dict[tuple[Kind, str], Changes] = {}
@@ -107,7 +107,7 @@ def _require_apart(presets: Iterable[tuple[Kind, str]]) -> None:
 
 
 def _profile(runs: Sequence[Run], spreads: Spreads | None) -> Changes:
-    """What changes in a runtime profile besides constants, by dotted path.
+    """Changes of a runtime profile other than constants, by dotted path.
 
     These are the devices, clusters, dtypes and sizes of its runs, added to those that it names, and
     its spreads.

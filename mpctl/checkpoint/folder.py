@@ -17,7 +17,7 @@ from pathlib import Path
 
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
-from mpctl.durable import remove, sync_folder, temporary_beside
+from mpctl.durable import remove, sync_folder, temporary_path
 from mpctl.errors import InputError
 
 DOCUMENTS = ("job.json", "plan.json")
@@ -136,7 +136,7 @@ def staged_folder(out: Path) -> Iterator[Path]:
         raise InputError.of("out-occupied", str(out), "already holds something, nothing was "
                             "written", "name a directory that is not there yet")  # fmt: skip
     out = out.absolute()
-    work = temporary_beside(out)
+    work = temporary_path(out)
     try:
         work.mkdir(parents=True)
         yield work

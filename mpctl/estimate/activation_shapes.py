@@ -28,7 +28,7 @@ class SavedTensor(NamedTuple):
     """A tensor that is kept from forward to backward.
 
     dims: names of its dimensions, sizes as this rank holds them. times: how many such tensors there
-    are, a fraction for a part of one. is_outer: whether it lies outside the parallel regions of tp,
+    are, a fraction for a part of one. is_outer: whether it is outside the parallel regions of tp,
     where sequence parallelism leaves each rank 1/tp of it. part: the branch of the layer that saves
     it. is_scores: whether it is a softmax of attention scores, as large as their gradients.
     """
@@ -45,19 +45,19 @@ class SavedTensor(NamedTuple):
 class ActivationShapes(NamedTuple):
     """Everything that decides what a rank saves of one micro batch; sizes are this rank's.
 
-    kernels: whose kernels run. fuses_variants: whether attention of
-    any kind is one kernel (estimate/attention.py). value: bytes of an element of the
-    training dtype; operand: of a saved operand of a product, which is smaller where fp8 kernels
-    keep it as they multiplied it. micro_batch: samples of a micro batch; looked_up: those whose
-    words this rank of tp looks up in its part of the table; batch: those that it computes. seq,
-    decoder_seq: positions of this rank of cp. hidden: of this rank, between the layers. inner:
-    columns of the queries on this rank of tp; kv: of keys and values together; heads, ffn, vocab:
-    likewise; table_rows: rows of the word table, with padding. kv_heads: of the whole model. mode:
-    of tensor parallelism; side: ranks along an axis of its grid, q or l, 1 in 1d. feature_parts:
-    into how many parts heads are cut. splits: whether sequence parallelism is on. input_parts: into
-    how many parts the saved input of a recomputed layer is cut among the ranks of tp; 0 where it is
-    offloaded from the device. fetched_parts: the same of the input that backward fetches back ahead
-    of time (layers/recompute.py); 0 where it fetches none.
+    kernels: the software whose kernels run. fuses_variants: whether attention of any kind is one
+    kernel (estimate/attention.py). value: bytes of an element of the training dtype; operand: bytes
+    of an element of a product's saved operand, fewer where fp8 kernels keep the 8-bit operand.
+    micro_batch: samples of a micro batch; looked_up: samples whose words this rank of tp looks up
+    in its part of the table; batch: samples that it computes. seq, decoder_seq: positions of this
+    rank of cp. hidden: columns of hidden states on this rank, between the layers. inner: columns of
+    the queries on this rank of tp; kv: of keys and values together; heads, ffn, vocab: likewise;
+    table_rows: rows of the word table, with padding. kv_heads: of the unsharded model. mode: the
+    tensor mode; side: ranks along an axis of its grid, q or l, 1 in 1d. feature_parts: into how
+    many parts heads are cut. splits: whether sequence parallelism is on. input_parts: into how many
+    parts the saved input of a recomputed layer is cut among the ranks of tp; 0 where it is
+    offloaded from the device. fetched_parts: the same for the input that backward prefetches from
+    the host (layers/recompute.py); 0 where nothing is prefetched.
     """
 
     kernels: KernelSet
@@ -104,13 +104,13 @@ class ActivationShapes(NamedTuple):
 
     @property
     def keeps_shards(self) -> bool:
-        """Whether column products keep this rank's shard of their input as it came: ours under
-        sequence parallelism, where backward gathers it again."""
+        """Whether column products save only this rank's shard of their input: ours do under
+        sequence parallelism, and backward gathers it again."""
         return self.splits and self.kernels.keeps_shards
 
     @property
     def casts_inputs(self) -> bool:
-        """Whether each column product keeps a copy of its own of its input, in fp8."""
+        """Whether each column product saves a separate fp8 copy of its input."""
         return self.operand < self.value and not self.keeps_shards
 
     def deferred_input(self, own: float) -> float:
@@ -119,7 +119,7 @@ class ActivationShapes(NamedTuple):
 
     @property
     def holds_scores(self) -> bool:
-        """Whether the score matrix lies in memory instead of being formed block by block."""
+        """Whether the score matrix is written to memory instead of being formed block by block."""
         if self.kernels.attention == "torch":
             return self.attention_dropout and not self.fuses_variants
         return not self.is_flash
@@ -143,7 +143,7 @@ class ActivationShapes(NamedTuple):
 
 
 def activation_shapes(layout: JobLayout) -> ActivationShapes:
-    """The sizes of a rank of the layout; of the ranks of tp the first, which has most words."""
+    """The sizes of the first tp rank of the layout, which has the most words of the vocabulary."""
     job, model = layout.job, layout.model
     t, p, memory = job.training, job.parallel, layout.profile.memory
     tp, cp, grid = p.tp, p.cp, layout.grid
@@ -152,7 +152,7 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
     vocab = padded_vocab(model.vocab, tp=tp, divisor=model.vocab_divisor)
     features, sizes = grid.feature_parts, local_sizes(layout)
     table_parts = grid.parts(grid.weight_axes(("vocab", "hidden"))[0])
-    is_narrowed = grid.mode == "1d"  # on a grid logits of pad rows are made, and not looked at
+    is_narrowed = grid.mode == "1d"  # on a grid logits of pad rows are computed and ignored
     input_parts = tp if t.partition_activations else 1
     assumed = memory.assumes_dropout and model.attention == "unfused"
     return ActivationShapes(
@@ -197,6 +197,6 @@ def _fetches_ahead(layout: JobLayout) -> bool:
 
 
 def is_cuda(job: JobSpec) -> bool:
-    """Whether the job runs on accelerators, whose memory torch's caching allocator holds: as it
-    says, else as its device does."""
+    """Whether the job runs on accelerators, where torch's caching allocator holds the memory: as
+    the job states, else by its device."""
     return job.device_kind != "cpu"

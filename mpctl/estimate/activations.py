@@ -1,15 +1,15 @@
-"""Bytes of activations of one micro batch in a model chunk: what is saved until its backward, and
-the most that its backward has besides.
+"""Activation memory of one micro batch in a model chunk: bytes saved until its backward, and the
+peak of what its backward needs in addition.
 
-What is saved is the sum of the tensors of estimate/saved.py. The peak
-is found by going backward through the chunk, from its exit to its entry: at each point what lies
-behind is freed, and there are gradients of the hidden states, of a layer's products, of weights on
-their way to the gradient buffer, and what is recomputed. The dW of a tied word table waits from the
-head for the embedding's.
+The saved bytes are the sum of the tensors of estimate/saved.py. The peak is found by going backward
+through the chunk, from its exit to its entry: at each point the tensors of the later layers are
+freed, and memory holds gradients of the hidden states, of a layer's products, of weights on their
+way to the gradient buffer, and recomputed tensors. The dW of a tied word table waits from the head
+for the embedding's.
 
 By hand, gpt of one fp32 layer, rows r = bs, no dropout: at the end of the MLP's backward there are
-the gradients of the hidden states r h and of its activation r f, and a matrix's h f, beside all
-that was saved.
+the gradients of the hidden states r h and of its activation r f, and a matrix's h f, in addition to
+all that was saved.
 
 Letters: b batch, s sequence, h hidden, f MLP width, v vocabulary; t tp, c cp.
 """
@@ -50,7 +50,7 @@ class ChunkBytes(NamedTuple):
 
     @property
     def temporary(self) -> float:
-        """Bytes that a backward needs beside what was saved."""
+        """Bytes that a backward needs in addition to the saved ones."""
         return self.peak - self.saved
 
 
@@ -170,9 +170,9 @@ def _pieces(
 def _exit_pieces(
     shapes: ActivationShapes, part: StackPart, exit_: OperatorGroup, logit_bytes: float
 ) -> Iterator[_Piece]:
-    """An exit in forward order: the model's own head and, of each layer of multi-token prediction,
-    what joins its inputs, the layer and its head. The result of a stack without logits is the
-    source of the next one."""
+    """An exit in forward order: the model's own head and, for each layer of multi-token prediction,
+    the product that joins its inputs, the layer and its head. The result of a stack without logits
+    is the source of the next one."""
     parts: list[list[Operation]] = [[]]
     for operation in exit_.operations:
         is_layer = isinstance(operation, OperatorGroup)
@@ -196,19 +196,21 @@ def _exit_pieces(
 
 @lru_cache(maxsize=65536)
 def _layer(shapes: ActivationShapes, block: OperatorGroup) -> LayerBytes:
-    """A layer's bytes. The most of its backward is found at two points: in its last branch, the
-    MLP, and behind it at the scores of its attentions."""
+    """A layer's bytes. Its backward can peak at two points: in its last branch, the MLP, and after
+    that at the scores of its attentions."""
     layer, kernels = layer_activations(shapes, block), shapes.kernels
     saved, again = shapes.bytes_of(layer.saved), shapes.bytes_of(layer.recomputed)
-    is_whole = shapes.recompute == "full" or kernels.keeps_second_products
+    recomputes_all = shapes.recompute == "full" or kernels.keeps_second_products
     last = block.branches[-1]
     rows: int = shapes.batch * getattr(shapes, last.reads[1])
     stream = rows * shapes.hidden * shapes.value
     own = stream / (shapes.tp if shapes.splits else 1)
-    of_last = [t for t in (layer.recomputed if is_whole else layer.saved) if t.part == last.part]
+    of_last = [
+        t for t in (layer.recomputed if recomputes_all else layer.saved) if t.part == last.part
+    ]
     mlp = shapes.bytes_of(of_last)
     scores = shapes.bytes_of(t for t in (*layer.saved, *layer.recomputed) if t.is_scores)
-    repeated = again - (own if shapes.input_parts == 1 else 0) if is_whole else 0.0
+    repeated = again - (own if shapes.input_parts == 1 else 0) if recomputes_all else 0.0
     (activation,) = (one for one in block.flat if isinstance(one, Activation))
     features: int = getattr(shapes, activation.reads[-1])
     inner, matrix = rows * features * shapes.value, matrix_bytes(shapes, features)
@@ -221,7 +223,7 @@ def _layer(shapes: ActivationShapes, block: OperatorGroup) -> LayerBytes:
     gate = _gate_parts(shapes) * inner if activation.is_gated else 0
     in_mlp = around_mlp + max(gate, product)
     columns = 2 if activation.is_gated else 1
-    if shapes.mode != "1d":  # there the first product may take more than the second
+    if shapes.mode != "1d":  # on a grid the first product may take more than the second
         up = product_bytes(shapes, x=stream, w=columns * matrix, y=columns * inner) - inner
         in_mlp = max(in_mlp, own + up)
     copies = kernels.score_copies[not block.cores[0].has_sample_mask]
@@ -261,22 +263,21 @@ def _deferred(shapes: ActivationShapes, product: MatMul, own: float) -> float:
 
 
 # ------------------------------------------------------------------------------
-# Bytes that the backward of one matrix product takes for a moment, in every tensor mode.
+# Temporary bytes of the backward of one matrix product, in every tensor mode.
 #
-# Beside dY of bytes y, with x and w the bytes of a rank's parts of X and W:
+# In addition to dY of y bytes, with x and w the bytes of a rank's parts of X and W:
 #
 #     1d         dX and dW                                   x + w
-#     2d, 2.5d   b buffers for blocks that arrive, and p partial sums: one that is made, one on its
-#                way, this rank's own (layers/grid/products.py)
+#     2d, 2.5d   b buffers for blocks that arrive, and p partial sums: one being made, one being
+#                sent, this rank's own (layers/grid/products.py)
 #                max(b w + p x, x + b x + p w)               b = min(q - 1, 2), p = min(q, 3)
 #     3d         gathered dY and X, partial dX and dW, dX and dW (layers/grid/products.py)
 #                l (y + 2 x + w) + x + w
 #
 # In 3d dW is laid out in blocks where partial dX has gone; a transport that still holds partial dX
-# then takes l w more. A head's logits are the other way round in 2d and 2.5d: their gradient
-# arrives in blocks, and dX stays, b y + b w + x + p w. What comes back from a lookup is gathered
-# over the ranks that share it, and once more without the words of others, then the table's gradient
-# is made.
+# then takes l w more. For a head's logits 2d and 2.5d swap the roles: their gradient arrives in
+# blocks, and dX stays, b y + b w + x + p w. The gradient of a lookup is gathered over the ranks
+# that share it, copied without the words of other ranks, and then the table's gradient is computed.
 #
 # By hand, 2d with q = 2, x 8 bytes, w 4: max(4 + 16, 8 + 8 + 8) = 24 bytes, and 12 in 1d.
 
@@ -285,7 +286,7 @@ MOST_BUFFERS, MOST_SUMS = 2, 3
 
 
 def product_bytes(shapes: ActivationShapes, *, x: float, w: float, y: float) -> float:
-    """Bytes for a moment of the backward of Y = X W; x, w, y: of this rank's parts."""
+    """Temporary bytes of the backward of Y = X W; x, w, y: bytes of this rank's parts."""
     if shapes.mode == "1d":
         return x + w
     side = shapes.side
@@ -296,9 +297,9 @@ def product_bytes(shapes: ActivationShapes, *, x: float, w: float, y: float) -> 
 
 
 def cast_bytes(shapes: ActivationShapes, *, x: float, y: float) -> float:
-    """Bytes for a moment of the same backward in fp8, under our own kernels: dY is cast twice, as
-    it is and transposed, and a CPU multiplies 16-bit copies of what was cast. x, y: bytes of X and
-    dY in 16 bit."""
+    """Temporary bytes of the same backward in fp8 with mpctl's kernels: dY is cast twice, once
+    transposed, and a CPU multiplies 16-bit copies of the cast operands. x, y: bytes of X and dY in
+    16 bit."""
     if not shapes.kernels.casts or shapes.operand == shapes.value:
         return 0.0
     return y if shapes.is_cuda else x + 2 * y
@@ -313,8 +314,8 @@ def head_bytes(shapes: ActivationShapes, *, x: float, w: float, y: float) -> flo
 
 
 def matrix_bytes(shapes: ActivationShapes, features: int) -> int:
-    """Bytes of this rank's part of a matrix between the hidden states and so many features of the
-    rank."""
+    """Bytes of this rank's part of a matrix between the hidden states and `features` features of
+    the rank."""
     parts = shapes.side if shapes.mode == "3d" else 1  # a third axis cuts the matrix as well
     return shapes.hidden * features * shapes.value // parts
 
@@ -325,7 +326,7 @@ def table_bytes(shapes: ActivationShapes) -> int:
 
 
 def lookup_bytes(shapes: ActivationShapes, seq: str) -> float:
-    """Bytes for a moment of the backward of a lookup in the word table."""
+    """Temporary bytes of the backward of a lookup in the word table."""
     table = table_bytes(shapes)
     if shapes.mode == "1d":
         return table
@@ -335,7 +336,7 @@ def lookup_bytes(shapes: ActivationShapes, seq: str) -> float:
 
 
 # ------------------------------------------------------------------------------
-# Bytes that a loss takes at the exit of a stack beside what was saved.
+# Bytes that a loss takes at the exit of a stack in addition to the saved ones.
 #
 # On a CPU the three passes over the logits work on blocks of rows in 32 bits; CUDA's kernels
 # (kernels/triton/cross_entropy.py) hold a row's block in registers. The gradient is written over

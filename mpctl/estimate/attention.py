@@ -1,12 +1,14 @@
-"""Which kernel computes an attention in the plan, and so what it keeps and what runs again.
+"""Which kernel computes an attention in the plan, which decides what it saves and what is
+recomputed.
 
-Of our own runtime: on CUDA any variant is one kernel without scores (operators/fused_attention.py),
-plain attention torch's. On a CPU dropout is computed step by step, and a bias, a window or slopes
-make torch's fused kernel keep a mask of all pairs; that is what selective recomputation spares.
+In mpctl's runtime on CUDA every variant is one kernel without scores
+(operators/fused_attention.py); plain attention uses torch's kernel. On a CPU dropout is computed
+step by step, and a bias, a window or slopes make torch's fused kernel keep a mask of all pairs;
+selective recomputation saves this memory.
 
-Of other runtimes flash attention draws dropout inside the kernel and keeps the generator's state in
-place of a mask: FlashAttention 2 and cuDNN's fused attention both do, and Transformer Engine takes
-one of them (dot_product_attention/utils.py turns FlashAttention 3 alone off for dropout;
+In other runtimes flash attention draws dropout inside the kernel and saves the generator's state
+instead of a mask: FlashAttention 2 and cuDNN's fused attention both do, and Transformer Engine
+takes one of them (dot_product_attention/utils.py turns FlashAttention 3 alone off for dropout;
 fused_attn_f16_arbitrary_seqlen.cu gives cuDNN a seed and an offset). Selective recomputation
 repeats every attention there.
 
@@ -62,14 +64,14 @@ def repeats_core(layout: JobLayout, core: AttentionOp) -> bool:
 #
 # Sliding windows shorten fused attention to the pairs that may be seen. ALiBi costs a fused kernel
 # nothing: it adds the slope to each score that it forms. On a CPU our runtime gives torch's kernel
-# a window or slopes as a mask of values, and every pair is formed.
+# a window or slopes as a mask of values, and every pair is computed.
 #
-# Our kernel on CUDA has two parts backward, which both form scores and gradients of shares: 7
-# products of FlashAttention's 5. A dropout mask costs HASH_OPERATIONS a pair in each of the three
-# kernels: xor, three shifts with xor, two products, comparison and choice, as counted in the hash
-# of kernels/counter_rng.py. Neither was measured on a device. Other software's kernels, one forward
-# and one backward, draw theirs by Philox (FlashAttention 2, cuDNN) at a cost of the same order,
-# which is priced as ours; nor was that measured.
+# Our kernel on CUDA runs backward in two parts, which both compute scores and gradients of the
+# probabilities: 7 products where FlashAttention has 5. A dropout mask costs HASH_OPERATIONS a pair
+# in each of the three kernels: xor, three shifts with xor, two products, comparison and choice, as
+# counted in the hash of kernels/counter_rng.py. Neither was measured on a device. Other software's
+# kernels, one forward and one backward, draw theirs by Philox (FlashAttention 2, cuDNN) at a cost
+# of the same order; the estimate takes ours. That was not measured either.
 #
 # By hand, 8 queries and keys, causal, a window of 2: 14 of 64 pairs, and 32 without the window.
 
@@ -126,12 +128,12 @@ class AttentionTimer:
         work.pass_over(passes, size, self.speed.bandwidth, backward=flow.after)
 
     def _is_own(self, core: AttentionOp) -> bool:
-        """Whether our own kernel computes it rather than torch's."""
+        """Whether mpctl's kernel computes it rather than torch's."""
         has_dropout = self.layout.job.training.attention_dropout > 0
         return fuses_variants(self.layout) and (has_dropout or not core.is_plain)
 
     def _mask_seconds(self, pairs: float) -> float:
-        """Seconds to compute the dropout mask of so many pairs once inside a kernel."""
+        """Seconds to compute the dropout mask of `pairs` pairs once inside a kernel."""
         if not self.layout.job.training.attention_dropout or not self.speed.integers:
             return 0.0
         return HASH_OPERATIONS * pairs / self.speed.integers

@@ -1,10 +1,10 @@
 """Sizes and bytes that messages, memory and time are counted from.
 
-Sizes are of one micro batch. `batch_sizes` are those of its tensors whole over tp; `local_sizes`
-are this rank's part of them between the layers, which a grid of tensor-parallel ranks cuts along
-samples and hidden states (tensor_grid.py); in 1d both are equal. Phi is the volume of one phase (a
-reduce-scatter or an all-gather) of an all-reduce of the whole hidden states, micro batch x seq x
-hidden x bytes, the unit in which plans count volumes.
+Sizes are of one micro batch. `batch_sizes` are those of its tensors before tp splits them;
+`local_sizes` are this rank's part of them between the layers, which a grid of tensor-parallel ranks
+cuts along samples and hidden states (tensor_grid.py); in 1d both are equal. Phi is the volume of
+one phase (a reduce-scatter or an all-gather) of an all-reduce of the full hidden states, micro
+batch x seq x hidden x bytes, the unit in which plans count volumes.
 
 By hand, 8 samples of 1024 positions, hidden 512, fp32: phi is 16 MiB, and on a square of 2 x 2 a
 rank has 4 samples of hidden 256, 4 MiB of it.
@@ -32,7 +32,7 @@ Sizes = Mapping[str, int]
 
 
 def batch_sizes(layout: JobLayout) -> Sizes:
-    """Elements of one micro batch on one rank of cp, by dimension, whole over tp."""
+    """Elements of one micro batch on one rank of cp, by dimension, before tp splits them."""
     model, cp = layout.model, layout.job.parallel.cp
     return {
         "batch": layout.job.training.micro_batch_size,
@@ -67,7 +67,7 @@ def message_bytes(layout: JobLayout, dims: Dims) -> int:
 
 
 def phi_bytes(layout: JobLayout, stack: LayerStack) -> int:
-    """Bytes of one phase of one all-reduce of the stack's hidden states, whole over tp."""
+    """Bytes of one phase of one all-reduce of the stack's hidden states, not split over tp."""
     sizes = batch_sizes(layout)
     elements = sizes["batch"] * sizes[stack.seq] * sizes["hidden"]
     return elements * layout.job.training.value_bytes
@@ -80,7 +80,7 @@ def local_parameters(
     """Number of parameters that one rank of a stage holds, before ZeRO shares them.
 
     trained_only: leave frozen parameters out. whole_only: only those that are not split. view: only
-    those of this view; of all where it is empty.
+    those of this view; of all views where it is empty.
     """
 
     def count(weights: Iterable[ParameterSpec]) -> int:
@@ -105,11 +105,11 @@ def local_parameters(
 # ------------------------------------------------------------------------------
 # One message of a training step as a value, and equal messages counted together.
 #
-# A `Message` says everything that its bytes and its seconds follow from: the group that it goes
-# over, the kind of collective, its bytes, when in a step it is sent and which computation may hide
-# it. The lists of messages are made in layer_messages.py (tp and cp), messages.py (between stages)
-# and gradient_messages.py (replicas), and put together in messages.py; whatever is counted in bytes
-# or timed in seconds is one of these lists, so that no message can have one without the other.
+# A `Message` has everything that determines its bytes and its seconds: the group that it goes over,
+# the kind of collective, its bytes, when in a step it is sent and which computation may hide it.
+# The lists of messages are made in layer_messages.py (tp and cp), messages.py (between stages) and
+# gradient_messages.py (replicas), and put together in messages.py; bytes and seconds are both
+# computed from these lists, so that no message can have one without the other.
 
 
 Phase = Literal["forward", "backward", "recompute", "transfer", "step"]
@@ -120,16 +120,16 @@ class Message(NamedTuple):
     """`count` equal messages that one rank takes part in.
 
     axis: the group, by its name in plans: tp, cp, pp, dp_cp (the replicas), world, or a group of
-    the grid that tp is in 2d, 2.5d and 3d (row, col, row-depth, input, ..). kind: of
-    collective (mpctl/collectives.py). what: what is sent, in words. bytes: of
-    the whole message, before a collective divides it over its ranks. phase: when it is sent: in
-    every micro batch's forward, backward or repeated forward (recompute), between two stages
-    (transfer), or once a step. cover: the computation that may hide it: the weight gradient of the
-    product that sends it, the product itself, which is computed in `count` steps and sends beside
-    each of them what the next one needs, or what the one before left; the layer's own pass, the
-    last backward of the stage, or the work of the stages that exchange it; None where nothing does.
-    product: the matrix product that sends it, else empty. stages: the pipeline stages that take
-    part, where these are not all of them.
+    the grid that tp is in 2d, 2.5d and 3d (row, col, row-depth, input, ..). kind: the collective
+    (mpctl/collectives.py). what: a description of the tensor. bytes: size of the full message,
+    before a collective divides it over its ranks. phase: when it is sent: in every micro batch's
+    forward, backward or repeated forward (recompute), between two stages (transfer), or once a
+    step. cover: the computation that may hide it: the weight gradient of the product that sends it,
+    the product itself, which is computed in `count` steps and overlaps each with the message that
+    the next one needs or the previous one left; the layer's own pass, the last backward of the
+    stage, or the work of the stages that exchange it; None where nothing hides it. product: the
+    matrix product that sends it, else empty. stages: the pipeline stages that take part, if not all
+    of them.
     """
 
     axis: str
@@ -153,8 +153,8 @@ class Message(NamedTuple):
 
 
 class MessageCount(NamedTuple):
-    """How often messages of one kind and size are sent in a step, whenever that is; fields as a
-    Message's."""
+    """How often messages of one kind and size are sent in a step, in any phase; fields as in
+    Message."""
 
     axis: str
     kind: Kind
@@ -172,11 +172,11 @@ def count_messages(messages: Iterable[Message]) -> Iterator[MessageCount]:
 
 
 # ------------------------------------------------------------------------------
-# What the stages of a pipeline hand each other, and which parameters several of them hold.
+# What the stages of a pipeline send each other, and which parameters several of them hold.
 #
-# Virtual stages stand in a row (stages.py). Between neighbours each micro batch sends the tensors
-# that `OperatorTable.boundary` names, forward, and their gradients, backward; of a tensor before
-# which nothing is trained there is no gradient, and none is sent. Under sequence parallelism a
+# Virtual stages form a chain (stages.py). Between neighbours each micro batch sends the tensors
+# that `OperatorTable.boundary` names, forward, and their gradients, backward; where nothing before
+# a tensor is trained, its gradient is neither computed nor sent. Under sequence parallelism a
 # tensor is the rank's part of the sequence, in 2d, 2.5d and 3d its part of samples and hidden
 # states. A parameter that several stages hold (a tied word table, a bias that all layers of a stack
 # add) has a gradient on each, and their sum is taken once a step.
@@ -209,7 +209,7 @@ class SharedParameter(NamedTuple):
 
 def transfers(layout: JobLayout, *, scatters: bool = False) -> Iterator[P2PTransfer]:
     """Transfers of one micro batch at every boundary of virtual stages: activations, then
-    gradients. scatters: the runtime sends a part of a whole tensor from each tp rank."""
+    gradients. scatters: each tp rank sends one part of the tensor instead of all of it."""
     parallel = layout.job.parallel
     virtual = [
         (StageChunk(stage, chunk), span)
@@ -217,8 +217,8 @@ def transfers(layout: JobLayout, *, scatters: bool = False) -> Iterator[P2PTrans
         for stage, span in enumerate(row)
     ]
     split = parallel.tp if parallel.sequence_parallel else 1
-    is_whole = split == 1 and parallel.tensor_mode == "1d"
-    parts = parallel.tp if scatters and is_whole else 1
+    is_unsharded = split == 1 and parallel.tensor_mode == "1d"
+    parts = parallel.tp if scatters and is_unsharded else 1
     for (before, (_, layer)), (behind, _) in pairwise(virtual):
         sizes, needs = _handed_on(layout, before.stage, layer)
         backward = tuple(size for size, is_trained in zip(sizes, needs, strict=True) if is_trained)
@@ -227,10 +227,10 @@ def transfers(layout: JobLayout, *, scatters: bool = False) -> Iterator[P2PTrans
 
 
 def _handed_on(layout: JobLayout, stage: int, layer: int) -> tuple[list[int], tuple[bool, ...]]:
-    """Bytes of the tensors that a stage hands on, and whether each has a gradient.
+    """Bytes of the tensors that a stage sends to the next, and whether each has a gradient.
 
-    layer: the first one of the next stage. Where the loss lies on a stage behind the head's, logits
-    go there, as float32 from a stage that only casts them; behind the loss nothing does.
+    layer: the first one of the next stage. Where the loss is on a stage after the head's, logits go
+    there, as float32 from a stage that only casts them; after the loss nothing is sent.
     """
     parallel, table = layout.job.parallel, layout.table
     if stage < layout.head_stage or parallel.vpp > 1:
@@ -266,7 +266,7 @@ def _transfer(
 
 
 def stage_transfers(layout: JobLayout, *, scatters: bool) -> list[list[Message]]:
-    """By stage, what it sends to other stages and gathers of what it receives, in one micro
+    """By stage, its messages to other stages and the gathers of what it receives, for one micro
     batch."""
     messages: list[list[Message]] = [[] for _ in layout.stages]
     for transfer in transfers(layout, scatters=scatters):

@@ -30,8 +30,8 @@ Unit = Literal["B", "s", "FLOP", "FLOP/s", "B/s", "", "%"]
 
 
 class Figure(NamedTuple):
-    """name: dotted, `memory.stage-0.activations`; formula: in words and letters; numbers: the same
-    with what stands for them here; source: the paper, datasheet or fit behind the formula."""
+    """name: dotted, `memory.stage-0.activations`; formula: in words and letters; numbers: the
+    formula with the values of this job; source: the paper, datasheet or fit behind the formula."""
 
     name: str
     value: float
@@ -64,8 +64,8 @@ def _figures(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
     for stack, flow in zip(layout.table.stacks, layout.table.flows, strict=True):
         if flow.last is not None:
             work = clock.operators.block(stack, flow.last)
-            beside = "gradients of weights" if layout.grid.mode == "1d" else "their own products"
-            yield from _layer(f"time.{stack.figure_name}", work, beside)
+            cover = "gradients of weights" if layout.grid.mode == "1d" else "their own products"
+            yield from _layer(f"time.{stack.figure_name}", work, cover)
     for stage, row in enumerate(clock.passes):
         for chunk, found in enumerate(row):
             prefix = f"time.stage-{stage}" + (f".chunk-{chunk}" if len(row) > 1 else "")
@@ -78,10 +78,10 @@ def _figures(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
 
 
 def _band(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
-    told = "; ".join(time.extrapolates) or "within what was measured"
+    reasons = "; ".join(time.extrapolates) or "within what was measured"
     source = clock.operators.profile.source
     for name, sign in (("low", "/"), ("high", "x")):
-        numbers = f"{seconds_text(time.total)} {sign} {time.band.factor:.3f} ({told})"
+        numbers = f"{seconds_text(time.total)} {sign} {time.band.factor:.3f} ({reasons})"
         formula = f"step {sign} exp(1.645 x spread of measured errors): 9 of 10 runs lie in between"
         yield _seconds(f"time.{name}", getattr(time, name), formula, numbers, source)
 
@@ -98,14 +98,14 @@ def _rates(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
         )  # fmt: skip
 
 
-def _layer(prefix: str, times: OpTimes, beside: str) -> Iterator[Figure]:
-    """beside: what may hide messages over tp in backward."""
+def _layer(prefix: str, times: OpTimes, cover: str) -> Iterator[Figure]:
+    """cover: the computation that may hide messages over tp in backward."""
     for name, seconds, formula in (
         ("forward", times.forward, "matrix products, attention, element-wise kernels"),
         ("inputs", times.dgrad, "gradients of inputs, and recomputation"),
         ("weights", times.wgrad, "gradients of weights, and adding them up"),
         ("tp_forward", times.tp_forward, "messages over tp"),
-        ("tp_backward", times.tp_backward, f"messages over tp that {beside} do not hide"),
+        ("tp_backward", times.tp_backward, f"messages over tp that {cover} do not hide"),
         ("cp_forward", times.cp_forward, "messages over cp"),
         ("cp_backward", times.cp_backward, "messages over cp"),
         ("host_forward", times.host_forward, "launching kernels"),
@@ -138,7 +138,8 @@ def explain_memory(layout: JobLayout) -> Iterator[Figure]:
 def _layer_tensors(
     form: ActivationShapes, prefix: str, kept: Sequence[SavedTensor]
 ) -> Iterator[Figure]:
-    """What one layer keeps of a micro batch; `again`: what is computed again for its backward."""
+    """What one layer saves of a micro batch; `again`: the tensors that are recomputed for its
+    backward."""
     found: dict[str, list[SavedTensor]] = {}
     for tensor in kept:
         found.setdefault(re.sub(r"[ ._]", "-", tensor.name), []).append(tensor)

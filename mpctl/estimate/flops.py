@@ -93,7 +93,7 @@ def _core_flops(
 
 
 def _passes(kinds: Collection[Kind], *, inputs: int, weights: int = 0) -> int:
-    """Products of one size in actions of these kinds."""
+    """Number of equal products in actions of these kinds."""
     counts: dict[Kind, int] = {
         "forward": 1, "backward": inputs + weights,
         "backward_input": inputs, "backward_weight": weights,
@@ -131,8 +131,8 @@ class Utilization(NamedTuple):
 
 
 def run_utilization(layout: JobLayout, reported: str | None = None) -> Utilization:
-    """What the steps of a launched job are held against. reported: the name of the GPU that a rank
-    runs on, as its driver tells it; None on a CPU."""
+    """The FLOP that measured steps of a launched job are compared with. reported: the name of the
+    GPU that a rank runs on, as its driver reports it; None on a CPU."""
     return Utilization(*model_and_hardware_flops(layout), device_peak(layout.job, reported))
 
 
@@ -155,6 +155,6 @@ def find_device(reported: str) -> DeviceSpec | None:
         if table and reported in table.get("reported_as", ()):
             try:
                 return DeviceSpec.model_validate(table)
-            except (ValidationError, InputError):  # one of the user's own, which is not whole
+            except (ValidationError, InputError):  # a user's preset that is invalid
                 return None
     return None

@@ -1,17 +1,18 @@
 """What the replicas of a stage send: gradients, parameters under ZeRO, and what follows them.
 
-Replicas are those of a view: dp x cp for dense parameters. Of N bytes of gradients and m micro
+Replicas are those of a view: dp x cp for dense parameters. With N bytes of gradients and m micro
 batches (arXiv 1910.02054, section 7): ZeRO 0 all-reduces N once a step; 1 reduce-scatters N and
 gathers the parameters once; 2 scatters in each micro batch and gathers once; 3 scatters in each
 micro batch and gathers the parameters of a layer for its forward and, where gradients pass, again
 for its backward. After it, gradients of which each tensor-parallel rank has a part are summed over
 its group, and those of parameters that several stages hold over these stages.
 
-How gradients are grouped is the runtime's (`overlap.buckets` of its profile). Ours fills buckets
-(layout/buckets.py), each padded to equal slices, and what follows the reduction is of a slice from
-ZeRO 1 on. Of others all gradients of a stage are one message or, where ZeRO sends in every micro
-batch, those of a layer and those of the ends of a chunk; what follows is whole. A runtime that
-keeps ZeRO 3's parameters over a step of a pipeline (`overlap.keeps`) sends as under ZeRO 1.
+The runtime decides how gradients are grouped (`overlap.buckets` of its profile). Ours fills buckets
+(layout/buckets.py), each padded to equal slices; from ZeRO 1 on, messages after the reduction cover
+one slice. In others all gradients of a stage are one message or, where ZeRO sends in every micro
+batch, those of a layer and those of the ends of a chunk; messages after the reduction are not
+sliced. A runtime that keeps ZeRO 3's parameters over a step of a pipeline (`overlap.keeps`) sends
+as under ZeRO 1.
 
 By hand, 200 float32 parameters over 4 replicas in one bucket: ZeRO 0 all-reduces 800 bytes, ZeRO 1
 reduce-scatters 1024 (256 elements) and gathers 1024.
@@ -41,7 +42,8 @@ from mpctl.operators.table import StageSlice
 from mpctl.sharding import View
 from mpctl.spec.runtime import RuntimeProfile
 
-# What may hide messages of the replicas: a layer's own pass, or once a step the last backward.
+# What may hide messages of the replicas: the pass of the layer itself, or once a step the last
+# backward.
 COVERS: dict[Phase, Cover] = {
     "forward": "layer", "backward": "layer", "step": "last_backward",
 }  # fmt: skip
@@ -88,18 +90,18 @@ class ReplicaGroup(NamedTuple):
             yield self.gathered(trained, "step")
 
     def reduced(self, kind: Kind, numel: int, phase: Phase) -> Message:
-        """The reduction of so many elements of gradients."""
+        """The reduction of `numel` elements of gradients."""
         size = self.padded(numel) * self.gradient
         return Message(self.name, kind, "gradients", size, 1, phase, COVERS[phase])
 
     def gathered(self, numel: int, phase: Phase) -> Message:
-        """The gathering of so many elements of parameters."""
+        """The gathering of `numel` elements of parameters."""
         size = self.padded(numel) * self.value
         return Message(self.name, "all_gather", "parameters", size, 1, phase, COVERS[phase])
 
 
 def sent_zero_stage(zero: int, *, pp: int, profile: RuntimeProfile) -> int:
-    """The ZeRO stage that messages follow, of the one in effect."""
+    """The ZeRO stage that messages follow, given the one in effect."""
     return min(zero, 1) if pp > 1 and profile.overlap.keeps else zero
 
 
@@ -139,7 +141,7 @@ class GradientMessages:
     def step(self, stage: int) -> list[Message]:
         """Messages of a stage once a step, in the order in which they are sent."""
         if not self.profile.overlap.buckets:
-            return list(self._whole_stage(stage))
+            return list(self._by_stage(stage))
         messages: list[Message] = []
         for shape, count in self.layout.bucket_shapes(stage).items():
             alike = (shape.numel, shape.is_trained, shape.partial, shape.stages, shape.view)
@@ -150,7 +152,8 @@ class GradientMessages:
 
     @cached_property
     def _steps(self) -> dict[Hashable, list[Message]]:
-        """Messages of a bucket by all that they follow from: of every chunk it is sent alike."""
+        """Messages of a bucket, cached by everything that determines them: chunks send equal
+        buckets alike."""
         return {}
 
     def all(self, stage: int) -> Iterator[Message]:
@@ -192,7 +195,6 @@ class GradientMessages:
         return list(group.passes(shape.numel, trained, goes_back=shape.goes_back))
 
     def _bucket_step(self, shape: BucketShape) -> Iterator[Message]:
-        """A bucket once a step: what follows the reduction is of a slice under ZeRO."""
         if not shape.is_trained:
             return
         group = self.groups[shape.view]
@@ -234,8 +236,7 @@ class GradientMessages:
             )
             yield from group.passes(numel, of_trained, goes_back=back)
 
-    def _whole_stage(self, stage: int) -> Iterator[Message]:
-        """All gradients of a stage together, then the partial and the shared ones among them."""
+    def _by_stage(self, stage: int) -> Iterator[Message]:
         layout = self.layout
         for view, group in self.groups.items():
             if group.replicas > 1:

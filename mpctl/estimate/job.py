@@ -1,6 +1,6 @@
 """Every estimate of one job, as one frozen value: what it sends, holds and takes.
 
-Each is computed when it is first used: a batch of jobs that wants times counts no messages.
+Each is computed when it is first used: a batch of jobs that asks for times only counts no messages.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Estimate:
 
     @property
     def parameters(self) -> int:
-        """Parameters of the whole model, each once, padding of the vocabulary included."""
+        """Parameters of the model, each counted once, padding of the vocabulary included."""
         return self.layout.table.numel
 
     @cached_property
@@ -93,7 +93,7 @@ class Estimate:
 
     @property
     def mfu(self) -> float | None:
-        """The part of the devices' peak that the model's FLOP are; None where no time can be
+        """Model FLOP utilization: model FLOP/s over the devices' peak; None where no time can be
         stated."""
         return self.time.mfu if isinstance(self.time, StepTime) else None
 

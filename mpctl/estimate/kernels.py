@@ -4,7 +4,8 @@ A product Y[m, n] = X[m, k] W[k, n] is cut into tiles, and each of the device's 
 at a time: ceil(tiles / processors) waves, of which the last may be nearly empty; few tiles of a
 long k are cut along k as well. A tile costs (k + depth) x its size: its pipeline fills first.
 Smaller tiles fill the processors better and run slower. Sides that are no multiples of 64 elements
-cost a part of the rate, of 8 a larger one. No product is faster than its operands move.
+cost a part of the rate, no multiples of 8 a larger one. No product is faster than its operands are
+read and written.
 
 By hand, 1024^3 at 1 TFLOP/s on 1 processor, depth 0, nothing bound by memory: 2.147 ms. On 3
 processors of as much together, in tiles of 256 x 128: 32 tiles are 10.67 waves, so 11: 2.214 ms.
@@ -22,7 +23,7 @@ from mpctl.spec.cluster import ClusterSpec, Kernels
 from mpctl.spec.runtime import MemoryPasses
 from mpctl.units import PRODUCT_BYTES
 
-# rows, columns, rate beside that of the largest; smaller ones reload their operands more often
+# rows, columns, rate relative to the largest; smaller ones reload their operands more often
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.9), (128, 64, 0.68), (64, 128, 0.68),
          (64, 64, 0.5))  # fmt: skip
 TYPICAL = {
@@ -42,8 +43,8 @@ Shape = tuple[int, int, int]
 
 
 class ProductTimes(NamedTuple):
-    """Seconds of one matrix product on a rank: Y = X W, dX = dY W^T and dW = X^T dY, of which those
-    that backward does not compute take 0."""
+    """Seconds of one matrix product on a rank: Y = X W, dX = dY W^T and dW = X^T dY; the ones that
+    backward does not compute take 0."""
 
     forward: float
     inputs: float
@@ -88,12 +89,12 @@ class Speed:
 
 
 class MissingFigure(LookupError):
-    """What an estimate needs and a preset does not hold; says which."""
+    """A figure that an estimate needs is not in the preset; the message names it."""
 
 
 def device_speed(cluster: ClusterSpec, dtype: DType) -> Speed:
-    """The speed of the cluster's device at a dtype; of fp8, mxfp8 and nvfp4 only the products of
-    linear layers are, the rest is bf16. Raises MissingFigure where the preset has no rate."""
+    """The speed of the cluster's device at a dtype; with fp8, mxfp8 and nvfp4 only the products of
+    linear layers use it, the rest is bf16. Raises MissingFigure where the preset has no rate."""
     device, slowdown = cluster.device, cluster.slowdown
     if device is None:
         raise MissingFigure("no cluster.device is named")
@@ -180,8 +181,7 @@ def flash_seconds(speed: Speed, pairs: float, columns: int, *, backward: bool) -
 # ------------------------------------------------------------------------------
 # The seconds of one micro batch in a layer or in one of a model's ends, by pass.
 #
-# A kernel is launched by a host thread, which needs its time too: the slower of the two sets the
-# pace.
+# A kernel is launched by a host thread, which takes time too: the slower of the two sets the pace.
 #
 # By hand, two layers of 1 s forward and an end of 3 s: 2 x 1 + 3 = 5 s forward.
 
@@ -241,7 +241,7 @@ def pace(seconds: tuple[float, float]) -> float:
 
 
 def cover_backwards(pp: int, chunks: int) -> float:
-    """Backwards of a stage beside which its gradients may be reduced and parameters gathered: the
-    last one; of several chunks all but one are done while the last pp micro batches pass the
-    others. By hand, 4 stages of 2 chunks: 1 + 3 / 2."""
+    """Number of backwards of a stage that its gradient reduction and parameter gathering may
+    overlap: the last one; with several chunks, all but one chunk are done while the last pp micro
+    batches pass the others. By hand, 4 stages of 2 chunks: 1 + 3 / 2."""
     return 1 + (pp - 1) * (1 - 1 / chunks)

@@ -1,11 +1,10 @@
-"""What one micro batch sends over tp and cp in a layer, and before and after the layers.
+"""Messages of one micro batch over tp and cp in a layer, and before and after the layers.
 
 What a matrix product, a norm and the loss send between the tensor-parallel ranks is listed in
 operators/tensor_messages.py for every tensor mode. Full recomputation sends those of the repeated
-forward again. Besides them: keys and values of heads that several tp ranks
-share, keys and values over cp (arXiv 2205.05198; layers/context_parallel.py), and the saved input
-of a recomputed layer where it is partitioned over tp. What is frozen sends no gradient
-(operators/grad_flow.py).
+forward again. Other messages are: keys and values of heads that several tp ranks share, keys and
+values over cp (arXiv 2205.05198; layers/context_parallel.py), and the saved input of a recomputed
+layer where it is partitioned over tp. Frozen parameters send no gradient (operators/grad_flow.py).
 
 By hand, a GPT layer over tp 2, b 1, s 1024, h 768, float32: two all-reduces of 3 MiB forward and
 two backward. Full recomputation without dropout repeats one of the two, that of attention.output.
@@ -55,7 +54,7 @@ class LayerMessages:
 
     @cached_property
     def sizes(self) -> Sizes:
-        """Elements of one micro batch on one rank of cp, by dimension, whole over tp."""
+        """Elements of one micro batch on one rank of cp, by dimension, before tp splits them."""
         return batch_sizes(self.layout)
 
     @cached_property
@@ -159,14 +158,13 @@ class LayerMessages:
             yield Message("tp", "all_gather", stack.title, size, phase="recompute")
 
     def _shared_heads(self, flow: GradFlow, *, is_again: bool) -> Iterator[Message]:
-        """Keys and values over tp, where it has more ranks than there are kv heads."""
         kv_heads = self.layout.model.kv_heads
         for core in flow.cores if self.layout.grid.feature_parts > kv_heads else ():
             size = self._head_bytes(core) * kv_heads
             yield from _gathered("tp", "kv heads", size, is_again, flow.needs[core.key_product].y)
 
     def over_cp(self, flow: GradFlow, *, is_again: bool) -> Iterator[Message]:
-        """Keys and values of a rank's heads, of the whole sequence, gathered forward, summed and
+        """Keys and values of a rank's heads, for the full sequence, gathered forward, summed and
         scattered backward. is_again: whether the forward is repeated."""
         cp = self.layout.job.parallel.cp
         for core in flow.cores if cp > 1 else ():
@@ -183,16 +181,16 @@ class LayerMessages:
 
     @cached_property
     def _repeats_scores(self) -> bool:
-        """Whether selective recomputation exchanges keys and values again: ours keeps what was
-        gathered, others pass it round a ring and keep none of it."""
+        """Whether selective recomputation exchanges keys and values again: ours keeps the gathered
+        tensors, others pass them round a ring and keep none."""
         is_selective = self.layout.job.training.recompute == "selective"
         repeats_core = self.profile.operators.recompute == "core"
         return is_selective and repeats_core and not kernels_of(self.layout).gathers_keys
 
 
 def _cover(message: TensorMessage, product: MatMul, needs: GradNeeds) -> Cover | None:
-    """A column product of 1d sends backward beside its own dW; SUMMA's steps hide each other's
-    messages."""
+    """In 1d a column product overlaps its backward message with its own dW; in SUMMA a step's
+    product hides the messages of other steps."""
     if message.kind in ("broadcast", "reduce"):
         return "product"
     is_summed = message.axis == "tp" and message.phase == "backward"
@@ -221,7 +219,7 @@ def forward_flow(flow: GradFlow) -> GradFlow:
 # Without either, a runtime may stop early, before the last product (`operators.stops_early` of its
 # profile): backward then needs a second forward only where the last product's input has a gradient
 # or its weight is trained. On a grid of tensor-parallel ranks (2d, 2.5d, 3d) a product and its
-# messages are one operation, which is repeated whole, so that the last one is too.
+# messages are one operation, which is repeated in full, the last one included.
 #
 # By hand, a GPT layer without dropout under a runtime that stops early: attention.qkv,
 # attention.output and mlp.up run again, mlp.down does not.
@@ -296,7 +294,7 @@ class PartTraffic(NamedTuple):
 
     @property
     def volume_phi(self) -> int | float:
-        """Volume in units of phi, one phase of an all-reduce of the whole hidden states."""
+        """Volume in units of phi, one phase of an all-reduce of the full hidden states."""
         volume, phi = self.volume_bytes, self.phi_bytes
         return volume // phi if volume % phi == 0 else volume / phi
 
@@ -307,7 +305,6 @@ class PartTraffic(NamedTuple):
 
     @property
     def _volumes(self) -> Counter[str]:
-        """Bytes of all phases by axis."""
         volumes: Counter[str] = Counter()
         for message in self.messages:
             phases = get_collective(message.kind).phases
@@ -325,7 +322,7 @@ class PartTraffic(NamedTuple):
 class BlockTraffic(NamedTuple):
     """Collectives between the ranks of tp in one block of a stack, for one micro batch.
 
-    parts: by parallel layer, and of norms, where these send anything. whole: all of them. mode: the
+    parts: by parallel layer, and of norms, where these send anything. whole: their sum. mode: the
     tensor mode.
     """
 

@@ -5,8 +5,8 @@ it can be: gpipe in closed form (a flow shop of equal jobs: the sum, and m-1 tim
 1f1b round by round, and as soon as all stages have moved on by the same time in one round they will
 in every other (max-plus linearity), so that the rest is a multiplication. For chunks and
 zero-bubble a shorter step is played (pipeline/schedule/replay.py), and each further micro batch
-takes what the busiest stage needs for it. tests/estimate/test_makespan.py holds all of it against
-the replay of every action.
+adds the busiest stage's seconds for it. tests/estimate/test_makespan.py compares all of it with the
+replay of every action.
 
 By hand, 2 stages, F = 1, B = 2, no messages, m micro batches: stage 0 ends at 3 m + 3.
 """
@@ -46,7 +46,7 @@ class ChunkTimes(NamedTuple):
 
 
 class ChunkPass(NamedTuple):
-    """One micro batch through a chunk: its seconds, and of which parts they are."""
+    """One micro batch through a chunk: its seconds, and their parts."""
 
     chunk: ChunkTimes
     compute: float
@@ -58,7 +58,7 @@ class ChunkPass(NamedTuple):
 
 class PipelineTiming(NamedTuple):
     """chunks[stage][chunk]; ahead[v], back[v]: seconds of the message from virtual stage v to the
-    next, and of the gradient from there."""
+    next, and of the gradient back to v."""
 
     schedule: ScheduleName
     chunks: Sequence[Sequence[ChunkTimes]]

@@ -1,11 +1,12 @@
-"""What one rank of each stage holds at most: states, activations, and what is there for a moment.
+"""The most that one rank of each stage holds: states, activations, and temporary tensors.
 
 States are exact counts (states.py).
 
 Activations are the tensors of the operator table (activations.py) of as many micro batches as the
 schedule has in flight (pipeline/schedule/orders.py): min(p - stage, m) under 1F1B, all m under
-GPipe; the one under way has its most. `allocated` is what is asked for, `reserved` with the
-allocator's slack, and the device holds the libraries' context besides. The heaviest stage decides.
+GPipe; the running one counts with its peak. `allocated` is what tensors take, `reserved` adds the
+allocator's slack, and the device holds the libraries' context in addition. The heaviest stage
+decides.
 
 By hand, gpt of 8 layers on 4 stages, 1F1B: stage 0 has 4 micro batches of 2 layers, as many layers
 as the model; 3 wait, the 4th goes backward.
@@ -22,7 +23,7 @@ from typing import ClassVar, NamedTuple
 from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes, is_cuda
 from mpctl.estimate.activations import ChunkBytes, stage_chunks
 from mpctl.estimate.communication import message_bytes
-from mpctl.estimate.states import StateBytes, find_states, weights_besides
+from mpctl.estimate.states import StateBytes, find_states, weight_buffers
 from mpctl.layout.job_layout import MAX_SENDS_IN_FLIGHT, JobLayout
 from mpctl.pipeline.schedule.orders import actions, peak_in_flight
 from mpctl.spec.cluster import ClusterSpec
@@ -35,8 +36,8 @@ from mpctl.units import bytes_text, part_text
 @dataclass(frozen=True, slots=True)
 class StageMemory:
     """Bytes on one rank of a pipeline stage. in_flight: chunks of micro batches held at most;
-    activation_bytes: all that is kept for backwards at once; working_bytes: the rest of the peak;
-    lasting_bytes: of the software's own, from the first step on."""
+    activation_bytes: all saved for backwards at one time; working_bytes: the rest of the peak;
+    lasting_bytes: buffers of the training software, from the first step on."""
 
     JSON_PROPERTIES: ClassVar = ("allocated_bytes", "reserved_bytes", "device_bytes")
 
@@ -59,12 +60,12 @@ class StageMemory:
 
     @property
     def allocated_bytes(self) -> int:
-        """The most at once, as an allocator counts what it was asked for."""
+        """The peak of the bytes that an allocator was asked for."""
         return self.state_bytes + self.activation_bytes + self.working_bytes + self.lasting_bytes
 
     @property
     def reserved_bytes(self) -> int:
-        """Allocated bytes with the slack that the allocator reserves besides."""
+        """Allocated bytes plus the slack that the allocator reserves."""
         return self.allocated_bytes + self.slack_bytes
 
     @property
@@ -74,8 +75,8 @@ class StageMemory:
 
 
 class StageWeights(NamedTuple):
-    """Bytes on one rank of a stage that no micro batch changes. lasting, passing: as large as
-    weights, from the first step on and for a moment."""
+    """Bytes on one rank of a stage that no micro batch changes. lasting, passing: buffers as large
+    as weights, held from the first step on and temporarily."""
 
     states: StateBytes
     lasting: float
@@ -85,7 +86,7 @@ class StageWeights(NamedTuple):
 class StageContents(NamedTuple):
     """Bytes on one rank of a stage that do not depend on how many micro batches are in flight.
 
-    work: beside a chunk's own, of weights and messages, for a moment of a backward.
+    work: temporary bytes of weights and messages during a backward, in addition to a chunk's own.
     """
 
     states: StateBytes
@@ -95,8 +96,8 @@ class StageContents(NamedTuple):
 
 
 class KnownMemory(NamedTuple):
-    """What stages hold, by all that it follows from: owned by who compares many layouts of one
-    model on one device."""
+    """Contents of stages, by everything that determines them: a cache for a caller that compares
+    many layouts of one model on one device."""
 
     contents: dict[Hashable, StageContents]
     weights: dict[Hashable, StageWeights]
@@ -105,15 +106,15 @@ class KnownMemory(NamedTuple):
 def layout_memory(layout: JobLayout, known: KnownMemory | None = None) -> list[StageMemory]:
     """The memory of one rank of each stage; the heaviest decides whether the job fits.
 
-    known: contents of stages that other layouts of the same model and device had, and where those
-    of this layout are added. Stages that hold as much share theirs even without one.
+    known: contents of stages of other layouts of the same model and device; those of this layout
+    are added. Stages with equal contents share them even without it.
     """
     memory = LayoutMemory(layout, activation_shapes(layout), known)
     return [memory.of_stage(stage) for stage in range(len(layout.stages))]
 
 
 class LayoutMemory:
-    """The memory of the stages of one layout. shapes: those of its activations; known: as of
+    """The memory of the stages of one layout. shapes: those of its activations; known: as in
     `layout_memory`."""
 
     def __init__(
@@ -124,7 +125,7 @@ class LayoutMemory:
         self.settings = self._settings()
 
     def _settings(self) -> Hashable:
-        """What the weights of a stage follow from, besides its layers and whether it is an end."""
+        """What determines the weights of a stage besides its layers and whether it is an end."""
         layout, shared = self.layout, frozenset[str]()
         t, p, views = layout.job.training, layout.job.parallel, layout.views.values()
         if self.shapes.kernels.slices_buckets and any(view.zero for view in views):
@@ -136,7 +137,7 @@ class LayoutMemory:
 
     def of_stage(self, stage: int, microbatches: int | None = None) -> StageMemory:
         """A rank of the stage with as many micro batches in flight as its schedule has at most.
-        microbatches: of a step, where they are others than the job's."""
+        microbatches: micro batches of a step, if not the job's."""
         contents, p = self._contents(stage), self.layout.job.parallel
         kept, peak, in_flight = peak_activations(
             p.schedule if p.pp > 1 else "1f1b", stage, p.pp,
@@ -146,7 +147,7 @@ class LayoutMemory:
         work = round(max(peak - kept + contents.work, states.stepping - kept))
         bare = states.parameters + states.gradients + states.optimizer
         allocated = bare + activations + work + contents.lasting
-        slack, context = beside_tensors(self.layout, allocated)
+        slack, context = overhead_bytes(self.layout, allocated)
         return StageMemory(
             stage=stage,
             parameters=states.count,
@@ -162,14 +163,13 @@ class LayoutMemory:
         )
 
     def _contents(self, stage: int) -> StageContents:
-        """What a rank of this stage holds, found once for each kind of stage."""
         key = (self.layout.content_key(stage), self.settings)
         contents = self.known.contents.get((key, self.shapes))
         if contents is None:
             weights = self.known.weights.get(key)
             if weights is None:
                 weights = self.known.weights[key] = StageWeights(
-                    find_states(self.layout, stage), *weights_besides(self.layout, stage)
+                    find_states(self.layout, stage), *weight_buffers(self.layout, stage)
                 )
             contents = self.known.contents[key, self.shapes] = self._find_contents(stage, weights)
         return contents
@@ -191,9 +191,9 @@ class LayoutMemory:
         return StageContents(weights.states, chunks, round(lasting), work)
 
 
-def beside_tensors(layout: JobLayout, allocated: int) -> tuple[int, int]:
-    """(allocator's slack, libraries' context): bytes that a rank takes of its device beside so many
-    of tensors; none on a CPU."""
+def overhead_bytes(layout: JobLayout, allocated: int) -> tuple[int, int]:
+    """(allocator's slack, libraries' context): device bytes of a rank in addition to `allocated`
+    bytes of tensors; 0 on a CPU."""
     software = layout.profile.memory
     if not is_cuda(layout.job):
         return 0, 0
@@ -204,8 +204,8 @@ def peak_activations(
     schedule: ScheduleName, stage: int, stages: int, microbatches: int,
     chunks: Sequence[ChunkBytes],
 ) -> tuple[float, float, int]:  # fmt: skip
-    """Activations of a stage whose chunks take these bytes: (most bytes saved for backwards at
-    once, most bytes with what a running action needs besides, most chunks in flight)."""
+    """Activations of a stage whose chunks take these bytes: (most bytes saved for backwards at one
+    time, peak including what the running action needs, most chunks in flight)."""
     count = peak_in_flight(
         schedule, stage=stage, stages=stages, microbatches=microbatches, chunks=len(chunks)
     )
@@ -227,11 +227,11 @@ def peak_activations(
 
 
 def _in_two(chunk: ChunkBytes, stage: int, stages: int, microbatches: int) -> tuple[float, float]:
-    """(kept at most, most at once) where backward is in two: zero-bubble.
+    """(most bytes saved, peak) where backward is in two: zero-bubble.
 
-    Before the backward of micro batch j on stage s there are, besides itself, min(p - s - 1,
-    m - 1 - j) that have gone forward and min(j, s) whose weights' gradients are deferred; behind it
-    its own are deferred too.
+    Before the backward of micro batch j on stage s there are, besides itself, min(p - s - 1, m - 1
+    - j) that have gone forward and min(j, s) whose weights' gradients are deferred; after it, its
+    own are deferred too.
     """
     ahead, kept, peak = stages - stage - 1, 0.0, 0.0
     for j in range(min(stage, microbatches - 1) + 1):
@@ -246,9 +246,9 @@ def _fullest_moments(
     schedule: ScheduleName, stage: int, stages: int, microbatches: int, kinds: tuple[int, ...]
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """(the kind that runs, micro batches held of each kind) during the actions of a stage that may
-    hold most: of those that differ in the number held of the last kind alone, the largest.
+    hold the most: among moments that differ only in the number held of the last kind, the largest.
 
-    kinds: of each chunk of the stage, the number of its kind.
+    kinds: for each chunk of the stage, the number of its kind.
     """
     held, fullest = [0] * (max(kinds) + 1), dict[tuple[int, ...], int]()
     order = actions(
@@ -269,7 +269,7 @@ def fullest_stage(memory: Iterable[StageMemory]) -> StageMemory:
 
 
 def peak_bytes(memory: Iterable[StageMemory]) -> int:
-    """Bytes on the device of the fullest rank: what has to fit there."""
+    """Bytes on the device of the fullest rank, which have to fit."""
     return fullest_stage(memory).device_bytes
 
 
@@ -291,7 +291,7 @@ def rotary_table_bytes(layout: JobLayout, stage: int, shapes: ActivationShapes) 
 
 
 def _law(model: ModelSpec, layer: int) -> tuple[float, bool]:
-    """What the angles of a layer follow from: a base, and whether it is stretched."""
+    """What determines the angles of a layer: a base, and whether it is stretched."""
     own = model.window_rotary_base
     if own is None or model.window_of(layer) is None:
         return model.rotary_base, model.rotary_scaling is not None
@@ -299,10 +299,10 @@ def _law(model: ModelSpec, layer: int) -> tuple[float, bool]:
 
 
 def fit_text(cluster: ClusterSpec, need: int, who: str) -> str:
-    """Whether so many bytes on a device of the cluster leave its headroom free, and what is left or
-    lacking: `fits: 61.2 of 79.6 GiB, 18.4 GiB free (headroom 5 %)`, or
-    `does not fit: 9.3 GiB too much on stage 0 (84.9 of 79.6 GiB, headroom 5 %)`. Without a device
-    only the need is known. who: the rank or stage that needs them."""
+    """Whether `need` bytes on a device of the cluster leave its headroom free, and what is left or
+    lacking: `fits: 61.2 of 79.6 GiB, 18.4 GiB free (headroom 5 %)`, or `does not fit: 9.3 GiB too
+    much on stage 0 (84.9 of 79.6 GiB, headroom 5 %)`. Without a device only the need is known. who:
+    the rank or stage that needs them."""
     if cluster.device is None:
         unknown = f"legal; not known whether it fits: {who} needs {bytes_text(need)}"
         return f"{unknown}, and no device is named (--cluster NAME)"

@@ -5,9 +5,9 @@ operator_times.py, search/bound.py), so that nothing is counted without being ti
 without being counted. Layers and ends send over tp and cp in every micro batch (layer_messages.py),
 stages send to each other (messages.py), replicas reduce gradients and gather parameters
 (gradient_messages.py). Once a step the square of the gradient's norm is summed over tp and pp, from
-ZeRO 1 on also over the replicas (of another view than the dense one over its groups), and all ranks
-exchange a status: loss, stop, and the memory of each; under fp8 with delayed scaling also the
-largest elements of what was cast.
+ZeRO 1 on also over the replicas (for views other than the dense one over their groups), and all
+ranks exchange a status: loss, stop, and the memory of each; under fp8 with delayed scaling also the
+largest elements of the cast tensors.
 
 By hand, GPT of 2 layers on tp 2, one micro batch: 2 x 4 all-reduces in the layers, one of the
 embedding's result, one of the head's gradient, three of the loss, the norm and the status.
@@ -67,7 +67,7 @@ class StepMessages:
 
     @cached_property
     def closing(self) -> list[Message]:
-        """What every stage sends at the end of a step, in groups of more than one rank."""
+        """Messages of every stage at the end of a step, in groups of more than one rank."""
         norms = (
             Message(axis, "all_reduce", "gradient norm", STATUS_BYTES) for axis in self._norm_axes()
         )
@@ -113,8 +113,8 @@ class StepMessages:
     def slice_messages(
         self, part: StageSlice, *, forward_only: bool = False
     ) -> Iterator[tuple[list[Message], int]]:
-        """Messages over tp and cp of one micro batch, with how many layers send them: of every
-        kind of layer, then of the ends. forward_only: as a validation sends them."""
+        """Messages over tp and cp of one micro batch and the number of layers that send them: for
+        every kind of layer, then for the ends. forward_only: those of a validation."""
         for layers, flow in part.blocks:
             yield self.layers.block(part.stack, _chosen(flow, forward_only)), layers
         for end in part.ends:
@@ -142,8 +142,8 @@ def step_messages(layout: JobLayout) -> list[tuple[MessageCount, ...]]:
 
 
 def fp8_message(layout: JobLayout) -> Iterator[Message]:
-    """What all ranks tell each other of the largest elements of fp8 operands once a step, where our
-    own workers scale by them with a delay."""
+    """The exchange of the largest elements of fp8 operands between all ranks once a step, where
+    mpctl's workers use delayed scaling."""
     training = layout.job.training
     is_own = kernels_of(layout).slices_buckets
     if is_own and training.dtype == "fp8" and training.fp8_recipe == "delayed":
@@ -152,6 +152,6 @@ def fp8_message(layout: JobLayout) -> Iterator[Message]:
 
 
 def status_message(job: JobSpec) -> Message:
-    """What all ranks tell each other once a step, and once a validated corpus."""
+    """The status that all ranks exchange once a step, and once a validated corpus."""
     size = (STATUS_FIELDS + job.world_size) * STATUS_BYTES
     return Message("world", "all_reduce", "status", size)

@@ -1,10 +1,10 @@
 """How long a message takes over the links that its group spans.
 
-Seconds of a message of n bytes over a group of t ranks that lie in d domains, g = t/d in each (a
-domain is a node, or several that NVLink joins). B is what one rank reaches inside of a domain, C
-what the cards of a domain's nodes reach together, s the groups that share them (ranks of the domain
-over g); a and b are the latencies inside of a domain and between two, `start` the time before the
-first byte. p counts phases: 2 for an all-reduce, 1 for other collectives.
+Seconds of a message of n bytes over a group of t ranks in d domains, g = t/d in each (a domain is a
+node, or several that NVLink joins). B is the bandwidth of one rank inside a domain, C that of all
+network cards of a domain's nodes, s the groups that share them (ranks of the domain over g); a and
+b are the latencies inside of a domain and between two, `start` the time before the first byte. p
+counts phases: 2 for an all-reduce, 1 for other collectives.
 
     ring           p (t-1)/t n x the slowest of 1/B, s/C  +  start + p ((t-d) a + d b)
     chain          n x the slowest of 1/B, s/C            +  start + (t-d) a + d b
@@ -17,8 +17,9 @@ A ring enters and leaves a domain once, whatever g is; in an all-to-all each of 
 t-1 steps. An all-reduce over many domains goes up and down a tree (NCCL's double binary one) where
 that is shorter, and may be faster where switches add up (`all_reduce`). Each level of the fabric
 that a group leaves is one more border, whose bandwidth is that of the cards under it over its
-oversubscription, with a latency of its own. Where any group of an axis leaves a network, all count
-as such. On some networks large groups reach less of it than those of two domains (`decay`).
+oversubscription, with a latency of its own. Where any group of an axis leaves a network, all groups
+count as leaving it. On some networks large groups reach a smaller part of the bandwidth than groups
+of two domains (`decay`).
 
 By hand, 1 MB over 10 GB/s and 5 us from a stage to the next: 105 us in a node, 4 x 100 + 5 us from
 a node of 4 ranks of that stage. An all-reduce of 8 MB by 8 ranks in a node at 100 GB/s and 1 us:
@@ -45,18 +46,18 @@ from mpctl.topology import Group, Topology
 
 
 class MissingLink(LookupError):
-    """A message needs a link whose bandwidth is not known; says which."""
+    """A message needs a link whose bandwidth is not known; the text names the link."""
 
 
 class Route(NamedTuple):
     """How a collective of the groups of one axis goes.
 
-    ranks: of a group; domains: that a group spans; seconds_per_byte: of the slowest link of a ring;
-    start: seconds before the first byte; inside, between: seconds of latency of a step of the ring
-    within a domain and from one to the next; reducing: an all-reduce's bandwidth over that of
-    others; above: of each level of the fabric that the group leaves, how many of its networks it
-    spans and the seconds that leaving one adds; exchange: of an all-to-all, the seconds that a byte
-    of its message adds, and those of the latency of its sends.
+    ranks: ranks of a group; domains: domains that a group spans; seconds_per_byte: of the slowest
+    link of a ring; start: seconds before the first byte; inside, between: latency in seconds of a
+    ring step within a domain and from one to the next; reducing: an all-reduce's bandwidth over
+    that of others; above: for each level of the fabric that the group leaves, the number of
+    networks it spans and the seconds that leaving one adds; exchange: for an all-to-all, seconds
+    for each byte of its message, and the latency of its sends.
     """
 
     ranks: int
@@ -70,8 +71,8 @@ class Route(NamedTuple):
     exchange: tuple[float, float] = (0.0, 0.0)
 
     def collective(self, kind: str, size: float) -> float:
-        """Seconds of one collective of `size` bytes over this route. Raises ValueError for a kind
-        that is none: it is unknown, or a message from one rank to another."""
+        """Seconds of one collective of `size` bytes over this route. Raises ValueError for any
+        other kind: an unknown one, or a message from one rank to another."""
         phases, pattern = get_collective(kind)
         if pattern == "pair":
             raise ValueError(f"{kind!r} goes from one rank to another, and is no collective")
@@ -95,8 +96,9 @@ class Route(NamedTuple):
 
 
 class _Border(NamedTuple):
-    """What groups leave: `networks` of a level that each spans, with `together` of its ranks in
-    one. pace: seconds a byte of all that a group sends out of one; latency: that leaving adds."""
+    """A border that groups cross: each spans `networks` networks of a level, with `together` of its
+    ranks in each. pace: seconds for each byte that a group sends out of one; latency: seconds that
+    leaving adds."""
 
     networks: int
     together: int
@@ -141,7 +143,7 @@ class Network:
         return self._routes[axis]
 
     def multicasts(self, axis: str) -> bool:
-        """Whether the groups of an axis lie within switches that broadcast and add."""
+        """Whether the groups of an axis are within switches that broadcast and add."""
         link = self.cluster.intra_node
         return link is not None and link.multicast and self.route(axis).domains == 1
 
@@ -158,7 +160,6 @@ class Network:
         return self._route(axis, ranks, spans)
 
     def _route(self, axis: str, ranks: int, spans: Sequence[Span]) -> Route:
-        """The route of groups that lie so in the networks of each level."""
         domains, together = spans[0].networks, spans[0].together
         inner = self._inner(axis) if together > 1 else None
         outer = self._link(axis) if domains > 1 else None
@@ -182,8 +183,8 @@ class Network:
         )  # fmt: skip
 
     def _borders(self, outer: LinkSpec, ranks: int, spans: Sequence[Span]) -> Iterator[_Border]:
-        """The domain's border, and that of each network of the fabric that groups of so many ranks
-        leave. A group has of its cards what the groups that share them leave to it."""
+        """The border of the domain, and of each network of the fabric that groups of `ranks` ranks
+        leave. Groups that share network cards divide their bandwidth."""
         speed = outer.bandwidth * outer.efficiency
         domain = min(self._levels[0].ranks, self.topology.world_size)
         nodes = max(1, domain // self.topology.gpus_per_node)
@@ -198,18 +199,16 @@ class Network:
 
     @property
     def _used(self) -> int:
-        """Ranks of a node."""
         return min(self.topology.gpus_per_node, self.topology.world_size)
 
     def _sum_over(self, stages: Collection[int], size: float) -> float:
-        """Seconds of an all-reduce by the ranks of a pipeline at these stages."""
         networks = [self._networks(stages, level) for level in self._levels]
         spans = [Span(n, len(stages) if n == 1 else 1) for n in networks]
         return self._route("pp", len(stages), spans).collective("all_reduce", size)
 
     def _send(self, stages: Collection[int], size: float) -> float:
         """Seconds of a message from one stage to another, over one link that the ranks of a stage
-        on one node share, and out of each network of the fabric that lies between."""
+        on one node share, and out of each network of the fabric in between."""
         domain, *fabric = self._levels
         if self._networks(stages, domain) == 1:
             inner = self._inner("pp")
@@ -231,18 +230,18 @@ class Network:
         """The ranks of one pipeline, of one that leaves its domain where any does."""
         first, domain = self.topology.group(0, "pp"), self._levels[0].ranks
         if first[0] // domain != first[-1] // domain:
-            return first  # of a large world the others need not be looked at
+            return first  # in a large world this skips the search through the others
         shown, _ = self.topology.straddling("pp", domain)
         return shown[0] if shown else first
 
     @property
     def pipelines_cross_nodes(self) -> bool:
-        """Whether the stages of a pipeline lie on several nodes."""
+        """Whether the stages of a pipeline are on several nodes."""
         first, last = self._pipeline[0], self._pipeline[-1]
         return self.topology.node(first) != self.topology.node(last)
 
     def _networks(self, stages: Collection[int], level: LinkLevel) -> int:
-        """Networks of a level that the pipeline's ranks at these stages lie in."""
+        """Number of networks of a level that the pipeline's ranks at these stages span."""
         return len({self._pipeline[stage] // level.ranks for stage in stages})
 
     def _inner(self, axis: str) -> InnerLinkSpec:
@@ -257,13 +256,13 @@ class Network:
 
 
 def _direct(link: InnerLinkSpec, peers: int) -> float:
-    """How many times less than the link's bandwidth a rank has to so many peers: without a switch
-    each has its own link."""
+    """By what factor a rank's bandwidth to `peers` peers is below the link's: without a switch each
+    peer has its own link."""
     return link.direct_links / min(peers, link.direct_links) if link.direct_links else 1.0
 
 
 # ------------------------------------------------------------------------------
-# What ranks add that take turns on too few cores.
+# Seconds that are added where ranks share too few cores.
 #
 # Ranks that wait leave their core to others, so the cores of a node are busy as long as any of its
 # ranks has work. A step then ends neither before its slowest chain of work and messages nor before

@@ -1,11 +1,11 @@
-"""What one micro batch takes on one rank: of a layer and of a model's ends, operator by operator.
+"""Seconds of one micro batch on one rank in a layer and in a model's ends, operator by operator.
 
-Products come from the operator table, each at its local shape (kernels.py); what memory bounds, as
-passes over tensors that the runtime's profile counts (spec/runtime.py); messages over tp and cp
-(layer_messages.py) over the network's routes, less what kernels hide of them (Hiding).
-In 2d and 2.5d a product is one of q steps; 3d computes one product of gathered parts, 1/l of each
-side. Recomputation repeats the forward, or the part of it that the profile says. Of fp8, mxfp8 and
-nvfp4 are the products of the layers' linear operators alone, whose operands are cast first.
+Products come from the operator table, each at its local shape (kernels.py); memory-bound kernels
+are passes over tensors that the runtime's profile counts (spec/runtime.py); messages over tp and cp
+(layer_messages.py) over the network's routes, less the part that kernels hide (Hiding). In 2d and
+2.5d a product is one of q steps; 3d computes one product of gathered parts, 1/l of each side.
+Recomputation repeats the forward, or the part of it that the profile says. Only the products of the
+layers' linear operators run in fp8, mxfp8 and nvfp4; their operands are cast first.
 
 By hand, one product 8 x 8 x 8 forward, dX and dW at 1024 FLOP/s, nothing else: 1, 1 and 1 s.
 """
@@ -36,17 +36,17 @@ ENTRY_PASSES = 6.0  # lookup, positions, dropout: reads and writes of hidden sta
 
 
 class LinearTimes(NamedTuple):
-    """Seconds of a layer without its attentions and what they send over cp, and without what is
-    computed again: they follow from the rows that a rank has of a micro batch, however many samples
-    and positions these are. products: of matrix products forward."""
+    """Seconds of a layer without its attentions, their messages over cp, and recomputation: they
+    depend only on the number of rows (samples x positions) that a rank has of a micro batch.
+    products: seconds of matrix products forward."""
 
     work: OpTimes
     products: float
 
 
 class KnownTimes(NamedTuple):
-    """What is timed once for each gradient flow of a table, by its id. Layouts that agree in what
-    it follows from may share it."""
+    """Times cached for each gradient flow of a table, by its id. Layouts for which they are equal
+    may share it."""
 
     linear: dict[int, LinearTimes]
     ends: dict[int, OpTimes]
@@ -54,7 +54,7 @@ class KnownTimes(NamedTuple):
 
 
 class OperatorTimer:
-    """Seconds of a model's operators under one layout. known: what was timed already."""
+    """Seconds of a model's operators under one layout. known: times computed before."""
 
     def __init__(
         self, layout: JobLayout, speed: Speed, network: Network, profile: RuntimeProfile,
@@ -91,7 +91,7 @@ class OperatorTimer:
 
     @cached_property
     def hiding(self) -> Hiding:
-        """What of those messages goes on beside kernels."""
+        """The part of those messages that overlaps with kernels."""
         return Hiding(self.profile.overlap, self.network, self.steps)
 
     @cached_property
@@ -193,8 +193,8 @@ class OperatorTimer:
         self._passes(work, NORM_PASSES, self._extra_norms(hidden, seq, flow), flow)
 
     def _extra_norms(self, hidden: float, seq: str, flow: GradFlow) -> float:
-        """Bytes that norms pass over which the profile's passes of a branch do not count: a norm
-        beyond one a branch, and norms of queries and keys.
+        """Bytes read and written by norms that the profile's passes of a branch do not count: a
+        norm beyond one a branch, and norms of queries and keys.
 
         By hand, a layer of two branches with four norms, b 1, s 2, h 4 in bf16: 2 x 16 B.
         """
@@ -220,7 +220,7 @@ class OperatorTimer:
         elif training.recompute == "selective" and flow.after:
             if self.profile.operators.recompute == "core":
                 work.again(OpTimes(repeated.forward))
-            else:  # every other product, all that memory bounds, no attention
+            else:  # every other product, all memory-bound kernels, no attention
                 bound = work.forward - products - scores.forward
                 work.again(OpTimes(products / 2 + bound, host_forward=work.host_forward / 2))
 
@@ -240,11 +240,13 @@ class OperatorTimer:
         work.wgrad += self.accumulation_seconds(numel)
 
     def accumulation_seconds(self, parameters: int) -> float:
-        """Seconds in which so many gradients of a micro batch are added to those of the step."""
+        """Seconds in which `parameters` gradients of a micro batch are added to those of the
+        step."""
         return self.profile.operators.gradient_bytes * parameters / self.speed.bandwidth
 
     def optimizer_seconds(self, parameters: int) -> float:
-        """Seconds in which a step moves gradients, moments and masters of so many parameters."""
+        """Seconds in which a step moves gradients, moments and masters of `parameters`
+        parameters."""
         return self.profile.operators.optimizer_bytes * parameters / self.speed.bandwidth
 
     def _products(self, work: OpTimes, flow: GradFlow, messages: Sequence[Message]) -> None:
@@ -296,8 +298,8 @@ class OperatorTimer:
         return moved / self.speed.bandwidth
 
     def elementwise(self, products: Iterable[MatMul], flow: GradFlow) -> OpTimes:
-        """What memory bounds between matrix products: activations beside those of an MLP, splits of
-        heads beside those of an attention."""
+        """Memory-bound kernels between matrix products: the activation of an MLP, splits of heads
+        of an attention."""
         work = OpTimes()
         for product in products:
             self._elementwise(work, product, flow, self.shape(product))
@@ -315,7 +317,7 @@ class OperatorTimer:
 
     @cached_property
     def steps(self) -> int:
-        """Products that one matrix product is computed in: q of SUMMA, one elsewhere."""
+        """Number of products that one matrix product is computed in: q in SUMMA, else one."""
         return self.layout.grid.axes.get("col", 1)
 
     def shape(self, product: MatMul) -> Shape:
@@ -332,7 +334,8 @@ class OperatorTimer:
         return (m if weight.is_split else m // self.split), k, n
 
     def _send(self, work: OpTimes, messages: Iterable[Message]) -> None:
-        """The price of messages over tp and cp, by pass; a repeated forward is part of backward."""
+        """Add the seconds of messages over tp and cp, by pass; a repeated forward is part of
+        backward."""
         for message in messages:
             seconds = self.network.seconds(message)
             if message.axis == "cp" and message.phase == "forward":
@@ -372,17 +375,17 @@ PIECES = ("all_gather", "reduce_scatter")
 
 
 class Hiding(NamedTuple):
-    """Takes from a layer's messages over tp and cp what its kernels hide.
+    """Subtracts from a layer's messages over tp and cp the seconds that its kernels hide.
 
-    A column product of 1d sends its input's gradient beside the product of its weights' gradient.
-    The gathers and scatters of sequence parallelism can go in pieces beside the very product that
-    needs or makes them, where the switches of their link let kernels send (Transformer Engine's
-    userbuffers). A product of 2d or 2.5d is computed in q `steps`, and all but one of its messages
-    of a kind go beside them. Keys and values of the next ranks of cp travel while attention works
-    on those at hand. Never is more hidden than the work takes; the work itself slows down by `drag`
-    of what it hides.
+    In 1d a column product overlaps the message of its input's gradient with its dW. The gathers and
+    scatters of sequence parallelism can overlap in pieces with the product that reads or writes
+    them, where the switches of their link let kernels send (Transformer Engine's userbuffers). A
+    product of 2d or 2.5d is computed in q `steps`, and all but one of its messages of a kind
+    overlap with them. Keys and values of the next ranks of cp travel while attention works on those
+    at hand. No more is hidden than the work takes; the work itself slows down by `drag` times the
+    hidden seconds.
 
-    By hand, share 0.5, a gather of 3 s beside a product of 2 s: min(3, 2) x 0.5 = 1 s is hidden.
+    By hand, share 0.5, a gather of 3 s during a product of 2 s: min(3, 2) x 0.5 = 1 s is hidden.
     """
 
     overlap: OverlapShares
@@ -393,8 +396,8 @@ class Hiding(NamedTuple):
         self, work: OpTimes, product: MatMul, messages: Sequence[Message],
         seconds: tuple[float, float, float],
     ) -> None:  # fmt: skip
-        """Messages of one product beside it. seconds: of one of its steps, for the result, the
-        input's gradient and the weight's."""
+        """Hide messages of one product. seconds: of one of its steps, for the result, the input's
+        gradient and the weight's."""
         own = [message for message in messages if message.product == product.name]
         forward, inputs, weights = seconds
         if weights:
@@ -405,20 +408,20 @@ class Hiding(NamedTuple):
             self._in_pieces(work, own, forward, inputs + weights)
 
     def keys_and_values(self, work: OpTimes, scores: OpTimes) -> None:
-        """Messages over cp beside attention of these seconds."""
+        """Hide messages over cp during attention of these seconds."""
         work.cp_forward -= self.overlap.cp * min(work.cp_forward, scores.forward)
         work.cp_backward -= self.overlap.cp * min(work.cp_backward, scores.dgrad)
 
     def _weights(self, work: OpTimes, own: Sequence[Message], seconds: float) -> None:
-        """What a column product sends backward beside its own dW of so many seconds."""
+        """Hide the backward message of a column product during its dW of `seconds`."""
         covered = (m for m in own if m.cover == "weight_gradient")
         hidden = self.overlap.tp * min(sum(map(self.network.seconds, covered)), seconds)
         work.tp_backward -= hidden
         work.wgrad += self.overlap.drag * hidden
 
     def _in_pieces(self, work: OpTimes, own: Sequence[Message], ahead: float, back: float) -> None:
-        """Gathers and scatters beside the product. ahead, back: seconds of its forward, and of both
-        gradients."""
+        """Hide gathers and scatters during the product. ahead, back: seconds of its forward, and of
+        both gradients."""
 
         def hidden(phase: Phase, seconds: float) -> float:
             pieces = (m for m in own if m.phase == phase and m.cover is None and m.kind in PIECES)
@@ -428,9 +431,9 @@ class Hiding(NamedTuple):
         self._take(work, hidden, ahead, back)
 
     def _in_steps(self, work: OpTimes, own: Sequence[Message], ahead: float, back: float) -> None:
-        """What a product in steps sends beside them: all but one of its messages of a kind, which
-        go before the first step or behind the last. ahead, back: seconds of all steps of a
-        forward, and of both gradients."""
+        """Hide all but one of the messages of a kind of a product in steps; that one is sent before
+        the first step or after the last. ahead, back: seconds of all steps of a forward, and of
+        both gradients."""
 
         def hidden(phase: Phase, seconds: float) -> float:
             sent = sum(
@@ -445,7 +448,6 @@ class Hiding(NamedTuple):
     def _take(
         self, work: OpTimes, hidden: Callable[[Phase, float], float], ahead: float, back: float
     ) -> None:
-        """Take from the messages of each pass what `hidden` says of it."""
         forward, backward = hidden("forward", ahead), hidden("backward", back)
         again = hidden("recompute", ahead)
         work.tp_forward -= forward

@@ -3,14 +3,14 @@
 Each operation saves what its backward reads, unless an operation before it saved the same tensor: a
 product its input, a norm its input and the statistics of each row, an activation its input, a core
 queries, keys, values and result (SavedByCore), dropout a mask of a byte an element. Residual sums
-and biases save nothing. A tensor outside the tensor-parallel regions is in full on every rank of
-tp; under sequence parallelism each rank has its own positions of it. What a kernel set does
-otherwise stands in its row (operators/kernel_sets.py).
+and biases save nothing. A tensor outside the tensor-parallel regions is unsharded on every rank of
+tp; under sequence parallelism each rank has its positions of it. A kernel set that differs has this
+in its row (operators/kernel_sets.py).
 
 By hand, one layer of b 1, s 2, h 4, fp32, no dropout, flash: 4 x 2 x 4 elements of norms and their
-results, 4 of q k v and context, 8 of the MLP: 16 x 8 x 4 = 512 bytes, and some of statistics. In
-bytes of 16 bit, units of sbh, Korthikanti et al. count norms 4, their results 4, q k v and context
-8, MLP 16, masks 2, and scores 5as/h (arXiv 2205.05198, section 4.1).
+results, 4 of q k v and context, 8 of the MLP: 16 x 8 x 4 = 512 bytes, and some of statistics. For
+16-bit elements Korthikanti et al. count, in bytes per sbh, norms 4, their results 4, q k v and
+context 8, MLP 16, masks 2, and scores 5as/h (arXiv 2205.05198, section 4.1).
 
 Letters: b batch, s sequence, h hidden, a heads, d head size, f MLP width; t tp, c cp.
 """
@@ -42,7 +42,7 @@ Saved = list[SavedTensor]
 
 
 class LayerActivations(NamedTuple):
-    """saved: held from forward to backward. recomputed: formed again for the backward by a second
+    """saved: held from forward to backward. recomputed: computed again for the backward by a second
     forward of the layer or of its attention."""
 
     saved: Sequence[SavedTensor]
@@ -65,8 +65,8 @@ def layer_activations(shapes: ActivationShapes, block: OperatorGroup) -> LayerAc
 def forward_activations(
     shapes: ActivationShapes, operations: Iterable[Operation]
 ) -> tuple[Saved, Saved]:
-    """What operations save in the order of the data, and what selective recomputation forms again
-    in its place; a stack's source is saved by the chunk that has it, not by each layer."""
+    """The tensors that operations save, in execution order, and those that selective recomputation
+    recomputes; a stack's source is saved by the chunk that has it, not by each layer."""
     kept, saved, again = {SOURCE}, Saved(), Saved()
     for operation in operations:
         if isinstance(operation, AttentionOp):
@@ -108,7 +108,7 @@ def _product_input(shapes: ActivationShapes, product: MatMul, kept: set[str]) ->
 
 
 def _norm(norm: Norm, kept: set[str]) -> Saved:
-    """Its input, and of each row a scale and, but for rmsnorm, a mean. Norms of heads: see
+    """Its input and, for each row, a scale and (except for rmsnorm) a mean. Norms of heads: see
     SavedByCore."""
     if not norm.value:
         return []
@@ -122,8 +122,8 @@ def _norm(norm: Norm, kept: set[str]) -> Saved:
 
 
 def _activation(shapes: ActivationShapes, activation: Activation) -> Saved:
-    """Its input; relu finds its gradient in its result under kernels that keep that alone, which a
-    product in fp8 keeps another copy of."""
+    """Its input; kernels that save only relu's result compute its gradient from that, and a product
+    in fp8 saves another copy of it."""
     kernels, part, is_gated = shapes.kernels, activation.part, activation.is_gated
     is_outer = activation.reads[-1] not in FEATURES
 
@@ -150,8 +150,8 @@ def _second_products(rows: Dims) -> Saved:
 
 
 def shared_activations(shapes: ActivationShapes, block: OperatorGroup) -> Saved:
-    """What all layers of a stack on one rank save together: a mask per sample, which recomputed
-    layers are given again; a learned bias and the buckets that it is looked up by."""
+    """Tensors that all layers of a stack on one rank share: a mask per sample, which recomputed
+    layers read again; a learned bias and the buckets that index it."""
     core = block.cores[0]
     if not shapes.kernels.shares_masks:
         return []
@@ -167,8 +167,8 @@ def shared_activations(shapes: ActivationShapes, block: OperatorGroup) -> Saved:
 
 
 def batch_activations(arrays: Iterable[Dims]) -> Saved:
-    """The arrays of a batch with these dimensions, 8 bytes an element; every rank of tp is given
-    those of all samples. Those of one number a sample take nothing to speak of and are left out."""
+    """The arrays of a batch with these dimensions, 8 bytes an element; every rank of tp holds those
+    of all samples. Arrays with one number per sample are negligible and left out."""
     return [
         SavedTensor("batch", tuple("micro_batch" if d == "batch" else d for d in dims), "index")
         for dims in arrays
@@ -177,20 +177,21 @@ def batch_activations(arrays: Iterable[Dims]) -> Saved:
 
 
 class SavedByCore(NamedTuple):
-    """What softmax(Q K^T) V saves for its backward, and what selective recomputation forms again.
+    """Tensors that softmax(Q K^T) V saves for its backward, and those that selective recomputation
+    recomputes.
 
-    Our kernels: torch's fused attention; on CUDA, where there is dropout, a window, slopes, a bias
-    or a mask, our own, which keeps no more (attention.py); on a CPU, where dropout or a
-    learned bias forbids the fused one, the scores written out. Others keep queries, keys, values
-    and context, and with unfused attention the scores. Under cp each rank has two blocks of queries
-    and meets all keys; with a causal mask each block meets only the keys up to itself.
+    Our kernels: torch's fused attention; on CUDA, with dropout, a window, slopes, a bias or a mask,
+    our own, which saves no more (attention.py); on a CPU, where dropout or a learned bias rules out
+    the fused one, the scores are written to memory. Others keep queries, keys, values and context,
+    and with unfused attention the scores. Under cp each rank has two blocks of queries and meets
+    all keys; with a causal mask each block meets only the keys up to itself.
     """
 
     shapes: ActivationShapes
     attention: AttentionOp
 
     def tensors(self) -> tuple[Saved, Saved]:
-        """(saved from forward to backward, formed again in their place)."""
+        """(saved from forward to backward, recomputed)."""
         shapes, core = self.shapes, self.attention
         if shapes.kernels.attention != "torch":
             return self.of_papers()
@@ -220,8 +221,8 @@ class SavedByCore(NamedTuple):
 
     @property
     def normed(self) -> Saved:
-        """What norms of queries and keys save: their statistics, a float a head, and what lies
-        between them and the kernel, unless that is what rotary positions give."""
+        """Tensors that norms of queries and keys save: their statistics, one float per head, and
+        their results, unless rotary positions replace these."""
         if not self.attention.has_norms:
             return []
         heads = SavedTensor("query norm statistics", (*self.rows, "heads"), "float")
@@ -245,7 +246,7 @@ class SavedByCore(NamedTuple):
     @property
     def gathered(self) -> Saved:
         """Keys and values of other ranks: of a kv head that several ranks of tp share, and under cp
-        of the whole sequence, which other runtimes pass round a ring instead."""
+        of the full sequence, which other runtimes pass round a ring instead."""
         shapes, tensors = self.shapes, []
         if shapes.kv_heads < shapes.feature_parts:
             tensors.append(SavedTensor("shared keys", (*self.keys, "head_size"), times=2))
@@ -259,8 +260,8 @@ class SavedByCore(NamedTuple):
 
     @property
     def projected(self) -> Saved:
-        """The context as the product that follows keeps it, where that is a copy of its own; fp8
-        kernels keep it as an operand, which the layer counts."""
+        """The context where the next product saves a separate copy of it; fp8 kernels save it as an
+        operand, which the layer counts."""
         return [] if self.shapes.operand < self.shapes.value else self.context
 
     @property
@@ -279,7 +280,7 @@ class SavedByCore(NamedTuple):
         return saved + scores, []
 
     def written_out(self) -> tuple[Saved, Saved]:
-        """The scores lie in memory, and both products take copies of q, k and v."""
+        """The scores are written to memory, and both products read copies of q, k and v."""
         shapes, attention, pairs = self.shapes, self.attention, self.pairs
         has_dropout = shapes.attention_dropout
         scores = self._copies()
@@ -305,18 +306,18 @@ class SavedByCore(NamedTuple):
         return self.attention.is_plain and has_kernel and not shapes.attention_dropout
 
     def of_our_kernel(self) -> Saved:
-        """Our kernel saves its inputs, its result, laid out as the next product reads it, and a sum
-        a row; masks and biases are those that all layers share (shared_activations)."""
+        """Our kernel saves its inputs, its result in the layout that the next product reads, and
+        one sum per row; masks and biases are those that all layers share (shared_activations)."""
         tensors = self._fused_inputs() + self.gathered + self.context + self.sums
         if self.shapes.cp > 1:
             tensors += self.projected
         return tensors + self.normed
 
     def fused(self) -> tuple[Saved, Saved]:
-        """Torch's fused kernel saves its inputs, its result and a sum a row."""
+        """Torch's fused kernel saves its inputs, its result and one sum per row."""
         shapes, attention = self.shapes, self.attention
-        # a GPU's result is laid out as its queries, and those of kernels/triton/elementwise.py are
-        # so that it needs no copy
+        # on a GPU the result has the layout of the queries, which kernels/triton/elementwise.py
+        # lays out so that no copy is needed
         tensors = self._fused_inputs() + self.gathered + self.context + self.sums
         if (self.turned and not shapes.is_cuda) or shapes.cp > 1:
             tensors += self.projected
@@ -333,8 +334,8 @@ class SavedByCore(NamedTuple):
         return tensors, []
 
     def _fused_inputs(self) -> Saved:
-        """Under cp keys and values are gathered into copies; of the product that made them, only
-        what views of the queries hold stays."""
+        """Under cp keys and values are gathered into copies; the result of the product that
+        computed them stays only as far as views of the queries hold it."""
         if self.shapes.cp == 1:
             return self.inputs + self.turned
         return self.turned[:1] or (self.inputs[:1] if self.attention.is_cross else self.inputs)
@@ -356,8 +357,9 @@ class SavedByCore(NamedTuple):
 
     @property
     def _has_views(self) -> bool:
-        """Whether the products take views and no copies, which hold the result of the product that
-        made q, k and v: of one sample or one head, whose batch of matrices is in order as it is."""
+        """Whether the products read views, which keep alive the result of the product that computed
+        q, k and v, and no copies: with one sample or one head, whose batch of matrices is
+        contiguous already."""
         shapes = self.shapes
         is_one = shapes.batch == 1 or shapes.heads == 1
         has_own_heads = shapes.inner * 2 == shapes.kv
@@ -376,13 +378,13 @@ class _ScorePairs(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The fraction of pairs that is formed: under cp, a causal block of queries meets the
+        """The fraction of pairs that is computed: under cp, a causal block of queries meets the
         prefix of keys that it may see, (2 c + 1) / (4 c) of them on average."""
         c = self.shapes.cp
         return (2 * c + 1) / (4 * c) if self.attention.is_causal and c > 1 else 1
 
     def scores(self, *, has_dropout: bool) -> Iterator[SavedTensor]:
-        """The softmax's result, and with dropout its mask and its result as well."""
+        """The softmax's result and, with dropout, the mask and result of that."""
         dims = ("batch", "heads", *self.dims)
         yield SavedTensor("shares", dims, times=self.share, is_scores=True)
         if has_dropout:
@@ -397,5 +399,5 @@ class _ScorePairs(NamedTuple):
         return [SavedTensor("attention mask", dims, width, times * self.share)]
 
     def bias(self) -> Sequence[SavedTensor]:
-        """The bias of each head with the causal mask in it."""
+        """The bias of each head, with the causal mask added."""
         return [SavedTensor("masked bias", ("heads", *self.dims), times=self.share)]

@@ -1,10 +1,10 @@
-"""What a rank holds from step to step: parameters, gradients, optimizer.
+"""Bytes that a rank holds between steps: parameters, gradients, optimizer states.
 
-Ours, by bucket (layout/buckets.py): parameters in the training dtype, gradients in the reduction
-dtype, AdamW's two float32 moments and, of 16-bit parameters, a float32 master; a frozen parameter
-is alone. ZeRO 1, 2, 3 (arXiv 1910.02054) shares optimizer, gradients, parameters over the replicas
-of a bucket's view, in slices of padded buckets. Of other runtimes the profile says the dtypes, and
-shares are even.
+mpctl's, by bucket (layout/buckets.py): parameters in the training dtype, gradients in the reduction
+dtype, AdamW's two float32 moments and, for 16-bit parameters, a float32 master; a frozen parameter
+has none of these. ZeRO 1, 2, 3 (arXiv 1910.02054) shares optimizer, gradients, parameters over the
+replicas of a bucket's view, in slices of padded buckets. For other runtimes the profile has the
+dtypes, and shares are even.
 
 By hand, 200 bf16 parameters: 400 + 800 + 2400 bytes; ZeRO 1 over 4 ranks pads to 256, slices of 64:
 512 + 1024 + 768.
@@ -37,8 +37,8 @@ from mpctl.units import DTYPE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class StateBytes:
-    """count: parameters of the rank, before any sharing; the rest bytes. passing: there for a
-    moment of a backward; stepping: of the update, when no activations are there."""
+    """count: parameters of the rank, before any sharing; the other fields are bytes. passing:
+    temporary, during a backward; stepping: during the update, when there are no activations."""
 
     count: int
     parameters: int
@@ -49,7 +49,7 @@ class StateBytes:
 
 
 def find_states(layout: JobLayout, stage: int) -> StateBytes:
-    """What one rank of a stage holds from step to step."""
+    """What one rank of a stage holds between steps."""
     job, memory = layout.job, layout.profile.memory
     if not kernels_of(layout).slices_buckets:
         return _others_states(layout, memory, stage)
@@ -74,7 +74,7 @@ def _sliced_states(layout: JobLayout, count: int, stage: int) -> StateBytes:
     runtime/zero/gradients.py). count: parameters of the rank, before they are shared."""
     job = layout.job
     width, reduced = job.training.value_bytes, job.training.reduced_bytes
-    parameters = count  # what is in no bucket is frozen, and whole
+    parameters = count  # parameters in no bucket are frozen and not shared
     gradients = stepped = 0
     for shape, number in layout.bucket_shapes(stage).items():
         view = layout.views[shape.view]
@@ -91,8 +91,8 @@ def _sliced_states(layout: JobLayout, count: int, stage: int) -> StateBytes:
 
 
 def _passing_bytes(layout: JobLayout, stage: int) -> int:
-    """Under ZeRO 2 and 3, what exists in full size for a moment of a backward: gradients of buckets
-    until they are reduced, at 3 the parameters of layers too. (ZeRO 1 reduces in place.)
+    """Under ZeRO 2 and 3, bytes that exist unsharded for a moment of a backward: gradients of
+    buckets until they are reduced, at 3 the parameters of layers too. (ZeRO 1 reduces in place.)
 
     Where weight gradients are deferred they are computed in actions of their own, which gather no
     parameters. Those of biases and norms in their buckets are kept by themselves until then
@@ -118,7 +118,8 @@ def _passing_bytes(layout: JobLayout, stage: int) -> int:
 
 
 def _reduced_at_once(buckets: Sequence[Bucket]) -> int:
-    """Elements of the full-size gradients that exist at once, and of a slice that arrives."""
+    """Elements of the unsharded gradients that exist at the same time, and of a slice that
+    arrives."""
     sizes = sorted((bucket.padded for bucket in buckets), reverse=True)
     slices = (bucket.part for bucket in buckets)
     return sum(sizes[: 1 + MAX_REDUCTIONS_IN_FLIGHT]) + max(slices, default=0)
@@ -129,7 +130,7 @@ def _others_states(layout: JobLayout, memory: RuntimeMemory, stage: int) -> Stat
     t = layout.job.training
     width = DTYPE_BYTES[memory.parameter_dtype or t.dtype]
     reduced: float = t.reduced_bytes
-    if reduced >= 4:  # unless the job says that they are narrow
+    if reduced >= 4:  # unless the job makes them narrow
         reduced = memory.gradient_bytes.get(t.chosen_dtype, reduced)
     held = parameters = gradients = optimizer = 0
     for view in layout.views.values():
@@ -149,18 +150,18 @@ def _shared(amount: float, view: View, zero: int) -> int:
 
 
 def fp8_table_bytes(layout: JobLayout) -> float:
-    """The table of our own delayed scaling: what was seen in each of the last steps and in this
-    one, the scales and their inverses (layers/fp8.py)."""
+    """The table of mpctl's delayed scaling: the largest elements of each of the last steps and of
+    this one, the scales and their inverses (layers/fp8.py)."""
     training = layout.job.training
     if training.dtype != "fp8" or training.fp8_recipe != "delayed":
         return 0.0
     return (training.fp8_amax_history_len + 3) * len(layout.table.linear_layers) * AMAX_BYTES
 
 
-def weights_besides(layout: JobLayout, stage: int) -> tuple[float, float]:
-    """(lasting, for a moment) bytes as large as weights: of other runtimes a product's dW before it
-    is added, stand-ins for the dW of a layer, buckets in which replicas reduce gradients, and under
-    ZeRO 3 what is gathered."""
+def weight_buffers(layout: JobLayout, stage: int) -> tuple[float, float]:
+    """(lasting, temporary) bytes of buffers as large as weights in other runtimes: a product's dW
+    before it is added, placeholders for the dW of a layer, buckets in which replicas reduce
+    gradients, and under ZeRO 3 gathered parameters."""
     job, memory = layout.job, layout.profile.memory
     if kernels_of(layout).slices_buckets:
         return fp8_table_bytes(layout), 0.0
@@ -193,11 +194,11 @@ def _numel(weights: Iterable[ParameterSpec], views: Views) -> int:
 # ------------------------------------------------------------------------------
 # How large a checkpoint is and how many of them a run keeps at the same time.
 #
-# A checkpoint holds of every trained parameter its value and AdamW's two moments, in the dtype that
-# is stepped (float32, the masters of 16-bit parameters; float64 under fp64), and of a frozen one
-# its value in its own dtype (checkpoint/reader.py). Every rank of tp writes what it has, so
-# parameters that are not split over tp are written tp times; what several stages hold is written
-# once.
+# A checkpoint holds, for every trained parameter, its value and AdamW's two moments in the dtype of
+# the update (float32, the masters of 16-bit parameters; float64 under fp64) and, for a frozen one,
+# its value in the parameter's dtype (checkpoint/reader.py). Every rank of tp writes its shard, so
+# parameters that are not split over tp are written tp times; those that several stages hold are
+# written once.
 #
 # By hand, 10 trained bf16 parameters and 5 frozen ones, none split, tp 2: 2 (10 x 12 + 5 x 2) = 260
 # bytes.
@@ -220,8 +221,8 @@ def checkpoint_bytes(layout: JobLayout) -> int:
 
 
 def most_at_once(saving: CheckpointSpec, steps: int, *, done: int = 0) -> int:
-    """How many checkpoints of the steps from done + 1 to `steps` lie on the disk at once, at most:
-    those that are kept, and the one being written before an older one is removed.
+    """The most checkpoints of the steps from done + 1 to `steps` that are on the disk at the same
+    time: those that are kept, and the one being written before an older one is removed.
 
     By hand, 100 steps, one saved every 10: 10 with keep_last 0, 3 with keep_last 2, and 6 with
     keep_last 2 and keep_every 20 (20, 40, 60, 80, 90 and the one being written).
@@ -236,7 +237,7 @@ def most_at_once(saving: CheckpointSpec, steps: int, *, done: int = 0) -> int:
 
 def _kept(saves: range, saving: CheckpointSpec) -> int:
     """How many checkpoints of these steps, multiples of the interval, `shards.prunable` leaves;
-    counted without a list, which a job of 10^9 steps would fill the memory with."""
+    counted without a list, which would fill the memory for a job of 10^9 steps."""
     if saving.keep_last == 0:
         return len(saves)
     older = saves[: -saving.keep_last]

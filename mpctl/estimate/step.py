@@ -1,4 +1,4 @@
-"""The time of one training step as a value: its parts, its band, and the FLOP it is judged by.
+"""The time of one training step as a value: its parts, its band, and its FLOP.
 
 The parts are named and ordered here alone: documents, comparisons, batch answers, explanations and
 pictures all read `PARTS` and `StepTime.parts()`.
@@ -27,28 +27,28 @@ from mpctl.spec.runtime import OverlapShares, RuntimeProfile
 from mpctl.units import count_text, plural
 
 # ------------------------------------------------------------------------------
-# How far a measured step lies from its estimate: nine of ten within a factor of it.
+# How far measured steps are from their estimate: nine of ten are within a factor of it.
 #
-# The factor is exp(1.645 s), s being a spread of the profile, made of the errors on runs that were
-# left out of its fit so that nine of ten lie within (calibrate/spread.py): `spread` where the
-# cluster is one of those measured, else `spread_apart`. Each further way in which a job lies
-# outside the runs of the fit multiplies it by the profile's `widening`; the plan says so. A cluster
-# with a `spread` of its own (`mpctl bench machine`) was measured by runs of mpctl: its device and
-# as many ranks as it has devices are then known.
+# The factor is exp(1.645 s), s being a spread of the profile, computed from the errors on runs that
+# were left out of its fit so that nine of ten are within (calibrate/spread.py): `spread` where the
+# cluster is one of those measured, else `spread_apart`. Each further respect in which a job is
+# outside the runs of the fit multiplies s by the profile's `widening`; the plan reports it. A
+# cluster with its own `spread` (`mpctl bench machine`) was measured by runs of mpctl: its device,
+# and as many ranks as it has devices, then count as measured.
 #
 # By hand, a spread of 0.05: factor 1.09; with a widening of 1.5, at a dtype that the profile was
 # never measured at: 1.13.
 
 
-QUANTILE = 1.645  # of a normal: a twentieth lies above
+QUANTILE = 1.645  # of a normal distribution: a twentieth is above
 BEYOND = 1.5  # times the largest seen that still count as seen
 
 
 class Band(NamedTuple):
-    """How far measured steps may lie from an estimate.
+    """How far measured steps may be from an estimate.
 
-    factor: nine of ten measured steps lie between estimate / factor and estimate x factor.
-    extrapolates: in words, each way in which the job lies outside the measured runs.
+    factor: nine of ten measured steps are between estimate / factor and estimate x factor.
+    extrapolates: in words, each respect in which the job is outside the measured runs.
     """
 
     factor: float
@@ -56,25 +56,25 @@ class Band(NamedTuple):
 
 
 def find_band(layout: JobLayout, profile: RuntimeProfile, speed: Speed) -> Band:
-    """The band of a step's time, and each way in which the job lies outside the measured runs."""
+    """The band of a step's time, and each respect in which the job is outside the measured runs."""
     job = layout.job
     spread = _own_spread(job, profile)
     is_known = spread is not None or job.cluster.name in profile.seen.clusters
     if spread is None:
         spread = profile.spread if is_known else profile.spread_apart
-    told = (*speed.notes, *beyond(job, layout.table, profile))
+    reasons = (*speed.notes, *beyond(job, layout.table, profile))
     name = job.cluster.name or "this cluster"
     here = () if is_known else (f"{profile.name} was never measured on {name}",)
-    return Band(exp(QUANTILE * spread * profile.widening ** len(told)), (*here, *told))
+    return Band(exp(QUANTILE * spread * profile.widening ** len(reasons)), (*here, *reasons))
 
 
 def _own_spread(job: JobSpec, profile: RuntimeProfile) -> float | None:
-    """The spread of the cluster's own runs, where mpctl's are planned; None without."""
+    """The spread measured on this cluster, for plans of mpctl's runtime; None without one."""
     return job.cluster.spread if profile.runs.launched else None
 
 
 def beyond(job: JobSpec, table: OperatorTable, profile: RuntimeProfile) -> Iterator[str]:
-    """In words, each respect beside the cluster in which a job lies outside the measured runs.
+    """In words, each respect other than the cluster in which a job is outside the measured runs.
 
     table: the operators of its model.
     """
@@ -103,8 +103,8 @@ def beyond(job: JobSpec, table: OperatorTable, profile: RuntimeProfile) -> Itera
 class StepPart(NamedTuple):
     """A part of a step's time.
 
-    name: its field of StepTime and its key in JSON; meaning: what the time goes to, in few words;
-    formula: what it is computed from; is_per_microbatch: whether every micro batch adds the same.
+    name: its field of StepTime and its key in JSON; meaning: what takes the time, in few words;
+    formula: how it is computed; is_per_microbatch: whether every micro batch adds the same.
     """
 
     name: str
@@ -169,7 +169,7 @@ PARTS = (
 
 
 class StepTime(NamedTuple):
-    """Seconds of one step on the busiest stage, by part (`PARTS`), and what rates follow from.
+    """Seconds of one step on the busiest stage, by part (`PARTS`), and the FLOP for its rates.
 
     model_flops, hardware_flops: FLOP of a step, of a rank on the average, as arXiv 2104.04473 and
     2205.05198 count them (causal scores count in full); the hardware's include recomputation.
@@ -196,25 +196,26 @@ class StepTime(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Seconds of the whole step."""
+        """Seconds of the step."""
         return (self.compute + self.tp + self.cp + self.pp + self.dp_cp + self.bubble
                 + self.optimizer + self.other + self.contention)  # fmt: skip
 
     @property
     def low(self) -> float:
-        """Seconds: 9 of 10 measured steps lie between `low` and `high`. No less than the device
+        """Seconds: 9 of 10 measured steps are between `low` and `high`. No less than the device
         takes at its peak."""
         at_peak = self.hardware_flops / self.peak
         return max(self.total / self.band.factor, min(at_peak, self.total))
 
     @property
     def high(self) -> float:
-        """Seconds: 9 of 10 measured steps lie between `low` and `high`."""
+        """Seconds: 9 of 10 measured steps are between `low` and `high`."""
         return self.total * self.band.factor
 
     @property
     def extrapolates(self) -> tuple[str, ...]:
-        """Why the band may not hold here: in what the job lies outside of what was measured."""
+        """Why the band may not hold here: the respects in which the job is outside the measured
+        runs."""
         return self.band.extrapolates
 
     @property
@@ -229,20 +230,20 @@ class StepTime(NamedTuple):
 
 
 # ------------------------------------------------------------------------------
-# What messages of once a step add to it: gradients, gathered parameters, sums over tp and pp.
+# Seconds that messages sent once a step add to it: gradients, parameters, sums over tp and pp.
 #
-# Gradients go beside the last backward, as far as the runtime overlaps them and they fit into it.
-# The parameters that ZeRO 1 and 2 gather afterwards go beside the next step's first forward where
-# the profile says how much of them (`overlap.gather`), else with the gradients. The rest of a
-# step's messages nothing hides.
+# Gradients overlap with the last backward, as far as the runtime does this and they fit into it.
+# The parameters that ZeRO 1 and 2 gather afterwards overlap with the next step's first forward
+# where the profile has a share for them (`overlap.gather`), else like gradients. Nothing hides the
+# other messages.
 #
-# By hand, 3 s of gradients of which 0.8 are hidden and 1 s of parameters of which 0.8 are, beside a
-# backward of 2 s and a forward of 0.5 s: 2 s and 0.5 s are hidden, 1.5 s remain.
+# By hand, 3 s of gradients and 1 s of parameters, at most 0.8 of each hidden, during a backward of
+# 2 s and a forward of 0.5 s: 2 s and 0.5 s are hidden, 1.5 s remain.
 
 
 class ClosingTimes(NamedTuple):
-    """Seconds of a stage in messages once a step, by group, as far as nothing hides them; tp: over
-    any group of its grid."""
+    """Exposed seconds of a stage's messages once a step, by group; tp: over any group of its
+    grid."""
 
     dp_cp: float
     tp: float
@@ -257,8 +258,8 @@ def closing_times(
     backward: float,
     forward: float,
 ) -> ClosingTimes:
-    """Seconds of a stage's messages once a step, beside `backward` seconds of a last backward and
-    `forward` seconds of a first forward that may hide some of them; 0 where nothing may be
+    """Exposed seconds of a stage's messages once a step, of which `backward` seconds of a last
+    backward and `forward` seconds of a first forward may hide some; 0 where nothing may be
     hidden."""
     covered = gradients = parameters = 0.0
     rest = {"dp_cp": 0.0, "tp": 0.0, "pp": 0.0, "world": 0.0}
@@ -278,12 +279,12 @@ def closing_times(
 
 
 # ------------------------------------------------------------------------------
-# Every message that a rank takes part in during one validation, in bytes of whole messages.
+# Every message that a rank takes part in during one validation, in bytes of full messages.
 #
 # A validation is forward passes only: the messages of a step's forward (messages.py), one gathering
 # of each bucket of parameters at ZeRO 3, and one status a corpus. Which samples a replica computes,
-# and in how many micro batches, is `sharding.validation_batches`; a micro batch that counts for
-# nothing is one sample, filled up where tensor-parallel ranks cut the samples.
+# and in how many micro batches, is `sharding.validation_batches`; a micro batch that only fills up
+# the count is one sample, filled up where tensor-parallel ranks cut the samples.
 #
 # By hand, 5 samples, dp 2, micro batches of 2: replica 0 computes 2 and 1 samples, replica 1
 # computes 2 and one that does not count; at ZeRO 3 both gather each bucket twice.
@@ -311,7 +312,6 @@ def validation_messages(
 
 
 def _batch_sizes(layout: JobLayout, replica: int, samples: int) -> dict[int, int]:
-    """How many micro batches of each size a replica computes, by the size in samples."""
     job = layout.job
     return validation_sizes(
         samples,
@@ -330,7 +330,8 @@ def _batch_sizes(layout: JobLayout, replica: int, samples: int) -> dict[int, int
 
 
 def stage_keys(layout: JobLayout) -> list[Hashable]:
-    """What the seconds of each stage follow from, whatever its number: equal keys take as long."""
+    """For each stage a key of everything that determines its seconds: stages with equal keys take
+    equally long."""
     keys: list[Hashable] = []
     shared = layout.shared_parameters
     for stage in range(len(layout.stages)):

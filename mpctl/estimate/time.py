@@ -1,15 +1,15 @@
-"""The time of a step: every operator at what its device reaches, and what overlaps as the runtime
-does it.
+"""The time of a step: every operator at the rate that its device reaches, overlapped as the runtime
+does.
 
 A stage's chunk takes its layers and ends (operator_times.py) forward and backward, messages over tp
 and cp included; the host that launches kernels may be slower than they, and then sets the pace.
-ZeRO-3 gathers parameters beside each pass. Those seconds, and those of a message between stages, go
-through the schedule (timeline.py). When its own last action has ended, a stage starts its sums of
-once a step: gradients over dp_cp, as far as they were not hidden behind its last backward, and the
-parameters that it shares; then the optimizer moves its bytes. The step is over when the last stage
-is, and the cores have done the work of all ranks that share them (network.py). Of that the busiest
-stage's own work is compute, tp, cp, dp_cp, optimizer and other (host, once a step); bubble is what
-it waits where messages between stages take no time, pp what those add.
+ZeRO-3 gathers parameters during each pass. Those seconds, and those of a message between stages, go
+through the schedule (timeline.py). When its last action has ended, a stage starts its sums of once
+a step: gradients over dp_cp, as far as its last backward did not hide them, and the parameters that
+it shares; then the optimizer moves its bytes. The step is over when the last stage is, and the
+cores have done the work of all ranks that share them (network.py). The work of the busiest stage is
+compute, tp, cp, dp_cp, optimizer and other (host, once a step); bubble is its wait if messages
+between stages took no time, pp is what these messages add.
 
 By hand, 1F1B on 2 stages that take F = 1, B = 2 and F = 2, B = 4, m = 3, no messages: stage 1 waits
 1 and works 18, then stage 0 does its last backward: 1 + 18 + 2 = 21, compute 18 and bubble 3.
@@ -35,7 +35,7 @@ from mpctl.estimate.messages import StepMessages
 from mpctl.estimate.network import MissingLink, Network, contention_seconds
 from mpctl.estimate.operator_times import OperatorTimer, pipeline_host
 from mpctl.estimate.step import ClosingTimes, closing_times, find_band, stage_keys
-from mpctl.estimate.step import StepTime as StepTime  # what the clock is asked for
+from mpctl.estimate.step import StepTime as StepTime  # the result of StepTimeModel.step
 from mpctl.layout.job_layout import JobLayout
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import RuntimeProfile
@@ -45,7 +45,7 @@ from mpctl.spec.schedules import SCHEDULES
 def find_step_time(layout: JobLayout, profile: RuntimeProfile | None = None) -> StepTime | str:
     """The step's time, or in words what is missing to state one.
 
-    profile: used in place of the one that `training.runtime` names.
+    profile: replaces the one that `training.runtime` names.
     """
     try:
         return get_clock(layout, profile).step()
@@ -77,12 +77,12 @@ class StepTimeModel:
 
     @cached_property
     def messages(self) -> StepMessages:
-        """All messages of the step: what is timed here is one of them."""
+        """All messages of the step: every message timed here is one of them."""
         return StepMessages(self.layout, self.operators.profile)
 
     @property
     def seconds(self) -> float:
-        """Seconds of the step without its parts, which take longer to find. Raises MissingLink
+        """Seconds of the step without its parts, which take longer to compute. Raises MissingLink
         where a link has no bandwidth."""
         return self._end + self._host_step + self._contention
 
@@ -94,19 +94,16 @@ class StepTimeModel:
 
     @cached_property
     def _end(self) -> float:
-        """When the last stage has ended."""
         stages = zip(self.pipeline.ends(), self._after, self._closing, strict=True)
         return max(end + after + closing.pp for end, after, closing in stages)
 
     @cached_property
     def _works(self) -> list[float]:
-        """Seconds of each stage in its passes, waits for other stages aside."""
         m = self.job.num_microbatches
         return [m * sum(p.chunk.forward + p.chunk.backward for p in row) for row in self.passes]
 
     @cached_property
     def _contention(self) -> float:
-        """What ranks add that take turns on too few cores."""
         stages = zip(self._works, self._after, self._closing, strict=True)
         works = [work + after + closing.pp + self._host_step for work, after, closing in stages]
         sharing = self.job.cluster.ranks_per_core
@@ -144,7 +141,8 @@ class StepTimeModel:
         )
 
     def layer(self) -> ChunkTimes:
-        """One layer of the first stack alone, as kernels take it: single layers are timed so."""
+        """One layer of the first stack alone, kernels only, comparable with benches of single
+        layers."""
         table = self.layout.table
         stack, flow = table.stacks[0], table.flows[0].runs[0][1]
         work = self.operators.block(stack, flow)
@@ -152,7 +150,7 @@ class StepTimeModel:
         return ChunkTimes(forward, work.dgrad + work.tp_backward + work.cp_backward, work.wgrad)
 
     def _bubble(self, busiest: int, works: Sequence[float], after: Sequence[float]) -> float:
-        """What the busiest stage waits where messages between stages take no time."""
+        """Seconds that the busiest stage would wait if messages between stages took no time."""
         still = self.pipeline._replace(
             ahead=[0.0] * len(self.pipeline.ahead),
             back=[0.0] * len(self.pipeline.back),
@@ -162,7 +160,7 @@ class StepTimeModel:
 
     @cached_property
     def passes(self) -> list[list[ChunkPass]]:
-        """[stage][chunk]. Stages that hold as much share one."""
+        """[stage][chunk]. Stages that hold the same parts share one."""
         known: dict[Hashable, list[ChunkPass]] = {}
         rows = []
         for stage, key in enumerate(self._stage_keys):
@@ -197,7 +195,7 @@ class StepTimeModel:
         return pipeline_host(operators.profile.host, self.job.parallel, operators.network)
 
     def _paced(self, work: OpTimes, messages: Sequence[Message]) -> ChunkPass:
-        """The slower of the kernels and their host, and ZeRO's messages beside them."""
+        """The slower of the kernels and their host, plus ZeRO's messages that they do not hide."""
         profile, slow = self.operators.profile, self.operators.speed.host
         sends = profile.host.message * (self.job.parallel.pp > 1)
         forward = work.forward + work.tp_forward + work.cp_forward
@@ -209,8 +207,8 @@ class StepTimeModel:
         scatter = self._seconds(m for m in messages if m.phase == "backward")
         paced = sum if self.operators.speed.waits else pace
         ahead, back = paced((forward, host_forward)), paced((backward, host_backward))
-        zero_ahead = self._beside(ahead, gather)
-        zero_back = self._beside(back, scatter)
+        zero_ahead = self._added_by(ahead, gather)
+        zero_back = self._added_by(back, scatter)
         splits = SCHEDULES[self.job.parallel.schedule].splits_backward
         weights = min(work.wgrad, back) if splits else 0.0
         compute = work.forward + work.dgrad + work.wgrad
@@ -223,15 +221,15 @@ class StepTimeModel:
     def _seconds(self, messages: Iterable[Message]) -> float:
         return sum(map(self.operators.network.seconds, messages))
 
-    def _beside(self, seconds: float, messages: float) -> float:
-        """What messages beside so many seconds of work add to them."""
+    def _added_by(self, seconds: float, messages: float) -> float:
+        """Seconds that `messages` seconds of overlapping messages add to `seconds` of work."""
         overlap = self.operators.profile.overlap
-        hidden = min(self._beside_share(overlap.zero) * messages, seconds)
+        hidden = min(self._overlap_share(overlap.zero) * messages, seconds)
         return messages - hidden + overlap.drag * hidden
 
-    def _beside_share(self, share: float) -> float:
-        """What of a message goes on beside other work: nothing on a CPU, where the same thread
-        does both, nor where the job says so."""
+    def _overlap_share(self, share: float) -> float:
+        """The share of a message that overlaps with other work: 0 on a CPU, where the same thread
+        does both, and where the job turns it off."""
         can = self.job.parallel.overlap_gradients and not self.operators.speed.waits
         return share if can else 0.0
 
@@ -252,7 +250,6 @@ class StepTimeModel:
 
     @cached_property
     def _trained(self) -> list[dict[str, int]]:
-        """Trained parameters of a rank of each stage, by view."""
         known: dict[Hashable, dict[str, int]] = {}
         for stage, key in enumerate(self._stage_keys):
             if key not in known:
@@ -264,7 +261,6 @@ class StepTimeModel:
 
     @cached_property
     def _closing(self) -> list[ClosingTimes]:
-        """Seconds of each stage in messages once a step."""
         known: dict[Hashable, ClosingTimes] = {}
         for stage, key in enumerate(self._stage_keys):
             if key not in known:
@@ -272,11 +268,11 @@ class StepTimeModel:
         return [known[key] for key in self._stage_keys]
 
     def _closing_of(self, stage: int) -> ClosingTimes:
-        """Gradients beside the last backward, parameters there or beside the first forward, the
-        rest after it."""
+        """Gradients overlap with the last backward, parameters with that or the first forward; the
+        rest comes after."""
         operators = self.operators
-        back = self._beside_share(self._last_backward(stage))
-        ahead = self._beside_share(sum(p.chunk.forward for p in self.passes[stage]))
+        back = self._overlap_share(self._last_backward(stage))
+        ahead = self._overlap_share(sum(p.chunk.forward for p in self.passes[stage]))
         messages = self.messages.once_a_step(stage)
         return closing_times(messages, operators.network, operators.profile.overlap, back, ahead)
 

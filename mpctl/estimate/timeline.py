@@ -1,10 +1,10 @@
-"""A step as a line of actions: what the estimate's seconds and the schedule make of each stage.
+"""A step as a timeline of each stage's actions, from the estimate's seconds and the schedule.
 
 The seconds of a chunk and of a message between stages are those of the step's estimate (time.py),
 the order is the schedule's (pipeline/schedule/orders.py), and pipeline/schedule/replay.py plays
-them. A step of very many micro batches is played for as many as PLAYED actions allow; the rest goes
-on like its middle, so that only its length is known. What follows the last action (gradients over
-dp, the optimizer) is not the schedule's; the estimate's total says how long it takes.
+them. A step of very many micro batches is played for as many as PLAYED actions allow; the rest
+repeats its middle, so that only its length is computed. Work after the last action (gradients over
+dp, the optimizer) is not part of the schedule; the estimate's total includes it.
 
 By hand, 1F1B on 2 stages, F = 1, B = 2, m = 3, no messages: 12 s, each stage idle for 3 of them.
 """
@@ -59,10 +59,10 @@ def handed_over(layout: JobLayout) -> dict[Pair, int]:
 
 
 def play(pipeline: PipelineTiming, sizes: Mapping[Pair, int], *, limit: int = PLAYED) -> StepLine:
-    """At most about `limit` actions of it."""
+    """Play at most about `limit` actions of the step."""
     p, m, vpp = len(pipeline.chunks), pipeline.microbatches, len(pipeline.chunks[0])
-    whole = max(limit // (3 * p * vpp) // p, 2) * p  # interleaving takes them in groups of p
-    played = min(m, whole)
+    most = max(limit // (3 * p * vpp) // p, 2) * p  # interleaving takes them in groups of p
+    played = min(m, most)
     line = replay(
         [
             actions(pipeline.schedule, stage=stage, stages=p, microbatches=played, chunks=vpp)

@@ -1,1 +1,1 @@
-"""Plans in the words of other software: a job as its flags, file or snippet, and read from them."""
+"""Jobs as flags, files or snippets of other software, and jobs read from its flags."""

@@ -34,7 +34,7 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
         message = "accelerate shards over cp wherever it is above 1"
         yield refused("parallel.zero", 0, message, "use zero 2 or 3")
     elif stage == 0 and sizes["tp"] > 1 and sizes["dp"] > 1:
-        message = "accelerate runs tp beside replicas only where dp shards"
+        message = "accelerate combines tp with replicas only where dp is sharded"
         yield refused("parallel.zero", 0, message, "use zero 2 or 3")
     if plan.job.training.recompute == "full" and not _is_sharded(plan.job):
         message = "accelerate's config recomputes only what FSDP wraps"
@@ -105,7 +105,7 @@ def _fsdp(job: JobSpec) -> Tree:
 
 
 def _parallelism(job: JobSpec) -> Tree:
-    """Sizes whose product is the world; dp is sharded, or 1 where nothing is."""
+    """Sizes whose product is the world; dp_shard is 1 without sharding."""
     sizes = {
         "dp_replicate_size": 1, "dp_shard_size": job.sizes["dp"], "cp_size": job.sizes["cp"],
         "tp_size": job.sizes["tp"],

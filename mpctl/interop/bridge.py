@@ -1,8 +1,8 @@
 """A plan as a function over a recipe of Megatron-Bridge: it edits the recipe's ConfigContainer.
 
 Spelling: megatron-bridge 0.6.2, src/megatron/bridge/training/config.py and models/gpt_provider.py;
-the fields of cfg.model are those of Megatron-Core's TransformerConfig. What can be said is what
-Megatron-LM's flags can say (megatron.py).
+the fields of cfg.model are those of Megatron-Core's TransformerConfig. The layouts that it can
+express are those of Megatron-LM's flags (megatron.py).
 
 By hand, tp 4 is `cfg.model.tensor_model_parallel_size = 4`.
 """

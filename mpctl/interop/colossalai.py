@@ -1,8 +1,8 @@
 """A plan as Colossal-AI's HybridParallelPlugin, or as its legacy config in 2D, 2.5D and 3D.
 
 Spelling and limits: colossalai 0.5.0, booster/plugin/hybrid_parallel_plugin.py and
-legacy/context/parallel_context.py. dp_outside says whether dp or pp varies slowest; sequences are
-split over tp (`split_gather`) or over ranks of their own (`ring_attn`), not both; ZeRO 0 to 2, at
+legacy/context/parallel_context.py. dp_outside decides whether dp or pp varies slowest; sequences
+are split over tp (`split_gather`) or over separate ranks (`ring_attn`), not both; ZeRO 0 to 2, at
 most 1 in a pipeline. The legacy config numbers ranks tp, pp, dp.
 
 By hand, tp 4 in mode 2d and pp 2: parallel = dict(pipeline=dict(size=2),
@@ -117,7 +117,6 @@ def _pipeline(plan: Plan) -> Iterator[tuple[str, Value]]:
 
 
 def _legacy_lines(job: JobSpec) -> Iterator[str]:
-    """The legacy config: pipeline and tensor sizes, micro batches, precision, clipping."""
     p, t = job.parallel, job.training
     depth = job_grid(job).axes.get("depth")
     more = f", depth={depth}" if depth else ""

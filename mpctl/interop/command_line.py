@@ -1,4 +1,4 @@
-"""A command line of another launcher as words: from a shell script, torchrun's words apart.
+"""A command line of another launcher as flags, from a shell script; torchrun's flags separately.
 
 >>> line = split_command("X=1 torchrun --nnodes 2 train.py --tp-size=4 --bf16", {"--bf16": 0})
 >>> line.flags, line.launcher
@@ -17,13 +17,13 @@ Flags = dict[str, tuple[str, ...]]
 EXPAND = (
     "in a copy of the script write echo before torchrun, run it with bash, and give what it prints"
 )
-"""The way out where a shell's variables and arrays stand for words."""
+"""The way out where a command line contains variables and arrays of a shell."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """The flags of a program, and those of the launcher before it, each with its values. A flag
-    that stands twice has its last values, as argparse takes them."""
+    """The flags of a program, and those of the launcher before it, each with its values. A repeated
+    flag has its last values, as in argparse."""
 
     flags: Flags
     launcher: Flags
@@ -33,9 +33,9 @@ def split_command(text: str, counts: Mapping[str, int]) -> CommandLine:
     """The words of a command line as a shell reads them, comments and broken lines included.
 
     counts: how many values a known flag takes, -1 for any number; an unknown flag takes all words
-    up to the next flag. What stands before a word that ends in `.py` is the launcher's. Raises
+    up to the next flag. Words before the one that ends in `.py` are the launcher's. Raises
     InputError for a quote that is not closed, a word that belongs to no flag, a flag without its
-    values, and a variable or an array of a shell where flags may stand in it.
+    values, and a variable or an array of a shell that may contain flags.
     """
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
@@ -48,13 +48,13 @@ def split_command(text: str, counts: Mapping[str, int]) -> CommandLine:
 
 
 def is_unexpanded(word: str) -> bool:
-    """Whether a shell would put something else in place of the word."""
+    """Whether a shell would expand the word."""
     return "$" in word or "`" in word
 
 
 def _launcher(words: Sequence[str]) -> Flags:
-    """The flags before the program; assignments and names of programs are passed over, and what a
-    shell would expand too, as ranks may be told beside the text."""
+    """The flags before the program; assignments, names of programs and words that a shell would
+    expand are skipped, as options can state the ranks."""
     starts = [n for n, word in enumerate(words) if word.startswith("--")]
     rest = words[starts[0] :] if starts else []
     return _flags([word for word in rest if not is_unexpanded(word)], {})
@@ -82,12 +82,12 @@ def _flags(words: Sequence[str], counts: Mapping[str, int]) -> Flags:
 
 
 def _is_array(word: str) -> bool:
-    """Whether it is all words of a shell's array: `${ARGS[@]}`, `$@`."""
+    """Whether the word expands to an array of a shell: `${ARGS[@]}`, `$@`."""
     return "[@]" in word or "[*]" in word or word in ("$@", "$*")
 
 
 def _stray(word: str, words: Sequence[str]) -> InputError:
-    """words: all that are read; where a shell would expand one, they are those of a script."""
+    """words: all words; if a shell would expand any, they come from a script."""
     message = f"{word!r} belongs to no flag"
     if is_unexpanded(word):
         message = f"{word!r} is for a shell to expand, and none runs here"

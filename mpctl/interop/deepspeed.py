@@ -32,8 +32,8 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
     job, p = plan.job, plan.job.parallel
     yield from LIMITS.refusals(plan)
     if p.cp > 1 and (p.pp > 1 or p.tp > 1):
-        beside = "a pipeline" if p.pp > 1 else "tp"
-        yield refused("parallel.cp", p.cp, f"DeepSpeed has none beside {beside}", "use cp 1")
+        other = "a pipeline" if p.pp > 1 else "tp"
+        yield refused("parallel.cp", p.cp, f"DeepSpeed has no cp with {other}", "use cp 1")
     elif p.cp > 1 and job.model is not None and job.model.heads % p.cp:
         message = f"DeepSpeed's Ulysses deals {job.model.heads} heads to the ranks"
         yield refused("parallel.cp", p.cp, message, f"use a cp that divides {job.model.heads}")

@@ -1,8 +1,8 @@
 """A plan as another launcher's flags, file or snippet: one value, the same for every target.
 
-Its notes are comments before the body: those that every target gives (sizes that follow from
-others, batch, vocabulary, verdict) and its own. Bodies are made of YAML and of Python source, of
-numbers, words, lists and tables, nothing that is run.
+Its notes are comments before the body: those of every target (derived sizes, batch, vocabulary,
+verdict) and those of this one. Bodies are made of YAML and of Python source, of numbers, words,
+lists and tables, nothing that is run.
 
 >>> print(yaml_text({"tp": 4, "fsdp": {"reshard": True, "wrap": "NONE"}}))
 tp: 4
@@ -42,7 +42,7 @@ Language = Literal["shell", "yaml", "python"]
 
 @dataclass(frozen=True, slots=True)
 class EmittedPlan:
-    """What another launcher takes for a plan.
+    """A plan in the form of another launcher.
 
     target: its name, `megatron`. software: name and version that the spelling was checked with.
     language: of the text, in all of which a comment begins with `#`. notes: what a reader must
@@ -85,8 +85,8 @@ def _comment(note: str) -> str:
 class EmitTarget:
     """One launcher that plans can be written for; a new one starts with a row in registry.py.
 
-    refusals: what it cannot say of a plan, as issues. notes: its comments on a plan that it can
-    say; body: the text.
+    refusals: issues of settings that it cannot express. notes: its comments on a plan that it can
+    express; body: the text.
     """
 
     name: str
@@ -100,9 +100,9 @@ class EmitTarget:
 def plan_notes(
     plan: Plan, launcher: str, *, divisor: int | None = None, schedules: Iterable[str] = SCHEDULES
 ) -> Iterator[str]:
-    """What every target says: the layout and whether it fits, the padded vocabulary, and what of
-    the plan has no effect or is another thing there. divisor: of its padding, where it is not the
-    model's; 0 where the launcher pads nothing. schedules: those that it runs."""
+    """The notes of every target: the layout and whether it fits, the padded vocabulary, and
+    settings of the plan that have no effect or differ there. divisor: of its padding, where it is
+    not the model's; 0 where the launcher pads nothing. schedules: those that it runs."""
     job, sizes, p, t = plan.job, plan.job.sizes, plan.job.parallel, plan.job.training
     model = model_name(job)
     of_model = f"{model}: " if model else ""
@@ -128,7 +128,7 @@ def plan_notes(
 
 
 def _vocabulary_note(model: ModelSpec, tp: int, divisor: int | None) -> str:
-    """The rows of the word table there, and in the plan where it has others."""
+    """The rows of the word table there, and in the plan if they differ."""
     vocab, multiple = model.vocab, model.vocab_divisor if divisor is None else divisor
     ours = padded_vocab(vocab, tp=tp, divisor=model.vocab_divisor)
     rows = padded_vocab(vocab, tp=tp, divisor=multiple) if multiple else vocab
@@ -142,8 +142,8 @@ _NOT_WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
 
 
 class Source(NamedTuple):
-    """A Python expression that stands as it is, such as `torch.bfloat16`: from constants of this
-    package alone, never from a job."""
+    """A Python expression that is written verbatim, such as `torch.bfloat16`: only from constants
+    of this package, never from a job."""
 
     code: str
 
@@ -168,8 +168,8 @@ def _yaml_lines(tree: Tree, indent: str) -> Iterator[str]:
 
 
 def _yaml_scalar(value: Scalar) -> str:
-    """A string is plain where YAML reads nothing else in it; a float has a point, as YAML 1.1
-    wants."""
+    """A string is unquoted where YAML reads it as a string; a float has a point, as YAML 1.1
+    requires."""
     if isinstance(value, str):
         is_plain = _PLAIN.fullmatch(value) and value.lower() not in _NOT_WORDS
         return value if is_plain else json.dumps(value)
@@ -180,7 +180,7 @@ def _yaml_scalar(value: Scalar) -> str:
 
 
 def python_value(value: Value) -> str:
-    """A literal, strings in double quotes; a Source stands as it is.
+    """A literal, strings in double quotes; a Source is written verbatim.
 
     >>> python_value([1, 2]), python_value("a"), python_value(None), python_value(True)
     ('[1, 2]', '"a"', 'None', 'True')

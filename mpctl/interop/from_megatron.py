@@ -1,19 +1,19 @@
 """A command line of Megatron-LM as the settings of a job.
 
-What the flags leave open has Megatron's defaults (dropout 0.1, weight decay 0.01, ...), so that the
-plan is of what would run. dp follows from the ranks: torchrun's --nnodes and --nproc-per-node,
-where the text has them, else --nodes and --gpus-per-node. Flags that change the layout or the
-model's shape and that no setting says are errors. Others are named in warnings: those of data, logs
-and the like in one, those that change training, memory or speed with their values in another, and
-each that is planned as the nearest that a job can say in one of its own. Names are those of
+Settings without a flag have Megatron's defaults (dropout 0.1, weight decay 0.01, ...), so that the
+plan is of the job that would run. dp follows from the ranks: torchrun's --nnodes and
+--nproc-per-node, where the text has them, else --nodes and --gpus-per-node. Flags that change the
+layout or the model's shape and have no setting are errors. Others are named in warnings: those of
+data, logs and the like in one, those that change training, memory or speed with their values in
+another, and each that is planned as the nearest setting in a separate one. Names are those of
 megatron-core 0.19.2.
 
-At most one of three flags says the chunks of a rank: their number, the layers in each, or the
+At most one of three flags sets the chunks of a rank: their number, the layers in each, or the
 layout of every part, `Et*3|(tt|)*6,tL` (E embedding, t layer, L loss, `|` between parts, part i on
 rank i mod pp). A layout becomes the settings that cut the layers the same way, where there are any.
 
 `--tensor-model-parallel-size 2 --bf16` is {"parallel.tp": 2, "training.dtype": "bf16"} and the
-defaults beside them.
+defaults.
 
 >>> layer_counts("Et*3|(tt|)*2,tL")
 [3, 2, 2, 1]
@@ -60,7 +60,7 @@ SAMPLES = {
 }  # fmt: skip
 """Flags that count samples where a job counts steps."""
 OLDER = {"--no-async-tensor-model-parallel-allreduce": 0}
-"""Flags of older versions that say nothing of a plan, with how many values they take."""
+"""Flags of older versions that do not affect a plan, with the number of their values."""
 READ = frozenset((
     *(row.flag for row in (*PLAIN_FLAGS, *VARIANT_FLAGS)), *SWITCHES, *SAMPLES, *OLDER,
     "--sequence-parallel", "--use-tp-pp-dp-mapping", "--use-distributed-optimizer",
@@ -80,13 +80,13 @@ READ = frozenset((
     "--use-rope-scaling", "--rope-scaling-factor",
     "--transformer-impl", "--use-mcore-models", "--use-flash-attn",
 ))  # fmt: skip
-"""Every flag that is read, alone or with others."""
+"""Every flag that is read, by itself or with others."""
 
 
 @dataclass
 class _Reader:
-    """The flags that are being read, the settings found so far, what is wrong with them, and what
-    is planned as something near."""
+    """The flags that are being read, the settings found so far, their issues, and warnings of flags
+    planned as the nearest setting."""
 
     flags: Flags
     settings: Settings = field(default_factory=dict)
@@ -103,11 +103,12 @@ class _Reader:
         self.issues.append(Issue("megatron-flag", flag, message, hint))
 
     def nearest(self, flag: str, message: str, hint: str = "") -> None:
-        """Say that a flag is planned as the nearest that a job has."""
+        """Warn that a flag is planned as the nearest setting of a job."""
         self.warnings.append(Check("megatron-nearest", "warning", flag, message, hint))
 
     def number(self, flag: str, kind: type[int] | type[float], default: int | float) -> int | float:
-        """The flag's value as a number; the default where it is absent or is none, an issue."""
+        """The flag's value as a number; the default where it is absent, or, with an issue, no
+        number."""
         if flag not in self.flags:
             return default
         try:
@@ -119,18 +120,18 @@ class _Reader:
 
 
 class ReadJob(NamedTuple):
-    """A job that was read: its settings by full name, and warnings of what was passed over."""
+    """A job that was read: its settings by full name, and warnings of flags that were ignored."""
 
     settings: Overrides
     warnings: tuple[Check, ...]
 
 
 def read_megatron(text: str) -> ReadJob:
-    """The job that a command line of Megatron-LM is.
+    """The job of a command line of Megatron-LM.
 
     text: the flags alone, or the whole command with torchrun and the program. Raises InputError
-    with every flag that is wrong or none of Megatron-LM's, or that changes the layout and is not
-    understood.
+    with every flag that is invalid, unknown to Megatron-LM, or changes the layout in a way that
+    jobs cannot express.
     """
     line = split_command(text, {name: f.values for name, f in parser_flags().items()} | OLDER)
     _check_is_expanded(line.flags)
@@ -155,7 +156,7 @@ def read_megatron(text: str) -> ReadJob:
 
 
 def _check_is_expanded(flags: Flags) -> None:
-    """Raises InputError for the flags that are read whose values are a shell's variables."""
+    """Raises InputError for flags that are read and have a shell's variables as values."""
     message = "is for a shell to expand, and none runs here"
     issues = [
         Issue("bad-syntax", flag, f"{' '.join(values)!r} {message}", EXPAND)
@@ -167,7 +168,6 @@ def _check_is_expanded(flags: Flags) -> None:
 
 
 def _warnings(unread: Flags) -> Iterator[Check]:
-    """unread: flags that are neither read nor refused."""
     said = {flag: values for flag, values in unread.items() if not is_neutral(flag, values)}
     apart = [flag for flag in said if is_apart(flag)]
     if apart:
@@ -218,7 +218,7 @@ def _plain_value(reader: _Reader, flag: MegatronFlag) -> object:
 
 
 def _word(flag: MegatronFlag, theirs: str) -> str | None:
-    """Our word for theirs; `auto` and `fused` attention are flash."""
+    """mpctl's word for Megatron's; `auto` and `fused` attention are flash."""
     words = {value: key for key, value in (flag.words or {}).items()}
     if flag.setting == "model.attention":
         words |= {"auto": "flash", "fused": "flash"}
@@ -252,7 +252,7 @@ def _read_batch_schedule(reader: _Reader) -> None:
     """`0:768 250B:1536` is planned with its last batch."""
     flag = "--step-batch-size-schedule"
     if reader.has("--global-batch-size"):
-        reader.wrong(flag, "is given beside --global-batch-size", "leave one of them out")
+        reader.wrong(flag, "is given together with --global-batch-size", "leave one of them out")
     last = reader.value(flag).replace(",", " ").split()[-1:]
     _, _, batch = "".join(last).partition(":")
     if not batch.isdecimal():
@@ -265,7 +265,7 @@ def _read_batch_schedule(reader: _Reader) -> None:
 
 
 def _zero(reader: _Reader) -> int:
-    """The distributed optimizer is ZeRO 1; Megatron-FSDP says its stage, 3 by default."""
+    """The distributed optimizer is ZeRO 1; Megatron-FSDP has a flag for its stage, 3 by default."""
     if not reader.has("--use-megatron-fsdp"):
         return int(reader.has("--use-distributed-optimizer"))
     stages = {"no_shard": 0, "optim": 1, **{name: n for n, name in FSDP_STRATEGIES.items()}}
@@ -302,8 +302,8 @@ def _read_precision(reader: _Reader) -> None:
 
 
 def _read_fp8(reader: _Reader) -> None:
-    """Where scales come from: blocks of a tensor, and recipes of the user, are planned as scales of
-    whole tensors as they are."""
+    """The scaling recipe: scales of blocks of a tensor, and recipes of the user, are planned as
+    current scaling of full tensors."""
     recipe = reader.value("--fp8-recipe", "delayed")
     if recipe == "delayed":
         length = reader.number("--fp8-amax-history-len", int, 1)
@@ -336,7 +336,7 @@ def _read_recompute(reader: _Reader) -> None:
 
 
 def _read_model(reader: _Reader) -> None:
-    """The shape; without --num-layers only what is said, for a model that is named elsewhere."""
+    """The shape; without --num-layers only stated sizes, for a model that is named elsewhere."""
     has_shape = reader.has("--num-layers")
     _read_plain(reader, MODEL_FLAGS, defaults=has_shape)
     _read_implementation(reader)
@@ -361,7 +361,7 @@ def _read_model(reader: _Reader) -> None:
     if reader.has("--use-rotary-position-embeddings"):
         s["model.position"] = "rotary"
     elif reader.has("--no-position-embedding") and s.get("model.position") != "rotary":
-        message = f"{SOFTWARE} ends on it but beside rotary positions, where it says nothing"
+        message = f"{SOFTWARE} ends on it except with rotary positions, where it does nothing"
         reader.wrong("--no-position-embedding", message, "use --position-embedding-type none")
     if s.get("model.position") == "rotary":
         s["model.rotary_base"] = float(reader.number("--rotary-base", float, 10000.0))
@@ -371,11 +371,12 @@ def _read_model(reader: _Reader) -> None:
 
 
 def _read_implementation(reader: _Reader) -> None:
-    """Megatron's own layers have attention that writes its scores, whatever its backend."""
+    """Megatron's local layers have attention that writes its scores to memory, whatever its
+    backend."""
     implementation = reader.value("--transformer-impl", "transformer_engine")
     if implementation == "local":
         reader.settings["model.attention"] = "unfused"
-        message = "local: planned as unfused attention beside Transformer Engine's other kernels"
+        message = "local: planned as unfused attention with Transformer Engine's other kernels"
         reader.nearest("--transformer-impl", message)
     elif implementation != "transformer_engine":
         message = f"{implementation!r} is none that a job can say"
@@ -383,7 +384,7 @@ def _read_implementation(reader: _Reader) -> None:
 
 
 def _read_padded_vocabulary(reader: _Reader) -> None:
-    """The rows of the word table as they are: its part on a rank is what it is padded to."""
+    """The stated rows of the word table: the padding multiple becomes its part on a rank."""
     flag, s = "--padded-vocab-size", reader.settings
     rows, tp = reader.number(flag, int, 0), s.get("parallel.tp")
     vocab = s.setdefault("model.vocab", rows)
@@ -415,7 +416,7 @@ def _read_warmup(reader: _Reader) -> None:
     """A fraction of the iterations over which the rate decays, by default all."""
     flag, s = "--lr-warmup-fraction", reader.settings
     if s.get("training.warmup_steps"):
-        reader.wrong(flag, "is given beside --lr-warmup-iters", "leave one of them out")
+        reader.wrong(flag, "is given together with --lr-warmup-iters", "leave one of them out")
     steps = s.get("training.lr_decay_steps", s.get("training.steps"))
     fraction = reader.number(flag, float, 0.0)
     if isinstance(steps, int):
@@ -434,10 +435,9 @@ _LONGEST = 100_000  # layers and parts of a layout
 
 
 def _read_pipeline(reader: _Reader) -> None:
-    """What the three flags say, given the other settings."""
     given = [flag for flag in (CHUNKS, LAYERS_A_CHUNK, LAYOUT) if reader.has(flag)]
     if len(given) > 1:
-        message = f"is given beside {' and '.join(given[1:])}; Megatron-LM takes one of them"
+        message = f"is given together with {' and '.join(given[1:])}; Megatron-LM takes one of them"
         reader.wrong(given[0], message, "leave the others out")
         return
     try:
@@ -452,7 +452,7 @@ def _read_pipeline(reader: _Reader) -> None:
 
 
 def _chunks(flag: str, text: str, settings: Mapping[str, object]) -> int:
-    """Chunks a rank, which LAYERS_A_CHUNK says by the layers of each."""
+    """Chunks a rank; LAYERS_A_CHUNK states the layers of each instead."""
     if not text.isdecimal() or int(text) < 1:
         raise _wrong(flag, f"{text!r} is not a number above 0")
     count = int(text)
@@ -471,7 +471,7 @@ def _chunks(flag: str, text: str, settings: Mapping[str, object]) -> int:
 
 def layer_counts(text: str) -> list[int]:
     """Layers of each part of a layout. Raises InputError for other letters than E, t and L, for an
-    embedding that is not the first or a loss that is not the last, and for one that is endless."""
+    embedding that is not the first or a loss that is not the last, and for one that is too long."""
     flat = text.replace(",", "")
     for pattern in (r"\(([^()]+)\)\*(\d{1,5})", r"([^()])\*(\d{1,5})"):
         parts = re.split(pattern, flat)
@@ -515,7 +515,7 @@ def _cuts(counts: list[int], pp: int, vpp: int) -> Iterator[dict[str, object]]:
 
 
 def _stages(settings: Mapping[str, object], layers: int) -> list[list[Span]] | None:
-    """How settings cut the layers; None where they are none of a job, or cut nothing."""
+    """How settings cut the layers; None where they are invalid or do not cut them."""
     try:
         job = job_from_raw({}, dict(settings))
         if job.parallel.stage_balance == "cost" and not (job.model and is_countable(job.model)):

@@ -1,4 +1,4 @@
-"""What a launcher can say of a layout, as one row, and the issues of a plan that asks for more.
+"""The layouts that a launcher can express, as one row, and the issues of a plan beyond them.
 
 A refusal has the value, the bound and a way out. By hand: a launcher with `pp=False` and a plan
 with pp 4 give
@@ -23,11 +23,11 @@ from mpctl.spec.model import VARIANTS, ModelSpec, is_set
 
 @dataclass(frozen=True, slots=True)
 class LauncherLimits:
-    """The layouts that one launcher can say; each field lists or names what is possible.
+    """The layouts that one launcher can express; each field lists the possible values.
 
-    orders: of ranks, fastest-varying axis first; None where any can be said. chunks: whether a rank
-    may hold several chunks. zero: stages; zero_in_pipeline: those with pp above 1. tensor_modes,
-    dtypes, recompute: settings of a job. offload, partition: of saved activations.
+    orders: of ranks, fastest-varying axis first; None where any order is possible. chunks: whether
+    a rank may hold several chunks. zero: stages; zero_in_pipeline: those with pp above 1.
+    tensor_modes, dtypes, recompute: settings of a job. offload, partition: of saved activations.
     """
 
     launcher: str
@@ -46,7 +46,7 @@ class LauncherLimits:
     dropout: bool = True
 
     def refusals(self, plan: Plan) -> Iterator[Issue]:
-        """An issue for each setting of the job that the launcher cannot say."""
+        """An issue for each setting of the job that the launcher cannot express."""
         job, p, t, who = plan.job, plan.job.parallel, plan.job.training, self.launcher
         if p.pp > 1 and not self.pp:
             yield refused("parallel.pp", p.pp, f"{who} has no pipeline", "use pp 1")
@@ -96,15 +96,15 @@ class LauncherLimits:
 
 
 def refused(setting: str, value: object, message: str, hint: str = "") -> Issue:
-    """The issue of a setting that a launcher cannot say: of `training.dtype` under the rule
+    """The issue of a setting that a launcher cannot express: for `training.dtype` its rule is
     `emit-dtype`."""
     rule = setting.partition(".")[2].replace("_", "-")
     return Issue(f"emit-{rule}", setting, f"{value}, and {message}", hint)
 
 
 def uneven_refusals(plan: Plan, message: str) -> Iterator[Issue]:
-    """The issue of pipeline stages that hold unequal numbers of layers, where they do: of the
-    setting that makes them."""
+    """An issue if pipeline stages hold unequal numbers of layers, for the setting that causes
+    them."""
     p = plan.job.parallel
     if len({sum(stop - start for start, stop in chunks) for chunks in plan.stages or ()}) > 1:
         ends = ("first_stage_layers", "last_stage_layers", "embedding_is_layer", "loss_is_layer")
@@ -113,7 +113,7 @@ def uneven_refusals(plan: Plan, message: str) -> Iterator[Issue]:
 
 
 def find_order(job: JobSpec, orders: tuple[str, ...]) -> str | None:
-    """The first of these orders that numbers the job's ranks as its own does, if one does."""
+    """The first of these orders that numbers the ranks as the job's order does, if one does."""
     return axes.find_order(job.parallel.order, orders, job.sizes)
 
 
@@ -121,8 +121,8 @@ FORM = {"norm": "rmsnorm", "position": "rotary", "activation": "swiglu"}
 
 
 def llama_refusals(model: ModelSpec, who: str) -> Iterator[Issue]:
-    """What makes a model another than Llama's form: RMSNorm, rotary positions, SwiGLU, no biases.
-    Several launchers have models of this form alone. who: the launcher, for messages."""
+    """Issues of a model that is not of Llama's form: RMSNorm, rotary positions, SwiGLU, no biases.
+    Several launchers only have models of this form. who: the launcher, for messages."""
     if model.family != "gpt":
         message = f"{who}'s models here are decoders"
         yield refused("model.family", model.family, message, "use family gpt, or --emit torch")

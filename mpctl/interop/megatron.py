@@ -47,7 +47,7 @@ Flags = Iterator[str]
 
 
 def megatron_refusals(plan: Plan, who: str = LIMITS.launcher) -> Iterator[Issue]:
-    """What Megatron-Core cannot be told of a plan; who: the launcher, for messages."""
+    """Issues of a plan that Megatron-Core cannot express; who: the launcher, for messages."""
     job, training = plan.job, plan.job.training
     yield from replace(LIMITS, launcher=who).refusals(plan)
     legal = {"fp32": ("fp32",), "fp16": ("fp16", "fp32")}.get(training.dtype, ("fp32", "bf16"))
@@ -65,7 +65,8 @@ def megatron_refusals(plan: Plan, who: str = LIMITS.launcher) -> Iterator[Issue]
 
 
 def _model_refusals(model: ModelSpec, who: str) -> Iterator[Issue]:
-    """What Megatron-Core's GPT model cannot be told of a shape; who: the launcher, for messages."""
+    """Issues of a shape that Megatron-Core's GPT model cannot have; who: the launcher, for
+    messages."""
     if model.family != "gpt":
         message = f"only gpt models are written as {who}'s"
         yield refused(
@@ -129,8 +130,8 @@ def _notes(plan: Plan) -> Iterator[str]:
 
 
 def _body(plan: Plan) -> str:
-    """A command over several lines. The words of torchrun stand as they are, the flags are quoted
-    where a shell would read more into them."""
+    """A command over several lines. The words of torchrun are written verbatim, the flags are
+    quoted where a shell would interpret them."""
     job = plan.job
     lines = list(_broken([*_launch_words(job), "pretrain_gpt.py"]))
     for flags in (_layout_flags(plan), _batch_flags(job), _model_flags(job), _training_flags(job)):
@@ -151,7 +152,7 @@ def _broken(words: Iterable[str]) -> Iterator[str]:
 
 
 def _launch_words(job: JobSpec) -> list[str]:
-    """torchrun on each node; the node's number and the first node's address are the shell's."""
+    """torchrun on each node; the node's number and the first node's address are shell variables."""
     p, nodes, gpus = job.parallel, job.cluster.nodes, job.cluster.gpus_per_node or 1
     needs_one = (p.tp > 1 or p.cp > 1) and zero_stage(job) < 2
     words = ["CUDA_DEVICE_MAX_CONNECTIONS=1"] if needs_one else []
@@ -164,7 +165,7 @@ def _launch_words(job: JobSpec) -> list[str]:
 
 
 def plain_flags(job: JobSpec, flags: Iterable[MegatronFlag]) -> Flags:
-    """The flags of settings that are said as they are; a setting that is None is left out."""
+    """The flags of settings that are one flag each; a setting that is None is left out."""
     for flag in flags:
         table, key = flag.setting.split(".")
         value = getattr(getattr(job, table), key)
@@ -200,7 +201,7 @@ def _layout_flags(plan: Plan) -> Flags:
 
 
 def layout_by_cost(plan: Plan) -> str | None:
-    """The stages of a plan that balances them by cost, as a layout; None of other plans."""
+    """The stages of a plan that balances them by cost, as a layout; None for other plans."""
     p = plan.job.parallel
     if p.stage_balance != "cost" or p.pp == 1 or plan.stages is None:
         return None

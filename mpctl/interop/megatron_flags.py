@@ -1,11 +1,11 @@
 """The settings that are a flag of Megatron-LM one to one, and its flags for variants of decoders.
 
-Names, types and defaults are those of megatron-core 0.19.2, megatron/training/arguments.py, held by
-tests/interop/test_megatron_flags.py: training.weight_decay 0.1 is `--weight-decay 0.1`, and without
-the flag Megatron takes 0.01. Flags that say several settings, or a setting in other words, are in
-megatron.py (writing) and from_megatron.py (reading).
+Names, types and defaults are those of megatron-core 0.19.2, megatron/training/arguments.py, checked
+by tests/interop/test_megatron_flags.py: training.weight_decay 0.1 is `--weight-decay 0.1`, and
+without the flag Megatron takes 0.01. Flags that combine several settings, or express one
+differently, are in megatron.py (writing) and from_megatron.py (reading).
 
-Variants are what a decoder may have beside GPT-2's and Llama's shapes. A window of w keys is
+Variants are features of decoders beyond GPT-2's and Llama's shapes. A window of w keys is
 `--window-size w-1,0` there (keys to the left of the query, and to its right);
 `--window-attn-skip-freq N` leaves every N-th layer without it, the last of each N: a window of 128
 in every second layer is `--window-size 127,0 --window-attn-skip-freq 2`.
@@ -31,19 +31,19 @@ NARROW_FLAGS = {
     "mxfp8": ("--fp8-format", "e4m3", "--fp8-recipe", "mxfp8"),
     "nvfp4": ("--fp4-format", "e2m1", "--fp4-recipe", "nvfp4"),
 }
-"""Products of fewer than 16 bits, by training.dtype, beside --bf16."""
+"""Products of fewer than 16 bits, by training.dtype, in addition to --bf16."""
 FSDP_STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
 ROPE_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position": 8192.0}
-"""What --use-rope-scaling fixes (megatron/core/models/common/embeddings/rotary_pos_embedding)."""
+"""The values that --use-rope-scaling sets
+(megatron/core/models/common/embeddings/rotary_pos_embedding)."""
 
 Default = int | float | str
 
 
 @dataclass(frozen=True, slots=True)
 class MegatronFlag:
-    """A flag with one value, and the setting that it is. default: Megatron's; None where it has
-    none of its own, or where it follows from others. words: the setting's values in Megatron's
-    words."""
+    """A flag with one value, and its setting. default: Megatron's; None where there is none, or
+    where it depends on others. words: the setting's values in Megatron's words."""
 
     flag: str
     setting: str
@@ -108,7 +108,7 @@ SWITCHES = {
     "--account-for-loss-in-pipeline-split": "parallel.loss_is_layer",
     "--distribute-saved-activations": "training.partition_activations",
 }
-"""Flags without a value, each with the setting that is on where it stands."""
+"""Flags without a value, each with the setting that it turns on."""
 PLAIN_FLAGS = LAYOUT_FLAGS + BATCH_FLAGS + MODEL_FLAGS + TRAINING_FLAGS + FP16_FLAGS
 
 
@@ -125,8 +125,8 @@ VARIANT_FLAGS = (
 
 
 def variants(model: ModelSpec) -> Iterator[tuple[str, Value]]:
-    """What is said of a model beside the settings that are a flag one to one: flags with their
-    values, True of a switch."""
+    """Flags of a model in addition to those that are one setting each, with their values; True for
+    a switch."""
     if model.qk_norm:
         yield "--qk-layernorm", True
     if model.bias == "qkv":
@@ -143,8 +143,8 @@ def variants(model: ModelSpec) -> Iterator[tuple[str, Value]]:
 
 
 def read_variants(flags: Flags, wrong: Callable[[str, str, str], None]) -> dict[str, object]:
-    """The settings that these flags are, by full name. wrong: called with flag, message and hint
-    where a value is none."""
+    """The settings of these flags, by full name. wrong: called with flag, message and hint for an
+    invalid value."""
     found: dict[str, object] = {}
     if "--squared-relu" in flags:
         found["model.activation"] = "relu2"
@@ -158,7 +158,7 @@ def read_variants(flags: Flags, wrong: Callable[[str, str, str], None]) -> dict[
                 found[row.setting] = row.kind(flags[row.flag][0])
             except ValueError:
                 wrong(row.flag, f"{flags[row.flag][0]!r} is no number", "give one number")
-    if "--window-size" in flags:  # `(127,0)` is a window of 128, too; -1 to the left is none
+    if "--window-size" in flags:  # `(127,0)` is a window of 128, too; -1 to the left is no window
         text = flags["--window-size"][0]
         left, _, right = text.strip("()").replace(" ", "").partition(",")
         if not left.lstrip("-").isdecimal() or right != "0":

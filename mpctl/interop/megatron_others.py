@@ -1,12 +1,12 @@
-"""The flags of Megatron-LM that no setting of a job says: which are refused, which change something
-else than the layout, and which change nothing of a plan.
+"""The flags of Megatron-LM that have no setting of a job: which are refused, which change something
+other than the layout, and which do not change a plan.
 
-All of its parser (megatron-core 0.19.2) stand in megatron_parser.txt, a line each: name, number of
-values (+ for one or more), default. A flag that says its default is as if it were not there. What
-changes the layout or the model's shape is refused by name, or by a word in its name; so is a name
-that the parser does not have, as it may be a misspelt flag of the layout. Of the rest those that
-are known to be of data, checkpoints, logs and the like change nothing of a plan (`is_apart`);
-of any other it is taken that they do.
+megatron_parser.txt lists all flags of its parser (megatron-core 0.19.2), a line each: name, number
+of values (+ for one or more), default. A flag with its default value is ignored. Flags that change
+the layout or the model's shape are refused by name, or by a word in their name; so is a name that
+the parser does not have, as it may be a misspelt flag of the layout. Of the rest those that are
+known to concern data, checkpoints, logs and the like do not change a plan (`is_apart`); any other
+is assumed to change it.
 
 By hand, `--num-experts 8` and `--sequence-parralel` are refused, `--optimizer-cpu-offload` changes
 memory, `--log-interval 10` nothing.
@@ -26,14 +26,15 @@ NEUTRAL = {
     "--expert-tensor-parallel-size": ("1",), "--tensor-parallel-num-weight-shards": ("1",),
     "--cp-comm-type": ("p2p",),
 }  # fmt: skip
-"""Values that say what is so without the flag, where the parser's default is another or none."""
+"""Values that mean the same as leaving the flag out, where the parser's default is another or
+none."""
 GONE = {
     "--checkpoint-activations": "--recompute-activations, or --recompute-granularity full",
     "--batch-size": "--micro-batch-size",
     "--warmup": "--lr-warmup-fraction",
     "--model-parallel-size": "--tensor-model-parallel-size",
 }
-"""Flags that the parser takes and on which Megatron-LM ends, and what is used in their place."""
+"""Flags that the parser accepts and Megatron-LM then rejects, and their replacements."""
 _LAYOUT = re.compile(r"parallel|pipeline|virtual|fsdp|sharding|sharded|expert|moe|shard-")
 _NO_LAYOUT = {
     "--no-overlap-p2p-communication", "--overlap-p2p-communication-warmup-flush",

@@ -76,7 +76,7 @@ def read_flags(launcher: str, text: str, typed: Collection[str] = ()) -> ReadJob
     """The job that a launcher's command line is.
 
     text: the flags or the whole command; `@FILE` is a file that holds it, `-` is stdin. typed: the
-    settings that mpctl's own command line gives beside it. Raises InputError for another launcher,
+    settings on mpctl's command line in addition to it. Raises InputError for another launcher,
     for a file that cannot be read, and for flags that are wrong or leave the vocabulary open.
     """
     if launcher not in READERS:

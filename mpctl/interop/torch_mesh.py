@@ -92,7 +92,6 @@ def _reduced(job: JobSpec) -> str:
 
 
 def _stage_lines(plan: Plan) -> Iterator[str]:
-    """The schedule and the layers of each stage, a range for each of its chunks."""
     p = plan.job.parallel
     if p.pp == 1:
         return

@@ -31,7 +31,7 @@ import psutil
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
-from mpctl.durable import temporary_beside
+from mpctl.durable import temporary_path
 from mpctl.rundir.breadcrumb import FINISHED, JOINED, BreadcrumbState
 from mpctl.rundir.collective_log import CollectiveProgress
 from mpctl.rundir.rank_files import FailureRecord
@@ -260,7 +260,7 @@ class StatusFile:
         """Write this state; a file that cannot be written is left unchanged."""
         self.next_write = time.monotonic() + STATUS_SECONDS
         content = REPORT.dump_json(AttemptReport(time.time(), state, phase))
-        temporary = temporary_beside(self.path)
+        temporary = temporary_path(self.path)
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(content)

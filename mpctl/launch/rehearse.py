@@ -30,7 +30,7 @@ from typing_extensions import TypedDict
 
 from mpctl.errors import DOES_NOT_FIT, InputError, Issue, RunFailed
 from mpctl.estimate.job import Estimate
-from mpctl.estimate.memory import beside_tensors
+from mpctl.estimate.memory import overhead_bytes
 from mpctl.hosts.machine import Machine
 from mpctl.launch.launch_plan import resolved_job
 from mpctl.launch.preflight import check_here
@@ -240,7 +240,7 @@ def _compare(rank: RehearsedRank, estimate: Estimate) -> RankRehearsal:
     audited: RankAudit = {"audit": rank["audit"]} if "audit" in rank else {}
     exact = (parameters, traffic, *states.values())
     most = max(rank["peak_bytes"], rank["building_bytes"])
-    taken = most + sum(beside_tensors(estimate.layout, most))
+    taken = most + sum(overhead_bytes(estimate.layout, most))
     usable = estimate.layout.job.cluster.usable_bytes
     return {
         **head,

@@ -1,4 +1,5 @@
-"""Which gradients of a stage are reduced together, in which order, and what ZeRO cuts into slices.
+"""Which gradients of a stage are reduced together, in which order, and how ZeRO cuts them into
+slices.
 
 A bucket is one message over the replicas of its parameters: dp x cp for those of the dense view,
 another group for those of another view (sharding.View). Backward completes gradients from the last
@@ -6,14 +7,15 @@ layer to the first, so buckets are filled in that order, chunk by chunk, up to
 `parallel.bucket_bytes`, and each is sent when backward leaves the first of its units: entry, each
 layer, exit. ZeRO (arXiv 1910.02054, section 5) cuts a bucket into one slice a replica, padded to
 equal length, a multiple of 128 bytes: 1 shares the optimizer's state, 2 the gradients too, 3 the
-parameters too. At 3 a bucket is what a unit has of one kind, because it is gathered as one. In a
-bucket parameters of odd sizes come last, so that they do not shift the others off their words.
+parameters too. At 3 a bucket holds all parameters of a unit of one kind, because they are gathered
+together. In a bucket parameters of odd sizes come last, so that they do not shift the others off
+their words.
 
 A kind is a view, whether the parameters are trained, and the group in which their gradients are
-partial sums. Kinds have buckets of their own: replicas are those of a view; partial sums (norms
+partial sums. Each kind has separate buckets: replicas are those of a view; partial sums (norms
 under sequence parallelism, vectors of a grid) are completed by one message a group; at ZeRO 3
-frozen parameters, which have no gradient, are gathered alone. So has each parameter that several
-stages or chunks use, so that it is cut alike wherever it is.
+frozen parameters, which have no gradient, are gathered alone. Each parameter that several stages or
+chunks use also has a separate bucket, so that all of them cut it alike.
 
 Bytes and seconds of messages need how many buckets of which size a stage has, not which parameters
 they hold. Layers whose gradients are alike are one run of units, and both answers are read from the
@@ -46,11 +48,11 @@ cannot where a slice begins at any element."""
 LAYERS_GATHERED_AHEAD = 1
 """At ZeRO 3, layers whose parameters are being gathered while another is computed. One is enough
 where a layer is computed for longer than the next is gathered; where it is not, more would only
-move the wait, since messages follow each other, and each costs the memory of a whole layer."""
+move the wait, since messages follow each other, and each costs the memory of a full layer."""
 
 MAX_REDUCTIONS_IN_FLIGHT = 1
-"""At ZeRO 2 and 3, buckets of full-size gradients that are being reduced, besides the one that
-backward fills."""
+"""At ZeRO 2 and 3, buckets of unsharded gradients that are being reduced, in addition to the one
+that backward fills."""
 
 
 def slice_numel(numel: int, parts: int, alignment: int = SLICE_ALIGNMENT) -> int:
@@ -59,7 +61,7 @@ def slice_numel(numel: int, parts: int, alignment: int = SLICE_ALIGNMENT) -> int
 
 
 def part_numel(numel: int, view: View) -> int:
-    """Elements of a replica's slice of a bucket of so many, padding included; all of them below
+    """Elements of a replica's slice of a bucket of `numel`, padding included; all of them below
     ZeRO 1."""
     return slice_numel(numel, view.replicas) if view.zero else numel
 
@@ -70,16 +72,15 @@ def padded_numel(numel: int, view: View) -> int:
 
 
 class Bucket(NamedTuple):
-    """Parameters whose gradients are reduced in one message, and whose slices ZeRO deals out.
+    """Parameters whose gradients are reduced in one message, and whose slices ZeRO distributes.
 
     names, sizes: of each parameter, elements on this rank. view: theirs; its replicas reduce the
     bucket. chunks: the stage's chunks that use them. unit: number of the first unit (entry, layers,
     exit in forward order) that uses them. layer: the module around whose passes ZeRO 3 gathers
     them, "" for the whole chunk. goes_back: whether backward computes any gradient in that module.
     is_trained: False for frozen parameters. partial: the group over which each rank holds only a
-    part of the gradient's sum (ParameterSpec.partial_kind), empty where it is whole. is_shared:
-    whether other stages hold them too. undecayed: the names of those that weight decay leaves
-    alone.
+    part of the gradient's sum (ParameterSpec.partial_kind), empty where it is complete. is_shared:
+    whether other stages hold them too. undecayed: the names of those without weight decay.
     """
 
     names: tuple[str, ...]
@@ -110,7 +111,7 @@ class Bucket(NamedTuple):
         return padded_numel(self.numel, self.view)
 
     def pieces(self, index: int) -> Iterator[tuple[int, int, int, int]]:
-        """What slice `index` holds of each parameter, as (number of the parameter, its first
+        """The part of each parameter in slice `index`, as (number of the parameter, its first
         element in the slice, offset in the slice, elements)."""
         first = index * self.part
         stop, at = first + self.part, 0
@@ -122,10 +123,10 @@ class Bucket(NamedTuple):
 
 
 class BucketShape(NamedTuple):
-    """What the bytes of a bucket's messages follow from; equal buckets share one.
+    """What determines the bytes of a bucket's messages; equal buckets share one.
 
     numel: elements on this rank. chunks: the stage's chunks that use it. stages: the stages that
-    hold it where there are several, else none. view: its name. The rest as a Bucket's.
+    hold it if there are several, else none. view: its name. The rest as in Bucket.
     """
 
     numel: int
@@ -171,7 +172,7 @@ class _UnitRun(NamedTuple):
     """Units in a row with the same parameters and gradients: an entry, an exit, or layers.
 
     first: number of the first one in its chunk; layers: the numbers of layers, whose modules are
-    `{prefix}.N`; one 0 for an end, which has no module of its own.
+    `{prefix}.N`; one 0 for an end, which is not a module.
     """
 
     items: tuple[_Item, ...]
@@ -195,7 +196,7 @@ class _Cut(NamedTuple):
 
 
 class _Use(NamedTuple):
-    """A use of a parameter that has a bucket of its own: in which chunk and unit."""
+    """A use of a parameter that has a separate bucket: its chunk and unit."""
 
     chunk: int
     run: _UnitRun
@@ -203,8 +204,8 @@ class _Use(NamedTuple):
 
 
 class _Stage(NamedTuple):
-    """The units of a stage by chunk, without the parameters that stand apart, and the uses of
-    those, by name."""
+    """The units of a stage by chunk, without the parameters that have separate buckets, and the
+    uses of those, by name."""
 
     chunks: tuple[tuple[_UnitRun, ...], ...]
     apart: Mapping[str, Sequence[_Use]]
@@ -217,7 +218,7 @@ def stage_buckets(
 ) -> tuple[Bucket, ...]:
     """The buckets of a stage, in the order in which they are reduced.
 
-    chunks: what each chunk of the stage holds. shared: the stages of each parameter that several
+    chunks: the slices of each chunk of the stage. shared: the stages of each parameter that several
     stages hold, by name.
     """
     stage, buckets = _stage(chunks, rules, shared), list[Bucket]()
@@ -287,8 +288,8 @@ def _stage(
     rules: BucketRules,
     shared: Mapping[str, tuple[int, ...]],
 ) -> _Stage:
-    """The units of a stage. Parameters that other stages or several chunks use stand apart; these
-    are never a layer's."""
+    """The units of a stage. Parameters that other stages or several chunks use are listed
+    separately; these are never a layer's."""
     runs = [tuple(_unit_runs(slices, rules)) for slices in chunks]
     uses: dict[str, list[_Use]] = {}
     for chunk, units in enumerate(runs):
@@ -346,11 +347,11 @@ def _kinds(runs: Iterable[_UnitRun]) -> set[_Kind]:
 
 
 def _cuts(runs: Sequence[_UnitRun], rules: BucketRules) -> Iterator[tuple[Sequence[_Cut], int]]:
-    """The buckets of a chunk in the order of their reduction: some in a row, and how often this row
+    """The buckets of a chunk in the order of their reduction: a sequence of some, and how often it
     is repeated.
 
-    ZeRO 3: what a unit has of each kind, unit by unit. Below: trained parameters of a kind up to
-    the size of a bucket, those with complete gradients first.
+    ZeRO 3: the parameters of each kind in a unit, unit by unit. Below: trained parameters of a kind
+    up to the size of a bucket, those with complete gradients first.
     """
     gathered = {name for name, view in rules.views.items() if view.zero == 3}
     for run in reversed(runs) if gathered else ():

@@ -1,7 +1,7 @@
-"""What a job's layout is made of, while it is not known whether the job is legal.
+"""The parts of a job's layout, before it is known whether the job is legal.
 
 Rules read it, and the layout of a legal job is made of the same parts: each is computed once, when
-it is first asked for.
+it is first used.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:  # a job without a model never pays for these
 
 
 class LayoutDraft:
-    """The parts of a layout. job: complete; of an illegal one each part may raise what its function
-    raises. table, stages: where they are known already, as a search shares them."""
+    """The parts of a layout. job: complete; for an illegal one each part may raise the errors of
+    its function. table, stages: passed if known already, as a search shares them."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class LayoutDraft:
 
     @cached_property
     def topology(self) -> Topology | None:
-        """Which rank sits where; None where the axes do not fill the world, their order is none, or
-        the tensor-parallel ranks are no grid."""
+        """The place of every rank; None where the axes do not fill the world, their order is
+        invalid, or the tensor-parallel ranks form no grid."""
         return find_topology(self.job)
 
     @cached_property

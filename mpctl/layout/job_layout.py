@@ -56,11 +56,11 @@ Stages = tuple[tuple[Span, ...], ...]
 
 @dataclass(frozen=True, repr=False)
 class JobLayout:
-    """A complete job, its model, and what follows from both.
+    """A complete job, its model, and everything that these determine.
 
     job: with every blank filled in (`spec.job.complete`). table: the model's operators, with the
     patterns of `training.freeze` applied. stages: half-open spans of layers by [stage][chunk].
-    other_views: of parameters that are not held as the dense ones.
+    other_views: views of parameters that are sharded differently from the dense ones.
     """
 
     job: JobSpec
@@ -88,14 +88,14 @@ class JobLayout:
         **known: object,
     ) -> JobLayout:  # fmt: skip
         """A layout from parts that are known already, as a search shares them between layouts.
-        known: values of cached properties, which need not be found."""
+        known: values of cached properties that need no computation."""
         layout = cls(job, model, table, tuple(map(tuple, stages)))
         vars(layout).update(known)
         return layout
 
     def with_cluster(self, cluster: ClusterSpec) -> JobLayout:
-        """The same layout on a cluster of the same sizes, with other figures: what was computed of
-        this one holds for it."""
+        """The same layout on a cluster of the same sizes, with other figures: values computed for
+        this layout are reused."""
         job = self.job.model_copy(update={"cluster": cluster})
         other = replace(self, job=job)
         vars(other).update({name: value for name, value in vars(self).items() if name != "job"})
@@ -155,7 +155,7 @@ class JobLayout:
 
     @cached_property
     def profile(self) -> RuntimeProfile:
-        """What is known of the software that runs the job (`training.runtime`)."""
+        """The profile of the software that runs the job (`training.runtime`)."""
         return get_profile(self.job.training.runtime)
 
     @cached_property
@@ -187,12 +187,12 @@ class JobLayout:
         return {**sizes, "world": self.job.world_size}
 
     def content_key(self, stage: int) -> tuple[tuple[Span, ...], bool, bool]:
-        """What the operations of a stage follow from: its layers, and whether it has the model's
+        """What determines the operations of a stage: its layers, and whether it has the model's
         first or last end."""
         return self.stages[stage], stage == 0, stage == self.head_stage
 
     def chunks(self, stage: int) -> tuple[tuple[StageSlice, ...], ...]:
-        """What each chunk of a stage holds of each layer stack."""
+        """By chunk of a stage, the part of each layer stack that it holds."""
         spans, is_first, is_last = key = self.content_key(stage)
         return self.table.once(
             ("chunks", *key),
@@ -203,11 +203,11 @@ class JobLayout:
         )
 
     def chunk_slices(self, stage: int, chunk: int) -> tuple[StageSlice, ...]:
-        """What one chunk of a stage holds of each layer stack."""
+        """The part of each layer stack that one chunk of a stage holds."""
         return self.chunks(stage)[chunk]
 
     def stage_slices(self, stage: int) -> list[StageSlice]:
-        """What a stage holds of each layer stack, chunk by chunk."""
+        """The parts of each layer stack that a stage holds, chunk by chunk."""
         return [part for slices in self.chunks(stage) for part in slices]
 
     def stage_parameters(self, stage: int) -> Iterator[ParameterSpec]:
@@ -219,7 +219,7 @@ class JobLayout:
     @cached_property
     def shared_parameters(self) -> Mapping[str, tuple[int, ...]]:
         """Stages of each parameter that several stages hold (a tied word table, a bias that all
-        layers of a stack add), by name. A layer's own parameters are never among them."""
+        layers of a stack add), by name. Parameters of a single layer are never among them."""
         return self.table.once(("shared", self.stages, self.head_stage), self._find_shared)
 
     def _find_shared(self) -> dict[str, tuple[int, ...]]:
@@ -259,11 +259,11 @@ class JobLayout:
 
 
 def why_not_whole(job: JobSpec) -> Iterator[str]:
-    """The settings for which `launch.compile` compiles layers in pieces; none where whole layers.
+    """The settings because of which `launch.compile` compiles layers in pieces; none if it compiles
+    full layers.
 
-    A message ends what torch.compile can follow, and so does a weight gradient that is left for
-    later; casts to fp8 note what they see in memory that a whole layer's backward would have to
-    find as it was.
+    torch.compile cannot trace messages or deferred weight gradients; casts to fp8 record maxima in
+    memory that the backward of a full layer would need unchanged.
     """
     parallel = job.parallel
     if parallel.tp > 1:

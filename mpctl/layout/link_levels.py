@@ -3,9 +3,9 @@
 A *domain* is the GPUs that `cluster.intra_node` joins: those of a node, or `cluster.nvlink_domain`
 of several nodes (72 over 18 trays of an NVL72). A job that needs several domains takes the same
 number of nodes from each where it can (Slurm: --segment): the most that divide its nodes evenly and
-are more than half a domain, else it fills them in order. Above lie the levels of `cluster.fabric`,
+are more than half a domain, else it fills them in order. Above are the levels of `cluster.fabric`,
 innermost first: a leaf or rail group, a pod, a building. Ranks fill every level in order, so that
-rank r lies in network r // ranks of a level.
+rank r is in network r // ranks of a level.
 
 By hand: 64 nodes of 4 GPUs in domains of 72. 18 nodes a domain do not divide 64, 16 do: four
 domains of 64 ranks. A leaf over 576 GPUs, 8 domains, holds 8 x 64 = 512 ranks.
@@ -24,9 +24,9 @@ from mpctl.topology import Topology
 
 
 class LinkLevel(NamedTuple):
-    """One level of links. ranks: of the job under one network of the level; oversubscription: how
-    many times less bandwidth leaves one than its nodes' cards have together; latency: seconds that
-    leaving one adds."""
+    """One level of links. ranks: of the job under one network of the level; oversubscription: the
+    bandwidth of its nodes' cards over the bandwidth that leaves it; latency: seconds that leaving
+    one adds."""
 
     name: str
     ranks: int
@@ -35,8 +35,8 @@ class LinkLevel(NamedTuple):
 
 
 class Span(NamedTuple):
-    """How groups lie in the networks of a level: how many a group spans, and its most ranks in
-    one."""
+    """How groups are placed in the networks of a level: the number that a group spans, and its most
+    ranks in one."""
 
     networks: int
     together: int
@@ -50,7 +50,7 @@ def domain_nodes(nodes: int, most: int) -> int:
 
 
 def link_levels(cluster: ClusterSpec, nodes: int, per_node: int) -> tuple[LinkLevel, ...]:
-    """The levels of a job on so many nodes, the NVLink domain first, then those of the fabric.
+    """The levels of a job on `nodes` nodes, the NVLink domain first, then those of the fabric.
 
     per_node: ranks on each node.
     """
@@ -66,12 +66,12 @@ def link_levels(cluster: ClusterSpec, nodes: int, per_node: int) -> tuple[LinkLe
 
 
 def topology_levels(cluster: ClusterSpec, topology: Topology) -> tuple[LinkLevel, ...]:
-    """The levels of the cluster that the ranks of a topology lie in."""
+    """The levels of the cluster that contain the ranks of a topology."""
     return link_levels(cluster, topology.nodes, topology.gpus_per_node)
 
 
 def domain_name(cluster: ClusterSpec) -> str:
-    """`NVLink domain`, or `node` where no NVLink joins its ranks, or none is known to."""
+    """`NVLink domain`, or `node` where no NVLink is known to join its ranks."""
     link, device = cluster.intra_node, cluster.device
     named = link.name if link is not None else None
     if cluster.nvlink_domain is None and (device is None or device.kind != "cuda"):
@@ -80,8 +80,8 @@ def domain_name(cluster: ClusterSpec) -> str:
 
 
 def find_span(topology: Topology, axes: Sequence[str], ranks: int) -> Span:
-    """How the groups over these axes lie in networks of so many ranks each; where any group leaves
-    its network, all count as such.
+    """How the groups over these axes are placed in networks of `ranks` ranks each; where any group
+    leaves its network, all count as leaving it.
 
     >>> t = Topology.of({"tp": 2, "dp": 4, "pp": 2})
     >>> find_span(t, ["tp"], 4), find_span(t, ["dp"], 4), find_span(t, ["tp"], 3)
@@ -110,7 +110,8 @@ def shown_levels(cluster: ClusterSpec, topology: Topology) -> tuple[LinkLevel, .
 
 
 def find_holder(cluster: ClusterSpec, topology: Topology, kind: str) -> LinkLevel | None:
-    """The innermost level, a node first, that holds every group of a kind; None where none does."""
+    """The innermost level, from nodes on, that contains every group of a kind; None where none
+    does."""
     node = LinkLevel("node", topology.gpus_per_node)
     levels = (node, *shown_levels(cluster, topology))
     return next((level for level in levels if _holds(topology, kind, level.ranks)), None)
@@ -118,6 +119,6 @@ def find_holder(cluster: ClusterSpec, topology: Topology, kind: str) -> LinkLeve
 
 def _holds(topology: Topology, kind: str, ranks: int) -> bool:
     group = topology.group(0, *topology.kinds[kind])
-    if group[-1] - group[0] >= ranks:  # before all groups of a large world are looked at
+    if group[-1] - group[0] >= ranks:  # a shortcut for large worlds
         return False
     return find_span(topology, topology.kinds[kind], ranks).networks == 1

@@ -100,8 +100,8 @@ def _norm(model: ModelSpec, name: str, part: str, hidden: Dims, value: str) -> N
 
 
 def query_key_norms(model: ModelSpec, part: str, heads: Dims) -> tuple[Norm, ...]:
-    """Norms of queries and of keys: of a head, which all heads share, or of all heads together.
-    Their inputs are among what the attention core saves."""
+    """Norms of queries and of keys: over one head, with weights that all heads share, or over all
+    heads together. The attention core saves their inputs."""
     if not model.qk_norm:
         return ()
     of_all, size = model.qk_norm == "width", model.head_size
@@ -137,7 +137,7 @@ def lookup(hidden: Dims, *word: ParameterSpec) -> MatMul:
 
 
 def head(hidden: Dims, *weights: ParameterSpec, tied: bool) -> MatMul:
-    """The logits: hidden states times the word table, or a table of the head's own."""
+    """The logits: hidden states times the word table, or a separate table of the head."""
     logits, table = (*hidden[:-1], "vocab"), "embedding.word" if tied else "head"
     return MatMul(
         "head", "head", hidden, ("vocab", "hidden"), logits, table=table, is_head=True,
@@ -152,7 +152,7 @@ def output_head(hidden: Dims, *weights: ParameterSpec, tied: bool) -> Operations
 
 
 def final_norm(model: ModelSpec, hidden: Dims, name: str = "final_norm") -> Norm:
-    """The norm behind the last layer."""
+    """The norm after the last layer."""
     return Norm(name, name, hidden, model.norm, "last", norm_weights(name, model))
 
 

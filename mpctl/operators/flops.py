@@ -2,12 +2,12 @@
 
 A product of m x k by k x n takes 2mnk FLOP forward, as many again for dX and for dW (Narayanan et
 al., arXiv 2104.04473, appendix). Attention multiplies queries with keys and scores with values, 4
-times their pairs times the width of the heads; causal scores count whole, of a window twice those
-that it sees. How often each is done in
-a step is the caller's: the estimate counts passes of actions, the balance of stages those of a
-whole micro batch. Counts are of one rank times tp, so that they stay whole numbers: what every tp
-rank computes alike counts tp times. In every tensor mode a rank computes 1/tp of a product whose
-matrix is split: in 2.5d, whose depths hold equal matrices, each for samples of its own.
+times their pairs times the width of the heads; causal scores count in full, those of a window twice
+the ones that it sees. The caller decides how often each is done in a step: the estimate counts
+passes of actions, the balance of stages those of a full micro batch. Counts are of one rank times
+tp, so that they stay integers: work that every tp rank repeats counts tp times. In every tensor
+mode a rank computes 1/tp of a product whose matrix is split: in 2.5d, whose depths hold equal
+matrices, each depth for different samples.
 
 By hand, a product of 8 rows with a 4 x 16 matrix, three passes: 3 x 2 x 8 x 64 = 3072 FLOP.
 """
@@ -24,8 +24,8 @@ from mpctl.operators.matmul import GradNeeds
 
 
 class FlopCounter(NamedTuple):
-    """Counts one micro batch. sizes: elements on one rank of cp by dimension, whole over tp;
-    splits: whether tp ranks share the rows of products that they do not split (sequence
+    """Counts one micro batch. sizes: elements on one rank of cp by dimension, before tp splits
+    them; splits: whether tp ranks share the rows of products that they do not split (sequence
     parallelism); width: of all attention heads together."""
 
     sizes: Mapping[str, int]
@@ -47,6 +47,6 @@ class FlopCounter(NamedTuple):
         return total
 
     def scores(self, core: AttentionOp, passes: int) -> int:
-        """FLOP x tp of one attention, `passes` times; keys are those of the whole sequence."""
+        """FLOP x tp of one attention, `passes` times; keys are those of the full sequence."""
         pairs = core.counted_pairs(self.sizes[core.queries], self.sizes[core.keys] * self.cp)
         return 4 * self.sizes["batch"] * pairs * self.width * passes

@@ -1,14 +1,15 @@
 """Which gradients backward computes when some parameters are frozen (`training.freeze`).
 
-A frozen parameter needs no dW. A product needs dX where anything trained lies upstream of its
-input, that is, before it in the order of the data: layers add to one residual stream, so whatever
-came before reaches it. Frozen from the first layer up, a model so loses dX of these layers, and
-with dX its all-reduce; nothing at all is computed backward below the first trained parameter.
+A frozen parameter needs no dW. A product needs dX where anything trained is upstream of its input,
+that is, before it in execution order: layers add to one residual stream, so every earlier layer
+reaches it. A model whose first layers are frozen needs no dX of these layers, nor its all-reduce;
+backward computes nothing below the first trained parameter.
 
 Three inputs are not the stream: a lookup's tokens have no gradient; cross attention's keys come
 from the stack before, whose result is its last; a bias that all layers add joins the scores, after
 the product of queries and keys and before the one that reads the heads. A second head of an end
-(BERT's pooler) is taken to follow the first: it sends nothing, one token's dX is all it may add.
+(BERT's pooler) is treated as if it followed the first: it sends nothing, and adds at most one
+token's dX.
 
 Patterns are those of fnmatch over global names: `*` crosses dots, `layers.[0-5].*` are 6 layers. A
 tied head is the word table and freezes with it.
@@ -33,7 +34,7 @@ IsFrozen = Callable[[str], bool]
 
 
 class GradFlow(NamedTuple):
-    """What backward computes of one layer or end.
+    """Which gradients backward computes in one layer or end.
 
     part: its operations. needs: gradients by the product's name. trained: parameters that are not
     frozen. after: whether the gradient of its result is needed.
@@ -51,7 +52,7 @@ class GradFlow(NamedTuple):
 
 
 class StackGradFlow(NamedTuple):
-    """What backward computes of a stack.
+    """Which gradients backward computes in a stack.
 
     entry, exit: of its ends. runs: of its layers, in ranges that are alike; ranges of one kind
     share one GradFlow object. shared: the trained ones of the parameters that all layers share.
@@ -73,7 +74,7 @@ class StackGradFlow(NamedTuple):
         return self.runs[-1][1] if self.runs else None
 
     def blocks(self, layers: range) -> list[tuple[int, GradFlow]]:
-        """(how many of these layers, their gradient flow) for each kind of layer."""
+        """(number of these layers, their gradient flow) for each kind of layer."""
         if len(self.runs) == 1:
             return [(len(layers), self.runs[0][1])] if layers else []
         counts: dict[int, int] = {}
@@ -167,7 +168,7 @@ def _walk(
 
     before: whether the residual stream needs a gradient where it enters. source: whether the result
     of the stack before does. foreign: names of products that read that result. joins: whether a
-    trained bias is added behind the first product.
+    trained bias is added after the first product.
     """
     names, stream = {weight.name for weight in trained}, before
     needs: dict[str, GradNeeds] = {}

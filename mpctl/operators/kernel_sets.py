@@ -1,10 +1,11 @@
-"""Sets of kernels, one row each: what they save for backward, and what a backward takes besides.
+"""Sets of kernels, one row each: the tensors they save for backward, and the temporary ones of a
+backward.
 
-A runtime's preset names a row as memory.kernels. `mpctl` is this project's own, as rehearsals
-measure it tensor by tensor (runtime/memory.py). `megatron` is Megatron-LM with Transformer
-Engine, Korthikanti et al., arXiv 2205.05198, section 4.1. `eager` is the same with a gated
-activation of two kernels, the first of which saves its result as well. `half` is torchtitan's,
-whose selective recomputation keeps every second product.
+A runtime's preset names a row as memory.kernels. `mpctl` is this project's set, which rehearsals
+measure tensor by tensor (runtime/memory.py). `megatron` is Megatron-LM with Transformer Engine,
+Korthikanti et al., arXiv 2205.05198, section 4.1. `eager` is the same with a gated activation of
+two kernels, the first of which saves its result as well. `half` is torchtitan's, whose selective
+recomputation keeps every second product.
 """
 
 from __future__ import annotations
@@ -18,24 +19,25 @@ from mpctl.spec.presets import get_file
 class KernelSet(NamedTuple):
     """One set of kernels.
 
-    Saved from forward to backward: keeps_narrow: operands of fp8 products as they were multiplied.
-    keeps_shards: of a column product under sequence parallelism this rank's shard of its input,
-    which backward gathers again. relu_by_result: relu's gradient follows from its result, so that
-    its input is not kept. keeps_gate: a gated activation's first kernel keeps its result.
-    keeps_turned: queries and keys after rotary positions. gathers_keys: under cp keys and values of
-    the whole sequence, which others pass round a ring. shares_masks: masks and biases that all
-    layers read are kept once. keeps_second_products: selective recomputation keeps a layer's input
-    and every second product in place of attention's scores. attention: whether a core keeps what
-    torch's kernels and our own do, or the queries, keys, values and result of the papers.
+    Saved from forward to backward: keeps_narrow: fp8 products save their 8-bit operands.
+    keeps_shards: a column product under sequence parallelism saves only this rank's shard of its
+    input, which backward gathers again. relu_by_result: relu's gradient follows from its result, so
+    that its input is not kept. keeps_gate: a gated activation's first kernel keeps its result.
+    keeps_turned: saves queries and keys after rotary positions. gathers_keys: under cp saves keys
+    and values of the full sequence, which others pass round a ring. shares_masks: masks and biases
+    that all layers read are kept once. keeps_second_products: selective recomputation keeps a
+    layer's input and every second product in place of attention's scores. attention: whether a core
+    saves the tensors of torch's kernels and mpctl's, or the queries, keys, values and result of the
+    papers.
 
-    For a moment of a backward, in tensors: gate_gradients: of the inner size, of a gated activation
-    on CUDA; elsewhere and of other sets it is five. score_copies: of the scores, (with a mask of
+    Temporary in a backward, number of tensors: gate_gradients: of the inner size, for a gated
+    activation on CUDA; five on CPUs and in other sets. score_copies: of the scores, (with a mask of
     each sample, without). loss: whether the loss works on blocks of rows or on all logits at once.
     casts: whether a cast of dY to fp8 is counted.
 
     Of a rank: keeps_tables: tables of rotary positions. fetches_ahead: offloaded inputs come back
     before they are needed, on CUDA. slices_buckets: ZeRO shares flat buckets in padded slices,
-    others divide states evenly. fuses_variants: attention of any kind is one kernel on CUDA.
+    others divide states evenly. fuses_variants: every variant of attention is one kernel on CUDA.
     """
 
     keeps_narrow: bool = False

@@ -1,10 +1,10 @@
-"""A layer as one list of operations in the order of the data, and a model's stacks of such layers.
+"""A layer as one list of operations in execution order, and a model's stacks of such layers.
 
-An operation names what it reads and writes by dimensions, and holds its parameters. Everything that
-is said of a layer is a fold over the list: FLOP (flops.py), messages (tensor_messages.py),
-gradients that are needed (grad_flow.py), and in estimate/ the tensors saved for backward, the peak
-of memory and the seconds that memory bounds. What the operations of a kind cost under a runtime is
-data: the columns of kernel_sets.py and the passes of a runtime's profile.
+An operation names what it reads and writes by dimensions, and holds its parameters. All figures of
+a layer are folds over the list: FLOP (flops.py), messages (tensor_messages.py), gradients that are
+needed (grad_flow.py), and in estimate/ the tensors saved for backward, peak memory and the seconds
+of memory-bound kernels. The costs of an operation under a runtime are data: the columns of
+kernel_sets.py and the passes of a runtime's profile.
 
 A tensor has the name of the operation that made it; `input` is the layer's own input. Two
 operations that read one tensor, as the two branches of a parallel residual do, save it once.
@@ -25,11 +25,11 @@ from mpctl.operators.matmul import Dims, MatMul, ParameterSpec
 
 INPUT = "input"
 SOURCE = "source"  # the result of the stack before, which cross attention reads
-CONTEXT = "context"  # what an attention core gives to the product behind it
+CONTEXT = "context"  # the result of an attention core, which the next product reads
 
 
 class Norm(NamedTuple):
-    """A norm of `reads`, whose last dimension it runs over: `hidden`, or heads of queries and keys.
+    """A norm over the last dimension of `reads`: `hidden`, or heads of queries and keys.
 
     part: the branch or end that it belongs to. kind: layernorm, rmsnorm or nonparametric. value:
     the tensor that it reads.
@@ -45,7 +45,7 @@ class Norm(NamedTuple):
 
 class Activation(NamedTuple):
     """The activation between the two products of an MLP. is_gated: whether it multiplies the
-    activation of one half of what it reads with the other half."""
+    activation of one half of its input with the other half."""
 
     part: str
     reads: Dims
@@ -90,9 +90,10 @@ class AttentionOp(NamedTuple):
     matrix products that write queries, and keys with values. is_causal: a query sees no later key.
     has_bias: a learned bias per head is added to the scores (T5's relative positions).
     has_slopes: a bias per head that follows from the distance is added to them (ALiBi).
-    has_sample_mask: each sample has a mask [s, s] of its own (GLM), so that masks have a batch
-    dimension. window: of a causal one, how many keys a query sees, itself among them; 0 for all.
-    is_rotary: queries and keys are turned by rotary positions. has_norms: they are normed.
+    has_sample_mask: each sample has a different mask [s, s] (GLM), so that masks have a batch
+    dimension. window: the number of keys that a query of a causal attention sees, itself included;
+    0 for all. is_rotary: rotary positions are applied to queries and keys. has_norms: queries and
+    keys are normalized.
     """
 
     part: str
@@ -115,13 +116,13 @@ class AttentionOp(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is causal or not, and nothing else."""
+        """Whether it has no variant other than being causal or not."""
         return not (self.has_bias or self.has_slopes or self.window or self.has_sample_mask)
 
     def counted_pairs(self, queries: int, keys: int) -> int:
-        """Pairs of a query and a key that FLOP are counted for. A causal attention's count in full;
-        of a window twice those that it sees, 2 s w - w^2, which for w = s is s^2 as well. queries:
-        of this rank; keys: of the whole sequence.
+        """Pairs of a query and a key that FLOP are counted for. Those of a causal attention count
+        in full; those of a window twice the ones it sees, 2 s w - w^2, which for w = s is s^2 as
+        well. queries: of this rank; keys: of the full sequence.
 
         >>> AttentionOp("attention", is_causal=True, window=2).counted_pairs(8, 8)
         28
@@ -143,8 +144,7 @@ Operation: TypeAlias = Union[
 @dataclass(frozen=True, eq=False)
 class OperatorGroup:
     """The operations of a layer or of an end of a stack. A layer that belongs to an end
-    (multi-token prediction) stands in its list as one operation. Layers of one kind are one
-    object."""
+    (multi-token prediction) is one operation of its list. Layers of one kind are one object."""
 
     operations: tuple[Operation, ...] = ()
 
@@ -182,13 +182,13 @@ class OperatorGroup:
 
     @cached_property
     def layers(self) -> tuple[OperatorGroup, ...]:
-        """The layers in it: of an end those of multi-token prediction, of a layer itself."""
+        """The layers in it: in an end those of multi-token prediction, in a layer itself."""
         inside = tuple(one for one in self.operations if isinstance(one, OperatorGroup))
         return inside or (self,) * bool(self.branches)
 
     @cached_property
     def weights(self) -> tuple[ParameterSpec, ...]:
-        """Its parameters in the order of the data, each once."""
+        """Its parameters in execution order, each once."""
         found = {w.name: w for one in self.flat for w in parameters_of(one)}
         return tuple(found.values())
 
@@ -202,7 +202,7 @@ def parameters_of(operation: Operation) -> tuple[ParameterSpec, ...]:
 
 @dataclass(frozen=True)
 class LayerStack:
-    """Layers in a row, with what stands before the first and after the last of them.
+    """A sequence of layers, with the ends before the first and after the last of them.
 
     prefix: of parameter names; those of a layer are relative to `{prefix}.N.`, where layers count
     from 0 in each stack. blocks: the layers; layers of one kind share one object, and kinds may
@@ -249,5 +249,5 @@ class LayerStack:
 
     @cached_property
     def has_logits(self) -> bool:
-        """Whether its exit gives logits, as that of a model's last stack does."""
+        """Whether its exit computes logits, as that of a model's last stack does."""
         return any(isinstance(operation, Loss) for operation in self.exit.operations)

@@ -1,15 +1,14 @@
 """A model's matrix products and parameters by named dimensions, without torch.
 
-What is split follows from the sharding law (sharding.py and tensor_grid.py: which axes split a
-dimension); which collectives a product needs follows
-from the contraction law, applied three times:
+The sharding law determines what is split (sharding.py and tensor_grid.py: which axes split a
+dimension); the contraction law, applied three times, determines the collectives of a product:
 
     forward  Y = X W      contracts what X and W share and Y lacks
     dX = dY W^T           contracts what Y and W share and X lacks
     dW = X^T dY           contracts what X and Y share and W lacks (batch: once a step, over dp)
 
 A reduced product is a row-parallel one and sends its result; a column-parallel one sends its input.
-What backward does not compute (dX or dW of what is frozen) it does not send: grad_flow.py.
+Backward sends no gradient that it does not compute (dX or dW of frozen parts): grad_flow.py.
 
 >>> qkv = MatMul("qkv", "attention", ("batch", "seq", "hidden"), ("hidden", "heads"),
 ...              ("batch", "seq", "heads"))
@@ -39,8 +38,8 @@ _SCATTER: tuple[Kind, ...] = ("reduce_scatter",)
 @dataclass(frozen=True)
 class ParameterSpec:
     """A parameter: its name inside the model, full shape and the name of each dimension. decays:
-    whether weight decay applies to it, as to all but norms and biases. view: that of the ranks in
-    which it lives (sharding.View), whose axes cut its dimensions."""
+    whether weight decay applies to it, as to all but norms and biases. view: the view of the ranks
+    (sharding.View) whose axes cut its dimensions."""
 
     name: str
     shape: tuple[int, ...]
@@ -50,7 +49,7 @@ class ParameterSpec:
 
     @cached_property
     def numel(self) -> int:
-        """Elements of the whole parameter."""
+        """Elements of the unsharded parameter."""
         return prod(self.shape)
 
     @cached_property
@@ -70,7 +69,7 @@ class ParameterSpec:
 
 
 class CollectivePhases(NamedTuple):
-    """Kinds of collectives of a product, such as `all_reduce`, in the order of their happening."""
+    """Kinds of collectives of a product, such as `all_reduce`, in the order in which they run."""
 
     forward: tuple[Kind, ...]
     backward: tuple[Kind, ...]
@@ -79,7 +78,7 @@ class CollectivePhases(NamedTuple):
 class GradNeeds(NamedTuple):
     """Which gradients backward computes at Y = X W + b.
 
-    x: dX. w: dW. y: any gradient at all, of this product or of what lies before it.
+    x: dX. w: dW. y: any gradient, of this product or of operations before it.
     """
 
     x: bool = True
@@ -93,11 +92,11 @@ class MatMul(NamedTuple):
     part: the heading under which reports count it. reads, weight, writes: the dimensions of X, W
     and Y. input_gradient: whether X can have a gradient. is_lookup: whether it is the lookup of
     rows in a table, which counts as the product of one-hot rows with it and computes nothing.
-    table: the module whose weight it multiplies by, where that is another's (a tied head). is_head:
-    whether it belongs to an output head, which low-precision training leaves in its wider dtype.
-    is_gathered: whether every rank needs the whole of Y, of which a column product writes a part.
-    value: the tensor that it reads (layer.py), which it saves for dW unless it is saved already;
-    empty where that takes nothing to speak of. weights: W and, where the model has biases, b.
+    table: the module whose weight it uses, if not its own (a tied head). is_head: whether it
+    belongs to an output head, which low-precision training leaves in its wider dtype. is_gathered:
+    whether every rank needs all of Y, of which a column product writes a part. value: the tensor
+    that it reads (layer.py), which it saves for dW unless it is saved already; empty where that is
+    negligible. weights: W and, where the model has biases, b.
     """
 
     name: str
@@ -125,7 +124,7 @@ class MatMul(NamedTuple):
 
     @property
     def bias(self) -> str:
-        """Name of b, which is there where the model has biases."""
+        """Name of b, which exists where the model has biases."""
         return f"{self.name}.bias"
 
     @property

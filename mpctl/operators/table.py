@@ -1,8 +1,8 @@
 """The operator table: a model as stacks of layers and their ends, without torch.
 
-The planner counts it and tests hold the built module against it: same parameter names, same local
-shapes, same collectives, byte by byte (matmul.py). With patterns of frozen parameters it also knows
-which gradients each layer and end still computes (grad_flow.py).
+The planner counts from it and tests compare the built module with it: same parameter names, same
+local shapes, same collectives, byte by byte (matmul.py). With patterns of frozen parameters it also
+knows which gradients each layer and end still computes (grad_flow.py).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, NamedTuple, TypeVar
 from mpctl.operators.grad_flow import GradFlow, StackGradFlow, find_flows
 from mpctl.operators.layer import LayerStack, OperatorGroup
 from mpctl.operators.matmul import Dims
-from mpctl.operators.matmul import ParameterSpec as ParameterSpec  # what the table is read for
+from mpctl.operators.matmul import ParameterSpec as ParameterSpec  # re-exported
 
 Span = tuple[int, int]
 Value = TypeVar("Value")
 
 
 class StackPart(NamedTuple):
-    """The operations of a slice, as far as memory goes: equal for slices of other layers of the
+    """The operations of a slice that determine its memory: equal for slices of other layers of the
     same kinds.
 
     layers: kinds of layers that have a backward, with their numbers. entry, exit: None where the
@@ -44,7 +44,8 @@ class StackPart(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StageSlice:
-    """What a pipeline stage has of one stack. Stages of equal layers share one (OperatorTable).
+    """The part of one stack that a pipeline stage holds. Stages of equal layers share one
+    (OperatorTable).
 
     layers: numbers within the stack. has_entry, has_exit: whether the stack's ends are here.
     """
@@ -67,7 +68,7 @@ class StageSlice:
 
     @cached_property
     def part(self) -> StackPart:
-        """What is here, whatever the numbers of its layers."""
+        """The operations of this slice, without the numbers of its layers."""
         stack, counts = self.stack, dict[OperatorGroup, int]()
         for count, flow in self.blocks:
             if flow.after:
@@ -90,7 +91,7 @@ class StageSlice:
 
 @dataclass(frozen=True)
 class OperatorTable:
-    """One model: its stacks in the order of the data. Layers are numbered through all of them.
+    """One model: its stacks in execution order. Layers are numbered through all of them.
 
     A parameter named in two places (a word table and the head tied to it, an encoder's table that
     the decoder reads too) is one; a stage that needs it holds one copy. freeze: patterns of the
@@ -131,15 +132,15 @@ class OperatorTable:
         )
 
     def boundary_needs(self, layer: int) -> tuple[bool, ...]:
-        """For each tensor of `boundary`, whether its gradient is sent back: where anything trained
-        lies before it, whatever the gradient's value."""
+        """For each tensor of `boundary`, whether its gradient is sent back: where anything before
+        it is trained, whatever the gradient's value."""
         at, before = self._at(layer)
         met = (_after(self.flows[at], before),) if before or not at else ()
         return (*met, *(flow.exit.after for flow in self.flows[max(at - 1, 0) : at]))
 
     def _at(self, layer: int) -> tuple[int, int]:
-        """(number of the stack that `layer` lies in, layers of that stack before it); of the number
-        behind the last layer, the last stack."""
+        """(number of the stack that contains `layer`, layers of that stack before it); for the
+        number after the last layer, the last stack."""
         for at, stack in enumerate(self.stacks[:-1]):
             if layer < stack.layers:
                 return at, layer
@@ -149,7 +150,7 @@ class OperatorTable:
     def stage_slices(
         self, spans: Sequence[Span], *, is_first: bool = True, is_last: bool = True
     ) -> tuple[StageSlice, ...]:
-        """What a stage of these layers has: a slice for each stack and span that meet.
+        """The contents of a stage of these layers: a slice for each stack and span that overlap.
 
         spans: [start, stop) in the numbering through all stacks. is_first, is_last: whether it is
         the first or last stage of the pipeline, which has the model's ends even without a layer.
@@ -164,8 +165,8 @@ class OperatorTable:
         )
 
     def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """What `make` finds of this table, which is asked once for each key: the layouts of a
-        search share their table, and ask for the same stages thousands of times."""
+        """The cached result of `make`, called once for each key: the layouts of a search share
+        their table, and ask for the same stages thousands of times."""
         if key not in self._found:
             self._found[key] = make()
         found: Value = self._found[key]
@@ -206,7 +207,7 @@ class OperatorTable:
     @cached_property
     def linear_layers(self) -> tuple[str, ...]:
         """The linear layers of all transformer layers by full name, `layers.0.attention.qkv`, in
-        the order of the data: those whose products low-precision training narrows."""
+        execution order: those whose products low-precision training narrows."""
         return tuple(
             f"{stack.prefix}.{layer}.{product.name}"
             for stack in self.stacks
@@ -217,7 +218,7 @@ class OperatorTable:
 
     @cached_property
     def numel(self) -> int:
-        """Parameters of the whole model, padding included, each once."""
+        """Parameters of the model, padding included, each once."""
         slices = self.stage_slices([(0, self.layers)])
         ends = {w.name: w.numel for part in slices for w in part.end_weights()}
         blocks = (w.numel for s in self.stacks for block in s.blocks for w in block.weights)
@@ -225,7 +226,7 @@ class OperatorTable:
 
 
 def _after(flow: StackGradFlow, layers: int) -> bool:
-    """Whether hidden states need a gradient behind so many layers of a stack."""
+    """Whether hidden states need a gradient after `layers` layers of a stack."""
     runs = (run_flow for run, run_flow in flow.runs if layers - 1 in run)
     return next(runs).after if layers else flow.entry.after
 

@@ -1,8 +1,8 @@
-"""What one product, norm or loss sends between the tensor-parallel ranks, in every tensor mode.
+"""Messages of one product, norm or loss between the tensor-parallel ranks, in every tensor mode.
 
 The planner lists these messages (estimate/layer_messages.py), the layers send them, and every run
 compares the two. With r rows (samples x positions of a micro batch), a product of [r, k] by [k, n]
-over a grid (tensor_grid.py) sends, in elements of whole messages:
+over a grid (tensor_grid.py) sends, in elements of full messages:
 
     1d    by the contraction law (matmul.py)
     2d    forward     q broadcasts of X's block r k / t along col, q of W's k n / q^2 along row
@@ -18,11 +18,11 @@ over a grid (tensor_grid.py) sends, in elements of whole messages:
           backward    all-gather of dY; for dX all-gather of W, reduce-scatter of dX; for dW
                       all-gather of X, reduce-scatter of dW
 
-A lookup in the word table sums the vectors of all words where each rank finds those of its own:
-one reduce-scatter over the axes that cut the vocabulary, of r h / hidden parts (in 2.5d of this
-depth's rows), and an all-gather in backward. Norms over hidden states that are cut exchange the
-statistics of their rows, in float32 at least: layernorm gathers a mean and a sum of squares of each
-part forward and sums two numbers a row backward, rmsnorm sums one each way.
+In a lookup in the word table each rank finds the vectors of its words, and these are summed: one
+reduce-scatter over the axes that cut the vocabulary, of r h / hidden parts (in 2.5d of this depth's
+rows), and an all-gather in backward. Norms over hidden states that are cut exchange the statistics
+of their rows, in float32 at least: layernorm gathers a mean and a sum of squares of each part
+forward and sums two numbers a row backward, rmsnorm sums one each way.
 
 By hand, 2d with q=2, r=8, k=n=4: forward 2 x 8 elements along col and 2 x 4 along row.
 
@@ -42,7 +42,7 @@ Direction = Literal["forward", "backward"]
 
 
 class TensorMessage(NamedTuple):
-    """`count` equal collectives over the group `axis` of the grid; elements: of the whole message.
+    """`count` equal collectives over the group `axis` of the grid; elements: of the full message.
     is_float: whether they are float32 at least, whatever the training dtype is."""
 
     axis: str
@@ -152,8 +152,8 @@ def _three_dimensions(
 def norm_messages(
     grid: TensorGrid, norm: str, rows: int, *, goes_back: bool
 ) -> list[TensorMessage]:
-    """Messages of one norm over hidden states of so many whole rows. goes_back: whether backward
-    computes the gradient of its input."""
+    """Messages of one norm over hidden states of `rows` rows, before they are cut. goes_back:
+    whether backward computes the gradient of its input."""
     if grid.hidden_parts == 1:
         return []
     axis, own = grid.kind_of(grid.hidden_axes), rows // grid.sample_parts

@@ -1,4 +1,4 @@
-"""Plans side by side: the settings in which they differ and what each costs.
+"""Plans side by side: the settings in which they differ and the costs of each.
 
 A variant is a job, `demo`; a job with settings, `demo,tp=1,dp=2`; or settings alone, over the first
 job: `tp=1,dp=2`. Settings are named as for --set.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mpctl.estimate.job import Estimate
 
 
-# Warnings of what a job's runtime does not run: the estimate is as if it did.
+# Warnings of settings that a job's runtime does not run: the estimate is as if it did.
 class CompareDocument(TypedDict):
     """Schema mpctl.compare/2: several jobs, each list with an entry a job.
 
@@ -46,7 +46,7 @@ DESCRIPTIONS = ("name", "description", "source")  # keys that are no settings
 def load_variants(
     texts: Sequence[str], overrides: Overrides
 ) -> list[tuple[str, Plan]]:  # fmt: skip
-    """Each text with the legal plan of the job that it names; overrides hold for all.
+    """Each text with the legal plan of the job that it names; overrides apply to all.
 
     Raises InputError with the issues of every variant, and where there is nothing to compare.
     """
@@ -66,7 +66,7 @@ def load_variants(
 
 
 def _split(text: str, first: str) -> list[str]:
-    """The job and its settings; commas inside a list's brackets part nothing."""
+    """The job and its settings; commas inside a list's brackets do not separate."""
     words: list[str] = []
     for word in text.split(","):
         if words and words[-1].count("[") > words[-1].count("]"):
@@ -97,7 +97,6 @@ def compare_document(variants: Sequence[tuple[str, Plan]]) -> CompareDocument:
 
 
 def _warnings(plan: Plan) -> list[IssueEntry]:
-    """What `mpctl plan` warns of, except that it does not fit."""
     noted = (c for c in plan.checks if c.status != "ok" and c.rule != "memory-fits")
     return [check.issue.as_dict() for check in noted]
 
@@ -114,8 +113,8 @@ def _flat(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
 
 
 def _figures(estimate: Estimate) -> dict[str, float | None]:
-    """Parameters, memory, time where it can be stated, and by axis the bytes of messages, of a rank
-    of each stage together, and those that a rank of the stage that sends most sends."""
+    """Parameters, memory, time where it can be stated, and by axis the bytes of messages of one
+    rank of each stage, summed, and the bytes that a rank sends in the stage that sends most."""
     time = estimate.time
     figures: dict[str, float | None] = {"parameters": estimate.parameters}
     figures["peak_bytes"] = estimate.fullest_stage.device_bytes

@@ -55,8 +55,8 @@ class GroupSummary(TypedDict):
 
 
 class RankEntry(TypedDict):
-    """Where one rank sits, its coordinate along each axis, and the layers that it holds; without a
-    model none. stacks: those of an encoder-decoder."""
+    """Where one rank is placed, its coordinate along each axis, and the layers that it holds; none
+    without a model. stacks: those of an encoder-decoder."""
 
     rank: int
     node: int
@@ -81,15 +81,15 @@ class PlanDocument(TypedDict):
     """Schema mpctl.plan/2: what `mpctl plan --json` prints.
 
     links: levels of links, the node first: ranks of the job under one network of a level, how many
-    networks there are, and what leaves one. within: of each kind of groups, the name of the
-    innermost level that holds all of them; None where none does. tensor_grid: ranks along each axis
-    of the grid of tp ranks, the fastest-varying first; {"tp": t} in 1d. tensor_depth: that of 2.5d,
-    else None. ranks: of a small world, or where they are wanted. runtimes: the same layout under
-    those of `--runtimes`.
+    networks there are, and the bandwidth that leaves one. within: for each kind of group, the name
+    of the innermost level that contains all groups of the kind; None where none does. tensor_grid:
+    ranks along each axis of the grid of tp ranks, the fastest-varying first; {"tp": t} in 1d.
+    tensor_depth: that of 2.5d, else None. ranks: in a small world, or on request. runtimes: the
+    same layout under those of `--runtimes`.
 
-    Of a plan with a model: stages, the layers of each; summary (PlanSummary); communication, with
-    `layer`, a block of the first stack and one micro batch, `step_by_stage`, the messages of one
-    rank of each stage (MessageCount), and `validation_by_stage`, those of one validation of the
+    A plan with a model also has: stages, the layers of each; summary (PlanSummary); communication,
+    with `layer`, a block of the first stack and one micro batch, `step_by_stage`, the messages of
+    one rank of each stage (MessageCount), and `validation_by_stage`, those of one validation of the
     first replica; memory by stage (StageMemory), and the bytes of one checkpoint; time by part.
     """
 
@@ -128,8 +128,8 @@ def plan_document(
     plan: Plan, topology: Topology, *, kinds: tuple[str, ...] | None, ranks: bool,
     runtimes: Sequence[UnderRuntime] = (),
 ) -> PlanDocument:  # fmt: skip
-    """The plan as JSON. kinds: of groups, to be listed whole; ranks: list every rank; runtimes: the
-    same layout under other runtimes, where that was asked for.
+    """The plan as JSON. kinds: kinds of groups to list in full; ranks: list every rank; runtimes:
+    the same layout under other runtimes, if requested.
 
     With kinds None, everything of a small world is listed and a summary of a large one.
     """
@@ -234,7 +234,7 @@ def stack_layers(layout: JobLayout, spans: Iterable[Span]) -> StackSpans | None:
 
 
 def rank_document(plan: Plan, topology: Topology, rank: int) -> RankDocument:
-    """One rank: where it sits, what it holds and every group that it is in.
+    """One rank: its place, its layers and every group that it is in.
 
     Raises InputError where there is no such rank.
     """
@@ -253,7 +253,7 @@ def rank_document(plan: Plan, topology: Topology, rank: int) -> RankDocument:
         **rank_entry(plan, topology, rank),  # type: ignore[typeddict-item]  # no tensor_blocks
         "groups": {kind: list(group) for kind, group in groups.items() if group is not None},
     }
-    from mpctl.planning.tensor_modes import rank_blocks  # a plan has no use for the rest of it
+    from mpctl.planning.tensor_modes import rank_blocks  # a plan without `--rank` does not need it
 
     if blocks := rank_blocks(plan, topology, rank):
         document["tensor_blocks"] = {
@@ -282,8 +282,8 @@ def communication_entry(estimate: Estimate) -> Json:
 
 
 def _block_entry(block: BlockTraffic) -> Json:
-    """Collectives over tp of one block: an entry a parallel layer, `attention`, one of `norms`
-    where these send anything (2d, 2.5d, 3d), then the totals."""
+    """Collectives over tp of one block: an entry for each parallel layer, such as `attention`, one
+    for `norms` where these send anything (2d, 2.5d, 3d), then the totals."""
     parts = {name: _traffic_entry(part) for name, part in block.parts.items()}
     if block.mode != "1d":
         for name, part in block.parts.items():
@@ -298,7 +298,6 @@ def _traffic_entry(part: PartTraffic) -> Json:
 
 
 def _sent_entry(sent: PartTraffic) -> Json:
-    """Collectives of one kind over the groups of one axis of tp's grid."""
     first = sent.messages[0]
     return {
         "axis": first.axis,
@@ -310,7 +309,7 @@ def _sent_entry(sent: PartTraffic) -> Json:
 
 
 def time_entry(time: StepTime | str) -> Json:
-    """The step's time by part, with the band in which 9 of 10 measured steps lie, or why it cannot
+    """The step's time by part, with the band that contains 9 of 10 measured steps, or why it cannot
     be stated."""
     if isinstance(time, str):
         return {"step_seconds": None, "reason": time}

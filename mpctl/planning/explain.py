@@ -1,7 +1,7 @@
 """The figures of a plan with the formulas that gave them: `mpctl plan JOB --explain [FIGURE ...]`.
 
 A figure's name is a path, `communication.stage-0.tp`; the beginning of a path names all figures
-below it. Those of memory and time come from estimate/, those of communication are made here.
+below it. Those of memory and time come from estimate/, those of communication are computed here.
 
 By hand, `communication.phi` of 4 samples of 512 tokens, hidden 1024, in bf16: 4 x 512 x 1024 x 2
 = 4 MiB.

@@ -1,7 +1,7 @@
 """The settings of a job that make up its layout, as one value, and in words.
 
-A layout is what may differ between two ways to run one job: axis sizes, their order, how the
-pipeline is cut and run, micro batch, recomputation, sequence parallelism, ZeRO, tensor mode. A
+A layout is everything that may differ between two ways to run one job: axis sizes, their order, how
+the pipeline is cut and run, micro batch, recomputation, sequence parallelism, ZeRO, tensor mode. A
 search compares layouts by these values; a plan that does not fit names changes of them.
 
 >>> layout = LayoutSettings(tp=8, dp=32, pp=16, vpp=6, recompute="full")
@@ -61,8 +61,9 @@ else:
 
 
 class LayoutSettings(_Fields):
-    """The settings of a layout under their names in a job file; dp is what the other axes leave.
-    tensor_depth: d of 2.5d, also where the job leaves it open; None in the other tensor modes."""
+    """The settings of a layout under their names in a job file; dp follows from the other axes.
+    tensor_depth: d of 2.5d, filled in where the job does not state it; None in the other tensor
+    modes."""
 
     __slots__ = ()
 
@@ -89,7 +90,7 @@ class LayoutSettings(_Fields):
 
     @property
     def layer_key(self) -> tuple[Any, ...]:
-        """The fields that the seconds of a layer follow from, whatever the pipeline."""
+        """The fields that determine the seconds of a layer; the pipeline's are not among them."""
         key: tuple[Any, ...] = _OF_LAYER(self)
         return key
 
@@ -130,7 +131,7 @@ def layout_of(job: JobSpec) -> LayoutSettings:
 
 
 def _depth(job: JobSpec) -> int | None:
-    """The depth of the job's grid; where its tp is none, the depth that was given."""
+    """The depth of the job's grid; where its tp forms no grid, the depth that the job states."""
     p = job.parallel
     if p.tensor_mode != "2.5d":
         return None
@@ -139,7 +140,8 @@ def _depth(job: JobSpec) -> int | None:
 
 
 def layout_text(layout: LayoutSettings) -> str:
-    """`tp 8 dp 32 pp 16 vpp 6, micro batch 1, recompute full`: what is not 1, none or off."""
+    """`tp 8 dp 32 pp 16 vpp 6, micro batch 1, recompute full`: all settings that are not 1, none or
+    off."""
     axes = {**layout.sizes, "vpp": layout.vpp}
     settings = [
         (layout.schedule not in ("1f1b", "interleaved"), layout.schedule),
@@ -157,7 +159,7 @@ def layout_text(layout: LayoutSettings) -> str:
 
 
 def tensor_mode_text(layout: LayoutSettings) -> str:
-    """What stands behind the size of tp: ` (2d)`, ` (2.5d, depth 2)`; nothing for 1d."""
+    """The text after the size of tp: ` (2d)`, ` (2.5d, depth 2)`; nothing for 1d."""
     if layout.tensor_mode == "1d":
         return ""
     depth = f", depth {layout.tensor_depth}" if layout.tensor_depth else ""
@@ -165,10 +167,10 @@ def tensor_mode_text(layout: LayoutSettings) -> str:
 
 
 def changed_settings(here: LayoutSettings, there: LayoutSettings) -> dict[str, SettingValue]:
-    """The settings of a job that lead from one layout to another: `{"parallel.tp": 4}`.
+    """The settings of a job that turn one layout into another: `{"parallel.tp": 4}`.
 
-    dp is not among them: it follows from the other axes. A depth that another tensor mode than 2.5d
-    does not have is None, which leaves the setting out.
+    dp is not among them: it follows from the other axes. A tensor mode without a depth has the
+    value None, which removes the setting.
     """
     values = there._asdict()
     return {

@@ -1,8 +1,8 @@
 """A plan: one job with everything that follows from it, as one frozen value.
 
-`make_plan` never prints and never fails on a bad layout: the checks say what is wrong, and what
-cannot be known without a legal layout is None. It searches nothing: layouts that fit, near one that
-does not, are added by whoever shows the plan (search/nearest.py).
+`make_plan` never prints and never fails on a bad layout: the checks report errors, and figures that
+need a legal layout are None. It does not search: the caller that shows the plan adds nearby layouts
+that fit (search/nearest.py).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from mpctl.estimate.job import Estimate
     from mpctl.layout.job_layout import JobLayout, Stages
 
-# Settings over a job as they were typed or as a program gives them, by full or short name:
+# Settings that override those of a job, from a command line or a program, by full or short name:
 # {"parallel.tp": 2, "model": "gpt2"}. They are checked when the job is read.
 Overrides = Mapping[str, object]
 
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """A complete job and what is known of it before it runs.
+    """A complete job and its checks and estimates.
 
-    checks: every rule's answer. topology: which rank sits where; None where the axes do not fill
+    checks: every rule's answer. topology: the place of every rank; None where the axes do not fill
     the world. estimate: messages, memory and time of a legal job with a model, else None. nearest:
     where the job does not fit its devices, layouts that do.
     """
@@ -72,13 +72,14 @@ class Plan:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the fullest rank's memory is on its device; None without a model or a device."""
+        """Whether the fullest rank fits the memory of its device; None without a model or a
+        device."""
         answers = (check.status == "ok" for check in self.checks if check.rule == "memory-fits")
         return next(answers, None)
 
     def evaluate(self) -> Plan:
-        """The same plan, with every figure of its estimate computed: what fails does so here, and
-        not while something is printed."""
+        """The same plan, with every figure of its estimate computed: errors are raised here, not
+        while something is printed."""
         if (estimate := self.estimate) is not None:
             for figure in ("memory", "time", "blocks", "messages", "checkpoint_bytes"):
                 getattr(estimate, figure)
@@ -98,9 +99,9 @@ def load_plan(
 ) -> Plan:
     """The legal plan of a job file or job preset.
 
-    overrides: settings by full or short name. rules: what the job is checked against, in place of
-    all rules. Raises InputError with every issue at once: those of the schema, and those of the
-    rules that can still be checked.
+    overrides: settings by full or short name. rules: the rules to check, instead of all. Raises
+    InputError with every issue at once: those of the schema, and those of the rules that can still
+    be checked.
     """
     rules = RULES if rules is None else rules
     loaded = load_partial(source, overrides)
@@ -120,7 +121,8 @@ def make_plan(
 ) -> Plan:
     """The plan of a complete job: its checks and, where they allow it, topology and estimates.
 
-    checked: the answers of `check_job`, where it was called before; draft: what it was given.
+    checked: the answers of `check_job`, where it was called before; draft: the draft it was called
+    with.
     """
     draft = draft or LayoutDraft(job)
     checks = tuple(check_job(job, draft=draft) if checked is None else checked)

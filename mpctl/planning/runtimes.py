@@ -2,7 +2,7 @@
 
 A plan is made for one runtime. The default is mpctl's own, because that is what `mpctl launch`
 starts: a default that depended on the device would plan one thing and launch another. A plan on
-GPUs for which no runtime was named says so, and gives the step under the others.
+GPUs without a named runtime reports this, with the step time under the others.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ FIGURES = (
 class UnderRuntime(NamedTuple):
     """A layout under one runtime.
 
-    runtime: its name; missing: in words, what of the layout it does not run, or why it refuses the
-    job; plan: None where something is missing.
+    runtime: its name; missing: in words, settings that it does not run, or why it refuses the job;
+    plan: None where something is missing.
     """
 
     runtime: str
@@ -54,7 +54,7 @@ class UnderRuntime(NamedTuple):
 
     def as_dict(self) -> Json:
         """The entry of `runtimes` in mpctl.plan/2. emit: launchers of `--emit` that run this
-        software. Where something is not run, every figure is None."""
+        software. If `missing` is not empty, every figure is None."""
         summary = to_json(plan_summary(self.plan) if self.plan else PlanSummary())
         return {
             "runtime": self.runtime,
@@ -66,13 +66,13 @@ class UnderRuntime(NamedTuple):
 
 
 def is_open(job: JobSpec) -> bool:
-    """Whether the job is for GPUs and nobody said which software trains it."""
+    """Whether the job is for GPUs and does not name the software that trains it."""
     return job.training.is_runtime_default and job.device_kind not in (None, "cpu")
 
 
 def open_text(job: JobSpec) -> str:
-    """What an answer for a job whose runtime is open (`is_open`) is of: `mpctl, as no --runtime was
-    given; never measured on NVIDIA H100-SXM5-80GB`."""
+    """The runtime that an answer for a job without a named one (`is_open`) assumes: `mpctl, as no
+    --runtime was given; never measured on NVIDIA H100-SXM5-80GB`."""
     runtime, device = job.training.runtime, job.cluster.device
     text = f"{runtime}, as no --runtime was given"
     if device is None or job.cluster.spread or device.name in get_profile(runtime).seen.devices:
@@ -81,14 +81,14 @@ def open_text(job: JobSpec) -> str:
 
 
 def other_runtimes(job: JobSpec) -> list[str]:
-    """The runtimes of today that run on the job's devices, without its own: first those whose
+    """The current runtimes that run on the job's devices, except the job's own: first those whose
     figures were measured on such a device."""
     today = runtimes_of_today(job.cluster, job.device_kind)
     return [name for name in today if name != job.training.runtime]
 
 
 def runtimes_of_today(cluster: ClusterSpec, kind: str | None) -> list[str]:
-    """The runtimes of today that run on devices of a kind: first those whose figures were measured
+    """The current runtimes that run on devices of a kind: first those whose figures were measured
     on the cluster's device."""
     device = cluster.device.name if cluster.device else ""
     profiles = {
@@ -100,8 +100,8 @@ def runtimes_of_today(cluster: ClusterSpec, kind: str | None) -> list[str]:
 
 
 def _readable(names: Iterable[str]) -> Iterator[tuple[str, RuntimeProfile]]:
-    """The profiles of these names but for files of one's own that are wrong: a job that names such
-    a file is refused, the others have nothing to do with it."""
+    """The profiles of these names, skipping a user's files that are invalid: only a job that names
+    such a file is refused."""
     for name in names:
         try:
             yield name, get_profile(name)
@@ -122,8 +122,8 @@ def runtime_of(launcher: str, kind: str) -> str | None:
 
 
 def named_runtimes(text: str, job: JobSpec) -> list[str]:
-    """The runtimes that `--runtimes` names: `megatron-core,torchtitan`, or `all` of today that run
-    on the job's devices. Raises InputError for a name that is none."""
+    """The runtimes that `--runtimes` names: `megatron-core,torchtitan`, or with `all` the current
+    ones that run on the job's devices. Raises InputError for an unknown name."""
     if text == ALL:
         return runtimes_of_today(job.cluster, job.device_kind)
     names = list(dict.fromkeys(text.split(",")))
@@ -150,7 +150,7 @@ def _under(plan: Plan, runtime: str) -> UnderRuntime:
 
 
 def with_runtime(job: JobSpec, runtime: str) -> JobSpec:
-    """A complete job for another runtime, everything else as it is."""
+    """A complete job for another runtime, everything else unchanged."""
     training = job.training.model_copy(update={"runtime": runtime})
     return job.model_copy(update={"training": training})
 

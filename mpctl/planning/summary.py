@@ -1,8 +1,9 @@
-"""A plan in short: verdict, training settings, main figures and links, the same in every output.
+"""The summary of a plan: verdict, training settings, main figures and links, the same in every
+output.
 
 Text, JSON and page take them from here, so that they cannot disagree. There are two figures of
-memory: `allocated` is what the job's tensors take at the peak, `on the device` what the device's
-own tools show (with the allocator's reserve and the libraries' context); only the second decides
+memory: `allocated` counts the job's tensors at the peak, `on the device` is the figure of the
+device's tools (with the allocator's reserve and the libraries' context); only the second decides
 whether a job fits. And two of speed: model FLOP are those of the model, hardware FLOP include
 recomputation (arXiv 2205.05198, section 6.1).
 """
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class TrainingEntry(TypedDict):
-    """How the model is trained; what a search varies is None.
+    """How the model is trained; fields that a search varies are None.
 
-    dtype_is_auto: whether the data type followed from the device. micro_batches: of a step on each
-    pipeline. runtime_is_default: whether nobody named the runtime.
+    dtype_is_auto: whether the data type follows from the device. micro_batches: micro batches of a
+    step on each pipeline. runtime_is_default: whether the job names no runtime.
     """
 
     dtype: str
@@ -47,8 +48,8 @@ class TrainingEntry(TypedDict):
 def training_settings(job: JobSpec, searched: Collection[str] | None = None) -> TrainingEntry:
     """The settings of training that every output states.
 
-    searched: of a search, the settings that vary, by the names of the entry; they are None, as is
-    the number of micro batches, which follows from them.
+    searched: the settings that a search varies, by the names of the entry; they are None, as is the
+    number of micro batches, which follows from them.
     """
     t, free = job.training, searched or ()
     return {
@@ -84,11 +85,11 @@ def _given(value: int | str | None) -> str:
 
 
 class PlanSummary(NamedTuple):
-    """Main figures of a plan, bytes and FLOP/s of one rank; None for what is not known.
+    """Main figures of a plan, bytes and FLOP/s of one rank; None if unknown.
 
     fits: whether the fullest rank's device_bytes leave headroom_percent of device_memory_bytes
     free. fullest_stage: the stage of that rank. step_seconds_low, step_seconds_high: 9 of 10
-    measured steps lie between.
+    measured steps are between them.
     """
 
     fits: bool | None = None
@@ -165,7 +166,7 @@ def model_text(estimate: Estimate) -> str:
 
 
 def verdict(plan: Plan) -> str:
-    """Whether the plan fits its devices, in one line, and what is left or lacking."""
+    """Whether the plan fits its devices, and the bytes that are left or lacking, in one line."""
     if plan.estimate is None:
         return "legal; memory and time are not estimated: no model is named (--model NAME)"
     return plan.estimate.verdict
@@ -282,8 +283,8 @@ def find_holder_name(plan: Plan, topology: Topology, kind: str) -> str | None:
 
 
 def link_entries(plan: Plan, topology: Topology) -> list[Json]:
-    """The levels of links, the node first: ranks under each network, how many there are, and what
-    leaves one."""
+    """The levels of links, the node first: ranks under each network, the number of networks, and
+    the bandwidth that leaves one."""
     node = LinkLevel("node", topology.gpus_per_node)
     return [
         {

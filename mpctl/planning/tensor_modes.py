@@ -1,16 +1,16 @@
-"""One job in every tensor mode: costs in symbols, its own numbers, and what each rank holds.
+"""One job in every tensor mode: costs in symbols, the job's figures, and the blocks of each rank.
 
 For each number of tensor-parallel ranks the comparison has 1d, 2d, 2.5d with each depth from 2 on
-(grid_depths) and 3d. Everything else of the job stays, but for sequence parallelism, which is 1d's:
+(grid_depths) and 3d. The rest of the job stays, except that sequence parallelism exists in 1d only:
 other modes are planned without it. A mode that the rules refuse is listed with their reason.
 
 The first five columns of costs are those of Colossal-AI's documentation of 1D, 2D, 2.5D and 3D
 tensor parallelism (docs/features, "Efficiency"): of one layer Y = X W on P ranks, forward and
-backward, with collectives as rings. `sent` and `hops` are the same two of communication for what
-mpctl sends (operators/tensor_messages.py), with X, W and Y of as many elements, which is the unit.
+backward, with collectives as rings. `sent` and `hops` are bandwidth and latency of mpctl's messages
+(operators/tensor_messages.py), with X, W and Y of equally many elements, which is the unit.
 
 A rank's blocks are those of X [samples, hidden], the hidden states of a micro batch before an MLP,
-W [hidden, ffn], its first matrix, and Y [samples, ffn] behind it (tensor_grid.py has the cuts).
+W [hidden, ffn], its first matrix, and Y [samples, ffn], its result (tensor_grid.py has the cuts).
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ def grid_sizes(grid: TensorGrid) -> GridSizes:
 class TensorModeEntry(TypedDict):
     """The job in one tensor mode.
 
-    axes: of its grid, None where the ranks are none. costs: by column, a symbol and its value on
-    the grid. issues: why it cannot run, empty where it can. layer: LayerFigures of this job. step:
-    between the tensor-parallel ranks, sent_bytes of a rank of the stage that sends most and
+    axes: of its grid, None where the ranks form no grid. costs: by column, a symbol and its value
+    on the grid. issues: why it cannot run, empty where it can. layer: LayerFigures of this job.
+    step: between the tensor-parallel ranks, sent_bytes of a rank of the stage that sends most and
     tensor_seconds of step_seconds; peak_bytes, and whether it fits.
     """
 
@@ -143,8 +143,8 @@ class TensorModeEntry(TypedDict):
 class TensorModesDocument(TypedDict):
     """Schema mpctl.tensor-modes/1: what `mpctl plan --compare-tensor-modes --json` prints.
 
-    columns: what each column of costs means; changed: settings of the job that modes other than 1d
-    do not have and that were left out for them.
+    columns: what each column of costs means; changed: settings of the job that only 1d has and that
+    the other modes leave out.
     """
 
     schema: Literal["mpctl.tensor-modes/1"]
@@ -160,7 +160,8 @@ Settings = dict[str, object]
 
 
 def mode_choices(tp: int) -> list[tuple[TensorMode, int | None]]:
-    """Tensor modes of so many ranks with their depths; one that has no grid comes once as well.
+    """Tensor modes of `tp` ranks with their depths; a mode without a grid of so many ranks is
+    listed once.
 
     >>> mode_choices(8), mode_choices(6)[2:]
     ([('1d', None), ('2d', None), ('2.5d', 2), ('3d', None)], [('2.5d', None), ('3d', None)])
@@ -172,7 +173,8 @@ def mode_choices(tp: int) -> list[tuple[TensorMode, int | None]]:
 
 
 def same_as_2d(tp: int, mode: str, depth: int | None, where: str) -> Issue | None:
-    """Why a mode is not compared: 2.5d of depth 1 is exactly 2d. where: of the issue."""
+    """Why a mode is not compared: 2.5d of depth 1 is exactly 2d. where: the place named in the
+    issue."""
     axes = grid_axes(mode, tp, depth)
     if axes and axes.get("depth") == 1:
         message = f"{tp} ranks are one layer of 2.5d, which is 2d"
@@ -212,7 +214,7 @@ def tensor_modes_document(
 
 
 def mode_settings(job: JobSpec, tp: int, mode: str, depth: int | None) -> Settings:
-    """The settings that give a job this tensor mode; replicas are what other ranks leave."""
+    """The settings that give a job this tensor mode; replicas take the remaining ranks."""
     settings: Settings = {"parallel.tensor_mode": mode, "parallel.tensor_depth": depth}
     if tp != job.parallel.tp:
         settings |= {"parallel.tp": tp, "parallel.dp": None}
@@ -299,7 +301,7 @@ def held_blocks(
 ) -> tuple[HeldBlock, HeldBlock, HeldBlock]:
     """The blocks of X, W and Y of one rank of the grid, by its number in the tp group.
 
-    sizes: whole `samples`, `hidden` and `ffn`. Raises ValueError where the grid does not divide
+    sizes: unsharded `samples`, `hidden` and `ffn`. Raises ValueError where the grid does not divide
     them.
     """
     coords, (ffn, hidden) = grid.coords(rank), grid.weight_axes(("ffn", "hidden"))
@@ -316,7 +318,7 @@ def held_blocks(
 
 
 def rank_blocks(plan: Plan, topology: Topology, rank: int) -> tuple[HeldBlock, ...]:
-    """The blocks of one rank of the world; none in 1d and of a plan that is not estimated."""
+    """The blocks of one rank of the world; none in 1d or without an estimate."""
     model, grid = plan.job.model, job_grid(plan.job)
     if model is None or plan.layout is None or grid.mode == "1d":
         return ()

@@ -1,9 +1,9 @@
-"""What ranks send: in one layer, and each rank to each other rank in a step.
+"""Bytes that ranks send: in one layer, and from each rank to each other rank in a step.
 
-Bytes sent are those of rings, on the average rank: of a message of t ranks (t-1)/t for each phase,
-of which an all-reduce has two; a library may choose a tree for small messages. A collective of t
-ranks takes t - 1 hops for each phase, one after the other. An all-to-all sends 1/t to every other
-rank.
+Bytes sent are those of rings, averaged over ranks: (t-1)/t of a message among t ranks for each
+phase, of which an all-reduce has two; a library may choose a tree for small messages. A collective
+of t ranks takes t - 1 hops for each phase, one after the other. An all-to-all sends 1/t to every
+other rank.
 
 By hand, tp 2 in 1d, two all-reduces of 3 MiB forward and two backward: 4 collectives of 2 hops, and
 4 x 2 x 1/2 x 3 = 12 MiB sent.
@@ -36,11 +36,11 @@ from mpctl.topology import Topology
 class LayerFigures(NamedTuple):
     """One layer, micro batch and rank.
 
-    flops: forward and backward, with what is recomputed. parameter_bytes, saved_bytes: of
-    parameters, and of what forward leaves for backward. sent_bytes: over rings between the
-    tensor-parallel ranks; traffic: bytes of whole messages by group and kind, `col broadcast`.
-    collectives: how many; hops: steps of their rings, one after the other. tensor_seconds: of those
-    messages, as far as no computation hides them; None where they cannot be timed.
+    flops: forward and backward, recomputation included. parameter_bytes, saved_bytes: of
+    parameters, and of activations that forward saves for backward. sent_bytes: over rings between
+    the tensor-parallel ranks; traffic: bytes of full messages by group and kind, `col broadcast`.
+    collectives: their number; hops: steps of their rings, one after the other. tensor_seconds:
+    exposed seconds of those messages; None where they cannot be timed.
     """
 
     flops: float
@@ -82,7 +82,7 @@ def _first(layout: JobLayout) -> tuple[LayerStack, GradFlow]:
 
 def sent_bytes(messages: Iterable[Message | MessageCount], ranks: Mapping[str, int]) -> float:
     """Bytes that a rank sends, on the average, where collectives are rings of so many ranks; a
-    message to one other rank is sent whole."""
+    message to one other rank is sent in full."""
     return sum(m.count * sent_by_rank(m.kind, m.bytes, ranks[m.axis]) for m in messages)
 
 
@@ -137,7 +137,6 @@ def sent_to(kind: str, size: int, group: Sequence[int], rank: int) -> Iterator[t
 def _group(
     estimate: Estimate, topology: Topology, rank: int, message: MessageCount
 ) -> Sequence[int]:  # fmt: skip
-    """The ranks that the message is sent between."""
     group = topology.group(rank, message.axis)
     if message.what == "shared parameters":
         holders = [s for s, messages in enumerate(estimate.messages) if message in messages]
@@ -146,7 +145,7 @@ def _group(
 
 
 def _add_pipeline(traffic: RankTraffic, estimate: Estimate, topology: Topology) -> None:
-    """Add what pipeline stages send each other: hidden states and their gradients."""
+    """Add the messages between pipeline stages: hidden states and their gradients."""
     first_stage = topology.group(0, *(axis for axis in AXIS_NAMES if axis != "pp"))
     stride = topology.strides["pp"]
     for (sender, receiver), size in handed_over(estimate.layout).items():

@@ -1,10 +1,9 @@
 """Lower bounds of a step's seconds, for many layouts at once.
 
-Of the estimate (estimate/time.py) only what certainly comes is counted: kernels or their host,
-whichever take longer; no message between stages; of messages that may be sent while something is
-computed, the part that nothing hides. Stage k of a pipeline, whose stages take W_j = F_j + B_j for
-a micro batch, starts when those before it have run one forward each, and they run one backward each
-when it is done:
+Of the estimate (estimate/time.py) only unavoidable seconds are counted: kernels or their host,
+whichever take longer; no message between stages; the exposed part of messages that may overlap with
+computation. Stage k of a pipeline, whose stages take W_j = F_j + B_j for a micro batch, starts when
+those before it have run one forward each, and they run one backward each when it is done:
 
     step >= m W_k + sum of W_j over j < k        with chunks, of the first chunk's W_j;
                                                  under zero-bubble, of F_j alone
@@ -75,9 +74,8 @@ class CostBounds(NamedTuple):
     """Costs of one micro batch that all layouts of a layer key share.
 
     whole: all layers and ends. layer, most: the fastest and the slowest layer. ends: all ends
-    together. exit: what stands after the last layer. numel, trained: elements on a rank of the
-    smallest layer, all of them and those with gradients. goes_back: whether every layer has a
-    backward.
+    together. exit: the end after the last layer. numel, trained: elements on a rank of the smallest
+    layer, all of them and those with gradients. goes_back: whether every layer has a backward.
     """
 
     whole: PassBound
@@ -108,7 +106,7 @@ class StepTimeBound:
         self.evaluator, self.space = evaluator, evaluator.space
         self.known_costs: dict[tuple[Any, ...], CostBounds | None] = {}
         host, slow = evaluator.profile.host, evaluator.speed.host
-        # of a pass over a chunk, without those of its layers: alone, and in a pipeline
+        # host seconds of a pass over a chunk, without those of its layers: alone, and in a pipeline
         self.host = slow * (host.micro_batch + 0.0), slow * (host.micro_batch + host.message)
         self.host_step = slow * host.step
 
@@ -136,7 +134,7 @@ class StepTimeBound:
                     numel, trained = (sum(w.local_numel(views) for w in ws) for ws in weights)
                     sizes.append((numel, trained, kind.after))
                 ends += [(1, pass_bound(operators.end(e), slow)) for e in (flow.entry, flow.exit)]
-            head = OpTimes()  # where the runtime fills stages, the loss may lie on the next one
+            head = OpTimes()  # where the runtime fills stages, the loss may be on the next one
             head.add(operators.end(table.flows[-1].exit))
             if self.space.runs.fills_stages:
                 head.add(operators.loss(table.flows[-1].exit), -1)
@@ -160,7 +158,7 @@ class StepTimeBound:
         return one.with_sizes({FILLING: self.space.world // chosen_ranks(one.sizes)})
 
     def of_axes_quickly(self, axes: LayoutSettings) -> float:
-        """No more than `of_axes`: as if nothing were recomputed, so that few layer keys are timed
+        """At most `of_axes`: the bound without recomputation, so that few layer keys are timed
         before something is ruled out."""
         return self.of_axes(axes._replace(recompute="none"))
 
@@ -208,8 +206,8 @@ class StepTimeBound:
     def of_members(
         self, family: LayoutSettings, bound: float, layouts: Iterable[LayoutSettings]
     ) -> Iterator[tuple[float, LayoutSettings]]:
-        """Members of a family with `bound`, each with its own bound: higher by what comes once a
-        step, and by ZeRO's messages as far as they overlap with nothing."""
+        """Members of a family with `bound`, each with its own bound: higher by the work once a
+        step, and by the exposed part of ZeRO's messages."""
         costs = self.costs(family)
         assert costs is not None, "a family without costs has no bound"
         least = most = self.space.layers
@@ -231,7 +229,7 @@ class StepTimeBound:
             yield bound + SLACK * added, layout
 
     def _optimizer(self, layout: LayoutSettings, trained: int) -> float:
-        """Least seconds of an optimizer step over so many parameters of a rank."""
+        """Least seconds of an optimizer step over `trained` parameters of a rank."""
         profile, speed = self.evaluator.profile, self.evaluator.speed
         parts = layout.replicas if layout.zero else 1
         moved = trained * profile.operators.optimizer_bytes / parts

@@ -1,4 +1,4 @@
-"""What a search answers, as data: schema mpctl.search/2, and the same as rows of a table.
+"""The result of a search as data: schema mpctl.search/2, and the same as rows of a table.
 
 Seconds and bytes are those of `mpctl plan` for the same layout.
 """
@@ -39,10 +39,10 @@ CommandLine = Callable[[LayoutReport], str]  # the line to type for a layout
 class LayoutEntry(TypedDict):
     """One layout: its settings, its figures, and the command that runs or plans it.
 
-    step_seconds_low, step_seconds_high: 9 of 10 measured steps lie between them. peak_bytes: on
-    the device of the fullest rank. breakdown: seconds of the step by part. layout: the settings in
-    words. alike: layouts for which this one stands, the fastest first, with the same keys. price:
-    where that of a GPU-hour is known.
+    step_seconds_low, step_seconds_high: 9 of 10 measured steps are between them. peak_bytes: on the
+    device of the fullest rank. breakdown: seconds of the step by part. layout: the settings in
+    words. alike: layouts that this one represents, the fastest first, with the same keys. price:
+    only if that of a GPU-hour is known.
     """
 
     fits: bool
@@ -77,14 +77,15 @@ class NoLayoutEntry(TypedDict):
 class SearchDocument(TypedDict):
     """Schema mpctl.search/2: what `mpctl search --json` prints.
 
-    training: what all layouts have in common. fixed: settings of a layout that were given.
+    training: settings that all layouts share. fixed: settings of a layout that the request fixes.
     searched: those that varied. estimated: number of layouts whose step was estimated. too_large:
     number of layouts left out for their memory, of those that no bound on time had ruled out
     before. is_complete: false after Ctrl-C. best: fastest first, or what the objective prefers;
-    each has its own tp, pp and tensor mode. is_plain_first: the band is wide, and the plainest of
-    what it does not tell apart goes first. reasons: a sentence for each of best but the first.
-    own: the layout that the job gives, if any. front: for less and less memory, the fastest layout.
-    by_gpus: with `--gpus`, the best layout of each number of GPUs.
+    each has a different combination of tp, pp and tensor mode. is_plain_first: the band is wide,
+    and the plainest of the layouts that it does not distinguish is first. reasons: a sentence for
+    each of best but the first. own: the layout of the job as written, if it sets one. front: for
+    less and less memory, the fastest layout. by_gpus: with `--gpus`, the best layout of each number
+    of GPUs.
     """
 
     schema: Literal["mpctl.search/2"]
@@ -157,8 +158,8 @@ def search_document(result: SearchResult, command: CommandLine) -> SearchDocumen
 
 
 def _warnings(result: SearchResult) -> list[Issue]:
-    """What should be known of the job, before its layouts; and of what is fixed in the best one,
-    what the runtime does not run."""
+    """Warnings of the job, before its layouts, and of fixed settings in the best one that the
+    runtime does not run."""
     request = result.request
     job, checks = request.job, [*slow_dtype(request.job)]
     if result.best:

@@ -1,9 +1,8 @@
 """Exact seconds and bytes of layouts, equal to those of `mpctl plan`, at a part of its cost.
 
-A layer's seconds follow from the `layer_key` of a layout and from where tp and cp lie; a network
-from axis sizes and their order; the stages from what the layers are cut by. Each is computed once
-and shared by all layouts that have it. A LayoutEvaluator is made for one search and forgotten with
-it.
+A layer's seconds depend on the `layer_key` of a layout and on the placement of tp and cp; a network
+on axis sizes and their order; the stages on the rule that cuts the layers. Each is computed once
+and shared by all layouts that have it. A LayoutEvaluator is made for one search.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ class LayoutEvaluator:
         try:
             over_tp = tuple(network.route(axis) for axis in ("tp", *job_layout.grid.groups))
             over_cp = network.route("cp")
-        except MissingLink:  # raised again by whoever asks for the seconds of such a message
+        except MissingLink:  # raised again when the seconds of such a message are needed
             return OperatorTimer(job_layout, self.speed, network, self.profile)
         # operands of low-precision products may be cast once a step
         step = job_layout.num_microbatches if self._casts_once else 0
@@ -139,8 +138,8 @@ class LayoutEvaluator:
         return training.value_bytes, gradient_bytes(training, self.profile)
 
     def stages_key(self, layout: LayoutSettings) -> tuple[Hashable, ...]:
-        """What the stages follow from. Stages of equal compute follow from the layers' costs in
-        units of one another, which the batch does not change."""
+        """What determines the stages. Stages of equal compute depend on ratios of the layers'
+        costs, which the batch does not change."""
         key = (layout.pp, layout.vpp, layout.stage_balance)
         if layout.stage_balance == "even":
             return key
@@ -168,7 +167,7 @@ class LayoutEvaluator:
             return None
 
     def step_seconds(self, layout: LayoutSettings) -> float | None:
-        """The total of `step_time`, up to rounding, without what is found for its parts alone."""
+        """The total of `step_time`, up to rounding, without computing its parts."""
         try:
             return self._time_model(layout).seconds
         except MissingLink:
@@ -179,7 +178,8 @@ class LayoutEvaluator:
         return StepTimeModel(job_layout, self.timer(layout, job_layout))
 
     def device_bytes(self, layout: LayoutSettings) -> int:
-        """Peak memory on the device of the fullest rank, bytes. The order of axes has no part."""
+        """Peak memory on the device of the fullest rank, bytes. It does not depend on the order of
+        axes."""
         key = layout._replace(order="")
         return self.cached(key, lambda: self._peak_bytes(layout))
 
@@ -196,7 +196,7 @@ class LayoutEvaluator:
 
     def min_bytes(self, layout: LayoutSettings, zero: int) -> float:
         """Bytes that the fullest rank needs at least under this ZeRO stage: the first stage's, its
-        sharded states without padding and without what is gathered of them."""
+        sharded states without padding and without gathered parts."""
         plain = layout._replace(zero=0, order="")
         first = self.cached((plain, "first stage"), lambda: self._first_stage(plain))
         parts = layout.replicas
@@ -206,14 +206,14 @@ class LayoutEvaluator:
     @cached_property
     def min_state_bytes(self) -> float:
         """Bytes that every rank needs at least under any layout: an equal share of the states of
-        the whole model."""
+        the full model."""
         first = self._whole_model
         return SLACK * sum(first.states) / self.space.world * first.slack + first.context
 
     @cached_property
     def least_gpus(self) -> int | None:
-        """GPUs below which the states of the whole model leave some rank no room under any layout;
-        None where not even an empty rank fits."""
+        """The fewest GPUs on which the states of the full model can fit under any layout; None
+        where not even an empty rank fits."""
         first = self._whole_model
         room = self.usable_memory - first.context
         return ceil(SLACK * sum(first.states) * first.slack / room) if room > 0 else None
@@ -232,8 +232,8 @@ class LayoutEvaluator:
 
 
 def missing_link(evaluator: LayoutEvaluator) -> Link | None:
-    """The network level without a bandwidth because of which a layout that fits the memory cannot
-    be timed: intra_node or inter_node; None where none fits, or each of them can be timed."""
+    """The network level without a bandwidth that prevents timing a layout that fits the memory:
+    intra_node or inter_node; None where none fits, or each of them can be timed."""
     cluster, domain = evaluator.space.job.cluster, evaluator.space.domain.ranks
     sizes: dict[Link, int] = {
         "inter_node": -(-evaluator.space.world // domain), "intra_node": domain

@@ -1,14 +1,14 @@
 """Branch and bound over a space of layouts: the fastest ones, and the fastest under less memory.
 
 Axes, their families and the layouts of those (space.py) wait in one queue, the smallest bound first
-(bound.py). What comes out is taken apart or, a single layout, evaluated. A part is dropped where
-its bound is beyond the worst of what is still looked for: the layouts of the best ideas that fit
-the device, and for each smaller budget, a share of the device's memory, those of the best idea that
-need no more. The bound of a family's memory is what its first stage needs where ZeRO
-shards the most; a larger micro batch never needs less. Ties go to less memory, then to the layout's
-own order, so that the answer is the same every time.
+(bound.py). An entry taken from it is split or, if it is a single layout, evaluated. An entry is
+dropped where its bound is above the worst layout that is still wanted: those of the best ideas that
+fit the device and, for each smaller budget (a share of the device's memory), those of the best idea
+within it. The bound of a family's memory is what its first stage needs where ZeRO shards the most;
+a larger micro batch never needs less. Ties go to less memory, then to the order of the layouts'
+values, so that the answer is the same every time.
 
-The exhaustive way evaluates every layout that passes the rules; tests compare the two on small
+The exhaustive search evaluates every layout that passes the rules; tests compare the two on small
 spaces.
 
 An estimate cannot tell layouts apart that differ by less than its own error, and users cannot
@@ -18,8 +18,8 @@ the plainest of them (`complexity`). Between ideas the order is open below RANKI
 the published sweeps (several layouts of one model on one cluster, estimated by constants that had
 not seen the run; benchmarks/accuracy.py), of the pairs of layouts whose estimates differ by less
 than that, six in ten ran in the estimated order; of those that differ by more, nine of ten did.
-Where a band is wide, because the runtime was never measured on such a device, so is what the order
-says: WIDE_ERROR.
+Where a band is wide, because the runtime was never measured on such a device, the order is as
+uncertain: WIDE_ERROR.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ PLAIN_SCHEDULES, PLAIN_BALANCE = ("1f1b", "interleaved"), "even"
 
 
 class Idea(NamedTuple):
-    """What layouts of one row of an answer have in common."""
+    """The settings that layouts of one row of an answer share."""
 
     tensor_mode: str
     tp: int
@@ -74,9 +74,8 @@ class EvaluatedLayout(NamedTuple):
 
 
 def complexity(layout: LayoutSettings) -> float:
-    """How much there is to a layout that a plainer one does without: each doubling of pp, cp, of
-    chunks and of the micro batch, half of it for tp, recomputation, states sharded further, and
-    whatever is not usual.
+    """How far a layout is from the plainest one: 1 for each doubling of pp, cp, chunks and the
+    micro batch, half of that for tp, plus recomputation, more sharded states, and unusual settings.
 
     >>> plain = LayoutSettings(tp=4, dp=32, pp=2, vpp=4, sequence_parallel=True, zero=1)
     >>> complexity(plain), complexity(plain._replace(vpp=20, zero=2))
@@ -112,8 +111,8 @@ class LayoutGroup(NamedTuple):
 def without_other_orders(
     points: Sequence[EvaluatedLayout], point: EvaluatedLayout
 ) -> list[EvaluatedLayout] | None:
-    """The points without those that differ from this one in the order of their axes alone, of which
-    the best one stays: None where that is not this one."""
+    """The points without those that differ from this one only in the order of their axes; None if
+    one of these is better than this one."""
     layout = point.layout._replace(order="")
     alike = [one for one in points if one.layout._replace(order="") == layout]
     return None if alike and alike[0] <= point else [one for one in points if one not in alike]
@@ -130,8 +129,8 @@ class BestIdeas:
     worst: float = inf  # seconds above which no layout is wanted
 
     def wants(self, seconds: float, size: float, idea: Idea | None = None) -> bool:
-        """Whether a layout of at least so many seconds and bytes may be among the best; idea: its
-        own, where it is known."""
+        """Whether a layout of at least `seconds` and `size` bytes may be among the best; idea: the
+        layout's, if known."""
         if size > self.limit or seconds > self.worst:
             return False
         known = self.ideas.get(idea) if idea else None
@@ -158,8 +157,8 @@ class BestIdeas:
 
 
 def plainest_first(groups: Sequence[LayoutGroup], band: float) -> list[LayoutGroup]:
-    """The groups, fastest first; where the band of the first one is wide, those that the order
-    cannot tell from it begin with the plainest. band: the ratio of its ends."""
+    """The groups, fastest first; where the band of the first one is wide, those that cannot be
+    distinguished from it begin with the plainest. band: the ratio of its ends."""
     if not groups or band < WIDE_BAND:
         return list(groups)
     most = groups[0].plainest.seconds * (1 + WIDE_ERROR)
@@ -172,11 +171,10 @@ def plainest_first(groups: Sequence[LayoutGroup], band: float) -> list[LayoutGro
 class FoundLayouts:
     """What a search of one space found.
 
-    groups: what was looked for: of each idea the layouts that are as fast as each other, or, where
-    least memory was looked for, a layout each; best first. front: the first one, then the best of
-    each memory budget that is slower and needs less. evaluated: every layout that was. is_complete:
-    false after Ctrl-C. too_large: layouts that were left out for their memory, of those that no
-    bound on time had ruled out before.
+    groups: for each idea the layouts that are equally fast or, for least memory, one layout each;
+    best first. front: the first one, then the best of each memory budget that is slower and needs
+    less. evaluated: every evaluated layout. is_complete: false after Ctrl-C. too_large: layouts
+    that were left out for their memory, of those that no bound on time had ruled out before.
     """
 
     groups: list[LayoutGroup] = field(default_factory=list)
@@ -228,7 +226,7 @@ def find_layouts(
 
     budgets: equal shares of the device's memory for each of which the best layout is found too.
     exhaustive: evaluate every layout. on_note: is called with the best so far, in words. Ctrl-C
-    ends the search with what was found so far. Raises MissingFigure where the device states no
+    ends the search with the layouts found so far. Raises MissingFigure where the device states no
     rate.
     """
     search = BranchAndBound(space, evaluator or LayoutEvaluator(space), top, budgets, on_note)
@@ -248,7 +246,7 @@ def find_layouts(
 
 
 class BranchAndBound:
-    """A search under way: the best layouts so far, and bounds on the memory of families."""
+    """A running search: the best layouts so far, and bounds on the memory of families."""
 
     def __init__(
         self, space: SearchSpace, evaluator: LayoutEvaluator, top: int, budgets: int,
@@ -263,8 +261,8 @@ class BranchAndBound:
         limits = [memory * share / budgets for share in range(budgets, 0, -1)]
         self.budgets = [BestIdeas(limit, 1 if at else top) for at, limit in enumerate(limits)]
         self.least_memory = LeastMemory(memory, top)
-        # Families (without their micro batch) of which one was found to fit nowhere: its micro
-        # batch, and the bytes that it needs at least.
+        # Families (without their micro batch) in which no layout fits for some micro batch: that
+        # micro batch, and the bytes that it needs at least.
         self.too_large: dict[LayoutSettings, tuple[int, float]] = {}
 
     def minimize_time(self, report: Progress) -> None:
@@ -293,7 +291,8 @@ class BranchAndBound:
     def _children(
         self, bound: float, level: Level, part: LayoutSettings
     ) -> Iterator[tuple[float, Level, LayoutSettings]]:
-        """What a part is made of, with bounds, as far as it is wanted; a layout is evaluated."""
+        """The children of a queue entry that are still wanted, with bounds; a layout is
+        evaluated."""
         if level == "layout":
             self._evaluate(part, bound)
         elif level == "axes":
@@ -311,7 +310,7 @@ class BranchAndBound:
         self, axes: LayoutSettings, bound: float
     ) -> Iterator[tuple[float, LayoutSettings]]:
         idea = idea_of(axes)
-        if not self._wants(bound, 0.0, idea):  # one better came since
+        if not self._wants(bound, 0.0, idea):  # a better one was found since
             return
         if not self._wants(self.bound.of_axes(axes), 0.0, idea):
             return
@@ -341,8 +340,8 @@ class BranchAndBound:
         return any(budget.wants(seconds, size, idea) for budget in self.budgets)
 
     def _min_bytes(self, family: LayoutSettings) -> float:
-        """Bytes that every layout of the family needs at least: no less than an equal family of a
-        smaller micro batch, which is too large."""
+        """Bytes that every layout of the family needs at least: at least those of an equal family
+        of a smaller micro batch that is too large."""
         key, size = family._replace(micro_batch_size=0), family.micro_batch_size
         known = self.too_large.get(key)
         if known and size >= known[0] and not self._wants(0.0, known[1]):
@@ -375,8 +374,8 @@ class BranchAndBound:
                 budget.add(point)
 
     def minimize_memory(self, report: Progress) -> None:
-        """Find the layouts of least memory, smaller micro batches first: what is too much for one
-        is so for larger ones."""
+        """Find the layouts of least memory, smaller micro batches first: a family too large for one
+        is too large for larger ones."""
         every = sorted(self.space.axes(), key=lambda axes: axes.micro_batch_size)
         dropped = set[LayoutSettings]()
         for number, axes in enumerate(every):
@@ -409,7 +408,7 @@ class BranchAndBound:
             self._add(layout, size, [*self.budgets, self.least_memory])
 
     def result(self, objective: Objective) -> FoundLayouts:
-        """What was found so far."""
+        """The result so far."""
         found = FoundLayouts([], [], self.is_complete, self.evaluated, self.too_large_count)
         if objective == "memory":
             found.groups = [LayoutGroup((point,)) for point in self.least_memory.best]

@@ -1,13 +1,13 @@
-"""Layouts that fit, near one that does not; and why a search found nothing, with what changes that.
+"""Layouts that fit, near one that does not; and why a search found nothing, with ways out.
 
-Nearest are those with fewest settings changed, then the fastest. dp is no setting here: it is what
-the other axes leave. With one change, then with two, every layout of the space is considered, in
-the order of the bounds on its seconds (bound.py), and evaluated until enough fit that nothing left
-can be faster, or MOST_EVALUATED were. Stages of equal numbers of layers stay so where there are
-several chunks.
+Nearest are those with fewest settings changed, then the fastest. dp is no setting here: it follows
+from the other axes. With one change, then with two, every layout of the space is considered, in the
+order of the bounds on its seconds (bound.py), and evaluated until enough fit that nothing left can
+be faster, or MOST_EVALUATED were. Stages of equal numbers of layers stay so where there are several
+chunks.
 
-Each way out of finding nothing was tried: where the layout of least memory takes 30.1 GiB of a
-GPU's 40, and the headroom is 40 %, a headroom of 24 % is offered.
+Each way out that is offered was tried: where the layout of least memory takes 30.1 GiB of a GPU's
+40, and the headroom is 40 %, a headroom of 24 % is offered.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ MOST_EVALUATED = 300  # layouts of each number of changes
 
 
 def with_nearest(plan: Plan) -> Plan:
-    """The plan; where it does not fit its devices, with the nearest layouts that do, as a field and
-    as the hint of its check `memory-fits`. Nothing is searched for a plan that fits."""
+    """The plan; if it does not fit its devices, with the nearest layouts that do, as a field and as
+    the hint of its check `memory-fits`. There is no search for a plan that fits."""
     if plan.fits is not False:
         return plan
     nearest = tuple(nearest_that_fit(plan.job))
@@ -70,7 +70,7 @@ def too_few_gpus(job: JobSpec) -> str:
 
 
 def with_hint(plan: Plan, hint: str) -> Plan:
-    """The plan with this way out of not fitting its devices, that of its check `memory-fits`."""
+    """The plan with this hint in its check `memory-fits`."""
     checks = (c._replace(hint=hint) if c.rule == "memory-fits" else c for c in plan.checks)
     return replace(plan, checks=tuple(checks))
 
@@ -95,7 +95,6 @@ def nearest_that_fit(job: JobSpec, *, count: int = 3) -> list[NearbyLayout]:
 
 
 def _changed_layouts(job: JobSpec, given: LayoutSettings, changes: int) -> Iterator[LayoutSettings]:
-    """Layouts of the space that differ from the given one in exactly so many settings."""
     settings = [s for s in SETTINGS if s != "stage_balance"] if given.vpp > 1 else SETTINGS
     for free in combinations(settings, changes):
         fixed = {name: getattr(given, name) for name in SETTINGS if name not in free}
@@ -109,7 +108,6 @@ def _changed_layouts(job: JobSpec, given: LayoutSettings, changes: int) -> Itera
 def _fastest(
     bound: StepTimeBound, layouts: Iterable[LayoutSettings], count: int
 ) -> list[EvaluatedLayout]:
-    """The fastest of some layouts that fit their device and pass the rules."""
     evaluator, memory = bound.evaluator, bound.evaluator.usable_memory
     fitting = (one for one in layouts if evaluator.min_bytes(one, one.zero) <= memory)
     by_bound = sorted((bound.of_family(one), one) for one in fitting)
@@ -128,7 +126,8 @@ def _fastest(
 def nothing_fits(
     request: SearchRequest, counts: Sequence[int], on_progress: Progress
 ) -> InputError:
-    """The error where nothing was found: whether any layout is legal, and what may make one fit."""
+    """The error if nothing was found: whether any layout is legal, and changes that may make one
+    fit."""
     where = f"{' or '.join(f'{count:,}' for count in counts)} {'GPU' if counts == [1] else 'GPUs'}"
     for gpus in reversed(counts):
         space = request.space(gpus)
@@ -144,8 +143,8 @@ def nothing_fits(
 
 
 def _hint(space: SearchSpace, on_progress: Progress) -> str:
-    """What may make a layout of the space fit: less headroom where that is enough, more GPUs, and
-    what was fixed."""
+    """Changes that may make a layout fit: less headroom where that is enough, more GPUs, other
+    values of fixed settings."""
     limits = {name: f"up to {most}" for name, most in space.largest.items()}
     given = [f"{name} {value}" for name, value in {**space.fixed, **limits}.items()]
     ways = [way for way in (_less_headroom(space, on_progress),) if way]
@@ -156,7 +155,7 @@ def _hint(space: SearchSpace, on_progress: Progress) -> str:
 
 
 def _less_headroom(space: SearchSpace, on_progress: Progress) -> str:
-    """The headroom with which the layout of least memory fits, in whole percent; empty where that
+    """The headroom with which the layout of least memory fits, in integer percent; empty if there
     is none."""
     cluster = space.job.cluster
     if cluster.device is None or cluster.headroom < 1:
@@ -175,7 +174,7 @@ def _less_headroom(space: SearchSpace, on_progress: Progress) -> str:
 
 
 def _hindering(request: SearchRequest, counts: Sequence[int]) -> Iterator[str]:
-    """Fixed fields of a layout of which each, left open, makes some layout legal."""
+    """Fixed fields of a layout, each of which makes some layout legal when it is not fixed."""
     for name in request.fixed:
         others = {key: value for key, value in request.fixed.items() if key != name}
         spaces = (replace(request, fixed=others).space(gpus) for gpus in counts)

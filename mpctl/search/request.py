@@ -1,4 +1,4 @@
-"""What was typed as a request: the job, which settings are fixed, bounds, numbers of GPUs."""
+"""A search request: the job, fixed settings, bounds, numbers of GPUs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CUTS = ("first_stage_layers", "last_stage_layers")
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """What is searched.
+    """The input of a search.
 
-    job: complete. typed: every setting that was typed over it. fixed: the fields of a layout among
-    those, which the search leaves alone. largest: fields with the largest value that is tried.
-    warnings: keys of the job under a former name. price: of a GPU-hour, where it is known.
-    gives_layout: whether the job sets a setting of its layout that is searched; where it does not,
-    its own layout is one of defaults, which nobody asked for.
+    job: complete. typed: every setting that overrides it. fixed: the fields of a layout among
+    those, which the search does not vary. largest: fields with the largest value that is tried.
+    warnings: keys of the job under a former name. price: of a GPU-hour, if known. gives_layout:
+    whether the job sets a searched setting of its layout; if not, its layout has defaults only and
+    is not reported.
     """
 
     job: JobSpec
@@ -49,8 +49,8 @@ def read_request(
     largest: Mapping[str, int], price: float | None = None,
 ) -> SearchRequest:  # fmt: skip
     """The request of a command line: settings of `overrides` and `fix` (`["tp=2"]`) that are fields
-    of a layout are fixed, as is a tensor mode other than 1d that the job itself has; any other
-    setting is the job's. Raises InputError."""
+    of a layout are fixed, as is a tensor mode other than 1d that the job sets; any other setting
+    changes the job. Raises InputError."""
     typed = {**full_names(overrides), **parse_settings(fix)}
     loaded = load_partial(source, typed)
     job = require_job(loaded)
@@ -62,7 +62,6 @@ def read_request(
 
 
 def _gives_layout(job: JobSpec, except_: Container[str | None]) -> bool:
-    """Whether the job sets a field of a layout other than these."""
     tables = {"parallel": job.parallel.model_fields_set, "training": job.training.model_fields_set}
     names = (name for name in FIELDS if name not in except_)
     return any(key in tables[table] for table, key in (setting_name(n).split(".") for n in names))
@@ -95,8 +94,8 @@ def _require_searchable(job: JobSpec) -> None:
 
 
 def varied(space: SearchSpace) -> list[str]:
-    """The fields of a layout that take more than one value in the space. Member settings are asked
-    for one family of each choice of axis sizes, so that not every layout is made."""
+    """The fields of a layout that take more than one value in the space. Member settings are read
+    from one family of each choice of axis sizes, to avoid generating every layout."""
 
     def stages(axes: LayoutSettings) -> tuple[int, int]:
         return axes.pp, space.microbatches(axes)
@@ -116,7 +115,7 @@ def varied(space: SearchSpace) -> list[str]:
 
 
 def with_gpus(job: JobSpec, gpus: int) -> JobSpec:
-    """The complete job on so many GPUs of its cluster: part of a node, or whole nodes. Raises
+    """The complete job on `gpus` GPUs of its cluster: part of a node, or full nodes. Raises
     InputError where they do not fill nodes."""
     per_node = job.cluster.gpus_per_node or 1
     if gpus > per_node and gpus % per_node:
@@ -130,10 +129,10 @@ def with_gpus(job: JobSpec, gpus: int) -> JobSpec:
 
 
 def gpu_counts(gpus: str | Sequence[int] | None, objective: str, job: JobSpec) -> list[int]:
-    """The numbers of GPUs to search, rising: those given, as numbers or as text (`8,16,32`), and
-    the cluster's own but for the objective cost; for `all` powers of two up to the cluster, and the
-    cluster. Where none are given, all for the objective cost, else the cluster. Raises
-    InputError."""
+    """The numbers of GPUs to search, rising: those of `gpus`, as numbers or as text (`8,16,32`),
+    plus the cluster's number unless the objective is cost; for `all`, powers of two up to the
+    cluster's number, and that. Without `gpus`, `all` for the objective cost, else the cluster's
+    number. Raises InputError."""
     if gpus is None and objective != "cost":
         return [job.world_size]
     if gpus in (None, "all"):

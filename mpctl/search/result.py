@@ -1,4 +1,4 @@
-"""A whole search: on one number of GPUs or several, and in words what sets layouts apart.
+"""A complete search on one number of GPUs or several, and in words how layouts differ.
 
 Seconds and bytes are those of `mpctl plan` for the same layout. Cost is counted in GPU-hours per
 token: two layouts on the same number of GPUs cost the same if they are as fast, and more GPUs cost
@@ -51,8 +51,8 @@ class LayoutReport:
     """A layout with its figures.
 
     job: the job under this layout; time: of its step; bytes: on the device of the fullest rank;
-    price: of a GPU-hour, where it is known; alike: layouts of the same tp, pp and tensor mode that
-    are about as fast and less plain (search/find.py).
+    price: of a GPU-hour, if known; alike: layouts of the same tp, pp and tensor mode that are about
+    as fast and less plain (search/find.py).
     """
 
     job: JobSpec
@@ -84,8 +84,8 @@ class LayoutReport:
 
     @property
     def alike_text(self) -> str:
-        """`and 3 more within 0.2 %`: how far the steps of those alike are from this one's at most;
-        empty where there is none."""
+        """`and 3 more within 0.2 %`: the largest difference in step time between this layout and
+        those alike; empty without any."""
         if not self.alike:
             return ""
         most = max(abs(one.seconds / self.time.total - 1) for one in self.alike)
@@ -105,7 +105,7 @@ class LayoutReport:
 
     @property
     def price_per_billion(self) -> float | None:
-        """What a billion tokens cost, where the price of a GPU-hour is known."""
+        """The price of a billion tokens, if that of a GPU-hour is known."""
         return None if self.price is None else self.price * self.gpu_hours_per_billion
 
 
@@ -123,7 +123,7 @@ def layout_reports(
 
 
 def given_report(evaluator: LayoutEvaluator, price: float | None = None) -> LayoutReport | None:
-    """The layout of the job as given; None where its step cannot be estimated."""
+    """The layout that the job sets; None where its step cannot be estimated."""
     plan = make_plan(evaluator.space.job)
     if plan.estimate is None or isinstance(plan.estimate.time, str):
         return None
@@ -171,14 +171,14 @@ def _difference(best: LayoutReport, other: LayoutReport) -> str:
 class SearchResult:
     """What a search found.
 
-    best, front: on the job's own number of GPUs; for the objective cost, and where nothing was
-    found on those, on the number that the objective prefers; of best each has its own tp, pp and
-    tensor mode, and stands for `alike` ones (search/find.py). by_gpus: the best layout of each
-    number, None where none was found; why_none says why. given: the layout of the job as given.
-    seen: every layout that was estimated for `best`. estimated: how many in all. too_large: how
-    many were left out for their memory. is_complete: false where it was interrupted. searched: the
-    fields of a layout that varied. is_plain_first: the first of best is the plainest of those that
-    a wide band does not tell apart, not the fastest.
+    best, front: on the job's number of GPUs; for the objective cost, and where nothing was found on
+    that number, on the number that the objective prefers; each of best has a different combination
+    of tp, pp and tensor mode, and represents `alike` ones (search/find.py). by_gpus: the best
+    layout of each number, None where none was found; why_none has the reasons. given: the layout
+    that the job sets. seen: every layout that was estimated for `best`. estimated: how many in all.
+    too_large: how many were left out for their memory. is_complete: false where it was interrupted.
+    searched: the fields of a layout that varied. is_plain_first: the first of best is the plainest
+    of those that a wide band does not distinguish, not the fastest.
     """
 
     request: SearchRequest
@@ -243,7 +243,6 @@ def answer_search(
 
 
 def _add_count(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLayouts) -> None:
-    """The best layout on one number of GPUs, or why there is none."""
     gpus, best = evaluator.space.world, layout_reports(evaluator, found.best, result.request.price)
     result.by_gpus[gpus] = best[0] if best else None
     if not best:
@@ -253,7 +252,6 @@ def _add_count(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLay
 
 
 def _add_best(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLayouts) -> None:
-    """The layouts on the number of GPUs that the objective prefers."""
     price = result.request.price
     result.searched = varied(evaluator.space)
     groups = found.groups
@@ -277,8 +275,8 @@ def _add_best(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLayo
 
 
 def _preferred_count(result: SearchResult) -> int | None:
-    """The number of GPUs with the cheapest layout where cost is the objective; else the job's own,
-    or where that has no layout the largest number that has one; None where none has."""
+    """The number of GPUs with the cheapest layout where cost is the objective; else the job's, or
+    where that has no layout the largest number that has one; None where none has."""
     costs = {g: c.gpu_hours_per_billion for g, c in result.by_gpus.items() if c is not None}
     if result.objective == "cost" and costs:
         return min(costs, key=lambda gpus: costs[gpus])
@@ -297,7 +295,6 @@ def _evaluator(request: SearchRequest, gpus: int) -> LayoutEvaluator:
 def _no_time(
     request: SearchRequest, evaluators: Mapping[int, LayoutEvaluator]
 ) -> InputError | None:
-    """The error where a layout fits the memory but a link of the cluster states no bandwidth."""
     for gpus, evaluator in evaluators.items():
         if level := missing_link(evaluator):
             hint = link_hint(request.job.cluster, level)
@@ -330,13 +327,13 @@ def search_layouts(
     """The best layouts of a job, in `best` of the result.
 
     source: a job file, a job preset's name, or None. overrides: settings over it, by full or short
-    name, `{"tp": 8, "headroom": 10}`; those of a layout are kept as they are. top: how many
-    layouts. objective: most tokens a second, least memory, or fewest GPU-hours a token. gpus: also
-    find the best layout on each of these numbers of GPUs, in `by_gpus`; "all": powers of two, the
-    default for cost. `best` is on the job's own number but for cost. fix: settings to keep, as
+    name, `{"tp": 8, "headroom": 10}`; those of a layout are fixed. top: how many layouts.
+    objective: most tokens a second, least memory, or fewest GPU-hours a token. gpus: also find the
+    best layout on each of these numbers of GPUs, in `by_gpus`; "all": powers of two, the default
+    for cost. `best` is on the job's number of GPUs except for cost. fix: settings not to vary, as
     text: `["pp=4"]`. max_tp, max_pp, max_cp: largest sizes to try. price: of a GPU-hour; layouts
     then have `price_per_billion` tokens. exhaustive: rule nothing out by bounds. on_progress: is
-    called with what is done, how much of it, and of how much.
+    called with a description, the amount done, and the total.
 
     Raises InputError where the job is not legal, names no model or no device, or where no layout of
     it can be timed; DoesNotFit, an InputError too, where none fits the memory.
@@ -356,7 +353,7 @@ def search_layouts(
 
 
 def _require_possible(objective: str, price: float | None, counts: Mapping[str, int]) -> None:
-    """Raises InputError for what the options of the command do not take either."""
+    """Raises InputError for values that the options of the command refuse as well."""
     issues = [
         Issue("bad-value", name, f"{count!r} is no number from 1", "use 1 or more")
         for name, count in counts.items()

@@ -1,16 +1,17 @@
 """Which layouts there are for a job: generators of the values that its rules accept.
 
-A layout is what may differ between two ways to run one job: axis sizes, their order, how the
-pipeline is cut and run, micro batch, recomputation, sequence parallelism, ZeRO, tensor mode.
-Everything else of the job stays. By default only what the job's runtime runs is searched ([runs] of
-its preset): of ours what `mpctl launch` accepts, of others what their papers and sources say. Two
-settings are left out unless they are fixed: GPipe, which takes as long as 1F1B and needs more
-memory, and selective recomputation where it saves none, as with fused attention.
+A layout is everything that may differ between two ways to run one job: axis sizes, their order, how
+the pipeline is cut and run, micro batch, recomputation, sequence parallelism, ZeRO, tensor mode.
+Everything else of the job stays. By default only layouts that the job's runtime runs are searched
+([runs] of its preset): for ours those that `mpctl launch` accepts, for others those that their
+papers and sources describe. Two settings are left out unless they are fixed: GPipe, which takes as
+long as 1F1B and needs more memory, and selective recomputation where it saves none, as with fused
+attention.
 
 The space is a tree, so that a bound can rule out many layouts at once (bound.py). A node of it is
 the plainest of its layouts:
 
-    axes      axis sizes, and the settings that a layer's seconds follow from; one stage after the
+    axes      axis sizes, and the settings that determine a layer's seconds; one stage after the
               other, one chunk each
     family    the same with a pipeline: chunks, schedule, how layers are cut
     layout    a member of a family: one value for each row of MEMBER_SETTINGS
@@ -20,9 +21,9 @@ and MEMBER_SETTINGS a row with the function of its legal values. Bounds hold as 
 makes a step faster than the family's bound, which counts kernels, host and pipeline, or needs less
 memory than LayoutEvaluator.min_bytes; a setting that does belongs to axes or family.
 
-A size of tp is a row of ranks (1d) where that divides the model; a square, squares in layers or a
-cube where the job's runtime runs that tensor mode and the rules accept it for this model. 2.5d of
-depth 1 is 2d, and tried only where 2.5d is fixed.
+A size of tp is tried as a row of ranks (1d) where that divides the model; as a square (2d), layers
+of squares (2.5d) or a cube (3d) where the job's runtime runs that tensor mode and the rules accept
+it for this model. 2.5d of depth 1 is 2d, and tried only where 2.5d is fixed.
 
 By hand, 24 layers, 16 heads, 4 GPUs in a node, a batch of 8: tp 1, 2 or 4; tp 2 leaves pp 1 or 2;
 tp 2, pp 1, dp 2 leaves micro batches of 1, 2 and 4.
@@ -78,8 +79,8 @@ class MemberSetting(NamedTuple):
 class SearchSpace:
     """The layouts to search for a job.
 
-    job: complete, with a model. fixed: fields of a layout with the value that they keep. largest:
-    fields with the largest value that is tried. settings: those in which a family's layouts differ,
+    job: complete, with a model. fixed: fields of a layout with their fixed values. largest: fields
+    with the largest value that is tried. settings: those in which a family's layouts differ,
     MEMBER_SETTINGS when empty.
     """
 
@@ -95,7 +96,7 @@ class SearchSpace:
 
     @cached_property
     def domain(self) -> LinkLevel:
-        """The NVLink domains, by default nodes, that the job's ranks lie in."""
+        """The NVLink domains, by default nodes, that contain the job's ranks."""
         cluster = self.job.cluster
         return link_levels(cluster, cluster.nodes, cluster.gpus_per_node or 1)[0]
 
@@ -112,7 +113,7 @@ class SearchSpace:
 
     @cached_property
     def runs(self) -> RuntimeSupport:
-        """What the job's runtime runs."""
+        """The settings that the job's runtime runs."""
         return get_profile(self.job.training.runtime).runs
 
     @property
@@ -122,7 +123,6 @@ class SearchSpace:
 
     @cached_property
     def _known(self) -> dict[tuple[object, ...], Any]:
-        """Grids by tp, whether they shard, and pipelines, each found once."""
         return {}
 
     def _once(self, key: tuple[object, ...], find: Callable[[], Any]) -> Any:
@@ -137,7 +137,7 @@ class SearchSpace:
                 yield from self.members(family)
 
     def axes(self) -> Iterator[LayoutSettings]:
-        """Every way to fill the world, with the settings that a layer's seconds follow from; the
+        """Every way to fill the world, with the settings that determine a layer's seconds; the
         order is left empty, and there is no ZeRO."""
         for sizes in self._sizes({}, CHOSEN):
             for grid in self.grids(sizes["tp"]):
@@ -156,9 +156,8 @@ class SearchSpace:
                 yield from self._sizes({**sizes, axis.name: size}, others)
 
     def _tries(self, axis: Axis, size: int) -> bool:
-        """Whether a size of an axis is to be tried: the runtime has the axis and the rules accept
-        the size, unless it is fixed; tp keeps to its NVLink domains unless the job allows
-        otherwise."""
+        """Whether to try a size of an axis: the runtime has the axis and the rules accept the size,
+        unless it is fixed; tp stays within NVLink domains unless the job allows otherwise."""
         name, may_leave = axis.name, self.job.parallel.allow_tp_across_nodes or "tp" in self.fixed
         return (
             self._admits(name, size)
@@ -186,8 +185,8 @@ class SearchSpace:
 
     @cached_property
     def _recompute_modes(self) -> list[str]:
-        """The modes of recomputation to try: without selective where it forms nothing again that
-        was not saved, as of fused attention, so that it only costs time."""
+        """The modes of recomputation to try: without selective where it saves no memory, as with
+        fused attention, and only costs time."""
         modes = self._fixed_or("recompute", self.runs.recompute)
         if len(modes) < 2 or "selective" not in modes:
             return [*modes]
@@ -202,7 +201,7 @@ class SearchSpace:
 
     @property
     def replicated(self) -> LayoutSettings:
-        """The layout that every job has: a replica of the whole model on each rank."""
+        """The layout that every job has: a replica of the full model on each rank."""
         return LayoutSettings(recompute="full").with_sizes({FILLING: self.world})
 
     def families(self, axes: LayoutSettings) -> Iterator[LayoutSettings]:
@@ -221,7 +220,7 @@ class SearchSpace:
         return layouts
 
     def grids(self, tp: int) -> list[TensorGrid]:
-        """The grids of so many tensor-parallel ranks to try, the row first."""
+        """The grids of `tp` tensor-parallel ranks to try, the row first."""
         grids: list[TensorGrid] = self._once(("grids", tp), lambda: list(self._find_grids(tp)))
         return grids
 
@@ -274,8 +273,8 @@ class SearchSpace:
         return self._fixed_or("sequence_parallel", (False, True) if splits else (False,))
 
     def pipelines(self, pp: int, microbatches: int) -> Iterator[tuple[int, ScheduleName, str]]:
-        """(chunks a stage, schedule, stage balance) of so many stages. Several chunks are small,
-        and cut evenly; by cost only where their number is fixed."""
+        """(chunks a stage, schedule, stage balance) of `pp` stages. Several chunks are small and
+        cut evenly; by cost only where their number is fixed."""
         too_few = self.runs.needs_full_pipeline and microbatches < pp - 1
         if too_few and "pp" not in self.fixed:
             return
@@ -289,8 +288,8 @@ class SearchSpace:
                         yield vpp, schedule, balance
 
     def _schedules(self, pp: int, vpp: int) -> Sequence[ScheduleName]:
-        """The schedules to try. With chunks, 1f1b is the interleaved one, and goes by the name that
-        the job gives it."""
+        """The schedules to try. With chunks, 1f1b is the interleaved schedule, under the name that
+        the job uses."""
         if "schedule" in self.fixed:
             return (self.fixed["schedule"],)
         if vpp > 1:
@@ -307,8 +306,8 @@ class SearchSpace:
             yield from self._fixed_or("stage_balance", legal)
 
     def counts_ends(self, blocks: int) -> bool:
-        """Whether embedding and loss are counted as layers; with so few layers in a block that the
-        first one would hold one at most, the layout is not searched."""
+        """Whether embedding and loss are counted as layers; if the first block would then hold at
+        most one layer, the layout is not searched."""
         is_deep = self.layers + 2 > 2 * blocks
         return is_deep and ends_count_as_layers(self.layers, blocks, self.job.training.runtime)
 
@@ -324,13 +323,13 @@ class SearchSpace:
         return list(self._fixed_or("zero", stages))
 
     def _shards(self, grid: TensorGrid, zero: int) -> bool:
-        """Whether this ZeRO stage can be had with the grid of another mode than 1d."""
+        """Whether this ZeRO stage is available with the grid of a mode other than 1d."""
         key = "shards", grid.mode, *grid.axes.values(), zero
         return bool(self._once(key, lambda: self._accepts(grid, zero=zero)))
 
     def orders(self, family: LayoutSettings) -> Sequence[str]:
-        """Orders of the axes over ranks that the runtime has: tp first, of the others those that
-        place ranks otherwise in NVLink domains; the default's name for all that are as it."""
+        """Orders of the axes over ranks that the runtime has: tp first, then the others that place
+        ranks differently in NVLink domains; orders equal to the default have its name."""
         if "order" in self.fixed:
             return [self.fixed["order"]]
         if self.domain.ranks >= self.world:
@@ -380,8 +379,8 @@ MEMBER_SETTINGS = (
 
 @lru_cache(maxsize=4096)
 def _orders(axis_sizes: tuple[int, ...], known: tuple[str, ...]) -> tuple[str, ...]:
-    """The orders of axes of these sizes that place ranks differently, by the names that a runtime
-    has for them; all of them where it does not say which it has."""
+    """The orders of axes of these sizes that place ranks differently, by the runtime's names for
+    them; all of them where its preset does not list them."""
     sizes = dict(zip(AXIS_NAMES, axis_sizes, strict=True))
     first, *others = AXIS_NAMES
     outer = [axis for axis in others if sizes[axis] > 1]
@@ -403,6 +402,5 @@ def runs_in_mode(layout: LayoutSettings) -> bool:
 def _with_each(
     layouts: Iterator[LayoutSettings], name: str, values: Sequence[SettingValue]
 ) -> Iterator[LayoutSettings]:
-    """Each layout with each value of a setting."""
     changes: list[dict[str, Any]] = [{name: value} for value in values]
     return (layout._replace(**change) for layout in layouts for change in changes)

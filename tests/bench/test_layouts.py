@@ -15,10 +15,10 @@ from mpctl.bench.layouts import (
     job_layouts,
     layout_name,
     layout_overrides,
+    numbered_titles,
     parse_layouts,
     parse_worlds,
     ranks_of,
-    told_apart,
 )
 from mpctl.errors import InputError
 from mpctl.planning.layout_settings import layout_of
@@ -161,7 +161,7 @@ def test_every_name_of_the_set_is_its_own() -> None:
 
 
 def test_titles_that_make_the_same_file_are_numbered() -> None:
-    titles = told_apart(["a tp2", "a-tp2", "A tp2", "b"])
+    titles = numbered_titles(["a tp2", "a-tp2", "A tp2", "b"])
     assert titles == ["a tp2", "a-tp2 (2)", "A tp2 (3)", "b"]
     assert len({file_name(title) for title in titles}) == 4
     assert file_name("../../etc/passwd") == "etc-passwd" and file_name("///") == "case"
