@@ -2,15 +2,16 @@
 
 For every table of tests/recorded: mean absolute error of step seconds under the
 presets' constants (`fit`), by constants that were fitted without each fifth of a table (`fifths`),
-with the gate that these are held to, without each whole table (`tables`) and without all runs on a
-cluster (`clusters`); how many of the latter three lie inside a band that other tables made. Over
-sweeps (runs of one model, batch, dtype, cluster and number of GPUs): Spearman's rank correlation of
+with the gate for these errors, without each full table (`tables`) and without all runs on a cluster
+(`clusters`); how many of the latter three are inside a band fitted to other tables. Over sweeps
+(runs of one model, batch, dtype, cluster and number of GPUs): Spearman's rank correlation of
 measured and estimated speed, and the regret, by how much the run that the planner would have chosen
 is slower than the best one. Memory errors where a run publishes its peak.
 
 `--cross` computes them again and writes tests/recorded/cross_validated.json, which
 tests/calibrate/test_accuracy.py checks (some minutes). `--fit` also writes the constants fitted to
-all runs into presets/; `--renew` keeps what was left out, and renews what presets say of the runs.
+all runs into presets/; `--renew` keeps the record, and updates the presets' description of the
+runs.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def cross_validate(*, writes_presets: bool) -> CrossRecord:
 
 
 def make_record(left_out: LeftOut) -> CrossRecord:
-    """The record of residuals of runs left out, of today's rows, presets and estimates."""
+    """The record of residuals of runs left out, for the current rows, presets and estimates."""
     runs, line = published_runs(), ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     commit = subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
     return CrossRecord(
@@ -99,7 +100,7 @@ def _say(text: str) -> None:
 
 
 def memory_errors() -> Iterator[tuple[str, str, float]]:
-    """For every published peak: gate, what was measured, and the estimate's relative error.
+    """For every published peak: gate, the measured figure, and the estimate's relative error.
     Nanotron's are in benchmarks/memory_accuracy.py."""
     for run in published_runs():
         if run.group == "nanotron":
@@ -150,8 +151,8 @@ def print_sweeps(columns: Mapping[str, Residuals]) -> None:
 
 
 def print_band(record: CrossRecord) -> None:
-    """How many of the runs left out lie inside a band of nine of ten that their table did not
-    make."""
+    """How many of the runs left out are inside a band of nine of ten that was fitted without their
+    table."""
     print(f"\n{'inside the band of 90 %':32}{'n':>6}{'inside':>9}")
     for name, inside in find_inside(published_runs(), record.left_out).items():
         print(f"{name + ' left out':32}{len(inside):6}{100 * mean(inside):7.0f} %")
@@ -169,10 +170,10 @@ def print_memory() -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the tables; before, fit and renew the record as the options say."""
+    """Print the tables, after fitting and updating the record if the options ask for it."""
     if {"--cross", "--fit"} & set(arguments):
         cross_validate(writes_presets="--fit" in arguments).write(CROSS_VALIDATED)
-    if "--fit" in arguments:  # what was read of presets is old
+    if "--fit" in arguments:  # the presets read before are outdated
         subprocess.run([sys.executable, "-m", "benchmarks.accuracy", "--renew"], check=True)
         return
     speed, runs = milliseconds(), published_runs()

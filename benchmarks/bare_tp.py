@@ -1,10 +1,10 @@
-"""Tensor parallelism over two ranks as one would write it by hand for one model: the peer of
-benchmarks/model_speed.py that does no more than it must.
+"""Tensor parallelism over two ranks, written by hand for one model: the minimal peer of
+benchmarks/model_speed.py.
 
 GPT's blocks in plain torch with half of each matrix, a product for q, k and v together, and two
-sums a block and direction (arXiv 1909.08053, section 3) through the memory that our ranks share;
-the vocabulary cut in the table, the head and the loss. Nothing is recorded, nothing can be chosen:
-no dropout, no sequence parallelism, no recomputation, no messages that travel while it computes.
+all-reduces a block and direction (arXiv 1909.08053, section 3) through the memory that our ranks
+share; the vocabulary is split in the table, the head and the loss. Nothing is recorded and there
+are no options: no dropout, sequence parallelism, recomputation or overlapped messages.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class BareBlock(nn.Module):
 
 
 class BareModel(nn.Module):
-    """Tokens and targets [b, s] -> the mean loss. rank: which half of all that is cut."""
+    """Tokens and targets [b, s] -> the mean loss. rank: which half of every split tensor."""
 
     def __init__(
         self, *, layers: int, hidden: int, heads: int, vocab: int, seq: int, rank: int,

@@ -11,9 +11,9 @@ forward, loss, backward, clipping by the global norm and fused AdamW.
     memory           the same through shared memory; zero 1 and 3: over gloo
 
 In every round each contender takes one step, in turn, in the same two processes; a step ends with
-its last rank. Medians; CPU of the busier rank. Twice the time of `alone` over a contender's is what
-two ranks bring against one. Hidden: of what exchanging costs ours when it waits for it, the part
-that costs nothing when it is overlapped. Memory: each contender alone in fresh processes.
+its last rank. Medians; CPU of the busier rank. Twice the time of `alone` over a contender's is the
+speed-up of two ranks over one. Hidden: the part of our exchange's cost, measured when training
+waits for it, that overlap saves. Memory: each contender alone in fresh processes.
 """
 
 from __future__ import annotations

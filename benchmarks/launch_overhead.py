@@ -7,8 +7,8 @@
              the directory written, torchrun and workers started, watched and summed up
 
 Seconds from the start of the command until rank 0 has finished its first step. The three take turns
-in every round; medians. CPU is of all processes of a command, to its end: it tells a slower program
-from a busier machine.
+in every round; medians. CPU is of all processes of a command, to its end: it distinguishes a slower
+program from a busier machine.
 
 Then, ROUNDS times: a rank of a run with `launch.max_restarts` 1 is killed (kill -9). `report` is
 the time to the line that names it; `again`, to the first step that the next attempt finishes.
@@ -83,7 +83,7 @@ class Contenders:
         return timed([*self.torchrun(), str(path), str(out)], lambda: float(out.read_text()))
 
     def worker(self) -> Measured:
-        """Of the directory that the last launch left, its records removed."""
+        """Run the worker on the directory of the last launch, without its records."""
         for name in ("metrics.jsonl", "ranks"):
             path = self.run / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

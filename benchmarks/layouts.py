@@ -2,7 +2,7 @@
 
 Trains the demo jobs for 12 steps under several layouts by `mpctl launch`, dropout and attention
 dropout on, two micro batches or more a step: GPT's curves side by side, and for every family how
-far each layout strays from one process. Then a small GPT in fp16, from a loss scale that overflows
+far each layout differs from one process. Then a small GPT in fp16, from a loss scale that overflows
 and from the default one.
 """
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_part(name: str, text: str, page: Path) -> None:
-    """Replace what stands between the marks of a name. Raises ValueError without them."""
+    """Replace the text between the marks of a name. Raises ValueError without them."""
     before = page.read_text("utf-8")
     begin, end = re.escape(f"<!-- measured: {name} -->"), re.escape("<!-- end -->")
     pattern = re.compile(rf"({begin}\n).*?(\n{end})", re.S)

@@ -28,7 +28,7 @@ BATCH, SEQ, HIDDEN, FFN, VOCAB = 4, 256, 512, 2048, 50304
 
 
 def contenders(rank: int, size: int) -> dict[str, Step]:
-    """By kernel and side: a forward pass that gives something to sum."""
+    """By kernel and side: a forward pass whose result can be summed."""
     megatron.set_up(size)
     group = Group(rank, size, torch.distributed.group.WORLD)
     place: dict[str, Any] = {"size": size, "dtype": torch.float32}

@@ -1,10 +1,11 @@
 """How well memory and the verdict "it fits" are estimated: `python -m benchmarks.memory_accuracy`.
 
 Three tables of nanotron's sweep (peaks of other software: benchmarks/accuracy.py). Peaks: error of
-the estimate, by model and number of stages. Verdicts: runs that ran or failed, and are said to fit
-or not under the default headroom, with balanced accuracy; of failed runs those count whose cause
-may have been memory (tests/verdicts.py). Left out: for each model the headroom that is best for the
-others, and how it judges this one. Then the published runs of other software that are refused.
+the estimate, by model and number of stages. Verdicts: runs that ran or failed, and whether the plan
+says that they fit under the default headroom, with balanced accuracy; only failed runs whose cause
+may have been memory count (tests/verdicts.py). Left out: for each model the headroom that is best
+for the others, and its accuracy on this one. Then the published runs of other software that are
+refused.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def left_out_lines(runs: Sequence[JudgedRun]) -> Iterator[str]:
 
 
 def refused_lines(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Published runs that are said not to fit, or fit by less than the headroom."""
+    """Published runs that do not fit by the plan, or fit by less than the headroom."""
     known = refused = 0
     for row in rows:
         try:

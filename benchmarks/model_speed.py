@@ -11,8 +11,8 @@ positions, LayerNorm, gelu, biases; `llama`: rotary positions, RMSNorm, SwiGLU o
     bare tp=2 (gpt alone): by hand for this one model, through the same memory (bare_tp.py)
 
 all in float32. With bf16 instead the plain model in float32 and under torch's autocast, and ours
-with float32 and with bfloat16 parameters, messages through shared memory: what a run computes with,
-whose float32 masters are the optimizer's.
+with float32 and with bfloat16 parameters, messages through shared memory: the computation of a run,
+whose float32 masters belong to the optimizer.
 
 Speed: in every round each contender takes one step, in turn, in the same two processes; medians of
 rank 0, wall and CPU. Memory: each contender alone in fresh processes, the growth of a rank's
@@ -51,7 +51,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 class PlainBlock(nn.Module):
-    """One layer on torch's own modules; `heads` is what this rank computes."""
+    """One layer of torch's modules; heads: number of heads that this rank computes."""
 
     def __init__(self, shape: str, heads: int) -> None:
         super().__init__()

@@ -1,12 +1,12 @@
-"""Everything that mpctl computes for many jobs, as one file that two versions are compared by.
+"""Everything that mpctl computes for many jobs, as one file for comparing two versions.
 
     python -m benchmarks.oracle plans FILE      # plans, explanations, searches, emitted flags
     python -m benchmarks.oracle runs FILE       # rehearsals, and losses of real ranks
     python -m benchmarks.oracle diff OLD NEW    # differences by place, with the largest of each
 
-It asks through the command line alone, so that it also runs in a checkout of an older version, into
-which it is copied. Numbers are written as Python prints them: equal files mean equal bits. A
-difference is a defect unless docs/CHANGELOG.md explains it.
+It only uses the command line, so that it also runs in a checkout of an older version after copying
+it there. Numbers are written as Python prints them: equal files mean equal bits. A difference is a
+defect unless docs/CHANGELOG.md explains it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 from mpctl.cli.app import run
 
 PRESETS = Path(__file__).parents[1] / "presets"
-# Of one model, on 2 nodes of 8 GPUs; `odd` adds to it.
+# Options for one model on 2 nodes of 8 GPUs; `odd` adds to them.
 BASE = ["--model", "llama-3-8b", "--nodes", "2", "--gpus-per-node", "8", "--cluster", "dgx-h100",
         "--set", "training.global_batch_size=64"]  # fmt: skip
 GRID = "training.micro_batch_size=4 parallel.tensor_mode"  # modes that cut the samples
@@ -114,7 +114,7 @@ EMITTED = ("megatron", "megatron-bridge", "torchtitan", "deepspeed", "accelerate
 
 
 def asked(*arguments: str) -> Any:
-    """What a command prints: its JSON document, or its lines where it prints no JSON."""
+    """The output of a command: its JSON document, or its lines if it prints no JSON."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = run(list(arguments))
@@ -199,7 +199,7 @@ MEASURED_SECONDS = re.compile(r"seconds|time|per_second|^rss|^pid|path|measured_
 
 
 def without_clock(value: Any) -> Any:
-    """A document without what differs from one run to the next."""
+    """A document without the values that differ from one run to the next."""
     if isinstance(value, dict):
         return {
             key: without_clock(one)

@@ -2,17 +2,17 @@
 `python -m benchmarks.pipeline_speed [gpt|llama] [ROUNDS] [MICRO_BATCHES ...]`.
 
 The model of model_speed.py, float32, one thread a rank, micro batches of 4 samples; forward, loss
-and backward of a whole step, no dropout, no optimizer. Layers of each stage in brackets:
+and backward of a full step, no dropout, no optimizer. Layers of each stage in brackets:
 
     plain, one rank   the model in plain torch, its micro batches one after another; rank 1 rests
     torch 4+4, N+M    torch.distributed.pipelining, Schedule1F1B over gloo, stages of plain torch
     ours 4+4, N+M     runtime/ as build.py makes it, 1f1b; N+M is parallel.stage_balance cost
 
 Speed: in every round each contender takes one step, in turn, in the same two processes; a step ends
-with its last rank. Medians; CPU of the busier rank. Replay: what pipeline/schedule/replay.py makes
-of the medians of our own forwards and backwards, without the waits between them. Memory: each
-contender alone in fresh processes, the growth of the resident peak of either rank from before the
-model is built to after three steps.
+with its last rank. Medians; CPU of the busier rank. Replay: the step time by
+pipeline/schedule/replay.py from the medians of our forwards and backwards, without the waits
+between them. Memory: each contender alone in fresh processes, the growth of the resident peak of
+either rank from before the model is built to after three steps.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from mpctl.topology import Topology
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
-CUTS = {"even": LAYERS // 2, "cost": 6}  # layers of the first stage; ours is asked, and asserted
+CUTS = {"even": LAYERS // 2, "cost": 6}  # layers of the first stage; asserted for ours
 
 
 class TorchStage(nn.Module):
@@ -61,7 +61,7 @@ class TorchStage(nn.Module):
 
 
 class Clock(PassListener):
-    """Seconds of each action, between what it waited for and what it sends."""
+    """Seconds of each action, from the end of its wait to its send."""
 
     def __init__(self) -> None:
         self.spent: defaultdict[str, list[float]] = defaultdict(list)

@@ -38,7 +38,7 @@ SEARCH_ROUNDS = 3
 
 
 class Command(NamedTuple):
-    """arguments: of the process; goal: at most so many times the peer's processor time."""
+    """arguments: of the process; goal: the most processor time, in multiples of the peer's."""
 
     arguments: Sequence[str]
     goal: float | None = None
@@ -75,7 +75,7 @@ SEARCHES = {
 
 
 def interleaved(commands: Mapping[str, Command], rounds: int) -> dict[str, list[Used]]:
-    """What every command used, in turns, after one round to warm up."""
+    """The time of every command, in turns, after one round to warm up."""
     used: dict[str, list[Used]] = {name: [] for name in commands}
     for turn in range(rounds + 1):
         for name, command in commands.items():

@@ -4,8 +4,7 @@
 One process trains a GPT of 4 layers on one thread. In each round one checkpoint is saved between
 two steps and one by a thread, in turn, by the same trainer; two steps follow each. Wall and
 processor time of the stall, and the time until the checkpoint was published: medians, minimum and
-maximum. The step beside a save says what the thread costs training while it writes. The disk is
-that of TMPDIR.
+maximum. The step during a save shows the cost of the writing thread. The disk is that of TMPDIR.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def main(rounds: int, hidden: int) -> None:
         for number in range(rounds + 1):
             for kind in times:
                 save_once(trainer, times, kind)
-            if not number:  # files, caches and the memory of the copies are there after one round
+            if not number:  # files, caches and the memory of the copies exist after one round
                 for table in times.values():
                     for column in table.values():
                         column.clear()

@@ -1,17 +1,17 @@
 """Random faults over one run, whose losses must stay those of an undisturbed run:
 `python -m benchmarks.soak [--hosts 2] [--faults N] [--seed S] [--kinds K,K] [--json FILE]`, or
-`make soak`, which also writes what it shows into docs/reliability.md (--write).
+`make soak`, which also writes the results into docs/reliability.md (--write).
 
 A small GPT (2 layers, dropout on) trains on two ranks (tp 2, gloo), saving every SAVE_EVERY steps.
 First it trains undisturbed; then again, and at random steps a random fault of soak_faults.py is
-injected. The launcher restarts the ranks by itself; where the fault ended the launcher, the run is
-resumed by `mpctl launch --resume`, as a person or a scheduler would. With --hosts 2 the ranks are
-on two hosts that ssh reaches (dp 2), and the faults are those of soak_hosts.py.
+injected. The launcher restarts the ranks; where the fault ended the launcher, the run is resumed by
+`mpctl launch --resume`, as a person or a scheduler would. With --hosts 2 the ranks are on two hosts
+that ssh reaches (dp 2), and the faults are those of soak_hosts.py.
 
-Shown for each fault: `reported`, the time from its injection until the launcher has said what
-failed (where the launcher itself was killed: until all its processes are gone); `again`, until the
+Shown for each fault: `reported`, the time from its injection until the launcher has reported the
+failure (where the launcher itself was killed: until all its processes are gone); `again`, until the
 first step of the next attempt is finished, the start of a new launcher included. A fault that must
-cost no attempt has no report; `again` is then the first step after it.
+not end an attempt has no report; `again` is then the first step after it.
 
 Exit code 1 when a loss differs in its last bit from the undisturbed run's, when a process was left
 behind, or when nothing happened for PATIENCE seconds. Faults that only root can inject (full disk:
@@ -54,7 +54,7 @@ from tests.runtime.tiny import make_data
 
 RANKS, GAP, SAVE_EVERY, PATIENCE = 2, 40, 10, 120.0
 HARMLESS = 1.0
-"""Seconds of training after a fault that costs no attempt, in which a failure would show."""
+"""Seconds of training after a fault that must not end an attempt, in which a failure would show."""
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
 TORCHRUN = "mpctl.runtime.torchrun"
 REPORTS = ("starting again from", "trying again with another port")
@@ -66,8 +66,8 @@ class Hung(Exception):
 
 @dataclass
 class SoakRun:
-    """A run that is disturbed: its directory, the faults that may hit it, its launcher now, every
-    process it ever had."""
+    """A disturbed run: its directory, the faults that may hit it, its current launcher, and every
+    process it has had."""
 
     path: Path
     kinds: Mapping[str, Kind]
@@ -93,7 +93,7 @@ class SoakRun:
 
     @property
     def reports(self) -> int:
-        """How many failures the launcher has reported before starting again."""
+        """Number of failures that the launcher has reported before starting again."""
         text = self.messages.read_text(errors="replace")
         return sum(text.count(words) for words in REPORTS)
 
@@ -189,8 +189,8 @@ class HostsRun(SoakRun):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a fault; times in seconds since its injection. reported: None for one that
-    cost no attempt, as it must not."""
+    """The outcome of a fault; times in seconds since its injection. reported: None for a fault that
+    must not end an attempt."""
 
     fault: Fault
     reported: float | None
@@ -198,7 +198,7 @@ class Outcome:
 
 
 def inflict(run: SoakRun, fault: Fault) -> Outcome:
-    """Inject a fault and see the run through to its next step."""
+    """Inject a fault and wait for the run's next step."""
     kind = run.kinds[fault.kind]
     run.wait(lambda: run.last()[0] >= fault.step or not run.is_running, f"step {fault.step}")
     if not run.is_running:
@@ -226,7 +226,7 @@ def inflict(run: SoakRun, fault: Fault) -> Outcome:
 
 
 def ride_out(run: SoakRun, fault: Fault, injected: float) -> Outcome:
-    """See a run through a fault that must end no attempt. Raises Hung when it does."""
+    """Wait for a run to survive a fault that must not end an attempt. Raises Hung if it does."""
     reports, kind = run.reports, run.kinds[fault.kind]
     kind.mend(run)
     mended = time.time()
@@ -279,9 +279,9 @@ def surroundings(folder: Path, *, is_root: bool) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class World:
-    """Where a soak trains. make: a run in a directory; command: of its launch, without settings;
-    disk: the folder of the run that is disturbed; kinds: the faults that can be injected; settings:
-    of the launch besides those of every soak."""
+    """The environment of a soak. make: makes a run in a directory; command: of its launch, without
+    settings; disk: the folder of the disturbed run; kinds: the faults that can be injected;
+    settings: of the launch in addition to those of every soak."""
 
     make: Callable[[Path], SoakRun]
     command: Callable[[Path], list[str]]
@@ -307,8 +307,8 @@ def one_host(folder: Path, *, is_root: bool) -> Iterator[World]:
 
 @contextmanager
 def two_hosts(folder: Path) -> Iterator[World]:
-    """A rank on each of two hosts with addresses, processes and a link of their own: network
-    namespaces of this machine, reached by a real ssh. Only root can make them."""
+    """A rank on each of two hosts with separate addresses, processes and links: network namespaces
+    of this machine, reached by a real ssh. Only root can make them."""
     with namespace_hosts(folder / "ssh") as hosts:
         hostfile = hosts.hostfile("n1 slots=1", "n2 slots=1")
         layout = ("--tp", "1", "--dp", str(RANKS), "--set", "cluster.gpus_per_node=1")
@@ -333,7 +333,7 @@ def undisturbed_losses(run: SoakRun, command: list[str]) -> list[float]:
         if run.launcher.wait():
             raise SystemExit(run.messages.read_text())
     finally:
-        if run.is_running:  # the soak itself was stopped
+        if run.is_running:  # the soak was stopped
             run.launcher.kill()
     return [record["loss"] for record in run.records()]
 
@@ -380,9 +380,9 @@ def spread(values: list[float]) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """What a soak showed. kinds: the faults there are; losses: of the disturbed run, and expected:
-    of the undisturbed one, by step; left: processes that were left at the end; minutes: that the
-    disturbed run took."""
+    """The results of a soak. kinds: all faults; losses: of the disturbed run, and expected: of the
+    undisturbed one, by step; left: processes that were left at the end; minutes: duration of the
+    disturbed run."""
 
     outcomes: list[Outcome]
     kinds: Mapping[str, Kind]
@@ -408,7 +408,7 @@ class Report:
         return f"{steps}; steps with another loss: {self.differs or 'none'}; left: {self.left}"
 
     def page(self, command: str, load: float) -> str:
-        """What stands in docs/reliability.md of a soak that went well."""
+        """The part of docs/reliability.md on a successful soak."""
         memory = f"{psutil.virtual_memory().total / 2**30:.0f} GiB"
         machine = f"{os.cpu_count()} cores of {processor_name()}, {memory}"
         versions = f"Python {platform.python_version()}, torch {version('torch')}"
@@ -422,7 +422,7 @@ class Report:
 
 
 def soak(options: argparse.Namespace, folder: Path) -> int:
-    """The whole soak; its exit code."""
+    """Run the soak; returns its exit code."""
     is_root, load = os.geteuid() == 0 and not options.no_root, os.getloadavg()[0]
     print(f"{os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}, load {load:.1f}", flush=True)
     if options.hosts > 1 and not is_root:
@@ -457,7 +457,7 @@ def run_soak(world: World, faults: list[Fault]) -> Report | None:
     settings = [*world.settings, *run_settings((len(faults) + 2) * GAP, len(faults))]
     quiet, run = world.make(world.disk / "undisturbed"), world.make(world.disk / "run")
     expected = undisturbed_losses(quiet, [*world.command(quiet.path), *settings])
-    shutil.rmtree(quiet.path)  # its checkpoints are not to fill the disk of the other
+    shutil.rmtree(quiet.path)  # so that its checkpoints do not fill the disk of the other
     began = time.monotonic()
     run.start(*world.command(run.path), *settings)
     try:

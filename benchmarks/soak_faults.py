@@ -1,8 +1,8 @@
-"""The faults of `benchmarks.soak`: what each does to a run, and a reproducible list of them.
+"""The faults of `benchmarks.soak`: their effects on a run, and a reproducible list of them.
 
 A fault is injected once the run has reached its step. Faults that end the launcher are followed by
-`mpctl launch --resume`; after the others the launcher starts the next attempt by itself. Damage to
-files is done while no process runs, or just before a rank is killed.
+`mpctl launch --resume`; after the others the launcher starts the next attempt. Damage to files is
+done while no process runs, or just before a rank is killed.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Fault:
 
 @dataclass(frozen=True)
 class Kind:
-    """inject: does it to a running run (Victim). text: for the table. while_down: damage done after
-    the launcher has ended, before the run is resumed. mend: what is undone once the failure has
-    been reported. needs: `root` where only root can inject it. is_harmless: it must cost no
-    attempt; mend is then called at once."""
+    """inject: injects the fault into a run (Victim). text: for the table. while_down: damage done
+    after the launcher has ended, before the run is resumed. mend: undoes the fault once the failure
+    has been reported. needs: `root` where only root can inject it. is_harmless: it must not end an
+    attempt; mend is then called immediately."""
 
     text: str
     inject: Callable[[Any, Fault], object]

@@ -21,8 +21,8 @@ from tests.multinode.ssh_hosts import SshHosts
 
 FROZEN = ("agent", "torchrun", "rank")
 AWAY_SECONDS, SHORT_SECONDS = 15.0, 5.0
-"""How long a link stays away after the launcher has given its host up, which takes 20 s: longer
-than an ssh tries; and how long one is away that nobody is to notice."""
+"""How long a link stays cut after the launcher has given its host up, which takes 20 s: longer than
+an ssh tries; and how long one is cut without being noticed."""
 
 
 class HostVictim(Victim, Protocol):
@@ -47,7 +47,8 @@ def _mend_after(seconds: float) -> Callable[[HostVictim], None]:
 
 
 def _lose_power(run: HostVictim, fault: Fault) -> None:
-    """The link is cut before the processes are killed, so that none of them says goodbye."""
+    """The link is cut before the processes are killed, so that none of them can close its
+    connections."""
     _cut(run, fault)
     run.hosts.stop(list(run.hosts.hosts)[fault.rank])
 

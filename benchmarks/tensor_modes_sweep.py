@@ -3,8 +3,8 @@ docs/tensor-modes.svg`.
 
 Everything is planned, nothing is run: the figures of `mpctl plan --compare-tensor-modes` for jobs
 whose ranks are all one tensor-parallel group, weak (the model grows with the ranks) and strong (one
-model). Prints the tables of docs/tensor-modes.md as Markdown and draws the picture. Of 2.5d the
-depth with the shortest step stands for it.
+model). Prints the tables of docs/tensor-modes.md as Markdown and draws the picture. 2.5d is shown
+with the depth of the shortest step.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def table(sweep: dict[int, Point]) -> Iterator[str]:
 
 
 def searched(ranks: int) -> Iterator[str]:
-    """The fastest layout of the weak model on so many ranks, of 1d alone and of each other mode,
-    where tp, pp, dp and ZeRO share the ranks."""
+    """The fastest layout of the weak model on `ranks` ranks, in 1d and in each other mode, where
+    tp, pp, dp and ZeRO share the ranks."""
     settings = {**weak(ranks), "parallel.tp": 1, "training.micro_batch_size": 1}
     settings["training.global_batch_size"] = 4 * ranks
     for mode in ("1d", "2d", "2.5d", "3d"):

@@ -1,7 +1,7 @@
-"""Contenders that take their steps in turn, in the same processes, and what each of them takes.
+"""Time and memory of contenders that take their steps in turn, in the same processes.
 
-In every round each contender takes one step (A B C A B C), so that what else happens on the machine
-falls on all alike. The first rounds warm up. Memory is measured of each alone, in fresh processes.
+In every round each contender takes one step (A B C A B C), so that disturbances on the machine
+affect all alike. The first rounds warm up. Memory is measured for each alone, in fresh processes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def in_turns(
     steps: Mapping[str, Step], rounds: int, *, warm: int = 2,
     models: Mapping[str, nn.Module] | None = None,
 ) -> Spent:  # fmt: skip
-    """What each step took on this rank, which has one thread. warm: rounds before those that count;
-    models: whose gradients are dropped after a step, outside of its time."""
+    """The time of each step on this rank, which has one thread. warm: rounds before those that
+    count; models: their gradients are dropped after a step, outside its time."""
     torch.set_num_threads(1)
     spent: Spent = {name: [] for name in steps}
     for turn in range(warm + rounds):
@@ -58,8 +58,8 @@ def to_the_last_rank(ranks: Sequence[Spent], name: str) -> tuple[float, float]:
 
 
 def print_against(spent: Spent, first: str, peaks: Mapping[str, int] | None = None) -> None:
-    """A line for each contender: its medians, how many times as fast as `first` it is, and, where
-    they are known, bytes."""
+    """A line for each contender: its medians, its speed relative to `first`, and, if known,
+    bytes."""
     width, base = max(map(len, spent)), medians(spent[first])
     head = f"{'wall ms':>8} {'cpu ms':>8} {f'{first} / wall':>13} {f'{first} / cpu':>12}"
     print(f"{'':{width}} {head}" + (f" {'MiB':>6}" if peaks else ""))

@@ -1,4 +1,4 @@
-"""Files that are replaced whole, whoever else writes them at the same moment."""
+"""Files that are replaced completely, even with several writers at the same moment."""
 
 from __future__ import annotations
 

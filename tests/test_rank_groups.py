@@ -1,4 +1,4 @@
-"""Rank groups against what others print: texts, fifteen layouts, Megatron-Core, DeviceMesh."""
+"""Rank groups against the output of others: texts, fifteen layouts, Megatron-Core, DeviceMesh."""
 
 from __future__ import annotations
 

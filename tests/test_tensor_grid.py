@@ -31,7 +31,7 @@ def grids(draw: st.DrawFn) -> TensorGrid:
 def _blocks(
     grid: TensorGrid, dims: tuple[str, ...], shape: tuple[int, ...]
 ) -> list[tuple[range, ...]]:
-    """Of every rank, what it keeps of each dimension."""
+    """The part of each dimension that every rank keeps."""
     cuts = list(zip(shape, grid.weight_axes(dims), strict=True))
     places = [grid.coords(rank) for rank in range(grid.size)]
     return [tuple(grid.block(size, axes, place) for size, axes in cuts) for place in places]

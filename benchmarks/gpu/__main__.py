@@ -1,9 +1,9 @@
 """The tests of a GPU, then the cases, on the first CUDA device, within ten minutes:
 `python -m benchmarks.gpu [--tiny] [--seconds 600] [--no-tests] [--json FILE]`.
 
-Writes the tables of docs/gpu.md. Without a device it says so and writes nothing. `--tiny` runs all
-of it on small models, on a CPU too, and prints the tables in place of writing them: they show that
-the script works, and nothing else.
+Writes the tables of docs/gpu.md. Without a device it reports this and writes nothing. `--tiny` runs
+all of it on small models, on a CPU too, and prints the tables instead of writing them: this only
+shows that the script works.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.measured import write_part
 STEPS, WARM, SIDE = 30, 10, 8192
 TINY_STEPS, TINY_WARM, TINY_SIDE = 6, 3, 256
 EAGER = {"launch.compile": False}
-TESTS_SHARE = 0.4  # of the budget, that the tests may take
+TESTS_SHARE = 0.4  # of the budget, for the tests
 TESTS = (
     ("-m", "gpu", "tests/gpu", "tests/kernels", "tests/layers", "tests/transport"),
     ("tests/kernels/triton",),
@@ -50,14 +50,14 @@ class Budget:
 
     @property
     def is_spent(self) -> bool:
-        """Whether another case would probably not come to its end."""
+        """Whether another case would probably not finish."""
         return self.left < self.longest
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Where and how long a case runs: shapes by name, kind of device, steps and those before the
-    first that counts; compiles: whether torch.compile is used at all."""
+    """The settings of all cases: shapes by name, kind of device, number of steps and of warm-up
+    steps; compiles: whether torch.compile is used at all."""
 
     shapes: dict[str, Shape]
     device: str
@@ -66,7 +66,7 @@ class Bench:
     compiles: bool = True
 
     def run(self, case: Case, folder: Path, data: Path, budget: Budget) -> Outcome:
-        """The figures of a case, or why there are none."""
+        """The figures of a case, or the reason for having none."""
         if budget.is_spent:
             return Outcome(case, reason="left out: no time")
         began = time.monotonic()
@@ -103,7 +103,7 @@ def _last_line(error: subprocess.CalledProcessError) -> str:
 
 
 def outcomes(bench: Bench, cases: Sequence[Case], budget: Budget) -> Iterator[Outcome]:
-    """One after the other, reported on stderr as they come."""
+    """Run the cases one after the other, reporting each on stderr."""
     with tempfile.TemporaryDirectory() as name:
         vocab = min(shape.vocab for shape in bench.shapes.values())
         data = prepare_data(Path(name), vocab, 120)
@@ -129,7 +129,8 @@ def matmul_peak(device: torch.device, side: int) -> float:
 
 
 def run_tests(budget: Budget) -> str:
-    """The tests marked gpu and the kernels' own, in words; the rest of the output on stderr."""
+    """The results of the tests marked gpu and of the kernels' tests, in words; the rest of the
+    output on stderr."""
     return "; ".join(_run_pytest(arguments, budget) for arguments in TESTS)
 
 

@@ -1,5 +1,5 @@
-"""What is measured on one device, most important first: the first that do not fit the budget, and
-all after them, are left out and said to be."""
+"""The cases on one device, most important first: the first that does not fit the budget, and all
+after it, are reported as left out."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Case:
-    """A row of the table. name: what is special about it; shape: the model's name; peer: PeerRun's
-    settings, or settings: those of the job, one of them None. saves: whether a checkpoint is
-    written on the way."""
+    """A row of the table. name: its difference from the others; shape: the model's name; peer:
+    PeerRun's settings, or settings: those of the job, one of them None. saves: whether a checkpoint
+    is written during the run."""
 
     name: str
     shape: str
@@ -70,9 +70,8 @@ CASES = (
 
 @dataclass
 class Outcome:
-    """What came of a case: figures (seconds of a step, bytes, reserved; save and stall:
-    seconds of a checkpoint, and that training waited for it), or why there are
-    none."""
+    """The outcome of a case: figures (seconds of a step, bytes, reserved; save and stall: seconds
+    of a checkpoint, and that training waited for it), or why there are none."""
 
     case: Case
     figures: Mapping[str, float] = field(default_factory=dict)

@@ -30,8 +30,8 @@ def launch(
     shape: Shape, run: Path, data: Path, settings: Mapping[str, Any], *, device: str, steps: int,
     warm: int, seconds: float,
 ) -> dict[str, float]:  # fmt: skip
-    """Figures of a run in the folder `run`. seconds: after which it is given up. Raises
-    subprocess.SubprocessError where it fails or takes longer."""
+    """Figures of a run in the folder `run`. seconds: timeout. Raises subprocess.SubprocessError
+    where it fails or takes longer."""
     given: dict[str, Any] = {
         **shape.settings, "data.path": str(data), "training.steps": steps,
         "training.dtype": "bf16", "training.learning_rate": 1e-4, "training.eval_samples": 0,
@@ -46,7 +46,7 @@ def launch(
 
 
 def figures(run: Path, warm: int) -> dict[str, float]:
-    """What a run's own files say of its steps."""
+    """The figures of a run's steps, from its files."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steady = lines[warm:]
     found = {"seconds": median(line["step_seconds"] for line in steady)}

@@ -1,11 +1,11 @@
-"""A model in plain torch, in a process of its own: `python -m benchmarks.gpu.peer JSON` prints one
+"""A model in plain torch, in a separate process: `python -m benchmarks.gpu.peer JSON` prints one
 line of JSON, seconds a step and bytes.
 
 Two ways to train in bf16, both with fused AdamW, clipping and torch.compile of the whole model:
 
     autocast  float32 parameters under torch.autocast
-    masters   bf16 parameters; the optimizer steps float32 copies, and what it has stepped is copied
-              back: what mpctl does
+    masters   bf16 parameters; the optimizer updates float32 copies, which are then copied back,
+              as in mpctl
 
 Peaks of memory are of the steps after the first WARM, so that compiling is not in them.
 """

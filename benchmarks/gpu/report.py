@@ -47,7 +47,7 @@ def _gib(size: float | None) -> str:
 
 
 def goals(outcomes: Sequence[Outcome], shapes: dict[str, Shape], peak: float) -> str:
-    """The goals of docs/gpu.md next to what was measured."""
+    """The goals of docs/gpu.md next to the measurements."""
     seconds = {(o.case.shape, o.case.who, o.case.name): o.figures["seconds"]
                for o in outcomes if o.figures}  # fmt: skip
     ours = seconds.get(("gpt-1.5b", "mpctl", "compiled"))

@@ -4,7 +4,7 @@
     llama-1b      16 layers, hidden 2048, 32 heads of 64 on 8 of keys, SwiGLU 8192 (Llama 3.2 1B)
     llama-8b      8 of the 32 layers of Llama 3.1 8B, whose states alone would fill a device
     llama-8b-tp8  what one rank of 8 has of all 32: 4 heads on 1 of keys, 1/8 of MLP and table; the
-                  hidden states are whole. Its messages are absent, so that its speed is what tp 8
+                  hidden states are not cut. Its messages are absent, so that its speed is what tp 8
                   could reach at best
 
 MFU counts (6 N + 12 L a d s) FLOP a token (Chowdhery et al., arXiv 2204.02311, appendix B): N

@@ -1,4 +1,4 @@
-"""Reports of benches made by hand, for tests of what reads them."""
+"""Reports of benches made by hand, for tests of their readers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ ENVIRONMENT = {
 
 
 def row(name: str, seconds: float, *, spread: float = 0.05, **more: Any) -> dict[str, Any]:
-    """A row of three rounds; spread: how far the shortest and the longest lie from the median."""
+    """A row of three rounds; spread: how far the shortest and the longest are from the median."""
     return {"name": name, "seconds": seconds, "seconds_min": seconds * (1 - spread),
             "seconds_max": seconds * (1 + spread), "rounds": 3, **more}  # fmt: skip
 
 
 def made_report(bench: str, rows: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    """A whole report of these rows; more: other keys of the envelope."""
+    """A full report of these rows; more: other keys of the envelope."""
     return {"schema": "mpctl.bench/2", "bench": bench, "job": None, "is_complete": True,
             "environment": dict(ENVIRONMENT), "command": f"mpctl bench {bench}", "results": rows,
             "findings": {}, **more}  # fmt: skip

@@ -25,7 +25,7 @@ def test_cases_keep_their_order_and_get_a_directory_each(tmp_path, texts):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_issues_of_all_cases_and_of_the_folder_are_told_at_once(tmp_path, texts):
+def test_the_issues_of_all_cases_and_of_the_folder_are_reported_together(tmp_path, texts):
     (tmp_path / "notes.txt").write_text("mine")
     cases = [
         small_case("heads", texts, **{"parallel.tp": 4, "cluster.gpus_per_node": 4}),
@@ -38,7 +38,7 @@ def test_the_issues_of_all_cases_and_of_the_folder_are_told_at_once(tmp_path, te
     assert {"bench-occupied", "tp-divides-heads"} <= rules and len(rules) > 2
 
 
-def test_a_warning_of_several_cases_is_told_once(tmp_path, texts):
+def test_a_warning_of_several_cases_is_reported_once(tmp_path, texts):
     four = {"training.micro_batch_size": 4, "cluster.gpus_per_node": 4}
     cases = [small_case(name, texts, **four) for name in ("a", "b")]
     planned = plan_cases(cases, tmp_path / "out", MACHINE, overwrite=False)

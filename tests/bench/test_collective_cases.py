@@ -54,7 +54,7 @@ def test_sizes_grow_by_a_factor_or_by_a_step() -> None:
     assert sizes(minbytes="8", maxbytes="8") == (8,)
 
 
-def test_every_issue_is_told_at_once() -> None:
+def test_every_issue_is_reported_together() -> None:
     assert issues(minbytes="x", maxbytes="y", stepfactor=1.0, kinds="all", transports="tcp",
                   datatype="quad") == {
         "--minbytes": "bad-size", "--maxbytes": "bad-size", "--stepfactor": "bad-step",
@@ -66,7 +66,7 @@ def test_every_issue_is_told_at_once() -> None:
     assert issues(stepfactor=float("nan")) == {"--stepfactor": "bad-step"}
 
 
-def test_kinds_stand_in_their_own_order_once_each() -> None:
+def test_kinds_keep_their_order_once_each() -> None:
     chosen = read_options(replace(FLAGS, kinds="broadcast, all-reduce,broadcast")).kinds
     assert chosen == ("all_reduce", "broadcast")
     assert read_options(FLAGS).kinds == KINDS

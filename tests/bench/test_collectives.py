@@ -130,7 +130,7 @@ def test_a_fit_finds_the_line_that_made_the_times(
 
 
 def test_fits_by_hand() -> None:
-    """Two sizes fit any line and tell nothing; times that do not grow tell a latency alone."""
+    """Two sizes fit any line and show nothing; times that do not grow show a latency only."""
     assert fit_collectives([row(4000, 1e-3), row(4000, 1.1e-3), row(8000, 2e-3)]) == []
     (flat,) = fit_collectives([row(4, 1e-3), row(400, 1e-3), row(4000, 0.9e-3)])
     assert flat["latency"] == pytest.approx(1e-3, rel=0.1)
@@ -168,7 +168,7 @@ def bench_of(cases: CollectiveCases, *timings: CollectiveRound, asked: int = 1) 
 
 def test_rows_by_hand() -> None:
     """8 MB in 4 ms are 2 GB/s, of which an all-reduce of 4 ranks has 3 GB/s on the bus. The plan
-    has 1.5 x 8 ms for the way that runs send, and nothing for gloo beside it."""
+    has 1.5 x 8 ms for the transport of runs, and nothing for gloo."""
     cases = planned(kinds=("all_reduce",))
     gloo, shared = bench_of(cases, *rounds(0, 4e-3, 3e-3, 5e-3), *rounds(1, 1.0)).rows
     assert gloo["name"] == "all_reduce tp4 float32 8000000 gloo"

@@ -1,4 +1,4 @@
-"""Two reports by hand: what is slower, faster, noise, missing, and what else differs."""
+"""Two reports by hand: rows that are slower, faster, noise or missing, and other differences."""
 
 import pytest
 from hypothesis import given

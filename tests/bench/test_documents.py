@@ -1,4 +1,4 @@
-"""Reports are read back whole, or refused in a sentence; nothing in them is trusted."""
+"""Reports are read completely, or refused in a sentence; everything in them is validated."""
 
 import json
 from typing import Any, get_args
@@ -79,7 +79,7 @@ def test_missing_files_are_all_named_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_a_report_that_is_drawn_is_whole(name, tmp_path):
+def test_a_report_that_is_drawn_is_complete(name, tmp_path):
     """A key of a row, or of the findings, that is missing or of another type is named."""
     write_report(tmp_path, document := MADE[name]())
     assert read_report(tmp_path, "A", complete=True) == document

@@ -1,4 +1,4 @@
-"""What kernels are timed on which ranks, and what is refused before anything runs."""
+"""Which kernels are timed on which ranks, and which jobs are refused before anything runs."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_operands_that_do_not_fit_are_refused() -> None:
     assert "of this machine's free memory" in str(error)
 
 
-def test_a_whole_layer_that_does_not_fit_is_left_out() -> None:
+def test_a_full_layer_that_does_not_fit_is_left_out() -> None:
     """Of GPT-3 on 8 tensor-parallel ranks the local shapes fit 16 GiB, the unsharded layer of 1.8 G
     parameters does not; a step of the optimizer is of 16 Mi parameters, as long for each."""
     cases = kernel_cases(load_job("gpt3-175b-1024"), TWO_CORES, ranks=(1, 2), device="cpu")

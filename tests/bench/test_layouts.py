@@ -59,7 +59,7 @@ def test_chunks_of_a_stage_alone_are_refused():
         parse_layouts(["vpp=2"], [2])
 
 
-def test_all_bad_words_and_all_worlds_without_layout_are_told_at_once():
+def test_all_bad_words_and_all_worlds_without_layout_are_reported_together():
     with pytest.raises(InputError) as refused:
         parse_layouts(["tp=x", "foo=1"])
     assert len(refused.value.issues) == 2
@@ -121,7 +121,7 @@ def name_of(**settings: object) -> str:
     return layout_name(layout_of(load_job("demo", {"parallel.tp": 1, **named})))
 
 
-def test_names_tell_what_a_single_rank_has_not() -> None:
+def test_names_have_the_differences_from_a_single_rank() -> None:
     assert name_of(cluster__gpus_per_node=1) == "1 rank"
     assert name_of(cluster__gpus_per_node=4, parallel__tp=2) == "tp2 dp2"
     four = {"cluster__gpus_per_node": 4, "parallel__pp": 2, "parallel__vpp": 2}

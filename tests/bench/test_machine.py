@@ -170,7 +170,7 @@ def test_it_is_planned_on_what_was_written(tmp_path: Path) -> None:
     assert plan.job.cluster.spread is None  # nothing was trained
 
 
-def test_rows_are_beside_what_is_planned_on_the_preset(tmp_path: Path) -> None:
+def test_rows_have_the_estimates_on_the_preset(tmp_path: Path) -> None:
     """A product of the demo took what a device of 200 GFLOP/s takes, and so the preset says."""
     rows = {row["name"]: row for row in measured_bench(tmp_path).report()["results"]}
     product = cast(KernelRow, rows["matmul layers.mlp.up forward 512x256x1024 fp32 x2"])
@@ -180,7 +180,7 @@ def test_rows_are_beside_what_is_planned_on_the_preset(tmp_path: Path) -> None:
     assert triad["share_of_peak"] == 1.0  # of the best stream
 
 
-def test_collectives_are_beside_what_is_planned_on_the_preset(tmp_path: Path) -> None:
+def test_collectives_have_the_estimates_on_the_preset(tmp_path: Path) -> None:
     found = bench(kernels=kernel_rows())
     cases = found.work.collectives(None)
     assert cases is not None

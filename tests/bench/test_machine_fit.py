@@ -1,4 +1,4 @@
-"""A device and a link: what was put into kernels and collectives is found."""
+"""A device and a link: fits recover the figures behind kernels and collectives."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_memory_and_host_are_those_of_the_base_times_how_much_faster_they_were()
         assert (found.memory, found.host) == pytest.approx((part, 3.0))
 
 
-def test_attention_is_told_of_the_peak() -> None:
+def test_attention_is_a_share_of_the_peak() -> None:
     rows = [*rows_of(truth()), row("attention", 1.0, part="forward", flops=50e9)]
     found = fit(rows).device
     assert found.kernels is not None
@@ -174,7 +174,7 @@ SIZES = (2**10, 2**16, 2**22, 2**26)
 
 
 def measured(kind: str, ranks: int, size: int, link: InnerLinkSpec) -> CollectiveRow:
-    """A collective that took what the planner's network says of this link."""
+    """A collective that took the seconds of the planner's network over this link."""
     pace = 1 / (link.bandwidth * link.efficiency)
     route = Route(ranks, 1, pace, link.start, link.latency, 0.0, link.all_reduce)
     seconds = (
@@ -232,6 +232,6 @@ def test_messages_between_two_ranks_count_where_they_go_the_same_way() -> None:
     assert training_rows(rows) == rows[:1]
 
 
-def test_one_size_tells_no_latency_and_the_link_is_still_valid() -> None:
+def test_one_size_shows_no_latency_and_the_link_is_still_valid() -> None:
     link = fit_link([measured("all_reduce", 2, 2**20, InnerLinkSpec(bandwidth=1e9))], name="x").link
     assert link.bandwidth == pytest.approx(1e9)

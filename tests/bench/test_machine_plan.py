@@ -1,4 +1,4 @@
-"""What a bench of a machine would measure, and what it refuses before anything runs."""
+"""The planned measurements of a machine, and jobs that are refused before anything runs."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_runs_are_planned_on_the_cluster_that_was_measured() -> None:
     assert seconds[0] is not None and seconds[1] is not None and seconds[1] > 1.3 * seconds[0]
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_all_issues_are_reported_together() -> None:
     assert rules_of(name="a b", given=["tp"], cluster="dgx-h100") == {
         "bad-name", "layout-setting", "machine-device"
     }  # fmt: skip

@@ -23,7 +23,7 @@ from mpctl.spec.load import load_job
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x7f"))
 
 
-def test_values_come_before_tables_with_comments_beside_them() -> None:
+def test_values_come_before_tables_with_comments_next_to_them() -> None:
     table = {"peak": {"fp32": 1.853e11}, "name": "a", "inner": {"link": {"count": 2}, "on": True}}
     text = preset_text(table, head=["one", "two"], comments={"peak.fp32": "best", "name": "here"})
     assert text.startswith('# one\n# two\nname = "a"  # here\n\n[peak]\nfp32 = 1.853e+11  # best\n')
@@ -128,7 +128,7 @@ def test_a_name_that_no_file_may_have_is_refused(name: str) -> None:
         check_name(name)
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "devices").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
         preset().write(tmp_path)

@@ -138,7 +138,7 @@ def test_rows_by_hand() -> None:
     assert (square["parameters_law"], square["activations_law"]) == (1.0, 1.0)
 
 
-def test_what_ctrl_c_leaves_is_told_as_incomplete(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bench_after_ctrl_c_is_reported_as_incomplete(capsys: pytest.CaptureFixture[str]) -> None:
     """A case that was not timed has no row; nor has anything where the ranks never answered."""
     measured = measured_by_hand({0: [1.0]}, asked=2)
     measured.is_stopped = True

@@ -120,7 +120,7 @@ def test_memory_that_was_not_measured_is_not_known() -> None:
         (rank_of(0, sent=(8, 9)), "rank 0, tp all_reduce: planned"),
     ],
 )
-def test_what_does_not_equal_the_plan_is_told(rank: Any, words: str) -> None:
+def test_differences_from_the_plan_are_reported(rank: Any, words: str) -> None:
     row = verify_row([run_of(case_of("tp2"), 1.0, rank_of(), rank)])
     assert not row["agrees"] and words in row["differs"]
 
@@ -140,7 +140,7 @@ def row_of(name: str, error: float, *, inside: bool = True, rehearsal: bool = Fa
     })  # fmt: skip
 
 
-def test_layouts_beyond_the_cores_are_judged_apart() -> None:
+def test_layouts_beyond_the_cores_are_checked_separately() -> None:
     rows = [
         row_of("1 rank", 0.02), row_of("tp2", -0.06), row_of("dp2", 0.04, inside=False),
         row_of("dp4", -0.5, inside=False, rehearsal=True),
@@ -156,12 +156,12 @@ def test_layouts_beyond_the_cores_are_judged_apart() -> None:
     assert verify_findings(rows, within=0.039, left_out={})["passed"] is False
 
 
-def test_where_all_are_rehearsals_all_are_judged() -> None:
+def test_where_all_are_rehearsals_all_are_checked() -> None:
     found = verify_findings([row_of("dp4", 0.2, rehearsal=True)], within=0.1, left_out={})
     assert found["judged"] == ALL and found["passed"] is False
 
 
-def test_nothing_measured_is_not_judged() -> None:
+def test_nothing_measured_is_not_checked() -> None:
     found = verify_findings([], within=0.1, left_out={})
     assert found["passed"] is None and found["groups"][ALL]["layouts"] == 0
     assert verify_findings([row_of("tp2", 0.5)], within=None, left_out={})["passed"] is None

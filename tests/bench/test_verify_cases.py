@@ -85,7 +85,7 @@ def demo_on(**settings: object) -> PlanWith:
     return plan_with
 
 
-def test_the_set_is_whole_on_cpu_and_quick_takes_a_few() -> None:
+def test_the_set_is_complete_on_cpu_and_quick_takes_a_few() -> None:
     whole, left_out = built_in_set(demo_on(), {"training.steps": 3}, TWO_CORES, quick=False)
     assert len(whole) == len(DEFAULT_LAYOUTS) and not left_out
     assert [case.make_plan().job.world_size for case in verify_cases(whole[:3])] == [1, 1, 2]

@@ -106,7 +106,7 @@ def test_nine_of_ten_steps_lie_within_their_band(record: CrossRecord) -> None:
 
 
 def test_a_band_made_of_other_tables_holds_nine_of_ten(record: CrossRecord) -> None:
-    """Also where it extrapolates: whole tables, and all runs on a cluster."""
+    """Also where it extrapolates: full tables, and all runs on a cluster."""
     found = find_inside(published_runs(), record.left_out)
     assert set(found) == set(LeftOut._fields)
     assert all(BAND[0] < mean(inside) < BAND[1] for inside in found.values())
@@ -131,7 +131,7 @@ def test_layouts_are_ranked_as_they_ran(record: CrossRecord) -> None:
 
 
 def test_how_far_an_order_of_layouts_can_be_trusted(record: CrossRecord) -> None:
-    """What a search says of its own order (search/find.py), counted over all sweeps."""
+    """The accuracy of a search's order as stated in search/find.py, counted over all sweeps."""
     sweeps = list(find_sweeps(published_runs()).values())
     pairs = [samples_per_second(runs, record.fifths) for runs in sweeps]
     orders = [order_of_pairs(pair, RANKING_ERROR) for pair in pairs]

@@ -37,7 +37,7 @@ def fitted(runs: list[Run], constants: list[Constant], processes: int = 1) -> di
 
 
 def like_measured(runs: list[Run], values: dict[Constant, float]) -> list[Run]:
-    """Runs that took what their estimate under these constants says."""
+    """Runs that took the times estimated under these constants."""
     times = [exp(*run.residuals(values)) * run.measured["step_seconds"] for run in runs]
     return [
         replace(run, measured={"step_seconds": seconds})
@@ -67,7 +67,7 @@ def test_an_odd_run_pulls_no_harder_than_any_other(runs: list[Run]) -> None:
     assert values[SLOWDOWN] == pytest.approx(start_of(exact, [SLOWDOWN])[SLOWDOWN], rel=0.02)
 
 
-def test_a_prior_holds_what_few_runs_tell(runs: list[Run]) -> None:
+def test_a_prior_limits_the_effect_of_few_runs(runs: list[Run]) -> None:
     stiff = replace(SLOWDOWN, slack=0.001)
     start = start_of(runs, [SLOWDOWN])[SLOWDOWN]
     slow = like_measured(runs[:3], {SLOWDOWN: start * 1.5})

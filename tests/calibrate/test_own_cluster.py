@@ -1,4 +1,4 @@
-"""A cluster fitted to its own runs: what was put in is found, and the band covers what is new."""
+"""A cluster fitted to its own runs: the fit recovers its figures, and the band covers new runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LAYOUTS: tuple[dict[str, Any], ...] = ({}, {"tp": 2}, {"dp": 2}, {"pp": 2}, {"cp
 
 
 def runs_on_this_machine() -> list[Run]:
-    """The demo in several layouts, of which each took what is estimated."""
+    """The demo in several layouts, each of which took its estimated time."""
     rows = [
         {
             "id": str(parallel),
@@ -88,7 +88,7 @@ def test_no_part_exceeds_the_whole() -> None:
             assert value <= 1.0
 
 
-def test_few_layouts_tell_no_spread_and_equal_ones_the_least() -> None:
+def test_few_layouts_have_no_spread_and_equal_ones_the_least() -> None:
     fit = fit_cluster(runs_on_this_machine()[:2])
     assert (fit.spread, fit.left_out) == (None, {})
     assert own_spread([0.0, 1e-4]) == LEAST

@@ -1,4 +1,4 @@
-"""Run directories as rows of runs: where they are found, what is read, what is refused."""
+"""Run directories as rows of runs: finding, reading and refusing them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_run(folder: Path, steps: tuple[float, ...] = STEPS, **settings: Any) -
 
 
 def issues_of(*paths: Path, cluster: str | None = None) -> dict[str, str]:
-    """Rules of the issues that these paths get, and what is said."""
+    """Rules and messages of the issues of these paths."""
     with pytest.raises(InputError) as caught:
         run_rows(paths, cluster)
     return {issue.rule: str(issue) for issue in caught.value.issues}
@@ -75,7 +75,7 @@ def test_where_only_the_summary_was_kept_its_step_counts(tmp_path: Path) -> None
     assert run_rows([folder])[0]["measured"] == {"step_seconds": 0.5}
 
 
-def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+def test_all_issues_are_reported_together(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     unmeasured = write_run(tmp_path / "unmeasured", steps=())
     unknown = write_run(tmp_path / "unknown", **{"cluster.name": "nobody's"})

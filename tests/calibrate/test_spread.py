@@ -56,7 +56,7 @@ def test_few_runs_of_a_profile_borrow_from_the_others(runs: list[Run]) -> None:
     assert spreads["megatron-2020"].spread == pytest.approx(0.1, rel=0.3)
 
 
-def test_what_lies_outside_widens_the_band_by_what_was_measured(runs: list[Run]) -> None:
+def test_runs_outside_the_fit_widen_the_band_by_their_errors(runs: list[Run]) -> None:
     """Without MosaicML's H100 its profile has seen no H100, and no fp8."""
     others = [run for run in runs if run.parts["clusters"] != "mosaic-h100"]
     assert "fp8" not in seen_by(run for run in others if run.parts["runtimes"] == "fsdp").dtypes

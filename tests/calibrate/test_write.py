@@ -40,7 +40,7 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_value_with_a_unit_is_replaced_whole() -> None:
+def test_a_value_with_a_unit_is_replaced_with_it() -> None:
     text = '[host]\nlayer = "800 us"  # measured\n'
     changed = written(text, {"host.layer": 2e-4})
     assert tomllib.loads(changed) == {"host": {"layer": 2e-4}} and "# measured" in changed

@@ -133,7 +133,7 @@ def test_messages_of_each_stage_of_the_golden_case(golden: Plan) -> None:
 
 
 def test_gradients_are_reduced_in_the_reduction_dtype(golden: Plan) -> None:
-    """Stage 1: 6 layers of 12 h^2 + 13 h over tp 2; norms and row-parallel biases are whole."""
+    """Stage 1: 6 layers of 12 h^2 + 13 h over tp 2; norms and row-parallel biases are not split."""
     h = 1024
     split = 12 * h * h + (3 + 4) * h  # four matrices; biases of qkv and of the MLP's first
     whole = (4 + 2) * h  # two norms; biases of both outputs
@@ -151,7 +151,7 @@ def test_one_rank_alone_sends_nothing_at_all(settings: dict[str, int]) -> None:
 
 
 @given(tp=st.sampled_from([1, 2, 4]), pp=st.sampled_from([1, 2, 3, 4, 6]))
-def test_ranks_hold_every_split_weight_once_and_every_whole_one_tp_times(tp: int, pp: int) -> None:
+def test_ranks_hold_every_split_weight_once_and_every_other_one_tp_times(tp: int, pp: int) -> None:
     job = job_of({"parallel.tp": tp, "parallel.pp": pp})
     layout, table = JobLayout.of(job), JobLayout.of(job).table
     held = sum(tp * local_parameters(layout, stage) for stage in range(pp))

@@ -26,7 +26,7 @@ def step(sizes: dict[str, int], cores: int | None) -> Any:
 
 
 def test_by_hand() -> None:
-    """Four seconds of work on two cores, beside a chain of 1.5 s."""
+    """Four seconds of work on two cores, compared with a chain of 1.5 s."""
     assert contention_seconds([1.0] * 4, 2.0, 1.5) == 0.5
     assert contention_seconds([1.0] * 4, 1.0, 1.5) == 0.0
 

@@ -293,8 +293,8 @@ def test_every_figure_is_the_sum_of_those_below() -> None:
 
 
 @pytest.mark.parametrize(("name", "factor"), [("gpt3-175b-1024", "1.1"), ("demo", "1")])
-def test_the_allocator_s_reserve_is_the_factor_that_is_told(name: str, factor: str) -> None:
-    """CPU ranks reserve nothing beside what they allocate."""
+def test_the_reserve_of_the_allocator_is_the_stated_factor(name: str, factor: str) -> None:
+    """CPU ranks reserve nothing beyond their allocated bytes."""
     job = load_plan(name).job
     found = {f.name: f for f in explain_memory(JobLayout.of(job))}
     reserved, allocated = (found[f"memory.stage-0.{part}"] for part in ("reserved", "allocated"))

@@ -1,4 +1,5 @@
-"""Messages beside kernels and products of fewer bits, by hand on the ideal device of test_time."""
+"""Messages overlapped with kernels and products of fewer bits, by hand on the ideal device of
+test_time."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from tests.estimate.test_time import DEVICE, timed, with_part
 SPLIT: dict[str, Any] = {"parallel.tp": 2, "parallel.sequence_parallel": True}
 
 
-def test_pieces_go_beside_their_product_where_the_link_multicasts() -> None:
+def test_pieces_overlap_with_their_product_where_the_link_multicasts() -> None:
     """A block's 4 gathers and scatters forward, and the 2 gathers backward that no dW covers, each
     beside a product that is shorter; half of what fits is hidden."""
     shares = with_part("overlap", products=0.5)
@@ -24,7 +25,7 @@ def test_pieces_go_beside_their_product_where_the_link_multicasts() -> None:
     assert timed({**SPLIT, "cluster.intra_node.multicast": True}).total == apart.total
 
 
-def test_keys_and_values_travel_beside_attention() -> None:
+def test_keys_and_values_overlap_with_attention() -> None:
     job = {"parallel.cp": 2}
     apart, beside = timed(job), timed(job, with_part("overlap", cp=1.0))
     scores = (
@@ -33,7 +34,7 @@ def test_keys_and_values_travel_beside_attention() -> None:
     assert apart.cp - beside.cp == pytest.approx(min(scores, apart.cp))
 
 
-def test_gradients_of_all_chunks_but_one_hide_beside_the_last_micro_batches() -> None:
+def test_gradients_of_all_chunks_but_one_overlap_with_the_last_micro_batches() -> None:
     assert cover_backwards(1, 1) == cover_backwards(8, 1) == 1
     assert cover_backwards(4, 2) == 2.5
 

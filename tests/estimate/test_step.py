@@ -25,8 +25,8 @@ def network(**settings: float) -> Network:
 
 
 def test_parameters_may_be_hidden_by_another_share_than_gradients() -> None:
-    """64 replicas: 64/63 GB take a second to scatter or to gather. Without a share of their own
-    parameters go beside the backward too, else beside the next forward."""
+    """64 replicas: 64/63 GB take a second to scatter or to gather. Without a separate share
+    parameters overlap with the backward too, else with the next forward."""
     size = 64 * 10**11 // 63
     messages = [
         Message("dp_cp", "reduce_scatter", "gradients", size, 3, cover="last_backward"),

@@ -171,7 +171,7 @@ def test_a_blocks_traffic_sums_over_parts_axes_and_kinds(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", GRIDS)
 def test_seconds_of_a_grid_are_its_messages_over_the_links(mode: str) -> None:
-    """At 1 GB/s without latency: rings send (n-1)/n of each phase, a broadcast a whole message."""
+    """At 1 GB/s without latency: rings send (n-1)/n of each phase, a broadcast the full message."""
     link = {"bandwidth": 1e9, "latency": 0.0, "start": 0.0, "efficiency": 1.0}
     layout = layout_of(GRIDS[mode], {"cluster.intra_node": link, "training.recompute": "full"})
     profile = get_profile("mpctl")
@@ -188,7 +188,7 @@ def test_seconds_of_a_grid_are_its_messages_over_the_links(mode: str) -> None:
 
 
 def test_steps_of_summa_hide_messages_of_each_other() -> None:
-    """Of q = 2 steps one goes beside a product: at most half of the messages or of its time."""
+    """One of q = 2 steps overlaps with a product: at most half of the messages or of its time."""
     layout, profile = layout_of(GRIDS["2d"]), get_profile("mpctl")
     seconds = []
     for share in (0.0, 1.0):
@@ -222,7 +222,7 @@ def test_groups_of_a_grid_find_their_links() -> None:
     assert (network.route("tp").ranks, network.route("tp").domains) == (8, 2)
 
 
-def test_a_broadcast_passes_whole_along_a_ring() -> None:
+def test_a_broadcast_sends_the_full_message_along_a_ring() -> None:
     """8 MB over 4 ranks at 100 GB/s and 1 us: 80 + 3 us; a gather moves 3/4 of it."""
     link = {"bandwidth": 1e11, "latency": 1e-6, "start": 0.0, "efficiency": 1.0}
     layout = layout_of({"parallel.tp": 4, "cluster.intra_node": link})
@@ -262,7 +262,7 @@ def test_parts_of_matrices_and_words_are_those_of_the_parameters(mode: str) -> N
 
 @pytest.mark.parametrize("mode", GRIDS)
 def test_a_plan_explains_a_grid_by_part_axis_and_kind(mode: str) -> None:
-    """What is explained is what JSON has, and the block is the sum of its rows."""
+    """The explained figures equal those of the JSON, and the block is the sum of its rows."""
     plan = make_plan(layout_of(GRIDS[mode]).job)
     assert plan.estimate is not None, plan.errors
     entry = communication_entry(plan.estimate)

@@ -1,4 +1,4 @@
-"""Jobs of many layouts, for what every launcher is told, and the plans of them."""
+"""Jobs of many layouts and their plans, for the output of every launcher."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def answer(arguments: Any, line: dict[str, Any]) -> dict[str, Any]:
-    """The namespace of one line, or what Megatron-LM says against it."""
+    """The namespace of one line, or Megatron-LM's error."""
     sys.argv = ["pretrain_gpt.py", *line["words"]]
     os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
     os.environ |= {"RANK": "0", "WORLD_SIZE": str(line["world"]), **line["environment"]}

@@ -1,4 +1,4 @@
-"""Megatron-LM's own parser, asked in the interpreter that has it.
+"""Megatron-LM's own parser, called in the interpreter that has it.
 
 megatron-core's wheel holds megatron/training/arguments.py, for Python 3.12. MPCTL_MEGATRON_PYTHON
 names the interpreter of an environment with it; without the variable this one is asked

@@ -1,4 +1,4 @@
-"""accelerate's config file: read by accelerate itself, its mesh beside the plan's topology."""
+"""accelerate's config file: read by accelerate itself, its mesh against the plan's topology."""
 
 from __future__ import annotations
 

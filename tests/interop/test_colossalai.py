@@ -102,6 +102,6 @@ def test_what_it_cannot_say(settings: Settings, rules: set[str]) -> None:
     assert set(refusals(settings, "colossalai")) == rules
 
 
-def test_a_grid_beside_context_parallelism_is_no_plan() -> None:
+def test_a_grid_with_context_parallelism_is_no_plan() -> None:
     with pytest.raises(InputError):
         plan_of({**GRIDS["2d"], **GRID, "parallel.cp": 2})

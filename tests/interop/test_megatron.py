@@ -33,7 +33,8 @@ def flags_of(text: str) -> dict[str, str]:
 
 
 def said(job: JobSpec) -> dict[str, Any]:
-    """What a command line says of a job: everything but names, devices and what mpctl alone has."""
+    """The settings of a job in a command line: all but names, devices and those that only mpctl
+    has."""
     tables: dict[str, Any] = job.model_dump(include={"parallel", "model", "training"})
     tables["model"] |= {"name": None, "source": None}
     tables["training"] |= {"min_learning_rate": job.training.lowest_rate}
@@ -109,7 +110,7 @@ def test_a_refusal(settings: Settings, rule: str) -> None:
 
 
 def test_an_order_of_axes_that_makes_the_same_groups_is_said() -> None:
-    """cp is 1: where it stands in the order changes nothing."""
+    """cp is 1: its position in the order changes nothing."""
     plan = plan_of({"parallel.tp": 2, "parallel.order": "cp-tp-dp-pp"})
     assert "--use-tp-pp-dp-mapping" not in emit_plan(plan, "megatron").text
 
@@ -319,7 +320,7 @@ def test_a_flag_that_says_what_is_so_without_it_is_not_named(flags: str) -> None
         ("--lr-warmup-fraction 0.1", "--lr-warmup-fraction", {"training.warmup_steps": 0}),
     ],
 )  # fmt: skip
-def test_what_is_planned_as_something_near_is_said(
+def test_flags_planned_as_the_nearest_setting_are_reported(
     flags: str, where: str, settings: dict[str, object]
 ) -> None:
     read = read_megatron(f"{SHAPE} {flags}")

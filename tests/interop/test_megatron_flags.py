@@ -1,4 +1,4 @@
-"""Our table of flags beside Megatron-LM's parser: a record of it, and the parser itself.
+"""Our table of flags compared with Megatron-LM's parser: a record of it, and the parser itself.
 
 The parser is in the wheel of megatron-core 0.19.2; tests/interop/megatron_parser.py says how it is
 found. What needs it is skipped elsewhere.
@@ -116,7 +116,7 @@ def test_the_recorded_parser_takes_what_is_written(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def parsed() -> Parsed:
-    """What Megatron-LM's own parser makes of every plan, in the order of PLANS."""
+    """The result of Megatron-LM's parser for every plan, in the order of PLANS."""
     lines = []
     for name in PLANS:
         plan = plan_named(name)

@@ -1,4 +1,4 @@
-"""What --from and --emit make of a command line, beside Megatron-LM's own parser.
+"""The results of --from and --emit for a command line, against Megatron-LM's own parser.
 
 Each line of megatron_lines.py goes through the real parser; mpctl reads it and writes it again, and
 that goes through the parser too. The two namespaces, of some 800 fields, are the same but for the

@@ -1,4 +1,4 @@
-"""nanotron's config file: its keys beside the recorded classes, its sizes and batch."""
+"""nanotron's config file: its keys against the recorded classes, its sizes and batch."""
 
 from __future__ import annotations
 

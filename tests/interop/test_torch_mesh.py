@@ -1,4 +1,5 @@
-"""The device mesh of the snippet, made by torch on the fake backend, beside the plan's topology."""
+"""The device mesh of the snippet, made by torch on the fake backend, against the plan's
+topology."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_a_bucket_is_filled_to_its_size_from_the_last_layer_on() -> None:
     assert all(held.numel <= 600 for held in buckets)
 
 
-def test_what_others_hold_too_and_what_is_partial_stand_alone() -> None:
+def test_shared_and_partial_parameters_have_separate_buckets() -> None:
     _, found = buckets_of(pp=2, tp=2, sequence_parallel=True)
     for buckets in found:
         assert [held.names for held in buckets if held.is_shared] == [("embedding.word.weight",)]

@@ -1,4 +1,4 @@
-"""One layout by hand, and what follows from the job alone."""
+"""One layout by hand, and properties that only depend on the job."""
 
 from __future__ import annotations
 

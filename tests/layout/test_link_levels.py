@@ -1,4 +1,4 @@
-"""NVLink domains over several nodes, and the networks above them: which ranks lie in which."""
+"""NVLink domains over several nodes, and the networks above them: which ranks are in which."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_domain_is_called_a_node_where_no_nvlink_joins_it(cluster: str | None,
 def test_a_span_is_that_of_the_ranks(
     tp: int, cp: int, dp: int, pp: int, ranks: int, axes: tuple[str, ...]
 ) -> None:
-    """Against every group, rank by rank; groups of one rank lie in one network."""
+    """Against every group, rank by rank; groups of one rank are in one network."""
     topology = Topology.of({"tp": tp, "cp": cp, "dp": dp, "pp": pp}, gpus_per_node=4)
     groups = topology.groups(*axes)
     found = find_span(topology, axes, ranks)

@@ -89,7 +89,7 @@ def test_without_its_norm_the_first_trained_product_needs_no_input_gradient() ->
     assert layer(stack, 3).needs["attention.qkv"] == ALL
 
 
-def test_a_norm_stands_before_its_branch_or_after_its_sum() -> None:
+def test_a_norm_is_before_its_branch_or_after_its_sum() -> None:
     """All but layer 0's first norm frozen: of a post-norm layer its attention needs nothing."""
     only = ["embedding.*", "layers.[1-9].*", "layers.0.[!a]*", "layers.0.attention.*", "[!l]*"]
     for order, first in (("pre", GradNeeds(True, False, True)), ("post", NONE)):
@@ -158,7 +158,7 @@ def test_layers_alike_are_one_run() -> None:
         ("word", "embedding.word.weight", False),
     ],
 )
-def test_patterns_are_of_whole_names(pattern: str, name: str, is_match: bool) -> None:
+def test_patterns_match_full_names(pattern: str, name: str, is_match: bool) -> None:
     assert frozen_by([pattern])(name) is is_match
     assert frozen_by(["nothing", pattern])(name) is is_match
 
@@ -240,7 +240,7 @@ def test_the_last_bias_alone_asks_for_no_second_forward_without_a_mask() -> None
 
 
 def test_gradients_are_those_of_the_trained() -> None:
-    """A layer of hidden 64: 12 h^2 over tp, and biases of 3 h and 4 h; whole are 6 h."""
+    """A layer of hidden 64: 12 h^2 over tp, and biases of 3 h and 4 h; 6 h are not split."""
     h, dp = 64, {**SEQUENCE, "parallel.dp": 2, "cluster.gpus_per_node": 4}
     plan = make_plan(job_of({**SMALL, **dp, "training.freeze": [*BOTTOM, "final_norm.*"]}))
     assert plan.estimate is not None

@@ -1,4 +1,5 @@
-"""The plan as data and as tables: what stages hold of two stacks, what they send each other."""
+"""The plan as data and as tables: the parts of two stacks that stages hold, and the messages
+between stages."""
 
 from __future__ import annotations
 

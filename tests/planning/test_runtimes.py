@@ -1,4 +1,4 @@
-"""The same layout under other software: which runtimes are asked, and what each answers."""
+"""The same layout under other software: the runtimes that are tried, and the result of each."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_names_that_are_none_are_refused_with_the_nearest() -> None:
     assert issue.where == "--runtimes" and "torchtitan" in issue.hint
 
 
-def test_a_wrong_file_of_one_s_own_is_passed_over(
+def test_an_invalid_file_of_the_user_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "runtimes").mkdir()

@@ -245,7 +245,7 @@ def test_the_plan_says_the_mode_and_keeps_the_jobs_axes() -> None:
     assert "tensor_blocks" not in rank_document(plain, plain.require_legal(), 0)
 
 
-def test_the_depth_that_was_left_open_is_told() -> None:
+def test_the_depth_that_was_left_open_is_reported() -> None:
     settings = {"parallel.tensor_mode": "2.5d", "parallel.tp": 8, "training.micro_batch_size": 4}
     plan = make_plan(job_of(settings))
     found = plan_document(plan, plan.require_legal(), kinds=(), ranks=False)

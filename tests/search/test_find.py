@@ -426,7 +426,7 @@ def test_groups_are_what_a_list_of_all_layouts_gives() -> None:
     assert steps == sorted(steps)
 
 
-def test_the_best_so_far_is_told_while_a_search_goes_on() -> None:
+def test_a_search_reports_the_best_so_far() -> None:
     said: list[str] = []
     space = SearchSpace(job_of(), {"cp": 1, "recompute": "none", "zero": 1})
     found = find_layouts(space, top=2, on_note=said.append)

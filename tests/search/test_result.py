@@ -51,7 +51,7 @@ def test_what_a_billion_tokens_cost() -> None:
     assert unpriced.price_per_billion is None
 
 
-def test_progress_is_told() -> None:
+def test_progress_is_reported() -> None:
     told: list[tuple[str, int, int]] = []
     search_layouts("demo", on_progress=lambda *parts: told.append(parts))
     assert told and all(done <= total for _, done, total in told)
