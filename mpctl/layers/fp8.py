@@ -73,10 +73,9 @@ class CastsToFp8(Protocol):
 
 
 class Fp8Gradient(NamedTuple):
-    """dY [m, o] in fp8 for dX, transposed for dW where there is one, and the dtype of results."""
+    """dY in fp8, [m, o] for dX or transposed for dW, and the dtype of the result."""
 
-    by_rows: Fp8Matrix
-    by_columns: Fp8Matrix | None
+    matrix: Fp8Matrix
     dtype: torch.dtype
 
 
@@ -107,21 +106,21 @@ class Fp8Operands:
         columns = self.by_columns(Operand.INPUT, x.flatten(0, -2))
         return columns.values, columns.inverse
 
-    def gradient(self, rows: Tensor, *, for_dw: bool) -> Fp8Gradient:
+    def gradient(self, rows: Tensor, *, for_dw: bool) -> tuple[Fp8Gradient, Fp8Gradient | None]:
         """See Products."""
         by_rows, by_columns = self.cast(Operand.GRADIENT, rows, columns=for_dw, noted=True)
         assert by_rows is not None
-        return Fp8Gradient(by_rows, by_columns, rows.dtype)
+        for_dx = Fp8Gradient(by_rows, rows.dtype)
+        return for_dx, None if by_columns is None else Fp8Gradient(by_columns, rows.dtype)
 
     def input_gradient(self, dy: Fp8Gradient, weight: Tensor) -> Tensor:
         """See Products."""
         w = self.by_columns(Operand.WEIGHT, weight)
-        return self.backend.fp8_product(dy.by_rows, w, out=dy.dtype)
+        return self.backend.fp8_product(dy.matrix, w, out=dy.dtype)
 
     def weight_gradient(self, dy: Fp8Gradient, kept: Sequence[Tensor]) -> Tensor:
         """See Products."""
-        assert dy.by_columns is not None
-        return self.backend.fp8_product(dy.by_columns, Fp8Matrix(*kept), out=dy.dtype)
+        return self.backend.fp8_product(dy.matrix, Fp8Matrix(*kept), out=dy.dtype)
 
     def by_columns(self, which: Operand, matrix: Tensor) -> Fp8Matrix:
         """A matrix [m, n] that was noted before, in fp8 and transposed: [n, m]."""

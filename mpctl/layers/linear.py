@@ -308,8 +308,9 @@ class Products(Protocol):
     def operand(self, x: Tensor) -> tuple[Tensor, ...]:
         """What `weight_gradient` needs of an X that was gathered again."""
 
-    def gradient(self, rows: Tensor, *, for_dw: bool) -> Any:
-        """dY [m, o] as the two below take it. for_dw: whether `weight_gradient` will."""
+    def gradient(self, rows: Tensor, *, for_dw: bool) -> tuple[Any, Any]:
+        """dY [m, o] as `input_gradient` takes it, and as `weight_gradient` does, kept alone by a
+        deferred dW. for_dw: whether there will be one."""
 
     def input_gradient(self, dy: Any, weight: Tensor) -> Tensor:
         """dX [m, i] = dY W."""
@@ -331,9 +332,9 @@ class PlainProducts:
         """See Products."""
         return (x,)
 
-    def gradient(self, rows: Tensor, *, for_dw: bool) -> Tensor:
+    def gradient(self, rows: Tensor, *, for_dw: bool) -> tuple[Tensor, Tensor]:
         """See Products."""
-        return rows
+        return rows, rows
 
     def input_gradient(self, dy: Tensor, weight: Tensor) -> Tensor:
         """See Products."""
@@ -373,7 +374,7 @@ class _ColumnProduct(torch.autograd.Function):
         arriving = gather() if gather is not None and deferred is None else None
         # [b, s, o/t] -> [b*s, o/t]
         rows = grad.flatten(0, -2)
-        dy, dx, dw = products.gradient(rows, for_dw=for_dw), None, None
+        (dy, dy_for_dw), dx, dw = products.gradient(rows, for_dw=for_dw), None, None
         if weight is not None:
             shape = (*grad.shape[:-1], -1)
             # nothing here holds the summand, which may be freed before dW is computed
@@ -385,11 +386,12 @@ class _ColumnProduct(torch.autograd.Function):
                 dx = group.start_all_reduce(products.input_gradient(dy, weight).view(shape))
         db = rows.sum(0) if ctx.needs_input_grad[2] else None
         if for_dw and deferred is None:
-            dw = _weight_gradient(products, dy, kept, arriving)
+            dw = _weight_gradient(products, dy_for_dw, kept, arriving)
         elif for_dw:  # kept tensors themselves and ctx would keep the graph, and all it ends in
             values = [tensor.detach() for tensor in kept]
             deferred.add(
-                ctx.leaf, lambda: _weight_gradient(products, dy, values, gather and gather())
+                ctx.leaf,
+                lambda: _weight_gradient(products, dy_for_dw, values, gather and gather()),
             )
         return None if dx is None else dx.wait(), dw, db, *[None] * 4
 
