@@ -1,4 +1,4 @@
-"""The records of a checkpoint, as each version writes them; what cannot be is damage."""
+"""The records of a checkpoint, as each version writes them; impossible values are damage."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 def test_what_several_ranks_hold_is_read_once(
     saved: dict[str, Path], reads: list[tuple[str, int]]
 ) -> None:
-    """Of 2.5d each matrix lies in d files, of 1d each norm in all."""
+    """Of 2.5d each matrix is in d files, of 1d each norm in all."""
     for kind in GRIDS:
         checkpoint = OpenCheckpoint.of(saved[kind])
         for name, full in FULL.items():
@@ -110,7 +110,7 @@ def test_rows_alone_are_read(saved: dict[str, Path], reads: list[tuple[str, int]
 def test_any_cuts_read_any_others(
     tmp_path_factory: pytest.TempPathFactory, draws: st.DataObject
 ) -> None:
-    """Random parts of random files: what some file holds is read, and what none does is counted."""
+    """Random parts of random files: what some file holds is read, what no file holds is counted."""
     shape = tuple(draws.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3)))
     full = numbers(*shape)
     parts = draws.draw(st.lists(some_shards(shape), min_size=1, max_size=4))
@@ -180,7 +180,7 @@ def harmed(folder: Path, index: int, cuts: dict[str, Any]) -> OpenCheckpoint:
     return OpenCheckpoint.of(folder)
 
 
-def test_parts_that_leave_a_gap_are_told(tmp_path: Path) -> None:
+def test_parts_that_leave_a_gap_are_reported(tmp_path: Path) -> None:
     """Two ranks that claim the same block count once; so does a file that is gone."""
     folder = save_shards(tmp_path, FULL, shards_of(GRIDS["2d 4"]))
     whole = Shard((H, F))

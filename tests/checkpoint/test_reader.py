@@ -1,4 +1,4 @@
-"""A checkpoint continues the same curve under any layout, or says which file is damaged."""
+"""A checkpoint continues the same curve under any layout, or names the damaged file."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_another_model_is_refused(runs, tmp_path: Path) -> None:
 
 
 class Killed(BaseException):
-    """Stands for the end of the process at this very point."""
+    """Simulates that the process ends at this point."""
 
 
 def _die(*_: object, **__: object) -> None:

@@ -1,4 +1,4 @@
-"""Training goes on while a thread writes what was copied between two steps: the same files."""
+"""Training continues while a thread writes the copies from between two steps: the same files."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _digests(run_dir: Path) -> dict[tuple[int, int], str]:
     }
 
 
-def test_training_goes_on_while_a_thread_writes(
+def test_training_continues_while_a_thread_writes(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The files are those of a synchronous run, to the byte, though the parameters have changed
@@ -75,7 +75,7 @@ def test_training_goes_on_while_a_thread_writes(
     assert [step for step, _ in list_checkpoints(tmp_path / "b/checkpoints")] == [2, 4, 6]
     assert [began for began, _ in disk.steps] == [2, 4, 6]
     assert disk.steps[0][1] > 2 and disk.steps[1][1] > 4  # training went on meanwhile
-    # The second save waited for the first one, and said so; the third for the second.
+    # The second save waited for the first one, and reported it; the third for the second.
     times = trainer.saver.times
     assert [save["step"] for save in times] == [2, 4, 6]
     assert times[0]["stall_seconds"] < 0.2 < 0.4 <= times[0]["seconds"]
@@ -116,8 +116,8 @@ def test_memory_of_the_copies_is_used_again() -> None:
     assert copies.keep("a/value", source.bfloat16()).dtype == torch.bfloat16
 
 
-def test_copies_go_on_beside_what_is_computed() -> None:
-    """What is kept is copied from where the computation is now, and is not freed early; what was
+def test_copies_run_during_computation() -> None:
+    """Kept tensors are copied at this point of the computation and are not freed early; what was
     gathered for the save is copied before the computation goes on."""
     stream = LoggedStream()
     copies = HostCopies(stream)
@@ -145,7 +145,7 @@ def test_the_next_update_and_the_writer_wait_for_the_copies(data: Path, tmp_path
 
 
 def _fail_in_background(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> list[Any]:
-    """The disk of rank 1 is full; the step at which each rank stops, and what it says."""
+    """The disk of rank 1 is full; the step at which each rank stops, and its message."""
     trainer = make_trainer(parse(raw), Path(run_dir), rank)
 
     def full(path: Path, entries: list[Entry], on_bytes: Any) -> Any:

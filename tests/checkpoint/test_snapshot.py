@@ -1,4 +1,4 @@
-"""What a rank saves of its state is what it reads back, whether an optimizer steps it or none."""
+"""A rank reads back the state that it saved, whether an optimizer steps it or none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.checkpoint.shards import numbered, shard_record
 
 
 class Momentum:
-    """An optimizer of one moment, of which a checkpoint knows nothing more than the protocol."""
+    """An optimizer of one moment, which a checkpoint knows only by the protocol."""
 
     gathers_states = False
 

@@ -1,4 +1,4 @@
-"""A checkpoint of any mode of tensor parallelism goes on in any other, on one process's curve.
+"""A checkpoint of any mode of tensor parallelism continues in any other, on one process's curve.
 
 float64, dropout on. The layout that saved did the first two of four steps. The loss of step 3 is
 that of the saved values; the loss of step 4 would show moments that were lost. Without a training:
@@ -83,7 +83,7 @@ def saved_runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> SavedRun
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("model", "saved", "resumed"), PAIRS)
-def test_any_mode_goes_on_in_any_other(
+def test_any_mode_continues_in_any_other(
     saved_runs: SavedRuns, tmp_path: Path, model: str, saved: str, resumed: str
 ) -> None:
     checkpoint = saved_runs.checkpoint(model, saved)
@@ -102,9 +102,7 @@ def test_any_mode_goes_on_in_any_other(
     ("model", "layout"),
     [("gpt", "2d"), *(("llama", layout) for layout in ("2.5d", "2.5d-dp", "3d", "2d-pp"))],
 )
-def test_a_checkpoint_is_as_large_as_its_plan_says(
-    saved_runs: SavedRuns, model: str, layout: str
-) -> None:
+def test_a_checkpoint_has_its_planned_size(saved_runs: SavedRuns, model: str, layout: str) -> None:
     folder = saved_runs.checkpoint(model, layout)
     assert find_damage(folder) == []
     files = [read_header(shard_path(folder, k)) for k in range(len(read_manifest(folder).shards))]

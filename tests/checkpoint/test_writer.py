@@ -1,4 +1,4 @@
-"""Saving: nothing is published before it is whole, however long it takes; failures have words."""
+"""Saving: nothing is published before it is complete, however long that takes; failures."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_what_was_announced_does_not_stay_in_the_store() -> None:
 
 
 class Hasty(Group):
-    """A group as on a GPU: a collective is enqueued, and the host goes on at once."""
+    """A group as on a GPU: a collective is enqueued, and the host continues at once."""
 
     def all_reduce(self, tensor: torch.Tensor, op: Any = "sum") -> torch.Tensor:
         return tensor
@@ -140,7 +140,7 @@ def test_saving_may_take_longer_than_a_collective(data: Path, tmp_path: Path) ->
 
 
 def _fail(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> list[str]:
-    """Rank 1 may write 20,000 bytes a file; what each rank says."""
+    """Rank 1 may write 20,000 bytes a file; returns each rank's message."""
     trainer = make_trainer(parse(raw), Path(run_dir), rank)
     if rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
@@ -165,7 +165,7 @@ def test_a_file_that_cannot_be_written_ends_the_save_of_all_ranks(
         assert words in second[0]
 
 
-def test_a_full_disk_is_told_with_what_was_missing(
+def test_a_full_disk_is_reported_with_the_missing_bytes(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make_trainer(tiny_job(data, training__steps=1), tmp_path)
@@ -185,7 +185,7 @@ def test_a_full_disk_is_told_with_what_was_missing(
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-1"]
 
 
-def test_it_says_what_it_is_doing(data: Path, tmp_path: Path) -> None:
+def test_it_reports_what_it_is_doing(data: Path, tmp_path: Path) -> None:
     trainer = make_trainer(tiny_job(data, training__steps=1), tmp_path)
     said: list[str] = []
     trainer.saver.on_change = lambda: said.append(trainer.doing)
@@ -228,7 +228,7 @@ def _checkpoint(folder: Path, words: str) -> Path:
 
 
 class Crash(BaseException):
-    """Stands for the end of the machine at this very point."""
+    """Simulates that the machine stops at this point."""
 
 
 @pytest.mark.parametrize("renames", [0, 1, 2])
@@ -259,7 +259,7 @@ def test_replacing_a_checkpoint_never_leaves_none(
     assert (final / "manifest.json").read_text() == ("old" if renames < 2 else "new")
 
 
-def test_which_checkpoints_need_not_be_kept() -> None:
+def test_which_checkpoints_are_pruned() -> None:
     steps = [5, 10, 15, 20, 25, 30, 33]
     assert prunable(steps, last=0, every=10) == [] and prunable([], last=3, every=0) == []
     assert prunable(steps, last=1, every=0) == [5, 10, 15, 20, 25, 30]

@@ -79,7 +79,7 @@ def test_order_does_not_follow_the_file_system(tmp_path, monkeypatch):
     assert [find_paths([tmp_path], max_bytes=limit) for limit in (None, 200)] == one
 
 
-def test_a_smaller_limit_is_a_subset_and_is_kept(tmp_path):
+def test_a_smaller_limit_is_a_subset_and_is_not_exceeded(tmp_path):
     fill(tmp_path, {f"{i}.txt": "x" * (10 + i) for i in range(40)})
     last: set[Path] = set()
     for limit in (60, 150, 400, 5000):
@@ -248,7 +248,7 @@ def test_parquet_is_a_document_a_row(tmp_path):
     assert [issue.rule for issue in wrong.issues] == ["corpus-unreadable"]
 
 
-def test_parquet_without_its_extra_says_how_to_install_it(tmp_path, monkeypatch):
+def test_parquet_without_its_extra_offers_the_install_command(tmp_path, monkeypatch):
     fill(tmp_path, {"a.parquet": b"PAR1", "b.parquet": b"PAR1"})
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(InputError) as caught:

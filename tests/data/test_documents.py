@@ -85,7 +85,7 @@ def test_a_long_file_among_many(tmp_path):
     assert all(piece.endswith("\n") and len(piece) < SHARE for piece in found[3:6])
 
 
-def test_lines_of_jsonl_stay_whole_unless_they_are_few(tmp_path):
+def test_lines_of_jsonl_are_not_cut_unless_they_are_few(tmp_path):
     path = tmp_path / "a.jsonl"
     long = json.dumps({"text": "word " * LONGEST})
     path.write_text("\n".join([long] * 16))
@@ -107,7 +107,7 @@ def test_one_small_file(tmp_path, separator):
     assert all(piece.endswith(separator) for piece in found[:-1])
 
 
-def test_too_little_text_says_how_much_is_needed(tmp_path):
+def test_too_little_text_reports_how_much_is_needed(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("x" * 128)
     with pytest.raises(InputError, match="found 1 document, need 2") as caught:

@@ -73,7 +73,7 @@ def gpt2(path: Path) -> None:
 
 
 def llama3(path: Path) -> None:
-    """Words known whole are not merged, and special tokens stand outside the vocabulary."""
+    """Words that are one piece are not merged, and special tokens are outside of the vocabulary."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
     split = pre_tokenizers.Split(Regex(CUT), "isolated")
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -91,7 +91,7 @@ KINDS: dict[str, Callable[[Path], None]] = {"ours": ours, "gpt2": gpt2, "llama3"
 
 
 class Extension:
-    """An old tokenizer and what became of it."""
+    """An old tokenizer and its extension."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.path, self.new_path = folder / "old.json", folder / "tokenizer.json"
@@ -102,7 +102,7 @@ class Extension:
         self.extension = self.made.extension
 
     def bytes_of(self, number: int) -> int:
-        """A character of a piece stands for a byte."""
+        """A character of a piece represents a byte."""
         return len(self.new.id_to_token(number))
 
     def ends(self, ids: list[int]) -> list[int]:
@@ -168,7 +168,7 @@ def test_new_text_gets_shorter_and_old_text_hardly_changes(pair: Extension) -> N
 
 
 def test_a_new_piece_spells_what_its_old_ids_spell_and_most_are_used(pair: Extension) -> None:
-    """Pieces on the way to longer ones may not be; a trainer's own merges would leave more."""
+    """Pieces on the way to longer ones may not be; merges of a trainer would leave more."""
     pieces = pair.extension.pieces
     assert len(pieces) == ADDED
     for number, piece in enumerate(pieces, start=400):
@@ -298,7 +298,7 @@ def test_damaged_extensions(tmp_path: Path) -> None:
         assert "--extend-tokenizer" in caught.value.issues[0].hint
 
 
-def test_the_extension_beside_a_tokenizer_is_its_own_or_none(tmp_path: Path) -> None:
+def test_the_extension_next_to_a_tokenizer_is_of_it_or_none(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text("{}")
     assert find_extension(path) is None
@@ -349,7 +349,7 @@ def counted_again(words: Words, first: int, most: int) -> list[tuple[Pair, int]]
 
 
 def test_by_hand() -> None:
-    """abc seven times, xbc twice; then `bonjour`, as extend.py tells it."""
+    """abc seven times, xbc twice; then `bonjour`, as in extend.py."""
     assert learned({(0, 1, 2): 7, (9, 1, 2): 2}, 10, 9) == [
         ((1, 2), 10), ((0, 10), 11), ((9, 10), 12),
     ]  # fmt: skip

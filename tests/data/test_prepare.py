@@ -1,4 +1,4 @@
-"""Prepared data is whole and repeatable, or it is not there."""
+"""Prepared data is complete and repeatable, or absent."""
 
 import json
 import os
@@ -115,7 +115,7 @@ def test_same_input_same_bytes(tmp_path, corpus, ready, quick):
     assert contents(tmp_path / "other")["train.bin"] != contents(ready)["train.bin"]
 
 
-def test_manifest_says_what_is_there(ready, corpus):
+def test_the_manifest_lists_the_files(ready, corpus):
     manifest = json.loads((ready / "data.json").read_text())
     assert manifest["schema"] == "mpctl.data/1"
     assert manifest == open_prepared(ready).as_dict()
@@ -136,7 +136,7 @@ def test_manifest_says_what_is_there(ready, corpus):
     assert {name: file["bytes"] for name, file in manifest["files"].items()} == sizes
 
 
-def test_a_given_tokenizer_is_kept_to_the_byte(tmp_path, corpus, ready):
+def test_a_named_tokenizer_is_copied_to_the_byte(tmp_path, corpus, ready):
     first, path = open_prepared(ready), tmp_path / "given.json"
     path.write_text(first.tokenizer_path.read_text() + "  \n")
     second = make(corpus, tmp_path / "two", tokenizer=path, vocab_size=70_000)
@@ -351,14 +351,14 @@ def test_damaged_manifests(whole):
 
 @pytest.fixture(scope="module")
 def english(tmp_path_factory) -> Path:
-    """Prepared with 400 entries of its own."""
+    """Prepared with a vocabulary of 400 entries."""
     root = tmp_path_factory.mktemp("english")
     return make(write_corpus(root / "text", ENGLISH), root / "data", vocab_size=400).path
 
 
 @pytest.fixture(scope="module")
 def french(tmp_path_factory, english) -> Path:
-    """Prepared with those 400 and 100 of its own."""
+    """Prepared with those 400 and 100 new ones."""
     root = tmp_path_factory.mktemp("french")
     text = write_corpus(root / "text", FRENCH)
     return make(text, root / "data", vocab_size=500, tokenizer=english, extend=True).path
@@ -408,7 +408,7 @@ def test_pieces_are_learned_on_the_training_split_alone(tmp_path, english):
 
 
 def test_the_extension_goes_where_its_tokenizer_goes(tmp_path, english, french):
-    """Old text prepared with it, to see that the old language is kept, or to train on both."""
+    """Old text prepared with it, to check the old language, or to train on both."""
     text = english.parent / "text"
     for given in (french, french / "tokenizer.json"):
         again = make(text, tmp_path / "x", vocab_size=500, tokenizer=given, overwrite=True)

@@ -1,4 +1,4 @@
-"""Prompts in each family's form, and texts put together from what was written; byte-level ids."""
+"""Prompts in each family's form, and texts assembled from written tokens; byte-level ids."""
 
 from __future__ import annotations
 

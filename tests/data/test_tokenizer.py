@@ -1,4 +1,4 @@
-"""Byte-level tokenizers, trained and given; ids of special tokens."""
+"""Byte-level tokenizers, trained and loaded; ids of special tokens."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_any_text_comes_back_and_none_holds_end_of_text(trained, text):
     assert end_of_text_id(trained) not in ids
 
 
-def test_training_in_a_process_of_its_own_gives_the_same(trained):
+def test_training_in_a_separate_process_gives_the_same(trained):
     calls = []
     text = train_apart(
         TEXTS, vocab_size=300, total=50, on_progress=lambda *call: calls.append(call)
@@ -69,7 +69,7 @@ def new_children(before: set[psutil.Process]) -> set[psutil.Process]:
     return set(psutil.Process().children()) - before
 
 
-def test_a_killed_training_says_so():
+def test_a_killed_training_is_reported():
     before = new_children(set())
 
     def kill(stage: str, done: int, total: int) -> None:

@@ -50,7 +50,7 @@ def test_the_nonce_of_the_launcher_shows_whether_the_folder_is_shared(tmp_path: 
     assert probe_folder(tmp_path, ".elsewhere", "abc").is_shared is False
 
 
-def test_a_folder_that_cannot_be_written_says_why() -> None:
+def test_a_folder_that_cannot_be_written_reports_why() -> None:
     folder = probe_folder(Path("/proc/self/runs"))
     assert folder.write_error
     assert folder.write_rate is None

@@ -1,4 +1,4 @@
-"""Reports of synthetic hosts, and what is said about them."""
+"""Reports of synthetic hosts, and the findings about them."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def hello(local: str, remote: str) -> Hello:
     return Hello("n", host_facts(), None, local, remote)
 
 
-def test_the_address_of_the_launchers_own_host_is_where_others_reach_the_launcher() -> None:
+def test_the_address_of_the_launchers_host_is_where_others_reach_it() -> None:
     hellos = [hello("127.0.0.1", "127.0.0.1"), hello("10.0.0.2", "10.0.0.1")]
     assert addresses(hellos) == ["10.0.0.1", "10.0.0.2"]
     assert addresses(hellos[:1]) == ["127.0.0.1"]

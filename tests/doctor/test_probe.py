@@ -58,7 +58,7 @@ def test_this_host(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_probe_that_hangs_is_given_up() -> None:
+def test_a_probe_that_hangs_times_out() -> None:
     probe = RunningProbe("slow", lambda: time.sleep(30) or Limits(), 0.1).start()  # type: ignore
     began = time.monotonic()
     probe.wait()
@@ -66,7 +66,7 @@ def test_a_probe_that_hangs_is_given_up() -> None:
     assert probe.error == "no answer within 0.1 s"
 
 
-def test_a_probe_that_fails_says_why() -> None:
+def test_a_probe_that_fails_reports_why() -> None:
     def fail() -> Limits:
         raise PermissionError(13, "Permission denied", "/proc")
 
@@ -164,7 +164,7 @@ def test_the_matrix_of_links() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "No devices were found", TOPOLOGY[:90]])
-def test_a_matrix_that_is_not_whole_is_none(text: str) -> None:
+def test_a_matrix_that_is_incomplete_is_none(text: str) -> None:
     assert parse_links(text, 3) == []
 
 

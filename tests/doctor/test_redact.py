@@ -1,4 +1,4 @@
-"""What is pasted into a public bug report names nobody."""
+"""A diagnosis for a public bug report has no names."""
 
 from __future__ import annotations
 

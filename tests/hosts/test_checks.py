@@ -1,4 +1,4 @@
-"""What a host must have before ranks start on it: hosts, GPUs, memory.
+"""Requirements before ranks start: hosts, GPUs, memory.
 
 What ranks of a job run on, by torch's names.
 
@@ -33,7 +33,7 @@ def issues(machine: Machine, settings: dict[str, Any], device: Device = "cpu") -
 TWO_NODES = {**GPT, "cluster.nodes": 2, "cluster.gpus_per_node": 2, "launch.check_memory": False}
 
 
-def test_two_nodes_are_simulated_on_cpu_and_it_is_said() -> None:
+def test_two_nodes_are_simulated_on_cpu_with_a_warning() -> None:
     assert issues(HERE, TWO_NODES) == []
     warnings = list(rehearsal_warnings(load_job(None, TWO_NODES), HERE))
     assert warnings == ["the 2 nodes of the plan are simulated on the CPU of this host"]
@@ -83,8 +83,8 @@ def test_activations_count_against_memory() -> None:
 
 
 def test_copies_for_checkpoints_count_against_memory() -> None:
-    """Value and two moments in float32 beside the step on a CPU, alone on a host with GPUs; two
-    replicas write one checkpoint."""
+    """Value and two moments in float32: in addition to the step on a CPU, alone on a host with
+    GPUs; two replicas write one checkpoint."""
     pair = {**GPT, "parallel.dp": 2, "cluster.gpus_per_node": 2}
     plan = make_plan(load_job(None, pair))
     copies = plan.estimate.checkpoint_bytes
@@ -148,7 +148,7 @@ def test_other_accelerators_are_refused() -> None:
         named_device(job)
 
 
-def test_a_launch_on_amds_gpus_is_told_that_none_is_known() -> None:
+def test_a_launch_on_amds_gpus_warns_that_none_is_known() -> None:
     def words(device: str) -> str:
         job = load_job(None, {"cluster.device": device})
         return " ".join(launch_warnings(job, Machine(8, 8, 1 << 40)))
@@ -156,7 +156,7 @@ def test_a_launch_on_amds_gpus_is_told_that_none_is_known() -> None:
     assert "no run of mpctl" in words("mi300x") and "no run of mpctl" not in words("h100-sxm")
 
 
-def test_gpus_without_a_driver_are_told_where_the_device_is_open() -> None:
+def test_gpus_without_a_driver_are_reported_if_the_device_is_open() -> None:
     def words(**settings: str) -> str:
         job = load_job(None, {key.replace("__", "."): value for key, value in settings.items()})
         return " ".join(launch_warnings(job, Machine(8, 0, 1 << 40, idle_gpus=2)))
@@ -176,6 +176,6 @@ def test_one_machine_under_two_names_is_found() -> None:
     assert "2 nodes" in issue.message
 
 
-def test_hosts_that_say_nothing_of_themselves_are_not_taken_for_one() -> None:
+def test_hosts_without_a_boot_id_are_not_taken_for_one_machine() -> None:
     unknown = replace(host_facts(), boot="")
     assert doubled_hosts([unknown, unknown]) == []

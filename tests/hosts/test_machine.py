@@ -35,7 +35,7 @@ def amd_node(number: int, minor: int, location: int, version: int = 90402) -> di
 
 
 def test_device_files_count_before_the_drivers_folder(tmp_path: Path) -> None:
-    """A container of an 8-GPU host that was given two of them."""
+    """A container with two GPUs of an 8-GPU host."""
     host = {f"proc/driver/nvidia/gpus/0000:0{n}:00.0/information": "" for n in range(8)}
     root = write(tmp_path, host)
     assert nvidia_devices(root) == 8  # the driver has made no device file yet

@@ -1,4 +1,4 @@
-"""A free port where ranks can meet, and what is said where they cannot."""
+"""A free port for the rendezvous, and the error where ranks cannot connect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_free_port_can_be_listened_on() -> None:
         assert server.getsockname()[0] == "127.0.0.1"
 
 
-# In a network namespace of its own: no loopback, then one whose ports run out.
+# In a separate network namespace: no loopback, then one whose ports run out.
 _NAMESPACE = """
 import sys
 from mpctl.errors import RunFailed

@@ -1,4 +1,4 @@
-"""`mpctl eval` gives the loss that the training recorded, at any layout; what it refuses."""
+"""`mpctl eval` reports the loss that the training recorded, at any layout; what it refuses."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_loss_is_the_one_that_the_training_recorded(finished: Launched) -> N
 def answers_of(
     evaluation: Evaluation, prefixes: list[Path], *, rank: int = 0
 ) -> list[dict[str, Any]]:
-    """What a worker of this rank answers, in this process."""
+    """The answers of a worker of this rank, in this process."""
     return _answers(evaluation._request(prefixes), evaluation.job.model_dump(mode="json"), rank)
 
 
@@ -120,9 +120,9 @@ def test_replicas_stages_and_parts_of_the_sequence_find_the_same_loss(
             assert answer["tokens"] == alone[0]["tokens"] == 5 * 32
 
 
-def test_text_files_are_tokenized_as_they_stand(finished: Launched, tmp_path: Path) -> None:
-    """By the model's own tokenizer, a document a file, end-of-text behind each; then they are
-    gone."""
+def test_text_files_are_tokenized(finished: Launched, tmp_path: Path) -> None:
+    """By the model's tokenizer, a document a file, end-of-text after each; then they are
+    removed."""
     texts = [f"w{n} counts {n} w3 counts 4 " * 40 for n in range(3)]
     (tmp_path / "texts").mkdir()
     for n, text in enumerate(texts):
@@ -144,7 +144,7 @@ def test_text_files_are_tokenized_as_they_stand(finished: Launched, tmp_path: Pa
     assert {stage for stage, *_ in told} == {"encode"}
 
 
-def test_what_cannot_be_evaluated_is_said_at_once(
+def test_what_cannot_be_evaluated_is_reported_at_once(
     finished: Launched, tmp_path: Path, call: Callable[..., Said]
 ) -> None:
     run = finished.run_dir

@@ -73,7 +73,7 @@ def test_text_from_a_run_at_tp_1_and_2(finished: Launched) -> None:
 
 @pytest.mark.slow
 def test_a_run_is_sampled_and_evaluated_while_it_trains(data: Path, tmp_path: Path) -> None:
-    """It trains on, and what is read is one of its checkpoints, every third step."""
+    """It trains on, and one of its checkpoints of every third step is read."""
     more = ("--set", "training.steps=100000", "--set", "checkpoint.interval=3", "--set",
             "training.eval_samples=0")  # fmt: skip
     run = launch(data, tmp_path / "run", *more).at_step(4)
@@ -121,7 +121,7 @@ class Alone:
 
 
 def tokens_of_ours(folder: Path, prompts: list[list[int]], limit: int) -> list[list[int]]:
-    """Greedy, all prompts in one batch, of a run or of a Hugging Face directory as it stands."""
+    """Greedy, all prompts in one batch, of a run or of a Hugging Face directory."""
     model = open_origin(folder).model
     job = complete(JobSpec(model=model))
     (module,) = chunks = build_chunks(PipelinePartition.of(job, 0), Alone())  # type: ignore[arg-type]
@@ -182,7 +182,7 @@ def test_masked_words_are_those_of_transformers(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- refusals, in this process
 
 
-def test_what_cannot_be_continued_is_said_at_once(
+def test_what_cannot_be_continued_is_reported_at_once(
     finished: Launched, call: Callable[..., Said], tmp_path: Path
 ) -> None:
     run = finished.run_dir
@@ -215,7 +215,7 @@ def test_what_cannot_be_continued_is_said_at_once(
     assert read_prompts(["x"], str(lines.with_suffix(".txt"))) == ["x", "a\u2028b", "c"]
 
 
-def test_the_newest_whole_checkpoint_is_taken(finished: Launched, tmp_path: Path) -> None:
+def test_the_newest_undamaged_checkpoint_is_used(finished: Launched, tmp_path: Path) -> None:
     run = shutil.copytree(finished.run_dir, tmp_path / "run")
     (run / "checkpoints" / "step-20" / "shard-1.safetensors").unlink()
     trained = open_trained(run)
@@ -252,7 +252,7 @@ def test_a_checkpoint_with_a_changed_byte_is_not_used(finished: Launched, tmp_pa
             open_trained(path, step=step)
 
 
-def test_a_model_that_is_not_there_is_said(
+def test_a_missing_model_is_reported(
     finished: Launched, tmp_path: Path, call: Callable[..., Said]
 ) -> None:
     run = shutil.copytree(finished.run_dir, tmp_path / "run")
@@ -268,7 +268,7 @@ def test_a_model_that_is_not_there_is_said(
 
 
 def test_a_run_and_its_export_write_the_same(finished: Launched, tmp_path: Path) -> None:
-    """The exported directory names its own end token, and its tokenizer is the run's."""
+    """The exported directory names its end token, and its tokenizer is the run's."""
     export_weights(finished.run_dir, tmp_path / "hf")
     own, hub = (
         plan_sampling(path, ["w7 counts", ""], SamplingSettings(), MACHINE)
@@ -292,7 +292,7 @@ def test_by_default_a_text_gets_the_positions_that_its_prompt_leaves(finished: L
 
 
 def test_a_stop_string_ends_a_text_and_is_never_shown(finished: Launched) -> None:
-    """`counts` comes in several tokens; what may begin it waits."""
+    """`counts` comes in several tokens; a possible beginning of it waits."""
     settings = SamplingSettings(stop=("counts",))
     (sample,) = plan_sampling(finished.run_dir, ["w"], settings, MACHINE).texts
     ids = sample.stream.tokenizer.encode("1 w7 counts 5").ids
@@ -304,7 +304,7 @@ def test_a_stop_string_ends_a_text_and_is_never_shown(finished: Launched) -> Non
     assert (shown, sample.text, sample.finish) == ("1 w7 ", "1 w7 ", "stop")
 
 
-def test_characters_of_several_tokens_come_whole(finished: Launched) -> None:
+def test_characters_of_several_tokens_are_written_at_once(finished: Launched) -> None:
     tokenizer = plan_sampling(
         finished.run_dir, ["w"], SamplingSettings(), MACHINE
     ).encoder.tokenizer
@@ -316,7 +316,7 @@ def test_characters_of_several_tokens_come_whole(finished: Launched) -> None:
     assert "" in pieces
 
 
-def test_a_long_text_comes_as_a_short_one_without_its_beginning_being_kept(
+def test_a_long_text_is_written_like_a_short_one_without_storing_its_beginning(
     finished: Launched,
 ) -> None:
     tokenizer = plan_sampling(

@@ -1,4 +1,4 @@
-"""`mpctl launch` as people type it: a real process, its output in files, its whole family known."""
+"""`mpctl launch` as people type it: a real process, its output in files, its children known."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STARTED: list[Launched] = []  # so that a test that fails leaves nothing running
 
 
 def arguments(data: Path, run_dir: Path, *more: str) -> list[str]:
-    """What follows `mpctl`; later settings win."""
+    """The arguments of `mpctl`; later settings win."""
     sizes = [int(more[more.index(flag) + 1]) for flag in ("--tp", "--dp") if flag in more]
     given = {**SETTINGS, "data.path": str(data), "cluster.gpus_per_node": math.prod(sizes)}
     sets = [f"{key}={json.dumps(value)}" for key, value in given.items()]
@@ -36,7 +36,7 @@ def arguments(data: Path, run_dir: Path, *more: str) -> list[str]:
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:
-    """What `condition` gives once it is true."""
+    """The result of `condition` once it is true."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, f"not within {seconds} s: {condition}"
@@ -109,7 +109,7 @@ class Launched:
 
 
 def start(argv: list[str], run_dir: Path, *, cwd: Path | None = None) -> Launched:
-    """`mpctl ARGV`; its output goes beside the run directory."""
+    """`mpctl ARGV`; its output goes next to the run directory."""
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "FORCE_COLOR")}
     with (
@@ -125,7 +125,7 @@ def start(argv: list[str], run_dir: Path, *, cwd: Path | None = None) -> Launche
 
 
 def end_all() -> None:
-    """Kill what still runs of everything started: the launcher's end is its ranks' end."""
+    """Kill every launcher that still runs; its ranks end with it."""
     while STARTED:
         run = STARTED.pop()
         run.process.kill()  # does nothing when it has ended
@@ -139,7 +139,7 @@ def launch(data: Path, run_dir: Path, *more: str) -> Launched:
 
 
 def endless(data: Path, run_dir: Path, *more: str) -> Launched:
-    """A launch that ends only by what a test does to it."""
+    """A launch that runs until a test ends it."""
     keys = ("training.steps=100000", "checkpoint.interval=0", "training.eval_samples=0")
     return launch(data, run_dir, *more, *(part for key in keys for part in ("--set", key)))
 

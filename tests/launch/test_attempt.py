@@ -1,4 +1,4 @@
-"""What the launcher knows of all ranks is in a file that any host reads."""
+"""The state of all ranks is in a file that any host can read."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def test_version_1_of_the_file_is_read(tmp_path: Path) -> None:
 
 
 def test_an_attempt_never_goes_back() -> None:
-    """From no phase does any sequence of what hosts show lead to a phase before it, and what is
-    over stays as it is."""
+    """No sequence of observed phases leads from a phase to an earlier one, and a phase that is over
+    does not change."""
     order = [*AttemptPhase]
     for before, observed in product(order, order):
         after = before.then(observed)

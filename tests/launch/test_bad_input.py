@@ -194,7 +194,7 @@ class TestRunDir:
         assert sorted(tmp_path.rglob("*")) == before
 
     def test_runs_from_before_the_marker(self, tmp_path: Path) -> None:
-        """Replaced where a launch's own log is there, continued where there are checkpoints."""
+        """Replaced if the log of a launch exists, continued if there are checkpoints."""
         run = RunDir(tmp_path)
         (tmp_path / "job.json").write_text("{}")
         (tmp_path / "plan.json").write_text('{"schema": "mpctl.plan/2"}')

@@ -44,8 +44,8 @@ class Attempt:
         self.records[rank] = failure_record(error, rank=rank, coords=coords, doing="step 3")
 
     def ended(self, codes: dict[int, int], *, terminated: bool = True) -> None:
-        """As torchrun says of the ranks that did not end with code 0. terminated: it sent those of
-        code -15 the signal."""
+        """As torchrun reports ranks that did not end with code 0. terminated: it sent those of code
+        -15 the signal."""
         self.codes = codes
         self.terminated = [rank for rank, code in codes.items() if terminated and code == -15]
 
@@ -106,7 +106,7 @@ def test_a_rank_of_a_grid_is_named_by_its_place_in_it(attempt: Attempt) -> None:
 
 
 def test_a_rank_that_left_with_exit_code_0_is_blamed(attempt: Attempt) -> None:
-    """Its peers lost it: two say so, and torchrun terminated the third, which says nothing."""
+    """Its peers lost it: two record that, and torchrun terminated the third, without a record."""
     attempt.raised(0, LOST)
     attempt.raised(3, LOST)
     attempt.ended({0: 1, 3: 1, 1: -15})
@@ -167,7 +167,7 @@ def test_a_rank_that_crashed_is_named_with_its_collective(attempt: Attempt) -> N
     )
 
 
-def test_what_nccl_says_where_no_log_of_collectives_is_left(attempt: Attempt) -> None:
+def test_watchdog_messages_replace_a_missing_collective_log(attempt: Attempt) -> None:
     words = (
         "[PG ID 1 PG GUID 5(dp 2-3) Rank 0]  failure detected by watchdog at work sequence id: 8 "
         "PG status: last enqueued work: 8, last completed work: 7"
@@ -199,7 +199,7 @@ def test_an_abort_without_the_watchdog_is_a_cause(attempt: Attempt) -> None:
     assert failure.rank == 3 and "killed by signal 6 (SIGABRT)" in failure.error
 
 
-def test_where_all_waited_too_long_the_first_says_so(attempt: Attempt) -> None:
+def test_when_all_ranks_timed_out_the_first_is_reported(attempt: Attempt) -> None:
     for rank in range(4):
         attempt.log(rank, WATCHDOG)
     attempt.ended(dict.fromkeys(range(4), -6))
@@ -216,7 +216,7 @@ def test_what_the_supervisor_saw_comes_after_errors_and_before_silence(attempt: 
     assert attempt.failure(**seen).rank == 3
 
 
-def test_memory_that_ran_out_is_said(attempt: Attempt) -> None:
+def test_memory_that_ran_out_is_reported(attempt: Attempt) -> None:
     assert "torchrun ended before its ranks" in attempt.failure().error
     attempt.ended({})
     killed = attempt.failure(code=-9, memory_kills=1).error
@@ -233,7 +233,7 @@ def test_memory_that_ran_out_is_said(attempt: Attempt) -> None:
 
 
 def test_a_rank_that_something_else_terminated_is_named_by_the_signal(attempt: Attempt) -> None:
-    """Schedulers send SIGTERM. torchrun says which ranks it terminated itself."""
+    """Schedulers send SIGTERM. torchrun reports which ranks it terminated itself."""
     attempt.raised(0, LOST)
     attempt.ended({0: 1, 2: -15}, terminated=False)
     failure = attempt.failure()
@@ -338,7 +338,7 @@ def test_an_error_without_words() -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_the_first_failure_stands_on_top(
+def test_the_first_failure_is_on_top(
     columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))

@@ -1,4 +1,4 @@
-"""How much disk checkpoints need: in the plan, before the start, and told when it runs out."""
+"""How much disk checkpoints need: in the plan, before the start, and reported when it runs out."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_checkpoint_has_the_planned_size(
 def test_so_it_has_of_several_ranks(
     data: Path, tmp_path: Path, tp: int, dp: int, changes: dict[str, Any]
 ) -> None:
-    """tp writes what is not split once a rank; a table that two stages hold is written once."""
+    """Each tp rank writes what is not split; a table that two stages hold is written once."""
     job = tiny_job(data, tp, dp, **ONE, **changes)
     train(job, tmp_path)
     estimate = tiny_plan(job).estimate
@@ -164,12 +164,12 @@ def test_a_save_that_fails_ends_with_words(data: Path, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- saves as the launcher sees them
 
 
-def test_a_save_that_gets_on_is_told_and_waited_for(tmp_path: Path) -> None:
-    """One look a second: 20 s of writing, then 5 s without a word, then training again."""
-    told: list[tuple[float, str]] = []
+def test_a_save_that_makes_progress_is_reported_and_waited_for(tmp_path: Path) -> None:
+    """One poll a second: 20 s of writing, then 5 s without progress, then training again."""
+    reports: list[tuple[float, str]] = []
     now = 0.0
     said = {0: "step 4", 1: "step 4"}
-    saves = SaveMonitor(lambda words: told.append((now, words)), clock=lambda: now)
+    saves = SaveMonitor(lambda words: reports.append((now, words)), clock=lambda: now)
     moved = {}
     for second in range(40):
         now = float(second)
@@ -180,8 +180,8 @@ def test_a_save_that_gets_on_is_told_and_waited_for(tmp_path: Path) -> None:
         saves.poll(Saying(*said.values()))
         moved[second] = saves.last_progress
     assert [moved[s] for s in (9, 10, 20, 29, 34, 39)] == [float("-inf"), 10, 20, 29, 29, 29]
-    assert [at for at, _ in told] == [12.0, 27.0]
-    assert told[0][1] == "saving step 4: 2 GiB of 20 GiB written"
+    assert [at for at, _ in reports] == [12.0, 27.0]
+    assert reports[0][1] == "saving step 4: 2 GiB of 20 GiB written"
 
 
 # ---------------------------------------------------------------- a disk that is full
@@ -189,7 +189,7 @@ def test_a_save_that_gets_on_is_told_and_waited_for(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A run directory on a disk of its own, of 8 MiB."""
+    """A run directory on a separate disk of 8 MiB."""
     folder = tmp_path / "run"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
@@ -227,7 +227,7 @@ def test_a_full_disk_is_what_a_failure_names(data: Path, small_disk: Path) -> No
 
 
 def test_a_recorded_error_of_a_full_disk_comes_before_others(tmp_path: Path) -> None:
-    """A cache on a disk of a host's own may be full, while there is room for the run."""
+    """A cache on a local disk of a host may be full, while there is room for the run."""
     run, number = RunDir(tmp_path), errno.ENOSPC
     errors = ValueError("half a file"), OSError(number, os.strerror(number), "/tmp/cache")
     records = [

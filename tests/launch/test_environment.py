@@ -28,7 +28,7 @@ OWN = str(Path(mpctl.__file__).parent.parent)
 
 
 def found(monkeypatch: pytest.MonkeyPatch, *folders: object) -> list[str]:
-    """The issues of a process whose path begins with these folders, the first one its own."""
+    """The issues of a process whose sys.path begins with "" and these folders."""
     monkeypatch.setattr(sys, "path", ["", *map(str, folders), *sys.path, OWN])
     return [issue.rule for issue in environment_issues(JOB)]
 
@@ -101,7 +101,7 @@ def test_a_name_of_300_characters(
         assert ": File name too long" in capsys.readouterr().err
 
 
-def test_of_a_busy_host_the_load_is_told_beside_the_forecast() -> None:
+def test_the_load_of_a_busy_host_is_reported_with_the_forecast() -> None:
     said = busy_text(17.3, 2, 0.7196)
     assert said is not None
     assert "17.3 processes ran in the last minute, on 2 processors" in said
@@ -112,7 +112,7 @@ def test_of_a_busy_host_the_load_is_told_beside_the_forecast() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("load", [0.0, 50.0])
-def test_a_run_says_it_before_its_first_step(
+def test_a_run_reports_it_before_its_first_step(
     load: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip

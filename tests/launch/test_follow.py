@@ -1,6 +1,6 @@
-"""metrics.csv and TensorBoard's events say what metrics.jsonl says, each step once.
+"""metrics.csv and TensorBoard's events have the values of metrics.jsonl, each step once.
 
-What the launcher tells stands in RUN/logs/launcher.log, a line each.
+The launcher's messages are in RUN/logs/launcher.log, a line each.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def record(step: int, **more: Any) -> dict[str, Any]:
 
 
 class Run:
-    """A run directory whose worker writes what a test says."""
+    """A run directory whose worker writes the records of a test."""
 
     def __init__(self, path: Path) -> None:
         self.dir = RunDir(path)
@@ -61,7 +61,7 @@ class Run:
 
     @property
     def scalars(self) -> dict[str, list[tuple[int, float]]]:
-        """Every scalar in the order of the event files, as they stand there."""
+        """Every scalar in the order of the event files, not sorted."""
         found: dict[str, list[tuple[int, float]]] = {}
         for path in sorted((self.dir.path / "tensorboard").iterdir()):
             for event in EventFileLoader(str(path)).Load():
@@ -76,7 +76,7 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path / "run")
 
 
-def test_both_say_what_the_records_say(run: Run) -> None:
+def test_both_have_the_values_of_the_records(run: Run) -> None:
     first = record(1, initial_validation_loss=8.5, initial_validation_losses={"old": 8.25})
     second = record(2, validation_loss=7.5, validation_losses={"old": 7.25})
     run.train(run.follower(), first, second)
@@ -93,7 +93,7 @@ def test_both_say_what_the_records_say(run: Run) -> None:
 
 
 def test_every_record_is_on_disk_before_the_next(run: Run) -> None:
-    """Nothing is held back: what was delivered stands there, whatever happens to the launcher."""
+    """Nothing is buffered: delivered records are on disk, whatever happens to the launcher."""
     follower = run.follower()
     for step in (1, 2, 3):
         run.train(follower, record(step))
@@ -150,7 +150,7 @@ def test_neither_is_written_unasked(run: Run) -> None:
     assert run.seen == [1]
 
 
-def test_what_cannot_be_written_is_given_up_with_a_word(run: Run) -> None:
+def test_a_sink_that_cannot_be_written_is_dropped_with_a_message(run: Run) -> None:
     (run.dir.path / "tensorboard").write_text("in the way")
     run.train(run.follower(), record(1), record(2))
     assert len(run.events) == 1 and "tensorboard can no longer be written" in run.events[0]
@@ -159,7 +159,7 @@ def test_what_cannot_be_written_is_given_up_with_a_word(run: Run) -> None:
 
 
 def test_a_new_run_clears_them(run: Run) -> None:
-    """And what older versions wrote; what the hosts of this launch share stays."""
+    """And files of older versions; what the hosts of this launch share stays."""
     run.train(run.follower(), record(1))
     run.dir.claim()
     for name in ("stop", "failures/rank-0.json", "nodes/status.json"):
@@ -169,7 +169,7 @@ def test_a_new_run_clears_them(run: Run) -> None:
     assert [path.name for path in run.dir.path.iterdir()] == ["nodes"]
 
 
-def test_a_missing_package_is_told_before_the_start(
+def test_a_missing_package_is_reported_before_the_start(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert missing_tensorboard("launch.tensorboard") == []

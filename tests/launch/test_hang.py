@@ -36,7 +36,7 @@ def spinning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hung(data: Path, folder: Path, rank: int, *more: str) -> tuple[Launched, float]:
-    """A run of which a rank computes for ever from step 2 on, and how long it took to end."""
+    """A run in which a rank computes for ever from step 2 on, and how long it took to end."""
     limit = ("--set", f"launch.timeout_seconds={LIMIT}")
     run = endless(data, folder / "run", *limit, *more).at_step(2)
     began = time.monotonic()
@@ -74,7 +74,7 @@ def test_the_rank_at_the_end_of_the_chain_is_named(
 
 
 @pytest.mark.slow
-def test_a_stopped_rank_is_told_from_one_that_computes(data: Path, tmp_path: Path) -> None:
+def test_a_stopped_rank_is_distinguished_from_one_that_computes(data: Path, tmp_path: Path) -> None:
     run = endless(data, tmp_path / "run", "--tp", "2").at_step(2)
     run.worker(1).suspend()
     run.ended()  # within seconds, though its peer would wait 300 s for it

@@ -25,7 +25,7 @@ from tests.runtime.tiny import SETTINGS
         ({"training.recompute": "selective", "training.attention_dropout": 0.1}, ""),
     ],
 )  # fmt: skip
-def test_what_is_compiled_in_pieces_is_said(changes: dict[str, Any], says: str) -> None:
+def test_layers_compiled_in_pieces_are_reported(changes: dict[str, Any], says: str) -> None:
     for on in (True, False):
         job = load_job(None, {**SETTINGS, "cluster.gpus_per_node": 1, "launch.device": "cpu",
                               **changes, "launch.compile": on})  # fmt: skip

@@ -1,4 +1,4 @@
-"""`mpctl launch --rehearse` as people type it: no data, no cluster, the plan beside the step."""
+"""`mpctl launch --rehearse` as people type it: no data, no cluster, plan and step."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def tiny_plan(**changes: Any) -> Plan:
     return make_plan(load_job(None, settings(**changes)))
 
 
-def told(document: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
+def printed(document: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
     capsys.readouterr()
     print_rehearsal(document)
     return capsys.readouterr().out
@@ -75,7 +75,7 @@ def test_an_audit_names_what_loses_most(mpctl: Mpctl, capsys: pytest.CaptureFixt
     audit = said.document["ranks"][0]["audit"]
     saved = [(r["seconds"] - r["least_seconds"]) * r["times"] for r in audit["rows"]]
     assert saved == sorted(saved, reverse=True) and saved[0] > 0
-    text = told(said.document, capsys)
+    text = printed(said.document, capsys)
     assert "what loses most" in text and "layers.*" in text and "H200" in text
 
 
@@ -125,14 +125,14 @@ def test_a_rank_is_judged_as_its_plan_is(mpctl: Mpctl, capsys: pytest.CaptureFix
     assert rank["over_bytes"] == rank["device_bytes"] - int(0.95 * (1 << 28))
     assert rank["host_syncs"] == []
     rank["host_syncs"].append("families/toy.py:7: reads a number from the device")
-    text = told(document, capsys)
+    text = printed(document, capsys)
     assert "! rank 0: in every step the host waits for its device at families/toy.py:7" in text
     assert " of 256.0 MiB of " in text and " too much (headroom 5 %)" in text
     rank |= {"over_bytes": 0, "device_bytes": 1 << 27}
-    assert ", 128.0 MiB free (headroom 5 %)" in told({**document, "fits": True}, capsys)
+    assert ", 128.0 MiB free (headroom 5 %)" in printed({**document, "fits": True}, capsys)
 
 
-def test_the_last_line_says_how_far_peaks_are_off(
+def test_the_last_line_has_the_error_of_the_peaks(
     mpctl: Mpctl, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Megabytes of a zero-bubble job whose plan forgot gradients: 34 planned, 47.2 measured."""
@@ -140,10 +140,10 @@ def test_the_last_line_says_how_far_peaks_are_off(
     (rank,) = document["ranks"]
     mib = 1 << 20
     off = rank | {"peak_bytes": {"planned": 34 * mib, "measured": int(47.2 * mib)}}
-    last = told({**document, "ranks": [off]}, capsys).splitlines()[-1]
+    last = printed({**document, "ranks": [off]}, capsys).splitlines()[-1]
     assert last.endswith("; a step peaks at 47.2 MiB, +38.8% off the planned 34.0 MiB")
     below = rank | {"rank": 1, "peak_bytes": {"planned": 50 * mib, "measured": 49 * mib}}
-    last = told({**document, "ranks": [off, below]}, capsys).splitlines()[-1]
+    last = printed({**document, "ranks": [off, below]}, capsys).splitlines()[-1]
     assert last.endswith(
         "; steps peak -2.0% to +38.8% off the plan, rank 0 at 47.2 MiB, planned 34.0 MiB"
     )
@@ -194,7 +194,7 @@ def test_what_is_not_as_planned_is_named(part: str, capsys: pytest.CaptureFixtur
     )
     assert found == document["ranks"]
     assert not document["agrees"] and exit_code(document) == 1
-    lines = [line for line in told(document, capsys).splitlines() if line.startswith("✗")]
+    lines = [line for line in printed(document, capsys).splitlines() if line.startswith("✗")]
     assert len(lines) == 1 and lines[0].startswith("✗ rank 0 (stage 0), ")
 
 
@@ -204,20 +204,20 @@ def test_a_rank_that_fails_fails_the_rehearsal(capsys: pytest.CaptureFixture[str
     (rank,) = document["ranks"]
     failed = {"rank": 0, "coords": rank["coords"], "agrees": False, "over_bytes": None,
               "failure": {"doing": "step 1", "error": "ValueError: 3 of 4"}}  # fmt: skip
-    text = told({**document, "agrees": False, "ranks": [failed, rank]}, capsys)
+    text = printed({**document, "agrees": False, "ranks": [failed, rank]}, capsys)
     assert "✗ rank 0 (stage 0) failed at step 1: ValueError: 3 of 4\n" in text
     assert text.splitlines()[-1] == "2 of 1 rank rehearsed, 1 failed"
 
 
-@pytest.mark.parametrize(("says", "told"), [("Killed", "Killed"), ("", "it printed no error")])
-def test_a_process_that_ends_early_says_why(
-    tmp_path: Path, monkeypatch, says: str, told: str
+@pytest.mark.parametrize(("says", "printed"), [("Killed", "Killed"), ("", "it printed no error")])
+def test_a_process_that_ends_early_reports_why(
+    tmp_path: Path, monkeypatch, says: str, printed: str
 ) -> None:
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho '{says}' >&2\nexit 3\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    with pytest.raises(RunFailed, match=f"rank 7 ended with exit code 3: {told}"):
+    with pytest.raises(RunFailed, match=f"rank 7 ended with exit code 3: {printed}"):
         rehearse(tiny_plan(), HERE, [7], command="", on_rank=lambda _: None)
 
 

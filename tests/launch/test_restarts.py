@@ -93,7 +93,7 @@ def test_the_ranks_read_what_is_left_out(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_rolls_back_and_goes_on(data: Path, tmp_path: Path) -> None:
+def test_a_run_rolls_back_and_continues(data: Path, tmp_path: Path) -> None:
     """Losses that hardly fall count as spikes: from step 13 on, with a checkpoint at 10."""
     keys = {"training.on_spike": '"rollback"', "training.spike_factor": 1.0001,
             "training.spike_window": 12, "training.learning_rate": 1e-9,

@@ -1,4 +1,4 @@
-"""What a run goes on from, and what is said of it: damage, copies, changed settings."""
+"""What a run resumes from, and the warnings about it: damage, copies, changed settings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _snapshot(run_dir: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def _dry(run_dir: Path, capsys: Capture, *more: str, code: int = 0) -> str:
-    """What --resume --dry-run says on stderr; nothing may change."""
+    """The stderr of --resume --dry-run; nothing may change."""
     before = _snapshot(run_dir)
     argv = ["launch", "--resume", "--run-dir", str(run_dir), "--dry-run", "--steps", "25", *more]
     assert mpctl(argv) == code
@@ -123,7 +123,7 @@ def test_another_model_cannot_resume_it(
     assert {issue["where"] for issue in issues} == {"model.vocab", "model.layers"}
 
 
-def test_a_run_without_a_checkpoint_says_what_is_lost(finished: Launched, tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_names_its_losses(finished: Launched, tmp_path: Path) -> None:
     run_dir = _copy(finished, tmp_path / "run")
     shutil.rmtree(run_dir / "checkpoints")
     (warning,) = find_resumption(RunDir(run_dir)).warnings()
@@ -156,7 +156,7 @@ def test_damage_is_reported_and_only_damaged_checkpoints_are_bad_input(
 
 
 @pytest.mark.slow
-def test_it_goes_on_in_spite_of_all_of_it(finished: Launched, tmp_path: Path) -> None:
+def test_it_resumes_in_spite_of_all_of_it(finished: Launched, tmp_path: Path) -> None:
     """One wrong bit in the newest checkpoint, which the rank that reads it sees; an emptied
     job.json and plan.json, a torn line of metrics."""
     run_dir = _copy(finished, tmp_path / "run")
@@ -183,7 +183,7 @@ def test_it_goes_on_in_spite_of_all_of_it(finished: Launched, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_the_last_checkpoint_is_not_renamed(finished: Launched, tmp_path: Path) -> None:
-    """Wrong bits in every checkpoint: nothing is left to start from, and it says so."""
+    """Wrong bits in every checkpoint: nothing is left to start from, and that is reported."""
     run_dir = _copy(finished, tmp_path / "run")
     for step in (10, 20):
         _flip(run_dir / f"checkpoints/step-{step}")
@@ -197,7 +197,7 @@ def test_the_last_checkpoint_is_not_renamed(finished: Launched, tmp_path: Path) 
     assert "there is no checkpoint before it" in failure["error"]
 
 
-def test_a_copy_stands_in_for_a_damaged_document(
+def test_a_copy_replaces_a_damaged_document(
     finished: Launched, tmp_path: Path, capsys: Capture
 ) -> None:
     run_dir = _copy(finished, tmp_path / "run", half=True)
@@ -283,7 +283,7 @@ def test_every_setting_is_reported_or_known_to_be_neutral(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "schedule", [{"training.lr_schedule": "constant"}, {"training.lr_decay_steps": 50}]
 )
-def test_more_steps_are_said_only_where_rates_depend_on_them(
+def test_steps_are_reported_only_if_rates_need_them(
     tmp_path: Path, schedule: dict[str, object]
 ) -> None:
     def said(**keys: object) -> list[str]:
@@ -307,7 +307,7 @@ def test_data_that_the_run_has_prepared_stay_its_data(tmp_path: Path) -> None:
     assert 'data.corpus is ["b"], but was ["a"]: this has no effect' in words
 
 
-def test_another_layout_is_said_in_one_line(tmp_path: Path) -> None:
+def test_another_layout_is_reported_in_one_line(tmp_path: Path) -> None:
     then = load_job(None, settings(tp=1, cluster__gpus_per_node=4))
     grid = {"tp": 4, "parallel__tensor_mode": "2d", "cluster__gpus_per_node": 4}
     now = load_job(None, settings(**grid))

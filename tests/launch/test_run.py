@@ -47,7 +47,7 @@ def test_its_files_logs_and_summary(finished: Launched) -> None:
     assert summary["failure"] is None and summary["validation_loss"] > 0
     assert json.loads((run / "plan.json").read_text())["schema"] == "mpctl.plan/2"
     assert len(finished.records[0]["memory_bytes"]) == 2
-    # JSON is all that stands on stdout.
+    # Only JSON is on stdout.
     assert json.loads(finished.stdout) == finished.summary
     assert "step 20/20" in finished.stderr
     for rank in (0, 1):
@@ -83,7 +83,7 @@ def test_a_run_that_differs_from_its_plan_is_noticed(
         assert [rank["agrees"] for rank in summary["plan_beside_run"]] == [True, False], key
 
 
-def test_dry_run_writes_nothing_and_tells_the_truth(
+def test_dry_run_writes_nothing_and_shows_what_runs(
     data: Path, finished: Launched, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its command is the one that ran, but for the port; its job is the one that the ranks read."""
@@ -123,7 +123,7 @@ def _half(finished: Launched, run_dir: Path) -> Path:
 def test_resume_on_another_layout_continues_the_curve(
     finished: Launched, one_process: list[float], tmp_path: Path
 ) -> None:
-    """A relative directory, nothing but --resume and the new sizes; all else is the run's own."""
+    """A relative directory, only --resume and the new sizes; all else is from the run."""
     run_dir = _half(finished, tmp_path / "half")
     argv = ["launch", "--resume", "--run-dir", "half", "--tp", "1"]
     resumed = start(argv, run_dir, cwd=tmp_path).ended()

@@ -26,12 +26,12 @@ def begin(data: Path, run_dir: Path, *flags: str, ranks: int = 2) -> Launched:
 
 
 def breadcrumb_of(worker: psutil.Process, rank: int) -> str:
-    """What a rank says that it is doing, as its launcher reads it."""
+    """What a rank is doing, as its launcher reads it."""
     return read_breadcrumb(bytes(rank_memory(rank, worker.environ()))).doing
 
 
 def suspend_inside(run: Launched, rank: int) -> tuple[psutil.Process, str]:
-    """Stop a rank that is inside its schedule; what it is at."""
+    """Stop a rank that is inside its schedule; returns what it is doing."""
     worker, deadline = run.at_step(1).worker(rank), time.monotonic() + 20
     while time.monotonic() < deadline:
         worker.suspend()

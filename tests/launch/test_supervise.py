@@ -1,4 +1,4 @@
-"""However a run ends, it says so, names the rank at fault, and leaves no process behind."""
+"""However a run ends, it reports that, names the rank at fault, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Unstartable(LocalCluster):
 def test_ranks_that_cannot_be_started_cost_a_restart(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int, status: str
 ) -> None:
-    """A host that does not answer at a start is a failure like others: it says nothing about the
+    """A host that does not answer at a start is a failure like others: it proves nothing about the
     next start."""
     errors = [RunFailed("host n0: no answer") for _ in range(2)]
     monkeypatch.setattr(Unstartable, "failures", errors)
@@ -128,7 +128,7 @@ class Unkillable(LocalCluster):
         return attempt
 
 
-def test_a_process_that_cannot_be_killed_is_told_and_left(data: Path, tmp_path: Path) -> None:
+def test_a_process_that_cannot_be_killed_is_reported_and_left(data: Path, tmp_path: Path) -> None:
     plan = written(tmp_path / "run", tiny_job(data))
     events: list[str] = []
     cluster = Unkillable(plan.run, LocalCluster.of(plan.run).hosts)
@@ -228,7 +228,7 @@ def test_no_worker_outlives_a_killed_launcher(data: Path, tmp_path: Path, when: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("tp", "at_fault"), [(1, {1}), (2, {2, 3})])
-def test_a_worker_that_raises_is_told_from_its_echoes(
+def test_a_worker_that_raises_is_distinguished_from_its_echoes(
     data: Path, tmp_path: Path, tp: int, at_fault: set[int]
 ) -> None:
     step = poison(data, tmp_path / "data", dp_rank=1, dp=2)
@@ -242,7 +242,7 @@ def test_a_worker_that_raises_is_told_from_its_echoes(
     assert len(list((run.run_dir / "logs").glob("rank-*.log"))) == 2 * tp
 
 
-# Imported by every Python process as it starts: rank 2 leaves without an error when told to.
+# Imported by every Python process as it starts: rank 2 exits without an error when triggered.
 _LEAVES = """
 import os, threading, time
 def leave():
@@ -350,7 +350,7 @@ def test_a_stop_request_counts_once_and_an_urgent_one_twice(tmp_path: Path) -> N
     assert stops.received == [signal.SIGINT, signal.SIGTERM] and stops.cause == "SIGINT"
 
 
-def test_who_asked_for_a_stop_is_told(tmp_path: Path) -> None:
+def test_the_cause_of_a_stop_is_reported(tmp_path: Path) -> None:
     write_stop_request(tmp_path / "stop-request", now=False)
     stops = supervise.StopRequests()
     stops.poll(tmp_path / "stop-request")
@@ -364,7 +364,7 @@ def test_a_request_of_an_earlier_launch_does_not_stop_the_next(data: Path, tmp_p
     assert not plan.run.stop_request.exists() and plan.run.launcher.exists()
 
 
-def test_the_signals_are_given_back() -> None:
+def test_the_signal_handlers_are_restored() -> None:
     asked = [signal.SIGTERM, signal.SIGUSR1]
     before = [signal.getsignal(number) for number in asked]
     with supervise.StopRequests().listening() as stops:

@@ -1,5 +1,5 @@
-"""Launching jobs whose tensor-parallel ranks are a grid: the curve of one process, the plan beside
-the run, what is made of the run afterwards, and a rank of the grid that keeps others waiting."""
+"""Launching jobs whose tensor-parallel ranks are a grid: the curve of one process, plan and run
+compared, use of the run afterwards, and a rank of the grid that keeps others waiting."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODES: list[tuple[str, str, int]] = [("gpt", "2d", 4), ("llama", "2.5d", 4), ("l
 
 
 def options(mode: str, tp: int, model: dict[str, Any]) -> list[str]:
-    """What is typed after `mpctl launch`."""
+    """The arguments of `mpctl launch`."""
     values = {**SAMPLES, **model}
     sets = [f"{key.replace('__', '.')}={value}".lower() for key, value in values.items()]
     own = ["--tp", str(tp), "--tensor-mode", mode]

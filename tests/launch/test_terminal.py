@@ -1,4 +1,4 @@
-"""What a person sees in terminals of 80 and 40 columns, and what happens when one is closed."""
+"""Output in terminals of 80 and 40 columns, and what happens when one is closed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENDLESS = ("--set", "training.steps=100000", "--set", "checkpoint.interval=0")
 
 
 class Terminal:
-    """A launch in a pseudo-terminal that it takes for its own; everything it shows is kept."""
+    """A launch whose terminal is a pseudo-terminal; all its output is recorded."""
 
     def __init__(self, argv: list[str], run_dir: Path, columns: int, encoding: str) -> None:
         self.master, slave = pty.openpty()

@@ -27,7 +27,7 @@ RUNNING = {rank: ProcessView(processor=1.0) for rank in range(4)}
 
 
 def verdict(ranks: Ranks, process: ProcessView | None = None, stack: str = "") -> Verdict:
-    """Of ranks that compute, but for rank 3 where `process` is given, after 12.3 s."""
+    """The verdict after 12.3 s on ranks that compute, except rank 3 if `process` is not None."""
     processes = RUNNING if process is None else {**RUNNING, 3: process}
     found = hang_verdict(WaitGraph(ranks.progress), processes, {3: stack}, 12.3)
     assert found is not None
@@ -124,8 +124,8 @@ LETTERS = {"r": "all_reduce", "g": "all_gather", "s": "send"}
 
 @dataclass
 class Ranks:
-    """Builds what ranks have logged: `at(rank, "tp 2-3", 7)` has started and finished 7 of the
-    group, `waits` has started it and waits for its end."""
+    """Builds the collective logs of ranks: `at(rank, "tp 2-3", 7)` has started and finished 7 of
+    the group, `waits` has started it and waits for its end."""
 
     states: dict[int, list[GroupProgress]] = field(default_factory=dict)
     waiting: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -270,7 +270,7 @@ def test_words_about_a_lost_peer_are_echoes(words: str) -> None:
     assert is_echo(RuntimeError(words))
 
 
-def test_a_link_of_two_stages_is_a_group_of_its_own() -> None:
+def test_a_link_of_two_stages_is_a_separate_group() -> None:
     """Messages of both directions count apart (runtime/p2p.py)."""
     found = nccl_verdict({0: log(0, "pp backward 1,0", 3, 3), 1: log(1, "pp forward 0-1", 9, 9)})
     assert found is not None and found.rank == 1

@@ -1,4 +1,4 @@
-"""What the supervisor sees of processes and heartbeats, and what it makes of it."""
+"""The supervisor's verdicts from the states and heartbeats of processes."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class Scene:
         self.processes = Ranks(self.breadcrumbs)
         self.watch = RunWatch(LAUNCH, 2, address="127.0.0.1:29500")
 
-    def looks(self, count: int, between: Callable[[], None] = lambda: None) -> str:
-        """What the last of so many looks finds, as `rank: error`."""
+    def checks(self, count: int, between: Callable[[], None] = lambda: None) -> str:
+        """The result of the last of so many checks, as `rank: error`."""
         found = None
         for _ in range(count):
             between()
@@ -86,38 +86,38 @@ def scene() -> Scene:
 
 
 def test_healthy_ranks_are_left_alone(scene: Scene) -> None:
-    assert scene.looks(20, scene.beat) == ""
+    assert scene.checks(20, scene.beat) == ""
 
 
-def test_a_stopped_rank_is_a_hang_after_some_looks(scene: Scene) -> None:
+def test_a_stopped_rank_is_a_hang_after_some_checks(scene: Scene) -> None:
     scene.processes.states[1] = psutil.STATUS_STOPPED
-    assert scene.looks(STOPPED_CHECKS - 1, scene.beat) == ""
+    assert scene.checks(STOPPED_CHECKS - 1, scene.beat) == ""
     scene.processes.states[1] = psutil.STATUS_RUNNING  # continued in time
-    assert scene.looks(1, scene.beat) == ""
+    assert scene.checks(1, scene.beat) == ""
     scene.processes.states[1] = psutil.STATUS_STOPPED
-    assert scene.looks(STOPPED_CHECKS - 1, scene.beat) == ""
-    assert scene.looks(1, scene.beat).startswith("1: its process is stopped (SIGSTOP")
+    assert scene.checks(STOPPED_CHECKS - 1, scene.beat) == ""
+    assert scene.checks(1, scene.beat).startswith("1: its process is stopped (SIGSTOP")
 
 
 def test_all_ranks_and_torchrun_stopped(scene: Scene) -> None:
     scene.processes.states[None] = psutil.STATUS_STOPPED
-    assert "torchrun, which runs the ranks, is stopped" in scene.looks(STOPPED_CHECKS, scene.beat)
+    assert "torchrun, which runs the ranks, is stopped" in scene.checks(STOPPED_CHECKS, scene.beat)
     scene.watch.stopped.clear()
     scene.watch.stopped_torchruns.clear()
     scene.processes.states |= {0: psutil.STATUS_STOPPED, 1: psutil.STATUS_STOPPED}
-    words = scene.looks(STOPPED_CHECKS, scene.beat)
+    words = scene.checks(STOPPED_CHECKS, scene.beat)
     assert words.startswith("0: ") and words.endswith("so is rank 1")
 
 
-def test_no_patience_is_used_up_while_no_look_is_taken(
+def test_no_time_counts_while_no_check_is_made(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The launcher was stopped for an hour: one look, not 3600 seconds."""
+    """The launcher was stopped for an hour: one check, not 3600 seconds."""
     now = [0.0]
     monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
     scene.processes.states[1] = psutil.STATUS_STOPPED
     assert scene.watch.is_healthy(scene.processes)
-    now[0] += 3600  # and then at most one look a second
+    now[0] += 3600  # and then at most one check a second
     assert scene.watch.is_healthy(scene.processes) and scene.watch.stopped[1] == 2
     assert (
         scene.watch.is_healthy(scene.processes) and scene.watch.stopped[1] == 2
@@ -128,8 +128,8 @@ def test_a_silent_rank(scene: Scene) -> None:
     def one_beats() -> None:
         scene.breadcrumbs[0].beat()
 
-    assert scene.looks(4, one_beats) == ""
-    words = scene.looks(1, one_beats)
+    assert scene.checks(4, one_beats) == ""
+    words = scene.checks(1, one_beats)
     assert (
         words.startswith("1: no heartbeat and no processor time used for 4 s")
         and "state 'running'" in words
@@ -141,7 +141,7 @@ def test_a_rank_that_computes_without_a_heartbeat_is_not_silent(scene: Scene) ->
         scene.breadcrumbs[0].beat()
         scene.processes.seconds[1] = scene.processes.seconds.get(1, 0) + 0.5
 
-    assert scene.looks(20, compute) == ""
+    assert scene.checks(20, compute) == ""
 
 
 def start_all_reduce(crumb: Breadcrumb, *, waits: bool) -> int:
@@ -174,7 +174,7 @@ def test_a_rank_that_keeps_another_waiting(scene: Scene, monkeypatch: pytest.Mon
 def test_a_long_computation_is_no_hang_while_nobody_waits(scene: Scene) -> None:
     """One has started a collective and computes while it travels."""
     start_all_reduce(scene.breadcrumbs[0], waits=False)
-    assert scene.looks(50, scene.beat) == ""
+    assert scene.checks(50, scene.beat) == ""
 
 
 def test_waits_that_end_are_no_hang(scene: Scene) -> None:
@@ -183,10 +183,10 @@ def test_waits_that_end_are_no_hang(scene: Scene) -> None:
         for crumb in scene.breadcrumbs:
             start_all_reduce(crumb, waits=True)
 
-    assert scene.looks(50, next_collective) == ""
+    assert scene.checks(50, next_collective) == ""
 
 
-def test_while_no_look_is_taken_no_wait_grows(scene: Scene) -> None:
+def test_while_no_check_is_made_no_wait_grows(scene: Scene) -> None:
     start_all_reduce(scene.breadcrumbs[0], waits=True)
     state = scene.processes.snapshot()
     assert scene.watch.check(state, 1.0) is None
@@ -220,20 +220,20 @@ def test_a_start_without_progress(starts: tuple[int, int], words: str) -> None:
     scene = Scene()
     for crumb, start in zip(scene.breadcrumbs, starts, strict=True):
         crumb.reach(start, "starting")
-    assert scene.looks(3, scene.beat) == ""
-    found = scene.looks(1, scene.beat)
+    assert scene.checks(3, scene.beat) == ""
+    found = scene.checks(1, scene.beat)
     assert found.startswith("None: the start made no progress for 3 s (launch.start_seconds)")
     assert words in found
 
 
-def test_progress_starts_the_patience_anew_and_building_has_none() -> None:
+def test_progress_restarts_the_time_limit_and_building_has_none() -> None:
     scene = Scene(start=1)
-    assert scene.looks(3, scene.beat) == ""
+    assert scene.checks(3, scene.beat) == ""
     scene.breadcrumbs[0].reach(JOINING, "joining")
-    assert scene.looks(3, scene.beat) == ""
+    assert scene.checks(3, scene.beat) == ""
     for crumb in scene.breadcrumbs:
         crumb.reach(JOINED, "building the model")
-    assert scene.looks(50, scene.beat) == ""
+    assert scene.checks(50, scene.beat) == ""
 
 
 @pytest.mark.slow
@@ -259,8 +259,8 @@ def test_a_stopped_torchrun_ends_the_run(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_launcher_that_was_stopped_goes_on(data: Path, tmp_path: Path) -> None:
-    """Ctrl-Z for longer than any look's patience; its ranks train on meanwhile."""
+def test_a_launcher_that_was_stopped_continues(data: Path, tmp_path: Path) -> None:
+    """Ctrl-Z for longer than any time limit; its ranks train meanwhile."""
     run = endless(data, tmp_path / "run", "--tp", "2").at_step(2)
     run.process.send_signal(signal.SIGSTOP)
     wait_for(lambda: psutil.Process(run.process.pid).status() == psutil.STATUS_STOPPED)

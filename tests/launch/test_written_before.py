@@ -1,4 +1,4 @@
-"""A run of version 0.1.0, recorded as it lay: what was written before is still read.
+"""A recorded run directory of version 0.1.0: files of older versions can still be read.
 
 tests/recorded/run-0.1.0: a GPT of two layers under tp 2, dropout on, ended after its checkpoint of
 step 2 of 4; metrics-whole.jsonl holds the losses of all four steps as that version computed them.
@@ -31,7 +31,7 @@ def losses(path: Path) -> dict[int, float]:
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_where_the_older_version_would_have(folder: Path) -> None:
+def test_a_run_continues_where_the_older_version_would_have(folder: Path) -> None:
     argv = ["launch", str(folder / "job.toml"), "--resume", "--run-dir", str(folder / "run")]
     assert mpctl(argv) == 0
     expected = losses(folder / "metrics-whole.jsonl")

@@ -62,7 +62,7 @@ def test_what_a_killed_rank_wrote_is_read(
     assert [host.state(rank) for rank in (4, 5, 7)] == [BreadcrumbState()] * 3
 
 
-def test_a_rank_that_recorded_its_failure_says_so(tmp_path: Path) -> None:
+def test_a_rank_that_recorded_its_failure_has_failed(tmp_path: Path) -> None:
     host = HostBreadcrumbs(range(2), tmp_path)
     crumbs = [Breadcrumb(rank_memory(rank, host.environment)) for rank in range(2)]
     assert not host.has_failed

@@ -1,4 +1,4 @@
-"""The collective log of a rank: what is written is read, also after a kill, and at little cost."""
+"""The collective log of a rank: it can be read, also after a kill, and costs little."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REDUCE: Kind = "all_reduce"
 
 
 class File:
-    """A log in memory, and what a reader sees of it."""
+    """A log in memory, and its content for a reader."""
 
     def __init__(self) -> None:
         self.content = bytearray(LOG_BYTES)

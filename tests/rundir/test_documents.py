@@ -1,4 +1,4 @@
-"""The documents of a run directory: what is read back is what is written."""
+"""The documents of a run directory are read back as written."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_run_of_0_1_0_has_the_keys_of_today() -> None:
     assert records and all(set(record) <= set(StepRecord.__annotations__) for record in records)
 
 
-def test_steps_of_a_layout_before_are_not_set_beside_the_forecast_of_the_last() -> None:
+def test_steps_of_an_earlier_layout_are_not_compared_with_the_last_forecast() -> None:
     """By hand: steps of 5 s, forecast 5, then a resumption forecast at 1 whose first two steps
     warm up: the median of 1, 3 and 2 s."""
     steps = [(5.0, 5.0)] * 20 + [(9.0, 1.0), (8.0, 1.0), (1.0, 1.0), (3.0, 1.0), (2.0, 1.0)]

@@ -1,4 +1,4 @@
-"""Lines that belong together are one entry; what is a rank's own in it is told from the rest.
+"""Lines that belong together are one entry; values of a rank are separated from the rest.
 
 What many ranks printed is in the merged log once, in an order that each rank would accept.
 """
@@ -69,7 +69,7 @@ def test_a_growing_log_holds_its_last_entry_back() -> None:
         ("on cuda:0", "on cuda:7"),
     ],
 )  # fmt: skip
-def test_what_is_a_ranks_own_does_not_tell_entries_apart(one: str, other: str) -> None:
+def test_values_of_a_rank_do_not_distinguish_entries(one: str, other: str) -> None:
     first, second = Template.of(one), Template.of(other)
     assert first.parts == second.parts and first.values != second.values
     assert second.text(second.values) == other

@@ -1,4 +1,4 @@
-"""A line of metrics.jsonl as a record: what people and machines damage in it is left out."""
+"""A line of metrics.jsonl as a record; damaged lines and values are left out."""
 
 from __future__ import annotations
 

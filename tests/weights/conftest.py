@@ -11,7 +11,7 @@ from tests.weights.hub import Truth, truth
 
 @pytest.fixture(scope="session")
 def truths(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Truth]:
-    """Each kind's model, saved once; tests copy what they damage."""
+    """Each kind's model, saved once; tests damage copies."""
     root, made = tmp_path_factory.mktemp("hub"), dict[str, Truth]()
 
     def get(kind: str) -> Truth:

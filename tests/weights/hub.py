@@ -1,4 +1,4 @@
-"""Tiny Hugging Face models with random weights, saved by transformers itself, and what they say.
+"""Tiny Hugging Face models with random weights, saved by transformers, and their outputs.
 
 Weights are wider than an initialisation's and biases and norms are no constants, so that a
 transposition, a swap or a forgotten bias shows.
@@ -96,7 +96,7 @@ def tokens() -> tuple[Tensor, Tensor]:
 
 
 def fields(kind: str) -> dict[str, Tensor]:
-    """A batch of two samples as the family's own objective makes it."""
+    """A batch of two samples as the family's objective makes it."""
     inputs, targets = tokens()
     if kind.startswith("bert"):
         types = (torch.arange(SEQ) >= torch.tensor([[9], [20]])).long()

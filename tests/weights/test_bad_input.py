@@ -1,4 +1,4 @@
-"""What is wrong with a directory is said by file, tensor and both shapes, all of it at once."""
+"""Errors of a directory name file, tensor and both shapes, all at once."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_head_that_is_not_the_word_table_is_refused(
     import_weights(folder, tmp_path / "ours")
 
 
-def test_a_head_of_its_own_is_read_once_the_config_says_so(truths: Truths, tmp_path: Path) -> None:
+def test_a_separate_head_is_read_if_the_config_has_one(truths: Truths, tmp_path: Path) -> None:
     folder = one_file(truths("gpt2").folder, tmp_path / "hf")
     head = load_file(folder / SINGLE)["transformer.wte.weight"] + 1
     change(folder, lm_head__weight=head)

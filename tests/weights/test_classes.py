@@ -143,7 +143,7 @@ def test_the_config_names_the_tokenizer_s_special_tokens(truths: Truths) -> None
 def test_a_run_from_an_import_at_tp_2_goes_back(
     kind: str, truths: Truths, data: Path, tmp_path: Path
 ) -> None:
-    """Its first loss is that of one process from their files; what it ends with is theirs again."""
+    """Its first loss is that of one process from their files; they can load its result."""
     folder, run = truths(kind).folder, tmp_path / "run"
     import_weights(folder, tmp_path / "ours")
     start = {"training__init_from": str(tmp_path / "ours")}

@@ -84,7 +84,7 @@ def test_a_new_row_is_the_mean_rounded_once(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 2, 4, 17])
-def test_a_part_is_the_part_of_the_whole_and_reads_no_more_than_it_needs(parts: int) -> None:
+def test_a_part_is_a_part_of_the_full_table_and_reads_only_what_it_needs(parts: int) -> None:
     table = torch.randn(VOCAB, 4, generator=torch.Generator().manual_seed(2))
     read, _ = reader(table)
     whole = extended_rows(read, range(VOCAB + ADDED), EXTENSION)
@@ -145,7 +145,7 @@ def origin_at(kind: str, truth: Truth, folder: Path) -> Path:
 
 
 def targets_of(model: ModelSpec, *, tp: int, rank: int) -> Targets:
-    """What a rank would fill: its rows of the tables, and one whole parameter besides."""
+    """The targets of a rank: its rows of the tables, and one full parameter."""
     targets: Targets = {}
     for weight in get_table(model, tp=tp).weights():
         if weight.dims[0] == "vocab":
@@ -276,7 +276,7 @@ def test_weights_that_know_all_pieces_are_taken_as_they_are(truths: Truths) -> N
 def test_rows_that_the_old_tokenizer_left_unused_are_filled_too(
     truths: Truths, tmp_path: Path
 ) -> None:
-    """Known by the tokenizer that lies beside the weights: 290 pieces on 300 rows."""
+    """Recognised by the tokenizer next to the weights: 290 pieces on 300 rows."""
     imported = tmp_path / "ours"
     import_weights(truths("llama").folder, imported)
     (imported / "tokenizer.json").write_text("the old one")

@@ -1,4 +1,4 @@
-"""What is exported tokenizes and generates in transformers as training had it."""
+"""An export tokenizes and generates in transformers as in training."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def read(folder: Path, name: str) -> Any:
 
 
 def trained_ids(model: ModelSpec, tokenizer: Path) -> dict[str, int]:
-    """What the ranks call these tokens in training (runtime/batches.py)."""
+    """The ids of these tokens in training (runtime/batches.py)."""
     words = vocabulary_size(load_tokenizer(tokenizer))
     names = special_tokens(model)
     return special_ids(added_tokens(tokenizer), names, vocab=model.vocab, words=words)
@@ -156,7 +156,7 @@ def test_texts_are_framed_by_tokens_that_the_tokenizer_has(tmp_path: Path) -> No
         assert load_tokenizer(tmp_path / "tokenizer.json").encode("a").ids == framed
 
 
-def test_a_tokenizer_that_takes_no_tokens_is_said(
+def test_a_tokenizer_that_takes_no_tokens_is_reported(
     truths: Truths, tmp_path: Path, data: Path
 ) -> None:
     """A Unigram's ids leave no gap; a folder without a tokenizer has no special ids."""

@@ -49,7 +49,7 @@ def launch_issues(job: JobSpec, run: RunDir | None = None) -> list[str]:
 
 @pytest.fixture(scope="module")
 def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
-    """A run at tp 2, with what a launch leaves beside its checkpoints; its last validation loss."""
+    """A run at tp 2, with a launch's files next to its checkpoints; its last validation loss."""
     run = tmp_path_factory.mktemp("finished") / "run"
     job = tiny_job(data, 2, training__steps=8)
     losses = train(job, run)[0]["records"]
@@ -57,7 +57,7 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return run, float(losses[-1]["validation_loss"])
 
 
-def test_a_finished_run_goes_on_with_its_loss(
+def test_a_finished_run_continues_with_its_loss(
     finished: tuple[Path, float], data: Path, tmp_path: Path
 ) -> None:
     """At tp 2; on one rank, the next two tests."""
@@ -256,5 +256,5 @@ def test_the_commands(
     assert initial == str(tmp_path / "ours" / "checkpoints" / "step-0")
 
 
-def test_plans_do_not_look_at_the_weights() -> None:
+def test_plans_do_not_read_the_weights() -> None:
     tiny_plan(load_job(None, {**settings(), "training.init_from": "nowhere"}))

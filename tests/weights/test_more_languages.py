@@ -34,7 +34,7 @@ def base(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folders(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The new language with 60 pieces of its own, the old one by that tokenizer, and both."""
+    """The new language with 60 new pieces, the old one by that tokenizer, and both."""
     root = tmp_path_factory.mktemp("languages")
     old, new = data.parent / "corpus", write_corpus(root / "fr", FRENCH, documents=40)
     made: dict[str, Any] = {"vocab_size": NEW, "validation_fraction": 0.2}

@@ -112,7 +112,7 @@ def _save_alone(data: Path, run: Path, alone: Path, ranks: list[dict[str, Any]])
 
 
 def _is_part(whole: Tensor, held: Any) -> None:
-    """What a rank that trained holds is what the one rank resumed, so the oracle is no echo."""
+    """A trained rank holds what the one rank resumed, so the oracle is independent."""
     if held is None:
         return
     (_, cuts), value = held
@@ -187,7 +187,7 @@ def test_rows_are_read_from_the_stage_that_has_them(
         assert torch.equal(row_reader(cut, table)(ids), row_reader(alone, table)(ids))
 
 
-# ---------------------------------------------------------------- what is wrong with it
+# ---------------------------------------------------------------- errors
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def issues_of(run: Run) -> list[str]:
 
 
 def rewrite(run: Run, index: int, change: Callable[[dict[str, Tensor], Any], None]) -> None:
-    """Change the tensors of a shard and their places, and sign what comes out."""
+    """Change the tensors of a shard and their places, and renew its checksums."""
     path = shard_path(run.checkpoint, index)
     tensors, record = load_file(path), json.loads(path.with_suffix(".json").read_text())
     change(tensors, record["parameters"])
@@ -256,7 +256,7 @@ def test_a_name_that_no_stage_has(spoilt: Run) -> None:
 
 
 def test_another_stage_in_its_place(spoilt: Run) -> None:
-    """A whole stage under the numbers of another: what is doubled and what is lacking are named."""
+    """All of a stage under the numbers of another: doubled and missing parameters are named."""
     for index in (2, 3):
         for suffix in (".safetensors", ".json"):
             source = shard_path(spoilt.checkpoint, index - 2).with_suffix(suffix)

@@ -100,7 +100,7 @@ def _ranks(rank: int, size: int, folders: dict[str, str]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def two_ranks(truths: Truths) -> list[dict[str, Any]]:
-    """What each of two ranks computes, by kind; they start once for all kinds."""
+    """The results of each of two ranks, by kind; they start once for all kinds."""
     return run_ranks(_ranks, 2, {kind: str(truths(kind).folder) for kind in KINDS})
 
 
@@ -214,7 +214,7 @@ def test_a_shape_that_no_class_expresses_is_refused() -> None:
         assert {issue.where for issue in caught.value.issues} == where
 
 
-def test_our_config_says_our_model(tmp_path: Path) -> None:
+def test_our_config_describes_our_model(tmp_path: Path) -> None:
     for keys in (
         SHAPE,
         {**SHAPE, "activation": "gelu_tanh", "tied_embeddings": False, "ffn": 100},

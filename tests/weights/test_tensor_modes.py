@@ -57,7 +57,7 @@ cases = pytest.mark.parametrize(
 
 
 def targets_of(folder: Path, grid: TensorGrid, rank: int) -> Targets:
-    """A rank's parameters, filled from a Hugging Face directory; what was there is written over."""
+    """A rank's parameters, filled from a Hugging Face directory, over old values."""
     cut = {"parallel.tp": grid.size, "cluster.gpus_per_node": grid.size}
     mode = {"parallel.tensor_mode": grid.mode, "parallel.tensor_depth": grid.axes.get("depth")}
     job = load_job(None, {"model.hf_config": str(folder), "cluster.nodes": 1, **cut, **mode})
@@ -141,7 +141,7 @@ def hashes(folder: Path) -> list[str]:
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:
-    """Every whole tensor of a checkpoint, `NAME/FIELD`, without padding rows."""
+    """Every full tensor of a checkpoint, `NAME/FIELD`, without padding rows."""
     checkpoint, whole = OpenCheckpoint.of(folder), {}
     for name in checkpoint.names:
         shape = checkpoint.shape_of(name)

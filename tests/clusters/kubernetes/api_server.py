@@ -30,7 +30,7 @@ CORE = (("Pod", "pods"), ("PersistentVolumeClaim", "persistentvolumeclaims"))
 
 @dataclass
 class Cluster:
-    """What the server knows. objects: by (resource, namespace, name); installed: the API groups
+    """The state of the server. objects: by (resource, namespace, name); installed: the API groups
     that discovery tells of; refusal: the code, reason and message with which every write ends."""
 
     objects: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def discovery(path: str, installed: tuple[str, ...]) -> Any:
-    """What the server says of its own kinds and their schemas; None for other paths."""
+    """The server's discovery answer about its kinds and their schemas; None for other paths."""
     if path == "/api":
         return {"kind": "APIVersions", "versions": ["v1"]}
     if path == "/apis":

@@ -55,7 +55,7 @@ def test_a_condition_decides(condition: str, phase: str, is_active: bool, has_be
     assert state == ScheduledJob(f"{phase} (Because: of this)", is_active, has_begun)
 
 
-def test_a_condition_that_is_false_says_nothing() -> None:
+def test_a_condition_that_is_false_is_ignored() -> None:
     document = job(("Suspended", "Resumed", "it was resumed"))
     document["status"]["conditions"][0]["status"] = "False"
     assert read_job(document, RUNNING).state == "running"
@@ -117,7 +117,7 @@ def test_a_launch_that_was_refused_before_training_is_tried_again(tmp_path: Path
 
 
 @pytest.mark.parametrize("status", ["stopped", "finished", None])
-def test_a_pod_that_was_moved_or_killed_goes_on(tmp_path: Path, status: str | None) -> None:
+def test_a_pod_that_was_moved_or_killed_continues(tmp_path: Path, status: str | None) -> None:
     """Without a summary the pod of the launcher was killed."""
     run = ended(tmp_path, status)
     assert ended_launch(run, POD) is None

@@ -1,4 +1,4 @@
-"""kubectl itself against an API server: what it creates, and how its failures are told apart."""
+"""kubectl itself against an API server: what it creates, and how its failures are distinguished."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_fields_are_checked_by_the_server(kubernetes: Cluster) -> None:
         Kubectl("team-a").create(wrong)
 
 
-def test_refusals_of_the_server_are_told_apart(kubernetes: Cluster) -> None:
+def test_refusals_of_the_server_are_distinguished(kubernetes: Cluster) -> None:
     kubectl = Kubectl()
     kubectl.create(text())
     assert refusal(kubectl, text()) == "already-exists"

@@ -1,4 +1,4 @@
-"""The created objects: valid under Kubeflow's published schemas, and what the plan says."""
+"""The created objects: valid under Kubeflow's published schemas, and as planned."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_legal_settings_have_no_issues(tmp_path: Path) -> None:
     assert wheres(tmp_path / "run", tmp_path, **EVERYTHING) == []
 
 
-def test_everything_that_is_missing_or_wrong_is_said_at_once(tmp_path: Path) -> None:
+def test_everything_that_is_missing_or_wrong_is_reported_at_once(tmp_path: Path) -> None:
     found = wheres(
         tmp_path, "/mnt", image=None, claim="Runs!", namespace="Team", gpu_resource="a/b/c",
         memory_per_node="512GB", env={"RANK": "0"}, node_selector={"zone": "a b", "x y": "a"},
@@ -132,7 +132,7 @@ def test_variables_that_place_a_pod_cannot_be_set() -> None:
 
 @pytest.fixture
 def mount(tmp_path: Path, data: Path) -> Path:
-    """A folder that stands for the claim, with the data on it."""
+    """A folder in the role of the claim, with the data on it."""
     (tmp_path / "claim").mkdir()
     (tmp_path / "claim/data").symlink_to(data)
     return tmp_path / "claim"
@@ -247,7 +247,7 @@ def test_a_claim_that_is_absent(
     assert issues(capsys) == ["no-claim"]
 
 
-def test_every_setting_that_is_wrong_is_said_at_once(
+def test_every_setting_that_is_wrong_is_reported_at_once(
     mount: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = ("--set", "launch.kubernetes.namespace='Team'", "--set", "launch.kubernetes.queue='Q!'")

@@ -44,14 +44,14 @@ def test_where_it_cannot_run_the_way_out_is_named(
     assert way_out in issue.hint
 
 
-def test_gpus_are_compared_where_the_job_says_that_it_runs_on_them() -> None:
+def test_gpus_are_compared_if_the_job_runs_on_them() -> None:
     job = job_of({"cluster.nodes": 2, "cluster.gpus_per_node": 4, "launch.device": "cuda"})
     inside = SlurmBackend(job, {**INSIDE, "SLURM_GPUS_ON_NODE": "2"})
     assert [issue.rule for issue in inside.check(make_plan(job))] == ["slurm-gpus"]
     assert SlurmBackend(JOB, INSIDE).check(make_plan(JOB)) == []
 
 
-def test_without_slurm_a_submission_says_where_to_go(
+def test_without_slurm_a_submission_offers_other_backends(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -74,7 +74,7 @@ def srun_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_an_srun_that_fails_is_told_of_all_its_nodes(srun_on_path: Path) -> None:
+def test_an_srun_that_fails_is_reported_for_all_its_nodes(srun_on_path: Path) -> None:
     failing = step(srun_on_path, 'echo "srun: error: no $SLURM_NTASKS such node" >&2; exit 3')
     failing.start([0, 2])
     wait_until(lambda: len(failing.failures()) == 2, 10, "srun has ended")
@@ -87,7 +87,7 @@ def test_an_srun_that_fails_is_told_of_all_its_nodes(srun_on_path: Path) -> None
     failing.end()
 
 
-def test_agents_that_are_started_again_have_a_step_of_their_own(srun_on_path: Path) -> None:
+def test_restarted_agents_have_a_separate_step(srun_on_path: Path) -> None:
     running = step(srun_on_path, "echo $*; exec sleep 60")
     running.start([0, 1])
     running.start([1])
@@ -105,7 +105,7 @@ def test_agents_that_are_started_again_have_a_step_of_their_own(srun_on_path: Pa
 def test_an_agent_without_the_run_directory_is_named_until_it_is_started_again(
     srun_on_path: Path,
 ) -> None:
-    """srun goes on for the others, so that only its output says so."""
+    """srun continues for the others, so that only its output shows it."""
     flag = srun_on_path / "mounted"
     words = "n2 does not see the run directory of the launcher: No such file"
     unshared = step(srun_on_path, f'[ -e "{flag}" ] || echo "{words}"; exec sleep 20')

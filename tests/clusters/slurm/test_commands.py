@@ -35,7 +35,7 @@ def test_the_id_of_a_submitted_job(stand_in: Stand, tmp_path: Path, printed: str
     assert submit(tmp_path / "slurm.sh") == "123"
 
 
-def test_what_sbatch_refuses_is_told_in_its_words(stand_in: Stand, tmp_path: Path) -> None:
+def test_a_refusal_of_sbatch_is_reported_in_its_words(stand_in: Stand, tmp_path: Path) -> None:
     stand_in("sbatch", "echo 'sbatch: error: Invalid account' >&2; exit 1")
     with pytest.raises(RunFailed, match="sbatch failed: sbatch: error: Invalid account"):
         submit(tmp_path / "slurm.sh")

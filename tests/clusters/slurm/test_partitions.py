@@ -1,4 +1,4 @@
-"""What sinfo lists, and what is refused before sbatch would let it wait for ever."""
+"""Partitions from sinfo, and refusals of jobs that sbatch would let wait for ever."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ def test_signals_are_passed_on_and_the_launchers_code_returned(
         assert process.wait(20) == code
 
 
-def test_it_goes_on_from_the_newest_checkpoint_by_number(tmp_path: Path) -> None:
+def test_it_continues_from_the_newest_checkpoint_by_number(tmp_path: Path) -> None:
     for step in (9, 10, 100):
         (tmp_path / "run" / "checkpoints" / f"step-{step}").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints" / "damaged-step-200").mkdir()

@@ -1,4 +1,4 @@
-"""What a plan asks of Slurm: nodes, GPUs, CPUs, memory, time; every issue at once."""
+"""The request of a plan to Slurm: nodes, GPUs, CPUs, memory, time; every issue at once."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_too_few_hosts_and_wrong_slots(tmp_path: Path) -> None:
     assert [host.slots for host in chosen.hosts] == [(0, 1), (5, 7)]
 
 
-def test_a_host_without_an_ssh_client_says_so(tmp_path: Path) -> None:
+def test_a_host_without_an_ssh_client_is_refused(tmp_path: Path) -> None:
     plan = plan_for(hostfile(tmp_path, "n1 slots=2", "n2"))
     (issue,) = SshBackend(plan.job, {"PATH": str(tmp_path)}).check(plan)
     assert issue.rule == "no-ssh"
@@ -186,7 +186,7 @@ sys.exit(script["code"])
 
 
 def starter(folder: Path, **script: dict[str, object]) -> SshStarter:
-    """A starter whose ssh says what `script` has for the host, and exits with its code."""
+    """A starter whose ssh runs the part of `script` for the host, and exits with its code."""
     fake = folder / "ssh"
     fake.write_text(FAKE_SSH.format(python=sys.executable, script=json.dumps(script)))
     fake.chmod(0o755)

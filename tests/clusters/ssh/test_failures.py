@@ -1,4 +1,4 @@
-"""What ssh says when it fails, as OpenSSH 9.2 said it, and what mpctl makes of it.
+"""Messages of OpenSSH 9.2 when ssh fails, and the issues that mpctl derives from them.
 
 tests/multinode/test_ssh_failures.py provokes the same messages from a real client and sshd.
 """
@@ -110,7 +110,7 @@ def test_a_failure_is_named_with_its_host_and_a_way_out(
 
 
 def test_what_a_remote_program_writes_is_not_taken_for_a_message_of_ssh() -> None:
-    """Only code 255 is ssh's own; a traceback of the remote side may say anything."""
+    """Only code 255 is ssh's; a traceback of the remote side may contain any words."""
     issue = ssh_issue(N1, 1, "OSError: Connection refused", python="p", seconds=10)
     assert issue.rule == "remote-failed"
 
@@ -123,7 +123,7 @@ def test_control_characters_and_braces_of_the_remote_side_are_harmless() -> None
     assert len(ssh_issue(N1, 1, "x" * 5000, python="p", seconds=1).message) < 300
 
 
-def test_the_user_stands_in_the_commands_that_are_offered() -> None:
+def test_offered_commands_have_the_user() -> None:
     ann = SshHost("n1", user="ann")
     issue = ssh_issue(ann, 255, "Host key verification failed.", python="p", seconds=1)
     assert issue.hint == "connect once by hand and accept the key: ssh ann@n1"

@@ -78,7 +78,7 @@ def test_a_name_that_ssh_or_a_shell_would_take_for_something_else_is_refused(nam
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n"])
-def test_a_hostfile_without_hosts_says_what_a_line_looks_like(text: str) -> None:
+def test_a_hostfile_without_hosts_shows_an_example_line(text: str) -> None:
     (issue,) = parse_hostfile(text, "hosts").issues
     assert str(issue) == "hosts: names no host (write a line such as `n1 slots=8`)"
 
@@ -126,7 +126,7 @@ def test_exclude_removes_hosts_and_slots() -> None:
     assert "n1" not in slots(without.hosts)
 
 
-def test_include_and_exclude_cannot_be_given_together() -> None:
+def test_include_and_exclude_cannot_be_combined() -> None:
     (issue,) = select_hosts(HOSTS, "n1", "n2").issues
     expected = "launch.ssh.include: include and exclude cannot be given together (use one of them)"
     assert str(issue) == expected

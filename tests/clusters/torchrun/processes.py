@@ -22,7 +22,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def said_by(environment: Environment, argv: Sequence[str], capfd: Capture) -> tuple[int, str]:
-    """The exit code of `mpctl ARGV`, run by this process as one of a world, and what it says."""
+    """The exit code of `mpctl ARGV`, run by this process as one of a world, and its output."""
     capfd.readouterr()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
@@ -93,7 +93,7 @@ class World:
 
 
 def torchrun_world(rank: int, nodes: int = 2, per_node: int = 4) -> Environment:
-    """A rank of torchrun (torch 2.13), and what it is told of the nodes."""
+    """A rank of torchrun (torch 2.13), with its variables about the nodes."""
     return {
         "RANK": f"{rank}", "LOCAL_RANK": f"{rank % per_node}", "WORLD_SIZE": f"{nodes * per_node}",
         "LOCAL_WORLD_SIZE": f"{per_node}", "GROUP_RANK": f"{rank // per_node}",

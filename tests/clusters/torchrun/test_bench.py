@@ -45,7 +45,7 @@ def report(world: World) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_process_a_rank_measures_and_the_first_one_tells(world: World) -> None:
+def test_a_process_a_rank_measures_and_the_first_one_reports(world: World) -> None:
     argv = [*MODES, "--device", "cpu", "--out", str(world.run_dir)]
     assert world.start(argv, ranks(2)).ended() == [0, 0], world.output() + world.output(1)
     assert [row["mode"] for row in report(world)["results"]] == ["1d"]

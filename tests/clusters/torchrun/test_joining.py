@@ -66,7 +66,7 @@ def summary(world: World) -> dict[str, object]:
 
 @pytest.mark.slow
 def test_a_process_a_rank_trains_as_planned(data: Path, finished: Launched, world: World) -> None:
-    """The second one starts first and waits; the losses are those of a launch of mpctl's own."""
+    """The second one starts first and waits; the losses are those of a launch by mpctl."""
     argv = arguments(data, world.run_dir, "--tp", "2", *SHORT)
     assert world.start(argv, ranks(2)).ended() == [0, 0], world.output()
     planned = json.loads((finished.run_dir / "job.json").read_text())["training"]["warmup_steps"]
@@ -107,7 +107,7 @@ def test_it_is_refused_by_one_message(data: Path, world: World) -> None:
 def test_a_process_that_is_numbered_otherwise_is_named_by_the_first(
     data: Path, world: World
 ) -> None:
-    """Two nodes of one rank each by the plan; the second process says that it is on the first."""
+    """Two nodes of one rank each by the plan; the second process claims to be on the first."""
     argv = arguments(data, world.run_dir, "--dp", "2", *layout(pods(2)))
     misplaced = {**torchrun_world(1, 2, 1), "GROUP_RANK": "0"}
     world.start(argv, [torchrun_world(0, 2, 1), misplaced])

@@ -34,7 +34,7 @@ def no_pod_is_left() -> Iterator[None]:
 
 
 def start_pods(document: dict[str, Any], folder: Path) -> list[subprocess.Popen[bytes]]:
-    """What Kubeflow and the kubelet do: each pod's command, with PET_* beside its own variables."""
+    """What Kubeflow and the kubelet do: each pod's command, with its variables and PET_*."""
     container = pod_specs(document["kind"], document)[0]["containers"][0]
     container = {**container, **document["spec"].get("trainer", {})}
     own = {entry["name"]: entry["value"] for entry in container["env"]}

@@ -136,7 +136,7 @@ def test_the_planned_world_passes() -> None:
             assert issues(environment) == []
 
 
-def test_everything_that_differs_is_said_at_once() -> None:
+def test_everything_that_differs_is_reported_at_once() -> None:
     found = issues(torchrun_world(0, nodes=3, per_node=2))
     assert [issue.where for issue in found] == [
         "WORLD_SIZE / LOCAL_WORLD_SIZE", "WORLD_SIZE", "LOCAL_WORLD_SIZE",

@@ -1,4 +1,4 @@
-"""Node agents as processes of this machine, each taken for a host of its own."""
+"""Node agents as processes of this machine, each in the role of a separate host."""
 
 from __future__ import annotations
 

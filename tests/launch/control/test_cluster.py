@@ -118,7 +118,7 @@ def test_two_hosts_train_as_one(data: Path, finished: Launched, hosts: Hosts) ->
         pytest.param("rank", marks=pytest.mark.slow),
     ],
 )
-def test_a_killed_end_is_named_and_the_run_goes_on(
+def test_a_killed_end_is_named_and_the_run_continues(
     data: Path, finished: Launched, hosts: Hosts, victim: str
 ) -> None:
     settings = {"launch__max_restarts": 1, "checkpoint__interval": 2}
@@ -175,8 +175,8 @@ GPUS = replace(host_facts(), machine=Machine(8, 4, 2**40))
 
 @dataclass
 class Peers:
-    """An AgentStarter that connects hosts from this process. facts: what each says of itself; down:
-    those that do not come."""
+    """An AgentStarter that connects hosts from this process. facts: of each host; down: hosts that
+    do not connect."""
 
     order: AgentOrder
     facts: dict[int, HostFacts]
@@ -271,7 +271,7 @@ def test_a_stop_ends_the_waiting(world: World) -> None:
     assert time.monotonic() - begin < 10
 
 
-def test_an_elastic_run_goes_on_without_it_and_takes_it_back(world: World) -> None:
+def test_an_elastic_run_continues_without_it_and_takes_it_back(world: World) -> None:
     world.peers.down = {2}
     world.lose(2)
     assert world.cluster.recover(2) == [] and world.used() == [0, 1]
@@ -318,7 +318,7 @@ def test_an_unfit_host_ends_a_run_that_needs_it_with_the_reason(world: World) ->
 
 @pytest.mark.slow
 def test_a_host_without_the_run_directory_is_not_used(tmp_path: Path) -> None:
-    """A reboot without the mount: its agent cannot prove itself, and the run goes on without it."""
+    """A reboot without the mount: its agent has no key, and the run continues without it."""
 
     class Unmounted(LocalAgents):
         is_mounted = True
@@ -380,7 +380,7 @@ def failure(rank: int, at: float) -> FailureRecord:
 
 
 def report(connection: Connection, node: int, *, ahead: float, failed: float | None = None) -> None:
-    """What an agent whose clock is so many seconds ahead says; failed: seconds ago."""
+    """Send a report of an agent whose clock is `ahead` seconds fast; failed: seconds ago."""
     now = time.time() + ahead
     failures = [] if failed is None else [failure(node, now - failed)]
     connection.send(Report(1, NodeState(node=node, failures=failures), clock=now))
@@ -414,7 +414,7 @@ def test_a_report_that_came_late_does_not_move_a_clock(server: ControlServer) ->
     assert server.links[1].clock_shift == 0.0
 
 
-def test_a_report_says_the_time_of_its_host() -> None:
+def test_a_report_has_the_time_of_its_host() -> None:
     before = time.time()
     sent = FROM_AGENT.validate_json(encode(Report(1, NodeState())))
     assert isinstance(sent, Report) and before <= sent.clock <= time.time()

@@ -44,7 +44,7 @@ FORGED = Handshake(new_key(), b"", b"").messages_of("launcher").seal(encode(EVIL
 
 @contextmanager
 def false_launcher(answer: bytes) -> Iterator[tuple[int, list[bytes]]]:
-    """A port where somebody answers each connection with the same bytes; what it was sent."""
+    """A server that sends the same bytes to each client: its port, and what it received."""
     heard: list[bytes] = []
 
     def serve(listener: socket.socket) -> None:
@@ -81,7 +81,7 @@ def false_launcher(answer: bytes) -> Iterator[tuple[int, list[bytes]]]:
         b"HTTP/1.1 200 OK\r\n\r\n" * 10,
     ],
 )
-def test_an_agent_says_nothing_to_a_false_launcher(answer: bytes) -> None:
+def test_an_agent_sends_nothing_to_a_false_launcher(answer: bytes) -> None:
     """Neither the key nor a fact of its host: only a challenge."""
     with false_launcher(answer) as (port, heard), pytest.raises(OSError, match="port"):
         connect(f"127.0.0.1:{port}", KEY, 0.4)
@@ -89,7 +89,7 @@ def test_an_agent_says_nothing_to_a_false_launcher(answer: bytes) -> None:
     assert KEY not in b"".join(heard)
 
 
-def test_an_agent_goes_on_to_the_address_where_the_launcher_is() -> None:
+def test_an_agent_tries_addresses_until_it_finds_the_launcher() -> None:
     with (
         serving("n0", address="127.0.0.2") as server,
         socket.create_server(("127.0.0.1", server.port)),  # a stranger at the first address
@@ -99,14 +99,14 @@ def test_an_agent_goes_on_to_the_address_where_the_launcher_is() -> None:
 
 
 def test_a_go_between_can_neither_change_nor_add_messages(server: ControlServer) -> None:
-    """It passes the handshake on unchanged, and then a message of its own."""
+    """It forwards the handshake unchanged, and then a forged message."""
     connection = agent(server, 0)
     assert until(lambda: server.links[0].is_ready)
     connection.pending += FORGED
     assert connection.receive(5) == [] and not connection.is_open
 
 
-def test_messages_arrive_whole_however_they_were_cut(tmp_path: Path) -> None:
+def test_messages_arrive_complete_however_they_were_cut(tmp_path: Path) -> None:
     near, far = socket.socketpair()
     handshake = Handshake(KEY, b"a" * 32, b"b" * 32)
     sending, connection = handshake.messages_of("launcher"), Connection(far, handshake)
@@ -146,7 +146,7 @@ def test_variables_that_reach_the_loader_or_python_are_not_among_those_of_ranks(
         assert name not in RANK_VARIABLES
 
 
-def test_a_peer_that_drips_its_answer_is_given_up_in_time() -> None:
+def test_a_peer_that_drips_its_answer_times_out() -> None:
     near, far = socket.socketpair()
     stop = threading.Event()
 
@@ -194,7 +194,7 @@ def test_a_proof_for_another_key_or_challenge_is_refused(other: Handshake) -> No
 
 
 def test_a_proof_sent_back_is_refused() -> None:
-    """A peer without the key can only repeat what it was sent."""
+    """A peer without the key can only repeat what it received."""
     handshake = Handshake(FIXED_KEY, A, B)
     with pytest.raises(Unproved):
         handshake.require("agent", handshake.proof("launcher"))

@@ -42,7 +42,7 @@ def test_an_agent_with_the_key_is_seated_and_answered(server: ControlServer) -> 
     assert server.links[1].reports[1].code == 3
 
 
-def test_the_server_listens_where_it_is_told_alone(server: ControlServer) -> None:
+def test_the_server_listens_only_at_its_addresses(server: ControlServer) -> None:
     assert [s.getsockname()[0] for s in server.sockets] == ["127.0.0.1"]
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.2", server.port), timeout=5)
@@ -130,7 +130,7 @@ def test_a_silent_connection_is_closed_in_time(
     assert is_closed(half)
 
 
-def test_who_has_proved_itself_and_says_no_hello_is_closed(
+def test_a_proved_connection_without_a_hello_is_closed(
     server: ControlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "HELLO_SECONDS", 0.5)

@@ -74,7 +74,7 @@ def test_every_address_that_failed_is_named() -> None:
     assert f"127.0.0.2 port {port}: " in str(error.value)
 
 
-def test_own_addresses_are_those_that_others_may_reach() -> None:
+def test_own_addresses_are_reachable_from_other_hosts() -> None:
     for address in map(ip_address, own_addresses()):
         assert not address.is_loopback
         assert not address.is_link_local
@@ -83,7 +83,7 @@ def test_own_addresses_are_those_that_others_may_reach() -> None:
 def test_an_agent_without_ranks_answers_pings_also_while_a_request_takes_long(
     tmp_path: Path,
 ) -> None:
-    """The launcher takes a host for lost that says nothing for SILENCE_SECONDS, and a launch may
+    """The launcher considers a host lost after SILENCE_SECONDS without a message, and a launch may
     prepare data for longer than that before ranks start."""
     near, far = socket.socketpair()
     handshake = Handshake(KEY, b"a" * 32, b"b" * 32)

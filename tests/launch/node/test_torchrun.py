@@ -1,6 +1,6 @@
-"""Variables of ranks on GPUs: what the user has set stays, the recorder's files lie in the run.
+"""Variables of ranks on GPUs: the user's settings stay, the recorder's files are in the run.
 
-A torchrun that is started before it is known what it will run.
+And a torchrun process that is started before its arguments are known.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def test_the_recorder_writes_into_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_only_ranks_on_gpus_are_told_of_the_allocator(
+def test_only_ranks_on_gpus_get_settings_of_the_allocator(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ALLOCATOR:
@@ -47,7 +47,7 @@ def test_only_ranks_on_gpus_are_told_of_the_allocator(
 
 
 def test_the_installed_torch_knows_these_names(tmp_path: Path) -> None:
-    """They are read by compiled code, which says nothing about a name that it does not know."""
+    """They are read by compiled code, which silently ignores a name that it does not know."""
     (root,) = importlib.util.find_spec("torch").submodule_search_locations
     names = {"TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", *ALLOCATOR}
     for library in ("libtorch_cpu.so", "libc10.so"):
@@ -59,7 +59,7 @@ def test_the_installed_torch_knows_these_names(tmp_path: Path) -> None:
     assert names == set()
 
 
-def test_it_runs_what_it_is_told_and_writes_to_the_log(tmp_path: Path) -> None:
+def test_it_runs_its_arguments_and_writes_to_the_log(tmp_path: Path) -> None:
     waiting = WaitingTorchrun(tmp_path)
     assert waiting.is_waiting and str(tmp_path) in waiting.process.args
     log = tmp_path / "torchrun.log"
