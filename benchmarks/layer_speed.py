@@ -4,7 +4,7 @@ Two ranks, gloo, one thread each: 8 GPT blocks, hidden 512, 8 heads, sequence 25
 forward and backward, no dropout (the peers have none that two ranks could agree on). In every round
 each contender takes one step, in turn (A B C .., A B C ..), in the same two processes:
 
-    plain     the same blocks in plain torch, whole, on every rank at once
+    plain     the same blocks in plain torch, not split, on every rank
     dtensor   those blocks cut by torch's parallelize_module (ColwiseParallel, RowwiseParallel)
     ours tp=1, ours tp=2
     shared memory    ours tp=2, the messages through memory that both ranks have mapped

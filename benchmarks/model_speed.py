@@ -5,7 +5,7 @@ Two ranks, one thread each: 8 layers, hidden 512, 8 heads, vocabulary 32000 with
 its own, sequence 256, micro batch 4; forward, loss and backward, no dropout. `gpt`: learned
 positions, LayerNorm, gelu, biases; `llama`: rotary positions, RMSNorm, SwiGLU of 1408, no biases.
 
-    plain     the model in plain torch, whole, on every rank at once
+    plain     the model in plain torch, not split, on every rank
     dtensor   the same cut by torch's parallelize_module: table, blocks, head and loss_parallel
     ours tp=1, ours tp=2 over gloo, ours tp=2 through shared memory
     bare tp=2 (gpt alone): by hand for this one model, through the same memory (bare_tp.py)

@@ -85,7 +85,7 @@ Views = Mapping[str, View]
 
 
 def divisors(number: int) -> list[int]:
-    """Every whole number that divides `number`, ascending.
+    """Every integer that divides `number`, ascending.
 
     >>> divisors(12)
     [1, 2, 3, 4, 6, 12]

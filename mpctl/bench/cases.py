@@ -66,7 +66,7 @@ class RunCase:
 
 @dataclass(frozen=True)
 class PlannedCase:
-    """A case with its plan, and the launch that every round repeats in a directory of its own."""
+    """A case with its plan, and the launch that every round repeats in a separate directory."""
 
     name: str
     title: str

@@ -127,15 +127,15 @@ def run_cases(
         likely = budget.likely(number, rounds)
         for case in ready:
 
-            def tell(step: int, before: int = done, total: int = likely * each_round) -> None:
+            def on_step(step: int, before: int = done, total: int = likely * each_round) -> None:
                 watch.on_progress(TRAINING, before + step, total)
 
-            tell(0)
+            on_step(0)
             watch.on_title(f"{case.title}, round {number + 1} of {likely}")
             run = RunDir(out / f"{case.name}-r{number + 1}")
-            ran = _run(case, number, run, command, tell, watch.on_event)
+            ran = _run(case, number, run, command, on_step, watch.on_event)
             done += case.job.training.steps
-            tell(case.job.training.steps)
+            on_step(case.job.training.steps)
             yield ran
 
 
@@ -191,7 +191,7 @@ def _run(
     number: int,
     run: RunDir,
     command: str,
-    tell: Callable[[int], None],
+    on_step: Callable[[int], None],
     on_event: OnEvent,
 ) -> CaseRun:
     plan = replace(case.plan, job=case.plan.job.model_copy(update={"data": case.job.data}))
@@ -199,7 +199,7 @@ def _run(
     with run.locked(), connection as (cluster, launch):
         machine = common_machine(cluster.hosts)
         set_up_run(launch, overwrite=True, resume=False, on_progress=lambda *_: None)
-        outcome = run_launch(launch, cluster, lambda record: tell(record["step"]), on_event)
+        outcome = run_launch(launch, cluster, lambda record: on_step(record["step"]), on_event)
         summary = summarise(plan, launch, outcome, command=command)
         write_summary(run.summary, summary)
     if outcome.status == "stopped":

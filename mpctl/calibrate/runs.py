@@ -63,7 +63,7 @@ PASSES = tuple(f"operators.{name}" for name in ("hidden", "width", "inner", "sco
 WAYS = ("forward", "backward")  # of a single layer whose kernels were timed
 MEASURED = (("step_seconds",), tuple(f"layer_{way}_ms" for way in WAYS))  # a run has either
 LARGEST_PART, UNBOUNDED = 0.95, 1e12
-SCALED = "operators.hidden.forward"  # stands for all of them
+SCALED = "operators.hidden.forward"  # represents all of them
 TIED = {"a100-80gb": ("a100-40gb",), "h100-sxm": ("h200",)}  # one chip: its efficiencies are shared
 SHARES = ("kernels.flash", "kernels.flash_backward", "kernels.misaligned",
           "kernels.unaligned", "intra_node.efficiency",

@@ -187,7 +187,7 @@ def count_messages(messages: Iterable[Message]) -> Iterator[MessageCount]:
 
 
 class P2PTransfer(NamedTuple):
-    """What one chunk sends to the next for one micro batch.
+    """The tensors that one chunk sends to the next for one micro batch.
 
     sizes: bytes of each tensor that arrives. messages: how they get there. is_forward: activations,
     not gradients.

@@ -138,8 +138,8 @@ def explain_memory(layout: JobLayout) -> Iterator[Figure]:
 def _layer_tensors(
     form: ActivationShapes, prefix: str, kept: Sequence[SavedTensor]
 ) -> Iterator[Figure]:
-    """What one layer saves of a micro batch; `again`: the tensors that are recomputed for its
-    backward."""
+    """The tensors that one layer saves of a micro batch; `again`: the tensors that are recomputed
+    for its backward."""
     found: dict[str, list[SavedTensor]] = {}
     for tensor in kept:
         found.setdefault(re.sub(r"[ ._]", "-", tensor.name), []).append(tensor)

@@ -1,4 +1,4 @@
-"""What the replicas of a stage send: gradients, parameters under ZeRO, and what follows them.
+"""Messages of the replicas of a stage: gradients, parameters under ZeRO, and sums after them.
 
 Replicas are those of a view: dp x cp for dense parameters. With N bytes of gradients and m micro
 batches (arXiv 1910.02054, section 7): ZeRO 0 all-reduces N once a step; 1 reduce-scatters N and
@@ -171,7 +171,7 @@ class GradientMessages:
             yield from (message.times(count) for message in own)
 
     def forward(self, stage: int) -> list[Message]:
-        """What the forward of one micro batch alone gathers on a stage, chunk by chunk."""
+        """The gathers of one micro batch's forward on a stage, chunk by chunk."""
         if all(group.zero < 3 or group.replicas == 1 for group in self.groups.values()):
             return []
         if self.profile.overlap.buckets:
@@ -228,7 +228,7 @@ class GradientMessages:
     def _passes(
         self, weights: Collection[ParameterSpec], trained: Collection[ParameterSpec], back: bool
     ) -> Iterator[Message]:
-        """What each view's replicas send of these parameters in a micro batch."""
+        """Messages of each view's replicas for these parameters in a micro batch."""
         for view, group in self.groups.items():
             numel, of_trained = (
                 sum(w.local_numel(self.layout.views) for w in some if w.view == view)

@@ -22,7 +22,7 @@ from mpctl.units import seconds_text
 
 @dataclass(frozen=True, repr=False)
 class Estimate:
-    """What a step of the job costs under its layout."""
+    """The costs of a step of the job under its layout."""
 
     layout: JobLayout
 

@@ -52,7 +52,7 @@ class ProductTimes(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """What the kernels of a device reach at one dtype."""
+    """The rates that kernels of a device reach at one dtype."""
 
     flops: float
     processors: int
@@ -66,7 +66,7 @@ class Rates(NamedTuple):
 
 @dataclass(frozen=True)
 class Speed:
-    """What a device reaches at a training dtype.
+    """The rates of a device at a training dtype.
 
     linear, other: products of linear layers and all others; flash, flash_backward: FLOP/s of fused
     attention; bandwidth: bytes/s of its memory; peak: FLOP/s of its datasheet. waits: whether the

@@ -36,7 +36,7 @@ class ChunkTimes(NamedTuple):
 
     @property
     def backward(self) -> float:
-        """Seconds of the whole backward."""
+        """Seconds of the full backward."""
         return self.inputs + self.weights
 
     def of(self, kind: Kind) -> float:

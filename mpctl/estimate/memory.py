@@ -70,7 +70,7 @@ class StageMemory:
 
     @property
     def device_bytes(self) -> int:
-        """As the device's own tools show it."""
+        """As the device's tools show it."""
         return self.reserved_bytes + self.context_bytes
 
 
@@ -278,7 +278,7 @@ def rotary_table_bytes(layout: JobLayout, stage: int, shapes: ActivationShapes) 
     on; 0 where no layer of it has any, and for other software, whose tables are not planned.
 
     The layers of a rank share one table a law of angles (kernels/rotary.py, RotaryTables): layers
-    with a window may have a base of their own, and then there are two. Each is cosines and sines of
+    with a window may have a different base, and then there are two. Each is cosines and sines of
     half of the turned columns, in float32, for the positions that the rank holds.
     """
     model = layout.model

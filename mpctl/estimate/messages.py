@@ -53,12 +53,12 @@ class StepMessages:
 
     @cached_property
     def layers(self) -> LayerMessages:
-        """What layers and ends send over tp and cp."""
+        """The messages of layers and ends over tp and cp."""
         return LayerMessages(self.layout, self.profile)
 
     @cached_property
     def gradients(self) -> GradientMessages:
-        """What the replicas of each stage send."""
+        """The messages of the replicas of each stage."""
         return GradientMessages(self.layout, self.profile)
 
     def once_a_step(self, stage: int) -> list[Message]:

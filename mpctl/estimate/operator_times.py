@@ -81,12 +81,12 @@ class OperatorTimer:
 
     @cached_property
     def attention(self) -> AttentionTimer:
-        """What times softmax(Q K^T) V."""
+        """The timer of softmax(Q K^T) V."""
         return AttentionTimer(self.layout, self.speed, self.profile, self.sizes, self.width)
 
     @cached_property
     def messages(self) -> LayerMessages:
-        """What layers and ends send over tp and cp."""
+        """The messages of layers and ends over tp and cp."""
         return LayerMessages(self.layout, self.profile)
 
     @cached_property
@@ -290,7 +290,7 @@ class OperatorTimer:
 
     @cached_property
     def cast_seconds(self) -> float:
-        """Seconds in which an element of a narrow operand is cast; current scaling of our own
+        """Seconds in which an element of a narrow operand is cast; current scaling of mpctl's
         workers reads it once more."""
         moved, training = self.profile.operators.cast_bytes, self.job.training
         if self.profile.runs.launched and training.fp8_recipe == "tensorwise":

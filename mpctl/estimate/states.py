@@ -94,7 +94,7 @@ def _passing_bytes(layout: JobLayout, stage: int) -> int:
     """Under ZeRO 2 and 3, bytes that exist unsharded for a moment of a backward: gradients of
     buckets until they are reduced, at 3 the parameters of layers too. (ZeRO 1 reduces in place.)
 
-    Where weight gradients are deferred they are computed in actions of their own, which gather no
+    Where weight gradients are deferred they are computed in separate actions, which gather no
     parameters. Those of biases and norms in their buckets are kept by themselves until then
     (runtime/zero/gradients.py).
     """

@@ -129,9 +129,9 @@ class ReadJob(NamedTuple):
 def read_megatron(text: str) -> ReadJob:
     """The job of a command line of Megatron-LM.
 
-    text: the flags alone, or the whole command with torchrun and the program. Raises InputError
-    with every flag that is invalid, unknown to Megatron-LM, or changes the layout in a way that
-    jobs cannot express.
+    text: the flags alone, or the full command with torchrun and the program. Raises InputError with
+    every flag that is invalid, unknown to Megatron-LM, or changes the layout in a way that jobs
+    cannot express.
     """
     line = split_command(text, {name: f.values for name, f in parser_flags().items()} | OLDER)
     _check_is_expanded(line.flags)

@@ -75,8 +75,8 @@ EXAMPLE = 'such as "--num-layers 24 ...", or @FILE for a file of them'
 def read_flags(launcher: str, text: str, typed: Collection[str] = ()) -> ReadJob:
     """The job that a launcher's command line is.
 
-    text: the flags or the whole command; `@FILE` is a file that holds it, `-` is stdin. typed: the
-    settings on mpctl's command line in addition to it. Raises InputError for another launcher,
+    text: the flags or the full command; `@FILE` is a file that contains it, `-` is stdin. typed:
+    the settings on mpctl's command line in addition to it. Raises InputError for another launcher,
     for a file that cannot be read, and for flags that are wrong or leave the vocabulary open.
     """
     if launcher not in READERS:

@@ -219,8 +219,8 @@ NORMS_AND_BIASES, ALL = r"(norm\.weight|bias)$", ".*"
 
 
 def _leaves_norms(plan: Plan) -> bool:
-    """Whether norms have a group of their own. Each group needs a parameter on each stage, and a
-    first stage without layers has the word table alone."""
+    """Whether norms have a separate group. Each group needs a parameter on each stage, and a first
+    stage without layers has the word table alone."""
     start, stop = plan.stages[0][0] if plan.stages else (0, 1)
     return plan.job.training.weight_decay == 0 or stop > start
 

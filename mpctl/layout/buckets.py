@@ -77,7 +77,7 @@ class Bucket(NamedTuple):
     names, sizes: of each parameter, elements on this rank. view: theirs; its replicas reduce the
     bucket. chunks: the stage's chunks that use them. unit: number of the first unit (entry, layers,
     exit in forward order) that uses them. layer: the module around whose passes ZeRO 3 gathers
-    them, "" for the whole chunk. goes_back: whether backward computes any gradient in that module.
+    them, "" for the full chunk. goes_back: whether backward computes any gradient in that module.
     is_trained: False for frozen parameters. partial: the group over which each rank holds only a
     part of the gradient's sum (ParameterSpec.partial_kind), empty where it is complete. is_shared:
     whether other stages hold them too. undecayed: the names of those without weight decay.
@@ -139,7 +139,7 @@ class BucketShape(NamedTuple):
 
 
 class BucketRules(NamedTuple):
-    """What decides how a stage's gradients are grouped.
+    """The rules by which a stage's gradients are grouped.
 
     max_elements: of a bucket below ZeRO 3. is_frozen: whether the parameter of a name is frozen.
     """

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class GridSizes(NamedTuple):
-    """The sizes that symbols stand for: P ranks; q (in 3d written l) a side of the grid; d deep."""
+    """The values of symbols: P ranks; q (in 3d written l) a side of the grid; d deep."""
 
     P: int
     q: int
@@ -117,7 +117,7 @@ NOTES = (
 
 
 def grid_sizes(grid: TensorGrid) -> GridSizes:
-    """What the symbols stand for on a grid."""
+    """The values of the symbols on a grid."""
     return GridSizes(grid.size, grid.hidden_parts, grid.axes.get("depth", 1))
 
 

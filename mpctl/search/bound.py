@@ -260,7 +260,7 @@ class StepTimeBound:
 
 
 class _Overlap(NamedTuple):
-    """What messages between replicas can overlap with.
+    """The computation that messages between replicas can overlap with.
 
     least: layers of the stage that has fewest. microbatches: of a step. seconds: the longest work
     of a stage that messages sent once a step may run during: of the last backward and, where

@@ -169,7 +169,7 @@ def plainest_first(groups: Sequence[LayoutGroup], band: float) -> list[LayoutGro
 
 @dataclass
 class FoundLayouts:
-    """What a search of one space found.
+    """The result of a search of one space.
 
     groups: for each idea the layouts that are equally fast or, for least memory, one layout each;
     best first. front: the first one, then the best of each memory budget that is slower and needs

@@ -169,7 +169,7 @@ def _difference(best: LayoutReport, other: LayoutReport) -> str:
 
 @dataclass(repr=False)
 class SearchResult:
-    """What a search found.
+    """The result of a search.
 
     best, front: on the job's number of GPUs; for the objective cost, and where nothing was found on
     that number, on the number that the objective prefers; each of best has a different combination
