@@ -1,7 +1,7 @@
 """Estimates of many jobs, one JSON object a line in and one out: `mpctl plan --batch`.
 
-A line is a job (the keys of a job file, and `id`), or a row that holds one under `job`. Nothing on
-a line can end the others: what is wrong with it becomes its issues, and its figures are null.
+A line is a job (the keys of a job file, and `id`), or a row that holds one under `job`. No line can
+end the others: its errors become its issues, and its figures are null.
 
 rows.py        a stream as lines, a line as JSON, and a job from what it holds
 answers.py     the answers, one at a time or by several processes

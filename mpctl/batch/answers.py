@@ -1,12 +1,12 @@
-"""The answers of a batch, in the order of its lines; a million take no more memory than one.
+"""The answers of a batch, in the order of its lines; a million lines take no more memory than one.
 
 A job's answer is the estimate of `mpctl plan`: `breakdown` sums to `step_seconds`. A line that
 cannot be estimated is answered too, with its issues and null for every figure. The nearest layouts
-that fit take a search, some thirty times the estimate: of the first `FIRST_LINES` lines the first
+that fit take a search, about thirty times as long: of the first `FIRST_LINES` lines the first
 `SEARCHED_LINES` that do not fit get one, the others say how to ask for it.
 
-Lines are answered alone, so that blocks of them go to whichever process is free, a few ahead of the
-one whose answers are written: memory stays that of some blocks, however long the batch.
+Lines are answered independently, so that any free process takes the next block, a few ahead of the
+one whose answers are being written: memory is that of a few blocks, however long the batch.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ RowId = str | int | None
 REMEMBERED_IDS = 2**17  # so that memory stays bounded
 FIRST_LINES, SEARCHED_LINES = 32, 16
 NOT_SEARCHED = (
-    "`mpctl plan` of this job looks for the nearest layouts that fit; a batch does so for the "
-    f"first {SEARCHED_LINES} that do not of its first {FIRST_LINES} lines"
+    "`mpctl plan` of this job finds the nearest layouts that fit; a batch does so for the first "
+    f"{SEARCHED_LINES} that do not of its first {FIRST_LINES} lines"
 )
 
 
@@ -58,7 +58,7 @@ class Answer(TypedDict):
     by tensors, with what the allocator `reserved`, and on the `device` as nvidia-smi shows it;
     stage_memory_bytes, allocated by tensors, of one rank of each stage; breakdown, seconds of the
     step by part: `dp` is that of the group dp_cp, and keys and values over cp are in `other`.
-    issues: what is wrong with the line, or should be known of its answer.
+    issues: errors of the line, and warnings about its answer.
     """
 
     id: RowId
@@ -95,12 +95,12 @@ def answers(lines: Iterable[bytes | None], folder: Path = Path()) -> Iterator[An
 
 @dataclass
 class SeenIds:
-    """The ids of answers that came before, up to a bound."""
+    """The ids of earlier answers, up to a bound."""
 
     ids: set[str] = field(default_factory=set)
 
     def noted(self, answer: Answer) -> Answer:
-        """The answer, with a warning where its id came before."""
+        """The answer, with a warning if its id is repeated."""
         row_id = answer["id"]
         if not isinstance(row_id, str):
             return answer
@@ -114,13 +114,13 @@ class SeenIds:
 
 @dataclass
 class Reader:
-    """Answers lines, each alone."""
+    """Answers lines, each independently."""
 
     folder: Path = Path()
     searched: int = 0
 
     def answer(self, line: bytes | None, number: int) -> Answer:
-        """The answer of line `number`, counted from 1; never raises for what a line holds."""
+        """The answer of line `number`, counted from 1; never raises for the content of a line."""
         row_id: RowId = None
         try:
             row = parse_line(line, number)
@@ -151,8 +151,8 @@ class Reader:
         return _answer(row_id, findings, plan)
 
     def _with_nearest(self, plan: Plan, number: int) -> Plan:
-        """The plan of line `number`, with the nearest layouts that fit while few lines have needed
-        a search."""
+        """The plan of line `number`, with the nearest layouts that fit if few lines needed a search
+        so far."""
         if plan.fits is not False:
             return plan
         self.searched += 1
@@ -162,13 +162,13 @@ class Reader:
 
 
 def _unexpected(error: Exception, number: int) -> Issue:
-    """An exception that no rule foresaw is a fault of mpctl; the issue says so."""
+    """An unexpected exception is a fault of mpctl; the issue says so."""
     message = f"mpctl failed on this line: {type(error).__name__}: {str(error)[:200]}"
     return Issue("unexpected-error", f"line {number}", message, "please report it with the line")
 
 
 def _split(row: Raw) -> tuple[Raw, RowId, list[Finding]]:
-    """The job, the id, and what is wrong with either."""
+    """The job, the id, and the errors of either."""
     row_id, findings = row.get("id"), list[Finding]()
     if row_id is not None and (isinstance(row_id, bool) or not isinstance(row_id, str | int)):
         message = f"a JSON {type(row_id).__name__} is not allowed"
@@ -182,7 +182,7 @@ def _split(row: Raw) -> tuple[Raw, RowId, list[Finding]]:
 
 
 def _notes(estimate: Estimate) -> Iterator[Finding]:
-    """Why there is no time, or which figures rest on no measurement."""
+    """Why there is no time, or which figures are not based on measurements."""
     time = estimate.time
     if isinstance(time, str):
         yield "warning", Issue("no-step-time", "cluster", time)
@@ -234,7 +234,7 @@ def _answer(row_id: RowId, findings: Sequence[Finding], plan: Plan | None = None
 
 
 def _is_finite(value: object) -> bool:
-    """Whether every number in it is one that JSON has, at any depth."""
+    """Whether every number in it, at any depth, is finite, as JSON requires."""
     if isinstance(value, dict):
         return all(map(_is_finite, value.values()))
     if isinstance(value, list | tuple):
@@ -242,21 +242,21 @@ def _is_finite(value: object) -> bool:
     return not isinstance(value, float) or isfinite(value)
 
 
-BLOCK = FIRST_LINES  # so that one process has all lines that may be searched
+BLOCK = FIRST_LINES  # so that one process gets all lines that may be searched
 MOST_PROCESSES = 4
 AHEAD = 2  # blocks of each process that wait to be written or to be begun
 Block = list[tuple[int, bytes | None]]
 
 
 def process_count() -> int:
-    """How many processes answer: one a core, few enough to keep their memory small."""
+    """The number of processes: one per core, few enough to keep their memory small."""
     return min(MOST_PROCESSES, len(usable_cores()))
 
 
 def answers_by_processes(
     lines: Iterable[bytes | None], folder: Path, processes: int
 ) -> Iterator[Answer]:
-    """The answers of `mpctl.batch.answers.answers`, found by so many processes."""
+    """The same as `answers`, computed by several processes."""
     numbered, seen = enumerate(lines, start=1), SeenIds()
     under_way: deque[Future[list[Answer]]] = deque()
     context = get_context("fork" if sys.platform == "linux" else "spawn")

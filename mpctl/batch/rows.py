@@ -1,10 +1,10 @@
 """From a line of untrusted input to a job that can be planned.
 
-Lines are of bounded length, and each is one JSON object. Tables are validated once for each text
-that they have, so that rows which share a cluster or a model cost little. What others have run is
-estimated although we would refuse to launch it: for a runtime that is not ours, tensor-parallel
-groups may leave their node, and layers that do not divide over the stages, not even with embedding
-and loss counted as Megatron does (spec/job.py), are cut by cost. Warnings say so.
+Lines are of bounded length, and each is one JSON object. Tables with the same text are validated
+once, so that rows which share a cluster or a model cost little. Jobs of other software are
+estimated even where mpctl would refuse to launch them: for a runtime other than mpctl's,
+tensor-parallel groups may leave their node, and layers that do not divide over the stages, even
+with embedding and loss counted as Megatron does (spec/job.py), are cut by cost. Warnings say so.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mpctl.spec.runtime import is_launched
 from mpctl.units import plural
 
 Raw = dict[str, Any]
-LONGEST_LINE = 2**20  # bytes; a job is some two thousand
+LONGEST_LINE = 2**20  # bytes; a job has about two thousand
 
 
 def read_lines(
@@ -78,7 +78,7 @@ def _refuse(word: str) -> NoReturn:
 
 
 CONFIG_BYTES = 2**20
-# What a plan counts one by one: a line beyond would hold up all that come after it.
+# Things that a plan counts one by one: a line with more would delay all lines after it.
 LARGEST = (
     ("model.layers", 2**10), ("model.decoder_layers", 2**10), ("parallel.pp", 2**10),
     ("parallel.vpp", 2**8), ("cluster.nodes", 2**20), ("cluster.gpus_per_node", 2**16),
@@ -88,10 +88,10 @@ MOST_PASSES = 2**19  # of micro batches through chunks, over all stages, that ma
 
 
 def load_row(raw: Raw, folder: Path = Path()) -> LoadedJob:
-    """As partial_from_raw, but a table that was met before is not validated again.
+    """As partial_from_raw, but a table that was seen before is not validated again.
 
     folder: what the paths of presets' files are relative to.
-    The memory serves legal tables only: a row with anything to tell is read as a whole.
+    Only legal tables are cached: a row with an error or a warning is read completely.
     """
     raw = with_preset_files_of(with_full_names(raw), folder)
     _require_small_config(raw)
@@ -113,8 +113,8 @@ class _Table(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _table(key: str, text: str) -> _Table | None:
-    """An entry of a job from its JSON text; None where it must be read with the rest of its row:
-    where something of it is wrong or has a former name, or it names the preset of the whole job."""
+    """An entry of a job from its JSON text; None where it must be read with the rest of its row: if
+    it has an error or a former name, or names the preset of the job."""
     if key == "preset":
         return None
     notes = Notes([], [])
@@ -129,7 +129,7 @@ def _table(key: str, text: str) -> _Table | None:
 
 
 def _require_small_config(raw: Raw) -> None:
-    """A line may name a config.json; it must be a file, and no large one."""
+    """A line may name a config.json, which must be a small file."""
     model = raw.get("model")
     named = model if isinstance(model, dict) else {"preset": model}
     paths = [named.get("hf_config"), *filter(is_config, [named.get("preset")])]
@@ -142,7 +142,7 @@ def _require_small_config(raw: Raw) -> None:
 
 
 def as_others_run(job: JobSpec) -> tuple[JobSpec, list[Check]]:
-    """A foreign runtime's job as it can be planned, and what had to be assumed for that."""
+    """A job of another runtime in a form that can be planned, and what that assumes."""
     if job.model is None or is_launched(job.training.runtime) or not is_countable(job.model):
         return job, []
     layers, job = job.model.all_layers, _with(job, allow_tp_across_nodes=True)
@@ -169,7 +169,7 @@ def _with(job: JobSpec, **settings: Any) -> JobSpec:
 
 
 def require_countable(job: JobSpec) -> None:
-    """Raise InputError for a job so large that its estimate would hold up the lines after it."""
+    """Raise InputError for a job so large that its estimate would delay the lines after it."""
     issues = []
     for where, most in LARGEST:
         table, key = where.split(".")

@@ -1,1 +1,1 @@
-"""Everything that people look at; rich is imported here and nowhere else."""
+"""All output for people: text, pages, pictures. Only this package imports rich."""

@@ -1,5 +1,5 @@
-"""Reports of benches in a terminal, and what their pages share with it: where they were measured,
-and what makes their figures worth less."""
+"""Reports of benches in a terminal, and text that their pages share: where figures were measured,
+and warnings about them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def print_report(report: BenchReport, folder: Path, *, more: Iterable[str] = ())
 
 
 def _print_parts(parts: Iterable[Part]) -> None:
-    """A blank line stands before each table and after a head."""
+    """A blank line before each table and after a head."""
     console, before = get_console(), None
     for part in parts:
         if before is not None and (isinstance(part, BenchTable) or before == "head"):
@@ -90,7 +90,7 @@ def _rich_table(part: BenchTable) -> Table:
 
 
 def report_parts(report: BenchReport, folder: Path) -> Iterator[Part]:
-    """What a report says. folder: where it was written."""
+    """The parts of a report. folder: where it was written."""
     yield from BENCHES[report["bench"]](report)
     if report["bench"] == "machine":
         yield from machine_commands(cast(Any, report), folder)
@@ -101,7 +101,7 @@ def report_parts(report: BenchReport, folder: Path) -> Iterator[Part]:
 
 
 def report_warnings(report: BenchReport) -> Iterator[str]:
-    """Why figures of a report are not what the machine alone would give."""
+    """Reasons why figures of a report are not those of the undisturbed machine."""
     if not report["is_complete"] and report["bench"] != "trace":
         yield "not complete: the bench was interrupted, or its budget ended before every round"
     rows: Sequence[Row] = report["results"]
@@ -146,7 +146,7 @@ def where_measured(where: BenchEnvironment) -> str:
 
 
 def print_collective_cases(cases: CollectiveCases) -> None:
-    """What `--dry-run` says: each collective with its sizes."""
+    """The output of `--dry-run`: each collective with its sizes."""
     console, options = get_console(), cases.options
     console.print(
         f"would time {plural(len(cases.cases), 'case')} in {plural(options.rounds, 'round')} of "
@@ -161,7 +161,7 @@ def print_collective_cases(cases: CollectiveCases) -> None:
 
 
 def print_mode_cases(cases: ModeCases, *, rounds: int, steps: int) -> None:
-    """What `--dry-run` says: the modes that would be timed, and those that would not."""
+    """The output of `--dry-run`: the modes that would be timed, and those that would not."""
     model = cases.job.model
     assert model is not None, "a bench is of a model"
     lines = [
@@ -203,7 +203,7 @@ def print_bench_comparison(comparison: Comparison) -> None:
 
 
 def _compared(comparison: Comparison) -> Iterator[Part]:
-    """Of many rows those beyond the threshold."""
+    """If there are many rows, those beyond the threshold."""
     rows = sorted(comparison["rows"], key=lambda row: -row["ratio"])
     shown = [row for row in rows if len(rows) <= FEW_ROWS or row["verdict"] != "same"]
     if shown:

@@ -1,19 +1,19 @@
-"""What reports of benches are made of: tables of columns (title, key, format), and lines."""
+"""The parts of reports of benches: tables of columns (title, key, format), and lines."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-Row = Any  # of any bench: a mapping, or a pair of a name and a mapping
+Row = Any  # a row of any bench: a mapping, or a pair of a name and a mapping
 Style = Literal["head", "passed", "failed", "note", "warning", "refused", "plain"]
 HEADS: tuple[Style, ...] = ("head", "passed", "failed")
-REHEARSAL = "*"  # behind a layout of more ranks than cores, or GPUs
+REHEARSAL = "*"  # marks a layout with more ranks than cores, or GPUs
 CHECK = {True: "✓", False: "✗"}
 
 
 class Column(NamedTuple):
-    """key: of a row, or what is computed of one; a value of None is left empty. left: words."""
+    """key: a row's key, or a function of the row; None is shown as an empty cell. left: words."""
 
     title: str
     key: str | Callable[[Row], object]

@@ -1,4 +1,4 @@
-"""Tables of what ranks timed by themselves: collectives, kernels, a layer in each tensor mode."""
+"""Tables of benches in ranks: collectives, kernels, a layer in each tensor mode."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def collective_tables(
 
 
 def _fitted(fit: CollectiveFit) -> str:
-    """The line through the sizes, in words; no bandwidth where small messages tell none."""
+    """The line through the sizes, in words; no bandwidth if messages are too small."""
     latency, off = seconds_text(fit["latency"]), f"off by {fit['error']:.0%} on the average"
     if fit["bandwidth"] is None:
         return f"; fit: {latency} whatever the size, {off}: too small to tell a bandwidth"
@@ -121,7 +121,7 @@ KERNELS = {
     "accumulate": "adding up gradients",
     "triad": "memory: a = b + s c",
     "copy": "memory: a = b",
-    "layer": "a whole layer, and a tiny one",
+    "layer": "a full layer, and a tiny one",
 }
 PASSES = {"backward_input": "dX", "backward_weight": "dW", "both": "both ways", "update": ""}
 SIZES = {
@@ -138,7 +138,7 @@ KERNELS_LAW = (
 
 
 def kernels_parts(report: KernelsReport) -> Iterator[Part]:
-    """A table for each data type, and what shares are of."""
+    """A table for each data type, and the peaks to which shares refer."""
     found = report["findings"]
     yield from kernel_tables(report["results"], report["job"] or "the model")
     yield BenchLine(KERNELS_LAW, "note")
@@ -174,7 +174,7 @@ def _giga(rate: float) -> str:
 
 def _by_kernel(rows: Sequence[KernelRow]) -> list[Row]:
     """One row for each kernel, that of the most ranks, with the seconds of every number of ranks as
-    `seconds xRANKS`; kernels of a kind below each other."""
+    `seconds xRANKS`; kernels of a kind are adjacent."""
     found: dict[str, dict[int, KernelRow]] = {}
     for row in rows:
         found.setdefault(row["name"].removesuffix(f" x{row['ranks']}"), {})[row["ranks"]] = row
@@ -241,7 +241,7 @@ TENSOR_MODES = (
     Column("law, parameters", "parameters_law", "{:.3f}".format),
     Column("law, activations", "activations_law", "{:.3f}".format),
 )
-"""Figures of a mode, which stand below each other: a column of the table is a mode."""
+"""Figures of a mode, one per row: a column of the table is a mode."""
 
 
 def modes_parts(report: TensorModesReport) -> Iterator[Part]:

@@ -1,4 +1,4 @@
-"""Tables of what was trained: scaling, a measured machine, plans against runs, profiled steps."""
+"""Tables of benches that train: scaling, a measured machine, plans and runs, profiled steps."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _machine_verdict(findings: MachineFindings) -> str:
     """`mine: plans of 11 layouts are off by 8.1% (measured), 3.0% (fitted) on average`."""
     errors = findings["errors"]
     if not errors:
-        return f"{findings['name']}: measured, and not held against any run"
+        return f"{findings['name']}: measured, and not compared with any run"
     off = ", ".join(f"{errors[key]:.1%} ({name})" for key, name in ERRORS.items() if key in errors)
     layouts = plural(len(findings["checks"]), "layout")
     tail = "" if findings["spread"] is None else f"; spread {findings['spread']:.3f}"
@@ -183,7 +183,7 @@ def _figures(findings: MachineFindings) -> Iterator[tuple[str, str]]:
 
 
 def machine_commands(report: MachineReport, folder: Path) -> Iterator[BenchLine]:
-    """The lines that plan on the presets. folder: where they were written."""
+    """Commands that plan with the presets. folder: where they were written."""
     for name in report["findings"]["files"]:
         if "clusters/" in name:
             path = shlex.quote(str(folder / name))
@@ -191,7 +191,7 @@ def machine_commands(report: MachineReport, folder: Path) -> Iterator[BenchLine]
 
 
 def machine_rows(report: MachineReport) -> Iterator[Part]:
-    """The tables of the kernels and collectives that a machine was measured by."""
+    """The tables of the kernels and collectives that were measured on a machine."""
     rows: Sequence[Row] = report["results"]
     yield from kernel_tables([row for row in rows if "kernel" in row], report["job"] or "a model")
     yield from collective_tables([row for row in rows if "kind" in row], {})
@@ -235,7 +235,7 @@ def _band(row: VerifyRow) -> str:
 
 
 def _memory(row: VerifyRow) -> str | None:
-    """`61.2 GiB`, of GPUs `61.2 GiB of 64.0 GiB reserved`."""
+    """`61.2 GiB`, on GPUs `61.2 GiB of 64.0 GiB reserved`."""
     if row["memory_bytes"] is None:
         return None
     reserved = row.get("reserved_bytes")

@@ -1,4 +1,4 @@
-"""A fit as a table: how far off each group of runs was, is, and is where it is left out."""
+"""A fit as a table: the error of each group of runs before, after, and if left out of the fit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTE = (
 
 
 def print_fit(runs: Sequence[Run], columns: Mapping[str, Residuals], paths: Sequence[Path]) -> None:
-    """On stdout, a row a group of runs. columns: errors by name, `fitted` among them."""
+    """Print a row for each group of runs. columns: errors by name, including `fitted`."""
     console, rows = get_console(), []
     for group in dict.fromkeys(run.group for run in runs):
         run_ids = [run.id for run in runs if run.group == group]

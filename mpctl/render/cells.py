@@ -1,4 +1,4 @@
-"""GPUs as cells of a picture: one each on up to SHOWN_NODES nodes, then a node each, then many.
+"""GPUs as cells of a picture: a cell is a GPU on up to SHOWN_NODES nodes, else one or more nodes.
 
 A cell is a range of consecutive ranks. Its letter is the number of its first rank's tp group, so
 that a picture without colour says the same; below it stand its coordinates along the other axes.
@@ -23,15 +23,15 @@ TILES = 1024  # cells of a larger one, at most
 
 
 class Box(NamedTuple):
-    """A node and its ranks as cells; number None: the whole world, with nodes as cells."""
+    """A node and its ranks as cells; number None: the full world, with nodes as cells."""
 
     number: int | None
     cells: tuple[range, ...]
 
 
 def boxes(topology: Topology) -> list[Box]:
-    """A box for each node of a small world, a cell a rank; of a large world one box, whose cells
-    are nodes, or of more than TILES nodes equal runs of them."""
+    """A box for each node of a small world, with a cell for each rank; for a large world one box,
+    whose cells are nodes or, above TILES nodes, equal runs of nodes."""
     world, size = topology.world_size, topology.gpus_per_node
     if world <= SHOWN_RANKS and topology.nodes <= SHOWN_NODES:
         starts = range(0, world, size)
@@ -53,7 +53,7 @@ def cell_title(topology: Topology, ranks: range) -> str:
 
 
 def cell_label(topology: Topology, ranks: range) -> str:
-    """`5`, `n3` or `n4`: what is written in the cell."""
+    """`5`, `n3` or `n4`: the text in the cell."""
     return str(ranks[0]) if len(ranks) == 1 else f"n{topology.node(ranks[0])}"
 
 
@@ -91,7 +91,7 @@ def group_number(topology: Topology, rank: int, axes: Sequence[str]) -> int:
 
 
 def node_layers(plan: Plan, topology: Topology, ranks: Iterable[int]) -> str:
-    """The layers of all stages that these ranks are in, `layers 0-5`; empty without a model."""
+    """The layers of all stages of these ranks, `layers 0-5`; empty without a model."""
     if plan.stages is None:
         return ""
     stages = sorted({topology.coords(rank)["pp"] for rank in ranks})

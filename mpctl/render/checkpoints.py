@@ -1,4 +1,4 @@
-"""Checkpoints as tables: those of a run, what is in one, and what an import or export wrote."""
+"""Checkpoints as tables: those of a run, the contents of one, the output of an import or export."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNKNOWN = "?"
 
 
 def print_checkpoints(document: CheckpointsDocument) -> None:
-    """Print a line for each checkpoint on stdout, and below what is wrong with it."""
+    """Print a line for each checkpoint on stdout, with its errors below it."""
     console, rows = get_console(), []
     for entry in document["checkpoints"]:
         known = f"verified in {seconds_text(entry['seconds'])}" if entry["verified"] else "complete"
@@ -42,7 +42,7 @@ def print_checkpoints(document: CheckpointsDocument) -> None:
 
 
 def print_inspection(document: InspectDocument, *, parameters: bool) -> None:
-    """Print what is in a checkpoint on stdout; parameters: a line for each of them too."""
+    """Print the contents of a checkpoint on stdout; parameters: also a line for each parameter."""
     console, entry = get_console(), document["checkpoint"]
     shards, rows = document["shards"], document["parameters"]
     frozen = sum(row["frozen"] for row in rows)
@@ -97,7 +97,7 @@ def print_written(written: Written, *, use: list[str]) -> None:
     console = Console(highlight=False)
     console.print(NamedRows(_facts(written)))
     line = Text.assemble(("use it      ", "dim"), shlex.join(use))
-    console.print(line, soft_wrap=True)  # in one line, to be copied
+    console.print(line, soft_wrap=True)  # on one line, for copying
 
 
 def _facts(written: Written) -> Iterator[tuple[str, str]]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mpctl.planning.tensor_modes import TensorModeEntry, TensorModesDocument
 
 
-# What settings and figures are called where their key says too little.
+# Titles of settings and figures whose key is not clear enough.
 TITLES = {
     "global_batch_size": "global batch",
     "micro_batch_size": "micro batch",
@@ -40,7 +40,7 @@ NOTE = "≠ a setting and +x% a figure that differs from the first job's"
 
 
 def print_comparison(document: CompareDocument) -> None:
-    """Print settings of training, other settings that differ, and figures: a column a job."""
+    """Print settings of training, other settings that differ, and figures: one column per job."""
     rows = [*_setting_rows(document), ["fits", *(FITS[fits] for fits in document["fits"])]]
     if not all(document["runs"]):
         rows.append(["its runtime runs it", *(RUNS[runs] for runs in document["runs"])])
@@ -54,7 +54,7 @@ def print_comparison(document: CompareDocument) -> None:
 
 
 def _warnings(document: CompareDocument) -> Iterator[tuple[str, IssueEntry]]:
-    """What `mpctl plan` warns of, once each; before it the jobs that it is about, if not all."""
+    """The warnings of `mpctl plan`, once each, after the names of their jobs, if not all."""
     names = document["jobs"]
     found: dict[str, tuple[list[str], IssueEntry]] = {}
     for name, warnings in zip(names, document["warnings"], strict=True):
@@ -130,8 +130,8 @@ FIGURES = ("step", "9 of 10 runs", "MFU", "memory", "fits")
 
 
 def runtimes_table(runtimes: Sequence[UnderRuntime]) -> Table:
-    """A row a runtime: its step with the band, MFU, memory on the device, and the option that
-    writes the plan for it; where it does not run the layout, why."""
+    """A row for each runtime: its step with the band, MFU, memory on the device, and the option
+    that writes the plan for it; or why it does not run the layout."""
     columns = ("runtime", *FIGURES, "how to run it")
     return plain_table(
         "\nThis layout under other software", columns,
@@ -210,7 +210,7 @@ def _name(entry: TensorModeEntry) -> str:
 
 
 def _numbers(document: TensorModesDocument, tp: int, modes: Sequence[TensorModeEntry]) -> Table:
-    """The symbols' values and the job's figures, a column a mode."""
+    """The symbols' values and the job's figures, one column per mode."""
     rows: list[list[str | Text]] = [
         ["grid", *(" x ".join(map(str, (entry["axes"] or {}).values())) for entry in modes)]
     ]

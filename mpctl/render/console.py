@@ -1,8 +1,8 @@
-"""Where output goes: a terminal of its own width, a pipe of WIDTH columns; both wrap, neither cuts.
+"""Consoles for output: as wide as the terminal, or WIDTH columns in a pipe; lines are wrapped.
 
-What a stream cannot show of marks, render/output.py writes in plain letters. Paths, job strings,
-log lines and exceptions come from outside, and may hold characters that move a terminal's cursor,
-hide text or retitle its window: every console here leaves them out.
+Marks that a stream cannot encode are written as plain letters (render/output.py). Paths, job
+strings, log lines and exceptions come from outside, and may hold characters that move a terminal's
+cursor, hide text or retitle its window: every console here leaves them out.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-GUTTER, LEAST_WORDS = 2, 12  # columns between those of a table; of one of words, at least
-WIDTH = 100  # of what is not a terminal and has no COLUMNS
+GUTTER, LEAST_WORDS = 2, 12  # columns between those of a table; least width of a column of words
+WIDTH = 100  # columns where stdout is not a terminal and COLUMNS is not set
 
 # C0 but tab and newline, DEL, C1: ESC and CSI begin what a terminal obeys.
 CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {9, 10})
@@ -34,7 +34,7 @@ UNIT = re.compile(
 
 
 def glued(renderable: Any) -> Any:
-    """A text in which numbers and units are one word each; anything else as it is."""
+    """A text in which a number and its unit are one word; anything else is unchanged."""
     if isinstance(renderable, str):
         return UNIT.sub(GLUE, renderable)
     if isinstance(renderable, Text) and UNIT.search(renderable.plain):
@@ -49,7 +49,7 @@ def visible(text: str) -> str:
 
 
 class Console(rich_console.Console):
-    """rich's console, which writes no control characters that stand in what is printed."""
+    """rich's console, without control characters from the printed text."""
 
     def render(
         self,
@@ -67,7 +67,7 @@ class Console(rich_console.Console):
 
 
 class NamedRows:
-    """Names and values in two columns; a long value goes on below its beginning.
+    """Names and values in two columns; a long value continues below its beginning.
 
     Lines end with their last letter: rich's own tables fill each up with spaces.
     """
@@ -92,12 +92,12 @@ class NamedRows:
 
 
 def say(text: str, *, stderr: bool = False) -> None:
-    """Print a line as it is, neither wrapped nor coloured, without control characters."""
+    """Print a line, neither wrapped nor coloured, without control characters."""
     print(visible(text), file=sys.stderr if stderr else sys.stdout, flush=stderr)
 
 
 def get_console(*, stderr: bool = False, **settings: Any) -> Console:
-    """A console of stdout or stderr that highlights nothing and takes no word for markup."""
+    """A console on stdout or stderr without highlighting and markup."""
     console = Console(stderr=stderr, highlight=False, markup=False, emoji=False, **settings)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDTH
@@ -105,8 +105,8 @@ def get_console(*, stderr: bool = False, **settings: Any) -> Console:
 
 
 class FoldingTable(Table):
-    """A table whose numbers stay whole: where its columns do not fit side by side, headings go on
-    in the next line, then words; where that is not enough, each row is written as a list."""
+    """A table that never breaks numbers: if its columns are too wide, headings are wrapped, then
+    words; if that is not enough, each row is written as a list."""
 
     def __rich_console__(
         self, console: rich_console.Console, options: rich_console.ConsoleOptions
@@ -151,7 +151,7 @@ MARKS = {"✓": "bold green", "✗": "bold red", "!": "bold yellow", "→": "cya
 
 
 def marked(mark: str, *words: str | tuple[str, str]) -> Text:
-    """A line behind a mark in its colour: `✗ it failed`. words: texts, or texts and styles."""
+    """A line after a mark in its colour: `✗ it failed`. words: texts, or texts and styles."""
     return Text.assemble((f"{mark} ", MARKS[mark]), *words)
 
 
@@ -159,7 +159,7 @@ def plain_table(
     title: str, columns: Iterable[str], rows: Iterable[Iterable[str | Text]] = (), *,
     left: Iterable[str] = (), whole: int = 0,
 ) -> Table:  # fmt: skip
-    """A table without rules; words too wide for their column go on in the next line.
+    """A table without rules; words too wide for their column are wrapped.
 
     left: the columns of words, aligned to the left; the others hold numbers. whole: how many of the
     first columns are never broken into lines.

@@ -1,6 +1,6 @@
 """Curves of runs: words and units of their axes, legends, plots in a terminal, pictures.
 
-Plots are drawn with plotext, as wide as the terminal, in ASCII where it knows no more.
+Plots are drawn with plotext, as wide as the terminal, in ASCII if that is its encoding.
 
 >>> axis_of("tokens", [0, 327_680])
 PlotAxis(name='tokens', unit='thousands', size=1000.0)
@@ -31,7 +31,7 @@ LABELS = {
     "loss_scale": "loss scale", "mfu": "MFU", "hfu": "HFU",
     "reserved_memory_bytes": "memory reserved by the allocator, rank 0",
 }  # fmt: skip
-# From what value on a unit is used, its name, and its size.
+# The least value at which a unit is used, its name, and its size.
 SECONDS = ((7200.0, "h", 3600.0), (120.0, "min", 60.0), (1.0, "s", 1.0), (0.0, "ms", 1e-3))
 BYTES = ((2.0**40, "TiB", 2.0**40), (2.0**30, "GiB", 2.0**30), (0.0, "MiB", 2.0**20))
 COUNTS = ((1e12, "trillions", 1e12), (1e9, "billions", 1e9), (1e6, "millions", 1e6),
@@ -72,8 +72,8 @@ def _units(metric: str) -> tuple[tuple[float, str, float], ...]:
 
 
 def words(metric: str) -> str:
-    """A metric in words: `validation_loss/old` -> `validation loss of old`. A metric without words
-    of its own keeps its name.
+    """A metric in words: `validation_loss/old` -> `validation loss of old`. A metric without such
+    words keeps its name.
     """
     base, slash, corpus = metric.partition("/")
     name = LABELS.get(base, base)
@@ -92,7 +92,7 @@ def y_axis(series: Sequence[Series]) -> PlotAxis:
 
 
 def legend(series: Sequence[Series]) -> list[str]:
-    """A name for each curve: the run, the metric, or both, whichever tells the curves apart."""
+    """A name for each curve: the run, the metric, or both, as needed to distinguish the curves."""
     runs, metrics = {s.run for s in series}, {s.metric for s in series}
     if len(metrics) == 1:
         return [visible(s.run) for s in series]
@@ -101,13 +101,13 @@ def legend(series: Sequence[Series]) -> list[str]:
 
 
 def whose(series: Sequence[Series]) -> str:
-    """Whose curves these are: `demo`, or `3 runs`."""
+    """The runs of the curves: `demo`, or `3 runs`."""
     runs = list(dict.fromkeys(s.run for s in series))
     return visible(runs[0]) if len(runs) == 1 else f"{len(runs)} runs"
 
 
 def window(points: int) -> int:
-    """The number of points that a curve is averaged over: 1, and of long curves a hundredth."""
+    """The number of points to average: 1, or for long curves a hundredth of them."""
     return 1 if points <= SHORT else points // 100
 
 
@@ -149,8 +149,8 @@ def print_plot(series: Sequence[Series], x: str) -> None:
 def plot_text(
     series: Sequence[Series], x: str, *, width: int, height: int, coloured: bool, ascii_only: bool
 ) -> Text:
-    """The curves in letters, and below them a line for each that names it. Curves differ by colour,
-    or where there is none by the signs that draw them. width, height: in characters."""
+    """The curves in letters, and below them a line for each with its name. Curves differ by colour
+    or, without colours, by their signs. width, height: in characters."""
     chart = curves_chart(series, x)
     curves = [curve for curve in chart.panels[0].series if curve.look != "faint"]
     fine = not ascii_only and (coloured or len(curves) == 1)
@@ -173,7 +173,7 @@ def _draw(
     import plotext as untyped
 
     plotext: Any = untyped
-    plotext.terminal.limit(False, False)  # the size is ours to choose
+    plotext.terminal.limit(False, False)  # this module chooses the size
     figure: Any = type(plotext.figure)(plotext.terminal)
     figure.plot_size(*size).theme("colorless").legend(False).label(across, axis="x")
     marks = [mark for curve in curves for mark in curve.marks]
@@ -188,7 +188,7 @@ def _draw(
 
 
 def _set_ticks(figure: Any, axis: str, values: list[float], count: int) -> None:
-    """Round numbers in place of plotext's own."""
+    """Round numbers instead of plotext's ticks."""
     positions = round_ticks(min(values), max(values), max(1, count))
     side = "lower" if axis == "x" else "left"
     figure.ruler(axis, side).ticks(positions, labels=[f"{position:g}" for position in positions])

@@ -1,4 +1,4 @@
-"""Prepared data as a table: what each split holds, the vocabulary, the files, how to use it."""
+"""Prepared data as a table: the splits, the vocabulary, the files, how to use it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def print_prepared(prepared: Prepared, first_lines: list[str] | None) -> None:
 
 
 def _use(prepared: Prepared) -> Iterator[tuple[str, str]]:
-    """The launch of the demo on the data, with a sequence that its smaller split can fill."""
+    """The command that trains the demo on the data; the smaller split can fill its sequence."""
     from mpctl.families import least_tokens, seq_length_for
     from mpctl.spec.load import load_job
 
@@ -101,7 +101,7 @@ def data_warnings(prepared: Prepared | None) -> list[str]:
 
 
 def _reasons(skipped: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What was passed over, a line for each reason: `2 empty: a.txt, b.txt`."""
+    """Files that were skipped, a line for each reason: `2 empty: a.txt, b.txt`."""
     from mpctl.data.texts import REASONS
 
     return [
@@ -151,5 +151,5 @@ def usage(prepared: Prepared) -> str:
 
 
 def printable(text: str) -> str:
-    """A text from outside without what steers a terminal: control characters become U+FFFD."""
+    """A text from outside, safe for a terminal: control characters become U+FFFD."""
     return "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in text)

@@ -1,6 +1,6 @@
-"""A diagnosis on the terminal or as Markdown: what the hosts have, what is wrong, the verdict.
+"""A diagnosis on the terminal or as Markdown: the hosts' resources, the findings, the verdict.
 
-Hosts that say the same are named together, one row a topic.
+Hosts with the same answer share a line, one row for each topic.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def fact_rows(diagnosis: Diagnosis) -> Iterator[Row]:
 
 
 def _by_host(said: Sequence[tuple[str, str]], hosts: int) -> str:
-    """One text where all hosts say the same, else a line for each group of hosts."""
+    """One text if all hosts have the same, else a line for each group of hosts."""
     groups: dict[str, list[str]] = defaultdict(list)
     for name, text in said:
         groups[text].append(name)
@@ -145,7 +145,7 @@ def _limits(limits: Limits) -> str:
 
 
 def _interfaces(network: NetworkFacts) -> str:
-    """The interfaces that are up and carry an address, the one that gloo would use first."""
+    """The interfaces that are up and have an address; that of gloo comes first."""
     used, parts = used_interface(network), []
     up = [each for each in network.interfaces if each.is_up and each.addresses]
     for each in sorted(up, key=lambda each: each is not used):
@@ -207,7 +207,7 @@ that say the same stand together, or a number and how it is written, of which th
 
 
 def _clocks(diagnosis: Diagnosis) -> str:
-    """How far the clocks are apart: measured by pairs where there are any."""
+    """Differences between the clocks, measured by pairs of hosts if there are any."""
     offsets = [abs(pair.offset) for pair in diagnosis.pairs if pair.offset is not None]
     if offsets:
         return f"at most {seconds_text(max(offsets))} between two hosts"
@@ -330,7 +330,7 @@ def markdown_lines(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    """Text in which Markdown and HTML find nothing to obey."""
+    """Text without Markdown and HTML syntax."""
     for mark in "\\`*_|[]<":
         text = text.replace(mark, f"\\{mark}" if mark != "<" else "&lt;")
     return " ".join(text.split())

@@ -1,4 +1,4 @@
-"""What repeats is said once: stages, nodes and groups that look alike become one row.
+"""Folds repetition: stages, nodes and groups that look alike become one row.
 
 >>> fold(["a", "b", "b", "b", "c"])
 [(0, 0), (1, 3), (4, 4)]
@@ -112,8 +112,8 @@ def merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def nodes_are_alike(topology: Topology) -> bool:
-    """Whether every node is laid out as the first: it holds whole groups of its fastest axes and an
-    even part of the next."""
+    """Whether every node has the same layout: it has complete groups of its fastest axes and an
+    equal part of the next."""
     per_node, width = topology.gpus_per_node, 1
     for axis in topology.order:
         following = width * topology.sizes[axis]

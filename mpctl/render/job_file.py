@@ -1,7 +1,7 @@
-"""A job file that a person goes on with: TOML whose comments say what each line means.
+"""A job file for people to edit: TOML whose comments explain each line.
 
-A comment is the description that docs/reference.md has of the key, or a reason of this very job,
-such as where a number comes from. The setting `parallel.tp` of 8 becomes in its table
+A comment is the key's description in docs/reference.md, or a reason in this job, such as where a
+number comes from. The setting `parallel.tp` of 8 becomes in its table
 
     tp = 8  # tensor-parallel size
 """

@@ -1,4 +1,4 @@
-"""Logs on stdout: each entry behind the ranks that printed it, or files as they are."""
+"""Logs on stdout: each entry after the ranks that printed it, or files unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NARROWEST, WIDEST = len("rank 0:"), 24  # columns of the ranks' names
 
 
 class MergedView:
-    """Shows merged entries as they come; the columns of the ranks' names widen as names do."""
+    """Shows merged entries as they come; the column of the ranks' names widens when needed."""
 
     def __init__(self) -> None:
         self.console = get_console(soft_wrap=True)

@@ -1,7 +1,7 @@
-"""The plan as people read it: whether it fits and by how much, memory, time and checks first, then
-the layout, its groups and what they send.
+"""The plan on a terminal: whether it fits and by how much, memory, time and checks first, then the
+layout, its groups and their messages.
 
-What repeats is folded: nodes, groups and stages that look alike stand once, a kind of group is one
+Repetition is folded: nodes, groups and stages that look alike appear once, a kind of group is one
 line, and checks that passed are counted. `--full` prints all of it.
 """
 
@@ -121,7 +121,7 @@ def _headline(plan: Plan) -> Text:
 
 
 def _runtime_rows(plan: Plan, others: Sequence[UnderRuntime]) -> Iterator[tuple[str, str]]:
-    """Which software the plan is of where nobody named one, and the same layout under others."""
+    """The plan's runtime if nobody named one, and the same layout under others."""
     if not is_open(plan.job) or plan.estimate is None:
         return
     yield "planned for", open_text(plan.job)
@@ -151,7 +151,7 @@ def _figures(plan: Plan, *, full: bool) -> Iterator[tuple[str | Text, str]]:
 
 
 def _warnings(plan: Plan) -> Iterator[Text]:
-    """Every check that did not pass, with its hint; of memory the hint alone, below the verdict."""
+    """Every check that did not pass, with its hint; for memory the hint alone."""
     for check in plan.checks:
         if check.rule == "memory-fits" and check.status != "ok":
             yield Text(f"→ {check.hint}")
@@ -195,7 +195,7 @@ SIZES = ("states", "activations", "temporary", "allocated", "on device")
 
 
 def _block_part(block: BlockTraffic) -> Iterator[RenderableType]:
-    """What a block sends over tp, a row for each layer of it that is split."""
+    """The messages of a block over tp, a row for each split layer."""
     columns, whole = ("parallel layer", "all-reduces", "volume", "bytes"), block.whole
     rows = [
         (name, str(part.all_reduces), f"{part.volume_phi:g} Φ", bytes_text(part.volume_bytes))
@@ -227,20 +227,20 @@ def _title(block: BlockTraffic) -> str:
 
 
 def _with_sum(table: Table) -> Table:
-    """The table with its last row, which sums up the others, in bold."""
+    """The table with its last row, the total, in bold."""
     table.rows[-1].style = "bold"
     return table
 
 
 def _amounts(sent: PartTraffic) -> tuple[str, str, str]:
-    """How many collectives, their volume, and what a rank of a ring sends of it."""
+    """The number of collectives, their volume, and the bytes that a rank of a ring sends."""
     count = sum(message.count for message in sent.messages)
     return str(count), bytes_text(sent.volume_bytes), bytes_text(sent.ring_bytes_per_rank)
 
 
 def _pipeline(estimate: Estimate, topology: Topology) -> Iterator[RenderableType]:
-    """What each stage sends its neighbours, and what is summed over the stages that share it; with
-    its nodes, where its ranks are consecutive and there are several nodes."""
+    """The messages of each stage to its neighbours, and sums over stages that share parameters;
+    with its nodes, if its ranks are consecutive and there are several nodes."""
     if len(estimate.messages) == 1:
         return
     sent = []
@@ -264,7 +264,7 @@ def _pipeline(estimate: Estimate, topology: Topology) -> Iterator[RenderableType
 
 
 def memory_part(estimate: Estimate, *, full: bool) -> Table:
-    """The memory of one rank of each stage; of many stages those alike together, but for full."""
+    """The memory of one rank of each stage; like stages share a row, unless full."""
     memory, rows = estimate.memory, []
     for first, last in _shown(memory, full=full):
         stages = memory[first : last + 1]
@@ -288,7 +288,7 @@ def memory_part(estimate: Estimate, *, full: bool) -> Table:
 
 
 def _shown(memory: Sequence[StageMemory], *, full: bool) -> list[tuple[int, int]]:
-    """Spans of stages, a row each: of many the ends and the fullest alone, others together."""
+    """Spans of stages, a row each; of many, only the ends and the fullest alone."""
     count = len(memory)
     if full or count <= SHOWN_STAGES:
         return [(stage, stage) for stage in range(count)]
@@ -298,8 +298,8 @@ def _shown(memory: Sequence[StageMemory], *, full: bool) -> list[tuple[int, int]
 
 
 def _layers(layout: JobLayout, first: int, last: int) -> str:
-    """The layers of stages first to last, as text; where a stage has several chunks, the layers of
-    the first and of the last stage."""
+    """The layers of stages first to last, as text; if a stage has several chunks, those of the
+    first and of the last stage."""
     spans = layout.stages[first], layout.stages[last]
     stacks = [stack_layers(layout, held) for held in spans]
     if first != last and len(spans[0]) == 1 and stacks[0] is None:

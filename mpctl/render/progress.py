@@ -28,7 +28,7 @@ BAR, WIDE = 11, 80  # columns of a bar, and of a terminal that has one
 
 
 class TimeLeftColumn(TimeRemainingColumn):
-    """`0:00:20 left`; of a task that is done the time that it took."""
+    """`0:00:20 left`; for a completed task the time that it took."""
 
     def render(self, task: Task) -> Text:
         text = super().render(task)
@@ -82,7 +82,7 @@ class TaskBar:
         self.stop()
 
     def stop(self) -> None:
-        """Take the bar away: what is printed next stands in its place."""
+        """Remove the bar: the next output takes its place."""
         self.bar.stop()
 
     def print(self, line: str) -> None:
@@ -105,7 +105,7 @@ class TaskBar:
             self._print_line(self.bar.tasks[self.tasks[stage]], is_new=is_new)
 
     def note(self, text: str) -> None:
-        """Say what is done now within a stage: behind its bar, or with `lines` as a line."""
+        """Show the current work within a stage: after its bar, or with `lines` as a line."""
         for task in self.bar.tasks:
             self.bar.update(task.id, note="" if task.finished else text)
         if self.lines:
@@ -120,7 +120,7 @@ class TaskBar:
 
 
 class ProgressView:
-    """A bar that begins with the first stage of some work and is stopped however that ends."""
+    """A bar that appears with the first stage of some work and is always stopped at its end."""
 
     def __init__(self, bar: TaskBar, stage: str, total: int) -> None:
         self.bar, self.stage, self.total = bar, stage, total

@@ -1,6 +1,6 @@
-"""A rehearsal as people read it: each rank's memory at its fullest, what each sends, the verdict.
+"""A rehearsal on a terminal: each rank's peak memory and messages, the verdict.
 
-States, messages and parameters are held against the plan to the byte (=, ≠); of activations and of
+States, messages and parameters are compared with the plan to the byte (=, ≠); of activations and of
 the peak the columns say by how much a step takes more or less. An audit adds the modules that lose
 most, and a layer's totals.
 """
@@ -25,8 +25,8 @@ NARROW = 105  # columns below which a table leaves out what others of it imply
 
 
 def audit_parts(audit: StepAudit, width: int) -> Iterator[Table | Text]:
-    """What to print of one rank's audit on a terminal of so many columns: the rows that lose most,
-    in figures of one layer and micro batch; one layer of each kind in each pass, and the rest of a
+    """The output for one rank's audit on a terminal of `width` columns: the rows that lose most, in
+    figures of one layer and micro batch; one layer of each kind in each pass, and the rest of a
     step; notes on what they count."""
     is_timed = any(row["seconds"] is not None for row in audit["rows"])
     shown = ["kernels", "moves", "least", "over"]
@@ -51,8 +51,8 @@ def audit_parts(audit: StepAudit, width: int) -> Iterator[Table | Text]:
     )  # fmt: skip
     yield _table(columns, totals, left=columns[:2])
     note = (
-        "least: every tensor that a module is given read once, every one that is needed later "
-        "written once, in one kernel a product"
+        "least: every input of a module read once, every tensor that is needed later written "
+        "once, in one kernel for each product"
     )
     if is_timed:
         note = note.replace("least:", "over: times the least,", 1) if width < NARROW else note
@@ -106,7 +106,7 @@ def _operations(operations: Mapping[str, float]) -> str:
 
 
 class RehearsalView(ProgressView):
-    """Says on stderr, rank by rank, how far a rehearsal is; a terminal shows the time so far."""
+    """Reports a rehearsal's progress on stderr, rank by rank; a terminal shows the time so far."""
 
     def __init__(self, ranks: int) -> None:
         super().__init__(TaskBar(), "rehearsing", ranks)
@@ -198,7 +198,7 @@ def _excess(pair: PlannedMeasured) -> float:
 
 
 def _messages(ranks: list[RankRehearsal]) -> Table:
-    """Messages of a step, a row a kind; stages that send the same are one group."""
+    """Messages of a step, one row for each kind; stages that send the same are one group."""
     columns, rows = ("stages", "axis", "kind", "messages", "bytes a step", "plan"), []
     alike: dict[str, list[RankRehearsal]] = {}
     for rank in ranks:
@@ -251,7 +251,7 @@ def _most(rank: RankRehearsal) -> int:
 
 
 def _beside_plan(ranks: list[RankRehearsal]) -> str:
-    """How far the peaks of a step are off the planned ones, with the bytes of the rank furthest
+    """Differences between the peaks of a step and the plan, with the bytes of the rank furthest
     above."""
     peaks = sorted((_excess(rank["peak_bytes"]), rank["rank"]) for rank in ranks)
     (least, _), (most, number) = peaks[0], peaks[-1]

@@ -1,4 +1,4 @@
-"""A run as people watch it: a bar with loss, speed and time left; then its account.
+"""A run on a terminal: a bar with loss, speed and time left; then its summary.
 
 On a terminal one line moves; elsewhere a line is printed every tenth of the way. All on stderr:
 stdout is for the result.
@@ -91,7 +91,7 @@ def print_summary(summary: RunSummary, run_dir: str) -> None:
 
 
 def summary_rows(summary: PlanAndRun) -> Iterator[tuple[str, str]]:
-    """What was reached, measured and compared with the plan, as name and text."""
+    """The results, measurements and comparison with the plan, as name and text."""
     yield "loss", _loss(summary["final_loss"])
     yield from _validation_rows(summary)
     if summary["step_seconds"] is not None:
@@ -119,7 +119,7 @@ def summary_rows(summary: PlanAndRun) -> Iterator[tuple[str, str]]:
 
 
 def _utilization(summary: PlanAndRun) -> Iterator[tuple[str, str]]:
-    """MFU and HFU; of a run on GPUs whose peak is not known, that it is not."""
+    """MFU and HFU; for a run on GPUs of unknown peak, a note on that."""
     mfu, hfu = summary.get("mfu"), summary.get("hfu")
     gpu = next((name for r in summary["plan_beside_run"] if (name := r.get("device"))), None)
     if mfu is not None and hfu is not None:
@@ -191,7 +191,7 @@ def print_failure(failure: Failure, *, run: str, step: int) -> None:
         console.print(Text(f"  │ {line}", style="dim"))
     for other in failure.others:
         console.print(Text(f"  and {other}"))
-    console.print(Text.assemble(("  → ", "cyan"), f"whole log: {failure.log}"))
+    console.print(Text.assemble(("  → ", "cyan"), f"full log: {failure.log}"))
     go_on = f"go on from step {step}: mpctl launch --resume --run-dir {shlex.quote(run)}"
     lost = "no checkpoint was saved; checkpoint.interval N saves one every N steps"
     console.print(Text.assemble(("  → ", "cyan"), go_on if step else lost))
@@ -211,7 +211,7 @@ def print_commands(plan: LaunchPlan, commands: Sequence[HostCommand], *, as_json
 
 
 def print_submission(scheduler: str, job_id: str, run: RunDir, *, as_json: bool) -> None:
-    """Say what was submitted and how to follow it."""
+    """Print what was submitted and how to follow it."""
     if as_json:
         print_json({"schema": "mpctl.submission/1", "scheduler": scheduler, "job_id": job_id,
                     "run_dir": str(run.path)})  # fmt: skip

@@ -1,4 +1,4 @@
-"""Runs in words: the runs of a folder, one run, what it does at this moment, how it was stopped."""
+"""Runs in words: the runs of a folder, one run, its present state, how it was stopped."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ WORD_COLUMNS = ("name", "status", "model", "layout")
 
 
 def print_runs(listing: RunsDocument) -> None:
-    """Print the runs of a folder on stdout; what is wrong with a run, and why one failed before its
-    first step, stand below the table."""
+    """Print the runs of a folder on stdout; below the table, the errors of runs and why runs failed
+    before their first step."""
     console, rows = get_console(), listing["runs"]
     if rows:
         titles = shown_columns(rows, console.width) if console.is_terminal else list(COLUMNS)
@@ -64,7 +64,7 @@ def print_runs(listing: RunsDocument) -> None:
 
 
 def shown_columns(rows: Sequence[RunRow], width: int) -> list[str]:
-    """The columns of a terminal of so many characters: the first five, and those that fit."""
+    """The columns for a terminal of this width: the first five, and those that fit."""
     titles = list(COLUMNS)
     while len(titles) > 5 and _width(rows, titles) > width:
         titles.pop()
@@ -119,7 +119,7 @@ def _resume(path: object) -> str:
 
 
 def print_run(run: SavedRun, document: ShownRun) -> None:
-    """Print one run on stdout: what was asked of it, what it reached, how it ended."""
+    """Print one run on stdout: its job, its results, how it ended."""
     console, steps = get_console(), document["steps_asked"]
     reached = (
         plural(run.step, "step") if steps is None else f"{run.step:,} of {plural(steps, 'step')}"
@@ -208,13 +208,13 @@ def failure_text(failure: Mapping[str, Any]) -> str:
 
 
 SILENT_SECONDS = 5.0
-"""A rank beats twice a second; without a heartbeat for so long it is named."""
+"""Seconds without a heartbeat, of two each second, after which a rank is reported."""
 MOST_GROUPS, MOST_NAMED = 8, 8
 NOT_RUNNING = "not begun, or ended"
 
 
 def print_status(status: StatusDocument) -> None:
-    """Print the status of a run on stdout; what is wrong stands at its end."""
+    """Print the status of a run on stdout, with problems at its end."""
     console = get_console()
     title = Text.assemble((status["name"], "bold"), "  ")
     title.append(status["status"], STYLES[status["status"]])
@@ -285,8 +285,7 @@ def _launcher(launcher: LauncherRow, status: StatusDocument) -> str:
 
 
 def _rank_rows(status: StatusDocument) -> Iterator[Row]:
-    """The ranks by what they do; of a run that has ended only those that ended in the midst of
-    something."""
+    """The ranks by activity; for a run that has ended only ranks that ended during one."""
     is_running, groups = status["status"] == "running", defaultdict[str, list[int]](list)
     for rank in status["ranks"]:
         if is_running or rank["doing"]:
@@ -311,7 +310,7 @@ def _heartbeats(status: StatusDocument) -> str:
 
 
 def _troubles(status: StatusDocument) -> Iterator[str]:
-    """What a person should look at: ranks that do not answer, whom they wait for, damaged files."""
+    """Problems to report: ranks that do not answer, whom they wait for, damaged files."""
     if status["status"] == "running":
         ages = [(rank, rank["heartbeat_seconds"] or 0.0) for rank in status["ranks"]]
         silent = [(rank, age) for rank, age in ages if age >= SILENT_SECONDS]

@@ -1,4 +1,4 @@
-"""The answer of a search: the best layouts, why no. 1 is the best, and what less memory costs.
+"""The answer of a search: the best layouts, why no. 1 is the best, and the cost of less memory.
 
 Its page shows the same sentences and cells.
 """
@@ -22,7 +22,7 @@ OBJECTIVES = {
     "memory": "least memory",
     "cost": "fewest GPU-hours a token",
 }
-# What settings are called where their own name says too little.
+# Titles of settings whose name is not clear enough.
 SETTING_NAMES = {
     "micro_batch_size": "micro batch",
     "sequence_parallel": "sequence parallelism",
@@ -43,7 +43,7 @@ def headline(document: SearchDocument) -> str:
 
 
 def header_lines(document: SearchDocument) -> Iterator[str]:
-    """Whether no. 1 fits, what all layouts have in common, how many layouts were estimated, and
+    """Whether no. 1 fits, what all layouts have in common, the number of estimated layouts, and
     what was searched."""
     if document["best"]:
         yield f"no. 1 {document['best'][0]['verdict']}"
@@ -60,7 +60,7 @@ def header_lines(document: SearchDocument) -> Iterator[str]:
 
 
 def notes(document: SearchDocument) -> Iterator[str]:
-    """How far a measured step may lie from the first layout's; what is meant by memory."""
+    """How far a measured step may be from the first layout's; the meaning of memory."""
     first = document["best"][0]
     low, high = seconds_text(first["step_seconds_low"]), seconds_text(first["step_seconds_high"])
     yield f"no. 1: 9 of 10 runs would take {low} to {high} a step"
@@ -104,12 +104,12 @@ def comparison_lines(document: SearchDocument) -> list[str]:
 
 
 def has_price(entry: LayoutEntry | NoLayoutEntry) -> bool:
-    """Whether the entry says what a billion tokens cost."""
+    """Whether the entry has the cost of a billion tokens."""
     return "price_per_billion_tokens" in entry
 
 
 def row_text(entry: LayoutEntry) -> str:
-    """A layout in words, and how many about as fast it stands for."""
+    """A layout in words, and how many similarly fast ones it represents."""
     return "; ".join(filter(None, (entry["layout"], entry["alike_text"])))
 
 

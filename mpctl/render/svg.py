@@ -1,4 +1,4 @@
-"""What all pictures share: the style sheet, parts below each other, and the frame of a file.
+"""Code that all pictures share: the style sheet, stacking of parts, and the frame of a file.
 
 A file needs nothing from the network. It follows the reader's light or dark scheme in a browser,
 and is light in programs that know no CSS variables (`with_plain_colours`).
@@ -61,8 +61,8 @@ def picture_css() -> str:
 
 
 def with_plain_colours(svg: str) -> str:
-    """A picture whose colours of the reader's scheme each stand behind the same colour in light,
-    which Inkscape, librsvg and others take: they drop the variable, and would fill with black.
+    """A picture with a light colour before each colour variable, for Inkscape, librsvg and others,
+    which drop the variable and would otherwise fill with black.
 
     >>> with_plain_colours('<rect style="fill:var(--paper)"/>')
     '<rect style="fill:#ffffff;fill:var(--paper)"/>'

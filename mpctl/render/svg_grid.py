@@ -1,9 +1,9 @@
-"""The grid of the tensor-parallel ranks as a picture, and what one of its ranks holds.
+"""The grid of the tensor-parallel ranks as a picture, and the blocks that one rank holds.
 
 2d is one square of ranks; 2.5d is one square for each depth; 3d one for each place along output. A
 square's rows are the slower axis (row, input), its columns the faster (col, weight). One rank is
-marked, and the ranks of its group along each axis with it. Beside X, W and Y of Y = X W (hidden
-states, first matrix of an MLP, what stands behind it) the blocks that the marked rank holds.
+marked, and the ranks of its group along each axis with it. In X, W and Y of Y = X W (hidden states,
+first matrix of an MLP, its result) the blocks of the marked rank are filled.
 
 In 2d on 4 ranks the square is 0 1 / 2 3; of rank 1 the col group is 0 1, the row group 1 3.
 """
@@ -93,7 +93,7 @@ class GridPicture:
         return items
 
     def _differs(self, place: dict[str, int]) -> list[str]:
-        """The axes along which a place lies elsewhere than the marked rank."""
+        """The axes along which a place differs from the marked rank."""
         marked = self.grid.coords(self.marked)
         return [axis for axis in place if place[axis] != marked[axis]]
 

@@ -1,9 +1,9 @@
 """The schedule of a step as a picture: a row for each stage, time from left to right.
 
 A forward is light, a backward hatched, a weights' gradient dotted, and what is empty is bubble. A
-micro batch's number stands where there is room for it. Where a step has more actions than a picture
-can show, its beginning, a stretch of its steady part and its end are drawn, and what lies between
-is a gap; of very many stages the first and the last are drawn.
+micro batch's number is written where there is room for it. Where a step has more actions than a
+picture can show, its beginning, a stretch of its steady part and its end are drawn, and what lies
+between is a gap; of very many stages the first and the last are drawn.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Scale:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the whole step is shown, without a gap."""
+        """Whether the full step is shown, without a gap."""
         return len(self.windows) == 1
 
     @property
@@ -52,8 +52,7 @@ class Scale:
         return lefts
 
     def boxes(self, start: float, end: float) -> Iterator[tuple[float, float]]:
-        """Where something from start to end is drawn, as x and width: the part of it that lies
-        inside of each window."""
+        """The place of a time span from start to end, as x and width, clipped to each window."""
         for left, (first, last) in zip(self.lefts, self.windows, strict=True):
             begins, ends = max(start, first), min(end, last)
             if begins < ends:
@@ -61,9 +60,9 @@ class Scale:
 
     @classmethod
     def of(cls, step: StepLine) -> Scale:
-        """The scale of a step: whole for a few actions; of many, the first and the last of every
-        stage, and between them as much time from where every stage does forwards and backwards in
-        turns."""
+        """The scale of a step: complete for a few actions; for many, the first and the last of
+        every stage, and between them as much time in which every stage alternates forwards and
+        backwards."""
         line, half = step.line, max(SHOWN_ACTIONS // 2, min(2 * len(step.line.orders), WHOLE))
         longest = max(map(len, line.ends))
         if longest <= max(WHOLE, 2 * half) and not step.skipped:

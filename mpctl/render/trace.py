@@ -1,4 +1,4 @@
-"""The planned step as a trace for Perfetto or chrome://tracing: what each stage does and sends.
+"""The planned step as a trace for Perfetto or chrome://tracing: work and messages of stages.
 
 The format is the Trace Event Format's JSON object: `X` events with `ts` and `dur` in microseconds,
 `M` events that name rows. pid is the pipeline stage; tid 0 its work, tid 1 what follows its
@@ -32,7 +32,7 @@ def trace_text(step: StepLine, *, total: float | None = None, contention: float 
 def trace_document(
     step: StepLine, *, total: float | None = None, contention: float = 0.0
 ) -> dict[str, Any]:
-    """The events of a step. total: seconds of the whole step, of which the schedule is the first
+    """The events of a step. total: seconds of the full step, of which the schedule is the first
     part; contention: those of it that ranks wait for a core (estimate/network.py), which no
     action is known to contain and which stand at the end."""
     stages = range(len(step.line.orders))
@@ -63,7 +63,7 @@ def _names(stage: int) -> Iterator[Event]:
 
 
 def named_row(process: int, row: int, what: str, **arguments: Any) -> Event:
-    """The event that says what a process or a row is called; what: "process_name" and the like."""
+    """The event that names a process or a row; what: "process_name" and the like."""
     return {"ph": "M", "pid": process, "tid": row, "name": what, "args": arguments}
 
 
@@ -90,9 +90,9 @@ def _stage(step: StepLine, stage: int) -> Iterator[Event]:
 
 
 def free_row(free: list[float], start: float, end: float) -> int:
-    """The row, from SENDS on, of a message under way from `start` to `end`: messages on the way at
-    once stand in rows of their own, since events of one row may not overlap. free: when the last
-    message of each row ends; it is updated."""
+    """The row, from SENDS on, of a message under way from `start` to `end`: concurrent messages are
+    in different rows, since events of one row may not overlap. free: when the last message of each
+    row ends; it is updated."""
     for row, is_free in enumerate(free):
         if is_free <= start:
             free[row] = end
@@ -120,7 +120,7 @@ def complete_event(
 
 
 def _times(start: float, end: float) -> dict[str, float]:
-    """Microseconds in whole nanoseconds, so that what touches does not overlap."""
+    """Microseconds, rounded to nanoseconds, so that adjacent events do not overlap."""
     began, ended = round(start * 1e9), round(end * 1e9)
     return {"ts": began / 1e3, "dur": (ended - began) / 1e3}
 
@@ -131,7 +131,7 @@ def pass_name(action: Action, chunks: int) -> str:
 
 
 def _after(step: StepLine, stage: int, total: float | None, contention: float) -> Iterator[Event]:
-    """What the estimate knows as a length alone: sums over replicas, the optimizer, contention."""
+    """Parts estimated only as lengths: sums over replicas, the optimizer, contention."""
     if total is None or step.skipped:
         return
     end = total - contention

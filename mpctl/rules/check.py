@@ -13,8 +13,8 @@ class Check(NamedTuple):
     """The answer of one rule about a job: ok, a warning, or an error with a way out.
 
     rule: its stable id, `tp-divides-heads`; where: the setting, `parallel.tp`; message: value and
-    bound in words. hint: the way out in words; where values of settings are offered, it is made of
-    `offers` and of `more`, and validate.py leaves out of it what other rules refuse.
+    bound in words. hint: the way out in words; where values of settings are offered, it is built
+    from `offers` and `more`, without the values that other rules refuse (validate.py).
     """
 
     rule: str
@@ -31,16 +31,16 @@ class Check(NamedTuple):
         return Issue(self.rule, self.where, self.message, self.hint)
 
 
-MOST_OFFERED = 3  # values that a hint names of an offer that knows the nearest to what was given
+MOST_OFFERED = 3  # most values that a hint names of an offer that has a nearest value
 
 
 def refusal(rule: str, where: str, message: str, *offers: Offer, more: str = "") -> Check:
-    """An error with values that mend it; more: other ways out, in words."""
+    """An error with values that fix it; more: other ways out, in words."""
     return Check(rule, "error", where, message, way_out(offers, more), offers, more)
 
 
 def way_out(offers: Iterable[Offer], more: str = "") -> str:
-    """`use tp 1, 2 or 4; or pp 3; or ...` of offers that have values."""
+    """`use tp 1, 2 or 4; or pp 3; or ...` from the offers that have values."""
     ways = []
     for offer in offers:
         shown = offer.by_nearness[: MOST_OFFERED if offer.near is not None else None]

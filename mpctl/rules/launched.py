@@ -1,8 +1,8 @@
-"""Rules about what a decoder's shape may say, and which jobs `mpctl launch` runs.
+"""Rules about a decoder's shape, and about which jobs `mpctl launch` runs.
 
-What is counted and our own kernels do not compute, in models, data types and kinds of device, is
-planned and not launched: plan and search say so as a warning, `mpctl launch` as an error. By hand:
-a Gemma 2 plans, and is not launched because of attention_softcap and logit_softcap.
+Models, data types and kinds of device that estimates cover but mpctl's kernels do not are planned
+and not launched: plan and search give a warning, `mpctl launch` an error. By hand: a Gemma 2 plans,
+and is not launched because of attention_softcap and logit_softcap.
 
 Training in fp8: tensor cores take operands whose rows are a multiple of 16 elements, which of the
 three products of a linear layer are its inputs, its outputs, and the tokens of a micro batch
@@ -88,7 +88,7 @@ def _agreement(model: ModelSpec) -> Iterator[Check]:
 
 
 def launched_rules(job: JobSpec) -> Iterator[Check]:
-    """Whether `mpctl launch` runs the job; of a config.json's shape it is said either way."""
+    """Whether `mpctl launch` runs the job; an ok is reported only for a config.json's shape."""
     model = job.model
     if model is None or not is_launched(job.training.runtime):
         return
@@ -98,8 +98,8 @@ def launched_rules(job: JobSpec) -> Iterator[Check]:
 
 
 def why_not_launched(job: JobSpec) -> list[Check]:
-    """Every reason, as a warning with a way out, for which this version launches no job like this
-    one on any host; empty where it does. Other software's runtime profiles are a reason too."""
+    """Every reason, as a warning with a way out, why this version cannot launch the job on any
+    host; empty if it can. The runtime profile of other software is a reason too."""
     runtime = job.training.runtime
     if not is_launched(runtime):
         return [Check(JOB_RULE, "warning", "training.runtime",
@@ -110,7 +110,7 @@ def why_not_launched(job: JobSpec) -> list[Check]:
 
 
 def device_not_launched(job: JobSpec) -> Check | None:
-    """The reason where ranks would be on an accelerator of a kind that is only planned."""
+    """The reason if ranks would run on a kind of accelerator that is only planned; else None."""
     kind = job.device_kind
     if kind is None or kind in LAUNCHED_AS:
         return None
@@ -121,7 +121,7 @@ def device_not_launched(job: JobSpec) -> Check | None:
 
 
 def settings_not_launched(job: JobSpec) -> Iterator[Check]:
-    """Tensor mode and data types that the planner knows and our own workers do not run."""
+    """Tensor mode and data types that the planner knows but mpctl's workers do not run."""
     runs, training, mode = get_profile(OWN_RUNTIME).runs, job.training, job.parallel.tensor_mode
     if mode not in runs.tensor_modes:
         yield Check(JOB_RULE, "warning", "parallel.tensor_mode",
@@ -139,7 +139,7 @@ def settings_not_launched(job: JobSpec) -> Iterator[Check]:
 
 
 def not_launched(job: JobSpec) -> Iterator[Check]:
-    """A warning for each key of a job's model that our own workers do not run."""
+    """A warning for each key of a job's model that mpctl's workers do not run."""
     model = job.model
     if model is None:
         return
@@ -186,7 +186,7 @@ WIDER = "or --dtype bf16"
 
 
 def fp8_not_launched(job: JobSpec) -> Iterator[Check]:
-    """Why no worker of ours trains the job in fp8, a warning for each reason; nothing for other
+    """A warning for each reason why mpctl's workers cannot train the job in fp8; none for other
     dtypes."""
     if job.training.dtype != "fp8":
         return

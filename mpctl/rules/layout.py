@@ -30,7 +30,7 @@ WORTH_BALANCING = 1.1  # times the time of the best cut
 
 
 def world_rules(job: JobSpec) -> Iterator[Check]:
-    """The axes fill the cluster: dp takes what the others leave, or is given as that."""
+    """The axes fill the cluster: dp is open, or equals the remaining ranks."""
     p, world = job.parallel, job.world_size
     inner = chosen_ranks(job.sizes)
     nodes, gpus = plural(job.cluster.nodes, "node"), plural(job.cluster.gpus_per_node or 1, "GPU")
@@ -64,7 +64,7 @@ def _world_ways(job: JobSpec, inner: int) -> tuple[list[Offer], str]:
     per_node = job.cluster.gpus_per_node or 1
     multiple = inner // gcd(inner, per_node)
     more = f"a multiple of {plural(multiple, 'node')}"
-    if not offers:  # no single axis can mend it
+    if not offers:  # no single axis can fix it
         more = f"{' x '.join(CHOSEN_AXES)} of {listed(divisors(world))}; or {more}"
     return [*offers, *_other_node(job, inner)], more
 
@@ -118,8 +118,8 @@ def _domain_text(domain: LinkLevel, per_node: int) -> str:
 
 
 def link_rules(job: JobSpec) -> Iterator[Check]:
-    """The NVLink domain holds whole nodes, and each level of the fabric whole networks of the one
-    below it; what is over is not counted."""
+    """The NVLink domain is a multiple of a node, and each level of the fabric a multiple of the one
+    below it; the remainder is not counted."""
     cluster, below = job.cluster, job.cluster.gpus_per_node or 1
     levels = [("NVLink domain", "nvlink_domain", cluster.nvlink_domain or below, "node")]
     levels += [(f.name, "fabric", f.gpus, "network below it") for f in cluster.fabric]
@@ -136,13 +136,13 @@ def link_rules(job: JobSpec) -> Iterator[Check]:
 
 
 def _members(group: Group) -> str:
-    """`[0, 4, 8, 12]`; of many ranks the first and the last."""
+    """`[0, 4, 8, 12]`; for many ranks the first and the last."""
     few = [*group[:3], "...", group[-1]] if len(group) > NAMED_RANKS else group
     return f"[{', '.join(map(str, few))}]"
 
 
 def _tp_of_a_domain(job: JobSpec, ranks: int) -> Offer:
-    """Sizes of tp that stay in a domain of so many ranks, with tp first in the order of axes."""
+    """Sizes of tp that stay in a domain of `ranks` ranks, with tp first in the order of axes."""
     others = chosen_ranks({**job.sizes, "tp": 1})
     sizes = (size for size in divisors(ranks) if stays_in_domain(size, ranks))
     fits = tuple(size for size in sizes if job.world_size % (size * others) == 0)
@@ -155,7 +155,7 @@ def _tp_of_a_domain(job: JobSpec, ranks: int) -> Offer:
 
 
 def pipeline_rules(draft: LayoutDraft) -> Iterator[Check]:
-    """The schedule can be made, and the layers can be cut into stages, none of them much slower."""
+    """The schedule exists, and the layers can be cut into stages, none of them much slower."""
     job, p = draft.job, draft.job.parallel
     for conflict in schedule_conflicts(
         p.schedule, stages=p.pp, microbatches=job.num_microbatches, chunks=p.vpp
@@ -172,7 +172,7 @@ def pipeline_rules(draft: LayoutDraft) -> Iterator[Check]:
 
 
 def _stage_check(draft: LayoutDraft, where: str, layers: int) -> Check:
-    """The layers can be cut into stages; an encoder's and a decoder's are numbered as one, so that
+    """The layers can be cut into stages; encoder and decoder layers are numbered together, so that
     a stage may hold some of both."""
     job = draft.job
     try:
@@ -199,7 +199,7 @@ def _stage_check(draft: LayoutDraft, where: str, layers: int) -> Check:
 
 
 def _without_decoder(offer: Offer, job: JobSpec) -> Offer:
-    """An offer of numbers of all layers as one of model.layers, which leaves out the decoder's."""
+    """An offer of total numbers of layers, converted to model.layers, without the decoder's."""
     decoder = (job.model.decoder_layers if job.model else None) or 0
     if offer.setting != "model.layers" or not decoder:
         return offer
@@ -208,8 +208,8 @@ def _without_decoder(offer: Offer, job: JobSpec) -> Offer:
 
 
 def _is_chosen(job: JobSpec) -> bool:
-    """Whether the job says how many layers its end stages hold, or that their costs do; or its
-    runtime fills stages by cost."""
+    """Whether the job sets the layers of its end stages, or balances stages by cost, or its runtime
+    fills stages by cost."""
     p = job.parallel
     given = p.first_stage_layers or p.last_stage_layers or p.embedding_is_layer or p.loss_is_layer
     return bool(given) or p.stage_balance == "cost" or is_filled(job)
@@ -217,7 +217,7 @@ def _is_chosen(job: JobSpec) -> bool:
 
 def is_countable(model: ModelSpec) -> bool:
     """Whether the model's FLOP can be counted: it has a head size, and decoder keys only if its
-    family has a decoder. Other rules tell what is wrong."""
+    family has a decoder. Other rules report the errors."""
     decoder = {bool(model.decoder_layers), bool(model.decoder_seq_length)}
     return decoder == {get_family(model.family).has_decoder} and (
         model.head_dim is not None or model.hidden % model.heads == 0
@@ -225,10 +225,10 @@ def is_countable(model: ModelSpec) -> bool:
 
 
 def _balance(draft: LayoutDraft) -> Iterator[Check]:
-    """Stages compute equally long; with equal numbers of layers the one of the output head is the
+    """Stages take equally long; with equal numbers of layers the stage of the output head is
     slowest, and all others wait for it. A warning above WORTH_BALANCING."""
     p, rule, costs = draft.job.parallel, "stage-balance", draft.costs
-    if min(costs.layers) == 0:  # less than a token a rank: cp-divides-sequence
+    if min(costs.layers) == 0:  # less than a token per rank: cp-divides-sequence
         return
     takes = costs.of_stages(draft.stages)
     best = spans_of(balanced_counts(costs, pp=p.pp, vpp=p.vpp), p.pp)

@@ -38,14 +38,14 @@ def position_rules(job: JobSpec) -> Iterator[Check]:
 
 
 def is_longest(model: ModelSpec) -> bool:
-    """Whether a config.json is taken at all the tokens that the model can read, far more than
-    models are trained on: its max_position_embeddings is no training length."""
+    """Whether a job uses all the tokens that a config.json allows, far more than models are trained
+    on: max_position_embeddings is not a training length."""
     is_config = (model.source or "").endswith(".json")
     return is_config and USUAL_LENGTH < model.seq_length == model.max_positions
 
 
 def length_rules(job: JobSpec) -> Iterator[Check]:
-    """A config.json says how long a sequence may be, and not how long those of training are."""
+    """A config.json states the longest possible sequence, not the length in training."""
     if job.model is not None and is_longest(job.model):
         yield Check("config-length", "warning", "model.seq_length",
                     f"{job.model.seq_length:,} tokens a sample, the config's "
@@ -107,7 +107,7 @@ def rotary_rules(job: JobSpec) -> Iterator[Check]:
 
 
 def width_rules(job: JobSpec) -> Iterator[Check]:
-    """tp divides the MLP's width; the word table is padded so that it does."""
+    """tp divides the MLP's width; the word table is padded to a multiple of tp."""
     model, tp = job.model, job.parallel.tp
     if model is None:
         return
@@ -202,8 +202,8 @@ def family_rules(job: JobSpec) -> Iterator[Check]:
 
 
 def relative_rules(job: JobSpec) -> Iterator[Check]:
-    """Half of the buckets of each direction stand for one distance each, and the largest distance
-    lies beyond: of n buckets n/4 in the encoder, which looks both ways, n/2 in the decoder."""
+    """Half of the buckets of each direction have one distance each, and the largest distance is
+    above those: with n buckets, n/4 in the encoder, which attends both ways, n/2 in the decoder."""
     model = job.model
     if model is None or model.position != "relative":
         return

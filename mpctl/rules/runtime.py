@@ -1,8 +1,7 @@
-"""Rules of the software that runs a job: what it does not run at all, and what its own checks end
-before the first step.
+"""Rules of the software that runs a job: what it cannot run, and what its startup checks refuse.
 
 A setting that the runtime's profile does not list under [runs] is planned as if it ran there, and a
-warning says so. By hand, nanotron on 8 stages: its 1F1B wants 7 micro batches, one for each stage
+warning says so. By hand, nanotron on 8 stages: its 1F1B needs 7 micro batches, one for each stage
 before the last.
 """
 
@@ -22,8 +21,8 @@ from mpctl.units import plural
 
 
 def runtime_rules(job: JobSpec) -> Iterator[Check]:
-    """The job's runtime runs its settings; of those that it does not, the estimate is as if it did.
-    Our own runtime has rules for each of its limits."""
+    """The job's runtime supports its settings; the estimate assumes that it supports the others
+    too. mpctl's runtime has a separate rule for each of its limits."""
     runtime = job.training.runtime
     profile = get_profile(runtime)
     missing = [] if profile.runs.launched else list(not_run(job, profile))

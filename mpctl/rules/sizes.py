@@ -1,4 +1,4 @@
-"""Which sizes a layout may have: the laws that rules state in words, as plain questions.
+"""Which sizes a layout may have: the laws of the rules as functions that return a bool.
 
 A search asks them of every combination of sizes before it estimates one; the rules of layout, model
 and tensor mode, which check the layouts that it keeps, decide by the same functions. An axis that
@@ -16,42 +16,42 @@ from mpctl.spec.schedules import SCHEDULES
 
 
 def head_columns(model: ModelSpec) -> int | None:
-    """Columns of one head; None where neither model.head_dim nor hidden / heads says how many."""
+    """Columns of one head; None where neither model.head_dim nor hidden / heads gives it."""
     is_sized = model.head_dim is not None or model.hidden % model.heads == 0
     return model.head_size if is_sized else None
 
 
 def splits_heads(model: ModelSpec, tp: int) -> bool:
-    """Whether tp ranks in a row (1d) have equal parts of attention heads, kv heads and MLP."""
+    """Whether tp ranks in a row (1d) get equal parts of attention heads, kv heads and MLP."""
     kv_split = splits_kv_heads(model.kv_heads, head_columns(model) or tp, parts=tp)
     return model.heads % tp == 0 and model.ffn % tp == 0 and kv_split
 
 
 def context_parts(cp: int) -> int:
-    """Into how many blocks cp ranks cut a sequence: each has one of its first and one of its second
-    half, so that all compute as much of a causal attention."""
+    """The number of blocks into which cp ranks cut a sequence: each rank has one of the first and
+    one of the second half, so that all compute the same amount of causal attention."""
     return 2 * cp if cp > 1 else 1
 
 
 def sequence_parts(tp: int, cp: int) -> int:
-    """Into how many parts sequence parallelism cuts a sequence that cp ranks share."""
+    """The number of parts into which sequence parallelism cuts a sequence that cp ranks share."""
     return tp * cp
 
 
 def splits_sequences(model: ModelSpec, parts: int) -> bool:
-    """Whether the sequences of encoder and decoder are cut into so many equal parts."""
+    """Whether the sequences of encoder and decoder can be cut into this many equal parts."""
     lengths = (model.seq_length, model.decoder_seq_length)
     return all(length % parts == 0 for length in lengths if length)
 
 
 def stays_in_domain(tp: int, ranks: int) -> bool:
-    """Whether groups of tp neighbours stay in NVLink domains of so many ranks."""
+    """Whether groups of tp neighbours stay in NVLink domains of `ranks` ranks."""
     return ranks % tp == 0
 
 
 def settings_of_1d(*, sequence_parallel: bool, cp: int, schedule: str) -> list[str]:
-    """Which of these settings no other tensor mode than 1d runs: a grid cuts samples between layers
-    and not the sequence, and computes gradients of inputs and weights together."""
+    """Those of these settings that run only in tensor mode 1d: a grid cuts samples, not the
+    sequence, between layers, and computes gradients of inputs and weights together."""
     is_set = {
         "sequence_parallel": sequence_parallel,
         "cp": cp > 1,

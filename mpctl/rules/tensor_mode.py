@@ -76,8 +76,8 @@ def grid_sizes(mode: str, depth: int | None) -> tuple[int, ...]:
 
 
 def _other_sizes(job: JobSpec, suits: Callable[[TensorGrid], bool] = bool) -> list[Offer]:
-    """Numbers of ranks near tp that are a grid of the mode and suit: the nearest three, and the
-    largest two that the world can hold."""
+    """Numbers of ranks near tp that form a grid of the mode and suit: the nearest three, and the
+    largest two in the world."""
     p, inner = job.parallel, chosen_ranks({**job.sizes, "tp": 1})
     sizes = grid_sizes(p.tensor_mode, p.tensor_depth)
     grids = {tp: TensorGrid.of(p.tensor_mode, tp, p.tensor_depth) for tp in sizes if tp != p.tp}
@@ -89,7 +89,7 @@ def _other_sizes(job: JobSpec, suits: Callable[[TensorGrid], bool] = bool) -> li
 
 
 def _other_modes(job: JobSpec) -> list[Offer]:
-    """The other modes of which these ranks are another grid."""
+    """The other modes in which these ranks form a grid."""
     p, own = job.parallel, find_grid(job)
     depth = None if p.tensor_mode == "2.5d" else p.tensor_depth
     others = {mode: grid_axes(mode, p.tp, depth) for mode in MODES if mode != p.tensor_mode}
@@ -101,8 +101,8 @@ def _other_modes(job: JobSpec) -> list[Offer]:
 def _offers(
     job: JobSpec, setting: str, noun: str, grids: Mapping[Any, TensorGrid], near: int | None = None
 ) -> list[Offer]:
-    """Values of a setting by the grids that they make; an offer for each size of micro batch that
-    has to come with them, because the grid cuts its samples into other parts."""
+    """Values of a setting by the grids that they form; one offer for each micro batch size that
+    they require, because the grid cuts the samples into other parts."""
     values: dict[int, list[int | str]] = {}
     micro = job.training.micro_batch_size
     for value, grid in grids.items():
@@ -123,7 +123,7 @@ def _sides(grid: TensorGrid) -> dict[str, int]:
 
 def grid_divides(job: JobSpec, rule: str, size: int, noun: str, parts: Parts) -> Iterator[Check]:
     """The check that the ranks can cut `size` things, in 1d into tp parts and in other modes into
-    `parts` of their grid; none where the ranks are no grid, which tensor_mode_rules says."""
+    `parts` of their grid; none where the ranks form no grid, which tensor_mode_rules reports."""
     p, grid, where = job.parallel, find_grid(job), "parallel.tp"
     if grid is None:
         return
@@ -139,23 +139,23 @@ def grid_divides(job: JobSpec, rule: str, size: int, noun: str, parts: Parts) ->
 
 
 def feature_parts(grid: TensorGrid) -> int:
-    """Into how many parts whole heads are cut."""
+    """The number of parts into which the heads are divided, none of them split."""
     return grid.feature_parts
 
 
 def hidden_columns(grid: TensorGrid) -> int:
-    """Into how many parts a layer's matrices cut the hidden size, at most: in 3d l^2."""
+    """The most parts into which a layer's matrices cut the hidden size: in 3d l^2."""
     return max(map(grid.parts, (grid.weight_axes(("ffn", "hidden"))[1], grid.hidden_axes)))
 
 
 def feature_columns(grid: TensorGrid) -> int:
-    """Into how many parts a layer's matrices cut the columns of heads and MLP, at most: in 3d l^2,
-    as the rows of the matrix behind them."""
+    """The most parts into which a layer's matrices cut the columns of heads and MLP: in 3d l^2, as
+    the rows of the next matrix."""
     return max(map(grid.parts, (grid.weight_axes(("hidden", "ffn"))[1], grid.feature_axes)))
 
 
 def grid_width_rules(job: JobSpec) -> Iterator[Check]:
-    """What a grid cuts and 1d does not: hidden, and in 3d the columns of all heads by l^2."""
+    """Sizes that a grid cuts and 1d does not: hidden, and in 3d the columns of all heads by l^2."""
     model, p = job.model, job.parallel
     if model is None or p.tensor_mode == "1d":
         return
@@ -192,7 +192,7 @@ def sample_rules(job: JobSpec) -> Iterator[Check]:
 
 
 def combination_rules(job: JobSpec) -> Iterator[Check]:
-    """What runs in 1d alone."""
+    """Settings that run only in 1d."""
     p, training = job.parallel, job.training
     mode = p.tensor_mode
     if mode == "1d":

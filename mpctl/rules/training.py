@@ -18,7 +18,7 @@ from mpctl.units import plural
 
 
 def rate_rules(job: JobSpec) -> Iterator[Check]:
-    """The schedule goes down from the peak rate, and warm-up and decay fit into the steps."""
+    """The learning rate falls from its peak, and warm-up and decay fit into the steps."""
     t = job.training
     if t.lr_schedule != "constant" and t.lowest_rate > t.learning_rate:
         yield Check("min-rate", "error", "training.min_learning_rate",
@@ -85,7 +85,7 @@ def freeze_rules(job: JobSpec) -> Iterator[Check]:
 
 
 def _matches_nothing(pattern: str, model: ModelSpec, names: list[str]) -> Check:
-    """The nearest names are looked for without the pattern's outer wildcards, in layer 0."""
+    """The error for a pattern without a match, with the nearest names in layer 0."""
     from difflib import get_close_matches  # only where something is wrong
 
     of_one = [name for name in names if re.search(r"\.[1-9]\d*\.", name) is None]
@@ -97,7 +97,7 @@ def _matches_nothing(pattern: str, model: ModelSpec, names: list[str]) -> Check:
 
 
 def attention_rules(job: JobSpec) -> Iterator[Check]:
-    """Attention dropout on a GPU takes no scores in memory, or a warning says why it does."""
+    """Attention dropout on a GPU holds no scores in memory; else a warning says why."""
     training, model = job.training, job.model
     is_ours = get_profile(training.runtime).memory.kernels == "mpctl"
     if model is None or not training.attention_dropout or not is_ours or job.device_kind == "cpu":
@@ -115,7 +115,7 @@ def attention_rules(job: JobSpec) -> Iterator[Check]:
 
 
 def batch_rules(job: JobSpec) -> Iterator[Check]:
-    """The global batch is a whole number of micro batches on each replica."""
+    """The global batch is a multiple of the micro batches of all replicas."""
     t, dp = job.training, job.sizes["dp"]
     batch, per_pass = t.global_batch_size or 1, t.micro_batch_size * dp
     rule, where = "batch-divides", "training.global_batch_size"
@@ -151,7 +151,7 @@ def recompute_rules(job: JobSpec) -> Iterator[Check]:
 
 
 def dtype_rules(job: JobSpec) -> Iterator[Check]:
-    """The device states a rate for the data type; without it no time is estimated."""
+    """The device has a rate for the data type; without one no time is estimated."""
     device, dtype = job.cluster.device, job.training.dtype
     if device is not None and dtype not in device.peak_flops:
         known = ", ".join(device.peak_flops)
@@ -165,8 +165,8 @@ def dtype_rules(job: JobSpec) -> Iterator[Check]:
 
 
 def slow_dtype(job: JobSpec) -> Iterator[Check]:
-    """fp32 on a GPU of today is many times slower than 16-bit products; on a CPU, where jobs are
-    tried out, it is what people want."""
+    """fp32 on a modern GPU is many times slower than 16-bit products; on a CPU, where jobs are
+    tried out, it is the usual choice."""
     device, dtype = job.cluster.device, job.training.dtype
     if (
         device is None

@@ -1,10 +1,10 @@
-"""Every rule that a layout must keep, all answered at once: rule, value, bound, way out.
+"""All rules that a layout must keep, checked at once: rule, value, bound, way out.
 
 A rule is a generator of Checks over a job; it never raises and never stops the next one. To add
 one, write the generator in the file of its subject and add a row to RULES, with the tables of a job
-that it reads: then every plan, launch, search and batch asks it, and the values that it offers are
-tried before a hint names them. What Megatron and its kin enforce one assertion at a time (world,
-layers, heads, kv heads, ffn, sequence, batches) stands in rules/ with what they do not check:
+that it reads: then every plan, launch, search and batch checks it, and the values that it offers
+are tried before a hint names them. The assertions of Megatron and similar software (world, layers,
+heads, kv heads, ffn, sequence, batches) are all in rules/, with what those do not check:
 tensor-parallel groups that leave their NVLink domain, the cluster against the layout, memory
 against the device.
 
@@ -28,14 +28,14 @@ LAYOUT, SHAPE, BATCH = {"cluster", "parallel"}, {"parallel", "model"}, {"paralle
 
 
 class Rule(NamedTuple):
-    """A rule: what it answers about a job, and the tables of the job that it reads."""
+    """A rule: its generator of checks, and the tables of the job that it reads."""
 
     answer: Callable[[JobSpec], Iterator[Check]]
     reads: set[str]
 
 
 class DraftRule(NamedTuple):
-    """The same of a rule that reads more than the job: its ranks, stages or costs."""
+    """The same for a rule that reads more than the job: its ranks, stages or costs."""
 
     answer: Callable[[LayoutDraft], Iterator[Check]]
     reads: set[str]
@@ -87,7 +87,7 @@ def check_job(
 
     tables_with_errors: those of the job that hold a default where the user wrote something illegal.
     A rule that reads one of them is left out, as its answer would be about the default. draft: the
-    parts of the job's layout, where a plan is made of them afterwards.
+    parts of the job's layout, if a plan will reuse them.
     """
     draft, checks = draft or LayoutDraft(job), list[Check]()
     for rule in rules:
@@ -118,7 +118,7 @@ def with_tried_hints(
 
 
 class _Trial(NamedTuple):
-    """A job on which offered values are tried; failing: the rules that refuse it as it is."""
+    """A job on which offered values are tried; failing: the rules that refuse it unchanged."""
 
     job: JobSpec
     failing: frozenset[str]
@@ -126,13 +126,13 @@ class _Trial(NamedTuple):
     rules: Sequence[Rule | DraftRule]
 
     def check(self, check: Check) -> Check:
-        """The check with only those of its offered values that mend it and break nothing else."""
+        """The check with only those of its offered values that fix it and break nothing else."""
         offers = tuple(self._accepted(offer, check) for offer in check.offers)
         hint = way_out(offers, check.more)
         return check._replace(offers=offers, hint=hint or NO_VALUE)
 
     def _accepted(self, offer: Offer, check: Check) -> Offer:
-        """The offer with the values that are accepted; no more of them than a hint tells."""
+        """The offer with the accepted values, at most as many as a hint names."""
         most = MOST_OFFERED if offer.near is not None else MOST_TRIED
         tried = (v for v in offer.by_nearness[:MOST_TRIED] if self._accepts(offer, v, check))
         legal = set(islice(tried, most))

@@ -1,1 +1,1 @@
-"""Run directories as their owner reads them afterwards: which there are, and what each holds."""
+"""Reads run directories: which runs there are, and what each contains."""

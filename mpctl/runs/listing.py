@@ -22,7 +22,7 @@ OnProgress = Callable[[int, int], None]
 class RunRow(TypedDict):
     """One run. step: steps trained; steps: steps that its job asks for; loss, tokens_per_second: of
     the last step; started, ended: ISO 8601 in UTC; failure: why it failed; problems: sentences on
-    what is damaged. None stands for what is not known."""
+    what is damaged. None: not known."""
 
     name: str
     path: str
@@ -85,7 +85,7 @@ def list_runs(
 
 
 def _find_runs(folder: Path, depth: int) -> Iterator[Path]:
-    """The directories of runs that train, not of those that a bench measured in."""
+    """The directories of training runs, without those of benches."""
     for path in _subfolders(folder):
         if RunDir(path).bench.exists():
             continue

@@ -1,7 +1,7 @@
-"""The logs of a run, read back: the last lines of many ranks as one text, also while they grow.
+"""Reads the logs of a run: the last lines of many ranks as one text, also while the logs grow.
 
-Only the end of each file is read, as much of it as the lines asked for need: a thousand logs of a
-gigabyte are answered as fast as a thousand short ones.
+Only the end of each file is read, as much as the requested lines need: a thousand logs of a
+gigabyte are read as fast as a thousand short ones.
 
 Ranks print the same line within moments of each other. While logs are followed, new entries are
 therefore held back until no rank prints for QUIET_SECONDS, or, while they print without a pause,
@@ -34,22 +34,22 @@ from mpctl.runs.saved import is_running
 from mpctl.units import ranks_text
 
 FIRST_BYTES, FIRST_BYTES_OF_ALL = 16 * 1024, 4 * 1024**2
-"""Read at first: of each log, of all together; eight times as much when that was not enough."""
+"""Bytes read at first: of each log, of all logs; eight times as much when that was not enough."""
 ALL_BYTES, MOST_BYTES = 16 * 1024**2, 256 * 1024**2
-"""Read at most of all logs together: for a number of lines, for all lines."""
+"""Most bytes read of all logs together: for a number of lines, for all lines."""
 RANK_LOG = re.compile(r"rank-(\d{1,9})\.log")
 Lines = TypeVar("Lines")
 QUIET_SECONDS = 0.4
 LONGEST_SECONDS = 3.0
 POLL_SECONDS, RUNNING_SECONDS = 0.2, 1.0
-"""How often logs are read, and how often the launcher is looked for."""
+"""Seconds between reads of the logs, and between checks for the launcher."""
 WARNING = re.compile(r"\w*Warning: |\bWARN(?:ING)?\b|\[W\d{4} |^W\d{4} ")
 POLL_WARNINGS_SECONDS, MOST_WARNINGS = 2.0, 20
 
 
 @dataclass(frozen=True)
 class LogTail:
-    """The last lines of a log. is_cut: whether the log has lines before them."""
+    """The last lines of a log. is_cut: whether lines before them are left out."""
 
     lines: list[str]
     is_cut: bool
@@ -62,8 +62,8 @@ def rank_logs(run: Path) -> dict[int, Path]:
 
 
 def chosen_logs(run: Path, ranks: Iterable[int]) -> dict[int, Path]:
-    """The logs of these ranks, of all ranks when none is named. Raises InputError for a rank that
-    has no log."""
+    """The logs of these ranks, or of all ranks when none is named. Raises InputError for a rank
+    that has no log."""
     logs = rank_logs(run)
     missing = [rank for rank in ranks if rank not in logs]
     if missing:
@@ -74,7 +74,7 @@ def chosen_logs(run: Path, ranks: Iterable[int]) -> dict[int, Path]:
 
 
 def launcher_logs(run: Path) -> list[Path]:
-    """The logs of the launcher, its nodes and torchrun: everything in logs/ that is no rank's."""
+    """The logs of the launcher, its nodes and torchrun: all of logs/ except the ranks'."""
     return [path for path in _files(run / "logs") if not RANK_LOG.fullmatch(path.name)]
 
 
@@ -86,8 +86,8 @@ def _files(folder: Path) -> list[Path]:
 
 
 def read_tail(path: Path, most: int, end: int | None = None) -> LogTail:
-    """The whole lines within the last `most` bytes before the offset `end`, by default before the
-    end of the log; no line when it cannot be read."""
+    """The complete lines within the last `most` bytes before the offset `end`, by default before
+    the end of the log; no line when it cannot be read."""
     try:
         if not path.is_file():  # a pipe would block
             return LogTail([], is_cut=False)
@@ -104,8 +104,8 @@ def read_tail(path: Path, most: int, end: int | None = None) -> LogTail:
 
 
 def last_lines(path: Path, count: int | None, end: int | None = None) -> list[str]:
-    """The last lines of a log before the offset `end`, by default of all of it; all of them for a
-    count of None."""
+    """The last `count` lines of a log before the offset `end`, by default its end; all lines if
+    count is None."""
     most = FIRST_BYTES
     while True:
         tail = read_tail(path, most, end)
@@ -119,7 +119,7 @@ def merged_tail(
     logs: Mapping[int, Path], count: int | None, ends: Mapping[int, int] | None = None
 ) -> list[MergedEntry]:
     """The last entries of these logs, by rank, merged: as many as `count` lines need; for None all
-    of them. A log longer than its share of ALL_BYTES, or of MOST_BYTES, is read from there on.
+    of them. Of a log longer than its share of ALL_BYTES, or of MOST_BYTES, only the end is read.
 
     ends: by rank, the offset in bytes at which to stop reading, by default the end of its log.
     """
@@ -140,8 +140,8 @@ def merged_tail(
 def _without_incomplete(
     logs: Mapping[int, list[LogEntry]], tails: Mapping[int, LogTail]
 ) -> dict[int, list[LogEntry]]:
-    """The entries of the steps for which every tail is complete: one that is cut is from its second
-    step on, and which step its first is cannot be known."""
+    """The entries of the steps for which every tail is complete: a tail that was cut is complete
+    from its second step on, and the number of its first step is unknown."""
     cut_logs = [entries for rank, entries in logs.items() if tails[rank].is_cut]
     begins = [_second_section(entries) for entries in cut_logs]
     known = [begin for begin in begins if begin is not None]
@@ -152,7 +152,7 @@ def _without_incomplete(
 
 
 def _second_section(entries: list[LogEntry]) -> tuple[int, int] | None:
-    """The section of the first entry that is not in the section of the first; None without one."""
+    """The section of the first entry that is outside the first section; None without one."""
     return next((e.section for e in entries if e.section != entries[0].section), None)
 
 
@@ -230,7 +230,7 @@ class FollowedLog:
 
 
 class FileFollower:
-    """Follows logs that are shown as they are."""
+    """Follows logs that are shown unchanged."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self.logs = [FollowedLog(path) for path in paths]

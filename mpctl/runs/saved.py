@@ -1,13 +1,13 @@
-"""One run directory as it is on disk: its documents, how far it came, whether it goes on.
+"""One run directory as it is on disk: its documents, its progress, whether it is running.
 
 Nothing here raises for the content of a directory: damage becomes a sentence in `problems`. Of
 summary.json and launcher.json little is required, since older versions wrote less.
 
-A run goes on while the process that launched it is there. On the host of the launcher its process
-answers: the one of that id and that start time. A lock on the directory answers too, unless the
-file system has no locks, and for runs of versions that wrote no launcher.json. Seen from another
-host, where neither may answer, a run goes on while it gives signs of life: a step or a report of
-the launcher within SIGN_SECONDS by the clocks of both hosts.
+A run is running while the process that launched it exists. On the launcher's host this is checked
+by process id and start time. A lock on the directory shows it too, unless the file system has no
+locks, also for runs of versions that wrote no launcher.json. On another host, where neither may be
+available, a run counts as running while it gives signs of life: a step or a report of the launcher
+within SIGN_SECONDS by the clocks of both hosts.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def _with_later_keys(row: object) -> object:
 
 
 def _as_today(row: RankComparison) -> RankComparison:
-    """The same with today's names of groups; a step of which some kind of memory was not measured
-    is not compared."""
+    """The same with today's names of groups; without a step for which some kind of memory was not
+    measured."""
     memory, traffic = row["memory"], row["step_traffic"]
     is_complete = {*STATES, "peak"} <= memory.keys() and memory["peak"]["measured"] > 0
     planned, measured = with_group_names(traffic["planned"]), with_group_names(traffic["measured"])
@@ -79,8 +79,7 @@ SavedComparison = Annotated[
 
 
 class SavedSummary(BaseModel):
-    """What is read of a RunSummary (schemas mpctl.run/1 and /2), of which older versions wrote
-    less."""
+    """The keys read from a RunSummary (schemas mpctl.run/1 and /2); older versions wrote fewer."""
 
     status: RunStatus
     attempts: int = 1
@@ -125,7 +124,7 @@ def read_summary(path: Path) -> SavedSummary | str | None:
 
 
 def read_json(path: Path) -> dict[str, Any] | str:
-    """The JSON object that a file holds, or a sentence on why there is none."""
+    """The JSON object in a file, or a sentence on why there is none."""
     try:
         document = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
@@ -148,8 +147,8 @@ def is_running(path: Path) -> bool:
 
 
 def is_submitted(path: Path) -> bool:
-    """Whether the run was handed to a scheduler and nothing of it has begun since then; whoever
-    submitted it has ended."""
+    """Whether the run was submitted to a scheduler and has not started since; the submitting
+    process has ended."""
     launcher = read_launcher(path)
     if launcher is None or launcher.job_id is None:
         return False
@@ -158,7 +157,7 @@ def is_submitted(path: Path) -> bool:
 
 
 def launcher_is_alive(launcher: LauncherRecord) -> bool | None:
-    """Whether the process that launched a run is still there; None when this host cannot tell."""
+    """Whether the process that launched a run still exists; None when this host cannot find out."""
     if launcher.host != platform.node() or launcher.process_started is None:
         return None
     return is_same_process(launcher.pid, launcher.process_started)
@@ -201,8 +200,8 @@ class CheckpointRow(TypedDict):
 
 @dataclass(frozen=True)
 class SavedRun:
-    """One run. name: what a list calls it; job, summary: None when they cannot be read; records:
-    all records, oldest first, where `open_runs` has read them."""
+    """One run. name: its name in lists; job, summary: None when they cannot be read; records: all
+    records, oldest first, where `open_runs` has read them."""
 
     path: Path
     name: str
@@ -253,8 +252,8 @@ class SavedRun:
 
     @property
     def ended(self) -> float | None:
-        """When the last recorded step was done, in seconds since 1970; None while the run goes
-        on."""
+        """When the last recorded step ended, in seconds since 1970; None while the run is
+        running."""
         if self.status == "running":
             return None
         last = self.key_records.last
@@ -309,8 +308,8 @@ def require_run(name: Path) -> Path:
 
 
 def require_own_run(name: Path, *, allow_other_owner: bool) -> Path:
-    """The same, for commands that act on what the run names. Raises InputError also where it is
-    another user's."""
+    """The same, for commands that use paths which the run names. Raises InputError also for another
+    user's run."""
     path = require_run(name)
     if not allow_other_owner:
         require_own(path)

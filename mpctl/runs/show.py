@@ -40,10 +40,10 @@ ALIASES = {"val": "validation_loss", "lr": "learning_rate", "tokens/s": "tokens_
 
 
 class ShownRun(PlanAndRun):
-    """One run. steps: steps trained; steps_asked: steps that its job asks for; layout: as `mpctl
-    search` words it, of a job without a model the sizes of the axes; started, ended: ISO 8601 in
-    UTC; plan_beside_run: plan and run compared, a row a rank; problems: sentences on what is
-    damaged. None stands for what is not known."""
+    """One run. steps: steps trained; steps_asked: steps that its job asks for; layout: in the words
+    of `mpctl search`, or the sizes of the axes for a job without a model; started, ended: ISO 8601
+    in UTC; plan_beside_run: plan and run compared, one row for each rank; problems: sentences on
+    what is damaged. None stands for what is not known."""
 
     name: str
     path: str
@@ -133,7 +133,7 @@ def series_document(series: Sequence[Series], x: X) -> dict[str, Any]:
 def find_series(runs: Sequence[SavedRun], metrics: Iterable[str], x: X) -> list[Series]:
     """A curve for each metric and each run that has it; runs must have been read by `open_runs`.
 
-    Raises InputError, with the metrics that there are, for one that none of the runs has.
+    Raises InputError, which lists the existing metrics, for one that no run has.
     """
     names = [ALIASES.get(name, name) for name in metrics]
     series = [_series(run, name, x) for name in names for run in runs]

@@ -1,7 +1,7 @@
-"""What a run does at this moment, schema mpctl.status/1: progress, time left, launcher, every rank.
+"""The present state of a run, schema mpctl.status/1: progress, time left, launcher, every rank.
 
-A rank's own words come from its breadcrumb (rundir/breadcrumb.py). While no step is done for long,
-the collectives that ranks log tell which rank the others wait for (launch/verdict.py). Ages are
+What a rank is doing comes from its breadcrumb (rundir/breadcrumb.py). If no step ends for long, the
+collectives that ranks log show which rank the others wait for (launch/verdict.py). Ages are
 differences between the clock of this host and times that other hosts may have written.
 """
 
@@ -34,19 +34,19 @@ from mpctl.runs.saved import (
     read_launcher,
     read_run,
 )
-from mpctl.runs.submitted import judged_by_scheduler
+from mpctl.runs.submitted import checked_with_scheduler
 from mpctl.spec.job import JobSpec
 
 RECENT_STEPS, RECENT_BYTES = 20, 64 * 1024
 WAITING_SECONDS, WAITING_STEPS = 10.0, 5
-"""Ranks are asked whom they wait for when no step was done for so long, and for so many times the
+"""Waits are examined when no step has ended for this many seconds, and for this many times the
 usual time of a step."""
 MOST_RANKS = 1 << 16
 
 
 class LauncherRow(TypedDict):
-    """Who launched the run (rundir/launcher.py). is_alive: whether that process is still there;
-    None when this host cannot tell."""
+    """Who launched the run (rundir/launcher.py). is_alive: whether that process still exists; None
+    when this host cannot find out."""
 
     backend: str
     host: str
@@ -58,7 +58,7 @@ class LauncherRow(TypedDict):
 
 
 class RankRow(TypedDict):
-    """A rank. coords: by axis; doing: in its own words, empty when it has ended or not begun;
+    """A rank. coords: by axis; doing: its activity, empty when it has ended or not begun;
     doing_seconds, heartbeat_seconds: since it wrote that, since its last heartbeat, None when it is
     not known; process: state of its process by psutil's name, None when it is not known."""
 
@@ -110,12 +110,12 @@ class StatusDocument(TypedDict):
 
 
 def status_of(path: Path, name: str, now: float | None = None) -> StatusDocument:
-    """The run in a directory at this moment; never raises for its content. now: seconds since
+    """The present state of the run in a directory; never raises for its content. now: seconds since
     1970."""
     now = time.time() if now is None else now
     run, job = read_run(path, name), None
     if run.status != "running":
-        run, job = judged_by_scheduler(run)
+        run, job = checked_with_scheduler(run)
     is_running, launcher, failure = run.status == "running", read_launcher(run.path), run.failure
     report = read_status(RunDir(path).status)
     stops = report is not None and report.phase is AttemptPhase.STOPPING
@@ -171,7 +171,7 @@ def _age(checkpoint: CheckpointRow, now: float) -> float | None:
 
 
 def _seconds_left(run: SavedRun, pace: float | None) -> float | None:
-    """The time that the remaining steps take at this pace, while the run goes on."""
+    """Seconds for the remaining steps at this pace, while the run is running."""
     if pace is None or run.steps is None or run.status != "running":
         return None
     return pace * max(0, run.steps - run.step)

@@ -1,7 +1,7 @@
-"""Stopping a run: a file asks its launcher (rundir/launcher.py), then its end is waited for.
+"""Stops a run: writes a request for its launcher (rundir/launcher.py), then waits for the end.
 
-No signal is sent and no process id is needed, so that a run is stopped alike on this host and on
-another one that shares the directory, and no other process can be hit.
+No signal is sent and no process id is needed, so that this works from any host that shares the
+directory, and no other process can be hit.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from mpctl.launch.attempt import AttemptPhase, read_status
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import requested_signals, write_stop_request
 from mpctl.runs.saved import SavedRun, is_running, read_run
-from mpctl.runs.submitted import cancel_job, judged_by_scheduler, scheduled_job, write_unstarted
+from mpctl.runs.submitted import cancel_job, checked_with_scheduler, scheduled_job, write_unstarted
 
 POLL_SECONDS, SCHEDULER_SECONDS = 0.2, 2.0
 ENDED = ("finished", "stopped", "failed")
-"""What a run is once its launcher has said how it ended."""
+"""The states of a run whose launcher has reported its end."""
 OnWait = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Stopped:
     """A run after it was asked to stop. was_running: whether there was anything to stop; cancelled:
-    the state of a job that was taken back before it began, empty when there was none."""
+    the state of a job that was cancelled before it began, else empty."""
 
     run: SavedRun
     was_running: bool
@@ -40,8 +40,8 @@ class Stopped:
         return bool(self.cancelled) or self.run.status in ("finished", "stopped")
 
     def as_dict(self) -> dict[str, Any]:
-        """What `mpctl stop --json` prints. status: what the run is now, `running` when its end was
-        not waited for; checkpoint: the newest, None without any."""
+        """What `mpctl stop --json` prints. status: that of the run now, `running` if it has not
+        ended yet; checkpoint: the newest, None without any."""
         run = self.run
         return {
             "schema": "mpctl.stopped/1",
@@ -68,7 +68,7 @@ def stop_run(
     """
     run = read_run(path, name)
     if run.status != "running":
-        run, job = judged_by_scheduler(run)
+        run, job = checked_with_scheduler(run)
         if not isinstance(job, ScheduledJob) or not job.is_active:
             return Stopped(run, was_running=False)
         if not job.has_begun:
@@ -86,14 +86,14 @@ def stop_run(
 
 
 def _request(path: Path, *, now: bool) -> None:
-    """Ask for the stop; again where a launcher that just started took the file for an old one."""
+    """Request the stop; again if a launcher that just started took the file for an old one."""
     request = path / "stop-request"
     if requested_signals(request) < (2 if now else 1):
         write_stop_request(request, now=now)
 
 
 def _goes_on(path: Path) -> bool:
-    """Whether the run goes on, as seen from here or by its scheduler."""
+    """Whether the run is running, as seen from here or by its scheduler."""
     if is_running(path):
         return True
     run = read_run(path)

@@ -1,9 +1,8 @@
-"""The job that a run was submitted as, asked of its scheduler, and jobs that ended before training.
+"""The scheduler's job of a submitted run, its state, and jobs that ended before training.
 
-Only `mpctl status` and `mpctl stop` ask the scheduler: a list of runs answers from the directories
-alone. What the launcher of a job that is refused, taken back, or lost to the scheduler prints is in
-the job's log alone; it therefore leaves a summary, too, from which every command reads that the run
-has failed, and why.
+Only `mpctl status` and `mpctl stop` ask the scheduler; a list of runs reads only directories. The
+launcher of a job that is refused, cancelled or lost prints to the job's log alone; it therefore
+also writes a summary, from which every command reads that the run has failed, and why.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ def _scheduler(run: SavedRun) -> tuple[Scheduler, str] | None:
 
 @contextmanager
 def refusal_recorded(path: Path | None, environment: Mapping[str, str]) -> Iterator[None]:
-    """Write to the run directory why the launch inside of the block is refused, where this process
-    belongs to the job that the run was submitted as and nothing of the run has begun."""
+    """If the launch in the block is refused, write the reason to the run directory, provided that
+    this process belongs to the run's submitted job and the run has not begun."""
     try:
         yield
     except MpctlError as error:
@@ -82,9 +81,9 @@ def write_unstarted(path: Path, status: RunStatus, failure: Failure | None = Non
     write_summary(run.summary, summary)
 
 
-def judged_by_scheduler(run: SavedRun) -> tuple[SavedRun, ScheduledJob | str | None]:
-    """The run, and what its scheduler says of its job. A run whose job has ended before anything of
-    it began has failed."""
+def checked_with_scheduler(run: SavedRun) -> tuple[SavedRun, ScheduledJob | str | None]:
+    """The run, and the state of its job by the scheduler. A run whose job ended before the run
+    began has failed."""
     job = scheduled_job(run)
     if run.status != "submitted" or not isinstance(job, ScheduledJob) or job.is_active:
         return run, job
@@ -103,8 +102,8 @@ def judged_by_scheduler(run: SavedRun) -> tuple[SavedRun, ScheduledJob | str | N
 
 
 def _job_here(path: Path, environment: Mapping[str, str]) -> str | None:
-    """The id of the job that the run was submitted as, where this process belongs to it and nothing
-    of the run has begun."""
+    """The id of the run's submitted job, if this process belongs to it and the run has not
+    begun."""
     launcher = read_launcher(path)
     if launcher is None or not is_submitted(path):
         return None

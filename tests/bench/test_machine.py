@@ -230,7 +230,7 @@ def test_the_table_says_how_far_plans_are_off_and_how_to_plan(
     found = measured_bench(tmp_path)
     print_report(found.report(), Path("runs/lab"))
     said = capsys.readouterr().out
-    assert "mine: measured, and not held against any run" in said
+    assert "mine: measured, and not compared with any run" in said
     assert "--cluster runs/lab/presets/clusters/mine.toml" in said and "200.0 GFLOP/s" in said
     assert "fewer than three layouts were trained" in said
     assert found.preset is not None

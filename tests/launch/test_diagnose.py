@@ -359,6 +359,6 @@ def test_the_first_failure_is_on_top(
         "  │ Traceback ...",
         "  │ ValueError",
         "  and 511 ranks lost their peers (ranks 1-511): Connection closed by peer",
-        "  → whole log: runs/demo/logs/rank-0.log",
+        "  → full log: runs/demo/logs/rank-0.log",
         "  → go on from step 2: mpctl launch --resume --run-dir runs/demo",
     ]

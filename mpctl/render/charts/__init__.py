@@ -1,1 +1,1 @@
-"""Charts of reports: what is drawn as plain data, and two ways of drawing it, SVG and PNG."""
+"""Charts of reports as plain data, drawn as SVG and PNG."""

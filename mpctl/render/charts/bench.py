@@ -6,9 +6,9 @@
 - `busbw`: bus bandwidth over the size of messages, a panel for each collective.
 - `roofline` (Williams, Waterman and Patterson 2009): FLOP/s of kernels over FLOP per byte. A kernel
   that needs b bytes and f operations takes at least max(b / bandwidth, f / peak) seconds, so that
-  no point lies above min(intensity x bandwidth, peak), unless its data stay in a cache.
+  no point is above min(intensity x bandwidth, peak), unless its data stay in a cache.
 - `checks`: the layouts that a machine's presets were held against.
-- `predicted`, `layouts`: what was planned against what was measured, as points and row by row.
+- `predicted`, `layouts`: planned against measured, as points and row by row.
 """
 
 from __future__ import annotations

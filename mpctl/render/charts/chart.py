@@ -33,7 +33,7 @@ class ChartAxis:
     is_log: bool = False
 
     def share(self, value: float) -> float:
-        """Where a value lies: 0 at the low end, 1 at the high end, and not beyond them."""
+        """The position of a value: 0 at the low end, 1 at the high end, clipped to them."""
         low, high, at = self.low, self.high, min(max(self.low, value), self.high)
         if self.is_log:
             low, high, at = log10(low), log10(high), log10(at)
@@ -87,7 +87,7 @@ class Chart:
 
     @property
     def columns(self) -> int:
-        """How many panels stand side by side: up to three, of four two."""
+        """The number of panels side by side: at most three; two if there are four."""
         return min(len(self.panels), 2 if len(self.panels) == 4 else 3)
 
     @property

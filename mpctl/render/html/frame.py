@@ -1,4 +1,4 @@
-"""What every page is: one file without network, whose sections can be reached by links.
+"""The frame of every page: one file without network, with links to its sections.
 
 Its policy (Content-Security-Policy) allows no source but the one script by its hash, or none where
 the page has no script, so that even a word that escaped escaping could load and run nothing. A

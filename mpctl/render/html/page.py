@@ -55,7 +55,7 @@ def plan_page(
         parts.append((name, part))
         on_progress("page", len(parts), SECTIONS + bool(points))
     title = f"{_name(plan)}: {sizes_text(plan.job)}"
-    # numbers for the script, in which `<` never stands
+    # numbers for the script, which never contain `<`
     data = json.dumps(layout_data(plan, topology), separators=(",", ":")).replace("<", "\\u003c")
     return page_text(
         title, _header(plan, topology), parts, command=command,
