@@ -1,1 +1,1 @@
-"""How a pipeline cuts a model into stages, and in which order each stage computes."""
+"""The split of a model into pipeline stages, and the order in which each stage computes."""

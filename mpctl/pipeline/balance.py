@@ -1,4 +1,4 @@
-"""Cutting layers that cost differently into stages of a pipeline, so that the slowest is fastest.
+"""Splits layers of different costs into pipeline stages so that the slowest stage is fastest.
 
 All stages wait for the slowest one: m micro batches take (m - 1) times its seconds, plus once the
 seconds of all stages, a sum that is the same for every cut. So the slowest stage is to be as fast
@@ -7,7 +7,7 @@ its chunks together (virtual stage v is chunk v // pp of stage v % pp).
 
 The search starts from stages with equal numbers of layers, and again from stages of about equal
 cost. It moves one layer of the slowest stage to another chunk as long as the cut gets better: the
-slowest stage faster or, if that stays as it is, the other stages and chunks more even. Costs are
+slowest stage gets faster or, at equal speed, the other stages and chunks get more even. Costs are
 integers and nothing is random, so that the planner and every worker find the same cut.
 
 With one chunk a stage, or with equal layers, the result is the best of all cuts in nearly all cases
@@ -82,7 +82,7 @@ class _BalanceSearch:
         return sorted(self.stages(chunks), reverse=True), sorted(chunks, reverse=True)
 
     def at_equal_costs(self, blocks: int) -> Bounds:
-        """Bounds that make the costs of the virtual stages as equal as whole layers allow."""
+        """Bounds that make the costs of the virtual stages as equal as possible."""
         costs, layers, bounds = self.costs, len(self.costs.layers), [0]
         whole = costs.entry + self.before[-1] + costs.exit
         for block in range(1, blocks):

@@ -6,8 +6,8 @@ no device, efficiency or fitted constant: a worker that reads the job finds the 
 a job of an older version keeps its cut. An embedding lookup costs nothing; the head costs the
 product with its table.
 
-Numbers are for one micro batch on one rank, times tp to keep them integers. What all tp ranks
-compute alike (BERT's pooler) therefore counts tp times.
+Numbers are for one micro batch on one rank, times tp to keep them integers. Work that all tp ranks
+repeat (BERT's pooler) therefore counts tp times.
 
 By hand, GPT, h 512, s 256, v 32000: a layer 6 (12 h^2 + 2 s h) = 20.4e6 a token, the head 6 v h =
 98.3e6: as much as 4.8 layers. Of 8 layers on 2 stages the last one has 2 and the head.

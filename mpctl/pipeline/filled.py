@@ -1,11 +1,11 @@
-"""Cutting a model's blocks into stages as they come, each stage filled to its share of the cost.
+"""Splits a model's blocks into stages in order, filling each stage to its share of the cost.
 
-The blocks are the layers, the output head and then the loss, which costs nothing. A stage takes
-blocks until the cost of all blocks so far has passed its share of the whole, stage s the share
-(s + 1) / pp; the block that passes it still belongs to the stage. nanotron cuts so (build_model in
-its models/base.py): a layer costs its matrices, 4 h^2 + 3 h f for an inner width f, the head v h.
-Early stages are therefore fuller, the head may have stages without a layer to itself, and where it
-passes its share before the last stage, the loss lies on the next one, to which the logits are sent.
+The blocks are the layers, the output head and then the loss, which costs nothing. Stage s takes
+blocks until the cost of all blocks so far exceeds (s + 1) / pp of the total; the block that exceeds
+it still belongs to the stage. nanotron splits this way (build_model in its models/base.py): a layer
+costs its matrices, 4 h^2 + 3 h f for an inner width f, the head v h. Early stages are therefore
+fuller, the head may be on a stage without layers, and if it exceeds its share before the last
+stage, the loss is on the next one, to which the logits are sent.
 
 >>> filled_cut(16, layer=1, head=4, pp=4)        # 20 / 4 is 5, which 6 layers are the first to pass
 FilledCut(counts=(6, 5, 5, 0), head_stage=3, loss_stage=3)
@@ -32,7 +32,7 @@ class FilledCut(NamedTuple):
 
 
 def is_filled(job: JobSpec) -> bool:
-    """Whether the job's runtime fills stages so, and nothing else says how they are cut."""
+    """Whether the job's runtime fills stages this way, and no setting says otherwise."""
     p = job.parallel
     if p.pp == 1 or p.vpp > 1 or p.stage_balance != "even":
         return False
@@ -43,7 +43,7 @@ def is_filled(job: JobSpec) -> bool:
 
 @lru_cache(maxsize=4096)  # every stage of a plan asks for it
 def filled_cut(layers: int, *, layer: int, head: int, pp: int) -> FilledCut:
-    """The cut of so many layers; layer, head: what one layer and the output head cost."""
+    """The cut of `layers` layers; layer, head: the cost of one layer and of the output head."""
     whole, passed, stage, counts = layers * layer + head, 0, 0, [0] * pp
     for _ in range(layers):
         passed += layer

@@ -1,7 +1,7 @@
 """Which layers a pipeline stage and its chunks hold.
 
 Layers go in order through virtual stages 0 .. pp*vpp-1; virtual stage v is chunk v // pp of stage
-v % pp (interleaving, arXiv 2104.04473 section 2.2). First and last stage may be given their own
+v % pp (interleaving, arXiv 2104.04473 section 2.2). The first and the last stage may have different
 counts; when the embedding or the loss counts as a layer, the end stage holds one layer fewer. With
 `stage_balance` "cost" the layers are split by their cost (balance.py), so that their number need
 not be divisible by the number of stages. The planner and each worker call `job_stages`, whose
@@ -82,7 +82,7 @@ def spans_of(counts: Iterable[int], pp: int) -> list[list[Span]]:
 def job_stages(job: JobSpec, layers: int) -> list[list[Span]]:
     """Half-open spans of a job's layers by [stage][chunk]; raises UnevenLayersError.
 
-    layers: their number in the whole model.
+    layers: the number of layers of the model.
     """
     p = job.parallel
     if p.stage_balance == "cost":
@@ -114,7 +114,7 @@ def _balanced(job: JobSpec, layers: int) -> list[list[Span]]:
 
 
 def _with_ends(layers: int, pp: int, vpp: int, first: int | None, last: int | None) -> list[int]:
-    """Layers of each virtual stage where those of an end stage are given."""
+    """Layers of each virtual stage if those of an end stage are specified."""
     given = [count for count in (first, last) if count is not None]
     inner, rest = pp - len(given), layers - sum(given)
     if inner < 0:
@@ -147,7 +147,6 @@ def _uneven(layers: int, extra: int, pp: int, vpp: int) -> UnevenLayersError:
 
 
 def _cut_text(pp: int, vpp: int) -> str:
-    """The split in words, such as `4 stages x 2 chunks`."""
     return plural(pp, "stage") + (f" x {plural(vpp, 'chunk')}" if vpp > 1 else "")
 
 

@@ -1,1 +1,1 @@
-"""What a worker does: its mesh from the topology, its data, the training loop, its records."""
+"""The training worker: process groups, data, training loop and step records of one rank."""

@@ -1,5 +1,5 @@
-"""What a rank is doing now, in one value: the trainer and its pipeline write it; a breadcrumb, a
-profile, a memory tracker and a rehearsal read it."""
+"""What a rank is doing now. The trainer and its pipeline write it; breadcrumbs, profiles, memory
+trackers and rehearsals read it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from mpctl.spec.job import JobSpec
 
 
 def nobody_follows() -> None:
-    """Nothing happens when a rank goes on."""
+    """An `on_change` that does nothing."""
 
 
 @dataclass
 class Activity:
-    """on_change: called when the rank goes on to something else. phase: what it does, in words,
-    `step 3`. current: the step of the pipeline's program under way, None between steps. stage: of
-    the rank, None in a pipeline of one stage; has_chunks: whether its stage has several."""
+    """on_change: called when the rank starts to do something else. phase: what it is doing, as
+    text, such as `step 3`. current: the step of the pipeline program that is running, None between
+    steps. stage: the rank's stage, None in a pipeline of one stage; has_chunks: whether it has
+    several chunks."""
 
     on_change: Callable[[], None] = nobody_follows
     stage: int | None = None
@@ -33,7 +34,7 @@ class Activity:
         return cls(on_change, stage if parallel.pp > 1 else None, parallel.vpp > 1)
 
     def move(self, step: Step | None) -> None:
-        """Note which step of the pipeline's program is under way."""
+        """Note which step of the pipeline program is running."""
         self.current = step
         self.on_change()
 

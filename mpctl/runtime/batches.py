@@ -1,12 +1,12 @@
 """Which samples a rank sees: a function of seed, step and its data-parallel coordinate alone.
 
 All tensor-parallel ranks of a replica read the same samples; together the replicas read the same
-global batch under every layout (data/samples.py states the law). What a sample consists of is
-decided by the model family's objective.
+global batch under every layout (data/samples.py states the law). The model family's objective
+decides what a sample consists of.
 
-A thread may read the steps to come (`ReadAhead`): the items of a step are a function of its number.
-A step that is not the next one, such as one that is computed once more, is read anew from there. An
-error belongs to its item: it is raised where that item is asked for, not before.
+A thread may read future steps in advance (`ReadAhead`), since the items of a step are a function of
+its number. If a step other than the next one is requested, for example one that is computed again,
+reading restarts at that step. An error is raised when its item is requested, not before.
 
 Letters: b micro batch size, s sequence, c ranks of context parallelism.
 """
@@ -48,7 +48,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class _Failure:
-    """An error that reading raised, in the place of the item."""
+    """An error that reading an item raised; takes the item's place in the queue."""
 
     error: BaseException
 
@@ -59,22 +59,22 @@ class _End:
 
 
 class ReadAhead(Generic[Item]):
-    """Reads the items of steps `0 .. stop` in a thread of its own, which the first use starts.
+    """Reads the items of steps `0 .. stop` in a separate thread, which the first use starts.
 
-    read: the items of a step, by its number; only the thread calls it. depth: how many items are
-    read before they are asked for.
+    read: returns the items of a step, given its number; only the thread calls it. depth: how many
+    items are read ahead.
     """
 
     def __init__(self, read: Callable[[int], Iterator[Item]], *, stop: int, depth: int) -> None:
         self.read, self.stop, self.depth = read, stop, depth
-        self.next_step: int | None = None  # whose items the thread gives next
+        self.next_step: int | None = None  # the step whose items the thread returns next
         self._items: deque[Item | _Failure | _End] = deque()
         self._changed, self._is_closed = Condition(), False
         self._thread: Thread | None = None
 
     def step(self, number: int) -> Iterator[Item]:
-        """The items of step `number`; waits for those that are not read yet. Raises what reading
-        them raised."""
+        """The items of step `number`; waits for those that are not read yet, and raises the errors
+        that reading them raised."""
         if number != self.next_step:
             self._start(number)
         self.next_step = None  # until this step is over
@@ -112,7 +112,7 @@ class ReadAhead(Generic[Item]):
             self._put(_Failure(error))
 
     def _put(self, item: Item | _Failure | _End) -> bool:
-        """Hand over an item, once there is room; whether more are wanted."""
+        """Queue an item once there is room; returns whether more items are wanted."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or len(self._items) < self.depth)
             self._items.append(item)
@@ -135,11 +135,11 @@ HostBatch = tuple[list[int], Fields]
 class Batches:
     """Micro batches of training steps and of validations, for one rank.
 
-    train: the objective that training samples come from. validation: that of the data's own
-    validation split, None where the job does not validate; validations: those of further corpora,
-    by name. extension: what the tokenizer of the data added to an older one; reserved_ids: number
-    of special tokens that take ids which the tokenizer leaves free. reads_ahead: whether a thread
-    reads training samples before they are asked for; a CPU has no time to spare for it.
+    train: the objective that produces training samples. validation: that of the data's validation
+    split, None if the job does not validate; validations: those of additional corpora, by name.
+    extension: what the data's tokenizer added to an older tokenizer; reserved_ids: number of
+    special tokens whose ids the tokenizer does not use. reads_ahead: whether a thread reads
+    training samples in advance; on a CPU it would compete with the computation.
     """
 
     job: JobSpec
@@ -190,12 +190,13 @@ class Batches:
         )
 
     def eval_samples(self, objective: Objective) -> int:
-        """Samples of one validation by `objective`: `training.eval_samples`, or all there are."""
+        """Number of samples of a validation by `objective`: `training.eval_samples`, or all."""
         return min(self.job.training.eval_samples, objective.samples_per_epoch)
 
     def training_step(self, step: int) -> Iterator[Batch]:
-        """This rank's micro batches of training step `step`, counted from 0: those of the step's
-        batch, which has a higher number where batches are left out (training.skip_batches)."""
+        """This rank's micro batches of training step `step`, counted from 0. The number of the
+        batch is higher than that of the step if batches were skipped before
+        (training.skip_batches)."""
         read = self._read_step if self._reader is None else self._reader.step
         for numbers, fields in read(step):
             yield sent_batch(numbers, fields, self.device)
@@ -207,7 +208,7 @@ class Batches:
 
     @cached_property
     def _reader(self) -> ReadAhead[HostBatch] | None:
-        """What reads in advance: this step's micro batches and those of the next."""
+        """The read-ahead thread: it holds the micro batches of this step and the next."""
         if not self.reads_ahead:
             return None
         depth = 2 * self.job.num_microbatches
@@ -228,10 +229,10 @@ class Batches:
             yield list(numbers), host_fields(self.train, list(numbers), model=model, cp=self.cp)
 
     def evaluation(self, objective: Objective) -> tuple[list[Batch], int]:
-        """This replica's share of the same validation samples every time: its micro batches, and
-        how many of them count. One that does not count is of sample 0: it lets a replica without
-        samples of its own take part in what all replicas do. One whose samples tensor-parallel
-        ranks cannot cut equally is filled up with copies of its first, whose losses are 0."""
+        """This replica's micro batches of the validation samples, the same at every call, and how
+        many of them count. A micro batch that does not count repeats sample 0: with it, a replica
+        that has no samples can still take part in collectives. If tensor-parallel ranks cannot
+        split a micro batch evenly, it is padded with copies of its first sample, of loss 0."""
         numbers = validation_batches(
             self.eval_samples(objective),
             micro_batch=self.job.training.micro_batch_size,
@@ -252,14 +253,14 @@ class Batches:
 
 
 def _without_targets(batch: Batch, count: int) -> Batch:
-    """The batch, of whose last `count` samples every target is ignored."""
+    """The batch with every target of its last `count` samples ignored."""
     targets = batch["targets"].clone()  # tokens may be the same memory
     targets[-count:] = IGNORED
     return Batch(batch.samples, {**batch.fields, "targets": targets})
 
 
 def model_of(job: JobSpec) -> ModelSpec:
-    """The model of a job that is run. Raises InputError where the job names none."""
+    """The job's model. Raises InputError if the job names none."""
     if job.model is None:
         raise InputError.of("no-model", "model", "a run needs a model", "name one: model")
     return job.model
@@ -270,7 +271,7 @@ def make_objective(
 ) -> Objective:
     """The training objective of the job's model family over a dataset.
 
-    added: the tokenizer's added tokens by name; words: number of ids that its text may use.
+    added: the tokenizer's added tokens by name; words: number of ids that text may use.
     """
     model = model_of(job)
     special = special_ids(added, special_tokens(model), vocab=model.vocab, words=words)
@@ -281,14 +282,14 @@ def make_objective(
 def read_batch(
     objective: Objective, numbers: list[int], *, model: ModelSpec, cp: Group, device: torch.device
 ) -> Batch:
-    """The samples of these numbers on `device`: `host_fields`, sent."""
+    """The samples with these numbers on `device`: `host_fields`, copied there."""
     return sent_batch(numbers, host_fields(objective, numbers, model=model, cp=cp), device)
 
 
 def host_fields(objective: Objective, numbers: list[int], *, model: ModelSpec, cp: Group) -> Fields:
-    """The samples of these numbers as NumPy arrays by name: of arrays [b, s] this rank's part
-    [b, s/c], others whole. Raises InputError where a token id is not below the model's
-    vocabulary."""
+    """The samples with these numbers as NumPy arrays by name. Arrays [b, s] are cut to this rank's
+    part [b, s/c], others are not cut. Raises InputError if a token id is not below the vocabulary
+    size."""
     fields = objective.batch(numbers)
     for name, array in get_family(model.family).batch_arrays.items():
         if array.is_tokens and (largest := int(fields[name].max())) >= model.vocab:
@@ -303,7 +304,7 @@ def host_fields(objective: Objective, numbers: list[int], *, model: ModelSpec, c
 
 
 def _local_part(whole: NDArray[Any], cp: Group) -> NDArray[Any]:
-    """[b, s] -> [b, s/c], [b] as it is."""
+    """[b, s] -> [b, s/c]; [b] is returned unchanged."""
     if whole.ndim == 1 or cp.size == 1:
         return whole
     blocks = context_blocks(whole.shape[1], cp.size, cp.rank)
@@ -311,8 +312,8 @@ def _local_part(whole: NDArray[Any], cp: Group) -> NDArray[Any]:
 
 
 def sent_batch(numbers: list[int], fields: Fields, device: torch.device) -> Batch:
-    """A micro batch on `device`, in one message: all of its arrays lie in one piece of memory. To
-    an accelerator it goes from pinned memory, and the host does not wait for it."""
+    """Copy a micro batch to `device` in one transfer: all of its arrays share one buffer. For an
+    accelerator the buffer is pinned, and the host does not wait for the copy."""
     arrays = {"": np.array(numbers), **fields}
     pinned = device.type != "cpu"
     total = sum(array.size for array in arrays.values())
@@ -325,8 +326,8 @@ def sent_batch(numbers: list[int], fields: Fields, device: torch.device) -> Batc
 
 
 def _views(whole: Tensor, arrays: Mapping[str, NDArray[Any]]) -> list[Tensor]:
-    """Parts of `whole`, one behind the other, in the shapes of the arrays: int64, or float64 for
-    weights, as an Objective makes them."""
+    """Consecutive parts of the buffer in the shapes of the arrays: int64, or float64 for weights,
+    as an Objective makes them."""
     parts = whole.split([array.size for array in arrays.values()])
     kinds = [torch.float64 if a.dtype.kind == "f" else torch.int64 for a in arrays.values()]
     return [

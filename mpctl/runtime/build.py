@@ -1,7 +1,7 @@
 """From a job and a rank to everything that trains: mesh, model, gradients, optimizer, data.
 
-A stage that keeps slices of its parameters (ZeRO) is never whole in memory: modules are made
-without memory, and each bucket gets its own, is initialized and sliced before the next.
+A stage that keeps slices of its parameters (ZeRO) is never in memory unsharded: modules are made
+without memory, then each bucket is allocated, initialized and sliced before the next one.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def build_trainer(
 ) -> Trainer:
     """The trainer of one rank, resumed from the checkpoint that the attempt starts from, if any.
 
-    Every rank calls it, after `init_process_group` where there are several. Raises InputError where
-    the data, a checkpoint or the initial weights cannot be read, RunFailed where ranks were named
-    different checkpoints or jobs.
+    Every rank calls it, after `init_process_group` where there are several. Raises InputError if
+    the data, a checkpoint or the initial weights cannot be read, RunFailed if ranks were started
+    with different checkpoints or jobs.
     """
     job = layout.job
     torch.set_num_threads(job.launch.threads_per_rank or 1)
@@ -84,9 +84,9 @@ def build_trainer(
 
 
 def agreed_step(origin: Origin, root: Path, mesh: Mesh) -> int:
-    """The step of the checkpoint that all ranks resume from, 0 for none. Where no launcher named
-    one, it is the newest that rank 0 sees in `root`. Raises RunFailed on a rank that was named
-    another step or another job than rank 0."""
+    """The step of the checkpoint that all ranks resume from, 0 for none. If no launcher chose one,
+    it is the newest that rank 0 sees in `root`. Raises RunFailed on a rank that was started with a
+    step or job different from rank 0's."""
     newest = max((step for step, _ in list_checkpoints(root)), default=0)
     step = newest if origin.step is None else origin.step
     job = int((origin.job or "0")[:15], 16)
@@ -101,8 +101,8 @@ def agreed_step(origin: Origin, root: Path, mesh: Mesh) -> int:
 
 
 def _restore_guard(trainer: Trainer, run: RunDir) -> None:
-    """Give the step guard the losses before a resumption. Rank 0 reads them and sends them to all,
-    since ranks that decided by different losses would part for good."""
+    """Give the step guard the losses from before the resumption. Rank 0 reads them and broadcasts
+    them, since ranks that decide from different losses would diverge permanently."""
     guard, step = trainer.guard, trainer.step
     if not guard.remembers:
         return
@@ -118,7 +118,6 @@ def _restore_guard(trainer: Trainer, run: RunDir) -> None:
 def _assemble(
     run_dir: Path, partition: PipelinePartition, mesh: Mesh, environment: RuntimeEnvironment
 ) -> Trainer:
-    """The trainer of one rank with initial parameters."""
     job, layout, device = partition.job, partition.layout, mesh.device
     offload = None
     if job.training.offload_activations:
@@ -194,8 +193,8 @@ def _gathered(stores: Iterable[ParamStore]) -> list[Zero3ParamStore]:
 
 
 def _checkpoint_writer(run_dir: Path, layout: JobLayout, mesh: Mesh) -> CheckpointWriter:
-    """What writes this rank's part of checkpoints. Rank 0 reads the run's own documents now, to
-    copy them into every checkpoint."""
+    """The writer of this rank's part of checkpoints. Rank 0 reads the run's documents now, to copy
+    them into every checkpoint."""
     job, store = layout.job, checkpoint_store(mesh.rank, mesh.world.size)
     paths = [run_dir / name for name in DOCUMENTS] if mesh.rank == 0 else []
     return CheckpointWriter(
@@ -213,7 +212,7 @@ def _checkpoint_writer(run_dir: Path, layout: JobLayout, mesh: Mesh) -> Checkpoi
 def _deferred_wgrad(
     partition: PipelinePartition, chunks: Sequence[FamilyModule]
 ) -> DeferredWgrad | None:
-    """Where backward leaves weight gradients, if the schedule has an action for them."""
+    """Where backward puts deferred weight gradients; None if the schedule does not defer them."""
     if not SCHEDULES[partition.schedule].splits_backward:
         return None
     deferred = DeferredWgrad()
@@ -229,8 +228,8 @@ def build_chunks(
     kernels: KernelBackend = TORCH_BACKEND,
     offload: HostOffload | None = None,
 ) -> list[FamilyModule]:
-    """The modules of this rank's stage, one a chunk, uninitialized, on the mesh's device. offload:
-    keeps saved inputs in host memory, where the job asks for it."""
+    """The uninitialized modules of this rank's stage, one per chunk, on the mesh's device. offload:
+    keeps inputs that are saved for backward in host memory, if the job asks for it."""
     job = partition.job
     is_whole = compiles_whole_layers(job)
     if job.launch.compile and not is_whole:
@@ -260,8 +259,8 @@ def build_chunks(
 def _step_keys(
     chunks: Sequence[FamilyModule], job: JobSpec, device: torch.device
 ) -> StepKeys | None:
-    """Keys on the device, for a device that would wait for numbers of the host and for compiled
-    layers; on a CPU they are computed where they are asked for."""
+    """Random keys as tensors on the device, for accelerators, which would otherwise wait for the
+    host, and for compiled layers; None on a CPU, which computes keys when they are needed."""
     if device.type == "cpu" and not job.launch.compile:
         return None
     sites: dict[str, tuple[str, ...]] = {}
@@ -273,7 +272,6 @@ def _step_keys(
 def _bucket_shards(
     partition: PipelinePartition, mesh: Mesh, parameters: Mapping[str, nn.Parameter]
 ) -> list[BucketShard]:
-    """The plan's buckets of this stage, with the parameters that they name."""
     holders, stage = partition.layout.shared_parameters, partition.stage
     groups = stage_groups(mesh, holders.values())
     copies = {name: groups[stages] for name, stages in holders.items() if stage in stages}
@@ -315,11 +313,11 @@ def _layer_listeners(
     overlap: GradientOverlap,
     stores: Sequence[ParamStore],
 ) -> list[PassListener]:
-    """What is told of each action and layer: it starts reductions, and waits for parameters or at
-    ZeRO 3 gathers them."""
+    """The listeners for actions and layers: they start reductions, and wait for parameters or, at
+    ZeRO 3, gather them."""
     listeners: list[PassListener] = [overlap]
     if gathered := _gathered(stores):
-        # first: a gather that backward waits for must not queue behind a reduction
+        # first, so that a gather that backward waits for does not queue behind a reduction
         listeners.insert(0, ParameterGatherer(gathered))
     layers = [partition.layout.layer_units(partition.stage, n) for n in range(len(chunks))]
     if any(store.shard.bucket.view.zero in (1, 2) for store in stores):
@@ -330,8 +328,8 @@ def _layer_listeners(
 
 
 def fp8_scales(layout: JobLayout, chunks: Iterable[nn.Module], device: torch.device) -> Fp8Scales:
-    """The table of delayed scaling for the whole model of a layout, bound to the layers of these
-    chunks; an empty one where the job has no such scaling."""
+    """The table of delayed scaling for the unsharded model, bound to the layers of these chunks; an
+    empty table if the job has no delayed scaling."""
     training = layout.job.training
     if training.dtype != "fp8" or training.fp8_recipe != "delayed":
         return Fp8Scales((), 1, device)
@@ -341,7 +339,7 @@ def fp8_scales(layout: JobLayout, chunks: Iterable[nn.Module], device: torch.dev
 
 
 def fp8_layers(chunks: Iterable[nn.Module]) -> dict[str, Fp8Operands]:
-    """What casts the operands of each linear layer of some chunks, by the layer's global name."""
+    """The caster of the operands of each linear layer in these chunks, by global name."""
     return {
         name + rest: operands
         for chunk in chunks

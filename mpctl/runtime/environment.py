@@ -1,8 +1,8 @@
-"""What a rank's training needs of the machine that it runs on, as one value.
+"""The machine that a rank trains on, as one value.
 
 `RuntimeEnvironment.of_machine` is the real one: a device, prepared data on disk, the allocator's
-own account of memory. A rehearsal (mpctl/rehearsal) hands over another, with fake tensors in place
-of the device and the data, and so runs the same trainer.
+memory statistics. A rehearsal (mpctl/rehearsal) runs the same trainer in another environment, with
+fake tensors in place of the device and the data.
 """
 
 from __future__ import annotations
@@ -44,20 +44,19 @@ class OpenBatches(Protocol):
 
 @dataclass(frozen=True)
 class RuntimeEnvironment:
-    """The machine as a trainer sees it; each field can be replaced by itself.
+    """The machine as a trainer sees it; each field can be replaced separately.
 
-    device: where parameters and activations lie. peak_memory: the most bytes in use so far;
-    reserved_memory: those that the allocator has taken from a GPU for it, None on a CPU.
-    stop_requested: whether the run is to end after the step under way; asked once a step.
-    initialize: fills a parameter, given its global name and the seed. kernels: what computes
-    attention, norms and what is elementwise. traffic: counts what is sent; communication: the
-    seconds that it costs; profile: records what is done when.
-    log: where this rank writes how far it is in the collectives of its groups, None for nowhere.
-    norm_block: elements of a gradient whose squares are summed at a time. make_stream: makes a
-    stream beside the current one of a device (transport/streams.py, side_stream). runs_ahead:
-    whether the device works on while the host goes on, so that reading a number of it is to be
-    avoided. read_figures: reads the figures of a step. origin: what to resume, None for nothing.
-    activity: what the rank is doing.
+    device: where parameters and activations are. peak_memory: peak bytes in use so far;
+    reserved_memory: bytes that the allocator has reserved on a GPU, None on a CPU. stop_requested:
+    whether the run is to end after the step under way; asked once a step. initialize: fills a
+    parameter, given its global name and the seed. kernels: compute attention, norms and elementwise
+    operations. traffic: counts messages; communication: sums the seconds spent in them; profile:
+    records when each piece of work runs. log: where this rank records its progress in the
+    collectives of its groups, None for no log. norm_block: elements of a gradient whose squares are
+    summed at a time. make_stream: makes a side stream of a device (transport/streams.py,
+    side_stream). runs_ahead: whether the device runs asynchronously to the host, so that reading a
+    number from it should be avoided. read_figures: reads the figures of a step. origin: what to
+    resume, None for nothing. activity: what the rank is doing.
     """
 
     device: torch.device
@@ -89,9 +88,9 @@ class RuntimeEnvironment:
         origin: Origin | None = None,
         activity: Activity | None = None,
     ) -> RuntimeEnvironment:
-        """The environment of process `local_rank` of this host. breadcrumb: where this rank is
-        asked to stop and logs its collectives, None for nowhere. Data lies in `data.path`, by
-        default RUN/data."""
+        """The environment of process `local_rank` of this host. breadcrumb: where this rank reads
+        stop requests and logs its collectives, None for neither. Data is in `data.path`, by default
+        RUN/data."""
         device = select_device(job.launch.device, local_rank)
         require_fp8(job, device)
         memory = DeviceMemory(device)
@@ -111,19 +110,19 @@ class RuntimeEnvironment:
         )
 
     def begin(self, phase: str) -> None:
-        """The rank goes on to a phase of training: what is sent, and the seconds that it costs, are
-        counted from 0 again."""
+        """Begin a phase of training: messages, and the seconds spent in them, are counted from 0
+        again."""
         self.activity.phase = phase
         self.traffic.clear()
         self.communication.clear()
 
 
 def machine_kernels(device: torch.device) -> KernelBackend:
-    """The fastest kernels that run on a device: on CUDA those written in Triton, and where they
-    cannot be had torch's alone, with a line in the log that says why."""
+    """The fastest kernels that run on a device: the Triton kernels on CUDA; if they are not
+    available, torch's, with a line in the log that says why."""
     if device.type != "cuda":
         return TORCH_BACKEND
-    # Here, since it registers operations with torch: 20 ms of each rank's start on a CPU.
+    # Imported here, since it registers operations with torch: 20 ms at each rank's start on a CPU.
     from mpctl.kernels.triton.backend import fused_kernels
 
     try:

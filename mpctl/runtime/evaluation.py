@@ -1,8 +1,8 @@
-"""What a worker does for `mpctl eval`: load the model, take the mean loss over each corpus.
+"""The worker side of `mpctl eval`: load the model and compute the mean loss over each corpus.
 
-The samples and their micro batches are those of a validation in training (batches.py), so that at
-the layout and micro batch size of the training the loss is the same number. With several pipeline
-stages its last digits may differ: losses are summed here over groups of micro batches.
+The samples and micro batches are those of a validation during training (batches.py), so that the
+loss is the same number at the same layout and micro batch size. With several pipeline stages its
+last digits may differ, since losses are summed over groups of micro batches here.
 
 Request and answers: rundir/requests.py, EvalRequest and EvalAnswer.
 """
@@ -63,7 +63,7 @@ def evaluate(request: EvalRequest, job: JobSpec, mesh: Mesh) -> Iterator[EvalAns
 
 @dataclass(frozen=True)
 class _Evaluation:
-    """max_samples: the most to take of each corpus, None for all."""
+    """max_samples: the limit per corpus, None for all."""
 
     job: JobSpec
     mesh: Mesh
@@ -112,8 +112,8 @@ def _predicted_tokens(batch: Batch) -> int:
 def restored_scales(
     layout: JobLayout, chunks: Iterable[nn.Module], device: torch.device, origin: Path
 ) -> Fp8Scales:
-    """As `fp8_scales`, with what the run or checkpoint at `origin` has seen, so that a model is
-    evaluated with the scales of its training; other origins have none."""
+    """As `fp8_scales`, with the scaling history of the run or checkpoint at `origin`, so that a
+    model is evaluated with the scales of its training; other origins have no history."""
     scales = fp8_scales(layout, chunks, device)
     saved = open_origin(origin)
     if isinstance(saved, SavedModel):

@@ -1,18 +1,19 @@
-"""The memory of a rank, storage by storage, and that of one real step to stand beside its plan.
+"""The memory of a rank, storage by storage, and of one real step, to compare with the plan.
 
 Every operation passes through a TorchDispatchMode (in a rehearsal above the fake tensors). A
-storage is added when a tensor of it is first seen, resized where it grows or shrinks, and removed
-when it is freed, by a weak reference: views share one, and what autograd saves stays. Only tensors
-on the device count, so a copy in host memory costs nothing. The bytes are exact: an allocator's
-rounding (512 on CUDA), its fragmentation and the libraries' workspaces are not in them.
+storage is added when a tensor that uses it is first seen, updated when it grows or shrinks, and
+removed when it is freed (by a weak reference). Views share a storage, and tensors saved for
+backward stay. Only tensors on the device count, so a copy in host memory costs nothing. The bytes
+are exact: an allocator's rounding (512 on CUDA), its fragmentation and the libraries' workspaces
+are not in them.
 
 Kinds: parameters, gradients and optimizer are named by the owner. Of the others, `activations` are
-what an earlier forward has left alive, `temporaries` what the action under way has made.
+those that an earlier forward has left alive, `temporaries` those that the current action has made.
 
-A run is watched for one step (`MemoryWatch`), on CUDA by the allocator: the first one that begins
-with the optimizer's moments, the second of a fresh run: every later one takes the same. Watching
-changes no value; it costs the watched step some microseconds an operation. Of a run of a single
-step that one is watched, and its moments come only at its end.
+`MemoryWatch` measures one step of a run, on CUDA through the allocator: the first step that begins
+with the optimizer's moments, which is the second of a fresh run; every later step takes as much. It
+changes no value and costs the measured step some microseconds per operation. In a run of a single
+step that step is measured, although its moments are only made at its end.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ class _Entry:
 class MemoryTracker(TorchDispatchMode):
     """Counts the bytes of storages on a device while it is entered.
 
-    activity: says which action is under way. bytes_by_kind, total: bytes now; peak: the most since
-    `restart`; at_peak: by kind then; peak_activations: the most activations at once. own_only:
-    memory that is mapped, or another library's, is left out: what ranks of a host exchange through,
-    numpy's arrays. A number read out of a tensor that has no values is 1.
+    activity: says which action is running. bytes_by_kind, total: current bytes; peak: the maximum
+    since `restart`; at_peak: bytes by kind at the peak; peak_activations: the maximum of
+    activations. own_only: leaves out mapped memory (through which the ranks of a host exchange
+    messages) and memory of other libraries (numpy arrays). A number read from a fake tensor is 1.
     """
 
     def __init__(
@@ -72,14 +73,14 @@ class MemoryTracker(TorchDispatchMode):
         self.total = 0
         self.action: Step | None = None
         self.is_saving = False
-        self.created: list[int] = []  # storages that the action under way has made
+        self.created: list[int] = []  # storages that the current action has made
         self.restart()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Read by torch when the class is made. By default it keeps its compiler out of a mode,
-        which imports torch._dynamo at the first operation: a second of processor time for each
-        rank. No compiled layer runs below this mode."""
+        """torch reads this when the class is created. The default keeps the compiler out of the
+        mode, for which it imports torch._dynamo at the first operation: a second of processor time
+        per rank. No compiled layer runs below this mode."""
         return False
 
     def restart(self) -> None:
@@ -102,7 +103,7 @@ class MemoryTracker(TorchDispatchMode):
         self.name(kind, tensors)
 
     def close_action(self) -> None:
-        """Where another action has begun: what the last one made and left alive is activations."""
+        """Another action begins: what the last one made and left alive becomes activations."""
         action = self.activity.current
         if action == self.action:
             return
@@ -118,7 +119,7 @@ class MemoryTracker(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is _DEVICE:  # often
+        if func is _DEVICE:  # a frequent call
             return func(*args)
         if func is _ITEM:
             return _number(args[0])
@@ -160,7 +161,8 @@ class MemoryTracker(TorchDispatchMode):
 
 
 def device_of(tensor: Tensor) -> torch.device:
-    """A fake tensor's `device` is an operation of its own, which every second call would be."""
+    """The tensor's device, without the operation that reading a fake tensor's `device` is: it would
+    be every second operation."""
     return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 
 
@@ -179,8 +181,8 @@ def storage_bytes(tensors: list[Tensor]) -> int:
 
 class MemoryWatch:
     """Measures one step, where `launch.track_memory` asks for it. On a CPU storages are counted
-    operation by operation, which compiled layers do not show. measured: bytes by what the plan
-    calls them, once that step is over; None for activations where no MemoryTracker counted."""
+    operation by operation, which does not see inside compiled layers. measured: bytes by the plan's
+    names, once that step is over; None for activations if no MemoryTracker counted them."""
 
     def __init__(self, job: JobSpec, environment: RuntimeEnvironment) -> None:
         self.device, self.activity = environment.device, environment.activity
@@ -191,8 +193,8 @@ class MemoryWatch:
 
     @contextmanager
     def step(self, optimizer: Optimizer, states: States, *, is_last: bool) -> Iterator[None]:
-        """To be entered around a step's gradients and update. states: what lasts from step to step,
-        by kind; is_last: whether it is the last step of the run."""
+        """Enter it around a step's gradients and update. states: the tensors that persist from step
+        to step, by kind; is_last: whether it is the last step of the run."""
         if not self.is_on or self.measured or not (optimizer.adam.state or is_last):
             yield
         elif self.device.type == "cuda":

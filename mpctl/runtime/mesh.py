@@ -1,10 +1,10 @@
-"""Topology -> process groups: the only place in the project that makes one.
+"""Topology -> process groups: the only module of the project that makes any.
 
-A rank makes just the groups that it is in (`use_local_synchronization`), so that a world of
-thousands does not make thousands of groups on every rank. Sizes of 1 need no group at all.
+A rank makes only the groups that it is in (`use_local_synchronization`), so that thousands of ranks
+do not make thousands of groups each. An axis of size 1 needs no group.
 
-On CPU the groups whose ranks are all on one node also get memory that they share, 4 MiB for each
-rank of each group: 32 MiB for an axis of 8 ranks.
+On a CPU, groups whose ranks are all on one node also get shared memory, 4 MiB for each rank of each
+group: 32 MiB for an axis of 8 ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Record = Callable[[Collective], None]
 
 @dataclass(frozen=True)
 class AxisPosition:
-    """Where a rank stands along an axis over which nothing is sent: `rank` of `size`."""
+    """The position of a rank along an axis over which nothing is sent: `rank` of `size`."""
 
     rank: int = 0
     size: int = 1
@@ -42,11 +42,11 @@ class AxisPosition:
 class Mesh:
     """One rank's coordinates and groups.
 
-    dp: the position among the ranks that read other samples, which send each other nothing as such;
-    dp_cp: the group of the ranks that hold the same parameters, for other samples or other parts of
-    the sequence, over which gradients are reduced. pp: the stages of one pipeline, by their number.
-    grid: the tp ranks as a grid. groups: every group by its name in plans: these, those of a grid's
-    axes (TensorGrid.groups) and of other views (sharding.View).
+    dp: the position among the ranks that read different samples, over which alone nothing is sent;
+    dp_cp: the group of the ranks that hold the same parameters for different samples or parts of
+    the sequence, over which gradients are reduced. pp: the stages of one pipeline, by number. grid:
+    the tp ranks as a grid. groups: every group by its name in plans: these, those of a grid's axes
+    (TensorGrid.groups) and of other views (sharding.View).
     """
 
     topology: Topology
@@ -70,8 +70,8 @@ class Mesh:
 
     @property
     def reports_loss(self) -> bool:
-        """Whether this rank's loss is counted for its samples and its part of the sequence: the
-        ranks that hold other parts of the vocabulary have the same."""
+        """Whether this rank's loss counts for its samples and its part of the sequence: ranks that
+        hold other parts of the vocabulary have the same loss."""
         place = self.grid.coords(self.tp.rank)
         is_first = all(place[axis] == 0 for axis in self.grid.feature_axes)
         return is_first and self.pp.rank == self.pp.size - 1
@@ -91,8 +91,8 @@ def build_mesh(
     """The mesh of `rank`; every rank of the initialised default group calls it.
 
     views: how ranks hold parameters; by default the dense view of tp in a row.
-    record: is told of every collective; log: where this rank writes how far it is in them; timer:
-    is told how long this rank was in each.
+    record: called with every collective; log: where this rank records its progress in them; timer:
+    receives the time that this rank spent in each.
     """
     everyone = dist.group.WORLD if topology.world_size > 1 else None
     world = Group(rank, topology.world_size, everyone, "world", record, timer=timer)
@@ -100,9 +100,9 @@ def build_mesh(
     world = factory.with_log(world, range(topology.world_size))
     world = factory.with_shared_memory(world, range(topology.world_size))
     factory = replace(factory, world=world)
-    # A group's messages travel one after the other: those of cp would wait behind gradients.
+    # The messages of a group run one after the other: those of cp would wait behind gradients.
     is_separate = topology.sizes["cp"] > 1
-    # What a layer waits for goes before what is computed meanwhile: gradients and samples do not.
+    # Messages that a layer waits for are urgent; gradients and samples are not.
     tp = factory.make_axes_group(("tp",), "tp", is_urgent=True)
     dense = View(grid=TensorGrid.of("1d", tp.size)) if views is None else views[DENSE]
     assert isinstance(dense.grid, TensorGrid)
@@ -135,8 +135,8 @@ def build_mesh(
 
 
 def stage_groups(mesh: Mesh, wanted: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], Group]:
-    """The groups of some stages of this rank's pipeline that this rank is in, by stage numbers;
-    every rank of the pipeline calls with the same sets of stages."""
+    """Groups over some stages of this rank's pipeline, by stage numbers; only those that this rank
+    is in. Every rank of the pipeline calls it with the same sets of stages."""
     factory = _GroupFactory(mesh.topology, mesh.launch, mesh.device, mesh.world, mesh.log)
     groups, pp = {}, mesh.topology.group(mesh.rank, "pp")
     for stages in sorted(set(wanted)):
@@ -144,7 +144,7 @@ def stage_groups(mesh: Mesh, wanted: Iterable[tuple[int, ...]]) -> dict[tuple[in
             groups[stages] = mesh.pp
             continue
         is_in = mesh.pp.rank in stages
-        # torch names a group by how many its ranks have made: who is outside makes one alone.
+        # torch names a group by the number of groups its ranks made: outsiders make one alone.
         group = factory.make_group([pp[stage] for stage in stages] if is_in else [mesh.rank], "pp")
         if is_in:
             groups[stages] = group
@@ -154,9 +154,9 @@ def stage_groups(mesh: Mesh, wanted: Iterable[tuple[int, ...]]) -> dict[tuple[in
 def pair_groups(
     mesh: Mesh, pairs: Iterable[tuple[int, int]], name: str
 ) -> dict[tuple[int, int], dist.ProcessGroup]:
-    """The process group of the pair of stages of this rank's pipeline that this rank is in, sender
-    first; none of the others. Every rank of the pipeline calls with the same pairs, in which no
-    stage is twice. name: in NCCL's words about a time-out."""
+    """The process groups of pairs of stages (sender, receiver) of this rank's pipeline; only the
+    pair that this rank is in. Every rank of the pipeline calls it with the same pairs, in which no
+    stage occurs twice. name: appears in NCCL's time-out messages."""
     factory = _GroupFactory(mesh.topology, mesh.launch, mesh.device, mesh.world)
     pp = mesh.topology.group(mesh.rank, "pp")
     mine = next((pair for pair in pairs if mesh.pp.rank in pair), None)
@@ -173,9 +173,9 @@ def new_process_group(
     timeout: timedelta,
     is_urgent: bool = False,
 ) -> dist.ProcessGroup:
-    """A new process group of these ranks of the default one, which all call it, described as
-    `NAME RANKS`. is_urgent: on CUDA its messages start before kernels of other streams that wait
-    for room, so that a product which fills the device does not keep them waiting."""
+    """A new process group of these ranks of the default group, described as `NAME RANKS`; all of
+    them call it. is_urgent: on CUDA its messages start before waiting kernels of other streams, so
+    that a matrix product that fills the device does not delay them."""
     options = None
     if is_urgent and device.type == "cuda":
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
@@ -185,13 +185,13 @@ def new_process_group(
         timeout=timeout,
         pg_options=options,
         use_local_synchronization=True,
-        group_desc=f"{name} {rank_ranges(ranks)}",  # NCCL's words about a time-out show it
+        group_desc=f"{name} {rank_ranges(ranks)}",  # shown in NCCL's time-out messages
     )
 
 
 @dataclass(frozen=True)
 class _GroupFactory:
-    """Makes groups that the rank of `world` is in, for messages under a name."""
+    """Makes named groups that contain the rank of `world`."""
 
     topology: Topology
     launch: LaunchSpec
@@ -207,8 +207,8 @@ class _GroupFactory:
         is_separate: bool = False,
         is_urgent: bool = False,
     ) -> Group:
-        """The group over `axes`; where it is all ranks, the world by another name, unless it has to
-        be `is_separate` or, on CUDA, `is_urgent`."""
+        """The group over `axes`. If it contains all ranks, it is the world under another name,
+        unless it has to be `is_separate` or, on CUDA, `is_urgent`."""
         ranks = self.topology.group(self.world.rank, *axes)
         if len(ranks) == 1:
             return Group(name=name)
@@ -218,7 +218,7 @@ class _GroupFactory:
         return self.make_group(ranks, name, is_urgent=is_urgent)
 
     def make_group(self, ranks: Sequence[int], name: str, *, is_urgent: bool = False) -> Group:
-        """The group of these ranks of the world, which all call it, with its log and memory."""
+        """The group of these ranks of the world, which all call it, with log and shared memory."""
         process_group, world = self.process_group(ranks, name, is_urgent=is_urgent), self.world
         place = ranks.index(world.rank)
         group = Group(place, len(ranks), process_group, name, world.record, timer=world.timer)
@@ -236,7 +236,7 @@ class _GroupFactory:
         return replace(group, log=self.log.group(group.name, ranks)) if self.log else group
 
     def with_shared_memory(self, group: Group, ranks: Sequence[int]) -> Group:
-        """The group with memory shared by its ranks, if they are on one node and can have it."""
+        """The group with memory shared by its ranks, if they are on one node and can map it."""
         may_share = self.launch.shared_memory and self.device.type == "cpu" and group.size > 1
         if not may_share or len({self.topology.node(rank) for rank in ranks}) > 1:
             return group
@@ -249,10 +249,10 @@ class _GroupFactory:
 
 
 def checkpoint_store(rank: int, world_size: int) -> Store:
-    """The key-value store at which the ranks of the default group wait for each other while they
-    save; of one rank, its own.
+    """The key-value store with which the ranks of the default group synchronize while they save; a
+    single rank has a private one.
 
-    Each call has keys of its own, so that a second training in the same processes does not find
+    Each call uses different keys, so that a second training in the same processes does not find
     those of the first; all ranks call it equally often.
     """
     if world_size == 1:

@@ -1,6 +1,5 @@
-"""A model's values from a checkpoint of any layout or from a Hugging Face directory: for what reads
-a
-model and does not train it, and as the first weights of a run (training.init_from).
+"""Loads a model's weights from a checkpoint of any layout or a Hugging Face directory: to use the
+model without training it, or as the initial weights of a run (training.init_from).
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ def read_values(origin: Hub | SavedModel, targets: Targets, model: ModelSpec) ->
 
 
 def start_from(trainer: Trainer, path: Path) -> None:
-    """Give a trainer the weights of another model of its shape, into float32 masters where there
-    are any; step, moments and data order are those of a fresh run. Raises InputError where the
-    model is of another shape or cannot be read."""
+    """Give a trainer the weights of another model of the same shape, into float32 masters if there
+    are any; step, moments and data order are those of a fresh run. Raises InputError if the model
+    has another shape or cannot be read."""
     trainer.environment.activity.phase = f"reading initial weights from {path}"
     optimizer, batches, names = trainer.optimizer, trainer.batches, trainer.names
     values = {p: optimizer.full_value(p).detach() for p in names}

@@ -1,10 +1,10 @@
-"""AdamW over what a rank steps of each parameter, and the learning rate of every step.
+"""AdamW over a rank's parameters or slices of them, and the learning rate of every step.
 
 Parameters in 16 bit have a float32 master copy that the optimizer steps (mixed precision,
-arXiv 1710.03740). A rank steps full parameters, or under ZeRO its slice of every bucket: AdamW
-treats each element alone, so the update is the same. AdamW: arXiv 1711.05101; norms and biases are
-not decayed, as their declarations say (ParameterSpec.decays). Frozen parameters (training.freeze)
-have no gradient, no moments and no master.
+arXiv 1710.03740). A rank updates full parameters, or under ZeRO its slice of every bucket: AdamW is
+elementwise, so the update is the same. AdamW: arXiv 1711.05101; norms and biases are not decayed
+(ParameterSpec.decays). Frozen parameters (training.freeze) have no gradient, no moments and no
+master.
 
 The arithmetic and the state are those of `torch.optim.AdamW(fused=True)`, bit for bit. Creating an
 object of that class imports torch._dynamo, which costs each rank more than a second of processor
@@ -57,8 +57,8 @@ class ParameterGroup:
 class AdamW:
     """Steps the values of its groups by their `.grad`. beta1, beta2, epsilon: as in the paper.
 
-    state: of each value that was stepped, its MOMENTS (tensors like the value) and `step`, a tensor
-    with the number of updates that they have seen; absent before the first step.
+    state: for each value, its MOMENTS (tensors like the value) and `step`, a tensor with the number
+    of updates that they have seen; absent before the first step.
     """
 
     groups: Sequence[ParameterGroup]
@@ -74,7 +74,7 @@ class AdamW:
         """Update every value that has a gradient; rate: the learning rate.
 
         grad_scale, found_inf: float32 scalars on the device of the values. Gradients are divided by
-        the first, in place; where the second is 1, values, moments and counts stay as they are.
+        grad_scale, in place; if found_inf is 1, values, moments and counts do not change.
         """
         for group in self.groups:
             values = [value for value in group.values if value.grad is not None]
@@ -142,7 +142,7 @@ def _progress(step: int, start: int, span: int) -> float:
 TORCH_DTYPES = {
     "fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32,
     "bf16": torch.bfloat16, "fp16": torch.float16,
-    "fp8": torch.bfloat16,  # of parameters and activations; products alone are in 8 bits
+    "fp8": torch.bfloat16,  # of parameters and activations; only products are in 8 bits
 }  # fmt: skip
 
 
@@ -150,10 +150,10 @@ class Optimizer:
     """AdamW over float32 (or float64) values: the parameters themselves, or their masters.
 
     stores: those of the buffer's buckets, in its order; frozen: those of frozen parameters that are
-    kept in slices. publishes_ahead: whether published parameters may be on their way until a
-    forward waits for them (zero/gather.py). reader: a stream that may still copy what a step
-    changes, as a checkpoint's does; the step waits for it. values: the tensors stepped; parameters:
-    which parameter each belongs to, None for padding.
+    sharded. publishes_ahead: whether the gather of updated parameters may still be running until a
+    forward waits for it (zero/gather.py). reader: a stream that may still be copying tensors that a
+    step changes, such as a checkpoint's; the step waits for it. values: the tensors that are
+    updated; parameters: which parameter each belongs to, None for padding.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Optimizer:
         }
         self.trained = {p for store in stores for p in store.shard.parameters}
         self.updates = 0  # since this start
-        self.earlier_updates: dict[Tensor, int] = {}  # of each parameter, before it
+        self.earlier_updates: dict[Tensor, int] = {}  # of each parameter, before this start
         decayed = {parameter for store in stores for parameter in store.shard.decayed}
         pairs = [(v, p in decayed) for v, p in zip(self.values, self.parameters, strict=True)]
         self.adam = AdamW(
@@ -195,8 +195,8 @@ class Optimizer:
     ) -> None:
         """Update every parameter at the schedule's rate of `step`, from 0.
 
-        factor: what gradients are to be multiplied by, a scalar on the device; is_bad: whether
-        nothing is to change, too. Such an update counts in `updates` until the caller takes it out.
+        factor: multiplies the gradients; is_bad: 1 if nothing is to change. Both are scalars on the
+        device. An update that changed nothing counts in `updates` until the caller subtracts it.
         """
         self.wait_for_parameters()
         self.reader.join()
@@ -213,8 +213,8 @@ class Optimizer:
 
     @torch.no_grad()
     def _multiplied(self, factor: Tensor) -> bool:
-        """Multiply float64 gradients, for which AdamW's float32 scale is too coarse; whether they
-        are."""
+        """Multiply gradients if they are float64, for which AdamW's float32 scale is too coarse;
+        returns whether they are."""
         is_wide = any(value.dtype == torch.float64 for value in self.values)
         if is_wide:
             torch._foreach_mul_([v.grad for v in self.values if v.grad is not None], factor)
@@ -226,35 +226,35 @@ class Optimizer:
 
     @property
     def gathers_states(self) -> bool:
-        """Whether `states` and `frozen_values` are tensors gathered for the caller, which are freed
-        after it; else they are those that are stepped."""
+        """Whether `states` and `frozen_values` yield gathered copies, freed after use; otherwise
+        they yield the tensors that are updated."""
         return any(isinstance(store, SlicedParamStore) for store in (*self.stores, *self.frozen))
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Copy what was stepped to the parameters that the model computes with, here and on the
-        other replicas: every rank calls it."""
+        """Copy the updated values to the parameters that the model computes with, here and on the
+        other replicas; every rank calls it."""
         if copies := [pair for store in self.stores for pair in store.copies]:
             parameters, masters = zip(*copies, strict=True)
-            torch._foreach_copy_(parameters, masters)  # on a GPU a kernel for some tens of them
-        for store in reversed(self.stores):  # as forward needs them
+            torch._foreach_copy_(parameters, masters)  # some tens of them in a kernel on a GPU
+        for store in reversed(self.stores):  # in the order in which forward needs them
             store.publish()
         if not self.publishes_ahead:
             self.wait_for_parameters()
 
     def wait_for_parameters(self) -> None:
-        """Wait until every parameter has arrived that was published."""
+        """Wait until all published parameters have arrived."""
         for store in self.stores:
             store.arrive()
 
     def full_value(self, parameter: Tensor) -> Tensor:
-        """As its store's (ParamStore); of a parameter in no store, itself."""
+        """See ParamStore.full_value; a parameter that is in no store is returned itself."""
         store = self.store_of.get(parameter)
         return parameter if store is None else store.full_value(parameter)
 
     @torch.no_grad()
     def set_value(self, parameter: Tensor, value: Tensor) -> None:
-        """Take over a full value that was written to the tensor from `full_value`."""
+        """Take over the full value written to the tensor that `full_value` returned."""
         if (store := self.store_of.get(parameter)) is not None:
             store.set_value(parameter, value)
 
@@ -262,8 +262,8 @@ class Optimizer:
         """Each trained parameter with its full `value` and moments (0 before a step), for a
         checkpoint.
 
-        All replicas iterate together: slices are gathered, a bucket at a time. In forward order,
-        which is the reverse of the buckets'.
+        All replicas iterate together: slices are gathered one bucket at a time, in forward order,
+        which is the reverse of the order of buckets.
         """
         for store in reversed(self.stores):
             local = {"value": [part.values.detach() for part in store.stepped]}
@@ -276,8 +276,8 @@ class Optimizer:
                 yield parameter, {name: tensors[number] for name, tensors in full.items()}
 
     def frozen_values(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """The full values of frozen parameters that are kept in slices; replicas iterate together,
-        as for `states`."""
+        """The full values of frozen parameters that are sharded; replicas iterate together, as for
+        `states`."""
         for store in self.frozen:
             full = store.gather_full([part.values for part in store.stepped])
             yield from zip(store.shard.parameters, full, strict=True)
@@ -289,8 +289,8 @@ class Optimizer:
 
     @torch.no_grad()
     def load(self, parameter: nn.Parameter, tensors: dict[str, Tensor], *, updates: int) -> None:
-        """The inverse of `states`, after so many updates; without moments, which a parameter that
-        was frozen has not, its updates start anew."""
+        """The inverse of `states`, after so many updates. If there are no moments, since the
+        parameter was frozen, its count of updates starts at 0."""
         has_moments = tensors.keys() > {"value"}
         self.earlier_updates[parameter] = (updates if has_moments else 0) - self.updates
         for owner, start, value in self.store_of[parameter].stepped:
@@ -305,7 +305,7 @@ class Optimizer:
 
 
 def _elements(full: Tensor, start: int, like: Tensor) -> Tensor:
-    """The elements of a full parameter from number `start`, as many and in the shape of `like`."""
+    """The elements of a full parameter from index `start` on, in the number and shape of `like`."""
     part = full.reshape(-1)[start : start + like.numel()].view_as(like)
     is_view = part.untyped_storage().nbytes() > part.nbytes
     return part.to(like.device, copy=is_view)

@@ -1,19 +1,20 @@
-"""Messages between the stages of a pipeline: each link has a communicator of its own.
+"""Messages between the stages of a pipeline: each link has a separate communicator.
 
-NCCL does the messages of a communicator one after the other, in the order in which a rank started
+NCCL runs the messages of a communicator one after the other, in the order in which a rank started
 them, and a send ends when it is received (ProcessGroupNCCL: unbatched messages of a group with a
-bound device). Over one group a stage's receive would hold up the sends behind it until a neighbour
-has computed what it waits for. So a link, the messages of one stage to another in one direction of
-the passes, has a group of these two alone: what one side sends the other receives, in one order,
-and nothing else stands in between. gloo matches messages by their peers and needs no such groups.
+bound device). Over one group, a receive would block the sends started after it until a neighbour
+has computed the awaited tensor. So each link (the messages from one stage to another in one
+direction) has a group of only these two stages: one side sends and the other receives the same
+messages in the same order. gloo matches messages by their peers and needs no such groups.
 
-NCCL also lets a message wait for what the current stream has been given before. A send needs that;
-a receive does not: it is started from a side stream, on which its buffer lies too, and comes while
-the stage computes. The buffer is lent to the stream that computes with it (transport/streams.py).
+NCCL also makes a message wait for the kernels queued on the current stream. A send needs that; a
+receive does not: it is started on a side stream, on which its buffer is allocated too, and arrives
+while the stage computes. The buffer is lent to the stream that computes with it
+(transport/streams.py).
 
-All ranks make groups in the same order, as many as each other (torch splits NCCL's communicators of
-the default one, for which all are needed), so links are made in rounds in which every stage is in
-one pair at most.
+All ranks make the same number of groups in the same order (torch splits NCCL's communicators from
+the default one, in which all ranks must take part), so links are made in rounds in which every
+stage is in at most one pair.
 
 >>> link_rounds(stages=4, chunks=1)[:2]
 [[(0, 1), (2, 3)], [(1, 2)]]
@@ -35,30 +36,30 @@ from mpctl.transport.streams import HOST_STREAM, MakeStream, SideStream, side_st
 
 Direction = Literal["forward", "backward"]
 Pair = tuple[int, int]
-"""Numbers of the stage that sends and of the one that receives."""
+"""(sending stage, receiving stage)"""
 
 
 @dataclass(frozen=True)
 class StageLinks:
-    """The messages of one stage. group: of all stages, which counts and logs them; alone: groups of
-    the two stages of a link, where messages would hold each other up otherwise; stream: on which
-    receives are started."""
+    """The messages of one stage. group: the group of all stages, which counts and logs them; alone:
+    groups of the two stages of a link, on backends where messages would otherwise block each other;
+    stream: the stream on which receives are started."""
 
     group: Group
     alone: Mapping[tuple[Direction, Pair], dist.ProcessGroup] = field(default_factory=dict)
     stream: SideStream = HOST_STREAM
 
     def start_send(self, direction: Direction, tensor: Tensor, stage: int) -> Pending:
-        """Send a tensor to another stage, without waiting. direction: of the pass, which receives
-        it."""
+        """Send a tensor to another stage, without waiting. direction: that of the pass that
+        receives it."""
         over = self.alone.get((direction, (self.group.rank, stage)))
         return self.group.start_send(tensor, stage, over=over)
 
     def start_receive(
         self, direction: Direction, shape: Sequence[int], like: Tensor, stage: int
     ) -> Pending:
-        """Receive a tensor of another stage, without waiting, not even for what is computed now.
-        like: has its dtype and device."""
+        """Receive a tensor from another stage, without waiting, not even for kernels that are
+        running. like: gives its dtype and device."""
         over = self.alone.get((direction, (stage, self.group.rank)))
         with self.stream.running():
             buffer = torch.empty(shape, dtype=like.dtype, device=like.device)

@@ -1,10 +1,10 @@
-"""What a pipeline stage holds: its chunks as modules, the tensors at their borders, and which of
-its parameters other stages hold too.
+"""A pipeline stage: its chunks as modules, the tensors at their boundaries, and the parameters that
+it shares with other stages.
 
-All of it is read off the operator table and the cut of stages.py, as the plan is. A parameter that
-several stages hold (a word table and the head tied to it, a table that all layers of a stack add)
-starts equal everywhere, for its value follows from its name; the first of these stages owns it: it
-counts in the norm and is saved there. Two chunks of one stage hold one and the same tensor.
+All of it follows from the operator table and the cut in stages.py, as does the plan. A parameter
+that several stages hold (a word table and the head tied to it, a table that all layers of a stack
+add) starts equal everywhere, since its value depends on its name. The first of these stages owns
+it: there it counts in the norm and is saved. Chunks of one stage share the same tensor.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from mpctl.spec.model import ModelSpec
 
 @dataclass(frozen=True)
 class StageBoundary:
-    """The tensors that one chunk hands to the next: this rank's shape of each, its samples left
-    out, and whether its gradient comes back. Outside the pipeline there are none."""
+    """The tensors that one chunk passes to the next: this rank's shape of each, without the
+    dimension of samples, and whether its gradient comes back. The pipeline's ends have none."""
 
     shapes: tuple[tuple[int, ...], ...] = ()
     needs: tuple[bool, ...] = ()
@@ -79,8 +79,8 @@ class PipelinePartition:
 
     @property
     def schedule(self) -> str:
-        """The schedule that is run. A single stage gains nothing by keeping more than one micro
-        batch's activations."""
+        """The schedule that is run. A single stage would gain nothing by keeping the activations of
+        more than one micro batch."""
         return self.job.parallel.schedule if self.stages > 1 else "1f1b"
 
     @cached_property
@@ -95,12 +95,12 @@ class PipelinePartition:
         )
 
     def own_samples(self, count: int) -> int:
-        """How many of the samples of a micro batch a tensor at a border has of this rank: all, or
-        its part where a grid of tensor-parallel ranks cuts them."""
+        """Number of samples that this rank's part of a boundary tensor has, of `count` in the micro
+        batch: all, or fewer if a grid of tensor-parallel ranks splits them."""
         return local_size(count, parts=self.layout.grid.sample_parts)
 
     def owns(self, name: str) -> bool:
-        """Whether no earlier stage holds this parameter of the stage too."""
+        """Whether no earlier stage holds this parameter as well."""
         return self.layout.shared_parameters.get(name, (self.stage,))[0] == self.stage
 
     def view_of(self, name: str) -> View:

@@ -1,10 +1,10 @@
-"""What happens around the passes of a chunk: reductions that start, parameters that come and go.
+"""Hooks around the passes of a chunk, which start reductions and gather or free parameters.
 
-A listener is told of each action of the schedule, and within it of each layer: forward enters and
-leaves it, backward reaches it. When backward reaches a unit, all units after it are done: autograd
-works in the reverse order of forward, and accumulates before all else. So what is sent then depends
-on the plan alone, never on which parameters a rank happened to use (BERT's next-sentence head is
-used by one rank of cp only), and is in one order on all replicas.
+A listener is notified of each action of the schedule and, within it, of each layer: when forward
+enters or leaves it and when backward reaches it. When backward reaches a unit, all units after it
+are done: autograd runs in the reverse order of forward, and accumulates gradients first. So what is
+sent then depends on the plan alone, never on which parameters a rank used (only one rank of cp uses
+BERT's next-sentence head), and is in the same order on all replicas.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class PassListener:
 def watch_layers(
     chunk: nn.Module, layers: Mapping[str, int], listeners: Sequence[PassListener]
 ) -> None:
-    """Have the listeners told, in their order, when a pass enters, leaves and goes back through a
-    layer of the chunk. layers: unit numbers by name of the layer's module."""
+    """Notify the listeners, in their order, when a forward enters or leaves a layer of the chunk
+    and when backward reaches it. layers: unit numbers by name of the layer's module."""
     for name, unit in layers.items():
         module = chunk.get_submodule(name)
         module.register_forward_pre_hook(_entering(unit, listeners))
@@ -73,7 +73,7 @@ def _leaving(unit: int, listeners: Sequence[PassListener]) -> Callable[..., None
 
 
 class OffloadPasses(PassListener):
-    """Tells an offload where a forward begins."""
+    """Notifies an offload when a forward begins."""
 
     def __init__(self, offload: HostOffload) -> None:
         self.offload = offload

@@ -1,20 +1,20 @@
-"""Running a pipeline stage: its program's actions, and the messages between stages.
+"""Runs a pipeline stage: the actions of its program and the messages between stages.
 
-Forward, a chunk takes the states of the chunk before it and returns those for the next; backward it
-takes their gradients and returns those of what it took (PipeDream-flush, arXiv 2104.04473, section
-2.2). Each tensor is one message, point to point, reported to `record` by its sender with this
-rank's bytes. A gradient is sent where anything trained lies before
-(`OperatorTable.boundary_needs`), zeros if backward computed none, so that what is sent depends on
-the plan alone. Under zero-bubble (arXiv 2401.10241) the gradients of the layers' matrices are
-deferred (layers/parameters.py) to an action of their own; that of the head, of whose rows a
-rank may use some only, is computed at once.
+In forward, a chunk takes the states of the previous chunk and returns those for the next; in
+backward it takes the gradients of its results and returns those of its inputs (PipeDream-flush,
+arXiv 2104.04473, section 2.2). Each tensor is one point-to-point message, which its sender reports
+to `record` with this rank's bytes. A gradient is sent if any earlier layer is trained
+(`OperatorTable.boundary_needs`), as zeros if backward computed none, so that what is sent depends
+on the plan alone. Under zero-bubble (arXiv 2401.10241) the gradients of the layers' matrices are
+deferred (layers/parameters.py) to a separate action; that of the head is computed at once, since a
+rank may use only some of its rows.
 
 Messages carry no tags: between two ranks they match in order. pipeline/schedule/program.py puts
-them in one order, in which even sends that wait for their receive come to an end. So a receive is
-posted at its place in that order, before what it is for, and waited for when it is needed
-(p2p.py says over which group, and on which stream); a send travels meanwhile, and once two
-are under way the oldest is waited for, to bound the memory of messages. What has been sent is
-released: backward needs a chunk's result as a place in the graph, not its values.
+them in one order, in which even blocking sends cannot deadlock. So a receive is posted at its place
+in that order, before the action that needs it, and waited for when it is needed (p2p.py says over
+which group, and on which stream). Sends are asynchronous; when two are pending, the older one is
+waited for, which bounds the memory of messages. A tensor that has been sent is released: backward
+needs a chunk's result as a node of the graph, not its values.
 
 Letters: b batch, s sequence, h hidden; t tp, c cp.
 """
@@ -45,9 +45,9 @@ from mpctl.transport.group import Pending
 class PipelineRunner:
     """One rank's stage; a model in one stage is a pipeline without messages.
 
-    activity: told of each step of the program. listeners: told of every action, in their order.
-    keys: of the dropout masks, where they lie on the device; None computes them on the host.
-    deferred_wgrad: where backward leaves the gradients that the schedule defers.
+    activity: notified of each step of the program. listeners: notified of every action, in their
+    order. keys: keys of the dropout masks as tensors on the device; None computes them on the host.
+    deferred_wgrad: where backward puts the gradients that the schedule defers.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class PipelineRunner:
 
     def train(self, batches: Iterator[Batch], *, step: int, scale: float = 1.0) -> Tensor:
         """Add the gradients of a step's micro batches, times `scale`, to the parameters'; returns
-        this rank's share of the mean loss, which only the last stage knows (0 elsewhere): a float64
-        scalar on the device."""
+        this rank's share of the mean loss, a float64 scalar on the device; 0 on all but the last
+        stage."""
         training = self.partition.job.training
         samples = training.global_batch_size or 1
         if self.keys is not None:
@@ -80,15 +80,15 @@ class PipelineRunner:
         return run.execute(self.partition.program)
 
     def evaluate(self, batches: Sequence[Batch], *, counted: int) -> Tensor:
-        """The sum of this rank's losses without dropout, on the last stage (0 elsewhere), over the
-        first `counted` of the micro batches; the others are computed and left out of the sum. A
-        float64 scalar on the device."""
+        """The sum of this rank's losses without dropout over the first `counted` of the micro
+        batches; the others are computed but not summed. A float64 scalar on the device; 0 on all
+        but the last stage."""
         run = _ProgramRun(self, iter(batches), 1, counted=counted)
         return run.execute(self._forward_program(len(batches)))
 
     def _forward_program(self, count: int) -> Program:
-        """The forward steps of a training step's program, and so those of its first micro batches,
-        are a program too: with chunks it needs as many micro batches as fill the stages."""
+        """The forward steps of `count` micro batches, cut from a program of a multiple of `stages`
+        micro batches, which several chunks need."""
         if not count:
             return []
         stages, chunks = self.partition.stages, len(self.chunks)
@@ -108,9 +108,9 @@ class PipelineRunner:
 
 @dataclass(frozen=True)
 class _SavedGraph:
-    """What a chunk's backward starts from. inputs: states whose gradients are sent on; edges: where
-    backward enters the graph, which keeps of an output's values only what it needs; loss_gradients:
-    the gradient of a loss, none of a chunk that returns states."""
+    """The start of a chunk's backward. inputs: states whose gradients are sent on; edges: where
+    backward enters the graph, which does not keep the values of outputs unless it needs them;
+    loss_gradients: the gradient of a loss, empty for a chunk that returns states."""
 
     inputs: State
     edges: list[GradientEdge | None]
@@ -121,11 +121,11 @@ class _SavedGraph:
 class _ProgramRun:
     """One execution of a program.
 
-    samples: what losses are divided by; step: of training, None for no dropout; counted: how many
-    micro batches' losses are summed, None for all. num_read: micro batches taken from the source,
-    of which `batches` are still needed. graphs: by micro batch and chunk; deferred: weights'
-    gradients to be computed, by micro batch. received, results: tensors for and of an action.
-    sending: messages under way.
+    samples: divisor of the losses; step: the training step, None for no dropout; counted: how many
+    micro batches' losses are summed, None for all. num_read: micro batches read from the source;
+    batches: those of them that are still needed. graphs: by micro batch and chunk; deferred: weight
+    gradients still to be computed, by micro batch. received, results: inputs and results of an
+    action. sending: pending sends.
     """
 
     runner: PipelineRunner
@@ -144,7 +144,7 @@ class _ProgramRun:
     sending: deque[Pending] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        # Summed there: reading each loss would make the host wait for every micro batch.
+        # Summed on the device: reading each loss would make the host wait for every micro batch.
         self.loss = torch.zeros((), dtype=torch.float64, device=self.runner.sample.device)
 
     def execute(self, steps: Iterable[Step]) -> Tensor:
@@ -178,7 +178,7 @@ class _ProgramRun:
             listener.end(action)
 
     def _forward(self, action: Action, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The states to send on; none of the last chunk, whose loss is added up."""
+        """The states to send on; none from the last chunk, whose loss is added to the sum."""
         before, behind = self.runner.partition.borders[action.chunk]
         batch = self._batch(action.microbatch)
         rng = self._rng(batch.samples)
@@ -213,19 +213,19 @@ class _ProgramRun:
         self.graphs[action.microbatch, action.chunk] = _SavedGraph(inputs, edges, ends)
 
     def _backward(self, action: Action, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Adds to the parameters' gradients; those of the inputs that need one."""
+        """Add to the parameters' gradients; returns the gradients of the inputs that need one."""
         before, _ = self.runner.partition.borders[action.chunk]
         graph = self.graphs.pop((action.microbatch, action.chunk))
         pairs = list(zip(graph.edges, gradients or graph.loss_gradients, strict=True))
         edges = [edge for edge, _ in pairs if edge is not None]
-        if edges:  # else all that is trained lies on other ranks
+        if edges:  # else all trained parameters are on other ranks
             torch.autograd.backward(edges, [grad for edge, grad in pairs if edge is not None])
         if action.chunk == 0:
             del self.batches[action.microbatch]
         return [_gradient(state) for state, need in _with_needs(graph.inputs, before) if need]
 
     def _batch(self, microbatch: int) -> Batch:
-        """The chunks of a stage meet each micro batch in order; the first to need one reads it."""
+        """The chunks of a stage need micro batches in one order; the first to need one reads it."""
         while self.num_read <= microbatch:
             self.batches[self.num_read] = next(self.source)
             self.num_read += 1
@@ -253,13 +253,12 @@ class _ProgramRun:
         self._wait_for_sends(MAX_SENDS_IN_FLIGHT)
 
     def _wait_for_sends(self, most: int) -> None:
-        """Wait for the oldest messages sent until at most so many are under way."""
         while len(self.sending) > most:
             self.sending.popleft().wait()
 
 
 def _with_needs(states: State, border: StageBoundary) -> Iterable[tuple[Tensor, bool]]:
-    """Each state with whether its gradient is sent back; a loss, which no border names, needs
+    """Each state with whether its gradient is sent back; a loss, which is in no boundary, needs
     one."""
     return zip(states, border.needs or (True,) * len(states), strict=True)
 

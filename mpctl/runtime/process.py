@@ -1,9 +1,9 @@
-"""One worker as a process: its log, its end with its parent, and its record of a failure.
+"""The process of a worker: its log, its end together with its parent, and its failure record.
 
-Three measured facts shape this file. torchrun killed by -9 leaves its workers running, so a worker
-asks the kernel to be killed with its parent. A rank that dies breaks its peers' connections within
-a tenth of a second, so most failures are echoes: each record says whether it is one, and a rank
-without a record is the one that was killed. What that rank was doing is in its breadcrumb
+Two measured facts shape this file. torchrun killed by SIGKILL leaves its workers running, so a
+worker asks the kernel to be killed with its parent. A rank that dies breaks its peers' connections
+within a tenth of a second, so most failures are echoes: each record says whether it is one, and the
+rank without a record is the one that was killed. What that rank was doing is in its breadcrumb
 (mpctl/rundir/breadcrumb.py).
 """
 
@@ -37,7 +37,8 @@ ECHOES = ("connection closed by peer", "connection reset", "broken pipe", "socke
           "unexpected exit of a remote peer", "connection closure by a peer",
           "closed by remote peer", "connection was likely closed",
           "nccl communicator was aborted", "wait timeout", "timed out")  # fmt: skip
-"""What torch's process groups and stores, gloo and NCCL say of a peer that is gone or late."""
+"""Parts of messages of torch's process groups and stores, gloo and NCCL about a lost or late
+peer."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -98,7 +99,7 @@ def write_json(path: Path, document: object) -> None:
 def failure_record(
     error: BaseException, *, rank: int, coords: dict[str, int], doing: str
 ) -> FailureRecord:
-    """What a rank says of the error that ended it, and whether it is only an echo."""
+    """The record of the error that ended a rank, with whether it is only an echo."""
     is_explained = isinstance(error, RunFailed)  # its message is a sentence
     words = str(error) if is_explained else f"{type(error).__name__}: {error}".strip()
     record: FailureRecord = {
@@ -118,8 +119,8 @@ def failure_record(
 
 
 def is_echo(error: BaseException) -> bool:
-    """Whether an error only says that another rank failed: one of mpctl that says so, or one of
-    torch's messages with words for it. The same words from a disk or a GPU are a cause."""
+    """Whether an error only reports that another rank failed: an error of mpctl that says so, or an
+    error of torch.distributed with such a message. From a disk or a GPU it is a cause."""
     if getattr(error, "is_echo", False):
         return True
     words = str(error).lower()
@@ -127,8 +128,8 @@ def is_echo(error: BaseException) -> bool:
 
 
 def _is_of_messages(error: BaseException, words: str) -> bool:
-    """Whether torch.distributed raised an error (a DistError; gloo's are plain RuntimeErrors), and
-    not CUDA through it. By the name of its module: torch may not be imported yet."""
+    """Whether an error comes from torch.distributed (a DistError; gloo raises plain RuntimeErrors)
+    and not from CUDA through it. Decided by the name of its module: torch may not be imported."""
     modules = {kind.__module__ for kind in type(error).__mro__}
     is_plain = type(error) is RuntimeError and ("gloo" in words or "nccl" in words)
     return ("torch.distributed" in modules or is_plain) and "cuda error" not in words

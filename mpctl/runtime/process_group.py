@@ -2,11 +2,11 @@
 
 Ranks start seconds apart (imports, a loaded machine), while a collective of a running job may only
 wait `launch.timeout_seconds`, and RANK_MARGIN_SECONDS more (spec/launch.py). So all ranks meet at
-the key-value store first, with a timeout of its own.
+the key-value store first, with a separate timeout.
 
-They leave by the store as well. Where no torchrun hosts it, rank 0 does (store.py), and a rank that
-saves asks there up to half a second after rank 0 has published the checkpoint
-(checkpoint/writer.py): were rank 0 gone by then, a training that is finished would fail.
+They also leave through the store. If torchrun does not host it, rank 0 does (store.py), and a rank
+that saves may query it up to half a second after rank 0 has published the checkpoint
+(checkpoint/writer.py): if rank 0 had exited by then, a finished training would fail.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 LEAVE_SECONDS = 300.0
 """How long rank 0 waits for the other ranks before it leaves without them: as long as they wait for
-a save that makes no progress."""
+a save without progress."""
 
 
 def init_process_group(job: JobSpec, *, rank: int, local_rank: int, world_size: int) -> None:
     """Create torch's default process group at the address in MASTER_ADDR and MASTER_PORT; a world
-    of one rank needs none. Raises torch's DistStoreError where a rank does not come in time."""
+    of one rank needs none. Raises torch's DistStoreError if a rank does not join in time."""
     if world_size == 1:
         return
     device = select_device(job.launch.device, local_rank)
-    # Twice: the supervisor, which sees who is missing, ends a start that stands still before that.
+    # Twice, since the supervisor, which knows who is missing, ends a start that hangs before that.
     patience = timedelta(seconds=2 * job.launch.start_seconds)
     store = environment_store(rank, patience)
     store.set(f"here/{rank}", "")
@@ -50,13 +50,13 @@ def init_process_group(job: JobSpec, *, rank: int, local_rank: int, world_size: 
 
 
 def leave_process_group(rank: int, world_size: int, seconds: float = LEAVE_SECONDS) -> None:
-    """End torch's default process group; rank 0 returns when all ranks have, or after so many
-    seconds. No rank may use the group or its store any more."""
+    """End torch's default process group; rank 0 returns when all ranks have left, or after
+    `seconds`. The group and its store must not be used afterwards."""
     if world_size == 1:
         return
     store = dist.distributed_c10d._get_default_store()
     dist.destroy_process_group()
-    with suppress(dist.DistError):  # a rank that has died does not come: the launcher knows it
+    with suppress(dist.DistError):  # a rank died and never leaves: the launcher knows
         store.set(f"gone/{rank}", "")
         if rank == 0:
             peers = [f"gone/{peer}" for peer in range(world_size)]

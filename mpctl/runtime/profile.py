@@ -1,8 +1,8 @@
-"""What a rank did when, in the steps that `launch.profile` names (rundir/profile_files.py).
+"""A timeline of a rank's work in the steps that `launch.profile` names (rundir/profile_files.py).
 
-Off, it costs a comparison a step. On, a pass costs two readings of the clock, and nothing is
-written before the next step begins, outside of all times. On CUDA the readings are events on the
-stream, which are turned into seconds when the line is written.
+When it is off, it costs one comparison per step. When it is on, a pass costs two readings of the
+clock; events are written when the next step begins, outside of all measured times. On CUDA the
+readings are events on the stream, which are converted to seconds when they are written.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MESSAGES = ("send", "receive")
 class StepProfile(PassListener):
     """Records the steps in `steps` (`3, 5-7`; none in an empty text) as lines of the file `path`.
 
-    timer: of the rank's groups, whose clock is used and which tells of collectives. head: what a
-    line says of the rank. activity: says which step of the pipeline's program is under way.
+    timer: that of the rank's groups; its clock is used, and it reports collectives. head: the
+    rank's part of each line. activity: says which step of the pipeline program is running.
     """
 
     steps: str = ""
@@ -45,7 +45,7 @@ class StepProfile(PassListener):
     begun: list[Any] = field(default_factory=list)
 
     def begin_step(self, step: int) -> None:
-        """Write what was recorded until now, and record from here on if the step is to be."""
+        """Write the events recorded so far, and record from now on if `step` is among `steps`."""
         self.finish()
         if self.steps and is_within(self.steps, step):
             self.step = step
@@ -54,12 +54,12 @@ class StepProfile(PassListener):
             self.begun.append(self.timer.now())
 
     def end_step(self) -> None:
-        """The step is over; what follows until the next begins is recorded with it."""
+        """End the step; events until the next step begins are recorded with it."""
         if self.step is not None:
             self._add("step", self.begun.pop())
 
     def finish(self) -> None:
-        """Write what was recorded, and record nothing more."""
+        """Write the recorded events and stop recording."""
         if self.step is None:
             return
         self.timer.listener = None
@@ -72,11 +72,11 @@ class StepProfile(PassListener):
         self.begun.clear()
 
     def span(self, name: str) -> AbstractContextManager[None]:
-        """To be entered around a piece of work, one of profile_files.WORK."""
+        """Enter it around a piece of work, one of profile_files.WORK."""
         return nullcontext() if self.step is None else self._span(name)
 
     def each(self, name: str, items: Iterator[Item]) -> Iterator[Item]:
-        """The items, each with the time that it takes to get it."""
+        """The items; records the time that it takes to get each."""
         return items if self.step is None else self._each(name, items)
 
     def begin(self, action: Action) -> None:
@@ -125,7 +125,7 @@ class StepProfile(PassListener):
         self.events.append((event, began, ended))
 
     def _resolved(self) -> list[ProfileEvent]:
-        """The events with their times in seconds, what contains others before them."""
+        """The events with their times in seconds; an event comes before those that it contains."""
         seconds = self.timer.seconds_at
         for event, began, ended in self.events:
             event["began"], event["ended"] = seconds(began), seconds(ended)

@@ -1,5 +1,5 @@
-"""What a rank's records and its report (RUN/ranks/rank-N.json) say of many steps: collectives, FLOP
-utilization and memory of the device."""
+"""Figures over many steps in a rank's records and its report (RUN/ranks/rank-N.json): time in
+collectives, FLOP utilization and device memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpctl.rundir.summary import WARM_UP_STEPS, medians_by_axis
 from mpctl.runtime.device import device_name
 from mpctl.runtime.train import Trainer
 
-REPORTED_STEPS = 1000  # of the steps of an attempt, the last that its report speaks of
+REPORTED_STEPS = 1000  # the report covers the last steps of an attempt
 
 
 @dataclass
@@ -30,7 +30,7 @@ class CommunicationSeconds:
     num_seen: int = 0
 
     def add(self, record: StepRecord) -> None:
-        """Add a step; the first WARM_UP_STEPS count until there are others."""
+        """Add a step; the first WARM_UP_STEPS count only until there are later ones."""
         if self.num_seen == WARM_UP_STEPS:
             self.steps.clear()
         self.num_seen += 1
@@ -49,8 +49,8 @@ class CommunicationSeconds:
 
 @dataclass(frozen=True)
 class DeviceFigures:
-    """name: the GPU's as torch reports it, None on a CPU; reserved_memory: reads the most bytes
-    that the allocator has taken from it."""
+    """name: the GPU's name as torch reports it, None on a CPU; reserved_memory: returns the peak
+    bytes that the allocator has reserved on it."""
 
     name: str | None
     utilization: Utilization
@@ -64,7 +64,7 @@ class DeviceFigures:
         return cls(name, used, trainer.environment.reserved_memory)
 
     def add(self, record: StepRecord) -> None:
-        """Add to a step's record what is known of it."""
+        """Add the step's figures of the device to its record."""
         seconds, used = record["step_seconds"], self.utilization
         mfu, hfu = used.mfu(seconds), used.hfu(seconds)
         if mfu is not None and hfu is not None:

@@ -1,6 +1,6 @@
-"""What a worker does for `mpctl sample`: load a model and write texts, a token at a time.
+"""The worker side of `mpctl sample`: load a model and generate texts, one token at a time.
 
-Texts, in each family's own form:
+Texts, by family:
 
     gpt   tokens of the prompt, then what follows
     glm   part A with its [MASK]s; then for each of them, in order, [sop] and the words of the
@@ -8,19 +8,19 @@ Texts, in each family's own form:
     t5    <pad>, then what the decoder writes (families/t5/samples.py)
     bert  the words at [MASK], all of a text filled from one forward pass
 
-Decoding. Prompts of unequal lengths are padded on the left, so that all continue at one place of
-the cache; no query sees the padding (a mask), and positions count from the text's own first token.
-A text's logits then do not depend on the others of its batch. T5 pads the encoder's input on the
+Decoding. Prompts of unequal lengths are padded on the left, so that all continue at the same
+position of the cache; padding is masked, and positions count from the text's first token. So a
+text's logits do not depend on the other texts of its batch. T5 pads the encoder's input on the
 right, and its decoders all begin with one token.
 
-GLM's part A sees itself both ways and nothing behind it: it is fed first, then [sop]. A text that
-has ended is computed on beside the others of its batch until all have ended.
+GLM's part A attends to itself in both directions and to nothing after it: it is fed first, then
+[sop]. A finished text stays in the batch until all texts have finished.
 
-Drawing by temperature, top-k and top-p is Gumbel's law: the largest of log p + g, with g =
--log(-log u) and u uniform, is word w with probability p(w). Each u is a hash of (seed, number of
+Sampling by temperature, top-k and top-p uses the Gumbel-max trick: the largest of log p + g, with g
+= -log(-log u) and u uniform, is word w with probability p(w). Each u is a hash of (seed, number of
 the text, step, word) (kernels/counter_rng.py), so a text does not depend on the layout, on the
 other texts of its batch or on the device. All ranks of a tensor-parallel group gather the same
-logits and so draw the same token; nothing is broadcast.
+logits and so draw the same token without a broadcast.
 
 Request and answers: rundir, SampleRequest and SampleAnswer.
 
@@ -61,11 +61,12 @@ Fields = Mapping[str, Sequence[int]]
 class TextState:
     """One text.
 
-    number: of the prompt, part of each token's random seed. tokens: the prompt. limit: most tokens
-    to write. ends: tokens that end it and are not written. start: the special token after which a
-    blank or a decoder writes. masks: positions of the blanks. num_written: tokens so far;
-    last_token: the last of them; blank: number of the blank that is being filled. finish: why it
-    ended, None before: `end-of-text`, `length` or, with all blanks ended, `filled`.
+    number: index of the prompt, part of each token's random seed. tokens: the prompt. limit:
+    maximum number of tokens to generate. ends: tokens that end the text and are not part of it.
+    start: the special token after which a blank or a decoder begins. masks: positions of the
+    blanks. num_written: tokens generated so far; last_token: the last of them; blank: number of the
+    blank being filled. finish: why it ended, None before: `end-of-text`, `length` or, with all
+    blanks filled, `filled`.
     """
 
     number: int
@@ -80,11 +81,11 @@ class TextState:
     finish: str | None = None
 
     def initial_fields(self) -> Fields:
-        """What the model is fed first: by name, one value a position."""
+        """The first input of the model: fields by name, one value per position."""
         return {"tokens": self.tokens, "positions": range(len(self.tokens))}
 
     def append(self, token: int) -> None:
-        """Add the token that was drawn; may end the text."""
+        """Add the sampled token; may end the text."""
         if token in self.ends:
             self.finish = "end-of-text"
         else:
@@ -94,15 +95,15 @@ class TextState:
             self.finish = "length"
 
     def next_fields(self) -> Fields:
-        """What the model is fed next: one position; of a text that has ended, any legal one."""
+        """The next input of the model: one position; for a finished text, any valid one."""
         position = len(self.tokens) + self.num_written - 1
         return {"tokens": [self.last_token], "positions": [position]}
 
 
 @dataclass
 class BlankTextState(TextState):
-    """GLM: fills the blanks at `masks` in part A, one after the other; `limit` bounds each of
-    them. block: position in the blank, from 1."""
+    """GLM: fills the blanks at `masks` in part A, one after the other; `limit` applies to each.
+    block: position in the blank, from 1."""
 
     block: int = 1
 
@@ -116,7 +117,7 @@ class BlankTextState(TextState):
         }
 
     def append(self, token: int) -> None:
-        """Add the token; [eop], or a blank that is full, moves on to the next blank."""
+        """Add the token; after [eop], or when the blank is full, move on to the next blank."""
         self.last_token, self.block = token, self.block + 1
         is_end = token in self.ends
         self.num_written += not is_end
@@ -133,14 +134,14 @@ class BlankTextState(TextState):
 
 @dataclass
 class DecoderTextState(TextState):
-    """T5: the prompt is the encoder's input, and the decoder writes."""
+    """T5: the encoder reads the prompt, and the decoder generates."""
 
     def initial_fields(self) -> Fields:
         """The decoder's first token."""
         return {"decoder_tokens": [self.start]}
 
     def next_fields(self) -> Fields:
-        """The decoder's last token; it counts positions itself."""
+        """The decoder's last token; the decoder counts positions itself."""
         return {"decoder_tokens": [self.last_token]}
 
 
@@ -153,8 +154,7 @@ TEXT_STATES = {
 
 
 def make_text_states(form: PromptForm, prompts: Sequence[PromptRequest]) -> list[TextState]:
-    """The texts of a request, each in the state before its first token is drawn. form: the
-    family's."""
+    """The initial states of a request's texts. form: the family's prompt form."""
     return [
         TEXT_STATES[form.kind](
             number=text["number"],
@@ -175,15 +175,15 @@ class Decoder(Protocol):
     """Computes one batch of texts position by position, with caches."""
 
     def prefill(self, texts: Sequence[TextState]) -> Tensor:
-        """Feed the prompts -> logits [b, v/t] of each text's next token, of this rank's words."""
+        """Feed the prompts -> logits [b, v/t] of each text's next token over this rank's words."""
 
     def decode(self, fields: Sequence[Fields]) -> Tensor:
         """Feed one more position of each text -> logits [b, v/t] of the next token."""
 
 
 class StackDecoder:
-    """A batch of texts of a family of one stack. is_causal: whether a prompt sees what stands
-    before each token alone (GPT) or itself both ways (GLM)."""
+    """A batch of texts of a family of one stack. is_causal: whether a prompt's tokens attend only
+    to earlier tokens (GPT) or in both directions (GLM)."""
 
     def __init__(self, module: SingleStackModule, device: torch.device, *, is_causal: bool) -> None:
         self.module, self.device, self.is_causal = module, device, is_causal
@@ -216,7 +216,7 @@ class StackDecoder:
 
 
 class EncoderDecoder:
-    """A batch of texts that a decoder writes, for prompts that its encoder reads (T5)."""
+    """A batch of texts that a decoder generates from prompts that an encoder reads (T5)."""
 
     def __init__(self, module: EncoderDecoderModule, device: torch.device) -> None:
         self.module, self.device = module, device
@@ -244,7 +244,7 @@ class EncoderDecoder:
 
 
 def make_decoder(module: torch.nn.Module, device: torch.device) -> Decoder:
-    """A decoder for one batch of texts, of the kind that the module needs."""
+    """The decoder that this kind of module needs, for one batch of texts."""
     if isinstance(module, EncoderDecoderModule):
         return EncoderDecoder(module, device)
     assert isinstance(module, SingleStackModule)
@@ -252,7 +252,7 @@ def make_decoder(module: torch.nn.Module, device: torch.device) -> Decoder:
 
 
 def _positions(text: TextState) -> int:
-    """The most positions that a text is fed after its first ones."""
+    """The maximum number of positions that a text is fed after the first ones."""
     return max(1, len(text.masks)) * (text.limit + 1)
 
 
@@ -281,8 +281,8 @@ def _padded(row: Sequence[T], size: int, filler: T, side: str) -> list[T]:
 
 @dataclass(frozen=True)
 class TokenSampler:
-    """Draws the next token of each text. temperature 0 takes the likeliest word; top_k and top_p
-    narrow the choice, in this order, after the division by the temperature (Holtzman et al., arXiv
+    """Draws the next token of each text. temperature 0 takes the likeliest word; top_k and then
+    top_p restrict the choice, after the division by the temperature (Holtzman et al., arXiv
     1904.09751, section 3)."""
 
     temperature: float = 0.0
@@ -291,11 +291,11 @@ class TokenSampler:
     seed: int = 0
 
     def __call__(self, logits: Tensor, texts: Sequence[int], step: int) -> tuple[Tensor, Tensor]:
-        """logits [b, v] of the texts so numbered -> tokens [b], and their log probabilities [b]
-        under the model itself: at temperature 1, without top_k and top_p.
+        """logits [b, v] of the texts with these numbers -> tokens [b], and their log probabilities
+        [b] under the model: at temperature 1, without top_k and top_p.
 
-        step: how many tokens were drawn for each text before. Raises FloatingPointError where a
-        logit is not a number.
+        step: how many tokens were sampled for each text before. Raises FloatingPointError if a
+        logit is NaN.
         """
         scores = logits.double()
         if bool(scores.isnan().any()):
@@ -303,14 +303,14 @@ class TokenSampler:
         log_probabilities = scores.log_softmax(-1)
         tokens = scores.argmax(-1)
         if self.temperature:
-            # 0 at most: a temperature near 0 makes no infinities that could not be told apart
+            # at most 0, so that a temperature near 0 makes no two scores +inf
             heated = (scores - scores.amax(-1, keepdim=True)) / self.temperature
             noise = self._noise(scores, texts, step)
             tokens = (self._narrowed(heated) + noise).argmax(-1)
         return tokens, log_probabilities.gather(-1, tokens[:, None])[:, 0]
 
     def _narrowed(self, scores: Tensor) -> Tensor:
-        """[b, v] with -inf for the words that top_k and top_p leave out."""
+        """[b, v] with -inf for the words that top_k and top_p exclude."""
         if self.top_k is not None and self.top_k < scores.shape[-1]:
             least = scores.topk(self.top_k, -1).values[:, -1:]
             scores = scores.masked_fill(scores < least, -torch.inf)
@@ -324,7 +324,6 @@ class TokenSampler:
         return scores
 
     def _noise(self, scores: Tensor, texts: Sequence[int], step: int) -> Tensor:
-        """Gumbel noise [b, v]."""
         numbers = torch.tensor(texts, device=scores.device)[:, None, None]
         steps = torch.tensor([step], device=scores.device)[:, None]
         words = torch.arange(scores.shape[-1], device=scores.device)
@@ -335,7 +334,7 @@ class TokenSampler:
 def gather_logits(local: Tensor, group: Group, *, vocab: int, padded: int) -> Tensor:
     """This rank's words [b, v_local] -> [b, v], equal on every rank of the group.
 
-    padded: rows of the word table over all ranks; those above `vocab` give no logit.
+    padded: rows of the word table over all ranks; those from `vocab` on have no logits.
     """
     if group.size == 1:
         return local
@@ -362,9 +361,9 @@ class LoadedModel:
 
 
 class SampledToken(NamedTuple):
-    """One token of a text. text: the text's number; blank: of the text's blanks, the one that it
-    was drawn for; is_end: it ended the text or blank and is no part of it; finish: why the text has
-    ended, None while it goes on. As a ChosenToken of the answer."""
+    """One token of a text. text: the text's number; blank: number of the blank that it was sampled
+    for; is_end: whether it ended the text or blank, of which it is then no part; finish: why the
+    text has ended, None before. Fields as in the answer's ChosenToken."""
 
     text: int
     blank: int
@@ -378,7 +377,7 @@ class SampledToken(NamedTuple):
 def generate(
     loaded: LoadedModel, texts: Sequence[TextState], sampler: TokenSampler
 ) -> Iterator[list[SampledToken]]:
-    """Step by step, one token for each text that has not ended, until all have."""
+    """Yield one token per step for each unfinished text, until all have finished."""
     decoder, step = make_decoder(loaded.module, loaded.device), 0
     logits = loaded.gather_logits(decoder.prefill(texts))
     while True:
@@ -395,7 +394,7 @@ def generate(
 def fill_masks(
     loaded: LoadedModel, texts: Sequence[TextState], sampler: TokenSampler
 ) -> Iterator[list[SampledToken]]:
-    """The words at each text's `masks`, one a step, all of a text from the same forward pass."""
+    """The words at each text's `masks`, one per step, all from the same forward pass."""
     for text in texts:
         tokens = torch.tensor([text.tokens], device=loaded.device)
         batch = Batch(torch.zeros(1), {"tokens": tokens, "types": torch.zeros_like(tokens)})

@@ -1,22 +1,22 @@
-"""What becomes of a step whose loss or gradient is not finite, or whose loss spikes.
+"""Decides what to do with a step whose loss or gradient is not finite, or whose loss spikes.
 
-The loss and the gradient norm of a step are results of all-reduces and so the same number on every
-rank: all ranks decide alike, without a message. Where a setting may keep an update from being made,
-the loss is therefore shared before the update instead of after it.
+The loss and the gradient norm of a step come from all-reduces and so are the same on every rank:
+all ranks make the same decision, without a message. If a setting may prevent an update, the loss is
+all-reduced before the update instead of after it.
 
 A loss is a spike when it exceeds `training.spike_factor` times the median of the losses of the last
-`training.spike_window` updates; before so many updates none is. A skipped step leaves parameters,
-moments and AdamW's count as they are, sends what every step sends, and its batch is not trained on
-again. A rollback ends the attempt: the launcher starts again from the newest checkpoint and leaves
-out the batches up to the one at fault. PaLM restarted about 100 steps before each spike and skipped
-200 to 500 batches, after which the loss did not spike there again (arXiv 2204.02311, section 5.1).
+`training.spike_window` updates; before that many updates no loss is a spike. A skipped step does
+not change parameters, moments and AdamW's count, sends the same messages as every step, and its
+batch is not trained on again. A rollback ends the attempt: the launcher restarts from the newest
+checkpoint and skips the batches up to and including the bad one. PaLM restarted about 100 steps
+before each spike and skipped 200 to 500 batches, after which the loss did not spike there again
+(arXiv 2204.02311, section 5.1).
 
-A failure that ends the run names the rank that it came from. The sums over replicas and stages
-carry one rank's NaN or infinity to all others, so the ranks compute the step once more, from the
-same samples and the same dropout masks, with the parameters of before the update, and each looks at
-its own gradients before they are summed. A healthy step pays nothing for this. The rank that is
-blamed records its failure at once, the others a moment later, so that the launcher does not end it
-before its record is on disk.
+A failure that ends the run names the rank that caused it. The sums over replicas and stages spread
+one rank's NaN or infinity to all others, so the ranks compute the step again, from the same samples
+and dropout masks, with the parameters from before the update, and each checks its local gradients
+before they are summed. A normal step has no extra cost. The rank at fault records its failure at
+once, the others a moment later, so that the launcher does not end it before its record is on disk.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ Action = Literal["update", "skip", "stop", "rollback"]
 
 
 class StepRefused(RunFailed):
-    """A step was not trained on. rollback: its number where the launcher is to start again from the
-    newest checkpoint without its batch, None where the run ends."""
+    """A step made no update and ends the attempt. rollback: the step's number if the launcher is to
+    restart from the newest checkpoint without its batch, None if the run ends."""
 
     def __init__(self, words: str, *, is_echo: bool, rollback: int | None) -> None:
         super().__init__(words)
@@ -52,8 +52,8 @@ class StepRefused(RunFailed):
 
 @dataclass(frozen=True)
 class StepDecision:
-    """What is to become of a step, and why it is not an ordinary one: `the loss of step 3 is nan`,
-    empty for an ordinary one. is_spike: the loss is finite and too large."""
+    """What to do with a step, and the reason, such as `the loss of step 3 is nan`, which is empty
+    for a normal step. is_spike: the loss is finite but too large."""
 
     action: Action
     reason: str = ""
@@ -61,8 +61,8 @@ class StepDecision:
 
 
 class StepGuard:
-    """Decides about each step of one training. losses: of the last updates; skipped: steps in a row
-    that were skipped."""
+    """Decides about each step of a training. losses: those of the last updates; skipped: number of
+    consecutive steps skipped."""
 
     def __init__(self, training: TrainingSpec) -> None:
         self.training, self.skipped = training, 0
@@ -70,18 +70,18 @@ class StepGuard:
 
     @property
     def needs_loss(self) -> bool:
-        """Whether the loss of a step has to be known before its update."""
+        """Whether the loss of a step must be known before its update."""
         training = self.training
         return training.on_nonfinite != "stop" or training.on_spike not in ("ignore", "stop")
 
     @property
     def remembers(self) -> bool:
-        """Whether a decision depends on the steps before."""
+        """Whether a decision depends on earlier steps."""
         return self.training.on_spike != "ignore" or self.training.on_nonfinite == "skip"
 
     def restore(self, losses: Iterable[float], skipped: int) -> None:
-        """Continue after a resumption. losses: of the last updates, oldest first; skipped: steps
-        in a row that were skipped before it."""
+        """Continue after a resumption. losses: those of the last updates, oldest first; skipped:
+        number of consecutive steps skipped before it."""
         self.losses.clear()
         self.losses.extend(losses)
         self.skipped = skipped
@@ -89,9 +89,9 @@ class StepGuard:
     def check(
         self, step: int, loss: float | None, norm: float, *, may_overflow: bool
     ) -> StepDecision:
-        """What is to become of step `step`, from 1. loss: None when it is not known yet; norm: of
-        its gradient; may_overflow: in fp16, where a norm that is not finite is an overflow that the
-        loss scale deals with."""
+        """What to do with step `step`, counted from 1. loss: None if it is not known yet; norm:
+        that of its gradient; may_overflow: in fp16, where a norm that is not finite is an overflow,
+        which the loss scale handles."""
         training = self.training
         if loss is not None and not math.isfinite(loss):
             reason = f"the loss of step {step} is {loss}"
@@ -116,7 +116,7 @@ class StepGuard:
         self.skipped = 0
 
     def _limited(self, decision: StepDecision) -> StepDecision:
-        """Skipping so many steps in a row does not help: the run ends instead."""
+        """After too many consecutive skipped steps the run ends instead."""
         if decision.action != "skip":
             return decision
         self.skipped += 1
@@ -143,12 +143,12 @@ NOTHING, PARAMETER, LOSS, GRADIENT = 0, 1, 2, 3
 
 
 class NotFinite(StepRefused):
-    """A sum over the ranks is not finite; is_echo: it came from another rank."""
+    """A sum over the ranks is not finite; is_echo: another rank caused it."""
 
 
 @dataclass
 class GradientInspector:
-    """Finds what is not finite on one rank. names: the name of each of its parameters;
+    """Finds values on one rank that are not finite. names: the name of each of its parameters;
     bad_gradients: names of those whose gradient is not finite."""
 
     names: Mapping[Tensor, str]
@@ -162,7 +162,7 @@ class GradientInspector:
         self.bad_gradients += [self.names[p] for p, view in pairs if not _is_finite(view)]
 
     def evidence(self, loss: float) -> tuple[int, str]:
-        """What is wrong on this rank, the likeliest cause first."""
+        """What is wrong on this rank: parameters, else the loss, else gradients."""
         bad = [name for p, name in self.names.items() if _has_memory(p) and not _is_finite(p)]
         if bad:
             return PARAMETER, f"its parameter {bad[0]} is not finite"
@@ -176,8 +176,8 @@ class GradientInspector:
 def refusal(
     decision: StepDecision, step: int, mesh: Mesh, find: Callable[[], tuple[int, str]]
 ) -> StepRefused:
-    """What this rank is to raise where step `step` ends the run or rolls it back; every rank calls
-    it together. find: returns what is wrong on this rank, as `GradientInspector.evidence`."""
+    """The exception for this rank to raise if step `step` ends the run or rolls it back; all ranks
+    call it together. find: returns what is wrong on this rank, as `GradientInspector.evidence`."""
     what, rollback = decision.reason, step if decision.action == "rollback" else None
     if decision.is_spike:
         return StepRefused(what, is_echo=mesh.rank > 0, rollback=rollback)
@@ -196,13 +196,13 @@ def refusal(
 
 
 def _order(mesh: Mesh, rank: int, kind: int) -> tuple[int, int]:
-    """Parameters before losses before gradients; gradients of the last stage first, since backward
-    hands them on to the stages before."""
+    """Sort key: parameters before losses before gradients; gradients of the last stage first, since
+    backward passes them on to the earlier stages."""
     return kind, -mesh.topology.coords(rank)["pp"]
 
 
 def _share_evidence(mesh: Mesh, evidence: tuple[int, str]) -> list[tuple[int, str]]:
-    """Every rank's evidence, by rank: a byte for its kind, then its text, each in a row."""
+    """Every rank's evidence, by rank, sent as one row each: a byte for its kind, then its text."""
     kind, text = evidence
     row = bytes([kind]) + text.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
     table = torch.zeros(mesh.world.size, len(row), dtype=torch.float32)
@@ -212,7 +212,7 @@ def _share_evidence(mesh: Mesh, evidence: tuple[int, str]) -> list[tuple[int, st
 
 
 def _has_memory(tensor: Tensor) -> bool:
-    """Whether the values are here: between layers, ZeRO 3 keeps none."""
+    """Whether the tensor has memory: at ZeRO 3 parameters have none between layers."""
     return tensor.untyped_storage().nbytes() >= tensor.nbytes
 
 

@@ -1,14 +1,13 @@
-"""What all ranks tell each other once a step, in one small all-reduce over the world, and the
-traffic that a rank counts.
+"""The status that all ranks share once a step in one small all-reduce over the world, and the
+traffic of a rank.
 
-The status is a vector of float64: the loss (the sum over its samples from each rank of a last stage
-that `reports_loss`: tp rank 0, or of a grid one rank for each of its parts of the samples), whether
-a stop was requested, and every rank's peak memory in its own slot. Rank 1 of 2, loss 0.5, no stop,
-7 bytes: [0.5, 0, 0, 7]. It is how a stop reaches all ranks at the same step.
+The status is a vector of float64: the loss (the sum over its samples, from each rank of a last
+stage that `reports_loss`: tp rank 0, or on a grid one rank for each of its parts of the samples),
+whether a stop was requested, and a slot for each rank's peak memory. Rank 1 of 2, loss 0.5, no
+stop, 7 bytes: [0.5, 0, 0, 7]. So a stop reaches all ranks at the same step.
 
-The vector is made on the device, whose loss the host has not read, and reading it is the one moment
-of a step in which the host waits for its device: what else the host needs of the step, the norm of
-its gradient, comes along.
+The vector is made on the device, since the host has not read the loss. Reading it is the only point
+of a step at which the host waits for its device, so the gradient norm is read in the same copy.
 """
 
 from __future__ import annotations
@@ -26,13 +25,14 @@ from mpctl.runtime.mesh import Mesh
 from mpctl.transport.timing import Collective
 
 ReadFigures = Callable[[Tensor], list[float]]
-"""Gives the host the numbers of a tensor [n] of the device, in one copy that it waits for."""
+"""Copies the numbers of a device tensor [n] to the host, which waits for the copy."""
 
 
 @dataclass(frozen=True)
 class StepStatus:
-    """The status of all ranks, equal on every one. loss: the sum over all samples; stop: whether
-    any rank is to stop; memory: peak bytes of every rank; norm: what `reduce_status` was given."""
+    """The status of all ranks, equal on each of them. loss: the sum over all samples; stop: whether
+    any rank was asked to stop; memory: peak bytes of every rank; norm: the argument of
+    `reduce_status`."""
 
     loss: float
     stop: bool

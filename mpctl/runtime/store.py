@@ -1,11 +1,11 @@
-"""The store in which ranks meet, torch's, listening at one address instead of at all of this host.
+"""The store in which ranks meet: torch's TCPStore, listening at one address instead of all of them.
 
-torch's TCPStore binds to every interface, and whoever reaches it may read and change what ranks
-tell each other there: it asks nobody who they are. A listener that is bound already can be handed
-to it, so it is opened at the master address alone: the loopback for the ranks of one host.
+torch's TCPStore binds to every interface and has no authentication: anyone who can reach it can
+read and change its keys. It accepts a listener that is already bound, so one is opened at the
+master address alone: the loopback for the ranks of one host.
 
 torchrun creates its store in its static rendezvous. `BoundRendezvous` is that rendezvous with such
-a listener; runtime/torchrun.py makes it known as `--rdzv-backend=mpctl`.
+a listener; runtime/torchrun.py registers it as `--rdzv-backend=mpctl`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def open_store(address: str, port: int, *, is_host: bool, timeout: timedelta) ->
 
 
 def _listen(address: str, port: int) -> socket.socket | None:
-    """A listener at an address of this host; None where the address is not this host's own, as
-    behind a translation of addresses: torch then listens everywhere."""
+    """A listener at an address of this host; None if the address is not one of this host's, for
+    example behind address translation (NAT): torch then listens on every interface."""
     family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     try:
         return socket.create_server(place[:2], family=family, backlog=BACKLOG)
@@ -56,8 +56,8 @@ def _listen(address: str, port: int) -> socket.socket | None:
 
 
 def environment_store(rank: int, timeout: timedelta) -> Store:
-    """The store at MASTER_ADDR and MASTER_PORT, where the ranks of this process's world meet: below
-    torchrun its own, else one that rank 0 hosts. Raises as `open_store`."""
+    """The store at MASTER_ADDR and MASTER_PORT, where the ranks of this process's world meet: under
+    torchrun, torchrun's store, otherwise one that rank 0 hosts. Raises as `open_store`."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     is_hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = open_store(address, port, is_host=rank == 0 and not is_hosted, timeout=timeout)
@@ -72,7 +72,7 @@ class BoundRendezvous(StaticTCPRendezvous):
         return "mpctl"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """The store and the place of this node, as of StaticTCPRendezvous."""
+        """The store and the rank of this node, as in StaticTCPRendezvous."""
         store = open_store(
             self.master_addr, self.master_port, is_host=self.rank == 0, timeout=self.timeout
         )

@@ -1,15 +1,15 @@
-"""Runs torchrun, to be ended with the launcher: `python -m mpctl.runtime.torchrun FLAGS`.
+"""Runs torchrun so that it ends with the launcher: `python -m mpctl.runtime.torchrun FLAGS`.
 
-With `--waiting RUN` in place of its flags it imports torch, then reads one line of JSON from its
-standard input: {"arguments": its flags, "env": variables to set, "log": the file for its output}.
-Without a line it ends.
+With `--waiting RUN` instead of flags it imports torch, then reads one line of JSON from standard
+input: {"arguments": its flags, "env": variables to set, "log": the file for its output}. Without a
+line it ends.
 
 The flags are torchrun's own, and `--rdzv-backend=mpctl` is its static rendezvous with a store that
 listens at the master address alone (store.py). Without MPCTL_LAUNCHER in the environment it needs
-no launcher, so that the line that `mpctl launch --dry-run` prints can be run by hand.
+no launcher, so that the command that `mpctl launch --dry-run` prints can be run by hand.
 
-How ranks failed is written into the memory that they share with the agent of this host; where the
-port at which they meet is taken, the exit code is EADDRINUSE.
+The exit codes of ranks are written to the memory that they share with the agent of this host; if
+the port at which they meet is taken, the exit code is EADDRINUSE.
 
 SIGUSR1 is ignored here and in the ranks, which inherit it: schedulers send it to every process of a
 job to ask for a checkpoint, and the launcher passes that on.
@@ -68,7 +68,7 @@ def main() -> None:
             raise
         traceback.print_exc()
         sys.exit(errno.EADDRINUSE)
-    except SignalException as error:  # it has ended its ranks; its own end says by what
+    except SignalException as error:  # it has ended its ranks; exit with the same signal
         signal.signal(error.sigval, signal.SIG_DFL)
         os.kill(os.getpid(), error.sigval)
 

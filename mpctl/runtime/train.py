@@ -1,8 +1,8 @@
 """The training loop: micro batches in, one update a step, one record a step.
 
 The loss of a step is the mean over the samples of the global batch. Each micro batch's summed loss
-is divided by their number before backward, so gradients only ever need to be summed, over micro
-batches and replicas, and every layout computes the same number.
+is divided by the global number of samples before backward, so that gradients are only ever summed,
+over micro batches and replicas, and every layout computes the same number.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from mpctl.spec.job import JobSpec
 class Trainer:
     """One rank's training.
 
-    model: all chunks of this rank's stage. fp8: the table of its scales. step: updates so far.
-    step_traffic: collectives of the last step. updater: has the loss scale of fp16; guard: says
-    what becomes of a step that is not finite or spikes; memory_watch: measures one step.
+    model: all chunks of this rank's stage. fp8: the table of scales. step: updates so far.
+    step_traffic: collectives of the last step. updater: has the loss scale of fp16; guard: decides
+    about steps that are not finite or spike; memory_watch: measures the memory of one step.
     """
 
     mesh: Mesh
@@ -94,7 +94,7 @@ class Trainer:
 
     @property
     def profile(self) -> StepProfile:
-        """Records what is done when, in the steps that `launch.profile` names."""
+        """Records the timeline of the steps that `launch.profile` names."""
         return self.environment.profile
 
     @property
@@ -103,7 +103,7 @@ class Trainer:
         return {parameter: name for name, parameter in self.model.named_parameters()}
 
     def state_tensors(self) -> dict[Kind, list[Tensor]]:
-        """What lasts from step to step, by kind."""
+        """The tensors that persist from step to step, by kind."""
         optimizer = self.optimizer
         moments = [state[name] for state in optimizer.adam.state.values() for name in MOMENTS]
         stores = (*optimizer.stores, *optimizer.frozen)
@@ -117,8 +117,8 @@ class Trainer:
 
     @property
     def doing(self) -> str:
-        """What this rank is doing: `step 3, stage 1, forward of micro batch 2`, and what a thread
-        saves meanwhile."""
+        """What this rank is doing: `step 3, stage 1, forward of micro batch 2`, and the save that
+        is running in the background, if any."""
         return self.saver.activity(self.environment.activity.text)
 
     def run(self) -> Iterator[StepRecord]:
@@ -126,7 +126,7 @@ class Trainer:
 
         Yields one record a step; saves at intervals, at the end and on a stop. A step that is saved
         and validated is saved first, so that a validation that fails loses no training. Returns
-        when the last save is published; raises SaveFailed where one failed.
+        when the last save is published; raises SaveFailed if one failed.
         """
         try:
             yield from self._steps()
@@ -161,7 +161,7 @@ class Trainer:
                 record["save_stall_seconds"] = stalled
             if saved_in is not None:
                 record["save_seconds"] = saved_in
-            yield record  # before a save: every step of a checkpoint is on record
+            yield record  # before a save, so that every step of a checkpoint has a record
             if saves:
                 self.begin_save()
         self.profile.finish()
@@ -169,19 +169,18 @@ class Trainer:
         self.saver.finish()
 
     def _saves(self, stopping: bool) -> bool:
-        """Whether the step just trained is to be saved."""
         saving = self.job.checkpoint
         at_end = saving.at_end and self.step == self.job.training.steps
         return stopping or at_end or _is_due(saving.interval, self.step)
 
     def one_step(self) -> tuple[StepRecord, bool]:
-        """One update; its record, and whether any rank was asked to stop.
+        """Train one step; returns its record, and whether any rank was asked to stop.
 
-        Where the device runs ahead, the host waits for it once: in `_share_status`, before the
-        update only if the guard needs the loss for it, else after an update that the device
-        itself has decided about. Raises StepRefused where the guard ends the
-        run or wants a rollback: NotFinite, naming the rank it came from, where the loss or, outside
-        of fp16, the gradient norm is not finite.
+        If the device runs ahead, the host waits for it once, in `_share_status`: before the update
+        if the guard needs the loss, otherwise after an update that the device itself makes or
+        skips. Raises StepRefused if the guard ends the run or asks for a rollback: NotFinite,
+        naming the rank that caused it, if the loss or, outside of fp16, the gradient norm is not
+        finite.
         """
         self.profile.begin_step(self.step + 1)
         self.environment.begin(f"step {self.step + 1}")
@@ -252,17 +251,17 @@ class Trainer:
     def _check(
         self, loss: Tensor, shared: float | None, norm: float, *, is_updated: bool = False
     ) -> StepDecision:
-        """What becomes of the step: update or skip. loss: this rank's; shared: that of all ranks,
-        None where it is not known yet. Raises StepRefused where the step ends the run or rolls it
-        back; unless the parameters are updated already, the gradients are then computed once more,
-        to see on which rank they are not finite."""
+        """Decide whether to update or skip. loss: this rank's; shared: that of all ranks, None if
+        it is not known yet. Raises StepRefused if the step ends the run or rolls it back; unless
+        the parameters are updated already, the gradients are then computed again, to find the rank
+        on which they are not finite."""
         is_fp16 = self.loss_scale is not None
         decision = self.guard.check(self.step + 1, shared, norm, may_overflow=is_fp16)
         if decision.action in ("update", "skip"):
             return decision
 
         def find() -> tuple[int, str]:
-            self.optimizer.wait_for_parameters()  # parameters that were published are looked at
+            self.optimizer.wait_for_parameters()  # the inspection reads published parameters
             inspector = GradientInspector(self.names)
             if not is_updated:
                 self._compute_gradients(inspector.look)
@@ -272,8 +271,8 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self) -> tuple[float, dict[str, float]] | None:
-        """The mean loss over the validation samples, without dropout: of the data's own split, and
-        of further corpora by name. None where the job does not validate."""
+        """The mean loss over the validation samples, without dropout: of the data's validation
+        split, and of additional corpora by name. None if the job does not validate."""
         if self.batches.validation is None:
             return None
         self.environment.begin(f"validation after step {self.step}")
@@ -289,7 +288,7 @@ class Trainer:
         return loss, others
 
     def _mean_loss(self, objective: Objective) -> float:
-        """Over its validation samples, each counted once whatever the number of replicas."""
+        """The mean over its validation samples, each counted once at any number of replicas."""
         batches, counted = self.batches.evaluation(objective)
         total = self.pipeline.evaluate(batches, counted=counted)
         mean = total / self.batches.eval_samples(objective)
@@ -297,14 +296,14 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of this step, unless there is one, and wait until it is published;
-        every rank calls it. Raises SaveFailed where a file cannot be written, on this rank or on
+        every rank calls it. Raises SaveFailed if a file cannot be written on this rank or
         another."""
         self.begin_save()
         self.saver.finish()
 
     def begin_save(self) -> None:
-        """As `save`, but returns when training may go on (saver.py), and raises SaveFailed where
-        the save before failed."""
+        """As `save`, but returns as soon as training may continue (saver.py). Raises SaveFailed if
+        the previous save failed."""
         names = {p: name for p, name in self.names.items() if self._writes(name)}
         with self.profile.span("checkpoint"):
             scale = self.loss_scale.state() if self.loss_scale else {}
@@ -317,8 +316,8 @@ class Trainer:
         return is_first and self.partition.owns(name)
 
     def resume(self, folder: Path) -> None:
-        """Continue from a checkpoint, whatever layout wrote it. Raises InputError where it is
-        damaged or of another model."""
+        """Continue from a checkpoint of any layout. Raises InputError if it is damaged or of
+        another model."""
         self.environment.begin(f"loading {folder.name}")
         manifest = load_checkpoint(
             folder,

@@ -1,19 +1,18 @@
 """One update: the gradient's norm, clipping, the optimizer's step, or a step that changes nothing.
 
-Gradients are multiplied by min(1, bound / norm) (arXiv 1211.5063) over the loss scale of fp16. A
-norm that is not finite must leave parameters, moments and AdamW's count as they are.
+Gradients are multiplied by min(1, bound / norm) (arXiv 1211.5063) over the loss scale of fp16. If
+the norm is not finite, parameters, moments and AdamW's count must not change.
 
-Who decides that depends on the device. On a CPU the host has the norm, and skips the step. On a GPU
-it would have to wait for it, with the device idle until the optimizer's kernels follow. There the
-step is given to the device in any case, with what decides about it as numbers on the device: AdamW
-divides by `grad_scale` and changes nothing where `found_inf` is 1. The host learns of it when it
-reads the step's figures (step_record.py). Both ways multiply by the same factor, a CPU in a pass of
-its own.
+How that is decided depends on the device. On a CPU the host has the norm, and skips the step. On a
+GPU the host would have to wait for it, with the device idle until the optimizer's kernels follow.
+So there the step is always launched, with the decision as tensors on the device: AdamW divides by
+`grad_scale` and changes nothing if `found_inf` is 1. The host learns of it when it reads the step's
+figures (step_record.py). Both multiply by the same factor, a CPU in a separate pass.
 
 The smallest number of fp16 is 6e-8: small gradients would be 0. The loss is multiplied by S before
-backward and gradients divided by it before use (arXiv 1710.03740, section 3.2). A norm that is not
-finite says that S was too large: the step changes nothing and S is halved; after `window` steps
-that went well it is doubled. All ranks know the same norm, so all decide alike, without a message.
+backward and gradients divided by it before use (arXiv 1710.03740, section 3.2). If the norm is not
+finite, S was too large: the step changes nothing and S is halved; after `window` steps without
+overflow it is doubled. All ranks know the same norm, so all decide the same without a message.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from mpctl.spec.training import TrainingSpec
 
 
 class UpdateResult(TypedDict):
-    """What came of one update, as a StepRecord has it."""
+    """The result of one update, as fields of a StepRecord."""
 
     grad_norm: float | None
     learning_rate: float
@@ -45,7 +44,7 @@ class UpdateResult(TypedDict):
 
 class Updater:
     """Makes the updates of one rank. loss_scale: None unless in fp16; runs_ahead: whether the
-    device works on while the host goes on."""
+    device runs asynchronously to the host."""
 
     def __init__(
         self,
@@ -62,7 +61,7 @@ class Updater:
 
     @property
     def scale(self) -> float:
-        """What the losses of the step are multiplied by."""
+        """The factor of the step's losses."""
         return self.loss_scale.value if self.loss_scale else 1.0
 
     def norm(self) -> Tensor:
@@ -72,10 +71,10 @@ class Updater:
             return self.buffer.norm() / self.scale
 
     def step(self, step: int, norm: Tensor, known: float, decision: StepDecision) -> UpdateResult:
-        """Update the parameters in step `step`, from 0, or skip the step where fp16 overflowed or
-        the decision says so. known: the norm as the host has read it."""
+        """Update the parameters in step `step`, from 0, or skip the step if fp16 overflowed or the
+        decision says so. known: the value of the norm on the host."""
         if not _is_made(known, decision):
-            self.optimizer.publish()  # unchanged values: a skipped step sends what every step sends
+            self.optimizer.publish()  # unchanged values, so that every step sends the same
         elif self.runs_ahead:
             self.step_async(step, norm)
         else:
@@ -96,12 +95,12 @@ class Updater:
             self.optimizer.step(step, factor=factor, is_bad=~norm.isfinite())
 
     def resolve(self, norm: float) -> None:
-        """Count the update of `step_async` only if the device has made it."""
+        """Do not count the update of `step_async` if the device has not made it."""
         if not math.isfinite(norm):
             self.optimizer.updates -= 1
 
     def result(self, step: int, norm: float, decision: StepDecision) -> UpdateResult:
-        """What came of step `step`, from 0; the loss scale of the next one follows from it."""
+        """The result of step `step`, from 0; also updates the loss scale for the next step."""
         is_made, used = _is_made(norm, decision), self.scale
         if self.loss_scale and is_made:
             self.loss_scale.went_well()
@@ -125,13 +124,13 @@ def _is_made(norm: float, decision: StepDecision) -> bool:
 
 
 def clip_factor(norm: float, bound: float) -> float:
-    """The factor that reduces a norm to at most `bound`; a bound of 0 means none."""
+    """The factor that reduces a norm to at most `bound`; a bound of 0 means no limit."""
     return bound / norm if 0 < bound < norm else 1.0
 
 
 @dataclass
 class LossScale:
-    """value: S; well: steps since it changed; skipped: steps in all that changed nothing."""
+    """value: S; well: steps since it changed; skipped: total number of skipped steps."""
 
     value: float
     window: int
@@ -147,7 +146,7 @@ class LossScale:
         return cls(training.loss_scale, training.loss_scale_window, training.min_loss_scale)
 
     def overflowed(self) -> None:
-        """Raises FloatingPointError when there is no smaller scale to try."""
+        """Halve the scale. Raises FloatingPointError if it is at its minimum."""
         self.skipped += 1
         self.value, self.well = self.value / 2, 0
         if self.value < self.least:
@@ -158,17 +157,17 @@ class LossScale:
             )
 
     def went_well(self) -> None:
-        """Count a step without overflow; after `window` of them in a row the scale is doubled."""
+        """Count a step without overflow; after `window` consecutive ones the scale is doubled."""
         self.well += 1
         if self.well == self.window:
             self.value, self.well = 2 * self.value, 0
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint keeps, by name."""
+        """The values to save in a checkpoint, by name."""
         return {"scale": self.value, "well": self.well, "skipped": self.skipped}
 
     def load(self, state: Mapping[str, float]) -> None:
-        """From a checkpoint; one of another dtype says nothing."""
+        """Restore from a checkpoint; one of another dtype has no values for it."""
         if state:
             self.value, self.well = state["scale"], int(state["well"])
             self.skipped = int(state["skipped"])

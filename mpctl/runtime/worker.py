@@ -1,9 +1,8 @@
 """The worker: `python -m mpctl.runtime.worker RUN`, started by torchrun, one process a rank.
 
-Reads RUN/job.json and nothing else of the job, and trains; where a bench wrote RUN/bench.json it
-answers that instead (probes/). Order matters: the end with the parent first, then
-the log, then the imports that take time, so that no rank outlives its launcher while it starts and
-whatever fails is written down.
+Reads the job from RUN/job.json alone, and trains; if a bench wrote RUN/bench.json it answers that
+request instead (probes/). Order matters: die_with_parent first, then the log, then the slow
+imports, so that no rank outlives its launcher while it starts and every failure is logged.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankEnv:
-    """What torchrun's environment variables say of this process; read here and nowhere below.
+    """This process's part of torchrun's environment variables, which no other module reads.
     address: HOST:PORT at which the ranks meet; origin: what they start from."""
 
     rank: int
@@ -57,7 +56,7 @@ class RankEnv:
 
     @classmethod
     def from_environment(cls) -> RankEnv:
-        """Ends the process with a message where it was not started by torchrun."""
+        """Ends the process with a message if it was not started by torchrun."""
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
         missing = [name for name in names if name not in os.environ]
         if missing:
@@ -68,10 +67,10 @@ class RankEnv:
 
 
 def main(run_dir: Path) -> None:
-    """Train one rank of the run in `run_dir`, or do its part of a bench, and write what it measured
-    or why it failed."""
-    # Of the torchrun that started this process, where it said so: one that has ended meanwhile has
-    # left it to another parent, whose end would tell nothing.
+    """Train one rank of the run in `run_dir`, or do its part of a bench, and write its measurements
+    or failure."""
+    # The torchrun that started this process, if it gave its id: it may have ended by now and left
+    # this process to another parent, whose end means nothing.
     die_with_parent(int(os.environ.get(TORCHRUN, os.getppid())))
     rank_env = RankEnv.from_environment()
     redirect_output(run_dir / "logs" / f"rank-{rank_env.rank}.log")
@@ -96,18 +95,18 @@ def main(run_dir: Path) -> None:
         if worker.trainer is not None:
             worker.trainer.saver.drain()
         if isinstance(error, RunFailed):
-            sys.exit(str(error))  # it is known what happened: a traceback would only hide it
+            sys.exit(str(error))  # the cause is known: a traceback would only hide it
         raise
 
 
 Probe = Callable[[Any, "JobSpec", "Mesh"], Iterator[Mapping[str, object]]]
-"""probe(request, job, mesh): the answers of one rank. Every rank of the mesh runs the same probe
-over the same request; each yields the same number of answers, and rank 0's are kept."""
+"""probe(request, job, mesh): the answers of one rank. Every rank of the mesh runs the same probe on
+the same request and yields the same number of answers; rank 0's are written."""
 
 
 def find_probe(request: BenchRequest) -> Probe:
-    """What answers a bench's request (bench/probe.py). Raises RunFailed for a task that there is
-    none for."""
+    """The probe that answers a bench's request (bench/probe.py). Raises RunFailed for an unknown
+    task."""
     if request["task"] == "layers":
         from mpctl.runtime.probes.layers import probe_layers
 
@@ -147,7 +146,7 @@ class Worker:
 
     @property
     def doing(self) -> str:
-        """What this rank is doing, in words."""
+        """What this rank is doing, as text."""
         return self.trainer.doing if self.trainer else self.activity.text
 
     def run(self) -> None:
@@ -187,8 +186,8 @@ class Worker:
         self._end(report)
 
     def record_failure(self, error: BaseException) -> None:
-        """Leave the record of a failure for the agent of this host. A save that failed on this rank
-        is the cause of what went wrong after it."""
+        """Leave the record of a failure for the agent of this host. If a save failed on this rank,
+        that is recorded as the cause."""
         if self.trainer is not None and self.trainer.saver.failure is not None:
             error = self.trainer.saver.failure
         rank, doing = self.rank_env.rank, self.doing
@@ -206,8 +205,8 @@ class Worker:
         return self.trainer
 
     def _join(self, then: str) -> RuntimeEnvironment:
-        """Meet the other ranks; what this machine offers. then: what the rank does next, in
-        words."""
+        """Meet the other ranks; returns this machine's environment. then: what the rank does next,
+        as text."""
         from mpctl.runtime.device import prepare_device
         from mpctl.runtime.environment import RuntimeEnvironment
         from mpctl.runtime.process_group import init_process_group
@@ -226,7 +225,6 @@ class Worker:
         )  # fmt: skip
 
     def _mesh(self, environment: RuntimeEnvironment) -> Mesh:
-        """The groups of the job's layout, without a model."""
         from mpctl.layout.topology import dense_view
         from mpctl.runtime.mesh import build_mesh
         from mpctl.sharding import DENSE
@@ -237,7 +235,6 @@ class Worker:
         )  # fmt: skip
 
     def _profile(self, timer: SecondsByAxis) -> StepProfile:
-        """What records the steps that `launch.profile` names."""
         from mpctl.runtime.profile import StepProfile, clock_name
 
         head = {
@@ -259,7 +256,6 @@ class Worker:
             stream.write(json.dumps(entry) + "\n")
 
     def _end(self, report: RankReport) -> None:
-        """Write RUN/ranks/rank-N.json and leave the other ranks."""
         write_json(self.run_dir / "ranks" / f"rank-{self.rank_env.rank}.json", report)
         self.breadcrumb.end()
         from mpctl.runtime.process_group import leave_process_group

@@ -1,4 +1,4 @@
-"""How bytes travel between ranks: groups that count what they send, and shared memory on one host.
+"""Communication between ranks: groups that count their messages, and shared memory on one host.
 
 To add a collective: a method of `Group` (group.py), one of `Exchange` (exchange.py) for ranks that
 share memory, and its word in the collective log (rundir/collective_log.py). All traffic is counted

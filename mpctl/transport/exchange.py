@@ -6,14 +6,14 @@ start the same collectives in the same order. Chunk n uses slot n % K in the row
     post     copy own part into own slot, then posted = n + 1     once done > n - K on all ranks
     finish   combine from all rows, then done = n + 1             once posted > n on all ranks
 
-A rank posts when it starts a collective, as far as slots are free, and whenever it waits; it
-finishes in order, so a wait also finishes what was started before, and has arrived before. Neither
-step waits for anyone: who waits serves its peers, and any order of waits comes to an end.
+A rank posts when it starts a collective, as long as slots are free, and whenever it waits; it
+finishes in order, so a wait also finishes the collectives that were started before. Neither step
+blocks: a waiting rank serves its peers, so any order of waits terminates.
 
 All ranks sum in rank order, so results are the same bits everywhere and in every run. For that each
-reads t rows of N bytes, t^2 N in all, where a ring moves 2 (t-1) N: little more at t=2, and worth
-it with the few ranks of a host, whose rows lie in a shared cache: there is one exchange, not two.
-16-bit sums are rounded at every addition, as gloo's are.
+reads t rows of N bytes, t^2 N in total, where a ring moves 2 (t-1) N. That is little more at t=2,
+and worth it with the few ranks of a host, whose rows are in a shared cache, since there is one
+exchange instead of two. 16-bit sums are rounded at every addition, as gloo's are.
 
 Letters: t ranks, n elements of the message, S elements of a slot.
 """
@@ -38,8 +38,8 @@ KINDS: tuple[Kind, ...] = (
     "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all"
 )  # fmt: skip
 
-# Seconds of waiting after which a core is offered to others, left, and the peers are looked at:
-# ranks may outnumber cores, and a sixteenth more of a long wait is no loss.
+# Seconds of waiting after which a rank yields its core, sleeps, and checks its peers: ranks may
+# outnumber cores, and a long wait may well last a sixteenth longer.
 YIELD, SLEEP, LOOK = 20e-6, 200e-6, 10e-3
 SLEEP_SHARE, LONGEST_SLEEP = 1 / 16, 2e-3
 
@@ -52,7 +52,7 @@ class PeerLost(ConnectionError):
 
 @dataclass(frozen=True)
 class Operation:
-    """A collective under way: it is over when `chunks` chunks of the exchange are finished."""
+    """A pending collective; it is done when `chunks` chunks of the exchange are finished."""
 
     exchange: Exchange
     chunks: int
@@ -64,10 +64,10 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """What a rank does with a cut of a collective's message, a slice of elements.
+    """A rank's work on part of a collective's message, a slice of elements.
 
-    put: copies this rank's share of the cut into its slot [S]. take: combines the cut from the
-    slots of all ranks [t, S], once all have put theirs.
+    put: copies this rank's data of the slice into its slot [S]. take: combines the slice from the
+    slots of all ranks [t, S], once all have posted.
     """
 
     kind: Kind
@@ -102,7 +102,7 @@ def _described(signature: int) -> str:
 class Exchange:
     """The collectives of one group through shared memory; not safe for several threads at once.
 
-    timeout: seconds that a living peer may keep this rank waiting.
+    timeout: seconds that this rank waits for a living peer.
     """
 
     def __init__(self, segment: Segment, *, timeout: float) -> None:
@@ -140,8 +140,8 @@ class Exchange:
         return self._start("all_gather", put, take, flat, len(flat), axis)
 
     def reduce_scatter(self, own: Tensor, blocks: Tensor, axis: str) -> Operation:
-        """The sum over the ranks of their blocks [t, ..], of which this rank gets its own [..],
-        which may be its block. What a rank has of its own block is not sent."""
+        """The sum over the ranks of their blocks [t, ..]; rank r receives block r in `own` [..],
+        which may be a view of that block. A rank's addend of its own block is not sent."""
         result, every, rank = _flat(own), self._by_rank(blocks), self.rank
         is_overwritten = rank > 1 and every[rank].data_ptr() == result.data_ptr()
 
@@ -154,8 +154,8 @@ class Exchange:
         return self._start("reduce_scatter", put, take, blocks, len(result), axis)
 
     def all_to_all(self, received: Tensor, blocks: Tensor, axis: str) -> Operation:
-        """Block `rank` of the blocks [t, ..] of every rank -> received [t, ..], in rank order. What
-        a rank has for itself is not sent."""
+        """Block `rank` of the blocks [t, ..] of every rank -> received [t, ..], in rank order. A
+        rank's block for itself is not sent."""
         every, result, rank = self._by_rank(blocks), self._by_rank(received), self.rank
 
         def take(rows: Tensor, cut: slice) -> None:
@@ -200,7 +200,7 @@ class Exchange:
         return self._start("reduce", put, take, flat, len(flat), axis)
 
     def finish(self, chunks: int) -> None:
-        """Wait until so many chunks since the beginning have been combined.
+        """Wait until `chunks` chunks, counted from the beginning, have been combined.
 
         Raises PeerLost where a peer's process has ended and after `timeout` seconds without
         progress, and RuntimeError where a peer started another collective.
@@ -219,7 +219,7 @@ class Exchange:
         return _flat(blocks).view(len(self.ranks), -1)
 
     def _put_for_others(self, blocks: Tensor) -> Callable[[Tensor, slice], None]:
-        """Copies a cut of all blocks [t, n] but the own into a slot [S], one after the other."""
+        """A function that copies a slice of all blocks [t, n] but this rank's into a slot [S]."""
 
         def put(slot: Tensor, cut: slice) -> None:
             sent = slot[: len(blocks) * _length(cut)].view(len(blocks), -1)
@@ -237,7 +237,7 @@ class Exchange:
         elements: int,
         axis: str,
     ) -> Operation:
-        """Cut a message into chunks and post what has room.
+        """Cut a message into chunks and post those that have room.
 
         sent: the tensor that goes into this rank's slots; elements: the length of the message.
         """
@@ -254,7 +254,7 @@ class Exchange:
         return Operation(self, self._started)
 
     def _post(self) -> bool:
-        """Post the next chunk, if there is one and all have read what was in its slot."""
+        """Post the next chunk, if there is one and all ranks have read its slot."""
         if self._posted == self._started:
             return False
         if self._least(self._done_at) <= self._posted - self._slots:
@@ -264,7 +264,7 @@ class Exchange:
         own = self._posted_at[self.rank]
         self.segment.flags[own + 1 + slot] = chunk.signature
         self._posted += 1
-        self.segment.flags[own] = self._posted  # after all else: peers read once they see it
+        self.segment.flags[own] = self._posted  # last: peers read the slot once they see it
         return True
 
     def _combine(self) -> bool:
@@ -289,7 +289,7 @@ class Exchange:
         return self._rows[dtype][slot]
 
     def _check(self, chunk: _Chunk, slot: int) -> None:
-        """RuntimeError where a peer posted another collective: its bytes would be read as ours."""
+        """Raises RuntimeError if a peer posted another collective, whose bytes would be misread."""
         ours = chunk.signature
         for rank, posted in zip(self.ranks, self._posted_at, strict=True):
             theirs = self.segment.flags[posted + 1 + slot]
@@ -300,7 +300,7 @@ class Exchange:
                 )
 
     def _pause(self, waited: float) -> None:
-        """Spin, offer the core, leave it; raises when a peer has ended or the time is over."""
+        """Spin, yield or sleep; raises PeerLost when a peer has ended or the timeout is over."""
         if waited < YIELD:
             return
         if waited < SLEEP:
@@ -312,7 +312,7 @@ class Exchange:
 
     def _look(self, waited: float) -> None:
         ended = self.segment.lost()  # before the flags: what a peer posted before its end counts
-        missing = {  # who keeps our slot taken has not posted this chunk either
+        missing = {  # a peer that still occupies our slot has not posted this chunk either
             peer
             for peer, flag in enumerate(self._posted_at)
             if peer != self.rank and self.segment.flags[flag] <= self._finished
@@ -334,7 +334,7 @@ class Exchange:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """One dimension, outside autograd, whose graph must not grow into the slots."""
+    """The tensor in one dimension, detached: the autograd graph must not reach into the slots."""
     return tensor.detach().view(-1)
 
 
@@ -343,7 +343,7 @@ def _length(cut: slice) -> int:
 
 
 def _for_rank(rows: Tensor, rank: int, cut: slice) -> Tensor:
-    """What lies in the slots of all ranks [t, S] for rank `rank`, [t, n]."""
+    """The data for rank `rank` in the slots of all ranks [t, S] -> [t, n]."""
     n = _length(cut)
     return rows[:, rank * n : (rank + 1) * n]
 

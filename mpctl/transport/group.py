@@ -1,20 +1,20 @@
-"""A group of ranks as a value: every layer takes one, no layer asks a global for it.
+"""A group of ranks as a value: every layer takes one as an argument instead of reading a global.
 
 Over t ranks in a ring an all-reduce is a reduce-scatter and an all-gather (arXiv 1909.08053,
 section 3; 2205.05198, section 4.2.2). A group of one rank does nothing and records nothing, so that
 the unsharded layer is the same code. Every other collective is reported to `record` when it starts,
-with the bytes of the *whole* message, so that a run is compared with its plan byte by byte.
+with the bytes of the *full* message, so that a run can be compared with its plan byte by byte.
 
-`start_x(..).wait()` is `x(..)`; between the two the caller computes while the message travels.
-Along dim d the pieces of a message lie apart in memory, and one copy brings them together, unless
-every dimension before d is 1: with [1, s, h] and d=1, a micro batch of one, nothing is copied.
-Ranks of one host may share memory (exchange.py); what is recorded does not depend on that.
+`start_x(..).wait()` is `x(..)`; between the two the caller may compute during the transfer. Along
+dim d the pieces of a message are not contiguous in memory, and one copy makes them so, unless every
+dimension before d is 1: with [1, s, h] and d=1, a micro batch of one, nothing is copied. Ranks of
+one host may share memory (exchange.py); what is recorded does not depend on that.
 
-Where a group has a log, it says which of its collectives this rank has started and finished, so
-that the launcher can tell which rank the others wait for (rundir/collective_log.py); where it has a
-timer, that is told how long the rank was in each (timing.py).
+A group's log, if it has one, says which of its collectives this rank has started and finished, so
+that the launcher can find the rank that the others wait for (rundir/collective_log.py). A group's
+timer receives the time that the rank spent in each (timing.py).
 
-With `is_async` False torch's own call blocks, which on CUDA saves the change of streams.
+With `is_async` False torch's call blocks, which on CUDA avoids a change of streams.
 
 >>> Group().size, Collective("all_reduce", "tp", 8, "float32").bytes
 (1, 8)
@@ -39,7 +39,7 @@ from mpctl.transport.timing import Collective, SecondsByAxis, Work, timed_start
 
 @dataclass(frozen=True)
 class Pending:
-    """A collective under way: its result may be read once `wait` has returned it."""
+    """A pending collective: its result may be read once `wait` has returned it."""
 
     result: Tensor
     work: Work | None = None
@@ -65,8 +65,8 @@ class PendingConcatenation(Pending):
 
 
 class MessageLog(Protocol):
-    """Where a rank writes how far it is in the messages of one group (rundir/collective_log.py has
-    the one of a run)."""
+    """Where a rank records its progress in the messages of one group (rundir/collective_log.py has
+    the implementation of a run)."""
 
     def start(self, kind: Kind, size: int) -> int:
         """Log that a message of `size` bytes starts; returns its number, from 1."""
@@ -83,21 +83,21 @@ class MessageLog(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoggedWork:
-    """Work whose wait and end are logged. number: of the collective in its group's log."""
+    """Work whose wait and end are logged. number: that of the collective in its group's log."""
 
     work: Work
     log: MessageLog
     number: int
 
     def wait(self) -> None:
-        """Return when the result is there; a wait that fails stays in the log as a wait."""
+        """Return when the result is available; a wait that fails stays in the log as a wait."""
         self.log.wait(self.number)
         self.work.wait()
         self.log.finish(self.number)
 
 
 def logged_work(work: Work | None, log: MessageLog | None, number: int) -> Work | None:
-    """The work, logged where there is a log; None where nothing is to be waited for."""
+    """The work, logged if there is a log; None if there is nothing to wait for."""
     return work if work is None or log is None else LoggedWork(work, log, number)
 
 
@@ -111,12 +111,12 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 class Group:
     """Rank `rank` of the `size` ranks along axis `name`; by default a group of one rank.
 
-    process_group: torch's, over which messages go (torch.distributed.group.WORLD for the default
-    one). shared: memory that all ranks have mapped, over which they go instead. A group of several
-    ranks with neither can build layers, which need rank and size alone; its collectives raise
-    RuntimeError. record: is told of every collective when it starts. log: where this rank writes
-    how far it is in the group's collectives. timer: is told how long this rank was in them. Raises
-    ValueError for a rank outside of the group.
+    process_group: torch's group, which transports messages (torch.distributed.group.WORLD for the
+    default one). shared: memory that all ranks have mapped, which transports them instead. A group
+    of several ranks with neither can build layers, which need only rank and size; its collectives
+    raise RuntimeError. record: called with every collective when it starts. log: where this rank
+    records its progress in the group's collectives. timer: receives the time that this rank spent
+    in them. Raises ValueError for a rank outside of the group.
     """
 
     rank: int = 0
@@ -136,8 +136,8 @@ class Group:
 
     @property
     def sends_beside(self) -> bool:
-        """Whether a message goes on while this rank computes; one through shared memory the ranks
-        copy themselves, when it is started and while they wait for it."""
+        """Whether a message progresses while this rank computes. It does not through shared memory:
+        the ranks copy it themselves, when it is started and while they wait for it."""
         return self.shared is None
 
     def all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Tensor:
@@ -172,14 +172,13 @@ class Group:
         return PendingConcatenation(blocks, work, dim % tensor.dim())
 
     def start_all_gather_into(self, whole: Tensor, piece: Tensor) -> Pending:
-        """Gather the pieces [n] of all ranks into `whole` [t n], of which `piece` may be this
-        rank's part, without waiting."""
+        """Gather the pieces [n] of all ranks into `whole` [t n], without waiting; `piece` may be a
+        view of this rank's part of it."""
         if self.size == 1:
             return Pending(whole if whole is piece else whole.copy_(piece))
         return Pending(whole, self._gather(whole, piece, True))
 
     def _gather(self, whole: Tensor, piece: Tensor, is_async: bool) -> Work | None:
-        """Gather pieces into `whole`, one after the other in rank order."""
         return self._start(
             "all_gather", whole, is_async,
             lambda shared: shared.all_gather(whole, piece.contiguous(), self.name),
@@ -201,16 +200,16 @@ class Group:
         return self._scatter(blocks.new_empty(blocks.shape[1:]), blocks, is_async)
 
     def start_reduce_scatter_in_place(self, whole: Tensor) -> Pending:
-        """Sum `whole` [t n] over the ranks; rank r's result is the r-th of t equal parts of `whole`
-        itself, the rest of which is left undefined. Contiguous; not to be read until `wait`."""
+        """Sum `whole` [t n], contiguous, over the ranks; rank r's result is the r-th of t equal
+        parts of `whole`, and the other parts become undefined. It must not be read until `wait`."""
         if self.size == 1:
             return Pending(whole)
         blocks = whole.view(self.size, -1)
         return self._scatter(blocks[self.rank], blocks, True)
 
     def _scatter(self, local: Tensor, blocks: Tensor, is_async: bool) -> Pending:
-        """The sum of blocks [t, ..] over the ranks, this rank's into `local` [..], which may be its
-        own block: NCCL (user guide, "In-place Operations"), gloo and shared memory allow it."""
+        """Sum the blocks [t, ..] over the ranks, this rank's into `local` [..], which may be a view
+        of its block: NCCL (user guide, "In-place Operations"), gloo and shared memory allow it."""
         work = self._start(
             "reduce_scatter", blocks, is_async,
             lambda shared: shared.reduce_scatter(local, blocks, self.name),
@@ -267,7 +266,7 @@ class Group:
         self, tensor: Tensor, destination: int, *, over: dist.ProcessGroup | None = None
     ) -> Pending:
         """Send a tensor to the group's rank `destination`, without waiting; messages between two
-        ranks carry no tags and match in order. over: a process group of these two alone."""
+        ranks carry no tags and match in order. over: a process group of only these two."""
         channel = self.log and self.log.channel(self.rank, destination)
         peer, group = (destination, self.process_group) if over is None else (1 - over.rank(), over)
         start = partial(dist.isend, tensor, group=group, group_dst=peer)
@@ -313,10 +312,10 @@ class Group:
         is_async: bool,
         channel: MessageLog | None = None,
     ) -> Work | None:
-        """Record, log and start a collective; what to wait for, None where `start` has waited.
+        """Record, log and start a collective; returns what to wait for, None if `start` has waited.
 
-        channel: the log of a message between two ranks, else that of the group. Raises RuntimeError
-        where the group has no way to send it.
+        channel: the log of a message between two ranks, otherwise that of the group. Raises
+        RuntimeError if the group has no transport.
         """
         if self.process_group is None and self.shared is None:
             raise RuntimeError(

@@ -1,14 +1,16 @@
 """Memory that the ranks of one host have mapped, for their collectives (exchange.py).
 
-The first rank makes the memory with memfd_create, a file without a name, and the others open it
-where that rank holds it, /proc/PID/fd/N; it closes it once all have. So whoever is killed, and
-when, no file is left behind, and the size of /dev/shm (64 MiB in many containers) is no bound.
-Pages are taken at once: touching one that cannot be had would be a SIGBUS in the middle of a step.
-Whether it worked is summed over the group, so that all ranks use the memory or none does.
+The first rank makes the memory with memfd_create, a file outside of any directory. The others open
+it through that rank's /proc/PID/fd/N, and it closes the file once all have mapped it. So no file is
+left behind, no matter which rank is killed when, and the size of /dev/shm (64 MiB in many
+containers) does not limit it. Pages are allocated at once: touching a page that cannot be allocated
+would be a SIGBUS in the middle of a step. The outcome is summed over the group, so that all ranks
+use the memory or none does.
 
 Layout, t ranks, K slots of S bytes: two lines of 128 bytes a rank, so that no two ranks write to
-one cache line nor to a pair that is prefetched together; from the next page on t x K x S bytes.
-By hand, t=2, K=4, S=1 MiB: 512 bytes of flags, data from byte 4096 on, 8 MiB and a page in all.
+the same cache line or to a pair that is prefetched together; from the next page on t x K x S bytes
+of data. By hand, t=2, K=4, S=1 MiB: 512 bytes of flags, data from byte 4096 on, 8 MiB and a page in
+all.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ Reserve = Callable[[int, int], None]
 
 
 class NoSegment(OSError):
-    """The ranks of this group share no memory; raised on all of them alike."""
+    """The ranks of this group cannot share memory; raised on all of them."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,10 @@ def open_segment(
 ) -> Segment:
     """Map memory that the ranks of a group share; every rank of the group calls this.
 
-    rank: in the group; ranks: the group's global ranks; process_group: torch's, over which they
-    agree, None for the default one. slots, slot_bytes: K and S. reserve: allocates so many bytes of
-    a file, or raises OSError (posix_fallocate by default). Raises NoSegment on all ranks when one
-    of them cannot map it.
+    rank: in the group; ranks: the group's global ranks; process_group: torch's group, over which
+    they agree, None for the default one. slots, slot_bytes: K and S. reserve: allocates the bytes
+    of a file, or raises OSError (posix_fallocate by default). Raises NoSegment on all ranks when
+    one of them cannot map it.
     """
     assert slots < LINE and slot_bytes % 16 == 0, "a flag a slot; whole elements of any dtype"
     shape = (len(ranks), slots, slot_bytes)
@@ -133,8 +135,8 @@ def _reserve(file: int, size: int) -> None:
 
 
 def _check_machine() -> None:
-    """A flag written after the data must be seen after them: x86 keeps the order of stores and of
-    loads (TSO); elsewhere that takes fences, which Python does not have."""
+    """A flag written after the data must be seen after them. x86 keeps the order of stores and of
+    loads (TSO); other machines need fences, which Python does not have."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
         raise OSError(f"needs Linux on x86-64, this is {sys.platform} on {platform.machine()}")
 

@@ -1,14 +1,12 @@
-"""Streams beside the one that a rank computes on: for copies and messages that may go on meanwhile.
+"""Side streams, for copies and messages that run while a rank computes on its current stream.
 
-A device executes what is given to one stream in order, and two streams side by side. So that a side
-stream does not read what is not yet computed, it waits for the current stream (`follow`); so that
-what it wrote is not read too early, the current stream waits for it (`join`). Memory that a tensor
-gives back is handed out again in the order of the stream that it was made on: a tensor that another
-stream uses is held back by `keep` until that stream has passed this point (torch's
-Tensor.record_stream).
+A device executes the work of one stream in order, and that of two streams concurrently. A side
+stream waits for the current stream (`follow`) before it reads results of it, and the current stream
+waits for the side stream (`join`) before it reads results of that. Freed memory is reused in the
+order of the stream on which it was allocated: if another stream uses a tensor, `keep` holds its
+memory back until that stream has passed this point (torch's Tensor.record_stream).
 
-On a CPU, and on the devices of a rehearsal, everything is done at once and in order: HOST_STREAM
-changes nothing.
+On a CPU, and on the devices of a rehearsal, all work is synchronous: HOST_STREAM does nothing.
 """
 
 from __future__ import annotations
@@ -23,35 +21,34 @@ from torch import Tensor
 
 
 class SideStream:
-    """A stream beside the current one; this one is that of a device which does everything in order,
-    where nothing has to wait."""
+    """A side stream. This base class is for synchronous devices, on which nothing has to wait."""
 
     def follow(self) -> None:
-        """What is given to this stream from now on waits for what the current one has so far."""
+        """Make this stream wait for the work queued on the current stream so far."""
 
     def running(self) -> AbstractContextManager[Any]:
-        """What is computed inside goes to this stream, as does memory that is taken."""
+        """A context in which kernels and allocations go to this stream."""
         return nullcontext()
 
     def join(self) -> None:
-        """What is given to the current stream from now on waits for what this one has so far."""
+        """Make the current stream wait for the work queued on this stream so far."""
 
     def keep(self, tensor: Tensor) -> None:
-        """Do not hand out the tensor's memory again before this stream has passed this point."""
+        """Do not reuse the tensor's memory before this stream has passed this point."""
 
     def lend(self, tensor: Tensor) -> None:
-        """The current stream uses memory that was taken on this one: do not hand it out again
-        before the current one has passed what it is given until the tensor is freed."""
+        """The current stream uses memory that was allocated on this one: do not reuse it before the
+        current stream has done the work queued until the tensor is freed."""
 
     def mark(self) -> Callable[[], None]:
-        """A function that returns once this stream has done what it has so far: the host waits for
-        it, in any thread."""
+        """A function with which the host waits, in any thread, until this stream has done the work
+        queued so far."""
         return nothing_to_wait_for
 
 
 @dataclass(frozen=True)
 class CudaStream(SideStream):
-    """A stream of CUDA, or of ROCm, which torch calls the same."""
+    """A stream of CUDA or, under the same name in torch, of ROCm."""
 
     stream: torch.cuda.Stream
 
@@ -77,7 +74,7 @@ class CudaStream(SideStream):
 
 
 def nothing_to_wait_for() -> None:
-    """Return at once: the mark of what is done already."""
+    """Return at once: the mark of work that is done already."""
 
 
 HOST_STREAM = SideStream()

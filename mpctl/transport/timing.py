@@ -1,13 +1,13 @@
-"""Seconds that a rank spends in collectives, by axis: what communication costs it.
+"""Seconds that a rank spends in collectives, by axis.
 
-A rank spends them where it starts a collective (a blocking one lasts until its result is there;
-through shared memory the rank copies its part) and where it waits for the result. What travels
-while the rank computes costs nothing; a wait for a peer that is late counts.
+A rank spends them when it starts a collective (a blocking one lasts until its result is available;
+through shared memory the rank copies its part) and when it waits for the result. Transfers while
+the rank computes cost nothing; waiting for a late peer counts.
 
-On CUDA the host goes on while a stream waits. There the seconds are those of the current stream,
+On CUDA the host continues while a stream waits. There the seconds are those of the current stream,
 between an event recorded before the start or the wait and one recorded after it. Only events that
-the stream has passed are read, so that the host waits for none: a step's seconds are read when its
-figures have been, and what has not passed by then counts to the step after.
+the stream has passed are read, so that the host waits for none: a step's seconds are read after its
+other figures, and events not passed by then count to the next step.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Collective:
     """One collective of a run.
 
     kind: as in mpctl/collectives.py, or receive, which timers see too. axis: name of
-    the group. bytes: of the whole message, over all ranks; what one rank has for all others in an
-    all_to_all. dtype: of the elements, in torch's words.
+    the group. bytes: size of the full message, over all ranks; in an all_to_all that of one rank's
+    blocks. dtype: torch's name of the elements' type.
     """
 
     kind: Kind | Literal["receive"]
@@ -40,7 +40,7 @@ class Collective:
 
 
 class Work(Protocol):
-    """A handle on a collective under way: torch's, or that of shared memory."""
+    """A handle on a pending collective: torch's, or that of shared memory."""
 
     def wait(self) -> object:
         """Return when the result is there."""
@@ -51,11 +51,11 @@ MANY_PENDING = 4096  # pairs of CUDA events, from which on those that have passe
 
 
 class SecondsByAxis:
-    """Adds up the time that one rank spends in its collectives, by the clock of the host. What
-    `now` gives is a moment of this timer.
+    """Adds up the time that one rank spends in its collectives, by the clock of the host. `now`
+    returns a moment of this timer.
 
-    listener: is told of every time in a collective, as (collective, began, ended, started); None
-    for nobody.
+    listener: called for every time in a collective, as (collective, began, ended, started); may be
+    None.
     """
 
     def __init__(self) -> None:
@@ -63,19 +63,19 @@ class SecondsByAxis:
         self.listener: Listener | None = None
 
     def start_clock(self) -> None:
-        """To be called before the moments that `seconds_at` is asked about."""
+        """Call it before the moments that are passed to `seconds_at`."""
 
     def seconds_at(self, moment: Any) -> float:
         """A moment in seconds of the host's clock (time.perf_counter)."""
         return float(moment)
 
     def now(self) -> Any:
-        """This moment, as `spent` takes it: seconds of time.perf_counter."""
+        """The current moment, as `spent` takes it: seconds of time.perf_counter."""
         return time.perf_counter()
 
     def spent(self, collective: Collective, began: Any, started: Any = None) -> None:
-        """The rank was in a collective from `began` until now: starting it where `started` is None,
-        else waiting for one that it began to start at `started`."""
+        """The rank was in a collective from `began` until now: starting it if `started` is None,
+        otherwise waiting for one whose start began at `started`."""
         ended = time.perf_counter()
         self.add(collective.axis, ended - began)
         if self.listener is not None:
@@ -90,13 +90,13 @@ class SecondsByAxis:
         self.seconds.clear()
 
     def snapshot(self) -> dict[str, float]:
-        """Seconds by axis since the last `clear`, {"dp_cp": 0.003, "tp": 0.02}; without the axes
-        along which nothing was sent."""
+        """Seconds by axis since the last `clear`, such as {"dp_cp": 0.003, "tp": 0.02}, without
+        axes along which nothing was sent."""
         return dict(sorted(self.seconds.items()))
 
 
 class StreamSecondsByAxis(SecondsByAxis):
-    """The same on CUDA, by events on the current stream. make_event: gives a new one."""
+    """The same on CUDA, by events on the current stream. make_event: creates an event."""
 
     def __init__(self, make_event: Callable[[], Any] | None = None) -> None:
         super().__init__()
@@ -107,13 +107,13 @@ class StreamSecondsByAxis(SecondsByAxis):
         self._origin, self._origin_seconds = make_event(), 0.0
 
     def start_clock(self) -> None:
-        """Note what the host's clock says when the stream has come to this place."""
+        """Note the host's time at which the stream reaches this point."""
         self._origin.record()
         self._origin.synchronize()
         self._origin_seconds = time.perf_counter()
 
     def seconds_at(self, moment: Any) -> float:
-        """When the stream came to an event, by the host's clock; waits until it has."""
+        """When the stream reached an event, by the host's clock; waits until it has."""
         moment.synchronize()
         return self._origin_seconds + float(self._origin.elapsed_time(moment)) / 1e3
 
@@ -132,7 +132,7 @@ class StreamSecondsByAxis(SecondsByAxis):
             self._read()
 
     def clear(self) -> None:
-        """Count from 0 again; what the stream has not come to yet counts later."""
+        """Count from 0 again; events that the stream has not reached yet count later."""
         self._read()
         super().clear()
 
@@ -145,14 +145,14 @@ class StreamSecondsByAxis(SecondsByAxis):
         while self._pending and self._pending[0][2].query():
             axis, began, ended = self._pending.popleft()
             self.add(axis, began.elapsed_time(ended) / 1e3)
-            if self.listener is None:  # else it keeps them
+            if self.listener is None:  # otherwise the listener keeps them
                 self._free += (began, ended)
 
 
 @dataclass(frozen=True, slots=True)
 class TimedWork:
-    """Work that tells a timer how long the rank waits for it. started: the timer's moment at which
-    the collective began to be started."""
+    """Work that reports to a timer how long the rank waits for it. started: the timer's moment at
+    which the start of the collective began."""
 
     work: Work
     timer: SecondsByAxis
@@ -160,7 +160,7 @@ class TimedWork:
     started: Any
 
     def wait(self) -> None:
-        """Return when the result is there; a wait that fails is not timed."""
+        """Return when the result is available; a wait that fails is not timed."""
         began = self.timer.now()
         self.work.wait()
         self.timer.spent(self.collective, began, self.started)
@@ -169,7 +169,7 @@ class TimedWork:
 def timed_start(
     start: Callable[[], Work | None], timer: SecondsByAxis | None, collective: Collective
 ) -> Work | None:
-    """Start a collective, timed where there is a timer; what to wait for, None where `start` has
+    """Start a collective, timed if there is a timer; returns what to wait for, None if `start` has
     waited."""
     if timer is None:
         return start()

@@ -1,4 +1,4 @@
-"""The order of a pipeline's work: what a stage does, when it would, and which messages that takes.
+"""Pipeline schedules: the order of each stage's actions, their simulated times, and their messages.
 
 orders.py      a stage's actions under each schedule, and where their results go
 replay.py      those orders played with given times: makespan, idle time, activations held

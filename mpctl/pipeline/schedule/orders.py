@@ -32,7 +32,7 @@ Kind = Literal["forward", "backward", "backward_input", "backward_weight"]
 LETTERS: dict[Kind, str] = {
     "forward": "F", "backward": "B", "backward_input": "B", "backward_weight": "W",
 }  # fmt: skip
-# Which way along the virtual stages a result goes; a weight's gradient stays where it is.
+# The direction in which a result goes along the virtual stages; a weight gradient stays.
 DIRECTIONS: dict[Kind, int] = {"forward": 1, "backward": -1, "backward_input": -1}
 FREES: frozenset[Kind] = frozenset({"backward", "backward_weight"})
 
@@ -116,7 +116,7 @@ def peak_in_flight(
 
 
 def most_in_flight(order: Iterable[Action]) -> int:
-    """`peak_in_flight` of given actions, by counting.
+    """`peak_in_flight` of these actions, by counting.
 
     Activations are held from a forward to the backward, or weight gradients, that frees them.
     """
@@ -161,7 +161,7 @@ def _in_turn(
     forwards: Iterator[Action], backwards: Iterator[Action], ahead: int
 ) -> Iterator[Action]:
     yield from islice(forwards, ahead)
-    for pair in zip(forwards, backwards, strict=False):  # asks for a forward first: none is lost
+    for pair in zip(forwards, backwards, strict=False):  # takes a forward first: none is lost
         yield from pair
     yield from backwards
 

@@ -1,11 +1,11 @@
-"""A stage's actions with their sends and receives, for a worker to run from first to last.
+"""A stage's actions with their sends and receives, for a worker to run in order.
 
 All events of a step are put in one global order by time, as replay.py computes it for a backward
 that takes twice as long as a forward: an action at its start, a message when it is made. A stage's
 program consists of the events of that order in which the stage takes part. From this follows:
 
-- Sender and receiver see their common messages in the same order, both directions and all kinds
-  taken together, so that messages match without tags.
+- Sender and receiver see their common messages in the same order, counting both directions and all
+kinds, so that messages match without tags.
 - Blocking sends, which return when they are received, cannot deadlock: the first event of the order
   that is not done can always be done.
 - A run that starts sends and receives in this order, and waits for a receive only before the action

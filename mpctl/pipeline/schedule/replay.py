@@ -1,4 +1,4 @@
-"""When a pipeline's actions would run: the orders of all stages simulated with given seconds.
+"""Simulates when the actions of all pipeline stages would run, from the seconds that each takes.
 
 A stage does one action at a time, in order, as soon as its input is there. A forward needs the
 activations of the previous virtual stage; a backward the gradient of the next one (on the last, its
@@ -75,8 +75,8 @@ class Timeline:
 
 
 class Pass(NamedTuple):
-    """What a stage's actions of one kind and chunk have in common. sender: where the result that
-    they need comes from; None where it is the stage's own, or there is none."""
+    """The actions of one kind and chunk on a stage. sender: the stage that sends the result that
+    they need; None if the stage computes it itself or none is needed."""
 
     stage: int
     chunk: int
@@ -84,7 +84,7 @@ class Pass(NamedTuple):
     sender: StageChunk | None
 
     def delay(self, transfer: float | Transfer) -> float:
-        """Seconds until the result that it needs arrives."""
+        """Seconds until the needed result arrives."""
         if self.sender is None:
             return 0
         place = StageChunk(self.stage, self.chunk)
@@ -101,8 +101,8 @@ class Turn(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """The actions of all stages in an order in which each comes behind the one whose result it
-    needs, whatever they take: worked out once for all seconds."""
+    """The actions of all stages in an order in which each comes after the one whose result it
+    needs. The order does not depend on the seconds of actions, so it is computed once."""
 
     orders: tuple[Order, ...]
     passes: tuple[Pass, ...]
@@ -135,7 +135,7 @@ class Turns(NamedTuple):
     ) -> tuple[list[float], list[float]]:
         """(the start of each turn, the end of each stage's last); seconds and delays by pass."""
         clocks: list[float] = [0] * len(self.orders)
-        done: list[float] = [0] * (self.results + 1)  # the last one is what -1 needs
+        done: list[float] = [0] * (self.results + 1)  # the last one is for -1
         starts: list[float] = []
         for stage, number, needs, gives in self.turns:
             start, ready = clocks[stage], done[needs] + delays[number]
@@ -167,8 +167,8 @@ class Turns(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """A pass with the results that it needs and gives for micro batch 0; those of the other micro
-    batches follow. number: of the pass."""
+    """A pass with the numbers of the results that it needs and gives for micro batch 0; those of
+    other micro batches follow from these. number: that of the pass."""
 
     number: int
     needs: int | None
@@ -216,7 +216,7 @@ def replay(
 def _in_order_of_need(
     orders: tuple[Order, ...], rows: list[dict[tuple[Kind, int], _Row]], results: int
 ) -> Iterator[Turn]:
-    """A stage goes on until a result is missing, and further once it exists."""
+    """A stage runs until a result is missing, and continues once it exists."""
     done, at = bytearray(results), [0] * len(orders)
     waiting: dict[int, int] = {}  # missing result -> the stage that needs it
     called = list(range(len(orders)))

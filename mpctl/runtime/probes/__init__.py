@@ -1,1 +1,1 @@
-"""What ranks measure for benches and the doctor; training imports none of it."""
+"""Measurements in ranks, for benches and the doctor; training imports none of them."""

@@ -16,7 +16,7 @@ from typing import TypedDict
 
 from mpctl.runtime.process import die_with_parent
 
-if __name__ == "__main__":  # before the imports below, which take seconds
+if __name__ == "__main__":  # before the slow imports below
     die_with_parent(int(os.environ.get("MPCTL_PARENT", os.getppid())))
 
 import torch

@@ -1,14 +1,13 @@
 """Collectives along the axes of a mesh, timed and checked as nccl-tests does (doc/PERFORMANCE.md).
 
 All groups of an axis run at once, as they do in training. A case is called `warm_up` times, then
-all ranks begin together, and the time of a call is that of `iterations` in a row over their number,
-on the slowest rank; on CUDA calls are queued one behind the other. Cases take turns in rounds,
-A B C A B C. Buffers are written over in place, but for all-to-all and sendrecv, which have no such
-form.
+all ranks begin together. The time of a call is the time of `iterations` calls in a row, divided by
+their number, on the slowest rank; on CUDA calls are queued. Cases take turns in rounds, A B C A B
+C. Collectives run in place, except all-to-all and sendrecv, which have no in-place form.
 
-Before it is timed, a call's result is compared with the right one. Element i of rank r is
-(7 i + 3 r + 1) mod m, with m so small that sums over all ranks are exact in the data type, so that
-a block of another rank, or in another place, is seen.
+Before it is timed, a call's result is compared with the expected one. Element i of rank r is (7 i +
+3 r + 1) mod m, so that a block of the wrong rank or in the wrong place is detected; m is so small
+that sums over all ranks are exact in the data type.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ _MODULUS, _SUMMABLE = 64, {torch.bfloat16: 256, torch.float16: 2048, torch.int8:
 
 @dataclass(frozen=True)
 class TimedCollective:
-    """A collective of one group. buffer: the whole message [elements]; received: what sendrecv
-    receives into, empty for all other kinds."""
+    """A collective of one group. buffer: the full message [elements]; received: the buffer into
+    which sendrecv receives, empty for all other kinds."""
 
     case: CollectiveCase
     group: Group
@@ -52,7 +51,7 @@ class TimedCollective:
     def of(
         cls, case: CollectiveCase, group: Group, device: torch.device, root: int = 0
     ) -> TimedCollective:
-        """The case over a group that has the case's transport."""
+        """The case over a group; the group has the case's transport."""
         kind, elements = case["kind"], case["count"]
         elements *= group.size if kind in SPLIT else 1
         buffer = torch.zeros(elements, dtype=getattr(torch, case["dtype"]), device=device)
@@ -60,12 +59,12 @@ class TimedCollective:
         return cls(case, group, buffer, received, root)
 
     def call(self) -> Tensor:
-        """One call; its result, of which only what the kind defines is meant."""
+        """One call; returns its result, of which only a part may be defined, by kind."""
         return _CALLS[self.case["kind"]](self)
 
     def wrong(self) -> int:
-        """Elements of this rank that differ from the right result after one call. The buffer is
-        zero afterwards, so that sums of sums stay finite."""
+        """Number of elements of this rank that differ from the expected result after one call. The
+        buffer is zero afterwards, so that sums of sums stay finite."""
         self.buffer.copy_(self._values(self.group.rank))
         result, wanted = self.call(), self._wanted()
         finish_work(self.buffer.device)
@@ -90,7 +89,7 @@ class TimedCollective:
         return self.buffer.view(self.group.size, -1)
 
     def _values(self, rank: int) -> Tensor:
-        """The whole message of a rank before the call."""
+        """The full message of a rank before the call."""
         device, dtype = self.buffer.device, self.buffer.dtype
         most = _SUMMABLE.get(dtype, _MODULUS * self.group.size)
         modulus = max(2, min(_MODULUS, most // self.group.size))
@@ -98,7 +97,7 @@ class TimedCollective:
         return places.mul_(7).add_(3 * rank + 1).remainder_(modulus).to(dtype)
 
     def _wanted(self) -> Tensor | None:
-        """The right result of this rank; None where the kind leaves it undefined."""
+        """The expected result on this rank; None if the kind leaves it undefined."""
         kind, own, ranks = self.case["kind"], self.group.rank, range(self.group.size)
         if kind == "broadcast":
             return self._values(self.root)
@@ -127,8 +126,8 @@ class TimedCollective:
 def probe_collectives(
     request: CollectivesRequest, job: JobSpec, mesh: Mesh
 ) -> Iterator[CollectiveAnswer]:
-    """The answers to a request, the same on every rank of `mesh`, which all call it: a timing for
-    each round and case, after what some rank has no way to send. job: not read."""
+    """The answers to a request, the same on every rank of `mesh`, which all call it: first the
+    transports that some rank lacks, then a timing for each round and case. job: not used."""
     del job
     groups = mesh.groups
     ways = {(case["axis"], case["transport"]): None for case in request["cases"]}
@@ -148,8 +147,8 @@ def probe_collectives(
 
 
 def _over(group: Group, transport: str) -> Group | None:
-    """The group over one way to send, whose traffic nobody counts; None where it has no such way.
-    Its log stays: the launcher watches for ranks that hang."""
+    """The group over one transport, without counting its traffic; None if it has no such transport.
+    It keeps its log: the launcher watches for ranks that hang."""
     plain = replace(group, record=None, timer=None)
     if transport == "shared":
         return plain if group.shared is not None else None
@@ -167,7 +166,7 @@ def _measured(timed: TimedCollective, request: CollectivesRequest, mesh: Mesh) -
 
 
 def _different(result: Tensor, wanted: Tensor, ranks: int) -> int:
-    """Elements that differ; by more than the rounding of a sum where a type has any."""
+    """Number of elements that differ by more than the rounding error of a sum in their type."""
     if not wanted.is_floating_point():
         return int((result != wanted).sum())
     rounding = ranks * torch.finfo(wanted.dtype).eps
@@ -180,7 +179,7 @@ def _gather(timed: TimedCollective) -> Tensor:
 
 
 def _send_receive(timed: TimedCollective) -> Tensor:
-    """To the next rank and from the previous one at once, around the group."""
+    """Send to the next and at the same time receive from the previous rank of the group."""
     group = timed.group
     following, before = (group.rank + 1) % group.size, (group.rank - 1) % group.size
     pair = [

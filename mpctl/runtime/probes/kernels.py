@@ -1,14 +1,13 @@
-"""Times kernels on the ranks of a mesh, in rounds of all cases, each by several numbers of ranks.
+"""Times kernels on the ranks of a mesh, in rounds of all cases, each on several numbers of ranks.
 
 In a round the operands of a case are made, and each number of ranks n runs it once: ranks 0 to n-1
-at the same time, while the others wait at a barrier. A first run of each copy of the operands warms
-up; in round 0 another one says how often the kernel is repeated so that a timing takes
-`least_seconds`.
+at the same time, while the others wait at a barrier. The first run of each copy of the operands is
+a warm-up; in round 0 a further run determines how often the kernel is repeated, so that a timing
+takes `least_seconds`.
 
 Kernels are called as training calls them. Products are torch's own, in the three layouts of a
 linear layer (layers/linear.py); attention, norms, activations, cross entropy, AdamW and the layer
-are this project's. A backward is autograd's, from a graph that is made once and kept; what only
-forwards need is not made.
+are this project's. A backward runs through autograd, from a graph that is made once and kept.
 
 Letters: m rows, k in, n out; b batch, a heads, k key-value heads, q queries, s keys, d head size,
 h hidden, v words.
@@ -59,8 +58,8 @@ SITE = "bench"  # names random numbers
 
 @dataclass(frozen=True)
 class Bench:
-    """What a kernel is made from: its case, the job whose model says what the shape leaves open
-    (norm, activation, dropout, biases of scores), and where it runs."""
+    """What a kernel is made from: its case, the job whose model gives the details that the shape
+    does not (norm, activation, dropout, biases of scores), and where it runs."""
 
     case: KernelCase
     job: JobSpec
@@ -84,7 +83,7 @@ class Bench:
 
     @property
     def context(self) -> ShardContext:
-        """A rank by itself, in the case's dtype."""
+        """The context of a single rank in the case's dtype."""
         return ShardContext(dtype=self.dtype, device=self.device, backend=self.kernels)
 
     @cached_property
@@ -93,11 +92,11 @@ class Bench:
         return machine_kernels(self.device)
 
     def random(self, *sizes: int, grad: bool = False) -> Tensor:
-        """Normal numbers; grad: whether a gradient is asked for."""
+        """Normally distributed numbers; grad: requires_grad."""
         return torch.randn(sizes, dtype=self.dtype, device=self.device).requires_grad_(grad)
 
     def rng(self, samples: int) -> CounterRNG:
-        """What draws dropout for so many samples."""
+        """The dropout masks of this number of samples."""
         return CounterRNG(0, 0, torch.arange(samples, device=self.device))
 
     def passes(
@@ -126,9 +125,9 @@ def _matmul(bench: Bench) -> Work:
 
 
 def _attention(bench: Bench) -> Work:
-    """Heads lie behind positions in memory, as a projection writes them. Under context parallelism
-    a causal rank has a block at the start of the sequence and one at its end, which meet other
-    prefixes of the keys (layers/context_parallel.py)."""
+    """Memory is laid out [b, s, heads, d], as a projection writes it. Under context parallelism a
+    causal rank has a block at the start of the sequence and one at its end, which attend to
+    different prefixes of the keys (layers/context_parallel.py)."""
     b, a, k, q, s, d = (
         bench.shape[name] for name in ("batch", "heads", "kv_heads", "queries", "keys", "head_dim")
     )
@@ -189,7 +188,7 @@ def _heads(bench: Bench) -> Work:
 
 
 def _branch(bench: Bench) -> Work:
-    """x + drop(norm(x)), with a second norm where a branch has one of its result too."""
+    """x + drop(norm(x)), with a second norm if the branch also normalises its result."""
     model, context = bench.model, bench.context
     rows, hidden = bench.shape["rows"], bench.shape["hidden"]
     norms = [
@@ -230,7 +229,7 @@ def _cross_entropy(bench: Bench) -> Work:
 
 def _optimizer(bench: Bench) -> Work:
     """Norm, clipping and AdamW of float32 (float64) values, the copy to 16-bit parameters, zeroing.
-    What is zeroed is another tensor: gradients of 0 would make moments too small to be normal."""
+    The tensor that is zeroed is a separate one: gradients of 0 would make the moments subnormal."""
     count, wide = bench.shape["elements"], torch.promote_types(bench.dtype, torch.float32)
     value, gradient, other = bench.random(3, count).to(wide).unbind()
     value.grad = gradient
@@ -292,7 +291,7 @@ MOST_REPEATS, TRIALS = 10_000, 3
 
 def probe_kernels(request: KernelRequest, job: JobSpec, mesh: Mesh) -> Iterator[KernelTiming]:
     """The answers to a request, the same on every rank of `mesh`, which all call it. job: its model
-    and training say what the shapes leave open (norm, activation, dropout)."""
+    and training give the details that the shapes do not (norm, activation, dropout)."""
     dropout = {name: request[name] for name in ("dropout", "attention_dropout")}
     job = job.model_copy(update={"training": job.training.model_copy(update=dropout)})
     repeats: dict[int, int] = {}
@@ -313,7 +312,7 @@ def probe_kernels(request: KernelRequest, job: JobSpec, mesh: Mesh) -> Iterator[
 
 
 def _repeats(works: Sequence[Work], least: float, mesh: Mesh) -> int:
-    """How often to run a kernel in a timing: the same number on all ranks. By the shortest of some
-    runs, as one that the machine interrupted would ask for too few."""
+    """How often to run a kernel in a timing, the same number on all ranks. It follows from the
+    shortest of several runs, since an interrupted run would give too small a number."""
     seconds = min(time_runs(mesh, works[:1], 1)[0] for _ in range(TRIALS))
     return min(MOST_REPEATS, max(1, math.ceil(least / max(seconds, 1e-9))))

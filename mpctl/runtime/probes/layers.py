@@ -1,9 +1,9 @@
 """One layer of a model under several tensor modes, timed in turns by the same ranks.
 
-Each case is a grid of all ranks (tensor_grid.py) with groups and a layer of its own, which are made
+Each case is a grid of all ranks (tensor_grid.py) with its own groups and layer, which are made
 once. A pass is a forward and a backward of one micro batch without dropout; gradients of weights
 add up over the passes, and their partial sums, which a training step reduces once, are not sent.
-The first pass of a case is watched: what it sends, and what its forward leaves for backward
+During the first pass of a case its messages and the bytes saved for backward are measured
 (runtime/memory.py). Then the cases are timed in rounds, A B C A B C.
 """
 
@@ -34,7 +34,7 @@ from mpctl.runtime.step_record import TrafficCounter
 from mpctl.sharding import DENSE
 from mpctl.spec.job import JobSpec
 
-SITE = "layers.0"  # names the layer to the seed of its weights
+SITE = "layers.0"  # the layer's name, on which its initial weights depend
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class ProbedLayer:
         self.module(self.hidden).backward(self.gradient)
 
     def watched(self) -> tuple[int, Traffic]:
-        """One pass: the bytes that its forward keeps for its backward, and what was sent."""
+        """One pass: returns the bytes saved for backward, and the traffic."""
         activity = Activity()
         tracker = MemoryTracker(self.hidden.device, activity=activity, own_only=True)
         tracker.add("parameters", self.module.parameters())
-        tracker.add("temporaries", [self.hidden])  # the result is counted in its place
+        tracker.add("temporaries", [self.hidden])  # the result is counted instead
         self.traffic.clear()
         with tracker:
             activity.move(Step("compute", Action("forward", 0)))
@@ -88,8 +88,8 @@ class ProbedLayer:
 def probe_layers(request: LayerRequest, job: JobSpec, mesh: Mesh) -> Iterator[LayerAnswer]:
     """The answers to a request, the same on every rank of `mesh`, which all call it.
 
-    job: its model and training, whatever its layout. First the sizes of every case and of the
-    unsharded layer, then a timing for each round and case.
+    job: its model and training are used, not its layout. The answers are the sizes of every case
+    and of the unsharded layer, then a timing for each round and case.
     """
     dtype = TORCH_DTYPES[job.training.dtype]
     layers = []
@@ -107,7 +107,6 @@ def probe_layers(request: LayerRequest, job: JobSpec, mesh: Mesh) -> Iterator[La
 
 
 def _layer(job: JobSpec, case: LayerCase, mesh: Mesh, dtype: torch.dtype) -> ProbedLayer:
-    """The layer under the case's mode, over groups of its own."""
     own = {"tensor_mode": case["mode"], "tensor_depth": case["depth"], "tp": mesh.world.size}
     parallel = job.parallel.model_copy(update={**own, "dp": 1})
     laid = job.model_copy(update={"parallel": parallel})
@@ -125,7 +124,7 @@ def _layer(job: JobSpec, case: LayerCase, mesh: Mesh, dtype: torch.dtype) -> Pro
 
 
 def _sizes(number: int | None, layer: ProbedLayer, mesh: Mesh) -> LayerAnswer:
-    """The largest of all ranks' bytes; what is sent, of this rank."""
+    """Sizes: the maximum bytes of all ranks, and the traffic of this rank."""
     saved, traffic = layer.watched()
     held = sum(p.nbytes for p in layer.module.parameters())
     largest = values_of_all(mesh, held, saved).amax(0)

@@ -1,5 +1,5 @@
-"""What ranks that measure together do together: share values, begin at once, agree on one more
-round."""
+"""Coordination of ranks that measure together: share values, begin at the same time, agree on
+another round."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def values_of_all(mesh: Mesh, *values: float) -> Tensor:
 
 
 def agreed_rounds(mesh: Mesh, most: int, seconds: float | None) -> Iterator[int]:
-    """The numbers of the rounds from 0 on, the same on all ranks: at most so many. A round begins
-    only if one as long as the longest so far would end within `seconds` by rank 0's clock, None for
-    no limit; the first always begins."""
+    """The numbers of at most `most` rounds from 0 on, the same on all ranks. The first round always
+    begins; a further one only if a round as long as the longest so far would end within `seconds`
+    by rank 0's clock, None for no limit."""
     started, longest = time.monotonic(), 0.0
     for number in range(most):
         began = time.monotonic()
@@ -35,7 +35,7 @@ def agreed_rounds(mesh: Mesh, most: int, seconds: float | None) -> Iterator[int]
 
 
 def begin_together(mesh: Mesh) -> None:
-    """Return when all ranks are here and their devices have done all work."""
+    """Return when all ranks have called this and their devices have done all work."""
     finish_work(mesh.device)
     if mesh.world.size > 1:
         dist.barrier()
@@ -50,8 +50,8 @@ def finish_work(device: torch.device) -> None:
 def time_runs(
     mesh: Mesh, runs: Sequence[Callable[[], object]], ranks: int | None = None
 ) -> tuple[float, float]:
-    """Seconds of one of the runs on the slowest rank, and processor seconds on the average rank;
-    ranks: only the first so many run, the others wait."""
+    """Seconds of one run on the slowest rank, and processor seconds on the average rank; ranks:
+    only this many ranks run, the others wait."""
     begin_together(mesh)
     began, worked = time.perf_counter(), time.process_time()
     if ranks is None or mesh.rank < ranks:
@@ -59,6 +59,6 @@ def time_runs(
             run()
         finish_work(mesh.device)
     seconds, cpu = time.perf_counter() - began, time.process_time() - worked
-    begin_together(mesh)  # asleep, where gathering might look for the others all the time
+    begin_together(mesh)  # ranks that wait here sleep; in a gather they might spin
     every = values_of_all(mesh, seconds / len(runs), cpu / len(runs))[:ranks]
     return float(every[:, 0].amax()), float(every[:, 1].mean())

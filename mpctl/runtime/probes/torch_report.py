@@ -1,8 +1,8 @@
 """What torch can do on this host, as one line of JSON: `python -m
 mpctl.runtime.probes.torch_report`.
 
-A process of its own, because importing torch or starting CUDA may crash or hang. Its keys are those
-of doctor/documents.py's TorchFacts.
+It is a separate process, because importing torch or starting CUDA may crash or hang. Its keys are
+those of doctor/documents.py's TorchFacts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TypedDict
 
 from mpctl.runtime.process import die_with_parent
 
-if __name__ == "__main__":  # before the imports below, which take seconds
+if __name__ == "__main__":  # before the slow imports below
     die_with_parent(int(os.environ.get("MPCTL_PARENT", os.getppid())))
 BEGAN = time.perf_counter()
 
@@ -31,7 +31,7 @@ PATIENCE = timedelta(seconds=30)
 
 
 class TorchReport(TypedDict):
-    """What is printed. `..._error`: why something did not work, None when it did."""
+    """The printed report. `..._error`: why something did not work, None when it did."""
 
     version: str
     import_seconds: float
@@ -81,8 +81,8 @@ def _nccl_version() -> str | None:
 
 
 def _cuda_error() -> str | None:
-    """Why CUDA, or ROCm, which torch calls the same, cannot be started; None where it can, or torch
-    was built without it."""
+    """Why CUDA (or ROCm, under the same name in torch) cannot be started; None if it can, or if
+    torch was built without it."""
     if torch.version.cuda is None and torch.version.hip is None:
         return None
     try:

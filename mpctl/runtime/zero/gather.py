@@ -1,31 +1,31 @@
-"""When parameters have their values: at ZeRO 3 gathered before use, at 1 and 2 after an update.
+"""When parameters are gathered: at ZeRO 3 before use, at 1 and 2 after an update.
 
-ZeRO 3's parameters are gathered before they are used and freed after: by layer, the rest by chunk.
+ZeRO 3's parameters are gathered before use and freed after it: by layer, the others by chunk.
 
-Forward gathers a layer when it enters it, having started that of the next ones before
-(LAYERS_GATHERED_AHEAD); backward again, from the last to the first, where any gradient passes.
-Messages of a group follow each other, and a layer waits for its gather but nobody for a reduction
-before the next: so backward starts the gather of the layer after next first, then the reduction of
-the gradients just computed (as in arXiv 2304.11277, section 3.3.2). Parameters outside of layers
-(embeddings, the head, a table that all layers of a stack add) are in memory from the beginning of a
-chunk's pass to its end, because a tied table is needed at both. Deferred weight gradients need no
-parameter values.
+Forward waits for a layer's gather when it enters the layer, and starts those of the next layers
+before (LAYERS_GATHERED_AHEAD); backward does the same from the last layer to the first, as far as
+gradients flow. Messages of a group run in order, and a layer waits for its gather while nothing
+waits for a reduction soon: so backward starts the gather of the layer after next first, then the
+reduction of the gradients just computed (as in arXiv 2304.11277, section 3.3.2). Parameters outside
+of layers (embeddings, the head, a table that all layers of a stack add) are in memory during the
+entire pass of a chunk, because a tied table is needed at both ends. Deferred weight gradients need
+no parameter values.
 
 By hand, layers 1 and 2: while forward computes layer 1, the parameters outside of layers and those
 of layers 1 and 2 are in memory; while backward computes layer 1, those outside and layer 1's.
 
-At ZeRO 1 and 2 stepped parameters are gathered while the next forward already computes. After an
-update each replica has its slice of every bucket, and the others' are gathered (param_store.py:
-publish), in the order in which forward needs them. A forward waits for a bucket where it enters the
-first unit that the bucket has parameters of; what reads parameters between two steps, a checkpoint
-or a change of values, waits in the store itself.
+At ZeRO 1 and 2 updated parameters are gathered while the next forward already computes. After an
+update each replica has its slice of every bucket, and gathers the others (`publish`,
+param_store.py) in the order in which forward needs them. A forward waits for a bucket when it
+enters the first unit with parameters in the bucket; code that accesses parameters between steps,
+such as a checkpoint, waits in the store.
 
-Ranks that exchange messages through shared memory copy them by themselves, so that nothing goes on
-while they compute; there a bucket waited for in the middle of a forward would only keep two ranks
-in step. They wait at once.
+Ranks that exchange messages through shared memory copy them themselves, so that no message
+progresses while they compute; a wait in the middle of a forward would only synchronize the ranks.
+They wait right after the update.
 
-By hand, buckets of units 0, 2 and 4 (entry 0, layers 1 to 3, exit 4): the first is waited for where
-a forward begins, the second at layer 2, the third after layer 3.
+By hand, buckets of units 0, 2 and 4 (entry 0, layers 1 to 3, exit 4): a forward waits for the first
+when it begins, for the second at layer 2, for the third after layer 3.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class ParameterGatherer(PassListener):
 
     def __init__(self, stores: Sequence[Zero3ParamStore]) -> None:
         self.stores = stores
-        self.active: list[Zero3ParamStore] = []  # those that the chunk under way uses
+        self.active: list[Zero3ParamStore] = []  # those that the current chunk uses
         self.is_backward = False
 
     def begin(self, action: Action) -> None:
-        """Gather the chunk's parameters outside of layers, and start its first layer."""
+        """Gather the chunk's parameters outside of layers, and start to gather its first layers."""
         if action.kind == "backward_weight":
             return
         self.is_backward = action.kind != "forward"
@@ -96,7 +96,7 @@ class ParameterGatherer(PassListener):
         return [s for s in self.active if s.shard.bucket.layer and s.shard.bucket.unit == unit]
 
     def _start_next(self, unit: int | None) -> None:
-        """Start the layers that the pass computes after `unit`; None: the first ones."""
+        """Start to gather the layers that the pass computes after `unit`; None: the first ones."""
         buckets = (store.shard.bucket for store in self.active)
         units = {bucket.unit for bucket in buckets if self._is_computed(bucket)}
         if self.is_backward:
@@ -114,18 +114,18 @@ class ParameterGatherer(PassListener):
 class ParameterArrival(PassListener):
     """Waits for published parameters before a forward of one stage uses them.
 
-    layers: of each chunk, the units that are layers; what lies between them (entry, exit, the ends
-    of a stack) is not told of, and is waited for with the layer before.
+    layers: the units of each chunk that are layers. Listeners are not notified of the units between
+    them (entry, exit, the ends of a stack), which are waited for with the preceding layer.
     """
 
     def __init__(self, stores: Sequence[ParamStore], layers: Sequence[Collection[int]]) -> None:
         self.stores = sorted(stores, key=lambda store: store.shard.bucket.unit)
         self.layers = [sorted(units) for units in layers]
-        self.ahead: deque[int] = deque()  # layers that the forward under way has not entered
-        self.awaited: deque[ParamStore] = deque()  # what it still has to wait for
+        self.ahead: deque[int] = deque()  # layers that the current forward has not entered
+        self.awaited: deque[ParamStore] = deque()  # stores that it still has to wait for
 
     def begin(self, action: Action) -> None:
-        """Wait for what a forward needs before its first layer."""
+        """Wait for the parameters that a forward needs before its first layer."""
         if action.kind != "forward":
             return
         self.awaited = deque(
@@ -137,13 +137,13 @@ class ParameterArrival(PassListener):
         self._arrive_before_next()
 
     def enter(self, unit: int) -> None:
-        """Wait for the layer's own parameters."""
+        """Wait for the layer's parameters."""
         while self.ahead and self.ahead[0] <= unit:
             self.ahead.popleft()
         self._arrive(unit)
 
     def leave(self, unit: int) -> None:
-        """Wait for what is used between this layer and the next."""
+        """Wait for the parameters used between this layer and the next."""
         self._arrive_before_next()
 
     def _arrive_before_next(self) -> None:

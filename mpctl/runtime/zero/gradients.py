@@ -1,21 +1,21 @@
-"""Gradients by bucket: where a rank keeps them, how they are reduced over the replicas, their norm.
+"""Gradients by bucket: their memory, their reduction over the replicas, and their norm.
 
-What a bucket's gradients take, and what it sends over the replicas of its view, follows from the
-ZeRO stage (arXiv 1910.02054, section 5). Losses are divided by the global batch, so that nothing is
-averaged:
+The memory of a bucket's gradients, and the messages over the replicas of its view, follow from the
+ZeRO stage (arXiv 1910.02054, section 5). Losses are divided by the global batch size, so gradients
+are summed, not averaged:
 
     0  full size, all-reduced once a step      1  full size, reduce-scattered once a step
     2, 3  a slice; each micro batch's gradients exist in full size while they are computed, are
           reduce-scattered and added to the slice, so that a step of m micro batches sends m times
           as much
 
-The first gradient of a parameter overwrites what the step before left, later ones are added; what
-none has reached when its bucket is reduced is set to 0. Only autograd's own sums, where gradients
-have their parameter's dtype, need zeros before.
+The first gradient of a parameter overwrites that of the previous step, later ones are added; a
+parameter that has none when its bucket is reduced gets 0. Only if autograd itself accumulates,
+which it does when gradients have their parameter's dtype, are they set to 0 before a step.
 
-Last come the sums of gradients of which each tensor-parallel rank of a group has a part, and those
-over the stages that hold copies of a parameter: a ring adds in an order that depends on the rank,
-and the last sum gives all ranks the same bits.
+Partial gradients are summed over their tensor-parallel group, and gradients of shared parameters
+over the stages that hold copies, at the end: a ring adds in an order that depends on the rank, and
+the last sum gives all ranks the same bits.
 
 By hand, 100 elements over 2 replicas: stage 1 keeps 128 (28 are padding) and steps 64, stage 2
 keeps 64.
@@ -23,8 +23,8 @@ The norm counts each element of the model once: squares are summed by view and b
 the view's shard group hold the same elements, then over that group, under ZeRO over the replicas,
 and over the stages.
 
-By hand, the norm over a square of 2 x 2 ranks: a matrix is on one rank each, so its squares count
-whole; a vector of 8 elements has 4 on each rank and so 2 copies, whose squares count half each.
+By hand, the norm on a grid of 2 x 2 ranks: each element of a matrix is on one rank, so its square
+counts fully; a vector of 8 elements has 4 on each rank, so 2 copies each, whose squares count half.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ ALONE = Group()
 DENSE_ALONE = MappingProxyType({DENSE: View()})
 
 NORM_BLOCK = 1 << 16  # elements whose squares are summed at a time, on a CPU
-DEVICE_NORM_BLOCK = 1 << 28  # elsewhere: a kernel sums in blocks of its own; fewer views to make
+DEVICE_NORM_BLOCK = 1 << 28  # elsewhere: kernels sum in blocks themselves; few views
 
 
 class BucketGradients:
     """Full gradients, all-reduced once a step: ZeRO 0. reduces_each: whether each micro batch's
-    gradients are reduced by themselves.
+    gradients are reduced separately.
 
-    full: every gradient of the bucket, flat; None while no full-size tensor exists. views: of
-    `full`, by parameter; stale: numbers of those that hold nothing of this step yet. local: what
-    this rank's optimizer uses. slices: `local` by parameter.
+    full: every gradient of the bucket, flat; None while no full-size tensor exists. views: views of
+    `full`, one per parameter; stale: indices of views without a gradient of this step. local: the
+    gradients that this rank's optimizer uses. slices: `local` by parameter.
     """
 
     reduces_each = False
@@ -72,7 +72,7 @@ class BucketGradients:
 
     @property
     def _is_autograds(self) -> bool:
-        """Whether autograd itself adds to the views, of the parameters' dtype."""
+        """Whether autograd itself accumulates into the views: they have the parameters' dtype."""
         return self.shard.parameters[0].dtype == self.dtype
 
     def _full_numel(self) -> int:
@@ -93,7 +93,7 @@ class BucketGradients:
 
     def _accumulator(self, number: int) -> Callable[[Tensor], None]:
         def accumulate(parameter: Tensor) -> None:
-            if parameter.grad is not None:  # else it is deferred (layers/parameters.py)
+            if parameter.grad is not None:  # otherwise it is deferred (layers/parameters.py)
                 self._add(number, parameter.grad)
                 parameter.grad = None
 
@@ -107,30 +107,30 @@ class BucketGradients:
             self.views[number].add_(gradient)
 
     def restart(self) -> list[Tensor]:
-        """Begin a step; returns what the caller is to set to 0."""
+        """Begin a step; returns tensors for the caller to set to 0."""
         if self._is_autograds:
             return [self.persistent]
         self.stale = set(range(len(self.views)))
         return []
 
     def settle(self) -> None:
-        """Backward is done with the bucket: what no gradient has reached is 0."""
+        """Backward is done with the bucket: set to 0 what has received no gradient."""
         for number in sorted(self.stale):
             self.views[number].zero_()
         self.stale.clear()
 
     def start(self) -> Pending:
-        """Begin to reduce over the replicas what backward has added so far."""
+        """Begin to reduce the gradients accumulated so far over the replicas."""
         self.settle()
         return self.shard.replicas.start_all_reduce(self.persistent)
 
     def accept(self, reduced: Tensor) -> None:
-        """Keep the result of the reduction, which is in place already."""
+        """Take the result of the reduction, which is in place already."""
 
 
 class Zero1Gradients(BucketGradients):
-    """Full gradients, reduce-scattered once a step, in place, so that this rank's slice of them is
-    summed: ZeRO 1. Any number of buckets may travel at once without memory of their own."""
+    """Full gradients, reduce-scattered in place once a step, after which this rank's slice has the
+    sum: ZeRO 1. Any number of buckets may be in flight without extra memory."""
 
     def _full_numel(self) -> int:
         return self.shard.bucket.padded
@@ -140,11 +140,11 @@ class Zero1Gradients(BucketGradients):
         return local, list(self.shard.parameter_slices(local))
 
     def restart(self) -> list[Tensor]:
-        """As BucketGradients'; padding is nobody's to overwrite."""
+        """As BucketGradients', or else returns the padding, which no gradient overwrites."""
         return super().restart() or [self.persistent[self.shard.bucket.numel :]]
 
     def start(self) -> Pending:
-        """Begin to reduce-scatter what backward has added in this step."""
+        """Begin to reduce-scatter the gradients accumulated in this step."""
         self.settle()
         return self.shard.replicas.start_reduce_scatter_in_place(self.persistent)
 
@@ -153,9 +153,9 @@ class ShardedGradients(BucketGradients):
     """This rank's slice, to which each micro batch's reduced gradients are added: ZeRO 2 and 3.
     The full size exists from the first gradient of a backward to the start of its reduction.
 
-    Where weight gradients are deferred, those of biases and norms come much earlier. They are kept
-    by themselves until the first deferred one: else all of a stage's buckets would have their full
-    size at once. early: these gradients, by number of the parameter.
+    If weight gradients are deferred, those of biases and norms come much earlier. They are kept
+    separately until the first deferred one; otherwise all buckets of a stage would have their full
+    size at once. early: these gradients, by index of the parameter.
     """
 
     reduces_each = True
@@ -178,7 +178,7 @@ class ShardedGradients(BucketGradients):
         super()._add(number, gradient)
 
     def _is_early(self, number: int) -> bool:
-        """Whether the parameter's gradient is computed before others of the bucket, deferred."""
+        """Whether the parameter's gradient is computed earlier than deferred ones of the bucket."""
         parameters = self.shard.parameters
         if deferred_wgrad_of(parameters[number]):
             return False
@@ -192,7 +192,7 @@ class ShardedGradients(BucketGradients):
             self.early[number] = gradient.to(self.dtype, copy=is_view)
 
     def _allocate(self) -> Tensor:
-        """The full size with the early gradients, and 0 in its padding; no other values."""
+        """The full-size tensor with early gradients and zeros as padding, else uninitialized."""
         shard, numel = self.shard, self.shard.bucket.numel
         self.full = full = torch.empty(shard.bucket.padded, dtype=self.dtype, device=self.device)
         full[numel:].zero_()
@@ -208,7 +208,7 @@ class ShardedGradients(BucketGradients):
         return [self.local]
 
     def start(self) -> Pending:
-        """Begin to reduce-scatter one micro batch's gradients, whose full size is released."""
+        """Begin to reduce-scatter one micro batch's gradients, and release the full-size tensor."""
         full = self._allocate() if self.full is None else self.full
         self.settle()
         pending = self.shard.replicas.start_reduce_scatter(full, 0)
@@ -229,9 +229,9 @@ GRADIENT_STORES: tuple[type[BucketGradients], ...] = (
 
 
 class GradientBuffer:
-    """Every gradient of a rank. stores: one a bucket, in the order of their reduction; none on a
-    stage that trains nothing. groups: those of this rank by name; a group of one rank may be left
-    out. norm_block: elements whose squares are summed at a time."""
+    """All gradients of a rank. stores: one per bucket, in the order of reduction; none on a stage
+    that trains nothing. groups: this rank's groups by name; groups of one rank may be omitted.
+    norm_block: elements whose squares are summed at a time."""
 
     def __init__(
         self,
@@ -255,9 +255,9 @@ class GradientBuffer:
         return [store.persistent for store in self.stores]
 
     def zero(self) -> None:
-        """Begin a step: what gradients are added to is 0, the rest is overwritten."""
+        """Begin a step: set to 0 what gradients are added to; the rest is overwritten."""
         if tensors := [tensor for store in self.stores for tensor in store.restart()]:
-            torch._foreach_zero_(tensors)  # on a GPU in a kernel for some hundred of them
+            torch._foreach_zero_(tensors)  # some hundred of them in a kernel on a GPU
 
     def sum_parts(self) -> None:
         """Sum partial gradients over their tensor-parallel group, and shared ones over the stages,
@@ -269,15 +269,14 @@ class GradientBuffer:
                 store.shard.stages.all_reduce(store.local)
 
     def norm(self) -> Tensor:
-        """L2 norm of the whole model's gradient, a float64 scalar on the device. Each element
-        counts once: shards are summed over the shard group of their view, where each of the ranks
-        that hold the same one counts its share, slices over the replicas, and copies count on the
-        first of their stages."""
+        """L2 norm of the gradient of the full model, a float64 scalar on the device. Each element
+        counts once: shards are summed over the shard group of their view, in which n ranks with the
+        same shard count 1/n each; slices are summed over the replicas; copies count on the first of
+        their stages."""
         total = sum(map(self._squares_of, self.views.values()), self._zeros())
         return self._group("pp").all_reduce(total).sqrt()
 
     def _squares_of(self, view: View) -> Tensor:
-        """The sum of squares of a view's gradients on this stage."""
         squares, shards = self._squared_norms(view), self._group(view.shard_group)
         replicated = squares.pop(shards.size, self._zeros())
         sharded = sum((square / copies for copies, square in squares.items()), self._zeros())
@@ -306,7 +305,7 @@ class GradientBuffer:
         return torch.zeros((), dtype=torch.float64, device=self.device)
 
     def scale(self, factor: float) -> None:
-        """Multiply what the optimizer uses."""
+        """Multiply the gradients that the optimizer uses."""
         if factor != 1.0:
             for store in self.stores:
                 store.local.mul_(factor)
@@ -315,11 +314,11 @@ class GradientBuffer:
 def squared_norm(
     tensors: Sequence[Tensor], device: torch.device, *, block: int = NORM_BLOCK
 ) -> Tensor:
-    """Sum of squares, a float64 scalar: exact enough in blocks of so many elements, without a
-    float64 copy of the tensors."""
+    """Sum of squares, a float64 scalar. Summing in blocks of `block` elements is exact enough
+    without a float64 copy of the tensors."""
     blocks = [part for tensor in tensors for part in tensor.reshape(-1).split(block)]
     if not blocks:
         return torch.zeros((), dtype=torch.float64, device=device)
-    wide = torch.promote_types(blocks[0].dtype, torch.float32)  # of 16 bit, 3 digits would be left
+    wide = torch.promote_types(blocks[0].dtype, torch.float32)  # in 16 bits 3 digits would be left
     norms = torch._foreach_norm(blocks, dtype=wide)
     return torch.stack(norms).double().square().sum()

@@ -1,10 +1,11 @@
 """When a bucket's gradients are reduced: as soon as they are complete, while backward goes on.
 
 ZeRO 0 and 1 reduce once a step, in the last backward that adds to a bucket; 2 and 3 in every one.
-Within it a bucket starts when backward reaches a unit before its first; the others at its end.
-Deferred weight gradients (layers/parameters.py) are computed in an action of their own, one
-after the other, and their buckets start there. Reductions under way are waited for after the
-schedule; at 2 and 3 all but the last one, to bound the number of full-size gradients.
+In that backward a bucket starts when backward reaches a unit before the bucket's first; the
+remaining ones start at its end. Deferred weight gradients (layers/parameters.py) are computed in a
+separate action, one after the other, and their buckets start there. Pending reductions are waited
+for after the schedule; at 2 and 3 at most one is pending, which bounds the number of full-size
+gradients.
 
 By hand, 1f1b of m micro batches on one stage, ZeRO 0: all start in the backward of m - 1, none
 before; ZeRO 2: each of m backwards starts all of them.
@@ -31,7 +32,7 @@ class GradientOverlap(PassListener):
     """Starts the reductions of a buffer's buckets while the pipeline's actions run.
 
     actions: those of a training step, in order. early: start a bucket as soon as it is complete,
-    else when all are.
+    otherwise when all are.
     """
 
     def __init__(self, buffer: GradientBuffer, actions: Iterable[Action], *, early: bool) -> None:
@@ -44,15 +45,15 @@ class GradientOverlap(PassListener):
             self.last |= dict.fromkeys(self._completed_by(action), action)
         self.inspect: Inspect | None = None
         self.unreduced: set[int] = set()
-        self.due: list[int] = []  # buckets that the action under way is to reduce
+        self.due: list[int] = []  # buckets that the current action is to reduce
         self.missing: list[set[Tensor]] = []  # deferred gradients not computed yet, by bucket
         self.in_flight: deque[tuple[BucketGradients, Pending]] = deque()
         for parameter in set[Tensor]().union(*self.deferred):
-            parameter.register_post_accumulate_grad_hook(self._accumulated)  # after the store's own
+            parameter.register_post_accumulate_grad_hook(self._accumulated)  # after the store's
 
     def _completed_by(self, action: Action) -> list[int]:
-        """Buckets that an action completes; of those with deferred gradients that is the action
-        which computes them."""
+        """Buckets that an action completes; a bucket with deferred gradients is completed by the
+        action that computes them."""
         if action.kind == "forward":
             return []
         is_deferred = action.kind == "backward_weight"
@@ -63,8 +64,8 @@ class GradientOverlap(PassListener):
         ]
 
     def restart(self, inspect: Inspect | None = None) -> None:
-        """Expect every bucket anew, before a step. inspect: called with each bucket before it is
-        summed."""
+        """Expect every bucket again, before a step. inspect: called with each bucket before it is
+        reduced."""
         self.inspect = inspect
         self.unreduced = set(range(len(self.stores)))
 
@@ -93,13 +94,13 @@ class GradientOverlap(PassListener):
         return bool(self.deferred[number]) and not self.missing[number]
 
     def end(self, action: Action) -> None:
-        """Start the buckets that the action has left."""
+        """Start the remaining buckets of the action."""
         self._start(list(self.due))
         if not self.early:
             self._wait(0)
 
     def finish(self) -> None:
-        """Reduce what is left, after the schedule, and wait until all gradients are reduced."""
+        """After the schedule, reduce the remaining buckets and wait for all reductions."""
         self._start([i for i in sorted(self.unreduced) if not self.stores[i].reduces_each])
         self._wait(0)
 
@@ -115,7 +116,7 @@ class GradientOverlap(PassListener):
         self.due = [i for i in self.due if i not in numbers]
 
     def _wait(self, most: int) -> None:
-        """Wait for the oldest reductions until at most so many are under way."""
+        """Wait for the oldest reductions until at most `most` are pending."""
         while len(self.in_flight) > most:
             store, pending = self.in_flight.popleft()
             store.accept(pending.wait())

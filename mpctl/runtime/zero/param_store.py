@@ -1,18 +1,18 @@
-"""Parameters by bucket: what the model computes with, and what the optimizer steps of it.
+"""Parameters by bucket: the tensors that the model uses and those that the optimizer updates.
 
-ZeRO cuts a bucket's elements, laid one parameter after the other and padded, into one slice a
-replica (layout/buckets.py; arXiv 1910.02054, section 5). Slices cut through parameters: AdamW
-treats each element alone.
+ZeRO flattens and concatenates the parameters of a bucket, pads the result and cuts it into one
+slice per replica (layout/buckets.py; arXiv 1910.02054, section 5). Slices may cut through
+parameters, since AdamW is elementwise.
 
-ZeRO 0 leaves parameters where they are. 1 and 2 lay a bucket's parameters into one flat tensor, of
-which they are views: this rank's slice is stepped, then the slices of all replicas are gathered,
-which may go on while the next forward computes (gather.py). At 3 only the slice stays, and the flat
-tensor has memory just while its layer is computed: parameters are the same objects throughout,
-views of a storage that grows and shrinks (as in arXiv 2304.11277, section 4.2). Values of 16 bit
-have float32 masters, which are what is stepped (arXiv 1710.03740).
+ZeRO 0 leaves parameters where they are. At 1 and 2 a bucket's parameters are views of one flat
+tensor: this rank's slice is updated, then the slices of all replicas are gathered, possibly while
+the next forward computes (gather.py). At 3 only the slice stays in memory, and the flat tensor has
+memory only while its layer is computed: parameters stay the same objects, views of a storage that
+grows and shrinks (as in arXiv 2304.11277, section 4.2). 16-bit parameters have float32 masters,
+which are updated instead (arXiv 1710.03740).
 
-A rank that keeps slices of a stage never has all of it in memory: its modules are made without
-memory, and each bucket gets its own, is initialized and sliced before the next.
+A rank that keeps slices of a stage never has it in memory unsharded: its modules are made without
+memory, then each bucket is allocated, initialized and sliced before the next one.
 
 By hand, 100 bf16 parameters over 2 replicas, slices of 64: stage 0 keeps 200 bytes and 400 of
 masters, 1 and 2 keep 256 and 256, 3 keeps 128 and 256.
@@ -34,9 +34,8 @@ from mpctl.transport.group import Group, Pending
 
 
 class ParameterSlice(NamedTuple):
-    """Elements of one parameter that lie on this rank. parameter: None for padding; start: number
-    of the first of them in the flattened parameter; values: the elements, flat or in the
-    parameter's shape."""
+    """This rank's elements of one parameter. parameter: None for padding; start: index of the first
+    of them in the flattened parameter; values: the elements, flat or in the parameter's shape."""
 
     parameter: nn.Parameter | None
     start: int
@@ -45,10 +44,10 @@ class ParameterSlice(NamedTuple):
 
 @dataclass(frozen=True)
 class BucketShard:
-    """A bucket as one rank of its replicas has it.
+    """A bucket as seen by one of its replicas.
 
     replicas: the group over which the bucket's gradients are reduced; stages: the group of the
-    pipeline stages that hold copies of these parameters, None where no other does.
+    pipeline stages that hold copies of these parameters, None if only one does.
     """
 
     bucket: Bucket
@@ -58,7 +57,7 @@ class BucketShard:
 
     @property
     def decayed(self) -> set[nn.Parameter]:
-        """The parameters that weight decay applies to (ParameterSpec.decays)."""
+        """The parameters with weight decay (ParameterSpec.decays)."""
         named = zip(self.bucket.names, self.parameters, strict=True)
         return {parameter for name, parameter in named if name not in self.bucket.undecayed}
 
@@ -74,7 +73,7 @@ class BucketShard:
         return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
 
     def parameter_slices(self, local: Tensor) -> Iterator[ParameterSlice]:
-        """A tensor [bucket.part], cut by the parameters whose elements it holds."""
+        """A tensor [bucket.part], split by the parameters to which its elements belong."""
         stop = 0
         for number, start, offset, length in self.bucket.pieces(self.replicas.rank):
             stop = offset + length
@@ -84,12 +83,12 @@ class BucketShard:
 
 
 class ParamStore:
-    """Parameters as they are: ZeRO 0.
+    """Unsharded parameters: ZeRO 0.
 
-    stepped: what the optimizer steps, by parameter. copies: parameters that the model computes with
-    and the masters to be copied to them before `publish`. pending: parameters that are being
-    gathered, not to be used before `arrive`. master_tensors and parameter_tensors: what only this
-    store refers to, beside the model's own parameters.
+    stepped: the tensors that the optimizer updates, by parameter. copies: parameters of the model
+    and the masters to copy to them before `publish`. pending: parameters that are being gathered,
+    not to be used before `arrive`. master_tensors and parameter_tensors: tensors that only this
+    store refers to, in addition to the model's parameters.
     """
 
     copies: list[tuple[Tensor, Tensor]]
@@ -104,11 +103,11 @@ class ParamStore:
         self.parameter_tensors: list[Tensor] = []
 
     def publish(self) -> None:
-        """Send what was stepped to the parameters on the other replicas, which may go on until
-        `arrive`; every replica calls it. ZeRO 0 sends nothing: all replicas step all."""
+        """Send the updated values to the parameters on the other replicas, possibly asynchronously
+        until `arrive`; every replica calls it. ZeRO 0 sends nothing."""
 
     def arrive(self) -> None:
-        """Wait for what `publish` has started; nothing where nothing is under way."""
+        """Wait for the messages that `publish` started, if any are pending."""
 
     def gather_full(self, local: list[Tensor]) -> list[Tensor]:
         """Tensors like those of `stepped` -> the full tensor of each parameter; every replica calls
@@ -116,17 +115,17 @@ class ParamStore:
         return local
 
     def full_value(self, parameter: Tensor) -> Tensor:
-        """A parameter's full value, to be written to and given to `set_value`: what is stepped
-        where that is full size on this rank, else a copy in host memory, for which all replicas
+        """A parameter's full value, to be written to and passed to `set_value`: the updated tensor
+        if it has full size on this rank, otherwise a copy in host memory, for which all replicas
         must call together."""
         return next(part.values for part in self.stepped if part.parameter is parameter)
 
     def set_value(self, parameter: Tensor, full: Tensor) -> None:
-        """Take over a full value that was written to the tensor from `full_value`."""
+        """Take over the full value written to the tensor that `full_value` returned."""
 
 
 class SlicedParamStore(ParamStore):
-    """Views of a flat tensor, of which this rank steps a slice: ZeRO 1 and 2.
+    """Views of a flat tensor, of which this rank updates a slice: ZeRO 1 and 2.
 
     flat: the bucket, padded. local: this rank's slice of it. master: `local` in float32.
     """
@@ -148,7 +147,7 @@ class SlicedParamStore(ParamStore):
         return self.flat[self.shard.local_range]
 
     def publish(self) -> None:
-        """Begin to gather every replica's stepped slice into the parameters."""
+        """Begin to gather every replica's updated slice into the parameters."""
         self.arrive()
         self._copy_master()
         self.pending = self.shard.replicas.start_all_gather_into(self.flat, self.local)
@@ -179,8 +178,8 @@ class SlicedParamStore(ParamStore):
 
 
 class Zero3ParamStore(SlicedParamStore):
-    """A slice, and the flat tensor while it is needed: ZeRO 3. Frozen parameters are kept in their
-    own dtype."""
+    """A slice, and the flat tensor while it is needed: ZeRO 3. Frozen parameters keep their
+    dtype."""
 
     def __init__(self, shard: BucketShard) -> None:
         super().__init__(shard)
@@ -195,11 +194,11 @@ class Zero3ParamStore(SlicedParamStore):
         return super()._take_local().clone()
 
     def publish(self) -> None:
-        """Take over the stepped slice; the parameters are gathered when they are used."""
+        """Take over the updated slice; the parameters are gathered when they are used."""
         self._copy_master()
 
     def arrive(self) -> None:
-        """`publish` starts nothing."""
+        """Does nothing: `publish` starts no message."""
 
     def full_value(self, parameter: Tensor) -> Tensor:
         self.gather()
@@ -208,7 +207,7 @@ class Zero3ParamStore(SlicedParamStore):
         return value
 
     def start(self) -> Pending:
-        """Begin to gather; a second start changes nothing."""
+        """Begin to gather; does nothing if it has begun already."""
         if self.pending is None:
             _resize(self.flat, self.flat.nbytes)
             self.pending = self.shard.replicas.start_all_gather_into(self.flat, self.local)
@@ -219,7 +218,7 @@ class Zero3ParamStore(SlicedParamStore):
         self.start().wait()
 
     def free(self) -> None:
-        """Release the memory, after a gather under way has ended: it writes there until then."""
+        """Release the memory, after a pending gather, which writes to it, has ended."""
         if self.pending is not None:
             self.pending.wait()
         self.pending = None
@@ -258,12 +257,12 @@ def make_param_store(shard: BucketShard) -> ParamStore:
 
 
 def _resize(flat: Tensor, size: int) -> None:
-    """As an operation of torch's, which a MemoryTracker sees; a storage's own method is none."""
+    """Resize by an operation of torch, which a MemoryTracker sees; a storage's method is none."""
     torch.ops.inductor.resize_storage_bytes_(flat, size)
 
 
 def _master(value: Tensor) -> Tensor:
-    """What is stepped for `value`: itself, or a float32 copy of 16-bit values."""
+    """The tensor to update for `value`: itself, or a float32 copy of 16-bit values."""
     if value.dtype in (torch.float32, torch.float64):
         return value
     return value.detach().float().requires_grad_(isinstance(value, nn.Parameter))
