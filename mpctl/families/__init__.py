@@ -59,7 +59,7 @@ def get_table(model: ModelSpec, *, tp: int, freeze: Sequence[str] = ()) -> Opera
 
 
 def special_tokens(model: ModelSpec) -> tuple[str, ...]:
-    """Names of the tokens that samples of this model hold beside text."""
+    """Names of the tokens that samples of this model contain in addition to text."""
     return get_family(model.family).special_tokens(model)
 
 

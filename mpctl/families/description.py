@@ -1,4 +1,4 @@
-"""What a model family says of itself to the planning half, without torch.
+"""The description of a model family for planning, without torch.
 
 One frozen ModelFamily a family, in the file `family.py` of its folder. Planner, rules, estimates,
 weights and workers ask it instead of knowing families by name. What needs torch (the module, the
@@ -60,8 +60,8 @@ class ModelFamily:
     shortest_sequence: the least `model.seq_length` that holds a sample.
 
     batch_arrays: the arrays of a batch by name, as its samples make them. special_tokens: names of
-    the tokens that its samples hold beside text. least_tokens: tokens of text that a split of
-    prepared data must hold for one epoch.
+    the tokens that its samples contain in addition to text. least_tokens: tokens of text that a
+    split of prepared data must hold for one epoch.
 
     target_length: for a family with a decoder, the least decoder_seq_length that its samples need
     for a seq_length; such a model must give decoder_layers and decoder_seq_length. None where the

@@ -1,4 +1,4 @@
-"""What workers run of a model family: its module, its samples and what passes between them.
+"""The code of a model family that workers run: its module, its samples, and batches of them.
 
 Each family's description names its `FamilyImplementation` by import path (description.py), so that
 a worker imports its own family's code alone. Needs torch.
@@ -54,11 +54,11 @@ class Objective(Protocol):
 
 
 State = tuple[Tensor, ...]
-"""What a pipeline stage hands to the next one."""
+"""The tensors that a pipeline stage passes to the next one."""
 
 
 class FamilyModule(nn.Module):
-    """What one rank has of a model: all of it, or what a pipeline stage holds.
+    """One rank's part of a model: all of it, or that of a pipeline stage.
 
     EMBEDDING_SITES: the names under which embeddings draw dropout.
     """
@@ -66,8 +66,8 @@ class FamilyModule(nn.Module):
     EMBEDDING_SITES: ClassVar[tuple[str, ...]] = ("embedding",)
 
     def stage_forward(self, state: State, batch: Batch, rng: CounterRNG | None) -> State:
-        """What the stage before gave, () for the first -> what the stage behind needs; of the last
-        one the loss alone. `OperatorTable.boundary` names the dimensions in between.
+        """The state from the previous stage, () for the first -> the state for the next; from the
+        last one only the loss. `OperatorTable.boundary` names the dimensions in between.
 
         The loss is the sum over the batch's samples of their mean losses, of which training sums
         this rank's part; a scalar. rng None is no dropout.
@@ -116,7 +116,7 @@ class EncoderDecoderModule(FamilyModule):
 
 @dataclass(frozen=True)
 class FamilyImplementation:
-    """What workers run of a family: its module class and the class of its samples.
+    """The code of a family that workers run: its module class and the class of its samples.
 
     module is called with (model, training, shard context, *slices): of each stack what the rank's
     pipeline stage has, in the order of the data. It builds parameters without initial values.

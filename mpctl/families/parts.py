@@ -67,7 +67,7 @@ def mlp_config(model: ModelSpec, training: TrainingSpec) -> MLPConfig:
 def _attention_config(
     model: ModelSpec, training: TrainingSpec, mlp: MLPConfig, *, causal: bool, scale: float | None
 ) -> AttentionConfig:
-    """The attention beside `mlp`, whose projections have the same initial values."""
+    """The attention of a layer with `mlp`, whose projections have the same initial values."""
     return AttentionConfig(
         model.hidden,
         model.heads,
@@ -254,7 +254,7 @@ class SingleStackModule(FamilyModule):
         self.final_norm = model_norm(model, shard_context) if has_norm else nn.Identity()
 
     def tables(self, model: ModelSpec) -> Mapping[str, int]:
-        """Rows of the embedding's tables beside the words', by name: positions, segments."""
+        """Rows of the embedding's tables other than the words', by name: positions, segments."""
         return {}
 
     def layer_config(self, training: TrainingSpec, layer: int) -> LayerConfig:
@@ -294,7 +294,7 @@ class SingleStackModule(FamilyModule):
         caches, one a layer; needs a model in one stage without sequence or context parallelism.
 
         batch: of the new positions alone, with their `positions` [b, s]. mask [b, 1, s or 1, all
-        positions]: which of them may be seen, beside what the layers' own masks say.
+        positions]: which of them may be seen, in addition to the layers' masks.
         """
         hidden, positions = self.embed(batch, None), batch["positions"]
         for layer, cache in zip(self.layers.values(), caches, strict=True):
@@ -307,7 +307,7 @@ class SingleStackModule(FamilyModule):
         raise NotImplementedError
 
     def layer_kwargs(self, batch: Batch) -> dict[str, Tensor]:
-        """What every layer's forward takes beside hidden states and rng, such as a mask."""
+        """Further arguments of every layer's forward, such as a mask."""
         return {}
 
     def logits(self, hidden: Tensor) -> Any:

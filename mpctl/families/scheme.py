@@ -1,4 +1,4 @@
-"""What a class of Hugging Face's transformers calls a family's parameters and how it stores them.
+"""The names of a family's parameters in a class of Hugging Face's transformers, and their storage.
 
 A Scheme is a table, written out with the class's config.json in a family's hub.py; weights/names.py
 reads the tables. No torch here. `"layers.{}.attention.output":
@@ -64,7 +64,7 @@ class Scheme:
     continues_text: bool = False
     """Whether the class writes on after its input, so that batches are padded on the left."""
     has_token_types: bool = False
-    """Whether the class takes `token_type_ids` beside the tokens."""
+    """Whether the class takes `token_type_ids` in addition to the tokens."""
 
 
 def plain_activation(name: str) -> str:

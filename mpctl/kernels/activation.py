@@ -24,7 +24,7 @@ GATED: tuple[Activation, ...] = ("swiglu", "geglu", "geglu_tanh")
 
 
 class _SquaredReLU(torch.autograd.Function):
-    """relu(x)^2, which keeps x alone: torch's own operations keep relu(x) beside their result."""
+    """relu(x)^2, which saves only x: torch's operations also save relu(x)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ def activated(up: Tensor, activation: Activation) -> Tensor:
 
 def plain_activation(up: Tensor, activation: Activation) -> Tensor:
     """The same as `activated` in torch's own operations, for a compiler, which decides itself what
-    is kept for backward."""
+    to save for backward."""
     gate = _GATES.get(activation)
     if activation == "relu2":
         return F.relu(up).square()
@@ -86,7 +86,7 @@ def _gated(fused: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 class _Gated(torch.autograd.Function):
-    """act(gate) * up that keeps [gate | up] alone: act(gate) is cheap to compute again."""
+    """act(gate) * up that saves only [gate | up]: act(gate) is cheap to recompute."""
 
     @staticmethod
     def forward(ctx: Any, fused: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:

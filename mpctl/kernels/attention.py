@@ -1,4 +1,4 @@
-"""What attention does with its scores: `AttentionVariant`, which a `KernelBackend` computes.
+"""The variants of attention: `AttentionVariant`, which a `KernelBackend` computes.
 
 Of query row i and key j, at global positions r_i and j, the score is scale q_i k_j, with slopes
 minus slope (r_i - j), with a bias plus bias_ij. It counts where j <= r_i (causal), j > r_i - window
@@ -44,13 +44,13 @@ class AttentionVariant:
 
     @property
     def is_plain(self) -> bool:
-        """Whether every fused kernel takes it: causal or not, and nothing else."""
+        """Whether every fused kernel supports it: causal or not, and nothing else."""
         return self.dropout is None and self.mask is None and not self.forms_pairs
 
     @property
     def forms_pairs(self) -> bool:
-        """Whether a kernel that takes no more than a mask or a bias is given one made for the
-        call, of q x s elements, which it keeps for backward."""
+        """Whether a kernel that supports only a mask or a bias needs one made for the call, of q x
+        s elements, which it saves for backward."""
         return self.bias is not None or self.window is not None or self.slopes is not None
 
     def seen(self, key: Tensor) -> Tensor | None:
@@ -61,8 +61,8 @@ class AttentionVariant:
         return causal if self.mask is None else self.mask & causal
 
     def added(self, query: Tensor, key: Tensor) -> Tensor | None:
-        """What is added to the scores: the bias and ALiBi's, [b or 1, a, q, s], None for nothing;
-        of the dtype of the query where there are slopes."""
+        """The sum of the bias and ALiBi's, [b or 1, a, q, s], added to the scores; None for
+        nothing; of the query's dtype if there are slopes."""
         if self.slopes is None:
             return self.bias
         dtype = torch.float64 if query.dtype == torch.float64 else torch.float32

@@ -1,10 +1,10 @@
-"""What a layer computes elementwise or in one fused kernel, and a device implements: attention,
+"""The elementwise operations and fused kernels of a layer, which a device implements: attention,
 norms, dropout, activations, rotary positions, products in fp8.
 
 A layer decides what is attended to and how it is scaled; a `KernelBackend` computes it and decides
-what is kept for backward. The default calls torch's own kernels, which choose by device and dtype.
-To use others (a FlashAttention build, a simulated GPU), override the methods in a subclass and hand
-an instance to the layers.
+what is saved for backward. The default calls torch's kernels, which depend on device and dtype. To
+use others (a FlashAttention build, a simulated GPU), override the methods in a subclass and pass an
+instance to the layers.
 
 Attention without dropout is torch's fused kernel, which keeps no scores; a window, slopes and a
 bias become a mask of q x s elements. With dropout it is computed step by step, since the mask of
@@ -87,8 +87,8 @@ class KernelBackend:
         return self.dropout(probabilities, dropout) @ value
 
     def keeps_pairs(self, query: Tensor, key: Tensor, variant: AttentionVariant) -> bool:
-        """Whether `attention` of these would keep tensors of q x s elements made by itself for
-        backward, which selective recomputation is there to spare."""
+        """Whether `attention` of these would save intermediate tensors of q x s elements for
+        backward, which selective recomputation avoids."""
         return variant.dropout is not None or variant.forms_pairs
 
     def scaled_dot_product(
@@ -103,7 +103,7 @@ class KernelBackend:
         enable_gqa: bool = False,
     ) -> Tensor:
         """softmax(scale Q K^T + mask) V: query [b, a, q, d], key and value [b, k, s, d]
-        -> [b, a, q, d]; what `attention` is made of where there is no dropout.
+        -> [b, a, q, d]; the implementation of `attention` without dropout.
 
         The arguments are those of torch's scaled_dot_product_attention: mask is boolean (True may
         attend), added to the scores, or a `CausalBias`; scale is 1/sqrt(d) by default; enable_gqa
@@ -126,7 +126,7 @@ class KernelBackend:
         return F.rms_norm(x, weight.shape, weight, eps)
 
     def dropout(self, x: Tensor, mask: DropoutMask) -> Tensor:
-        """x [b, s, h] or [b, a, s, keys] with what the mask does not keep set to 0, the rest
+        """x [b, s, h] or [b, a, s, keys] with elements that the mask drops set to 0, the rest
         divided by 1 - p."""
         return drop(x, mask)
 
@@ -135,13 +135,13 @@ class KernelBackend:
         return residual + self.dropout(x, mask)
 
     def activation(self, up: Tensor, name: Activation) -> Tensor:
-        """What lies between an MLP's products: [.., f] -> [.., f], of a gated activation
-        [.., 2f] = [gate | up] -> [.., f]. Keeps its argument alone for backward."""
+        """The activation of an MLP: [.., f] -> [.., f], of a gated activation [.., 2f] =
+        [gate | up] -> [.., f]. Saves only its argument for backward."""
         return activated(up, name)
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x [b, a, s, d] turned by rotary positions: cos and sin [s, r/2] or [b, 1, s, r/2] of the
-        first r columns, which `Rotary.table` made. Keeps the table alone for backward."""
+        first r columns, which `Rotary.table` made. Saves only the table for backward."""
         return rotated(x, cos, sin)
 
     def row_maximum(self, logits: Tensor) -> Tensor:

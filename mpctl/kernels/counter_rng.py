@@ -135,9 +135,9 @@ class CounterRNG:
     samples: [b], global numbers of the samples in this micro batch, on their device. Two ranks that
     hold the same element (sample, position, feature) drop it or keep it alike, at any layout.
     training: False turns dropout off. scope: the part of the model whose sites are meant, such as
-    `layers.7`; empty for the whole. keys: those of the scope's sites in this step as tensors on the
-    device; None computes them on the host where they are asked for. table: the keys of all scopes,
-    where there are any (`StepKeys`).
+    `layers.7`; empty for the full model. keys: those of the scope's sites in this step as tensors
+    on the device; None computes them on the host when they are needed. table: the keys of all
+    scopes, where there are any (`StepKeys`).
     """
 
     seed: int
@@ -188,7 +188,7 @@ class CounterRNG:
 
 
 def site_name(scope: str, rng_site: str) -> str:
-    """The name of a site in the whole model: site_name("layers.7", "mlp") is "layers.7.mlp"."""
+    """The name of a site in the full model: site_name("layers.7", "mlp") is "layers.7.mlp"."""
     return f"{scope}.{rng_site}" if scope else rng_site
 
 
@@ -284,7 +284,7 @@ class StepKeys(Mapping[str, Mapping[str, Tensor]]):
         self._table.copy_(host, non_blocking=True)
 
     def rng(self, samples: Tensor) -> CounterRNG:
-        """What draws the masks of a micro batch of these samples in the step."""
+        """The masks of a micro batch of these samples in the step."""
         keys = self._keys.get("")
         return CounterRNG(self.seed, self.step, samples, keys=keys, table=self)
 

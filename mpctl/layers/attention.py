@@ -1,4 +1,4 @@
-"""Self-attention and cross-attention split by whole heads, and the caches of incremental decoding.
+"""Self-attention and cross-attention split by heads, and the caches of incremental decoding.
 
 Megatron-LM's split (arXiv 1909.08053, section 3, figure 3b): Q, K, V by columns, so that a rank
 owns a/t heads and softmax(scale Q K^T) V needs no communication; the output projection by rows. One
@@ -16,13 +16,14 @@ Cross-attention has two column-parallel products: the query, and key and value f
 inputs are sums over the ranks.
 
 Under context parallelism (context_parallel.py) keys and values are gathered, and each block of
-queries meets the prefix of keys that it may see, so that no [s, s] mask is made: s=8 on c=2, rank 0
-holds rows 0 1 and 6 7; the first block meets 2 keys, the second 8. Of cross-attention both
-sequences are split, each in its own balanced blocks, and the encoder's keys are gathered.
+queries attends to the prefix of keys that it may see, so that no [s, s] mask is made: s=8 on c=2,
+rank 0 holds rows 0 1 and 6 7; the first block attends to 2 keys, the second to 8. In
+cross-attention both sequences are split, each into balanced blocks, and the encoder's keys are
+gathered.
 
-How a block is computed is the `KernelBackend`'s to choose (kernels/backend.py). Where that keeps
-scores or a mask of their size, `recompute` computes them again in backward (selective
-recomputation, arXiv 2205.05198, section 5).
+The `KernelBackend` decides how a block is computed (kernels/backend.py). If it saves scores, or a
+mask of their size, for backward, `recompute` computes them again instead (selective recomputation,
+arXiv 2205.05198, section 5).
 
 Letters: b batch, s sequence, h hidden, a heads, k key-value heads, d head size, q queries, t tp,
 c cp.
@@ -50,11 +51,11 @@ from mpctl.sharding import divisors, splits_kv_heads
 
 
 class AttentionCore:
-    """What becomes of queries, keys and values by head: softmax(scale Q K^T) V, as config says.
+    """Attention of queries, keys and values by head: softmax(scale Q K^T) V, as config says.
 
-    rng_site: names the layer to the dropout mask. recompute: compute scores again in backward,
-    where any would be kept. heads: global numbers of the local ones. Raises ValueError where heads
-    do not divide by the tensor-parallel ranks.
+    rng_site: the layer's name, on which dropout masks depend. recompute: compute scores again in
+    backward instead of saving them. heads: global numbers of the local heads. Raises ValueError if
+    the number of heads is not divisible by that of tensor-parallel ranks.
     """
 
     def __init__(
@@ -86,10 +87,10 @@ class AttentionCore:
         """query [b, a/t, q/c, d], key and value [b, k/t, s/c, d] -> [b, a/t, q/c, d].
 
         mask (True: may attend; combined with the causal one by and) and bias (added): [b or 1,
-        a/t or 1, q/c or 1, s], rows as this rank holds them, keys of the whole sequence. A query
-        that sees no key gives zeros. rows: positions of the queries where they are the last of the
-        s keys' and the keys before them come from a cache. Raises ValueError for rows
-        under context parallelism: a cache holds the whole sequence.
+        a/t or 1, q/c or 1, s], rows as this rank holds them, keys of the full sequence. The result
+        of a query that sees no key is 0. rows: positions of the queries if they are the last of the
+        s keys' and the earlier keys come from a cache. Raises ValueError for rows under context
+        parallelism: a cache holds the full sequence.
         """
         if rows is not None and self.cp.size > 1:
             raise ValueError(f"a cache under context parallelism of {self.cp.size} (use cp 1)")
@@ -133,7 +134,7 @@ class AttentionCore:
 
         variant = self._variant(rows, rng, query, key, mask, bias)
         if self.recompute and self.backend.keeps_pairs(query, key, variant):
-            # one argument a tensor: those are what checkpointing saves, and checks
+            # tensors are separate arguments, which checkpointing saves and checks
             result: Tensor = recomputed(run, query, key, value, mask, bias)
             return result
         return self.backend.attention(query, key, value, variant)
@@ -159,17 +160,16 @@ class AttentionCore:
 
 
 def _places(blocks: Sequence[range]) -> Iterator[slice]:
-    """Where each block lies among the rows of a rank."""
     start = 0
     for block in blocks:
         yield slice(start, start := start + len(block))
 
 
 class ParallelAttention(nn.Module):
-    """Base of the layers of attention: heads between projections, split over tp by whole heads.
+    """Base of the attention layers: attention between projections, split over tp by heads.
 
     config, rng_site, recompute: as AttentionCore's. A subclass makes query, key and value by head;
-    `output` projects what the core made of them.
+    `output` projects the core's result.
     """
 
     output: nn.Module
@@ -238,7 +238,6 @@ class ParallelSelfAttention(ParallelAttention):
         self.output = layers.row_linear(parts[0], h, bias=of_output, init=config.output_init)
 
     def _head_norm(self) -> nn.Module | None:
-        """A norm over the d columns of a head, the same for all heads."""
         config = self.config
         if config.qk_norm is None:
             return None
@@ -257,11 +256,11 @@ class ParallelSelfAttention(ParallelAttention):
         cos_sin: CosSin | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
-        """rng: draws dropout; None is no dropout. mask, bias: as AttentionCore's. positions:
-        those of rotary positions, [s/c] or [b, s/c]; the tokens' indices by default. cos_sin: the
-        table of rotary positions, where it was computed before. cache: of the
-        earlier positions; hidden holds the s positions behind them, whose keys and values are
-        added to it, and mask and bias are then [.., s, all positions]."""
+        """rng: makes dropout masks; None is no dropout. mask, bias: as AttentionCore's. positions:
+        rotary positions, [s/c] or [b, s/c]; the tokens' indices by default. cos_sin: the table of
+        rotary positions, if it was computed before. cache: that of the earlier positions; hidden
+        holds the s positions after them, whose keys and values are appended to it, and mask and
+        bias are then [.., s, all positions]."""
         context = self.shard_context
         rng = context.own_rng(rng, inside=True)
         if isinstance(positions, Tensor) and positions.dim() > 1:
@@ -279,8 +278,8 @@ class ParallelSelfAttention(ParallelAttention):
         return self._projected(self.core(query, key, value, rng, mask=mask, bias=bias, rows=rows))
 
     def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[b, s, all columns] -> query, key and value by head. One split by sizes, whose backward
-        is one concatenation; that of slices would be zeros of the whole, a copy and a sum each."""
+        """[b, s, all columns] -> query, key and value by head. The backward of one split by sizes
+        is one concatenation; that of slices would be full-size zeros, a copy and a sum for each."""
         columns = len(self.local_heads) * self.config.head_size
         others = qkv.shape[-1] - columns
         if self.config.num_kv_heads < self.shard_context.grid.feature_parts:
@@ -309,8 +308,8 @@ class ParallelSelfAttention(ParallelAttention):
 def _check_kv(heads: int, kv_heads: int, head_dim: int, t: int) -> None:
     """Raise ValueError unless t ranks can split the key-value heads.
 
-    Either every rank holds kv_heads / t whole heads, or t / kv_heads ranks share the columns of one
-    head evenly.
+    Either every rank holds kv_heads / t heads, or t / kv_heads ranks share the columns of one head
+    evenly.
     """
     if not splits_kv_heads(kv_heads, head_dim, parts=t):
         legal = ", ".join(str(ranks) for ranks in divisors(heads)
@@ -325,9 +324,9 @@ class ParallelCrossAttention(ParallelAttention):
     """hidden [b, q/c, h], context [b, s/c, h] -> [b, q/c, h].
 
     With sequence parallelism hidden, context and result are split over tp too, [b, q/(ct), h] and
-    so on. A query sees the whole context whatever config's `causal` says. Raises ValueError where
-    heads do not divide by the tensor-parallel ranks, and for shared key-value heads or rotary
-    positions, which cross-attention does not have.
+    so on. A query sees the full context whatever config's `causal` says. Raises ValueError if the
+    number of heads is not divisible by that of tensor-parallel ranks, and for shared key-value
+    heads or rotary positions, which cross-attention does not have.
     """
 
     def __init__(
@@ -364,8 +363,8 @@ class ParallelCrossAttention(ParallelAttention):
         mask: Tensor | None = None,
         cache: ContextCache | None = None,
     ) -> Tensor:
-        """rng: draws dropout; None is no dropout. mask [b or 1, a/t or 1, q/c or 1, s]: True where
-        a query may see a token of the context; rows as this rank holds them, keys of the whole
+        """rng: makes dropout masks; None is no dropout. mask [b or 1, a/t or 1, q/c or 1, s]: True
+        where a query may see a token of the context; rows as this rank holds them, keys of the full
         context. cache: keeps keys and values of the first call's context, which later calls read
         instead of computing them; gradients do not reach them."""
         query = self._by_head(self.query(hidden))
@@ -419,7 +418,7 @@ class ContextCache:
 
 
 class DecoderCaches(NamedTuple):
-    """What incremental decoding keeps of a decoder layer; None keeps nothing."""
+    """The caches of a decoder layer in incremental decoding; None for no cache."""
 
     own: KeyValueCache | None = None
     cross: ContextCache | None = None

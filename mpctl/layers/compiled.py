@@ -1,13 +1,13 @@
-"""What torch.compile is given of a model: whole layers, or the pieces between their messages.
+"""The parts of a model for torch.compile: entire layers, or the pieces between messages.
 
 A layer that sends nothing and takes its random keys as tensors (`StepKeys`) is one function of
-tensors: it is compiled whole, with attention's own kernel in its midst. Under full recomputation
-the function that is computed twice is the one that is compiled; the checkpoint stays outside.
+tensors: it is compiled as a unit, which calls the kernel of attention. Under full recomputation the
+function that is computed twice is compiled, without the checkpoint around it.
 
-Messages end a graph, and so does whatever waits for one. Where a layer has any (tensor or context
-parallelism), the operations between them are compiled each by itself: dropout, dropout with the
-residual sum, activations, rotary positions. An operation for which the device has a kernel of its
-own already is left to that.
+Messages, and waiting for one, end a graph. If a layer has any (tensor or context parallelism), the
+operations between them are compiled separately: dropout, dropout with the residual sum,
+activations, rotary positions. An operation for which the device already has a fused kernel is not
+compiled.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PIECES: dict[str, Callable[..., Tensor]] = {
 
 
 def compiled_pieces(kernels: KernelBackend) -> list[str]:
-    """Which of PIECES are compiled: those that the backend has no kernel of its own for."""
+    """Those of PIECES that are compiled: the backend has no fused kernel for them."""
     own = type(kernels)
     return [name for name in PIECES if getattr(own, name) is getattr(KernelBackend, name)]
 
@@ -47,8 +47,8 @@ def compiled_pieces(kernels: KernelBackend) -> list[str]:
 def with_compiled_pieces(
     kernels: KernelBackend, compiler: Compiler = torch.compile
 ) -> KernelBackend:
-    """The same kernels with these pieces compiled, each for the shapes that it meets. Random keys
-    must be tensors (`StepKeys`). compiler: torch.compile, or it with another backend."""
+    """The same kernels with these pieces compiled for each shape that occurs. Random keys must be
+    tensors (`StepKeys`). compiler: torch.compile, possibly with another backend."""
     compiled = copy.copy(kernels)
     for name in compiled_pieces(kernels):
         setattr(compiled, name, compiler(PIECES[name], fullgraph=True))
@@ -56,8 +56,8 @@ def with_compiled_pieces(
 
 
 def compile_layers(modules: Iterable[nn.Module], compiler: Compiler = torch.compile) -> None:
-    """Compile each transformer layer among the modules whole; hooks and the checkpoint of full
-    recomputation stay outside of what is compiled."""
+    """Compile each transformer layer among the modules as a unit, without its hooks and the
+    checkpoint of full recomputation."""
     for module in modules:
         if isinstance(module, ResidualLayer):
             layer: Any = module

@@ -1,8 +1,8 @@
-"""What a transformer layer consists of, as values: widths, heads, norms, dropout, recomputation.
+"""The configuration of a transformer layer: widths, heads, norms, dropout, recomputation.
 
-A config says nothing of the layout (`ShardContext`) and nothing of the layer's
-number (its `rng_site`), so that layers that are alike share one. Every value is checked when the
-config is made; what depends on the number of ranks is checked by the module that is split.
+A config has neither the layout (`ShardContext`) nor the layer's number (its `rng_site`), so that
+equal layers share one. Every value is checked when the config is made, except those that depend on
+the number of ranks, which the split modules check.
 
 >>> attention = AttentionConfig(hidden=1024, heads=16, kv_heads=4)
 >>> attention.head_size, attention.queries_per_kv_head
@@ -35,12 +35,12 @@ class AttentionConfig:
     attention, arXiv 2305.13245); as many as heads by default. head_dim: features of a head,
     hidden / heads by default. causal: a query sees keys at its own and earlier positions only.
     scale: factor of the scores, 1 / sqrt(head_dim) by default. dropout: probability of dropping an
-    attention weight. rotary: rotary positions of queries and keys. window: keys that a causal query
-    sees, itself among them; all by default. alibi: whether scores fall with the distance (ALiBi).
-    qk_norm: kind of the norms of each head's queries and keys, none by default; eps: theirs. bias:
-    whether the projections have biases; output_bias: the output's, as bias by default. init_std:
-    standard deviation of initial weights; output_std, query_std: those of the output projection and
-    of the queries' one, init_std by default.
+    attention weight. rotary: rotary positions of queries and keys. window: number of keys that a
+    causal query sees, including its own; all by default. alibi: whether scores fall with the
+    distance (ALiBi). qk_norm: kind of the norms of each head's queries and keys, none by default;
+    eps: that of these norms. bias: whether the projections have biases; output_bias: the output's,
+    as bias by default. init_std: standard deviation of initial weights; output_std, query_std:
+    those of the output and the query projection, init_std by default.
 
     Raises ValueError where heads do not divide hidden (and head_dim is not given), kv_heads do not
     divide heads, or a value is out of its range.
@@ -118,8 +118,8 @@ class AttentionConfig:
 
 
 class FeedForward(Protocol):
-    """What a layer computes beside attention: an MLPConfig, or the configuration of something else.
-    Layers of one stack may differ in it."""
+    """The feed-forward part of a layer: an MLPConfig or a configuration of another module. Layers
+    of one stack may have different ones."""
 
     @property
     def hidden(self) -> int:

@@ -25,7 +25,7 @@ from mpctl.kernels.rotary import CosSin, Rotary
 from mpctl.sharding import local_size
 from mpctl.transport.group import Group
 
-NO_CP = Group(name="cp")  # of a sequence that is whole
+NO_CP = Group(name="cp")  # of a sequence that is not split
 
 
 def context_blocks(seq: int, c: int, r: int) -> tuple[range, ...]:
@@ -83,8 +83,8 @@ class _GatherContext(torch.autograd.Function):
 
 @dataclass(eq=False)
 class RotaryTables:
-    """The tables that the layers of a rank share: of each law of angles the one that was last asked
-    for, so that a training computes it once and not in each layer of each micro batch.
+    """Rotary tables that the layers of a rank share. The last table of each `Rotary` is kept, so
+    that a training computes it once and not in each layer of each micro batch.
     """
 
     _held: list[tuple[Rotary, tuple[object, ...], CosSin]] = field(default_factory=list)
@@ -96,7 +96,7 @@ class RotaryTables:
         for law, at, turns in self._held:
             if law == rotary and at == place:
                 return turns
-        with torch.inference_mode(False):  # a validation may be the first to ask
+        with torch.inference_mode(False):  # a validation may be the first call
             own = context_positions(length * cp.size, cp.size, cp.rank, device=like.device)
             turns = rotary.table(own, like)
         self._held = [entry for entry in self._held if entry[0] != rotary]

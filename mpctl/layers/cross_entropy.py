@@ -6,10 +6,10 @@ floats (the maximum, the target's logit, the sum) replace a gather of b*s*v logi
 z = (0, 0 | 0, 0) on two ranks: m = 0, the sum is 2 + 2, the loss is log 4.
 
 All is computed in float32 (in float64 for float64 logits), by three passes of the `KernelBackend`:
-maximum, sums, gradient. Backward saves the logits and two floats a row,
-and computes the exponentials again. So the peak is the logits and their gradient, both in the
-logits' dtype; no float32 copy of either exists. With `overwrite` the
-gradient takes the memory of the logits, and the peak is the logits alone.
+maximum, sums, gradient. The logits and two floats a row are saved for backward, which computes the
+exponentials again. So the peak is the logits and their gradient, both in the logits' dtype; no
+float32 copy of either exists. With `overwrite` the gradient takes the memory of the logits, and the
+peak is the logits alone.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 As in Megatron-LM (arXiv 1909.08053, section 3), a rank looks up the tokens of its range of the
 vocabulary and takes zero vectors for all others; one all-reduce of b*s*h elements sums the vectors
 (operator g of mappings.py). The output head is a column-parallel product whose logits stay split
-over the vocabulary, which is how the loss takes them (cross_entropy.py). Rows that only pad the
-table to a divisible size make no logit, so that the loss does not depend on t.
+over the vocabulary, as the loss expects them (cross_entropy.py). Rows that only pad the table to a
+divisible size make no logit, so that the loss does not depend on t.
 
 With sequence parallelism (arXiv 2205.05198, section 4.2.2) the vectors are reduce-scattered to
 [b, s/t, h] (in backward 1 all-gather). The head gathers the positions for its product: 1 all-gather
@@ -130,5 +130,5 @@ class ReplicatedTable(nn.Module):
         weight: Tensor = self.weight
         if isinstance(rows, range):
             return weight[rows.start : rows.stop]
-        # an accelerator adds the gradients of an index by atomics, which two rows make wait
+        # accelerators add gradients of an index by atomics, which contend on a table of two rows
         return weight[rows] if weight.device.type == "cpu" else F.embedding(rows, weight)

@@ -5,26 +5,26 @@
     dW        dW = dY^T X    dY in e5m2, X in e4m3
 
 Tensor cores multiply fp8 along the last dimension of both operands (cuBLASLt's TN), so that a
-backward needs W, and for dW also X and dY, transposed: each is cast both ways where it is read both
-ways. What is kept for backward is X in fp8, transposed as dW reads it, 1 byte an element in place
-of 2; of a sequence-parallel layer the shard [b, s/t, i] in 16 bit, which is gathered and cast
-again. W is a parameter: it is not kept, and cast again for dX. Biases and their gradients are in 16
-bit, and so are all results and all messages. The order of products and messages is linear.py's.
+backward needs W, and for dW also X and dY, transposed: a matrix is cast in both layouts if both are
+read. X is saved for backward in fp8, transposed as dW reads it, 1 byte an element instead of 2; a
+sequence-parallel layer saves the shard [b, s/t, i] in 16 bit, which is gathered and cast again. W
+is a parameter: it is not saved, but cast again for dX. Biases and their gradients are in 16 bit,
+and so are all results and all messages. Products and messages are in the same order as in
+linear.py.
 
-Delayed scaling (`Fp8Scales`): a table has a row for each linear layer of the whole model and a
-column for X, W and dY. In a step every cast raises the entry of its tensor to the largest element
-that it met. After the step the entries are maximised over all ranks, in one message of 12 bytes a
+Delayed scaling (`Fp8Scales`): a table has a row for each linear layer of the unsharded model and a
+column for X, W and dY. In a step every cast raises the entry of its tensor to the tensor's largest
+element. After the step the entries are maximised over all ranks, in one message of 12 bytes a
 layer, and become the newest of the last `length` ones; the largest of these gives the scale of the
 next step (Transformer Engine's DelayedScaling with amax_compute_algo "max"; arXiv 2209.05433,
 section 3.2). Length 2, a tensor whose largest elements were 3.0, 1.0 and 1.0: scales 128, 128, 256.
 
-So the scale of a tensor is that of the whole tensor, over all micro batches, replicas, positions
-and tensor-parallel ranks: it depends on no layout, bit for bit, and neither do the values that are
-cast. Every rank knows all rows, so that any of them can save them, and a resumed run may cut its
-stages otherwise. In the first step nothing is known, and a layer that is bound to no table never
-knows: each tensor is then scaled by its own largest element. An entry that is not finite, or 0, is
-replaced by the largest of the steps before: a step that is skipped for an overflow must not leave a
-scale behind.
+So a tensor has one scale over all micro batches, replicas, positions and tensor-parallel ranks:
+neither the scale nor the cast values depend on the layout, bit for bit. Every rank has all rows, so
+that any rank can save them, and a resumed run may use other stages. In the first step, and in a
+layer that is bound to no table, each tensor is scaled by its own largest element. An entry that is
+not finite, or 0, is replaced by the largest of the steps before: a step that is skipped for an
+overflow must not leave a scale behind.
 
 Letters: b batch, s sequence, i in, o out, m = b s rows, n columns, t ranks of the group.
 """
@@ -54,8 +54,8 @@ from mpctl.transport.group import Group
 class ScaleRow:
     """A layer's part of a table of scales: float32 [3] each, in the order of Operand.
 
-    scales, inverses: what operands are multiplied by, and 1 over it; None before a step has been
-    seen. amax: the largest elements of the step under way, raised by every cast that is noted.
+    scales, inverses: the factors of operands, and 1 over them; None before the first step has
+    ended. amax: the largest elements in the current step, raised by every cast that is noted.
     """
 
     amax: Tensor
@@ -68,8 +68,8 @@ class CastsToFp8(Protocol):
     """A layer whose products may be in fp8."""
 
     def fp8_operands(self) -> Mapping[str, Fp8Operands]:
-        """What casts the operands of each product, by the rest of its name behind the layer's: one
-        of the name "", several where a layer multiplies by several weights."""
+        """The casters of the operands of each product, by the suffix of its name after the layer's:
+        one named "", or several if the layer has several weights."""
 
 
 class Fp8Gradient(NamedTuple):
@@ -81,7 +81,7 @@ class Fp8Gradient(NamedTuple):
 
 class Fp8Operands:
     """Casts the operands of a linear layer and multiplies them, as `linear.Products` says. backend:
-    computes casts and products. row: this layer's part of a table of scales; None to scale each
+    computes casts and products. row: this layer's row of a table of scales; None to scale each
     tensor by its own largest element."""
 
     def __init__(self, backend: KernelBackend = TORCH_BACKEND) -> None:
@@ -91,13 +91,13 @@ class Fp8Operands:
     def output(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, *, keep: bool, noted: bool
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """See Products. What is kept of X [m, i] are the values of its transpose and their
-        inverse scale."""
+        """See Products. The values of the transpose of X [m, i] and their inverse scale are
+        saved."""
         rows, columns = self.cast(Operand.INPUT, x.flatten(0, -2), columns=keep, noted=noted)
         w, _ = self.cast(Operand.WEIGHT, weight, noted=noted)
         assert rows is not None and w is not None
         y = self.backend.fp8_product(rows, w, out=x.dtype, bias=bias, fast=True)
-        # As torch's own linear: no view, which the sum over the group may not overwrite.
+        # As torch's linear: not a view, which the sum over the group could not overwrite.
         y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], len(weight)))
         return y, () if columns is None else (columns.values, columns.inverse)
 
@@ -132,8 +132,8 @@ class Fp8Operands:
         self, which: Operand, matrix: Tensor, *, rows: bool = True, columns: bool = False,
         noted: bool = False,
     ) -> tuple[Fp8Matrix | None, Fp8Matrix | None]:  # fmt: skip
-        """A matrix [m, n] in fp8: rows, as it is; columns, transposed [n, m]; None for what is not
-        asked for. noted: its largest element counts for the steps to come."""
+        """A matrix [m, n] in fp8: by rows [m, n] and by columns, transposed [n, m]; None for one
+        that is not requested. noted: whether its largest element counts for later steps."""
         row = self.row
         if row is not None and row.scales is not None and row.inverses is not None:
             scale, inverse = row.scales[which], row.inverses[which]
@@ -151,11 +151,11 @@ class Fp8Operands:
 
 
 class Fp8Scales:
-    """The table of a model; `names` are those of its linear layers, on any rank in the same order,
-    or none where nothing is scaled with a delay.
+    """The table of a model; `names` are those of its linear layers, in the same order on every
+    rank, or none without delayed scaling.
 
-    history: [length, n, 3], the largest elements of the last steps; steps: how many of them there
-    were, at most `length`.
+    history: [length, n, 3], the largest elements of the last steps; steps: number of valid ones, at
+    most `length`.
     """
 
     def __init__(self, names: Sequence[str], length: int, device: torch.device) -> None:
@@ -169,19 +169,19 @@ class Fp8Scales:
         self._bound: dict[str, Fp8Operands] = {}
 
     def bind(self, layers: Mapping[str, Fp8Operands]) -> None:
-        """Let these layers, by name, read their scales here. Raises ValueError for a name that the
-        table does not have."""
+        """Make these layers, by name, read their scales from this table. Raises ValueError for a
+        name that is not in the table."""
         if unknown := sorted(layers.keys() - set(self.names)):
             raise ValueError(f"linear layers without a row of scales: {', '.join(unknown)}")
         self._bound.update(layers)
         self._hand_out()
 
     def end_step(self, world: Group) -> None:
-        """The step has been computed: agree with all ranks, which call together, on what was seen,
-        and choose the scales of the next one. The host waits for nothing on CUDA."""
+        """End a step: take the maximum of the largest elements over all ranks, which call it
+        together, and choose the scales of the next step. On CUDA the host does not wait."""
         if not self.names:
             return
-        own = self.amax.nan_to_num_(nan=torch.inf, posinf=torch.inf)  # a maximum may lose a NaN
+        own = self.amax.nan_to_num_(nan=torch.inf, posinf=torch.inf)  # a maximum may drop a NaN
         seen = world.all_reduce(own, "max")
         newest = torch.where(torch.isfinite(seen) & (seen > 0), seen, self.history.amax(0))
         self.history.copy_(torch.cat((self.history[1:], newest[None])))
@@ -189,14 +189,14 @@ class Fp8Scales:
         self.amax.zero_()
 
     def state(self) -> dict[str, list[list[float]]]:
-        """What a checkpoint keeps: by layer the largest elements of X, W and dY of each step that
-        is known, oldest first."""
+        """The values to save in a checkpoint: by layer the largest elements of X, W and dY in each
+        recorded step, oldest first."""
         known = self.history[len(self.history) - self.steps :].transpose(0, 1).tolist()
         return dict(zip(self.names, known, strict=True))
 
     def load(self, state: Mapping[str, Sequence[Sequence[float]]]) -> None:
-        """From a checkpoint. Layers that it does not have, and all where it is of another dtype,
-        begin with the largest element of the first step; of a longer history the end counts."""
+        """Restore from a checkpoint. Layers that are not in it (all, if it has another dtype) begin
+        with the largest element of the first step; of a longer history the end is used."""
         length = len(self.history)
         kept = {name: list(rows)[-length:] for name, rows in state.items() if rows}
         if not self.names or not set(self.names) <= kept.keys():
@@ -209,7 +209,7 @@ class Fp8Scales:
 
     def _choose(self, steps: int) -> None:
         """Scales of the next step from the largest elements of the last `steps` ones. Layers keep
-        reading the same memory, so that what is compiled or captured goes on."""
+        reading the same memory, so that compiled or captured graphs stay valid."""
         largest = self.history.amax(0)
         self.scales.copy_(operand_scales(largest, self.exponents))
         torch.reciprocal(self.scales, out=self.inverses)

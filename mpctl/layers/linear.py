@@ -15,7 +15,7 @@ all-gather forward, and backward 1 all-gather (of X, again) and 1 reduce-scatter
 layer makes 1 reduce-scatter forward and 1 all-gather backward. Each gathered tensor has b*s*i or
 b*s*o elements.
 
-Where several outputs are fused into one product (q, k, v), each is split by itself. Six columns in
+If several outputs are fused into one product (q, k, v), each is split separately. Six columns in
 three parts on t=2 ranks: rank 0 holds columns 0, 2, 4 and rank 1 holds columns 1, 3, 5.
 
 Backward of a column-parallel layer overlaps its messages. It has two products and one sum:
@@ -23,11 +23,11 @@ Backward of a column-parallel layer overlaps its messages. It has two products a
     dX = dY W      partial: summed over the group
     dW = dY^T X    complete: needs no message          db = dY summed over rows
 
-dX comes first, its sum is started, and dW and db are computed before it is waited for; so the
-message is hidden where dW takes longer. With sequence parallelism X is kept as the shard
-[b, s/t, i]; its second all-gather travels while dX is computed, then the reduce-scatter of dX while
-dW is. A weight with a `DeferredWgrad` has dW, and the gathering of X, deferred (parameters.py).
-What needs no gradient costs neither product nor message.
+dX comes first, its sum is started, and dW and db are computed before it is waited for, so that the
+message is hidden if dW takes longer. With sequence parallelism X is saved as the shard [b, s/t, i];
+its second all-gather runs while dX is computed, then the reduce-scatter of dX while dW is. For a
+weight with a `DeferredWgrad`, dW and the gather of X are deferred (parameters.py). A tensor that
+needs no gradient costs neither product nor message.
 
 Letters: b batch, s sequence, i in_features, o out_features, t ranks of the group.
 """
@@ -68,24 +68,23 @@ ALONE = Group()  # one rank: for a product that sends nothing itself
 
 
 class ParallelLinear(nn.Module):
-    """What the two have in common: one weight, whose products may be in fp8 and whose gradient a
-    schedule may defer (`DefersWgrad`, `CastsToFp8`)."""
+    """Base of the column- and row-parallel layers: one weight, whose products may be in fp8 and
+    whose gradient a schedule may defer (`DefersWgrad`, `CastsToFp8`)."""
 
     weight: nn.Parameter
     fp8: Fp8Operands | None
 
     def defer_wgrad(self, deferred: DeferredWgrad) -> None:
-        """Have backward leave the weight's gradient there."""
+        """Make backward defer the weight's gradient to `deferred`."""
         defer_wgrad(self.weight, deferred)
 
     def fp8_operands(self) -> dict[str, Fp8Operands]:
-        """What casts the operands of its product."""
+        """The caster of its product's operands, if any."""
         return {} if self.fp8 is None else {"": self.fp8}
 
     def _product(
         self, x: Tensor, bias: Tensor | None, *, group: Group, sequence_parallel: bool = False
     ) -> Tensor:
-        """x by the weight; arguments as of `column_product`."""
         return column_product(
             x, self.weight, bias, group=group, sequence_parallel=sequence_parallel, fp8=self.fp8
         )
@@ -95,9 +94,9 @@ class ColumnParallelLinear(ParallelLinear):
     """A linear layer whose outputs are split over `group`: [b, s, i] -> [b, s, o/t].
 
     gather_output: return [b, s, o], the columns in the order of an unsplit layer.
-    stride: the output consists of that many equal parts, each of which is split by itself.
+    stride: the output consists of this many equal parts, each of which is split separately.
     parts: the sizes of the parts where they differ; they sum to out_features.
-    skip_bias_add: return (output, bias), for a caller that adds the bias in a kernel of its own.
+    skip_bias_add: return (output, bias), for a caller that adds the bias in another kernel.
     sequence_parallel: take [b, s/t, i]; it is gathered for the product and again in backward, so
     that only the shard is saved.
     fp8: casts the operands of its products, which are then multiplied in fp8 (fp8.py).
@@ -175,10 +174,10 @@ class ColumnParallelLinear(ParallelLinear):
 class RowParallelLinear(ParallelLinear):
     """A linear layer whose inputs are split over `group`: [b, s, i/t] -> [b, s, o].
 
-    The products of all ranks are summed; every rank holds the whole bias and adds it after the sum.
+    The products of all ranks are summed; every rank holds the full bias and adds it after the sum.
 
     input_is_parallel: False takes the unsplit [b, s, i] and selects this rank's columns of it.
-    skip_bias_add: return (output, bias), for a caller that adds the bias in a kernel of its own.
+    skip_bias_add: return (output, bias), for a caller that adds the bias in another kernel.
     sequence_parallel: return [b, s/t, o], this rank's positions of the sum. The gradient of the
     bias is then a sum over these positions only, and the bias is marked as partial
     (`parameters.partial_kind`).
@@ -254,7 +253,7 @@ def _checked_parts(out_features: int, stride: int, parts: Sequence[int] | None) 
 
 
 class ReplicatedLinear(nn.Module):
-    """x [.., i] -> x W^T + b [.., o], by parameters that every rank holds whole."""
+    """x [.., i] -> x W^T + b [.., o], with unsharded parameters on every rank."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter) -> None:
         super().__init__()
@@ -278,7 +277,7 @@ def column_product(
     backward sums dX.
 
     sequence_parallel: x is this rank's [b, s/t, i], and so is dX. fp8: casts the operands, which
-    are then multiplied in fp8. A group of one is F.linear, unless a schedule or fp8 asks for more.
+    are then multiplied in fp8. For a group of one it is F.linear, without fp8 or deferral.
     """
     if group.size == 1 and fp8 is None and deferred_wgrad_of(weight) is None:
         return F.linear(x, weight, bias)
@@ -290,27 +289,27 @@ def column_product(
 
 
 def save_operands(ctx: Any, x: Tensor, weight: Tensor) -> None:
-    """Keep what the backward of X W^T needs: X for dW, W for dX; where one of them needs no
-    gradient, the other is not kept. ctx: of a function whose first two arguments they are."""
+    """Save what the backward of X W^T needs: X for dW, W for dX; if one of them needs no gradient,
+    the other is not saved. ctx: that of a function whose first two arguments are X and W."""
     for_dx, for_dw = ctx.needs_input_grad[:2]
     ctx.save_for_backward(x if for_dw else None, weight if for_dx else None)
 
 
 class Products(Protocol):
-    """The three matrix products of a linear layer, whatever its operands are cast to."""
+    """The three matrix products of a linear layer, in any format of the operands."""
 
     def output(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, *, keep: bool, noted: bool
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """X W^T + b, [b, s, i] by [o, i] -> [b, s, o], and with `keep` what `weight_gradient` needs
-        of X. noted: a training, whose operands count for the scales of later steps."""
+        """X W^T + b, [b, s, i] by [o, i] -> [b, s, o], and with `keep` the tensors of X for
+        `weight_gradient`. noted: in training, when operands count for later scales."""
 
     def operand(self, x: Tensor) -> tuple[Tensor, ...]:
-        """What `weight_gradient` needs of an X that was gathered again."""
+        """The tensors for `weight_gradient` of an X that was gathered again."""
 
     def gradient(self, rows: Tensor, *, for_dw: bool) -> tuple[Any, Any]:
-        """dY [m, o] as `input_gradient` takes it, and as `weight_gradient` does, kept alone by a
-        deferred dW. for_dw: whether there will be one."""
+        """dY [m, o] as `input_gradient` takes it, and as `weight_gradient` does; a deferred dW
+        keeps only the latter. for_dw: whether dW will be computed."""
 
     def input_gradient(self, dy: Any, weight: Tensor) -> Tensor:
         """dX [m, i] = dY W."""
@@ -320,7 +319,7 @@ class Products(Protocol):
 
 
 class PlainProducts:
-    """Products of operands as they are."""
+    """Products of operands that are not cast."""
 
     def output(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, *, keep: bool, noted: bool
@@ -377,7 +376,7 @@ class _ColumnProduct(torch.autograd.Function):
         (dy, dy_for_dw), dx, dw = products.gradient(rows, for_dw=for_dw), None, None
         if weight is not None:
             shape = (*grad.shape[:-1], -1)
-            # nothing here holds the summand, which may be freed before dW is computed
+            # no reference is held here to the summand, which may be freed before dW is computed
             if ctx.split:
                 dx = group.start_reduce_scatter(
                     products.input_gradient(dy, weight).view(shape), SEQUENCE
@@ -399,6 +398,6 @@ class _ColumnProduct(torch.autograd.Function):
 def _weight_gradient(
     products: Products, dy: Any, kept: Sequence[Tensor], arriving: Pending | None
 ) -> Tensor:
-    """[o/t, b*s] x [b*s, i] -> [o/t, i], of X as it was kept, or gathered."""
+    """[o/t, b*s] x [b*s, i] -> [o/t, i], from X as saved, or gathered."""
     operand = kept if arriving is None else products.operand(arriving.wait())
     return products.weight_gradient(dy, operand)

@@ -1,7 +1,7 @@
 """Differentiable collectives at the borders of a tensor-parallel region.
 
-Inside the region every rank holds a part of the weights. Each function sends one thing forward and
-its conjugate backward:
+Inside the region every rank holds a part of the weights. Each function is one collective in forward
+and its conjugate in backward:
 
     reduce_from_region      g   forward all-reduce       backward identity
     gather_sequence             forward all-gather       backward reduce-scatter  (dim 1)
@@ -54,8 +54,8 @@ def reduce_from_region(tensor: Tensor, group: Group, *, owned: bool = False) -> 
 def gather_sequence(tensor: Tensor, group: Group) -> Tensor:
     """Forward all-gather [b, s/t, h] -> [b, s, h]; backward reduce-scatter.
 
-    Summing gradients is right if what reads the result is split over the group, so that each rank
-    has a summand of the gradient. If every rank computes the same with it, use
+    Summing gradients is right if the result is used by a module split over the group, so that each
+    rank has a summand of the gradient. If every rank computes the same with it, use
     gather_from_region(dim=1).
     """
     if group.size == 1:
@@ -115,7 +115,7 @@ def _block(tensor: Tensor, group: Group, dim: int) -> Tensor:
 
 
 class _Region(torch.autograd.Function):
-    """`send` forward and its conjugate backward; where `send` returns its argument, it has
+    """`send` in forward and its conjugate in backward; if `send` returns its argument, it has
     overwritten it."""
 
     @staticmethod

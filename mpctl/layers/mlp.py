@@ -5,8 +5,8 @@ no sync (GeLU(X1 A1 + X2 A2) != GeLU(X1 A1) + GeLU(X2 A2)), B by rows; one all-r
 forward (g) and one backward (f). By hand: ffn 8 on t=2 keeps 4 columns of A and 4 rows of B.
 
 Gated (arXiv 2002.05202, section 2: swiglu, geglu): Z = (act(X G + g) * (X A + a)) B + b, where G
-and A are one fused product [gate | up], each part split by itself: ffn 8 on t=2, rank 1: columns
-4..8 and 12..16. Kept for backward: the fused product and what B multiplies, 3 f/t a token.
+and A are one fused product [gate | up], each part split separately: ffn 8 on t=2, rank 1: columns
+4..8 and 12..16. Saved for backward: the fused product and the input of B, 3 f/t a token.
 geglu_tanh, with the approximate gelu, is T5 1.1's gated-gelu.
 
 Letters: b batch, s sequence, h hidden, f ffn, t ranks of the group.
@@ -27,11 +27,11 @@ from mpctl.layers.shard_context import ShardContext
 
 @dataclass(frozen=True)
 class MLPConfig:
-    """The two matrices between which an activation stands: hidden -> ffn -> hidden.
+    """Two matrices with an activation between them: hidden -> ffn -> hidden.
 
-    activation: swiglu, geglu and geglu_tanh are gated (arXiv 2002.05202), with two matrices in
-    place of the first. bias, init_std, output_std: as AttentionConfig's. Raises ValueError for an
-    unknown activation or a width below 1.
+    activation: swiglu, geglu and geglu_tanh are gated (arXiv 2002.05202), with two matrices instead
+    of the first. bias, init_std, output_std: as AttentionConfig's. Raises ValueError for an unknown
+    activation or a width below 1.
     """
 
     hidden: int
@@ -57,7 +57,7 @@ class MLPConfig:
 
     @property
     def is_gated(self) -> bool:
-        """Whether the first matrix is two, one of which gates the other."""
+        """Whether there are two first matrices, one of which gates the other."""
         return self.activation in GATED
 
     def build(self, shard_context: ShardContext) -> ParallelMLP:
@@ -81,7 +81,7 @@ class ParallelMLP(nn.Module):
         self.down = layers.row_linear(config.ffn, h, bias=bias, init=config.output_init)
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the class says; the activation, or gate, is elementwise on this rank's columns."""
+        """See the class; the activation, or gate, is elementwise on this rank's columns."""
         down: Tensor = self.down(self.backend.activation(self.up(x), self.activation))
         return down
 

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm over the last dimension, by the parameters that they are given.
+"""LayerNorm and RMSNorm over the last dimension.
 
 LayerNorm (arXiv 1607.06450): y = (x - mean) / sqrt(var + eps) * weight + bias.
 RMSNorm (arXiv 1910.07467, equation 4): y = x / sqrt(mean(x^2) + eps) * weight.
@@ -80,7 +80,7 @@ class RMSNorm(nn.Module):
 
 
 class PlainLayerNorm(nn.Module):
-    """LayerNorm [b, s, h] -> [b, s, h] without parameters, of whole rows."""
+    """LayerNorm [b, s, h] -> [b, s, h] without parameters, of unsplit rows."""
 
     def __init__(self, hidden: int, *, eps: float) -> None:
         super().__init__()

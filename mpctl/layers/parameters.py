@@ -1,15 +1,15 @@
-"""Parameters that know which part of the whole they are, and weights that do not depend on t.
+"""Parameters with their position in the unsharded parameter, and initial values independent of t.
 
 A rank keeps a shard of the full parameter (mpctl/shard.py), or all of it (replicated). The initial
-value of an element is a function of (seed, full parameter name, its global coordinates), so the
-shard a rank draws equals, bit for bit, the slice of the unsharded parameter: no master weight is
-drawn and cut, no generator is forked (compare arXiv 1909.08053, appendix B).
+value of an element is a function of (seed, full parameter name, its global coordinates), so a
+rank's shard equals, bit for bit, the slice of the unsharded parameter, without drawing and cutting
+a full weight or forking a generator (compare arXiv 1909.08053, appendix B).
 
 A weight with a `DeferredWgrad` has its gradient deferred. Backward of Y = X W^T is two products:
-dX = dY W, which the stage before waits for, and dW = dY^T X, which no rank needs before the update
-(arXiv 2401.10241, section 2). dY and X are saved, and dW is computed by a call later, which gathers
-X where it is split and adds dW as backward would have. Gradients of biases and norms are small and
-are computed with dX.
+dX = dY W, which the previous stage waits for, and dW = dY^T X, which no rank needs before the
+update (arXiv 2401.10241, section 2). dY and X are saved, and a later call computes dW: it gathers X
+if it is split, and adds dW as backward would have. Gradients of biases and norms are small and are
+computed with dX.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from mpctl.shard import Box, Shard
 
 # Elements drawn at a time, some 20 bytes each in temporaries: 20 MiB.
 _CHUNK = 1 << 20
-_ATTRIBUTES = "parallel_attributes"  # the one name under which a parameter carries its own
+_ATTRIBUTES = "parallel_attributes"  # a parameter's attribute
 
 
 @dataclass(frozen=True)
 class Init:
-    """The law of the initial value; std counts for `normal` only. first: (rows, their std) of the
-    whole parameter's first rows, where those have another one."""
+    """The distribution of initial values; std is for `normal` only. first: (number, std) of the
+    first rows of the full parameter, if these have another std."""
 
     kind: Literal["normal", "zeros", "ones"]
     std: float = 0.0
@@ -87,15 +87,15 @@ def shard_parameter(
 
 @dataclass
 class ParallelAttributes:
-    """What a parameter is in the parallel model.
+    """The role of a parameter in the parallel model.
 
-    shard: the part of the full parameter that this rank holds. init: the law of its initial value;
-    None for a parameter that `shard_parameter` did not make. partial: the name of the
-    tensor-parallel group over which its gradient has to be summed, empty where it is complete. Each
-    rank of that group uses the parameter for a part of the activations only: norms, biases of row
-    layers and position tables under sequence parallelism (arXiv 2205.05198, section 4.2.2), on a
-    grid what several of its ranks hold (TensorGrid.partial_kind). deferred_wgrad: where products
-    leave the computation of its gradient; None to compute it in backward.
+    shard: the part of the full parameter that this rank holds. init: the distribution of its
+    initial values; None for a parameter that `shard_parameter` did not make. partial: the name of
+    the tensor-parallel group over which its gradient has to be summed, empty where it is complete.
+    Each rank of that group uses the parameter for a part of the activations only: norms, biases of
+    row layers and position tables under sequence parallelism (arXiv 2205.05198, section 4.2.2), on
+    a grid the parameters that several of its ranks hold (TensorGrid.partial_kind). deferred_wgrad:
+    where products put the computation of its gradient; None to compute it in backward.
     """
 
     shard: Shard
@@ -107,9 +107,9 @@ class ParallelAttributes:
 def parallel_attributes(parameter: Tensor) -> ParallelAttributes:
     """The attributes of a parameter; one that `shard_parameter` did not make is replicated.
 
-    They are kept on the tensor, under one name, because a parameter stays the same object while
-    ZeRO, compilation and pipeline chunks change what is around it; a subclass of nn.Parameter
-    would not survive torch's fake tensors.
+    They are kept on the tensor, under one name, because a parameter stays the same object under
+    ZeRO, compilation and pipeline chunks; a subclass of nn.Parameter would not survive torch's fake
+    tensors.
     """
     attributes: ParallelAttributes | None = getattr(parameter, _ATTRIBUTES, None)
     return ParallelAttributes(Shard(tuple(parameter.shape))) if attributes is None else attributes
@@ -120,12 +120,12 @@ def _attach(parameter: Tensor, attributes: ParallelAttributes) -> None:
 
 
 def defer_wgrad(weight: nn.Parameter, deferred: DeferredWgrad) -> None:
-    """From the next forward on, products leave this weight's gradient to `deferred`."""
+    """From the next forward on, products defer this weight's gradient to `deferred`."""
     _attach(weight, replace(parallel_attributes(weight), deferred_wgrad=deferred))
 
 
 def deferred_wgrad_of(weight: Tensor) -> DeferredWgrad | None:
-    """Where products leave this weight's gradient; None to compute it in backward."""
+    """Where products defer this weight's gradient; None to compute it in backward."""
     attributes: ParallelAttributes | None = getattr(weight, _ATTRIBUTES, None)
     return None if attributes is None else attributes.deferred_wgrad
 
@@ -141,15 +141,15 @@ def shard_of(parameter: Tensor) -> Shard:
 
 
 def full_numel(parameter: Tensor) -> int:
-    """Elements of the whole parameter, over all ranks of the group."""
+    """Number of elements of the unsharded parameter."""
     return math.prod(shard_of(parameter).shape)
 
 
 @torch.no_grad()
 def initialise(module: nn.Module, seed: int, *, prefix: str = "") -> None:
-    """Fill every parameter by its Init; `prefix` + name is what names a weight to the seed.
+    """Fill every parameter by its Init; the values depend on the seed and on `prefix` + name.
 
-    Raises ValueError at a parameter that carries no Init.
+    Raises ValueError for a parameter without Init.
     """
     for name, parameter in module.named_parameters(prefix=prefix):
         initialise_parameter(parameter, name, seed)
@@ -195,17 +195,17 @@ class DefersWgrad(Protocol):
     """A layer whose weight gradients a schedule may defer."""
 
     def defer_wgrad(self, deferred: DeferredWgrad) -> None:
-        """Have backward leave the gradients of its weights there."""
+        """Make backward defer the gradients of its weights to `deferred`."""
 
 
 class DeferredWgrad:
-    """The weight gradients that backward has deferred since the last `take`, in their order."""
+    """The weight gradients that backward has deferred since the last `take`, in order."""
 
     def __init__(self) -> None:
         self._deferred: list[Deferred] = []
 
     def add(self, weight: Tensor, gradient: Callable[[], Tensor]) -> None:
-        """Defer one. gradient: computes that of the leaf `weight`, to which it will be added."""
+        """Defer one. gradient: computes the gradient to be added to that of the leaf `weight`."""
 
         def deferred() -> None:
             with torch.no_grad():
@@ -215,6 +215,6 @@ class DeferredWgrad:
         self._deferred.append(deferred)
 
     def take(self) -> list[Deferred]:
-        """The gradients deferred so far, to be computed by calling them; none are left."""
+        """Remove and return the gradients deferred so far, each computed by a call."""
         taken, self._deferred = self._deferred, []
         return taken

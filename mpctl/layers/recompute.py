@@ -1,21 +1,22 @@
-"""Activations computed again in backward instead of kept (arXiv 1604.06174; 2205.05198, section 5).
+"""Activations recomputed in backward instead of saved (arXiv 1604.06174; 2205.05198, section 5).
 
-full: a layer keeps its input, 2bsh bytes in 16 bit, for one more forward in backward. selective:
-the attention core alone, whose scores cost 5as/h bytes per element of [b, s, h], few operations.
-Dropout is a function of (seed, step, position) (kernels/counter_rng.py), so the second forward
-draws the masks of the first and no generator state is saved or restored.
+full: a layer saves only its input, 2bsh bytes in 16 bit, and backward repeats its forward.
+selective: only the attention core is recomputed, whose scores cost 5as/h bytes per element of
+[b, s, h] but few operations. Dropout is a function of (seed, step, position)
+(kernels/counter_rng.py), so the second forward draws the masks of the first and no generator state
+is saved or restored.
 
-The second forward ends at the last tensor that backward asks for. A layer with dropout needs the
-last mask, and a post-norm layer its last norm's input, so these run to their end; otherwise the
-product of the last row layer and its reduction are left out: of the 2 collectives of a layer (4
-under sequence parallelism) 1 is saved.
+The second forward ends at the last tensor that backward needs. A layer with dropout needs the last
+mask, and a post-norm layer its last norm's input, so these run to their end; otherwise the product
+of the last row layer and its reduction are skipped, which is 1 of the 2 collectives of a layer (4
+under sequence parallelism).
 
-How the input is kept is ZeRO-R's (arXiv 1910.02054, section 6.1, P_a and P_a+cpu; Megatron's
+The input is saved as in ZeRO-R (arXiv 1910.02054, section 6.1, P_a and P_a+cpu; Megatron's
 distribute-saved-activations): under tensor parallelism every rank of the group holds the same
-input, so rank r may keep the r-th of t equal parts of its flattened elements, and backward puts it
-together by one all-gather of the whole message. On the host (`HostOffload`) it costs no device
-memory, but two copies over the bus. Kept on a device, in bytes, for [b, s, h] of 16 bit: 2bsh;
-partition 2bsh/t; offload 0.
+input, so rank r may save the r-th of t equal parts of its flattened elements, and backward restores
+it by one all-gather of the full message. On the host (`HostOffload`) it costs no device memory, but
+two copies over the bus. Bytes saved on a device for [b, s, h] of 16 bit: 2bsh; partition 2bsh/t;
+offload 0.
 
 Letters: b batch, s sequence, h hidden, a heads, t ranks of the group.
 """
@@ -38,11 +39,11 @@ from mpctl.transport.streams import HOST_STREAM, SideStream
 
 
 def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """function(*args, **kwargs), of which only the arguments are kept: backward calls it again.
+    """function(*args, **kwargs), for which only the arguments are saved: backward calls it again.
 
     The function must compute the same at both calls, as `CounterRNG` does; no generator state is
     saved. For selective recomputation of attention: q, k and v are views of one product (rotary
-    positions make new q and k), so that keeping them costs next to nothing.
+    positions make new q and k), so that saving them costs next to nothing.
     """
     return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
@@ -56,11 +57,11 @@ def checkpointed(
     offload: HostOffload | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """function(hidden, *args, **kwargs), of which `hidden` alone is kept; backward calls it again.
+    """function(hidden, *args, **kwargs), for which only `hidden` is saved; backward calls it again.
 
-    partition: keep 1/t of hidden, which must be equal on every rank of `group`; backward gathers
-    it, one all-gather of the whole message. offload: keeps it in host memory.
-    Other arguments, masks and positions, are kept as they are. Without gradients nothing is kept.
+    partition: save 1/t of hidden, which must be equal on every rank of `group`; backward gathers
+    it, one all-gather of the full message. offload: saves it in host memory. Other arguments, such
+    as masks and positions, are saved unchanged. Without gradients nothing is saved.
     """
     if not torch.is_grad_enabled():
         return function(hidden, *args, **kwargs)
@@ -69,7 +70,8 @@ def checkpointed(
     live = [hidden]
 
     def run(saved: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """In forward on the live input, which is then released; in backward on the saved one."""
+        """Runs in forward on the live input, which is then released, in backward on the saved
+        one."""
         restored = live.pop() if live else checkpointer.restore(saved, shape)
         return function(restored.requires_grad_(requires_grad), *args, **kwargs)
 
@@ -81,8 +83,8 @@ def checkpointed(
 class InputCheckpointer:
     """Saves one tensor until backward.
 
-    partition: save 1/t of it on each rank of `group`, where it is equal on all of them. offload:
-    save it in host memory, None for on the device.
+    partition: save 1/t of it on each rank of `group`, on all of which it is equal. offload: saves
+    it in host memory; None saves it on the device.
     """
 
     group: Group
@@ -91,14 +93,13 @@ class InputCheckpointer:
     _put: OffloadedTensor | None = field(default=None, init=False)
 
     def save(self, tensor: Tensor) -> Tensor:
-        """What `restore` needs of `tensor`: [n] or [n/t], on the device or on the host.
-
-        Raises ValueError where t does not divide the number of elements.
+        """The tensor for `restore`: [n] or [n/t], on the device or on the host. Raises ValueError
+        if t does not divide the number of elements.
         """
         saved = tensor.detach()
         if self._splits:
             own = local_range(saved.numel(), parts=self.group.size, index=self.group.rank)
-            # [b, s, h] -> [b*s*h] -> [b*s*h/t], a copy so that the whole can be freed
+            # [b, s, h] -> [b*s*h] -> [b*s*h/t], a copy so that the full tensor can be freed
             saved = saved.reshape(-1)[own.start : own.stop].clone()
         if self.offload is not None:
             saved, self._put = self.offload.put(saved)
@@ -118,9 +119,9 @@ class InputCheckpointer:
 
 @dataclass(eq=False)
 class OffloadedTensor:
-    """A tensor in host memory. host: where, kept alive by its owner alone; before: what was put
-    before it in the same pass; fetched: its copy on the device, from the start of that copy until
-    it is taken."""
+    """A tensor in host memory. host: a weak reference to it; before: the tensor that was put before
+    it in the same pass; fetched: its copy on the device, from the start of that copy until it is
+    taken."""
 
     host: TensorWeakRef
     device: torch.device
@@ -131,7 +132,8 @@ class OffloadedTensor:
 class HostOffload:
     """Copies tensors to the host and back.
 
-    stream: on which; fetches_ahead: whether taking a tensor starts the copy of the one before it.
+    stream: the stream of the copies; fetches_ahead: whether taking a tensor starts the copy of the
+    one that was put before it.
     """
 
     def __init__(self, stream: SideStream = HOST_STREAM, *, fetches_ahead: bool = False) -> None:
@@ -140,19 +142,19 @@ class HostOffload:
 
     @classmethod
     def of(cls, stream: SideStream, device: torch.device) -> HostOffload:
-        """The offload of a device; ahead of time unless the device is the host itself, and then
-        only on a stream that is not simply the host's order (a test's)."""
+        """The offload of a device. It fetches ahead, unless the device is the host and the stream
+        is synchronous (in tests it may not be)."""
         is_apart = device.type != "cpu" or stream is not HOST_STREAM
         return cls(stream, fetches_ahead=is_apart)
 
     def begin_pass(self) -> None:
-        """What is put from now on is taken without what was put before: another micro batch, or
-        another chunk of the model, begins."""
+        """Begin another micro batch or chunk of the model, whose tensors are taken independently of
+        those put before."""
         self._latest = None
 
     def put(self, tensor: Tensor) -> tuple[Tensor, OffloadedTensor]:
-        """A copy of a tensor in host memory, pinned where it comes from a device, under way; and
-        what `take` needs besides."""
+        """Start a copy to host memory, pinned if the tensor is on a device; returns the copy, and a
+        handle for `take`."""
         is_pinned = tensor.device.type != "cpu"
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_pinned)
         self.stream.follow()
@@ -175,15 +177,15 @@ class HostOffload:
         return fetched
 
     def _fetch_ahead(self, put: OffloadedTensor | None) -> None:
-        """Start the copy of what was put; nothing where its backward is over, or it is under
-        way."""
+        """Start the copy of a tensor to the device, unless its backward is over or the copy has
+        started."""
         host = None if put is None else put.host()
         if put is not None and host is not None and put.fetched is None:
             put.fetched = self._fetch(host, put.device)
 
     def _fetch(self, host: Tensor, device: torch.device) -> Tensor:
-        """Start a copy to the device, into memory of the computation's stream, which may free it
-        again after `join`."""
+        """Start a copy to the device, into memory of the current stream, which may free it after
+        `join`."""
         fetched = torch.empty(host.shape, dtype=host.dtype, device=device)
         self.stream.follow()
         with self.stream.running():

@@ -1,4 +1,4 @@
-"""T5's relative positions: a learned bias a head, added to the scores, by buckets of distance.
+"""T5's relative positions: a learned bias per head and bucket of distances, added to the scores.
 
 Raffel et al. (arXiv 1910.10683, section 2.1; the formula is their reference code's, mesh_tensorflow
 transformer_layers.py). Half of the buckets are exact distances, the other half grow by equal ratios

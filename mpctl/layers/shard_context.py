@@ -1,21 +1,21 @@
-"""How a rank's share of a model is cut: which parameters it holds, and which modules multiply them.
+"""A rank's share of a model: which parameters it holds, and which modules multiply them.
 
-`ShardContext` has the groups of a rank and the grid of the tensor-parallel ranks, whose law
-(mpctl/tensor_grid.py) says by the names of dimensions which part of a parameter, of samples and of
-hidden states the rank holds: *outside*, between the layers, and *inside*, between a column- and a
-row-parallel layer. Layers ask it for parameters (`parameter`), and for what follows from the law
-alone: norms, small tables, the loss.
+`ShardContext` has the groups of a rank and the grid of the tensor-parallel ranks
+(mpctl/tensor_grid.py), which defines by the names of dimensions the rank's part of parameters,
+samples and hidden states: *outside*, between the layers, and *inside*, between a column- and a
+row-parallel layer. Layers ask it for parameters (`parameter`), and for modules that depend on the
+grid alone: norms, small tables, the loss.
 
-How parts are multiplied is a mode's: layers and families never name a split module, they ask
-`ShardContext.layers`, a `TensorParallel`, for a column- or row-parallel linear layer, a word
-embedding or an output head. So they are the same code whatever the mode is:
+A mode of tensor parallelism defines how parts are multiplied: layers and families never name a
+split module, but ask `ShardContext.layers`, a `TensorParallel`, for a column- or row-parallel
+linear layer, a word embedding or an output head. So they are the same code in every mode:
 
     1d    Megatron-LM (arXiv 1909.08053): weights over t ranks, activations replicated, or split
           over the sequence (arXiv 2205.05198)
 
     2d, 2.5d, 3d    over a grid of ranks, which cuts activations too: samples and hidden states
 
-A module is given whole micro batches of tokens and targets; its hidden states are this rank's part.
+Modules take unsplit micro batches of tokens and targets; hidden states are this rank's part.
 
 Letters: b batch, s sequence, h hidden, v vocabulary, t tp, c cp.
 """
@@ -51,15 +51,15 @@ GRID_OF_TP = TensorGrid()  # stands for the 1d grid of the tp ranks
 
 class TensorParallel(Protocol):
     """Makes the modules of one mode that multiply by split weights. Shapes are those of 1d; on a
-    grid b and h are this rank's, too. A column-parallel layer gives what a row-parallel layer
-    takes, whatever lies between them elementwise."""
+    grid b and h are this rank's, too. The output of a column-parallel layer, after any elementwise
+    operation, is the input of a row-parallel layer."""
 
     def column_linear(
         self, inputs: int, outputs: int, *, bias: bool, init: Init,
         parts: Sequence[int] | None = None,
     ) -> nn.Module:  # fmt: skip
-        """[b, s, inputs] -> [b, s, outputs/t]; parts: sizes of fused outputs, each split by
-        itself."""
+        """[b, s, inputs] -> [b, s, outputs/t]; parts: sizes of fused outputs, each split
+        separately."""
 
     def row_linear(self, inputs: int, outputs: int, *, bias: bool, init: Init) -> nn.Module:
         """[b, s, inputs/t] -> [b, s, outputs], summed over the ranks."""
@@ -67,7 +67,7 @@ class TensorParallel(Protocol):
     def word_embedding(
         self, vocab: int, hidden: int, *, padded_vocab: int, init: Init
     ) -> nn.Module:
-        """Tokens [b, s] -> vectors [b, s, hidden]. Its method `logits` is that of a tied head:
+        """Tokens [b, s] -> vectors [b, s, hidden]. Its method `logits` is the tied head:
         [b, s, hidden] -> [b, s, v_local]."""
 
     def output_head(self, vocab: int, hidden: int, *, padded_vocab: int, init: Init) -> nn.Module:
@@ -115,16 +115,16 @@ class TensorParallel1D:
 
 @dataclass(frozen=True)
 class ShardContext:
-    """How a rank's share of a model is cut and where it lies; by default the whole model.
+    """A rank's share of a model, its dtype and device; by default the unsharded model.
 
-    tp: the group over which weights are split; cp: that over which the sequence is
+    tp: the group over which weights are split; cp: the group over which the sequence is split
     (context_parallel.py). sequence_parallel: activations between the layers are split over tp too,
-    along the sequence (arXiv 2205.05198). dtype, device: of parameters, torch's defaults by
+    along the sequence (arXiv 2205.05198). dtype, device: those of parameters, torch's defaults by
     default. backend: the kernels of attention and norms. tensor_parallel: makes the modules of the
-    mode of tensor parallelism. grid: of the tp ranks, by default 1d; groups: this rank's groups in
-    a grid of another mode, by their names (TensorGrid.groups). fp8: linear layers multiply in fp8
-    (1d alone). offload: keeps saved inputs in host memory, for layers that are configured so.
-    rotary_tables: those of rotary positions, which layers share.
+    mode of tensor parallelism. grid: that of the tp ranks, by default 1d; groups: this rank's
+    groups in a grid of another mode, by name (TensorGrid.groups). fp8: linear layers multiply in
+    fp8 (only 1d). offload: keeps saved inputs in host memory, for layers that are configured so.
+    rotary_tables: the rotary tables that layers share.
     """
 
     tp: Group = ALONE
@@ -147,7 +147,7 @@ class ShardContext:
 
     @cached_property
     def layers(self) -> TensorParallel:
-        """What makes the split modules."""
+        """The factory of split modules."""
         return self.tensor_parallel(self)
 
     @cached_property
@@ -156,13 +156,13 @@ class ShardContext:
         return self.grid.coords(self.tp.rank)
 
     def group(self, *axes: str) -> Group:
-        """The group over these axes of the grid; of one rank where their sizes are 1."""
+        """The group over these axes of the grid; a group of one rank if their sizes are 1."""
         kind = self.grid.kind_of(axes)
         return (self.tp if kind == "tp" else self.groups[kind]) if kind else ALONE
 
     def block(self, size: int, axes: Axes) -> range:
-        """The block of `range(size)` that this rank keeps of a dimension that the axes cut. Raises
-        ValueError where they do not divide it."""
+        """The block of `range(size)` that this rank keeps of a dimension split over the axes.
+        Raises ValueError if they do not divide it."""
         local_size(size, parts=self.grid.parts(axes))
         return self.grid.block(size, axes, self.coords)
 
@@ -172,7 +172,7 @@ class ShardContext:
     ) -> nn.Parameter:  # fmt: skip
         """This rank's part of a parameter of these named dimensions, uninitialised, marked with the
         group over which its gradient is a partial sum. parts: sizes of the fused parts along the
-        first dimension, each of which is cut by itself. Raises ValueError where the grid does not
+        first dimension, each of which is split separately. Raises ValueError if the grid does not
         divide a dimension."""
         shard = View(grid=self.grid).shard(shape, dims, self.tp.rank, parts)
         partial = self.grid.partial_kind(dims)
@@ -181,8 +181,8 @@ class ShardContext:
         )
 
     def norm(self, kind: Norm, size: int, *, eps: float, dim: str = "hidden") -> nn.Module:
-        """Normalisation over the last dimension of activations, `hidden` of those between layers,
-        `head_size` of a head's, which lies on one rank."""
+        """Normalisation over the last dimension of activations. dim: `hidden` between layers,
+        `head_size` within a head, which is on one rank."""
         group = self.group(*self.grid.hidden_axes) if dim == "hidden" else ALONE
         if kind == "nonparametric":
             return PlainLayerNorm(size, eps=eps)
@@ -197,16 +197,16 @@ class ShardContext:
         return ReplicatedTable(self.parameter((rows, hidden), ("positions", "hidden"), init))
 
     def replicated_linear(self, inputs: int, outputs: int, *, init: Init) -> ReplicatedLinear:
-        """[.., inputs] -> [.., outputs], for whole rows of hidden states, which 1d alone has."""
+        """[.., inputs] -> [.., outputs], for unsplit rows of hidden states, which only 1d has."""
         weight = self.parameter((outputs, inputs), ("features", "features"), init)
         return ReplicatedLinear(weight, self.parameter((outputs,), ("features",), ZEROS))
 
     def word_bias(self, padded_vocab: int) -> nn.Parameter:
-        """One number a word, [padded_vocab/t], added to the logits, zeros at first."""
+        """A bias per word, [padded_vocab/t], added to the logits, initially zeros."""
         return self.parameter((padded_vocab,), ("vocab",), ZEROS)
 
     def cross_entropy(self, logits: Tensor, targets: Tensor, *, padded_vocab: int) -> Tensor:
-        """Logits [b, s, v_local], targets [b, s] of the whole micro batch -> losses [b, s] of this
+        """Logits [b, s, v_local], targets [b, s] of the full micro batch -> losses [b, s] of this
         rank's samples inside. Three all-reduces of b*s numbers (cross_entropy.py); overwrites the
         logits in backward."""
         axes = self.grid.feature_axes
@@ -216,23 +216,21 @@ class ShardContext:
         )  # fmt: skip
 
     def fp8_operands(self) -> Fp8Operands | None:
-        """What casts the operands of one more linear layer; None where none is cast."""
+        """A caster of operands for one more linear layer; None without fp8."""
         return Fp8Operands(self.backend) if self.fp8 else None
 
     def local_heads(self, heads: int) -> range:
         """The attention heads of this rank, by global number: a contiguous block. Raises ValueError
-        where they do not divide."""
+        if they cannot be split evenly."""
         return self.block(heads, self.grid.feature_axes)
 
     @property
     def holds_first_position(self) -> bool:
-        """Whether the first position of the sequence is among this rank's rows."""
+        """Whether this rank's rows include the first position of the sequence."""
         return self.cp.rank == 0 and (not self.sequence_parallel or self.tp.rank == 0)
 
     def positions(self, length: int, device: torch.device) -> Positions:
-        """Global positions of the `length` rows that this rank holds of activations between
-        layers.
-        """
+        """Global positions of this rank's `length` rows of activations between layers."""
         parts, index = (self.tp.size, self.tp.rank) if self.sequence_parallel else (1, 0)
         own = local_range(length * parts, parts=parts, index=index)
         if self.cp.size == 1:
@@ -242,7 +240,7 @@ class ShardContext:
         return of_cp[own.start : own.stop]
 
     def own_samples(self, tensor: Tensor, *, inside: bool = False) -> Tensor:
-        """[b, ..] of the whole micro batch -> of this rank's samples, outside or inside."""
+        """[b, ..] of the full micro batch -> this rank's samples, outside or inside."""
         axes = self.grid.sample_axes(inside=inside)
         if not axes:
             return tensor
@@ -280,7 +278,7 @@ class ShardContext:
         return own.mask(x.shape, p, rng_site=rng_site, rows=rows, columns=columns)
 
     def own_rows(self, tensor: Tensor) -> Tensor:
-        """[b, s/c, ..] of the whole micro batch -> this rank's part between layers: [b, s/(ct), ..]
+        """[b, s/c, ..] of the full micro batch -> this rank's part between layers: [b, s/(ct), ..]
         under sequence parallelism."""
         tensor = self.own_samples(tensor)
         if not self.sequence_parallel:

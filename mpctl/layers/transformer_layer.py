@@ -9,19 +9,19 @@ The MLP comes after attention, or both read the layer's input (parallel residual
 2204.06745, section 2.1). A decoder's layer of an encoder-decoder has cross-attention to the
 encoder's output between the two (T5, arXiv 1910.10683, section 2.1).
 
-The split is Megatron-LM's (arXiv 1909.08053, figure 4). Collectives of b*s*h elements each, whole
-message, forward + backward:
+The split is Megatron-LM's (arXiv 1909.08053, figure 4). Collectives of b*s*h elements each (full
+message), forward + backward:
 
     tensor parallel                 2 all-reduce + 2 all-reduce
     with sequence parallelism       2 all-gather, 2 reduce-scatter + 4 all-gather, 2 reduce-scatter
-    recompute full, pre             backward has the forward's too, without dropout one fewer
-    recompute full, post            backward has the forward's too, all: the last norm's input
+    recompute full, pre             backward repeats the forward's, without dropout one fewer
+    recompute full, post            backward repeats all of the forward's: the last norm's input
                                     follows the last reduction
-    full, partition_activations     and 1 all-gather of the kept input
+    full, partition_activations     and 1 all-gather of the saved input
 
 Under sequence parallelism (arXiv 2205.05198, section 4.2.2) norms, dropout and residual see this
 rank's positions only; two of the four all-gathers are of inputs gathered again for dW. A dropout
-mask depends on the global position alone, so that every row of this table draws the same.
+mask depends on the global position alone, so it is the same in every row of this table.
 
 >>> import torch
 >>> from mpctl.layers.config import AttentionConfig
@@ -58,7 +58,7 @@ from mpctl.layers.shard_context import ShardContext
 
 
 class Attended(TypedDict, total=False):
-    """What a layer passes on to its self-attention; see ParallelSelfAttention.forward."""
+    """Arguments that a layer passes to its self-attention; see ParallelSelfAttention.forward."""
 
     mask: Tensor | None
     bias: Tensor | None
@@ -70,10 +70,10 @@ class Attended(TypedDict, total=False):
 class ResidualLayer(nn.Module):
     """Base of the transformer layers.
 
-    rng_site names the layer to the dropout masks; it must not depend on the layout, `layers.7` by
-    the layer's global number. RNG_SITES: what is dropped out within a layer; the names are the same
-    in each, so that a compiled layer serves for all of them. Raises ValueError for
-    partition_activations under sequence parallelism, where a layer's input is a part already.
+    rng_site: the layer's name, on which dropout masks depend; it must not depend on the layout, for
+    example `layers.7` by the layer's global number. RNG_SITES: names of the dropouts within a
+    layer, the same in each, so that one compiled layer serves for all. Raises ValueError for
+    partition_activations under sequence parallelism, where a layer's input is split already.
     """
 
     RNG_SITES: ClassVar[tuple[str, ...]] = ()
@@ -94,8 +94,8 @@ class ResidualLayer(nn.Module):
     def _checkpointed(
         self, hidden: Tensor, *inputs: Any, rng: CounterRNG | None, **kwargs: Any
     ) -> Tensor:
-        """What `_compute` makes of hidden and the other inputs, which keeps for backward what
-        `config.recompute` says; where no gradient is asked for, nothing is kept."""
+        """The result of `_compute`, with the tensors saved for backward that `config.recompute`
+        says; none if no gradient is needed."""
         config, compute = self.config, self._compute
         rng = None if rng is None else rng.within(self.rng_site)
         if config.recompute != "full":
@@ -135,7 +135,6 @@ class ResidualLayer(nn.Module):
     def _dropout_add(
         self, x: Tensor, rng: CounterRNG | None, branch: str, residual: Tensor
     ) -> Tensor:
-        """residual + dropout(x) of one branch."""
         return self.shard_context.dropout_add(
             x, rng, self.config.dropout, residual, rng_site=branch
         )
@@ -182,7 +181,7 @@ class ParallelTransformerLayer(ResidualLayer):
     def forward(
         self, hidden: Tensor, rng: CounterRNG | None = None, **attended: Unpack[Attended]
     ) -> Tensor:
-        """rng: draws dropout; None is no dropout. attended: as ParallelSelfAttention's."""
+        """rng: makes dropout masks; None is no dropout. attended: as ParallelSelfAttention's."""
         return self._checkpointed(hidden, rng=rng, **attended)
 
     def _compute(
@@ -216,9 +215,9 @@ class ParallelDecoderLayer(ResidualLayer):
     """hidden [b, q/c, h], context [b, s/c, h] -> [b, q/c, h].
 
     With sequence parallelism all three are split over tp too, [b, q/(ct), h] and so on.
-    config.attention describes both attentions: the self-attention is causal where it says so, the
+    config.attention describes both attentions: the self-attention is causal if it says so, the
     cross-attention never is. rng_site: see ResidualLayer. Raises ValueError for norm_order post,
-    and for what cross-attention does not do.
+    and for features that cross-attention does not have.
     """
 
     RNG_SITES = ("attention", "cross", "mlp", "attention.probabilities", "cross.probabilities")
@@ -253,9 +252,9 @@ class ParallelDecoderLayer(ResidualLayer):
         context_mask: Tensor | None = None,
         caches: DecoderCaches = NO_CACHES,
     ) -> Tensor:
-        """rng: draws dropout; None is no dropout. bias [1 or b, a/t, q/c, q] and mask
-        [b or 1, 1, q/c, q] are the self-attention's; context_mask [b or 1, 1, q/c, s]: which of the
-        encoder's tokens are seen. caches: for incremental decoding."""
+        """rng: makes dropout masks; None is no dropout. bias [1 or b, a/t, q/c, q] and mask
+        [b or 1, 1, q/c, q] are the self-attention's; context_mask [b or 1, 1, q/c, s]: the
+        encoder's tokens that are seen. caches: for incremental decoding."""
         return self._checkpointed(
             hidden, context, rng=rng, bias=bias, mask=mask, context_mask=context_mask, caches=caches
         )

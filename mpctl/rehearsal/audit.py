@@ -10,18 +10,18 @@ they take longer, and one launch where it has no product.
 Not seen are a host that launches too slowly, caches that hold what the kernel before wrote, and
 kernels that reach less than others: an audit finds what is done needlessly, not what is done badly.
 
-Forward, the innermost module whose call is under way has it; a model's own work, outside of its
-modules, is named by the method of its family (`embed`, `word_losses`). Autograd numbers its nodes
-in the order in which they are made (the sequence numbers that torch's profiler uses to join forward
-and backward). Nodes that have appeared since the operation before were made by the module of this
-one; a node's backward belongs to the module that made it, and the sum into a parameter's gradient
-to `PARAMETER.grad`. What runs with gradients enabled inside of a backward is forward once more:
-`recompute`.
+In forward, an operation belongs to the innermost module that is being called; work of the model
+outside of its modules is named by the method of its family (`embed`, `word_losses`). Autograd
+numbers its nodes in the order in which they are made (the sequence numbers that torch's profiler
+uses to join forward and backward). Nodes that have appeared since the operation before were made by
+the module of this one; a node's backward belongs to the module that made it, and the sum into a
+parameter's gradient to `PARAMETER.grad`. What runs with gradients enabled inside of a backward is
+forward once more: `recompute`.
 
 A part of a step (a module in a pass) is taken as one kernel would do it. It must read what others
 wrote and it reads, and write what others read later, or what is still there when the step ends;
 what it makes and uses up itself costs nothing. A copy of values as they are (`clone`) is the tensor
-that it copies: nobody needed it. Regions of a storage are told apart, so that q, k and v of one
+that it copies: nobody needed it. Regions of a storage are distinguished, so that q, k and v of one
 product are the product, read once.
 """
 
@@ -76,8 +76,8 @@ LAYER = re.compile(r"^(?:.*?\.)?layers\.\d+")
 
 @dataclass
 class Scopes:
-    """Where the step under way is. names: of modules; outside: what is done outside of passes;
-    makers: (first node, module) in the order of nodes; parameters: names by identity."""
+    """The current position in a step. names: those of modules; outside: what is done outside of
+    passes; makers: (first node, module) in the order of nodes; parameters: names by identity."""
 
     names: Mapping[nn.Module, str] = field(default_factory=dict)
     parameters: Mapping[int, str] = field(default_factory=dict)
@@ -284,14 +284,14 @@ NO_SPEED = "no seconds: the cluster names no GPU of known speed"
 
 
 class AuditedSpans(StepProfile):
-    """Tells an audit what a trainer does outside of its passes."""
+    """Notifies an audit of a trainer's work outside of its passes."""
 
     def __init__(self, scopes: Scopes) -> None:
         super().__init__()
         self.scopes = scopes
 
     def span(self, name: str) -> AbstractContextManager[None]:
-        """To be entered around a piece of work."""
+        """Enter it around a piece of work."""
         return self.scopes.during(name)
 
     def each(self, name: str, items: Iterator[Item]) -> Iterator[Item]:

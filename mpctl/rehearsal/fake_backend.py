@@ -1,4 +1,4 @@
-"""What stands for the machine that a rehearsal has not: a world, a device, its kernels, its data.
+"""Fakes of the machine for a rehearsal: a world, a device, its kernels, its data.
 
 Fake tensors have shapes and no values. Those of a CUDA job lie on torch's `meta` device, for which
 autograd needs no driver; it takes the same ways as any accelerator (large blocks, host copies
@@ -160,7 +160,7 @@ class _SimulatedRMSNorm(torch.autograd.Function):
 
 
 def kernels_of(device: torch.device) -> KernelBackend:
-    """The kernels that stand for those of a device of DEVICES."""
+    """The simulated kernels of a device of DEVICES."""
     return SimulatedGpuKernels() if device.type == "meta" else TORCH_BACKEND
 
 

@@ -1,8 +1,8 @@
 """Where a step makes the host wait for its device, found without a device.
 
-The host gives a GPU work in advance. Where it needs a number from the device, it waits until all
-that was given is done, and the device then stands still until the host has given more: at tp 8 a
-wait in each micro batch costs 3 to 8 % of a step. So a step waits once, where it reports.
+The host queues work for a GPU in advance. If it needs a number from the device, it waits until all
+queued work is done, and the device is then idle until the host has queued more: at tp 8 a wait in
+each micro batch costs 3 to 8 % of a step. So a step waits once, where it reports.
 
 `HostSyncCheck` is entered around operations on tensors of `device`, of a rehearsal torch's `meta`,
 and notes which of them would make the host wait on CUDA:
@@ -14,8 +14,8 @@ and notes which of them would make the host wait on CUDA:
   of memory that is not pinned: the host waits until it is done;
 - a blocking copy to the host.
 
-What a device of CUDA offers and `meta` has not, pinned memory, is stood for: `pin_memory=True`
-makes ordinary memory that is remembered as pinned.
+Pinned memory, which CUDA has and `meta` has not, is simulated: `pin_memory=True` makes ordinary
+memory that is remembered as pinned.
 """
 
 from __future__ import annotations

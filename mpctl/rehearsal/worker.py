@@ -2,9 +2,9 @@
 being the process that starts it; `--audit` before PID audits the step as well (audit.py).
 
 The worker's own code builds the stage and trains one step of it, a steady one (with the optimizer's
-moments), on fake tensors in a world of peers that send nothing (fake_backend.py); what it would
-send is recorded as in a run, what it would hold is counted by a MemoryTracker. Prints one JSON line
-a rank, a RehearsedRank of rundir/rank_files.py.
+moments), on fake tensors in a world of peers that send nothing (fake_backend.py); its messages are
+recorded as in a run, its memory is counted by a MemoryTracker. Prints one JSON line a rank, a
+RehearsedRank of rundir/rank_files.py.
 
 Of m micro batches only m' are run. They are alike: each sends the same, which is checked, so a
 step sends once-a-step + m x one micro batch. And the memory of a stage repeats once as many are in

@@ -12,7 +12,7 @@ SPECIAL_PLACES = 3  # [CLS] A [SEP] B [SEP]
 
 
 def special_tokens(model: ModelSpec) -> tuple[str, ...]:
-    """Names of the tokens that samples of this model hold beside text."""
+    """Names of the tokens that samples of this model contain in addition to text."""
     return (CLS, SEP, MASK)
 
 
@@ -38,7 +38,7 @@ FAMILY = ModelFamily(
     special_tokens=special_tokens,
     least_tokens=least_tokens,
     prompt=PromptForm(PromptKind.FILL_WORDS, before=(CLS,), after=(SEP,)),
-    has_perplexity=False,  # the loss has the next sentence's beside the words'
+    has_perplexity=False,  # the loss includes that of the next sentence
     hub="mpctl.families.bert.hub",
     synonyms=("roberta", "encoder", "mlm"),
 )

@@ -1,4 +1,4 @@
-"""BERT as a module: what the operator table beside it counts, with the same names and shapes.
+"""BERT as a module, with the same names and shapes of parameters as in its operator table (ops.py).
 
 h0 = drop(norm(word + position + segment)); h = blocks(h0); logits = norm(act(h T)) word^T + bias;
 next = tanh(h[0] P) N, of the first token alone (Devlin et al., arXiv 1810.04805, sections 3 and

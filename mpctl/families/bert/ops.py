@@ -2,9 +2,9 @@
 
 Devlin et al., arXiv 1810.04805: word, position and segment tables, summed and normed; blocks whose
 norms come after the sums; over every token h x h, gelu and a norm before the tied table with a
-bias a word; over the first token h x h, tanh and two classes. Both heads' h x h are whole on every
-rank (Megatron-LM's split), so neither sends anything. norm_order pre is Megatron's rearranged BERT
-(arXiv 1909.08053, figure 7): no norm of the embeddings, one after the last block.
+bias a word; over the first token h x h, tanh and two classes. Both heads' h x h are unsharded on
+every rank (as in Megatron-LM), so neither sends anything. norm_order pre is Megatron's rearranged
+BERT (arXiv 1909.08053, figure 7): no norm of the embeddings, one after the last block.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ MASK, START, END = "[MASK]", "[sop]", "[eop]"
 
 
 def special_tokens(model: ModelSpec) -> tuple[str, ...]:
-    """Names of the tokens that samples of this model hold beside text."""
+    """Names of the tokens that samples of this model contain in addition to text."""
     return (MASK, START, END)
 
 

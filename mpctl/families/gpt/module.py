@@ -1,4 +1,4 @@
-"""GPT as a module: what the operator table beside it counts, with the same names and shapes.
+"""GPT as a module, with the same names and shapes of parameters as in its operator table (ops.py).
 
 h0 = drop(word[tokens] + position[0..s)); h = blocks(h0); logits = norm(h) word^T
 (Radford et al. 2019, GPT-2: pre-norm, tied output). The modern variant is the same with RMSNorm,

@@ -68,7 +68,8 @@ def sentinel(span: int) -> str:
 
 
 def special_tokens(model: ModelSpec) -> tuple[str, ...]:
-    """Names of the tokens that samples of this model hold beside text, a sentinel a span."""
+    """Names of the tokens that samples of this model contain in addition to text: a sentinel per
+    span."""
     spans = lengths(model.seq_length).spans
     return (*(sentinel(span) for span in range(spans)), PAD, END)
 

@@ -25,8 +25,8 @@ LENGTHS: Raw = {"seq_length": 512, "decoder_seq_length": 114}
 def _scaled(config: Raw) -> Found:
     """A T5 scales its logits where the word table is its head, and nowhere else.
 
-    transformers 5 says which by a key of its own, beside a tie_word_embeddings that is true for a
-    head of its own as well.
+    transformers 5 has a separate key for it, since tie_word_embeddings may be true for an untied
+    head.
     """
     scaled = config.get("scale_decoder_outputs")
     if scaled is None:

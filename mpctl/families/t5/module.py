@@ -1,4 +1,4 @@
-"""T5 as a module: what the operator table beside it counts, with the same names and shapes.
+"""T5 as a module, with the same names and shapes of parameters as in its operator table (ops.py).
 
 y = norm(encoder(word[tokens])), z = norm(decoder(word[decoder tokens], y)); every layer of a stack
 adds the stack's relative bias to its self-attention's scores, which are not divided by sqrt(d). A
@@ -95,8 +95,8 @@ class _Stack(nn.Module):
         self.final_norm = model_norm(model, shard_context) if has_exit else nn.Identity()
 
     def forward(self, hidden: Tensor, length: int, *args: Any, **masks: Tensor | None) -> Tensor:
-        """hidden [b, s/c, h] -> [b, s/c, h]. length: of the whole sequence; args: a decoder's
-        context, and the rng; masks: as the layers take them."""
+        """hidden [b, s/c, h] -> [b, s/c, h]. length: that of the unsplit sequence; args: a
+        decoder's context, and the rng; masks: as the layers take them."""
         if self.position is not None:
             cp = self.cp
             rows = context_positions(length, cp.size, cp.rank, device=hidden.device)

@@ -4,7 +4,7 @@ Each is an operation of torch in the namespace `mpctl`, made of three parts:
 
 - a schema and what tensors it returns (`define_operation`), which needs no triton: fake tensors, a
   rehearsal and torch.compile see exactly one operation;
-- what launches the kernel, which imports `jit/` when it is first called;
+- a function that launches the kernel, and imports `jit/` when it is first called;
 - the kernel in Triton's language, in `jit/`. With TRITON_INTERPRET=1 in the environment when it is
   imported, it runs on CPU tensors; tests/kernels/triton holds it to the reference that way.
 

@@ -1,9 +1,9 @@
-"""Attention of any variant as one kernel forward and two backward, which keep no scores.
+"""Attention of any variant as one kernel forward and two backward, which save no scores.
 
 FlashAttention-2 (arXiv 2307.08691) with the dropout mask computed from coordinates, a window,
 ALiBi's slopes, a mask and a bias inside the kernel (jit/attention.py).
-Kept for backward are q, k, v, the result, 4 bytes a row of scores, and what was given. A bias that
-is learned costs a third kernel backward, which adds up over the samples that share it.
+Saved for backward are the arguments, the result, and 4 bytes a row of scores. A learned bias costs
+a third kernel in backward, which sums over the samples that share it.
 
 Sizes of blocks, by kernel and head size: of causal attention with dropout, blocks fit the 99 KiB of
 shared memory that a program has on compute capability 8.6 and 8.9; the products of 16 bits run on
@@ -35,7 +35,7 @@ Launch = dict[str, Any]
 
 
 class _Call(NamedTuple):
-    """What the operation is given. seed or number: the key of the dropout mask; samples None: no
+    """The arguments of the operation. seed or number: the key of the dropout mask; samples None: no
     dropout. places: the first head and the first row, by global number. window: 0 for all."""
 
     query: Tensor
@@ -54,7 +54,7 @@ class _Call(NamedTuple):
     scale: float
 
     def dense(self) -> _Call:
-        """With tensors whose last dimension lies side by side."""
+        """The call with tensors whose last dimension is contiguous."""
         return self._replace(query=dense(self.query), key=dense(self.key), value=dense(self.value))
 
 
@@ -93,7 +93,7 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor, variant: Attentio
 
 
 def dense(x: Tensor) -> Tensor:
-    """x, copied where its last dimension does not lie side by side."""
+    """x, copied if its last dimension is not contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 

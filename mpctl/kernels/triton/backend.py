@@ -1,4 +1,4 @@
-"""The kernels of a CUDA device: Triton's where torch has several kernels for one, else torch's."""
+"""The kernels of a CUDA device: Triton's for operations that are several kernels in torch."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class TritonKernels(KernelBackend):
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant
     ) -> Tensor:
-        """As `KernelBackend.attention`, in one kernel that keeps nothing of q x s elements. What
-        torch's own fused kernel takes is left to that."""
+        """As `KernelBackend.attention`, in one kernel that saves no tensor of q x s elements.
+        Variants that torch's fused kernel supports use that."""
         if self._fuses(query, key, variant):
             return fused_attention(query, key, value, variant)
         return super().attention(query, key, value, variant)

@@ -1,1 +1,1 @@
-"""2d, 2.5d and 3d tensor parallelism: layers whose blocks lie on a grid of ranks."""
+"""2d, 2.5d and 3d tensor parallelism: layers split into blocks over a grid of ranks."""

@@ -1,6 +1,6 @@
 """Norms of rows of which each of q ranks holds an equal part, on a grid that cuts hidden states.
 
-LayerNorm (arXiv 1607.06450) needs the mean and the variance of a whole row. Each of the q ranks
+LayerNorm (arXiv 1607.06450) needs the mean and the variance of a full row. Each of the q ranks
 computes the mean m_j and the sum of squares M_j about it of its n = h/q numbers; one all-gather of
 these two a row gives, without a difference of large numbers (Chan, Golub and LeVeque, 1983),
 
@@ -13,7 +13,7 @@ Backward of y = x^ w + b with x^ = (x - mean) r, r = 1/sqrt(var + eps), g = dy w
 
 where the two sums (RMSNorm: the second alone) are one all-reduce. Statistics are computed in
 float32 at least. The gradients of weight and bias, both [h/q], are sums over the rank's own samples
-only (`parameters.partial_kind`). Kept for backward: x and one or two numbers a row.
+only (`parameters.partial_kind`). Saved for backward: x and one or two numbers a row.
 
 Letters: b batch, s sequence, h hidden, q ranks of the group.
 """

@@ -8,16 +8,16 @@ steps (arXiv 2104.05343, section 3.1), each of which broadcasts blocks and multi
     dX(i,l) = sum_j dY(i,j) A(l,j)^T    A(l,j) travels along row; partial sums are reduced along col
     dA(l,j) = sum_i X(i,l)^T dY(i,j)    X(i,l) travels along col; partial sums are reduced along row
 
-The group `col` has the ranks of one row of the grid, which differ in their column; `row` those of
-one column. The table of words E [v, h] is held with E(i,j) at rank (i, j), so that logits
-L = X E^T are the second loop and its backward the other two:
+The group `col` has the ranks of one row of the grid, which differ in their column; `row` has those
+of one column. The table of words E [v, h] is held with E(i,j) at rank (i, j), so that logits L = X
+E^T are the second loop and its backward the other two:
 
     L(i,l)  = sum_j X(i,j) E(l,j)^T
     dX(i,j) = sum_l dL(i,l) E(l,j)      dE(l,j) = sum_i dL(i,l)^T X(i,j)
 
-In each loop the blocks of step l + 1 travel while step l is multiplied, and the sums of step l - 1
-are reduced: two buffers an operand. Only a rank's own blocks are kept for backward. Sums of 16-bit
-blocks are rounded to 16 bit at each of the q steps, as those of an all-reduce are.
+In each loop, while step l is multiplied, the blocks of step l + 1 are broadcast and the sums of
+step l - 1 are reduced: two buffers per operand. Only a rank's own blocks are saved for backward.
+Sums of 16-bit blocks are rounded to 16 bit at each of the q steps, as those of an all-reduce are.
 
 Tesseract (2.5d; arXiv 2105.14500) runs this at each depth for its share of the samples. Each depth
 then has a part of the sum dA; it is summed over depth once a step, with the other partial gradients
@@ -29,17 +29,18 @@ One product
     Y = X W^T      X [b, s, i],  W [o, i],  Y [b, s, o]
 
 gathers X along the axis `source`, W along `weight`, and scatters the partial sums of Y along
-`target`; each of the three gathered matrices has 1/l^2 of the whole:
+`target`; each of the three gathered matrices has 1/l^2 of the full one:
 
     X  [b/l^2, s, i/l] -> [b/l, s, i/l]        samples gathered
     W  [o/l, i/l^2] -> [o/l, i/l]              columns gathered; of a table of words its rows
     Y  [b/l, s, o/l] -> [b/l^2, s, o/l]        summed, samples scattered
 
-Outside X's samples are cut by (input, weight) and its hidden states by output; the product to the
-inside has source = input and target = output, the one back source = output and target = input, so
-that two of them bring the samples back (mpctl/tensor_grid.py). Backward mirrors it: dY is gathered
-along target; dX = dY W is scattered along source, dW = dY^T X along weight. Its gathers start
-together, and dX is summed while dW is computed. Only a rank's own parts are kept for backward.
+Outside, X's samples are split by (input, weight) and its hidden states by output. The product to
+the inside has source = input and target = output, the one back to the outside source = output and
+target = input, so that after two of them samples are split as before (mpctl/tensor_grid.py).
+Backward mirrors it: dY is gathered along target; dX = dY W is scattered along source, dW = dY^T X
+along weight. Its gathers start together, and dX is summed while dW is computed. Only a rank's own
+parts are saved for backward.
 
 Letters: b batch, s sequence, h or i in, o out, v vocabulary, q side of the grid, l of the cube.
 """
@@ -62,8 +63,8 @@ from mpctl.transport.group import Group, Pending
 
 @dataclass(frozen=True)
 class Square:
-    """The two groups of a rank of a q x q grid: `col` of the ranks in its row of the grid, which
-    differ in their column, and `row` of those in its column."""
+    """The two groups of a rank of a q x q grid: `col` has the ranks in its row of the grid, which
+    differ in their column, and `row` those in its column."""
 
     col: Group
     row: Group
@@ -83,9 +84,9 @@ def summa_logits(x: Tensor, table: Tensor, square: Square) -> Tensor:
 
 
 def broadcasts(block: Tensor, group: Group) -> Iterator[Tensor]:
-    """The blocks of the group's ranks in their order, all of one shape. The first one travels from
-    now on, that of the next rank while the caller computes with one, which may be overwritten after
-    the next one."""
+    """The blocks of the group's ranks in order, all of one shape. The broadcast of the first starts
+    at once, that of each next one while the caller uses the one before. A block may be overwritten
+    once the next one was returned."""
     block, spare = block.contiguous(), dict[int, Tensor]()
 
     def start(source: int) -> Pending:
@@ -106,7 +107,7 @@ def broadcasts(block: Tensor, group: Group) -> Iterator[Tensor]:
 
 @dataclass
 class Reductions:
-    """Partial sums on their way to the rank that keeps their total: one of each rank of `group`."""
+    """Pending reductions of partial sums, one for each rank of `group`, which keeps the total."""
 
     group: Group
     result: Tensor | None = None
@@ -119,7 +120,7 @@ class Reductions:
         self._last = started
 
     def total(self) -> Tensor:
-        """What this rank keeps, once all were added."""
+        """This rank's total, once all partial sums were added."""
         self._finish()
         assert self.result is not None, f"no sum for rank {self.group.rank} of {self.group.size}"
         return self.result
@@ -134,8 +135,8 @@ class Reductions:
 
 
 def reduced(left: Tensor, blocks: Iterable[Tensor], group: Group) -> Tensor:
-    """left @ block for each of the blocks, one of each rank of the group: this rank's sum. That of
-    one product is on its way during the next."""
+    """This rank's sum of left @ block; the blocks are one for each rank of the group, and each
+    product is reduced while the next is computed."""
     sums = Reductions(group)
     for target, block in enumerate(blocks):
         sums.add(left @ block, target)
@@ -199,7 +200,7 @@ class _Logits(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class CubeGroups:
-    """The groups of one product; weight_dim: the dimension of W along which its parts lie."""
+    """The groups of one product; weight_dim: the dimension along which W is split."""
 
     source: Group
     weight: Group
@@ -238,7 +239,7 @@ class _Product(torch.autograd.Function):
         if weights is not None:
             partial = (rows @ weights.wait()).view(*whole.shape[:-1], -1)
             dx = groups.source.start_reduce_scatter(partial, SAMPLES)
-            weights = None  # before dW takes as much
+            weights = None  # free it before dW needs as much
         if inputs is not None:
             partial = rows.T @ inputs.wait().flatten(0, -2)
             dw = groups.weight.reduce_scatter(partial, groups.weight_dim)

@@ -2,14 +2,14 @@
 
 All three modes share the modules; they differ in the product of a linear layer and of the word
 table (`_product`, products.py), which takes this rank's part of X and of W and gives its part of Y.
-Which part a rank holds of parameters and activations is mpctl/tensor_grid.py's law; where several
-outputs are fused in one matrix (q, k and v), each is cut by itself, so that a rank holds whole
-heads of all three.
+mpctl/tensor_grid.py defines which part of parameters and activations a rank holds; if several
+outputs are fused in one matrix (q, k and v), each is split separately, so that a rank holds
+complete heads of all three.
 
-The word table is looked up where its rows are: every rank is given the tokens of the whole micro
-batch, looks up those of its own words, takes zeros for the others, and one reduce-scatter over the
-ranks that hold the other words sums the vectors and leaves each rank its own samples. The same
-table gives the logits, which stay cut over the vocabulary; rows that only pad the table make none.
+Lookups happen on the ranks that hold the rows: every rank receives the tokens of the full micro
+batch, looks up those among its words and takes zeros for the others. One reduce-scatter over the
+ranks that hold the other words sums the vectors and leaves each rank its samples. The same table
+gives the logits, which stay split over the vocabulary; padding rows have no logits.
 
 Letters: b batch, s sequence, i in, o out, h hidden, v vocabulary.
 """
@@ -30,12 +30,12 @@ from mpctl.layers.shard_context import ShardContext, TensorParallel, TensorParal
 
 Role = Literal["column", "row", "table"]
 Product = Callable[[Tensor, Tensor], Tensor]
-"""x [b, s, i], weight as the mode has it -> [b, s, o], each this rank's part."""
+"""x [b, s, i], weight in the mode's layout -> [b, s, o], each this rank's part."""
 
 
 class GridLinear(nn.Module):
     """x [b, s, i] -> [b, s, o], each this rank's part, as are weight [o, i] and bias [o]. The bias
-    is cut as the outputs are, so that its gradient is a sum over the rank's own samples only."""
+    is split like the outputs, so that its gradient is a sum over only this rank's samples."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, product: Product) -> None:
         super().__init__()
@@ -54,8 +54,8 @@ class GridLinear(nn.Module):
 class GridTable(nn.Module):
     """A table with one row a word, `weight` this rank's part of [padded_vocab, h].
 
-    words: global ids of the words among all rows that this rank's logits are of, without padding.
-    Raises ValueError where padded_vocab is below the vocabulary or the grid does not divide it.
+    words: global ids of the words that this rank's logits cover, without padding. Raises ValueError
+    if padded_vocab is below the vocabulary or not divisible over the grid.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class GridTable(nn.Module):
 
 
 class GridEmbedding(GridTable):
-    """The word table as embedding: tokens [b, s] of the whole micro batch -> this rank's part of
-    the vectors [b, s, h]."""
+    """The word table as embedding: tokens [b, s] of the full micro batch -> this rank's part of the
+    vectors [b, s, h]."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         """See the class."""
@@ -104,7 +104,7 @@ class GridEmbedding(GridTable):
 
 
 class GridHead(GridTable):
-    """An output head with a table of its own: hidden [b, s, h] -> logits [b, s, v_local]."""
+    """An untied output head: hidden [b, s, h] -> logits [b, s, v_local]."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         """See the class."""
@@ -112,7 +112,7 @@ class GridHead(GridTable):
 
 
 class GridTensorParallel:
-    """The modules of one rank of a grid; context: with its `grid` and `groups`."""
+    """Makes the modules of one rank of a grid; context: has its `grid` and `groups`."""
 
     def __init__(self, context: ShardContext) -> None:
         self.context = context
@@ -135,21 +135,20 @@ class GridTensorParallel:
     def word_embedding(
         self, vocab: int, hidden: int, *, padded_vocab: int, init: Init
     ) -> GridEmbedding:
-        """The table of words, cut over the vocabulary and over hidden states."""
+        """The word table, split over the vocabulary and the hidden dimension."""
         return GridEmbedding(
             vocab, hidden, self.context, self._product("table"), padded_vocab=padded_vocab,
             init=init,
         )  # fmt: skip
 
     def output_head(self, vocab: int, hidden: int, *, padded_vocab: int, init: Init) -> GridHead:
-        """A head of its own, cut as the table of words is."""
+        """An untied head, split like the word table."""
         return GridHead(
             vocab, hidden, self.context, self._product("table"), padded_vocab=padded_vocab,
             init=init,
         )  # fmt: skip
 
     def _product(self, role: Role) -> Product:
-        """The product of this mode, for a layer of this role."""
         group = self.context.group
         if self.context.grid.mode == "3d":
             source, target = ("output", "input") if role == "row" else ("input", "output")
@@ -163,5 +162,5 @@ class GridTensorParallel:
 
 
 def tensor_parallel_of(mode: str) -> Callable[[ShardContext], TensorParallel]:
-    """What makes a mode's modules; mode: `parallel.tensor_mode`."""
+    """The factory of a mode's modules; mode: `parallel.tensor_mode`."""
     return TensorParallel1D if mode == "1d" else GridTensorParallel

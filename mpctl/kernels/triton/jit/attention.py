@@ -3,8 +3,8 @@ dropout whose mask is computed where it is used.
 
 Forward, a program has BLOCK_Q rows of one head and meets the keys in blocks. It holds each row's
 maximum m, sum l of 2^(s - m), and the sum of values weighted so; where a block raises m, the two
-are scaled by 2^(m_old - m_new). The sum l counts what dropout leaves out. Blocks that all rows see
-whole come first, without a test of each pair.
+are scaled by 2^(m_old - m_new). The sum l counts what dropout leaves out. Blocks of keys that all
+rows see completely come first, without a test of each pair.
 
 Backward, shares and dropout mask are computed again from Q, K and the rows' sums.
 
@@ -147,7 +147,7 @@ def first_key_seen(row, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.co
 
 @triton.jit
 def end_of_keys(last_row, keys, CAUSAL: tl.constexpr):
-    """Behind the last key that rows up to a global position may see."""
+    """One past the last key that rows up to a global position may see."""
     if CAUSAL:
         return tl.minimum(keys, last_row + 1)
     else:
@@ -158,8 +158,8 @@ def end_of_keys(last_row, keys, CAUSAL: tl.constexpr):
 def end_of_whole_blocks(
     first_row, keys, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr
 ):  # fmt: skip
-    """Behind the last whole block of keys that every row from a global position on sees; 0 with a
-    window, whose rows see no two the same."""
+    """The end of the last block of keys that every row from a global position on sees completely; 0
+    with a window, in which no two rows see the same keys."""
     if WINDOW > 0:
         return 0
     elif CAUSAL:
@@ -359,7 +359,7 @@ def key_gradient_kernel(
     v = block_of(value, value_strides, sample, kv_head, j, keys, D, BLOCK_D)
     dk = tl.zeros([BLOCK_K, BLOCK_D], dtype=WIDE)
     dv = tl.zeros([BLOCK_K, BLOCK_D], dtype=WIDE)
-    # rows from start to whole see some of the keys, those from whole on all
+    # rows from start to whole see some of the keys, rows from whole on see all
     start, whole, end = 0, 0, queries
     if CAUSAL:
         start = tl.maximum(block * BLOCK_K - variant[5], 0) // BLOCK_Q * BLOCK_Q
