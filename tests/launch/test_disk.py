@@ -212,7 +212,7 @@ def fill(disk: Path) -> None:
 
 @pytest.mark.slow
 def test_a_full_disk_is_what_a_failure_names(data: Path, small_disk: Path) -> None:
-    """The ranks can write no record, and torchrun no log."""
+    """torchrun can write no log; a rank may still report it, through the memory of its host."""
     run = endless(data, small_disk, "--dp", "2", "--set", "launch.max_restarts=3").at_step(3)
     fill(small_disk)
     run.ended()
@@ -222,7 +222,7 @@ def test_a_full_disk_is_what_a_failure_names(data: Path, small_disk: Path) -> No
     full = f"the disk of {small_disk} is full: No space left on device"
     unwritten = f"{small_disk}/summary.json could not be written: No space left on device"
     assert failures[-1][2:].startswith(full), run.stderr
-    assert all(line[2:].startswith((full, unwritten)) for line in failures), run.stderr
+    assert all(full in line or unwritten in line for line in failures), run.stderr
     assert not run.left_behind(3)
 
 
