@@ -209,7 +209,7 @@ class ClusterSpec(StrictModel):
     )
     spread: Part | None = Field(
         None,
-        description="standard deviation of log(measured / estimated) over runs of mpctl on this "
+        description="spread of log(measured / estimated) over runs of mpctl on this "
         "cluster (`mpctl bench machine`): 9 of 10 runs are within 1.645 times it",
     )
     source: str | None = Field(None, description="where the figures come from")

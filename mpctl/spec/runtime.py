@@ -230,7 +230,7 @@ class RuntimeSupport(StrictModel):
     )
     fills_stages: bool = Field(
         False,
-        description="each stage takes layers, the last also head and loss, until the cost so far "
+        description="a stage takes layers, after them head and loss, until the cost so far "
         "passes its share (pipeline/filled.py); else stages hold equal numbers of layers",
     )
     needs_full_pipeline: bool = Field(
@@ -323,7 +323,7 @@ class RuntimeProfile(StrictModel):
     overlap: OverlapShares = Field(description="shares of messages sent during computation")
     host: HostCosts = Field(description="time of the host thread")
     spread: Part = Field(
-        description="standard deviation of log(measured / estimated) where the cluster was "
+        description="spread of log(measured / estimated) where the cluster was "
         "measured: 9 of 10 runs are within 1.645 times it"
     )
     spread_apart: Part = Field(description="the same for clusters that were not measured")
