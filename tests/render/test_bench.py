@@ -134,7 +134,7 @@ def test_rehearsed_kernels_say_so(capsys: Captured) -> None:
 
 def test_kernels_of_a_kind_stand_together(capsys: Captured) -> None:
     words = shown(kernels_report(), capsys)
-    heads = ["matrix products", "attention, fused", "memory: a = b + s c", "a whole layer"]
+    heads = ["matrix products", "attention, fused", "memory: a = b + s c", "a full layer"]
     places = [words.index(head) for head in heads]
     assert places == sorted(places) and words.count("matrix products") == 1
 
