@@ -27,7 +27,6 @@ from mpctl.collectives import bus_factor
 from mpctl.estimate.communication import Message
 from mpctl.estimate.network import MissingLink, Network
 from mpctl.hosts.machine import Machine
-from mpctl.planning.plan import Plan
 from mpctl.rundir.requests import (
     AbsentTransport,
     CollectiveAnswer,
@@ -191,10 +190,6 @@ class CollectiveBench(RankBench):
     absent: list[AbsentTransport] = field(default_factory=list)
 
     timing = "time the collectives"
-
-    @property
-    def plan(self) -> Plan:
-        return self.cases.plan
 
     @property
     def round_timings(self) -> int:

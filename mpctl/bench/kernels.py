@@ -22,7 +22,6 @@ from mpctl.bench.kernel_list import PlannedKernel
 from mpctl.bench.probe import RankBench
 from mpctl.bench.report import BenchEnvelope, BenchRow, envelope, spread
 from mpctl.hosts.machine import Machine
-from mpctl.planning.plan import Plan
 from mpctl.rundir.requests import KernelRequest, KernelTiming
 
 LEAST_SECONDS, QUICK_LEAST_SECONDS = 0.02, 0.005
@@ -77,10 +76,6 @@ class KernelBench(RankBench):
     quick: bool = False
 
     timing = "time the kernels"
-
-    @property
-    def plan(self) -> Plan:
-        return self.cases.plan
 
     @property
     def round_timings(self) -> int:

@@ -16,7 +16,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from mpctl.bench.report import BenchEnvironment, BenchReport
 from mpctl.bench.runner import Watch
@@ -104,6 +104,14 @@ def _run(
 STARTING = "start the ranks"
 
 
+class PlannedCases(Protocol):
+    """The cases of a bench in ranks."""
+
+    @property
+    def plan(self) -> Plan:
+        """The layout of the ranks."""
+
+
 @dataclass
 class RankBench(ABC):
     """A bench that the ranks of one launch answer, in rounds of all its cases.
@@ -116,6 +124,7 @@ class RankBench(ABC):
     environment: BenchEnvironment
     command: str
     rounds: int
+    cases: PlannedCases
     timings: list[Any] = field(default_factory=list, kw_only=True)
     hosts: tuple[HostFacts, ...] = field(default=(), kw_only=True)
     is_stopped: bool = field(default=False, kw_only=True)
@@ -124,9 +133,9 @@ class RankBench(ABC):
     """A description of the rounds, for the progress."""
 
     @property
-    @abstractmethod
     def plan(self) -> Plan:
         """The layout of the ranks."""
+        return self.cases.plan
 
     @property
     @abstractmethod

@@ -204,10 +204,6 @@ class ModeBench(RankBench):
     timing = "time the layer"
 
     @property
-    def plan(self) -> Plan:
-        return self.cases.plan
-
-    @property
     def round_timings(self) -> int:
         return len(self.cases.cases)
 

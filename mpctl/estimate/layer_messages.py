@@ -74,8 +74,8 @@ class LayerMessages:
         return [*self.over_tp(stack, flow), *self.over_cp(flow, is_again=is_again)]
 
     def over_tp(self, stack: LayerStack, flow: GradFlow) -> list[Message]:
-        """Those between the ranks of tp, which follow from the rows of a micro batch: by group,
-        kind and size, then heads that several ranks share."""
+        """The layer's messages between the ranks of tp, which depend only on the rows of a micro
+        batch, ordered by group, kind and size, then those for heads that several ranks share."""
         sent = [*self._products(flow, stack.title), *self.of_norms(flow, stack.title)]
         sent += list(self._repeated(stack, flow, sent))
         sent.sort(key=lambda message: (message.axis, message.kind, message.bytes))

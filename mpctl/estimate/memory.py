@@ -125,7 +125,8 @@ class LayoutMemory:
         self.settings = self._settings()
 
     def _settings(self) -> Hashable:
-        """What determines the weights of a stage besides its layers and whether it is an end."""
+        """Everything else that the bytes of a stage's weights depend on, besides its layers and
+        whether it is the first or the last stage."""
         layout, shared = self.layout, frozenset[str]()
         t, p, views = layout.job.training, layout.job.parallel, layout.views.values()
         if self.shapes.kernels.slices_buckets and any(view.zero for view in views):
@@ -229,9 +230,9 @@ def peak_activations(
 def _in_two(chunk: ChunkBytes, stage: int, stages: int, microbatches: int) -> tuple[float, float]:
     """(most bytes saved, peak) where backward is in two: zero-bubble.
 
-    Before the backward of micro batch j on stage s there are, besides itself, min(p - s - 1, m - 1
-    - j) that have gone forward and min(j, s) whose weights' gradients are deferred; after it, its
-    own are deferred too.
+    Before the backward of micro batch j, stage s also holds min(p - s - 1, m - 1 - j) micro batches
+    that have only run forward and min(j, s) whose weight gradients are deferred. After that
+    backward, the weight gradients of j are deferred too.
     """
     ahead, kept, peak = stages - stage - 1, 0.0, 0.0
     for j in range(min(stage, microbatches - 1) + 1):

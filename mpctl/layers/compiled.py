@@ -39,7 +39,7 @@ PIECES: dict[str, Callable[..., Tensor]] = {
 
 
 def compiled_pieces(kernels: KernelBackend) -> list[str]:
-    """Those of PIECES that are compiled: the backend has no fused kernel for them."""
+    """The names in PIECES that are compiled, because the backend has no fused kernel for them."""
     own = type(kernels)
     return [name for name in PIECES if getattr(own, name) is getattr(KernelBackend, name)]
 

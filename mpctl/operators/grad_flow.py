@@ -65,7 +65,7 @@ class StackGradFlow(NamedTuple):
 
     @property
     def ends(self) -> tuple[GradFlow, GradFlow]:
-        """Of the entry and the exit."""
+        """The gradient flow of the entry and that of the exit."""
         return self.entry, self.exit
 
     @property

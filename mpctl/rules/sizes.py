@@ -50,7 +50,7 @@ def stays_in_domain(tp: int, ranks: int) -> bool:
 
 
 def settings_of_1d(*, sequence_parallel: bool, cp: int, schedule: str) -> list[str]:
-    """Those of these settings that run only in tensor mode 1d: a grid cuts samples, not the
+    """The names of the given settings that run only in tensor mode 1d. A grid cuts samples, not the
     sequence, between layers, and computes gradients of inputs and weights together."""
     is_set = {
         "sequence_parallel": sequence_parallel,

@@ -22,6 +22,7 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
 )
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, core_schema
 
 from mpctl.units import BANDWIDTH, COMPUTE, MEMORY, TIME, Measure, UnitError, parse_measure
@@ -115,15 +116,22 @@ class StrictModel(BaseModel):
                 yield key, shorten(value, 60) if isinstance(value, str) else name or value
 
 
+def table_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The table that a key holds, or that each element of it is; None where it holds none."""
+    for part in (field.annotation, *get_args(field.annotation)):
+        if isinstance(part, type) and issubclass(part, BaseModel):
+            return part
+    return None
+
+
 def fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
     """Keys of the table at `path` below a model; [] where there is no such table."""
     for key in path:
         field = model.model_fields.get(key)
-        candidates = [field.annotation, *get_args(field.annotation)] if field else []
-        tables = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
-        if not tables:
+        table = table_of(field) if field else None
+        if table is None:
             return []
-        model = tables[0]
+        model = table
     return list(model.model_fields)
 
 

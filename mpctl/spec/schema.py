@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from mpctl.axes import AXIS_NAMES
+from mpctl.spec.base import table_of
 from mpctl.spec.families import family_names
 from mpctl.spec.job import JobSpec
 from mpctl.spec.names import TABLES, tables_with
@@ -93,18 +94,11 @@ def settings(*, short: bool = False) -> list[str]:
 
 def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     for name, field in model.model_fields.items():
-        inner = _table(field)
+        inner = table_of(field)
         if inner is None or (*prefix.split(".")[:-1], name) in PRESET_TABLES:
             yield f"{prefix}{name}", field
         if inner is not None:
             yield from _leaves(inner, f"{prefix}{name}.")
-
-
-def _table(field: FieldInfo) -> type[BaseModel] | None:
-    for part in (field.annotation, *get_args(field.annotation)):
-        if isinstance(part, type) and issubclass(part, BaseModel):
-            return part
-    return None
 
 
 def _field(path: tuple[str, ...]) -> FieldInfo | None:

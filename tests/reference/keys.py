@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from mpctl.cli.options import FLAGS
+from mpctl.spec.base import table_of
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import MODEL
 from mpctl.spec.model import DERIVED
@@ -26,14 +26,6 @@ def job_tables(
     for name, field in model.model_fields.items():
         if inner := table_of(field):
             yield from job_tables(inner, (*path, name))
-
-
-def table_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The model of a field that is a table."""
-    for part in (field.annotation, *get_args(field.annotation)):
-        if isinstance(part, type) and issubclass(part, BaseModel):
-            return part
-    return None
 
 
 def keys_text() -> str:
