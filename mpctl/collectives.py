@@ -1,7 +1,7 @@
 """The kinds of messages between ranks, one row each: the bytes a rank sends, and the pattern.
 
 A message of n bytes over t ranks is the full tensor: in an all-to-all the blocks of one rank for
-all, its own included, as nccl-tests counts it.
+all, its own included, as nccl-tests counts it; n/t is a mean where the blocks are unequal.
 
     kind               each rank sends         pattern
     all_reduce         2 (t-1)/t n             around a ring, twice

@@ -57,6 +57,19 @@ class ThreadExchange:
     def all_to_all(self, received: Tensor, blocks: Tensor, axis: str) -> None:
         received.copy_(self._meet(blocks, lambda all_: torch.stack([b[self.rank] for b in all_])))
 
+    def all_to_all_rows(
+        self,
+        received: Tensor,
+        rows: Tensor,
+        send: Sequence[int],
+        receive: Sequence[int],
+        axis: str,
+    ) -> None:
+        parts: Any = rows.detach().split(list(send))
+        sent = self._meet(parts, lambda all_: [each[self.rank].clone() for each in all_])
+        assert [len(part) for part in sent] == list(receive)
+        received.copy_(torch.cat(sent))
+
     def broadcast(self, tensor: Tensor, source: int, axis: str) -> None:
         sent = self._meet(tensor, lambda all_: all_[source].clone())
         if self.rank != source:
@@ -67,9 +80,9 @@ class ThreadExchange:
         if self.rank == target:
             tensor.copy_(total)
 
-    def _meet(self, own: Tensor, read: Callable[[list[Tensor]], Tensor]) -> Tensor:
+    def _meet(self, own: Any, read: Callable[[list[Any]], Any]) -> Any:
         """What `read` makes of all ranks' tensors, which none has changed yet."""
-        self.meeting.brought[self.rank] = own.detach()
+        self.meeting.brought[self.rank] = own.detach() if isinstance(own, Tensor) else own
         self.meeting.barrier.wait(TIMEOUT)
         with _disable_current_modes():  # what the others send is no memory of this rank
             result = read(list(self.meeting.brought))

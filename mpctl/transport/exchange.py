@@ -10,6 +10,12 @@ A rank posts when it starts a collective, as long as slots are free, and wheneve
 finishes in order, so a wait also finishes the collectives that were started before. Neither step
 blocks: a waiting rank serves its peers, so any order of waits terminates.
 
+Of an all-to-all of unequal parts a rank knows only what it sends and receives itself. Each rank's
+first chunk therefore begins with a header: how many chunks it needs and how many elements it sends
+to each rank. The message has as many chunks as the rank that needs most; messages started behind it
+are cut into chunks once that is known. By hand, t=2, S=4 elements: rank 0 sends 1 row of 4 to
+itself and 2 to rank 1, three chunks; rank 1 sends nothing, but comes to all three.
+
 All ranks sum in rank order, so results are the same bits everywhere and in every run. For that each
 reads t rows of N bytes, t^2 N in total, where a ring moves 2 (t-1) N. That is little more at t=2,
 and worth it with the few ranks of a host, whose rows are in a shared cache, since there is one
@@ -20,10 +26,11 @@ Letters: t ranks, n elements of the message, S elements of a slot.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,6 +44,8 @@ Reduction = Literal["sum", "max"]
 KINDS: tuple[Kind, ...] = (
     "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all"
 )  # fmt: skip
+OPERATIONS = (*KINDS, "all_to_all of rows")  # what ranks must agree on, by its number
+HEADER_ALIGNMENT = 16  # bytes: a multiple of every dtype's elements
 
 # Seconds of waiting after which a rank yields its core, sleeps, and checks its peers: ranks may
 # outnumber cores, and a long wait may well last a sixteenth longer.
@@ -52,30 +61,36 @@ class PeerLost(ConnectionError):
 
 @dataclass(frozen=True)
 class Operation:
-    """A pending collective; it is done when `chunks` chunks of the exchange are finished."""
+    """A pending collective; it is done when all chunks of its message are finished."""
 
     exchange: Exchange
-    chunks: int
+    message: _Message
 
     def wait(self) -> None:
         """Return when the result is there; raises as `Exchange.finish`."""
-        self.exchange.finish(self.chunks)
+        self.exchange.finish(self.message)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Message:
-    """A rank's work on part of a collective's message, a slice of elements.
+    """A rank's work on a collective's message.
 
-    put: copies this rank's data of the slice into its slot [S]. take: combines the slice from the
-    slots of all ranks [t, S], once all have posted.
+    put: copies this rank's data of a slice of elements into its slot [S]. take: combines the slice
+    from the slots of all ranks [t, S], once all have posted. elements, width: length of the message
+    and of a chunk. parts: of an all-to-all of rows, which may turn out longer. end: number of the
+    chunk behind its last, None while that is not known.
     """
 
-    kind: Kind
+    kind: str
     put: Callable[[Tensor, slice], None]
     take: Callable[[Tensor, slice], None]
     dtype: torch.dtype
     number: int
     axis: str
+    elements: int
+    width: int
+    parts: _UnequalParts | None = None
+    end: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +100,82 @@ class _Chunk:
 
     @property
     def signature(self) -> int:
-        """Kind and bytes as one number, which all ranks must agree on."""
-        message = self.message
-        return _length(self.cut) * message.dtype.itemsize * len(KINDS) + KINDS.index(message.kind)
+        """Kind and bytes as one number, which all ranks must agree on; the bytes are those of the
+        chunk, or of one of the rows of which each rank has its own number."""
+        message, parts = self.message, self.message.parts
+        elements = _length(self.cut) if parts is None else parts.row
+        return elements * message.dtype.itemsize * len(OPERATIONS) + OPERATIONS.index(message.kind)
 
     def __str__(self) -> str:
         message = self.message
         return f"{message.axis} operation {message.number} ({_described(self.signature)})"
 
 
+class _UnequalParts:
+    """One rank's side of an all-to-all of unequal parts, which lie one behind the other.
+
+    sent, result: in one dimension. row: elements of a row. send, receive: elements to and from each
+    rank. width: elements that a slot holds behind its header of t + 1 integers of 64 bits.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        sent: Tensor,
+        result: Tensor,
+        rows: tuple[int, Sequence[int], Sequence[int]],
+        slot_bytes: int,
+    ) -> None:
+        self.rank, self.sent, self.result = rank, sent, result
+        self.row, send, receive = rows
+        self.send, self.receive = ([self.row * n for n in part] for part in (send, receive))
+        header = -(-8 * (len(send) + 1) // HEADER_ALIGNMENT) * HEADER_ALIGNMENT
+        self.header, self.width = (n // sent.itemsize for n in (header, slot_bytes - header))
+        self.chunks = max(1, -(-len(sent) // self.width))
+        self.first: list[int] = []  # where this rank's part begins in what each rank sends
+
+    def put(self, slot: Tensor, cut: slice) -> None:
+        """Copy the parts for others that lie in the slice, the first time behind the header."""
+        if cut.start == 0:
+            header = torch.tensor([self.chunks, *self.send])
+            slot.view(torch.int64)[: len(header)].copy_(header)
+        own = sum(self.send[: self.rank])
+        for begin, end in ((0, own), (own + self.send[self.rank], len(self.sent))):
+            part = slice(max(begin, cut.start), min(end, cut.stop))
+            if part.start < part.stop:
+                place = self.header + part.start - cut.start
+                slot[place : place + _length(part)].copy_(self.sent[part])
+
+    def take(self, rows: Tensor, cut: slice) -> None:
+        """Copy what the others have posted for this rank, the first time its own part too."""
+        place = 0
+        for peer, (first, count) in enumerate(zip(self.first, self.receive, strict=True)):
+            if peer == self.rank:
+                begin, end = (first, first + count) if cut.start == 0 else (0, 0)
+                source = self.sent[begin:end]
+            else:
+                begin, end = max(first, cut.start), min(first + count, cut.stop)
+                source = rows[peer, self.header + begin - cut.start : self.header + end - cut.start]
+            if begin < end:
+                at = place + begin - first
+                self.result[at : at + end - begin].copy_(source)
+            place += count
+
+    def read_headers(self, rows: Tensor) -> Iterator[tuple[int, int, int]]:
+        """Read the headers of all ranks [t, S]. Yields (rank, rows sent, rows expected) of each
+        whose counts differ from what this rank expects."""
+        headers = rows.view(torch.int64)[:, : len(self.send) + 1].tolist()
+        self.chunks = max(chunks for chunks, *_ in headers)
+        self.first = [sum(sent[: self.rank]) for _, *sent in headers]
+        for peer, (_, *sent) in enumerate(headers):
+            if sent[self.rank] != self.receive[peer]:
+                row = max(self.row, 1)
+                yield peer, sent[self.rank] // row, self.receive[peer] // row
+
+
 def _described(signature: int) -> str:
-    size, kind = divmod(signature, len(KINDS))
-    return f"{KINDS[kind]} of {size} bytes"
+    size, kind = divmod(signature, len(OPERATIONS))
+    return f"{OPERATIONS[kind]} of {size} bytes"
 
 
 class Exchange:
@@ -113,6 +192,8 @@ class Exchange:
         self._posted_at = [segment.line(rank) for rank in range(len(self.ranks))]
         self._done_at = [segment.line(rank, second=True) for rank in range(len(self.ranks))]
         self._queue: deque[_Chunk] = deque()  # not finished, oldest first
+        self._uncounted: _Message | None = None  # in the queue, perhaps not with all of its chunks
+        self._held: deque[_Message] = deque()  # started behind it
         self._started = self._posted = self._finished = self._operations = 0
 
     def all_reduce(self, tensor: Tensor, op: Reduction, axis: str) -> Operation:
@@ -167,6 +248,27 @@ class Exchange:
         put = self._put_for_others(every)
         return self._start("all_to_all", put, take, blocks, every.shape[1], axis)
 
+    def all_to_all_rows(
+        self,
+        received: Tensor,
+        rows: Tensor,
+        send: Sequence[int],
+        receive: Sequence[int],
+        axis: str,
+    ) -> Operation:
+        """The next send[r] rows of every rank to rank r -> received, receive[r] rows from rank r,
+        in rank order. A rank's rows for itself are not sent."""
+        flat, result = _flat(rows), _flat(received)
+        of_rows = (math.prod(rows.shape[1:]), send, receive)
+        parts = _UnequalParts(self.rank, flat, result, of_rows, self.segment.data.shape[2])
+        elements = parts.chunks * parts.width
+        return self._enqueue(
+            _Message(
+                "all_to_all of rows", parts.put, parts.take, flat.dtype, self._next_number(), axis,
+                elements, parts.width, parts,
+            )
+        )  # fmt: skip
+
     def broadcast(self, tensor: Tensor, source: int, axis: str) -> Operation:
         """The tensor of group rank `source`, in place."""
         flat = _flat(tensor)
@@ -199,14 +301,14 @@ class Exchange:
 
         return self._start("reduce", put, take, flat, len(flat), axis)
 
-    def finish(self, chunks: int) -> None:
-        """Wait until `chunks` chunks, counted from the beginning, have been combined.
+    def finish(self, message: _Message) -> None:
+        """Wait until a message, and so all before it, has been combined.
 
         Raises PeerLost where a peer's process has ended and after `timeout` seconds without
         progress, and RuntimeError where a peer started another collective.
         """
         began = 0.0
-        while self._finished < chunks:
+        while message.end is None or self._finished < message.end:
             posted = self._post()
             if self._combine() or posted:
                 began = 0.0
@@ -230,7 +332,7 @@ class Exchange:
 
     def _start(
         self,
-        kind: Kind,
+        kind: str,
         put: Callable[[Tensor, slice], None],
         take: Callable[[Tensor, slice], None],
         sent: Tensor,
@@ -244,14 +346,51 @@ class Exchange:
         width = self.segment.data.shape[2] // sent.dtype.itemsize
         if sent.numel() > elements:
             width //= len(self.ranks)
+        number = self._next_number()
+        message = _Message(kind, put, take, sent.dtype, number, axis, elements, width)
+        return self._enqueue(message)
+
+    def _next_number(self) -> int:
         self._operations += 1
-        message = _Message(kind, put, take, sent.dtype, self._operations, axis)
-        for begin in range(0, elements, width):
-            self._queue.append(_Chunk(message, slice(begin, min(begin + width, elements))))
-            self._started += 1
+        return self._operations
+
+    def _enqueue(self, message: _Message) -> Operation:
+        self._held.append(message)
+        self._cut_held()
         while self._post():
             pass
-        return Operation(self, self._started)
+        return Operation(self, message)
+
+    def _cut_held(self) -> None:
+        """Cut messages into chunks, up to one that may turn out longer than this rank knows."""
+        while self._held and self._uncounted is None:
+            message = self._held.popleft()
+            self._cut(message, 0)
+            if message.parts is None:
+                message.end = self._started
+            else:
+                self._uncounted = message
+
+    def _cut(self, message: _Message, begin: int) -> None:
+        for start in range(begin, message.elements, message.width):
+            stop = min(start + message.width, message.elements)
+            self._queue.append(_Chunk(message, slice(start, stop)))
+            self._started += 1
+
+    def _count(self, first: _Chunk, parts: _UnequalParts, rows: Tensor) -> None:
+        """All ranks have posted the first chunk of a message: it has as many chunks as any of them
+        needs. Raises RuntimeError where a rank sends another number of rows than this one expects.
+        """
+        for peer, sent, expected in parts.read_headers(rows):
+            raise RuntimeError(
+                f"{first}: rank {self.ranks[peer]} sends {sent} rows, rank {self.ranks[self.rank]} "
+                f"expects {expected}; ranks must exchange their counts beforehand"
+            )
+        message = first.message
+        known, message.elements = message.elements, parts.chunks * parts.width
+        self._cut(message, known)
+        message.end, self._uncounted = self._started, None
+        self._cut_held()
 
     def _post(self) -> bool:
         """Post the next chunk, if there is one and all ranks have read its slot."""
@@ -273,7 +412,10 @@ class Exchange:
             return False
         chunk, slot = self._queue[0], self._finished % self._slots
         self._check(chunk, slot)
-        chunk.message.take(self._at(chunk.message.dtype, slot), chunk.cut)
+        rows = self._at(chunk.message.dtype, slot)
+        if chunk.message is self._uncounted and chunk.message.parts is not None:
+            self._count(chunk, chunk.message.parts, rows)
+        chunk.message.take(rows, chunk.cut)
         self._queue.popleft()
         self._finished += 1
         self.segment.flags[self._done_at[self.rank]] = self._finished

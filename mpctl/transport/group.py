@@ -22,7 +22,7 @@ With `is_async` False torch's call blocks, which on CUDA avoids a change of stre
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol
@@ -232,6 +232,64 @@ class Group:
         )  # fmt: skip
         return PendingConcatenation(received, work, dim % tensor.dim()).wait()
 
+    def all_to_all_rows(
+        self,
+        rows: Tensor,
+        send: Sequence[int],
+        receive: Sequence[int],
+        *,
+        recorded: int | None = None,
+    ) -> Tensor:
+        """Exchange different numbers of rows: of rows [m, ..] the first send[0] go to rank 0, the
+        next send[1] to rank 1, and so on; the result has receive[r] rows from rank r, in rank
+        order. Zeros are allowed, and one rank gets its rows back.
+
+        recorded: bytes of the message as the plan counts them, on all ranks the same (by default
+        those of `rows`, which routing decides). The receiver knows its counts: ranks exchange them
+        beforehand. gloo has no int16 and no 8-bit floats: send a view in another type of that size.
+
+        Raises ValueError where the counts do not have one number >= 0 for each rank or those of
+        `send` do not sum to m. Ranks whose counts disagree raise RuntimeError, or hang over NCCL.
+
+        >>> Group().all_to_all_rows(torch.ones(2, 3), [2], [2]).shape
+        torch.Size([2, 3])
+        """
+        started = self.start_all_to_all_rows(rows, send, receive, recorded=recorded, is_async=False)
+        return started.wait()
+
+    def start_all_to_all_rows(
+        self,
+        rows: Tensor,
+        send: Sequence[int],
+        receive: Sequence[int],
+        *,
+        recorded: int | None = None,
+        is_async: bool = True,
+    ) -> Pending:
+        """`all_to_all_rows` without waiting; `rows` must not be written until `wait`."""
+        send, receive = list(send), list(receive)
+        self._check_counts(len(rows), send, receive)
+        if self.size == 1:
+            return Pending(rows)
+        rows = rows.contiguous()
+        received = rows.new_empty((sum(receive), *rows.shape[1:]))
+        work = self._start(
+            "all_to_all", rows, is_async,
+            lambda shared: shared.all_to_all_rows(received, rows, send, receive, self.name),
+            partial(dist.all_to_all_single, received, rows, receive, send),
+            recorded,
+        )  # fmt: skip
+        return Pending(received, work)
+
+    def _check_counts(self, rows: int, send: list[int], receive: list[int]) -> None:
+        for name, counts in (("send", send), ("receive", receive)):
+            if len(counts) != self.size or min(counts) < 0:
+                raise ValueError(f"{name} = {counts}: give {self.size} numbers >= 0, one a rank")
+        if sum(send) != rows or (self.size == 1 and receive != send):
+            raise ValueError(
+                f"{rows} rows to send, but send = {send} and receive = {receive} over {self.name}"
+            )
+
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """The tensor of the group's rank `source`, on all ranks. A contiguous tensor is
         overwritten: use the returned one."""
@@ -297,12 +355,15 @@ class Group:
         is_async: bool,
         share: Callable[[Exchange], Work],
         send: Callable[..., Work | None],
+        recorded: int | None = None,
     ) -> Work | None:
         """Start a collective through shared memory (`share`), or over torch's group (`send`)."""
+        start: Callable[[], Work | None]
         if self.shared is not None:
-            return self._send(kind, whole, partial(share, self.shared), is_async)
-        start = partial(send, group=self.process_group, async_op=is_async)
-        return self._send(kind, whole, start, is_async)
+            start = partial(share, self.shared)
+        else:
+            start = partial(send, group=self.process_group, async_op=is_async)
+        return self._send(kind, whole, start, is_async, recorded=recorded)
 
     def _send(
         self,
@@ -311,18 +372,20 @@ class Group:
         start: Callable[[], Work | None],
         is_async: bool,
         channel: MessageLog | None = None,
+        recorded: int | None = None,
     ) -> Work | None:
         """Record, log and start a collective; returns what to wait for, None if `start` has waited.
 
-        channel: the log of a message between two ranks, otherwise that of the group. Raises
-        RuntimeError if the group has no transport.
+        channel: the log of a message between two ranks, otherwise that of the group. recorded: the
+        bytes of the message if not those of `whole`. Raises RuntimeError if the group has no
+        transport.
         """
         if self.process_group is None and self.shared is None:
             raise RuntimeError(
                 f"{kind} over {self.name}: the group of {self.size} ranks has no process group "
                 "(give it one: torch.distributed.group.WORLD, or one of new_group)"
             )
-        collective = self._collective(kind, whole)
+        collective = self._collective(kind, whole, recorded)
         if self.record is not None:
             self.record(collective)
         log = channel or self.log
@@ -334,6 +397,8 @@ class Group:
             log.finish(number)
         return logged_work(work, log, number)
 
-    def _collective(self, kind: Kind | Literal["receive"], whole: Tensor) -> Collective:
-        size = whole.numel() * whole.element_size()
+    def _collective(
+        self, kind: Kind | Literal["receive"], whole: Tensor, recorded: int | None = None
+    ) -> Collective:
+        size = whole.numel() * whole.element_size() if recorded is None else recorded
         return Collective(kind, self.name, size, str(whole.dtype).removeprefix("torch."))

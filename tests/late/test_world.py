@@ -29,6 +29,7 @@ def every_collective(rank: int, size: int, world: LateWorld) -> dict[str, list[f
         "reduce_scatter": group.reduce_scatter(x, 0),
         "in_place": group.start_reduce_scatter_in_place(x.clone()).wait(),
         "all_to_all": group.all_to_all(x, 0),
+        "rows": group.all_to_all_rows(x, [1, 3], [[1, 1], [3, 3]][rank]),
         "broadcast": group.broadcast(x.clone(), 1),
         "reduce": target if rank == 0 else x,
     }
@@ -43,6 +44,7 @@ def test_results_are_those_of_the_ordinary_world():
             "all_reduce": [10, 12, 14, 16], "max": [10, 11, 12, 13], **both,
             "into": both["all_gather"], "reduce_scatter": half, "in_place": half,
             "all_to_all": [[0, 1, 10, 11], [2, 3, 12, 13]][rank],
+            "rows": [[0, 10], [1, 2, 3, 11, 12, 13]][rank],
             "broadcast": [10, 11, 12, 13],
             "reduce": [[10, 12, 14, 16], [10, 11, 12, 13]][rank],
         }  # fmt: skip
@@ -64,6 +66,12 @@ def release_what_is_gathered(group: Group, x: Tensor) -> None:
     whole = torch.empty(2 * len(x))
     pending = group.start_all_gather_into(whole, x)
     torch.ops.inductor.resize_storage_bytes_(whole, 0)
+    pending.wait()
+
+
+def write_rows_that_are_sent(group: Group, x: Tensor) -> None:
+    pending = group.start_all_to_all_rows(x, [4, 0], [4 - 4 * group.rank] * 2)
+    x.zero_()
     pending.wait()
 
 
@@ -107,6 +115,7 @@ FAULTS = {
     read_before_wait: "Race: aten.add.Tensor reads what all_reduce 0 over .* writes",
     write_what_is_sent: "Race: aten.zero_.default writes what all_gather 0 over .* reads",
     release_what_is_gathered: "Race: inductor.resize_storage_bytes_.* writes what all_gather",
+    write_rows_that_are_sent: "Race: aten.zero_.default writes what all_to_all 0 over .* reads",
     forget_to_wait: "TooEarly: nobody waits for all_reduce",
     read_number_before_wait: "Race: tolist reads what all_reduce",
     read_whole_in_inference_mode: "Race: aten.clone.* reads what all_gather",
