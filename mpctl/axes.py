@@ -56,6 +56,12 @@ GRID_AXES = (
     Axis("output", "outputs of tp", "hidden states; samples inside of layers",
          "parts of what a layer writes"),
 )  # fmt: skip
+# The axes of the experts' view: the same ranks, numbered again with ep at cp's place.
+EXPERT_AXES = (
+    Axis("etp", "expert tensor", "every expert", "rows of tokens, twice a layer"),
+    Axis("ep", "expert", "the experts of a layer", "rows of tokens, twice a layer"),
+    Axis("edp", "expert data", "the tokens of a step", "experts' gradients, once a step"),
+)  # fmt: skip
 AXIS_NAMES = tuple(axis.name for axis in AXES)
 CHOSEN_AXES = tuple(name for name in AXIS_NAMES if name != FILLING)
 DEFAULT_ORDER = "-".join(AXIS_NAMES)
@@ -68,6 +74,9 @@ UNIONS: dict[str, tuple[str, ...]] = {
     "embedding": ("pp",),
     "position_embedding": ("pp",),
 }
+
+EXPERT_UNIONS: dict[str, tuple[str, ...]] = {"etp_ep": ("etp", "ep")}
+"""etp_ep: the ranks that together hold each expert of a layer once."""
 
 # The groups that messages of a step go over: gradients over all ranks with the same parameters.
 MESSAGE_GROUPS = tuple("dp_cp" if name == FILLING else name for name in AXIS_NAMES)
@@ -104,9 +113,34 @@ def used_axes(order: str, sizes: Mapping[str, int]) -> tuple[str, ...]:
     >>> used_axes("tp-cp-dp-pp", {"tp": 2, "cp": 1, "dp": 4, "pp": 1})
     ('tp', 'dp')
     """
-    named = order.split("-")
+    named = dense_order(order).split("-")
     axes = (*named, *(axis for axis in AXIS_NAMES if axis not in named))
     return tuple(axis for axis in axes if sizes[axis] > 1)
+
+
+def dense_order(order: str) -> str:
+    """An order of a job without ep, which numbers the ranks for experts alone.
+
+    >>> dense_order("tp-cp-ep-dp-pp")
+    'tp-cp-dp-pp'
+    """
+    return "-".join(axis for axis in order.split("-") if axis != "ep")
+
+
+def expert_order(order: str) -> tuple[str, ...]:
+    """The order of the experts' view: etp and edp for tp and dp, without cp; ep stands where the
+    order names it, else where it names cp (Megatron-Core's parallel_state.py).
+
+    >>> expert_order("tp-cp-ep-pp-dp"), expert_order("tp-cp-dp-pp"), expert_order("pp")
+    (('etp', 'ep', 'pp', 'edp'), ('etp', 'ep', 'edp', 'pp'), ('pp', 'etp', 'ep', 'edp'))
+    """
+    named = order.split("-")
+    missing = [axis for axis in AXIS_NAMES if axis not in named]
+    named = [*named, *missing]
+    if "ep" not in named:
+        named.insert(named.index("cp"), "ep")
+    names = {"tp": "etp", "dp": "edp"}
+    return tuple(names.get(axis, axis) for axis in named if axis != "cp")
 
 
 def find_order(order: str, orders: Iterable[str], sizes: Mapping[str, int]) -> str | None:

@@ -29,7 +29,8 @@ from typing import NamedTuple
 from mpctl.shard import Shard
 from mpctl.tensor_grid import RankGrid, TensorGrid
 
-DENSE = "dense"
+DENSE, EXPERTS = "dense", "experts"
+"""The views: of dense layers, and of the experts of mixtures of experts."""
 AXIS_OF_DIM = {
     "batch": "dp",
     "seq": "cp",
@@ -37,6 +38,7 @@ AXIS_OF_DIM = {
     "heads": "tp",
     "kv_heads": "tp",
     "ffn": "tp",
+    "shared_ffn": "tp",
     "vocab": "tp",
     "projected": "tp",
     "layers": "pp",

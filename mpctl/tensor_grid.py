@@ -48,7 +48,7 @@ from typing import NamedTuple
 Axes = tuple[str, ...]
 WeightAxes = tuple[Axes, ...]
 
-FEATURES = frozenset({"heads", "kv_heads", "ffn", "vocab", "projected"})
+FEATURES = frozenset({"heads", "kv_heads", "ffn", "shared_ffn", "vocab", "projected"})
 MODES = ("1d", "2d", "2.5d", "3d")
 
 

@@ -80,6 +80,12 @@ FLAGS = (
         for axis in AXES
     ),
     Flag(
+        "--ep", "parallel.ep", int, "Expert-parallel size: ranks that share the experts of a layer."
+    ),
+    Flag(
+        "--etp", "parallel.etp", int, "Expert-tensor-parallel size: ranks that share each expert."
+    ),
+    Flag(
         "--tensor-mode",
         "parallel.tensor_mode",
         str,
@@ -98,7 +104,7 @@ FLAGS = (
         "--order",
         "parallel.order",
         str,
-        "Order of the axes over ranks, fastest-varying first: tp-cp-dp-pp.",
+        "Order of the axes over ranks, fastest-varying first: tp-cp-dp-pp, or tp-cp-ep-dp-pp.",
     ),
     Flag(
         "--sequence-parallel/--no-sequence-parallel",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpctl.axes import AXIS_NAMES
+from mpctl.axes import AXIS_NAMES, dense_order
 from mpctl.interop.emitted import EmitTarget, plan_notes
 from mpctl.interop.limits import LauncherLimits
 from mpctl.layout.topology import zero_stage
@@ -74,7 +74,7 @@ def _mesh_lines(job: JobSpec) -> Iterator[str]:
 
 def mesh_axes(job: JobSpec) -> tuple[str, ...]:
     """The axes of the mesh, slowest first: all of them, as torch names every dimension."""
-    named = job.parallel.order.split("-")
+    named = dense_order(job.parallel.order).split("-")
     return (*(axis for axis in AXIS_NAMES if axis not in named), *reversed(named))
 
 

@@ -26,7 +26,7 @@ from mpctl.layout.buckets import (
     layer_units,
     stage_buckets,
 )
-from mpctl.layout.topology import dense_view, job_grid, job_topology
+from mpctl.layout.topology import dense_view, job_grid, job_topology, other_views
 from mpctl.operators.grad_flow import frozen_by
 from mpctl.operators.matmul import ParameterSpec
 from mpctl.operators.table import OperatorTable, StageSlice
@@ -89,7 +89,7 @@ class JobLayout:
     ) -> JobLayout:  # fmt: skip
         """A layout from parts that are known already, as a search shares them between layouts.
         known: values of cached properties that need no computation."""
-        layout = cls(job, model, table, tuple(map(tuple, stages)))
+        layout = cls(job, model, table, tuple(map(tuple, stages)), other_views(job))
         vars(layout).update(known)
         return layout
 
@@ -109,11 +109,13 @@ class JobLayout:
     @cached_property
     def topology(self) -> Topology:
         """Which rank sits where, along the axes of every view."""
-        topology = job_topology(self.job)
+        topology, known = job_topology(self.job), {view.name for view in other_views(self.job)}
         for view in self.other_views:
-            cutting = {view.shard_group: tuple(view.grid.axes)} if len(view.grid.axes) > 1 else {}
-            seen = topology.view(view.sizes, order="-".join(view.sizes), unions=cutting)
-            topology = topology.joined(seen)
+            if view.name not in known:
+                cutting = {view.shard_group: tuple(view.grid.axes)}
+                unions = cutting if len(view.grid.axes) > 1 else {}
+                seen = topology.view(view.sizes, order="-".join(view.sizes), unions=unions)
+                topology = topology.joined(seen)
         return topology
 
     @cached_property

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from math import prod
 
+from mpctl.axes import EXPERT_UNIONS, dense_order, expert_order
 from mpctl.errors import InputError
-from mpctl.sharding import View
+from mpctl.sharding import EXPERTS, View
 from mpctl.spec.job import JobSpec
-from mpctl.tensor_grid import TensorGrid
+from mpctl.tensor_grid import DimGrid, TensorGrid
 from mpctl.topology import Topology
 
 
@@ -28,16 +29,37 @@ def dense_view(job: JobSpec) -> View:
     return View(grid=job_grid(job), replicas=replicas(job), zero=zero_stage(job))
 
 
+def expert_view(job: JobSpec) -> View:
+    """How the job's ranks hold the experts of a layer: expert j is on the ranks at ep index
+    j // (experts / ep), in parts over etp, and repeated over edp."""
+    sizes = job.expert_sizes
+    axes = {axis: sizes[axis] for axis in ("etp", "ep")}
+    grid = DimGrid(axes, {"experts": "ep", "expert_ffn": "etp"})
+    zero = job.parallel.zero if sizes["edp"] > 1 else 0
+    ordered = {axis: sizes[axis] for axis in expert_order(job.parallel.order)}
+    return View(EXPERTS, grid, "etp_ep", sizes["edp"], "edp", zero, ordered)
+
+
+def other_views(job: JobSpec) -> tuple[View, ...]:
+    """The views of the job's ranks other than the dense one."""
+    return (expert_view(job),) if job.has_experts else ()
+
+
 def job_topology(job: JobSpec) -> Topology:
-    """The place of every rank of a complete job. Raises InputError where the order does not name
-    the axes, ValueError where the tensor-parallel ranks form no grid of their mode."""
+    """The place of every rank of a complete job, along the axes of every view. Raises InputError
+    where the order does not name the axes or the sizes of a view do not fill the world, ValueError
+    where the tensor-parallel ranks form no grid of their mode."""
     cluster, parallel = job.cluster, job.parallel
-    whole = Topology.of(job.sizes, order=parallel.order, gpus_per_node=cluster.gpus_per_node)
-    if parallel.tensor_mode == "1d":
-        return whole
-    grid = job_grid(job)
-    several = {name: axes for name, axes in grid.groups.items() if len(axes) > 1}
-    return whole.factored("tp", grid.axes, several)
+    order = dense_order(parallel.order)
+    whole = Topology.of(job.sizes, order=order, gpus_per_node=cluster.gpus_per_node)
+    if parallel.tensor_mode != "1d":
+        grid = job_grid(job)
+        several = {name: axes for name, axes in grid.groups.items() if len(axes) > 1}
+        whole = whole.factored("tp", grid.axes, several)
+    for view in other_views(job):
+        seen = whole.view(view.sizes, order="-".join(view.sizes), unions=EXPERT_UNIONS)
+        whole = whole.joined(seen)
+    return whole
 
 
 def job_grid(job: JobSpec) -> TensorGrid:

@@ -11,6 +11,8 @@ from mpctl.operators.layer import (
     INPUT,
     Activation,
     AttentionOp,
+    Combine,
+    Dispatch,
     Dropout,
     Loss,
     Norm,
@@ -19,17 +21,21 @@ from mpctl.operators.layer import (
     Residual,
     Table,
 )
-from mpctl.operators.matmul import Dims, MatMul, ParameterSpec
-from mpctl.sharding import padded_vocab
+from mpctl.operators.matmul import ROUTED, Dims, MatMul, ParameterSpec
+from mpctl.sharding import EXPERTS, padded_vocab
 from mpctl.spec.model import ModelSpec
 
 Operations = tuple[Operation, ...]
 
 
-def decoder_layer(model: ModelSpec, hidden: Dims, core: AttentionOp) -> OperatorGroup:
-    """A layer of one attention and an MLP over hidden states of these dimensions: (batch, a
-    sequence, hidden)."""
-    return OperatorGroup((*attention_branch(model, hidden, core), *mlp_branch(model, hidden)))
+def decoder_layer(
+    model: ModelSpec, hidden: Dims, core: AttentionOp, *, has_experts: bool = False
+) -> OperatorGroup:
+    """A layer of one attention and an MLP, or experts, over hidden states of these dimensions:
+    (batch, a sequence, hidden)."""
+    attend = latent_attention_branch if model.is_mla else attention_branch
+    feed_forward = experts_branch if has_experts else mlp_branch
+    return OperatorGroup((*attend(model, hidden, core), *feed_forward(model, hidden)))
 
 
 def attention_branch(model: ModelSpec, hidden: Dims, core: AttentionOp) -> Operations:
@@ -54,27 +60,161 @@ def attention_branch(model: ModelSpec, hidden: Dims, core: AttentionOp) -> Opera
     )  # fmt: skip
 
 
+def latent_attention_branch(model: ModelSpec, hidden: Dims, core: AttentionOp) -> Operations:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): queries from a
+    latent, or from the hidden states, and keys and values from another. The latents are whole on
+    every rank of tp; what is computed from them is split by heads. The last columns of the keys'
+    product are the part with rotary positions, which all heads share."""
+    part, h, a = core.part, ("hidden", model.hidden), model.heads
+    latent, heads = (*hidden[:-1], "latent"), (*hidden[:-1], "heads")
+    value = INPUT if model.norm_order in ("post", "output") else "attention_norm"
+    rank, rope = model.kv_lora_rank or 0, model.qk_rope_head_dim or 0
+    inner = ("heads", a * model.qk_size)
+    queries: Operations
+    if model.q_lora_rank:
+        queries = (
+            _down(part, "query", hidden, latent, model.q_lora_rank, h, value),
+            _latent_norm(model, part, "query", latent, model.q_lora_rank),
+            _up(part, "query", latent, heads, inner, model.q_lora_rank),
+        )
+    else:
+        name = "attention.query"
+        weights = linear_weights(name, inner, h, bias=False)
+        queries = (
+            MatMul(name, part, hidden, ("hidden", "heads"), heads, value=value, weights=weights),
+        )
+    columns = ("heads", a * ((model.qk_nope_head_dim or 0) + model.v_size))
+    keys = (
+        _down(part, "key_value", hidden, latent, rank + rope, h, value),
+        _latent_norm(model, part, "key_value", latent, rank),
+        _up(part, "key_value", latent, heads, columns, rank),
+    )
+    output = MatMul(
+        "attention.output", part, heads, ("heads", "hidden"), hidden, value=CONTEXT,
+        weights=linear_weights("attention.output", h, ("heads", a * model.v_size), bias=False),
+    )  # fmt: skip
+    core = core._replace(
+        query_product=queries[-1].name, key_product=keys[-1].name, latent=rank + rope,
+        has_norms=False,
+    )  # fmt: skip
+    operations = (*queries, *keys, core, output)
+    return in_branch(model, "attention", part, hidden, INPUT, operations)
+
+
+def _down(
+    part: str, which: str, hidden: Dims, latent: Dims, width: int, h: tuple[str, int], value: str
+) -> MatMul:
+    name = f"attention.{which}_down"
+    return MatMul(
+        name, part, hidden, ("hidden", "latent"), latent, value=value,
+        weights=linear_weights(name, ("latent", width), h, bias=False),
+    )  # fmt: skip
+
+
+def _latent_norm(model: ModelSpec, part: str, which: str, latent: Dims, width: int) -> Norm:
+    name = f"attention.{which}_latent_norm"
+    weights = norm_weights(name, model, ("latent", width))
+    return Norm(name, part, latent, model.norm, f"attention.{which}_down", weights)
+
+
+def _up(
+    part: str, which: str, latent: Dims, heads: Dims, outputs: tuple[str, int], width: int
+) -> MatMul:
+    name = f"attention.{which}_up"
+    return MatMul(
+        name, part, latent, ("latent", "heads"), heads, value=f"attention.{which}_latent_norm",
+        weights=linear_weights(name, outputs, ("latent", width), bias=False),
+    )  # fmt: skip
+
+
 def mlp_branch(model: ModelSpec, hidden: Dims, behind: str = "attention") -> Operations:
     """The MLP, with its norms and its residual sum; a gated one has twice the columns in its first
     product. behind: the branch before it."""
-    ffn, h = (*hidden[:-1], "ffn"), ("hidden", model.hidden)
-    inner, has_bias = model.ffn * (2 if model.gated else 1), "mlp" in model.biased
+    before, value = _read_by_mlp(model, behind)
+    has_bias = "mlp" in model.biased
+    operations = _mlp(model, "mlp", "ffn", model.ffn, hidden, value, bias=has_bias)
+    return in_branch(model, "mlp", "mlp", hidden, before, operations)
+
+
+def _mlp(
+    model: ModelSpec, name: str, dim: str, width: int, hidden: Dims, value: str, *, bias: bool
+) -> Operations:
+    """Two products and the activation between them; value: the tensor that the first one reads."""
+    inner, h = (*hidden[:-1], dim), ("hidden", model.hidden)
+    columns = width * (2 if model.gated else 1)
+    up = MatMul(
+        f"{name}.up", "mlp", hidden, ("hidden", dim), inner, value=value,
+        weights=linear_weights(f"{name}.up", (dim, columns), h, bias=bias),
+    )  # fmt: skip
+    result = name.removeprefix("mlp").lstrip(".") + "activation"
+    down = MatMul(
+        f"{name}.down", "mlp", inner, (dim, "hidden"), hidden, value=result,
+        weights=linear_weights(f"{name}.down", h, (dim, width), bias=bias),
+    )  # fmt: skip
+    return up, Activation("mlp", inner, model.activation, model.gated, f"{name}.up"), down
+
+
+def experts_branch(model: ModelSpec, hidden: Dims, behind: str = "attention") -> Operations:
+    """A mixture of experts, with its norms and its residual sum. A router scores the experts of
+    each token; its hidden states are sent to the ranks of the best, which are MLPs without biases
+    with stacked matrices; the results are sent back and summed by the router's weights. Shared
+    experts are an MLP of all tokens, split over tp. behind: the branch before it."""
+    assert model.experts is not None
+    before, value = _read_by_mlp(model, behind)
+    count, f, h = model.experts, model.expert_width, model.hidden
+    halves = 2 if model.gated else 1
+    rows, inner = (*ROUTED, "hidden"), (*ROUTED, "expert_ffn")
+    scores = ParameterSpec("mlp.router.weight", (count, h), ("experts", "hidden"))
+    up = ParameterSpec(
+        "mlp.experts.up.weight", (count, halves, f, h),
+        ("experts", "halves", "expert_ffn", "hidden"), view=EXPERTS,
+    )  # fmt: skip
+    down = ParameterSpec(
+        "mlp.experts.down.weight", (count, h, f), ("experts", "hidden", "expert_ffn"),
+        view=EXPERTS,
+    )  # fmt: skip
+    operations: Operations = (
+        MatMul(
+            "mlp.router", "mlp", hidden, ("hidden", "experts"), (*hidden[:-1], "experts"),
+            value=value, weights=(scores,), is_wide=True,
+        ),
+        Dispatch("mlp", hidden, rows),
+        MatMul(
+            "mlp.experts.up", "mlp", rows, ("hidden", "expert_ffn"), inner, value="dispatched",
+            weights=(up,),
+        ),
+        Activation("mlp", inner, model.activation, model.gated, "mlp.experts.up"),
+        MatMul(
+            "mlp.experts.down", "mlp", inner, ("expert_ffn", "hidden"), rows,
+            value="experts.activation", weights=(down,),
+        ),
+        Combine("mlp", rows, hidden),
+    )  # fmt: skip
+    if model.shared_expert_ffn:
+        operations += _mlp(
+            model, "mlp.shared", "shared_ffn", model.shared_expert_ffn, hidden, value, bias=False
+        )
+    if model.shared_expert_ffn and model.shared_expert_gate:
+        gate = ParameterSpec("mlp.shared_gate.weight", (1, h), ("gate", "hidden"))
+        operations += (
+            MatMul(
+                "mlp.shared_gate", "mlp", hidden, ("hidden", "gate"), (*hidden[:-1], "gate"),
+                value=value, weights=(gate,), is_wide=True,
+            ),
+        )  # fmt: skip
+    return in_branch(model, "mlp", "mlp", hidden, before, operations)
+
+
+def _read_by_mlp(model: ModelSpec, behind: str) -> tuple[str, str]:
+    """(the tensor that the MLP's branch reads, empty where it shares attention's norm; the one that
+    its first products read)."""
     shares = model.parallel_residual and model.shared_norm
     before = INPUT if model.parallel_residual else behind
     if model.norm_order == "post":
         before = f"{behind}_norm"
-    value = "attention_norm" if shares else "mlp_norm"
-    up = MatMul(
-        "mlp.up", "mlp", hidden, ("hidden", "ffn"), ffn,
-        value=before if model.norm_order in ("post", "output") else value,
-        weights=linear_weights("mlp.up", ("ffn", inner), h, bias=has_bias),
-    )  # fmt: skip
-    down = MatMul(
-        "mlp.down", "mlp", ffn, ("ffn", "hidden"), hidden, value="activation",
-        weights=linear_weights("mlp.down", h, ("ffn", model.ffn), bias=has_bias),
-    )  # fmt: skip
-    activation = Activation("mlp", ffn, model.activation, model.gated, "mlp.up")
-    return in_branch(model, "mlp", "mlp", hidden, "" if shares else before, (up, activation, down))
+    normed = "attention_norm" if shares else "mlp_norm"
+    value = before if model.norm_order in ("post", "output") else normed
+    return "" if shares else before, value
 
 
 def in_branch(

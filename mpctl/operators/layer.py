@@ -12,6 +12,9 @@ operations that read one tensor, as the two branches of a parallel residual do, 
 By hand, a pre-norm layer: attention_norm(input), attention.qkv(attention_norm), the core,
 attention.output(context), the residual sum "attention", mlp_norm(attention), mlp.up(mlp_norm), the
 activation, mlp.down(activation), the residual sum "mlp".
+
+A layer with experts has in place of the MLP: mlp.router(mlp_norm), the dispatch, mlp.experts.up,
+the activation, mlp.experts.down, the combination, and the shared experts' MLP.
 """
 
 from __future__ import annotations
@@ -82,6 +85,23 @@ class Loss(NamedTuple):
     reads: Dims
 
 
+class Dispatch(NamedTuple):
+    """Sends each token's hidden states to the ranks of its experts: `reads` are the positions of
+    this rank, `writes` the rows that its experts compute."""
+
+    part: str
+    reads: Dims
+    writes: Dims
+
+
+class Combine(NamedTuple):
+    """Sends the experts' results back, and sums those of a token by the router's weights."""
+
+    part: str
+    reads: Dims
+    writes: Dims
+
+
 class AttentionOp(NamedTuple):
     """softmax(Q K^T + bias) V of one attention of a layer.
 
@@ -93,7 +113,8 @@ class AttentionOp(NamedTuple):
     has_sample_mask: each sample has a different mask [s, s] (GLM), so that masks have a batch
     dimension. window: the number of keys that a query of a causal attention sees, itself included;
     0 for all. is_rotary: rotary positions are applied to queries and keys. has_norms: queries and
-    keys are normalized.
+    keys are normalized. latent: multi-head latent attention: width of what keys and values are
+    computed from, positions included, which cp exchanges in their place; 0 for others.
     """
 
     part: str
@@ -108,6 +129,7 @@ class AttentionOp(NamedTuple):
     window: int = 0
     is_rotary: bool = False
     has_norms: bool = False
+    latent: int = 0
 
     @property
     def is_cross(self) -> bool:
@@ -137,7 +159,17 @@ class AttentionOp(NamedTuple):
 
 
 Operation: TypeAlias = Union[
-    MatMul, Norm, Activation, AttentionOp, Residual, Dropout, Table, Loss, "OperatorGroup"
+    MatMul,
+    Norm,
+    Activation,
+    Dispatch,
+    Combine,
+    AttentionOp,
+    Residual,
+    Dropout,
+    Table,
+    Loss,
+    "OperatorGroup",
 ]
 
 
@@ -174,6 +206,11 @@ class OperatorGroup:
     def norms(self) -> tuple[Norm, ...]:
         """Its norms of hidden states."""
         return tuple(n for n in self.flat if isinstance(n, Norm) and n.reads[-1] == "hidden")
+
+    @cached_property
+    def has_experts(self) -> bool:
+        """Whether tokens are sent to experts in it."""
+        return any(isinstance(one, Dispatch) for one in self.flat)
 
     @cached_property
     def branches(self) -> tuple[Residual, ...]:

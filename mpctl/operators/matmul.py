@@ -30,6 +30,8 @@ from mpctl.sharding import DENSE, Views, reduced_axes
 from mpctl.tensor_grid import FEATURES
 
 Dims = tuple[str, ...]
+ROUTED: Dims = ("routed",)
+"""The rows of tokens that a rank's experts compute, one for each expert of a token."""
 _SUM: tuple[Kind, ...] = ("all_reduce",)
 _GATHER: tuple[Kind, ...] = ("all_gather",)
 _SCATTER: tuple[Kind, ...] = ("reduce_scatter",)
@@ -96,7 +98,8 @@ class MatMul(NamedTuple):
     belongs to an output head, which low-precision training leaves in its wider dtype. is_gathered:
     whether every rank needs all of Y, of which a column product writes a part. value: the tensor
     that it reads (layer.py), which it saves for dW unless it is saved already; empty where that is
-    negligible. weights: W and, where the model has biases, b.
+    negligible. weights: W and, where the model has biases, b. is_wide: whether it is multiplied in
+    float32 at least, whatever the training dtype is (a router).
     """
 
     name: str
@@ -111,6 +114,13 @@ class MatMul(NamedTuple):
     is_gathered: bool = False
     value: str = ""
     weights: tuple[ParameterSpec, ...] = ()
+    is_wide: bool = False
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether its rows are those of tokens sent to experts, each multiplied by the matrix of
+        its expert."""
+        return bool(self.weights) and self.weights[0].dims[0] == "experts" and self.rows == ROUTED
 
     @property
     def matrix(self) -> ParameterSpec:

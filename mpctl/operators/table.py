@@ -213,7 +213,7 @@ class OperatorTable:
             for stack in self.stacks
             for layer in range(stack.layers)
             for product in stack.block_of(layer).products
-            if not product.is_lookup
+            if not (product.is_lookup or product.is_wide)
         )
 
     @cached_property

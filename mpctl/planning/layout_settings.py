@@ -38,6 +38,8 @@ if TYPE_CHECKING:
         cp: int = 1
         dp: int = 1
         pp: int = 1
+        ep: int = 1
+        etp: int = 1
         vpp: int = 1
         schedule: ScheduleName = "1f1b"
         stage_balance: str = "even"
@@ -51,9 +53,9 @@ if TYPE_CHECKING:
 
 else:
     _OTHERS = {
-        "vpp": 1, "schedule": "1f1b", "stage_balance": "even", "micro_batch_size": 1,
-        "recompute": "none", "sequence_parallel": False, "zero": 0, "order": DEFAULT_ORDER,
-        "tensor_mode": "1d", "tensor_depth": None,
+        "ep": 1, "etp": 1, "vpp": 1, "schedule": "1f1b", "stage_balance": "even",
+        "micro_batch_size": 1, "recompute": "none", "sequence_parallel": False, "zero": 0,
+        "order": DEFAULT_ORDER, "tensor_mode": "1d", "tensor_depth": None,
     }  # fmt: skip
     _Fields = namedtuple(
         "_Fields", (*AXIS_NAMES, *_OTHERS), defaults=(*(1 for _ in AXES), *_OTHERS.values())
@@ -99,7 +101,15 @@ _OF_LAYER = itemgetter(
     *(number for number, axis in enumerate(AXES) if axis.in_layer),
     *map(
         LayoutSettings._fields.index,
-        ("micro_batch_size", "sequence_parallel", "recompute", "tensor_mode", "tensor_depth"),
+        (
+            "ep",
+            "etp",
+            "micro_batch_size",
+            "sequence_parallel",
+            "recompute",
+            "tensor_mode",
+            "tensor_depth",
+        ),
     ),
 )
 
@@ -142,7 +152,7 @@ def _depth(job: JobSpec) -> int | None:
 def layout_text(layout: LayoutSettings) -> str:
     """`tp 8 dp 32 pp 16 vpp 6, micro batch 1, recompute full`: all settings that are not 1, none or
     off."""
-    axes = {**layout.sizes, "vpp": layout.vpp}
+    axes = {**layout.sizes, "ep": layout.ep, "etp": layout.etp, "vpp": layout.vpp}
     settings = [
         (layout.schedule not in ("1f1b", "interleaved"), layout.schedule),
         (layout.stage_balance != "even", "stages by cost"),

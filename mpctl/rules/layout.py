@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
-from mpctl.axes import AXIS_NAMES, CHOSEN_AXES, chosen_ranks, order_hint, parse_order, sizes_text
+from mpctl.axes import (
+    AXIS_NAMES,
+    CHOSEN_AXES,
+    chosen_ranks,
+    dense_order,
+    order_hint,
+    parse_order,
+    sizes_text,
+)
 from mpctl.errors import Offer, Status
 from mpctl.families import get_family
 from mpctl.layout.draft import LayoutDraft
@@ -80,7 +88,7 @@ def order_rules(job: JobSpec) -> Iterator[Check]:
     """parallel.order names each axis once."""
     p = job.parallel
     try:
-        parse_order(p.order, job.sizes)
+        parse_order(dense_order(p.order), job.sizes)
     except ValueError as error:
         hint = order_hint(AXIS_NAMES)
         yield Check("axis-order", "error", "parallel.order", str(error), hint)

@@ -83,7 +83,8 @@ class LayoutEvaluator:
 
     def network(self, layout: LayoutSettings) -> Network:
         """The links of the cluster as the layout's groups use them."""
-        key = (*layout[: len(AXES)], layout.order, layout.tensor_mode, layout.tensor_depth)
+        sizes = (*layout[: len(AXES)], layout.ep, layout.etp)
+        key = (*sizes, layout.order, layout.tensor_mode, layout.tensor_depth)
         return self.cached(key, lambda: self._network(layout))
 
     def _network(self, layout: LayoutSettings) -> Network:

@@ -111,6 +111,24 @@ class JobSpec(StrictModel):
         return sizes
 
     @property
+    def expert_sizes(self) -> dict[str, int]:
+        """Ranks along the axes of the experts' view; edp fills what etp, ep and pp leave of the
+        world, where they divide it.
+
+        By hand, 16 ranks, tp 2, pp 2, ep 4: etp 1, ep 4, edp 2, pp 2.
+        """
+        p = self.parallel
+        edp = max(1, self.world_size // (p.etp * p.ep * p.pp))
+        return {"etp": p.etp, "ep": p.ep, "edp": edp, "pp": p.pp}
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the ranks are numbered a second time, for experts: the model has some, or ep or
+        etp is set."""
+        has_some = self.model is not None and self.model.experts is not None
+        return has_some or self.parallel.ep > 1 or self.parallel.etp > 1
+
+    @property
     def label(self) -> str:
         """Name, or model, and the axes of more than one rank: `gpt2: tp 2 x dp 4, 8 ranks`."""
         name = self.name or (self.model and self.model.name) or "a job"

@@ -5,7 +5,16 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, Field, model_validator
 
-from mpctl.spec.base import Heads, Hidden, Layers, Rows, StrictModel, Width
+from mpctl.spec.base import (
+    Count,
+    CountOrZero,
+    Heads,
+    Hidden,
+    Layers,
+    Rows,
+    StrictModel,
+    Width,
+)
 from mpctl.spec.families import (
     DEFAULT_FAMILY,
     NormOrder,
@@ -165,6 +174,73 @@ class ModelSpec(StrictModel):
     tied_embeddings: bool = Field(
         True, description="whether the output layer shares the word table"
     )
+    experts: Count | None = Field(
+        None, description="experts of each layer that has them; dense layers only when absent"
+    )
+    experts_per_token: Count = Field(1, description="experts that each token passes (top-k)")
+    expert_ffn: Width | None = Field(None, description="inner width of an expert; ffn when absent")
+    shared_expert_ffn: Annotated[int, Ge(0), Le(2**24)] = Field(
+        0, description="inner width of the shared experts together, which all tokens pass; 0: none"
+    )
+    shared_expert_gate: bool = Field(
+        False,
+        description="whether the shared experts' result is multiplied by the sigmoid of a learned "
+        "gate (Qwen2-MoE)",
+    )
+    dense_layers: CountOrZero = Field(
+        0, description="with experts: number of first layers that have a dense MLP instead"
+    )
+    moe_layer_every: Layers = Field(
+        1,
+        description="N: of every N layers only the last has experts (Hugging Face: "
+        "decoder_sparse_step)",
+    )
+    router_score: Literal["softmax", "sigmoid"] = Field(
+        "softmax",
+        description="scores of the experts: softmax over all of them, or the sigmoid of each "
+        "(DeepSeek-V3)",
+    )
+    router_renormalize: bool = Field(
+        True,
+        description="whether the weights of a token's experts are divided by their sum (Hugging "
+        "Face: norm_topk_prob)",
+    )
+    router_bias: bool = Field(
+        False,
+        description="whether experts are chosen by score plus a bias that balances their load "
+        "and has no gradient (DeepSeek-V3); needs router_score sigmoid",
+    )
+    router_groups: Count = Field(
+        1, description="groups of experts, of which each token chooses some first (DeepSeek)"
+    )
+    router_groups_per_token: Count = Field(
+        1,
+        description="groups that a token's experts come from: those with the highest score, or "
+        "with router_score sigmoid the highest sum of two",
+    )
+    router_scale: Multiplier = Field(
+        1.0, description="factor of the weights of a token's experts (routed_scaling_factor)"
+    )
+    attention_kind: Literal["mha", "mla"] = Field(
+        "mha",
+        description="multi-head attention (kv_heads below heads: grouped-query), or multi-head "
+        "latent attention (DeepSeek-V2, arXiv 2405.04434)",
+    )
+    q_lora_rank: Width | None = Field(
+        None,
+        description="mla: width of the queries' latent; queries come from the hidden states when "
+        "absent",
+    )
+    kv_lora_rank: Width | None = Field(
+        None, description="mla: width of the latent of keys and values"
+    )
+    qk_nope_head_dim: Width | None = Field(
+        None, description="mla: columns of a head's query and key without positions"
+    )
+    qk_rope_head_dim: Width | None = Field(
+        None, description="mla: columns of them with rotary positions; all heads share the keys'"
+    )
+    v_head_dim: Width | None = Field(None, description="mla: columns of a head's value")
     mtp_layers: Annotated[int, Ge(0), Le(64)] = Field(
         0,
         description="layers of multi-token prediction, each with a projection from 2 x hidden to "
@@ -187,6 +263,42 @@ class ModelSpec(StrictModel):
             assert self.hidden % self.heads == 0, "heads-divide-hidden was not asked"
             return self.hidden // self.heads
         return self.head_dim
+
+    @property
+    def is_mla(self) -> bool:
+        """Whether it has latent attention, with every width that this needs (rules/experts.py
+        checks it)."""
+        return self.attention_kind == "mla"
+
+    @property
+    def qk_size(self) -> int:
+        """Columns of a head's query and key."""
+        if not self.is_mla:
+            return self.head_size
+        return (self.qk_nope_head_dim or 0) + (self.qk_rope_head_dim or 0)
+
+    @property
+    def v_size(self) -> int:
+        """Columns of a head's value."""
+        return (self.v_head_dim or 0) if self.is_mla else self.head_size
+
+    @property
+    def expert_width(self) -> int:
+        """Inner width of one expert."""
+        return self.expert_ffn or self.ffn
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer has experts in place of a dense MLP.
+
+        By hand, dense_layers 1 and moe_layer_every 2: layers 1, 3, 5, ..
+        """
+        is_chosen = layer >= self.dense_layers and (layer + 1) % self.moe_layer_every == 0
+        return self.experts is not None and is_chosen
+
+    @property
+    def layers_with_experts(self) -> int:
+        """How many layers have experts."""
+        return sum(map(self.has_experts, range(self.layers))) if self.experts else 0
 
     @property
     def gated(self) -> bool:
@@ -275,7 +387,7 @@ VARIANTS = (
     "embedding_norm", "embedding_multiplier", "parallel_residual", "shared_norm",
     "rotary_scaling_type", "rotary_fraction", "window_rotary_base", "attention_window",
     "attention_window_every", "full_attention_every", "attention_scale", "attention_softcap",
-    "logit_softcap", "qk_norm", "head_bias", "mtp_layers",
+    "logit_softcap", "qk_norm", "head_bias", "mtp_layers", "experts", "attention_kind",
 )  # fmt: skip
 
 

@@ -46,9 +46,19 @@ class ParallelSpec(AxisSizes):
     along which axis.
     """
 
+    ep: Count = Field(
+        1, description="expert-parallel size: ranks that share the experts of a layer"
+    )
+    etp: Count = Field(
+        1,
+        description="expert-tensor-parallel size: ranks that share each expert; 1 when absent, "
+        "whatever tp is",
+    )
     vpp: Count = Field(1, description="model chunks (virtual stages) of each pipeline rank")
     order: str = Field(
-        DEFAULT_ORDER, description="order of the axes over ranks, fastest-varying first"
+        DEFAULT_ORDER,
+        description="order of the axes over ranks, fastest-varying first; ep, which need not be "
+        "named, numbers the ranks of tp, cp and dp anew for experts, at its place or else cp's",
     )
     sequence_parallel: bool = Field(
         False, description="split the sequence over tp between the tensor-parallel regions"

@@ -140,6 +140,23 @@ class TrainingSpec(StrictModel):
     clip_norm: Hyper = Field(
         1.0, description="largest norm of the full model's gradient; 0 turns clipping off"
     )
+    moe_load_balancing: Literal["sequence", "global", "micro_batch", "none"] = Field(
+        "sequence",
+        description="experts: over what the auxiliary loss balances their load: each sequence, "
+        "which no layout changes; the samples of a step so far (global) or each micro batch, "
+        "which depend on micro batches and so on dp; or no such loss",
+    )
+    moe_aux_loss_coeff: Hyper = Field(
+        0.01, description="factor of that loss, whose value is 1 where the load is balanced"
+    )
+    moe_z_loss_coeff: Hyper = Field(
+        0.0, description="experts: factor of the router's z-loss (ST-MoE, arXiv 2202.08906)"
+    )
+    moe_bias_update_rate: Hyper = Field(
+        1e-3,
+        description="model.router_bias: by how much an expert's bias changes after each step "
+        "(DeepSeek-V3)",
+    )
     init_std: PositiveHyper = Field(0.02, description="standard deviation of initial weights")
     eval_interval: CountOrZero = Field(
         0, description="steps between validations; 0 validates only at the end"

@@ -57,13 +57,19 @@ def operator_table(model: ModelSpec, *, tp: int) -> OperatorTable:
 def decoder_stack(
     model: ModelSpec, core: AttentionOp, entry: OperatorGroup, word: ParameterSpec, *, tp: int
 ) -> LayerStack:
-    """Layers with this attention, whose windows repeat after a period, then norm and head."""
+    """Layers with this attention, whose windows repeat after a period and of which some may have
+    experts, then norm and head."""
     core = core._replace(is_rotary=model.position == "rotary", has_norms=bool(model.qk_norm))
-    windows = [model.window_of(layer) or 0 for layer in range(model.layers)]
-    kinds = {w: decoder_layer(model, HIDDEN, core._replace(window=w)) for w in set(windows)}
-    return LayerStack(
-        "layers", tuple(kinds[w] for w in windows), entry=entry, exit=_exit(model, word, tp=tp)
-    )
+    layers = range(model.layers)
+    settings = [(model.window_of(layer) or 0, model.has_experts(layer)) for layer in layers]
+    kinds = {
+        (window, has_experts): decoder_layer(
+            model, HIDDEN, core._replace(window=window), has_experts=has_experts
+        )
+        for window, has_experts in set(settings)
+    }
+    blocks = tuple(kinds[setting] for setting in settings)
+    return LayerStack("layers", blocks, entry=entry, exit=_exit(model, word, tp=tp))
 
 
 def positions(model: ModelSpec) -> tuple[ParameterSpec, ...]:
@@ -94,8 +100,7 @@ def _predicted(
     """One layer of multi-token prediction, with the tables that it shares with the model."""
     name, core = f"mtp.{number}", AttentionOp("attention", is_causal=True)
     rotary, normed = model.position == "rotary", bool(model.qk_norm)
-    qkv = f"{name}.attention.qkv"
-    core = core._replace(query_product=qkv, key_product=qkv, is_rotary=rotary, has_norms=normed)
+    core = core._replace(is_rotary=rotary, has_norms=normed)
     norms = tuple(
         Norm(one, name, HIDDEN, model.norm, one, norm_weights(one, model))
         for one in (f"{name}.embedding_norm", f"{name}.hidden_norm")
@@ -106,7 +111,12 @@ def _predicted(
         value="joined", weights=(ParameterSpec(f"{name}.projection.weight", shape, PROJECTION),),
     )  # fmt: skip
     layer = OperatorGroup(
-        tuple(_renamed(one, f"{name}.") for one in decoder_layer(model, HIDDEN, core).operations)
+        tuple(
+            _renamed(one, f"{name}.")
+            for one in decoder_layer(
+                model, HIDDEN, core, has_experts=model.has_experts(model.layers - 1)
+            ).operations
+        )
     )
     norm, head, loss = ending
     assert isinstance(norm, Norm) and isinstance(head, MatMul)
@@ -119,6 +129,11 @@ def _predicted(
 
 def _renamed(operation: Operation, prefix: str) -> Operation:
     """The operation with a prefix to the names of it and its parameters."""
+    if isinstance(operation, AttentionOp):
+        return operation._replace(
+            query_product=prefix + operation.query_product,
+            key_product=prefix + operation.key_product,
+        )
     if not isinstance(operation, (MatMul, Norm)):
         return operation
     weights = tuple(replace(w, name=prefix + w.name) for w in parameters_of(operation))
