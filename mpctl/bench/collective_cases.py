@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
+from math import prod
 from typing import Literal, TypeVar, get_args
 
 from mpctl.axes import AXIS_NAMES, UNIONS
@@ -22,7 +23,7 @@ from mpctl.errors import InputError, Issue, attempt
 from mpctl.hosts.machine import Machine
 from mpctl.launch.preflight import chosen_device
 from mpctl.layout.link_levels import find_span
-from mpctl.layout.topology import job_grid
+from mpctl.layout.topology import job_grid, other_views
 from mpctl.planning.plan import Overrides, Plan, load_plan
 from mpctl.rundir.requests import (
     ADDING,
@@ -199,7 +200,7 @@ def _words(text: str) -> list[str]:
 
 BUFFERS = 5
 """Buffers of a message's size that a rank has while it checks a result."""
-LAYOUT = ("parallel", "cluster")
+LAYOUT, OF_EXPERTS = ("parallel", "cluster"), ("parallel.ep", "parallel.etp")
 
 
 @dataclass(frozen=True)
@@ -225,9 +226,15 @@ def plan_collectives(
     source: str | None, settings: Overrides, flags: CollectiveFlags, machine: Machine
 ) -> CollectiveCases:
     """The cases of the flags along the axes of a job's layout; without a job and a layout, tp over
-    the cores (or GPUs) of this machine, at least two. Raises InputError with every issue."""
-    if source is None and not any(name.startswith(LAYOUT) for name in settings):
-        settings = {"parallel.tp": max(2, machine.gpus or machine.cores), **settings}
+    the cores (or GPUs) of this machine, at least two, or the ranks of ep and etp. Raises InputError
+    with every issue."""
+    named = [name for name in settings if name.startswith(LAYOUT) and name not in OF_EXPERTS]
+    if source is None and not named:
+        sizes = [size for name in OF_EXPERTS if isinstance(size := settings.get(name), int)]
+        most = max(2, machine.gpus or machine.cores)
+        settings = (
+            {"parallel.dp": prod(sizes), **settings} if sizes else {"parallel.tp": most, **settings}
+        )
     issues: list[Issue] = []
     options = attempt(issues, lambda: read_options(flags))
     plan = attempt(issues, lambda: one_core_each(load_plan(source, settings), machine))
@@ -261,7 +268,12 @@ def collective_cases(plan: Plan, options: CollectiveOptions, machine: Machine) -
 def axis_sizes(plan: Plan, topology: Topology) -> dict[str, int]:
     """Ranks of a group over each axis, by the names in plans."""
     axes = ("dp_cp" if axis == "dp" else axis for axis in AXIS_NAMES)
-    names = dict.fromkeys((*axes, *job_grid(plan.job).groups, "world"))
+    other = [
+        name
+        for view in other_views(plan.job)
+        for name in (*view.sizes, view.shard_group, view.replica_group)
+    ]
+    names = dict.fromkeys((*axes, *job_grid(plan.job).groups, *other, "world"))
     return {name: topology.group_size(name) for name in names}
 
 
@@ -280,9 +292,11 @@ def _shares(plan: Plan, topology: Topology, axis: str) -> bool:
 
 
 def _parallel_axes(plan: Plan, sizes: Mapping[str, int]) -> Iterator[str]:
-    """Every group of several ranks; dp_cp only where it differs from cp."""
+    """Every group of several ranks; dp_cp only where it differs from cp, etp_ep from ep and etp."""
     for axis, ranks in sizes.items():
         is_own = axis != "dp_cp" or plan.job.sizes["dp"] > 1
+        if axis == "etp_ep":
+            is_own = 1 not in (sizes["etp"], sizes["ep"])
         if ranks > 1 and is_own and axis != "world":
             yield axis
 

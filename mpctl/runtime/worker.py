@@ -225,13 +225,13 @@ class Worker:
         )  # fmt: skip
 
     def _mesh(self, environment: RuntimeEnvironment) -> Mesh:
-        from mpctl.layout.topology import dense_view
+        from mpctl.layout.topology import dense_view, other_views
         from mpctl.runtime.mesh import build_mesh
-        from mpctl.sharding import DENSE
 
+        views = (dense_view(self.job), *other_views(self.job))
         return build_mesh(
             self.topology, self.rank_env.rank, environment.device, launch=self.job.launch,
-            views={DENSE: dense_view(self.job)}, log=environment.log,
+            views={view.name: view for view in views}, log=environment.log,
         )  # fmt: skip
 
     def _profile(self, timer: SecondsByAxis) -> StepProfile:

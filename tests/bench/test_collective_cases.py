@@ -148,6 +148,15 @@ def test_dp_cp_is_all_replicas_and_a_grid_has_its_axes() -> None:
     assert {axis for axis, ranks in grid.sizes.items() if ranks == 2} == {"row", "col"}
 
 
+def test_the_groups_of_experts_are_axes_too() -> None:
+    made = cases(parallel__ep=2, parallel__dp=4)
+    assert {c["axis"] for c in made.cases} == {"dp_cp", "ep", "edp"}
+    both = cases(parallel__tp=2, parallel__dp=2, parallel__ep=2, parallel__etp=2)
+    assert {c["axis"]: both.sizes[c["axis"]] for c in both.cases} == {
+        "tp": 2, "dp_cp": 2, "etp": 2, "ep": 2, "etp_ep": 4,
+    }  # fmt: skip
+
+
 def test_more_ranks_than_cores_are_a_rehearsal() -> None:
     assert cases(parallel__tp=4).is_rehearsal and not cases(parallel__tp=2).is_rehearsal
     four = replace(TWO_CORES, cores=4)
@@ -156,7 +165,7 @@ def test_more_ranks_than_cores_are_a_rehearsal() -> None:
 
 def test_axes_ways_roots_and_sizes_that_cannot_be_timed() -> None:
     assert refused() == {"axis-of-one-rank"}
-    assert refused(replace(SMALL, axes=("dp", "ep")), parallel__tp=2) == {
+    assert refused(replace(SMALL, axes=("dp", "xp")), parallel__tp=2) == {
         "axis-of-one-rank", "unknown-axis",
     }  # fmt: skip
     assert refused(replace(SMALL, transports=("nccl",)), parallel__tp=2) == {"no-such-transport"}
@@ -184,6 +193,7 @@ def test_without_a_layout_tp_is_over_the_cores() -> None:
         return planned.topology.world_size
 
     assert (ranks(4), ranks(1), ranks(4, parallel__dp=3)) == (4, 2, 3)
+    assert (ranks(1, parallel__ep=4), ranks(8, parallel__ep=2, parallel__etp=2)) == (4, 4)
 
 
 def test_options_and_layout_are_refused_together() -> None:

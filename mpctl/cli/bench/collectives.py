@@ -58,7 +58,8 @@ Kinds = Annotated[
 Axes = Annotated[
     str,
     typer.Option(
-        help="Axes of the layout, such as tp,dp, or world; by default all with more than one rank.",
+        help="Axes of the layout, such as tp,dp,ep, or world; by default all with more than one "
+        "rank.",
         show_default=False,
     ),
 ]
