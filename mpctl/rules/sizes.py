@@ -7,8 +7,11 @@ has no row in LEGAL_SIZES may have any size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from math import prod
 
+from mpctl.axes import dense_order, expert_order
 from mpctl.sharding import splits_kv_heads
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
@@ -22,9 +25,54 @@ def head_columns(model: ModelSpec) -> int | None:
 
 
 def splits_heads(model: ModelSpec, tp: int) -> bool:
-    """Whether tp ranks in a row (1d) get equal parts of attention heads, kv heads and MLP."""
+    """Whether tp ranks in a row (1d) get equal parts of attention heads, kv heads, MLP and shared
+    experts."""
     kv_split = splits_kv_heads(model.kv_heads, head_columns(model) or tp, parts=tp)
-    return model.heads % tp == 0 and model.ffn % tp == 0 and kv_split
+    widths = (model.heads, model.ffn, model.shared_expert_ffn)
+    return kv_split and all(width % tp == 0 for width in widths)
+
+
+def splits_experts(model: ModelSpec, ep: int) -> bool:
+    """Whether ep ranks get equal numbers of a layer's experts."""
+    return ep == 1 or (model.experts is not None and model.experts % ep == 0)
+
+
+def splits_each_expert(model: ModelSpec, etp: int) -> bool:
+    """Whether etp ranks get equal parts of each expert's inner width."""
+    return etp == 1 or (model.experts is not None and model.expert_width % etp == 0)
+
+
+def views_agree(
+    sizes: Mapping[str, int], expert_sizes: Mapping[str, int], order: str
+) -> bool:  # fmt: skip
+    """Whether the view of the experts (`JobSpec.expert_sizes`) fills the same world as the dense
+    one, and has the same pipelines: neighbours along pp are as many ranks apart in both.
+
+    By hand, 16 ranks, tp 2, dp 4, pp 2, ep 4: in tp-cp-dp-pp they are 8 apart in both views, in
+    tp-cp-pp-dp 2 apart in the dense one and 4 in the other.
+
+    >>> sizes = {"tp": 2, "cp": 1, "dp": 4, "pp": 2}
+    >>> experts = {"etp": 1, "ep": 4, "edp": 2, "pp": 2}
+    >>> views_agree(sizes, experts, "tp-cp-dp-pp"), views_agree(sizes, experts, "tp-cp-pp-dp")
+    (True, False)
+    """
+    if prod(sizes.values()) != prod(expert_sizes.values()):
+        return False
+    dense, experts = dense_order(order).split("-"), expert_order(order)
+    return sizes["pp"] == 1 or (
+        _ranks_between(dense, sizes) == _ranks_between(experts, expert_sizes)
+    )
+
+
+def _ranks_between(order: Sequence[str], sizes: Mapping[str, int]) -> int:
+    """Ranks from one to its neighbour along pp; axes that an order leaves out are slowest."""
+    return prod(sizes[axis] for axis in takewhile(lambda axis: axis != "pp", order))
+
+
+def needs_sequence_parallel(job: JobSpec) -> bool:
+    """Whether the job's ranks must split the sequence over tp: without it each of them would bring
+    every token to the experts."""
+    return job.model is not None and job.model.experts is not None and job.parallel.tp > 1
 
 
 def context_parts(cp: int) -> int:
@@ -63,6 +111,8 @@ def settings_of_1d(*, sequence_parallel: bool, cp: int, schedule: str) -> list[s
 LEGAL_SIZES: dict[str, Callable[[ModelSpec, int], bool]] = {
     "cp": lambda model, cp: splits_sequences(model, context_parts(cp)),
     "pp": lambda model, pp: pp <= model.all_layers,
+    "ep": splits_experts,
+    "etp": splits_each_expert,
 }
 
 
