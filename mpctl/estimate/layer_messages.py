@@ -113,12 +113,14 @@ class LayerMessages:
     def of_norms(self, flow: GradFlow, what: str) -> Iterator[Message]:
         """Messages of the norms of a layer or an end, forward and backward, between the ranks that
         share the hidden states."""
-        grid = self.layout.grid
-        if grid.hidden_parts == 1 or not flow.part.norms:
-            return
-        rows = self._rows(flow.part.products[0].rows)
-        sent = norm_messages(grid, self.layout.model.norm, rows, goes_back=flow.after)
-        for norm in flow.part.norms:
+        grid, part = self.layout.grid, flow.part
+        for norm in part.norms if grid.hidden_parts > 1 else ():
+            rows = self._rows(part.products[0].rows)
+            for message in norm_messages(grid, norm.kind, rows, goes_back=flow.after):
+                yield self._message(message, what, product=norm.name)
+        for norm in part.width_norms:
+            rows, needs = self._rows(norm.reads[:-1]), flow.needs[part.cores[0].query_product]
+            sent = norm_messages(grid, norm.kind, rows, goes_back=needs.y, dim="heads")
             for message in sent:
                 yield self._message(message, what, product=norm.name)
 
@@ -149,7 +151,7 @@ class LayerMessages:
         if self.tp == 1 or not is_repeated(self.layout, self.profile, flow):
             return
         again = {product.name for product in repeated_products(self.layout, self.profile, flow)}
-        again.update(norm.name for norm in flow.part.norms)
+        again.update(norm.name for norm in (*flow.part.norms, *flow.part.width_norms))
         for message in messages:
             if message.phase == "forward" and message.product in again:
                 yield message._replace(phase="recompute")

@@ -221,13 +221,15 @@ class SavedByCore(NamedTuple):
 
     @property
     def normed(self) -> Saved:
-        """Tensors that norms of queries and keys save: their statistics, one float per head, and
-        their results, unless rotary positions replace these."""
+        """Tensors that norms of queries and keys save: their statistics, one float per head or, of
+        a norm over all heads, per row, and their results, unless rotary positions replace these."""
         if not self.attention.has_norms:
             return []
         heads = SavedTensor("query norm statistics", (*self.rows, "heads"), "float")
         share = 0.5 / self.shapes.head_size
         keys = SavedTensor("key norm statistics", (*self.keys, "kv"), "float", share)
+        if self.attention.norms_width:
+            heads, keys = heads._replace(dims=self.rows), keys._replace(dims=self.keys, times=1)
         if self.turned:
             return [heads, keys]
         normed = SavedTensor("normed queries", (*self.rows, "inner"))

@@ -79,6 +79,7 @@ def _attention_config(
         rotary=_rotary(model, model.rotary_base),
         alibi=model.position == "alibi",
         qk_norm=model.norm if model.qk_norm else None,
+        norms_width=model.qk_norm == "width",
         eps=model.norm_epsilon,
         bias="qkv" in model.biased,
         output_bias="output" in model.biased,

@@ -232,18 +232,18 @@ class ParallelSelfAttention(ParallelAttention):
         h, bias = config.hidden, config.bias
         init = config.qkv_init
         self.qkv = layers.column_linear(h, sum(parts), bias=bias, init=init, parts=parts)
-        self.query_norm = self._head_norm()
-        self.key_norm = self._head_norm()
+        self.query_norm = self._qk_norm(parts[0])
+        self.key_norm = self._qk_norm(parts[1])
         of_output = bias if config.output_bias is None else config.output_bias
         self.output = layers.row_linear(parts[0], h, bias=of_output, init=config.output_init)
 
-    def _head_norm(self) -> nn.Module | None:
+    def _qk_norm(self, width: int) -> nn.Module | None:
+        """A norm of queries or of keys, which have `width` columns in all heads together."""
         config = self.config
         if config.qk_norm is None:
             return None
-        return self.shard_context.norm(
-            config.qk_norm, config.head_size, eps=config.eps, dim="head_size"
-        )
+        size, dim = (width, "heads") if config.norms_width else (config.head_size, "head_size")
+        return self.shard_context.norm(config.qk_norm, size, eps=config.eps, dim=dim)
 
     def forward(
         self,
@@ -266,8 +266,8 @@ class ParallelSelfAttention(ParallelAttention):
         if isinstance(positions, Tensor) and positions.dim() > 1:
             positions = context.own_samples(positions, inside=True)
         query, key, value = self._split(self.qkv(hidden))
-        if self.query_norm is not None and self.key_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
+        if not self.config.norms_width:
+            query, key = self._normed(query, key)
         rows = None if cache is None else range(cache.length, cache.length + hidden.shape[1])
         if self.config.rotary is not None:
             given = rows if positions is None else positions
@@ -277,15 +277,25 @@ class ParallelSelfAttention(ParallelAttention):
             key, value = cache.append(key, value)
         return self._projected(self.core(query, key, value, rng, mask=mask, bias=bias, rows=rows))
 
+    def _normed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        if self.query_norm is None or self.key_norm is None:
+            return query, key
+        return self.query_norm(query), self.key_norm(key)
+
     def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[b, s, all columns] -> query, key and value by head. The backward of one split by sizes
         is one concatenation; that of slices would be full-size zeros, a copy and a sum for each."""
         columns = len(self.local_heads) * self.config.head_size
-        others = qkv.shape[-1] - columns
-        if self.config.num_kv_heads < self.shard_context.grid.feature_parts:
+        others, norms_width = qkv.shape[-1] - columns, self.config.norms_width
+        is_shared = self.config.num_kv_heads < self.shard_context.grid.feature_parts
+        if is_shared and not norms_width:
             query, kv = qkv.split((columns, others), dim=-1)
             return self._by_head(query), *self._gathered(kv)
         query, key, value = qkv.split((columns, others // 2, others // 2), dim=-1)
+        if norms_width:
+            query, key = self._normed(query, key)
+        if is_shared:
+            return self._by_head(query), *self._gathered(torch.cat((key, value), dim=-1))
         return self._by_head(query), self._by_head(key), self._by_head(value)
 
     def _gathered(self, kv: Tensor) -> tuple[Tensor, Tensor]:

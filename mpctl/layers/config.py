@@ -32,15 +32,16 @@ class AttentionConfig:
     """Multi-head attention over `hidden` features.
 
     kv_heads: heads of keys and values, each shared by heads / kv_heads queries (grouped-query
-    attention, arXiv 2305.13245); as many as heads by default. head_dim: features of a head,
-    hidden / heads by default. causal: a query sees keys at its own and earlier positions only.
-    scale: factor of the scores, 1 / sqrt(head_dim) by default. dropout: probability of dropping an
+    attention, arXiv 2305.13245); as many as heads by default. head_dim: features of a head, hidden
+    / heads by default. causal: a query sees keys at its own and earlier positions only. scale:
+    factor of the scores, 1 / sqrt(head_dim) by default. dropout: probability of dropping an
     attention weight. rotary: rotary positions of queries and keys. window: number of keys that a
     causal query sees, including its own; all by default. alibi: whether scores fall with the
-    distance (ALiBi). qk_norm: kind of the norms of each head's queries and keys, none by default;
-    eps: that of these norms. bias: whether the projections have biases; output_bias: the output's,
-    as bias by default. init_std: standard deviation of initial weights; output_std, query_std:
-    those of the output and the query projection, init_std by default.
+    distance (ALiBi). qk_norm: kind of the norms of queries and keys, none by default; they are over
+    each head, or with norms_width over all heads together; eps: that of these norms. bias: whether
+    the projections have biases; output_bias: the output's, as bias by default. init_std: standard
+    deviation of initial weights; output_std, query_std: those of the output and the query
+    projection, init_std by default.
 
     Raises ValueError where heads do not divide hidden (and head_dim is not given), kv_heads do not
     divide heads, or a value is out of its range.
@@ -57,6 +58,7 @@ class AttentionConfig:
     window: int | None = None
     alibi: bool = False
     qk_norm: Norm | None = None
+    norms_width: bool = False
     eps: float = 1e-5
     bias: bool = True
     output_bias: bool | None = None

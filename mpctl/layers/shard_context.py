@@ -182,8 +182,9 @@ class ShardContext:
 
     def norm(self, kind: Norm, size: int, *, eps: float, dim: str = "hidden") -> nn.Module:
         """Normalisation over the last dimension of activations. dim: `hidden` between layers,
-        `head_size` within a head, which is on one rank."""
-        group = self.group(*self.grid.hidden_axes) if dim == "hidden" else ALONE
+        `heads` over all heads together, `head_size` within a head, which is on one rank."""
+        axes = {"hidden": self.grid.hidden_axes, "heads": self.grid.feature_axes}
+        group = self.group(*axes.get(dim, ()))
         if kind == "nonparametric":
             return PlainLayerNorm(size, eps=eps)
         weight = self.parameter((size,), (dim,), ONES)

@@ -113,8 +113,9 @@ class AttentionOp(NamedTuple):
     has_sample_mask: each sample has a different mask [s, s] (GLM), so that masks have a batch
     dimension. window: the number of keys that a query of a causal attention sees, itself included;
     0 for all. is_rotary: rotary positions are applied to queries and keys. has_norms: queries and
-    keys are normalized. latent: multi-head latent attention: width of what keys and values are
-    computed from, positions included, which cp exchanges in their place; 0 for others.
+    keys are normalized; norms_width: over all heads together. latent: multi-head
+    latent attention: width of what keys and values are computed from, positions included, which cp
+    exchanges in their place; 0 for others.
     """
 
     part: str
@@ -129,6 +130,7 @@ class AttentionOp(NamedTuple):
     window: int = 0
     is_rotary: bool = False
     has_norms: bool = False
+    norms_width: bool = False
     latent: int = 0
 
     @property
@@ -206,6 +208,12 @@ class OperatorGroup:
     def norms(self) -> tuple[Norm, ...]:
         """Its norms of hidden states."""
         return tuple(n for n in self.flat if isinstance(n, Norm) and n.reads[-1] == "hidden")
+
+    @cached_property
+    def width_norms(self) -> tuple[Norm, ...]:
+        """Its norms of queries and keys over all heads together."""
+        norms = (one for one in self.flat if isinstance(one, Norm) and one.reads[-1] == "heads")
+        return tuple(norm for norm in norms if norm.weights and norm.weights[0].dims == ("heads",))
 
     @cached_property
     def has_experts(self) -> bool:

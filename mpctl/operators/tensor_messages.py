@@ -22,7 +22,8 @@ In a lookup in the word table each rank finds the vectors of its words, and thes
 reduce-scatter over the axes that cut the vocabulary, of r h / hidden parts (in 2.5d of this depth's
 rows), and an all-gather in backward. Norms over hidden states that are cut exchange the statistics
 of their rows, in float32 at least: layernorm gathers a mean and a sum of squares of each part
-forward and sums two numbers a row backward, rmsnorm sums one each way.
+forward and sums two numbers a row backward, rmsnorm sums one each way; norms over all heads
+together, whose columns are cut, do so in 1d too.
 
 By hand, 2d with q=2, r=8, k=n=4: forward 2 x 8 elements along col and 2 x 4 along row.
 
@@ -150,16 +151,17 @@ def _three_dimensions(
 
 
 def norm_messages(
-    grid: TensorGrid, norm: str, rows: int, *, goes_back: bool
+    grid: TensorGrid, norm: str, rows: int, *, goes_back: bool, dim: str = "hidden"
 ) -> list[TensorMessage]:
-    """Messages of one norm over hidden states of `rows` rows, before they are cut. goes_back:
-    whether backward computes the gradient of its input."""
-    if grid.hidden_parts == 1:
+    """Messages of one norm over the last dimension of activations, `hidden` between layers or
+    `heads` inside, of `rows` rows before they are cut. goes_back: whether backward computes the
+    gradient of its input."""
+    axes = grid.hidden_axes if dim == "hidden" else grid.feature_axes
+    if (parts := grid.parts(axes)) == 1:
         return []
-    axis, own = grid.kind_of(grid.hidden_axes), rows // grid.sample_parts
+    axis, own = grid.kind_of(axes), rows // grid.sample_parts
     if norm == "layernorm":
-        elements = 2 * own * grid.hidden_parts
-        forward = TensorMessage(axis, "all_gather", elements, is_float=True)
+        forward = TensorMessage(axis, "all_gather", 2 * own * parts, is_float=True)
     else:
         forward = TensorMessage(axis, "all_reduce", own, is_float=True)
     width = 2 if norm == "layernorm" else 1

@@ -148,9 +148,9 @@ def not_launched(job: JobSpec) -> Iterator[Check]:
     for key in keys:
         what = f"{ONLY_PLANNED[key]}: planned, not run by `mpctl launch`"
         yield _planned(key, getattr(model, key), what, others)
-    if model.qk_norm == "width":
-        yield _planned("qk_norm", "width", "one norm over all heads: planned, not run by `mpctl "
-                       "launch`, which has norms of each head", PLANNED_ONLY)  # fmt: skip
+    if model.qk_norm == "width" and model.norm == "nonparametric":
+        yield _planned("qk_norm", "width", "a norm over all heads without weights: planned, not "
+                       "run by `mpctl launch`", PLANNED_ONLY)  # fmt: skip
     if (mode := job.parallel.tensor_mode) != "1d":
         for key in (*IN_1D, *_not_on_a_grid(model)):
             if is_set(model, key):

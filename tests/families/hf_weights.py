@@ -37,7 +37,7 @@ def _llama(state: Weights, model: ModelSpec) -> Iterator[tuple[str, Tensor | Non
     yield from _module(state, "final_norm", "model.norm")
     if not model.tied_embeddings:
         yield from _module(state, "head", "lm_head")
-    has_result = model.norm_order == "sandwich"
+    has_result = model.norm_order in ("sandwich", "output")
     behind = "attention_output_norm" if has_result else "mlp_norm"
     names = {
         "attention_norm": ("input_layernorm",),
@@ -52,8 +52,11 @@ def _llama(state: Weights, model: ModelSpec) -> Iterator[tuple[str, Tensor | Non
         "mlp.down": ("mlp.down_proj",),
     }
     if has_result:
-        names |= {"mlp_norm": ("pre_feedforward_layernorm",),
-                  "mlp_output_norm": ("post_feedforward_layernorm",)}  # fmt: skip
+        names["mlp_output_norm"] = ("post_feedforward_layernorm",)
+    if model.norm_order == "sandwich":
+        names["mlp_norm"] = ("pre_feedforward_layernorm",)
+    if model.norm_order == "output":
+        del names["attention_norm"]
     for layer in range(model.layers):
         for ours, theirs in names.items():
             full = (f"model.layers.{layer}.{name}" for name in theirs)

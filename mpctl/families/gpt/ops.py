@@ -59,7 +59,7 @@ def decoder_stack(
 ) -> LayerStack:
     """Layers with this attention, whose windows repeat after a period and of which some may have
     experts, then norm and head."""
-    core = core._replace(is_rotary=model.position == "rotary", has_norms=bool(model.qk_norm))
+    core = _with_positions_and_norms(model, core)
     layers = range(model.layers)
     settings = [(model.window_of(layer) or 0, model.has_experts(layer)) for layer in layers]
     kinds = {
@@ -70,6 +70,14 @@ def decoder_stack(
     }
     blocks = tuple(kinds[setting] for setting in settings)
     return LayerStack("layers", blocks, entry=entry, exit=_exit(model, word, tp=tp))
+
+
+def _with_positions_and_norms(model: ModelSpec, core: AttentionOp) -> AttentionOp:
+    return core._replace(
+        is_rotary=model.position == "rotary",
+        has_norms=bool(model.qk_norm),
+        norms_width=model.qk_norm == "width",
+    )
 
 
 def positions(model: ModelSpec) -> tuple[ParameterSpec, ...]:
@@ -99,8 +107,7 @@ def _predicted(
 ) -> tuple[Operation, ...]:
     """One layer of multi-token prediction, with the tables that it shares with the model."""
     name, core = f"mtp.{number}", AttentionOp("attention", is_causal=True)
-    rotary, normed = model.position == "rotary", bool(model.qk_norm)
-    core = core._replace(is_rotary=rotary, has_norms=normed)
+    core = _with_positions_and_norms(model, core)
     norms = tuple(
         Norm(one, name, HIDDEN, model.norm, one, norm_weights(one, model))
         for one in (f"{name}.embedding_norm", f"{name}.hidden_norm")
