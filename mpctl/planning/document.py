@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
+from mpctl.axes import expert_order
 from mpctl.errors import InputError
-from mpctl.layout.topology import job_grid
+from mpctl.layout.topology import held_experts, job_grid
 from mpctl.pipeline.stages import Span, stack_spans
 from mpctl.planning.layout_settings import layout_of
 from mpctl.planning.plan import Plan
@@ -55,8 +56,9 @@ class GroupSummary(TypedDict):
 
 
 class RankEntry(TypedDict):
-    """Where one rank is placed, its coordinate along each axis, and the layers that it holds; none
-    without a model. stacks: those of an encoder-decoder."""
+    """Where one rank is placed, its coordinate along each axis of every view, and the layers that
+    it holds; none without a model. stacks: those of an encoder-decoder. experts: which of the
+    experts of each layer it holds, half-open; only of a model that has some."""
 
     rank: int
     node: int
@@ -64,6 +66,7 @@ class RankEntry(TypedDict):
     coords: dict[str, int]
     layers: NotRequired[Spans]
     stacks: NotRequired[StackSpans]
+    experts: NotRequired[list[int]]
 
 
 class RankDocument(RankEntry):
@@ -84,8 +87,9 @@ class PlanDocument(TypedDict):
     networks there are, and the bandwidth that leaves one. within: for each kind of group, the name
     of the innermost level that contains all groups of the kind; None where none does. tensor_grid:
     ranks along each axis of the grid of tp ranks, the fastest-varying first; {"tp": t} in 1d.
-    tensor_depth: that of 2.5d, else None. ranks: in a small world, or on request. runtimes: the
-    same layout under those of `--runtimes`.
+    tensor_depth: that of 2.5d, else None. expert_sizes, expert_order: the axes along which the same
+    ranks are numbered for experts; absent where there are none. ranks: in a small world, or on
+    request. runtimes: the same layout under those of `--runtimes`.
 
     A plan with a model also has: stages, the layers of each; summary (PlanSummary); communication,
     with `layer`, a block of the first stack and one micro batch, `step_by_stage`, the messages of
@@ -107,6 +111,8 @@ class PlanDocument(TypedDict):
     tensor_mode: str
     tensor_depth: int | None
     tensor_grid: dict[str, int]
+    expert_sizes: NotRequired[dict[str, int]]
+    expert_order: NotRequired[str]
     groups: dict[str, list[list[int]] | GroupSummary]
     ranks: NotRequired[list[RankEntry]]
     checks: list[Json]
@@ -157,6 +163,9 @@ def plan_document(
         },
         "checks": [{"status": c.status, **c.issue.as_dict()} for c in plan.checks],
     }
+    if plan.job.has_experts:
+        document["expert_sizes"] = plan.job.expert_sizes
+        document["expert_order"] = "-".join(expert_order(plan.job.parallel.order))
     if ranks or (kinds is None and is_small):
         document["ranks"] = [rank_entry(plan, topology, r) for r in range(topology.world_size)]
     if layout is not None:
@@ -213,6 +222,8 @@ def rank_entry(plan: Plan, topology: Topology, rank: int) -> RankEntry:
         entry["layers"] = _as_lists(spans)
         if stacks := stack_layers(layout, spans):
             entry["stacks"] = stacks
+    if (held := held_experts(plan.job, entry["coords"])) is not None:
+        entry["experts"] = [held.start, held.stop]
     return entry
 
 
