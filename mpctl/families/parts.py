@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from mpctl.families.implementation import Batch, FamilyModule, State
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.rotary import CosSin, Rotary
-from mpctl.layers.attention import KeyValueCache
-from mpctl.layers.config import AttentionConfig, LayerConfig
+from mpctl.layers.attention import AttentionConfig, KeyValueCache
+from mpctl.layers.config import LayerConfig
+from mpctl.layers.latent_attention import LatentAttentionConfig
 from mpctl.layers.mlp import MLPConfig
 from mpctl.layers.parameters import Init
 from mpctl.layers.shard_context import ShardContext
@@ -102,7 +103,9 @@ def with_window(config: LayerConfig, model: ModelSpec, layer: int) -> LayerConfi
     window = model.window_of(layer)
     if window is None:
         return config
-    attention = replace(config.attention, window=window)
+    attention = config.attention
+    assert isinstance(attention, AttentionConfig | LatentAttentionConfig)
+    attention = replace(attention, window=window)
     if model.window_rotary_base is not None:
         rotary = _rotary(model, model.window_rotary_base, scaled=False)
         attention = replace(attention, rotary=rotary)
