@@ -295,7 +295,8 @@ def _law(model: ModelSpec, layer: int) -> tuple[float, bool]:
     """What determines the angles of a layer: a base, and whether it is stretched."""
     own = model.window_rotary_base
     if own is None or model.window_of(layer) is None:
-        return model.rotary_base, model.rotary_scaling is not None
+        is_scaled = model.rotary_scaling is not None or model.yarn_scaling is not None
+        return model.rotary_base, is_scaled
     return own, False
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mpctl.families.implementation import Batch, FamilyModule, State
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.kernels.rotary import CosSin, Rotary
+from mpctl.kernels.rotary import CosSin, Rotary, Yarn
 from mpctl.layers.attention import AttentionConfig, KeyValueCache
 from mpctl.layers.config import LayerConfig
 from mpctl.layers.latent_attention import LatentAttentionConfig
@@ -93,8 +93,9 @@ def _rotary(model: ModelSpec, base: float, *, scaled: bool = True) -> Rotary | N
     if model.position != "rotary":
         return None
     scaling = model.rotary_scaling.model_dump() if model.rotary_scaling and scaled else None
+    yarn = Yarn(**model.yarn_scaling.model_dump()) if model.yarn_scaling and scaled else None
     size, fraction = model.head_size, model.rotary_fraction
-    return Rotary(size, base, scaling, None if fraction == 1 else int(size * fraction))
+    return Rotary(size, base, scaling, None if fraction == 1 else int(size * fraction), yarn)
 
 
 def with_window(config: LayerConfig, model: ModelSpec, layer: int) -> LayerConfig:

@@ -114,8 +114,8 @@ PLAIN_FLAGS = LAYOUT_FLAGS + BATCH_FLAGS + MODEL_FLAGS + TRAINING_FLAGS + FP16_F
 
 WITHOUT_FLAG = (
     "embedding_norm", "embedding_multiplier", "parallel_residual", "shared_norm",
-    "rotary_scaling_type", "window_rotary_base", "attention_scale", "attention_softcap",
-    "logit_softcap", "head_bias",
+    "yarn_scaling", "rotary_scaling_type", "window_rotary_base", "attention_scale",
+    "attention_softcap", "logit_softcap", "head_bias",
 )  # fmt: skip
 VARIANT_FLAGS = (
     MegatronFlag("--mtp-num-layers", "model.mtp_layers", int),
