@@ -288,6 +288,8 @@ def rotary_table_bytes(layout: JobLayout, stage: int, shapes: ActivationShapes) 
     layers = (layer for part in layout.stage_slices(stage) for layer in part.layers)
     laws = {_law(model, layer) for layer in layers}
     turned = int(model.head_size * model.rotary_fraction)
+    if model.is_mla:
+        turned = model.qk_rope_head_dim or 0
     return len(laws) * shapes.seq * turned * max(4, shapes.value)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 from mpctl.axes import expert_order
 from mpctl.errors import InputError
+from mpctl.estimate.routing import expert_load
 from mpctl.layout.topology import held_experts, job_grid
 from mpctl.pipeline.stages import Span, stack_spans
 from mpctl.planning.layout_settings import layout_of
@@ -94,7 +95,9 @@ class PlanDocument(TypedDict):
     A plan with a model also has: stages, the layers of each; summary (PlanSummary); communication,
     with `layer`, a block of the first stack and one micro batch, `step_by_stage`, the messages of
     one rank of each stage (MessageCount), and `validation_by_stage`, those of one validation of the
-    first replica; memory by stage (StageMemory), and the bytes of one checkpoint; time by part.
+    first replica; memory by stage (StageMemory), and the bytes of one checkpoint; time by part; of
+    a model with experts the parameters that one token meets, and the load of the ranks
+    (ExpertLoad).
     """
 
     schema: Literal["mpctl.plan/2"]
@@ -123,6 +126,8 @@ class PlanDocument(TypedDict):
     summary: NotRequired[Json]
     communication: NotRequired[Json]
     parameters: NotRequired[int]
+    active_parameters: NotRequired[int]
+    expert_load: NotRequired[Json]
     memory: NotRequired[Json]
     time: NotRequired[Json]
 
@@ -181,6 +186,9 @@ def plan_document(
         document["summary"] = to_json(plan_summary(plan))
         document["communication"] = communication_entry(estimate)
         document["parameters"] = estimate.parameters
+        if estimate.layout.model.experts is not None:
+            document["active_parameters"] = estimate.active_parameters
+            document["expert_load"] = to_json(expert_load(estimate.layout))
         document["memory"] = {
             "stages": json_value(estimate.memory),
             "checkpoint_bytes": estimate.checkpoint_bytes,

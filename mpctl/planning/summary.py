@@ -182,13 +182,18 @@ def experts_text(job: JobSpec) -> str:
 
 
 def model_text(estimate: Estimate) -> str:
-    """`355M parameters, 24 layers, hidden 1024, 16 heads, sequence 1024`."""
+    """`355M parameters, 24 layers, hidden 1024, 16 heads, sequence 1024`; of a mixture of experts
+    `46.7B parameters, 12.9B active, 32 layers, 8 experts, 2 a token, hidden 4096, ..`."""
     model = estimate.layout.model
     layers = f"{model.layers} + {model.decoder_layers}" if model.decoder_layers else model.layers
     lengths = f" + {model.decoder_seq_length}" if model.decoder_seq_length else ""
+    active = experts = ""
+    if model.experts is not None:
+        active = f"{count_text(estimate.active_parameters)} active, "
+        experts = f"{plural(model.experts, 'expert')}, {model.experts_per_token} a token, "
     return (
-        f"{count_text(estimate.parameters)} parameters, {layers} layers, hidden {model.hidden}, "
-        f"{model.heads} heads, sequence {model.seq_length}{lengths}"
+        f"{count_text(estimate.parameters)} parameters, {active}{layers} layers, {experts}"
+        f"hidden {model.hidden}, {model.heads} heads, sequence {model.seq_length}{lengths}"
     )
 
 
@@ -211,6 +216,8 @@ def headline_figures(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "memory on the device", bytes_text(summary.device_bytes or 0)
     yield "allocated by tensors", bytes_text(summary.allocated_bytes or 0)
     yield "parameters", count_text(estimate.parameters)
+    if estimate.layout.model.experts is not None:
+        yield "active parameters", count_text(estimate.active_parameters)
 
 
 def main_figures(plan: Plan) -> Iterator[tuple[str, str]]:
