@@ -280,7 +280,10 @@ class ParallelLatentAttention(nn.Module):
         by_head = self.key_value_up(latent).unflatten(-1, (len(self.local_heads), -1))
         plain, value = by_head.split((config.qk_nope_head_dim, config.v_head_dim), dim=-1)
         shared = key[:, :, None].expand(*plain.shape[:-1], -1)
-        return torch.cat((plain, shared), dim=-1).transpose(1, 2), value.transpose(1, 2)
+        # a copy of the values, so that backward does not keep the product's result for them
+        return torch.cat((plain, shared), dim=-1).transpose(1, 2), value.contiguous().transpose(
+            1, 2
+        )
 
     def _cos_sin(self, rotary: Rotary, query: Tensor, given: Positions | None) -> CosSin:
         if given is not None:
