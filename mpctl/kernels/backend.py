@@ -153,6 +153,12 @@ class KernelBackend:
         first r columns, which `Rotary.table` made. Saves only the table for backward."""
         return rotated(x, cos, sin)
 
+    def host_counts(self, counts: Tensor, rows: int) -> list[list[int]]:
+        """Numbers of rows by rank and expert, int64 [n, E], on the host, which waits for them.
+        rows: the sum of one rank's, for a device without values."""
+        numbers: list[list[int]] = counts.tolist()
+        return numbers
+
     def row_maximum(self, logits: Tensor) -> Tensor:
         """Maximum of each row of logits, [n, v] -> [n], in float32 or float64; -inf where v is 0.
         A cross entropy's first pass, not differentiable, as the two below; all are computed in

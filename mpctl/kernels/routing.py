@@ -1,0 +1,302 @@
+"""Which experts a token goes to, with what weights, and the rows that travel there and back.
+
+A router scores the T tokens of a rank for E experts, and each token goes to k of them:
+
+    logits   x W^T, in float32 whatever the dtype of x (float64 for float64)
+    scores   softmax over the experts, or each logit's sigmoid
+    choice   the k largest scores plus a correction bias, which only chooses (arXiv 2408.15664);
+             equal ones by expert number; within the best groups of experts, if groups are limited
+             (arXiv 2405.04434, section 2.1.2: a group counts as its largest score; arXiv
+             2412.19437, section 2.1.2: as the sum of its best two)
+    weights  scores of the chosen, divided by their sum if renormalized, times a factor; a
+             renormalized softmax is the softmax over the chosen logits (Mixtral, arXiv 2401.04088)
+
+By hand: logits (ln 6, ln 3, ln 1), k = 2: experts 0 and 1 with weights .6 and .3, renormalized 2/3
+and 1/3. With a bias of (0, -1, 0) on the softmax's scores (.6, .3, .1): experts 0 and 2.
+
+Rows of tokens are sent sorted by expert, and results come back in that order. `places[c, j, t]` is
+the row of token t for the j-th of its experts, which are in ascending order, in copy c. Sums over
+the k rows of a token are in this order, so that they do not depend on the layout or on time.
+
+Letters: T tokens, h hidden, E experts, k experts of a token, x copies of each row, n ranks, e
+groups of ranks among which the experts are divided, R rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+Score = Literal["softmax", "sigmoid"]
+# Added to a sum of sigmoids that divides (DeepSeek-V3's code).
+LEAST_SUM = 1e-20
+
+
+def wide_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype of scores, weights and sums for tokens of a dtype: float64 for float64, else
+    float32."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def wide_product(x: Tensor, weight: Tensor) -> Tensor:
+    """x W^T in float32 (float64 for float64): x [T, h], weight [E, h] -> [T, E]. Saves x as it is
+    for backward, not the wider copy."""
+    result: Tensor = _WideProduct.apply(x, weight)
+    return result
+
+
+def expert_scores(logits: Tensor, score: Score) -> Tensor:
+    """The scores of all experts, [T, E] -> [T, E]."""
+    return logits.softmax(-1) if score == "softmax" else logits.sigmoid()
+
+
+class ChosenExperts(NamedTuple):
+    """experts [T, k]: numbers in ascending order. near_ties: a count, int64 of no dimensions: how
+    many tokens have a next expert, or group, so close that rounding could have chosen it."""
+
+    experts: Tensor
+    near_ties: Tensor
+
+
+def choose_experts(
+    scores: Tensor,
+    k: int,
+    *,
+    groups: int = 1,
+    groups_per_token: int = 1,
+    best: int = 1,
+    rounding: float = 0.0,
+) -> ChosenExperts:
+    """The k experts with the largest scores [T, E]; of equal ones those with the lower numbers.
+
+    groups: equal blocks of experts, of which a token goes to `groups_per_token`, those with the
+    largest sums of their `best` scores. rounding: relative to a token's largest score, the
+    difference below which the choice counts as a near tie. Nothing is differentiable here.
+    """
+    scores = scores.detach()
+    margin = scores.abs().amax(-1, keepdim=True).mul_(rounding)
+    near = torch.zeros_like(margin, dtype=torch.bool)
+    if groups_per_token < groups:
+        by_group = scores.unflatten(-1, (groups, -1))
+        of_group = by_group.topk(min(best, by_group.shape[-1])).values.sum(-1)
+        kept, near = _largest(of_group, groups_per_token, margin)
+        scores = by_group.masked_fill(~kept[..., None], -torch.inf).flatten(-2)
+    chosen, near_expert = _largest(scores, k, margin)
+    # The largest of E, E - 1, .. where an expert was chosen are the lowest numbers.
+    falling = torch.arange(scores.shape[-1], 0, -1, device=scores.device)
+    return ChosenExperts((chosen * falling).topk(k).indices, (near | near_expert).sum())
+
+
+def _largest(scores: Tensor, k: int, margin: Tensor) -> tuple[Tensor, Tensor]:
+    """Which of the scores [T, E] are the k largest, bool [T, E], and whether the next one is within
+    the margin [T, 1]. torch.topk takes any of equal ones."""
+    top = scores.topk(min(k + 1, scores.shape[-1])).values
+    last = top[:, k - 1 : k]
+    is_larger, is_equal = scores > last, scores == last
+    wanted = k - is_larger.sum(-1, keepdim=True)
+    largest = is_larger | (is_equal & (is_equal.cumsum(-1) <= wanted))
+    if k == scores.shape[-1]:
+        return largest, torch.zeros_like(margin, dtype=torch.bool)
+    return largest, last - top[:, k:] <= margin
+
+
+def expert_weights(
+    logits: Tensor,
+    scores: Tensor,
+    experts: Tensor,
+    score: Score,
+    *,
+    renormalize: bool,
+    scale: float = 1.0,
+) -> Tensor:
+    """The weights of the chosen experts: logits and scores [T, E], experts [T, k] -> [T, k]."""
+    if score == "softmax" and renormalize:
+        weights = logits.gather(-1, experts).softmax(-1)
+    else:
+        weights = scores.gather(-1, experts)
+        if renormalize:
+            weights = weights / (weights.sum(-1, keepdim=True) + LEAST_SUM)
+    return weights if scale == 1 else weights * scale
+
+
+def expert_counts(experts: Tensor, samples: int, number: int) -> Tensor:
+    """How many tokens of each of `samples` equal blocks of tokens go to each of `number` experts:
+    [T, k] -> int64 [samples, number]."""
+    of_sample = experts.view(samples, -1)
+    counts = torch.zeros(samples, number, dtype=torch.int64, device=experts.device)
+    return counts.scatter_add_(1, of_sample, torch.ones_like(of_sample))
+
+
+def balance_loss(scores: Tensor, fractions: Tensor, score: Score, *, length: int) -> Tensor:
+    """The sum over samples of E sum_i f_i P_i (Switch, arXiv 2101.03961, section 2.2; by sequence,
+    arXiv 2412.19437, equations 17 to 20), 1 a sample if balanced.
+
+    scores [b, s, E] of this rank's positions. P_i is the mean probability of expert i over the
+    `length` positions of a sample: the result of a rank with s of them is its summand. A
+    probability is a softmax's score, or a sigmoid over the sum of the token's. fractions: f, the
+    part of the choices that fell on each expert, [b, E] or [E] for all samples alike, without
+    gradient.
+    """
+    if score == "sigmoid":
+        scores = scores / (scores.sum(-1, keepdim=True) + LEAST_SUM)
+    means = scores.sum(1) / length
+    return (means * fractions).sum() * scores.shape[-1]
+
+
+def z_loss(logits: Tensor, *, length: int) -> Tensor:
+    """The sum over samples of the mean over `length` positions of log(sum exp)^2 (ST-MoE, arXiv
+    2202.08906, section 3.2): [.., E] -> a scalar."""
+    return logits.logsumexp(-1).square().sum() / length
+
+
+def with_loss(weights: Tensor, loss: Tensor, scale: float) -> Tensor:
+    """`weights`, whose backward also adds `scale` times the gradient of `loss`, a scalar that
+    nothing else reads."""
+    result: Tensor = _WithLoss.apply(weights, loss, scale) if loss.requires_grad else weights
+    return result
+
+
+class RowOrder(NamedTuple):
+    """Where rows are in the order in which they are sent.
+
+    sources [x k T]: the token of each row. places [x, k, T]: the row of each token, expert and
+    copy.
+    """
+
+    sources: Tensor
+    places: Tensor
+
+
+def rows_by_expert(experts: Tensor, counts: Tensor, *, parts: int = 1, copies: int = 1) -> RowOrder:
+    """The order of the rows of experts [T, k]: by block of experts, the experts being divided into
+    `parts` equal blocks, then by copy, by expert and by token. counts [E]: rows of each expert."""
+    tokens, k = experts.shape
+    by_token = experts.t().flatten()  # [k T]
+    order = (experts.flatten()).argsort(stable=True)  # by expert, then token: [T k] -> rows
+    pairs = order % k * tokens + order // k  # numbers of rows as in by_token
+    numbers = torch.arange(tokens * k, device=experts.device)
+    first = torch.empty_like(numbers)
+    first[pairs] = numbers
+    if copies == 1:
+        return RowOrder(order // k, first.view(1, k, tokens))
+    in_part = counts.view(parts, -1).sum(1)
+    before = in_part.cumsum(0) - in_part
+    part = by_token // (len(counts) // parts)
+    start, size = before[part] * (copies - 1), in_part[part]
+    places = torch.stack([first + start + size * copy for copy in range(copies)])
+    sources = torch.empty(copies * tokens * k, dtype=torch.int64, device=experts.device)
+    sources[places.flatten()] = numbers.remainder(tokens).repeat(copies)
+    return RowOrder(sources, places.view(copies, k, tokens))
+
+
+def dispatched_rows(x: Tensor, order: RowOrder) -> Tensor:
+    """The rows to send, tokens [T, h] -> [x k T, h]; backward sums the gradients of a token's rows
+    in the order of its experts."""
+    result: Tensor = _Dispatched.apply(x, *order)
+    return result
+
+
+def combined_rows(rows: Tensor, weights: Tensor, places: Tensor) -> Tensor:
+    """The results of the experts as they came back, [x k T, h], and weights [T, k] -> the weighted
+    sum of each token, [T, h]. Copies of a row, which are partial sums, are added; then the experts'
+    in ascending order. Saves kT rows for the gradient of the weights."""
+    result: Tensor = _Combined.apply(rows, weights, places)
+    return result
+
+
+def arrival_order(received: Tensor, rows: int) -> Tensor:
+    """Rows arrive by rank and, of one rank, by expert; this is the permutation that sorts them by
+    expert, then rank. received [n, E of this rank]: numbers of rows, `rows` in all -> [rows]."""
+    experts = torch.arange(received.shape[1], device=received.device).repeat(len(received))
+    return experts.repeat_interleave(received.flatten(), output_size=rows).argsort(stable=True)
+
+
+class _WideProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        wide = wide_dtype(x)
+        return x.to(wide) @ weight.to(wide).t()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        for_dx, for_dw = ctx.needs_input_grad
+        dx = (grad @ weight.to(grad.dtype)).to(x.dtype) if for_dx else None
+        dw = (grad.t() @ x.to(grad.dtype)).to(weight.dtype) if for_dw else None
+        return dx, dw
+
+
+class _WithLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, loss: Tensor, scale: float) -> Tensor:
+        ctx.scale, ctx.dtype = scale, loss.dtype
+        return weights.view_as(weights)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        return grad, torch.full((), ctx.scale, dtype=ctx.dtype, device=grad.device), None
+
+
+def _summed(rows: Tensor, places: Tensor, wide: torch.dtype) -> Tensor:
+    """The sum of the rows at places [n, T], in this order: [R, h] -> [T, h]."""
+    total = rows.index_select(0, places[0]).to(wide)
+    for place in places[1:]:
+        total.add_(rows.index_select(0, place))
+    return total
+
+
+class _Dispatched(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sources: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        return x.index_select(0, sources)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (places,) = ctx.saved_tensors
+        in_order = places.transpose(0, 1).flatten(0, 1)  # by expert, then copy
+        return _summed(grad, in_order, wide_dtype(grad)).to(grad.dtype), None, None
+
+
+class _Combined(torch.autograd.Function):
+    """Results are weighted and summed in the dtype of the weights and rounded once."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weights: Tensor, places: Tensor) -> Tensor:
+        own, copies, wide = places[0], len(places), weights.dtype
+        if copies > 1:  # [x k T, h] -> [k T, h], by expert of a token, then token
+            rows = _summed(rows, places.flatten(1), wide).to(rows.dtype)
+            own = torch.arange(len(rows), device=rows.device).view(own.shape)
+        total = None
+        for place, weight in zip(own, weights.t(), strict=True):
+            weighted = rows.index_select(0, place).to(wide).mul_(weight[:, None])
+            total = weighted if total is None else total.add_(weighted)
+        assert total is not None
+        ctx.save_for_backward(rows, weights, places)
+        return total.to(rows.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        rows, weights, places = ctx.saved_tensors
+        for_rows, for_weights = ctx.needs_input_grad[:2]
+        copies, k, tokens = places.shape
+        own = torch.arange(len(rows), device=rows.device).view(k, tokens)
+        own, wide = places[0] if copies == 1 else own, grad.to(weights.dtype)
+        d_rows = rows.new_empty(copies * len(rows), rows.shape[1]) if for_rows else None
+        d_weights = torch.empty_like(weights) if for_weights else None
+        for j, (place, weight) in enumerate(zip(own, weights.t(), strict=True)):
+            if d_weights is not None:
+                of_expert = rows.index_select(0, place).to(wide.dtype)
+                d_weights[:, j] = of_expert.mul_(wide).sum(-1)
+            if d_rows is not None:
+                part = (wide * weight[:, None]).to(rows.dtype)
+                for copy in range(copies):
+                    d_rows.index_copy_(0, places[copy, j], part)
+        return d_rows, d_weights, None
