@@ -46,8 +46,9 @@ class FeedForward(Protocol):
     def hidden(self) -> int:
         """Features of a position, in and out."""
 
-    def build(self, shard_context: ShardContext) -> nn.Module:
-        """The module of this rank: [b, s, h] -> [b, s, h] between layers."""
+    def build(self, shard_context: ShardContext, name: str) -> nn.Module:
+        """The module of this rank: [b, s, h] -> [b, s, h] between layers. name: its global name,
+        `layers.7.mlp`."""
 
 
 @dataclass(frozen=True)

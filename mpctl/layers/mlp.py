@@ -60,8 +60,8 @@ class MLPConfig:
         """Whether there are two first matrices, one of which gates the other."""
         return self.activation in GATED
 
-    def build(self, shard_context: ShardContext) -> ParallelMLP:
-        """The module of this rank."""
+    def build(self, shard_context: ShardContext, name: str = "mlp") -> ParallelMLP:
+        """The module of this rank; nothing in it depends on its name."""
         return ParallelMLP(self, shard_context)
 
 

@@ -46,12 +46,16 @@ from mpctl.layers.linear import (
 from mpctl.layers.norm import LayerNorm, Norm, PlainLayerNorm, RMSNorm
 from mpctl.layers.parameters import ONES, ZEROS, Init, shard_parameter
 from mpctl.layers.recompute import HostOffload
-from mpctl.sharding import View, local_range, local_size
-from mpctl.tensor_grid import Axes, TensorGrid
+from mpctl.layers.routing_log import RoutingLog
+from mpctl.sharding import EXPERTS, View, local_range, local_size
+from mpctl.tensor_grid import Axes, DimGrid, TensorGrid
 from mpctl.transport.group import Group
 
 ALONE = Group()
 GRID_OF_TP = TensorGrid()  # stands for the 1d grid of the tp ranks
+_EXPERT_AXES = DimGrid({"etp": 1, "ep": 1}, {"experts": "ep", "expert_ffn": "etp"})
+ALL_EXPERTS = View(EXPERTS, _EXPERT_AXES, shard_group="etp_ep", replica_group="edp")
+"""The view of experts all of which are on one rank."""
 
 
 class TensorParallel(Protocol):
@@ -127,9 +131,11 @@ class ShardContext:
     along the sequence (arXiv 2205.05198). dtype, device: those of parameters, torch's defaults by
     default. backend: the kernels of attention and norms. tensor_parallel: makes the modules of the
     mode of tensor parallelism. grid: that of the tp ranks, by default 1d; groups: this rank's
-    groups in a grid of another mode, by name (TensorGrid.groups). fp8: linear layers multiply in
-    fp8 (only 1d). offload: keeps saved inputs in host memory, for layers that are configured so.
-    rotary_tables: the rotary tables that layers share.
+    groups by name: in a grid of another mode (TensorGrid.groups), and `ep` and `etp_ep` where
+    experts are split. fp8: linear layers multiply in fp8 (only 1d). offload: keeps saved inputs in
+    host memory, for layers that are configured so. rotary_tables: the rotary tables that layers
+    share. expert_view: how the ranks hold experts. routing: the record of routers, with their
+    correction biases.
     """
 
     tp: Group = ALONE
@@ -144,6 +150,8 @@ class ShardContext:
     fp8: bool = False
     offload: HostOffload = field(default_factory=HostOffload)
     rotary_tables: RotaryTables = field(default_factory=RotaryTables)
+    expert_view: View = ALL_EXPERTS
+    routing: RoutingLog = field(default_factory=RoutingLog)
 
     def __post_init__(self) -> None:
         if self.grid is GRID_OF_TP:
@@ -171,16 +179,29 @@ class ShardContext:
         local_size(size, parts=self.grid.parts(axes))
         return self.grid.block(size, axes, self.coords)
 
+    @property
+    def expert_group(self) -> Group:
+        """The group whose ranks exchange the rows of experts: `ep`, or `etp_ep` where an expert is
+        split."""
+        axes = self.expert_view.grid.axes
+        if self.expert_view.grid.size == 1:
+            return ALONE
+        return self.groups["ep" if axes["etp"] == 1 else self.expert_view.shard_group]
+
     def parameter(
         self, shape: tuple[int, ...], dims: tuple[str, ...], init: Init,
-        parts: Sequence[int] | None = None,
+        parts: Sequence[int] | None = None, *, view: View | None = None,
     ) -> nn.Parameter:  # fmt: skip
         """This rank's part of a parameter of these named dimensions, uninitialised, marked with the
         group over which its gradient is a partial sum. parts: sizes of the fused parts along the
-        first dimension, each of which is split separately. Raises ValueError if the grid does not
-        divide a dimension."""
-        shard = View(grid=self.grid).shard(shape, dims, self.tp.rank, parts)
-        partial = self.grid.partial_kind(dims)
+        first dimension, each of which is split separately. view: that of the parameter, by default
+        the dense one. Raises ValueError if the grid does not divide a dimension."""
+        if view is None:
+            view, rank = View(grid=self.grid), self.tp.rank
+        else:
+            rank = self.groups[view.shard_group].rank if view.grid.size > 1 else 0
+        shard = view.shard(shape, dims, rank, parts)
+        partial = view.grid.partial_kind(dims)
         return shard_parameter(
             shard, init=init, partial=partial, dtype=self.dtype, device=self.device
         )

@@ -38,8 +38,9 @@ decoder positions, s encoder positions.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
-from typing import Any, ClassVar, TypedDict, Unpack
+from typing import Any, ClassVar, Protocol, TypedDict, Unpack, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -67,6 +68,15 @@ class Attended(TypedDict, total=False):
     cache: KeyValueCache | None
 
 
+@runtime_checkable
+class ReusesChoice(Protocol):
+    """A module whose forward makes discrete choices, which full recomputation must not make again:
+    experts of tokens. forward(x, first=[]) adds its choices to the list; a repetition is given the
+    same list, no longer empty, and reads them."""
+
+    reuses_choice: bool
+
+
 class ResidualLayer(nn.Module):
     """Base of the transformer layers.
 
@@ -77,6 +87,7 @@ class ResidualLayer(nn.Module):
     """
 
     RNG_SITES: ClassVar[tuple[str, ...]] = ()
+    mlp: nn.Module
 
     def __init__(self, config: LayerConfig, shard_context: ShardContext, rng_site: str) -> None:
         super().__init__()
@@ -103,6 +114,8 @@ class ResidualLayer(nn.Module):
         given = chain((hidden, *inputs, *kwargs.values()), self.parameters())
         if not any(isinstance(x, Tensor) and x.requires_grad for x in given):
             return compute(hidden, *inputs, rng, **kwargs)
+        if isinstance(self.mlp, ReusesChoice):
+            kwargs["first"] = []
         return checkpointed(
             compute,
             hidden,
@@ -116,6 +129,10 @@ class ResidualLayer(nn.Module):
 
     def _compute(self, hidden: Tensor, *inputs: Any, **kwargs: Any) -> Tensor:
         raise NotImplementedError
+
+    def _feed_forward(self, first: list[Any] | None) -> Callable[[Tensor], Tensor]:
+        """The MLP. first: choices of the first forward; see ReusesChoice."""
+        return self.mlp if first is None else partial(self.mlp, first=first)
 
     def _branch(
         self,
@@ -172,7 +189,7 @@ class ParallelTransformerLayer(ResidualLayer):
         )
         self.attention_output_norm = self._norm() if has_result else None
         self.mlp_norm = self._norm() if has_first and not shares else None
-        self.mlp = config.mlp.build(shard_context)
+        self.mlp = config.mlp.build(shard_context, f"{rng_site}.mlp")
         self.mlp_output_norm = self._norm() if has_result else None
 
     def forward(
@@ -182,27 +199,37 @@ class ParallelTransformerLayer(ResidualLayer):
         return self._checkpointed(hidden, rng=rng, **attended)
 
     def _compute(
-        self, hidden: Tensor, rng: CounterRNG | None, **attended: Unpack[Attended]
+        self,
+        hidden: Tensor,
+        rng: CounterRNG | None,
+        first: list[Any] | None = None,
+        **attended: Unpack[Attended],
     ) -> Tensor:
+        feed_forward = self._feed_forward(first)
+
         def attend(x: Tensor) -> Tensor:
             return self.attention(x, rng, **attended)
 
         if self.config.parallel_residual:
-            return self._both(hidden, attend, rng)
+            return self._both(hidden, attend, feed_forward, rng)
         hidden = self._branch(
             "attention", hidden, self.attention_norm, attend, rng, self.attention_output_norm
         )
-        return self._branch("mlp", hidden, self.mlp_norm, self.mlp, rng, self.mlp_output_norm)
+        return self._branch("mlp", hidden, self.mlp_norm, feed_forward, rng, self.mlp_output_norm)
 
     def _both(
-        self, hidden: Tensor, attend: Callable[[Tensor], Tensor], rng: CounterRNG | None
+        self,
+        hidden: Tensor,
+        attend: Callable[[Tensor], Tensor],
+        feed_forward: Callable[[Tensor], Tensor],
+        rng: CounterRNG | None,
     ) -> Tensor:
         """x + drop(attention(norm(x))) + drop(mlp(norm(x))), with one norm or two."""
         assert self.attention_norm is not None
         read = self.attention_norm(hidden)
         both = self._dropout_add(attend(read), rng, "attention", hidden)
         read = read if self.mlp_norm is None else self.mlp_norm(hidden)
-        return self._dropout_add(self.mlp(read), rng, "mlp", both)
+        return self._dropout_add(feed_forward(read), rng, "mlp", both)
 
 
 NO_CACHES = DecoderCaches()
@@ -238,7 +265,7 @@ class ParallelDecoderLayer(ResidualLayer):
             config.attention, shard_context, "cross.probabilities", recompute=recompute
         )
         self.mlp_norm = self._norm()
-        self.mlp = config.mlp.build(shard_context)
+        self.mlp = config.mlp.build(shard_context, f"{rng_site}.mlp")
 
     def forward(
         self,
@@ -268,6 +295,7 @@ class ParallelDecoderLayer(ResidualLayer):
         mask: Tensor | None,
         context_mask: Tensor | None,
         caches: DecoderCaches,
+        first: list[Any] | None = None,
     ) -> Tensor:
         def attend(x: Tensor) -> Tensor:
             return self.attention(x, rng, bias=bias, mask=mask, cache=caches.own)
@@ -277,4 +305,4 @@ class ParallelDecoderLayer(ResidualLayer):
 
         hidden = self._branch("attention", hidden, self.attention_norm, attend, rng)
         hidden = self._branch("cross", hidden, self.cross_norm, attend_to_context, rng)
-        return self._branch("mlp", hidden, self.mlp_norm, self.mlp, rng)
+        return self._branch("mlp", hidden, self.mlp_norm, self._feed_forward(first), rng)

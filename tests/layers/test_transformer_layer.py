@@ -186,7 +186,7 @@ class Doubled:
 
     hidden: int
 
-    def build(self, shard_context: ShardContext) -> nn.Module:
+    def build(self, shard_context: ShardContext, name: str = "") -> nn.Module:
         class Twice(nn.Module):
             def forward(self, x: Tensor) -> Tensor:
                 return 2 * x

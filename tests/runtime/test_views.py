@@ -94,7 +94,7 @@ class ToyMLP(ParallelMLP):
 
 @dataclass(frozen=True)
 class ToyConfig(MLPConfig):
-    def build(self, shard_context: ShardContext) -> ParallelMLP:
+    def build(self, shard_context: ShardContext, name: str = "") -> ParallelMLP:
         return ToyMLP(self, shard_context)
 
 
