@@ -105,8 +105,7 @@ def groups_part(
 def ranks_part(plan: Plan, topology: Topology) -> Table:
     """Every rank with its node, its coordinates and its layers."""
     parts = topology.parts
-    dense = (name for axis in topology.whole_order for name in (axis, *parts.get(axis, ())))
-    names = dict.fromkeys((*dense, *(axis for view in topology.views for axis in view.order)))
+    names = (name for axis in topology.whole_order for name in (axis, *parts.get(axis, ())))
     axes = [name for name in names if topology.group_size(name) > 1]
     rows = []
     for rank in range(topology.world_size):

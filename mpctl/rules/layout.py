@@ -9,7 +9,6 @@ from mpctl.axes import (
     AXIS_NAMES,
     CHOSEN_AXES,
     chosen_ranks,
-    dense_order,
     order_hint,
     parse_order,
     sizes_text,
@@ -85,10 +84,10 @@ def _other_node(job: JobSpec, ranks: int) -> list[Offer]:
 
 
 def order_rules(job: JobSpec) -> Iterator[Check]:
-    """parallel.order names each axis once."""
+    """parallel.order names each axis once, and ep at most once."""
     p = job.parallel
     try:
-        parse_order(dense_order(p.order), job.sizes)
+        parse_order(p.order, {**job.sizes, "ep": 1}, (*AXIS_NAMES, "ep"))
     except ValueError as error:
         hint = order_hint(AXIS_NAMES)
         yield Check("axis-order", "error", "parallel.order", str(error), hint)
@@ -112,14 +111,14 @@ def domain_rules(draft: LayoutDraft) -> Iterator[Check]:
     noun = (
         "tensor-parallel group leaves its" if count == 1 else "tensor-parallel groups leave their"
     )
-    message = f"{count} {noun} {_domain_text(domain, topology.gpus_per_node)}: {named}{more}"
+    message = f"{count} {noun} {domain_text(domain, topology.gpus_per_node)}: {named}{more}"
     allowed, offer = job.parallel.allow_tp_across_nodes, _tp_of_a_domain(job, domain.ranks)
     more = "" if allowed else "--allow-tp-across-nodes to do it on purpose"
     check = refusal(rule, where, message, offer, more=more)
     yield check._replace(status="warning") if allowed else check
 
 
-def _domain_text(domain: LinkLevel, per_node: int) -> str:
+def domain_text(domain: LinkLevel, per_node: int) -> str:
     """`node of 8 GPUs`, `NVLink domain of 8 GPUs` or `NVLink domain of 64 GPUs (16 nodes)`."""
     nodes = f" ({domain.ranks // per_node} nodes)" if domain.ranks > per_node else ""
     return f"{domain.name} of {plural(domain.ranks, 'GPU')}{nodes}"

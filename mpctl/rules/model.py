@@ -94,7 +94,7 @@ def rotary_rules(job: JobSpec) -> Iterator[Check]:
     model = job.model
     if model is None or model.position != "rotary":
         return
-    if model.head_dim is not None and model.head_dim % 2:
+    if model.head_dim is not None and model.head_dim % 2 and not model.is_mla:
         yield Check("rotary-head-dim", "error", "model.head_dim",
                     f"{model.head_dim} is odd, but rotary positions turn pairs of columns",
                     f"use {model.head_dim + 1}, or model.position learned")  # fmt: skip

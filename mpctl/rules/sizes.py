@@ -42,6 +42,11 @@ def splits_each_expert(model: ModelSpec, etp: int) -> bool:
     return etp == 1 or (model.experts is not None and model.expert_width % etp == 0)
 
 
+def kept_experts(model: ModelSpec) -> int:
+    """The number of experts in the groups that a token keeps."""
+    return (model.experts or 0) // model.router_groups * model.router_groups_per_token
+
+
 def views_agree(
     sizes: Mapping[str, int], expert_sizes: Mapping[str, int], order: str
 ) -> bool:  # fmt: skip

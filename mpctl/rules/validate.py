@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from mpctl.errors import Offer
 from mpctl.layout.draft import LayoutDraft
-from mpctl.rules import launched, layout, model, runtime, tensor_mode, training
+from mpctl.rules import experts, launched, layout, model, runtime, tensor_mode, training
 from mpctl.rules.check import MOST_OFFERED, Check, way_out
 from mpctl.spec.job import JobSpec, changed_job
 
@@ -46,6 +46,8 @@ RULES: tuple[Rule | DraftRule, ...] = (
     Rule(layout.order_rules, LAYOUT),
     DraftRule(layout.domain_rules, LAYOUT),
     Rule(layout.link_rules, LAYOUT),
+    Rule(experts.view_rules, LAYOUT | {"model"}),
+    DraftRule(experts.expert_domain_rules, LAYOUT | SHAPE | BATCH),
     DraftRule(layout.pipeline_rules, SHAPE | BATCH),
     Rule(runtime.runtime_rules, LAYOUT | BATCH),
     Rule(runtime.start_rules, LAYOUT | SHAPE | BATCH),
@@ -57,6 +59,11 @@ RULES: tuple[Rule | DraftRule, ...] = (
     Rule(model.family_rules, SHAPE),
     Rule(launched.variant_rules, {"model"}),
     Rule(launched.launched_rules, SHAPE | BATCH | {"cluster", "launch"}),
+    Rule(experts.expert_size_rules, SHAPE),
+    Rule(experts.expert_mode_rules, SHAPE),
+    Rule(experts.router_rules, {"model"}),
+    Rule(experts.latent_rules, {"model"}),
+    Rule(experts.balance_rules, {"model", "training"}),
     Rule(model.decoder_rules, SHAPE),
     Rule(model.relative_rules, {"model"}),
     Rule(model.head_rules, SHAPE),

@@ -23,7 +23,7 @@ SMALL = {
 @pytest.mark.parametrize(
     ("key", "value"),
     [("attention_softcap", 50.0), ("logit_softcap", 30.0), ("mtp_layers", 1),
-     ("head_bias", True), ("rotary_scaling_type", "linear")],
+     ("head_bias", True), ("rotary_scaling_type", "yarn")],
 )  # fmt: skip
 def test_what_workers_do_not_compute_is_planned_and_not_launched(key: str, value: Any) -> None:
     job = load_job(None, {**SMALL, f"model.{key}": value})
@@ -71,23 +71,12 @@ def test_keys_that_do_not_go_together_are_refused(keys: dict[str, Any], where: s
     assert all(check.hint for check in errors)
 
 
-def test_experts_and_latent_attention_are_one_issue() -> None:
-    experts = {"model.experts": 8, "model.expert_ffn": 64, "model.kv_lora_rank": 4}
-    with pytest.raises(InputError) as caught:
-        load_job(None, {**SMALL, **experts, "parallel.ep": 2, "parallel.tpp": 1})
-    told, other = caught.value.issues
-    assert told.rule == "not-planned" and other.where == "parallel.tpp"
-    for word in ("mixtures of experts", "MLA", "experts, expert_ffn, kv_lora_rank, parallel.ep"):
-        assert word in told.message
-
-
 @pytest.mark.parametrize(
     ("key", "words"),
     [
         ("model.num_experts", "mixtures of experts are not planned yet: num_experts"),
         ("model.moe_intermediate_size", "mixtures of experts are"),
         ("parallel.expert_model_parallel_size", "parallel.expert_model_parallel_size"),
-        ("model.qk_rope_head_dim", "multi-head latent attention (MLA) is not planned yet"),
     ],
 )
 def test_they_are_known_by_the_names_of_other_software(key: str, words: str) -> None:

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.rotary import Rotary
-from mpctl.layers.attention import AttentionConfig
-from mpctl.layers.config import LayerConfig
+from mpctl.layers.config import AttentionConfig, LayerConfig
 from mpctl.layers.linear import WEIGHTS
 from mpctl.layers.mlp import MLPConfig
 from mpctl.layers.parameters import initialise
