@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from benchmarks.model_speed import BATCH, HEADS, HIDDEN, LAYERS, SEQ, PlainModel, parallelized
 from benchmarks.turns import Spent, in_turns, print_against
-from mpctl.layers.config import AttentionConfig, LayerConfig
+from mpctl.layers.attention import AttentionConfig
+from mpctl.layers.config import LayerConfig
 from mpctl.layers.mlp import MLPConfig
 from mpctl.layers.parameters import initialise
 from mpctl.layers.shard_context import ShardContext

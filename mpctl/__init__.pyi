@@ -3,7 +3,7 @@
 from mpctl.errors import DoesNotFit as DoesNotFit
 from mpctl.errors import InputError as InputError
 from mpctl.errors import Issue as Issue
-from mpctl.layers.config import AttentionConfig as AttentionConfig
+from mpctl.layers.attention import AttentionConfig as AttentionConfig
 from mpctl.layers.config import LayerConfig as LayerConfig
 from mpctl.layers.embedding import VocabParallelEmbedding as VocabParallelEmbedding
 from mpctl.layers.linear import ColumnParallelLinear as ColumnParallelLinear

@@ -219,7 +219,8 @@ class Topology:
         return {axis: rank // self.strides[axis] % size for axis, size in self.sizes.items()}
 
     def whole_coords(self, rank: int) -> dict[str, int]:
-        """Coordinate of a rank along every axis, a factored axis coming before its parts.
+        """Coordinate of a rank along every axis, a factored axis coming before its parts, then
+        along those that only the views have.
 
         >>> grid = Topology.of({"tp": 4, "dp": 2}).factored("tp", {"col": 2, "row": 2})
         >>> grid.whole_coords(6)
@@ -230,6 +231,8 @@ class Topology:
             if axis in self.parts:
                 found[axis] = self.group(rank, axis).index(rank)
             found |= {part: coords[part] for part in self.parts.get(axis, (axis,))}
+        for view in self.views:
+            found |= {axis: at for axis, at in view.coords(rank).items() if axis not in found}
         return found
 
     def rank(self, **coords: int) -> int:

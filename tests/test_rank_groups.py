@@ -21,6 +21,7 @@ from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.parallel import ParallelSpec
 from mpctl.tensor_grid import TensorGrid
 from mpctl.topology import Topology
+from tests.cli.calls import Mpctl, caller
 from tests.jobs import job_of
 
 RECORDED = json.loads((Path(__file__).parent / "recorded" / "rank_groups.json").read_text("utf-8"))
@@ -152,6 +153,81 @@ def test_experts_are_a_view_of_the_same_ranks(case: dict[str, Any]) -> None:
         axes = kind.split("-")
         of_experts = bool({"etp", "ep", "edp"} & set(axes))
         assert lists(experts if of_experts else dense, *axes) == groups, kind
+
+
+def listed_by_plan(call: Mpctl, case: dict[str, Any]) -> dict[str, Any]:
+    """The JSON of `mpctl plan` for a layout, its dp left open."""
+    sizes = [word for axis in ("tp", "cp", "pp", "ep", "etp") for word in (f"--{axis}", case[axis])]
+    said = call("plan", "--nodes", 2, "--gpus-per-node", case["world_size"] // 2, *sizes,
+                "--order", case["order"], "--allow-tp-across-nodes", "--json")  # fmt: skip
+    assert said.code == 0, said.out
+    document: dict[str, Any] = said.document
+    return document
+
+
+@pytest.mark.parametrize("case", EXPERTS["cases"], ids=lambda case: case["order"])
+def test_the_command_lists_the_groups_of_both_views(
+    case: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = listed_by_plan(caller(capsys), case)
+    assert found["sizes"] == {axis: case[axis] for axis in DENSE}
+    assert found["expert_sizes"] == {axis: case[axis] for axis in EXPERT}
+    for kind, groups in case["groups"].items():
+        name = kind.replace("-", "_")
+        assert found["groups"].get(name, groups) == groups, kind
+    assert {*DENSE, *EXPERT, "dp_cp", "mp", "etp_ep"} <= set(found["groups"])
+
+
+def by_coordinates(case: dict[str, Any], order: list[str], kind: str) -> list[list[int]]:
+    """Groups by the rank law read as a sentence: ranks with the same coordinates along every other
+    axis, of which the first of the order varies fastest."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(case["world_size"]):
+        rest, others = rank, []
+        for axis in order:
+            rest, at = divmod(rest, case[axis])
+            others += [at] if axis not in kind.split("_") else []
+        groups.setdefault(tuple(others), []).append(rank)
+    return sorted(groups.values())
+
+
+ORDERS = [
+    # tp, cp, dp, pp, etp, ep, edp, order
+    (2, 1, 8, 1, 1, 8, 2, "tp-ep-dp-pp"),
+    (2, 1, 4, 2, 2, 2, 2, "tp-ep-dp-pp"),
+    (2, 2, 2, 2, 2, 2, 2, "tp-cp-ep-pp-dp"),
+    (4, 1, 2, 2, 4, 2, 1, "tp-cp-pp-ep-dp"),
+    (1, 1, 8, 2, 1, 4, 2, "ep-dp-pp"),
+    (2, 2, 4, 1, 1, 2, 8, "dp-ep-cp-tp"),
+    (1, 2, 2, 4, 1, 4, 1, "cp-dp-pp"),
+    (2, 2, 2, 2, 4, 1, 2, "pp-tp-cp-dp"),
+]
+
+
+@pytest.mark.parametrize("row", ORDERS, ids=lambda row: row[-1])
+def test_ep_may_stand_anywhere_in_the_order(
+    row: tuple[Any, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = dict(zip(("tp", "cp", "dp", "pp", "etp", "ep", "edp", "order"), row, strict=True))
+    case["world_size"] = 16
+    named = case["order"].split("-")
+    dense = [*(a for a in named if a != "ep"), *(a for a in DENSE if a not in named)]
+    names = {"tp": "etp", "dp": "edp"}
+    whole = [*named, *(a for a in DENSE if a not in named)]
+    if "ep" not in named:
+        whole.insert(whole.index("cp"), "ep")
+    experts = [names.get(axis, axis) for axis in whole if axis != "cp"]
+    found = listed_by_plan(caller(capsys), case)
+    assert found["expert_order"].split("-") == experts
+    for kind in (*DENSE, "dp_cp"):
+        assert found["groups"][kind] == by_coordinates(case, dense, kind), kind
+    for kind in ("etp", "ep", "edp", "etp_ep"):
+        assert found["groups"][kind] == by_coordinates(case, experts, kind), kind
+    for rank in found["ranks"]:
+        coords = rank["coords"]
+        for axis in (*DENSE, "etp", "ep", "edp"):
+            (group,) = [g for g in found["groups"][axis] if rank["rank"] in g]
+            assert group.index(rank["rank"]) == coords[axis], axis
 
 
 def test_a_view_holds_every_rank_once() -> None:

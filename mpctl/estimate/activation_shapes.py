@@ -12,16 +12,24 @@ from math import prod
 from typing import Literal, NamedTuple
 
 from mpctl.estimate.attention import fuses_variants, kernels_of
-from mpctl.estimate.communication import local_sizes
+from mpctl.estimate.communication import Sizes, local_sizes
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.kernel_sets import KernelSet
 from mpctl.operators.matmul import Dims
 from mpctl.sharding import padded_vocab
 from mpctl.spec.job import JobSpec
+from mpctl.spec.model import ModelSpec
+from mpctl.tensor_grid import FEATURES
 from mpctl.units import DTYPE_BYTES
 
 Width = Literal["value", "operand", "float", "mask", "index"]
 """Bytes of an element: of activations, of a product's operands, of float32 at least, 1, 8."""
+
+
+def is_outer(dims: Dims) -> bool:
+    """Whether a tensor of these dimensions is outside the parallel regions of tp, where sequence
+    parallelism leaves each rank 1/tp of it: without features, and not of rows sent to experts."""
+    return dims[-1] not in FEATURES and "routed" not in dims
 
 
 class SavedTensor(NamedTuple):
@@ -57,7 +65,11 @@ class ActivationShapes(NamedTuple):
     many parts heads are cut. splits: whether sequence parallelism is on. input_parts: into how many
     parts the saved input of a recomputed layer is cut among the ranks of tp; 0 where it is
     offloaded from the device. fetched_parts: the same for the input that backward prefetches from
-    the host (layers/recompute.py); 0 where nothing is prefetched.
+    the host (layers/recompute.py); 0 where nothing is prefetched. queries: columns of queries and
+    of keys in latent attention, where inner are those of the values; latents: of what queries, and
+    what keys with values, are computed from. routed: rows that the experts of the fullest rank
+    compute; experts: of a layer, on all ranks, and local_experts on one; expert_ffn, shared_ffn:
+    columns of one expert and of the shared ones.
     """
 
     kernels: KernelSet
@@ -91,6 +103,29 @@ class ActivationShapes(NamedTuple):
     recompute: str
     input_parts: int
     fetched_parts: int
+    queries: int = 0
+    latents: tuple[int, int] = (0, 0)
+    routed: int = 0
+    experts_per_token: int = 0
+    experts: int = 0
+    local_experts: int = 0
+    expert_ffn: int = 0
+    shared_ffn: int = 0
+
+    @property
+    def gate(self) -> int:
+        """Columns of the gate of shared experts."""
+        return 1
+
+    @property
+    def query_latent(self) -> int:
+        """Columns of the latent of queries."""
+        return self.latents[0]
+
+    @property
+    def key_latent(self) -> int:
+        """Columns of the latent of keys and values, without the part with positions."""
+        return self.latents[1]
 
     @property
     def joined(self) -> int:
@@ -167,8 +202,8 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
         seq=sizes["seq"],
         decoder_seq=sizes["decoder_seq"],
         hidden=sizes["hidden"],
-        inner=model.heads * model.head_size // features,
-        kv=2 * model.kv_heads * model.head_size // features,
+        inner=model.heads * model.v_size // features,
+        kv=key_value_columns(model) // features,
         heads=model.heads // features,
         ffn=model.ffn // features,
         vocab=min(vocab // features, model.vocab) if is_narrowed else vocab // features,
@@ -187,7 +222,32 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
         recompute=t.recompute,
         input_parts=0 if t.offload_activations else input_parts,
         fetched_parts=input_parts if _fetches_ahead(layout) else 0,
+        queries=model.heads * model.qk_size // features,
+        latents=(model.q_lora_rank or 0, model.kv_lora_rank or 0),
+        **_experts_sizes(layout, sizes),
     )
+
+
+def key_value_columns(model: ModelSpec) -> int:
+    """Columns of the product that computes keys and values, of all heads."""
+    if model.is_mla:
+        return model.heads * ((model.qk_nope_head_dim or 0) + model.v_size)
+    return 2 * model.kv_heads * model.head_size
+
+
+def _experts_sizes(layout: JobLayout, sizes: Sizes) -> dict[str, int]:
+    """The sizes of a layer with experts on this rank; none of other models."""
+    model = layout.model
+    if model.experts is None:
+        return {}
+    return {
+        "routed": sizes["routed"],
+        "experts_per_token": model.experts_per_token,
+        "experts": model.experts,
+        "local_experts": model.experts // layout.job.parallel.ep,
+        "expert_ffn": model.expert_width // layout.job.parallel.etp,
+        "shared_ffn": model.shared_expert_ffn // layout.grid.feature_parts,
+    }
 
 
 def _fetches_ahead(layout: JobLayout) -> bool:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from math import prod
 from typing import NamedTuple
 
 from mpctl.estimate.activation_shapes import ActivationShapes, SavedTensor
@@ -32,6 +33,7 @@ from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.layer import SOURCE, Activation, Loss, Operation, OperatorGroup
 from mpctl.operators.matmul import Dims, MatMul
 from mpctl.operators.table import StackPart, StageSlice
+from mpctl.tensor_grid import FEATURES
 
 
 class ChunkBytes(NamedTuple):
@@ -211,9 +213,12 @@ def _layer(shapes: ActivationShapes, block: OperatorGroup) -> LayerBytes:
     mlp = shapes.bytes_of(of_last)
     scores = shapes.bytes_of(t for t in (*layer.saved, *layer.recomputed) if t.is_scores)
     repeated = again - (own if shapes.input_parts == 1 else 0) if recomputes_all else 0.0
-    (activation,) = (one for one in block.flat if isinstance(one, Activation))
+    activation = next(one for one in block.flat if isinstance(one, Activation))
     features: int = getattr(shapes, activation.reads[-1])
     inner, matrix = rows * features * shapes.value, matrix_bytes(shapes, features)
+    if activation.reads[0] == "routed":
+        inner = shapes.routed * features * shapes.value
+        matrix *= shapes.local_experts
     gathers = 2 * stream if shapes.splits else 0.0
     product = product_bytes(shapes, x=inner, w=matrix, y=own) + gathers
     product += cast_bytes(shapes, x=inner, y=stream)
@@ -251,14 +256,24 @@ def _deferred(shapes: ActivationShapes, product: MatMul, own: float) -> float:
     own: bytes of hidden states on this rank. Cross attention's source waits once a chunk."""
     weight = product.matrix
     total = 0.0
+    if product.is_grouped:
+        columns = (
+            prod(weight.shape[1:])
+            * shapes.expert_ffn
+            // weight.shape[weight.dims.index("expert_ffn")]
+            // shapes.hidden
+        )
+        return float(shapes.routed * (shapes.hidden + columns) * shapes.operand)
     for dim, size in zip(weight.dims, weight.shape, strict=True):
         is_read = dim in product.reads
         if is_read and dim == "hidden":
             total += 0.0 if product.value == SOURCE else shapes.deferred_input(own)
             continue
         rows = shapes.batch * getattr(shapes, (product.reads if is_read else product.writes)[1])
-        columns = shapes.hidden if dim == "hidden" else size // shapes.feature_parts
-        total += rows * columns * shapes.operand
+        parts = shapes.feature_parts if dim in FEATURES else 1
+        columns = shapes.hidden if dim == "hidden" else size // parts
+        split = shapes.tp if shapes.splits and dim not in FEATURES and dim != "hidden" else 1
+        total += rows * columns * shapes.operand / split
     return total
 
 

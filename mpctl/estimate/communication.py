@@ -19,7 +19,9 @@ from math import prod
 from typing import Literal, NamedTuple
 
 from mpctl.collectives import Kind
+from mpctl.estimate.routing import expert_load
 from mpctl.layout.job_layout import JobLayout
+from mpctl.operators.flops import sequence_sizes
 from mpctl.operators.grad_flow import frozen_by
 from mpctl.operators.layer import LayerStack
 from mpctl.operators.matmul import Dims, ParameterSpec
@@ -33,21 +35,22 @@ Sizes = Mapping[str, int]
 
 def batch_sizes(layout: JobLayout) -> Sizes:
     """Elements of one micro batch on one rank of cp, by dimension, before tp splits them."""
-    model, cp = layout.model, layout.job.parallel.cp
-    return {
-        "batch": layout.job.training.micro_batch_size,
-        "seq": model.seq_length // cp,
-        "decoder_seq": (model.decoder_seq_length or 0) // cp,
-        "hidden": model.hidden,
-    }
+    job, model = layout.job, layout.model
+    batch = job.training.micro_batch_size
+    sizes = sequence_sizes(model, batch=batch, cp=job.parallel.cp)
+    sizes["hidden"] = model.hidden
+    return sizes
 
 
 def local_sizes(layout: JobLayout) -> Sizes:
     """Elements of one micro batch on one rank between the layers, by dimension: `batch_sizes` with
-    samples and hidden states cut by the grid of tp. Sequence parallelism is the caller's."""
+    samples and hidden states cut by the grid of tp. Sequence parallelism is the caller's, but for
+    `routed`, the rows that the experts of the fullest rank compute (routing.py)."""
     sizes, grid = dict(batch_sizes(layout)), layout.grid
     sizes["batch"] //= grid.sample_parts
     sizes["hidden"] //= grid.hidden_parts
+    if "routed" in sizes:
+        sizes["routed"] = expert_load(layout).rows
     return sizes
 
 

@@ -20,6 +20,7 @@ from mpctl.estimate.activations import ChunkBytes, stage_chunks
 from mpctl.estimate.kernels import MissingFigure, OpTimes
 from mpctl.estimate.memory import StageMemory, layout_memory
 from mpctl.estimate.network import MissingLink
+from mpctl.estimate.routing import expert_load, largest_of_normals, rank_tokens
 from mpctl.estimate.saved import layer_activations
 from mpctl.estimate.step import PARTS, StepTime
 from mpctl.estimate.time import StepTimeModel, get_clock
@@ -118,6 +119,39 @@ def _layer(prefix: str, times: OpTimes, cover: str) -> Iterator[Figure]:
 
 def _seconds(name: str, value: float, formula: str, numbers: str, source: str = "") -> Figure:
     return Figure(name, value, "s", formula, numbers, source)
+
+
+def explain_experts(layout: JobLayout) -> Iterator[Figure]:
+    """Parameters that one token meets, and the load of the ranks; none for dense models."""
+    model, table = layout.model, layout.table
+    if model.experts is None:
+        return
+    chosen, sizes = model.experts_per_token, layout.job.expert_sizes
+    total, active = table.numel, table.active_numel(chosen)
+    yield Figure("parameters.total", total, "", "all parameters, each once", count_text(total))
+    yield Figure(
+        "parameters.active", active, "", "those that one token meets: of the experts k / E",
+        f"{count_text(total)} - those of {model.experts - chosen} of {model.experts} experts",
+    )  # fmt: skip
+    found, ep = expert_load(layout), sizes["ep"]
+    tokens = rank_tokens(layout) * sizes["etp"] * ep
+    yield Figure(
+        "routing.random", found.random, "", "1 + z sqrt(ep / (k x tokens)): random routing",
+        f"1 + {largest_of_normals(ep):.3g} x sqrt({ep} / ({chosen} x {tokens:g}))",
+    )  # fmt: skip
+    yield Figure(
+        "routing.largest", found.largest, "", "min(ep, E / k): every token to one rank",
+        f"min({ep}, {model.experts} / {chosen})",
+    )  # fmt: skip
+    is_stated = layout.job.training.moe_load is not None
+    yield Figure(
+        "routing.load", found.load, "", "rows of the fullest rank of experts over the mean",
+        "training.moe_load" if is_stated else "routing.random",
+    )  # fmt: skip
+    yield Figure(
+        "routing.rows", found.rows, "", "etp x k x positions of a rank x load",
+        f"{sizes['etp']} x {chosen} x {rank_tokens(layout):g} x {found.load:.4g}",
+    )  # fmt: skip
 
 
 PAPER, ZERO_PAPER = "arXiv 2205.05198", "arXiv 1910.02054"

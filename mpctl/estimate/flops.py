@@ -102,9 +102,7 @@ def _passes(kinds: Collection[Kind], *, inputs: int, weights: int = 0) -> int:
 
 
 def _counter(layout: JobLayout) -> FlopCounter:
-    p, model = layout.job.parallel, layout.model
-    width = model.heads * model.head_size
-    return FlopCounter(batch_sizes(layout), p.tp, p.cp, p.sequence_parallel, width)
+    return FlopCounter.of(layout.model, layout.job.parallel, batch_sizes(layout))
 
 
 class Utilization(NamedTuple):

@@ -60,6 +60,12 @@ class Estimate:
         """Parameters of the model, each counted once, padding of the vocabulary included."""
         return self.layout.table.numel
 
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token meets: of a layer with experts, those of the ones that it is
+        sent to. Equal to `parameters` for a dense model."""
+        return self.layout.table.active_numel(self.layout.model.experts_per_token)
+
     @cached_property
     def memory(self) -> tuple[StageMemory, ...]:
         """Memory of one rank of each stage."""

@@ -288,6 +288,8 @@ def rotary_table_bytes(layout: JobLayout, stage: int, shapes: ActivationShapes) 
     layers = (layer for part in layout.stage_slices(stage) for layer in part.layers)
     laws = {_law(model, layer) for layer in layers}
     turned = int(model.head_size * model.rotary_fraction)
+    if model.is_mla:
+        turned = model.qk_rope_head_dim or 0
     return len(laws) * shapes.seq * turned * max(4, shapes.value)
 
 
@@ -295,7 +297,8 @@ def _law(model: ModelSpec, layer: int) -> tuple[float, bool]:
     """What determines the angles of a layer: a base, and whether it is stretched."""
     own = model.window_rotary_base
     if own is None or model.window_of(layer) is None:
-        return model.rotary_base, model.rotary_scaling is not None
+        is_scaled = model.rotary_scaling is not None or model.yarn_scaling is not None
+        return model.rotary_base, is_scaled
     return own, False
 
 

@@ -20,12 +20,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from mpctl.estimate.activation_shapes import ActivationShapes, SavedTensor, Width
+from mpctl.estimate.activation_shapes import ActivationShapes, SavedTensor, Width, is_outer
 from mpctl.operators.layer import (
     CONTEXT,
     SOURCE,
     Activation,
     AttentionOp,
+    Combine,
+    Dispatch,
     Dropout,
     Loss,
     Norm,
@@ -34,7 +36,6 @@ from mpctl.operators.layer import (
     Residual,
 )
 from mpctl.operators.matmul import Dims, MatMul
-from mpctl.tensor_grid import FEATURES
 
 LOSS_FLOATS = 4  # of each token: its loss, the softmax's maximum and sum, the target's logit
 
@@ -82,6 +83,10 @@ def forward_activations(
             kept.add(operation.value)
         elif isinstance(operation, Activation):
             saved += _activation(shapes, operation)
+        elif isinstance(operation, Dispatch):
+            saved += _routing(shapes, operation)
+        elif isinstance(operation, Combine):
+            saved += _combined(shapes, operation)
         elif isinstance(operation, Residual | Dropout) and shapes.dropout:
             name = f"{operation.part} mask"
             saved.append(SavedTensor(name, operation.reads, "mask", 1, True, operation.part))
@@ -101,10 +106,15 @@ def _product_input(shapes: ActivationShapes, product: MatMul, kept: set[str]) ->
     is_copied = width == "operand" and shapes.operand < shapes.value
     if not product.value or (product.value in kept and not is_copied):
         return []
-    feature = product.reads[-1]
-    dims = (*product.reads[:-1], "inner" if feature == "heads" else feature)
-    name = f"{product.name} input"
-    return [SavedTensor(name, dims, width, 1, feature not in FEATURES, product.part)]
+    dims = _columns(product.reads, product.name)
+    name, outer = f"{product.name} input", is_outer(product.reads)
+    return [SavedTensor(name, dims, width, 1, outer, product.part)]
+
+
+def _columns(dims: Dims, name: str) -> Dims:
+    """Dimensions as ActivationShapes has their sizes. name: of the operation that reads them."""
+    latent = "query_latent" if name.startswith("attention.query") else "key_latent"
+    return (*dims[:-1], {"heads": "inner", "latent": latent}.get(dims[-1], dims[-1]))
 
 
 def _norm(norm: Norm, kept: set[str]) -> Saved:
@@ -112,10 +122,11 @@ def _norm(norm: Norm, kept: set[str]) -> Saved:
     SavedByCore."""
     if not norm.value:
         return []
-    rows, statistics = norm.reads[:-1], 1 if norm.kind == "rmsnorm" else 2
+    reads, statistics = _columns(norm.reads, norm.name), 1 if norm.kind == "rmsnorm" else 2
+    rows = reads[:-1]
     tensors = Saved()
     if norm.value not in kept:
-        tensors.append(SavedTensor(f"{norm.name} input", norm.reads, "value", 1, True, norm.part))
+        tensors.append(SavedTensor(f"{norm.name} input", reads, "value", 1, True, norm.part))
     name = f"{norm.name} statistics"
     tensors.append(SavedTensor(name, rows, "float", statistics, True, norm.part))
     return tensors
@@ -125,15 +136,36 @@ def _activation(shapes: ActivationShapes, activation: Activation) -> Saved:
     """Its input; kernels that save only relu's result compute its gradient from that, and a product
     in fp8 saves another copy of it."""
     kernels, part, is_gated = shapes.kernels, activation.part, activation.is_gated
-    is_outer = activation.reads[-1] not in FEATURES
+    outer, value = is_outer(activation.reads), activation.value
+    stem = value.removesuffix(".up") if value.endswith(".up") else part
 
     def tensor(name: str, times: float = 1) -> SavedTensor:
-        return SavedTensor(f"{part} {name}", activation.reads, "value", times, is_outer, part)
+        return SavedTensor(f"{stem} {name}", activation.reads, "value", times, outer, part)
 
     if activation.kind == "relu" and not is_gated and kernels.relu_by_result:
         return [tensor("result")] if shapes.operand < shapes.value else []
     gates = [tensor("gate")] if is_gated and kernels.keeps_gate else []
     return [tensor("up", 2 if is_gated else 1), *gates]
+
+
+def _routing(shapes: ActivationShapes, dispatch: Dispatch) -> Saved:
+    """The scores of all experts, in float32, and for each expert of a token its number, its weight
+    and its place among the rows that are sent."""
+    tokens, chosen, part = dispatch.reads[:-1], shapes.experts_per_token, dispatch.part
+    return [
+        SavedTensor("scores", (*tokens, "experts"), "float", 1, True, part),
+        SavedTensor("choice", tokens, "index", 2 * chosen, True, part),
+        SavedTensor("router weights", tokens, "float", chosen, True, part),
+    ]
+
+
+def _combined(shapes: ActivationShapes, combine: Combine) -> Saved:
+    """The experts' results that come back to a token, where its weights are applied to them; others
+    apply the weights to the experts' rows before these are sent back."""
+    if not shapes.kernels.weighs_combined:
+        return []
+    times = shapes.experts_per_token
+    return [SavedTensor("combined rows", combine.writes, "value", times, True, combine.part)]
 
 
 def _second_products(rows: Dims) -> Saved:
@@ -193,6 +225,8 @@ class SavedByCore(NamedTuple):
     def tensors(self) -> tuple[Saved, Saved]:
         """(saved from forward to backward, recomputed)."""
         shapes, core = self.shapes, self.attention
+        if core.latent:
+            return self.of_latents(), []
         if shapes.kernels.attention != "torch":
             return self.of_papers()
         if shapes.fuses_variants and not self.is_torchs:
@@ -270,6 +304,17 @@ class SavedByCore(NamedTuple):
     def sums(self) -> Saved:
         """The fused kernel's log-sum-exp of each row of scores."""
         return [SavedTensor("sums", (*self.rows, "heads"), "float")]
+
+    def of_latents(self) -> Saved:
+        """Latent attention: queries and keys of one head have other columns than its values."""
+        rows, keys = self.rows, self.keys
+        return [
+            SavedTensor("queries", (*rows, "queries")),
+            SavedTensor("keys", (*keys, "queries")),
+            SavedTensor("keys and values", (*keys, "kv")),
+            *self.context,
+            *self.sums,
+        ]
 
     def of_papers(self) -> tuple[Saved, Saved]:
         """Scores are held unless the kernel is fused."""

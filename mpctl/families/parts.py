@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from mpctl.families.implementation import Batch, FamilyModule, State
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.kernels.rotary import CosSin, Rotary
-from mpctl.layers.attention import KeyValueCache
-from mpctl.layers.config import AttentionConfig, LayerConfig
+from mpctl.kernels.rotary import CosSin, Rotary, Yarn
+from mpctl.layers.attention import AttentionConfig, KeyValueCache
+from mpctl.layers.config import LayerConfig
+from mpctl.layers.latent_attention import LatentAttentionConfig
 from mpctl.layers.mlp import MLPConfig
 from mpctl.layers.parameters import Init
 from mpctl.layers.shard_context import ShardContext
@@ -66,8 +67,10 @@ def mlp_config(model: ModelSpec, training: TrainingSpec) -> MLPConfig:
 
 def _attention_config(
     model: ModelSpec, training: TrainingSpec, mlp: MLPConfig, *, causal: bool, scale: float | None
-) -> AttentionConfig:
+) -> AttentionConfig | LatentAttentionConfig:
     """The attention of a layer with `mlp`, whose projections have the same initial values."""
+    if model.is_mla:
+        return _latent_attention_config(model, training, mlp, causal=causal, scale=scale)
     return AttentionConfig(
         model.hidden,
         model.heads,
@@ -88,12 +91,43 @@ def _attention_config(
     )
 
 
+def _latent_attention_config(
+    model: ModelSpec, training: TrainingSpec, mlp: MLPConfig, *, causal: bool, scale: float | None
+) -> LatentAttentionConfig:
+    """Latent attention. Raises ValueError for a width that is absent, and for what it does not
+    have: ALiBi, and norms of queries and keys other than those of its latents."""
+    for key, is_set in (("position alibi", model.position == "alibi"), ("qk_norm", model.qk_norm)):
+        if is_set:
+            raise ValueError(f"{key}: latent attention has none (leave it out)")
+    return LatentAttentionConfig(
+        model.hidden,
+        model.heads,
+        kv_lora_rank=model.kv_lora_rank or 0,
+        qk_nope_head_dim=model.qk_nope_head_dim or 0,
+        qk_rope_head_dim=model.qk_rope_head_dim or 0,
+        v_head_dim=model.v_head_dim or 0,
+        q_lora_rank=model.q_lora_rank,
+        causal=causal,
+        scale=model.attention_scale if scale is None else scale,
+        dropout=training.attention_dropout,
+        rotary=_rotary(model, model.rotary_base),
+        norm=model.norm,
+        eps=model.norm_epsilon,
+        init_std=mlp.init_std,
+        output_std=mlp.output_std,
+    )
+
+
 def _rotary(model: ModelSpec, base: float, *, scaled: bool = True) -> Rotary | None:
     if model.position != "rotary":
         return None
     scaling = model.rotary_scaling.model_dump() if model.rotary_scaling and scaled else None
-    size, fraction = model.head_size, model.rotary_fraction
-    return Rotary(size, base, scaling, None if fraction == 1 else int(size * fraction))
+    yarn = Yarn(**model.yarn_scaling.model_dump()) if model.yarn_scaling and scaled else None
+    if model.is_mla:  # whose queries and keys have columns of their own for rotary positions
+        size, fraction = model.qk_rope_head_dim or 0, 1.0
+    else:
+        size, fraction = model.head_size, model.rotary_fraction
+    return Rotary(size, base, scaling, None if fraction == 1 else int(size * fraction), yarn)
 
 
 def with_window(config: LayerConfig, model: ModelSpec, layer: int) -> LayerConfig:
@@ -102,7 +136,9 @@ def with_window(config: LayerConfig, model: ModelSpec, layer: int) -> LayerConfi
     window = model.window_of(layer)
     if window is None:
         return config
-    attention = replace(config.attention, window=window)
+    attention = config.attention
+    assert isinstance(attention, AttentionConfig | LatentAttentionConfig)
+    attention = replace(attention, window=window)
     if model.window_rotary_base is not None:
         rotary = _rotary(model, model.window_rotary_base, scaled=False)
         attention = replace(attention, rotary=rotary)

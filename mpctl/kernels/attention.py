@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import floor, log2
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -82,6 +83,15 @@ def repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]
         key.repeat_interleave(queries_per_kv_head, dim=1),
         value.repeat_interleave(queries_per_kv_head, dim=1),
     )
+
+
+def equally_wide(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values padded to one head size, for kernels that have only one. Columns of
+    zeros change no score, and those of the result are cut off."""
+    missing = query.shape[-1] - value.shape[-1]
+    if missing > 0:
+        return query, key, F.pad(value, (0, missing))
+    return F.pad(query, (0, -missing)), F.pad(key, (0, -missing)), value
 
 
 def lower_right(queries: int, keys: int) -> Tensor:

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mpctl.kernels.activation import Activation, activated
-from mpctl.kernels.attention import AttentionVariant, lower_right, repeated
+from mpctl.kernels.attention import AttentionVariant, equally_wide, lower_right, repeated
 from mpctl.kernels.counter_rng import DropoutMask, block_elements, drop
 from mpctl.kernels.fp8 import Fp8Cast, Fp8Matrix, cast_matrix, note_largest, scaled_product
 from mpctl.kernels.rotary import rotated
@@ -48,8 +48,8 @@ class KernelBackend:
         self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant
     ) -> Tensor:
         """softmax(scale Q K^T + bias) V with dropout of the softmax's result: query [b, a, q, d],
-        key and value [b, k, s, d], k dividing a -> [b, a, q, d]. `variant` says which keys count
-        and how scores are changed."""
+        key [b, k, s, d], value [b, k, s, e], k dividing a -> [b, a, q, e]. `variant` says which
+        keys count and how scores are changed."""
         if variant.dropout is not None:
             return self._step_by_step(query, key, value, variant, variant.dropout)
         if variant.is_plain:
@@ -86,7 +86,9 @@ class KernelBackend:
             probabilities = probabilities.masked_fill(~seen, 0.0)
         return self.dropout(probabilities, dropout) @ value
 
-    def keeps_pairs(self, query: Tensor, key: Tensor, variant: AttentionVariant) -> bool:
+    def keeps_pairs(
+        self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant
+    ) -> bool:
         """Whether `attention` of these would save intermediate tensors of q x s elements for
         backward, which selective recomputation avoids."""
         return variant.dropout is not None or variant.forms_pairs
@@ -102,13 +104,20 @@ class KernelBackend:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """softmax(scale Q K^T + mask) V: query [b, a, q, d], key and value [b, k, s, d]
-        -> [b, a, q, d]; the implementation of `attention` without dropout.
+        """softmax(scale Q K^T + mask) V: query [b, a, q, d], key [b, k, s, d], value [b, k, s, e]
+        -> [b, a, q, e]; the implementation of `attention` without dropout.
 
         The arguments are those of torch's scaled_dot_product_attention: mask is boolean (True may
         attend), added to the scores, or a `CausalBias`; scale is 1/sqrt(d) by default; enable_gqa
         allows k < a.
         """
+        width, columns = query.shape[-1], value.shape[-1]
+        if width != columns and query.device.type == "cpu":  # its fused kernel has one head size
+            scale = 1 / math.sqrt(width) if scale is None else scale
+            query, key, value = equally_wide(query, key, value)
+            return F.scaled_dot_product_attention(
+                query, key, value, mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+            )[..., :columns]
         return F.scaled_dot_product_attention(
             query, key, value, mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
         )

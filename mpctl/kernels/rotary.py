@@ -31,18 +31,61 @@ LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_po
 
 
 @dataclass(frozen=True)
+class Yarn:
+    """YaRN's stretch of the slow frequencies to a longer context (arXiv 2309.00071, section 3.2).
+
+    Columns that turn more than `fast` times in the original length keep their frequency, those that
+    turn less than `slow` times are `factor` times slower, and in between the blend is linear in the
+    column. attention_factor: factor of cos and sin; 0.1 ln(factor) + 1 by default (equation 22).
+    truncate: round the first and last of the columns in between outwards.
+    """
+
+    factor: float
+    original_max_position: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+    @property
+    def magnitude(self) -> float:
+        """The factor of cos and sin."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return 1.0 if self.factor <= 1 else 0.1 * math.log(self.factor) + 1.0
+
+    def stretched(self, plain: Tensor, base: float) -> Tensor:
+        """The frequencies [r/2] float64 of a head whose r turned columns have these plain ones."""
+        half = len(plain)
+
+        def column(turns: float) -> float:
+            """Which frequency turns so often in the original length."""
+            return half * math.log(self.original_max_position / (turns * 2 * math.pi), base)
+
+        first, last = column(self.beta_fast), column(self.beta_slow)
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * half - 1)
+        width = last - first or 0.001
+        columns = torch.arange(half, dtype=torch.float64, device=plain.device)
+        slowed = ((columns - first) / width).clamp(0, 1)
+        return plain * (1 - slowed + slowed / self.factor)
+
+
+@dataclass(frozen=True)
 class Rotary:
     """The law of the angles. Raises ValueError for an odd head_dim or a scaling that lacks a key.
 
     scaling: Llama 3.1's stretch of the slow frequencies to a longer context, a mapping of factor,
-    low_freq_factor, high_freq_factor and original_max_position. columns: how many of a head are
-    turned, the first ones (GPT-NeoX); all by default.
+    low_freq_factor, high_freq_factor and original_max_position; yarn: YaRN's. columns: how many of
+    a head are turned, the first ones (GPT-NeoX); all by default.
     """
 
     head_dim: int
     base: float = 10000.0
     scaling: Mapping[str, float] | None = None
     columns: int | None = None
+    yarn: Yarn | None = None
 
     def __post_init__(self) -> None:
         if self.head_dim % 2:
@@ -62,6 +105,8 @@ class Rotary:
         """[d/2] float64, radians a position, of the columns that are turned."""
         exponent = torch.arange(0, self.turned, 2, dtype=torch.float64, device=device)
         plain = self.base ** (-exponent / self.turned)
+        if self.yarn is not None:
+            return self.yarn.stretched(plain, self.base)
         return plain if self.scaling is None else _stretched(plain, self.scaling)
 
     def table(self, positions: Positions, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,7 +115,10 @@ class Rotary:
         angles = rows.double()[..., None] * self.frequencies(like.device)
         angles = angles if rows.ndim == 1 else angles[:, None]
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+        cos, sin = angles.cos(), angles.sin()
+        if self.yarn is not None:
+            cos, sin = cos.mul_(self.yarn.magnitude), sin.mul_(self.yarn.magnitude)
+        return cos.to(dtype), sin.to(dtype)
 
     def turn(self, x: Tensor, positions: Positions) -> Tensor:
         """x [b, a, s, d] turned by the global positions [s] or [b, s] of its rows."""

@@ -25,6 +25,10 @@ The `KernelBackend` decides how a block is computed (kernels/backend.py). If it 
 mask of their size, for backward, `recompute` computes them again instead (selective recomputation,
 arXiv 2205.05198, section 5).
 
+>>> attention = AttentionConfig(hidden=1024, heads=16, kv_heads=4)
+>>> attention.head_size, attention.queries_per_kv_head
+(64, 4)
+
 Letters: b batch, s sequence, h hidden, a heads, k key-value heads, d head size, q queries, t tp,
 c cp.
 """
@@ -32,7 +36,7 @@ c cp.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -42,12 +46,112 @@ from mpctl.kernels.attention import AttentionVariant, slopes
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import Positions
 from mpctl.kernels.rotary import CosSin, Rotary
-from mpctl.layers.config import AttentionConfig
+from mpctl.layers.config import check_positive, check_probability
 from mpctl.layers.context_parallel import context_blocks, gather_context
 from mpctl.layers.mappings import gather_sequence
+from mpctl.layers.norm import Norm
+from mpctl.layers.parameters import Init
 from mpctl.layers.recompute import recomputed
 from mpctl.layers.shard_context import ShardContext
-from mpctl.sharding import divisors, splits_kv_heads
+from mpctl.sharding import divisors, local_size, splits_kv_heads
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Multi-head attention over `hidden` features.
+
+    kv_heads: heads of keys and values, each shared by heads / kv_heads queries (grouped-query
+    attention, arXiv 2305.13245); as many as heads by default. head_dim: features of a head, hidden
+    / heads by default. causal: a query sees keys at its own and earlier positions only. scale:
+    factor of the scores, 1 / sqrt(head_dim) by default. dropout: probability of dropping an
+    attention weight. rotary: rotary positions of queries and keys. window: number of keys that a
+    causal query sees, including its own; all by default. alibi: whether scores fall with the
+    distance (ALiBi). qk_norm: kind of the norms of queries and keys, none by default; they are over
+    each head, or with norms_width over all heads together; eps: that of these norms. bias: whether
+    the projections have biases; output_bias: the output's, as bias by default. init_std: standard
+    deviation of initial weights; output_std, query_std: those of the output and the query
+    projection, init_std by default.
+
+    Raises ValueError where heads do not divide hidden (and head_dim is not given), kv_heads do not
+    divide heads, or a value is out of its range.
+    """
+
+    hidden: int
+    heads: int
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    causal: bool = True
+    scale: float | None = None
+    dropout: float = 0.0
+    rotary: Rotary | None = None
+    window: int | None = None
+    alibi: bool = False
+    qk_norm: Norm | None = None
+    norms_width: bool = False
+    eps: float = 1e-5
+    bias: bool = True
+    output_bias: bool | None = None
+    init_std: float = 0.02
+    output_std: float | None = None
+    query_std: float | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(hidden=self.hidden, heads=self.heads, kv_heads=self.num_kv_heads)
+        check_positive(head_dim=self.head_size)
+        check_probability("attention dropout", self.dropout)
+        local_size(self.heads, parts=self.num_kv_heads)
+        if self.window is not None and (self.window < 1 or not self.causal):
+            raise ValueError(f"window {self.window}: it is 1 or more, of causal attention")
+        if self.rotary is not None and self.rotary.head_dim != self.head_size:
+            raise ValueError(
+                f"rotary positions of {self.rotary.head_dim} features for heads of "
+                f"{self.head_size} (make it with Rotary({self.head_size}))"
+            )
+
+    @property
+    def init(self) -> Init:
+        """Initial values of the matrices that read the hidden states."""
+        return Init("normal", self.init_std)
+
+    @property
+    def query_init(self) -> Init:
+        """Initial values of the matrix that makes queries."""
+        return Init("normal", self.query_std or self.init_std)
+
+    @property
+    def qkv_init(self) -> Init:
+        """Initial values of queries', keys' and values' matrices, stacked in this order."""
+        if self.query_std is None:
+            return self.init
+        return replace(self.init, first=(self.heads * self.head_size, self.query_std))
+
+    @property
+    def output_init(self) -> Init:
+        """Initial values of the matrix that writes to the residual."""
+        return Init("normal", self.output_std or self.init_std)
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def head_size(self) -> int:
+        """Features of one head."""
+        if self.head_dim is not None:
+            return self.head_dim
+        return local_size(self.hidden, parts=self.heads)
+
+    @property
+    def queries_per_kv_head(self) -> int:
+        """Query heads that share a key-value head."""
+        return self.heads // self.num_kv_heads
+
+    def build(
+        self, shard_context: ShardContext, rng_site: str, *, recompute: bool = False
+    ) -> ParallelSelfAttention:
+        """The module of this rank."""
+        return ParallelSelfAttention(self, shard_context, rng_site, recompute=recompute)
 
 
 class AttentionCore:
@@ -84,7 +188,8 @@ class AttentionCore:
         bias: Tensor | None = None,
         rows: range | None = None,
     ) -> Tensor:
-        """query [b, a/t, q/c, d], key and value [b, k/t, s/c, d] -> [b, a/t, q/c, d].
+        """query [b, a/t, q/c, d], key [b, k/t, s, d], value [b, k/t, s, e] of the full sequence
+        -> [b, a/t, q/c, e].
 
         mask (True: may attend; combined with the causal one by and) and bias (added): [b or 1,
         a/t or 1, q/c or 1, s], rows as this rank holds them, keys of the full sequence. The result
@@ -94,7 +199,6 @@ class AttentionCore:
         """
         if rows is not None and self.cp.size > 1:
             raise ValueError(f"a cache under context parallelism of {self.cp.size} (use cp 1)")
-        key, value = gather_context(key, value, self.cp)
         shape = (*query.shape[-2:-1], key.shape[-2])
         mask, bias = (x if x is None else x.expand(*x.shape[:2], *shape) for x in (mask, bias))
         if rows is not None:
@@ -133,7 +237,7 @@ class AttentionCore:
             return self.backend.attention(query, key, value, variant)
 
         variant = self._variant(rows, rng, query, key, mask, bias)
-        if self.recompute and self.backend.keeps_pairs(query, key, variant):
+        if self.recompute and self.backend.keeps_pairs(query, key, value, variant):
             # tensors are separate arguments, which checkpointing saves and checks
             result: Tensor = recomputed(run, query, key, value, mask, bias)
             return result
@@ -273,7 +377,9 @@ class ParallelSelfAttention(ParallelAttention):
             given = rows if positions is None else positions
             cos, sin = cos_sin or self._cos_sin(self.config.rotary, query, given)
             query, key = (self.core.backend.rotate(x, cos, sin) for x in (query, key))
-        if cache is not None:
+        if cache is None:
+            key, value = gather_context(key, value, self.core.cp)
+        else:
             key, value = cache.append(key, value)
         return self._projected(self.core(query, key, value, rng, mask=mask, bias=bias, rows=rows))
 
@@ -378,7 +484,7 @@ class ParallelCrossAttention(ParallelAttention):
         context. cache: keeps keys and values of the first call's context, which later calls read
         instead of computing them; gradients do not reach them."""
         query = self._by_head(self.query(hidden))
-        key, value = self._keys_values(context, cache)
+        key, value = gather_context(*self._keys_values(context, cache), self.core.cp)
         return self._projected(self.core(query, key, value, rng, mask=mask))
 
     def _keys_values(self, context: Tensor, cache: ContextCache | None) -> tuple[Tensor, Tensor]:
@@ -398,10 +504,11 @@ class KeyValueCache:
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.length = capacity, 0
-        self._stored: Tensor | None = None
+        self._stored: tuple[Tensor, Tensor] | None = None
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store key and value [b, k/t, s, d]; returns those of all positions, [b, k/t, length, d].
+        """Store key [b, k/t, s, d] and value [b, k/t, s, e]; returns those of all positions,
+        [b, k/t, length, d] and [b, k/t, length, e].
 
         Raises ValueError where the new positions exceed the capacity.
         """
@@ -409,12 +516,15 @@ class KeyValueCache:
         if stop > self.capacity:
             raise ValueError(f"{stop} positions for a cache of {self.capacity}")
         if self._stored is None:
-            shape = (2, *key.shape[:-2], self.capacity, key.shape[-1])
-            self._stored = key.new_empty(shape)
-        self._stored[0, ..., start:stop, :] = key
-        self._stored[1, ..., start:stop, :] = value
+            self._stored = self._room_for(key), self._room_for(value)
+        for stored, new in zip(self._stored, (key, value), strict=True):
+            stored[..., start:stop, :] = new
         self.length = stop
-        return self._stored[0, ..., :stop, :], self._stored[1, ..., :stop, :]
+        keys, values = self._stored
+        return keys[..., :stop, :], values[..., :stop, :]
+
+    def _room_for(self, new: Tensor) -> Tensor:
+        return new.new_empty((*new.shape[:-2], self.capacity, new.shape[-1]))
 
 
 class ContextCache:

@@ -1,122 +1,41 @@
-"""The configuration of a transformer layer: widths, heads, norms, dropout, recomputation.
+"""The configuration of a transformer layer: its attention and MLP, norms, dropout, recomputation.
 
 A config has neither the layout (`ShardContext`) nor the layer's number (its `rng_site`), so that
 equal layers share one. Every value is checked when the config is made, except those that depend on
 the number of ranks, which the split modules check.
-
->>> attention = AttentionConfig(hidden=1024, heads=16, kv_heads=4)
->>> attention.head_size, attention.queries_per_kv_head
-(64, 4)
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 from torch import nn
 
 from mpctl.kernels.rotary import Rotary
 from mpctl.layers.norm import Norm
-from mpctl.layers.parameters import Init
 from mpctl.layers.shard_context import ShardContext
-from mpctl.sharding import local_size
 
 NormOrder = Literal["pre", "post", "output", "sandwich"]
 Recompute = Literal["none", "selective", "full"]
 
 
-@dataclass(frozen=True)
-class AttentionConfig:
-    """Multi-head attention over `hidden` features.
-
-    kv_heads: heads of keys and values, each shared by heads / kv_heads queries (grouped-query
-    attention, arXiv 2305.13245); as many as heads by default. head_dim: features of a head, hidden
-    / heads by default. causal: a query sees keys at its own and earlier positions only. scale:
-    factor of the scores, 1 / sqrt(head_dim) by default. dropout: probability of dropping an
-    attention weight. rotary: rotary positions of queries and keys. window: number of keys that a
-    causal query sees, including its own; all by default. alibi: whether scores fall with the
-    distance (ALiBi). qk_norm: kind of the norms of queries and keys, none by default; they are over
-    each head, or with norms_width over all heads together; eps: that of these norms. bias: whether
-    the projections have biases; output_bias: the output's, as bias by default. init_std: standard
-    deviation of initial weights; output_std, query_std: those of the output and the query
-    projection, init_std by default.
-
-    Raises ValueError where heads do not divide hidden (and head_dim is not given), kv_heads do not
-    divide heads, or a value is out of its range.
-    """
-
-    hidden: int
-    heads: int
-    kv_heads: int | None = None
-    head_dim: int | None = None
-    causal: bool = True
-    scale: float | None = None
-    dropout: float = 0.0
-    rotary: Rotary | None = None
-    window: int | None = None
-    alibi: bool = False
-    qk_norm: Norm | None = None
-    norms_width: bool = False
-    eps: float = 1e-5
-    bias: bool = True
-    output_bias: bool | None = None
-    init_std: float = 0.02
-    output_std: float | None = None
-    query_std: float | None = None
-
-    def __post_init__(self) -> None:
-        check_positive(hidden=self.hidden, heads=self.heads, kv_heads=self.num_kv_heads)
-        check_positive(head_dim=self.head_size)
-        _check_probability("attention dropout", self.dropout)
-        local_size(self.heads, parts=self.num_kv_heads)
-        if self.window is not None and (self.window < 1 or not self.causal):
-            raise ValueError(f"window {self.window}: it is 1 or more, of causal attention")
-        if self.rotary is not None and self.rotary.head_dim != self.head_size:
-            raise ValueError(
-                f"rotary positions of {self.rotary.head_dim} features for heads of "
-                f"{self.head_size} (make it with Rotary({self.head_size}))"
-            )
+class SelfAttention(Protocol):
+    """The self-attention of a layer: an AttentionConfig or a LatentAttentionConfig."""
 
     @property
-    def init(self) -> Init:
-        """Initial values of the matrices that read the hidden states."""
-        return Init("normal", self.init_std)
+    def hidden(self) -> int:
+        """Features of a position, in and out."""
 
     @property
-    def query_init(self) -> Init:
-        """Initial values of the matrix that makes queries."""
-        return Init("normal", self.query_std or self.init_std)
+    def rotary(self) -> Rotary | None:
+        """Rotary positions of queries and keys; None without."""
 
-    @property
-    def qkv_init(self) -> Init:
-        """Initial values of queries', keys' and values' matrices, stacked in this order."""
-        if self.query_std is None:
-            return self.init
-        return replace(self.init, first=(self.heads * self.head_size, self.query_std))
-
-    @property
-    def output_init(self) -> Init:
-        """Initial values of the matrix that writes to the residual."""
-        return Init("normal", self.output_std or self.init_std)
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Heads of keys and values."""
-        return self.heads if self.kv_heads is None else self.kv_heads
-
-    @property
-    def head_size(self) -> int:
-        """Features of one head."""
-        if self.head_dim is not None:
-            return self.head_dim
-        return local_size(self.hidden, parts=self.heads)
-
-    @property
-    def queries_per_kv_head(self) -> int:
-        """Query heads that share a key-value head."""
-        return self.heads // self.num_kv_heads
+    def build(
+        self, shard_context: ShardContext, rng_site: str, *, recompute: bool = False
+    ) -> nn.Module:
+        """The module of this rank, whose arguments are ParallelSelfAttention's."""
 
 
 class FeedForward(Protocol):
@@ -148,7 +67,7 @@ class LayerConfig:
     or offload_activations is set without recompute full.
     """
 
-    attention: AttentionConfig
+    attention: SelfAttention
     mlp: FeedForward
     norm: Norm = "layernorm"
     eps: float = 1e-5
@@ -166,7 +85,7 @@ class LayerConfig:
         check_known("norm", self.norm, get_args(Norm))
         check_known("norm_order", self.norm_order, get_args(NormOrder))
         check_known("recompute", self.recompute, get_args(Recompute))
-        _check_probability("dropout", self.dropout)
+        check_probability("dropout", self.dropout)
         if self.attention.hidden != self.mlp.hidden:
             raise ValueError(
                 f"attention of hidden size {self.attention.hidden} and MLP of {self.mlp.hidden}: "
@@ -191,7 +110,8 @@ def check_positive(**values: int) -> None:
             raise ValueError(f"{name} {value} is below 1")
 
 
-def _check_probability(name: str, value: float) -> None:
+def check_probability(name: str, value: float) -> None:
+    """Raises ValueError for a value that is no probability below 1."""
     if not 0 <= value < 1:
         raise ValueError(f"{name} {value} is not in 0 <= p < 1")
 

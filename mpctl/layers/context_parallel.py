@@ -7,7 +7,7 @@ r and 2c-1-r (Llama 3, arXiv 2407.21783, section 3.3.2). Causal work is then equ
 Traffic a layer: forward all-gathers K and V in one message of 2*b*(k/t)*s*d elements, backward
 reduce-scatters dK and dV in one of the same size; queries and output never move. Keys of another
 sequence, an encoder's, are split and gathered by their own length: q queries and s keys need only
-be divisible by 2c each.
+be divisible by 2c each. Latent attention gathers its latents instead (`gather_rows`).
 
 Letters: b batch, s sequence, k key-value heads, d head size, q queries, t tp, c cp.
 """
@@ -61,10 +61,7 @@ class _GatherContext(torch.autograd.Function):
     def forward(ctx: Any, key: Tensor, value: Tensor, cp: Group) -> tuple[Tensor, Tensor]:
         ctx.cp = cp
         # 2 of [b, k, s/c, d] -> [1, 2, b, k, s/c, d] -> [c, 2, b, k, s/c, d]
-        first, second = cp.all_gather(torch.stack((key, value))[None], dim=0).chunk(2, dim=-2)
-        # blocks 0..c of the ranks in order, then c..2c of the ranks from the last
-        blocks = [*first, *reversed(second.unbind())]
-        key, value = torch.cat(blocks, dim=-2)
+        key, value = _by_position(cp.all_gather(torch.stack((key, value))[None], dim=0))
         return key, value
 
     @staticmethod
@@ -79,6 +76,41 @@ class _GatherContext(torch.autograd.Function):
                 torch.cat((blocks[r], blocks[2 * c - 1 - r]), dim=-2, out=of_rank)
         local = ctx.cp.reduce_scatter(whole, dim=0)[0]
         return local[0], local[1], None
+
+
+def gather_rows(part: Tensor, cp: Group) -> Tensor:
+    """The rows of all ranks by position: [.., s/c, n] -> [.., s, n].
+
+    Backward is a reduce-scatter, as gather_context's. Raises ValueError where 2c does not divide s.
+    """
+    if cp.size == 1:
+        return part
+    local_size(part.shape[-2] * cp.size, parts=2 * cp.size)
+    return _GatherRows.apply(part, cp)
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, cp: Group) -> Tensor:
+        ctx.cp = cp
+        # [.., s/c, n] -> [1, .., s/c, n] -> [c, .., s/c, n]
+        return _by_position(cp.all_gather(part[None], dim=0))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        c = ctx.cp.size
+        # [.., s, n] -> [c, .., s/c, n] -> [1, .., s/c, n]
+        blocks = grad.chunk(2 * c, dim=-2)
+        pairs = zip(blocks[:c], reversed(blocks[c:]), strict=True)
+        by_rank = torch.stack([torch.cat(pair, dim=-2) for pair in pairs])
+        return ctx.cp.reduce_scatter(by_rank, dim=0)[0], None
+
+
+def _by_position(by_rank: Tensor) -> Tensor:
+    """[c, .., s/c, n] -> [.., s, n]: blocks 0..c of the ranks in order, then c..2c of the ranks
+    from the last."""
+    first, second = by_rank.chunk(2, dim=-2)
+    return torch.cat([*first, *reversed(second.unbind())], dim=-2)
 
 
 @dataclass(eq=False)

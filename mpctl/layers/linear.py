@@ -57,6 +57,7 @@ from mpctl.layers.parameters import (
     Init,
     defer_wgrad,
     deferred_wgrad_of,
+    shard_of,
     shard_parameter,
 )
 from mpctl.shard import Shard
@@ -250,6 +251,27 @@ def _checked_parts(out_features: int, stride: int, parts: Sequence[int] | None) 
     if stride != 1 or sum(parts) != out_features:
         raise ValueError(f"parts {tuple(parts)} must sum to {out_features}, and stride stay 1")
     return tuple(parts)
+
+
+class LocalLinear(ParallelLinear):
+    """x [.., i] -> x W^T with this rank's rows of W, all of them or some; nothing is sent.
+
+    For a full weight on every rank, or where the caller exchanges inputs and their gradients.
+    weight: made by `ShardContext.parameter`, which marks its gradient if it is a partial sum. fp8:
+    as ColumnParallelLinear's.
+    """
+
+    def __init__(self, weight: nn.Parameter, *, fp8: Fp8Operands | None = None) -> None:
+        super().__init__()
+        self.weight, self.fp8 = weight, fp8
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [b, s, in_features] -> [b, s, this rank's out_features]."""
+        return self._product(x, None, group=ALONE)
+
+    def extra_repr(self) -> str:
+        outputs, inputs = shard_of(self.weight).shape
+        return f"{inputs} -> {len(self.weight)} of {outputs}"
 
 
 class ReplicatedLinear(nn.Module):

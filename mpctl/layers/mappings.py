@@ -3,6 +3,7 @@
 Inside the region every rank holds a part of the weights. Each function is one collective in forward
 and its conjugate in backward:
 
+    copy_to_region          f   forward identity         backward all-reduce
     reduce_from_region      g   forward all-reduce       backward identity
     gather_sequence             forward all-gather       backward reduce-scatter  (dim 1)
     scatter_sequence_sum        forward reduce-scatter   backward all-gather      (dim 1)
@@ -10,8 +11,8 @@ and its conjugate in backward:
     scatter_to_region           forward select block     backward all-gather      (last dim)
     gather_from_region          forward all-gather       backward select block    (last dim)
 
-g is Megatron-LM's name (arXiv 1909.08053, section 3, figure 3); its conjugate f, forward identity
-and backward all-reduce, is part of the column-parallel product (linear.py). The next two are those
+f and g are Megatron-LM's names (arXiv 1909.08053, section 3, figure 3); the column-parallel product
+(linear.py) has an f of its own, which hides the sum behind dW. The next two are those
 of its sequence parallelism (arXiv 2205.05198, section 4.2.2), where activations outside the region
 are split over the sequence; on a grid of ranks the samples are. "Select block" takes this rank's
 t-th of a dimension.
@@ -33,6 +34,14 @@ from mpctl.sharding import local_range
 from mpctl.transport.group import Group
 
 SAMPLES, SEQUENCE = 0, 1
+
+
+def copy_to_region(tensor: Tensor, group: Group) -> Tensor:
+    """Operator f: forward identity, backward all-reduce; any shape. The argument must be equal on
+    every rank."""
+    if group.size == 1:
+        return tensor
+    return _Region.apply(tensor, lambda whole: whole.view_as(whole), group.all_reduce)
 
 
 def reduce_from_region(tensor: Tensor, group: Group, *, owned: bool = False) -> Tensor:

@@ -37,7 +37,12 @@ from mpctl.layers.context_parallel import NO_CP, RotaryTables, context_positions
 from mpctl.layers.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.layers.embedding import OutputHead, ReplicatedTable, VocabParallelEmbedding
 from mpctl.layers.fp8 import Fp8Operands
-from mpctl.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
+from mpctl.layers.linear import (
+    ColumnParallelLinear,
+    LocalLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
 from mpctl.layers.norm import LayerNorm, Norm, PlainLayerNorm, RMSNorm
 from mpctl.layers.parameters import ONES, ZEROS, Init, shard_parameter
 from mpctl.layers.recompute import HostOffload
@@ -203,7 +208,8 @@ class ShardContext:
 
     def norm(self, kind: Norm, size: int, *, eps: float, dim: str = "hidden") -> nn.Module:
         """Normalisation over the last dimension of activations. dim: `hidden` between layers,
-        `heads` over all heads together, `head_size` within a head, which is on one rank."""
+        `heads` over all heads together; of rows that are on one rank `head_size` within a head,
+        `latent` of latent attention."""
         axes = {"hidden": self.grid.hidden_axes, "heads": self.grid.feature_axes}
         group = self.group(*axes.get(dim, ()))
         if kind == "nonparametric":
@@ -222,6 +228,14 @@ class ShardContext:
         """[.., inputs] -> [.., outputs], for unsplit rows of hidden states, which only 1d has."""
         weight = self.parameter((outputs, inputs), ("features", "features"), init)
         return ReplicatedLinear(weight, self.parameter((outputs,), ("features",), ZEROS))
+
+    def local_linear(
+        self, inputs: int, outputs: int, *, dims: tuple[str, str], init: Init
+    ) -> LocalLinear:
+        """[b, s, inputs] -> [b, s, outputs or this rank's of them], without a message. dims: names
+        of outputs and inputs, by which W is cut."""
+        weight = self.parameter((outputs, inputs), dims, init)
+        return LocalLinear(weight, fp8=self.fp8_operands())
 
     def word_bias(self, padded_vocab: int) -> nn.Parameter:
         """A bias per word, [padded_vocab/t], added to the logits, initially zeros."""

@@ -24,7 +24,7 @@ rank's positions only; two of the four all-gathers are of inputs gathered again 
 mask depends on the global position alone, so it is the same in every row of this table.
 
 >>> import torch
->>> from mpctl.layers.config import AttentionConfig
+>>> from mpctl.layers.attention import AttentionConfig
 >>> from mpctl.layers.mlp import MLPConfig
 >>> config = LayerConfig(AttentionConfig(hidden=16, heads=4), MLPConfig(hidden=16, ffn=64))
 >>> layer = ParallelTransformerLayer(config, ShardContext(), rng_site="layers.0")
@@ -48,10 +48,10 @@ from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import Positions
 from mpctl.kernels.rotary import CosSin
 from mpctl.layers.attention import (
+    AttentionConfig,
     DecoderCaches,
     KeyValueCache,
     ParallelCrossAttention,
-    ParallelSelfAttention,
 )
 from mpctl.layers.config import LayerConfig
 from mpctl.layers.recompute import checkpointed
@@ -184,11 +184,8 @@ class ParallelTransformerLayer(ResidualLayer):
         has_first, has_result = order != "output", order in ("output", "sandwich")
         shares = config.parallel_residual and config.shared_norm
         self.attention_norm = self._norm() if has_first else None
-        self.attention = ParallelSelfAttention(
-            config.attention,
-            shard_context,
-            "attention.probabilities",
-            recompute=config.recompute == "selective",
+        self.attention = config.attention.build(
+            shard_context, "attention.probabilities", recompute=config.recompute == "selective"
         )
         self.attention_output_norm = self._norm() if has_result else None
         self.mlp_norm = self._norm() if has_first and not shares else None
@@ -253,13 +250,15 @@ class ParallelDecoderLayer(ResidualLayer):
         super().__init__(config, shard_context, rng_site)
         if config.norm_order != "pre":
             raise ValueError("norm_order post: a decoder layer is pre-norm (set norm_order to pre)")
+        if not isinstance(config.attention, AttentionConfig):
+            raise ValueError(
+                f"{type(config.attention).__name__}: a layer with cross-attention has multi-head "
+                "attention (use AttentionConfig)"
+            )
         recompute = config.recompute == "selective"
         self.attention_norm = self._norm()
-        self.attention = ParallelSelfAttention(
-            config.attention,
-            shard_context,
-            "attention.probabilities",
-            recompute=recompute,
+        self.attention = config.attention.build(
+            shard_context, "attention.probabilities", recompute=recompute
         )
         self.cross_norm = self._norm()
         self.cross = ParallelCrossAttention(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 
 from mpctl.axes import EXPERT_UNIONS, dense_order, expert_order
 from mpctl.errors import InputError
-from mpctl.sharding import EXPERTS, View
+from mpctl.sharding import EXPERTS, View, local_range
 from mpctl.spec.job import JobSpec
 from mpctl.tensor_grid import DimGrid, TensorGrid
 from mpctl.topology import Topology
@@ -38,6 +39,14 @@ def expert_view(job: JobSpec) -> View:
     zero = job.parallel.zero if sizes["edp"] > 1 else 0
     ordered = {axis: sizes[axis] for axis in expert_order(job.parallel.order)}
     return View(EXPERTS, grid, "etp_ep", sizes["edp"], "edp", zero, ordered)
+
+
+def held_experts(job: JobSpec, coords: Mapping[str, int]) -> range | None:
+    """Which of the experts of each layer a rank with these coordinates holds, in whole or, with
+    etp, in part; None for a model without experts."""
+    if job.model is None or job.model.experts is None:
+        return None
+    return local_range(job.model.experts, parts=job.parallel.ep, index=coords["ep"])
 
 
 def other_views(job: JobSpec) -> tuple[View, ...]:

@@ -26,9 +26,11 @@ class KernelSet(NamedTuple):
     keeps_turned: saves queries and keys after rotary positions. gathers_keys: under cp saves keys
     and values of the full sequence, which others pass round a ring. shares_masks: masks and biases
     that all layers read are kept once. keeps_second_products: selective recomputation keeps a
-    layer's input and every second product in place of attention's scores. attention: whether a core
-    saves the tensors of torch's kernels and mpctl's, or the queries, keys, values and result of the
-    papers.
+    layer's input and every second product in place of attention's scores. weighs_combined: the
+    router's weights apply to the experts' results at the token's side, which are kept for the
+    weights' gradient; others apply them to the activation before the last product. attention:
+    whether a core saves the tensors of torch's kernels and mpctl's, or the queries, keys, values
+    and result of the papers.
 
     Temporary in a backward, number of tensors: gate_gradients: of the inner size, for a gated
     activation on CUDA; five on CPUs and in other sets. score_copies: of the scores, (with a mask of
@@ -48,6 +50,7 @@ class KernelSet(NamedTuple):
     gathers_keys: bool = False
     shares_masks: bool = False
     keeps_second_products: bool = False
+    weighs_combined: bool = False
     attention: str = "papers"
     gate_gradients: int = 5
     score_copies: tuple[int, int] = (3, 3)
@@ -62,9 +65,9 @@ class KernelSet(NamedTuple):
 KERNEL_SETS = {
     "mpctl": KernelSet(
         keeps_narrow=True, keeps_shards=True, relu_by_result=True, keeps_turned=True,
-        gathers_keys=True, shares_masks=True, attention="torch", gate_gradients=3,
-        score_copies=(2, 1), loss="blocks", casts=True, keeps_tables=True, fetches_ahead=True,
-        slices_buckets=True, fuses_variants=True,
+        gathers_keys=True, shares_masks=True, weighs_combined=True, attention="torch",
+        gate_gradients=3, score_copies=(2, 1), loss="blocks", casts=True, keeps_tables=True,
+        fetches_ahead=True, slices_buckets=True, fuses_variants=True,
     ),
     "megatron": KernelSet(keeps_narrow=True),
     "eager": KernelSet(keeps_gate=True),

@@ -16,6 +16,7 @@ from mpctl.operators.grad_flow import GradFlow, StackGradFlow, find_flows
 from mpctl.operators.layer import LayerStack, OperatorGroup
 from mpctl.operators.matmul import Dims
 from mpctl.operators.matmul import ParameterSpec as ParameterSpec  # re-exported
+from mpctl.sharding import EXPERTS
 
 Span = tuple[int, int]
 Value = TypeVar("Value")
@@ -219,10 +220,24 @@ class OperatorTable:
     @cached_property
     def numel(self) -> int:
         """Parameters of the model, padding included, each once."""
+        return sum(weight.numel for weight in self._each())
+
+    def active_numel(self, chosen: int) -> int:
+        """Those that one token meets, which passes `chosen` experts of a layer.
+
+        By hand, 8 experts of 100 parameters, 2 chosen: 200 of 800.
+        """
+        experts = (weight for weight in self._each() if weight.view == EXPERTS)
+        each = ((weight.numel // weight.shape[0], weight.shape[0]) for weight in experts)
+        return self.numel - sum(numel * (count - chosen) for numel, count in each)
+
+    def _each(self) -> Iterator[ParameterSpec]:
+        """Every parameter of the model once, those of layers under names relative to the layer."""
         slices = self.stage_slices([(0, self.layers)])
-        ends = {w.name: w.numel for part in slices for w in part.end_weights()}
-        blocks = (w.numel for s in self.stacks for block in s.blocks for w in block.weights)
-        return sum(ends.values()) + sum(blocks)
+        yield from {w.name: w for part in slices for w in part.end_weights()}.values()
+        for stack in self.stacks:
+            for block in stack.blocks:
+                yield from block.weights
 
 
 def _after(flow: StackGradFlow, layers: int) -> bool:

@@ -16,7 +16,7 @@ By hand, GPT, h 512, s 256, v 32000: a layer 6 (12 h^2 + 2 s h) = 20.4e6 a token
 from __future__ import annotations
 
 from mpctl.families import get_table
-from mpctl.operators.flops import FlopCounter
+from mpctl.operators.flops import FlopCounter, sequence_sizes
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.table import OperatorTable
 from mpctl.pipeline.balance import LayerCosts
@@ -37,13 +37,8 @@ def layer_costs(job: JobSpec, model: ModelSpec, table: OperatorTable) -> LayerCo
     An end between two stacks (encoder, decoder) is added to the layer next to it.
     """
     p, again = job.parallel, int(job.training.recompute == "full")
-    sizes = {
-        "batch": job.training.micro_batch_size,
-        "seq": model.seq_length // p.cp,
-        "decoder_seq": (model.decoder_seq_length or 0) // p.cp,
-    }
-    width = model.heads * model.head_size
-    counter = FlopCounter(sizes, p.tp, p.cp, p.sequence_parallel, width)
+    sizes = sequence_sizes(model, batch=job.training.micro_batch_size, cp=p.cp)
+    counter = FlopCounter.of(model, p, sizes)
     layers: list[int] = []
     entry = exit_ = 0
     for stack, flow in zip(table.stacks, table.flows, strict=True):

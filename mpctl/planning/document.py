@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
+from mpctl.axes import expert_order
 from mpctl.errors import InputError
-from mpctl.layout.topology import job_grid
+from mpctl.estimate.routing import expert_load
+from mpctl.layout.topology import held_experts, job_grid
 from mpctl.pipeline.stages import Span, stack_spans
 from mpctl.planning.layout_settings import layout_of
 from mpctl.planning.plan import Plan
@@ -55,8 +57,9 @@ class GroupSummary(TypedDict):
 
 
 class RankEntry(TypedDict):
-    """Where one rank is placed, its coordinate along each axis, and the layers that it holds; none
-    without a model. stacks: those of an encoder-decoder."""
+    """Where one rank is placed, its coordinate along each axis of every view, and the layers that
+    it holds; none without a model. stacks: those of an encoder-decoder. experts: which of the
+    experts of each layer it holds, half-open; only of a model that has some."""
 
     rank: int
     node: int
@@ -64,6 +67,7 @@ class RankEntry(TypedDict):
     coords: dict[str, int]
     layers: NotRequired[Spans]
     stacks: NotRequired[StackSpans]
+    experts: NotRequired[list[int]]
 
 
 class RankDocument(RankEntry):
@@ -84,13 +88,16 @@ class PlanDocument(TypedDict):
     networks there are, and the bandwidth that leaves one. within: for each kind of group, the name
     of the innermost level that contains all groups of the kind; None where none does. tensor_grid:
     ranks along each axis of the grid of tp ranks, the fastest-varying first; {"tp": t} in 1d.
-    tensor_depth: that of 2.5d, else None. ranks: in a small world, or on request. runtimes: the
-    same layout under those of `--runtimes`.
+    tensor_depth: that of 2.5d, else None. expert_sizes, expert_order: the axes along which the same
+    ranks are numbered for experts; absent where there are none. ranks: in a small world, or on
+    request. runtimes: the same layout under those of `--runtimes`.
 
     A plan with a model also has: stages, the layers of each; summary (PlanSummary); communication,
     with `layer`, a block of the first stack and one micro batch, `step_by_stage`, the messages of
     one rank of each stage (MessageCount), and `validation_by_stage`, those of one validation of the
-    first replica; memory by stage (StageMemory), and the bytes of one checkpoint; time by part.
+    first replica; memory by stage (StageMemory), and the bytes of one checkpoint; time by part; of
+    a model with experts the parameters that one token meets, and the load of the ranks
+    (ExpertLoad).
     """
 
     schema: Literal["mpctl.plan/2"]
@@ -107,6 +114,8 @@ class PlanDocument(TypedDict):
     tensor_mode: str
     tensor_depth: int | None
     tensor_grid: dict[str, int]
+    expert_sizes: NotRequired[dict[str, int]]
+    expert_order: NotRequired[str]
     groups: dict[str, list[list[int]] | GroupSummary]
     ranks: NotRequired[list[RankEntry]]
     checks: list[Json]
@@ -117,6 +126,8 @@ class PlanDocument(TypedDict):
     summary: NotRequired[Json]
     communication: NotRequired[Json]
     parameters: NotRequired[int]
+    active_parameters: NotRequired[int]
+    expert_load: NotRequired[Json]
     memory: NotRequired[Json]
     time: NotRequired[Json]
 
@@ -157,6 +168,9 @@ def plan_document(
         },
         "checks": [{"status": c.status, **c.issue.as_dict()} for c in plan.checks],
     }
+    if plan.job.has_experts:
+        document["expert_sizes"] = plan.job.expert_sizes
+        document["expert_order"] = "-".join(expert_order(plan.job.parallel.order))
     if ranks or (kinds is None and is_small):
         document["ranks"] = [rank_entry(plan, topology, r) for r in range(topology.world_size)]
     if layout is not None:
@@ -172,6 +186,9 @@ def plan_document(
         document["summary"] = to_json(plan_summary(plan))
         document["communication"] = communication_entry(estimate)
         document["parameters"] = estimate.parameters
+        if estimate.layout.model.experts is not None:
+            document["active_parameters"] = estimate.active_parameters
+            document["expert_load"] = to_json(expert_load(estimate.layout))
         document["memory"] = {
             "stages": json_value(estimate.memory),
             "checkpoint_bytes": estimate.checkpoint_bytes,
@@ -213,6 +230,8 @@ def rank_entry(plan: Plan, topology: Topology, rank: int) -> RankEntry:
         entry["layers"] = _as_lists(spans)
         if stacks := stack_layers(layout, spans):
             entry["stacks"] = stacks
+    if (held := held_experts(plan.job, entry["coords"])) is not None:
+        entry["experts"] = [held.start, held.stop]
     return entry
 
 

@@ -16,7 +16,7 @@ from typing import Literal, TypedDict
 from mpctl.collectives import get_collective, sent_by_rank
 from mpctl.errors import InputError
 from mpctl.estimate.communication import MessageCount, batch_sizes
-from mpctl.estimate.explain import Figure, explain_memory, explain_time
+from mpctl.estimate.explain import Figure, explain_experts, explain_memory, explain_time
 from mpctl.estimate.job import Estimate
 from mpctl.estimate.layer_messages import BlockTraffic, PartTraffic
 from mpctl.planning.plan import Plan
@@ -65,7 +65,8 @@ def explain_document(figures: Sequence[Figure], training: TrainingEntry) -> Expl
 
 
 def all_figures(estimate: Estimate) -> Iterator[Figure]:
-    """Every figure of an estimate: time, memory, communication."""
+    """Every figure of an estimate: time, memory, communication, and of experts their load."""
+    yield from explain_experts(estimate.layout)
     yield from explain_time(estimate.layout)
     yield from explain_memory(estimate.layout)
     yield from communication_figures(estimate)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, get_args
 
+from mpctl.axes import expert_order
 from mpctl.layout.link_levels import LinkLevel, find_holder, shown_levels, topology_levels
 from mpctl.planning.layout_settings import layout_of, tensor_mode_text
 from mpctl.planning.plan import Plan
@@ -146,22 +147,53 @@ def model_name(job: JobSpec) -> str | None:
 
 
 def sizes_text(job: JobSpec) -> str:
-    """`tp 4 (2d) x dp 2 x pp 4`: the axes of more than one rank, or `one rank`."""
-    mode = tensor_mode_text(layout_of(job))
+    """`tp 4 (2d) x dp 2 x pp 4`: the axes of more than one rank, or `one rank`; behind them those
+    of the experts where they differ, `tp 2 x dp 8, experts ep 4 x edp 4`."""
+    mode, p = tensor_mode_text(layout_of(job)), job.parallel
     used = (
         f"{axis} {size}" + mode * (axis == "tp") for axis, size in job.sizes.items() if size > 1
     )
-    return " x ".join(used) or "one rank"
+    dense = " x ".join(used) or "one rank"
+    return f"{dense}, experts {expert_axes_text(job)}" if p.ep > 1 or p.etp > 1 else dense
+
+
+def expert_axes_text(job: JobSpec) -> str:
+    """`ep 4 x edp 4`: the axes of more than one rank along which experts are placed; pp is that of
+    all layers."""
+    sizes = {axis: size for axis, size in job.expert_sizes.items() if axis != "pp" and size > 1}
+    return " x ".join(f"{axis} {size}" for axis, size in sizes.items()) or "one rank"
+
+
+def experts_text(job: JobSpec) -> str:
+    """How the ranks are numbered for experts, and where these are: `etp 1 x ep 4 x edp 4, order
+    etp-ep-edp-pp; expert j of 64 at ep j // 16`; empty for a job without experts."""
+    if not job.has_experts:
+        return ""
+    p, sizes = job.parallel, job.expert_sizes
+    placed = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if axis != "pp")
+    parts = [f"{placed}, order {'-'.join(expert_order(p.order))}"]
+    if p.ep > 1 and p.tp > 1 and "etp" not in p.model_fields_set:
+        parts[0] += " (etp is 1 unless it is given, whatever tp is)"
+    if job.model is not None and job.model.experts:
+        count = job.model.experts
+        parts.append(f"expert j of {count} at ep j // {count // p.ep}" if p.ep > 1
+                     else f"every rank of edp holds all {count}")  # fmt: skip
+    return "; ".join(parts)
 
 
 def model_text(estimate: Estimate) -> str:
-    """`355M parameters, 24 layers, hidden 1024, 16 heads, sequence 1024`."""
+    """`355M parameters, 24 layers, hidden 1024, 16 heads, sequence 1024`; of a mixture of experts
+    `46.7B parameters, 12.9B active, 32 layers, 8 experts, 2 a token, hidden 4096, ..`."""
     model = estimate.layout.model
     layers = f"{model.layers} + {model.decoder_layers}" if model.decoder_layers else model.layers
     lengths = f" + {model.decoder_seq_length}" if model.decoder_seq_length else ""
+    active = experts = ""
+    if model.experts is not None:
+        active = f"{count_text(estimate.active_parameters)} active, "
+        experts = f"{plural(model.experts, 'expert')}, {model.experts_per_token} a token, "
     return (
-        f"{count_text(estimate.parameters)} parameters, {layers} layers, hidden {model.hidden}, "
-        f"{model.heads} heads, sequence {model.seq_length}{lengths}"
+        f"{count_text(estimate.parameters)} parameters, {active}{layers} layers, {experts}"
+        f"hidden {model.hidden}, {model.heads} heads, sequence {model.seq_length}{lengths}"
     )
 
 
@@ -184,6 +216,8 @@ def headline_figures(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "memory on the device", bytes_text(summary.device_bytes or 0)
     yield "allocated by tensors", bytes_text(summary.allocated_bytes or 0)
     yield "parameters", count_text(estimate.parameters)
+    if estimate.layout.model.experts is not None:
+        yield "active parameters", count_text(estimate.active_parameters)
 
 
 def main_figures(plan: Plan) -> Iterator[tuple[str, str]]:

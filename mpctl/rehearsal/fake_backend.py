@@ -5,9 +5,9 @@ autograd needs no driver; it takes the same ways as any accelerator (large block
 apart). Two things are then answered as a GPU would:
 
 - scaled dot product attention is a GPU's fused kernel (FlashAttention, arXiv 2205.14135; with a
-  mask or in 32 bit the memory-efficient one, arXiv 2112.05682), which keeps no scores. fp64,
-  grouped heads where FlashAttention does not go, and tensors whose last stride is not 1 have no
-  fused kernel there: torch's own products.
+  mask, in 32 bit or for values of another head size the memory-efficient one, arXiv 2112.05682),
+  which keeps no scores. fp64, grouped heads where FlashAttention does not go, and tensors whose
+  last stride is not 1 have no fused kernel there: torch's own products.
 - RMSNorm is one kernel, which keeps its input and a number a row.
 - What this project has a Triton kernel for (mpctl/kernels/triton) is one operation.
 
@@ -94,6 +94,7 @@ class SimulatedGpuKernels(TritonKernels):
         is_masked = mask is not None and not isinstance(mask, CausalBias)
         is_causal = is_causal or isinstance(mask, CausalBias)
         is_flash = query.dtype in FLASH_DTYPES and query.shape[-1] <= FLASH_HEAD and not is_masked
+        is_flash &= query.shape[-1] == value.shape[-1]
         if is_flash and _are_dense(query, key, value):
             return _flash_attention(query, key, value, is_causal=is_causal, scale=scale)
         is_grouped = key.shape[1] != query.shape[1]

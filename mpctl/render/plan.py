@@ -18,6 +18,7 @@ from mpctl.planning.document import stack_layers
 from mpctl.planning.plan import Plan
 from mpctl.planning.runtimes import UnderRuntime, elsewhere_text, is_open, open_text
 from mpctl.planning.summary import (
+    experts_text,
     links_text,
     main_figures,
     model_name,
@@ -82,6 +83,8 @@ def _paragraphs(
 ) -> Iterator[RenderableType]:
     estimate = plan.estimate
     facts = [("layout", f"{placement_text(plan)}; {order_text(plan)}")]
+    if experts := experts_text(plan.job):
+        facts.append(("experts", experts))
     if links := links_text(plan, topology):
         facts.append(("links", links))
     if estimate is not None:

@@ -105,7 +105,8 @@ def groups_part(
 def ranks_part(plan: Plan, topology: Topology) -> Table:
     """Every rank with its node, its coordinates and its layers."""
     parts = topology.parts
-    names = (name for axis in topology.whole_order for name in (axis, *parts.get(axis, ())))
+    dense = (name for axis in topology.whole_order for name in (axis, *parts.get(axis, ())))
+    names = dict.fromkeys((*dense, *(axis for view in topology.views for axis in view.order)))
     axes = [name for name in names if topology.group_size(name) > 1]
     rows = []
     for rank in range(topology.world_size):

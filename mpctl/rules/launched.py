@@ -28,7 +28,7 @@ RULE, JOB_RULE = "model-launched", "job-launched"
 ONLY_PLANNED = {
     "attention_softcap": "bounded attention scores",
     "logit_softcap": "bounded logits",
-    "rotary_scaling_type": "another scaling of rotary positions than Llama 3.1's",
+    "rotary_scaling_type": "another scaling of rotary positions than Llama 3.1's and YaRN",
     "mtp_layers": "multi-token prediction",
     "head_bias": "a bias of the output layer",
 }
@@ -76,10 +76,15 @@ def _agreement(model: ModelSpec) -> Iterator[Check]:
         yield Check(rule, "error", "model.norm_order",
                     f"{model.norm_order} is not planned with parallel_residual",
                     "use norm_order pre")  # fmt: skip
-    if is_set(model, "rotary_scaling_type") and model.rotary_scaling is not None:
-        yield Check(rule, "error", "model.rotary_scaling_type",
-                    f"{model.rotary_scaling_type} is given with rotary_scaling",
+    scalings = ("rotary_scaling", "yarn_scaling", "rotary_scaling_type")
+    first, *others = [key for key in scalings if getattr(model, key) is not None] or [""]
+    for key in others:
+        yield Check(rule, "error", f"model.{key}", f"is given with {first}",
                     "leave one of them out")  # fmt: skip
+    if (yarn := model.yarn_scaling) is not None and yarn.beta_fast <= yarn.beta_slow:
+        yield Check(rule, "error", "model.yarn_scaling.beta_fast",
+                    f"{yarn.beta_fast:g} is not above beta_slow {yarn.beta_slow:g}",
+                    f"use a number above {yarn.beta_slow:g}")  # fmt: skip
     turned = model.rotary_fraction * (model.head_dim or 2)
     if model.position == "rotary" and int(turned) % 2:
         yield Check(rule, "error", "model.rotary_fraction",

@@ -19,6 +19,7 @@ hidden 768 and activation gelu_tanh.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,8 +76,14 @@ SCALING = {
     "high_freq_factor": "high_freq_factor",
     "original_max_position": "original_max_position_embeddings",
 }
+# Keys of YaRN's table -> ours; those without one give attention_factor.
+YARN = {
+    "factor": "factor", "original_max_position_embeddings": "original_max_position",
+    "beta_fast": "beta_fast", "beta_slow": "beta_slow", "attention_factor": "attention_factor",
+    "mscale": "", "mscale_all_dim": "",
+}  # fmt: skip
 # Scalings that cost nothing and that workers do not run: rope_type -> ours ("su" before 4.43).
-PLANNED_SCALINGS = {name: name for name in ("linear", "dynamic", "yarn", "longrope")}
+PLANNED_SCALINGS = {name: name for name in ("linear", "dynamic", "longrope")}
 PLANNED_SCALINGS["su"] = "longrope"
 
 
@@ -256,11 +263,42 @@ def _scaling(table: Raw) -> Found:
             yield f"rope_type llama3 lacks a number for {', '.join(wrong)}"
         else:
             yield "rotary_scaling", {key: float(value) for key, value in given.items()}
+    elif law == "yarn":
+        yield from _yarn(table)
     elif law in PLANNED_SCALINGS:
         yield "rotary_scaling_type", PLANNED_SCALINGS[law]
     elif law != "default":
-        known = ", ".join(("default", "llama3", *PLANNED_SCALINGS))
+        known = ", ".join(("default", "llama3", "yarn", *PLANNED_SCALINGS))
         yield f"rope_type is {short(law)}, which is none of {known}"
+
+
+def _yarn(table: Raw) -> Found:
+    """YaRN; `mscale` and `mscale_all_dim` give attention_factor where it is not stated."""
+    given = {key: table[key] for key in YARN if table.get(key) is not None}
+    needed = ("factor", "original_max_position_embeddings")
+    wrong = [key for key in needed if key not in given]
+    wrong += [key for key, value in given.items() if not is_number(value)]
+    if wrong:
+        yield f"rope_type yarn lacks a number for {', '.join(wrong)}"
+        return
+    scaling: Raw = {YARN[key]: float(value) for key, value in given.items() if YARN[key]}
+    if "mscale" in given and "mscale_all_dim" in given and "attention_factor" not in given:
+        above, below = (
+            yarn_magnitude(given["factor"], given[key]) for key in ("mscale", "mscale_all_dim")
+        )
+        scaling["attention_factor"] = above / below
+    if table.get("truncate") is False:
+        scaling["truncate"] = False
+    yield "yarn_scaling", scaling
+
+
+def yarn_magnitude(factor: float, scale: float = 1.0) -> float:
+    """0.1 scale ln(factor) + 1 (YaRN, arXiv 2309.00071, equation 22), 1 for factors up to 1.
+
+    >>> round(yarn_magnitude(40.0), 4)
+    1.3689
+    """
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def window(config: Raw, size: Any, *, full_every: int | None = None) -> Found:

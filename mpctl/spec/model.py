@@ -46,6 +46,25 @@ class RotaryScaling(StrictModel):
     original_max_position: Ratio = Field(description="the original length, tokens")
 
 
+class YarnScaling(StrictModel):
+    """Scaling of rotary positions by YaRN (arXiv 2309.00071; Hugging Face: rope_type yarn)."""
+
+    factor: Ratio = Field(description="by how much low frequencies are slowed down")
+    original_max_position: Ratio = Field(description="the original length, tokens")
+    beta_fast: Ratio = Field(
+        32.0, description="frequencies with more turns than this in the original length stay"
+    )
+    beta_slow: Ratio = Field(
+        1.0, description="those with fewer turns than this are slowed down by the full factor"
+    )
+    attention_factor: Ratio | None = Field(
+        None, description="factor of queries and keys; 0.1 ln(factor) + 1 when absent"
+    )
+    truncate: bool = Field(
+        True, description="whether the columns at which the two regions end are rounded outwards"
+    )
+
+
 class ModelSpec(StrictModel):
     """A model of one of the families.
 
@@ -119,9 +138,12 @@ class ModelSpec(StrictModel):
     rotary_scaling: RotaryScaling | None = Field(
         None, description="scaling of rotary positions for longer sequences; none when absent"
     )
+    yarn_scaling: YarnScaling | None = Field(
+        None, description="scaling of rotary positions by YaRN; none when absent"
+    )
     rotary_scaling_type: Literal["linear", "dynamic", "yarn", "longrope"] | None = Field(
         None,
-        description="scaling of another kind than rotary_scaling (Hugging Face: rope_type): "
+        description="scaling of another kind than these two (Hugging Face: rope_type): "
         "planned, not launched; it adds no cost",
     )
     rotary_fraction: Annotated[float, Gt(0), Le(1)] = Field(
@@ -385,7 +407,8 @@ def _count(value: Any) -> int | None:
 # Keys by which decoders differ from the shape that all families share.
 VARIANTS = (
     "embedding_norm", "embedding_multiplier", "parallel_residual", "shared_norm",
-    "rotary_scaling_type", "rotary_fraction", "window_rotary_base", "attention_window",
+    "yarn_scaling", "rotary_scaling_type", "rotary_fraction", "window_rotary_base",
+    "attention_window",
     "attention_window_every", "full_attention_every", "attention_scale", "attention_softcap",
     "logit_softcap", "qk_norm", "head_bias", "mtp_layers", "experts", "attention_kind",
 )  # fmt: skip

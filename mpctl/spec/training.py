@@ -23,6 +23,10 @@ from mpctl.units import DTYPE_BYTES
 RecomputeMode = Literal["none", "selective", "full"]
 
 
+Load = Annotated[float, Ge(1), Le(2**16)]
+"""A largest load over the mean of all."""
+
+
 def _known_runtime(name: str) -> str:
     """The name or the path of a runtime preset; the error lists all names, as pydantic does for a
     Literal."""
@@ -156,6 +160,11 @@ class TrainingSpec(StrictModel):
         1e-3,
         description="model.router_bias: by how much an expert's bias changes after each step "
         "(DeepSeek-V3)",
+    )
+    moe_load: Load | None = Field(
+        None,
+        description="experts: rows of the fullest rank of experts over the mean, for plans; that "
+        "of random routing when absent",
     )
     init_std: PositiveHyper = Field(0.02, description="standard deviation of initial weights")
     eval_interval: CountOrZero = Field(

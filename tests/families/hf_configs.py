@@ -15,6 +15,7 @@ LLAMA3_SCALING = {
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8,
         "rope_theta": 10000.0}  # fmt: skip
+LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}
 GPT2 = {"vocab_size": 384, "n_layer": 2, "n_embd": 32, "n_head": 4, "n_positions": 16}
 BERT = {
@@ -31,6 +32,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama with keys of every head": ("llama", {**LLAMA, "num_key_value_heads": 4}),
     "llama 3.1": ("llama", {**LLAMA, "rope_parameters": LLAMA3_SCALING}),
     "llama with yarn": ("llama", {**LLAMA, "rope_parameters": YARN}),
+    "llama with yarn's mscale": ("llama", {**LLAMA, "rope_parameters": {
+        **YARN, "factor": 40.0, "beta_fast": 2.0, "mscale": 1.0, "mscale_all_dim": 0.5,
+        "truncate": False}}),
+    "llama with linear scaling": ("llama", {**LLAMA, "rope_parameters": LINEAR}),
     "llama with biases of attention": ("llama", {**LLAMA, "attention_bias": True}),
     "llama with biases of the mlp": ("llama", {**LLAMA, "mlp_bias": True}),
     "mistral": ("mistral", {**LLAMA, "sliding_window": 5, "head_dim": 8}),

@@ -14,18 +14,23 @@ from mpctl.families.gpt.ops import operator_table
 from mpctl.families.implementation import Batch, build_module
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.layers.config import LayerConfig
+from mpctl.layers.linear import ParallelLinear
 from mpctl.layers.mlp import MLPConfig
+from mpctl.layers.parameters import partial_kind, shard_of
 from mpctl.layers.shard_context import ShardContext
 from mpctl.sharding import DENSE, View
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 from mpctl.tensor_grid import TensorGrid
+from mpctl.transport.group import Group
 from tests.layers.oracle import axes, close, context_split, fill, gradients, sum_gradients, whole
 from tests.threads import run_ranks
 
 S = 8
 COMMON = {"layers": 3, "hidden": 16, "heads": 4, "vocab": 120, "seq_length": S,
           "vocab_divisor": 2}  # fmt: skip
+LATENT = {"attention_kind": "mla", "kv_lora_rank": 10, "qk_nope_head_dim": 6,
+          "qk_rope_head_dim": 4, "v_head_dim": 8, "position": "rotary"}  # fmt: skip
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "alibi": ({"position": "alibi", "embedding_norm": True}, {"recompute": "selective"}),
     "alibi with dropout": ({"position": "alibi", "attention_window": 3},
@@ -44,6 +49,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                   "attention_window": 2, "attention_window_every": 2}, {"recompute": "full"}),
     "norms of results": ({"norm_order": "output", "norm": "nonparametric", "bias": "mlp",
                           "activation": "swiglu"}, {"recompute": "full"}),
+    "latent": ({**LATENT, "q_lora_rank": 12, "norm": "rmsnorm", "bias": False,
+                "activation": "swiglu"}, {"dropout": 0.1, "attention_dropout": 0.1}),
+    "latent of keys alone": ({**LATENT, "attention_window": 3, "attention_scale": 0.3,
+                                        "full_attention_every": 2, "window_rotary_base": 100.0},
+                                       {"recompute": "full"}),
     "sandwich": ({"norm_order": "sandwich", "norm": "rmsnorm", "bias": False,
                   "embedding_multiplier": 4.0, "attention_scale": 0.3,
                   "activation": "geglu_tanh"}, {}),
@@ -85,6 +95,24 @@ def test_a_split_model_has_the_loss_and_gradients_of_the_whole(
             close(rank[number][0], loss)
         for name, (value, _) in of_whole.items():
             close(whole([rank[number][1][name] for rank in ranks]), value)
+
+
+def test_the_module_has_the_parameters_of_the_table() -> None:
+    """Names and shapes, of every variant that is launched, on one of two ranks."""
+    context = ShardContext(Group(1, 2), sequence_parallel=True, dtype=torch.float64)
+    views = {DENSE: View(grid=context.grid)}
+    for shape, training in VARIANTS.values():
+        model = ModelSpec.model_validate({**COMMON, **shape})
+        module = build_module(model, TrainingSpec.model_validate(training), context)
+        planned = {w.name: w for w in operator_table(model, tp=2).weights()}
+        assert planned.keys() == dict(module.named_parameters()).keys()
+        for name, parameter in module.named_parameters():
+            spec = planned[name]
+            assert shard_of(parameter).shape == spec.shape
+            assert parameter.numel() == spec.local_numel(views)
+            assert partial_kind(parameter) == spec.partial_kind(views)
+        linear = [name for name, m in module.named_modules() if isinstance(m, ParallelLinear)]
+        assert linear == [*get_table(model, tp=2).linear_layers]
 
 
 def test_a_window_hides_what_lies_before_it() -> None:

@@ -28,7 +28,7 @@ from tests.families.ids_page import parameters
 # Planned and not run, with the key that says why.
 ONLY_PLANNED = {
     "gemma2": "attention_softcap", "phi": "head_bias", "phi with norms of heads": "head_bias",
-    "llama with yarn": "rotary_scaling_type",
+    "llama with linear scaling": "rotary_scaling_type",
 }  # fmt: skip
 READ = ("gpt2", "gpt2 with a head of its own")  # from the files of transformers
 RUN = [name for name in CONFIGS if name not in (*ONLY_PLANNED, *READ)]

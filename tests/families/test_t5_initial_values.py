@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mpctl.families.t5.module import t5_layer_config
+from mpctl.layers.attention import AttentionConfig
 from mpctl.layers.mlp import MLPConfig
 from mpctl.layers.parameters import Init, fill_normal
 from mpctl.shard import Shard
@@ -24,7 +25,7 @@ def test_matrices_start_as_transformers_start() -> None:
     job = load_job(None, SHAPE)
     assert job.model is not None
     config = t5_layer_config(job.model, job.training, causal=False)
-    assert isinstance(config.mlp, MLPConfig)
+    assert isinstance(config.mlp, MLPConfig) and isinstance(config.attention, AttentionConfig)
     torch.manual_seed(1)
     sizes = {"vocab_size": 500, "d_model": 64, "d_kv": 16, "d_ff": 256, "num_heads": 4}
     import transformers

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from mpctl.layers.attention import ParallelCrossAttention, ParallelSelfAttention
-from mpctl.layers.config import AttentionConfig, LayerConfig
+from mpctl.layers.attention import AttentionConfig, ParallelCrossAttention, ParallelSelfAttention
+from mpctl.layers.config import LayerConfig
 from mpctl.layers.mlp import MLPConfig, ParallelMLP
 from mpctl.layers.shard_context import ShardContext
 from mpctl.layers.transformer_layer import ParallelDecoderLayer, ParallelTransformerLayer

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.counter_rng import DropoutMask, StepKeys
+from mpctl.layers.attention import AttentionConfig
 from mpctl.layers.compiled import (
     PIECES,
     compile_layers,
     compiled_pieces,
     with_compiled_pieces,
 )
-from mpctl.layers.config import AttentionConfig, LayerConfig, Recompute
+from mpctl.layers.config import LayerConfig, Recompute
 from mpctl.layers.mlp import MLPConfig
 from mpctl.layers.parameters import initialise
 from mpctl.layers.shard_context import ShardContext

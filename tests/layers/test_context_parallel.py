@@ -11,9 +11,7 @@ from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import partly_bidirectional_mask
 from mpctl.kernels.rotary import Rotary
-from mpctl.layers import attention
-from mpctl.layers.attention import AttentionCore, ParallelSelfAttention
-from mpctl.layers.config import AttentionConfig
+from mpctl.layers.attention import AttentionConfig, AttentionCore, ParallelSelfAttention
 from mpctl.layers.context_parallel import (
     context_blocks,
     context_positions,
@@ -132,9 +130,7 @@ def test_one_gather_forward_and_one_reduce_scatter_backward() -> None:
 
 
 @pytest.mark.parametrize("c", [2, 4])
-def test_blocks_meet_their_prefix_and_no_mask_is_made(
-    monkeypatch: pytest.MonkeyPatch, c: int
-) -> None:
+def test_blocks_meet_their_prefix_and_no_mask_is_made(c: int) -> None:
     seen, n = [], S // (2 * c)
 
     class Recorded(KernelBackend):
@@ -144,7 +140,6 @@ def test_blocks_meet_their_prefix_and_no_mask_is_made(
             seen.append((query.shape[-2], key.shape[-2]))
             return query
 
-    monkeypatch.setattr(attention, "gather_context", lambda key, value, cp: (key, value))
     for rank in range(c):
         context = ShardContext(cp=Group(rank, c, name="cp"), backend=Recorded())
         core = AttentionCore(AttentionConfig(H, A), context, "x")

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mpctl.kernels.rotary import Rotary
-from mpctl.layers.config import AttentionConfig, LayerConfig
+from mpctl.layers.attention import AttentionConfig
+from mpctl.layers.config import LayerConfig
 from mpctl.layers.mlp import MLPConfig, ParallelMLP
 from mpctl.layers.parameters import partial_kind, shard_of
 from mpctl.transport.group import Group

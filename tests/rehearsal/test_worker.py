@@ -239,6 +239,20 @@ def test_fused_attention_keeps_no_scores() -> None:
             assert result.nbytes + 8 * 2048 * 4 <= tracker.total - before <= most
 
 
+def test_values_of_another_head_size_keep_no_scores() -> None:
+    """Latent attention of 16 bits, which FlashAttention does not take: scores were 64 MiB."""
+    device = torch.device("meta")
+    with fake_tensors(), MemoryTracker(device) as tracker:
+        q = torch.empty(1, 8, 2048, 192, dtype=torch.bfloat16, device=device, requires_grad=True)
+        v = torch.empty(1, 8, 2048, 128, dtype=torch.bfloat16, device=device)
+        before = tracker.total
+        result = SimulatedGpuKernels().scaled_dot_product(q, q, v, is_causal=True)
+        assert result.shape == v.shape
+        assert tracker.total - before <= 5 << 20
+        result.sum().backward()
+        assert q.grad is not None and q.grad.shape == q.shape
+
+
 def test_a_bias_of_other_strides_has_no_fused_kernel_on_cuda() -> None:
     """fp32, a bias of 8 heads over 512 keys: fused keeps no scores of 8 MiB, products do."""
     device, kept = torch.device("meta"), []

@@ -23,7 +23,7 @@ SMALL = {
 @pytest.mark.parametrize(
     ("key", "value"),
     [("attention_softcap", 50.0), ("logit_softcap", 30.0), ("mtp_layers", 1),
-     ("head_bias", True), ("rotary_scaling_type", "yarn")],
+     ("head_bias", True), ("rotary_scaling_type", "linear")],
 )  # fmt: skip
 def test_what_workers_do_not_compute_is_planned_and_not_launched(key: str, value: Any) -> None:
     job = load_job(None, {**SMALL, f"model.{key}": value})

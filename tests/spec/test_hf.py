@@ -319,7 +319,7 @@ def test_no_json_value_ends_in_a_traceback(tmp_path: Path, config: dict[str, Any
     ("table", "name"),
     [
         ({"rope_type": "linear", "factor": 8.0}, "linear"),
-        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, "yarn"),
+        ({"rope_type": "dynamic", "factor": 4.0}, "dynamic"),
         ({"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}, "longrope"),
         ({"type": "su", "short_factor": [1.0], "long_factor": [2.0]}, "longrope"),
     ],
@@ -331,6 +331,18 @@ def test_a_scaling_that_costs_nothing_is_planned(
     scaled = model_of(write(tmp_path, {**LLAMA, "rope_scaling": table}))
     plain = model_of(write(tmp_path, LLAMA))
     assert scaled == plain.model_copy(update={"rotary_scaling_type": name})
+
+
+def test_yarn_is_read_with_its_magnitude(tmp_path: Path) -> None:
+    """DeepSeek's mscale over mscale_all_dim is the factor of cos and sin: at 40 and 1 over 0.5,
+    (0.1 ln 40 + 1) / (0.05 ln 40 + 1) = 1.3689 / 1.1844."""
+    table = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096,
+             "beta_fast": 16, "mscale": 1.0, "mscale_all_dim": 0.5}  # fmt: skip
+    scaling = model_of(write(tmp_path, {**LLAMA, "rope_scaling": table})).yarn_scaling
+    assert scaling is not None and (scaling.beta_fast, scaling.beta_slow) == (16.0, 1.0)
+    assert scaling.attention_factor == pytest.approx(1.3689 / 1.1844, rel=1e-4)
+    (issue,) = issues_of(write(tmp_path, {**LLAMA, "rope_scaling": {"rope_type": "yarn"}}))
+    assert "factor, original_max_position_embeddings" in issue.message
 
 
 def test_a_multimodal_config_points_at_its_text_config(tmp_path: Path) -> None:

@@ -265,6 +265,11 @@ def llama_config(model: ModelSpec) -> dict[str, Any]:
         rotary = {
             "rope_type": "llama3", **scaling, "original_max_position_embeddings": original,
         }  # fmt: skip
+    if (yarn := model.yarn_scaling) is not None:
+        stated = yarn.model_dump(exclude_none=True)
+        original = int(stated.pop("original_max_position"))
+        rotary = {"rope_type": "yarn", **stated, "original_max_position_embeddings": original}
+    is_scaled = rotary["rope_type"] != "default"
     return {
         "num_hidden_layers": model.layers, "hidden_size": model.hidden,
         "intermediate_size": model.ffn, "num_attention_heads": model.heads,
@@ -274,7 +279,7 @@ def llama_config(model: ModelSpec) -> dict[str, Any]:
         "attention_bias": "output" in model.biased, "mlp_bias": "mlp" in model.biased,
         # Before transformers 5 the base stood alone and the scaling had a table of its own.
         "rope_theta": model.rotary_base,
-        "rope_scaling": None if model.rotary_scaling is None else rotary,
+        "rope_scaling": rotary if is_scaled else None,
         "rope_parameters": {"rope_theta": model.rotary_base, **rotary},
     }  # fmt: skip
 
@@ -304,6 +309,7 @@ LLAMA = Scheme(
         "activation": tuple(GATES),
         "bias": (True, False, "attention", "mlp"),
     },
+    variants=("yarn_scaling",),
     tokens=ENDS,
     roles=CAUSAL_ROLES,
     spellings=((r"^model\.", ""),),  # saved without the head
@@ -331,7 +337,7 @@ MISTRAL = replace(
     architecture="MistralForCausalLM",
     config=mistral_config,
     expressible={**LLAMA.expressible, "bias": (False,)},
-    variants=("attention_window",),
+    variants=("attention_window", "yarn_scaling"),
 )
 QWEN2 = replace(
     LLAMA,
@@ -339,6 +345,7 @@ QWEN2 = replace(
     architecture="Qwen2ForCausalLM",
     config=qwen_config,
     expressible={**LLAMA.expressible, "bias": ("qkv",)},
+    variants=("yarn_scaling",),
 )
 QWEN3 = replace(
     LLAMA,
@@ -351,6 +358,6 @@ QWEN3 = replace(
         "layers.{}.attention.key_norm": ("model.layers.{}.self_attn.k_norm",),
     },
     expressible={**LLAMA.expressible, "bias": (False, "attention"), "qk_norm": (True,)},
-    variants=("qk_norm",),
+    variants=("qk_norm", "yarn_scaling"),
 )
 SCHEMES = {"learned": (GPT2,), "rotary": (LLAMA, MISTRAL, QWEN2, QWEN3)}

@@ -31,7 +31,7 @@ from mpctl.families.parts import (
 )
 from mpctl.families.t5.samples import T5Samples
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.layers.attention import DecoderCaches
+from mpctl.layers.attention import AttentionConfig, DecoderCaches
 from mpctl.layers.config import LayerConfig
 from mpctl.layers.context_parallel import context_positions
 from mpctl.layers.relative_bias import RelativeBias
@@ -51,6 +51,7 @@ def t5_layer_config(model: ModelSpec, training: TrainingSpec, *, causal: bool) -
     0.02, which other families start with."""
     config, factor = layer_config(model, training, causal=causal, scale=UNSCALED), _factor(training)
     attention, h = config.attention, model.hidden
+    assert isinstance(attention, AttentionConfig)  # no job of this family has another
     std, d = factor * h**-0.5, attention.head_size
     attention = replace(
         attention,

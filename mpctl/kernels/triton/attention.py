@@ -16,12 +16,13 @@ Letters: b batch, a heads, k key-value heads, q queries, s keys, d head size.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mpctl.kernels.attention import AttentionVariant
+from mpctl.kernels.attention import AttentionVariant, equally_wide
 from mpctl.kernels.counter_rng import DropoutMask, as_int32
 from mpctl.kernels.triton import define_gradient, define_operation
 from mpctl.operators import fused_attention as fused_attention_rule
@@ -58,9 +59,10 @@ class _Call(NamedTuple):
         return self._replace(query=dense(self.query), key=dense(self.key), value=dense(self.value))
 
 
-def refusal(query: Tensor, key: Tensor, variant: AttentionVariant) -> str | None:
+def refusal(query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant) -> str | None:
     """Why the kernel cannot compute this, None where it can."""
-    refused = fused_attention_rule.refusal(query.element_size(), query.shape[-1])
+    widest = max(query.shape[-1], value.shape[-1])
+    refused = fused_attention_rule.refusal(query.element_size(), widest)
     if refused is not None:
         return refused.reason
     dropout = variant.dropout
@@ -76,7 +78,12 @@ def _are_in_order(dropout: DropoutMask, rows: range, keys: int) -> bool:
 
 
 def fused_attention(query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant) -> Tensor:
-    """query [b, a, q, d], key and value [b, k, s, d] -> [b, a, q, d], laid out [b, q, a, d]."""
+    """query [b, a, q, d], key [b, k, s, d], value [b, k, s, e] -> [b, a, q, e], laid out
+    [b, q, a, e]. The kernels have one head size, so that the smaller of d and e is padded."""
+    width, columns = query.shape[-1], value.shape[-1]
+    if width != columns:
+        variant = replace(variant, scale=variant.scale or 1 / math.sqrt(width))
+        return fused_attention(*equally_wide(query, key, value), variant)[..., :columns]
     dropout, heads = variant.dropout, None
     seed, number = None, 0
     if dropout is not None:
@@ -88,7 +95,7 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor, variant: Attentio
         None if dropout is None else dropout.samples,
         [heads.start if isinstance(heads, range) else 0, variant.rows.start],
         variant.is_causal, variant.window or 0, 0.0 if dropout is None else dropout.p,
-        1 / math.sqrt(query.shape[-1]) if variant.scale is None else variant.scale,
+        1 / math.sqrt(width) if variant.scale is None else variant.scale,
     )[0]  # fmt: skip
 
 

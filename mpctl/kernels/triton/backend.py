@@ -31,19 +31,22 @@ class TritonKernels(KernelBackend):
     ) -> Tensor:
         """As `KernelBackend.attention`, in one kernel that saves no tensor of q x s elements.
         Variants that torch's fused kernel supports use that."""
-        if self._fuses(query, key, variant):
+        if self._fuses(query, key, value, variant):
             return fused_attention(query, key, value, variant)
         return super().attention(query, key, value, variant)
 
-    def keeps_pairs(self, query: Tensor, key: Tensor, variant: AttentionVariant) -> bool:
+    def keeps_pairs(
+        self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant
+    ) -> bool:
         """Only where attention is not fused."""
-        return not self._fuses(query, key, variant) and super().keeps_pairs(query, key, variant)
+        is_fused = self._fuses(query, key, value, variant)
+        return not is_fused and super().keeps_pairs(query, key, value, variant)
 
-    def _fuses(self, query: Tensor, key: Tensor, variant: AttentionVariant) -> bool:
+    def _fuses(self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant) -> bool:
         # torch's kernel of 32 bits has no shared key-value heads
         has_own = query.dtype != torch.float32 or key.shape[1] == query.shape[1]
         is_torchs = variant.is_plain and has_own
-        return not is_torchs and refusal(query, key, variant) is None
+        return not is_torchs and refusal(query, key, value, variant) is None
 
     def dropout(self, x: Tensor, mask: DropoutMask) -> Tensor:
         """As `KernelBackend.dropout`, in one kernel, with the same bits."""

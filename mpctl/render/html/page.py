@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from mpctl.estimate.timeline import find_step_line
 from mpctl.planning.plan import Plan
 from mpctl.planning.summary import (
+    experts_text,
     headline_figures,
     model_name,
     model_text,
@@ -94,6 +95,7 @@ def _header(plan: Plan, topology: Topology) -> Raw:
         ),
         el("p", training_line(training_settings(plan.job))) if plan.job.model else "",
         el("p", f"{placement_text(plan)}; {order_text(plan)}."),
+        *(el("p", f"Experts: {text}.") for text in (experts_text(plan.job),) if text),
         *(el("p", text) for text in _described(plan)),
         tiles(headline_figures(plan)),
     )

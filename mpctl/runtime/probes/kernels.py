@@ -28,8 +28,7 @@ from torch import Tensor
 from mpctl.families.parts import layer_config
 from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.layers.attention import AttentionCore
-from mpctl.layers.config import AttentionConfig
+from mpctl.layers.attention import AttentionConfig, AttentionCore
 from mpctl.layers.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.layers.linear import ALONE
 from mpctl.layers.parameters import initialise

@@ -13,8 +13,7 @@ from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.counter_rng import CounterRNG, DropoutMask, keep_mask
 from mpctl.kernels.triton.attention import fused_attention, refusal
 from mpctl.kernels.triton.backend import TritonKernels
-from mpctl.layers.attention import AttentionCore
-from mpctl.layers.config import AttentionConfig
+from mpctl.layers.attention import AttentionConfig, AttentionCore
 from mpctl.layers.shard_context import ShardContext
 
 B, A, K, Q, S, D, START = 2, 2, 1, 40, 72, 24, 32
@@ -106,6 +105,20 @@ def test_results_and_gradients_are_those_of_torch(name: str, device: torch.devic
         torch.testing.assert_close(ours, theirs, rtol=bound, atol=bound)
 
 
+@pytest.mark.parametrize("columns", [16, 32])
+def test_values_of_another_head_size(columns: int, device: torch.device) -> None:
+    """The kernel has one head size: narrower values, or queries and keys, are padded."""
+    dtype, bound = (torch.float64, 1e-12) if device.type == "cpu" else (torch.float32, 1e-4)
+    of = variant(dtype, device, p=0.3)
+    query, key, _ = tensors(dtype, device)
+    value = numbers(B, K, S, columns, dtype=dtype, device=device, seed=2).requires_grad_()
+    inputs = [query, key, value]
+    for ours, theirs in zip(
+        passes(Fused(), inputs, of), passes(TORCH_BACKEND, inputs, of), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=bound, atol=bound)
+
+
 @pytest.mark.parametrize(
     ("dtype", "bound"),
     [pytest.param(torch.float32, 1e-5, marks=pytest.mark.slow),
@@ -178,27 +191,32 @@ def test_context_parallel_ranks_attend_as_the_whole_does(name: str, device: torc
 
 def test_recomputation_is_for_what_keeps_pairs(device: torch.device) -> None:
     inputs = tensors(torch.float32, device)
-    query, key, _ = inputs
+    query, key, value = inputs
     with_dropout = variant(torch.float32, device, p=0.1)
     plain = variant(torch.float32, device)
-    assert TORCH_BACKEND.keeps_pairs(query, key, with_dropout)
-    assert not TritonKernels().keeps_pairs(query, key, with_dropout)
-    assert not TORCH_BACKEND.keeps_pairs(query, key, plain)
-    assert TritonKernels().keeps_pairs(query.double(), key.double(), with_dropout)
+    assert TORCH_BACKEND.keeps_pairs(query, key, value, with_dropout)
+    assert not TritonKernels().keeps_pairs(query, key, value, with_dropout)
+    assert not TORCH_BACKEND.keeps_pairs(query, key, value, plain)
+    doubles = query.double(), key.double(), value.double()
+    assert TritonKernels().keeps_pairs(*doubles, with_dropout)
 
 
 def test_what_the_kernel_refuses_is_said(device: torch.device) -> None:
     of = variant(torch.float32, device, p=0.1)
-    query, key, _ = tensors(torch.float32, device)
-    assert refusal(query, key, of) is None
-    assert "64 bits" in (refusal(query.double(), key.double(), of) or "")
+    query, key, value = tensors(torch.float32, device)
+    assert refusal(query, key, value, of) is None
+    doubles = query.double(), key.double(), value.double()
+    assert "64 bits" in (refusal(*doubles, of) or "")
     wide = torch.zeros(1, 1, 4, 264, device=device)
-    assert "264" in (refusal(wide, wide, AttentionVariant(range(4))) or "")
+    assert "264" in (refusal(wide, wide, wide, AttentionVariant(range(4))) or "")
+    assert "264" in (refusal(query, key, wide, AttentionVariant(range(4))) or "")
     scattered = variant(torch.float32, device, p=0.1)
     assert scattered.dropout is not None
     heads = torch.tensor([0, 4], device=device)
     mask = DropoutMask(1, 0.1, scattered.dropout.samples, of.rows, range(S), heads)
-    assert "scattered" in (refusal(query, key, AttentionVariant(of.rows, dropout=mask)) or "")
+    assert "scattered" in (
+        refusal(query, key, value, AttentionVariant(of.rows, dropout=mask)) or ""
+    )
 
 
 def test_a_group_of_one_sees_the_same(device: torch.device) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.rotary import Rotary
-from mpctl.layers.attention import ParallelSelfAttention
-from mpctl.layers.config import AttentionConfig, LayerConfig
+from mpctl.layers.attention import AttentionConfig, ParallelSelfAttention
+from mpctl.layers.config import LayerConfig
 from mpctl.layers.linear import WEIGHTS
 from mpctl.layers.mlp import MLPConfig, ParallelMLP
 from mpctl.layers.parameters import take

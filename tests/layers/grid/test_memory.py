@@ -11,7 +11,8 @@ from torch import Tensor
 
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.rotary import Rotary
-from mpctl.layers.config import AttentionConfig, LayerConfig
+from mpctl.layers.attention import AttentionConfig
+from mpctl.layers.config import LayerConfig
 from mpctl.layers.linear import WEIGHTS
 from mpctl.layers.mlp import MLPConfig
 from mpctl.layers.parameters import initialise

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mpctl.families.gpt.ops import operator_table
 from mpctl.kernels.counter_rng import CounterRNG
+from mpctl.layers.attention import AttentionConfig
 from mpctl.layers.config import LayerConfig
 from mpctl.layers.linear import WEIGHTS
 from mpctl.layers.mlp import MLPConfig
@@ -162,6 +163,7 @@ def _layers(rank: int, size: int, where: Where) -> list[Sent]:
 
 def _layer_messages(grid: TensorGrid, config: LayerConfig) -> list[TensorMessage]:
     attention = config.attention
+    assert isinstance(attention, AttentionConfig)
     width = attention.heads * attention.head_size
     fused = width + 2 * attention.num_kv_heads * attention.head_size
     assert isinstance(config.mlp, MLPConfig)

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from mpctl.layers.attention import ParallelSelfAttention
-from mpctl.layers.config import AttentionConfig
+from mpctl.layers.attention import AttentionConfig, ParallelSelfAttention
 from mpctl.layers.grid.tensor_parallel import GridTensorParallel
 from mpctl.layers.linear import WEIGHTS
 from mpctl.layers.parameters import partial_kind, shard_of
