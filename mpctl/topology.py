@@ -160,7 +160,9 @@ class Topology:
         """
         return replace(self, views=(*self.views, view))
 
-    def _seen_by(self, names: Sequence[str]) -> Topology:
+    def view_of(self, *names: str) -> Topology:
+        """The numbering of the ranks that has these axes or kinds of groups: this one, or one of
+        its views."""
         views = (v for v in self.views if any(n not in self._own_kinds for n in names))
         return next((v for v in views if all(name in v.kinds for name in names)), self)
 
@@ -261,19 +263,19 @@ class Topology:
 
     def group_size(self, *axes: str) -> int:
         """Number of ranks in one group over these axes or unions of axes."""
-        seen = self._seen_by(axes)
+        seen = self.view_of(*axes)
         return seen._size(seen._single(axes))
 
     def group(self, rank: int, *axes: str) -> Group:
         """The ranks that differ from `rank` only along `axes`."""
-        seen = self._seen_by(axes)
+        seen = self.view_of(*axes)
         single, coords = seen._single(axes), seen.coords(rank)
         base = rank - sum(coords[axis] * seen.strides[axis] for axis in single)
         return seen._members(base, single)
 
     def groups(self, *axes: str) -> list[Group]:
         """Every group over `axes`: all groups of a million ranks in tenths of a second."""
-        if (seen := self._seen_by(axes)) is not self:
+        if (seen := self.view_of(*axes)) is not self:
             return seen.groups(*axes)
         axes = self._single(axes)
         if self._size(axes) == 1:
@@ -305,7 +307,7 @@ class Topology:
 
         Blocks and nodes repeat after lcm(block, node) ranks, so that one period is examined.
         """
-        if (seen := self._seen_by((axis,))) is not self:
+        if (seen := self.view_of(axis)) is not self:
             return seen.straddling(axis, network)
         size, axes = network or self.gpus_per_node, self._single((axis,))
         used = [name for name in self.order if name in axes and self.sizes[name] > 1]

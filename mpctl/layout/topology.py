@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
 
 from mpctl.axes import EXPERT_UNIONS, dense_order, expert_order
@@ -41,12 +40,13 @@ def expert_view(job: JobSpec) -> View:
     return View(EXPERTS, grid, "etp_ep", sizes["edp"], "edp", zero, ordered)
 
 
-def held_experts(job: JobSpec, coords: Mapping[str, int]) -> range | None:
-    """Which of the experts of each layer a rank with these coordinates holds, in whole or, with
-    etp, in part; None for a model without experts."""
+def expert_homes(job: JobSpec) -> list[range]:
+    """Which of the experts of each layer the ranks at each place along ep hold, in whole or, with
+    etp, in part; empty for a model without experts."""
     if job.model is None or job.model.experts is None:
-        return None
-    return local_range(job.model.experts, parts=job.parallel.ep, index=coords["ep"])
+        return []
+    ep = job.parallel.ep
+    return [local_range(job.model.experts, parts=ep, index=at) for at in range(ep)]
 
 
 def other_views(job: JobSpec) -> tuple[View, ...]:

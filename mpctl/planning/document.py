@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 from mpctl.axes import expert_order
 from mpctl.errors import InputError
 from mpctl.estimate.routing import expert_load
-from mpctl.layout.topology import held_experts, job_grid
+from mpctl.layout.topology import expert_homes, job_grid
 from mpctl.pipeline.stages import Span, stack_spans
 from mpctl.planning.layout_settings import layout_of
 from mpctl.planning.plan import Plan
@@ -230,7 +230,8 @@ def rank_entry(plan: Plan, topology: Topology, rank: int) -> RankEntry:
         entry["layers"] = _as_lists(spans)
         if stacks := stack_layers(layout, spans):
             entry["stacks"] = stacks
-    if (held := held_experts(plan.job, entry["coords"])) is not None:
+    if homes := expert_homes(plan.job):
+        held = homes[entry["coords"]["ep"]]
         entry["experts"] = [held.start, held.stop]
     return entry
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from mpctl.axes import AXIS_NAMES, MESSAGE_GROUPS
@@ -28,8 +29,10 @@ from mpctl.estimate.saved import layer_activations
 from mpctl.estimate.time import get_clock
 from mpctl.estimate.timeline import handed_over
 from mpctl.layout.job_layout import JobLayout
+from mpctl.layout.link_levels import shown_levels
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.layer import LayerStack
+from mpctl.spec.cluster import ClusterSpec
 from mpctl.topology import Topology
 
 
@@ -102,7 +105,65 @@ def _tensor_seconds(layout: JobLayout) -> float | None:
 
 
 AXES = (*MESSAGE_GROUPS, "world")  # messages over a group of tp's grid count as tp's
+EXPERT_GROUPS = {"etp": "ep", "ep": "ep", "etp_ep": "ep", "edp": "edp"}
+"""Messages of experts count as of ep, in which tokens are sent to them, or of edp."""
 RankTraffic = dict[tuple[int, int], dict[str, float]]  # (sender, receiver) -> bytes by axis
+
+
+def traffic_axes(estimate: Estimate) -> tuple[str, ...]:
+    """The axes by which the bytes of a step are counted: those of experts where there are some."""
+    return (*AXES, "ep", "edp") if estimate.layout.job.has_experts else AXES
+
+
+def axis_of(message: MessageCount) -> str:
+    """The axis that a message counts for."""
+    return message.axis if message.axis in AXES else EXPERT_GROUPS.get(message.axis, "tp")
+
+
+MOST_GROUPS = 256  # whose placement is counted; those of a large world repeat
+
+
+class LevelBytes(NamedTuple):
+    """What of the tokens sent to experts goes to ranks that a level of links joins, and no level
+    below it. share: of all; bytes: a step of one rank of the stage that sends most."""
+
+    name: str
+    share: float
+    bytes: float
+
+
+def dispatch_levels(
+    estimate: Estimate, cluster: ClusterSpec, topology: Topology
+) -> list[LevelBytes]:  # fmt: skip
+    """Bytes that are dispatched to experts and combined, forward and backward, by the level that
+    they cross: those that stay on the rank, on its node, in its NVLink domain, in each network of
+    the fabric, and the rest. Routing is taken as random: every rank of the group gets an equal
+    part. Empty where no tokens are sent.
+
+    By hand, groups of 16 ranks on nodes of 8: 1/16 stays on the rank, 7/16 on the node.
+    """
+    kind = "etp_ep" if estimate.layout.job.parallel.etp > 1 else "ep"
+    sent = max(
+        sum(m.bytes * m.count for m in messages if m.kind == "all_to_all" and m.axis == kind)
+        for messages in estimate.messages
+    )
+    if not sent:
+        return []
+    levels = [("rank", 1), ("node", topology.gpus_per_node)]
+    levels += [(level.name, level.ranks) for level in shown_levels(cluster, topology)]
+    levels.append(("network", topology.world_size))
+    counts: Counter[str] = Counter()
+    for group in islice(topology.groups(kind), MOST_GROUPS):
+        for name, ranks in levels:
+            held = Counter(rank // ranks for rank in group)
+            counts[name] += sum(count * count for count in held.values())
+    found, below = list[LevelBytes](), 0
+    for name, _ in levels:
+        share = (counts[name] - below) / counts["network"]
+        below = counts[name]
+        if share:
+            found.append(LevelBytes(name, share, share * sent))
+    return found
 
 
 def rank_traffic(estimate: Estimate, topology: Topology) -> RankTraffic:
@@ -112,7 +173,7 @@ def rank_traffic(estimate: Estimate, topology: Topology) -> RankTraffic:
         stage = topology.coords(rank)["pp"]
         for message in estimate.messages[stage]:
             if message.kind != "send":
-                axis = message.axis if message.axis in AXES else "tp"
+                axis = axis_of(message)
                 group = _group(estimate, topology, rank, message)
                 for receiver, sent in sent_to(message.kind, message.bytes, group, rank):
                     traffic[rank, receiver][axis] += message.count * sent

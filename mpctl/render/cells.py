@@ -1,7 +1,8 @@
 """GPUs as cells of a picture: a cell is a GPU on up to SHOWN_NODES nodes, else one or more nodes.
 
 A cell is a range of consecutive ranks. Its letter is the number of its first rank's tp group, so
-that a picture without colour says the same; below it stand its coordinates along the other axes.
+that a picture without colour says the same; below it stand its coordinates along the other axes,
+and in a line of their own those of its experts.
 
 >>> t = Topology.of({"tp": 2, "dp": 2, "pp": 4}, gpus_per_node=8)
 >>> coordinates_text(t, range(8, 16)), letters(group_number(t, 9, ("tp",)))
@@ -70,9 +71,29 @@ def coordinates_text(topology: Topology, ranks: range) -> str:
     return " ".join(f"{axis[0]}{span_text(*extent(topology, axis, ranks))}" for axis in axes)
 
 
+def expert_axes(topology: Topology) -> list[str]:
+    """The axes of more than one rank that cut experts, which a cell shows in its last line."""
+    axes = (axis for view in topology.views for axis in ("ep", "etp") if axis in view.sizes)
+    return [axis for axis in axes if topology.group_size(axis) > 1]
+
+
+def experts_text(topology: Topology, ranks: range) -> str:
+    """Where the ranks of a cell hold experts: `ep 3`, `ep 0-7 etp 1`; empty without such axes."""
+    axes = expert_axes(topology)
+    return " ".join(f"{axis} {span_text(*extent(topology, axis, ranks))}" for axis in axes)
+
+
+def place_names(topology: Topology) -> str:
+    """What the lines below a cell's rank mean: `dp (d), pp (p), cp (c); then ep`."""
+    places = ", ".join(f"{axis} ({axis[0]})" for axis in coordinate_axes(topology))
+    axes = expert_axes(topology)
+    return f"{places}; then {' and '.join(axes)}" if axes else places
+
+
 def extent(topology: Topology, axis: str, ranks: range) -> tuple[int, int]:
     """The lowest and highest coordinate of consecutive ranks."""
-    stride, size = topology.strides[axis], topology.sizes[axis]
+    seen = topology.view_of(axis)
+    stride, size = seen.strides[axis], seen.sizes[axis]
     low, high = ranks[0] // stride, ranks[-1] // stride
     if high - low + 1 >= size or low % size > high % size:
         return 0, size - 1
@@ -81,12 +102,13 @@ def extent(topology: Topology, axis: str, ranks: range) -> tuple[int, int]:
 
 def group_number(topology: Topology, rank: int, axes: Sequence[str]) -> int:
     """The number of the rank's group over these kinds of groups, counted along the other axes."""
-    coords, number, width = topology.coords(rank), 0, 1
-    within = {part for axis in axes for part in topology.kinds[axis]}
-    for axis in topology.order:
+    seen = topology.view_of(*axes)
+    coords, number, width = seen.coords(rank), 0, 1
+    within = {part for axis in axes for part in seen.kinds[axis]}
+    for axis in seen.order:
         if axis not in within:
             number += coords[axis] * width
-            width *= topology.sizes[axis]
+            width *= seen.sizes[axis]
     return number
 
 

@@ -18,7 +18,14 @@ from mpctl.layout.link_levels import shown_levels
 from mpctl.planning.document import rank_entry
 from mpctl.planning.plan import Plan
 from mpctl.planning.summary import find_holder_name
-from mpctl.render.cells import coordinate_axes, group_number, letters, node_layers
+from mpctl.render.cells import (
+    expert_axes,
+    experts_text,
+    group_number,
+    letters,
+    node_layers,
+    place_names,
+)
 from mpctl.render.console import plain_table
 from mpctl.render.fold import groups_text, members_text, nodes_are_alike, stage_layers_text
 from mpctl.topology import Topology
@@ -40,9 +47,8 @@ def nodes_part(plan: Plan, topology: Topology, *, full: bool) -> Iterator[Render
         yield Text(more, style="dim")
     elif len(shown) < topology.nodes:
         yield Text(f"... and {topology.nodes - len(shown):,} more nodes (--full)", style="dim")
-    axes = coordinate_axes(topology)
-    coordinates = ", ".join(f"{axis} ({axis[0]})" for axis in axes)
-    yield Text(f"a cell: rank and tp group; below it its place along {coordinates}", style="dim")
+    places = place_names(topology)
+    yield Text(f"a cell: rank and tp group; below it its place along {places}", style="dim")
 
 
 def _node(plan: Plan, topology: Topology, node: int) -> Panel:
@@ -52,22 +58,26 @@ def _node(plan: Plan, topology: Topology, node: int) -> Panel:
     lines = [_row(topology, ranks[at : at + columns]) for at in range(0, len(ranks), columns)]
     layers = node_layers(plan, topology, ranks)
     title = f"node {node}" + (f" · {layers}" if layers else "")
-    width = max(len(lines[0]) // 2, len(title) + 2) + 4
+    width = max(len(lines[0].plain.split("\n")[0]), len(title) + 2) + 4
     return Panel(Text("\n").join(lines), title=title, border_style="dim", width=width)
 
 
 def _row(topology: Topology, ranks: range) -> Text:
-    """GPUs side by side: rank and tp group, and below them the coordinates along other axes."""
-    upper, lower = Text(), Text()
+    """GPUs side by side: rank and tp group, below them the coordinates along other axes, and below
+    these the place of its experts."""
+    upper, lower, last = Text(), Text(), Text()
     has_cp, digits = topology.sizes["cp"] > 1, len(str(topology.world_size - 1))
     for rank in ranks:
         coords, group = topology.coords(rank), group_number(topology, rank, ("tp",))
         below = f" d{coords['dp']} p{coords['pp']}" + (f" c{coords['cp']}" if has_cp else "")
         head = f" {rank:>{digits}} {letters(group)} "
-        width = max(len(below), len(head))
+        experts = f" {text}" if (text := experts_text(topology, range(rank, rank + 1))) else ""
+        width = max(len(below), len(head), len(experts))
         upper.append(head.ljust(width), f"black on {COLOURS[group % len(COLOURS)]}").append(" ")
         lower.append(below.ljust(width + 1), "dim")
-    return upper.append("\n").append_text(lower)
+        last.append(experts.ljust(width + 1), "dim")
+    rows = [upper, lower, *([last] if expert_axes(topology) else [])]
+    return Text("\n").join(rows)
 
 
 def groups_part(

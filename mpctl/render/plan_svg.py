@@ -2,20 +2,23 @@
 
 GPUs are coloured by tensor-parallel group, and each says its rank, the group's letter and its place
 along the other axes. Frames around the nodes are the NVLink domain and the networks above that they
-lie in.
+lie in. Where ranks share experts they are drawn a second time: those of one colour hold the same
+experts, and the letter is the group in which tokens are sent to them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from textwrap import wrap
 from typing import NamedTuple
 
 from mpctl.estimate.timeline import StepLine, find_step_line
 from mpctl.layout.link_levels import LinkLevel, shown_levels
+from mpctl.layout.topology import expert_homes
 from mpctl.planning.plan import Plan
 from mpctl.planning.summary import (
+    expert_axes_text,
     links_text,
     model_name,
     over_text,
@@ -31,10 +34,13 @@ from mpctl.render.cells import (
     cell_label,
     cell_title,
     coordinates_text,
+    expert_axes,
+    experts_text,
     group_number,
     letters,
     node_layers,
 )
+from mpctl.render.fold import span_text
 from mpctl.render.markup import Raw, el, join, number
 from mpctl.render.svg import Part, picture_file, stacked
 from mpctl.render.svg_grid import GridPicture
@@ -52,6 +58,8 @@ TEXTURES = (
     '<circle cx="2" cy="2" r="1.2" fill="#fff"/><circle cx="6" cy="6" r="1.2" fill="#fff"/>',
     '<path d="M1 -1 9 7M-3 3 5 11" stroke="#14171b" stroke-opacity=".55" stroke-width="1.4"/>',
     '<path d="M4 0V8" stroke="#14171b" stroke-opacity=".55" stroke-width="1.4"/>',
+    '<path d="M0 4H8" stroke="#14171b" stroke-opacity=".55" stroke-width="1.4"/>',
+    '<circle cx="4" cy="4" r="1.4" fill="#14171b" fill-opacity=".7"/>',
 )
 
 
@@ -77,16 +85,60 @@ def _parts(plan: Plan, topology: Topology) -> Iterator[Part]:
         yield el("text", training_line(training_settings(plan.job)), y=12, class_="dim"), 22
     drawn = boxes(topology)
     is_tiled = drawn[0].number is None
-    yield _tiles(plan, topology, drawn[0]) if is_tiled else _nodes(plan, topology, drawn)
+    yield _map(plan, topology, drawn, DENSE_CELLS)
     for line in wrap(links_text(plan, topology), LINE):
         yield el("text", line, y=12, class_="dim"), 18
     what = "its first node (n), coloured by stage" if is_tiled else "rank and tp group"
     places = "dp (d), pp (p) and cp (c)" if topology.sizes["cp"] > 1 else "dp (d) and pp (p)"
     note = f"a cell: {what}; below it its {places} place"
     yield el("text", note, y=12, class_="dim"), 30
+    yield from _experts(plan, topology, drawn)
     yield from _grid(plan, topology)
     if plan.estimate is not None:
         yield from _timeline(plan, find_step_line(plan.estimate.layout))
+
+
+class Cells(NamedTuple):
+    """How cells are drawn. group: the kind of group whose letter they have; colour: of a single
+    rank, by group or by the place along this axis; of tiles of nodes, by the place of the first
+    rank."""
+
+    group: str
+    colour: str
+    of_tiles: str
+    below: Callable[[Topology, range], str]
+
+
+DENSE_CELLS = Cells("tp", "", "pp", coordinates_text)
+EXPERT_CELLS = Cells("etp_ep", "ep", "ep", experts_text)
+SHOWN_HOMES = 16
+
+
+def _map(plan: Plan, topology: Topology, drawn: list[Box], cells: Cells) -> Part:
+    if drawn[0].number is None:
+        return _tiles(plan, topology, drawn[0], cells)
+    return _nodes(plan, topology, drawn, cells)
+
+
+def _experts(plan: Plan, topology: Topology, drawn: list[Box]) -> Iterator[Part]:
+    """The ranks again, as the experts see them, and which experts each place along ep holds."""
+    if not expert_axes(topology):
+        return
+    title = f"Experts: {expert_axes_text(plan.job)}, order {'-'.join(topology.views[0].order)}"
+    yield el("text", title, y=14, class_="title"), 26
+    yield _map(plan, topology, drawn, EXPERT_CELLS)
+    note = "ranks of one colour hold the same experts of their stage's layers; the letter is the "
+    note += "group in which tokens are sent to them; below it the place along ep"
+    yield el("text", note, y=12, class_="dim"), 20
+    homes = list(expert_homes(plan.job))
+    for at, held in enumerate(homes[:SHOWN_HOMES]):
+        swatch = el("path", d="M0 2h18v12h-18z", class_=f"cell g{at % COLOURS}")
+        text = f"ep {at}: experts {span_text(held.start, held.stop - 1)} of each layer"
+        yield join([swatch, el("text", text, x=24, y=13)]), 18
+    if len(homes) > SHOWN_HOMES:
+        more = f"and so on to ep {len(homes) - 1}, {plural(len(homes[0]), 'expert')} each"
+        yield el("text", more, y=12, class_="dim"), 18
+    yield Raw(), 12
 
 
 def _grid(plan: Plan, topology: Topology) -> Iterator[Part]:
@@ -129,12 +181,14 @@ def timeline_title(plan: Plan, step: StepLine) -> str:
     return f"{schedule}: {seconds_text(step.seconds)}"
 
 
-def _nodes(plan: Plan, topology: Topology, drawn: list[Box]) -> Part:
+def _nodes(plan: Plan, topology: Topology, drawn: list[Box], cells: Cells) -> Part:
     wide = min(topology.gpus_per_node, 8)
     rows = -(-topology.gpus_per_node // wide)
     width, height = wide * (CELL + SPACE) + 12, rows * (HIGH + SPACE) + HEAD + 8
     pieces = [
-        Drawn(box.cells[0][0], _node(plan, topology, box, width, height, wide), width, height)
+        Drawn(
+            box.cells[0][0], _node(plan, topology, box, cells, width, height, wide), width, height
+        )
         for box in drawn
     ]
     levels = framed_levels(plan, topology, topology.gpus_per_node)
@@ -142,14 +196,16 @@ def _nodes(plan: Plan, topology: Topology, drawn: list[Box]) -> Part:
     return picture.drawn, picture.height + 16
 
 
-def _node(plan: Plan, topology: Topology, box: Box, width: float, height: float, wide: int) -> Raw:
-    cells = [
-        _cell(topology, cell, 6 + at % wide * (CELL + SPACE), HEAD + at // wide * (HIGH + SPACE),
-              CELL, HIGH)
+def _node(
+    plan: Plan, topology: Topology, box: Box, cells: Cells, width: float, height: float, wide: int
+) -> Raw:  # fmt: skip
+    drawn = [
+        _cell(topology, cell, cells, 6 + at % wide * (CELL + SPACE),
+              HEAD + at // wide * (HIGH + SPACE), CELL, HIGH)
         for at, cell in enumerate(box.cells)
     ]  # fmt: skip
     frame = el("rect", width=width, height=height, rx=6, class_="box")
-    return join([frame, el("text", node_title(plan, topology, box), x=8, y=15), *cells])
+    return join([frame, el("text", node_title(plan, topology, box), x=8, y=15), *drawn])
 
 
 def node_title(plan: Plan, topology: Topology, box: Box) -> str:
@@ -158,28 +214,31 @@ def node_title(plan: Plan, topology: Topology, box: Box) -> str:
     return f"node {box.number}" + (f" · {layers}" if layers else "")
 
 
-def _tiles(plan: Plan, topology: Topology, box: Box) -> Part:
+def _tiles(plan: Plan, topology: Topology, box: Box, cells: Cells) -> Part:
     if levels := framed_levels(plan, topology, len(box.cells[0])):
         pieces = [
-            Drawn(cell[0], _cell(topology, cell, 0, 0, TILE_WIDTH, TILE_HEIGHT), TILE_WIDTH,
+            Drawn(cell[0], _cell(topology, cell, cells, 0, 0, TILE_WIDTH, TILE_HEIGHT), TILE_WIDTH,
                   TILE_HEIGHT) for cell in box.cells
         ]  # fmt: skip
         picture = nested(levels, pieces, WIDTH)
         return picture.drawn, picture.height + 16
     columns = WIDTH // (TILE_WIDTH + SPACE)
-    cells = [
-        _cell(topology, cell, at % columns * (TILE_WIDTH + SPACE),
+    drawn = [
+        _cell(topology, cell, cells, at % columns * (TILE_WIDTH + SPACE),
               at // columns * (TILE_HEIGHT + SPACE), TILE_WIDTH, TILE_HEIGHT)
         for at, cell in enumerate(box.cells)
     ]  # fmt: skip
-    return join(cells), -(-len(cells) // columns) * (TILE_HEIGHT + SPACE) + 6
+    return join(drawn), -(-len(drawn) // columns) * (TILE_HEIGHT + SPACE) + 6
 
 
-def _cell(topology: Topology, ranks: range, x: float, y: float, width: float, height: float) -> Raw:
-    group, middle = group_number(topology, ranks[0], ("tp",)), x + width / 2
+def _cell(
+    topology: Topology, ranks: range, cells: Cells, x: float, y: float, width: float, height: float
+) -> Raw:  # fmt: skip
+    group, middle = group_number(topology, ranks[0], (cells.group,)), x + width / 2
     head = cell_label(topology, ranks) + (f" {letters(group)}" if len(ranks) == 1 else "")
-    colour = group if len(ranks) == 1 else topology.coords(ranks[0])["pp"]
-    below = coordinates_text(topology, ranks)
+    axis = cells.colour if len(ranks) == 1 else cells.of_tiles
+    colour = topology.view_of(axis).coords(ranks[0])[axis] if axis else group
+    below = cells.below(topology, ranks)
     anchor = {"text_anchor": "middle", "class_": "on-cell"}
     size = "font-size:10px" if len(below) > 8 else None
     return el(

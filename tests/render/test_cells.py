@@ -5,7 +5,15 @@ from __future__ import annotations
 from itertools import permutations, product
 
 from mpctl.axes import AXIS_NAMES, GROUP_KINDS
-from mpctl.render.cells import TILES, boxes, extent, group_number, letters
+from mpctl.render.cells import (
+    TILES,
+    boxes,
+    experts_text,
+    extent,
+    group_number,
+    letters,
+    place_names,
+)
 from mpctl.render.markup import Raw, el
 from mpctl.topology import Topology
 
@@ -21,6 +29,29 @@ def test_a_group_number_is_one_group() -> None:
         ]
         assert all(len(found) == 1 for found in numbers), (order, kind)
         assert set.union(*numbers) == set(range(len(numbers))), (order, kind)
+
+
+def experts_topology() -> Topology:
+    """32 ranks, experts along etp 2, ep 4 and edp 2."""
+    dense = Topology.of({"tp": 2, "cp": 2, "dp": 4, "pp": 2}, gpus_per_node=8)
+    sizes = {"etp": 2, "ep": 4, "edp": 2, "pp": 2}
+    view = dense.view(sizes, order="etp-ep-edp-pp", unions={"etp_ep": ("etp", "ep")})
+    return dense.joined(view)
+
+
+def test_a_cell_says_where_the_experts_of_its_ranks_are() -> None:
+    topology = experts_topology()
+    for kind in ("etp", "ep", "edp", "etp_ep"):
+        for at, group in enumerate(topology.kind_groups(kind)):
+            assert {group_number(topology, rank, (kind,)) for rank in group} == {at}, kind
+    for rank in range(32):
+        coords = topology.whole_coords(rank)
+        text = experts_text(topology, range(rank, rank + 1))
+        assert text == f"ep {coords['ep']} etp {coords['etp']}"
+    assert experts_text(topology, range(8)) == "ep 0-3 etp 0-1"
+    assert place_names(topology) == "dp (d), pp (p), cp (c); then ep and etp"
+    dense = Topology.of({"dp": 4})
+    assert experts_text(dense, range(4)) == "" and place_names(dense) == "dp (d), pp (p)"
 
 
 def test_every_rank_is_in_one_cell() -> None:

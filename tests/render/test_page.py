@@ -20,6 +20,7 @@ from mpctl.planning.traffic import rank_traffic
 from mpctl.render.html.estimate import MEMORY_PARTS
 from mpctl.render.html.front import FrontPoint, front_section
 from mpctl.render.html.page import plan_page
+from mpctl.render.plan_svg import plan_svg
 from tests.cli.calls import Mpctl
 
 EVIL = '</script><b onclick="x()">&\u202e<img src=x onerror=x()>'
@@ -100,6 +101,42 @@ def test_a_page_needs_no_model() -> None:
     plan = load_plan(None, settings)
     seen = Reader(plan_page(plan, plan.require_legal(), command="mpctl plan"))
     assert [a["id"] for a in seen.of("section")] == ["layout", "checks", "command"]
+
+
+EXPERTS = {"cluster.nodes": 4, "cluster.gpus_per_node": 8, "parallel.tp": 2, "parallel.cp": 2,
+           "parallel.pp": 2, "parallel.ep": 4}  # fmt: skip
+
+
+def experts_page() -> str:
+    plan = load_plan(None, EXPERTS)
+    return plan_page(plan, plan.require_legal(), command="mpctl plan")
+
+
+def test_a_page_shows_the_ranks_as_experts_see_them() -> None:
+    text = experts_page()
+    seen = Reader(text)
+    kinds = [a["value"] for a in seen.of("input") if a.get("name") == "kind"]
+    assert kinds == ["tp", "cp", "dp", "pp", "mp", "ep", "edp"]
+    assert len(re.findall(r"<small>ep \d</small>", text)) == 32
+    assert "etp 1 x ep 4 x edp 4, order etp-ep-edp-pp" in text
+    dense = load_plan(None, {**EXPERTS, "parallel.ep": 1})
+    plain = plan_page(dense, dense.require_legal(), command="mpctl plan")
+    assert not re.search(r"\bedp\b", plain)
+
+
+def test_the_picture_shows_both_views() -> None:
+    """In its second half, colours are places along ep and letters are ep groups."""
+    plan = load_plan(None, {**EXPERTS, "parallel.etp": 2})
+    svg = plan_svg(plan, plan.require_legal())
+    dense, experts = svg.split("Experts: etp 2 x ep 4 x edp 2, order etp-ep-edp-pp")
+    cell = r'class="cell g(\d)"[^>]*>(?:</rect>)?<text[^>]*>(\d+) (\w+)</text>'
+    assert len(re.findall(cell, dense)) == 32
+    groups = plan.require_legal().kind_groups("etp_ep")
+    for colour, rank, letter in re.findall(cell, experts):
+        coords = plan.require_legal().whole_coords(int(rank))
+        assert int(colour) == coords["ep"]
+        assert int(rank) in groups["abcd".index(letter)]
+    assert len(re.findall(cell, experts)) == 32
 
 
 def test_a_page_of_thousands_of_gpus_is_small() -> None:
@@ -312,3 +349,21 @@ def test_groups_by_pointer_and_keyboard_on_a_phone(tmp_path: Path) -> None:
     )
     assert found["letters"] == "abcd" * 4
     assert (found["held"], found["tabs"]) == (5, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+def test_groups_of_experts_by_pointer(tmp_path: Path) -> None:
+    text, path = experts_page(), tmp_path / "page.html"
+    probe = PROBE.replace("input[value=pp]", "input[value=edp]")
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
+    path.write_text(text.replace("</body>", f"<script>{probe}</script></body>"), "utf-8")
+    phone = tmp_path / "phone.html"
+    phone.write_text(PHONE, "utf-8")
+    title = re.search(r"<title>(\{.*?\})</title>", dumped(phone, tmp_path))
+    assert title is not None
+    found = json.loads(title[1].replace("&amp;", "&"))
+    assert found["wide"] == 0
+    assert (found["tp"], found["pp"]) == ([4, 5], [1, 5, 9, 13])  # the second of edp
+    assert "ep 1, edp 1. " in found["said"] and "ep [4, 5, 6, 7]" in found["said"]
+    assert found["letters"] == "abcdabcd" * 2 + "efghefgh" * 2

@@ -16,7 +16,13 @@ from mpctl.estimate.timeline import StepLine
 from mpctl.pipeline.schedule.orders import show
 from mpctl.planning.plan import Plan
 from mpctl.planning.summary import plan_summary, rate_figures
-from mpctl.planning.traffic import AXES, RankTraffic, rank_traffic
+from mpctl.planning.traffic import (
+    RankTraffic,
+    axis_of,
+    dispatch_levels,
+    rank_traffic,
+    traffic_axes,
+)
 from mpctl.render.fold import fold, layers_text
 from mpctl.render.html.frame import Share, bar, details, legend, note, scrolling, section, table
 from mpctl.render.markup import Raw, el, number
@@ -195,28 +201,48 @@ def time_section(plan: Plan, time: StepTime | str) -> Raw:
 DRAWN_RANKS, SHOWN_STAGES, LISTED = 64, 64, 40
 
 
-def traffic_section(estimate: Estimate, topology: Topology) -> Raw:
+def traffic_section(plan: Plan, estimate: Estimate, topology: Topology) -> Raw:
     """The section "Traffic": bytes between ranks as squares, of a small world, and by stage and
     axis."""
-    drawn = []
+    drawn, axes = list[Raw](), traffic_axes(estimate)
     if 1 < topology.world_size <= DRAWN_RANKS:
-        traffic = rank_traffic(estimate, topology)
-        drawn = [_squares(traffic, topology.world_size), legend(AXES), _pairs_table(traffic)]
+        traffic, world = rank_traffic(estimate, topology), topology.world_size
+        drawn = [_squares(traffic, world, axes), legend(axes), _pairs_table(traffic, axes)]
     return section(
         "traffic",
         "Traffic of one step",
         *drawn,
         note("Bytes of the messages that one rank of each stage takes part in, by axis."),
-        _by_stage(estimate),
+        _by_stage(estimate, axes),
+        *_dispatch(plan, estimate, topology),
     )
 
 
-def _squares(traffic: RankTraffic, world: int) -> Raw:
+def _dispatch(plan: Plan, estimate: Estimate, topology: Topology) -> list[Raw]:
+    """The bytes that are sent to experts by the level of links that they cross, as a bar and a
+    table; nothing where none are."""
+    levels = dispatch_levels(estimate, plan.job.cluster, topology)
+    if not levels:
+        return []
+    shares = [Share(level.name, level.bytes, bytes_text(level.bytes)) for level in levels]
+    rows = [(s.name, f"{level.share:.1%}", s.text) for s, level in zip(shares, levels, strict=True)]
+    return [
+        el("h3", "Tokens sent to experts, by the link that they cross"),
+        legend(share.name for share in shares),
+        el("div", bar(shares, sum(share.size for share in shares)), class_="one"),
+        table("Dispatch and combine of one step, of a rank of the stage that sends most; routing "
+              "is taken as random", ("stays within", "share", "bytes"), rows),
+    ]  # fmt: skip
+
+
+def _squares(traffic: RankTraffic, world: int, axes: Sequence[str]) -> Raw:
     cell = max(10, min(26, 640 // world))
     edge = 34
     most = max((sum(parts.values()) for parts in traffic.values()), default=1)
     squares = [
-        _square(pair, parts, most, cell, edge) for pair, parts in sorted(traffic.items()) if parts
+        _square(pair, parts, most, cell, edge, axes)
+        for pair, parts in sorted(traffic.items())
+        if parts
     ]
     every = 1 if cell >= 20 else 4 if cell >= 12 else 8
     ticks = [
@@ -243,8 +269,9 @@ def _lines(world: int, cell: int, edge: int) -> Iterator[str]:
 
 
 def _square(
-    pair: tuple[int, int], parts: Mapping[str, float], most: float, cell: int, edge: int
-) -> Raw:
+    pair: tuple[int, int], parts: Mapping[str, float], most: float, cell: int, edge: int,
+    axes: Sequence[str],
+) -> Raw:  # fmt: skip
     """Coloured by the axis that sends most; smallest where it is a millionth of the largest."""
     whole = sum(parts.values())
     side = (cell - 2) * max(0.2, 1 + log2(whole / most) / 25) if whole else 0.0
@@ -252,27 +279,26 @@ def _square(
     axis = max(parts, key=lambda name: parts[name])
     title = ", ".join(f"{name} {bytes_text(size)}" for name, size in parts.items())
     return el("rect", el("title", f"{pair[0]} → {pair[1]}: {title}"), x=number(x), y=number(y),
-              width=number(side), height=number(side), class_=f"s s{AXES.index(axis)}")  # fmt: skip
+              width=number(side), height=number(side), class_=f"s s{axes.index(axis)}")  # fmt: skip
 
 
-def _pairs_table(traffic: RankTraffic) -> Raw:
+def _pairs_table(traffic: RankTraffic, axes: Sequence[str]) -> Raw:
     largest = sorted(traffic.items(), key=lambda item: -sum(item[1].values()))
     rows = [
-        (f"{sender} → {receiver}", *(bytes_text(parts.get(axis, 0)) for axis in AXES))
+        (f"{sender} → {receiver}", *(bytes_text(parts.get(axis, 0)) for axis in axes))
         for (sender, receiver), parts in largest[:LISTED]
     ]
     caption = f"Bytes from rank to rank, the largest {len(rows)} of {len(traffic)} pairs"
-    return details("Traffic between ranks as a table", table(caption, ("ranks", *AXES), rows))
+    return details("Traffic between ranks as a table", table(caption, ("ranks", *axes), rows))
 
 
-def _by_stage(estimate: Estimate) -> Raw:
+def _by_stage(estimate: Estimate, axes: Sequence[str]) -> Raw:
     """A row for each run of stages that send the same."""
     sent = []
     for messages in estimate.messages:
-        sums = dict.fromkeys(AXES, 0)
+        sums = dict.fromkeys(axes, 0)
         for message in messages:
-            axis = message.axis if message.axis in sums else "tp"
-            sums[axis] += message.bytes * message.count
+            sums[axis_of(message)] += message.bytes * message.count
         sent.append((tuple(sums.values()), sum(m.count for m in messages)))
     most = max((size for sums, _ in sent for size in sums), default=0) or 1
     rows = [
@@ -280,7 +306,7 @@ def _by_stage(estimate: Estimate) -> Raw:
          f"{sent[first][1]:,}")
         for first, last in fold(sent)[:SHOWN_STAGES]
     ]  # fmt: skip
-    return table("Bytes of one rank, by axis", ("stage", *AXES, "messages"), rows)
+    return table("Bytes of one rank, by axis", ("stage", *axes, "messages"), rows)
 
 
 def _stages(first: int, last: int) -> str:

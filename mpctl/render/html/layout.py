@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from mpctl.axes import AXES, AXIS_NAMES, GRID_AXES
+from mpctl.axes import AXES, AXIS_NAMES, EXPERT_AXES, GRID_AXES
 from mpctl.layout.link_levels import LinkLevel
+from mpctl.layout.topology import expert_homes
 from mpctl.planning.plan import Plan
 from mpctl.planning.summary import links_text
 from mpctl.planning.tensor_modes import rank_blocks
@@ -20,10 +21,12 @@ from mpctl.render.cells import (
     boxes,
     cell_label,
     cell_title,
-    coordinate_axes,
     coordinates_text,
+    expert_axes,
+    experts_text,
     group_number,
     letters,
+    place_names,
 )
 from mpctl.render.fold import layers_text, span_text
 from mpctl.render.html.frame import details, note, scrolling, section, table
@@ -119,8 +122,27 @@ def layout_section(plan: Plan, topology: Topology) -> Raw:
            id="map", class_="tiles" if is_tiled else "nodes"),
         *([note(f"Links: {links}.")] if (links := links_text(plan, topology)) else []),
         details("Rank groups as a table", groups_table(topology)),
+        *_homes(plan, topology),
         *grid_part(plan, topology),
     )  # fmt: skip
+
+
+def _homes(plan: Plan, topology: Topology) -> list[Raw]:
+    """Where experts live: a row for each place along ep, with its ranks of the first stage."""
+    homes = expert_homes(plan.job)
+    if len(homes) < 2:
+        return []
+    view = topology.view_of("ep")
+    stage = view.group(0, *(axis for axis in view.sizes if axis != "pp"))
+    rows = []
+    for at, held in enumerate(homes):
+        ranks = [rank for rank in stage if view.coords(rank)["ep"] == at]
+        experts = span_text(held.start, held.stop - 1)
+        rows.append((f"ep {at}", experts, _members(ranks), f"{len(ranks):,}"))
+    parts = f", 1/{plan.job.parallel.etp} of each" if plan.job.parallel.etp > 1 else ""
+    caption = f"Experts of a layer and the ranks of its stage that hold them{parts}; stage 0"
+    columns = ("place", "experts", "ranks", "count")
+    return [details("Where each expert is", table(caption, columns, rows, left=3))]
 
 
 def _key(topology: Topology, drawn: list[Box], kind: str) -> Raw:
@@ -129,10 +151,8 @@ def _key(topology: Topology, drawn: list[Box], kind: str) -> Raw:
     what = "A tile is a node" if is_tiled else "A cell is a GPU with its rank"
     if is_tiled and len(drawn[0].cells) < topology.nodes:
         what = f"A tile is {len(drawn[0].cells[0]) // topology.gpus_per_node} nodes"
-    axes = coordinate_axes(topology)
-    coordinates = ", ".join(f"{axis} ({axis[0]})" for axis in axes)
     of = f" group of {'its first rank' if is_tiled else 'the rank'}"
-    below = f"below it the place along {coordinates}"
+    below = f"below it the place along {place_names(topology)}"
     return note(f"{what}; the letter is the ", el("span", kind, id="kind"), f"{of}; {below}.")
 
 
@@ -142,9 +162,11 @@ def layout_data(plan: Plan, topology: Topology) -> dict[str, Any]:
     return {
         "world": topology.world_size,
         "perNode": topology.gpus_per_node,
-        "order": list(topology.order),
-        "sizes": dict(topology.sizes),
-        "strides": topology.strides,
+        "views": [
+            {"order": list(seen.order), "sizes": dict(seen.sizes), "strides": seen.strides}
+            for seen in (topology, *topology.views)
+        ],
+        "experts": [span_text(held.start, held.stop - 1) for held in expert_homes(plan.job)],
         "kinds": {kind: list(topology.kinds[kind]) for kind in _choosable(topology)},
         "layers": [layers_text(spans) for spans in stages],
         "colours": COLOURS,
@@ -152,7 +174,8 @@ def layout_data(plan: Plan, topology: Topology) -> dict[str, Any]:
 
 
 def _choices(topology: Topology, chosen: str) -> Raw:
-    titles = {axis.name: axis.title for axis in (*AXES, *GRID_AXES)} | {"mp": "model (tp and pp)"}
+    titles = {axis.name: axis.title for axis in (*AXES, *GRID_AXES, *EXPERT_AXES)}
+    titles |= {"mp": "model (tp and pp)", "etp_ep": "experts' (etp and ep)"}
     shown = [
         kind
         for kind in _choosable(topology)
@@ -167,9 +190,12 @@ def _choices(topology: Topology, chosen: str) -> Raw:
 
 
 def _choosable(topology: Topology) -> tuple[str, ...]:
-    """The kinds of groups by which cells can be coloured, those of a grid of tp ranks behind tp."""
+    """The kinds of groups by which cells can be coloured, those of a grid of tp ranks behind tp,
+    those of experts last."""
     first, *others = CHOICES
-    return (first, *topology.parts.get(first, ()), *others)
+    cut = expert_axes(topology)
+    of_experts = [*["ep", "edp"] * bool(cut), *["etp", "etp_ep"] * ("etp" in cut)]
+    return (first, *topology.parts.get(first, ()), *others, *of_experts)
 
 
 def _groups_met(topology: Topology, drawn: list[Box], kind: str) -> dict[int, int]:
@@ -221,6 +247,7 @@ def _cell(topology: Topology, ranks: range, group: int) -> Raw:
     return el(
         "li", el("b", cell_label(topology, ranks)), " ", el("em", letters(group)),
         el("small", coordinates_text(topology, ranks)),
+        *(el("small", text) for text in (experts_text(topology, ranks),) if text),
         class_=f"g{group % COLOURS}", data_r=ranks[0], data_n=len(ranks),
         title=cell_title(topology, ranks),
     )  # fmt: skip

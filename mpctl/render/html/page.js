@@ -12,24 +12,29 @@
   let held = null;
   let current = 0;
 
-  const coordinate = (rank, axis) => Math.floor(rank / data.strides[axis]) % data.sizes[axis];
+  // the numbering of the ranks that has these axes: the dense one, or that of the experts
+  const viewOf = (axes) => data.views.find((view) => axes.every((axis) => axis in view.sizes));
+  const coordinate = (rank, axis, view = viewOf([axis])) =>
+    Math.floor(rank / view.strides[axis]) % view.sizes[axis];
 
   const groupNumber = (rank, axes) => {
+    const view = viewOf(axes);
     let found = 0, width = 1;
-    for (const axis of data.order) {
+    for (const axis of view.order) {
       if (axes.includes(axis)) continue;
-      found += coordinate(rank, axis) * width;
-      width *= data.sizes[axis];
+      found += coordinate(rank, axis, view) * width;
+      width *= view.sizes[axis];
     }
     return found;
   };
 
   const members = (rank, axes) => {
+    const view = viewOf(axes);
     let found = [rank];
-    for (const axis of data.order) {
+    for (const axis of view.order) {
       if (!axes.includes(axis)) continue;
-      const stride = data.strides[axis], size = data.sizes[axis];
-      const base = found.map((r) => r - coordinate(r, axis) * stride);
+      const stride = view.strides[axis], size = view.sizes[axis];
+      const base = found.map((r) => r - coordinate(r, axis, view) * stride);
       found = Array.from({ length: size }, (_, i) => base.map((r) => r + i * stride)).flat();
     }
     return found;
@@ -65,8 +70,10 @@
   const describe = (at) => {
     const rank = first[at];
     const node = Math.floor(rank / data.perNode);
-    const place = data.order.filter((axis) => data.sizes[axis] > 1)
+    const place = [...new Set(data.views.flatMap((view) => view.order))]
+      .filter((axis) => viewOf([axis]).sizes[axis] > 1)
       .map((axis) => axis + " " + coordinate(rank, axis)).join(", ");
+    const experts = data.experts.length ? "; experts " + data.experts[coordinate(rank, "ep")] : "";
     const layers = data.layers.length ? "; layers " + data.layers[coordinate(rank, "pp")] : "";
     const groups = Object.entries(data.kinds)
       .map(([name, axes]) => [name, members(rank, axes)])
@@ -74,7 +81,7 @@
       .map(([name, found]) => name + " " + listed(found)).join(" · ");
     const tile = count[at] > 1 ? "ranks " + rank + " to " + (rank + count[at] - 1) + ", the first: " : "";
     said.textContent = tile + "rank " + rank + ": node " + node + ", local rank " +
-      (rank % data.perNode) + (place ? "; " + place : "") + layers + ". " + groups;
+      (rank % data.perNode) + (place ? "; " + place : "") + layers + experts + ". " + groups;
   };
 
   const cellOf = (rank) => {
@@ -137,7 +144,8 @@
     cell.tabIndex = index ? -1 : 0;
     cell.setAttribute("role", "button");
     cell.setAttribute("aria-pressed", "false");
-    cell.setAttribute("aria-label", cell.title + ", " + cell.querySelector("small").textContent);
+    const places = [...cell.querySelectorAll("small")].map((line) => line.textContent);
+    cell.setAttribute("aria-label", [cell.title, ...places].join(", "));
     cell.removeAttribute("title");
   });
   map.querySelectorAll("ol").forEach((list) => list.setAttribute("role", "group"));

@@ -74,7 +74,7 @@ def _sections(plan: Plan, topology: Topology) -> Iterator[tuple[str, Raw]]:
         yield "Schedule", schedule_section(plan, step, estimate.step_seconds)
         yield "Memory", memory_section(plan, estimate.memory)
         yield "Time", time_section(plan, estimate.time)
-        yield "Traffic", traffic_section(estimate, topology)
+        yield "Traffic", traffic_section(plan, estimate, topology)
     yield "Checks", _checks(plan)
 
 
