@@ -50,6 +50,8 @@ Maximum = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fp8Histories = dict[str, list[Annotated[list[Maximum], Field(min_length=3, max_length=3)]]]
 """By linear layer, the largest elements of X, W and dY in the last steps
 (layers/fp8.py)."""
+RouterBias = dict[str, list[Annotated[float, Field(allow_inf_nan=False)]]]
+"""By layer with experts (`layers.3.mlp`), the correction bias of each expert, fp32 values."""
 
 
 class ShardFile(BaseModel):
@@ -77,9 +79,10 @@ class ShardFile(BaseModel):
 
 class Manifest(BaseModel):
     """manifest.json. step: steps done. loss_scale: state of the fp16 loss scale
-    (runtime/update.py), empty for other dtypes; fp8: empty without delayed scaling; save: a random
-    name of the save that wrote it, which distinguishes two saves of one step, empty without a save
-    (older versions, resharded and imported checkpoints)."""
+    (runtime/update.py), empty for other dtypes; fp8: empty without delayed scaling; router_bias:
+    empty without model.router_bias; save: a random name of the save that wrote it, which
+    distinguishes two saves of one step, empty without a save (older versions, resharded and
+    imported checkpoints)."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     step: NonNegativeInt
@@ -87,6 +90,7 @@ class Manifest(BaseModel):
     save: str = ""
     loss_scale: dict[str, float] = {}
     fp8: Fp8Histories = {}
+    router_bias: RouterBias = {}
 
     @property
     def updates(self) -> int:

@@ -16,6 +16,8 @@ from typing import Any
 from mpctl.errors import InputError
 
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+FP8 = "F8_E4M3"
+WIDTHS = {**FLOATS, FP8: 1}
 LONGEST_HEADER = 100_000_000  # the library's bound
 AGAIN = "fetch the file again"
 
@@ -32,7 +34,7 @@ class TensorHeader:
 
     @property
     def bytes(self) -> int:
-        return prod(self.shape) * FLOATS[self.dtype]
+        return prod(self.shape) * WIDTHS[self.dtype]
 
 
 def read_header(path: Path) -> dict[str, TensorHeader]:
@@ -43,7 +45,7 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
             length = int.from_bytes(stream.read(8), "little")
             if not 2 <= length <= min(LONGEST_HEADER, size - 8):
                 raise ValueError(f"{size} bytes do not hold the header of {length} that they name")
-            header = json.loads(stream.read(length))
+            header = json.loads(stream.read(length), object_pairs_hook=_unique)
         tensors, end = _entries(path, header, data=8 + length)
     except OSError as error:
         raise unreadable(path, error.strerror or str(error)) from None
@@ -65,11 +67,21 @@ def _entries(path: Path, header: Any, *, data: int) -> tuple[dict[str, TensorHea
         if not all(type(size) is int and size >= 0 for size in (*shape, start, stop)):
             raise ValueError(f"{name}: bad shape or offsets")
         tensor = tensors[name] = TensorHeader(path, str(entry["dtype"]), shape, data + start)
-        width = FLOATS.get(tensor.dtype)
+        width = WIDTHS.get(tensor.dtype)
         if width is not None and stop - start != prod(shape) * width:
             raise ValueError(f"{name}: {stop - start} bytes are not {tensor.dtype} {shape}")
         end = max(end, stop)
     return tensors, end
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A table of the header. Raises ValueError for a name that is in it twice."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice} is in it twice")
+    return table
 
 
 def unreadable(path: Path, why: str) -> InputError:

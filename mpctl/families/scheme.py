@@ -8,7 +8,7 @@ model.layers.7.self_attn.o_proj.weight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,20 @@ PADDING = ("<pad>", "[PAD]", "<|pad|>", *END_OF_TEXT)  # masked, so that any tok
 CAUSAL_ROLES = {"bos_token": BEGIN_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": PADDING}
 
 Modules = Mapping[str, tuple[str, ...]]
-"""A module of ours, {} for a layer's number: theirs, whose tensors are stacked on dim 0."""
+"""A module of ours, {} for a layer's number: theirs, whose tensors are stacked on dim 0. Experts
+have one module each, {} for the layer's number and {} for the expert's."""
+Inexpressible = Iterator[tuple[str, str]]
+"""Keys of a model whose values a class has no place for, and why."""
+
+
+def nothing_refused(model: ModelSpec) -> Inexpressible:
+    """A class that `expressible` and `variants` describe completely."""
+    return iter(())
+
+
+def no_pairs(model: ModelSpec) -> Mapping[str, tuple[int, int]]:
+    """A class that stores rows in our order."""
+    return {}
 
 
 @dataclass(frozen=True)
@@ -65,6 +78,18 @@ class Scheme:
     """Whether the class writes on after its input, so that batches are padded on the left."""
     has_token_types: bool = False
     """Whether the class takes `token_type_ids` in addition to the tokens."""
+    refuses: Callable[[ModelSpec], Inexpressible] = nothing_refused
+    """What of a model it cannot represent, beyond single values."""
+    pairs: Callable[[ModelSpec], Mapping[str, tuple[int, int]]] = no_pairs
+    """Our modules whose rows it stores in another order, as (period, first): of each `period` rows
+    those from `first` on are neighbouring pairs, where ours are two halves."""
+    router_bias: str = ""
+    """Its tensor of a router's correction biases, {} for the layer's number."""
+    predicts_more: str = ""
+    """Its key for the number of layers behind the last one, of multi-token prediction, which are
+    not read."""
+    also_read: tuple[str, ...] = ()
+    """Other `model_type`s with the same tensors."""
 
 
 def plain_activation(name: str) -> str:

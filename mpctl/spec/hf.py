@@ -4,8 +4,8 @@ A family says how the configs of its classes are read (ModelFamily.config_reader
 what they share. Keys and defaults are those of the config classes of `transformers`. Settings that
 `[model]` cannot express are refused with a message, never dropped, for plans and for weights alike.
 Mixtures of experts and multi-head latent attention are recognised by their keys, under the names of
-several programs, in a job and in a config.json. One error names all their keys; they are not
-reported as misspelt, and the dense model of the other keys is not planned instead.
+several programs. Where a class is not known, or its reader does not name such a key, one error
+names them, and the dense model of the other keys is not planned instead.
 
 An id of the hub that no preset names (presets.py) is looked for where `--fetch` keeps configs,
 `$XDG_CACHE_HOME/mpctl/models/OWNER/MODEL/config.json`, and then in the hub's own cache, where
@@ -37,10 +37,6 @@ from mpctl.spec.presets import find_file
 Raw = dict[str, Any]
 WHERE = "model.hf_config"
 TEXT_PARTS = ("text_config", "ffn_config")  # tables in which some classes keep their decoder's keys
-DENSE = (
-    "the matrix products alone are those of a dense model whose model.ffn is the experts that a "
-    "token passes times an expert's width; its memory and messages are not the mixture's"
-)
 Found = Iterator[tuple[str, Any] | str]  # one of mpctl's keys with its value, or what is wrong
 
 # mpctl's key -> the names that configs of different families use for it, first match wins.
@@ -103,6 +99,7 @@ class ConfigReader:
     gated: bool = False
     parts: tuple[Callable[[Raw], Found], ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    experts: Sequence[str] = ()
     last: Callable[[Raw], Raw] = dict
 
     def read(self, config: Raw, file: Path) -> Raw:
@@ -114,6 +111,7 @@ class ConfigReader:
             activation(config, gated=self.gated),
             *(part(config) for part in self.parts),
             _fixed(config, self.fixed),
+            self._others(config),
         )
         for item in found:
             if isinstance(item, str):
@@ -126,6 +124,11 @@ class ConfigReader:
         if "seq_length" in shape:  # stays the model's limit where training uses shorter sequences
             shape["max_positions"] = shape["seq_length"]
         return self.last(shape)
+
+    def _others(self, config: Raw) -> Found:
+        for _, key in said_by_config(config):
+            if key in config and key not in (*self.experts, *self.fixed):
+                yield f"{key} {short(config[key])} cannot be expressed"
 
 
 def config_readers() -> dict[str, ConfigReader]:
@@ -140,11 +143,12 @@ def shape_from_hf(name: Any) -> Raw:
     Raises InputError, always at model.hf_config, with everything in it that cannot be used.
     """
     file, config = _read(name)
-    if isinstance(config, dict):
-        _require_planned(config, file)
     kind = config.get("model_type") if isinstance(config, dict) else None
     readers = config_readers()
-    if not isinstance(kind, str) or kind not in readers:
+    reader = readers.get(kind) if isinstance(kind, str) else None
+    if isinstance(config, dict) and not (reader and reader.experts):
+        _require_dense(config, file, readers)
+    if reader is None:
         hint = f"known: {', '.join(sorted(readers))}; or give the [model] keys themselves"
         text = config.get("text_config") if isinstance(config, dict) else None
         inner = text.get("model_type") if isinstance(text, dict) else None
@@ -152,19 +156,20 @@ def shape_from_hf(name: Any) -> Raw:
             hint = f"its text_config is a {inner}: save that table as a config.json and plan it"
         message = f"model_type {short(kind)} in {file} is not known"
         raise InputError.of("unknown-model-type", WHERE, message, hint)
-    return readers[kind].read(config, file)
+    return reader.read(config, file)
 
 
-def _require_planned(config: Raw, file: Path) -> None:
-    """InputError where the config is that of a mixture of experts, or has latent attention."""
+def _require_dense(config: Raw, file: Path, readers: Mapping[str, ConfigReader]) -> None:
+    """InputError where a config has experts or latent attention that no reader reads."""
     parts = [config, *(config[key] for key in TEXT_PARTS if isinstance(config.get(key), dict))]
     said = [pair for part in parts for pair in said_by_config(part)]
     if said:
-        names = list(dict.fromkeys(name for _, name in said))
-        names[-1] += f" in {file}"
-        kinds = [kind for kind, _ in said]
-        hint = DENSE if EXPERTS in kinds else "plan it with plain attention, by the [model] keys"
-        raise InputError([not_planned(kinds, names, WHERE, hint)])
+        kinds = " and ".join(dict.fromkeys(kind for kind, _ in said))
+        names = ", ".join(dict.fromkeys(name for _, name in said))
+        known = ", ".join(sorted(kind for kind, reader in readers.items() if reader.experts))
+        message = f"{kinds} of this class cannot be read: {names} in {file}"
+        hint = f"known with experts: {known}; or give the [model] keys themselves"
+        raise InputError.of("not-planned", WHERE, message, hint)
 
 
 def _read(name: Any) -> tuple[Path, Any]:
@@ -416,38 +421,25 @@ def _cache_folder() -> Path | None:
 
 
 EXPERTS, LATENT = "mixtures of experts", "multi-head latent attention (MLA)"
-EXPERT_KEYS = ("ep", "etp", "dense_layers", "n_group", "topk_group", "first_k_dense_replace")
-LATENT_KEYS = (
-    "attention_kind", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
-    "v_head_dim", "mla", "use_mla", "multi_latent_attention",
-)  # fmt: skip
+EXPERT_KEYS = ("n_group", "topk_group", "first_k_dense_replace", "capacity_factor")
+LATENT_KEYS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 # Classes of transformers that always have experts or MLA: their config.json may leave out the keys.
 EXPERT_TYPES = (
-    "mixtral", "gpt_oss", "dbrx", "jamba", "llama4", "llama4_text", "switch_transformers",
-    "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "minimax",
+    "dbrx", "jamba", "llama4", "llama4_text", "switch_transformers", "deepseek_v32", "minimax",
 )  # fmt: skip
-LATENT_TYPES = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "minicpm3")
+LATENT_TYPES = ("deepseek_v32", "minicpm3")
 
 
 def kind_of_key(key: str) -> str | None:
     """EXPERTS or LATENT if a key of this name marks such a model, else None."""
-    name = key.lower().replace("-", "_")
-    if name in LATENT_KEYS:
+    if key in LATENT_KEYS:
         return LATENT
-    return EXPERTS if name in EXPERT_KEYS or "expert" in name or name.startswith("moe") else None
-
-
-def not_planned(kinds: Sequence[str], names: Sequence[str], where: str, hint: str) -> Issue:
-    """One issue for all the keys or classes `names`, which mark models of these kinds."""
-    kinds = list(dict.fromkeys(kinds))
-    verb = "is" if kinds == [LATENT] else "are"
-    message = f"{' and '.join(kinds)} {verb} not planned yet: {', '.join(names)}"
-    return Issue("not-planned", where, message, hint)
+    return EXPERTS if key in EXPERT_KEYS or "expert" in key or key.startswith("moe") else None
 
 
 def said_by_config(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Kind and name of each class or key in a config.json that marks a model which is not planned
-    yet; a count of 0 or 1, null and false mark nothing."""
+    """Kind and name of each class or key in a config.json that marks experts or latent attention; a
+    count of 0 or 1, null and false mark nothing."""
     model_type = config.get("model_type")
     if isinstance(model_type, str):
         if model_type in EXPERT_TYPES or "moe" in model_type:

@@ -11,27 +11,17 @@ from pydantic import ValidationError
 
 from mpctl.errors import Issue
 from mpctl.spec.families import family_synonyms
-from mpctl.spec.hf import kind_of_key, not_planned
 from mpctl.spec.model import DERIVED
 from mpctl.spec.names import TABLES, keys_at, tables_with
 from mpctl.spec.presets import preset_names
-from mpctl.spec.synonyms import LLAMA, LLAMAS, MEANT, VALUES
+from mpctl.spec.synonyms import LLAMA, LLAMAS, MEANT, NOT_OFFERED, VALUES
 
 LONGEST_VALUE = 60
 
 
 def schema_issues(details: Iterable[dict[str, Any]]) -> list[Issue]:
-    """The issues for pydantic's errors: one for all keys of models that are not planned yet, then
-    one for each cause."""
-    refused: list[dict[str, Any]] = []
-    experts: list[dict[str, Any]] = []
-    for detail in details:
-        (experts if _kind(detail) else refused).append(detail)
-    return [*_not_planned(experts), *(_issue_of(d) for d in refused if not _is_consequence(d))]
-
-
-def _name(detail: dict[str, Any]) -> str:
-    return ".".join(map(str, key_path(detail)))
+    """The issues for pydantic's errors, one for each cause."""
+    return [_issue_of(detail) for detail in details if not _is_consequence(detail)]
 
 
 def joined_details(error: ValidationError) -> list[dict[str, Any]]:
@@ -50,21 +40,6 @@ def joined_details(error: ValidationError) -> list[dict[str, Any]]:
         elif not (key in flags and branch == "bool"):
             joined.append(detail)
     return joined
-
-
-def _kind(detail: dict[str, Any]) -> str | None:
-    """The kind of model that is not planned yet, if this is an unknown key that marks one."""
-    return kind_of_key(str(key_path(detail)[-1])) if detail["type"] == "extra_forbidden" else None
-
-
-def _not_planned(details: list[dict[str, Any]]) -> list[Issue]:
-    """One issue for all keys of models that are not planned yet."""
-    if not details:
-        return []
-    keys = list(map(_name, details))
-    hint = "leave these keys out to plan the dense model of the other keys"
-    names = [key.removeprefix("model.") for key in keys]
-    return [not_planned([_kind(detail) or "" for detail in details], names, keys[0], hint)]
 
 
 def key_path(detail: dict[str, Any]) -> list[Any]:
@@ -116,6 +91,8 @@ def nearest(path: list[str], value: Any = None) -> str:
     if isinstance(value, dict) and (inner := [MEANT[k] for k in value if k in MEANT]):
         return f"use {', '.join(inner)}"
     here, name = keys_at(table), key.lower().replace("-", "_")
+    if name in NOT_OFFERED:
+        return NOT_OFFERED[name]
     if name in MEANT and MEANT[name] != ".".join(path):
         return f"use {MEANT[name]}"
     if near := difflib.get_close_matches(name, here, n=2):

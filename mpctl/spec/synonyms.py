@@ -36,6 +36,47 @@ BY_SETTING: dict[str, tuple[str, ...]] = {
     "model.attention": ("attn_implementation", "use_flash_attn", "flash_attention", "flash_attn"),
     "model.bias": ("attention_bias", "mlp_bias", "add_bias_linear", "disable_bias_linear"),
     "model.tied_embeddings": ("untie_embeddings_and_output_weights", "tie_embeddings"),
+    "model.experts": (
+        "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "n_experts",
+        "num_moe_experts",
+    ),
+    "model.experts_per_token": (
+        "num_experts_per_tok", "num_experts_per_token", "moe_router_topk", "router_topk", "top_k",
+        "moe_top_k", "moe_k", "experts_per_tok", "num_selected_experts",
+    ),
+    "model.expert_ffn": (
+        "moe_intermediate_size", "moe_ffn_hidden_size", "expert_intermediate_size", "moe_inter_dim",
+    ),
+    "model.shared_expert_ffn": (
+        "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size",
+        "n_shared_experts", "num_shared_experts",
+    ),
+    "model.shared_expert_gate": ("moe_shared_expert_gate",),
+    "model.dense_layers": (
+        "first_k_dense_replace", "mlp_only_layers", "n_dense_layers", "num_dense_layers",
+    ),
+    "model.moe_layer_every": (
+        "decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step", "moe_layer_frequency",
+    ),
+    "model.router_score": (
+        "scoring_func", "score_func", "moe_router_score_function", "score_function",
+    ),
+    "model.router_renormalize": (
+        "norm_topk_prob", "route_norm", "moe_router_pre_softmax", "moe_renormalize",
+    ),
+    "model.router_bias": (
+        "moe_router_enable_expert_bias", "e_score_correction_bias", "topk_method",
+    ),
+    "model.router_groups": ("n_group", "moe_router_num_groups", "num_expert_groups"),
+    "model.router_groups_per_token": (
+        "topk_group", "moe_router_group_topk", "num_limited_groups", "topk_groups",
+    ),
+    "model.router_scale": (
+        "routed_scaling_factor", "moe_router_topk_scaling_factor", "route_scale",
+    ),
+    "model.attention_kind": ("multi_latent_attention", "use_mla", "mla", "enable_mla"),
+    "model.qk_nope_head_dim": ("qk_head_dim",),
+    "model.qk_rope_head_dim": ("qk_pos_emb_head_dim",),
     "model.hf_config": ("config", "config_path", "hf_path"),
     "parallel.tp": (
         "tensor_parallel", "tensor_parallel_size", "tensor_parallel_degree", "tp_size",
@@ -54,6 +95,13 @@ BY_SETTING: dict[str, tuple[str, ...]] = {
     "parallel.cp": (
         "context_parallel", "context_parallel_size", "context_parallel_degree", "cp_size",
         "ring_attention", "cp_degree",
+    ),
+    "parallel.ep": (
+        "expert_parallel", "expert_parallel_size", "expert_model_parallel_size",
+        "expert_parallel_degree", "moe_expert_parallel_size", "ep_size", "ep_degree",
+    ),
+    "parallel.etp": (
+        "expert_tensor_parallel", "expert_tensor_parallel_size", "expert_tensor_parallel_degree",
     ),
     "parallel.vpp": (
         "virtual_pipeline", "virtual_pipeline_model_parallel_size", "virtual_stages", "chunks",
@@ -115,6 +163,12 @@ BY_SETTING: dict[str, tuple[str, ...]] = {
     "training.epsilon": ("adam_eps", "adam_epsilon"),
     "training.clip_norm": ("clip_grad", "grad_clip", "gradient_clipping", "max_grad_norm",
                            "max_norm", "gradient_clip_val"),
+    "training.moe_load_balancing": ("moe_router_load_balancing_type", "load_balancing_type"),
+    "training.moe_aux_loss_coeff": (
+        "router_aux_loss_coef", "moe_aux_loss_coef", "aux_loss_alpha", "load_balance_coeff",
+    ),
+    "training.moe_z_loss_coeff": ("router_z_loss_coef", "moe_z_loss_coef"),
+    "training.moe_bias_update_rate": ("moe_router_bias_update_rate",),
     "training.init_std": ("init_method_std", "initializer_range"),
     "training.eval_interval": ("eval_steps", "eval_every", "validation_interval"),
     "training.eval_samples": ("eval_iters", "validation_samples"),
@@ -135,6 +189,20 @@ BY_SETTING: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 MEANT = {theirs: f"model.{ours}" for ours, names in NAMES.items() for theirs in names}
 MEANT |= {theirs: ours for ours, names in BY_SETTING.items() for theirs in names}
+# Settings that no key of a job has on purpose -> what a hint says.
+NO_CAPACITY = (
+    "leave it out: experts take every token that is sent to them, since which ones a capacity "
+    "drops depends on how ranks share the batch"
+)
+NO_JITTER = "leave it out: noise of each rank's own would change the loss with the layout"
+NOT_OFFERED = dict.fromkeys(
+    ("capacity_factor", "moe_expert_capacity_factor", "moe_capacity_factor", "expert_capacity",
+     "eval_capacity_factor", "train_capacity_factor", "expert_capacity_factor", "min_capacity",
+     "drop_tokens", "moe_token_drop_policy", "moe_pad_expert_input_to_capacity"),
+    NO_CAPACITY,
+) | dict.fromkeys(
+    ("router_jitter_noise", "moe_input_jitter_eps", "jitter_eps", "input_jitter_noise"), NO_JITTER
+)  # fmt: skip
 
 LLAMA = "use gpt with norm rmsnorm, position rotary, activation swiglu, bias false; or a preset"
 VALUES: dict[str, dict[str, tuple[str, ...]]] = {
@@ -151,6 +219,14 @@ VALUES: dict[str, dict[str, tuple[str, ...]]] = {
     "model.bias": {
         "true": ("yes", "on", "all"), "false": ("no", "off", "none"),
         "attention": ("output", "proj", "attn"), "mlp": ("ffn",),
+    },
+    "model.router_score": {"sigmoid": ("noaux_tc",), "softmax": ("soft_max",)},
+    "model.attention_kind": {
+        "mla": ("latent", "multi_latent_attention", "true"), "mha": ("gqa", "mqa", "false"),
+    },
+    "training.moe_load_balancing": {
+        "sequence": ("seq_aux_loss",), "global": ("global_aux_loss",),
+        "micro_batch": ("aux_loss", "switch"), "none": ("off", "no", "false"),
     },
     "model.norm": {"rmsnorm": ("rms", "rms_norm"), "layernorm": ("ln", "layer_norm")},
     "model.position": {

@@ -7,17 +7,33 @@ torch here: reader.py reads the bytes that this module has checked.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path, PurePath
 
-from mpctl.checkpoint.tensor_header import AGAIN, FLOATS, TensorHeader, read_header, unreadable
+from mpctl.checkpoint.tensor_header import (
+    AGAIN,
+    FLOATS,
+    FP8,
+    TensorHeader,
+    read_header,
+    unreadable,
+)
 from mpctl.errors import InputError, Issue
 from mpctl.families.scheme import HEAD, Scheme
 from mpctl.spec.load import load_job
 from mpctl.spec.model import ModelSpec
-from mpctl.weights.names import Row, as_stored, builtin_schemes, get_scheme, is_extra, rows_of
+from mpctl.weights.names import (
+    Row,
+    as_stored,
+    biases_of,
+    builtin_schemes,
+    get_scheme,
+    is_extra,
+    rows_of,
+)
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -82,7 +98,8 @@ class Hub:
 
     rows: for each of our parameters, by its name, its place in the files. tensors: the files'
     tensors by their names. copies: for each of our parameters, names of tensors that hold it once
-    more and must be equal to it.
+    more and must be equal to it. biases: for each of our layers with experts, by its name, the
+    tensor of its router's correction biases. notes: what the files have and is not read.
     """
 
     folder: Path
@@ -90,6 +107,8 @@ class Hub:
     rows: dict[str, Row]
     tensors: dict[str, TensorHeader]
     copies: dict[str, tuple[str, ...]]
+    biases: dict[str, str]
+    notes: tuple[str, ...] = ()
 
     @property
     def tokenizer(self) -> Path | None:
@@ -102,7 +121,8 @@ def open_hub(folder: Path) -> Hub:
     model = load_job(None, {"model.hf_config": str(folder)}).model
     assert model is not None
     path = folder / "config.json"
-    if (kind := json.loads(path.read_text("utf-8"))["model_type"]) not in builtin_schemes():
+    config = json.loads(path.read_text("utf-8"))
+    if (kind := config["model_type"]) not in builtin_schemes():
         raise InputError.of("no-hub-class", str(path), f"weights of {kind} are not read by this "
                             "version", f"use {', '.join(builtin_schemes())}")  # fmt: skip
     # Names and paths of this machine would be copied into everything made from it.
@@ -119,7 +139,9 @@ def open_hub(folder: Path) -> Hub:
         for name, names in scheme.copies.items()
         if (stored := tuple(copy for copy in names if copy in unread))
     }
-    hub = Hub(folder, model, rows, tensors, copies)
+    more = config.get(scheme.predicts_more) if scheme.predicts_more else None
+    skipped, tensors = _predicting_layers(tensors, model.layers, int(more or 0))
+    hub = Hub(folder, model, rows, tensors, copies, biases_of(model), skipped)
     # Tensors that may be in an unreadable file are not reported as missing.
     is_complete = not issues
     faults = chain(_tensor_issues(hub, scheme), _copy_issues(hub, scheme))
@@ -151,22 +173,79 @@ def differing(path: Path, message: str, copy: str, scheme: Scheme) -> Issue:
     return Issue("weights-untied", str(path), message, scheme.untied if is_head else again)
 
 
+def _predicting_layers(
+    tensors: dict[str, TensorHeader], first: int, number: int
+) -> tuple[tuple[str, ...], dict[str, TensorHeader]]:
+    """A note on `number` layers from `first` on, which predict further tokens, and the tensors
+    without them."""
+    starts = {f"model.layers.{n}." for n in range(first, first + number)}
+    found = {name for name in tensors if name[: name.find(".", len("model.layers.")) + 1] in starts}
+    if not found:
+        return (), tensors
+    note = f"layers {first} to {first + number - 1}" if number > 1 else f"layer {first}"
+    note += f" of multi-token prediction, {len(found):,} tensors, is not read"
+    return (note,), {name: held for name, held in tensors.items() if name not in found}
+
+
 def _tensor_issues(hub: Hub, scheme: Scheme) -> Iterator[Issue]:
     pieces = {piece.name: piece for row in hub.rows.values() for piece in row.pieces}
-    for name, piece in pieces.items():
+    shapes = {name: piece.shape for name, piece in pieces.items()}
+    experts = (hub.model.experts or 0,)
+    shapes |= dict.fromkeys(hub.biases.values(), experts)
+    yield from _missing(hub, shapes, scheme)
+    read = {*shapes, *chain(*hub.copies.values())}
+    for name, shape in shapes.items():
         stored = hub.tensors.get(name)
         if stored is None:
-            lacking = f"{name} {list(piece.shape)} is in no file"
-            yield Issue("weights-missing", str(hub.folder), lacking,
-                        f"{scheme.architecture} of this config.json has it")  # fmt: skip
-        elif stored.shape != piece.shape:
+            continue
+        if stored.shape != shape:
             misfit = f"{name} is {list(stored.shape)}, the shape in config.json needs "
-            yield Issue("weights-shape", str(stored.path), f"{misfit}{list(piece.shape)}")
+            yield Issue("weights-shape", str(stored.path), f"{misfit}{list(shape)}")
+        elif stored.dtype == FP8 and len(shape) == 2:
+            read.add(scale_of(name))
+            yield from _scale_issues(hub, name, shape)
         elif stored.dtype not in FLOATS:
             yield Issue("weights-dtype", str(stored.path), f"{name} is {stored.dtype}, not a "
                         "floating-point type", f"use {', '.join(FLOATS)}")  # fmt: skip
-    for name in sorted(hub.tensors.keys() - pieces.keys() - {*chain(*hub.copies.values())}):
+    for name in sorted(hub.tensors.keys() - read):
         if not is_extra(name, scheme):
             stored = hub.tensors[name]
             yield Issue("weights-foreign", str(stored.path), f"holds {name} {list(stored.shape)}, "
                         "which the shape in config.json does not have")  # fmt: skip
+
+
+def _missing(hub: Hub, shapes: Mapping[str, tuple[int, ...]], scheme: Scheme) -> Iterator[Issue]:
+    """An issue for each tensor that is in no file, and one for all experts of a layer that lack
+    the same one."""
+    lacking: dict[str, list[str]] = {}
+    for name in shapes.keys() - hub.tensors.keys():
+        lacking.setdefault(re.sub(r"\.experts\.\d+\.", ".experts.{}.", name), []).append(name)
+    for name in sorted(lacking):
+        numbers = sorted(int(found[1]) for one in lacking[name]
+                         if (found := re.search(r"\.experts\.(\d+)\.", one)))  # fmt: skip
+        shown, shape = name, list(shapes[lacking[name][0]])
+        if numbers:
+            few = [*map(str, numbers[:8]), *[".."] * (len(numbers) > 8)]
+            shown = f"{name.format('N')} of expert{'s' * (len(few) > 1)} {', '.join(few)}"
+        verb = "are" if len(numbers) > 1 else "is"
+        yield Issue("weights-missing", str(hub.folder), f"{shown} {shape} {verb} in no file",
+                    f"{scheme.architecture} of this config.json has it")  # fmt: skip
+
+
+BLOCK = 128  # rows and columns of an fp8 matrix that share a scale (DeepSeek-V3)
+
+
+def scale_of(name: str) -> str:
+    """The tensor with the scales of an fp8 matrix: `up_proj.weight_scale_inv`."""
+    return f"{name}_scale_inv"
+
+
+def _scale_issues(hub: Hub, name: str, shape: tuple[int, ...]) -> Iterator[Issue]:
+    wanted, scale = tuple(-(-size // BLOCK) for size in shape), hub.tensors.get(scale_of(name))
+    if scale is None:
+        yield Issue("weights-missing", str(hub.folder), f"{scale_of(name)} {list(wanted)} is in no "
+                    f"file, but {name} is {FP8}", AGAIN)  # fmt: skip
+    elif scale.shape != wanted or scale.dtype not in FLOATS:
+        yield Issue("weights-shape", str(scale.path), f"{scale_of(name)} is {scale.dtype} "
+                    f"{list(scale.shape)}, blocks of {BLOCK} x {BLOCK} of {name} need "
+                    f"{list(wanted)}")  # fmt: skip

@@ -1,39 +1,43 @@
 """mpctl's parameters by Hugging Face's names and layouts, from tables of their classes; no torch.
 
-A parameter of ours is one tensor of theirs, or several stacked on dim 0 (q, k and v; gate and up).
-Linear layers stored [in, out] are transposed.
+A parameter of ours is one tensor of theirs, or several, each of which is a box of it: stacked on
+dim 0 (q, k and v; gate and up), or a matrix of one expert (experts.up.weight [E, 2, f, h] is 2 E of
+them). Linear layers stored [in, out] are transposed.
 With hidden 8 and ffn 32, mlp.up.weight, ours [32, 8], is GPT-2's h.0.mlp.c_fc.weight, [8, 32].
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mpctl.errors import InputError, Issue
 from mpctl.families import all_builtin, get_family, get_table
 from mpctl.families.scheme import Scheme
 from mpctl.operators.matmul import ParameterSpec
+from mpctl.shard import Box
 from mpctl.spec.model import VARIANTS, ModelSpec, is_set
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor of theirs: its name, its shape as stored, and whether that is transposed."""
+    """A tensor of theirs: its name, its shape as stored, and the box of our parameter that it is.
+
+    transposed: whether it is stored [columns, rows]. pairs: (period, first) of rows that are stored
+    as neighbouring pairs (Scheme.pairs).
+    """
 
     name: str
     shape: tuple[int, ...]
+    box: Box
     transposed: bool = False
-
-    @property
-    def rows(self) -> int:
-        return self.shape[-1] if self.transposed else self.shape[0]
+    pairs: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
 class Row:
-    """A parameter of ours, without padding: full shape, and the pieces stacked on dim 0."""
+    """A parameter of ours, without padding: full shape, and the pieces that fill it."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,8 +47,8 @@ class Row:
 def builtin_schemes() -> dict[str, Scheme]:
     """Every class that the built-in families can be written to, by its `model_type`."""
     families = (of_kind for family in all_builtin() for of_kind in family.hub_schemes().values())
-    schemes = (scheme for of_kind in families for scheme in of_kind)
-    return {scheme.model_type: scheme for scheme in schemes}
+    schemes = [scheme for of_kind in families for scheme in of_kind]
+    return {kind: scheme for scheme in schemes for kind in (scheme.model_type, *scheme.also_read)}
 
 
 def get_scheme(model: ModelSpec) -> Scheme:
@@ -66,7 +70,9 @@ def get_scheme(model: ModelSpec) -> Scheme:
             f"use {' or '.join(schemes)}",
         )  # fmt: skip
     fewest: list[Issue] = []
-    for scheme in schemes[model.position]:
+    has_experts = model.experts is not None
+    alike = [s for s in schemes[model.position] if ("experts" in s.variants) is has_experts]
+    for scheme in alike or schemes[model.position]:
         issues = list(_inexpressible(model, scheme))
         if not issues:
             return scheme
@@ -85,6 +91,10 @@ def _inexpressible(model: ModelSpec, scheme: Scheme) -> Iterator[Issue]:
         if key not in scheme.variants and is_set(model, key):
             message = f"{getattr(model, key)} cannot be represented in {name}"
             yield Issue(rule, f"model.{key}", message, "leave it out")
+    for key, why in scheme.refuses(model):
+        yield Issue(rule, f"model.{key}", f"{why} cannot be represented in {name}")
+    if model.is_mla:
+        return
     if model.head_dim is None:
         message = f"{model.heads} heads do not divide hidden {model.hidden}"
         yield Issue(rule, "model.heads", message, "give model.head_dim")
@@ -109,23 +119,51 @@ def _row(weight: ParameterSpec, model: ModelSpec, scheme: Scheme) -> Row:
     if weight.dims[0] == "vocab":
         shape = (model.vocab, *shape[1:])
     owner, _, kind = weight.name.rpartition(".")
-    names, in_block = _their_names(owner, scheme, gated=model.gated)
-    turned = in_block and scheme.conv1d and len(shape) == 2
-    shapes = [(height, *shape[1:]) for height in _heights(owner, shape[0], len(names), model)]
-    return Row(weight.name, shape, tuple(
-        Piece(f"{name}.{kind}", piece[::-1] if turned else piece, turned)
-        for name, piece in zip(names, shapes, strict=True)
-    ))  # fmt: skip
+    key, number = _key(owner)
+    names = {**scheme.modules, **(scheme.gated if model.gated else {})}[key]
+    if weight.dims[0] == "experts" and len(shape) > 2:
+        matrices = _experts(shape, [f"{name}.{kind}" for name in names], number)
+        return Row(weight.name, shape, tuple(matrices))
+    turned = bool(number) and scheme.conv1d and len(shape) == 2
+    pairs, first, pieces = scheme.pairs(model).get(key), 0, list[Piece]()
+    heights = _heights(owner, shape[0], len(names), model)
+    for name, height in zip(names, heights, strict=True):
+        box = (range(first, first + height), *map(range, shape[1:]))
+        stored = (height, *shape[1:])
+        full = f"{name.format(number)}.{kind}"
+        pieces.append(Piece(full, stored[::-1] if turned else stored, box, turned, pairs))
+        first += height
+    return Row(weight.name, shape, tuple(pieces))
 
 
-def _their_names(owner: str, scheme: Scheme, *, gated: bool) -> tuple[tuple[str, ...], bool]:
-    """For a module of ours: the names of theirs, and whether it belongs to a layer."""
-    modules = {**scheme.modules, **(scheme.gated if gated else {})}
+def _experts(shape: tuple[int, ...], names: Sequence[str], layer: str) -> Iterator[Piece]:
+    """A matrix for each expert and each of `names`: gate and up of [E, 2, f, h], one of
+    [E, h, f]."""
+    outer = len(shape) - 2
+    for expert in range(shape[0]):
+        for number, name in enumerate(names):
+            at = (range(expert, expert + 1), range(number, number + 1))[:outer]
+            box = (*at, *map(range, shape[outer:]))
+            yield Piece(name.format(layer, expert), shape[outer:], box)
+
+
+def _key(owner: str) -> tuple[str, str]:
+    """For a module of ours: its key in a scheme, and its layer's number, empty outside of layers.
+
+    >>> _key("layers.7.mlp.up")
+    ('layers.{}.mlp.up', '7')
+    """
     number = re.search(r"\.(\d+)\.", owner)
-    if number is None:
-        return modules[owner], False
-    key = owner.replace(number[0], ".{}.")
-    return tuple(name.format(number[1]) for name in modules[key]), True
+    return (owner, "") if number is None else (owner.replace(number[0], ".{}.", 1), number[1])
+
+
+def biases_of(model: ModelSpec) -> dict[str, str]:
+    """Our layers with experts, by name, and their tensors of correction biases [E]."""
+    scheme = get_scheme(model)
+    if not scheme.router_bias:
+        return {}
+    numbers = filter(model.has_experts, range(model.layers))
+    return {f"layers.{number}.mlp": scheme.router_bias.format(number) for number in numbers}
 
 
 def _heights(owner: str, height: int, pieces: int, model: ModelSpec) -> tuple[int, ...]:

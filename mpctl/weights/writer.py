@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,24 +20,27 @@ from torch import Tensor
 
 from mpctl.checkpoint.folder import staged_folder
 from mpctl.checkpoint.manifest import (
+    MANIFEST,
     Manifest,
     OnBytes,
     ParameterPlacement,
     ShardFile,
     ShardRecord,
+    damage_error,
     read_shard_record,
 )
 from mpctl.checkpoint.reader import OpenCheckpoint, padding_rows
 from mpctl.checkpoint.tensor_file import DTYPES, Entry, write_file
+from mpctl.checkpoint.tensor_header import FP8
 from mpctl.checkpoint.verify import Progress, checkpoint_bytes, counted, ignore_progress
 from mpctl.errors import InputError, Issue
 from mpctl.families import get_table
 from mpctl.shard import Shard
 from mpctl.spec.model import ModelSpec
 from mpctl.weights.hub import INDEX, SINGLE, Hub, open_hub
-from mpctl.weights.names import Row, get_scheme, rows_of
+from mpctl.weights.names import Piece, Row, biases_of, get_scheme, rows_of
 from mpctl.weights.origin import FRAGMENT, longest_sequence, open_origin
-from mpctl.weights.reader import fill
+from mpctl.weights.reader import fill, router_biases, rows_of_pairs
 from mpctl.weights.tokens import TOKENIZER, find_tokens, token_settings, write_tokenizer
 
 NO_TOKENIZER = "no tokenizer is known: text and the ids of special tokens are left out"
@@ -76,7 +79,7 @@ def import_weights(source: Path, out: Path, *, on_progress: Progress = ignore_pr
         shard = ShardFile(name="shard-0", coords={"pp": 0, "tp": 0})
         digest = write_file(shard.path(checkpoint), entries, counter)
         ShardRecord.of(digest, placements, []).write(shard.record_path(checkpoint))
-        Manifest(step=0, shards=[shard]).write(checkpoint)
+        Manifest(step=0, shards=[shard], router_bias=router_biases(hub)).write(checkpoint)
         if issues:
             raise InputError(issues)
         has_tokenizer = (source / TOKENIZER).is_file()
@@ -94,6 +97,7 @@ def import_weights(source: Path, out: Path, *, on_progress: Progress = ignore_pr
         bytes=_total(entries),
         dtype=_dtype(entries),
         files=files,
+        notes=hub.notes,
         model=hub.model,
     )
 
@@ -105,10 +109,11 @@ def _entries_of_ours(
     table = get_table(hub.model, tp=1)
     entries, placements = list[Entry](), dict[str, ParameterPlacement]()
     for weight in table.weights():
-        first = hub.tensors[hub.rows[weight.name].pieces[0].name]
+        stored = {hub.tensors[piece.name].dtype for piece in hub.rows[weight.name].pieces}
+        dtype = _widest("BF16" if dtype == FP8 else dtype for dtype in stored)
         placements[weight.name] = ParameterPlacement.of(Shard(weight.shape))
-        make = partial(_tensor, hub, weight.name, weight.shape, first.dtype, issues)
-        entries.append(Entry(f"{weight.name}/value", first.dtype, weight.shape, make))
+        make = partial(_tensor, hub, weight.name, weight.shape, dtype, issues)
+        entries.append(Entry(f"{weight.name}/value", dtype, weight.shape, make))
     return entries, placements
 
 
@@ -164,8 +169,10 @@ def export_weights(
             for row in rows.values()
             for entry in _entries_of_theirs(checkpoint, row, optional.get(row.name))
         ]
+        dtype = _dtype(entries)  # of the parameters: biases are float32 in every model
+        entries += _bias_entries(checkpoint, model)
         _write_sharded(work, entries, shard_bytes, counted("export", _total(entries), on_progress))
-        _write_json(work / "config.json", hub_config(model, _dtype(entries), ids))
+        _write_json(work / "config.json", hub_config(model, dtype, ids))
         notes = [NO_TOKENIZER] if tokens is None else write_tokenizer(work, tokens, model, scheme)
         files = _files(work)
     return Written(
@@ -174,7 +181,7 @@ def export_weights(
         architecture=scheme.architecture,
         parameters=_numel(rows.values()),
         bytes=_total(entries),
-        dtype=_dtype(entries),
+        dtype=dtype,
         step=saved.step,
         files=files,
         notes=tuple(notes),
@@ -189,18 +196,34 @@ def _total(entries: Iterable[Entry]) -> int:
 def _entries_of_theirs(
     checkpoint: OpenCheckpoint, row: Row, first_optional: int | None
 ) -> list[Entry]:
-    dtype, entries, first = checkpoint.fields(row.name)["value"].dtype, [], 0
-    for piece in row.pieces:
-        part = Shard(row.shape, {0: (range(first, first + piece.rows),)})
-        read = partial(checkpoint.part, row.name, "value", part, first_optional)
-        make = partial(_transposed, read) if piece.transposed else read
-        entries.append(Entry(piece.name, dtype, piece.shape, make))
-        first += piece.rows
-    return entries
+    dtype = checkpoint.fields(row.name)["value"].dtype
+    make = partial(_piece, checkpoint, row, first_optional)
+    return [Entry(p.name, dtype, p.shape, partial(make, p)) for p in row.pieces]
 
 
-def _transposed(read: Callable[[], Tensor]) -> Tensor:
-    return read().T
+def _bias_entries(checkpoint: OpenCheckpoint, model: ModelSpec) -> Iterator[Entry]:
+    """The correction biases of routers; zeros, their initial values, for a layer that has none."""
+    count, saved = model.experts or 0, checkpoint.manifest.router_bias
+    for layer, name in biases_of(model).items():
+        values = saved.get(layer, [0.0] * count)
+        if len(values) != count:
+            why = f"router_bias of {layer} has {len(values)} values, the model {count} experts"
+            raise damage_error(checkpoint.folder / MANIFEST, why)
+        yield Entry(name, "F32", (count,), partial(torch.tensor, values, dtype=torch.float32))
+
+
+def _piece(
+    checkpoint: OpenCheckpoint, row: Row, first_optional: int | None, piece: Piece
+) -> Tensor:
+    """A tensor of theirs from our checkpoint."""
+    part = Shard(row.shape, {dim: (span,) for dim, span in enumerate(piece.box)})
+    ours = checkpoint.part(row.name, "value", part, first_optional)
+    ours = ours.reshape(piece.shape[::-1] if piece.transposed else piece.shape)
+    if piece.pairs is not None:
+        stored = torch.empty_like(ours)
+        stored[rows_of_pairs(range(len(ours)), *piece.pairs)] = ours
+        return stored
+    return ours.T if piece.transposed else ours
 
 
 def _write_sharded(work: Path, entries: list[Entry], limit: int, counter: OnBytes) -> None:
@@ -244,7 +267,11 @@ def _numel(rows: Iterable[Row]) -> int:
 
 def _dtype(entries: list[Entry]) -> str:
     """The widest stored dtype, which a loader needs to lose nothing."""
-    return max((entry.dtype for entry in entries), key=list(reversed(DTYPES)).index)
+    return _widest(entry.dtype for entry in entries)
+
+
+def _widest(dtypes: Iterable[str]) -> str:
+    return max(dtypes, key=list(reversed(DTYPES)).index)
 
 
 def _files(folder: Path) -> tuple[str, ...]:

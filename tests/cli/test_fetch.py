@@ -186,11 +186,11 @@ def test_a_way_to_plain_http_is_refused() -> None:
     fetch._require_same_scheme("https://hub/x", "https://other/y")
 
 
-def test_a_mixture_of_experts_is_fetched_and_refused_in_words(mpctl: Mpctl, hub: Hub) -> None:
-    hub.body = json.dumps({"model_type": "mixtral", "num_local_experts": 8}).encode()
+def test_another_mixture_of_experts_is_fetched_and_refused_in_words(mpctl: Mpctl, hub: Hub) -> None:
+    hub.body = json.dumps({"model_type": "jamba", "num_experts": 16}).encode()
     issue = plan(mpctl, "--fetch").issues["not-planned"]
-    assert "mixtures of experts are not planned yet" in issue["message"]
-    assert "experts that a token passes" in issue["hint"]
+    assert "mixtures of experts of this class cannot be read" in issue["message"]
+    assert "mixtral" in issue["hint"]
 
 
 def test_what_the_hub_s_own_tool_downloads_is_found(

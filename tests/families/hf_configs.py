@@ -65,6 +65,33 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", GPT2),
     "gpt2 with a head of its own": ("gpt2", {**GPT2, "tie_word_embeddings": False}),
 }  # fmt: skip
+# As CONFIGS, of mixtures of experts.
+ROUTED = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+QWEN2_MOE = {**LLAMA, **ROUTED, "shared_expert_intermediate_size": 28}
+LATENT = {
+    **LLAMA, "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12, "moe_intermediate_size": 20,
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "first_k_dense_replace": 1,
+    "n_shared_experts": 2,
+}  # fmt: skip
+GROUPS = {"n_group": 4, "topk_group": 2}
+EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("mixtral", {**LLAMA, "num_local_experts": 4}),
+    "mixtral with windows": ("mixtral", {**LLAMA, "num_local_experts": 4, "sliding_window": 5}),
+    "qwen2-moe": ("qwen2_moe", QWEN2_MOE),
+    "qwen2-moe with dense layers": (
+        "qwen2_moe", {**QWEN2_MOE, "decoder_sparse_step": 2, "mlp_only_layers": [0, 1]},
+    ),
+    "qwen3-moe": ("qwen3_moe", {**LLAMA, **ROUTED, **HEADS, "norm_topk_prob": True}),
+    "olmoe": ("olmoe", {**LLAMA, "num_experts": 6, "num_experts_per_tok": 2}),
+    "deepseek-v2": (
+        "deepseek_v2", {**LATENT, **GROUPS, "topk_method": "group_limited_greedy",
+                        "routed_scaling_factor": 1.5},
+    ),
+    "deepseek-v2-lite": ("deepseek_v2", {**LATENT, "q_lora_rank": None}),
+    "deepseek-v3": ("deepseek_v3", {**LATENT, **GROUPS}),
+    "kimi-k2": ("kimi_k2", {**LATENT, "n_group": 1, "topk_group": 1}),
+}  # fmt: skip
 # As CONFIGS, of classes with other heads than a decoder's.
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("bert", BERT),
@@ -83,6 +110,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2 with silu": ("gpt2", {**GPT2, "activation_function": "silu"}),
     "gpt2 with scores scaled by layer": (
         "gpt2", {**GPT2, "scale_attn_by_inverse_layer_idx": True},
+    ),
+    "deepseek-v3 with another router": (
+        "deepseek_v3", {**LATENT, **GROUPS, "scoring_func": "softmax"},
+    ),
+    "llama with experts": ("llama", {**LLAMA, "num_local_experts": 8}),
+    "mixtral with noise": ("mixtral", {**LLAMA, "router_jitter_noise": 0.1}),
+    "qwen3-moe with a dense layer in between": (
+        "qwen3_moe", {**LLAMA, **ROUTED, "mlp_only_layers": [1]},
     ),
     "mt5": ("mt5", T5),
     "olmo with clipped keys": ("olmo", {**LLAMA, "clip_qkv": 8.0}),

@@ -20,7 +20,7 @@ from mpctl.spec.model import ModelSpec
 from mpctl.spec.paths import is_hub_id
 from mpctl.spec.presets import hub_ids, preset_files
 from mpctl.spec.training import TrainingSpec
-from tests.families.hf_configs import CONFIGS
+from tests.families.hf_configs import CONFIGS, EXPERTS
 from tests.families.hf_weights import weights_of
 from tests.families.hub_models import MODELS
 from tests.families.ids_page import parameters
@@ -103,11 +103,11 @@ def model_of(folder: Path, config: dict[str, Any]) -> ModelSpec:
     return model
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *EXPERTS])
 def test_the_table_has_the_parameters_of_transformers_own_model(tmp_path: Path, name: str) -> None:
-    kind, keys = CONFIGS[name]
+    kind, keys = {**CONFIGS, **EXPERTS}[name]
     with torch.device("meta"):
-        theirs = transformers_model(kind, **keys)
+        theirs = transformers_model({"kimi_k2": "deepseek_v3"}.get(kind, kind), **keys)
     ours = model_of(tmp_path, {"model_type": kind, **keys})
     assert parameters(ours) == sum(weight.numel() for weight in theirs.parameters())
 

@@ -74,16 +74,21 @@ def test_keys_that_do_not_go_together_are_refused(keys: dict[str, Any], where: s
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("model.num_experts", "mixtures of experts are not planned yet: num_experts"),
-        ("model.moe_intermediate_size", "mixtures of experts are"),
-        ("parallel.expert_model_parallel_size", "parallel.expert_model_parallel_size"),
+        ("model.num_experts", "use model.experts"),
+        ("model.moe_intermediate_size", "use model.expert_ffn"),
+        ("model.norm_topk_prob", "use model.router_renormalize"),
+        ("model.multi_latent_attention", "use model.attention_kind"),
+        ("parallel.expert_model_parallel_size", "use parallel.ep"),
+        ("training.router_aux_loss_coef", "use training.moe_aux_loss_coeff"),
+        ("model.moe_expert_capacity_factor", "experts take every token that is sent to them"),
+        ("model.router_jitter_noise", "would change the loss with the layout"),
     ],
 )
-def test_they_are_known_by_the_names_of_other_software(key: str, words: str) -> None:
+def test_experts_are_known_by_the_names_of_other_software(key: str, words: str) -> None:
     with pytest.raises(InputError) as caught:
         load_job(None, {**SMALL, key: 8})
     (told,) = caught.value.issues
-    assert (told.rule, told.where) == ("not-planned", key) and words in told.message
+    assert (told.rule, told.where) == ("unknown-key", key) and words in told.hint
 
 
 FP8: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "cluster.nodes": 1,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mpctl.errors import InputError, Issue
-from mpctl.families.gpt.hub import BIAS_NAMES
+from mpctl.families.gpt.hub_dense import BIAS_NAMES
 from mpctl.families.t5.family import target_length
 from mpctl.spec.hf import config_readers
 from mpctl.spec.load import load_job
@@ -360,25 +360,97 @@ def test_a_multimodal_config_points_at_its_text_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"model_type": "mixtral"}, "mixtures of experts are not planned yet: model_type mixtral"),
-        ({"model_type": "qwen3_moe", "num_experts": 128}, "model_type qwen3_moe, num_experts"),
-        ({**LLAMA, "num_local_experts": 8}, "mixtures of experts are not planned yet: num_local_"),
-        ({**LLAMA, "kv_lora_rank": 512}, "(MLA) is not planned yet: kv_lora_rank"),
-        ({"model_type": "deepseek_v3"}, "mixtures of experts and multi-head latent attention"),
+        ({"model_type": "jamba"}, "mixtures of experts of this class cannot be read: model_type j"),
+        ({"model_type": "phimoe", "num_local_experts": 16}, "model_type phimoe, num_local_experts"),
+        ({**LLAMA, "num_local_experts": 8}, "of this class cannot be read: num_local_experts in"),
+        ({**LLAMA, "kv_lora_rank": 512}, "(MLA) of this class cannot be read: kv_lora_rank"),
+        ({"model_type": "deepseek_v32"}, "mixtures of experts and multi-head latent attention"),
         ({"model_type": "new", "text_config": {"n_routed_experts": 64}}, "n_routed_experts"),
     ],
 )
-def test_experts_and_latent_attention_of_a_config_are_one_issue(
+def test_experts_and_latent_attention_of_other_classes_are_one_issue(
     tmp_path: Path, config: dict[str, Any], words: str
 ) -> None:
     path = write(tmp_path, config)
     (issue,) = issues_of(path)
     assert (issue.rule, issue.where) == ("not-planned", "model.hf_config")
     assert words in issue.message and str(path) in issue.message
-    has_experts = issue.message.startswith("mixtures of experts")
-    assert ("experts that a token passes" in issue.hint) is has_experts
+    assert "known with experts: deepseek_v2, deepseek_v3, " in issue.hint
     dense = {**LLAMA, "num_local_experts": None, "n_routed_experts": 0, "num_experts": 1}
     assert model_of(write(tmp_path, dense)) == model_of(write(tmp_path, LLAMA))
+
+
+MIXTRAL = {**LLAMA, "model_type": "mixtral"}
+QWEN3 = {**LLAMA, "model_type": "qwen3_moe"}
+V2 = {**LLAMA, "model_type": "deepseek_v2", "num_experts_per_tok": 6}
+V3 = {**LLAMA, "model_type": "deepseek_v3"}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({**MIXTRAL, "router_jitter_noise": 0.1}, "router_jitter_noise 0.1 cannot be expressed"),
+        ({**MIXTRAL, "moe_capacity_factor": 1.25}, "moe_capacity_factor 1.25 cannot be expressed"),
+        ({**MIXTRAL, "capacity_factor": 1.0}, "capacity_factor 1.0 cannot be expressed, only null"),
+        ({**MIXTRAL, "n_shared_experts": 2}, "n_shared_experts 2 cannot be expressed"),
+        ({**MIXTRAL, "num_local_experts": "8"}, "num_local_experts is '8', which is no number"),
+        ({**QWEN3, "mlp_only_layers": [1]}, "mlp_only_layers [1] cannot be expressed"),
+        ({**QWEN3, "mlp_only_layers": "all"}, "mlp_only_layers is 'all', which is no list"),
+        ({**QWEN3, "decoder_sparse_step": 0}, "decoder_sparse_step is 0, which is no number"),
+        ({**V2, "topk_method": "noaux_tc"}, "topk_method is 'noaux_tc', which is none of greedy"),
+        ({**V2, "topk_method": "group_limited_greedy", "n_group": 8}, "topk_group is missing"),
+        ({**V2, "norm_topk_prob": True}, "norm_topk_prob True cannot be expressed, only false"),
+        ({**V2, "num_experts_per_tok": None}, "num_experts_per_tok is missing"),
+        ({**V3, "scoring_func": "softmax"}, "scoring_func 'softmax' cannot be expressed"),
+        ({**V3, "topk_method": "greedy"}, "topk_method 'greedy' cannot be expressed"),
+        ({**V3, "moe_layer_freq": 2}, "moe_layer_freq 2 cannot be expressed, only 1"),
+        ({**V3, "attention_bias": True}, "attention_bias True cannot be expressed"),
+        ({**V3, "n_shared_experts": "one"}, "n_shared_experts is 'one', which is no number"),
+        ({**V3, "rope_scaling": {"type": "yarn", "mscale_all_dim": 1.0}}, "a number for factor"),
+    ],
+)
+def test_what_a_router_cannot_express_names_key_and_value(
+    tmp_path: Path, config: dict[str, Any], words: str
+) -> None:
+    (issue,) = issues_of(write(tmp_path, config))
+    assert (issue.rule, issue.where) == ("hf-config", "model.hf_config")
+    assert words in issue.message and issue.hint
+
+
+def test_every_key_of_a_router_is_read(tmp_path: Path) -> None:
+    """By hand: of 6 layers every second has experts, and the first of these is dense."""
+    keys = {"num_experts": 16, "num_experts_per_tok": 3, "moe_intermediate_size": 20,
+            "norm_topk_prob": True, "decoder_sparse_step": 2, "mlp_only_layers": [0, 1],
+            "num_hidden_layers": 6, "shared_expert_intermediate_size": 24}  # fmt: skip
+    model = model_of(write(tmp_path, {**LLAMA, "model_type": "qwen2_moe", **keys}))
+    assert [layer for layer in range(6) if model.has_experts(layer)] == [3, 5]
+    assert (model.experts, model.experts_per_token, model.expert_width) == (16, 3, 20)
+    assert (model.shared_expert_ffn, model.shared_expert_gate) == (24, True)
+    assert model.router_renormalize and model.router_score == "softmax"
+    keys = {"n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 20,
+            "norm_topk_prob": False, "first_k_dense_replace": 1, "n_shared_experts": 3,
+            "n_group": 8, "topk_group": 3, "routed_scaling_factor": 1.75, "q_lora_rank": None,
+            "kv_lora_rank": 48, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 40,
+            "scoring_func": "sigmoid", "topk_method": "noaux_tc"}  # fmt: skip
+    model = model_of(write(tmp_path, {**V3, **keys}))
+    assert (model.router_score, model.router_bias, model.router_renormalize) == (
+        "sigmoid", True, False
+    )  # fmt: skip
+    assert (model.router_groups, model.router_groups_per_token, model.router_scale) == (8, 3, 1.75)
+    assert (model.dense_layers, model.shared_expert_ffn, model.expert_width) == (1, 60, 20)
+    assert (model.attention_kind, model.q_lora_rank, model.kv_lora_rank) == ("mla", None, 48)
+    assert (model.qk_size, model.v_size) == (32, 40)
+
+
+def test_yarn_s_mscale_is_the_scale_of_the_scores(tmp_path: Path) -> None:
+    """DeepSeek-V3: 192^-1/2 (0.1 ln 40 + 1)^2 = 0.0721688 x 1.8738542 = 0.1352338."""
+    table = {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+             "original_max_position_embeddings": 4096}  # fmt: skip
+    model = model_of(write(tmp_path, {**V3, "rope_scaling": table}))
+    assert model.yarn_scaling is not None and model.yarn_scaling.attention_factor == 1.0
+    assert model.attention_scale == pytest.approx(0.1352338, rel=1e-6)
+    plain = model_of(write(tmp_path, V3))
+    assert plain.attention_scale is None and plain.q_lora_rank == 1536
 
 
 @pytest.mark.parametrize(

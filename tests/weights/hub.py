@@ -57,19 +57,42 @@ KINDS: dict[str, dict[str, Any]] = {
                     "tie_word_embeddings": False},
 }  # fmt: skip
 
+ROUTED = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+LATENT = {**LLAMA, "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16,
+          "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12,
+          "moe_intermediate_size": 20, "n_routed_experts": 8, "num_experts_per_tok": 3,
+          "first_k_dense_replace": 1, "n_shared_experts": 2}  # fmt: skip
+EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": {**LLAMA, "num_local_experts": 4},
+    "qwen2_moe": {**LLAMA, **ROUTED, "shared_expert_intermediate_size": 28,
+                  "mlp_only_layers": [0], "num_hidden_layers": 3},
+    "qwen3_moe-sharded": {**LLAMA, **ROUTED, "head_dim": 16, "norm_topk_prob": True,
+                          "decoder_sparse_step": 2},
+    "olmoe": {**LLAMA, "num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": True},
+    "deepseek_v2": {**LATENT, "topk_method": "group_limited_greedy", "n_group": 4,
+                    "topk_group": 2, "routed_scaling_factor": 1.5},
+    "deepseek_v2-sharded": {**LATENT, "q_lora_rank": None, "num_hidden_layers": 3},
+    "deepseek_v3-sharded": {**LATENT, "n_group": 4, "topk_group": 2, "num_mtp_layers": 0},
+    "deepseek_v3 with yarn": {
+        **LATENT, "n_group": 1, "topk_group": 1, "num_mtp_layers": 0, "rope_scaling": {
+            "rope_type": "yarn", "factor": 4.0, "beta_fast": 4.0, "mscale": 0.707,
+            "mscale_all_dim": 1.0, "original_max_position_embeddings": 16}},
+}  # fmt: skip
+EVERY = {**KINDS, **EXPERTS}
+
 
 def make(kind: str) -> Any:
     """A model of transformers, float32, in evaluation mode."""
     import transformers as hf
 
     torch.manual_seed(sum(map(ord, kind)))
-    keys = KINDS[kind]
+    keys = EVERY[kind]
     if kind.startswith("gpt2"):
         model: Any = hf.GPT2LMHeadModel(hf.GPT2Config(**keys))
     elif kind.startswith("llama"):
         model = hf.LlamaForCausalLM(hf.LlamaConfig(**keys))
-    elif kind.startswith(("mistral", "qwen")):
-        name = kind.removesuffix("-sharded")
+    elif kind.startswith(("mistral", "qwen")) or kind in EXPERTS:
+        name = kind.removesuffix("-sharded").removesuffix(" with yarn")
         model = hf.AutoModelForCausalLM.from_config(hf.AutoConfig.for_model(name, **keys))
     elif kind.startswith("bert"):
         model = hf.BertForPreTraining(hf.BertConfig(**keys))
@@ -80,6 +103,9 @@ def make(kind: str) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(torch.randn_like(buffer), alpha=0.05)
     return model.eval()
 
 
