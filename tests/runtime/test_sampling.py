@@ -47,6 +47,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt": {},
     "llama": LLAMA,
     "llama-1kv": {**LLAMA, "kv_heads": 1},  # a head that two ranks share
+    "latent": {**LLAMA, "attention_kind": "mla", "q_lora_rank": 12, "kv_lora_rank": 10,
+               "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8},
     "glm": {"family": "glm"},
     "t5": {"family": "t5", "decoder_layers": 2, "decoder_seq_length": 16, "norm": "rmsnorm",
            "position": "relative", "bias": False, "relative_buckets": 8,
@@ -130,7 +132,7 @@ def largest_difference(kind: str, group: Group, lengths: tuple[int, ...], steps:
     return worst
 
 
-CACHED = ("gpt", "llama", "llama-1kv", "glm", "t5")
+CACHED = ("gpt", "llama", "llama-1kv", "latent", "glm", "t5")
 LENGTHS = {"one": (9,), "unequal": (9, 4, 13)}
 
 
