@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -77,12 +77,17 @@ class ShardFile(BaseModel):
         return folder / f"{self.name}.json"
 
 
+ManifestTables = Mapping[str, Any]
+"""Fields of a manifest that every rank knows, by name: loss_scale, fp8, router_bias and so on."""
+
+
 class Manifest(BaseModel):
     """manifest.json. step: steps done. loss_scale: state of the fp16 loss scale
     (runtime/update.py), empty for other dtypes; fp8: empty without delayed scaling; router_bias:
-    empty without model.router_bias; save: a random name of the save that wrote it, which
-    distinguishes two saves of one step, empty without a save (older versions, resharded and
-    imported checkpoints)."""
+    empty without model.router_bias; router_counts: by layer with experts, the tokens of the last
+    step by expert, empty unless moe_load_balancing is "global"; save: a random name of the save
+    that wrote it, which distinguishes two saves of one step, empty without a save (older versions,
+    resharded and imported checkpoints)."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     step: NonNegativeInt
@@ -91,6 +96,7 @@ class Manifest(BaseModel):
     loss_scale: dict[str, float] = {}
     fp8: Fp8Histories = {}
     router_bias: RouterBias = {}
+    router_counts: dict[str, list[NonNegativeInt]] = {}
 
     @property
     def updates(self) -> int:

@@ -27,7 +27,7 @@ from threading import Thread
 from torch import Tensor
 
 from mpctl.checkpoint.folder import SaveTimes
-from mpctl.checkpoint.manifest import Fp8Histories
+from mpctl.checkpoint.manifest import ManifestTables
 from mpctl.checkpoint.snapshot import HostCopies, OptimizerState, Snapshot, take_snapshot
 from mpctl.checkpoint.writer import FAILED, CheckpointWriter, SaveFailed
 
@@ -53,8 +53,7 @@ class Saver:
     """One rank's part in saving a run.
 
     copies: what a save is written from by a thread; None where training waits until it is
-    published. histories: returns the state of the table of fp8 scales, called at each save.
-    on_change: called when `progress` changes. progress: text about the current save,
+    published. on_change: called when `progress` changes. progress: text about the current save,
     `saving step 3: 20 MiB of 1 GiB written`, empty while nothing is. is_awaited: whether this
     rank's training waits for a save now. saved: steps of which there is a checkpoint, the one being
     written included. times: of the saves that ended; failure: why one was given up.
@@ -62,7 +61,6 @@ class Saver:
 
     writer: CheckpointWriter
     copies: HostCopies | None = field(default_factory=HostCopies)
-    histories: Callable[[], Fp8Histories] = dict
     on_change: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.perf_counter
     progress: str = ""
@@ -96,14 +94,14 @@ class Saver:
         names: Mapping[Tensor, str],
         optimizer: OptimizerState,
         *,
-        loss_scale: Mapping[str, float],
+        tables: ManifestTables,
     ) -> None:
         """Begin to save `step-N` after `step` steps, unless there is one; every rank calls it.
         Returns when the snapshot is taken, or where saving is not asynchronous when the checkpoint
         is published.
 
-        names: of the parameters and buffers that this rank's shard is to have. loss_scale: its
-        state in fp16, else empty.
+        names: of the parameters and buffers that this rank's shard is to have. tables: what the
+        manifest is to hold, the same on every rank.
         Raises SaveFailed when this save, or the one before, cannot be written on any rank.
         """
         if step in self.saved:
@@ -119,8 +117,7 @@ class Saver:
                 optimizer,
                 is_writer=self.writer.is_writer,
                 copies=self.copies,
-                loss_scale=loss_scale,
-                fp8=self.histories(),
+                tables=tables,
             )
             self.current = current = SaveInFlight(step, began)
             if self.copies is None:

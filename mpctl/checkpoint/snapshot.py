@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from mpctl.checkpoint.manifest import Fp8Histories, ParameterPlacement
+from mpctl.checkpoint.manifest import ManifestTables, ParameterPlacement
 from mpctl.checkpoint.tensor_file import DTYPES, Entry, in_file_order
 from mpctl.layers.parameters import shard_of
 from mpctl.transport.streams import HOST_STREAM, SideStream, nothing_to_wait_for
@@ -73,17 +73,16 @@ class Snapshot:
     """What one rank writes of the checkpoint of `step`.
 
     entries: its tensors; parameters: which part each parameter is, None on a rank that writes
-    nothing; frozen: those that have only a value. loss_scale: state of the fp16 loss scale; fp8: of
-    the table of fp8 scales; empty without one. arrived: returns once the tensors have their values;
-    to be called before they are read.
+    nothing; frozen: those that have only a value. tables: fields of the manifest that every rank
+    has, such as the state of fp16's loss scale. arrived: returns once the tensors have their
+    values; to be called before they are read.
     """
 
     step: int
     entries: Sequence[Entry] = ()
     parameters: dict[str, ParameterPlacement] | None = None
     frozen: list[str] = field(default_factory=list)
-    loss_scale: Mapping[str, float] = field(default_factory=dict)
-    fp8: Fp8Histories = field(default_factory=dict)
+    tables: ManifestTables = field(default_factory=dict)
     arrived: Callable[[], None] = nothing_to_wait_for
 
 
@@ -125,8 +124,7 @@ def take_snapshot(
     *,
     is_writer: bool,
     copies: HostCopies | None,
-    loss_scale: Mapping[str, float],
-    fp8: Fp8Histories,
+    tables: ManifestTables,
 ) -> Snapshot:
     """What this rank writes of a checkpoint. All replicas call it, since slices are gathered.
 
@@ -138,7 +136,7 @@ def take_snapshot(
         keep = partial(copies.keep, is_passing=optimizer.gathers_states)
     states = _kept_states(names if is_writer else {}, optimizer, keep)
     if not is_writer:
-        return Snapshot(step, loss_scale=loss_scale, fp8=fp8)
+        return Snapshot(step, tables=tables)
     entries = [
         Entry(f"{names[tensor]}/{field}", SAFETENSORS_NAMES[part.dtype], tuple(part.shape),
               part.detach)
@@ -156,8 +154,7 @@ def take_snapshot(
         in_file_order(entries),
         parameters,
         [names[tensor] for tensor, state in states.items() if state.keys() == {"value"}],
-        loss_scale,
-        fp8,
+        tables,
         nothing_to_wait_for if copies is None else copies.stream.mark(),
     )
 

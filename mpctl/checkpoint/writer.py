@@ -212,8 +212,7 @@ class CheckpointWriter:
             step=snapshot.step,
             shards=list(self.shards.values()),
             save=os.urandom(8).hex(),
-            loss_scale=dict(snapshot.loss_scale),
-            fp8=snapshot.fp8,
+            **snapshot.tables,
         )
 
         def write(folder: Path) -> None:

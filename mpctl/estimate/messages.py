@@ -30,12 +30,13 @@ from mpctl.estimate.communication import (
 )
 from mpctl.estimate.gradient_messages import GradientMessages
 from mpctl.estimate.layer_messages import LayerMessages, forward_flow
-from mpctl.layout.job_layout import AMAX_BYTES, STATUS_FIELDS, JobLayout
+from mpctl.layout.job_layout import AMAX_BYTES, ROUTING_FIELDS, STATUS_FIELDS, JobLayout
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.table import StageSlice
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import RuntimeProfile
 
+COUNT_BYTES = 8  # int64
 STATUS_BYTES = 8  # float64: the gradient norm's square, and each entry of a status
 
 
@@ -71,7 +72,11 @@ class StepMessages:
         norms = (
             Message(axis, "all_reduce", "gradient norm", STATUS_BYTES) for axis in self._norm_axes()
         )
-        once = (*fp8_message(self.layout), status_message(self.layout.job))
+        once = (
+            *fp8_message(self.layout),
+            *routing_message(self.layout),
+            status_message(self.layout.job, trains=True),
+        )
         return list(self.sent(chain(norms, once)))
 
     def _norm_axes(self) -> Iterator[str]:
@@ -151,7 +156,18 @@ def fp8_message(layout: JobLayout) -> Iterator[Message]:
         yield Message("world", "all_reduce", "fp8 scales", size)
 
 
-def status_message(job: JobSpec) -> Message:
-    """The status that all ranks exchange once a step, and once a validated corpus."""
-    size = (STATUS_FIELDS + job.world_size) * STATUS_BYTES
+def routing_message(layout: JobLayout) -> Iterator[Message]:
+    """The sum of the tokens of each expert over all ranks once a step, where mpctl's workers train
+    a model with experts."""
+    numbers = len(layout.table.routed_layers) * (layout.model.experts or 0)
+    if numbers and kernels_of(layout).slices_buckets:
+        yield Message("world", "all_reduce", "tokens of experts", numbers * COUNT_BYTES)
+
+
+def status_message(job: JobSpec, *, trains: bool = False) -> Message:
+    """The status that all ranks exchange once a step, or once a validated corpus."""
+    fields = STATUS_FIELDS
+    if trains and job.model is not None and job.model.experts is not None:
+        fields += ROUTING_FIELDS
+    size = (fields + job.world_size) * STATUS_BYTES
     return Message("world", "all_reduce", "status", size)

@@ -45,6 +45,9 @@ from mpctl.units import plural
 STATUS_FIELDS = 2
 """float64 numbers of a step's status that are not one rank's own: the loss, whether to stop."""
 
+ROUTING_FIELDS = 2
+"""Further ones of a training step of a model with experts: the auxiliary loss, near ties."""
+
 AMAX_BYTES = 3 * 4
 """float32 numbers of a linear layer in fp8: the largest elements of X, W and dY."""
 

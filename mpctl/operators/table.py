@@ -218,6 +218,13 @@ class OperatorTable:
         )
 
     @cached_property
+    def routed_layers(self) -> tuple[str, ...]:
+        """The layers' branches with experts by full name, `layers.3.mlp`, in execution order."""
+        ending = ".router.weight"
+        weights = self.weights()
+        return tuple(w.name.removesuffix(ending) for w in weights if w.name.endswith(ending))
+
+    @cached_property
     def numel(self) -> int:
         """Parameters of the model, padding included, each once."""
         return sum(weight.numel for weight in self._each())

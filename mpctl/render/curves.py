@@ -29,6 +29,8 @@ LABELS = {
     "grad_norm": "gradient norm", "tokens_per_second": "tokens/s", "step_seconds": "step time",
     "cpu_seconds": "CPU time of a step, rank 0", "memory_bytes": "peak memory of the fullest rank",
     "loss_scale": "loss scale", "mfu": "MFU", "hfu": "HFU",
+    "aux_loss": "auxiliary loss of experts", "expert_load": "load of the fullest expert",
+    "rank_load": "load of the fullest rank of ep", "near_ties": "near ties of routing",
     "reserved_memory_bytes": "memory reserved by the allocator, rank 0",
 }  # fmt: skip
 # The least value at which a unit is used, its name, and its size.

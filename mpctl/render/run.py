@@ -19,7 +19,14 @@ from mpctl.render.output import print_json
 from mpctl.render.progress import progress_bar
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.rank_files import StepRecord, loss_text
-from mpctl.rundir.summary import STATES, PlanAndRun, RankComparison, RunSummary, SaveSummary
+from mpctl.rundir.summary import (
+    STATES,
+    ExpertSummary,
+    PlanAndRun,
+    RankComparison,
+    RunSummary,
+    SaveSummary,
+)
 from mpctl.units import bytes_text, count_text, plural, seconds_text
 
 if TYPE_CHECKING:
@@ -105,6 +112,7 @@ def summary_rows(summary: PlanAndRun) -> Iterator[tuple[str, str]]:
             yield "communication", f"{share:.0%} of rank 0's step: {shown}"
         yield "tokens/s", f"{summary['tokens_per_second']:,.0f}"
         yield from _utilization(summary)
+        yield from expert_rows(summary.get("experts"))
         yield "tokens", count_text(summary["tokens"])
     if summary["saves"] is not None:
         yield "saving", _saving(summary["saves"])
@@ -116,6 +124,15 @@ def summary_rows(summary: PlanAndRun) -> Iterator[tuple[str, str]]:
         reserved = max(rank.get("reserved_memory_bytes") or 0 for rank in ranks)
         more = f", {bytes_text(reserved)} reserved by the allocator" if reserved else ""
         yield "peak memory", f"{bytes_text(peak)} on the fullest rank{more}"
+
+
+def expert_rows(experts: ExpertSummary | None) -> Iterator[tuple[str, str]]:
+    """The load of experts and of their ranks, and the loss that balances it."""
+    if experts is not None:
+        expert, rank, near = experts["expert_load"], experts["rank_load"], experts["near_ties"]
+        load = f"fullest expert {expert:.2f}, fullest rank {rank:.2f} times the mean"
+        ties = f", {near:,.0f} near ties a step" if near else ""
+        yield "experts", f"{load}; auxiliary loss {experts['aux_loss']:.4g}{ties}"
 
 
 def _utilization(summary: PlanAndRun) -> Iterator[tuple[str, str]]:

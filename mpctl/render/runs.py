@@ -14,7 +14,7 @@ from rich.text import Text
 
 from mpctl.render.console import NamedRows, get_console, marked
 from mpctl.render.progress import clock
-from mpctl.render.run import summary_rows
+from mpctl.render.run import expert_rows, summary_rows
 from mpctl.runs.listing import RunRow, RunsDocument
 from mpctl.runs.saved import CheckpointRow, SavedRun
 from mpctl.runs.show import ShownRun
@@ -245,6 +245,7 @@ def _status_rows(status: StatusDocument) -> Iterator[Row]:
         yield "step time", f"{seconds_text(status['step_seconds'])}, {speed:,.0f} tokens/s"
     if status["mfu"] is not None and status["hfu"] is not None:
         yield "MFU, HFU", f"{status['mfu']:.1%}, {status['hfu']:.1%} of the device's data sheet"
+    yield from expert_rows(status["experts"])
     if status["last_step_seconds"] is not None:
         yield "last step", f"{age_text(status['last_step_seconds'])} ago"
     yield "checkpoint", _newest_text(status)

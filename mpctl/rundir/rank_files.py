@@ -35,7 +35,22 @@ class RequiredStepFields(TypedDict):
     tokens_per_second: float
 
 
-class StepRecord(RequiredStepFields, total=False):
+class RoutingFigures(TypedDict, total=False):
+    """Keys of the record of a model with experts.
+
+    aux_loss: the losses that balance their load, with their factors, which `loss` does not include;
+    expert_load, rank_load: the tokens of the fullest expert, and of the fullest rank of ep, over
+    the mean, averaged over the layers (runtime/routing.py); near_ties: choices of experts that
+    rounding could have made otherwise.
+    """
+
+    aux_loss: float
+    expert_load: float
+    rank_load: float
+    near_ties: int
+
+
+class StepRecord(RequiredStepFields, RoutingFigures, total=False):
     """One line of metrics.jsonl.
 
     time: seconds since 1970 when it was written; cpu_seconds: processor time of rank 0 in the step;

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, NotRequired
+from typing import Any, Literal, NotRequired, cast
 
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
@@ -127,6 +127,16 @@ class Failure:
 FAILURE: TypeAdapter[Failure] = TypeAdapter(Failure)
 
 
+class ExpertSummary(TypedDict):
+    """Medians over steps of the figures of a model with experts: aux_loss, expert_load, rank_load
+    and near_ties as in a StepRecord."""
+
+    aux_loss: float
+    expert_load: float
+    rank_load: float
+    near_ties: float
+
+
 class TrainingProgress(TypedDict):
     """How far the records of a run go.
 
@@ -134,7 +144,7 @@ class TrainingProgress(TypedDict):
     further corpora by name. step_seconds and tokens_per_second are medians over the steps with the
     forecast of the last one, as a resumption in another layout has another, after WARM_UP_STEPS;
     so are communication_seconds, of rank 0 by axis, and mfu and hfu, shares of the device's peak
-    (estimate/flops.py), None where no record has them.
+    (estimate/flops.py), None where no record has them; experts: None without layers with experts.
     """
 
     steps: int
@@ -149,6 +159,7 @@ class TrainingProgress(TypedDict):
     communication_seconds: dict[str, float] | None
     mfu: float | None
     hfu: float | None
+    experts: ExpertSummary | None
 
 
 class SaveSummary(TypedDict):
@@ -224,7 +235,15 @@ def training_progress(records: Sequence[StepRecord]) -> TrainingProgress:
         ),
         "mfu": recorded_median(steady, "mfu"),
         "hfu": recorded_median(steady, "hfu"),
+        "experts": expert_summary(steady),
     }
+
+
+def expert_summary(records: Sequence[StepRecord]) -> ExpertSummary | None:
+    """The medians of these records; None where none is of a model with experts."""
+    names = ExpertSummary.__annotations__
+    found = {name: recorded_median(records, name) for name in names}
+    return None if None in found.values() else cast(ExpertSummary, found)
 
 
 def recorded_median(records: Iterable[StepRecord], name: str) -> float | None:

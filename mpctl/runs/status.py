@@ -23,7 +23,7 @@ from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import LauncherRecord
 from mpctl.rundir.metrics import is_number, parse_record
 from mpctl.rundir.rank_files import StepRecord
-from mpctl.rundir.summary import recorded_median
+from mpctl.rundir.summary import ExpertSummary, expert_summary, recorded_median
 from mpctl.runs.listing import iso
 from mpctl.runs.logs import read_tail
 from mpctl.runs.saved import (
@@ -74,7 +74,7 @@ class RankRow(TypedDict):
 class StatusDocument(TypedDict):
     """What `mpctl status --json` prints; None stands for what is not known.
 
-    step: steps trained of `steps`; step_seconds, mfu, hfu: medians of the last 20;
+    step: steps trained of `steps`; step_seconds, mfu, hfu, experts: medians of the last 20;
     tokens_per_second, loss: of the last step; seconds_left: of training at that pace;
     last_step_seconds: since the last step was recorded; checkpoint: the newest,
     checkpoint_seconds: its age; is_stopping: a stop was requested; job_state: what the scheduler
@@ -96,6 +96,7 @@ class StatusDocument(TypedDict):
     tokens_per_second: float | None
     mfu: float | None
     hfu: float | None
+    experts: ExpertSummary | None
     seconds_left: float | None
     last_step_seconds: float | None
     checkpoint: CheckpointRow | None
@@ -143,6 +144,7 @@ def status_of(path: Path, name: str, now: float | None = None) -> StatusDocument
         "tokens_per_second": last["tokens_per_second"] if last else None,
         "mfu": recorded_median(recent, "mfu"),
         "hfu": recorded_median(recent, "hfu"),
+        "experts": expert_summary(recent),
         "seconds_left": _seconds_left(run, pace),
         "last_step_seconds": idle,
         "checkpoint": newest,

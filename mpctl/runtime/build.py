@@ -28,7 +28,8 @@ from mpctl.layers.fp8 import CastsToFp8, Fp8Operands, Fp8Scales
 from mpctl.layers.grid.tensor_parallel import tensor_parallel_of
 from mpctl.layers.parameters import DeferredWgrad, DefersWgrad
 from mpctl.layers.recompute import HostOffload
-from mpctl.layers.shard_context import ShardContext
+from mpctl.layers.routing_log import RoutingLog
+from mpctl.layers.shard_context import ALL_EXPERTS, ShardContext
 from mpctl.layout.job_layout import JobLayout, compiles_whole_layers
 from mpctl.operators.grad_flow import frozen_by
 from mpctl.rundir.directory import RunDir
@@ -41,6 +42,7 @@ from mpctl.runtime.p2p import stage_links
 from mpctl.runtime.partition import PipelinePartition, stage_model
 from mpctl.runtime.pass_listener import OffloadPasses, PassListener, watch_layers
 from mpctl.runtime.pipeline import PipelineRunner
+from mpctl.runtime.routing import StepRouting
 from mpctl.runtime.step_guard import recent_losses
 from mpctl.runtime.train import Trainer
 from mpctl.runtime.zero.gather import ParameterArrival, ParameterGatherer
@@ -54,6 +56,7 @@ from mpctl.runtime.zero.param_store import (
     make_param_store,
     without_memory,
 )
+from mpctl.sharding import EXPERTS
 from mpctl.spec.job import JobSpec
 from mpctl.spec.schedules import SCHEDULES
 
@@ -122,8 +125,9 @@ def _assemble(
     offload = None
     if job.training.offload_activations:
         offload = HostOffload.of(environment.make_stream(device), device)
+    routing = routing_log(layout, device)
     with without_memory():
-        chunks = build_chunks(partition, mesh, environment.kernels, offload)
+        chunks = build_chunks(partition, mesh, environment.kernels, offload, routing)
     links = stage_links(mesh, chunks=len(chunks), make_stream=environment.make_stream)
     model, deferred_wgrad = stage_model(chunks), _deferred_wgrad(partition, chunks)
     parameters, is_frozen = dict(model.named_parameters()), frozen_by(job.training.freeze)
@@ -172,7 +176,6 @@ def _assemble(
     saver = Saver(
         _checkpoint_writer(run_dir, layout, mesh),
         HostCopies(copying) if job.checkpoint.asynchronous else None,
-        histories=scales.state,
         on_change=environment.activity.on_change,
     )
     return Trainer(
@@ -185,6 +188,13 @@ def _assemble(
         saver=saver,
         environment=environment,
         fp8=scales,
+        routing=StepRouting(
+            routing,
+            mesh.world,
+            job.training.global_batch_size or 1,
+            job.parallel.ep,
+            keeps_counts=job.training.moe_load_balancing == "global",
+        ),
     )
 
 
@@ -227,9 +237,11 @@ def build_chunks(
     mesh: Mesh,
     kernels: KernelBackend = TORCH_BACKEND,
     offload: HostOffload | None = None,
+    routing: RoutingLog | None = None,
 ) -> list[FamilyModule]:
     """The uninitialized modules of this rank's stage, one per chunk, on the mesh's device. offload:
-    keeps inputs that are saved for backward in host memory, if the job asks for it."""
+    keeps inputs that are saved for backward in host memory, if the job asks for it. routing: what
+    routers write to, and read their biases from; by default a new one."""
     job = partition.job
     is_whole = compiles_whole_layers(job)
     if job.launch.compile and not is_whole:
@@ -246,6 +258,8 @@ def build_chunks(
         mesh.groups,
         job.training.dtype == "fp8",
         offload or HostOffload(),
+        expert_view=partition.layout.views.get(EXPERTS, ALL_EXPERTS),
+        routing=routing or routing_log(partition.layout, mesh.device),
     )
     chunks = [
         build_module(partition.model, job.training, shard_context, slices)
@@ -325,6 +339,14 @@ def _layer_listeners(
     for chunk, units in zip(chunks, layers, strict=True):
         watch_layers(chunk, units, listeners)
     return listeners
+
+
+def routing_log(layout: JobLayout, device: torch.device) -> RoutingLog:
+    """The record of the unsharded model's routers; one without layers if it has no experts."""
+    training, model = layout.job.training, layout.model
+    rate = training.moe_bias_update_rate if model.router_bias else None
+    names = layout.table.routed_layers
+    return RoutingLog(names, model.experts or 1, bias_rate=rate, device=device)
 
 
 def fp8_scales(layout: JobLayout, chunks: Iterable[nn.Module], device: torch.device) -> Fp8Scales:

@@ -114,7 +114,13 @@ def build_mesh(
     groups["pp"] = factory.make_axes_group(("pp",), "pp")
     for view in (views or {}).values():
         for name in (*view.sizes, view.shard_group, view.replica_group):
-            if name not in groups:
+            if name in groups:
+                continue
+            ranks = topology.group(rank, name)
+            inner = next((axis for axis in view.sizes if topology.group(rank, axis) == ranks), name)
+            if inner != name and name == view.shard_group:  # etp_ep where one of them is 1
+                groups[name] = factory.with_log(replace(groups[inner], name=name), ranks)
+            else:
                 is_urgent = name != view.replica_group
                 groups[name] = factory.make_axes_group((name,), name, is_urgent=is_urgent)
     return Mesh(

@@ -29,6 +29,7 @@ from mpctl.runtime.optimizer import MOMENTS, Optimizer
 from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.pipeline import PipelineRunner
 from mpctl.runtime.profile import StepProfile
+from mpctl.runtime.routing import StepRouting
 from mpctl.runtime.step_guard import (
     GradientInspector,
     StepDecision,
@@ -46,7 +47,8 @@ from mpctl.spec.job import JobSpec
 class Trainer:
     """One rank's training.
 
-    model: all chunks of this rank's stage. fp8: the table of scales. step: updates so far.
+    model: all chunks of this rank's stage. fp8: the table of scales. routing: what its routers did
+    in the last step, and their biases. step: updates so far.
     step_traffic: collectives of the last step. updater: has the loss scale of fp16; guard: decides
     about steps that are not finite or spike; memory_watch: measures the memory of one step.
     """
@@ -60,6 +62,7 @@ class Trainer:
     saver: Saver
     environment: RuntimeEnvironment
     fp8: Fp8Scales
+    routing: StepRouting = field(default_factory=StepRouting)
     step: int = 0
     step_traffic: Traffic = field(default_factory=dict)
     last_validation: ValidationReport | None = None
@@ -211,6 +214,7 @@ class Trainer:
             self._check(loss, status.loss, 0.0, is_updated=True)
         if not update.get("skipped"):
             self.guard.made_update(status.loss)
+            self.routing.apply()
         self.step += 1
         self.step_traffic = self.environment.traffic.snapshot()
         tokens = self.partition.layout.tokens_per_step
@@ -226,6 +230,7 @@ class Trainer:
             "memory_bytes": status.memory,
             "predicted_step_seconds": self.job.launch.predicted_step_seconds,
         }
+        record.update(self.routing.figures(status.sums, status.known))  # type: ignore[typeddict-item]
         return record, status.stop
 
     def _compute_gradients(self, inspect: Inspect | None = None) -> Tensor:
@@ -234,10 +239,12 @@ class Trainer:
         self.buffer.zero()
         self.gradients.restart(inspect)
         batches = self.profile.each("data", self.batches.training_step(self.step))
+        self.routing.begin(self.updater.scale)
         loss = self.pipeline.train(batches, step=self.step, scale=self.updater.scale)
         with self.profile.span("gradients"):
             self.gradients.finish()
             self.buffer.sum_parts()
+        self.routing.end()
         return loss
 
     def _share_status(self, loss: Tensor, norm: Tensor) -> StepStatus:
@@ -246,6 +253,7 @@ class Trainer:
             return reduce_status(
                 loss, self.mesh, stop=environment.stop_requested() or self.saver.has_failed,
                 peak_memory=environment.peak_memory(), norm=norm, read=environment.read_figures,
+                shares=self.routing.shares(), known=self.routing.loads(),
             )  # fmt: skip
 
     def _check(
@@ -306,8 +314,12 @@ class Trainer:
         the previous save failed."""
         names = {p: name for p, name in self.names.items() if self._writes(name)}
         with self.profile.span("checkpoint"):
-            scale = self.loss_scale.state() if self.loss_scale else {}
-            self.saver.save(self.step, names, self.optimizer, loss_scale=scale)
+            tables = {
+                "loss_scale": self.loss_scale.state() if self.loss_scale else {},
+                "fp8": self.fp8.state(),
+                **self.routing.state(),
+            }
+            self.saver.save(self.step, names, self.optimizer, tables=tables)
 
     def _writes(self, name: str) -> bool:
         """Whether this rank saves a parameter: its first replica, on the first of its stages."""
@@ -328,6 +340,7 @@ class Trainer:
         )
         self.step = manifest.step
         self.fp8.load(manifest.fp8)
+        self.routing.log.load(manifest.router_bias, manifest.router_counts)
         if self.loss_scale:
             self.loss_scale.load(manifest.loss_scale)
         self.saver.saved.add(self.step)

@@ -75,7 +75,7 @@ def test_a_buffer_that_no_gradient_moves_is_saved_and_read(tmp_path: Path) -> No
     barrier = StoreBarrier(HashStore())
     writer = CheckpointWriter(tmp_path, 0, {0: numbered(0)}, barrier)
     saver = Saver(writer, HostCopies())
-    saver.save(5, saved.names, Momentum(saved.weight, updates=4), loss_scale={})
+    saver.save(5, saved.names, Momentum(saved.weight, updates=4), tables={})
     saved.bias += 1  # what is saved is what was there
     saver.finish()
     optimizer = Momentum(read.weight, updates=0)
