@@ -8,9 +8,11 @@ from pathlib import Path
 
 import torch
 
+from mpctl.checkpoint.manifest import RouterBias, read_manifest
 from mpctl.checkpoint.reader import load_values, padding_rows
 from mpctl.checkpoint.saved_model import SavedModel
 from mpctl.families.implementation import FamilyModule
+from mpctl.layers.experts import ParallelExperts
 from mpctl.layers.parameters import shard_of
 from mpctl.runtime.batches import model_of
 from mpctl.runtime.partition import stage_model
@@ -19,7 +21,7 @@ from mpctl.spec.model import ModelSpec
 from mpctl.weights.extend import fill_tables
 from mpctl.weights.hub import Hub
 from mpctl.weights.origin import open_origin
-from mpctl.weights.reader import Targets, fill
+from mpctl.weights.reader import Targets, fill, router_biases
 
 
 @torch.no_grad()
@@ -33,7 +35,19 @@ def load_chunks(chunks: list[FamilyModule], model: ModelSpec, origin: Path) -> N
     targets = {
         name: (shard_of(parameter), parameter.data) for name, parameter in parameters.items()
     }
-    read_values(open_origin(origin), targets, model)
+    opened = open_origin(origin)
+    read_values(opened, targets, model)
+    biases = read_router_biases(opened)
+    for name, module in stage_model(chunks).named_modules():
+        if isinstance(module, ParallelExperts) and name in biases:
+            module.router_bias.copy_(torch.tensor(biases[name]))
+
+
+def read_router_biases(origin: Hub | SavedModel) -> RouterBias:
+    """The correction biases [E] of each layer with experts at `origin`, by its name."""
+    if isinstance(origin, Hub):
+        return router_biases(origin)
+    return read_manifest(origin.checkpoint).router_bias
 
 
 def read_values(origin: Hub | SavedModel, targets: Targets, model: ModelSpec) -> None:
@@ -58,3 +72,4 @@ def start_from(trainer: Trainer, path: Path) -> None:
     for parameter, value in values.items():
         optimizer.set_value(parameter, value)
     optimizer.publish()
+    trainer.routing.log.load(read_router_biases(origin))

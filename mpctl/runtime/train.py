@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from mpctl.checkpoint.manifest import MANIFEST, damage_error
 from mpctl.checkpoint.reader import load_checkpoint, padding_rows
 from mpctl.checkpoint.saver import Saver
 from mpctl.families.implementation import Objective
@@ -340,7 +341,10 @@ class Trainer:
         )
         self.step = manifest.step
         self.fp8.load(manifest.fp8)
-        self.routing.log.load(manifest.router_bias, manifest.router_counts)
+        try:
+            self.routing.log.load(manifest.router_bias, manifest.router_counts)
+        except ValueError as error:
+            raise damage_error(folder / MANIFEST, str(error)) from None
         if self.loss_scale:
             self.loss_scale.load(manifest.loss_scale)
         self.saver.saved.add(self.step)
