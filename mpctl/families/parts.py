@@ -23,6 +23,7 @@ from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.rotary import CosSin, Rotary, Yarn
 from mpctl.layers.attention import AttentionConfig, KeyValueCache
 from mpctl.layers.config import LayerConfig
+from mpctl.layers.experts import ExpertsConfig, RouterConfig
 from mpctl.layers.latent_attention import LatentAttentionConfig
 from mpctl.layers.mlp import MLPConfig
 from mpctl.layers.parameters import Init
@@ -62,6 +63,29 @@ def mlp_config(model: ModelSpec, training: TrainingSpec) -> MLPConfig:
     return MLPConfig(
         model.hidden, model.ffn, model.activation, "mlp" in model.biased, std,
         std / (2 * model.layers) ** 0.5,
+    )  # fmt: skip
+
+
+def experts_config(model: ModelSpec, training: TrainingSpec) -> ExpertsConfig:
+    """The experts of a layer that has them, with initial values as the MLP's."""
+    assert model.experts is not None
+    router = RouterConfig(
+        model.experts,
+        model.experts_per_token,
+        score=model.router_score,
+        renormalize=model.router_renormalize,
+        scale=model.router_scale,
+        has_bias=model.router_bias,
+        groups=model.router_groups,
+        groups_per_token=model.router_groups_per_token,
+        balancing=training.moe_load_balancing,
+        aux_coefficient=training.moe_aux_loss_coeff,
+        z_coefficient=training.moe_z_loss_coeff,
+    )
+    mlp = mlp_config(model, training)
+    return ExpertsConfig(
+        model.hidden, model.expert_width, router, model.activation, model.shared_expert_ffn,
+        model.shared_expert_gate, mlp.init_std, mlp.output_std,
     )  # fmt: skip
 
 
@@ -297,6 +321,8 @@ class SingleStackModule(FamilyModule):
     def layer_config(self, training: TrainingSpec, layer: int) -> LayerConfig:
         """The configuration of the layer of this number."""
         config = layer_config(self.model, training, causal=self.IS_CAUSAL)
+        if self.model.has_experts(layer):
+            config = replace(config, mlp=experts_config(self.model, training))
         return with_window(config, self.model, layer)
 
     def stage_forward(self, state: State, batch: Batch, rng: CounterRNG | None) -> State:

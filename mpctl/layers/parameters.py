@@ -169,14 +169,26 @@ def initialise_parameter(parameter: nn.Parameter, name: str, seed: int) -> None:
 
 
 def fill_normal(local: Tensor, shard: Shard, key: int, init: Init) -> None:
-    """N(0, std^2) at the shard's global coordinates, in chunks along the first dimension."""
-    last = len(shard.shape) - 1
-    coordinates = [
-        global_index(shard, d).to(local.device).view(-1, *[1] * (last - d)) for d in range(last + 1)
-    ]
-    rows = max(1, _CHUNK // max(1, math.prod(shard.local_shape[1:])))
+    """N(0, std^2) at the shard's global coordinates, in chunks of few rows, and of part of a row
+    where a tensor of several dimensions has long ones (the matrices of experts)."""
+    coordinates = [global_index(shard, d).to(local.device) for d in range(len(shard.shape))]
+    _fill_rows(local, (), coordinates, key, init)
+
+
+def _fill_rows(
+    local: Tensor, before: tuple[Tensor, ...], coordinates: Sequence[Tensor], key: int, init: Init
+) -> None:
+    """before: the coordinates of dimensions further out, one each; coordinates: of the tensor's."""
+    first, *inner = coordinates
+    width = math.prod(local.shape[1:])
+    if width > _CHUNK and len(inner) > 1:
+        for row, at in zip(local, first.split(1), strict=True):
+            _fill_rows(row, (*before, at), inner, key, init)
+        return
+    last, rows = len(inner), max(1, _CHUNK // max(1, width))
+    shaped = [index.view(-1, *[1] * (last - d)) for d, index in enumerate(coordinates)]
     for start in range(0, len(local), rows):
-        chunk = [coordinates[0][start : start + rows], *coordinates[1:]]
+        chunk = [*before, shaped[0][start : start + rows], *shaped[1:]]
         drawn = noise.normal(key, chunk, dtype=torch.float64)
         if init.first is None:
             drawn.mul_(init.std)

@@ -16,7 +16,7 @@ rank can save it, and a resumed run may have other stages. Auxiliary losses ente
 
 >>> log = RoutingLog(["layers.0.mlp"], experts=3, bias_rate=0.5)
 >>> log.begin(scale=1.0)
->>> log.row("layers.0.mlp").counts += torch.tensor([5, 1, 3])
+>>> counted = log.row("layers.0.mlp").counts.add_(torch.tensor([5, 1, 3]))
 >>> log.apply(log.end(Group()))
 >>> log.biases()
 {'layers.0.mlp': [-0.5, 0.5, 0.0]}
@@ -91,11 +91,11 @@ class RoutingLog:
     ) -> RoutingRow:
         """The row of a layer. experts, device: of a row that is made on demand. Raises ValueError
         for a layer that is not in the table."""
-        if self.names or experts is None:
-            if name not in self.names:
-                raise ValueError(f"{name} is not among the layers with experts of this log")
+        if name in self.names:
             return RoutingRow(*(tensor[self.names.index(name)] for tensor in self._table))
         if name not in self._alone:
+            if self.names or experts is None:
+                raise ValueError(f"{name} is not among the layers with experts of this log")
             table = _RoutingTable.of((1, experts), device)
             self._alone[name] = RoutingRow(*(tensor[0] for tensor in table))
         return self._alone[name]

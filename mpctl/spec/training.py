@@ -146,9 +146,9 @@ class TrainingSpec(StrictModel):
     )
     moe_load_balancing: Literal["sequence", "global", "micro_batch", "none"] = Field(
         "sequence",
-        description="experts: over what the auxiliary loss balances their load: each sequence, "
-        "which no layout changes; the samples of a step so far (global) or each micro batch, "
-        "which depend on micro batches and so on dp; or no such loss",
+        description="experts: over what the auxiliary loss balances their load: each sequence; the "
+        "batch of a step, by the counts of the step before (global); each micro batch, which "
+        "alone depends on the layout; or no such loss",
     )
     moe_aux_loss_coeff: Hyper = Field(
         0.01, description="factor of that loss, whose value is 1 where the load is balanced"

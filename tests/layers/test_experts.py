@@ -8,23 +8,32 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from mpctl.kernels.activation import activated
+from mpctl.layers.attention import AttentionConfig
+from mpctl.layers.config import LayerConfig
 from mpctl.layers.experts import ExpertsConfig, ParallelExperts, RouterConfig
 from mpctl.layers.parameters import (
     DeferredWgrad,
     DefersWgrad,
+    initialise,
+    parallel_attributes,
     partial_kind,
 )
 from mpctl.layers.routing_log import RoutingLog
 from mpctl.layers.shard_context import ShardContext
+from mpctl.layers.transformer_layer import ParallelTransformerLayer
 from mpctl.sharding import EXPERTS, View
 from mpctl.tensor_grid import DimGrid
 from mpctl.transport.group import Group
 from mpctl.transport.timing import Collective
 from tests.layers.oracle import (
+    NO_PEERS,
     Part,
     close,
+    copies,
     fill,
     gradients,
     held,
@@ -165,10 +174,10 @@ def _experts(config: ExpertsConfig, context: ShardContext) -> ParallelExperts:
 
 def _result(
     rank: int, size: int, layout: Layout, config: ExpertsConfig, made: Made = _experts,
-    defers: bool = False,
+    defers: bool = False, groups: dict[str, Group] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     messages: list[Collective] = []
-    groups, log = layout.groups(rank, messages), _log(config)
+    groups, log = groups or layout.groups(rank, messages), _log(config)
     module = made(config, _context(layout, groups, log))
     _fill(module, config)
     deferred = DeferredWgrad()
@@ -227,3 +236,221 @@ def test_split_experts_are_those_of_one_rank(kind: str, layout: Layout) -> None:
     alone = _result(0, 1, ALONE, config)
     assert (alone["counts"][0, -2:] == 0).all() or config.router.per_token == E
     _assert_as_one(run_ranks(_result, layout.world, layout, config), alone, layout)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_one_rank_computes_the_formula(kind: str) -> None:
+    """Every token through every expert, times its weight or 0."""
+    config = CONFIGS[kind]
+    router = config.router
+    log = _log(config)
+    module = config.build(_context(ALONE, ALONE.groups(0), log), NAME)
+    _fill(module, config)
+    x, w = _tokens(), copies(module)
+    y = module(x)
+    logits = x.flatten(0, 1) @ w["router.weight"].T
+    scores = logits.sigmoid() if router.score == "sigmoid" else logits.softmax(-1)
+    choice = scores + log.row(NAME).bias
+    if router.groups > 1:
+        best = choice.unflatten(-1, (router.groups, -1)).sort(-1).values[..., -2:].sum(-1)
+        kept = best >= best.sort(-1).values[:, -router.groups_per_token, None]
+        choice = choice.masked_fill(~kept.repeat_interleave(E // router.groups, -1), -torch.inf)
+    lowest = choice.sort(-1).values[:, -router.per_token, None]
+    weights = scores * (choice >= lowest)
+    if router.renormalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    rows = x.flatten(0, 1)
+    every = [
+        activated(rows @ up.flatten(0, 1).T, config.activation) @ down.T
+        for up, down in zip(w["experts.up.weight"], w["experts.down.weight"], strict=True)
+    ]
+    expected = (torch.stack(every, 1) * weights[..., None]).sum(1) * router.scale
+    if config.shared_ffn:
+        inner = activated(rows @ w["shared.up.weight"].T, config.activation)
+        shared = inner @ w["shared.down.weight"].T
+        gate = rows @ w["shared_gate.weight"].T if config.shared_gate else None
+        expected = expected + (shared if gate is None else shared * gate.sigmoid())
+    close(y.detach(), expected.view_as(y).detach())
+    counts = (weights > 0).sum(0)
+    assert torch.equal(log.end(Group()).counts[0], counts)
+
+
+def test_auxiliary_losses_by_autograd() -> None:
+    """The gradient of the router's weight is that of the output and SCALE times that of the losses,
+    whose values the log has."""
+    config = CONFIGS["plain softmax, shared"]
+    results = {}
+    for coefficient in (0.0, 1.0):
+        router = replace(
+            config.router, aux_coefficient=0.3 * coefficient, z_coefficient=0.2 * coefficient
+        )
+        results[coefficient] = _result(0, 1, ALONE, replace(config, router=router))
+    module = config.build(_context(ALONE, ALONE.groups(0), _log(config)), NAME)
+    _fill(module, config)
+    weight = copies(module)["router.weight"]
+    logits = _tokens() @ weight.T  # [B, S, E]
+    chosen = F.one_hot(logits.topk(3).indices, E).sum(-2).double()
+    f, p = chosen.sum(1) / (3 * S), logits.softmax(-1).mean(1)
+    balance, z = 0.3 * E * (f * p).sum(), 0.2 * logits.logsumexp(-1).square().mean(1).sum()
+    (balance + z).backward()
+    close(results[1.0]["losses"], torch.stack([balance, z]).detach()[None])
+    with_losses, without = (results[c]["gradients"]["router.weight"][0] for c in (1.0, 0.0))
+    assert weight.grad is not None
+    close(with_losses - without, SCALE * weight.grad)
+
+
+def _layer(config: ExpertsConfig, context: ShardContext, recompute: str) -> torch.nn.Module:
+    whole_layer = LayerConfig(
+        AttentionConfig(H, 2),
+        config,
+        dropout=0.0,
+        recompute=recompute,  # type: ignore[arg-type]
+    )
+    return ParallelTransformerLayer(whole_layer, context, "layers.0")
+
+
+def _full(config: ExpertsConfig, context: ShardContext) -> torch.nn.Module:
+    return _layer(config, context, "full")
+
+
+def _none(config: ExpertsConfig, context: ShardContext) -> torch.nn.Module:
+    return _layer(config, context, "none")
+
+
+@pytest.mark.parametrize("kind", ["plain softmax, shared", "deepseek"])
+@pytest.mark.parametrize("layout", ["ep 2", "tp 2, cp 2, etp 2, ep 2", "etp 2 x ep 2"])
+def test_recomputation_neither_chooses_nor_counts_again(
+    kind: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, at = CONFIGS[kind], LAYOUTS[layout]
+    alone = _result(0, 1, ALONE, config, _none)
+    kept = run_ranks(_result, at.world, at, config, _none)
+    _assert_as_one(kept, alone, at)
+    from mpctl.layers import experts
+
+    calls, choose = [], experts.choose_experts
+    monkeypatch.setattr(
+        experts, "choose_experts", lambda *a, **k: calls.append(1) or choose(*a, **k)
+    )
+    repeated = run_ranks(_result, at.world, at, config, _full)
+    assert len(calls) == at.world
+    for once, twice in zip(kept, repeated, strict=True):
+        assert torch.equal(once["y"], twice["y"]) and torch.equal(once["dx"], twice["dx"])
+        assert torch.equal(once["counts"], twice["counts"])
+        assert torch.equal(once["losses"], twice["losses"])
+        for name, (gradient, _) in once["gradients"].items():
+            assert torch.equal(gradient, twice["gradients"][name][0])
+        axis = "ep" if at.etp == 1 else "etp_ep"
+        rows = [[m for m in r["sent"] if m[:2] == ("all_to_all", axis)] for r in (once, twice)]
+        assert [len(messages) for messages in rows] == [4, 6]
+        counts = [[m for m in r["sent"] if m[3] == "int64"] for r in (once, twice)]
+        assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("layout", ["ep 2", "tp 2, dp 2, ep 4", "etp 2 x ep 2"])
+def test_deferred_weight_gradients_are_those_of_backward(layout: str) -> None:
+    config, at = CONFIGS["deepseek"], LAYOUTS[layout]
+    now = run_ranks(_result, at.world, at, config)
+    later = run_ranks(_result, at.world, at, config, _experts, True)
+    for once, deferred in zip(now, later, strict=True):
+        assert (once["deferred"], deferred["deferred"]) == (0, 4)  # up, down of both
+        assert torch.equal(once["dx"], deferred["dx"])
+        for name, (gradient, _) in once["gradients"].items():
+            close(deferred["gradients"][name][0], gradient)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_messages_are_those_of_the_plan(layout: Layout) -> None:
+    """counts, dispatch, combine; backward mirrors the two; counts by sequence over tp and cp."""
+    results = run_ranks(_result, layout.world, layout, CONFIG)
+    n = layout.etp * layout.ep
+    axis, tokens = "ep" if layout.etp == 1 else "etp_ep", B * S // layout.world
+    samples = B // layout.dp
+    expected = []
+    for name, size in (("tp", layout.tp), ("cp", layout.cp)):
+        expected += [("all_reduce", name, 8 * samples * E, "int64")] if size > 1 else []
+    if n > 1:
+        rows = ("all_to_all", axis, layout.etp * 2 * tokens * H * 8, "float64")
+        expected += [("all_gather", axis, 8 * n * E, "int64"), *[rows] * 4]
+    for result in results:
+        assert result["sent"] == expected
+
+
+def test_nothing_is_counted_or_added_outside_of_a_step() -> None:
+    config = CONFIGS["deepseek"]
+    log = _log(config)
+    log.end(Group())
+    log.begin(SCALE)
+    module = config.build(_context(ALONE, ALONE.groups(0), log), NAME)
+    _fill(module, config)
+    with torch.no_grad():
+        module(_tokens())
+    log.is_training = False
+    gradients_of = []
+    for coefficient in (config.router.aux_coefficient, 0.0):
+        log.scale = coefficient
+        module.zero_grad()
+        module(_tokens()).sum().backward()
+        gradients_of.append(module.router.weight.grad)
+    assert torch.equal(*gradients_of)
+    totals = log.end(Group())
+    assert not totals.counts.any() and not totals.losses.any()
+
+
+def test_a_bias_follows_from_the_counts_by_hand() -> None:
+    alone = _result(0, 1, ALONE, CONFIGS["deepseek"])
+    counts = alone["counts"][0]
+    assert counts.sum() == B * S * 3
+    mean = B * S * 3 / E
+    expected = [
+        bias + 0.25 * ((count < mean) - (count > mean))
+        for bias, count in zip(torch.tensor(UNEVEN).tolist(), counts.tolist(), strict=True)
+    ]
+    assert alone["bias"][NAME] == pytest.approx(expected, abs=1e-7)
+
+
+def test_parameters_are_parts_of_the_full_ones() -> None:
+    """Initial values of a rank at etp index 1 of 2 and ep index 1 of 2."""
+    full = CONFIG.build(ShardContext(dtype=torch.float64), NAME)
+    initialise(full, 7)
+    layout = LAYOUTS["etp 2 x ep 2"]
+    groups = {"etp_ep": Group(3, 4, NO_PEERS, "etp_ep")}
+    context = ShardContext(dtype=torch.float64, groups=groups, expert_view=layout.view)
+    part = CONFIG.build(context, NAME)
+    initialise(part, 7)
+    assert part.experts.up.weight.shape == (4, 2, 3, H)
+    assert torch.equal(part.experts.up.weight, full.experts.up.weight[4:, :, 3:])
+    assert torch.equal(part.experts.down.weight, full.experts.down.weight[4:, :, 3:])
+    assert torch.equal(part.router.weight, full.router.weight)
+    assert full.experts.up.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    assert {parallel_attributes(p).partial for p in part.parameters()} == {""}
+
+
+REFUSED: dict[str, Callable[[], object]] = {
+    r"8 is not divisible by 3": lambda: RouterConfig(8, 2, groups=3, groups_per_token=1),
+    "groups_per_token 3 is above 2": lambda: RouterConfig(8, 2, groups=2, groups_per_token=3),
+    "per_token 9: a token has 8 experts": lambda: RouterConfig(8, 9),
+    "per_token 5: a token has 4 experts": lambda: RouterConfig(8, 5, groups=2, groups_per_token=1),
+    "score 'max' is not one of softmax": lambda: RouterConfig(8, 2, score="max"),  # type: ignore
+    "shared_gate: there are no shared": lambda: replace(CONFIG, shared_gate=True),
+    "8 is not divisible by 16": lambda: _split(Layout(ep=16)),
+    "6 is not divisible by 4": lambda: _split(Layout(etp=4)),
+    r"tp 2 without sequence_parallel: .*\(turn it on\)": lambda: CONFIG.build(
+        ShardContext(Group(0, 2)), NAME
+    ),
+    "layers.0.mlp is not among the layers with experts": lambda: CONFIG.build(
+        ShardContext(routing=RoutingLog(["layers.1.mlp"], E)), NAME
+    ),
+}
+
+
+def _split(layout: Layout) -> None:
+    size = layout.ep * layout.etp
+    groups = {name: Group(0, size, NO_PEERS, name) for name in ("ep", "etp_ep")}
+    CONFIG.build(ShardContext(groups=groups, expert_view=layout.view), NAME)
+
+
+def test_bad_values_are_refused() -> None:
+    for message, make in REFUSED.items():
+        with pytest.raises(ValueError, match=message):
+            make()

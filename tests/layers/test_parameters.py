@@ -51,9 +51,14 @@ def test_dtype_changes_the_rounding_only() -> None:
         assert torch.equal(a.to(torch.bfloat16), b)
 
 
-def test_the_chunk_size_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "shard",
+    [Shard((37, 19), {0: (range(3, 36),)}),
+     Shard((6, 2, 7, 19), {0: (range(2, 5),), 2: (range(1, 6),)})],
+)  # fmt: skip
+def test_the_chunk_size_does_not_show(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
     def drawn() -> torch.Tensor:
-        weight = shard_parameter(Shard((37, 19), {0: (range(3, 36),)}), init=Init("normal", 1.0))
+        weight = shard_parameter(shard, init=Init("normal", 1.0, first=(3, 0.5)))
         parameters.fill_normal(
             weight.data, shard_of(weight), 5, parameters.parallel_attributes(weight).init
         )
