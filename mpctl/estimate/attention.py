@@ -37,8 +37,8 @@ def kernels_of(layout: JobLayout) -> KernelSet:
 def fuses_variants(layout: JobLayout) -> bool:
     """Whether any attention of the job, with dropout too, is one kernel that keeps no scores."""
     job, width = layout.job, layout.job.training.value_bytes
-    can_fuse = kernels_of(layout).fuses_variants and job.device_kind != "cpu"
-    return can_fuse and refusal(width, layout.model.head_size) is None
+    model, can_fuse = layout.model, kernels_of(layout).fuses_variants and job.device_kind != "cpu"
+    return can_fuse and refusal(width, max(model.qk_size, model.v_size)) is None
 
 
 def keeps_no_scores(layout: JobLayout) -> bool:

@@ -188,6 +188,8 @@ def _planned(key: str, value: object, message: str, hint: str) -> Check:
 
 MULTIPLE = 16  # elements of a side of an fp8 product
 WIDER = "or --dtype bf16"
+Side = tuple[str, str, int, int, str]
+"""The key that a refusal names, what the columns are, their number, ranks, and what to change."""
 
 
 def fp8_not_launched(job: JobSpec) -> Iterator[Check]:
@@ -227,14 +229,10 @@ def _family(model: ModelSpec) -> Iterator[Check]:
 def _sides(job: JobSpec, model: ModelSpec) -> Iterator[Check]:
     """Each side of a rank's matrices is a multiple of 16."""
     p, training = job.parallel, job.training
-    if (d := head_columns(model)) is None:  # heads-divide-hidden says what is wrong
-        return
-    qkv, heads = (model.heads + 2 * model.kv_heads) * d, model.heads * d
     tokens = training.micro_batch_size * model.seq_length
     sides = (
         ("model.hidden", "hidden", model.hidden, 1, "hidden"),
-        ("parallel.tp", "columns of queries, keys and values", qkv, p.tp, "tp or other heads"),
-        ("parallel.tp", "columns of the heads", heads, p.tp, "tp or other heads"),
+        *(_latent_sides(model, p.tp) if model.is_mla else _head_sides(model, p.tp)),
         ("parallel.tp", "columns of the MLP", model.ffn, p.tp, "tp or ffn"),
         ("training.micro_batch_size", "tokens of a micro batch", tokens, p.cp,
          "micro_batch_size, seq_length or cp"),
@@ -244,6 +242,29 @@ def _sides(job: JobSpec, model: ModelSpec) -> Iterator[Check]:
             each = f"{size // ranks} {what}" + (f" a rank ({size} over {ranks})" * (ranks > 1))
             yield _refused(where, f"{each}: fp8 multiplies multiples of {MULTIPLE}",
                            f"use another {setting}")  # fmt: skip
+
+
+def _head_sides(model: ModelSpec, tp: int) -> Iterator[Side]:
+    if (d := head_columns(model)) is None:  # heads-divide-hidden says what is wrong
+        return
+    for what, heads in (("columns of queries, keys and values", model.heads + 2 * model.kv_heads),
+                        ("columns of the heads", model.heads)):  # fmt: skip
+        yield "parallel.tp", what, heads * d, tp, "tp or other heads"
+
+
+def _latent_sides(model: ModelSpec, tp: int) -> Iterator[Side]:
+    latent, nope = model.kv_lora_rank or 0, model.qk_nope_head_dim or 0
+    for key, what, size in (
+        ("q_lora_rank", "columns of the queries' latent", model.q_lora_rank or 0),
+        ("kv_lora_rank", "columns of the latent", latent),
+        ("qk_rope_head_dim", "columns of latent and positions",
+         latent + (model.qk_rope_head_dim or 0)),
+    ):  # fmt: skip
+        yield f"model.{key}", what, size, 1, key
+    for what, columns in (("columns of queries", model.qk_size),
+                          ("columns of keys and values", nope + model.v_size),
+                          ("columns of the heads", model.v_size)):  # fmt: skip
+        yield "parallel.tp", what, model.heads * columns, tp, "tp or other heads"
 
 
 def _refused(where: str, message: str, way: str) -> Check:

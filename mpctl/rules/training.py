@@ -102,7 +102,8 @@ def attention_rules(job: JobSpec) -> Iterator[Check]:
     is_ours = get_profile(training.runtime).memory.kernels == "mpctl"
     if model is None or not training.attention_dropout or not is_ours or job.device_kind == "cpu":
         return
-    if (columns := head_columns(model)) is None:  # heads-divide-hidden says what is wrong
+    columns = max(model.qk_size, model.v_size) if model.is_mla else head_columns(model)
+    if columns is None:  # heads-divide-hidden says what is wrong
         return
     refused = fused_attention.refusal(training.value_bytes, columns)
     if refused is not None:

@@ -124,6 +124,25 @@ def test_what_is_refused(changes: dict[str, Any], where: str, words: str) -> Non
     assert any(at == where and words in message for at, message in found), found
 
 
+def test_sides_of_latent_attention_in_fp8() -> None:
+    """By hand, 16 heads over tp 8: 2 x (16 + 8) = 48 columns of queries, 2 x (16 + 8) of keys and
+    values, 2 x 8 of the heads; with values of 4 columns 40 and 8."""
+    latent = {"model__attention_kind": "mla", "model__position": "rotary", "model__bias": "mlp",
+              "model__kv_lora_rank": 40, "model__qk_nope_head_dim": 16,
+              "model__qk_rope_head_dim": 8, "model__v_head_dim": 8}  # fmt: skip
+    assert [message.split(":")[0] for _, message in reasons(**latent)] == [
+        "40 columns of the latent"
+    ]
+    narrow = {**latent, "model__kv_lora_rank": 48, "model__v_head_dim": 4,
+              "model__q_lora_rank": 24}  # fmt: skip
+    assert [(where, message.split(":")[0]) for where, message in reasons(**narrow)] == [
+        ("model.q_lora_rank", "24 columns of the queries' latent"),
+        ("model.qk_rope_head_dim", "56 columns of latent and positions"),
+        ("parallel.tp", "40 columns of keys and values a rank (320 over 8)"),
+        ("parallel.tp", "8 columns of the heads a rank (64 over 8)"),
+    ]
+
+
 def test_a_cpu_computes_it_to_try_a_job_out() -> None:
     """With 16-bit products of the same values; no time is estimated for it."""
     job = load_job(None, {**FP8, "launch.device": "cpu"})

@@ -2,6 +2,11 @@
 
 from tests.rules.cases.case import Case
 
+LATENT = {
+    "training.attention_dropout": 0.1, "launch.device": "cuda", "model.attention_kind": "mla",
+    "model.position": "rotary", "model.bias": "mlp", "model.kv_lora_rank": 512,
+    "model.qk_nope_head_dim": 128, "model.qk_rope_head_dim": 64,
+}  # fmt: skip
 CASES = (
     Case(
         "freeze-matches",
@@ -32,6 +37,15 @@ CASES = (
         "fused-attention",
         {"training.attention_dropout": 0.1, "launch.device": "cuda", "model.head_dim": 256},
         {"training.attention_dropout": 0.1, "launch.device": "cuda", "model.head_dim": 264},
+        "training.attention_dropout",
+        ("0.1: heads of 264",),
+        r"at most 256",
+        status="warning",
+    ),
+    Case(
+        "fused-attention",
+        {**LATENT, "model.v_head_dim": 256},
+        {**LATENT, "model.v_head_dim": 264},
         "training.attention_dropout",
         ("0.1: heads of 264",),
         r"at most 256",
