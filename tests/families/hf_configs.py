@@ -90,6 +90,10 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek-v2-lite": ("deepseek_v2", {**LATENT, "q_lora_rank": None}),
     "deepseek-v3": ("deepseek_v3", {**LATENT, **GROUPS}),
+    "deepseek-v3 with yarn": (
+        "deepseek_v3", {**LATENT, **GROUPS, "rope_parameters": {
+            **YARN, "mscale": 0.707, "mscale_all_dim": 1.0}},
+    ),
     "kimi-k2": ("kimi_k2", {**LATENT, "n_group": 1, "topk_group": 1}),
 }  # fmt: skip
 # As CONFIGS, of classes with other heads than a decoder's.

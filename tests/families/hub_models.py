@@ -86,6 +86,35 @@ PHI3 = {"rms_norm_eps": 1e-5, "rope_theta": 10000.0, "sliding_window": 2047,
         "tie_word_embeddings": False}  # fmt: skip
 OLMO = {"rope_theta": 10000.0, "clip_qkv": None}
 OLMO2 = {"rms_norm_eps": 1e-6, "rope_theta": 500000, "tie_word_embeddings": False}
+QWEN3_MOE = {"head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8,
+             "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+             "rope_theta": 1e6, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+             "use_sliding_window": False, "attention_bias": False}  # fmt: skip
+MIXTRAL = {"num_local_experts": 8, "num_experts_per_tok": 2, "rope_theta": 1e6,
+           "rms_norm_eps": 1e-5, "sliding_window": None, "tie_word_embeddings": False}  # fmt: skip
+
+
+def _deepseek(
+    *shape: int, width: int, experts: int, chosen: int, scale: float, mscale: float, base: float,
+    factor: float = 40.0, shared: int = 1, dense: int = 1, queries: int | None = 1536,
+    groups: tuple[int, int] = (1, 1), beta_fast: float = 32.0,
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        **_shape(*shape), "moe_intermediate_size": width, "n_routed_experts": experts,
+        "num_experts_per_tok": chosen, "n_shared_experts": shared, "first_k_dense_replace": dense,
+        "moe_layer_freq": 1, "n_group": groups[0], "topk_group": groups[1],
+        "routed_scaling_factor": scale, "q_lora_rank": queries, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_theta": base,
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "attention_bias": False,
+        "rope_scaling": {
+            "type": "yarn", "factor": factor, "beta_fast": beta_fast, "beta_slow": 1.0,
+            "mscale": mscale, "mscale_all_dim": mscale, "original_max_position_embeddings": 4096,
+        },
+    }  # fmt: skip
+
+
+V2 = {"scoring_func": "softmax", "norm_topk_prob": False}
+V3 = {"scoring_func": "sigmoid", "norm_topk_prob": True, "topk_method": "noaux_tc"}
 # The factors of its 48 pairs of columns change no shape.
 PHI4_MINI = {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48,
                               "long_factor": [1.0] * 48},
@@ -96,6 +125,21 @@ MODELS: dict[str, Row] = {
     "bloom-176b": _row(176_247_271_424, "bloom", {
         "n_embed": 14336, "hidden_size": 14336, "n_layer": 70, "n_head": 112,
         "vocab_size": 250880, "seq_length": 2048, "layer_norm_epsilon": 1e-5}),
+    "deepseek-v2": _row(
+        235_741_434_880, "deepseek_v2",
+        _deepseek(5120, 60, 128, 128, 12288, 102400, 163840, width=1536, experts=160, chosen=6,
+                  shared=2, groups=(8, 3), scale=16.0, mscale=0.707, base=10000.0),
+        topk_method="group_limited_greedy", **V2),
+    "deepseek-v2-lite": _row(
+        15_706_484_224, "deepseek_v2",
+        _deepseek(2048, 27, 16, 16, 10944, 102400, 163840, width=1408, experts=64, chosen=6,
+                  shared=2, queries=None, scale=1.0, mscale=0.707, base=10000.0),
+        topk_method="greedy", **V2),
+    "deepseek-v3": _row(
+        671_026_404_352, "deepseek_v3",
+        _deepseek(7168, 61, 128, 128, 18432, 129280, 163840, width=2048, experts=256, chosen=8,
+                  dense=3, groups=(8, 4), scale=2.5, mscale=1.0, base=10000.0),
+        num_nextn_predict_layers=1, **V3),
     "falcon-7b": _row(6_921_720_704, "falcon", {
         "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71,
         "multi_query": True, "parallel_attn": True, "bias": False, "alibi": False,
@@ -161,6 +205,18 @@ MODELS: dict[str, Row] = {
     "mistral-large-123b": _row(
         122_610_069_504, "mistral",
         _mistral(12288, 88, 96, 8, 28672, 32768, 131072, base=1e6, head_dim=128)),
+    "kimi-k2": _row(
+        1_026_408_209_408, "kimi_k2",
+        _deepseek(7168, 61, 64, 64, 18432, 163840, 131072, width=2048, experts=384, chosen=8,
+                  scale=2.827, mscale=1.0, base=50000.0, factor=32.0, beta_fast=1.0), **V3),
+    "mixtral-8x7b": _row(
+        46_702_792_704, "mixtral", _shape(4096, 32, 32, 8, 14336, 32000, 32768), **MIXTRAL),
+    "mixtral-8x22b": _row(
+        140_620_634_112, "mixtral", _shape(6144, 56, 48, 8, 16384, 32000, 65536), **MIXTRAL),
+    "olmoe-1b-7b": _row(
+        6_919_161_856, "olmoe", _shape(2048, 16, 16, 16, 1024, 50304, 4096), num_experts=64,
+        num_experts_per_tok=8, norm_topk_prob=False, rms_norm_eps=1e-5, tie_word_embeddings=False,
+        **OLMO),
     "olmo-1b": _row(
         1_176_764_416, "olmo", _shape(2048, 16, 16, 16, 8192, 50304, 2048),
         tie_word_embeddings=True, **OLMO),
@@ -193,6 +249,17 @@ MODELS: dict[str, Row] = {
     "pythia-1.4b": _row(1_414_647_808, "gpt_neox", _neox(2048, 24, 16, 50304)),
     "pythia-6.9b": _row(6_857_302_016, "gpt_neox", _neox(4096, 32, 32, 50432)),
     "pythia-12b": _row(11_846_072_320, "gpt_neox", _neox(5120, 36, 40, 50688)),
+    "qwen1.5-moe-a2.7b": _row(
+        14_315_784_192, "qwen2_moe",
+        _qwen2(2048, 24, 16, 16, 5632, 151936, 8192, eps=1e-6), num_experts=60,
+        num_experts_per_tok=4, moe_intermediate_size=1408, shared_expert_intermediate_size=5632,
+        norm_topk_prob=False, decoder_sparse_step=1),
+    "qwen3-30b-a3b": _row(
+        30_532_122_624, "qwen3_moe", _shape(2048, 48, 32, 4, 6144, 151936, 40960),
+        moe_intermediate_size=768, **QWEN3_MOE),
+    "qwen3-235b-a22b": _row(
+        235_093_634_560, "qwen3_moe", _shape(4096, 94, 64, 4, 12288, 151936, 40960),
+        moe_intermediate_size=1536, **QWEN3_MOE),
     "qwen2.5-0.5b": _row(
         494_032_768, "qwen2",
         _qwen2(896, 24, 14, 2, 4864, 151936, 32768, eps=1e-6, tied=True)),

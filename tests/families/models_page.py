@@ -20,7 +20,7 @@ from mpctl.rules.launched import not_launched
 from mpctl.spec.load import load_job
 from mpctl.spec.model import ModelSpec
 from mpctl.weights.names import builtin_schemes, get_scheme
-from tests.families.hf_configs import CONFIGS, OTHERS, REFUSED
+from tests.families.hf_configs import CONFIGS, EXPERTS, OTHERS, REFUSED
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 START, END = "<!-- table: python -m tests.families.models_page -->\n", "<!-- end -->"
@@ -58,6 +58,17 @@ NAMES = {
     "bloom": "BLOOM", "bloom with the residual behind the norm": "BLOOM, residual behind the norm",
     "gpt_neox": "GPT-NeoX, Pythia", "gpt_neox in a row": "GPT-NeoX, attention and MLP in a row",
     "nemotron": "Nemotron",
+    "mixtral": "Mixtral", "mixtral with windows": "Mixtral, windows in all layers",
+    "mixtral with noise": "Mixtral, noise on the router's input",
+    "qwen2-moe": "Qwen1.5-MoE, Qwen2-MoE",
+    "qwen2-moe with dense layers": "Qwen2-MoE, dense first and every second layer",
+    "qwen3-moe": "Qwen3-MoE",
+    "qwen3-moe with a dense layer in between": "Qwen3-MoE, a dense layer in between",
+    "olmoe": "OLMoE",
+    "deepseek-v2": "DeepSeek-V2, V2.5", "deepseek-v2-lite": "DeepSeek-V2-Lite",
+    "deepseek-v3": "DeepSeek-V3, R1", "deepseek-v3 with yarn": "DeepSeek-V3, YaRN with mscale",
+    "deepseek-v3 with another router": "DeepSeek-V3, softmax scores",
+    "kimi-k2": "Kimi K2", "llama with experts": "Llama with experts",
 }  # fmt: skip
 JOB: dict[str, Any] = {
     "cluster.nodes": 1, "cluster.gpus_per_node": 8, "cluster.device": "h100-sxm",
@@ -114,7 +125,7 @@ def row(name: str) -> tuple[str, ...]:
     if name == GLM:
         plan = make_plan(load_job(None, {**JOB, "model": "glm-base"}))
         return NAMES[name], "none", "yes", trains(plan), "no class to compare", "no", emitted(plan)
-    kind, keys = {**CONFIGS, **OTHERS, **REFUSED}[name]
+    kind, keys = {**CONFIGS, **EXPERTS, **OTHERS, **REFUSED}[name]
     try:
         plan = plan_of(kind, keys)
     except InputError as error:
@@ -130,7 +141,7 @@ def row(name: str) -> tuple[str, ...]:
 
 def table() -> str:
     """The table, a row for each variant."""
-    assert NAMES.keys() == {GLM, *CONFIGS, *OTHERS, *REFUSED}
+    assert NAMES.keys() == {GLM, *CONFIGS, *EXPERTS, *OTHERS, *REFUSED}
     rows = [HEAD, ("---",) * len(HEAD), *map(row, NAMES)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows) + "\n"
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from mpctl.families import get_table
 from mpctl.families.implementation import Batch, build_module
 from mpctl.layers.shard_context import ShardContext
 from mpctl.rules.launched import not_launched
@@ -29,6 +30,14 @@ from tests.families.ids_page import parameters
 ONLY_PLANNED = {
     "gemma2": "attention_softcap", "phi": "head_bias", "phi with norms of heads": "head_bias",
     "llama with linear scaling": "rotary_scaling_type",
+}  # fmt: skip
+OWN_CLASS = {"kimi_k2": "deepseek_v3"}  # whose model transformers has under another name
+PRETRAINED_AT_4096 = ("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "kimi-k2")
+# Billions of parameters, all and active for a token, as published.
+ACTIVE = {
+    "mixtral-8x7b": (46.7, 12.9), "mixtral-8x22b": (140.6, 39.1), "qwen1.5-moe-a2.7b": (14.3, 2.7),
+    "qwen3-30b-a3b": (30.5, 3.3), "qwen3-235b-a22b": (235, 22), "olmoe-1b-7b": (6.9, 1.3),
+    "deepseek-v2": (236, 21), "deepseek-v3": (671, 37), "kimi-k2": (1040, 32.6),
 }  # fmt: skip
 READ = ("gpt2", "gpt2 with a head of its own")  # from the files of transformers
 RUN = [name for name in CONFIGS if name not in (*ONLY_PLANNED, *READ)]
@@ -107,7 +116,7 @@ def model_of(folder: Path, config: dict[str, Any]) -> ModelSpec:
 def test_the_table_has_the_parameters_of_transformers_own_model(tmp_path: Path, name: str) -> None:
     kind, keys = {**CONFIGS, **EXPERTS}[name]
     with torch.device("meta"):
-        theirs = transformers_model({"kimi_k2": "deepseek_v3"}.get(kind, kind), **keys)
+        theirs = transformers_model(OWN_CLASS.get(kind, kind), **keys)
     ours = model_of(tmp_path, {"model_type": kind, **keys})
     assert parameters(ours) == sum(weight.numel() for weight in theirs.parameters())
 
@@ -118,13 +127,25 @@ def test_a_released_model_has_its_published_parameters(tmp_path: Path, name: str
     assert parameters(model_of(tmp_path, config)) == published
 
 
+@pytest.mark.parametrize("name", ACTIVE)
+def test_a_mixture_has_its_published_active_parameters(name: str) -> None:
+    """Within 2 %: papers count with or without word tables, and round."""
+    model = load_job(None, {"model": name}).model
+    assert model is not None
+    table, (total, active) = get_table(model, tp=1), ACTIVE[name]
+    assert table.numel / 1e9 == pytest.approx(total, rel=0.015)
+    assert table.active_numel(model.experts_per_token) / 1e9 == pytest.approx(active, rel=0.02)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_transformers_own_model_of_that_config_has_as_many(name: str) -> None:
     published, config = MODELS[name]
     keys = {key: value for key, value in config.items() if key != "model_type"}
     with torch.device("meta"):
-        theirs = transformers_model(config["model_type"], **keys)
+        theirs = transformers_model(
+            OWN_CLASS.get(config["model_type"], config["model_type"]), **keys
+        )
     assert sum(weight.numel() for weight in theirs.parameters()) == published
 
 
@@ -133,7 +154,8 @@ def test_a_preset_is_the_shape_of_its_config(tmp_path: Path, name: str) -> None:
     """The length of a sample is the preset's own: at most that of pre-training."""
     theirs = model_of(tmp_path, MODELS[name][1])
     ours = load_job(None, {"model": name}).model
-    assert ours is not None and ours.seq_length == min(theirs.seq_length, USUAL_LENGTH)
+    length = min(theirs.seq_length, 4096 if name in PRETRAINED_AT_4096 else USUAL_LENGTH)
+    assert ours is not None and ours.seq_length == length
     own = {"name", "source", "seq_length"}
     assert ours.model_dump(exclude=own) == theirs.model_dump(exclude=own)
 

@@ -6,7 +6,7 @@ import pytest
 
 from mpctl.spec.hf import config_readers
 from tests.families import ids_page
-from tests.families.hf_configs import CONFIGS, OTHERS, REFUSED
+from tests.families.hf_configs import CONFIGS, EXPERTS, OTHERS, REFUSED
 from tests.families.models_page import PAGE, page, row
 from tests.families.test_hub import ONLY_PLANNED
 
@@ -18,7 +18,9 @@ def test_the_page_has_the_table_of_today() -> None:
 
 
 def test_every_config_that_is_read_has_a_variant_that_plans() -> None:
-    assert {kind for kind, _ in {**CONFIGS, **OTHERS}.values()} == config_readers().keys()
+    assert {
+        kind for kind, _ in {**CONFIGS, **EXPERTS, **OTHERS}.values()
+    } == config_readers().keys()
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -26,7 +28,7 @@ def test_what_cannot_be_expressed_is_refused(name: str) -> None:
     assert row(name)[2].startswith("no: ")
 
 
-@pytest.mark.parametrize("name", [*CONFIGS, *OTHERS])
+@pytest.mark.parametrize("name", [*CONFIGS, *EXPERTS, *OTHERS])
 def test_a_variant_is_called_exact_where_a_test_compares_its_logits(name: str) -> None:
     """test_hf_runs.py, and for BERT and T5 tests/weights/test_round_trip.py."""
     assert (row(name)[4] == "logits") == (name not in ONLY_PLANNED)

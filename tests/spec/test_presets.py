@@ -15,7 +15,7 @@ from mpctl.spec.presets import KINDS, find_preset, get_file, preset_names
 from tests.families.hub_models import MODELS
 
 GIB = 2**30
-DEMOS = {"demo-gpt", "demo-llama", "demo-bert", "demo-t5", "demo-glm"}
+DEMOS = {"demo-gpt", "demo-llama", "demo-bert", "demo-t5", "demo-glm", "demo-moe"}
 
 
 def table(kind: Any, name: str) -> dict[str, Any]:
@@ -118,7 +118,9 @@ def parameters(m: ModelSpec) -> int:
     attention = 2 * m.hidden * query + 2 * m.hidden * keys + bias * (query + 2 * keys + m.hidden)
     up = 2 if m.gated else 1
     mlp = (up + 1) * m.hidden * m.ffn + bias * (up * m.ffn + m.hidden)
-    block = attention + mlp + 2 * norm
+    if m.experts is not None:  # in every layer
+        mlp = m.experts * (mlp + m.hidden)
+    block = attention + mlp + (4 if m.norm_order == "sandwich" else 2) * norm
     words = m.vocab * m.hidden * (1 if m.tied_embeddings else 2)
     if m.family == "bert":  # two segments, norm of the embeddings, pooler
         rest = (m.max_positions + 2) * m.hidden + norm + m.hidden**2 + m.hidden
@@ -153,6 +155,7 @@ PUBLISHED: dict[str, tuple[float, float]] = {
     "megatron-2.5b": (2.5e9, 0.01),
     "megatron-4.2b": (4.2e9, 0.01),
     "megatron-8.3b": (8.3e9, 0.005),
+    "grok-1": (314e9, 0.006),  # its announcement
     "glm-base": (110e6, 0.01),
     "glm-large": (335e6, 0.003),
 }
