@@ -210,7 +210,7 @@ def figures(plan: Plan) -> Json:
     if not isinstance(time, str):
         found["model_tflops_per_gpu"] = (summary.model_flops_per_second or 0.0) / 1e12
         parts = time.parts()
-        parts["other"] += parts.pop("cp")
+        parts["other"] += parts.pop("cp") + parts.pop("ep", 0.0)
         found["breakdown"] = {("dp" if name == "dp_cp" else name): s for name, s in parts.items()}
     return found
 

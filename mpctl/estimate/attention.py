@@ -102,7 +102,7 @@ class AttentionTimer:
         batch, heads = self.sizes["batch"], model.heads / layout.grid.feature_parts
         if keeps_no_scores(layout):
             pairs = batch * fused_pairs(layout, core, queries, keys)
-            columns = int(heads * model.head_size)
+            columns = int(heads * (model.qk_size + model.v_size) / 2)
             own = self.profile.operators
             work.forward += flash_seconds(self.speed, pairs, columns, backward=False) / own.flash
             work.forward += self._mask_seconds(pairs * heads)
@@ -118,9 +118,9 @@ class AttentionTimer:
     def _held_scores(
         self, work: OpTimes, heads: int, queries: int, keys: int, gradients: int, flow: GradFlow
     ) -> None:
-        rates, d, w = self.speed.other, self.layout.model.head_size, self.width
-        scores = product_seconds(rates, queries, d, keys, w, w, heads)
-        context = product_seconds(rates, queries, keys, d, w, w, heads)
+        rates, model, w = self.speed.other, self.layout.model, self.width
+        scores = product_seconds(rates, queries, model.qk_size, keys, w, w, heads)
+        context = product_seconds(rates, queries, keys, model.v_size, w, w, heads)
         work.forward += scores + context
         work.dgrad += gradients * (scores + context)
         size = heads * queries * keys * w

@@ -132,7 +132,8 @@ class Message(NamedTuple):
     the next one needs or the previous one left; the layer's own pass, the last backward of the
     stage, or the work of the stages that exchange it; None where nothing hides it. product: the
     matrix product that sends it, else empty. stages: the pipeline stages that take part, if not all
-    of them.
+    of them. outer: of an all-to-all, the bytes that leave a domain over those for the ranks
+    elsewhere: below 1 where what several of them get is sent once (expert_messages.py).
     """
 
     axis: str
@@ -144,6 +145,7 @@ class Message(NamedTuple):
     cover: Cover | None = None
     product: str = ""
     stages: tuple[int, ...] = ()
+    outer: float = 1.0
 
     def times(self, count: int) -> Message:
         """The message `count` times as often."""
@@ -151,7 +153,7 @@ class Message(NamedTuple):
             return self
         return Message(
             self.axis, self.kind, self.what, self.bytes, self.count * count, self.phase,
-            self.cover, self.product, self.stages,
+            self.cover, self.product, self.stages, self.outer,
         )  # fmt: skip
 
 

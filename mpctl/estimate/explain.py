@@ -56,7 +56,7 @@ def _figures(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
     numbers = " + ".join(map(seconds_text, parts.values()))
     yield _seconds("time.step", time.total, " + ".join(parts), numbers)
     layout, m = clock.layout, clock.layout.num_microbatches
-    for part in PARTS:
+    for part in (part for part in PARTS if part.name in parts):
         value = parts[part.name]
         each = f"{m} x {seconds_text(value / m)}" if part.is_per_microbatch else seconds_text(value)
         yield _seconds(f"time.{part.name}", value, part.formula, each)

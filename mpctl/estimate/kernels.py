@@ -192,8 +192,8 @@ SHARPNESS = 6  # of the passage from a pace set by kernels to one set by their h
 @dataclass(slots=True)
 class OpTimes:
     """Seconds of a micro batch by pass: kernels (forward, gradients of inputs and of weights),
-    messages over tp and cp that nothing hides, and the host's launches. dgrad, wgrad: gradients of
-    inputs, with what is computed again, and of weights."""
+    messages over tp, cp and the ranks of experts (ep) that nothing hides, and the host's launches.
+    dgrad, wgrad: gradients of inputs, with what is computed again, and of weights."""
 
     forward: float = 0.0
     dgrad: float = 0.0
@@ -202,6 +202,8 @@ class OpTimes:
     tp_backward: float = 0.0
     cp_forward: float = 0.0
     cp_backward: float = 0.0
+    ep_forward: float = 0.0
+    ep_backward: float = 0.0
     host_forward: float = 0.0
     host_backward: float = 0.0
 
@@ -214,6 +216,8 @@ class OpTimes:
         self.tp_backward += times * other.tp_backward
         self.cp_forward += times * other.cp_forward
         self.cp_backward += times * other.cp_backward
+        self.ep_forward += times * other.ep_forward
+        self.ep_backward += times * other.ep_backward
         self.host_forward += times * other.host_forward
         self.host_backward += times * other.host_backward
 

@@ -4,7 +4,10 @@ What a matrix product, a norm and the loss send between the tensor-parallel rank
 operators/tensor_messages.py for every tensor mode. Full recomputation sends those of the repeated
 forward again. Other messages are: keys and values of heads that several tp ranks share, keys and
 values over cp (arXiv 2205.05198; layers/context_parallel.py), and the saved input of a recomputed
-layer where it is partitioned over tp. Frozen parameters send no gradient (operators/grad_flow.py).
+layer where it is partitioned over tp; rows of experts (expert_messages.py). Frozen parameters send
+no gradient (operators/grad_flow.py). Latent attention sends latents: over tp before the products
+that read them, of keys and values once, with their rotary columns, and these over cp
+(layers/latent_attention.py).
 
 By hand, a GPT layer over tp 2, b 1, s 1024, h 768, float32: two all-reduces of 3 MiB forward and
 two backward. Full recomputation without dropout repeats one of the two, that of attention.output.
@@ -29,6 +32,7 @@ from mpctl.estimate.communication import (
     message_bytes,
     phi_bytes,
 )
+from mpctl.estimate.expert_messages import ExpertMessages
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.layer import AttentionOp, LayerStack
@@ -71,7 +75,22 @@ class LayerMessages:
     def block(self, stack: LayerStack, flow: GradFlow) -> list[Message]:
         """Messages of one layer and micro batch."""
         is_again = is_repeated(self.layout, self.profile, flow)
-        return [*self.over_tp(stack, flow), *self.over_cp(flow, is_again=is_again)]
+        return [
+            *self.over_tp(stack, flow),
+            *self.of_experts(flow, is_again=is_again),
+            *self.over_cp(flow, is_again=is_again),
+        ]
+
+    @cached_property
+    def experts(self) -> ExpertMessages:
+        """The messages of layers with experts."""
+        return ExpertMessages(self.layout, self.profile)
+
+    def of_experts(self, flow: GradFlow, *, is_again: bool) -> list[Message]:
+        """Messages between the ranks that hold experts, none of a dense layer."""
+        if not flow.part.has_experts:
+            return []
+        return list(self.experts.of_rows(flow, is_again=is_again))
 
     def over_tp(self, stack: LayerStack, flow: GradFlow) -> list[Message]:
         """The layer's messages between the ranks of tp, which depend only on the rows of a micro
@@ -80,7 +99,8 @@ class LayerMessages:
         sent += list(self._repeated(stack, flow, sent))
         sent.sort(key=lambda message: (message.axis, message.kind, message.bytes))
         is_again = is_repeated(self.layout, self.profile, flow)
-        return [*sent, *self._shared_heads(flow, is_again=is_again)]
+        counts = self.experts.of_loss(flow, "tp") if flow.part.has_experts else ()
+        return [*sent, *self._shared_heads(flow, is_again=is_again), *counts]
 
     def end(self, flow: GradFlow) -> list[Message]:
         """Messages of one micro batch before the first or after the last layer of a stack; logits
@@ -94,7 +114,12 @@ class LayerMessages:
                 sent = loss_messages(self.layout.grid, self._rows(product.rows))
                 messages += [self._message(message, "loss") for message in sent]
         shared = self._shared_heads(flow, is_again=False)
-        return [*messages, *shared, *self.over_cp(flow, is_again=False)]
+        if flow.part.has_experts:
+            messages += self.experts.of_loss(flow, "tp")
+        return [
+            *messages, *shared, *self.of_experts(flow, is_again=False),
+            *self.over_cp(flow, is_again=False),
+        ]  # fmt: skip
 
     def _products(self, flow: GradFlow, what: str) -> Iterator[Message]:
         for product in flow.part.products:
@@ -102,11 +127,14 @@ class LayerMessages:
 
     def of_product(self, product: MatMul, flow: GradFlow, what: str) -> Iterator[Message]:
         """Messages of one product, forward and backward, between the ranks of tp."""
-        if self.tp == 1:
+        if self.tp == 1 or product.is_grouped:
             return
         needs = flow.needs[product.name]
         size = self._product_size(product, flow)
+        is_kept = product.name in self._positions
         for message in product_messages(self.layout.grid, product, size, needs):
+            if is_kept and (message.kind, message.phase) == ("all_gather", "backward"):
+                continue  # the latent of keys and values stays gathered
             cover = _cover(message, product, needs)
             yield self._message(message, what, cover=cover, product=product.name)
 
@@ -141,7 +169,17 @@ class LayerMessages:
                 inputs *= size
             else:
                 outputs *= size
+        inputs += self._positions.get(product.name, 0)
         return ProductSize(self._rows(product.rows), inputs, outputs)
+
+    @cached_property
+    def _positions(self) -> Mapping[str, int]:
+        """Columns that come with the latent of keys and values, by the product that reads it."""
+        if not self.layout.model.is_mla:
+            return {}
+        table, rope = self.layout.table, self.layout.model.qk_rope_head_dim or 0
+        parts = (part for stack in table.stacks for part in (*stack.kinds, stack.entry, stack.exit))
+        return {core.key_product: rope for part in parts for core in part.cores if core.latent}
 
     def _repeated(
         self, stack: LayerStack, flow: GradFlow, messages: Sequence[Message]
@@ -162,15 +200,23 @@ class LayerMessages:
     def _shared_heads(self, flow: GradFlow, *, is_again: bool) -> Iterator[Message]:
         kv_heads = self.layout.model.kv_heads
         for core in flow.cores if self.layout.grid.feature_parts > kv_heads else ():
+            if core.latent:  # every rank computes the keys and values of its heads
+                continue
             size = self._head_bytes(core) * kv_heads
             yield from _gathered("tp", "kv heads", size, is_again, flow.needs[core.key_product].y)
 
     def over_cp(self, flow: GradFlow, *, is_again: bool) -> Iterator[Message]:
         """Keys and values of a rank's heads, for the full sequence, gathered forward, summed and
-        scattered backward. is_again: whether the forward is repeated."""
+        scattered backward; of latent attention what they are computed from. is_again: whether the
+        forward is repeated."""
         cp = self.layout.job.parallel.cp
+        if cp > 1 and flow.part.has_experts:
+            yield from self.experts.of_loss(flow, "cp")
         for core in flow.cores if cp > 1 else ():
             size = self._head_bytes(core) * cp * max(1, self.layout.model.kv_heads // self.tp)
+            if core.latent:
+                width = core.latent * self.layout.job.training.value_bytes
+                size = self.sizes["batch"] * self.sizes[core.keys] * width * cp
             again = is_again or (flow.after and self._repeats_scores)
             yield from _gathered(
                 "cp", "keys and values", size, again, flow.needs[core.key_product].y
@@ -227,9 +273,11 @@ def forward_flow(flow: GradFlow) -> GradFlow:
 # attention.output and mlp.up run again, mlp.down does not.
 
 
-def repeats_last_product(layout: JobLayout, profile: RuntimeProfile) -> bool:
-    """Whether full recomputation runs a layer's last product again."""
+def repeats_last_product(layout: JobLayout, profile: RuntimeProfile, flow: GradFlow) -> bool:
+    """Whether full recomputation runs a layer's last product again; of a layer with experts, whose
+    results are weighed behind it, always."""
     needs_result = layout.job.training.dropout > 0 or layout.model.norm_order != "pre"
+    needs_result |= flow.part.has_experts
     needs_result |= layout.grid.mode != "1d"
     return needs_result or not profile.operators.stops_early
 
@@ -238,7 +286,7 @@ def is_repeated(layout: JobLayout, profile: RuntimeProfile, flow: GradFlow) -> b
     """Whether full recomputation runs the forward of this layer again in its backward."""
     if layout.job.training.recompute != "full":
         return False
-    if repeats_last_product(layout, profile):
+    if repeats_last_product(layout, profile, flow):
         return flow.after
     last = flow.needs[flow.part.products[-1].name]
     return last.x or last.w
@@ -251,7 +299,7 @@ def repeated_products(
     if not is_repeated(layout, profile, flow):
         return ()
     products = flow.part.products
-    return products if repeats_last_product(layout, profile) else products[:-1]
+    return products if repeats_last_product(layout, profile, flow) else products[:-1]
 
 
 # ------------------------------------------------------------------------------

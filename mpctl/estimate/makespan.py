@@ -54,6 +54,7 @@ class ChunkPass(NamedTuple):
     cp: float
     dp_cp: float
     other: float
+    ep: float = 0.0
 
 
 class PipelineTiming(NamedTuple):

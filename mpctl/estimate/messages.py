@@ -28,6 +28,7 @@ from mpctl.estimate.communication import (
     stage_transfers,
     transfers,
 )
+from mpctl.estimate.expert_messages import LOADS
 from mpctl.estimate.gradient_messages import GradientMessages
 from mpctl.estimate.layer_messages import LayerMessages, forward_flow
 from mpctl.layout.job_layout import AMAX_BYTES, ROUTING_FIELDS, STATUS_FIELDS, JobLayout
@@ -121,7 +122,10 @@ class StepMessages:
         """Messages over tp and cp of one micro batch and the number of layers that send them: for
         every kind of layer, then for the ends. forward_only: those of a validation."""
         for layers, flow in part.blocks:
-            yield self.layers.block(part.stack, _chosen(flow, forward_only)), layers
+            sent = self.layers.block(part.stack, _chosen(flow, forward_only))
+            if forward_only:  # which has no auxiliary loss
+                sent = [message for message in sent if message.what != LOADS]
+            yield sent, layers
         for end in part.ends:
             yield self.layers.end(_chosen(end, forward_only)), 1
 

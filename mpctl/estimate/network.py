@@ -37,7 +37,7 @@ from functools import cached_property
 from math import log2
 from typing import NamedTuple
 
-from mpctl.axes import UNIONS
+from mpctl.axes import EXPERT_UNIONS, UNIONS
 from mpctl.collectives import bus_factor, get_collective
 from mpctl.estimate.communication import Message
 from mpctl.layout.link_levels import LinkLevel, Span, find_span, topology_levels
@@ -57,7 +57,8 @@ class Route(NamedTuple):
     ring step within a domain and from one to the next; reducing: an all-reduce's bandwidth over
     that of others; above: for each level of the fabric that the group leaves, the number of
     networks it spans and the seconds that leaving one adds; exchange: for an all-to-all, seconds
-    for each byte of its message, and the latency of its sends.
+    for each byte of its message inside of a domain and out of the slowest network, which go on at
+    once, and the latency of its sends.
     """
 
     ranks: int
@@ -68,19 +69,19 @@ class Route(NamedTuple):
     between: float
     reducing: float = 1.0
     above: tuple[tuple[int, float], ...] = ()
-    exchange: tuple[float, float] = (0.0, 0.0)
+    exchange: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
-    def collective(self, kind: str, size: float) -> float:
-        """Seconds of one collective of `size` bytes over this route. Raises ValueError for any
-        other kind: an unknown one, or a message from one rank to another."""
+    def collective(self, kind: str, size: float, outer: float = 1.0) -> float:
+        """Seconds of one collective of `size` bytes over this route. outer: as in Message. Raises
+        ValueError for any other kind: an unknown one, or a message from one rank to another."""
         phases, pattern = get_collective(kind)
         if pattern == "pair":
             raise ValueError(f"{kind!r} goes from one rank to another, and is no collective")
         if self.ranks == 1:
             return 0.0
         if pattern == "peers":
-            per_byte, latency = self.exchange
-            return size * per_byte + latency + self.start
+            within, across, latency = self.exchange
+            return size * max(within, outer * across) + latency + self.start
         sent = bus_factor(kind, self.ranks) * size * self.seconds_per_byte
         sent /= self.reducing if phases == 2 else 1.0
         hops = self.domains if self.domains > 1 else 0  # a ring of t ranks in one has t - 1 steps
@@ -117,23 +118,25 @@ class Network:
     def __init__(self, cluster: ClusterSpec, topology: Topology) -> None:
         self.cluster, self.topology = cluster, topology
         self._routes: dict[str, Route] = {}
-        self._prices: dict[tuple[str, str, int, tuple[int, ...]], float] = {}
+        self._prices: dict[tuple[str, str, int, tuple[int, ...], float], float] = {}
 
     def seconds(self, message: Message) -> float:
         """Seconds of a message, `count` of them one after the other. Raises MissingLink where a
         link that it crosses has no bandwidth."""
-        key = message.axis, message.kind, message.bytes, message.stages
+        key = message.axis, message.kind, message.bytes, message.stages, message.outer
         price = self._prices.get(key)
         if price is None:
             price = self._prices[key] = self._price(*key)
         return message.count * price
 
-    def _price(self, axis: str, kind: str, size: int, stages: tuple[int, ...]) -> float:
+    def _price(
+        self, axis: str, kind: str, size: int, stages: tuple[int, ...], outer: float
+    ) -> float:
         if kind == "send":
             return self._send(stages, size)
         if stages:
             return self._sum_over(stages, size)
-        return self.route(axis).collective(kind, size)
+        return self.route(axis).collective(kind, size, outer)
 
     def route(self, axis: str) -> Route:
         """The route of a group, by its name in plans: an axis, a union of several (dp_cp), world.
@@ -152,7 +155,7 @@ class Network:
         return topology_levels(self.cluster, self.topology)
 
     def _find(self, axis: str) -> Route:
-        axes = UNIONS.get(axis, (axis,))
+        axes = UNIONS.get(axis) or EXPERT_UNIONS.get(axis, (axis,))
         ranks = self.topology.group_size(*axes)
         if ranks == 1:
             return Route(1, 1, 0.0, 0.0, 0.0, 0.0)
@@ -172,7 +175,8 @@ class Network:
             borders = list(self._borders(outer, ranks, spans))
         a, b = inner.latency if inner else 0.0, outer.latency if outer else 0.0
         exchange = (
-            max((together - 1) / ranks * inside, *(x.exchanged(ranks) for x in borders), 0.0),
+            (together - 1) / ranks * inside,
+            max((x.exchanged(ranks) for x in borders), default=0.0),
             (together - 1) * a + (ranks - together) * b
             + sum((ranks - border.together) * border.latency for border in borders),
         )  # fmt: skip

@@ -7,6 +7,10 @@ are passes over tensors that the runtime's profile counts (spec/runtime.py); mes
 Recomputation repeats the forward, or the part of it that the profile says. Only the products of the
 layers' linear operators run in fp8, mxfp8 and nvfp4; their operands are cast first.
 
+A product of experts is as many products as this rank has experts, each of an even part of its rows:
+tiles of few rows read the matrices at the pace of memory, as products of few rows do. What the
+rest of a layer with experts costs is in the profile's table `experts`.
+
 By hand, one product 8 x 8 x 8 forward, dX and dW at 1024 FLOP/s, nothing else: 1, 1 and 1 s.
 """
 
@@ -17,21 +21,31 @@ from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
+from mpctl.axes import EXPERT_UNIONS
 from mpctl.estimate.attention import AttentionTimer, repeats_core
 from mpctl.estimate.communication import Message, Phase, Sizes, gradient_bytes, local_sizes
-from mpctl.estimate.kernels import OpTimes, ProductTimes, Shape, Speed, product_seconds
+from mpctl.estimate.expert_messages import routed_layers
+from mpctl.estimate.kernels import (
+    OpTimes,
+    ProductTimes,
+    Rates,
+    Shape,
+    Speed,
+    product_seconds,
+)
 from mpctl.estimate.layer_messages import LayerMessages, is_repeated, repeats_last_product
 from mpctl.estimate.network import Network
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.layer import LayerStack
-from mpctl.operators.matmul import MatMul, ParameterSpec
+from mpctl.operators.matmul import GradNeeds, MatMul, ParameterSpec
 from mpctl.sharding import AXIS_OF_DIM
 from mpctl.spec.parallel import ParallelSpec
 from mpctl.spec.runtime import HostCosts, MemoryPasses, OverlapShares, RuntimeProfile
 from mpctl.units import PRODUCT_BYTES
 
 NORM_PASSES = MemoryPasses(forward=2.0, backward=3.0)  # reads x, writes y; reads dy, x, writes dx
+LEAST_ROWS = 64  # of a tile: an expert's rows are filled up to as many
 ENTRY_PASSES = 6.0  # lookup, positions, dropout: reads and writes of hidden states
 
 
@@ -135,8 +149,38 @@ class OperatorTimer:
         self._products(work, flow, messages)
         products = work.forward
         self._hidden(work, stack.seq, flow)
+        self._experts(work, flow, is_again=is_repeated(self.layout, self.profile, flow))
         self._accumulate(work, flow.trained)
         return LinearTimes(work, products)
+
+    def _experts(self, work: OpTimes, flow: GradFlow, *, is_again: bool) -> None:
+        """Add what brings rows to experts and back: messages and passes over memory."""
+        if not flow.part.has_experts:
+            return
+        costs = self.profile.experts
+        shown = (1 - costs.hidden) if not self.speed.waits else 1.0
+        for message in self.messages.of_experts(flow, is_again=is_again):
+            seconds = shown * self.network.seconds(message) / self._exchange(message)
+            if message.phase == "forward":
+                work.ep_forward += seconds
+            else:
+                work.ep_backward += seconds
+        rows = float(self.sizes["routed"] * self.model.hidden * self.width)
+        inner = float(self.sizes["routed"] * self.model.expert_width * self.width)
+        inner *= (2 if self.model.gated else 1) / self.job.parallel.etp
+        for _ in routed_layers(flow):
+            self._passes(work, costs.rows, rows, flow)
+            self._passes(work, costs.inner, inner, flow)
+            work.forward += costs.wait
+            work.dgrad += costs.wait * flow.after
+
+    def _exchange(self, message: Message) -> float:
+        """The share of a link's bandwidth for rings that a message of rows reaches."""
+        if message.kind != "all_to_all":
+            return 1.0
+        costs = self.profile.experts
+        is_once = self.messages.experts.dispatcher in ("deepep", "hybridep")
+        return costs.once if is_once else costs.exchange
 
     def end(self, flow: GradFlow) -> OpTimes:
         """Before the first or after the last layer of a stack; logits bring their loss."""
@@ -147,7 +191,8 @@ class OperatorTimer:
 
     def _end(self, flow: GradFlow) -> OpTimes:
         work, messages = OpTimes(), self.messages.end(flow)
-        self._send(work, messages)
+        experts = frozenset(EXPERT_UNIONS["etp_ep"]) | EXPERT_UNIONS.keys()
+        self._send(work, (message for message in messages if message.axis not in experts))
         self._products(work, flow, messages)
         for product in flow.part.products:
             if product.is_lookup:
@@ -156,6 +201,7 @@ class OperatorTimer:
                     work, MemoryPasses(forward=ENTRY_PASSES, backward=ENTRY_PASSES), hidden, flow
                 )
         work.add(self.loss(flow))
+        self._experts(work, flow, is_again=False)
         if flow.cores:
             self._hidden(work, flow.cores[0].queries, flow)
         for core in flow.cores:
@@ -205,6 +251,10 @@ class OperatorTimer:
             parts = self.layout.grid.feature_parts
             normed = [core for core in layer.cores if core.has_norms]
             size += len(normed) * self._bytes("batch", seq) * columns / parts
+            latents = [
+                core.latent + (model.q_lora_rank or 0) for core in layer.cores if core.latent
+            ]
+            size += self._bytes("batch", seq) * sum(latents) / self.split
         return size
 
     def _repeat(
@@ -213,7 +263,7 @@ class OperatorTimer:
         training = self.job.training
         if is_repeated(self.layout, self.profile, flow):
             work.again(work)
-            if not repeats_last_product(self.layout, self.profile):
+            if not repeats_last_product(self.layout, self.profile, flow):
                 last = OpTimes()
                 self._product(last, flow.part.products[-1], flow, ())
                 work.dgrad -= last.forward
@@ -226,8 +276,16 @@ class OperatorTimer:
 
     def _host(self, work: OpTimes, flow: GradFlow) -> None:
         own = layer_host(self.profile.host, self.tp)
+        if flow.part.has_experts:
+            costs, held = self.profile.experts, self._held
+            own += len(routed_layers(flow)) * (costs.host + costs.host_expert * held)
         work.host_forward = own
         work.host_backward = 2 * own * flow.after
+
+    @cached_property
+    def _held(self) -> int:
+        """Experts of a layer that this rank holds."""
+        return (self.model.experts or 0) // self.job.parallel.ep
 
     def _bytes(self, *dims: str) -> float:
         return prod(self.sizes[dim] for dim in dims) * self.width
@@ -274,8 +332,11 @@ class OperatorTimer:
         in every pass."""
         needs = flow.needs[product.name]
         m, k, n = shape
-        narrow = None if product.is_head else PRODUCT_BYTES.get(self.job.training.dtype)
+        is_own_width = product.is_head or product.is_wide
+        narrow = None if is_own_width else PRODUCT_BYTES.get(self.job.training.dtype)
         rates, width = (self.speed.linear, narrow) if narrow else (self.speed.other, self.width)
+        if product.is_grouped:
+            return self._grouped_times(rates, width, needs, shape)
         casts = self.cast_seconds if narrow else 0.0
         is_each = self.profile.operators.casts_weights == "pass"
         in_forward = casts * k * n / (1 if is_each else self.job.num_microbatches)
@@ -287,6 +348,27 @@ class OperatorTimer:
         if needs.w:
             weights = product_seconds(rates, k, m, n, width, self.gradient)
         return ProductTimes(forward, inputs, weights)
+
+    def _grouped_times(
+        self, rates: Rates, width: float, needs: GradNeeds, shape: Shape
+    ) -> ProductTimes:
+        """As many products as this rank has experts. shape: of one of them, with its part of the
+        rows."""
+        m, k, n = shape
+        count, speed = self._held, self.profile.experts.grouped
+        is_narrow = width < self.width
+        casts = self.cast_seconds * count if is_narrow else 0.0
+        is_each = self.profile.operators.casts_weights == "pass"
+        weights = casts * k * n / (1 if is_each else self.job.num_microbatches)
+        out = self.width
+
+        def seconds(*sides: int, result: float = out) -> float:
+            return product_seconds(rates, *sides, width, result, count) / speed
+
+        forward = seconds(m, k, n) + casts * k * m + weights
+        inputs = seconds(m, n, k) + casts * m * n + is_each * weights if needs.x else 0.0
+        of_weights = seconds(k, m, n, result=self.gradient) if needs.w else 0.0
+        return ProductTimes(forward, inputs, of_weights)
 
     @cached_property
     def cast_seconds(self) -> float:
@@ -309,7 +391,8 @@ class OperatorTimer:
         """Passes over the features that a product writes or reads on this rank."""
         operators, (_, k, n) = self.profile.operators, shape
         features = n if "tp" in product.backward_axes else k
-        is_inner = "ffn" in (*product.reads, *product.writes)
+        dims = (*product.reads, *product.writes)
+        is_inner = "ffn" in dims or "shared_ffn" in dims
         passes = operators.inner if is_inner else operators.width
         if is_inner or "heads" in (*product.reads, *product.writes):
             rows = prod(self.sizes[dim] for dim in product.rows)
@@ -324,14 +407,28 @@ class OperatorTimer:
         """Local rows, contraction and columns of each of the `steps`; in 1d rows are split where
         nothing else is."""
         weight, grid = product.matrix, self.layout.grid
+        if product.is_grouped:
+            return self._grouped_shape(product)
         m, k, n = prod(self.sizes[dim] for dim in product.rows), 1, 1
         for dim, size in zip(weight.dims, weight.shape, strict=True):
             is_feature = AXIS_OF_DIM.get(dim) == "tp"
             local = size // (grid.feature_parts if is_feature else grid.hidden_parts)
             k, n = (k * local, n) if dim in product.reads else (k, n * local)
+        if product.name.endswith("key_value_up"):  # keys and values of the full sequence
+            m *= self.job.parallel.cp
         if grid.mode == "3d":
             m *= grid.axes["weight"]  # samples are gathered along one of the two axes that cut them
         return (m if weight.is_split else m // self.split), k, n
+
+    def _grouped_shape(self, product: MatMul) -> Shape:
+        """Rows, contraction and columns of the product of one expert."""
+        weight, k = product.matrix, 1
+        held = weight.local_numel(self.layout.views) // self._held
+        for dim, size in zip(weight.dims, weight.shape, strict=True):
+            if dim in product.reads:
+                k = size // (self.job.parallel.etp if dim == "expert_ffn" else 1)
+        rows = -(-self.sizes["routed"] // (self._held * LEAST_ROWS)) * LEAST_ROWS
+        return rows, k, held // k
 
     def _send(self, work: OpTimes, messages: Iterable[Message]) -> None:
         """Add the seconds of messages over tp and cp, by pass; a repeated forward is part of

@@ -133,6 +133,12 @@ PARTS = (
         is_per_microbatch=True,
     ),
     StepPart(
+        "ep",
+        "messages of experts' ranks",
+        "micro batches x rows sent to experts and back that no computation hides",
+        is_per_microbatch=True,
+    ),
+    StepPart(
         "pp",
         "messages between stages",
         "what messages between stages add to the step, and sums over pp of once a step (shared "
@@ -189,16 +195,21 @@ class StepTime(NamedTuple):
     hardware_flops: float
     peak: float
     band: Band
+    ep: float = 0.0
 
     def parts(self) -> dict[str, float]:
-        """Seconds of each part by its name, in the order of `PARTS`; they sum to `total`."""
-        return {part.name: getattr(self, part.name) for part in PARTS}
+        """Seconds of each part by its name, in the order of `PARTS`; they sum to `total`. `ep` is
+        left out where no rows are sent to experts."""
+        found = {part.name: getattr(self, part.name) for part in PARTS}
+        if not self.ep:
+            del found["ep"]
+        return found
 
     @property
     def total(self) -> float:
         """Seconds of the step."""
         return (self.compute + self.tp + self.cp + self.pp + self.dp_cp + self.bubble
-                + self.optimizer + self.other + self.contention)  # fmt: skip
+                + self.optimizer + self.other + self.contention + self.ep)  # fmt: skip
 
     @property
     def low(self) -> float:

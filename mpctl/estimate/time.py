@@ -116,9 +116,9 @@ class StepTimeModel:
         closing, optimizer, after = self._closing, self._optimizer, self._after
         busiest = max(range(len(own)), key=lambda s: works[s] + after[s])
         row, once = own[busiest], closing[busiest]
-        compute, tp, cp, dp_cp, other = (
+        compute, tp, cp, dp_cp, other, ep = (
             m * sum(getattr(p, name) for p in row)
-            for name in ("compute", "tp", "cp", "dp_cp", "other")
+            for name in ("compute", "tp", "cp", "dp_cp", "other", "ep")
         )
         waits = late - works[busiest] - after[busiest]
         bubble = min(waits, self._bubble(busiest, works, after)) if len(own) > 1 else 0.0
@@ -138,6 +138,7 @@ class StepTimeModel:
             hardware_flops=hardware,
             peak=speed.peak,
             band=find_band(self.layout, self.operators.profile, speed),
+            ep=ep,
         )
 
     def layer(self) -> ChunkTimes:
@@ -146,8 +147,9 @@ class StepTimeModel:
         table = self.layout.table
         stack, flow = table.stacks[0], table.flows[0].runs[0][1]
         work = self.operators.block(stack, flow)
-        forward = work.forward + work.tp_forward + work.cp_forward
-        return ChunkTimes(forward, work.dgrad + work.tp_backward + work.cp_backward, work.wgrad)
+        forward = work.forward + work.tp_forward + work.cp_forward + work.ep_forward
+        back = work.dgrad + work.tp_backward + work.cp_backward + work.ep_backward
+        return ChunkTimes(forward, back, work.wgrad)
 
     def _bubble(self, busiest: int, works: Sequence[float], after: Sequence[float]) -> float:
         """Seconds that the busiest stage would wait if messages between stages took no time."""
@@ -198,8 +200,8 @@ class StepTimeModel:
         """The slower of the kernels and their host, plus ZeRO's messages that they do not hide."""
         profile, slow = self.operators.profile, self.operators.speed.host
         sends = profile.host.message * (self.job.parallel.pp > 1)
-        forward = work.forward + work.tp_forward + work.cp_forward
-        backward = work.dgrad + work.wgrad + work.tp_backward + work.cp_backward
+        forward = work.forward + work.tp_forward + work.cp_forward + work.ep_forward
+        backward = work.dgrad + work.wgrad + work.tp_backward + work.cp_backward + work.ep_backward
         host = profile.host.micro_batch + sends
         host_forward = slow * (work.host_forward + host)
         host_backward = slow * (work.host_backward + host)
@@ -216,6 +218,7 @@ class StepTimeModel:
             ChunkTimes(ahead + zero_ahead, back + zero_back - weights, weights),
             compute, work.tp_forward + work.tp_backward, work.cp_forward + work.cp_backward,
             zero_ahead + zero_back, (ahead - forward) + (back - backward),
+            work.ep_forward + work.ep_backward,
         )  # fmt: skip
 
     def _seconds(self, messages: Iterable[Message]) -> float:

@@ -57,8 +57,8 @@ class PassBound(NamedTuple):
 def pass_bound(work: OpTimes, slow: float) -> PassBound:
     """The bound of a layer or an end; slow: host time relative to that of the runtime's profile."""
     return PassBound(
-        work.forward + work.tp_forward + work.cp_forward,
-        work.dgrad + work.wgrad + work.tp_backward + work.cp_backward,
+        work.forward + work.tp_forward + work.cp_forward + work.ep_forward,
+        work.dgrad + work.wgrad + work.tp_backward + work.cp_backward + work.ep_backward,
         slow * work.host_forward, slow * work.host_backward,
     )  # fmt: skip
 

@@ -109,7 +109,7 @@ class LayoutEvaluator:
         share the times of layers; of as many rows in a micro batch, all but attention's."""
         network = self.network(layout)
         try:
-            over_tp = tuple(network.route(axis) for axis in ("tp", *job_layout.grid.groups))
+            over_tp = tuple(network.route(axis) for axis in self._linear_axes(job_layout))
             over_cp = network.route("cp")
         except MissingLink:  # raised again when the seconds of such a message are needed
             return OperatorTimer(job_layout, self.speed, network, self.profile)
@@ -126,6 +126,11 @@ class LayoutEvaluator:
             ends = {} if has_cores else linear.ends
             known = self.cache[key] = KnownTimes(linear.linear, ends, {})
         return OperatorTimer(job_layout, self.speed, network, self.profile, known)
+
+    def _linear_axes(self, job_layout: JobLayout) -> tuple[str, ...]:
+        """The groups that a layer sends over, cp aside."""
+        experts = ("ep", "etp", "etp_ep") if job_layout.other_views else ()
+        return ("tp", *job_layout.grid.groups, *experts)
 
     @cached_property
     def _casts_once(self) -> bool:

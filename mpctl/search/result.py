@@ -154,7 +154,10 @@ def _difference(best: LayoutReport, other: LayoutReport) -> str:
     word, share = "slower" if slower >= 0 else "faster", abs(slower) / best.time.total
     text = f"{seconds_text(abs(slower))} ({share:.1%}) {word}"
     ours, theirs = best.time.parts(), other.time.parts()
-    differences = sorted(((theirs[n] - ours[n], n) for n in ours), key=lambda pair: -abs(pair[0]))
+    names = dict.fromkeys((*ours, *theirs))
+    differences = sorted(
+        ((theirs.get(n, 0.0) - ours.get(n, 0.0), n) for n in names), key=lambda pair: -abs(pair[0])
+    )
     shown = [
         f"{name} {'+' if difference > 0 else '−'}{seconds_text(abs(difference))}"
         for difference, name in differences[:SHOWN_PARTS]

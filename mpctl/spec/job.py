@@ -223,16 +223,24 @@ def auto_dtype(device: DeviceSpec | None) -> DType:
     return next((half for half in HALVES if half in device.peak_flops), "fp32")
 
 
-def _ends_as_layers(job: JobSpec) -> dict[str, bool]:
+def _ends_as_layers(job: JobSpec) -> dict[str, bool | str]:
     """The settings that count embedding and loss as a layer each, if the job leaves them open and
-    its runtime cuts layers that way; otherwise empty."""
+    its runtime cuts layers that way; otherwise empty. A model with experts whose layers divide
+    neither way has a layout of its own there, taken to be stages of equal cost (DeepSeek-V3's 61
+    layers on 16 stages)."""
     p = job.parallel
     given = p.first_stage_layers or p.last_stage_layers or p.embedding_is_layer or p.loss_is_layer
     if job.model is None or given or p.stage_balance != "even":
         return {}
-    if not ends_count_as_layers(job.model.all_layers, p.pp * p.vpp, job.training.runtime):
-        return {}
-    return {"embedding_is_layer": True, "loss_is_layer": True}
+    layers, blocks = job.model.all_layers, p.pp * p.vpp
+    if ends_count_as_layers(layers, blocks, job.training.runtime):
+        return {"embedding_is_layer": True, "loss_is_layer": True}
+    if job.model.experts and blocks <= layers and layers % blocks:
+        from mpctl.spec.runtime import get_profile
+
+        if get_profile(job.training.runtime).runs.ends_as_layers:
+            return {"stage_balance": "cost"}
+    return {}
 
 
 def ends_count_as_layers(layers: int, blocks: int, runtime: str) -> bool:

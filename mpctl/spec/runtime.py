@@ -17,6 +17,7 @@ from mpctl.errors import InputError
 from mpctl.spec.base import AS_MEMORY, Amount, Count, DType, Part, Seconds, Share, StrictModel
 from mpctl.spec.parallel import ScheduleName, TensorMode
 from mpctl.spec.presets import get_file, preset_issues, search_path
+from mpctl.spec.training import Dispatcher as Dispatcher
 from mpctl.spec.training import RecomputeMode
 
 OWN_RUNTIME = "mpctl"  # the profile of the software that `mpctl launch` starts
@@ -168,6 +169,51 @@ class HostCosts(StrictModel):
         "pipeline crosses nodes, seconds; twice as much in backward",
     )
     step: Seconds = Field(0.0, description="host time once for each step, seconds")
+
+
+class ExpertCosts(StrictModel):
+    """Layers with experts: how tokens reach them, and what that costs besides the bytes."""
+
+    dispatcher: Dispatcher = Field(
+        "alltoall", description="how tokens are sent to experts where the job does not say it"
+    )
+    rows: MemoryPasses = Field(
+        MemoryPasses(forward=4.0, backward=6.0),
+        description="passes over the rows of all experts' tokens, of hidden size: permutations, "
+        "weights, the sum over a token's experts",
+    )
+    inner: MemoryPasses = Field(
+        MemoryPasses(forward=1.5, backward=2.5),
+        description="passes over what experts compute of them: activation, and the weights where "
+        "they apply to it",
+    )
+    grouped: Part = Field(
+        1.0, description="speed of grouped products relative to single ones of the same tiles"
+    )
+    exchange: Part = Field(
+        1.0, description="share of a link's bandwidth for rings that an all-to-all reaches"
+    )
+    once: Part = Field(
+        1.0, description="the same of dispatchers that send once to a rank (deepep, hybridep)"
+    )
+    hidden: Share = Field(
+        0.0, description="share of the messages of rows that is sent during computation"
+    )
+    host: Seconds = Field(
+        0.0,
+        description="further host time of a layer with experts in forward, seconds; its backward "
+        "takes twice as long",
+    )
+    wait: Seconds = Field(
+        0.0,
+        description="seconds that a device stands still in a layer's forward and backward, where "
+        "the host reads how many rows each expert has before it launches more",
+    )
+    host_expert: Seconds = Field(
+        0.0,
+        description="host time for each expert of a rank in forward, seconds; twice as much in "
+        "backward",
+    )
 
 
 class FittedRuns(StrictModel):
@@ -322,6 +368,7 @@ class RuntimeProfile(StrictModel):
     operators: OperatorCosts = Field(description="operations bound by memory bandwidth")
     overlap: OverlapShares = Field(description="shares of messages sent during computation")
     host: HostCosts = Field(description="time of the host thread")
+    experts: ExpertCosts = Field(default_factory=ExpertCosts, description="layers with experts")
     spread: Part = Field(
         description="spread of log(measured / estimated) where the cluster was "
         "measured: 9 of 10 runs are within 1.645 times it"

@@ -21,6 +21,8 @@ from mpctl.spec.presets import bundled_names, find_file, name_or_path, preset_na
 from mpctl.units import DTYPE_BYTES
 
 RecomputeMode = Literal["none", "selective", "full"]
+Dispatcher = Literal["rows", "alltoall", "allgather", "deepep", "hybridep"]
+"""How tokens are sent to their experts (estimate/expert_messages.py): `rows` as mpctl does it."""
 
 
 Load = Annotated[float, Ge(1), Le(2**16)]
@@ -165,6 +167,11 @@ class TrainingSpec(StrictModel):
         None,
         description="experts: rows of the fullest rank of experts over the mean, for plans; that "
         "of random routing when absent",
+    )
+    moe_dispatcher: Dispatcher | None = Field(
+        None,
+        description="experts: how other software than mpctl sends tokens to them, for its plans; "
+        "that of its profile when absent",
     )
     init_std: PositiveHyper = Field(0.02, description="standard deviation of initial weights")
     eval_interval: CountOrZero = Field(

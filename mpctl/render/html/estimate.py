@@ -180,7 +180,7 @@ def time_section(plan: Plan, time: StepTime | str) -> Raw:
     if isinstance(time, str):
         return section("time", "Step time", note(f"Not estimated: {time}."))
     seconds = time.parts()
-    parts = [part for part in PARTS if seconds[part.name]]
+    parts = [part for part in PARTS if seconds.get(part.name)]
     shares = [Share(p.name, seconds[p.name], seconds_text(seconds[p.name])) for p in parts]
     band = f"{seconds_text(time.low)} to {seconds_text(time.high)}"
     rate = "; ".join(f"{name} {text}" for name, text in rate_figures(plan_summary(plan)))
