@@ -58,8 +58,10 @@ GRID_AXES = (
 )  # fmt: skip
 # The axes of the experts' view: the same ranks, numbered again with ep at cp's place.
 EXPERT_AXES = (
-    Axis("etp", "expert tensor", "every expert", "rows of tokens, twice a layer"),
-    Axis("ep", "expert", "the experts of a layer", "rows of tokens, twice a layer"),
+    Axis("etp", "expert tensor", "every expert", "rows of tokens, twice a layer",
+         supported_by="expert_tensor"),
+    Axis("ep", "expert", "the experts of a layer", "rows of tokens, twice a layer",
+         supported_by="experts"),
     Axis("edp", "expert data", "the tokens of a step", "experts' gradients, once a step"),
 )  # fmt: skip
 AXIS_NAMES = tuple(axis.name for axis in AXES)
@@ -129,14 +131,14 @@ def dense_order(order: str) -> str:
 
 def expert_order(order: str) -> tuple[str, ...]:
     """The order of the experts' view: etp and edp for tp and dp, without cp; ep stands where the
-    order names it, else where it names cp (Megatron-Core's parallel_state.py).
+    order names it, else where it names cp (Megatron-Core's parallel_state.py). An empty order, of a
+    layout whose ranks are not placed yet, is the default.
 
     >>> expert_order("tp-cp-ep-pp-dp"), expert_order("tp-cp-dp-pp"), expert_order("pp")
     (('etp', 'ep', 'pp', 'edp'), ('etp', 'ep', 'edp', 'pp'), ('pp', 'etp', 'ep', 'edp'))
     """
-    named = order.split("-")
-    missing = [axis for axis in AXIS_NAMES if axis not in named]
-    named = [*named, *missing]
+    named = [axis for axis in order.split("-") if axis]
+    named += [axis for axis in AXIS_NAMES if axis not in named]
     if "ep" not in named:
         named.insert(named.index("cp"), "ep")
     names = {"tp": "etp", "dp": "edp"}

@@ -85,6 +85,23 @@ class LayoutSettings(_Fields):
         return self.dp * self.cp
 
     @property
+    def rank_sizes(self) -> tuple[int, ...]:
+        """The sizes along every axis of both views: fields that determine where ranks are placed,
+        with the order."""
+        return (*self.sizes.values(), self.ep, self.etp)
+
+    @property
+    def edp(self) -> int:
+        """Ranks that hold the same experts and reduce their gradients together; they fill what ep
+        and etp leave of tp, cp and dp."""
+        return self.tp * self.cp * self.dp // (self.ep * self.etp)
+
+    @property
+    def expert_sizes(self) -> dict[str, int]:
+        """Ranks along the axes of the experts' view."""
+        return {"etp": self.etp, "ep": self.ep, "edp": self.edp, "pp": self.pp}
+
+    @property
     def grid(self) -> TensorGrid:
         """The tensor-parallel ranks as a grid."""
         splits = self.sequence_parallel

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpctl.axes import AXES, find_order
+from mpctl.axes import AXES, EXPERT_AXES, find_order
 from mpctl.errors import Offer
 from mpctl.layout.topology import replicas
 from mpctl.pipeline.filled import is_filled, job_cut
@@ -39,10 +39,10 @@ def not_run(job: JobSpec, profile: RuntimeProfile) -> Iterator[tuple[str, str]]:
     """Each setting of the job, by key and in words, that the profile's [runs] leaves out."""
     p, training, runs = job.parallel, job.training, profile.runs
     mode, zero = p.tensor_mode, p.zero if replicas(job) > 1 else 0
-    sizes = job.sizes
+    sizes = {**job.expert_sizes, **job.sizes}
     settings = (
         *((f"parallel.{axis.name}", f"{axis.name} {sizes[axis.name]}",
-           sizes[axis.name] == 1 or runs.has_axis(axis)) for axis in AXES),
+           sizes[axis.name] == 1 or runs.has_axis(axis)) for axis in (*AXES, *EXPERT_AXES)),
         ("parallel.tensor_mode", f"tensor_mode {mode}",
          p.tp == 1 or not runs.tensor or mode in runs.tensor_modes),
         ("parallel.vpp", f"vpp {p.vpp}", p.vpp == 1 or runs.chunks),

@@ -23,8 +23,10 @@ from mpctl.axes import AXES, DEFAULT_ORDER, FILLING, chosen_ranks
 from mpctl.estimate.gradient_messages import ReplicaGroup, sent_zero_stage
 from mpctl.estimate.kernels import OpTimes, cover_backwards
 from mpctl.estimate.network import MissingLink
+from mpctl.operators.grad_flow import GradFlow
 from mpctl.planning.layout_settings import LayoutSettings
 from mpctl.search.evaluate import SLACK, LayoutEvaluator
+from mpctl.sharding import DENSE, EXPERTS, Views
 from mpctl.spec.schedules import SCHEDULES
 
 OUTSIDE_LAYER = tuple(axis.name for axis in AXES if not axis.in_layer)
@@ -70,12 +72,20 @@ def total_of(passes: Sequence[tuple[int, PassBound]]) -> PassBound:
     return PassBound(*[sum(map(mul, counts, column)) for column in columns])
 
 
+class Elements(NamedTuple):
+    """Elements of a layer on a rank, all of them and those with gradients."""
+
+    numel: int
+    trained: int
+
+
 class CostBounds(NamedTuple):
     """Costs of one micro batch that all layouts of a layer key share.
 
     whole: all layers and ends. layer, most: the fastest and the slowest layer. ends: all ends
-    together. exit: the end after the last layer. numel, trained: elements on a rank of the smallest
-    layer, all of them and those with gradients. goes_back: whether every layer has a backward.
+    together. exit: the end after the last layer. dense: the fewest elements of a layer without its
+    experts; experts: the fewest of the experts of a layer that has some, and plain the number of
+    those that have none. goes_back: whether every layer has a backward.
     """
 
     whole: PassBound
@@ -83,8 +93,9 @@ class CostBounds(NamedTuple):
     most: PassBound
     ends: PassBound
     exit: PassBound
-    numel: int
-    trained: int
+    dense: Elements
+    experts: Elements
+    plain: int
     goes_back: bool
 
 
@@ -124,15 +135,20 @@ class StepTimeBound:
         table, slow = self.evaluator.table(layout.tp), self.evaluator.speed.host
         layers: list[tuple[int, PassBound]] = []
         ends: list[tuple[int, PassBound]] = []
-        sizes: list[tuple[int, int, bool]] = []
+        dense: list[Elements] = []
+        experts: list[Elements] = []
+        goes_back, plain = True, 0
         try:
             for stack, flow in zip(table.stacks, table.flows, strict=True):
                 for run, kind in flow.runs:
                     work = operators.block(stack, kind)
                     layers.append((len(run), pass_bound(work, slow)))
-                    weights = (kind.part.weights, kind.trained)
-                    numel, trained = (sum(w.local_numel(views) for w in ws) for ws in weights)
-                    sizes.append((numel, trained, kind.after))
+                    dense.append(_elements(kind, views, DENSE))
+                    goes_back &= kind.after
+                    if kind.part.has_experts:
+                        experts.append(_elements(kind, views, EXPERTS))
+                    else:
+                        plain += len(run)
                 ends += [(1, pass_bound(operators.end(e), slow)) for e in (flow.entry, flow.exit)]
             head = OpTimes()  # where the runtime fills stages, the loss may be on the next one
             head.add(operators.end(table.flows[-1].exit))
@@ -145,8 +161,7 @@ class StepTimeBound:
         )
         return CostBounds(
             total_of([*layers, *ends]), least, most, total_of(ends), pass_bound(head, slow),
-            min(numel for numel, _, _ in sizes), min(trained for _, trained, _ in sizes),
-            all(goes_back for *_, goes_back in sizes),
+            _least(dense), _least(experts), plain, goes_back,
         )  # fmt: skip
 
     def _nearest_ranks(self, layout: LayoutSettings) -> LayoutSettings:
@@ -223,40 +238,78 @@ class StepTimeBound:
             overlapped += costs.ends.forward + costs.ends.host_forward
         overlap = _Overlap(least, self.space.microbatches(family), overlapped)
         for layout in layouts:
-            added = self._optimizer(layout, least * costs.trained)
-            if layout.replicas > 1:
+            added = self._optimizer(layout, costs, least)
+            if layout.replicas > 1 or (costs.experts.numel and layout.edp > 1):
                 added += self._messages(layout, costs, overlap)
             yield bound + SLACK * added, layout
 
-    def _optimizer(self, layout: LayoutSettings, trained: int) -> float:
-        """Least seconds of an optimizer step over `trained` parameters of a rank."""
+    def _optimizer(self, layout: LayoutSettings, costs: CostBounds, layers: int) -> float:
+        """Least seconds of an optimizer step of a stage of so many layers."""
         profile, speed = self.evaluator.profile, self.evaluator.speed
-        parts = layout.replicas if layout.zero else 1
-        moved = trained * profile.operators.optimizer_bytes / parts
-        return moved / speed.bandwidth + self.host_step
+        parts = (layout.replicas, layout.edp) if layout.zero else (1, 1)
+        with_experts = max(0, layers - costs.plain)
+        stepped = layers * costs.dense.trained / parts[0]
+        stepped += with_experts * costs.experts.trained / parts[1]
+        return stepped * profile.operators.optimizer_bytes / speed.bandwidth + self.host_step
 
     def _messages(self, layout: LayoutSettings, costs: CostBounds, during: _Overlap) -> float:
         """Least seconds that messages between replicas add to the step: those of a stage with few
         layers, overlapped as far as the last backward of a stage with many can be. Several layers
         may share a bucket. Infinite where a link that they need states no bandwidth."""
-        profile = self.evaluator.profile
+        profile, computed, added = self.evaluator.profile, during.seconds, 0.0
         zero = sent_zero_stage(layout.zero, pp=layout.pp, profile=profile)
-        group = ReplicaGroup(layout.replicas, zero, *self.evaluator.message_widths)
-        overlap, seconds = profile.overlap, self.evaluator.network(layout).seconds
-        least, computed, added = during.least, during.seconds, 0.0
+        overlap = profile.overlap
         try:
-            if group.zero >= 2:
-                each = 1 if overlap.buckets and group.zero == 2 else least
-                numel, trained = (least // each * size for size in (costs.numel, costs.trained))
-                passes = group.passes(numel, trained, goes_back=costs.goes_back)
-                sent = each * sum(map(seconds, passes))
+            if zero >= 2:
+                sent = sum(
+                    self._passes(layout, group, layers, size, goes_back=costs.goes_back)
+                    for group, layers, size in self._groups(layout, zero, costs, during.least)
+                )
                 added += during.microbatches * exposed_seconds(sent, overlap.zero, overlap.drag)
                 computed = inf  # it is longer by messages whose sizes may differ
-            sent = sum(map(seconds, group.step(least * costs.trained)))
+            seconds = self.evaluator.network(layout).seconds
+            sent = sum(
+                seconds(message)
+                for group, layers, size in self._groups(layout, zero, costs, during.least)
+                for message in group.step(layers * size.trained)
+            )
         except MissingLink:
             return inf
         share = max(overlap.dp, overlap.gather or 0.0)
         return added + exposed_seconds(sent, share, overlap.drag, computed)
+
+    def _groups(
+        self, layout: LayoutSettings, zero: int, costs: CostBounds, layers: int
+    ) -> Iterator[tuple[ReplicaGroup, int, Elements]]:
+        """The replicas of dense parameters and of experts, with how many layers of a stage have
+        some and their elements."""
+        widths = self.evaluator.message_widths
+        if layout.replicas > 1:
+            yield ReplicaGroup(layout.replicas, zero, *widths), layers, costs.dense
+        with_experts = max(0, layers - costs.plain)
+        if with_experts and layout.edp > 1:
+            yield ReplicaGroup(layout.edp, zero, *widths, name="edp"), with_experts, costs.experts
+
+    def _passes(
+        self, layout: LayoutSettings, group: ReplicaGroup, layers: int, size: Elements, *,
+        goes_back: bool,
+    ) -> float:  # fmt: skip
+        """Least seconds of ZeRO's messages of a group in one micro batch of a stage."""
+        seconds = self.evaluator.network(layout).seconds
+        each = 1 if self.evaluator.profile.overlap.buckets and group.zero == 2 else layers
+        numel, trained = (layers // each * n for n in size)
+        return each * sum(map(seconds, group.passes(numel, trained, goes_back=goes_back)))
+
+
+def _elements(layer: GradFlow, views: Views, view: str) -> Elements:
+    """The elements of a layer on a rank that belong to a view."""
+    both = (layer.part.weights, layer.trained)
+    return Elements(*[sum(w.local_numel(views) for w in ws if w.view == view) for ws in both])
+
+
+def _least(layers: Sequence[Elements]) -> Elements:
+    """The fewest elements of a layer; none of no layers."""
+    return Elements(*map(min, zip(*layers, strict=True))) if layers else Elements(0, 0)
 
 
 class _Overlap(NamedTuple):

@@ -12,9 +12,8 @@ from functools import cached_property
 from math import ceil, gcd
 from typing import Any, NamedTuple, TypeVar
 
-from mpctl.axes import AXES
 from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes
-from mpctl.estimate.communication import gradient_bytes, local_sizes
+from mpctl.estimate.communication import gradient_bytes, local_parameters, local_sizes
 from mpctl.estimate.kernels import MissingFigure, Speed, device_speed
 from mpctl.estimate.memory import KnownMemory, LayoutMemory, peak_bytes
 from mpctl.estimate.network import MissingLink, Network
@@ -31,6 +30,7 @@ from mpctl.pipeline.stages import Span, job_stages
 from mpctl.planning.layout_settings import LayoutSettings
 from mpctl.rules.validate import has_errors
 from mpctl.search.space import SearchSpace
+from mpctl.sharding import EXPERTS
 from mpctl.spec.cluster import Link
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import RuntimeProfile, get_profile
@@ -44,11 +44,13 @@ SLACK = 1 - 1e-9  # for bounds: the same sums in another order differ by roundin
 class FirstStage(NamedTuple):
     """Memory of a layout's first stage, bytes, before ZeRO shards any of it.
 
-    states: optimizer, gradients and parameters; other: everything else that is allocated; slack:
-    reserved bytes for each allocated one; context: outside of the allocator.
+    states: optimizer, gradients and parameters; experts: the share of each that is of experts, and
+    which other replicas shard; other: everything else that is allocated; slack: reserved bytes for
+    each allocated one; context: outside of the allocator.
     """
 
     states: tuple[int, int, int]
+    experts: tuple[float, float, float]
     other: int
     slack: float
     context: int
@@ -83,8 +85,7 @@ class LayoutEvaluator:
 
     def network(self, layout: LayoutSettings) -> Network:
         """The links of the cluster as the layout's groups use them."""
-        sizes = (*layout[: len(AXES)], layout.ep, layout.etp)
-        key = (*sizes, layout.order, layout.tensor_mode, layout.tensor_depth)
+        key = (*layout.rank_sizes, layout.order, layout.tensor_mode, layout.tensor_depth)
         return self.cached(key, lambda: self._network(layout))
 
     def _network(self, layout: LayoutSettings) -> Network:
@@ -205,8 +206,10 @@ class LayoutEvaluator:
         sharded states without padding and without gathered parts."""
         plain = layout._replace(zero=0, order="")
         first = self.cached((plain, "first stage"), lambda: self._first_stage(plain))
-        parts = layout.replicas
-        states = sum(size / parts if zero > at else size for at, size in enumerate(first.states))
+        states = 0.0
+        for at, (size, share) in enumerate(zip(first.states, first.experts, strict=True)):
+            parts, experts = (layout.replicas, layout.edp) if zero > at else (1, 1)
+            states += size * ((1 - share) / parts + share / experts)
         return SLACK * (states + first.other) * first.slack + first.context
 
     @cached_property
@@ -231,10 +234,24 @@ class LayoutEvaluator:
     def _first_stage(self, layout: LayoutSettings) -> FirstStage:
         # as many micro batches as may be in flight are enough, and fewer are counted
         microbatches = min(self.space.microbatches(layout), 2 * layout.pp)
-        memory = self._memory(layout).of_stage(0, microbatches)
+        known = self._memory(layout)
+        memory = known.of_stage(0, microbatches)
         states = (memory.optimizer_bytes, memory.gradient_bytes, memory.parameter_bytes)
         slack = memory.reserved_bytes / memory.allocated_bytes
-        return FirstStage(states, memory.allocated_bytes - sum(states), slack, memory.context_bytes)
+        other = memory.allocated_bytes - sum(states)
+        experts = self._expert_shares(known.layout)
+        return FirstStage(states, experts, other, slack, memory.context_bytes)
+
+    def _expert_shares(self, layout: JobLayout) -> tuple[float, float, float]:
+        """The share of the first stage's optimizer, gradients and parameters that is of experts."""
+        if EXPERTS not in layout.views:
+            return 0.0, 0.0, 0.0
+        held, trained = (
+            local_parameters(layout, 0, view=EXPERTS, trained_only=only)
+            / max(1, local_parameters(layout, 0, trained_only=only))
+            for only in (False, True)
+        )
+        return trained, trained, held
 
 
 def missing_link(evaluator: LayoutEvaluator) -> Link | None:

@@ -13,8 +13,8 @@ spaces.
 
 An estimate cannot tell layouts apart that differ by less than its own error, and users cannot
 choose between five spellings of one layout. So a search looks for *ideas*: layouts with the same
-tp, pp and tensor mode. Of an idea it keeps the layouts within ALIKE of the fastest one, and shows
-the plainest of them (`complexity`). Between ideas the order is open below RANKING_ERROR. In
+tp, pp, ep and tensor mode. Of an idea it keeps the layouts within ALIKE of the fastest one, and
+shows the plainest of them (`complexity`). Between ideas the order is open below RANKING_ERROR. In
 the published sweeps (several layouts of one model on one cluster, estimated by constants that had
 not seen the run; benchmarks/accuracy.py), of the pairs of layouts whose estimates differ by less
 than that, six in ten ran in the estimated order; of those that differ by more, nine of ten did.
@@ -63,6 +63,7 @@ class Idea(NamedTuple):
     tensor_mode: str
     tp: int
     pp: int
+    ep: int = 1
 
 
 class EvaluatedLayout(NamedTuple):
@@ -75,7 +76,8 @@ class EvaluatedLayout(NamedTuple):
 
 def complexity(layout: LayoutSettings) -> float:
     """How far a layout is from the plainest one: 1 for each doubling of pp, cp, chunks and the
-    micro batch, half of that for tp, plus recomputation, more sharded states, and unusual settings.
+    micro batch, half of that for tp, ep and etp, plus recomputation, more sharded states, and
+    unusual settings.
 
     >>> plain = LayoutSettings(tp=4, dp=32, pp=2, vpp=4, sequence_parallel=True, zero=1)
     >>> complexity(plain), complexity(plain._replace(vpp=20, zero=2))
@@ -88,7 +90,8 @@ def complexity(layout: LayoutSettings) -> float:
         + (layout.stage_balance != PLAIN_BALANCE)
         + (layout.order not in ("", DEFAULT_ORDER))
     )
-    doublings = sum(log2(size) for size in sizes) + log2(layout.tp) / 2
+    inner = log2(layout.tp) + log2(layout.ep) + log2(layout.etp)
+    doublings = sum(log2(size) for size in sizes) + inner / 2
     return doublings + RECOMPUTE[layout.recompute] + layout.zero / 2 + unusual
 
 
@@ -425,4 +428,4 @@ class BranchAndBound:
 
 def idea_of(layout: LayoutSettings) -> Idea:
     """The idea that the layout belongs to."""
-    return Idea(layout.tensor_mode, layout.tp, layout.pp)
+    return Idea(layout.tensor_mode, layout.tp, layout.pp, layout.ep)

@@ -95,7 +95,10 @@ def nearest_that_fit(job: JobSpec, *, count: int = 3) -> list[NearbyLayout]:
 
 
 def _changed_layouts(job: JobSpec, given: LayoutSettings, changes: int) -> Iterator[LayoutSettings]:
-    settings = [s for s in SETTINGS if s != "stage_balance"] if given.vpp > 1 else SETTINGS
+    has_experts = job.model is not None and job.model.experts is not None
+    idle = {"stage_balance"} if given.vpp > 1 else set()
+    idle |= set() if has_experts else {"ep", "etp"}
+    settings = [name for name in SETTINGS if name not in idle]
     for free in combinations(settings, changes):
         fixed = {name: getattr(given, name) for name in SETTINGS if name not in free}
         for layout in SearchSpace(job, fixed).layouts():

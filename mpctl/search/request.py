@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpctl.axes import AXES, FILLING
+from mpctl.axes import FILLING
 from mpctl.errors import InputError, Issue
 from mpctl.planning.layout_settings import LayoutSettings, setting_name
 from mpctl.search.space import SearchSpace
@@ -108,7 +108,7 @@ def varied(space: SearchSpace) -> list[str]:
     }
     for at, name in enumerate(("vpp", "schedule", "stage_balance")):
         values[name] = {cut[at] for cuts in pipelines.values() for cut in cuts}
-    of_sizes = {family[: len(AXES)]: family for family in families}
+    of_sizes = {family.rank_sizes: family for family in families}
     for setting in space.member_settings:
         values[setting.name] = {v for f in of_sizes.values() for v in setting.values(space, f)}
     return [name for name in FIELDS if len(values[name]) > 1]

@@ -11,8 +11,8 @@ attention.
 The space is a tree, so that a bound can rule out many layouts at once (bound.py). A node of it is
 the plainest of its layouts:
 
-    axes      axis sizes, and the settings that determine a layer's seconds; one stage after the
-              other, one chunk each
+    axes      axis sizes, those of experts too, and the settings that determine a layer's seconds;
+              one stage after the other, one chunk each
     family    the same with a pipeline: chunks, schedule, how layers are cut
     layout    a member of a family: one value for each row of MEMBER_SETTINGS
 
@@ -20,6 +20,10 @@ To search one more setting: give LayoutSettings a field of its name (planning/la
 and MEMBER_SETTINGS a row with the function of its legal values. Bounds hold as long as no value
 makes a step faster than the family's bound, which counts kernels, host and pipeline, or needs less
 memory than LayoutEvaluator.min_bytes; a setting that does belongs to axes or family.
+
+Of a model with experts every ep is tried that divides them and, with etp and pp, the world; etp 1
+or tp. Where tp is above 1 the sequence is split over it, so that no token is routed twice, and an
+order is tried if both views of the ranks have its pipelines.
 
 A size of tp is tried as a row of ranks (1d) where that divides the model; as a square (2d), layers
 of squares (2.5d) or a cube (3d) where the job's runtime runs that tensor mode and the rules accept
@@ -37,7 +41,16 @@ from functools import cached_property, lru_cache
 from itertools import permutations
 from typing import Any, NamedTuple
 
-from mpctl.axes import AXES, AXIS_NAMES, DEFAULT_ORDER, FILLING, Axis, chosen_ranks, find_order
+from mpctl.axes import (
+    AXES,
+    AXIS_NAMES,
+    DEFAULT_ORDER,
+    EXPERT_AXES,
+    FILLING,
+    Axis,
+    chosen_ranks,
+    find_order,
+)
 from mpctl.estimate.activation_shapes import activation_shapes
 from mpctl.estimate.saved import layer_activations
 from mpctl.layout.job_layout import JobLayout
@@ -52,6 +65,7 @@ from mpctl.rules.sizes import (
     splits_heads,
     splits_sequences,
     stays_in_domain,
+    views_agree,
 )
 from mpctl.rules.validate import has_errors
 from mpctl.sharding import divisors
@@ -141,7 +155,34 @@ class SearchSpace:
         order is left empty, and there is no ZeRO."""
         for sizes in self._sizes({}, CHOSEN):
             for grid in self.grids(sizes["tp"]):
-                yield from self._layer_settings(LayoutSettings(order="").with_sizes(sizes), grid)
+                for experts in self._expert_sizes(sizes):
+                    layout = LayoutSettings(order="").with_sizes({**sizes, **experts})
+                    yield from self._layer_settings(layout, grid)
+
+    def _expert_sizes(self, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+        """Every legal etp and ep, whose ranks fill with edp what pp leaves of the world; 1 of a
+        model without experts, unless they are fixed, which the rules then refuse."""
+        if self.model.experts is None:
+            yield {"etp": self.fixed.get("etp", 1), "ep": self.fixed.get("ep", 1)}
+            return
+        stage = self.world // sizes["pp"]
+        for etp in self._fixed_or("etp", sorted({1, sizes["tp"]})):
+            if stage % etp == 0 and self._tries_experts("etp", etp):
+                for ep in divisors(stage // etp):
+                    if self._tries_experts("ep", ep):
+                        yield {"etp": etp, "ep": ep}
+
+    def _tries_experts(self, name: str, size: int) -> bool:
+        axis = self._axes_of_experts[name]
+        return (
+            self._admits(name, size)
+            and (size == 1 or self._runs(name, self.runs.has_axis(axis)))
+            and is_legal_size(self.job, name, size)
+        )
+
+    @cached_property
+    def _axes_of_experts(self) -> dict[str, Axis]:
+        return {axis.name: axis for axis in EXPERT_AXES}
 
     def _sizes(self, sizes: dict[str, int], axes: Sequence[Axis]) -> Iterator[dict[str, int]]:
         """The sizes so far with every legal size of the other axes; the last one takes the rest."""
@@ -267,10 +308,14 @@ class SearchSpace:
             yield from (size for size in sizes if self._admits("micro_batch_size", size))
 
     def sequence_parallel(self, grid: TensorGrid, cp: int) -> Sequence[bool]:
-        """Off, and on where a row of ranks divides a rank's part of the sequence."""
+        """Off, and on where a row of ranks divides a rank's part of the sequence; on alone where
+        the model has experts."""
         splits = grid.mode == "1d" and grid.size > 1 and self.runs.sequence
         splits = splits and splits_sequences(self.model, sequence_parts(grid.size, cp))
-        return self._fixed_or("sequence_parallel", (False, True) if splits else (False,))
+        legal = [False, True] if splits else [False]
+        if self.model.experts and grid.size > 1:
+            legal.remove(False)
+        return self._fixed_or("sequence_parallel", legal)
 
     def pipelines(self, pp: int, microbatches: int) -> Iterator[tuple[int, ScheduleName, str]]:
         """(chunks a stage, schedule, stage balance) of `pp` stages. Several chunks are small and
@@ -278,7 +323,8 @@ class SearchSpace:
         too_few = self.runs.needs_full_pipeline and microbatches < pp - 1
         if too_few and "pp" not in self.fixed:
             return
-        for vpp in divisors(self.layers):
+        chunks = {*divisors(self.layers), self.fixed.get("vpp", 1)}
+        for vpp in sorted(chunks) if self._cuts_freely else divisors(self.layers):
             runs = vpp == 1 or self._runs("vpp", self.runs.chunks)
             if pp * vpp > self.layers or not runs or not self._admits("vpp", vpp):
                 continue
@@ -300,10 +346,17 @@ class SearchSpace:
         even = self.layers % (pp * vpp) == 0 or self.counts_ends(pp * vpp)
         if self.runs.fills_stages and pp > 1 and vpp == 1:
             even = self.fills(pp)
-        by_cost = self.runs.by_cost and pp > 1 and (vpp == 1 or "vpp" in self.fixed)
+        cuts = self.runs.by_cost or (self._cuts_freely and not even)
+        by_cost = cuts and pp > 1 and (vpp == 1 or "vpp" in self.fixed)
         legal = ["even"] * even + ["cost"] * by_cost
         if even or self.fixed.get("stage_balance") != "even":
             yield from self._fixed_or("stage_balance", legal)
+
+    @cached_property
+    def _cuts_freely(self) -> bool:
+        """Whether layers that divide neither alone nor with the ends are cut by cost: those of a
+        model with experts, whose software takes any layout (`spec.job.complete`)."""
+        return self.model.experts is not None and self.runs.ends_as_layers
 
     def counts_ends(self, blocks: int) -> bool:
         """Whether embedding and loss are counted as layers; if the first block would then hold at
@@ -317,7 +370,8 @@ class SearchSpace:
 
     def zero_stages(self, family: LayoutSettings) -> list[int]:
         """ZeRO stages; with a single replica all are the same, and one is tried."""
-        stages = self.runs.zero if family.replicas > 1 else self.runs.zero[:1]
+        several = family.replicas > 1 or (self.model.experts is not None and family.edp > 1)
+        stages = self.runs.zero if several else self.runs.zero[:1]
         if family.tensor_mode != "1d":
             stages = [stage for stage in stages if self._shards(family.grid, stage)]
         return list(self._fixed_or("zero", stages))
@@ -334,7 +388,11 @@ class SearchSpace:
             return [self.fixed["order"]]
         if self.domain.ranks >= self.world:
             return [DEFAULT_ORDER]
-        return _orders(family[: len(AXES)], tuple(self.runs.orders or ()))
+        orders = _orders(family[: len(AXES)], tuple(self.runs.orders or ()))
+        if self.model.experts is None:
+            return orders
+        sizes, experts = family.sizes, family.expert_sizes
+        return [order for order in orders if views_agree(sizes, experts, order)]
 
     def _fixed_or(self, name: str, legal: Sequence[Any]) -> Sequence[Any]:
         """The value that is fixed, which the rules decide on, else the legal ones."""

@@ -268,6 +268,10 @@ class RuntimeSupport(StrictModel):
         ["1d"], description="values of parallel.tensor_mode; empty where tp is always 1"
     )
     pipeline: bool = Field(True, description="pipeline parallelism (parallel.pp above 1)")
+    experts: bool = Field(False, description="expert parallelism (parallel.ep above 1)")
+    expert_tensor: bool = Field(
+        False, description="tensor parallelism of experts (parallel.etp above 1)"
+    )
     by_cost: bool = Field(False, description="stages of equal compute (parallel.stage_balance)")
     ends_as_layers: bool = Field(
         False,

@@ -11,6 +11,7 @@ import pytest
 from mpctl.estimate.memory import peak_bytes
 from mpctl.planning.layout_settings import LayoutSettings, changed_settings, layout_of, layout_text
 from mpctl.planning.plan import make_plan
+from mpctl.rules.sizes import views_agree
 from mpctl.rules.validate import check_job
 from mpctl.search.bound import StepTimeBound
 from mpctl.search.evaluate import LayoutEvaluator
@@ -49,6 +50,20 @@ MODELS: dict[str, dict[str, Any]] = {
     "t5": {"model": "t5-base", "model.layers": 4, "model.decoder_layers": 4},
     "filled": {"training.runtime": "nanotron", "training.dtype": "bf16"},
     "frozen": {"training.freeze": ["embedding.*", "layers.[0-3].*"]},
+    "experts": {
+        "model.experts": 8,
+        "model.experts_per_token": 2,
+        "model.expert_ffn": 1024,
+        "model.dense_layers": 1,
+        "model.shared_expert_ffn": 512,
+    },
+    "every-other": {
+        "model.experts": 6,
+        "model.moe_layer_every": 2,
+        "model.expert_ffn": 2048,
+        "training.runtime": "megatron-core",
+        "cluster": "dgx-h100",
+    },
 }
 # Weights are cast once a step, so that a layer's seconds follow from the number of micro batches.
 FP8 = {"cluster": "dgx-h100", "training.runtime": "torchtitan", "training.dtype": "fp8"}
@@ -92,6 +107,39 @@ def test_every_layout_of_a_space_is_legal_and_none_comes_twice(name: str) -> Non
         job = space.job_of(layout)
         assert [c for c in check_job(job) if c.status == "error"] == []
         assert layout_of(job) == layout
+
+
+@pytest.mark.parametrize("name", ["experts", "every-other"])
+def test_experts_are_placed_in_every_legal_way(name: str) -> None:
+    """By hand of 8 ranks and 8 experts: with pp 2 ep 1, 2 and 4; with tp 2, whose ranks split the
+    sequence, etp 1 and 2; orders in which both views have the same stages."""
+    job = model_job(name)
+    assert job.model is not None and job.model.experts is not None
+    found = {(n.tp, n.pp, n.etp, n.ep) for n in SearchSpace(job).layouts()}
+    heads = (1, 2, 4)  # of tp, within nodes of 4
+    wanted = {
+        (tp, pp, etp, ep)
+        for tp in heads for pp in (1, 2, 4, 8) for etp in {1, tp} for ep in range(1, 9)
+        if 8 % (tp * pp) == 0 and 8 // pp % (etp * ep) == 0 and job.model.experts % ep == 0
+    }  # fmt: skip
+    assert found == wanted
+    for layout in SearchSpace(job).layouts():
+        assert layout.sequence_parallel == (layout.tp > 1)
+        assert views_agree(layout.sizes, layout.expert_sizes, layout.order)
+        assert layout.expert_sizes == SearchSpace(job).job_of(layout).expert_sizes
+
+
+def test_a_dense_model_is_not_asked_for_experts() -> None:
+    layouts = SearchSpace(job_of()).layouts()
+    assert {(layout.ep, layout.etp) for layout in layouts} == {(1, 1)}
+
+
+def test_a_fixed_ep_stays_and_one_that_does_not_divide_leaves_nothing() -> None:
+    job = model_job("experts")
+    layouts = list(SearchSpace(job, {"ep": 4, "etp": 1}).layouts())
+    assert {(layout.ep, layout.etp) for layout in layouts} == {(4, 1)}
+    assert not list(SearchSpace(job, {"ep": 3}).layouts())
+    assert not list(SearchSpace(job, {"tp": 2, "sequence_parallel": False, "ep": 16}).layouts())
 
 
 @pytest.mark.parametrize("runtime", preset_names("runtimes"))
@@ -162,16 +210,34 @@ def test_the_evaluator_gives_what_plan_gives(name: str) -> None:
 def test_layouts_that_differ_in_one_setting_share_no_wrong_bytes(zero: int) -> None:
     """Stages that were worked out for one layout serve another only where they hold as much."""
     base = LayoutSettings(tp=2, dp=2, pp=2, zero=zero)
-    space = SearchSpace(job_of())
-    evaluator = LayoutEvaluator(space)
-    for change in (
+    changes: list[dict[str, Any]] = [
         {}, {"schedule": "zero-bubble"}, {"cp": 2, "dp": 1}, {"zero": 0}, {"recompute": "full"},
         {"micro_batch_size": 2}, {"sequence_parallel": True}, {"tp": 1, "dp": 4},
         {"pp": 4, "dp": 1},
-    ):  # fmt: skip
-        layout = base._replace(**change)
-        alone = LayoutEvaluator(space).device_bytes(layout)
-        assert evaluator.device_bytes(layout) == alone, change
+    ]  # fmt: skip
+    assert_nothing_wrong_is_shared(SearchSpace(job_of()), base, changes)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_layouts_that_differ_in_ep_or_etp_share_nothing_wrong(zero: int) -> None:
+    base = LayoutSettings(tp=2, dp=2, pp=2, zero=zero, sequence_parallel=True)
+    changes: list[dict[str, Any]] = [
+        {}, {"ep": 2}, {"ep": 4}, {"etp": 2}, {"etp": 2, "ep": 2}, {"ep": 2, "cp": 2, "dp": 1},
+        {"ep": 2, "micro_batch_size": 2}, {"ep": 2, "recompute": "full"}, {"zero": 0, "ep": 2},
+        {"ep": 2, "tp": 1, "dp": 4, "sequence_parallel": False}, {"ep": 2, "order": "tp-cp-pp-dp"},
+    ]  # fmt: skip
+    assert_nothing_wrong_is_shared(SearchSpace(model_job("experts")), base, changes)
+
+
+def assert_nothing_wrong_is_shared(
+    space: SearchSpace, base: LayoutSettings, changes: list[dict[str, Any]]
+) -> None:
+    """An evaluator that has seen other layouts finds what a new one does."""
+    evaluator = LayoutEvaluator(space)
+    for change in changes:
+        layout, alone = base._replace(**change), LayoutEvaluator(space)
+        assert evaluator.device_bytes(layout) == alone.device_bytes(layout), change
+        assert evaluator.step_seconds(layout) == alone.step_seconds(layout), change
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -216,8 +282,12 @@ CASES = [
     # hides messages beside products and gradients of chunks beside several backwards
     ("gpt", "tokens", {"cp": 1, "recompute": "none"},
      {"training.runtime": "megatron-core", "cluster": "dgx-h100", "training.dtype": "fp8"}),
+    ("experts", "tokens", {"cp": 1, "zero": 1, "recompute": "none", "stage_balance": "even"}, {}),
+    ("every-other", "memory", {"cp": 1, "zero": 1}, {}),
 ]  # fmt: skip
 SLOW_CASES = [
+    ("every-other", "tokens", {"micro_batch_size": 1, "recompute": "none"}, {}),
+    ("experts", "tokens", {"cp": 1, "micro_batch_size": 1, "stage_balance": "even"}, {}),
     ("gpt", "tokens", {"cp": 1, "zero": 1, "sequence_parallel": False}, {}),
     ("llama", "tokens", {"cp": 1, "recompute": "none"}, {"cluster.nodes": 1}),
     ("t5", "tokens", {"cp": 1, "recompute": "full", "stage_balance": "even"}, {}),
