@@ -21,6 +21,7 @@ from mpctl.hosts.machine import Machine
 from mpctl.inference.task import TaskOptions, task_plan
 from mpctl.layout.job_layout import JobLayout
 from mpctl.planning.plan import Plan, make_plan
+from mpctl.rundir.requests import dense_model
 from mpctl.spec.base import DType
 from mpctl.spec.cluster import DeviceSpec
 from mpctl.spec.job import JobSpec, complete
@@ -196,7 +197,9 @@ def _clock(job: JobSpec) -> StepTimeModel:
 
 
 def _alone(job: JobSpec) -> JobSpec:
-    """The job's model on one rank, without dropout, recomputation and freezing."""
+    """The job's model with dense layers on one rank, without dropout, recomputation and
+    freezing."""
+    assert job.model is not None, "kernel_cases has seen to it"
     training = job.training.model_copy(
         update={
             "dropout": 0.0, "attention_dropout": 0.0, "recompute": "none", "freeze": [],
@@ -205,7 +208,8 @@ def _alone(job: JobSpec) -> JobSpec:
         }
     )  # fmt: skip
     parallel = ParallelSpec(tp=1, pp=1, cp=1, dp=1)
-    return complete(job.model_copy(update={"parallel": parallel, "training": training}))
+    parts = {"parallel": parallel, "training": training, "model": dense_model(job.model)}
+    return complete(job.model_copy(update=parts))
 
 
 def _stream_bytes(machine: Machine, ranks: int, *, is_cuda: bool) -> int:

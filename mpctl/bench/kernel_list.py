@@ -148,11 +148,20 @@ class KernelLister:
         operators = self.clock.operators
         m, k, n = operators.shape(product)
         shape, moved = {"m": m, "k": k, "n": n}, self.width * (m * k + k * n + m * n)
-        times = operators.product_times(product, flow)
+        times, flops = operators.product_times(product, flow), 2.0 * m * k * n
+        name: KernelName = "matmul"
+        if product.is_grouped:  # rows are those of one expert
+            name, held = "grouped_matmul", self._experts
+            shape, moved, flops = {"experts": held, **shape}, held * moved, held * flops
         parts: tuple[KernelPart, ...] = ("forward", "backward_input", "backward_weight")
         for part, seconds in zip(parts, times, strict=True):
             if seconds:
-                yield self._kernel("matmul", site, part, shape, seconds, moved, 2.0 * m * k * n)
+                yield self._kernel(name, site, part, shape, seconds, moved, flops)
+
+    @property
+    def _experts(self) -> int:
+        """Experts of a layer on each rank."""
+        return (self.layout.model.experts or 0) // self.layout.job.parallel.ep
 
     def _attention(self, site: str, core: AttentionOp, flow: GradFlow) -> Iterator[PlannedKernel]:
         timer, model, grid = self.clock.operators.attention, self.layout.model, self.layout.grid
@@ -161,17 +170,19 @@ class KernelLister:
         heads, kv_heads = (n // grid.feature_parts for n in (model.heads, model.kv_heads))
         shape = {
             "batch": batch, "heads": heads, "kv_heads": max(1, kv_heads),
-            "queries": queries, "keys": keys, "head_dim": model.head_size,
+            "queries": queries, "keys": keys, "head_dim": model.qk_size,
             "causal": int(core.is_causal), "window": core.window,
             "bias": int(core.has_bias), "sample_mask": int(core.has_sample_mask),
         }  # fmt: skip
-        is_fused = keeps_no_scores(self.layout)
+        if model.v_size != model.qk_size:
+            shape["value_dim"] = model.v_size
+        is_fused, sizes = keeps_no_scores(self.layout), model.qk_size + model.v_size
         pairs = fused_pairs(self.layout, core, queries, keys) if is_fused else queries * keys
-        flops, work = 4.0 * batch * pairs * heads * model.head_size, OpTimes()
+        flops, work = 2.0 * batch * pairs * heads * sizes, OpTimes()
         timer.add(work, core, flow)
         name: KernelName = "attention" if is_fused else "unfused_attention"
         rows = queries * heads + keys * shape["kv_heads"]  # Q and O; K and V
-        moved = 2.0 * self.width * batch * rows * model.head_size
+        moved = self.width * batch * rows * sizes
         more = BACKWARD if is_fused else 2.0
         yield from self._both(name, site, shape, work, (moved, 2 * moved), (flops, more * flops))
 

@@ -36,11 +36,12 @@ SPLIT = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
 ADDING = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 """Kinds that add up."""
 KernelName = Literal[
-    "matmul", "attention", "unfused_attention", "heads", "branch", "activation", "cross_entropy",
-    "optimizer", "accumulate", "triad", "copy", "layer",
+    "matmul", "grouped_matmul", "attention", "unfused_attention", "heads", "branch", "activation",
+    "cross_entropy", "optimizer", "accumulate", "triad", "copy", "layer",
 ]  # fmt: skip
-"""matmul: a product of a linear layer. attention: softmax(Q K^T) V, which keeps no scores;
-unfused_attention: step by step, as attention dropout needs it. heads: queries, keys and values out
+"""matmul: a product of a linear layer. grouped_matmul: one product for each expert of a rank, with
+equal numbers of rows. attention: softmax(Q K^T) V, which keeps no scores; unfused_attention: step
+by step, as attention dropout needs it. heads: queries, keys and values out
 of one product, with rotary positions, and heads side by side for the next. branch: norm, dropout
 and sum of a residual branch. activation: that of an MLP. optimizer: gradient norm, clipping, AdamW
 and zeroing. accumulate: adding a micro batch's gradients to the step's. triad: a = b + s c; copy:
@@ -48,7 +49,8 @@ a = b. layer: a complete transformer layer."""
 KernelPart = Literal["forward", "backward", "backward_input", "backward_weight", "both", "update"]
 """both: forward and backward; update: of a kernel that has no passes."""
 LAYER_SIZES = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "seq_length")
-"""Keys of the shape of a `layer`, in addition to micro_batch_size and whether it is causal."""
+"""Keys of the shape of a `layer`, which is dense, in addition to micro_batch_size and whether it is
+causal."""
 
 
 class BenchRequest(TypedDict):
@@ -290,6 +292,11 @@ class KernelTiming(TypedDict):
     repeats: int
 
 
+def dense_model(model: ModelSpec) -> ModelSpec:
+    """The model with an MLP and multi-head attention in every layer."""
+    return model.model_copy(update={"experts": None, "attention_kind": "mha"})
+
+
 def sized_layer(model: ModelSpec, sizes: Mapping[str, int]) -> ModelSpec:
-    """The model with other sizes of a layer, by the names of its settings."""
-    return model.model_copy(update={name: sizes[name] for name in LAYER_SIZES})
+    """A dense model with other sizes of a layer, by the names of its settings."""
+    return dense_model(model).model_copy(update={name: sizes[name] for name in LAYER_SIZES})

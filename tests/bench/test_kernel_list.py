@@ -162,3 +162,18 @@ def test_every_family_has_kernels_of_its_own_names(model: str) -> None:
     assert len(names) == len(set(names)) > 20
     assert all((kernel.predicted_seconds or 0) > 0 for kernel in cases.kernels)
     assert any(kernel.case["kernel"] == "attention" for kernel in cases.kernels)
+
+
+def test_products_of_experts_are_timed_expert_by_expert() -> None:
+    """By hand, 64 tokens x 2 experts over 4 experts: 32 rows each, filled up to a tile of 64; their
+    fused gate and up are 2 x 48 columns. The full layer is timed with a dense MLP."""
+    experts = {"model.experts": 4, "model.experts_per_token": 2, "model.expert_ffn": 48,
+               "model.activation": "swiglu", "training.moe_load": 1.0}  # fmt: skip
+    kernels = kernels_of(**{key.replace(".", "__"): value for key, value in experts.items()})
+    up = kernels["grouped_matmul layers.mlp.experts.up forward"]
+    assert up.case["shape"] == {"experts": 4, "m": 64, "k": 64, "n": 96}
+    assert up.flops == 4 * 2 * 64 * 64 * 96 and up.predicted_seconds
+    assert "grouped_matmul layers.mlp.experts.down backward_weight" in kernels
+    assert kernels["layer layers forward"].flops == kernels_of(
+        model__activation="swiglu"
+    )["layer layers forward"].flops  # fmt: skip

@@ -6,8 +6,9 @@ a warm-up; in round 0 a further run determines how often the kernel is repeated,
 takes `least_seconds`.
 
 Kernels are called as training calls them. Products are torch's own, in the three layouts of a
-linear layer (layers/linear.py); attention, norms, activations, cross entropy, AdamW and the layer
-are this project's. A backward runs through autograd, from a graph that is made once and kept.
+linear layer (layers/linear.py); products of experts (kernels/grouped.py), attention, norms,
+activations, cross entropy, AdamW and the layer are this project's. A backward runs through
+autograd, from a graph that is made once and kept.
 
 Letters: m rows, k in, n out; b batch, a heads, k key-value heads, q queries, s keys, d head size,
 h hidden, v words.
@@ -28,6 +29,12 @@ from torch import Tensor
 from mpctl.families.parts import layer_config
 from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.counter_rng import CounterRNG
+from mpctl.kernels.grouped import (
+    RowGroups,
+    grouped_input_gradient,
+    grouped_output,
+    grouped_weight_gradient,
+)
 from mpctl.layers.attention import AttentionConfig, AttentionCore
 from mpctl.layers.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.layers.linear import ALONE
@@ -123,6 +130,21 @@ def _matmul(bench: Bench) -> Work:
     return lambda: gradient.T @ x
 
 
+def _grouped_matmul(bench: Bench) -> Work:
+    """The matrices of all experts with m rows each."""
+    experts, m, k, n = (bench.shape[name] for name in ("experts", *"mkn"))
+    part, weight = bench.case["part"], bench.random(experts, n, k)
+    groups = RowGroups(torch.full((experts,), m, device=bench.device), [m] * experts)
+    if part == "forward":
+        rows = bench.random(experts * m, k)
+        return lambda: grouped_output(rows, weight, groups)
+    gradient = bench.random(experts * m, n)
+    if part == "backward_input":
+        return lambda: grouped_input_gradient(gradient, weight, groups)
+    rows = bench.random(experts * m, k)
+    return lambda: grouped_weight_gradient(gradient, rows, groups)
+
+
 def _attention(bench: Bench) -> Work:
     """Memory is laid out [b, s, heads, d], as a projection writes it. Under context parallelism a
     causal rank has a block at the start of the sequence and one at its end, which attend to
@@ -130,8 +152,9 @@ def _attention(bench: Bench) -> Work:
     b, a, k, q, s, d = (
         bench.shape[name] for name in ("batch", "heads", "kv_heads", "queries", "keys", "head_dim")
     )
-    query, key, value = (bench.random(b, rows, heads, d).transpose(1, 2).requires_grad_()
-                         for heads, rows in ((a, q), (k, s), (k, s)))  # fmt: skip
+    v = bench.shape.get("value_dim", d)
+    query, key, value = (bench.random(b, rows, heads, width).transpose(1, 2).requires_grad_()
+                         for heads, rows, width in ((a, q, d), (k, s, d), (k, s, v)))  # fmt: skip
     core, rng, half = _core(bench), bench.rng(b), q // 2
     bias = bench.random(1, a, q, s, grad=True) if bench.shape["bias"] else None
     mask = None
@@ -278,10 +301,10 @@ def _layer(bench: Bench) -> Work:
 
 
 _MAKERS: dict[KernelName, Callable[[Bench], Work]] = {
-    "matmul": _matmul, "attention": _attention, "unfused_attention": _attention, "heads": _heads,
-    "branch": _branch, "activation": _activation, "cross_entropy": _cross_entropy,
-    "optimizer": _optimizer, "accumulate": _accumulate, "triad": _triad, "copy": _copy,
-    "layer": _layer,
+    "matmul": _matmul, "grouped_matmul": _grouped_matmul, "attention": _attention,
+    "unfused_attention": _attention, "heads": _heads, "branch": _branch,
+    "activation": _activation, "cross_entropy": _cross_entropy, "optimizer": _optimizer,
+    "accumulate": _accumulate, "triad": _triad, "copy": _copy, "layer": _layer,
 }  # fmt: skip
 
 
