@@ -66,9 +66,9 @@ def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     assert_equal_logits(ours, theirs, model.vocab)
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", [*READ, *EXPERTS])
 def test_logits_of_files_are_those_of_transformers(tmp_path: Path, name: str) -> None:
-    kind, keys = CONFIGS[name]
+    kind, keys = {**CONFIGS, **EXPERTS}[name]
     theirs = drawn(name)
     theirs.save_pretrained(tmp_path)
     model = model_of(tmp_path, {"model_type": kind, **keys})
@@ -79,9 +79,9 @@ def test_logits_of_files_are_those_of_transformers(tmp_path: Path, name: str) ->
 
 def drawn(name: str) -> Any:
     """transformers' own model, with weights that are wider than at a start."""
-    kind, keys = CONFIGS[name]
+    kind, keys = {**CONFIGS, **EXPERTS}[name]
     torch.manual_seed(len(name))
-    theirs = transformers_model(kind, **keys).eval()
+    theirs = transformers_model(OWN_CLASS.get(kind, kind), **keys).eval()
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)

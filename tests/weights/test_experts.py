@@ -16,16 +16,31 @@ from torch import Tensor
 from mpctl.checkpoint.manifest import MANIFEST, read_manifest
 from mpctl.checkpoint.tensor_header import read_header
 from mpctl.errors import InputError
+from mpctl.families.implementation import Batch, FamilyModule, build_module
 from mpctl.layers.parameters import take
+from mpctl.layers.shard_context import ShardContext
+from mpctl.runtime.model_weights import load_chunks
 from mpctl.shard import Shard
 from mpctl.spec.load import load_job
 from mpctl.spec.model import ModelSpec
+from mpctl.spec.training import TrainingSpec
 from mpctl.weights.hub import INDEX, SINGLE, open_hub, scale_of
 from mpctl.weights.names import get_scheme
 from mpctl.weights.origin import differences
 from mpctl.weights.reader import fill, router_biases, rows_of_pairs
 from mpctl.weights.writer import export_weights, hub_config, import_weights
-from tests.weights.hub import EXPERTS, Truth, answer, configure, issues_of, load
+from tests.layers.test_experts import Layout
+from tests.threads import run_ranks
+from tests.weights.hub import (
+    EXPERTS,
+    Truth,
+    answer,
+    configure,
+    fields,
+    issues_of,
+    load,
+    summed_loss,
+)
 
 Truths = Callable[[str], Truth]
 every = pytest.mark.parametrize("kind", EXPERTS)
@@ -83,6 +98,74 @@ def test_our_config_describes_our_model(kind: str, truths: Truths, tmp_path: Pat
     (tmp_path / "config.json").write_text(json.dumps(hub_config(model, "F32", {})))
     again = load_job(None, {"model.hf_config": str(tmp_path)}).model
     assert again is not None and list(differences(model, again, tmp_path)) == []
+
+
+def built(folder: Path, context: ShardContext) -> FamilyModule:
+    """This rank's part of the model at `folder`, as `mpctl sample` loads it."""
+    model = open_hub(folder).model
+    module = build_module(model, TrainingSpec(), context)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.fill_(float("nan"))
+    load_chunks([module], model, folder)
+    return module
+
+
+@torch.no_grad()
+def logits_of(module: FamilyModule, samples: slice = slice(None)) -> Tensor:
+    rows = {name: tensor[samples] for name, tensor in fields("mixtral").items()}
+    logits: Tensor = module(Batch(torch.arange(2)[samples], rows))
+    return logits
+
+
+@every
+def test_logits_and_every_gradient_are_theirs(kind: str, truths: Truths, tmp_path: Path) -> None:
+    """Their gradients are saved as weights, so that they are read as these are."""
+    truth = truths(kind)
+    module = built(truth.folder, ShardContext(dtype=torch.float32))
+    logits = logits_of(module)
+    assert (logits - truth.logits).abs().max() <= 1e-6 * truth.logits.abs().max()
+    for parameter in module.parameters():
+        parameter.requires_grad_(True)
+    module.loss(Batch(torch.arange(2), fields(kind)), None).backward()
+    theirs = load(truth.folder)
+    summed_loss(answer(theirs, kind), fields(kind)).backward()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.copy_(parameter.grad)
+    theirs.save_pretrained(tmp_path)
+    for name, parameter in module.named_parameters():
+        expected, found = read(tmp_path, name), parameter.grad
+        assert found is not None
+        found = found[: len(expected)]  # without padding of the vocabulary
+        assert (found - expected).abs().max() <= 1e-5 * expected.abs().max() + 1e-8, name
+
+
+def _rank(rank: int, size: int, folders: dict[str, str]) -> dict[str, tuple[Tensor, Tensor]]:
+    """The logits of each model under ep 2: of this rank's sample with dp 2, and of its words with
+    tp 2 and sequence parallelism."""
+    said = {}
+    for kind, folder in folders.items():
+        made = []
+        for layout in (Layout(dp=2, ep=2), Layout(tp=2, ep=2)):
+            groups = layout.groups(rank)
+            context = ShardContext(
+                groups["tp"], groups["cp"], layout.tp > 1, torch.float32, groups=groups,
+                expert_view=layout.view,
+            )  # fmt: skip
+            samples = slice(rank, rank + 1) if layout.dp > 1 else slice(None)
+            made.append(logits_of(built(Path(folder), context), samples))
+        said[kind] = (made[0], made[1])
+    return said
+
+
+def test_ranks_of_ep_2_read_their_experts_and_say_the_same(truths: Truths) -> None:
+    ranks = run_ranks(_rank, 2, {kind: str(truths(kind).folder) for kind in EXPERTS})
+    for kind in EXPERTS:
+        logits = truths(kind).logits
+        for dim, layout in ((0, 0), (2, 1)):  # samples of dp, words of tp
+            found = torch.cat([rank[kind][layout] for rank in ranks], dim)[..., : logits.shape[-1]]
+            assert (found - logits).abs().max() <= 2e-6 * logits.abs().max(), (kind, layout)
 
 
 def test_experts_are_stacked_gate_before_up(truths: Truths) -> None:
