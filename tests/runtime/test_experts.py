@@ -17,6 +17,7 @@ import torch
 
 from mpctl.checkpoint.manifest import read_manifest
 from mpctl.errors import InputError
+from mpctl.launch.summary import planned_traffic
 from mpctl.layers.parameters import assemble
 from mpctl.layers.routing_log import RoutingTotals
 from mpctl.rundir.summary import expert_summary
@@ -24,7 +25,7 @@ from mpctl.runtime.routing import StepRouting
 from mpctl.spec.job import JobSpec
 from mpctl.transport.group import Group
 from tests.runtime.test_axes import same_copies
-from tests.runtime.tiny import column, make_trainer, tiny_job, train
+from tests.runtime.tiny import column, make_trainer, tiny_job, tiny_plan, train
 from tests.shards import shard_from
 
 STEPS, TOKENS = 4, 8 * 32
@@ -115,8 +116,11 @@ def manifest(folder: Path, step: int):
 
 
 @pytest.mark.parametrize(("model", "layout"), CASES)
-def test_a_layout_changes_nothing(data, alone, tmp_path, model: str, layout: str) -> None:
-    ranks = train(moe_job(data, model, LAYOUTS[layout]), tmp_path, timeout=120)
+def test_a_layout_changes_nothing_and_the_plan_is_what_runs(
+    data, alone, tmp_path, model: str, layout: str
+) -> None:
+    job = moe_job(data, model, LAYOUTS[layout])
+    ranks = train(job, tmp_path, timeout=120)
     one, folder = alone(model)
     for name in ("loss", "grad_norm", "aux_loss", "expert_load"):
         assert column(ranks, name) == pytest.approx(column(one, name), rel=1e-10), name
@@ -131,6 +135,11 @@ def test_a_layout_changes_nothing(data, alone, tmp_path, model: str, layout: str
         rows = slice(min(len(gradient), len(found[name])))  # of words, padded by tp
         error = (found[name][rows] - gradient[rows]).abs().max() / gradient.abs().max()
         assert error < 1e-10, (name, float(error))
+    estimate = tiny_plan(job).estimate
+    for rank in ranks:
+        stage = rank["coords"]["pp"]
+        assert rank["traffic"] == planned_traffic(estimate.messages[stage])
+        assert rank["count"] == estimate.memory[stage].parameters
     for step in (2, STEPS):
         saved = manifest(tmp_path, step)
         assert saved.router_bias == manifest(folder, step).router_bias
