@@ -15,6 +15,7 @@ from mpctl.errors import Issue
 from mpctl.interop.emitted import EmitTarget, Source, Value, plan_notes, python_value
 from mpctl.interop.limits import find_order, refused
 from mpctl.interop.megatron import SCHEDULES, layout_by_cost, megatron_refusals
+from mpctl.interop.megatron_experts import expert_flags, expert_notes, latent_flags
 from mpctl.interop.megatron_flags import (
     FSDP_STRATEGIES,
     LR_SCHEDULES,
@@ -39,6 +40,10 @@ ACTIVATIONS = {
 Fields = Iterator[tuple[str, Value]]
 
 
+FIELDS = {"--num-experts": "num_moe_experts"}
+"""Fields of TransformerConfig with another name than their flag."""
+
+
 def _refusals(plan: Plan) -> Iterator[Issue]:
     yield from megatron_refusals(plan, "Megatron-Bridge")
     model = plan.job.model
@@ -54,6 +59,9 @@ def _notes(plan: Plan) -> Iterator[str]:
         yield f"approximated: ZeRO {zero_stage(job)} is Megatron-FSDP, other code than ZeRO 1's"
     if job.training.reduced_dtype == "bf16" and job.training.dtype != "fp32":
         yield "bf16_mixed reduces gradients in fp32: take its config with grad_reduce_in_fp32=False"
+    yield from expert_notes(job)
+    if job.model is not None and job.model.is_mla:
+        yield "its provider must be an MLAModelProvider: take a recipe with latent attention"
     yield "on any GPT recipe: cfg = recipe(); lay_out(cfg); pretrain(cfg, forward_step)"
     yield "not here: data, tokenizer, checkpoints, logging: the recipe's"
 
@@ -87,6 +95,13 @@ def _layout(plan: Plan) -> Fields:
         yield "model.recompute_method", "uniform"
         yield "model.recompute_num_layers", 1
     yield "model.distribute_saved_activations", t.partition_activations
+    for flag, value in expert_flags(plan.job):
+        yield _field(flag), value
+
+
+def _field(flag: str) -> str:
+    """Fields of TransformerConfig are named as the flags, but for FIELDS."""
+    return f"model.{FIELDS.get(flag, flag[2:].replace('-', '_'))}"
 
 
 def _shape(job: JobSpec) -> Fields:
@@ -115,8 +130,10 @@ def _shape(job: JobSpec) -> Fields:
     yield "model.gated_linear_unit", model.gated
     yield "model.bias_activation_fusion", model.activation in ("gelu_tanh", "swiglu")
     yield "model.add_bias_linear", model.bias is True
-    for flag, value in variants(model):  # fields of TransformerConfig are named as the flags
-        yield f"model.{flag[2:].replace('-', '_')}", value
+    for flag, value in (*variants(model), *latent_flags(job)):
+        yield _field(flag), value
+    if model.is_mla:  # a provider's factor is 40
+        yield "model.rotary_scaling_factor", 1.0
     yield "model.share_embeddings_and_output_weights", model.tied_embeddings
     yield "model.hidden_dropout", t.dropout
     yield "model.attention_dropout", t.attention_dropout

@@ -22,12 +22,13 @@ defaults.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from mpctl.errors import InputError, Issue
+from mpctl.interop import megatron_experts
 from mpctl.interop.command_line import EXPAND, Flags, is_unexpanded, split_command
+from mpctl.interop.flag_reader import FlagReader
 from mpctl.interop.megatron_flags import (
     BATCH_FLAGS,
     FP16_FLAGS,
@@ -40,7 +41,6 @@ from mpctl.interop.megatron_flags import (
     SWITCHES,
     TRAINING_FLAGS,
     VARIANT_FLAGS,
-    MegatronFlag,
     read_variants,
 )
 from mpctl.interop.megatron_others import SOFTWARE, is_apart, is_neutral, parser_flags, refusal_of
@@ -51,8 +51,6 @@ from mpctl.rules.layout import is_countable
 from mpctl.spec.load import job_from_raw
 from mpctl.units import plural
 
-Settings = dict[str, object]
-
 SAMPLES = {
     "--train-samples": "training.steps", "--lr-decay-samples": "training.lr_decay_steps",
     "--lr-warmup-samples": "training.warmup_steps",
@@ -62,6 +60,7 @@ SAMPLES = {
 OLDER = {"--no-async-tensor-model-parallel-allreduce": 0}
 """Flags of older versions that do not affect a plan, with the number of their values."""
 READ = frozenset((
+    *megatron_experts.READ,
     *(row.flag for row in (*PLAIN_FLAGS, *VARIANT_FLAGS)), *SWITCHES, *SAMPLES, *OLDER,
     "--sequence-parallel", "--use-tp-pp-dp-mapping", "--use-distributed-optimizer",
     "--use-megatron-fsdp", "--data-parallel-sharding-strategy", "--ckpt-format",
@@ -83,42 +82,6 @@ READ = frozenset((
 """Every flag that is read, by itself or with others."""
 
 
-@dataclass
-class _Reader:
-    """The flags that are being read, the settings found so far, their issues, and warnings of flags
-    planned as the nearest setting."""
-
-    flags: Flags
-    settings: Settings = field(default_factory=dict)
-    issues: list[Issue] = field(default_factory=list)
-    warnings: list[Check] = field(default_factory=list)
-
-    def has(self, flag: str) -> bool:
-        return flag in self.flags
-
-    def value(self, flag: str, default: str = "") -> str:
-        return self.flags[flag][0] if flag in self.flags else default
-
-    def wrong(self, flag: str, message: str, hint: str = "") -> None:
-        self.issues.append(Issue("megatron-flag", flag, message, hint))
-
-    def nearest(self, flag: str, message: str, hint: str = "") -> None:
-        """Warn that a flag is planned as the nearest setting of a job."""
-        self.warnings.append(Check("megatron-nearest", "warning", flag, message, hint))
-
-    def number(self, flag: str, kind: type[int] | type[float], default: int | float) -> int | float:
-        """The flag's value as a number; the default where it is absent, or, with an issue, no
-        number."""
-        if flag not in self.flags:
-            return default
-        try:
-            return kind(self.flags[flag][0])
-        except ValueError:
-            noun = "an integer" if kind is int else "a number"
-            self.wrong(flag, f"{self.flags[flag][0]!r} is not {noun}")
-            return default
-
-
 class ReadJob(NamedTuple):
     """A job that was read: its settings by full name, and warnings of flags that were ignored."""
 
@@ -135,7 +98,7 @@ def read_megatron(text: str) -> ReadJob:
     """
     line = split_command(text, {name: f.values for name, f in parser_flags().items()} | OLDER)
     _check_is_expanded(line.flags)
-    reader = _Reader(line.flags)
+    reader = FlagReader(line.flags)
     unknown = [flag for flag in line.flags if flag not in READ]
     reader.issues += [issue for flag in unknown if (issue := refusal_of(flag, line.flags[flag]))]
     _read_cluster(reader, line.launcher)
@@ -143,7 +106,8 @@ def read_megatron(text: str) -> ReadJob:
     _read_precision(reader)
     _read_recompute(reader)
     _read_model(reader)
-    _read_plain(reader, TRAINING_FLAGS)
+    megatron_experts.read_experts(reader)
+    reader.read_plain(TRAINING_FLAGS)
     _read_samples(reader)
     if reader.has("--lr-warmup-fraction"):
         _read_warmup(reader)
@@ -151,7 +115,7 @@ def read_megatron(text: str) -> ReadJob:
     if reader.issues:
         raise InputError(reader.issues)
     ignored = {flag: line.flags[flag] for flag in unknown}
-    settings = {**reader.settings, "training.runtime": "megatron-core"}
+    settings = {**reader.settings, "training.runtime": megatron_experts.RUNTIME}
     return ReadJob(settings, (*_warnings(ignored), *reader.warnings))
 
 
@@ -181,7 +145,7 @@ def _warnings(unread: Flags) -> Iterator[Check]:
         yield Check("megatron-changes", "warning", "--from", message, hint)
 
 
-def _read_cluster(reader: _Reader, launcher: Flags) -> None:
+def _read_cluster(reader: FlagReader, launcher: Flags) -> None:
     """torchrun's nodes and ranks a node, where they are numbers and not a shell's variables."""
     for names, setting in (
         (("--nnodes", "--nnode"), "cluster.nodes"),
@@ -192,42 +156,9 @@ def _read_cluster(reader: _Reader, launcher: Flags) -> None:
                 reader.settings[setting] = int(launcher[name][0])
 
 
-def _read_plain(reader: _Reader, flags: Iterable[MegatronFlag], *, defaults: bool = True) -> None:
-    """Flags that are one setting each; where one is absent Megatron's default, if it has one."""
-    for flag in flags:
-        value: object = flag.default if defaults else None
-        if reader.has(flag.flag):
-            value = _plain_value(reader, flag)
-        elif isinstance(value, str) and flag.words:
-            value = _word(flag, value)
-        if value is not None:
-            reader.settings[flag.setting] = value
-
-
-def _plain_value(reader: _Reader, flag: MegatronFlag) -> object:
-    text = reader.value(flag.flag)
-    if flag.kind is not str:
-        return reader.number(flag.flag, int if flag.kind is int else float, 1)
-    if flag.words is None:
-        return text
-    value = _word(flag, text)
-    if value is None:
-        known = ", ".join(flag.words.values())
-        reader.wrong(flag.flag, f"{text!r} is none of those that a job can say", f"use {known}")
-    return value
-
-
-def _word(flag: MegatronFlag, theirs: str) -> str | None:
-    """mpctl's word for Megatron's; `auto` and `fused` attention are flash."""
-    words = {value: key for key, value in (flag.words or {}).items()}
-    if flag.setting == "model.attention":
-        words |= {"auto": "flash", "fused": "flash"}
-    return words.get(theirs)
-
-
-def _read_layout(reader: _Reader) -> None:
-    _read_plain(reader, LAYOUT_FLAGS)
-    _read_plain(reader, BATCH_FLAGS)
+def _read_layout(reader: FlagReader) -> None:
+    reader.read_plain(LAYOUT_FLAGS)
+    reader.read_plain(BATCH_FLAGS)
     s = reader.settings
     s["parallel.sequence_parallel"] = (
         reader.has("--sequence-parallel") and s.get("parallel.tp") != 1
@@ -248,7 +179,7 @@ def _read_layout(reader: _Reader) -> None:
         _read_batch_schedule(reader)
 
 
-def _read_batch_schedule(reader: _Reader) -> None:
+def _read_batch_schedule(reader: FlagReader) -> None:
     """`0:768 250B:1536` is planned with its last batch."""
     flag = "--step-batch-size-schedule"
     if reader.has("--global-batch-size"):
@@ -264,7 +195,7 @@ def _read_batch_schedule(reader: _Reader) -> None:
     reader.nearest(flag, f"planned with its last batch, {batch}", hint)
 
 
-def _zero(reader: _Reader) -> int:
+def _zero(reader: FlagReader) -> int:
     """The distributed optimizer is ZeRO 1; Megatron-FSDP has a flag for its stage, 3 by default."""
     if not reader.has("--use-megatron-fsdp"):
         return int(reader.has("--use-distributed-optimizer"))
@@ -276,11 +207,11 @@ def _zero(reader: _Reader) -> int:
     return stages.get(strategy, 3)
 
 
-def _read_precision(reader: _Reader) -> None:
+def _read_precision(reader: FlagReader) -> None:
     s = reader.settings
     if reader.has("--fp16"):
         s["training.dtype"] = "fp16"
-        _read_plain(reader, FP16_FLAGS)
+        reader.read_plain(FP16_FLAGS)
         if not reader.has("--accumulate-allreduce-grads-in-fp32"):
             s["training.gradient_dtype"] = "fp16"
         return
@@ -301,7 +232,7 @@ def _read_precision(reader: _Reader) -> None:
         s["training.gradient_dtype"] = "bf16"
 
 
-def _read_fp8(reader: _Reader) -> None:
+def _read_fp8(reader: FlagReader) -> None:
     """The scaling recipe: scales of blocks of a tensor, and recipes of the user, are planned as
     current scaling of full tensors."""
     recipe = reader.value("--fp8-recipe", "delayed")
@@ -317,7 +248,7 @@ def _read_fp8(reader: _Reader) -> None:
         reader.nearest("--fp8-recipe", f"{recipe} is planned as tensorwise")
 
 
-def _read_recompute(reader: _Reader) -> None:
+def _read_recompute(reader: FlagReader) -> None:
     given = reader.value("--recompute-granularity")
     if reader.has("--recompute-activations"):
         given = "selective"
@@ -335,10 +266,10 @@ def _read_recompute(reader: _Reader) -> None:
     reader.settings["training.recompute"] = given or "none"
 
 
-def _read_model(reader: _Reader) -> None:
+def _read_model(reader: FlagReader) -> None:
     """The shape; without --num-layers only stated sizes, for a model that is named elsewhere."""
     has_shape = reader.has("--num-layers")
-    _read_plain(reader, MODEL_FLAGS, defaults=has_shape)
+    reader.read_plain(MODEL_FLAGS, defaults=has_shape)
     _read_implementation(reader)
     if reader.has("--padded-vocab-size"):
         _read_padded_vocabulary(reader)
@@ -370,7 +301,7 @@ def _read_model(reader: _Reader) -> None:
         s["model.rotary_scaling"] = {"factor": factor, **ROPE_SCALING}
 
 
-def _read_implementation(reader: _Reader) -> None:
+def _read_implementation(reader: FlagReader) -> None:
     """Megatron's local layers have attention that writes its scores to memory, whatever its
     backend."""
     implementation = reader.value("--transformer-impl", "transformer_engine")
@@ -383,7 +314,7 @@ def _read_implementation(reader: _Reader) -> None:
         reader.wrong("--transformer-impl", message, "use transformer_engine or local")
 
 
-def _read_padded_vocabulary(reader: _Reader) -> None:
+def _read_padded_vocabulary(reader: FlagReader) -> None:
     """The stated rows of the word table: the padding multiple becomes its part on a rank."""
     flag, s = "--padded-vocab-size", reader.settings
     rows, tp = reader.number(flag, int, 0), s.get("parallel.tp")
@@ -398,7 +329,7 @@ def _read_padded_vocabulary(reader: _Reader) -> None:
         s["model.vocab_divisor"] = rows // tp
 
 
-def _read_samples(reader: _Reader) -> None:
+def _read_samples(reader: FlagReader) -> None:
     """Samples as steps of the global batch, as Megatron-LM makes iterations of them."""
     batch = reader.settings.get("training.global_batch_size")
     for flag, setting in SAMPLES.items():
@@ -412,7 +343,7 @@ def _read_samples(reader: _Reader) -> None:
             reader.nearest(flag, message, "add it")
 
 
-def _read_warmup(reader: _Reader) -> None:
+def _read_warmup(reader: FlagReader) -> None:
     """A fraction of the iterations over which the rate decays, by default all."""
     flag, s = "--lr-warmup-fraction", reader.settings
     if s.get("training.warmup_steps"):
@@ -434,7 +365,7 @@ LAYOUT = "--pipeline-model-parallel-layout"
 _LONGEST = 100_000  # layers and parts of a layout
 
 
-def _read_pipeline(reader: _Reader) -> None:
+def _read_pipeline(reader: FlagReader) -> None:
     given = [flag for flag in (CHUNKS, LAYERS_A_CHUNK, LAYOUT) if reader.has(flag)]
     if len(given) > 1:
         message = f"is given together with {' and '.join(given[1:])}; Megatron-LM takes one of them"

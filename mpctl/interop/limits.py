@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mpctl import axes
-from mpctl.axes import DEFAULT_ORDER
+from mpctl.axes import DEFAULT_ORDER, expert_order, used_axes
 from mpctl.errors import Issue
 from mpctl.layout.topology import zero_stage
 from mpctl.planning.plan import Plan
@@ -28,6 +27,7 @@ class LauncherLimits:
     orders: of ranks, fastest-varying axis first; None where any order is possible. chunks: whether
     a rank may hold several chunks. zero: stages; zero_in_pipeline: those with pp above 1.
     tensor_modes, dtypes, recompute: settings of a job. offload, partition: of saved activations.
+    ep, etp: whether experts are dealt to ranks, and each expert is cut.
     """
 
     launcher: str
@@ -44,6 +44,8 @@ class LauncherLimits:
     offload: bool = False
     partition: bool = False
     dropout: bool = True
+    ep: bool = False
+    etp: bool = False
 
     def refusals(self, plan: Plan) -> Iterator[Issue]:
         """An issue for each setting of the job that the launcher cannot express."""
@@ -53,6 +55,12 @@ class LauncherLimits:
         if p.cp > 1 and not self.cp:
             message = f"{who} has no context parallelism here"
             yield refused("parallel.cp", p.cp, message, "use cp 1")
+        for axis, is_there, what in (
+            ("ep", self.ep, "deals no experts to ranks"), ("etp", self.etp, "cuts no expert"),
+        ):  # fmt: skip
+            if (size := getattr(p, axis)) > 1 and not is_there:
+                hint = f"use {axis} 1, or --emit megatron"
+                yield refused(f"parallel.{axis}", size, f"{who} {what} here", hint)
         if p.vpp > 1 and not self.chunks:
             yield refused("parallel.vpp", p.vpp, f"{who} runs one chunk a rank", "use vpp 1")
         if p.sequence_parallel and p.tp > 1 and not self.sequence_parallel:
@@ -113,8 +121,16 @@ def uneven_refusals(plan: Plan, message: str) -> Iterator[Issue]:
 
 
 def find_order(job: JobSpec, orders: tuple[str, ...]) -> str | None:
-    """The first of these orders that numbers the ranks as the job's order does, if one does."""
-    return axes.find_order(job.parallel.order, orders, job.sizes)
+    """The first of these orders that numbers the ranks as the job's order does, if one does; for a
+    job with experts in both views."""
+    own = _numbering(job, job.parallel.order)
+    return next((other for other in orders if _numbering(job, other) == own), None)
+
+
+def _numbering(job: JobSpec, order: str) -> tuple[str, ...]:
+    """The axes of more than one rank of the dense view, then of the experts'."""
+    sizes, experts = job.expert_sizes, expert_order(order) if job.has_experts else ()
+    return (*used_axes(order, job.sizes), *(axis for axis in experts if sizes[axis] > 1))
 
 
 FORM = {"norm": "rmsnorm", "position": "rotary", "activation": "swiglu"}

@@ -15,8 +15,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from mpctl.errors import Issue
-from mpctl.interop.emitted import WIDTH, EmitTarget, plan_notes
+from mpctl.interop.emitted import WIDTH, EmitTarget, Value, plan_notes
 from mpctl.interop.limits import LauncherLimits, find_order, refused
+from mpctl.interop.megatron_experts import (
+    LAYER_FREQ,
+    expert_flags,
+    expert_notes,
+    expert_refusals,
+    latent_flags,
+    layer_pattern,
+    layers_with_experts,
+)
 from mpctl.interop.megatron_flags import (
     BATCH_FLAGS,
     FP16_FLAGS,
@@ -30,6 +39,7 @@ from mpctl.interop.megatron_flags import (
     TRAINING_FLAGS,
     WITHOUT_FLAG,
     MegatronFlag,
+    plain_values,
     variants,
 )
 from mpctl.layout.topology import zero_stage
@@ -40,7 +50,7 @@ from mpctl.spec.model import ModelSpec, is_set
 
 LIMITS = LauncherLimits(
     "Megatron-LM", orders=tuple(ORDERS), dtypes=("fp32", "bf16", "fp16", *NARROW_FLAGS),
-    partition=True,
+    partition=True, ep=True, etp=True,
 )  # fmt: skip
 SCHEDULES = ("1f1b", "interleaved")
 Flags = Iterator[str]
@@ -62,6 +72,7 @@ def megatron_refusals(plan: Plan, who: str = LIMITS.launcher) -> Iterator[Issue]
         yield refused("training.seed", 0, f"{who} takes seeds above 0", "use seed 1 or above")
     if job.model is not None:
         yield from _model_refusals(job.model, who)
+        yield from expert_refusals(job.model, who)
 
 
 def _model_refusals(model: ModelSpec, who: str) -> Iterator[Issue]:
@@ -126,6 +137,7 @@ def _notes(plan: Plan) -> Iterator[str]:
         yield "no model is named: add --num-layers and the other flags of its shape"
     elif job.parallel.schedule == "1f1b" and job.parallel.vpp > 1:
         yield "several chunks a rank: 1F1B is the interleaved schedule"
+    yield from expert_notes(job)
     yield "not here: data, tokenizer (its vocabulary wins over --vocab-size), checkpoints, logging"
 
 
@@ -134,7 +146,8 @@ def _body(plan: Plan) -> str:
     quoted where a shell would interpret them."""
     job = plan.job
     lines = list(_broken([*_launch_words(job), "pretrain_gpt.py"]))
-    for flags in (_layout_flags(plan), _batch_flags(job), _model_flags(job), _training_flags(job)):
+    parts = (_layout_flags(plan), _batch_flags(job), _model_flags(job), _expert_flags(job))
+    for flags in (*parts, _training_flags(job)):
         lines += _broken(map(shlex.quote, flags))
     return " \\\n    ".join(lines)
 
@@ -165,13 +178,16 @@ def _launch_words(job: JobSpec) -> list[str]:
 
 
 def plain_flags(job: JobSpec, flags: Iterable[MegatronFlag]) -> Flags:
-    """The flags of settings that are one flag each; a setting that is None is left out."""
-    for flag in flags:
-        table, key = flag.setting.split(".")
-        value = getattr(getattr(job, table), key)
-        if value is not None:
-            yield flag.flag
-            yield str(value) if flag.words is None else flag.words[value]
+    """The words of settings that are one flag each; a setting that is None is left out."""
+    return _words(plain_values(job, flags))
+
+
+def _words(flags: Iterable[tuple[str, Value]]) -> Flags:
+    """Flags as words; True is a switch, and numbers of a list are joined."""
+    for flag, value in flags:
+        yield flag
+        if value is not True:
+            yield ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _layout_flags(plan: Plan) -> Flags:
@@ -198,6 +214,15 @@ def _layout_flags(plan: Plan) -> Flags:
         yield "--overlap-grad-reduce"
         if p.zero:
             yield "--overlap-param-gather"
+
+
+def _expert_flags(job: JobSpec) -> Flags:
+    """Experts and latents; which layers have experts as arithmetic of lists."""
+    for flag, value in (*expert_flags(job), *latent_flags(job)):
+        if flag == LAYER_FREQ and job.model is not None:
+            yield from (flag, layer_pattern(layers_with_experts(job.model)))
+        else:
+            yield from _words([(flag, value)])
 
 
 def layout_by_cost(plan: Plan) -> str | None:
@@ -259,10 +284,7 @@ def _model_flags(job: JobSpec) -> Flags:
         yield "--swiglu"
     if model.activation == "relu2":
         yield "--squared-relu"
-    for flag, value in variants(model):
-        yield flag
-        if value is not True:
-            yield ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    yield from _words(variants(model))
     if model.activation == "gelu" and model.bias is True:
         yield "--no-bias-gelu-fusion"  # the fused kernel computes the tanh form
     if model.bias is not True:

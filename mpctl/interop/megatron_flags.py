@@ -13,11 +13,12 @@ in every second layer is `--window-size 127,0 --window-attn-skip-freq 2`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from mpctl.interop.command_line import Flags
 from mpctl.interop.emitted import Value
+from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 
 SOFTWARE = "Megatron-LM core 0.19"
@@ -110,6 +111,16 @@ SWITCHES = {
 }
 """Flags without a value, each with the setting that it turns on."""
 PLAIN_FLAGS = LAYOUT_FLAGS + BATCH_FLAGS + MODEL_FLAGS + TRAINING_FLAGS + FP16_FLAGS
+
+
+def plain_values(job: JobSpec, flags: Iterable[MegatronFlag]) -> Iterator[tuple[str, Value]]:
+    """The flags of settings that are one flag each, with their values in Megatron's words; a
+    setting that is None is left out."""
+    for flag in flags:
+        table, key = flag.setting.split(".")
+        value = getattr(getattr(job, table), key)
+        if value is not None:
+            yield flag.flag, value if flag.words is None else flag.words[value]
 
 
 WITHOUT_FLAG = (

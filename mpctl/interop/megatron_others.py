@@ -8,8 +8,8 @@ the parser does not have, as it may be a misspelt flag of the layout. Of the res
 known to concern data, checkpoints, logs and the like do not change a plan (`is_apart`); any other
 is assumed to change it.
 
-By hand, `--num-experts 8` and `--sequence-parralel` are refused, `--optimizer-cpu-offload` changes
-memory, `--log-interval 10` nothing.
+By hand, `--moe-latent-size 64` and `--sequence-parralel` are refused, `--optimizer-cpu-offload`
+changes memory, `--log-interval 10` nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from mpctl.errors import Issue
 
 SOFTWARE = "Megatron-LM (megatron-core 0.19.2)"
 NEUTRAL = {
-    "--expert-tensor-parallel-size": ("1",), "--tensor-parallel-num-weight-shards": ("1",),
-    "--cp-comm-type": ("p2p",),
+    "--tensor-parallel-num-weight-shards": ("1",),
+    "--expert-tensor-parallel-num-weight-shards": ("1",), "--cp-comm-type": ("p2p",),
 }  # fmt: skip
 """Values that mean the same as leaving the flag out, where the parser's default is another or
 none."""
@@ -42,11 +42,21 @@ _NO_LAYOUT = {
     "--dist-ckpt-format", "--ckpt-fully-parallel-save", "--ckpt-fully-parallel-load",
     "--no-ckpt-fully-parallel-save", "--ckpt-assume-constant-structure", "--fsdp-double-buffer",
     "--fsdp-manual-registration", "--tp-comm-overlap", "--dist-ckpt-save-pre-mcore-014",
-    "--no-data-sharding",
+    "--no-data-sharding", "--moe-shared-expert-overlap", "--overlap-moe-expert-parallel-comm",
+    "--overlap-dispatch-backward-with-experts-wgrad", "--use-grouped-gemm-for-shared-expert",
+    "--moe-router-fusion", "--moe-router-padding-for-fp8", "--moe-router-padding-for-quantization",
+    "--moe-router-force-load-balancing", "--moe-router-force-biased", "--moe-per-layer-logging",
+    "--moe-flex-dispatcher-num-sms", "--moe-deepep-num-sms",
+    "--moe-hybridep-num-sms", "--moe-hybridep-num-sms-preprocessing",
+    "--moe-hybridep-num-blocks-permute", "--moe-hybridep-num-blocks-unpermute",
+    "--moe-permute-fusion-into-hybridep", "--moe-hybridep-pad-uneven-dispatch-inputs",
+    "--moe-paged-stash", "--moe-paged-stash-page-size", "--moe-paged-stash-buffer-size-factor-cpu",
+    "--moe-paged-stash-buffer-size-factor-cuda", "--save-tokens-per-expert-interval",
+    "--moe-mlp-glu-interleave-size", "--moe-shared-expert-glu-interleave-size",
+    "--moe-token-drop-policy",
 }  # fmt: skip
 """Flags with a word of the layout in their name that do not change it."""
 _SHAPE = {
-    "--num-experts", "--multi-latent-attention",
     "--quick-geglu", "--openai-gelu", "--qk-l2-norm",
     "--apply-residual-connection-post-layernorm", "--hybrid-layer-pattern",
     "--hybrid-override-pattern", "--is-hybrid-model", "--spec",

@@ -4,14 +4,15 @@ torch.distributed.device_mesh lists the axes slowest first and numbers ranks wit
 fastest, so that any order of axes can be said. Spelling: torch 2.13, torch.distributed.device_mesh,
 .pipelining.schedules and .fsdp.
 
-By hand, tp 4, cp 2, dp 2 and pp 4 in the default order: shape (4, 2, 2, 4) of (pp, dp, cp, tp).
+By hand, tp 4, cp 2, dp 2 and pp 4 in the default order: shape (4, 2, 2, 4) of (pp, dp, cp, tp). A
+job with experts has a second mesh of the same ranks, (pp, edp, ep, etp).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpctl.axes import AXIS_NAMES, dense_order
+from mpctl.axes import AXIS_NAMES, dense_order, expert_order
 from mpctl.interop.emitted import EmitTarget, plan_notes
 from mpctl.interop.limits import LauncherLimits
 from mpctl.layout.topology import zero_stage
@@ -19,8 +20,9 @@ from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 
 LIMITS = LauncherLimits(
-    "torch", orders=None, dtypes=("fp64", "fp32", "bf16", "fp16"), offload=True, partition=True
-)
+    "torch", orders=None, dtypes=("fp64", "fp32", "bf16", "fp16"), offload=True, partition=True,
+    ep=True, etp=True,
+)  # fmt: skip
 DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 SCHEDULES = {
     "1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B",
@@ -70,6 +72,20 @@ def _mesh_lines(job: JobSpec) -> Iterator[str]:
     yield ""
     yield f'mesh = init_device_mesh("{kind}", ({shape}), mesh_dim_names=({names}))'
     yield f'dp_cp = mesh[{replica}]._flatten("dp_cp")  # gradients and ZeRO'
+    if job.has_experts:
+        yield from _expert_lines(job, kind)
+
+
+def _expert_lines(job: JobSpec, kind: str) -> Iterator[str]:
+    """The same ranks as experts see them; rows of tokens go over etp and ep together."""
+    axes = expert_order(job.parallel.order)[::-1]
+    shape = ", ".join(str(job.expert_sizes[axis]) for axis in axes)
+    names = ", ".join(f'"{axis}"' for axis in axes)
+    cut = ", ".join(f'"{axis}"' for axis in axes if axis in ("etp", "ep"))
+    yield ""
+    yield "# expert j at ep index j // (experts / ep); gradients of experts over edp"
+    yield f'experts = init_device_mesh("{kind}", ({shape}), mesh_dim_names=({names}))'
+    yield f'etp_ep = experts[{cut}]._flatten("etp_ep")  # rows of tokens'
 
 
 def mesh_axes(job: JobSpec) -> tuple[str, ...]:

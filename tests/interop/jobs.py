@@ -25,6 +25,16 @@ SMALL: Settings = {
 GRID: Settings = {
     "parallel.tp": 4, "parallel.tensor_mode": "2d", "training.micro_batch_size": 2,
 }  # fmt: skip
+MIXTURE: Settings = {
+    "model.position": "rotary", "model.norm": "rmsnorm", "model.activation": "swiglu",
+    "model.bias": False, "model.tied_embeddings": False, "model.experts": 8,
+    "model.experts_per_token": 2, "model.expert_ffn": 96,
+}  # fmt: skip
+LATENT: Settings = {
+    "model.position": "rotary", "model.norm": "rmsnorm", "model.activation": "swiglu",
+    "model.bias": False, "model.attention_kind": "mla", "model.kv_lora_rank": 32,
+    "model.qk_nope_head_dim": 16, "model.qk_rope_head_dim": 8, "model.v_head_dim": 16,
+}  # fmt: skip
 # What is laid over SMALL: sizes, orders, cuts, precision, recomputation, shapes.
 LAYOUTS: dict[str, Settings] = {
     "one axis": {},
@@ -71,6 +81,33 @@ LAYOUTS: dict[str, Settings] = {
         "model.head_dim": 16, "model.activation": "gelu_tanh", "model.position": "none",
         "model.attention": "unfused", "model.vocab_divisor": 64, "training.dropout": 0.2,
         "training.attention_dropout": 0.1,
+    },
+    "experts": {**MIXTURE, "parallel.ep": 4, "training.dtype": "bf16"},
+    "experts before softmax": {
+        **MIXTURE, "model.experts_per_token": 1, "model.router_renormalize": False,
+        "model.moe_layer_every": 2, "training.moe_load_balancing": "micro_batch",
+        "training.moe_z_loss_coeff": 1e-3, "model.bias": "qkv",
+    },
+    "experts of parts": {
+        **MIXTURE, "parallel.tp": 2, "parallel.sequence_parallel": True, "parallel.ep": 2,
+        "parallel.etp": 2, "parallel.zero": 1, "model.shared_expert_ffn": 128,
+        "model.shared_expert_gate": True, "training.moe_load_balancing": "global",
+        "training.moe_aux_loss_coeff": 1e-4, "model.router_groups": 4,
+        "model.router_groups_per_token": 2,
+    },
+    "experts of another order": {
+        **MIXTURE, "parallel.tp": 2, "parallel.sequence_parallel": True, "parallel.pp": 2,
+        "parallel.ep": 2, "parallel.order": "tp-cp-pp-dp",
+    },
+    "latents": {**LATENT, "parallel.tp": 2, "parallel.cp": 2},
+    "latents and experts": {
+        **MIXTURE, **LATENT, "model.q_lora_rank": 48, "model.experts": 16,
+        "model.experts_per_token": 4, "model.shared_expert_ffn": 96, "model.dense_layers": 1,
+        "model.router_score": "sigmoid", "model.router_bias": True, "model.router_groups": 4,
+        "model.router_groups_per_token": 2, "model.router_scale": 2.5, "model.mtp_layers": 1,
+        "training.moe_bias_update_rate": 5e-4, "training.moe_load_balancing": "none",
+        "parallel.tp": 2, "parallel.sequence_parallel": True, "parallel.pp": 2, "parallel.ep": 8,
+        "parallel.zero": 1, "training.dtype": "bf16", "training.recompute": "full",
     },
     "optimizer": {
         "training.lr_schedule": "wsd", "training.lr_wsd_decay_steps": 20, "training.steps": 500,

@@ -114,9 +114,54 @@ VARIATIONS = {
 }  # fmt: skip
 
 
+BF16 = "--bf16 --micro-batch-size 1 --lr 3e-4 --train-iters 5000 --use-distributed-optimizer"
+GROUPED = "--moe-grouped-gemm --moe-router-dtype fp32 --moe-token-dispatcher-type alltoall"
+EXPERT_LINES = {
+    "mixtral": Variation(64, "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 "
+        "--ffn-hidden-size 14336 --group-query-attention --num-query-groups 8 --seq-length 4096 "
+        "--max-position-embeddings 32768 --vocab-size 32000 --rotary-base 1000000 --num-experts 8 "
+        "--moe-router-topk 2 --moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 1e-2 "
+        "--tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 8 "
+        "--expert-tensor-parallel-size 1 --pipeline-model-parallel-size 4 "
+        "--num-layers-per-virtual-pipeline-stage 8 --global-batch-size 256 "
+        f"--overlap-grad-reduce --overlap-param-gather {LLAMA} {BF16} {GROUPED}"),
+    "mixtral as tp": Variation(16, "--num-layers 8 --hidden-size 4096 --num-attention-heads 32 "
+        "--ffn-hidden-size 14336 --seq-length 4096 --max-position-embeddings 4096 "
+        "--vocab-size 32000 --num-experts 8 --tensor-model-parallel-size 2 --sequence-parallel "
+        f"--expert-model-parallel-size 4 --global-batch-size 64 {LLAMA} {BF16}"),
+    "deepseek-v3": Variation(1024, "--num-layers 61 --hidden-size 7168 --ffn-hidden-size 18432 "
+        "--num-attention-heads 128 --kv-channels 128 --multi-latent-attention "
+        "--q-lora-rank 1536 --kv-lora-rank 512 --qk-head-dim 128 --qk-pos-emb-head-dim 64 "
+        "--v-head-dim 128 --qk-layernorm --seq-length 4096 --max-position-embeddings 4096 "
+        "--vocab-size 129280 --make-vocab-size-divisible-by 1280 --num-experts 256 "
+        "--moe-layer-freq ([0]*3+[1]*58) --moe-ffn-hidden-size 2048 "
+        "--moe-shared-expert-intermediate-size 2048 --moe-router-topk 8 "
+        "--moe-router-score-function sigmoid --moe-router-enable-expert-bias "
+        "--moe-router-bias-update-rate 1e-3 --moe-router-num-groups 8 --moe-router-group-topk 4 "
+        "--moe-router-topk-scaling-factor 2.5 --moe-router-load-balancing-type seq_aux_loss "
+        "--moe-aux-loss-coeff 1e-4 --mtp-num-layers 1 --expert-model-parallel-size 64 "
+        "--expert-tensor-parallel-size 1 --pipeline-model-parallel-size 16 "
+        "--decoder-first-pipeline-num-layers 4 --decoder-last-pipeline-num-layers 1 "
+        "--global-batch-size 8192 --moe-permute-fusion --moe-shared-expert-overlap "
+        "--norm-epsilon 1e-6 --hidden-dropout 0 --attention-dropout 0 "
+        f"{LLAMA} {BF16} {GROUPED}"),
+    "qwen2-moe": Variation(8, "--num-layers 24 --hidden-size 2048 --ffn-hidden-size 5632 "
+        "--num-attention-heads 16 --seq-length 8192 --max-position-embeddings 8192 "
+        "--vocab-size 151936 --add-qkv-bias --num-experts 60 --moe-router-topk 4 "
+        "--moe-router-pre-softmax --moe-ffn-hidden-size 1408 "
+        "--moe-shared-expert-intermediate-size 5632 --moe-shared-expert-gate "
+        "--moe-aux-loss-coeff 1e-3 --moe-z-loss-coeff 1e-3 --expert-model-parallel-size 4 "
+        "--moe-router-load-balancing-type global_aux_loss --global-batch-size 64 "
+        f"{LLAMA} {BF16} --moe-router-dtype fp32 --moe-token-dispatcher-type flex "
+        "--moe-enable-deepep"),
+}  # fmt: skip
+"""Lines with experts, each with its ranks; their shape and layout are one text."""
+
+
 def lines() -> dict[str, tuple[Variation, str]]:
     """Each line's name, its variation, and its flags as one text."""
-    return {f"{shape} {name}": (row, _text(shape, row)) for shape, (name, row) in _pairs()}
+    dense = {f"{shape} {name}": (row, _text(shape, row)) for shape, (name, row) in _pairs()}
+    return dense | {name: (row, row.words) for name, row in EXPERT_LINES.items()}
 
 
 def _pairs() -> product[tuple[str, tuple[str, Variation]]]:

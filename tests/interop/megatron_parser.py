@@ -27,16 +27,18 @@ PROGRAM = Path(__file__).with_name("megatron_namespaces.py")
 
 
 class Line(NamedTuple):
-    """A command line: the words behind pretrain_gpt.py, and how many ranks run it."""
+    """A command line: the words behind pretrain_gpt.py, how many ranks run it, and whether the
+    model's configuration is made as well."""
 
     words: Sequence[str]
     world: int
     environment: dict[str, str]
+    config: bool = False
 
 
 class Parsed(NamedTuple):
     """What the parser makes of lines. names: of each flag its field of a namespace; answers: a
-    {"namespace": ...} or {"error": ...} for each line."""
+    {"namespace": ..., "config": ...} or {"error": ...} for each line."""
 
     names: dict[str, str]
     has_transformer_engine: bool

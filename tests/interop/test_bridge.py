@@ -37,6 +37,19 @@ def test_the_example() -> None:
     assert fields["cfg.mixed_precision"] == "bf16_mixed"
 
 
+def test_experts_and_latents_are_fields_of_the_model() -> None:
+    plan = plan_of(LAYOUTS["latents and experts"])
+    emitted = emit_plan(plan, "megatron-bridge")
+    fields = assigned_in(emitted.text)
+    wanted = {
+        "num_moe_experts": 16, "moe_router_topk": 4, "moe_layer_freq": [0] + [1] * 11,
+        "moe_router_enable_expert_bias": True, "expert_model_parallel_size": 8,
+        "expert_tensor_parallel_size": 1, "q_lora_rank": 48, "rotary_scaling_factor": 1.0,
+    }  # fmt: skip
+    assert {f"cfg.model.{key}": value for key, value in wanted.items()}.items() <= fields.items()
+    assert any("MLAModelProvider" in note for note in emitted.notes)
+
+
 def test_stages_by_cost_are_a_layout_text() -> None:
     fields = assigned_in(emit_plan(plan_of(LAYOUTS["by cost"]), "megatron-bridge").text)
     assert fields["cfg.model.pipeline_model_parallel_layout"].startswith("Et")

@@ -10,12 +10,14 @@ import pytest
 from mpctl.errors import InputError
 from mpctl.interop.from_megatron import layer_counts, read_megatron
 from mpctl.interop.megatron import layout_text
+from mpctl.interop.megatron_experts import layer_pattern, read_pattern
 from mpctl.interop.registry import emit_plan
 from mpctl.pipeline.stages import spans_of
 from mpctl.planning.plan import Plan, load_plan
 from mpctl.sharding import padded_vocab
 from mpctl.spec.job import JobSpec
-from tests.interop.jobs import EXAMPLE, GRID, LAYOUTS, Settings, plan_of
+from tests.interop.jobs import EXAMPLE, GRID, LAYOUTS, MIXTURE, Settings, plan_of
+from tests.interop.jobs import LATENT as LATENT_SHAPE
 
 MEGATRON: Settings = {"training.runtime": "megatron-core"}
 
@@ -149,6 +151,11 @@ SHAPE = "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-lengt
         "--max-position-embeddings 1024 --vocab-size 50257 --micro-batch-size 2"  # fmt: skip
 
 
+EXPERTS = "--num-experts 8 --disable-bias-linear"
+GROUPED = f"{EXPERTS} --moe-grouped-gemm --moe-permute-fusion --moe-router-dtype fp32"
+LATENT = "--multi-latent-attention --position-embedding-type rope --disable-bias-linear"
+
+
 def read_plan(flags: str, **more: Any) -> Plan:
     settings, _ = read_megatron(f"{SHAPE} {flags}")
     return load_plan(None, {**settings, "cluster.gpus_per_node": 8, **more})
@@ -185,6 +192,28 @@ def test_what_the_flags_leave_out_is_what_megatron_takes() -> None:
         ("--window-size 127,0", "model.attention_window", 128),
         ("--window-size '(127,0)'", "model.attention_window", 128),
         ("--mtp-num-layers 2", "model.mtp_layers", 2),
+        ("--num-experts 8", "model.experts", 8),
+        ("--num-experts 8", "model.experts_per_token", 2),
+        ("--num-experts 8", "training.moe_load_balancing", "micro_batch"),
+        ("--num-experts 8", "training.moe_aux_loss_coeff", 0.0),
+        ("--num-experts 8", "model.router_renormalize", True),
+        ("--num-experts 8 --moe-router-pre-softmax", "model.router_renormalize", False),
+        ("--num-experts 8 --moe-router-topk 1 --moe-router-score-function sigmoid",
+         "model.router_renormalize", False),
+        ("--num-experts 8 --moe-layer-freq ([0]*3+[1]*21)", "model.dense_layers", 3),
+        ("--num-experts 8 --moe-layer-freq [0,1]*12", "model.moe_layer_every", 2),
+        ("--num-experts 8 --moe-layer-freq 1", "model.dense_layers", 0),
+        ("--num-experts 8 --moe-router-topk 4 --moe-router-score-function sigmoid "
+         "--moe-router-num-groups 4 --moe-router-group-topk 2", "model.router_groups", 4),
+        ("--num-experts 8 --moe-expert-capacity-factor -1", "model.experts", 8),
+        ("--num-experts 0 --bf16", "model.experts", None),
+        ("--num-experts 8 --tensor-model-parallel-size 2 --sequence-parallel", "parallel.etp", 2),
+        ("--num-experts 8 --tensor-model-parallel-size 2 --sequence-parallel "
+         "--expert-tensor-parallel-size 1", "parallel.etp", 1),
+        (f"{LATENT} --q-lora-rank 48", "model.q_lora_rank", 48),
+        (LATENT, "model.kv_lora_rank", 32),
+        (LATENT, "model.qk_nope_head_dim", 128),
+        (f"{LATENT} --qk-layernorm", "model.qk_norm", False),
     ],
 )  # fmt: skip
 def test_a_flag_is_read(flags: str, setting: str, value: object) -> None:
@@ -195,9 +224,31 @@ def test_a_flag_is_read(flags: str, setting: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("flags", "where"),
     [
-        ("--num-experts 8", "--num-experts"),
-        ("--expert-model-parallel-size 2", "--expert-model-parallel-size"),
-        ("--multi-latent-attention", "--multi-latent-attention"),
+        ("--moe-latent-size 64 --num-experts 8", "--moe-latent-size"),
+        ("--moe-router-topk 4", "--moe-router-topk"),
+        ("--kv-lora-rank 64", "--kv-lora-rank"),
+        ("--num-experts 8 --moe-router-topk 1", "--moe-router-topk"),
+        ("--num-experts 8 --moe-expert-capacity-factor 1.25", "--moe-expert-capacity-factor"),
+        ("--num-experts 8 --moe-pad-expert-input-to-capacity",
+         "--moe-pad-expert-input-to-capacity"),
+        ("--num-experts 8 --moe-router-load-balancing-type sinkhorn",
+         "--moe-router-load-balancing-type"),
+        ("--num-experts 8 --moe-router-load-balancing-type aux_loss seq_aux_loss",
+         "--moe-router-load-balancing-type"),
+        ("--num-experts 8 --moe-router-score-function sqrtsoftplus",
+         "--moe-router-score-function"),
+        ("--num-experts 8 --moe-router-topk 4 --moe-router-num-groups 4 "
+         "--moe-router-group-topk 2", "--moe-router-group-topk"),
+        ("--num-experts 8 --moe-layer-freq 2", "--moe-layer-freq"),
+        ("--num-experts 8 --moe-layer-freq [0]*24", "--moe-layer-freq"),
+        ("--num-experts 8 --moe-layer-freq [1]*23", "--moe-layer-freq"),
+        ("--num-experts 8 --moe-layer-freq ([1]*2", "--moe-layer-freq"),
+        ("--num-experts 8 --moe-layer-freq ([1]*99999)*99999", "--moe-layer-freq"),
+        ("--num-experts eight", "--num-experts"),
+        ("--num-experts 8 --expert-model-parallel-size 2 --moe-token-dispatcher-type flex "
+         "--moe-flex-dispatcher-backend ncclep", "--moe-flex-dispatcher-backend"),
+        ("--multi-latent-attention --group-query-attention --num-query-groups 2",
+         "--group-query-attention"),
         ("--some-new-parallel-size 2", "--some-new-parallel-size"),
         ("--optimizer sgd", "--optimizer"),
         ("--tensor-model-parallel-size two", "--tensor-model-parallel-size"),
@@ -318,6 +369,15 @@ def test_a_flag_that_says_what_is_so_without_it_is_not_named(flags: str) -> None
         ("--no-gradient-accumulation-fusion", "--no-gradient-accumulation-fusion",
          {"parallel.zero": 0}),
         ("--lr-warmup-fraction 0.1", "--lr-warmup-fraction", {"training.warmup_steps": 0}),
+        (f"{EXPERTS} --moe-permute-fusion --moe-router-dtype fp32", "--moe-grouped-gemm",
+         {"model.experts": 8}),
+        (f"{EXPERTS} --moe-grouped-gemm --moe-router-dtype fp32", "--moe-permute-fusion",
+         {"model.experts": 8}),
+        (f"{EXPERTS} --moe-grouped-gemm --moe-permute-fusion", "--moe-router-dtype",
+         {"model.experts": 8}),
+        (f"{LATENT}", "--qk-layernorm", {"model.attention_kind": "mla"}),
+        (f"{LATENT} --qk-layernorm --rotary-scaling-factor 40", "--rotary-scaling-factor",
+         {"model.rotary_scaling_type": "yarn"}),
     ],
 )  # fmt: skip
 def test_flags_planned_as_the_nearest_setting_are_reported(
@@ -327,6 +387,74 @@ def test_flags_planned_as_the_nearest_setting_are_reported(
     assert settings.items() <= dict(read.settings).items()
     assert [(w.rule, w.where) for w in read.warnings] == [("megatron-nearest", where)]
     assert not read_megatron(f"{SHAPE} --overlap-grad-reduce").warnings
+
+
+def test_experts_are_cut_as_tp_where_their_flag_is_missing() -> None:
+    flags = f"{GROUPED} --tensor-model-parallel-size 4 --sequence-parallel"
+    (warning,) = read_megatron(f"{SHAPE} {flags} --moe-token-dispatcher-type alltoall").warnings
+    assert (warning.rule, warning.where) == ("megatron-default", "--expert-tensor-parallel-size")
+    assert "takes tp: etp 4 is planned" in warning.message
+    dense = read_megatron(f"{SHAPE} --tensor-model-parallel-size 4")
+    assert "parallel.etp" not in dense.settings
+
+
+@pytest.mark.parametrize(
+    ("flags", "dispatcher"),
+    [
+        ("--moe-token-dispatcher-type alltoall", None), ("", "allgather"),
+        ("--moe-token-dispatcher-type flex --moe-enable-deepep", "deepep"),
+        ("--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep", "hybridep"),
+    ],
+)  # fmt: skip
+def test_how_tokens_are_sent(flags: str, dispatcher: str | None) -> None:
+    flags = f"{GROUPED} --expert-model-parallel-size 2 {flags}"
+    settings, warnings = read_megatron(f"{SHAPE} {flags}")
+    assert (settings.get("training.moe_dispatcher"), warnings) == (dispatcher, ())
+    written = emit_plan(read_plan(flags), "megatron").text
+    assert read_megatron(written).settings.get("training.moe_dispatcher") == dispatcher
+
+
+def test_a_layout_of_experts_is_read_for_a_model_named_elsewhere() -> None:
+    flags = "--micro-batch-size 1 --expert-model-parallel-size 4 --expert-tensor-parallel-size 1"
+    settings, _ = read_megatron(flags)
+    plan = load_plan(None, {
+        **settings, **MIXTURE, "model.layers": 4, "model.hidden": 64, "model.heads": 4,
+        "model.vocab": 1000, "model.seq_length": 64, "cluster.gpus_per_node": 8,
+    })  # fmt: skip
+    assert plan.job.expert_sizes == {"etp": 1, "ep": 4, "edp": 2, "pp": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [
+        ({"model.experts_per_token": 1}, "model.router_renormalize"),
+        ({"model.router_score": "sigmoid", "model.router_renormalize": False},
+         "model.router_renormalize"),
+        ({"model.router_groups": 4, "model.router_groups_per_token": 2,
+          "model.router_score": "sigmoid"}, "model.router_groups_per_token"),
+        ({"model.bias": True}, "model.bias"),
+        ({**LATENT_SHAPE, "model.norm": "layernorm"}, "model.norm"),
+        ({"parallel.order": "tp-cp-dp-ep-pp", "parallel.ep": 2, "parallel.tp": 2,
+          "parallel.sequence_parallel": True}, "parallel.order"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("target", ["megatron", "megatron-bridge"])
+def test_experts_that_megatron_cannot_have(settings: Settings, where: str, target: str) -> None:
+    with pytest.raises(InputError) as caught:
+        emit_plan(plan_of({**MIXTURE, **settings}), target)
+    (issue,) = caught.value.issues
+    assert issue.where == where and issue.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "layers"),
+    [
+        ("[1]*3", [1, 1, 1]), ("([0]+[1]*2)*2", [0, 1, 1, 0, 1, 1]), ("[0,1]*2", [0, 1, 0, 1]),
+        ("[0]+(([1])*2+[0])*2", [0, 1, 1, 0, 1, 1, 0]),
+    ],
+)  # fmt: skip
+def test_a_pattern_of_layers(text: str, layers: list[int]) -> None:
+    assert read_pattern(text) == layers == read_pattern(layer_pattern(layers))
 
 
 def test_samples_are_steps_of_the_global_batch() -> None:

@@ -16,10 +16,12 @@ import pytest
 
 from mpctl.errors import InputError
 from mpctl.interop.from_megatron import OLDER, READ, read_megatron
+from mpctl.interop.megatron_experts import ALL_FLAGS, BALANCING
 from mpctl.interop.megatron_flags import PLAIN_FLAGS
 from mpctl.interop.megatron_others import ALL_NAMED, is_apart, parser_flags, refusal_of
 from mpctl.interop.registry import emit_plan
 from mpctl.planning.plan import Plan
+from mpctl.spec.job import JobSpec
 from tests.interop.jobs import EXAMPLE, LAYOUTS, plan_of
 from tests.interop.megatron_parser import Line, Parsed, parse_lines, words_of
 
@@ -44,7 +46,7 @@ def recorded_parser() -> argparse.ArgumentParser:
     return parser
 
 
-@pytest.mark.parametrize("flag", PLAIN_FLAGS, ids=lambda flag: flag.flag)
+@pytest.mark.parametrize("flag", (*PLAIN_FLAGS, *ALL_FLAGS), ids=lambda flag: flag.flag)
 def test_kind_and_default_are_megatron_s(flag: Any) -> None:
     row = RECORD[flag.flag]
     kinds = {int: ("int", "float"), float: ("float",), str: ("str", "enum_type_handler")}
@@ -122,7 +124,9 @@ def parsed() -> Parsed:
         plan = plan_named(name)
         is_once = "CUDA_DEVICE_MAX_CONNECTIONS=1 " in emit_plan(plan, "megatron").text
         environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if is_once else {}
-        lines.append(Line(words_of(plan), plan.job.world_size, environment))
+        model = plan.job.model
+        has_config = model is not None and (model.experts is not None or model.is_mla)
+        lines.append(Line(words_of(plan), plan.job.world_size, environment, has_config))
     return parse_lines(lines)
 
 
@@ -141,6 +145,33 @@ def test_megatron_s_own_parser_takes_what_is_written(name: str, parsed: Parsed) 
     assert args["global_batch_size"] == job.training.global_batch_size
     dtypes = {"fp32": "torch.float32", "fp16": "torch.float16"}
     assert args["params_dtype"] == dtypes.get(job.training.dtype, "torch.bfloat16")
+    if config := answer.get("config"):
+        check_experts(job, config)
+
+
+def check_experts(job: JobSpec, config: dict[str, Any]) -> None:
+    """The experts and latents of Megatron-Core's own configuration are those of the job."""
+    model, p, t = job.model, job.parallel, job.training
+    assert model is not None
+    assert config["multi_latent_attention"] == model.is_mla
+    if model.is_mla:
+        widths = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+        ours = (model.q_lora_rank, model.kv_lora_rank, model.qk_nope_head_dim,
+                model.qk_rope_head_dim, model.v_head_dim)  # fmt: skip
+        assert tuple(config[name] for name in widths) == ours
+        assert (config["rotary_scaling_factor"], config["qk_layernorm"]) == (1.0, True)
+    if model.experts is None:
+        return
+    freq, layers = config["moe_layer_freq"], range(model.layers)
+    pattern = freq if isinstance(freq, list) else [int(n % freq == 0) for n in layers]
+    assert pattern == [int(model.has_experts(layer)) for layer in layers]
+    sizes = (config["expert_model_parallel_size"], config["expert_tensor_parallel_size"])
+    assert sizes == (p.ep, p.etp)
+    assert config["moe_ffn_hidden_size"] == model.expert_width
+    assert (config["moe_shared_expert_intermediate_size"] or 0) == model.shared_expert_ffn
+    assert config["moe_router_load_balancing_type"] == BALANCING[t.moe_load_balancing]
+    assert config["moe_aux_loss_coeff"] == t.moe_aux_loss_coeff
+    assert config["moe_expert_capacity_factor"] is None
 
 
 def test_what_megatron_has_flags_for() -> None:

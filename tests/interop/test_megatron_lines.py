@@ -34,7 +34,7 @@ SPELLINGS = (
     "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank",
     "make_vocab_size_divisible_by", "padded_vocab_size", "lr_warmup_fraction", "lr_warmup_iters",
     "attention_backend", "recompute_modules", "add_position_embedding", "lr_warmup_samples",
-    "lr_decay_iters", "lr_decay_samples", "train_samples",
+    "lr_decay_iters", "lr_decay_samples", "train_samples", "moe_enable_deepep",
 )  # fmt: skip
 """Fields that say what others say as well: `said_once` compares that, the number of chunks is a
 field of its own, and beside rotary positions Megatron-LM reads nothing of the last."""

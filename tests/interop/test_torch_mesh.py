@@ -40,7 +40,7 @@ def assigned(text: str) -> dict[str, Any]:
             elif isinstance(node.value, ast.Call) and node.targets[0].id == "mesh":
                 values["shape"] = ast.literal_eval(node.value.args[1])
                 values["names"] = ast.literal_eval(node.value.keywords[0].value)
-            elif isinstance(node.value, ast.Call):
+            elif isinstance(node.value, ast.Call) and node.targets[0].id == "dp_cp":
                 part = node.value.func.value.slice  # type: ignore[attr-defined]
                 values["dp_cp"] = ast.literal_eval(part)
     return values
@@ -73,6 +73,35 @@ def test_torch_builds_the_groups_of_the_plan(name: str) -> None:
             assert members == list(topology.group(rank, axis))
         both = mesh[values["dp_cp"]]._flatten("dp_cp").get_group()
         assert dist.get_process_group_ranks(both) == list(topology.group(rank, "dp", "cp"))
+
+
+@pytest.mark.parametrize(
+    "name", ["experts", "experts of parts", "experts of another order", "latents and experts"]
+)
+def test_torch_builds_the_groups_of_experts(name: str) -> None:
+    plan = plan_of(LAYOUTS[name])
+    topology, text = plan.require_legal(), emit_plan(plan, "torch").text
+    call = calls_of(text, "experts")
+    for rank in fake_ranks(topology.world_size):
+        mesh = init_device_mesh("cpu", call["shape"], mesh_dim_names=call["names"])
+        for axis in call["names"]:
+            members = dist.get_process_group_ranks(mesh.get_group(axis))
+            assert members == list(topology.group(rank, axis))
+        both = mesh[calls_of(text, "etp_ep")["axes"]]._flatten("etp_ep").get_group()
+        assert dist.get_process_group_ranks(both) == list(topology.group(rank, "etp", "ep"))
+
+
+def calls_of(text: str, name: str) -> dict[str, Any]:
+    """The shape and the names of a mesh by its variable, or the axes of one that is flattened."""
+    nodes = [node for node in ast.parse(text).body if isinstance(node, ast.Assign)]
+    (call,) = [node.value for node in nodes if ast.unparse(node.targets[0]) == name]
+    assert isinstance(call, ast.Call)
+    if not call.keywords:
+        return {"axes": ast.literal_eval(call.func.value.slice)}  # type: ignore[attr-defined]
+    return {
+        "shape": ast.literal_eval(call.args[1]),
+        "names": ast.literal_eval(call.keywords[0].value),
+    }
 
 
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if name not in NARROW_FLAGS])

@@ -1,0 +1,394 @@
+"""Experts and latent attention in the words of Megatron-LM, written and read.
+
+Names, defaults and meanings: megatron-core 0.19.2, megatron/training/arguments.py,
+core/transformer/transformer_config.py and core/transformer/moe/. Three defaults are not mpctl's:
+experts are cut as tp cuts the dense layers (`--expert-tensor-parallel-size` is tp, a job's etp is
+1), the auxiliary loss is that of a micro batch with factor 0, and an integer `--moe-layer-freq N`
+gives experts to the first layer of every N, where a job's moe_layer_every means the last one: a
+list says either, and is what is written. A group's score there is the sum of its best
+k / groups_per_token experts (`group_limited_topk`); a job's is its best expert under softmax, the
+best two under sigmoid. Softmax comes after the choice by default, which is what renormalized
+weights are. Norms of the latents are `--qk-layernorm`; positions of latent attention are yarn of
+factor 1 by default, which is plain rotary.
+
+>>> layer_pattern([False, True, True, True])
+'([0]*1+[1]*3)'
+>>> layer_pattern([False, True, False, True])
+'([0]*1+[1]*1)*2'
+>>> read_pattern("[0]*1+([1]*2+[0])*2")
+[False, True, True, False, True, True, False]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+
+from mpctl.errors import Issue
+from mpctl.interop.emitted import Value
+from mpctl.interop.flag_reader import FlagReader
+from mpctl.interop.limits import refused
+from mpctl.interop.megatron_flags import SOFTWARE, MegatronFlag, plain_values
+from mpctl.interop.megatron_others import is_neutral
+from mpctl.rules.check import Check
+from mpctl.spec.job import JobSpec
+from mpctl.spec.model import ModelSpec
+from mpctl.spec.runtime import get_profile
+
+RUNTIME = "megatron-core"
+SCORES = {"softmax": "softmax", "sigmoid": "sigmoid"}
+BALANCING = {
+    "sequence": "seq_aux_loss", "global": "global_aux_loss", "micro_batch": "aux_loss",
+    "none": "none",
+}  # fmt: skip
+KIND, BACKEND = "--moe-token-dispatcher-type", "--moe-flex-dispatcher-backend"
+DISPATCHERS: dict[str, dict[str, str]] = {
+    "alltoall": {KIND: "alltoall"}, "allgather": {KIND: "allgather"},
+    "deepep": {KIND: "flex", BACKEND: "deepep"}, "hybridep": {KIND: "flex", BACKEND: "hybridep"},
+    "rows": {KIND: "alltoall"},
+}  # fmt: skip
+"""By training.moe_dispatcher; `rows` is mpctl's own, an all-to-all of rows too."""
+BEST_OF_GROUP = {"softmax": 1, "sigmoid": 2}
+"""Experts whose scores are a group's score, by model.router_score."""
+
+VIEW_FLAGS = (
+    MegatronFlag("--expert-model-parallel-size", "parallel.ep", int, 1),
+    MegatronFlag("--expert-tensor-parallel-size", "parallel.etp", int),
+)
+EXPERT_FLAGS = (
+    MegatronFlag("--num-experts", "model.experts", int),
+    MegatronFlag("--moe-router-topk", "model.experts_per_token", int, 2),
+    MegatronFlag("--moe-ffn-hidden-size", "model.expert_ffn", int),
+    MegatronFlag("--moe-router-score-function", "model.router_score", str, "softmax", SCORES),
+    MegatronFlag(
+        "--moe-router-load-balancing-type", "training.moe_load_balancing", str, "aux_loss",
+        BALANCING,
+    ),
+    MegatronFlag("--moe-aux-loss-coeff", "training.moe_aux_loss_coeff", float, 0.0),
+)  # fmt: skip
+SHARED = MegatronFlag("--moe-shared-expert-intermediate-size", "model.shared_expert_ffn", int)
+BIAS_RATE = MegatronFlag(
+    "--moe-router-bias-update-rate", "training.moe_bias_update_rate", float, 1e-3
+)
+Z_LOSS = MegatronFlag("--moe-z-loss-coeff", "training.moe_z_loss_coeff", float)
+SCALE = MegatronFlag("--moe-router-topk-scaling-factor", "model.router_scale", float)
+LATENT_FLAGS = (
+    MegatronFlag("--q-lora-rank", "model.q_lora_rank", int),
+    MegatronFlag("--kv-lora-rank", "model.kv_lora_rank", int, 32),
+    MegatronFlag("--qk-head-dim", "model.qk_nope_head_dim", int, 128),
+    MegatronFlag("--qk-pos-emb-head-dim", "model.qk_rope_head_dim", int, 64),
+    MegatronFlag("--v-head-dim", "model.v_head_dim", int, 128),
+)
+OTHER_FLAGS = (SHARED, BIAS_RATE, Z_LOSS, SCALE)
+ALL_FLAGS = (*VIEW_FLAGS, *EXPERT_FLAGS, *OTHER_FLAGS, *LATENT_FLAGS)
+LAYER_FREQ = "--moe-layer-freq"
+COMBINED = (
+    LAYER_FREQ, "--moe-router-pre-softmax", "--moe-router-enable-expert-bias",
+    "--moe-router-num-groups", "--moe-router-group-topk", "--moe-shared-expert-gate",
+)  # fmt: skip
+"""Flags of experts that make a setting together with others."""
+KERNELS = (
+    "--moe-router-dtype", "--moe-grouped-gemm", "--moe-permute-fusion", KIND, BACKEND,
+    "--moe-enable-deepep", "--moe-expert-capacity-factor",
+)  # fmt: skip
+"""Flags of how experts are computed and reached, and of how many tokens they take."""
+POSITIONS = ("--rope-type", "--rotary-scaling-factor", "--mscale", "--mscale-all-dim")
+READ = (*(flag.flag for flag in ALL_FLAGS), *COMBINED, *KERNELS, *POSITIONS,
+        "--multi-latent-attention")  # fmt: skip
+
+
+def expert_flags(job: JobSpec) -> Iterator[tuple[str, Value]]:
+    """The flags of a job's experts with their values, True for a switch; the number of experts and
+    the sizes of their view alone where no model is named."""
+    model, p, t = job.model, job.parallel, job.training
+    if model.experts if model is not None else max(p.ep, p.etp) > 1:
+        yield from plain_values(job, VIEW_FLAGS)
+    if model is None or not model.experts:
+        return
+    yield from plain_values(job, EXPERT_FLAGS)
+    if not all(layers := layers_with_experts(model)):
+        yield LAYER_FREQ, layers
+    if model.shared_expert_ffn:
+        yield from plain_values(job, [SHARED])
+    if model.shared_expert_gate:
+        yield "--moe-shared-expert-gate", True
+    if model.router_score == "softmax" and not model.router_renormalize:
+        yield "--moe-router-pre-softmax", True
+    if model.router_bias:
+        yield "--moe-router-enable-expert-bias", True
+        yield from plain_values(job, [BIAS_RATE])
+    if limits_groups(model):
+        yield "--moe-router-num-groups", model.router_groups
+        yield "--moe-router-group-topk", model.router_groups_per_token
+    if model.router_scale != 1:
+        yield from plain_values(job, [SCALE])
+    if t.moe_z_loss_coeff:
+        yield from plain_values(job, [Z_LOSS])
+    yield from (("--moe-router-dtype", "fp32"), ("--moe-grouped-gemm", True))
+    yield "--moe-permute-fusion", True
+    yield from DISPATCHERS[t.moe_dispatcher or get_profile(t.runtime).experts.dispatcher].items()
+
+
+def latent_flags(job: JobSpec) -> Iterator[tuple[str, Value]]:
+    """The flags of latent attention with their values, True for a switch; none for heads with keys
+    and values of their own."""
+    if job.model is not None and job.model.is_mla:
+        yield from (("--multi-latent-attention", True), ("--qk-layernorm", True))
+        yield from plain_values(job, LATENT_FLAGS)
+
+
+def layers_with_experts(model: ModelSpec) -> list[int]:
+    """1 for each layer with experts, 0 for a dense one."""
+    return [int(model.has_experts(layer)) for layer in range(model.layers)]
+
+
+def limits_groups(model: ModelSpec) -> bool:
+    """Whether a token's experts lie in fewer groups than there are."""
+    return model.router_groups_per_token < model.router_groups
+
+
+def expert_refusals(model: ModelSpec, who: str) -> Iterator[Issue]:
+    """Issues of experts and latent attention that Megatron-Core cannot have; who: the launcher, for
+    messages."""
+    if model.experts:
+        yield from _router_refusals(model, who)
+        if model.bias is True:
+            message = f"{who}'s experts have biases where all linear layers have them"
+            yield refused("model.bias", "true", message, "use bias false or qkv")
+    if model.is_mla:
+        if model.norm != "rmsnorm":
+            message = f"{who} norms the latents as it does the layers, and here they have no biases"
+            yield refused("model.norm", model.norm, message, "use norm rmsnorm")
+        if model.rotary_scaling is not None:
+            message = f"{who}'s latent attention has yarn, no scaling of Llama 3.1's form"
+            yield refused("model.rotary_scaling", "llama3", message, "leave it out")
+
+
+def _router_refusals(model: ModelSpec, who: str) -> Iterator[Issue]:
+    k, where = model.experts_per_token, "model.router_renormalize"
+    if model.router_score == "softmax" and model.router_renormalize and k == 1:
+        message = f"{who} takes softmax before the choice where a token has 1 expert"
+        yield refused(where, "true", message, "use router_renormalize false")
+    if model.router_score == "sigmoid" and model.router_renormalize != (k > 1):
+        is_on = str(model.router_renormalize).lower()
+        message = f"{who} divides sigmoids by their sum where a token has several experts, here {k}"
+        other = str(k > 1).lower()
+        yield refused(where, is_on, message, f"use router_renormalize {other}")
+    if limits_groups(model):
+        kept, best = model.router_groups_per_token, BEST_OF_GROUP[model.router_score]
+        if k // kept != best:
+            message = (
+                f"{who} scores a group by its best {k} // {kept} = {k // kept} experts, a job with "
+                f"{model.router_score} by its best {best}"
+            )
+            hint = f"use experts_per_token {best * kept}, or router_groups 1"
+            yield refused("model.router_groups_per_token", kept, message, hint)
+
+
+def expert_notes(job: JobSpec) -> Iterator[str]:
+    """What a reader must know of a job's experts and latents."""
+    model = job.model
+    if model is None:
+        return
+    if model.experts:
+        yield (
+            f"experts' view: etp {job.parallel.etp} x ep {job.parallel.ep} x edp "
+            f"{job.expert_sizes['edp']} x pp {job.parallel.pp}; without its flag etp would be tp"
+        )
+        yield "no token is dropped: no capacity factor"
+    if model.is_mla:
+        yield "positions of latent attention are yarn of factor 1, which is plain rotary"
+
+
+def layer_pattern(layers: Sequence[int]) -> str:
+    """Which layers have experts, as a list in Python's arithmetic: the shortest part that repeats,
+    by runs of equal layers."""
+    size = len(layers)
+    for period in range(1, size + 1):
+        repeats, rest = divmod(size, period)
+        if rest == 0 and list(layers) == list(layers[:period]) * repeats:
+            break
+    runs = [f"[{kind:d}]*{len([*run])}" for kind, run in groupby(layers[:period])]
+    return f"({'+'.join(runs)})" + (f"*{repeats}" if repeats > 1 else "")
+
+
+LONGEST = 10_000  # layers of a pattern
+
+
+def read_pattern(text: str) -> list[bool]:
+    """The layers to which a pattern of lists of 0 and 1, sums, products and brackets gives experts.
+    Raises ValueError for another text, and for more than LONGEST layers."""
+    if len(text) > LONGEST:
+        raise ValueError(f"{text[:60]!r}... has more than {LONGEST:,} letters")
+    lists = re.sub(r"\[([01,]*)\]", lambda found: f"({found[1].replace(',', '')})", text)
+    flat, before = re.sub(r"\s", "", lists), ""
+    while flat != before:
+        before = flat
+        flat = re.sub(r"\(([01]*)\)(?:\*(\d{1,5}))?", _repeated, flat)
+        flat = re.sub(r"(?<=[01])\+(?=[01])", "", flat)
+    if not re.fullmatch(f"[01]{{1,{LONGEST}}}", flat):
+        raise ValueError(f"{text[:60]!r} is no list of 0 and 1")
+    return [kind == "1" for kind in flat]
+
+
+def _repeated(found: re.Match[str]) -> str:
+    times = int(found[2] or 1)
+    if len(found[1]) * times > LONGEST:
+        raise ValueError(f"more than {LONGEST:,} layers")
+    return found[1] * times
+
+
+def pattern_settings(layers: list[bool]) -> dict[str, int] | None:
+    """dense_layers and moe_layer_every that give experts to these layers, one or more; None where
+    no two do.
+
+    >>> pattern_settings([False, True, True]), pattern_settings([False, True, False, True])
+    ({'dense_layers': 1, 'moe_layer_every': 1}, {'dense_layers': 0, 'moe_layer_every': 2})
+    """
+    first, *others = (n for n, has_experts in enumerate(layers) if has_experts)
+    every = others[0] - first if others else first + 1
+    dense = max(0, first - every + 1)
+    last_of_every = [n >= dense and (n + 1) % every == 0 for n in range(len(layers))]
+    return {"dense_layers": dense, "moe_layer_every": every} if last_of_every == layers else None
+
+
+def read_experts(reader: FlagReader) -> None:
+    """The settings of experts and latent attention. Without --num-layers the shape is that of a
+    model named elsewhere, so that only stated sizes are read."""
+    _read_view(reader)
+    if reader.has("--multi-latent-attention"):
+        _read_latent(reader)
+    else:
+        _say_nothing(reader, (flag.flag for flag in LATENT_FLAGS), "--multi-latent-attention")
+    if reader.has("--num-experts") and reader.value("--num-experts") != "0":
+        _read_router(reader)
+        _read_layers(reader)
+        _read_kernels(reader)
+    else:
+        flags = (*(flag.flag for flag in (*EXPERT_FLAGS[1:], *OTHER_FLAGS)), *COMBINED)
+        _say_nothing(reader, flags, "--num-experts")
+
+
+def _say_nothing(reader: FlagReader, flags: Iterable[str], without: str) -> None:
+    for flag in flags:
+        if reader.has(flag) and not is_neutral(flag, reader.flags[flag]):
+            reader.wrong(flag, f"says nothing without {without}", "add it, or leave this out")
+
+
+def _read_view(reader: FlagReader) -> None:
+    """ep and etp; where the flag is absent, etp is tp."""
+    reader.read_plain(VIEW_FLAGS, defaults=False)
+    s, flag = reader.settings, "--expert-tensor-parallel-size"
+    if reader.has(flag) or not (reader.has("--num-experts") or s.get("parallel.ep", 1) != 1):
+        return
+    tp = s.get("parallel.tp", 1)
+    s["parallel.etp"] = tp
+    if tp != 1:
+        message = f"is not there, and {SOFTWARE} takes tp: etp {tp} is planned"
+        hint = "with 1 every expert is on one rank"
+        reader.warnings.append(Check("megatron-default", "warning", flag, message, hint))
+
+
+def _read_router(reader: FlagReader) -> None:
+    """How experts are chosen and weighted."""
+    reader.read_plain((*EXPERT_FLAGS, *OTHER_FLAGS))
+    s, k = reader.settings, reader.settings.get("model.experts_per_token")
+    for flag in ("--moe-router-load-balancing-type", "--moe-aux-loss-coeff"):
+        if len(values := reader.flags.get(flag, ())) > 1:
+            reader.wrong(flag, f"{' '.join(values)}: a job has one of them", "give one value")
+    is_softmax, before = s.get("model.router_score") == "softmax", "--moe-router-pre-softmax"
+    s["model.router_renormalize"] = not reader.has(before) if is_softmax else k != 1
+    if is_softmax and k == 1 and not reader.has(before):
+        reader.wrong("--moe-router-topk", f"1: {SOFTWARE} ends on it without {before}", "add it")
+    s["model.router_bias"] = reader.has("--moe-router-enable-expert-bias")
+    s["model.shared_expert_gate"] = reader.has("--moe-shared-expert-gate")
+    kept = "--moe-router-group-topk"
+    if not reader.has(kept):
+        return
+    s["model.router_groups"] = reader.number("--moe-router-num-groups", int, 1)
+    s["model.router_groups_per_token"] = groups = reader.number(kept, int, 1)
+    best = BEST_OF_GROUP["softmax" if is_softmax else "sigmoid"]
+    if isinstance(k, int) and groups > 0 and k // groups != best:
+        message = f"{groups}: a group's score is there the sum of its best {k} // {groups} experts"
+        hint = f"a job's is of the best {best}: use --moe-router-topk {best * int(groups)}"
+        reader.wrong(kept, message, hint)
+
+
+def _read_layers(reader: FlagReader) -> None:
+    """Which layers have experts: a list, or N for the first layer of every N."""
+    flag, total = LAYER_FREQ, reader.settings.get("model.layers")
+    text = reader.value(flag, "1")
+    if text == "1" or not isinstance(total, int):
+        return
+    try:
+        layers = read_pattern(text) if "[" in text else _first_of_every(int(text), total)
+    except ValueError as error:
+        reader.wrong(flag, str(error), "give N, or a list such as ([0]*3+[1]*58)")
+        return
+    if len(layers) != total:
+        reader.wrong(flag, f"has {len(layers)} layers, --num-layers {total}", "make them equal")
+        return
+    found = pattern_settings(layers) if any(layers) else None
+    if found is None:
+        message = f"{text[:60]}: a job has experts in the last layer of every N after the first D"
+        hint = "use a list such as ([0]*3+[1]*58) or ([0]*1+[1]*1)*12"
+        reader.wrong(flag, message, hint)
+        return
+    reader.settings |= {f"model.{key}": value for key, value in found.items()}
+
+
+def _first_of_every(every: int, total: int) -> list[bool]:
+    if every < 1:
+        raise ValueError(f"{every} is not a number above 0")
+    return [n % every == 0 for n in range(total)]
+
+
+def _read_kernels(reader: FlagReader) -> None:
+    """How experts are computed and reached, where a job has one way."""
+    s, flag = reader.settings, "--moe-expert-capacity-factor"
+    if reader.number(flag, float, -1.0) >= 0:
+        message = f"{reader.value(flag)}: which tokens are dropped depends on the layout"
+        reader.wrong(flag, message, "leave it out: every token reaches its experts")
+    if (dtype := reader.value("--moe-router-dtype", "is not there")) != "fp32":
+        reader.nearest("--moe-router-dtype", f"{dtype}: the router is planned in fp32")
+    for flag, how in (
+        ("--moe-grouped-gemm", "the products of all experts in one kernel"),
+        ("--moe-permute-fusion", "rows permuted in one kernel"),
+    ):
+        if not reader.has(flag):
+            reader.nearest(flag, f"is not there: planned with {how}")
+    if s.get("parallel.ep", 1) != 1 or s.get("parallel.etp", 1) != 1:
+        _read_dispatcher(reader)
+    if not reader.has("--disable-bias-linear"):
+        message = "is not there: experts are planned without biases"
+        reader.nearest("--disable-bias-linear", message)
+
+
+def _read_dispatcher(reader: FlagReader) -> None:
+    """How tokens are sent, where it is not what the runtime's profile has."""
+    kind = reader.value(KIND, "allgather")
+    found = reader.value(BACKEND, "deepep") if kind == "flex" else kind
+    if found not in DISPATCHERS or found == "rows":
+        flag = BACKEND if kind == "flex" else KIND
+        known = "alltoall, allgather or flex; of flex deepep or hybridep"
+        reader.wrong(flag, f"{found!r} is none of those that a job can say", f"use {known}")
+    elif found != get_profile(RUNTIME).experts.dispatcher:
+        reader.settings["training.moe_dispatcher"] = found
+
+
+def _read_latent(reader: FlagReader) -> None:
+    """Latent attention: ranks and widths of heads, norms of the latents, plain positions."""
+    s = reader.settings
+    reader.read_plain(LATENT_FLAGS)
+    s |= {"model.attention_kind": "mla", "model.qk_norm": False}
+    if not reader.has("--qk-layernorm"):
+        reader.nearest("--qk-layernorm", "is not there: planned with norms of both latents")
+    if reader.has("--group-query-attention"):
+        message = f"{SOFTWARE} ends on it with --multi-latent-attention"
+        reader.wrong("--group-query-attention", message, "leave one of them out")
+    factor = reader.number("--rotary-scaling-factor", float, 1.0)
+    if factor != 1 and reader.value("--rope-type", "yarn") == "yarn":
+        s["model.rotary_scaling_type"] = "yarn"
+        message = f"{factor:g}: planned as yarn without its factor, which changes no cost"
+        reader.nearest("--rotary-scaling-factor", message)
