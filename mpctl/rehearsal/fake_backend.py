@@ -11,6 +11,9 @@ apart). Two things are then answered as a GPU would:
 - RMSNorm is one kernel, which keeps its input and a number a row.
 - What this project has a Triton kernel for (mpctl/kernels/triton) is one operation.
 
+Tokens have no values to be routed by: this rank's experts get as many rows as the plan says of the
+fullest rank (estimate/routing.py), and all others have equal parts of the rest.
+
 Messages go through torch's `fake` process group, which answers at once and sends nothing.
 
 Letters: b batch, a heads, q queries, s keys, d head size.
@@ -20,6 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +42,16 @@ from torch.nn.attention.bias import CausalBias
 
 from mpctl.data.samples import SampleSource
 from mpctl.data.tokenizer import special_ids
+from mpctl.estimate.routing import expert_load
 from mpctl.families import least_tokens, special_tokens
 from mpctl.families.implementation import get_implementation
-from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
+from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.triton import define_operation
 from mpctl.kernels.triton.backend import TritonKernels
+from mpctl.layout.job_layout import JobLayout
 from mpctl.runtime.batches import Batches, model_of
 from mpctl.runtime.mesh import AxisPosition
+from mpctl.sharding import EXPERTS
 from mpctl.spec.job import JobSpec
 from mpctl.transport.group import Group
 
@@ -76,8 +85,74 @@ def fake_world(rank: int, world_size: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
+@dataclass(frozen=True)
+class PlannedRows:
+    """The rows that the experts of a rank get. parts, index: into how many blocks the experts are
+    divided over ep, and which one is this rank's; load: rows over the mean of all ranks."""
+
+    parts: int = 1
+    index: int = 0
+    load: float = 1.0
+
+    @classmethod
+    def of(cls, layout: JobLayout, rank: int) -> PlannedRows:
+        """Those of a rank of a layout."""
+        view = layout.views.get(EXPERTS)
+        if view is None or layout.model.experts is None:
+            return cls()
+        place = layout.topology.group(rank, view.shard_group).index(rank)
+        return cls(view.grid.axes["ep"], view.grid.coords(place)["ep"], expert_load(layout).load)
+
+    def counts(self, ranks: int, experts: int, rows: int) -> list[list[int]]:
+        """Numbers of rows by rank and expert, [ranks, experts], of ranks that send `rows` each.
+
+        >>> PlannedRows(parts=2, index=0, load=1.5).counts(2, 4, 8)
+        [[3, 3, 1, 1], [3, 3, 1, 1]]
+        """
+        mean = ranks * rows / self.parts
+        received = _split(min(ceil(mean * self.load - 1e-6), ranks * rows), ranks)
+        held = experts // self.parts
+        return [self._of_rank(own, held, rows) for own in received]
+
+    def _of_rank(self, own: int, held: int, rows: int) -> list[int]:
+        others = iter(_split(rows - own, held * (self.parts - 1)))
+        counts = []
+        for part in range(self.parts):
+            counts += _split(own, held) if part == self.index else list(islice(others, held))
+        return counts
+
+
+def _split(total: int, parts: int) -> list[int]:
+    """An integer in almost equal parts, the larger ones first."""
+    if not parts:
+        return []
+    each, more = divmod(total, parts)
+    return [each + (part < more) for part in range(parts)]
+
+
+class SimulatedCpuKernels(KernelBackend):
+    """The kernels of a CPU. rows: those of this rank's experts."""
+
+    def __init__(self, rows: PlannedRows | None = None) -> None:
+        self.rows = rows or PlannedRows()
+
+    def host_counts(self, counts: Tensor, rows: int) -> list[list[int]]:
+        """As planned, since the counts have no values."""
+        ranks, experts = counts.shape
+        return self.rows.counts(ranks, experts, rows)
+
+
 class SimulatedGpuKernels(TritonKernels):
-    """The kernels that a GPU of compute capability 8.0 or more runs, on torch's `meta` device."""
+    """The kernels that a GPU of compute capability 8.0 or more runs, on torch's `meta` device.
+    rows: those of this rank's experts."""
+
+    def __init__(self, rows: PlannedRows | None = None) -> None:
+        self.rows = rows or PlannedRows()
+
+    def host_counts(self, counts: Tensor, rows: int) -> list[list[int]]:
+        """As planned, since the counts have no values."""
+        ranks, experts = counts.shape
+        return self.rows.counts(ranks, experts, rows)
 
     def scaled_dot_product(
         self,
@@ -160,9 +235,9 @@ class _SimulatedRMSNorm(torch.autograd.Function):
         return dx if for_dx else None, dw if for_dw else None
 
 
-def kernels_of(device: torch.device) -> KernelBackend:
-    """The simulated kernels of a device of DEVICES."""
-    return SimulatedGpuKernels() if device.type == "meta" else TORCH_BACKEND
+def kernels_of(device: torch.device, rows: PlannedRows | None = None) -> KernelBackend:
+    """The simulated kernels of a device of DEVICES. rows: those of the rank's experts."""
+    return SimulatedGpuKernels(rows) if device.type == "meta" else SimulatedCpuKernels(rows)
 
 
 def _flash_attention(

@@ -34,6 +34,7 @@ from mpctl.pipeline.schedule.orders import peak_in_flight
 from mpctl.rehearsal.audit import AuditedSpans, StepAuditor, job_speed
 from mpctl.rehearsal.fake_backend import (
     DEVICES,
+    PlannedRows,
     fake_tensors,
     fake_world,
     kernels_of,
@@ -218,13 +219,13 @@ class Rehearsal:
         auditor: StepAuditor | None,
     ) -> Trainer:
         """The trainer as the second step finds it, and nothing but its memory counted."""
-        device = check.device
+        device, layout = check.device, JobLayout.of(self.job)
         environment = RuntimeEnvironment(
             device=device,
             open_batches=open_fake_batches,
             peak_memory=lambda: tracker.peak,
             initialize=lambda parameter, name, seed: None,
-            kernels=kernels_of(device),
+            kernels=kernels_of(device, PlannedRows.of(layout, self.rank)),
             traffic=traffic,
             profile=StepProfile() if auditor is None else AuditedSpans(auditor.scopes),
             norm_block=DEVICE_NORM_BLOCK,
@@ -232,7 +233,7 @@ class Rehearsal:
             read_figures=check.read,
             activity=self.doing,
         )
-        trainer = build_trainer(NO_RUN, JobLayout.of(self.job), self.rank, environment)
+        trainer = build_trainer(NO_RUN, layout, self.rank, environment)
         self.building_bytes = tracker.peak
         _add_moments(trainer)
         trainer.fp8.load({name: [[1.0, 1.0, 1.0]] for name in trainer.fp8.names})

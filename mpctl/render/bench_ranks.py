@@ -111,6 +111,7 @@ def _fitted(fit: CollectiveFit) -> str:
 
 KERNELS = {
     "matmul": "matrix products",
+    "grouped_matmul": "matrix products of experts",
     "attention": "attention, fused",
     "unfused_attention": "attention, step by step",
     "heads": "heads split, turned, joined",

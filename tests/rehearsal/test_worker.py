@@ -16,10 +16,12 @@ import torch
 from mpctl.estimate.memory import StageMemory
 from mpctl.families.gpt.module import GPT
 from mpctl.launch.summary import planned_traffic
+from mpctl.layout.job_layout import JobLayout
+from mpctl.layout.topology import job_topology
 from mpctl.pipeline.schedule.orders import Action
 from mpctl.pipeline.schedule.program import Step
 from mpctl.rehearsal import worker as module
-from mpctl.rehearsal.fake_backend import SimulatedGpuKernels, fake_tensors
+from mpctl.rehearsal.fake_backend import PlannedRows, SimulatedGpuKernels, fake_tensors
 from mpctl.rehearsal.worker import MicroBatchTraffic, num_microbatches_run, rehearse_rank
 from mpctl.runtime.memory import MemoryTracker
 from mpctl.spec.job import JobSpec
@@ -40,7 +42,7 @@ QUICK = {
 
 
 def rehearsed(job: JobSpec, rank: int) -> dict[str, Any]:
-    account = rehearse_rank(job, Topology.of(job.sizes, order=job.parallel.order), rank)
+    account = rehearse_rank(job, job_topology(job), rank)
     assert account["failure"] is None, "".join(account["failure"]["traceback"])
     return account
 
@@ -57,6 +59,28 @@ def is_as_planned(job: JobSpec, account: dict[str, Any]) -> bool:
     }
     assert sum(account["at_peak"].values()) == account["peak_bytes"]
     return True
+
+
+EXPERTS = {
+    "model__experts": 8, "model__experts_per_token": 2, "model__expert_ffn": 32,
+    "model__shared_expert_ffn": 32, "model__dense_layers": 1, "model__activation": "swiglu",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", [HOW["cpu"], HOW["cuda"]], ids=["cpu", "cuda"])
+def test_experts_get_the_rows_of_the_plan(data: Path, how: dict[str, Any]) -> None:
+    """Tokens of a rehearsal have no values to be routed by: this rank's experts get twice the mean,
+    and what it sends does not depend on that."""
+    load = {"training__moe_load": 2.0}
+    job = tiny_job(data, dp=4, parallel__ep=4, **EXPERTS, **load, **how)
+    account = rehearsed(job, 1)
+    assert is_as_planned(job, account)
+    planned = tiny_plan(job).estimate.memory[0].allocated_bytes
+    assert account["peak_bytes"] == pytest.approx(planned, rel=0.1)
+    rows = PlannedRows.of(JobLayout.of(job), 1)
+    assert (rows.parts, rows.index, rows.load) == (4, 1, 2.0)
+    assert [sum(own) for own in rows.counts(4, 8, 30)] == [30] * 4
+    assert sum(own[2] + own[3] for own in rows.counts(4, 8, 30)) == 60
 
 
 @pytest.mark.parametrize(
