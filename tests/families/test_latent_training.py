@@ -1,4 +1,4 @@
-"""A GPT with latent attention has the same losses in every layout, in float64 and with dropout."""
+"""A GPT with latent attention in stages and shards has the losses of one process, in float64."""
 
 from __future__ import annotations
 
@@ -8,25 +8,17 @@ from typing import Any
 import pytest
 
 from mpctl.families import get_table
+from tests.runtime.test_axes import SHAPES
 from tests.runtime.tiny import column, make_data, tiny_job, train
 
-LATENT: dict[str, Any] = {
-    "model__attention_kind": "mla", "model__q_lora_rank": 12, "model__kv_lora_rank": 10,
-    "model__qk_nope_head_dim": 6, "model__qk_rope_head_dim": 4, "model__v_head_dim": 8,
-    "model__position": "rotary", "model__norm": "rmsnorm", "model__bias": False,
-    "model__activation": "swiglu", "model__ffn": 64,
-}  # fmt: skip
 SPLIT = {"parallel__sequence_parallel": True}
 LAYOUTS: dict[str, tuple[int, int, int, int, dict[str, Any]]] = {  # tp, cp, dp, pp, settings
     "pp2": (1, 1, 1, 2, {}),
     "dp2-zero3": (1, 1, 2, 1, {"parallel__zero": 3}),
-    "tp2": (2, 1, 1, 1, {}),
-    "tp2-sp": (2, 1, 1, 1, SPLIT),
-    "cp2": (1, 2, 1, 1, {"training__recompute": "selective"}),
-    "tp2-sp-cp2-full": (2, 2, 1, 1, {**SPLIT, "training__recompute": "full"}),
+    "cp2-selective": (1, 2, 1, 1, {"training__recompute": "selective"}),
     "tp2-sp-pp2-zero-bubble": (2, 1, 1, 2, {**SPLIT, "parallel__schedule": "zero-bubble"}),
-}
-QUICK = ("pp2", "tp2-sp")
+}  # the axes alone: tests/runtime/test_axes.py
+QUICK = ("pp2",)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +37,7 @@ def _trained(
     job = tiny_job(
         data, tp, dp, parallel__cp=cp, parallel__pp=pp, cluster__gpus_per_node=tp * cp * dp * pp,
         training__dtype="fp64", training__steps=4, checkpoint__interval=0,
-        checkpoint__at_end=False, **LATENT, **changes,
+        checkpoint__at_end=False, **SHAPES["latent"], **changes,
     )  # fmt: skip
     return train(job, folder)
 
@@ -64,7 +56,7 @@ def test_a_layout_trains_as_one_process(
 
 
 def test_one_rank_holds_the_parameters_of_the_table(alone: list[dict[str, Any]]) -> None:
-    job = tiny_job(Path("nowhere"), **LATENT)
+    job = tiny_job(Path("nowhere"), **SHAPES["latent"])
     assert job.model is not None
     planned = {weight.name: weight.shape for weight in get_table(job.model, tp=1).weights()}
     (rank,) = alone

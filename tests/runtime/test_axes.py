@@ -20,6 +20,12 @@ SHAPES: dict[str, dict[str, Any]] = {
         "model__bias": False, "model__tied_embeddings": False, "model__kv_heads": 2,
         "model__ffn": 96,
     },
+    "latent": {
+        "model__attention_kind": "mla", "model__q_lora_rank": 12, "model__kv_lora_rank": 10,
+        "model__qk_nope_head_dim": 6, "model__qk_rope_head_dim": 4, "model__v_head_dim": 8,
+        "model__position": "rotary", "model__norm": "rmsnorm", "model__bias": False,
+        "model__activation": "swiglu", "model__ffn": 64,
+    },
     "bert": {"model__family": "bert", "model__vocab": 310},
     "bert-pre": {"model__family": "bert", "model__vocab": 310, "model__norm_order": "pre",
                  "model__tied_embeddings": False},
@@ -55,7 +61,7 @@ GPT_MODES: dict[str, tuple[int, int, int, dict[str, Any]]] = {
     "one-micro-batch": (1, 1, 1, {"training__micro_batch_size": 8}),
 }
 QUICK = {("gpt", "tp2-dp2"), ("gpt", "one-micro-batch"), ("gpt", "cp2"), ("gpt", "tp2-full-parts"),
-         ("llama", "tp2-sp-cp2-full")}  # fmt: skip
+         ("llama", "tp2-sp-cp2-full"), ("latent", "tp2-sp")}  # fmt: skip
 CASES = [
     pytest.param(shape, mode, marks=[pytest.mark.slow] * ((shape, mode) not in QUICK))
     for shape in SHAPES
