@@ -36,6 +36,7 @@ from mpctl.kernels.attention import AttentionVariant, equally_wide, lower_right,
 from mpctl.kernels.counter_rng import DropoutMask, block_elements, drop
 from mpctl.kernels.fp8 import Fp8Cast, Fp8Matrix, cast_matrix, note_largest, scaled_product
 from mpctl.kernels.rotary import rotated
+from mpctl.kernels.routing import summed_rows, weighted_gradients, weighted_rows
 
 
 class KernelBackend:
@@ -158,6 +159,20 @@ class KernelBackend:
         rows: the sum of one rank's, for a device without values."""
         numbers: list[list[int]] = counts.tolist()
         return numbers
+
+    def summed_rows(self, rows: Tensor, places: Tensor) -> Tensor:
+        """See routing.RowKernels."""
+        return summed_rows(rows, places)
+
+    def weighted_rows(self, rows: Tensor, weights: Tensor, places: Tensor) -> Tensor:
+        """See routing.RowKernels."""
+        return weighted_rows(rows, weights, places)
+
+    def weighted_gradients(
+        self, grad: Tensor, rows: Tensor, weights: Tensor, places: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See routing.RowKernels."""
+        return weighted_gradients(grad, rows, weights, places, targets)
 
     def row_maximum(self, logits: Tensor) -> Tensor:
         """Maximum of each row of logits, [n, v] -> [n], in float32 or float64; -inf where v is 0.

@@ -24,7 +24,7 @@ groups of ranks among which the experts are divided, R rows.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -192,18 +192,35 @@ def rows_by_expert(experts: Tensor, counts: Tensor, *, parts: int = 1, copies: i
     return RowOrder(sources, places.view(copies, k, tokens))
 
 
-def dispatched_rows(x: Tensor, order: RowOrder) -> Tensor:
+class RowKernels(Protocol):
+    """Computes sums of rows, as a `KernelBackend` does: in the order of the places, in float32
+    (float64), rounded once. The functions of this module of these names are the reference."""
+
+    def summed_rows(self, rows: Tensor, places: Tensor) -> Tensor:
+        """The sum of the rows at places [n, T]: [R, h] -> [T, h]."""
+
+    def weighted_rows(self, rows: Tensor, weights: Tensor, places: Tensor) -> Tensor:
+        """The same with weights [T, k] of the rows at places [k, T]."""
+
+    def weighted_gradients(
+        self, grad: Tensor, rows: Tensor, weights: Tensor, places: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The gradients of the rows and weights of `weighted_rows` for grad [T, h]. targets
+        [x, k, T]: where the gradient of each row is to be, in x copies: [x k T, h]."""
+
+
+def dispatched_rows(x: Tensor, order: RowOrder, kernels: RowKernels) -> Tensor:
     """The rows to send, tokens [T, h] -> [x k T, h]; backward sums the gradients of a token's rows
     in the order of its experts."""
-    result: Tensor = _Dispatched.apply(x, *order)
+    result: Tensor = _Dispatched.apply(x, *order, kernels)
     return result
 
 
-def combined_rows(rows: Tensor, weights: Tensor, places: Tensor) -> Tensor:
+def combined_rows(rows: Tensor, weights: Tensor, places: Tensor, kernels: RowKernels) -> Tensor:
     """The results of the experts as they came back, [x k T, h], and weights [T, k] -> the weighted
     sum of each token, [T, h]. Copies of a row, which are partial sums, are added; then the experts'
     in ascending order. Saves kT rows for the gradient of the weights."""
-    result: Tensor = _Combined.apply(rows, weights, places)
+    result: Tensor = _Combined.apply(rows, weights, places, kernels)
     return result
 
 
@@ -242,61 +259,81 @@ class _WithLoss(torch.autograd.Function):
         return grad, torch.full((), ctx.scale, dtype=ctx.dtype, device=grad.device), None
 
 
-def _summed(rows: Tensor, places: Tensor, wide: torch.dtype) -> Tensor:
-    """The sum of the rows at places [n, T], in this order: [R, h] -> [T, h]."""
-    total = rows.index_select(0, places[0]).to(wide)
+def summed_rows(rows: Tensor, places: Tensor) -> Tensor:
+    """See RowKernels."""
+    total = rows.index_select(0, places[0]).to(wide_dtype(rows))
     for place in places[1:]:
         total.add_(rows.index_select(0, place))
-    return total
+    return total.to(rows.dtype)
+
+
+def weighted_rows(rows: Tensor, weights: Tensor, places: Tensor) -> Tensor:
+    """See RowKernels."""
+    total: Tensor | None = None
+    for place, weight in zip(places, weights.t(), strict=True):
+        weighted = rows.index_select(0, place).to(weights.dtype).mul_(weight[:, None])
+        total = weighted if total is None else total.add_(weighted)
+    assert total is not None
+    return total.to(rows.dtype)
+
+
+def weighted_gradients(
+    grad: Tensor, rows: Tensor, weights: Tensor, places: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """See RowKernels."""
+    wide = grad.to(weights.dtype)
+    d_rows = rows.new_empty(targets.numel(), rows.shape[1])
+    d_weights = torch.empty_like(weights)
+    for j, (place, weight) in enumerate(zip(places, weights.t(), strict=True)):
+        d_weights[:, j] = rows.index_select(0, place).to(wide.dtype).mul_(wide).sum(-1)
+        part = (wide * weight[:, None]).to(rows.dtype)
+        for target in targets[:, j]:
+            d_rows.index_copy_(0, target, part)
+    return d_rows, d_weights
 
 
 class _Dispatched(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, sources: Tensor, places: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, sources: Tensor, places: Tensor, kernels: RowKernels
+    ) -> Tensor:
+        ctx.kernels = kernels
         ctx.save_for_backward(places)
         return x.index_select(0, sources)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (places,) = ctx.saved_tensors
         in_order = places.transpose(0, 1).flatten(0, 1)  # by expert, then copy
-        return _summed(grad, in_order, wide_dtype(grad)).to(grad.dtype), None, None
+        return ctx.kernels.summed_rows(grad.contiguous(), in_order), None, None, None
 
 
 class _Combined(torch.autograd.Function):
-    """Results are weighted and summed in the dtype of the weights and rounded once."""
-
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weights: Tensor, places: Tensor) -> Tensor:
-        own, copies, wide = places[0], len(places), weights.dtype
-        if copies > 1:  # [x k T, h] -> [k T, h], by expert of a token, then token
-            rows = _summed(rows, places.flatten(1), wide).to(rows.dtype)
-            own = torch.arange(len(rows), device=rows.device).view(own.shape)
-        total = None
-        for place, weight in zip(own, weights.t(), strict=True):
-            weighted = rows.index_select(0, place).to(wide).mul_(weight[:, None])
-            total = weighted if total is None else total.add_(weighted)
-        assert total is not None
+    def forward(
+        ctx: Any, rows: Tensor, weights: Tensor, places: Tensor, kernels: RowKernels
+    ) -> Tensor:
+        ctx.kernels = kernels
+        if len(places) > 1:  # [x k T, h] -> [k T, h]
+            rows = kernels.summed_rows(rows, places.flatten(1))
         ctx.save_for_backward(rows, weights, places)
-        return total.to(rows.dtype)
+        return kernels.weighted_rows(rows, weights, _of_sums(places))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, weights, places = ctx.saved_tensors
-        for_rows, for_weights = ctx.needs_input_grad[:2]
-        copies, k, tokens = places.shape
-        own = torch.arange(len(rows), device=rows.device).view(k, tokens)
-        own, wide = places[0] if copies == 1 else own, grad.to(weights.dtype)
-        d_rows = rows.new_empty(copies * len(rows), rows.shape[1]) if for_rows else None
-        d_weights = torch.empty_like(weights) if for_weights else None
-        for j, (place, weight) in enumerate(zip(own, weights.t(), strict=True)):
-            if d_weights is not None:
-                of_expert = rows.index_select(0, place).to(wide.dtype)
-                d_weights[:, j] = of_expert.mul_(wide).sum(-1)
-            if d_rows is not None:
-                part = (wide * weight[:, None]).to(rows.dtype)
-                for copy in range(copies):
-                    d_rows.index_copy_(0, places[copy, j], part)
-        return d_rows, d_weights, None
+        d_rows, d_weights = ctx.kernels.weighted_gradients(
+            grad.contiguous(), rows, weights, _of_sums(places), places
+        )
+        return d_rows, d_weights, None, None
+
+
+def _of_sums(places: Tensor) -> Tensor:
+    """Where the sums over the copies of rows are, [k, T]: where the rows are if there is one copy,
+    else by expert of a token, then token."""
+    copies, k, tokens = places.shape
+    if copies == 1:
+        return places[0]
+    return torch.arange(k * tokens, device=places.device).view(k, tokens)

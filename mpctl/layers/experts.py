@@ -268,10 +268,13 @@ class ParallelExperts(nn.Module):
         order = rows_by_expert(choice.experts.long(), own, parts=self.parts, copies=self.copies)
         if self.group.size == 1:
             groups = RowGroups(own, lambda: self._on_host(choice.counts, len(order.sources))[0])
-            routed, shared = self.experts(dispatched_rows(tokens, order), groups), self._shared(x)
+            routed, shared = (
+                self.experts(dispatched_rows(tokens, order, self.context.backend), groups),
+                self._shared(x),
+            )
         else:
             routed, shared = self._exchanged(tokens, order, choice, x)
-        combined = combined_rows(routed, weights, order.places).view(x.shape)
+        combined = combined_rows(routed, weights, order.places, self.context.backend).view(x.shape)
         return combined if shared is None else combined + shared
 
     def _choose(self, logits: Tensor, scores: Tensor, x: Tensor) -> Choice:
@@ -358,7 +361,7 @@ class ParallelExperts(nn.Module):
         exchange = RowExchange(self.group, sent, received)
         arrived_counts = choice.counts[:, mine]
         arrival = arrival_order(arrived_counts, sum(received))
-        departed = exchange.depart(dispatched_rows(tokens, order))
+        departed = exchange.depart(dispatched_rows(tokens, order, self.context.backend))
         shared = self._shared(x) if self.group.sends_beside else None
         rows = exchange.arrive(departed, arrival)
         shared = shared if self.group.sends_beside else self._shared(x)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mpctl.kernels.backend import TORCH_BACKEND
 from mpctl.kernels.routing import (
     arrival_order,
     balance_loss,
@@ -168,7 +169,9 @@ def test_rows_go_and_come_back(copies: int) -> None:
         torch.randn(T, n, generator=made, dtype=torch.float64).requires_grad_() for n in (H, K)
     )
     factors = torch.arange(1.0, copies * K * T + 1, dtype=torch.float64)[:, None]
-    y = combined_rows(dispatched_rows(x, order) * factors, weights, order.places)
+    y = combined_rows(
+        dispatched_rows(x, order, TORCH_BACKEND) * factors, weights, order.places, TORCH_BACKEND
+    )
     # [x, k, T] of factors: their sums over the copies
     totals = factors[:, 0][order.places].sum(0).T
     expected = x * (weights * totals).sum(-1, keepdim=True)
@@ -189,5 +192,5 @@ def test_rows_arrive_by_rank_and_are_put_by_expert() -> None:
 def test_16_bit_rows_are_summed_in_float32() -> None:
     rows = torch.tensor([[256.0], [1.0], [1.0]]).bfloat16()  # 257 has no bfloat16, 258 has
     places = torch.tensor([[[0], [1], [2]]])
-    y = combined_rows(rows, torch.ones(1, 3), places)
+    y = combined_rows(rows, torch.ones(1, 3), places, TORCH_BACKEND)
     assert y.dtype == torch.bfloat16 and y.item() == 258

@@ -20,6 +20,7 @@ from mpctl.kernels.triton.elementwise import (
     squared_relu,
 )
 from mpctl.kernels.triton.fp8 import fused_cast
+from mpctl.kernels.triton.rows import row_gradients, sum_of_rows
 
 
 class TritonKernels(KernelBackend):
@@ -75,6 +76,20 @@ class TritonKernels(KernelBackend):
         if name in GATES:
             return gated(up, GATES[name])
         return squared_relu(up) if name == "relu2" else super().activation(up, name)
+
+    def summed_rows(self, rows: Tensor, places: Tensor) -> Tensor:
+        """As `KernelBackend.summed_rows`, in one kernel, with the same bits."""
+        return sum_of_rows(rows, None, places)
+
+    def weighted_rows(self, rows: Tensor, weights: Tensor, places: Tensor) -> Tensor:
+        """As `KernelBackend.weighted_rows`, in one kernel, with the same bits."""
+        return sum_of_rows(rows, weights, places)
+
+    def weighted_gradients(
+        self, grad: Tensor, rows: Tensor, weights: Tensor, places: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """As `KernelBackend.weighted_gradients`, in one kernel."""
+        return row_gradients(grad, rows, weights, places, targets)
 
     def row_maximum(self, logits: Tensor) -> Tensor:
         """As `KernelBackend.row_maximum`, in one kernel; logits have a last stride of 1."""

@@ -24,6 +24,7 @@ from mpctl.kernels.activation import Activation
 from mpctl.kernels.attention import AttentionVariant, slopes
 from mpctl.kernels.counter_rng import DropoutMask
 from mpctl.kernels.fp8 import E4M3, E5M2
+from mpctl.kernels.routing import combined_rows
 from mpctl.kernels.triton.backend import TritonKernels
 from mpctl.layers.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.transport.group import Group
@@ -141,6 +142,18 @@ def activations() -> Iterator[None]:
             yield
 
 
+def rows() -> Iterator[None]:
+    """Rows of tokens, weighted and not, and their gradients in two copies."""
+    places = torch.zeros((2, 8, 16), dtype=torch.int64)
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        x = torch.zeros((256, 2048), dtype=dtype, requires_grad=True)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        weights = torch.zeros((16, 8), dtype=wide, requires_grad=True)
+        y = combined_rows(x, weights, places, TritonKernels())
+        torch.autograd.grad(y, (x, weights), torch.zeros_like(y))
+        yield
+
+
 CASES = (
     dropouts,
     attentions,
@@ -148,6 +161,7 @@ CASES = (
     casts,
     losses,
     activations,
+    rows,
 )
 
 

@@ -15,7 +15,10 @@ import pytest
 from tests.kernels.triton.compile_only import SHARED_BYTES
 
 ATTENTION = ("attention_kernel", "query_gradient", "key_gradient", "bias_gradient")
-ROUNDED_TWICE = ("dropout_kernel", "dropout_backward_kernel", "rotate_kernel")
+ROUNDED_TWICE = (
+    "dropout_kernel", "dropout_backward_kernel", "rotate_kernel", "rows_kernel",
+    "row_gradients_kernel",
+)  # fmt: skip
 
 # attention alone is some 70 kernels: minutes on two cores that others use too
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
