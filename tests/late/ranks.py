@@ -66,4 +66,8 @@ def train_late(job: JobSpec, run_dir: Path, *, is_serial: bool = False) -> list[
 def _train_late_rank(
     rank: int, size: int, world: LateWorld, raw: dict[str, Any], run_dir: str
 ) -> dict[str, Any]:
-    return trained_rank(late_trainer(parse(raw), Path(run_dir), rank, world))
+    trainer = late_trainer(parse(raw), Path(run_dir), rank, world)
+    result = trained_rank(trainer)
+    if trainer.saver.copies is not None:
+        trainer.saver.copies.stream.join()  # as the host, which has written what was copied
+    return result

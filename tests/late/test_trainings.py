@@ -10,6 +10,7 @@ import pytest
 
 from tests.late.ranks import train_late
 from tests.runtime.test_axes import SHAPES
+from tests.runtime.test_experts import BIASED, MOE
 from tests.runtime.test_pipeline import T5, ZERO, layout
 from tests.runtime.tiny import column, tiny_job, train
 
@@ -58,6 +59,10 @@ SLOW: dict[str, dict[str, Any]] = {
     "t5": {**layout(2, tp=2), **T5},
     "bert": {**layout(2, cp=2), **SHAPES["bert"]},
     "glm": {**layout(2, 2), **SHAPES["glm"], **FOUR},
+    "experts": {"dp": 2, "parallel__ep": 2, **MOE, **BIASED},
+    "experts, zero 3": {"dp": 4, "parallel__ep": 2, "parallel__zero": 3, **MOE, **FULL},
+    "experts, tp": {"tp": 2, "dp": 2, "parallel__ep": 2, "parallel__etp": 2, **MOE, **SEQUENCE},
+    "experts, pp": {**layout(2, dp=2, schedule=ZERO), "parallel__ep": 2, **MOE},
     "llama": {"tp": 2, "dp": 2, **SEQUENCE, **SHAPES["llama"], "parallel__zero": 1},
 }
 

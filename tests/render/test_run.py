@@ -24,6 +24,14 @@ def test_the_time_in_collectives_stands_by_axis_the_longest_first() -> None:
     assert "communication" not in rows()
 
 
+def test_the_load_of_experts_is_reported() -> None:
+    figures = {"aux_loss": 0.0125, "expert_load": 1.5, "rank_load": 1.25}
+    load = "fullest expert 1.50, fullest rank 1.25 times the mean; auxiliary loss 0.0125"
+    assert rows(**figures, near_ties=3)["experts"] == f"{load}, 3 near ties a step"
+    assert rows(**figures, near_ties=0)["experts"] == load
+    assert "experts" not in rows()
+
+
 def test_a_run_on_a_gpu_says_its_utilization_and_what_the_allocator_took() -> None:
     def rows(more: dict[str, Any], device: str | None) -> dict[str, str]:
         compared = {"agrees": True, "step_traffic": {"planned": {}, "measured": {}}, "memory": {},
