@@ -6,7 +6,8 @@ with the gate for these errors, without each full table (`tables`) and without a
 (`clusters`); how many of the latter three are inside a band fitted to other tables. Over sweeps
 (runs of one model, batch, dtype, cluster and number of GPUs): Spearman's rank correlation of
 measured and estimated speed, and the regret, by how much the run that the planner would have chosen
-is slower than the best one. Memory errors where a run publishes its peak.
+is slower than the best one. Memory errors where a run publishes its peak. Rows with experts are
+listed by table, under the job alone and with what their details say of the software.
 
 `--cross` computes them again and writes tests/recorded/cross_validated.json, which
 tests/calibrate/test_accuracy.py checks (some minutes). `--fit` also writes the constants fitted to
@@ -46,8 +47,11 @@ from tests.cross_validation import (
 )
 from tests.published import (
     CROSS_VALIDATED,
+    EXPERT_TABLE,
+    EXPERTS,
     GATES,
     errors_by_gate,
+    expert_errors,
     gate_of,
     mean_percent,
     published_rows,
@@ -158,6 +162,19 @@ def print_band(record: CrossRecord) -> None:
         print(f"{name + ' left out':32}{len(inside):6}{100 * mean(inside):7.0f} %")
 
 
+def print_experts() -> None:
+    """One row a table of runs with experts."""
+    job, software = expert_errors(), expert_errors(software=True)
+    print(f"\n{'steps with experts':24}{'n':>5}{'gate':>7}{'job':>9}{'software':>10}{'bias':>7}")
+    every = {"all": [error for own in job.values() for error in own]}
+    also = {"all": [error for own in software.values() for error in own]}
+    for table, errors in {**job, **every}.items():
+        gate = EXPERTS if table == "all" else EXPERT_TABLE
+        known = mean_percent((software | also)[table])
+        print(f"{table:24}{len(errors):5}{gate:7.0f}{mean_percent(errors):9.1f}{known:10.1f}"
+              f"{100 * mean(errors):+7.1f}")  # fmt: skip
+
+
 def print_memory() -> None:
     """One row a kind of published peak."""
     peaks: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -190,6 +207,7 @@ def main(arguments: Sequence[str]) -> None:
     print_steps(columns)
     print_band(record)
     print_sweeps({name: columns[name] for name in ("fit", "fifths", "tables")})
+    print_experts()
     print_memory()
 
 

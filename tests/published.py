@@ -2,21 +2,23 @@
 
 published_runs.json: A100, V100 and a few H100 and B200 runs. published_runs_modern.json: H100 to
 GB300 and MI355X. nanotron.tsv: a sweep of layouts on H100 (tests/nanotron.py).
-published_runs_experts.json: a sample of mixtures of experts, which are answered in words.
+published_runs_experts.json: mixtures of experts on the same machines.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Mapping
 from functools import cache
 from math import expm1
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, get_args
 
 from mpctl.calibrate.fit import Residuals
 from mpctl.calibrate.runs import Run, read_runs
+from mpctl.spec.training import Dispatcher
 from tests.nanotron import nanotron_rows
 
 RECORDED = Path(__file__).with_name("recorded")
@@ -41,8 +43,11 @@ GATE_OF_DEVICE = {
     "b300": "Blackwell", "gb200": "Blackwell", "gb300": "Blackwell", "mi350x": "MI350 and MI355",
     "mi355x": "MI350 and MI355",
 }  # fmt: skip
+# Mixtures of experts: the most over all rows, and over those of a table.
+EXPERTS, EXPERT_TABLE = 15.0, 20.0
 A100_AND_V100 = 5.9  # percent, over all of published_runs.json together
 SPEARMAN, MEAN_REGRET, MEDIAN_REGRET = 0.8, 0.08, 0.02  # over sweeps of layouts
+EVEN = ("forced", "token drop", "fake")  # beginnings of `details.routing` of an even load
 BAND = (0.85, 0.95)  # share of the runs left out that lie inside a band of 90 %
 
 
@@ -63,8 +68,37 @@ def modern_rows() -> tuple[dict[str, Any], ...]:
 
 
 def expert_rows() -> tuple[dict[str, Any], ...]:
-    """A sample of rows with experts, for which there is no estimate."""
+    """Rows of mixtures of experts, H100 to GB300. All but three name the runtime megatron-core."""
     return _rows("published_runs_experts.json")
+
+
+def with_software(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row whose job also says what `details` say of the software, as far as keys have it: the
+    dispatcher, a load that is forced to be even, and the profile of runs that capture a whole
+    iteration."""
+    details, training = row["details"], dict(row["job"]["training"])
+    if (dispatcher := details.get("dispatcher")) in get_args(Dispatcher):
+        training["moe_dispatcher"] = dispatcher
+    if details.get("routing", "").startswith(EVEN):
+        training["moe_load"] = 1.0
+    if details.get("cuda_graph") == "full_iteration":
+        training["runtime"] = "megatron-core-graphs"
+    return {**row, "job": {**row["job"], "training": training}}
+
+
+@cache
+def expert_runs(*, software: bool = False) -> tuple[Run, ...]:
+    """The rows with experts, ready to be estimated. software: as `with_software` says."""
+    rows = map(with_software, expert_rows()) if software else expert_rows()
+    return tuple(read_runs(rows))
+
+
+def expert_errors(*, software: bool = False) -> dict[str, list[float]]:
+    """Relative errors of the estimates of rows with experts, by table."""
+    errors: dict[str, list[float]] = defaultdict(list)
+    for run in expert_runs(software=software):
+        errors[run.group] += [expm1(r) for r in run.residuals({})]
+    return errors
 
 
 def _rows(name: str) -> tuple[dict[str, Any], ...]:

@@ -172,6 +172,15 @@ class ExpertMessages:
             messages.append(Message("etp", kind, ROWS, self._etp * size, phase=phase))
         return messages
 
+    def leaving(self, ranks: int) -> float:
+        """The share of a message of rows that goes to ranks outside of networks of `ranks` ranks
+        each; 1: of the rank itself. Even routing, each copy on its own."""
+        if ranks == 1:
+            return (self.ranks - 1) / self.ranks
+        topology = self.layout.topology
+        together = find_span(topology, topology.kinds[self.axis], ranks).together
+        return (self.ranks - together) / self.ranks
+
     @cached_property
     def _copies(self) -> float:
         """Ranks of ep that a token is sent to."""

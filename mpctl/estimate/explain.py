@@ -17,6 +17,7 @@ from mpctl.estimate.activation_shapes import (
     is_cuda,
 )
 from mpctl.estimate.activations import ChunkBytes, stage_chunks
+from mpctl.estimate.expert_messages import ROWS, ExpertMessages
 from mpctl.estimate.kernels import MissingFigure, OpTimes
 from mpctl.estimate.memory import StageMemory, layout_memory
 from mpctl.estimate.network import MissingLink
@@ -25,7 +26,8 @@ from mpctl.estimate.saved import layer_activations
 from mpctl.estimate.step import PARTS, StepTime
 from mpctl.estimate.time import StepTimeModel, get_clock
 from mpctl.layout.job_layout import JobLayout
-from mpctl.units import bytes_text, count_text, seconds_text
+from mpctl.layout.link_levels import shown_levels
+from mpctl.units import PRODUCT_BYTES, bytes_text, count_text, seconds_text
 
 Unit = Literal["B", "s", "FLOP", "FLOP/s", "B/s", "", "%"]
 
@@ -109,6 +111,8 @@ def _layer(prefix: str, times: OpTimes, cover: str) -> Iterator[Figure]:
         ("tp_backward", times.tp_backward, f"messages over tp that {cover} do not hide"),
         ("cp_forward", times.cp_forward, "messages over cp"),
         ("cp_backward", times.cp_backward, "messages over cp"),
+        ("ep_forward", times.ep_forward, "rows to experts and back that no computation hides"),
+        ("ep_backward", times.ep_backward, "rows to experts and back that no computation hides"),
         ("host_forward", times.host_forward, "launching kernels"),
         ("host_backward", times.host_backward, "launching kernels"),
     ):
@@ -152,6 +156,59 @@ def explain_experts(layout: JobLayout) -> Iterator[Figure]:
         "routing.rows", found.rows, "", "etp x k x positions of a rank x load",
         f"{sizes['etp']} x {chosen} x {rank_tokens(layout):g} x {found.load:.4g}",
     )  # fmt: skip
+    yield from _rows_an_expert(layout, found.rows)
+    yield from _exchange(layout)
+
+
+def _rows_an_expert(layout: JobLayout, rows: int) -> Iterator[Figure]:
+    """Rows of one expert, and how many a grouped product needs to be bound by its FLOP."""
+    held = (layout.model.experts or 0) // layout.job.expert_sizes["ep"]
+    yield Figure(
+        "routing.rows_an_expert", rows / held, "", "rows / experts of a rank",
+        f"{rows} / {held}",
+    )  # fmt: skip
+    try:
+        speed = get_clock(layout).operators.speed
+    except MissingFigure:
+        return
+    width = PRODUCT_BYTES.get(layout.job.training.dtype) or layout.job.training.value_bytes
+    bound = speed.linear.flops * width / (2 * speed.bandwidth)
+    yield Figure(
+        "routing.weight_bound_below", bound, "",
+        "rows an expert: FLOP/s x bytes of an element / (2 x bytes/s of memory)",
+        f"{speed.linear.flops:.4g} x {width} / (2 x {speed.bandwidth:.4g})",
+    )  # fmt: skip
+
+
+def _exchange(layout: JobLayout) -> Iterator[Figure]:
+    """A message of rows to the experts, and the shares of it that leave the rank, the node and each
+    network above it."""
+    experts = ExpertMessages(layout, layout.profile)
+    if experts.ranks == 1:
+        return
+    flow = layout.table.flows[-1].last
+    assert flow is not None
+    sent = [m for m in experts.of_rows(flow, is_again=False) if m.what == ROWS]
+    if not sent:  # the last layer is dense
+        return
+    one = sent[0]
+    yield Figure(
+        "routing.message", one.bytes, "B", f"{experts.dispatcher}: {one.kind} over {one.axis}",
+        f"{experts.tokens} tokens x {bytes_text(experts.row_bytes)} x "
+        f"{one.bytes / (experts.tokens * experts.row_bytes):.4g}",
+        "estimate/expert_messages.py",
+    )  # fmt: skip
+    topology = layout.topology
+    levels = [("rank", 1), ("node", topology.gpus_per_node)]
+    levels += [(one.name, one.ranks) for one in shown_levels(layout.job.cluster, topology)]
+    for name, ranks in levels:
+        share = experts.leaving(ranks)
+        inside = round(experts.ranks * (1 - share))
+        yield Figure(
+            f"routing.leaves_{re.sub(r'[^a-z0-9]+', '_', name.lower())}", 100 * share, "%",
+            f"(n - ranks of the group in one {name}) / n", f"({experts.ranks} - {inside}) / "
+            f"{experts.ranks}",
+        )  # fmt: skip
 
 
 PAPER, ZERO_PAPER = "arXiv 2205.05198", "arXiv 1910.02054"

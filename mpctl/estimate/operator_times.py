@@ -169,10 +169,11 @@ class OperatorTimer:
         inner = float(self.sizes["routed"] * self.model.expert_width * self.width)
         inner *= (2 if self.model.gated else 1) / self.job.parallel.etp
         for _ in routed_layers(flow):
-            self._passes(work, costs.rows, rows, flow)
+            self._passes(work, costs.permute, rows, flow)
             self._passes(work, costs.inner, inner, flow)
-            work.forward += costs.wait
-            work.dgrad += costs.wait * flow.after
+            wait = 0.0 if self.speed.waits else costs.wait
+            work.forward += wait
+            work.dgrad += wait * flow.after
 
     def _exchange(self, message: Message) -> float:
         """The share of a link's bandwidth for rings that a message of rows reaches."""
@@ -276,9 +277,6 @@ class OperatorTimer:
 
     def _host(self, work: OpTimes, flow: GradFlow) -> None:
         own = layer_host(self.profile.host, self.tp)
-        if flow.part.has_experts:
-            costs, held = self.profile.experts, self._held
-            own += len(routed_layers(flow)) * (costs.host + costs.host_expert * held)
         work.host_forward = own
         work.host_backward = 2 * own * flow.after
 

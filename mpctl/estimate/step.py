@@ -62,6 +62,8 @@ def find_band(layout: JobLayout, profile: RuntimeProfile, speed: Speed) -> Band:
     is_known = spread is not None or job.cluster.name in profile.seen.clusters
     if spread is None:
         spread = profile.spread if is_known else profile.spread_apart
+        if layout.model.experts:
+            spread = max(spread, profile.experts.spread)
     reasons = (*speed.notes, *beyond(job, layout.table, profile))
     name = job.cluster.name or "this cluster"
     here = () if is_known else (f"{profile.name} was never measured on {name}",)

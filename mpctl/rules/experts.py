@@ -260,9 +260,9 @@ def _latent_form(model: ModelSpec) -> Iterator[Check]:
             yield Check("latent-form", "error", f"model.{key}",
                         f"{text}, and attention_kind is mla: {why}", f"use {use}")  # fmt: skip
     if model.biased & {"qkv", "output"}:
-        text = "true" if model.bias is True else model.bias
         yield Check("latent-form", "error", "model.bias",
-                    f"{text}, and latent attention has no biases", "use false or mlp")  # fmt: skip
+                    f"{model.bias}, and latent attention has no biases",
+                    "use false or mlp")  # fmt: skip
 
 
 def expert_domain_rules(draft: LayoutDraft) -> Iterator[Check]:

@@ -329,8 +329,10 @@ class ModelSpec(StrictModel):
 
     @property
     def biased(self) -> frozenset[str]:
-        """Which linear layers of a block have biases: `qkv`, `output` (of attention), `mlp`."""
-        return frozenset(BIASED[self.bias])
+        """Which linear layers of a block have biases: `qkv`, `output` (of attention), `mlp`. Latent
+        attention has none where bias is true, as experts have none."""
+        found = frozenset(BIASED[self.bias])
+        return found & {"mlp"} if self.is_mla and self.bias is True else found
 
     def window_of(self, layer: int) -> int | None:
         """Most keys that a query of this layer sees; None where it sees all before it.

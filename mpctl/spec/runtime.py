@@ -172,13 +172,14 @@ class HostCosts(StrictModel):
 
 
 class ExpertCosts(StrictModel):
-    """Layers with experts: how tokens reach them, and what that costs besides the bytes."""
+    """Layers with experts: how tokens reach them, and what that costs besides the bytes. Software
+    that was not measured has the figures of Megatron-Core."""
 
     dispatcher: Dispatcher = Field(
         "alltoall", description="how tokens are sent to experts where the job does not say it"
     )
-    rows: MemoryPasses = Field(
-        MemoryPasses(forward=4.0, backward=6.0),
+    permute: MemoryPasses = Field(
+        MemoryPasses(forward=12.0, backward=18.0),
         description="passes over the rows of all experts' tokens, of hidden size: permutations, "
         "weights, the sum over a token's experts",
     )
@@ -199,20 +200,14 @@ class ExpertCosts(StrictModel):
     hidden: Share = Field(
         0.0, description="share of the messages of rows that is sent during computation"
     )
-    host: Seconds = Field(
-        0.0,
-        description="further host time of a layer with experts in forward, seconds; its backward "
-        "takes twice as long",
-    )
     wait: Seconds = Field(
-        0.0,
-        description="seconds that a device stands still in a layer's forward and backward, where "
-        "the host reads how many rows each expert has before it launches more",
+        1e-3,
+        description="seconds that an accelerator stands still in a layer's forward, and in its "
+        "backward, as the host reads how many rows each expert has before it launches more",
     )
-    host_expert: Seconds = Field(
-        0.0,
-        description="host time for each expert of a rank in forward, seconds; twice as much in "
-        "backward",
+    spread: Part = Field(
+        0.23,
+        description="as the profile's spread, of steps with experts; the larger of the two counts",
     )
 
 

@@ -38,12 +38,16 @@ from tests.published import (
     A100_AND_V100,
     BAND,
     CROSS_VALIDATED,
+    EXPERT_TABLE,
+    EXPERTS,
     GATE_OF,
     GATES,
     MEAN_REGRET,
     MEDIAN_REGRET,
     SPEARMAN,
     errors_by_gate,
+    expert_errors,
+    expert_runs,
     mean_percent,
     published_runs,
     read_priors,
@@ -145,6 +149,21 @@ def test_how_far_an_order_of_layouts_can_be_trusted(record: CrossRecord) -> None
             by_tuned[not runs[0].group.startswith("nanotron")].append(found)
         tuned, untuned = mean(by_tuned[True]), mean(by_tuned[False])
         assert OPTIMISM[0] - 0.005 < tuned < untuned < OPTIMISM[1] + 0.005, (tuned, untuned)
+
+
+@pytest.mark.parametrize("software", [False, True])
+def test_steps_with_experts(software: bool) -> None:
+    """Under the presets, whose figures of experts were fitted to these runs: three of
+    Megatron-Core, two of its captured iterations, one of NeMo AutoModel."""
+    errors = expert_errors(software=software)
+    every = [error for own in errors.values() for error in own]
+    assert len(every) == 95 and mean_percent(every) <= EXPERTS
+    assert all(mean_percent(own) <= EXPERT_TABLE for own in errors.values()), errors
+    assert abs(100 * mean(every)) < 10
+    times = [run.estimate() for run in expert_runs(software=software)]
+    measured = [run.measured["step_seconds"] for run in expert_runs(software=software)]
+    inside = [t.low <= seconds <= t.high for t, seconds in zip(times, measured, strict=True)]
+    assert BAND[0] < mean(inside) < BAND[1]
 
 
 def test_no_constant_is_keyed_by_a_model_or_a_row() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from mpctl.estimate.communication import Message
 from mpctl.estimate.expert_messages import copies
+from mpctl.estimate.explain import explain_experts, explain_time
 from mpctl.estimate.layer_messages import LayerMessages
 from mpctl.estimate.messages import StepMessages
 from mpctl.estimate.network import Network
@@ -177,7 +178,9 @@ def block_times(settings: Mapping[str, Any], **costs: Any) -> Any:
     job = {**settings, "cluster.device": DEVICE, "cluster.intra_node.bandwidth": 1e9,
            "cluster.intra_node.latency": 0.0}  # fmt: skip
     layout = layout_of(job)
-    experts = ExpertCosts(**{"rows": NONE, "inner": NONE, "dispatcher": "rows", **costs})
+    experts = ExpertCosts(
+        **{"permute": NONE, "inner": NONE, "dispatcher": "rows", "wait": 0, **costs}
+    )
     profile = IDEAL.model_copy(update={"experts": experts})
     operators = get_clock(layout, profile).operators
     flow = layout.table.flows[0].runs[-1][1]
@@ -211,7 +214,7 @@ def test_passes_and_waits_are_those_of_the_profile() -> None:
     _, _, plain = block_times({"parallel.ep": 4, "cluster.device.memory_bandwidth": 1e9})
     _, _, more = block_times(
         {"parallel.ep": 4, "cluster.device.memory_bandwidth": 1e9}, wait=1e-3,
-        rows=MemoryPasses(forward=2, backward=3), inner=MemoryPasses(forward=1, backward=0),
+        permute=MemoryPasses(forward=2, backward=3), inner=MemoryPasses(forward=1, backward=0),
     )  # fmt: skip
     row, inner = K * T * ROW / 1e9, K * T * 2 * 128 * WIDTH / 1e9
     assert more.forward - plain.forward == pytest.approx(1e-3 + 2 * row + inner)
@@ -282,3 +285,21 @@ def test_a_job_s_dispatcher_replaces_the_profile_s() -> None:
     kinds = {m.kind for m in LayerMessages(layout, IDEAL).of_experts(
         layout.table.flows[0].runs[-1][1], is_again=False)}  # fmt: skip
     assert kinds == {"all_gather", "reduce_scatter"}
+
+
+def test_figures_explain_where_rows_go() -> None:
+    """ep 8 on nodes of 2 in domains of 4: 7/8 leave the rank, 6/8 the node, 4/8 the domain."""
+    links = {"cluster.intra_node": {"bandwidth": 100e9, "latency": 0},
+             "cluster.inter_node": {"bandwidth": 40e9, "latency": 0}}  # fmt: skip
+    layout = layout_of({
+        "cluster.nodes": 4, "cluster.gpus_per_node": 2, "cluster.nvlink_domain": 4,
+        "parallel.ep": 8, "cluster.device": {**DEVICE, "memory_bandwidth": 1e10}, **links,
+    })  # fmt: skip
+    figures = {figure.name: figure.value for figure in explain_experts(layout)}
+    assert figures["routing.message"] == K * T * ROW
+    shares = {n: v for n, v in figures.items() if n.startswith("routing.leaves_")}
+    assert list(shares.values()) == [87.5, 75.0, 50.0] and len(shares) == 3
+    assert figures["routing.rows_an_expert"] == K * T  # one expert on each rank
+    assert figures["routing.weight_bound_below"] == pytest.approx(1e12 * WIDTH / 2 / 1e10)
+    times = {figure.name for figure in explain_time(layout)}
+    assert {"time.ep", "time.blocks.ep_forward", "time.blocks.ep_backward"} <= times
