@@ -104,7 +104,7 @@ class ActivationShapes(NamedTuple):
     input_parts: int
     fetched_parts: int
     queries: int = 0
-    latents: tuple[int, int] = (0, 0)
+    latents: tuple[int, int, int] = (0, 0, 0)
     routed: int = 0
     experts_per_token: int = 0
     experts: int = 0
@@ -126,6 +126,11 @@ class ActivationShapes(NamedTuple):
     def key_latent(self) -> int:
         """Columns of the latent of keys and values, without the part with positions."""
         return self.latents[1]
+
+    @property
+    def key_columns(self) -> int:
+        """Columns of the product that computes it: with the part that has positions."""
+        return sum(self.latents[1:])
 
     @property
     def joined(self) -> int:
@@ -223,9 +228,17 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
         input_parts=0 if t.offload_activations else input_parts,
         fetched_parts=input_parts if _fetches_ahead(layout) else 0,
         queries=model.heads * model.qk_size // features,
-        latents=(model.q_lora_rank or 0, model.kv_lora_rank or 0),
+        latents=latent_columns(model),
         **_experts_sizes(layout, sizes),
     )
+
+
+def latent_columns(model: ModelSpec) -> tuple[int, int, int]:
+    """Columns of the latent of queries, of that of keys and values, and of the keys' part with
+    positions; 0 where there are none."""
+    columns = (model.q_lora_rank, model.kv_lora_rank, model.qk_rope_head_dim)
+    own = (columns[0] or 0, columns[1] or 0, columns[2] or 0)
+    return own if model.is_mla else (0, 0, 0)
 
 
 def key_value_columns(model: ModelSpec) -> int:

@@ -26,6 +26,7 @@ from mpctl.estimate.saved import (
     batch_activations,
     forward_activations,
     layer_activations,
+    saved_input,
     shared_activations,
 )
 from mpctl.families import get_family
@@ -237,8 +238,8 @@ def _layer(shapes: ActivationShapes, block: OperatorGroup) -> LayerBytes:
     temporary = fetched + max(repeated + in_mlp, behind)
     # Deferred, the activation's result stays while its gradient is made, and of a row product the
     # gathered gradient.
-    deferred = {p.name: _deferred(shapes, p, own) for p in block.products}
-    of_mlp = sum(deferred[p.name] for p in block.products if p.part == last.part)
+    deferred = _deferred(shapes, block)
+    of_mlp = sum(deferred.get(p.name, 0.0) for p in block.products if p.part == last.part)
     row = stream if shapes.splits else 0.0
     split_mlp = around_mlp + row + max(gate, 2 * inner)
     split_temporary = fetched + max(repeated + split_mlp, behind + of_mlp + row)
@@ -251,30 +252,29 @@ def _gate_parts(shapes: ActivationShapes) -> int:
     return shapes.kernels.gate_gradients if shapes.is_cuda else 5
 
 
-def _deferred(shapes: ActivationShapes, product: MatMul, own: float) -> float:
-    """Bytes of a product's input and of the gradient of its result, which wait for a deferred dW.
-    own: bytes of hidden states on this rank. Cross attention's source waits once a chunk."""
-    weight = product.matrix
-    total = 0.0
-    if product.is_grouped:
-        columns = (
-            prod(weight.shape[1:])
-            * shapes.expert_ffn
-            // weight.shape[weight.dims.index("expert_ffn")]
-            // shapes.hidden
-        )
-        return float(shapes.routed * (shapes.hidden + columns) * shapes.operand)
-    for dim, size in zip(weight.dims, weight.shape, strict=True):
-        is_read = dim in product.reads
-        if is_read and dim == "hidden":
-            total += 0.0 if product.value == SOURCE else shapes.deferred_input(own)
+def _deferred(shapes: ActivationShapes, block: OperatorGroup) -> dict[str, float]:
+    """By product, bytes of its input and of the gradient of its result, which wait for a deferred
+    dW. An input of several products waits once, cross attention's source once a chunk."""
+    waiting, found = {SOURCE}, dict[str, float]()
+    for product in block.products:
+        if product.is_wide:  # computed at once
             continue
-        rows = shapes.batch * getattr(shapes, (product.reads if is_read else product.writes)[1])
-        parts = shapes.feature_parts if dim in FEATURES else 1
-        columns = shapes.hidden if dim == "hidden" else size // parts
-        split = shapes.tp if shapes.splits and dim not in FEATURES and dim != "hidden" else 1
-        total += rows * columns * shapes.operand / split
-    return total
+        own = 0.0 if product.value in waiting else shapes.bytes_of([saved_input(shapes, product)])
+        waiting.add(product.value)
+        found[product.name] = own + _gradient_bytes(shapes, product)
+    return found
+
+
+def _gradient_bytes(shapes: ActivationShapes, product: MatMul) -> float:
+    """Bytes of the gradient of a product's result, under sequence parallelism gathered."""
+    rows: int = prod(getattr(shapes, dim) for dim in product.rows)
+    columns, is_latent = 1, product.writes[-1] == "latent"
+    for dim, size in zip(product.matrix.dims, product.matrix.shape, strict=True):
+        if dim in product.reads or (dim == "experts" and product.is_grouped):
+            continue
+        sizes = {"hidden": shapes.hidden, "expert_ffn": shapes.expert_ffn}
+        columns *= sizes.get(dim, size // (shapes.feature_parts if dim in FEATURES else 1))
+    return rows * columns * shapes.operand / (shapes.tp if shapes.splits and is_latent else 1)
 
 
 # ------------------------------------------------------------------------------

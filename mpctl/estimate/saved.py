@@ -17,10 +17,11 @@ Letters: b batch, s sequence, h hidden, a heads, d head size, f MLP width; t tp,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from mpctl.estimate.activation_shapes import ActivationShapes, SavedTensor, Width, is_outer
+from mpctl.estimate.saved_attention import Saved, saved_by_core
 from mpctl.operators.layer import (
     CONTEXT,
     SOURCE,
@@ -37,9 +38,15 @@ from mpctl.operators.layer import (
 )
 from mpctl.operators.matmul import Dims, MatMul
 
+KEY_LATENT = "attention.key_value_latent_norm"
+LATENTS = {
+    "attention.query_down": "query_latent",
+    "attention.query_latent_norm": "query_latent",
+    "attention.key_value_down": "key_columns",
+    KEY_LATENT: "key_latent",
+}
+"""The columns of each tensor of latents (ActivationShapes)."""
 LOSS_FLOATS = 4  # of each token: its loss, the softmax's maximum and sum, the target's logit
-
-Saved = list[SavedTensor]
 
 
 class LayerActivations(NamedTuple):
@@ -71,7 +78,7 @@ def forward_activations(
     kept, saved, again = {SOURCE}, Saved(), Saved()
     for operation in operations:
         if isinstance(operation, AttentionOp):
-            tensors, formed = SavedByCore(shapes, operation).tensors()
+            tensors, formed = saved_by_core(shapes, operation)
             saved += [tensor._replace(part=operation.part) for tensor in tensors]
             again += [tensor._replace(part=operation.part) for tensor in formed]
             kept.add(CONTEXT)
@@ -101,20 +108,39 @@ def _product_input(shapes: ActivationShapes, product: MatMul, kept: set[str]) ->
         sequence = product.writes[1]
         words = SavedTensor("words", ("looked_up", sequence), "index", 1 if shapes.tp > 1 else 0)
         return [words]
-    keeps_shard = shapes.keeps_shards and product.is_column
-    width: Width = "value" if keeps_shard or product.is_head else "operand"
-    is_copied = width == "operand" and shapes.operand < shapes.value
+    own = saved_input(shapes, product)
+    is_copied = own.width == "operand" and shapes.operand < shapes.value
     if not product.value or (product.value in kept and not is_copied):
         return []
-    dims = _columns(product.reads, product.name)
-    name, outer = f"{product.name} input", is_outer(product.reads)
-    return [SavedTensor(name, dims, width, 1, outer, product.part)]
+    return [own]
 
 
-def _columns(dims: Dims, name: str) -> Dims:
-    """Dimensions as ActivationShapes has their sizes. name: of the operation that reads them."""
-    latent = "query_latent" if name.startswith("attention.query") else "key_latent"
-    return (*dims[:-1], {"heads": "inner", "latent": latent}.get(dims[-1], dims[-1]))
+def saved_input(shapes: ActivationShapes, product: MatMul) -> SavedTensor:
+    """The input of a product as it is kept for dW."""
+    is_whole = product.value == KEY_LATENT  # which is gathered beforehand, and stays gathered
+    keeps_shard = shapes.keeps_shards and product.is_column and not is_whole
+    width: Width = "value" if keeps_shard or product.is_head else "operand"
+    dims, outer = _columns(product.reads, product.value), is_outer(product.reads)
+    if is_whole and shapes.kernels.keeps_shards:
+        is_copied = width == "operand" and shapes.operand < shapes.value
+        dims, outer = _key_latent(shapes, product.reads, is_copied=is_copied), False
+    return SavedTensor(f"{product.name} input", dims, width, 1, outer, product.part)
+
+
+def _key_latent(shapes: ActivationShapes, dims: Dims, *, is_copied: bool) -> Dims:
+    """Dimensions of the latent that keys and values are computed from: gathered over tp and cp in
+    one tensor with the keys' part with positions, unless a copy in fp8 is saved in its place."""
+    if is_copied:
+        return (*dims[:-1], "cp", "key_latent")
+    is_gathered = shapes.tp > 1 or shapes.cp > 1
+    return (*dims[:-1], "cp", "key_columns" if is_gathered else "key_latent")
+
+
+def _columns(dims: Dims, value: str) -> Dims:
+    """Dimensions as ActivationShapes has their sizes. value: the tensor with these dimensions."""
+    if dims[-1] == "latent":
+        return (*dims[:-1], LATENTS[value])
+    return (*dims[:-1], "inner") if dims[-1] == "heads" else dims
 
 
 def _norm(norm: Norm, kept: set[str]) -> Saved:
@@ -122,7 +148,7 @@ def _norm(norm: Norm, kept: set[str]) -> Saved:
     SavedByCore."""
     if not norm.value:
         return []
-    reads, statistics = _columns(norm.reads, norm.name), 1 if norm.kind == "rmsnorm" else 2
+    reads, statistics = _columns(norm.reads, norm.value), 1 if norm.kind == "rmsnorm" else 2
     rows = reads[:-1]
     tensors = Saved()
     if norm.value not in kept:
@@ -206,245 +232,3 @@ def batch_activations(arrays: Iterable[Dims]) -> Saved:
         for dims in arrays
         if len(dims) > 1
     ]
-
-
-class SavedByCore(NamedTuple):
-    """Tensors that softmax(Q K^T) V saves for its backward, and those that selective recomputation
-    recomputes.
-
-    Our kernels: torch's fused attention; on CUDA, with dropout, a window, slopes, a bias or a mask,
-    our own, which saves no more (attention.py); on a CPU, where dropout or a learned bias rules out
-    the fused one, the scores are written to memory. Others keep queries, keys, values and context,
-    and with unfused attention the scores. Under cp each rank has two blocks of queries and meets
-    all keys; with a causal mask each block meets only the keys up to itself.
-    """
-
-    shapes: ActivationShapes
-    attention: AttentionOp
-
-    def tensors(self) -> tuple[Saved, Saved]:
-        """(saved from forward to backward, recomputed)."""
-        shapes, core = self.shapes, self.attention
-        if core.latent:
-            return self.of_latents(), []
-        if shapes.kernels.attention != "torch":
-            return self.of_papers()
-        if shapes.fuses_variants and not self.is_torchs:
-            return self.of_our_kernel(), []
-        is_written_out = shapes.attention_dropout or (core.has_bias and not shapes.is_cuda)
-        return self.written_out() if is_written_out else self.fused()
-
-    @property
-    def rows(self) -> Dims:
-        return ("batch", self.attention.queries)
-
-    @property
-    def keys(self) -> Dims:
-        return ("batch", self.attention.keys)
-
-    @property
-    def pairs(self) -> _ScorePairs:
-        return _ScorePairs(self.shapes, self.attention)
-
-    @property
-    def inputs(self) -> Saved:
-        return [
-            SavedTensor("queries", (*self.rows, "inner")),
-            SavedTensor("keys and values", (*self.keys, "kv")),
-        ]
-
-    @property
-    def normed(self) -> Saved:
-        """Tensors that norms of queries and keys save: their statistics, one float per head or, of
-        a norm over all heads, per row, and their results, unless rotary positions replace these."""
-        if not self.attention.has_norms:
-            return []
-        heads = SavedTensor("query norm statistics", (*self.rows, "heads"), "float")
-        share = 0.5 / self.shapes.head_size
-        keys = SavedTensor("key norm statistics", (*self.keys, "kv"), "float", share)
-        if self.attention.norms_width:
-            heads, keys = heads._replace(dims=self.rows), keys._replace(dims=self.keys, times=1)
-        if self.turned:
-            return [heads, keys]
-        normed = SavedTensor("normed queries", (*self.rows, "inner"))
-        return [heads, keys, normed, SavedTensor("normed keys", (*self.keys, "kv"), times=0.5)]
-
-    @property
-    def turned(self) -> Saved:
-        """Queries and keys after rotary positions."""
-        if not self.attention.is_rotary or not self.shapes.kernels.keeps_turned:
-            return []
-        return [
-            SavedTensor("turned queries", (*self.rows, "inner")),
-            SavedTensor("turned keys", (*self.keys, "kv"), times=0.5),
-        ]
-
-    @property
-    def gathered(self) -> Saved:
-        """Keys and values of other ranks: of a kv head that several ranks of tp share, and under cp
-        of the full sequence, which other runtimes pass round a ring instead."""
-        shapes, tensors = self.shapes, []
-        if shapes.kv_heads < shapes.feature_parts:
-            tensors.append(SavedTensor("shared keys", (*self.keys, "head_size"), times=2))
-        if shapes.cp > 1 and shapes.kernels.gathers_keys:
-            tensors.append(SavedTensor("gathered keys", (*self.keys, "kv", "cp")))
-        return tensors
-
-    @property
-    def context(self) -> Saved:
-        return [SavedTensor("context", (*self.rows, "inner"))]
-
-    @property
-    def projected(self) -> Saved:
-        """The context where the next product saves a separate copy of it; fp8 kernels save it as an
-        operand, which the layer counts."""
-        return [] if self.shapes.operand < self.shapes.value else self.context
-
-    @property
-    def sums(self) -> Saved:
-        """The fused kernel's log-sum-exp of each row of scores."""
-        return [SavedTensor("sums", (*self.rows, "heads"), "float")]
-
-    def of_latents(self) -> Saved:
-        """Latent attention: queries and keys of one head have other columns than its values."""
-        rows, keys = self.rows, self.keys
-        return [
-            SavedTensor("queries", (*rows, "queries")),
-            SavedTensor("keys", (*keys, "queries")),
-            SavedTensor("keys and values", (*keys, "kv")),
-            *self.context,
-            *self.sums,
-        ]
-
-    def of_papers(self) -> tuple[Saved, Saved]:
-        """Scores are held unless the kernel is fused."""
-        saved = self.inputs + self.normed + self.gathered + self.context
-        if not self.shapes.holds_scores:
-            return saved + self.sums, []
-        scores = list(self.pairs.scores(has_dropout=self.shapes.attention_dropout))
-        if self.shapes.recompute == "selective":
-            return saved, scores
-        return saved + scores, []
-
-    def written_out(self) -> tuple[Saved, Saved]:
-        """The scores are written to memory, and both products read copies of q, k and v."""
-        shapes, attention, pairs = self.shapes, self.attention, self.pairs
-        has_dropout = shapes.attention_dropout
-        scores = self._copies()
-        if shapes.cp > 1 and not has_dropout:  # torch's own products scale the keys of each block
-            dims = (*self.keys, "inner", "cp")
-            scores.append(SavedTensor("scaled keys", dims, times=2 * pairs.share))
-        scores += pairs.scores(has_dropout=has_dropout)
-        if attention.has_sample_mask:
-            scores += pairs.masks(2, per_sample=True)
-        elif attention.is_causal:
-            scores += pairs.masks(1)
-        if shapes.recompute == "selective":
-            kept = self.inputs + self.normed + self.turned + self.gathered
-            return kept + self.projected, scores
-        return scores + self.normed + self.projected, []
-
-    @property
-    def is_torchs(self) -> bool:
-        """Whether torch's fused kernel takes it on CUDA: plain, and in 32 bits with a key-value
-        head for each query head."""
-        shapes = self.shapes
-        has_kernel = shapes.value == 2 or shapes.inner * 2 == shapes.kv
-        return self.attention.is_plain and has_kernel and not shapes.attention_dropout
-
-    def of_our_kernel(self) -> Saved:
-        """Our kernel saves its inputs, its result in the layout that the next product reads, and
-        one sum per row; masks and biases are those that all layers share (shared_activations)."""
-        tensors = self._fused_inputs() + self.gathered + self.context + self.sums
-        if self.shapes.cp > 1:
-            tensors += self.projected
-        return tensors + self.normed
-
-    def fused(self) -> tuple[Saved, Saved]:
-        """Torch's fused kernel saves its inputs, its result and one sum per row."""
-        shapes, attention = self.shapes, self.attention
-        # on a GPU the result has the layout of the queries, which kernels/triton/elementwise.py
-        # lays out so that no copy is needed
-        tensors = self._fused_inputs() + self.gathered + self.context + self.sums
-        if (self.turned and not shapes.is_cuda) or shapes.cp > 1:
-            tensors += self.projected
-        tensors += self.normed
-        if attention.has_sample_mask:
-            tensors += self.pairs.masks(1, width="value", per_sample=True)
-        if attention.has_slopes or (attention.has_bias and attention.is_causal):
-            tensors += self.pairs.bias()
-        elif attention.window or (attention.is_causal and shapes.cp > 1 and not shapes.is_cuda):
-            tensors += self.pairs.masks(1, width="value")
-        is_formed_again = attention.has_bias or attention.has_slopes or attention.window
-        if shapes.recompute == "selective" and is_formed_again:
-            return self.inputs + self.normed + self.gathered + self.projected, tensors
-        return tensors, []
-
-    def _fused_inputs(self) -> Saved:
-        """Under cp keys and values are gathered into copies; the result of the product that
-        computed them stays only as far as views of the queries hold it."""
-        if self.shapes.cp == 1:
-            return self.inputs + self.turned
-        return self.turned[:1] or (self.inputs[:1] if self.attention.is_cross else self.inputs)
-
-    def _copies(self) -> Saved:
-        """Copies of q, k and v for the two products; keys and values are expanded to one head for
-        each query head, under cp once for each of the rank's two blocks of queries."""
-        shapes = self.shapes
-        queries = [SavedTensor("scaled queries", (*self.rows, "inner"))]
-        if shapes.cp > 1 and shapes.inner * 2 == shapes.kv:
-            return queries + self.gathered
-        if self._has_views:
-            if shapes.recompute == "selective":
-                return queries
-            return queries + self.inputs + self.turned[1:]
-        blocks = 2 * self.pairs.share if shapes.cp > 1 else 1
-        expanded = SavedTensor("keys and values", (*self.keys, "inner", "cp"), times=2 * blocks)
-        return [*queries, expanded]
-
-    @property
-    def _has_views(self) -> bool:
-        """Whether the products read views, which keep alive the result of the product that computed
-        q, k and v, and no copies: with one sample or one head, whose batch of matrices is
-        contiguous already."""
-        shapes = self.shapes
-        is_one = shapes.batch == 1 or shapes.heads == 1
-        has_own_heads = shapes.inner * 2 == shapes.kv
-        return shapes.cp == 1 and is_one and has_own_heads and not self.attention.is_cross
-
-
-class _ScorePairs(NamedTuple):
-    """Tensors with an element for each pair of a query and a key."""
-
-    shapes: ActivationShapes
-    attention: AttentionOp
-
-    @property
-    def dims(self) -> Dims:
-        return (self.attention.queries, self.attention.keys, "cp")
-
-    @property
-    def share(self) -> float:
-        """The fraction of pairs that is computed: under cp, a causal block of queries meets the
-        prefix of keys that it may see, (2 c + 1) / (4 c) of them on average."""
-        c = self.shapes.cp
-        return (2 * c + 1) / (4 * c) if self.attention.is_causal and c > 1 else 1
-
-    def scores(self, *, has_dropout: bool) -> Iterator[SavedTensor]:
-        """The softmax's result and, with dropout, the mask and result of that."""
-        dims = ("batch", "heads", *self.dims)
-        yield SavedTensor("shares", dims, times=self.share, is_scores=True)
-        if has_dropout:
-            yield SavedTensor("dropped", dims, times=self.share)
-            yield SavedTensor("scores mask", dims, "mask", self.share)
-
-    def masks(
-        self, times: int, *, width: Width = "mask", per_sample: bool = False
-    ) -> Sequence[SavedTensor]:
-        """Masks over the pairs, one for all heads."""
-        dims = ("batch", *self.dims) if per_sample else self.dims
-        return [SavedTensor("attention mask", dims, width, times * self.share)]
-
-    def bias(self) -> Sequence[SavedTensor]:
-        """The bias of each head, with the causal mask added."""
-        return [SavedTensor("masked bias", ("heads", *self.dims), times=self.share)]

@@ -74,14 +74,30 @@ GRIDS |= {
     "cuda-slopes": {**CUDA, "model__position": "alibi", **SELECTIVE},
 }  # of GPT and Llama too
 LAYOUTS |= GRIDS
-QUICK = {("gpt", "interleaved"), ("llama", "zero-bubble-full")}  # fmt: skip
+QUICK = {("gpt", "interleaved"), ("llama", "zero-bubble-full"), ("latent", "tp2-sp")}
+LATENT = {
+    "model__norm": "rmsnorm", "model__position": "rotary", "model__activation": "swiglu",
+    "model__bias": False, "model__tied_embeddings": False, "model__ffn": 512,
+    "model__attention_kind": "mla", "model__q_lora_rank": 192, "model__kv_lora_rank": 128,
+    "model__qk_nope_head_dim": 48, "model__qk_rope_head_dim": 16, "model__v_head_dim": 48,
+}  # fmt: skip
+VARIANTS: dict[str, dict[str, Any]] = {
+    "latent": LATENT,
+    "latent-wide-values": {**LATENT, "model__q_lora_rank": None, "model__v_head_dim": 96},
+    "latent-equal": {**LATENT, "model__v_head_dim": 64, "model__attention_window": 64},
+}
+LATENT_LAYOUTS = (
+    "plain", "dry", "tp2", "tp2-sp", "full", "tp2-sp-full", "selective", "cp2", "cp2-dry", "pp2",
+    "zero-bubble", "cuda", "cuda-fp32", "cuda-dropout", "cuda-dropout-cp2", "fp8", "fp8-cuda",
+    "fp8-tp2-sp",
+)  # fmt: skip
 
 
 def job_of(shape: str, changes: dict[str, Any]) -> JobSpec:
     sizes = {"tp": changes.get("tp", 1), "dp": changes.get("dp", 1)}
     world = sizes["tp"] * sizes["dp"]
     world *= changes.get("parallel__cp", 1) * changes.get("parallel__pp", 1)
-    own = {k: v for k, v in SHAPES[shape].items() if k not in WIDE}
+    own = {k: v for k, v in (SHAPES | VARIANTS)[shape].items() if k not in WIDE}
     if shape == "t5":
         own |= {"model__decoder_layers": 2, "model__layers": 2, "model__decoder_seq_length": 128}
     if "model__kv_heads" in own:
@@ -98,6 +114,10 @@ def job_of(shape: str, changes: dict[str, Any]) -> JobSpec:
         for shape in SHAPES for mode in LAYOUTS
         if (shape in ("gpt", "llama") or mode not in GRIDS)
         and (shape != "t5" or not mode.startswith("fp8"))  # a decoder is not run in fp8
+    ]
+    + [
+        pytest.param(shape, mode, marks=[pytest.mark.slow] * ((shape, mode) not in QUICK))
+        for shape in VARIANTS for mode in LATENT_LAYOUTS
     ],
 )  # fmt: skip
 def test_a_peak_is_as_planned(shape: str, mode: str) -> None:
