@@ -24,7 +24,7 @@ from mpctl.rundir.summary import expert_summary
 from mpctl.runtime.routing import StepRouting
 from mpctl.spec.job import JobSpec
 from mpctl.transport.group import Group
-from tests.runtime.test_axes import same_copies
+from tests.runtime.test_axes import SHAPES, same_copies
 from tests.runtime.tiny import column, make_trainer, tiny_job, tiny_plan, train
 from tests.shards import shard_from
 
@@ -41,7 +41,10 @@ BIASED: dict[str, Any] = {
     "model__shared_expert_gate": True, "training__moe_bias_update_rate": 0.02,
 }  # fmt: skip
 GLOBAL: dict[str, Any] = {"training__moe_load_balancing": "global"}
-MODELS: dict[str, dict[str, Any]] = {"softmax": {}, "biased": BIASED, "global": GLOBAL}
+DEEPSEEK: dict[str, Any] = {**BIASED, **SHAPES["latent"], "model__shared_expert_gate": False}
+MODELS: dict[str, dict[str, Any]] = {
+    "softmax": {}, "biased": BIASED, "global": GLOBAL, "deepseek": DEEPSEEK,
+}  # fmt: skip
 SP, FULL = {"parallel__sequence_parallel": True}, {"training__recompute": "full"}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "ep2": {"dp": 2, "parallel__ep": 2},
