@@ -268,7 +268,8 @@ def why_not_whole(job: JobSpec) -> Iterator[str]:
     full layers.
 
     torch.compile cannot trace messages or deferred weight gradients; casts to fp8 record maxima in
-    memory that the backward of a full layer would need unchanged.
+    memory that the backward of a full layer would need unchanged; the rows of an expert are a
+    different number in each micro batch.
     """
     parallel = job.parallel
     if parallel.tp > 1:
@@ -279,6 +280,8 @@ def why_not_whole(job: JobSpec) -> Iterator[str]:
         yield f"parallel.schedule {parallel.schedule}"
     if job.training.dtype == "fp8":
         yield "training.dtype fp8"
+    if job.has_experts:
+        yield "model.experts"
 
 
 def compiles_whole_layers(job: JobSpec) -> bool:

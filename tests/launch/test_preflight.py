@@ -21,6 +21,7 @@ from tests.runtime.tiny import SETTINGS
         ({"parallel.cp": 2, "parallel.tp": 2, "cluster.gpus_per_node": 4},
          "with parallel.tp 2 and parallel.cp 2 layers are"),
         ({"training.dtype": "fp8"}, "with training.dtype fp8 layers are"),
+        ({"model.experts": 4, "model.experts_per_token": 2}, "with model.experts layers are"),
         ({"training.recompute": "full", "training.dropout": 0.2}, ""),
         ({"training.recompute": "selective", "training.attention_dropout": 0.1}, ""),
     ],
