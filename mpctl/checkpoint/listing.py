@@ -31,15 +31,17 @@ from mpctl.tensor_grid import TensorGrid, grid_axes
 
 
 class CheckpointEntry(TypedDict):
-    """One checkpoint. tp, pp: of the layout that wrote it, None where its manifest cannot be read;
-    tensor_mode, tensor_depth: those of the run's job, None if they do not describe its cuts; bytes:
-    of all shards; written: ISO 8601 in UTC; problems: what is wrong with it; verified: whether
-    every byte was compared, or only records and sizes; seconds: that it took."""
+    """One checkpoint. tp, pp, ep, etp: of the layout that wrote it, None where its manifest cannot
+    be read; tensor_mode, tensor_depth: those of the run's job, None if they do not describe its
+    cuts; bytes: of all shards; written: ISO 8601 in UTC; problems: what is wrong with it; verified:
+    whether every byte was compared, or only records and sizes; seconds: that it took."""
 
     step: int
     path: str
     tp: int | None
     pp: int | None
+    ep: int | None
+    etp: int | None
     tensor_mode: str | None
     tensor_depth: int | None
     bytes: int
@@ -155,6 +157,8 @@ def describe(
         "path": str(folder),
         "tp": manifest.size("tp") if manifest else None,
         "pp": manifest.size("pp") if manifest else None,
+        "ep": manifest.size("ep") if manifest else None,
+        "etp": manifest.size("etp") if manifest else None,
         "tensor_mode": grid.mode if grid else None,
         "tensor_depth": grid.axes.get("depth") if grid else None,
         "bytes": checkpoint_bytes(folder),

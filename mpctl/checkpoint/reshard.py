@@ -25,9 +25,10 @@ from mpctl.durable import sync_folder
 from mpctl.families.implementation import build_module
 from mpctl.layers.grid.tensor_parallel import tensor_parallel_of
 from mpctl.layers.parameters import shard_of
-from mpctl.layers.shard_context import ShardContext
+from mpctl.layers.shard_context import ALL_EXPERTS, ShardContext
 from mpctl.layout.job_layout import JobLayout
 from mpctl.shard import Shard
+from mpctl.sharding import EXPERTS
 from mpctl.transport.group import Group
 
 
@@ -83,6 +84,7 @@ def rank_shards(layout: JobLayout, rank: int) -> dict[str, Shard]:
         tensor_parallel=tensor_parallel_of(layout.grid.mode),
         grid=layout.grid,
         groups=groups,
+        expert_view=layout.views.get(EXPERTS, ALL_EXPERTS),
     )
     slices = [layout.chunk_slices(stage, chunk) for chunk in range(len(layout.stages[stage]))]
     modules = [build_module(layout.model, job.training, context, part) for part in slices]

@@ -128,6 +128,12 @@ def reshard(
     pp: Annotated[
         int | None, typer.Option(min=1, help="Pipeline-parallel size; as saved by default.")
     ] = None,
+    ep: Annotated[
+        int | None, typer.Option(min=1, help="Expert-parallel size; as saved by default.")
+    ] = None,
+    etp: Annotated[
+        int | None, typer.Option(min=1, help="Expert-tensor-parallel size; as saved by default.")
+    ] = None,
     tensor_mode: Annotated[
         str | None,
         typer.Option(help="How tp splits matrices: 1d, 2d, 2.5d or 3d; as saved by default."),
@@ -153,7 +159,8 @@ def reshard(
     from mpctl.render.progress import PATIENCE, TaskBar
 
     found, mode = _find(path), [f"tensor_mode={tensor_mode}"] if tensor_mode else []
-    settings = [*mode, *(set_ or [])]
+    experts = [f"{key}={size}" for key, size in (("ep", ep), ("etp", etp)) if size is not None]
+    settings = [*mode, *experts, *(set_ or [])]
     with ended_by_signals("nothing was written"), TaskBar(after=PATIENCE, lines=True) as bar:
         reshard_checkpoint(
             found.newest, out, tp=tp, pp=pp, settings=settings, on_progress=bar.update

@@ -65,6 +65,9 @@ SplitOption = Annotated[
 DpOption = Annotated[
     int, typer.Option(min=1, help="Data-parallel size: replicas that share the samples.")
 ]
+EpOption = Annotated[
+    int, typer.Option(min=1, help="Expert-parallel size: ranks that share a layer's experts.")
+]
 MicroBatchSizeOption = Annotated[
     int | None,
     typer.Option(
@@ -91,6 +94,7 @@ def eval_(
     dp: DpOption = 1,
     pp: Annotated[int, typer.Option(min=1, help="Pipeline-parallel size: stages.")] = 1,
     cp: Annotated[int, typer.Option(min=1, help="Context-parallel size.")] = 1,
+    ep: EpOption = 1,
     micro_batch_size: MicroBatchSizeOption = None,
     seq_length: SeqLengthOption = None,
     device: Device = "auto",
@@ -111,7 +115,7 @@ def eval_(
     from mpctl.render.sample import print_evaluation
 
     sizes = {"tp": tp, "dp": dp, "pp": pp, "cp": cp}
-    options = TaskOptions(step, tokenizer, sizes, device, dtype)
+    options = TaskOptions(step, tokenizer, sizes, device, dtype, ep=ep)
     settings = EvalSettings(samples, split, micro_batch_size, seq_length)
     with TaskBar(after=PATIENCE, lines=not as_json) as bar:
         evaluation = plan_evaluation(
@@ -200,6 +204,7 @@ def sample(
     seed: SeedOption = 1234,
     stop: StopOption = None,
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 1,
+    ep: EpOption = 1,
     device: Device = "auto",
     dtype: Dtype = None,
     tokenizer: TokenizerFile = None,
@@ -223,7 +228,7 @@ def sample(
     settings = SamplingSettings(
         max_tokens, temperature, top_k, top_p, seed, tuple(stop or ()), batch_size
     )
-    options = TaskOptions(step, tokenizer, {"tp": tp}, device, dtype)
+    options = TaskOptions(step, tokenizer, {"tp": tp}, device, dtype, ep=ep)
     texts = read_prompts(prompt or [], prompts)
     with TaskBar(after=PATIENCE, lines=not as_json) as bar:
         sampling = plan_sampling(model, texts, settings, this_machine(), options, bar.update)

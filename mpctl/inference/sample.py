@@ -50,6 +50,7 @@ class SampleDocument(TypedDict):
     step: int | None
     family: str
     tp: int
+    ep: int
     device: str
     dtype: str
     temperature: float
@@ -232,6 +233,9 @@ def plan_sampling(
         message = f"there is no tokenizer.json beside {trained.origin}"
         hint = "name the tokenizer.json that the model was trained with"
         issues.append(Issue("no-tokenizer", "--tokenizer", message, hint))
+    if trained.model.experts is not None and (tp := options.sizes.get("tp", 1)) > 1:
+        message = f"{tp}: ranks of tp share each position, of which a text has one at a time"
+        issues.append(Issue("experts-split-tokens", "--tp", message, f"use --ep {tp}"))
     if issues or tokenizer is None:
         raise InputError(issues)
     job = task_job(trained.job, machine, options)
@@ -282,6 +286,7 @@ def sample_document(
         "step": trained.step,
         "family": trained.model.family,
         "tp": job.parallel.tp,
+        "ep": job.parallel.ep,
         "device": job.launch.device,
         "dtype": job.training.dtype,
         "temperature": settings.temperature,

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
-from math import prod
+from math import gcd, prod
 from pathlib import Path
 from typing import Any, overload
 
@@ -55,7 +55,8 @@ class TaskOptions:
     """What `mpctl eval` and `mpctl sample` have in common.
 
     step: of the checkpoint, None for the newest; tokenizer: a tokenizer.json, None for the model's;
-    sizes: of the parallel axes, 1 where absent; device: auto, cpu or cuda; dtype: to compute in,
+    sizes: of the parallel axes, 1 where absent; ep: ranks that share the experts of a layer, for
+    which dp is raised where it is 1; device: auto, cpu or cuda; dtype: to compute in,
     None for that of the training; tensor_mode, tensor_depth: as in [parallel]; nodes: hosts that
     share the ranks evenly.
     """
@@ -68,6 +69,7 @@ class TaskOptions:
     tensor_mode: TensorMode = "1d"
     tensor_depth: int | None = None
     nodes: int = 1
+    ep: int = 1
 
 
 DEFAULT_OPTIONS = TaskOptions()
@@ -77,6 +79,9 @@ def task_plan(job: JobSpec, options: TaskOptions) -> Plan:
     """The plan of what the workers run: the model of `job` in this layout, without dropout,
     recomputation and freezing."""
     sizes: dict[str, Any] = {axis: options.sizes.get(axis, 1) for axis in AXIS_NAMES}
+    if sizes["dp"] == 1:
+        sizes["dp"] = options.ep // gcd(options.ep, sizes["tp"] * sizes["cp"])
+    has_experts = job.model is not None and job.model.experts is not None
     per_node = prod(sizes.values()) // options.nodes if options.nodes > 1 else None
     training = job.training.model_copy(
         update={
@@ -96,6 +101,8 @@ def task_plan(job: JobSpec, options: TaskOptions) -> Plan:
     parts = {
         "parallel": ParallelSpec(
             **sizes,
+            ep=options.ep,
+            sequence_parallel=has_experts and sizes["tp"] > 1,
             tensor_mode=options.tensor_mode,
             tensor_depth=options.tensor_depth,
             allow_tp_across_nodes=options.nodes > 1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from math import gcd
 from pathlib import Path
 
 from mpctl.checkpoint.manifest import read_manifest
@@ -55,8 +56,8 @@ def reshard_checkpoint(
 def plan_of_layout(
     source: Path, tp: int | None, pp: int | None, settings: Sequence[str] = ()
 ) -> Plan:
-    """The plan of the checkpoint's job with other sizes of tp and pp and other settings, with dp 1
-    and cp 1. Raises InputError when it is not legal."""
+    """The plan of the checkpoint's job with other sizes of tp and pp and other settings, with cp 1
+    and the least dp, which is 1 without experts. Raises InputError when it is not legal."""
     own = source / "job.json"
     job_file = own if own.is_file() else source.parent.parent / "job.json"
     if not job_file.is_file():
@@ -66,17 +67,20 @@ def plan_of_layout(
             "has no job.json, so its model is not known",
             "name a checkpoint of a run",
         )
-    saved, changed = load_job(str(job_file)).parallel, parse_settings(settings)
+    job, changed = load_job(str(job_file)), parse_settings(settings)
+    saved, has_experts = job.parallel, job.has_experts
     ranks, stages = tp or saved.tp, pp or saved.pp
     mode = changed.get("parallel.tensor_mode", saved.tensor_mode)
     is_same_grid = (mode, ranks) == (saved.tensor_mode, saved.tp)
+    is_split = saved.sequence_parallel or has_experts
+    holders = changed.get("parallel.ep", saved.ep) * changed.get("parallel.etp", saved.etp)
     layout = {
         "parallel.tp": ranks,
         "parallel.pp": stages,
         "parallel.tensor_depth": saved.tensor_depth if is_same_grid else None,
-        "parallel.sequence_parallel": saved.sequence_parallel and mode == "1d" and ranks > 1,
+        "parallel.sequence_parallel": is_split and mode == "1d" and ranks > 1,
         "parallel.cp": 1,
-        "parallel.dp": 1,
+        "parallel.dp": holders // gcd(holders, ranks),
         "parallel.vpp": saved.vpp if stages > 1 else 1,
         "cluster.nodes": 1,
         "cluster.gpus_per_node": None,

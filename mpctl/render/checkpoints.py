@@ -79,12 +79,15 @@ def _print_parameters(rows: list[ParameterRow]) -> None:
 
 
 def _layout(entry: CheckpointEntry) -> str:
-    """`tp 4 (2d) x pp 1`; the mode where it is known and not 1d."""
+    """`tp 4 (2d) x pp 1 x ep 2`; the mode where it is known and not 1d, sizes of experts where they
+    are not 1."""
     if entry["tp"] is None:
         return UNKNOWN
     depth = f", depth {entry['tensor_depth']}" if entry["tensor_depth"] else ""
     mode = f" ({entry['tensor_mode']}{depth})" if entry["tensor_mode"] not in (None, "1d") else ""
-    return f"tp {entry['tp']}{mode} x pp {entry['pp']}"
+    sizes = {"ep": entry["ep"], "etp": entry["etp"]}
+    experts = "".join(f" x {axis} {size}" for axis, size in sizes.items() if size != 1)
+    return f"tp {entry['tp']}{mode} x pp {entry['pp']}{experts}"
 
 
 def _written(entry: CheckpointEntry) -> str:

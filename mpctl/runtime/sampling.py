@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -347,17 +347,29 @@ def gather_logits(local: Tensor, group: Group, *, vocab: int, padded: int) -> Te
 @dataclass(frozen=True)
 class LoadedModel:
     """One rank's part of a model in a single pipeline stage, with its weights. tp: the group that
-    splits it."""
+    splits it; dp: the ranks that write the texts of a batch in turn, where they share experts."""
 
     module: FamilyModule
     model: ModelSpec
     tp: Group
     device: torch.device
+    dp: Group = field(default_factory=Group)
 
     def gather_logits(self, local: Tensor) -> Tensor:
         """This rank's logits [b, v/t] -> [b, v], equal on every rank."""
         rows = padded(self.model, self.tp)
         return gather_logits(local, self.tp, vocab=self.model.vocab, padded=rows)
+
+    def own_texts(self, texts: Sequence[TextState]) -> list[TextState]:
+        """Every dp-th text, from this rank's number on; equally many on each rank, for which the
+        first text may be written twice."""
+        own = texts[self.dp.rank :: self.dp.size]
+        return [*own, *[texts[0]] * (-(-len(texts) // self.dp.size) - len(own))]
+
+    def of_every_text(self, values: Tensor, texts: int) -> Tensor:
+        """A value of each of `own_texts` -> [texts], equal on every rank."""
+        # [m] -> [dp m] -> [m dp], in the order of the texts
+        return self.dp.all_gather(values, 0).view(self.dp.size, -1).T.flatten()[:texts]
 
 
 class SampledToken(NamedTuple):
@@ -379,14 +391,16 @@ def generate(
 ) -> Iterator[list[SampledToken]]:
     """Yield one token per step for each unfinished text, until all have finished."""
     decoder, step = make_decoder(loaded.module, loaded.device), 0
-    logits = loaded.gather_logits(decoder.prefill(texts))
+    own = loaded.own_texts(texts)
+    logits = loaded.gather_logits(decoder.prefill(own))
     while True:
-        tokens, log_probabilities = sampler(logits, [text.number for text in texts], step)
+        sampled = sampler(logits, [text.number for text in own], step)
+        tokens, log_probabilities = (loaded.of_every_text(each, len(texts)) for each in sampled)
         drawn = zip(texts, tokens.tolist(), log_probabilities.tolist(), strict=True)
         yield [_append(*each) for each in drawn if each[0].finish is None]
         if all(text.finish for text in texts):
             return
-        logits = loaded.gather_logits(decoder.decode([text.next_fields() for text in texts]))
+        logits = loaded.gather_logits(decoder.decode([text.next_fields() for text in own]))
         step += 1
 
 
@@ -421,7 +435,7 @@ def sample(request: SampleRequest, job: JobSpec, mesh: Mesh) -> Iterator[SampleA
     partition = PipelinePartition.of(job, 0)
     (module,) = chunks = build_chunks(partition, mesh)
     load_chunks(chunks, partition.model, Path(request["origin"]))
-    loaded = LoadedModel(module, partition.model, mesh.tp, mesh.device)
+    loaded = LoadedModel(module, partition.model, mesh.tp, mesh.device, mesh.groups["dp_cp"])
     yield {"event": "loaded", "seconds": time.perf_counter() - began}
     form = get_prompt_form(partition.model)
     write = fill_masks if form.kind is PromptKind.FILL_WORDS else generate

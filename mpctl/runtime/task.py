@@ -76,19 +76,18 @@ def _answers(request: EvalRequest | SampleRequest, job: JobSpec, mesh: Mesh) -> 
 def _mesh(job: JobSpec, rank_env: RankEnv) -> Mesh:
     import torch
 
-    from mpctl.layout.topology import dense_view, job_topology
+    from mpctl.layout.topology import dense_view, job_topology, other_views
     from mpctl.runtime.device import prepare_device
     from mpctl.runtime.mesh import build_mesh
     from mpctl.runtime.process_group import init_process_group
-    from mpctl.sharding import DENSE
 
     torch.set_num_threads(job.launch.threads_per_rank or 1)
     device = prepare_device(job, rank_env.local_rank)
     init_process_group(
         job, rank=rank_env.rank, local_rank=rank_env.local_rank, world_size=rank_env.world_size
     )
-    topology, views = job_topology(job), {DENSE: dense_view(job)}
-    return build_mesh(topology, rank_env.rank, device, launch=job.launch, views=views)
+    views = {view.name: view for view in (dense_view(job), *other_views(job))}
+    return build_mesh(job_topology(job), rank_env.rank, device, launch=job.launch, views=views)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from mpctl.layout.job_layout import JobLayout
 from mpctl.runtime import build
 from mpctl.spec.job import JobSpec
 from tests.checkpoint.shards import shard_record
+from tests.runtime.test_experts import moe_job
 from tests.runtime.test_views import NAME as EXPERTS
 from tests.runtime.test_views import ranks_of, toy_job, toy_layout, toy_module, toy_trainer
 from tests.runtime.tiny import column, make_trainer, tiny_job, train
@@ -164,3 +165,22 @@ def test_what_cannot_be_is_refused(data: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="CRC-32"):
         reshard_checkpoint(source, tmp_path / "out", tp=2, pp=1, on_progress=lambda *_: None)
     assert not (tmp_path / "out").exists()
+
+
+def test_experts_go_to_the_ranks_of_another_ep(data: Path, tmp_path: Path) -> None:
+    """From ep 2 to one rank, to ep 2 with etp 2, and back to the bytes of ep 2; dp is the least
+    that has as many ranks."""
+    source = _saved(moe_job(data, "biased", {"dp": 2, "parallel__ep": 2}), tmp_path / "run")
+    assert read_manifest(source).router_bias
+    steps = [source]
+    for sizes, dp in ((["ep=1"], 1), (["ep=2", "etp=2"], 4), (["ep=2", "etp=1"], 2)):
+        assert plan_of_layout(steps[-1], None, None, sizes).job.parallel.dp == dp
+        out = tmp_path / "-".join(sizes)
+        reshard_checkpoint(
+            steps[-1], out, tp=None, pp=None, settings=sizes, on_progress=lambda *_: None
+        )
+        steps.append(out / "checkpoints/step-2")
+        assert find_damage(steps[-1]) == []
+        assert read_manifest(steps[-1]).router_bias == read_manifest(source).router_bias
+    assert [len(read_manifest(step).shards) for step in steps] == [2, 1, 4, 2]
+    assert _hashes(steps[-1]) == _hashes(source)

@@ -20,22 +20,28 @@ from mpctl.cli.trained import read_prompts
 from mpctl.data.prompts import TextStream
 from mpctl.errors import InputError
 from mpctl.families import get_prompt_form
+from mpctl.families.implementation import build_module
 from mpctl.hosts.machine import Machine
 from mpctl.inference.evaluate import plan_evaluation
 from mpctl.inference.sample import SamplingSettings, plan_sampling
+from mpctl.inference.task import TaskOptions
 from mpctl.inference.trained_model import open_trained
+from mpctl.layers.shard_context import ShardContext
 from mpctl.render.sample import SampleView
 from mpctl.runtime.build import build_chunks
 from mpctl.runtime.model_weights import load_chunks
 from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.sampling import LoadedModel, TokenSampler, fill_masks, generate, make_text_states
 from mpctl.spec.job import JobSpec, complete
+from mpctl.spec.training import TrainingSpec
 from mpctl.tensor_grid import TensorGrid
 from mpctl.transport.group import Group
 from mpctl.weights.origin import open_origin
 from mpctl.weights.writer import export_weights
 from tests.cli.calls import Said, caller, spawn
 from tests.launch.command import Launched, launch, wait_for
+from tests.layers.test_experts import Layout
+from tests.threads import run_ranks
 from tests.weights.hub import load, truth
 
 MACHINE = Machine(cores=2, gpus=0, memory_bytes=8 * 2**30)
@@ -126,14 +132,17 @@ def tokens_of_ours(folder: Path, prompts: list[list[int]], limit: int) -> list[l
     job = complete(JobSpec(model=model))
     (module,) = chunks = build_chunks(PipelinePartition.of(job, 0), Alone())  # type: ignore[arg-type]
     load_chunks(chunks, model, folder)
+    return _written(LoadedModel(module, model, Group(), Alone.device), prompts, limit)
+
+
+def _written(loaded: LoadedModel, prompts: list[list[int]], limit: int) -> list[list[int]]:
     special = {"<pad>": 0}
     asked = [
         {"number": i, "tokens": prompt, "limit": limit, "ends": [], "special": special, "masks": []}
         for i, prompt in enumerate(prompts)
     ]
-    texts = make_text_states(get_prompt_form(model), asked)
+    texts = make_text_states(get_prompt_form(loaded.model), asked)
     found: list[list[int]] = [[] for _ in prompts]
-    loaded = LoadedModel(module, model, Group(), Alone.device)
     for chosen in generate(loaded, texts, TokenSampler()):
         for one in chosen:
             found[one.text].append(one.token)
@@ -142,7 +151,7 @@ def tokens_of_ours(folder: Path, prompts: list[list[int]], limit: int) -> list[l
 
 @pytest.mark.parametrize(
     "kind",
-    ["gpt2", "llama31-sharded", "t5",
+    ["gpt2", "llama31-sharded", "t5", "qwen3_moe-sharded", "deepseek_v3-sharded",
      *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("llama", "t51-sharded"))],
 )  # fmt: skip
 def test_greedy_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
@@ -160,6 +169,35 @@ def test_greedy_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> N
         expected.append(said[1:] if kind.startswith("t5") else said[len(prompt) :])
     assert tokens_of_ours(folder, prompts, 14) == expected
     assert len({token for said in expected for token in said}) > 3
+
+
+def _rank(rank: int, size: int, folder: Path, prompts: list[list[int]]) -> list[list[int]]:
+    layout = Layout(dp=size, ep=size)
+    groups = layout.groups(rank)
+    context = ShardContext(
+        groups["tp"], groups["cp"], dtype=torch.float32, groups=groups, expert_view=layout.view
+    )
+    model = open_origin(folder).model
+    module = build_module(model, TrainingSpec(), context)
+    load_chunks([module], model, folder)
+    return _written(LoadedModel(module, model, Group(), Alone.device, groups["dp"]), prompts, 9)
+
+
+@pytest.mark.parametrize("texts", [1, 3])
+def test_ranks_that_share_experts_write_texts_in_turn(texts: int, tmp_path: Path) -> None:
+    """As one rank does, more and fewer texts than ranks."""
+    folder = truth("deepseek_v3-sharded", tmp_path).folder
+    prompts = [[5, 6, 7, 8, 9, 10, 11], [200, 3], [17, 40, 90, 111]][:texts]
+    alone = tokens_of_ours(folder, prompts, 9)
+    assert run_ranks(_rank, 2, folder, prompts) == [alone, alone]
+
+
+def test_ranks_of_tp_do_not_write_with_experts(tmp_path: Path) -> None:
+    folder = truth("deepseek_v3-sharded", tmp_path).folder
+    with pytest.raises(InputError) as caught:
+        plan_sampling(folder, ["a"], SamplingSettings(), MACHINE, TaskOptions(sizes={"tp": 2}))
+    said = {issue.where: issue.hint for issue in caught.value.issues}
+    assert said["--tp"] == "use --ep 2"
 
 
 def test_masked_words_are_those_of_transformers(tmp_path: Path) -> None:
