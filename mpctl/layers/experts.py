@@ -364,6 +364,7 @@ class ParallelExperts(nn.Module):
         departed = exchange.depart(dispatched_rows(tokens, order, self.context.backend))
         shared = self._shared(x) if self.group.sends_beside else None
         rows = exchange.arrive(departed, arrival)
+        del departed  # its memory, before the experts need theirs
         shared = shared if self.group.sends_beside else self._shared(x)
         sizes = [sum(column) for column in zip(*(row[mine] for row in choice.sizes), strict=True)]
         routed = self.experts(rows, RowGroups(arrived_counts.sum(0), sizes))
