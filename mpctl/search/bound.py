@@ -8,13 +8,15 @@ those before it have run one forward each, and they run one backward each when i
     step >= m W_k + sum of W_j over j < k        with chunks, of the first chunk's W_j;
                                                  under zero-bubble, of F_j alone
 
-and no stage's W_k is less than the mean. By hand, 2 stages, F = 1, B = 2, m = 3: 9 + 3 = 12, which
-is the step itself.
+and no stage's W_k is less than the mean. Then come the exposed messages and the update of stage k.
+W_k is that of its layers, kind by kind: a layer with experts takes longer than a dense one. By
+hand, 2 stages, F = 1, B = 2, m = 3: 9 + 3 = 12, which is the step itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from math import inf
 from operator import mul
 from typing import Any, NamedTuple
@@ -79,35 +81,45 @@ class Elements(NamedTuple):
     trained: int
 
 
-class CostBounds(NamedTuple):
-    """Costs of one micro batch that all layouts of a layer key share.
+class LayerKind(NamedTuple):
+    """What layers of one kind cost: a micro batch, and the elements on a rank by view."""
 
-    whole: all layers and ends. layer, most: the fastest and the slowest layer. ends: all ends
-    together. exit: the end after the last layer. dense: the fewest elements of a layer without its
-    experts; experts: the fewest of the experts of a layer that has some, and plain the number of
-    those that have none. goes_back: whether every layer has a backward.
-    """
-
-    whole: PassBound
-    layer: PassBound
-    most: PassBound
-    ends: PassBound
-    exit: PassBound
-    dense: Elements
-    experts: Elements
-    plain: int
+    work: PassBound
+    elements: dict[str, Elements]
     goes_back: bool
 
 
+class CostBounds(NamedTuple):
+    """Costs of one micro batch that all layouts of a layer key share.
+
+    whole: all layers and ends. kinds: the kinds of layers, in the order in which they are met;
+    most: the slowest. ends: all ends together. exit: the end after the last layer.
+    """
+
+    whole: PassBound
+    kinds: tuple[LayerKind, ...]
+    most: PassBound
+    ends: PassBound
+    exit: PassBound
+
+
 class StageLayers(NamedTuple):
-    """Numbers of layers of a stage that may be the slowest.
+    """Numbers of layers of a stage that may be the slowest, by kind.
 
     before: in the first chunks of the stages before it; layers: in all of its chunks.
     """
 
-    before: int
-    layers: int
+    before: tuple[int, ...]
+    layers: tuple[int, ...]
     is_last: bool
+
+
+class SentBound(NamedTuple):
+    """Least seconds of a stage's messages between replicas: of ZeRO's in one micro batch, and what
+    those of once a step add to it, with its update."""
+
+    passes: float
+    after: float
 
 
 class StepTimeBound:
@@ -135,20 +147,15 @@ class StepTimeBound:
         table, slow = self.evaluator.table(layout.tp), self.evaluator.speed.host
         layers: list[tuple[int, PassBound]] = []
         ends: list[tuple[int, PassBound]] = []
-        dense: list[Elements] = []
-        experts: list[Elements] = []
-        goes_back, plain = True, 0
+        kinds: dict[int, LayerKind] = {}
         try:
             for stack, flow in zip(table.stacks, table.flows, strict=True):
                 for run, kind in flow.runs:
-                    work = operators.block(stack, kind)
-                    layers.append((len(run), pass_bound(work, slow)))
-                    dense.append(_elements(kind, views, DENSE))
-                    goes_back &= kind.after
-                    if kind.part.has_experts:
-                        experts.append(_elements(kind, views, EXPERTS))
-                    else:
-                        plain += len(run)
+                    if id(kind) not in kinds:
+                        work = pass_bound(operators.block(stack, kind), slow)
+                        held = {view: _elements(kind, views, view) for view in views}
+                        kinds[id(kind)] = LayerKind(work, held, kind.after)
+                    layers.append((len(run), kinds[id(kind)].work))
                 ends += [(1, pass_bound(operators.end(e), slow)) for e in (flow.entry, flow.exit)]
             head = OpTimes()  # where the runtime fills stages, the loss may be on the next one
             head.add(operators.end(table.flows[-1].exit))
@@ -156,13 +163,9 @@ class StepTimeBound:
                 head.add(operators.loss(table.flows[-1].exit), -1)
         except MissingLink:
             return None
-        least, most = (
-            PassBound(*(f(one[at] for _, one in layers) for at in range(4))) for f in (min, max)
-        )
-        return CostBounds(
-            total_of([*layers, *ends]), least, most, total_of(ends), pass_bound(head, slow),
-            _least(dense), _least(experts), plain, goes_back,
-        )  # fmt: skip
+        most = PassBound(*(max(one[at] for _, one in layers) for at in range(4)))
+        whole, exit_ = total_of([*layers, *ends]), pass_bound(head, slow)
+        return CostBounds(whole, tuple(kinds.values()), most, total_of(ends), exit_)
 
     def _nearest_ranks(self, layout: LayoutSettings) -> LayoutSettings:
         """A layout of the same layer key whose tp and cp groups are neighbours, where they are
@@ -194,29 +197,58 @@ class StepTimeBound:
         bound = m * costs.whole.with_host(host * family.pp * chunks) / family.pp
         if family.pp == 1:
             return bound * SLACK
-        layer, exit_ = costs.layer, costs.exit
-        splits = SCHEDULES[family.schedule].splits_backward
-        fill = layer.forward_seconds if splits else layer.seconds
-        for before, count, is_last in self._slow_stages(family):
-            stage = PassBound(*[count * a + is_last * b for a, b in zip(layer, exit_, strict=True)])
-            bound = max(bound, m * stage.with_host(host * chunks) + before * fill)
+        for stage in self._slow_stages(family):
+            work = self._stage_work(costs, stage).with_host(host * chunks)
+            bound = max(bound, m * work + self._fill(costs, family, stage))
         return bound * SLACK
 
+    @staticmethod
+    def _stage_work(costs: CostBounds, stage: StageLayers) -> PassBound:
+        """Least seconds of a micro batch on a stage."""
+        works = zip(stage.layers, (kind.work for kind in costs.kinds), strict=True)
+        return total_of([*works, (int(stage.is_last), costs.exit)])
+
+    @staticmethod
+    def _fill(costs: CostBounds, family: LayoutSettings, stage: StageLayers) -> float:
+        """Least seconds in which the stages before one fill and empty the pipeline."""
+        splits = SCHEDULES[family.schedule].splits_backward
+        works = (kind.work for kind in costs.kinds)
+        passes = (work.forward_seconds if splits else work.seconds for work in works)
+        return float(sum(map(mul, stage.before, passes)))
+
     def _slow_stages(self, family: LayoutSettings) -> list[StageLayers]:
-        """The stages that may be the slowest: the last one of each number of layers."""
+        """The stages that may be the slowest: the last one of each number of layers of each
+        kind."""
         key = ("slow stages", *self.evaluator.stages_key(family))
         return self.evaluator.cached(key, lambda: self._find_slow_stages(family))
 
     def _find_slow_stages(self, layout: LayoutSettings) -> list[StageLayers]:
         stages = self.evaluator.stages(self.space.job_of(layout), layout)
         last = self.evaluator.job_layout(layout).head_stage
-        slow: dict[tuple[int, bool], StageLayers] = {}
-        before = 0
+        slow: dict[tuple[tuple[int, ...], bool], StageLayers] = {}
+        kinds = max(self._kind_of_layer) + 1
+        before = [0] * kinds
         for number, spans in enumerate(stages):
-            count, is_last = sum(stop - start for start, stop in spans), number == last
-            slow[count, is_last] = StageLayers(before, count, is_last)
-            before += spans[0][1] - spans[0][0]
+            own, first = [0] * kinds, [0] * kinds
+            for chunk, (start, stop) in enumerate(spans):
+                for kind in self._kind_of_layer[start:stop]:
+                    own[kind] += 1
+                    first[kind] += chunk == 0
+            key = tuple(own), number == last
+            slow[key] = StageLayers(tuple(before), *key)
+            before = [a + b for a, b in zip(before, first, strict=True)]
         return list(slow.values())
+
+    @cached_property
+    def _kind_of_layer(self) -> list[int]:
+        """The number of each layer's kind among `CostBounds.kinds`."""
+        numbers: dict[int, int] = {}
+        return [
+            numbers.setdefault(id(kind), len(numbers))
+            for flow in self.evaluator.table(1).flows
+            for run, kind in flow.runs
+            for _ in run
+        ]
 
     def of_members(
         self, family: LayoutSettings, bound: float, layouts: Iterable[LayoutSettings]
@@ -225,10 +257,9 @@ class StepTimeBound:
         step, and by the exposed part of ZeRO's messages."""
         costs = self.costs(family)
         assert costs is not None, "a family without costs has no bound"
-        least = most = self.space.layers
+        stages, most = self._slow_stages(family), self.space.layers
         if family.pp > 1:
-            counts = [stage.layers for stage in self._slow_stages(family)]
-            least, most = min(counts), max(counts)
+            most = max(sum(stage.layers) for stage in stages)
         host = self.host[family.pp > 1] * family.vpp
         overlapped = most * (costs.most.backward + costs.most.host_backward) + host
         overlapped += costs.ends.backward + costs.ends.host_backward
@@ -236,93 +267,79 @@ class StepTimeBound:
         if self.evaluator.profile.overlap.gather is not None:
             overlapped += most * (costs.most.forward + costs.most.host_forward) + host
             overlapped += costs.ends.forward + costs.ends.host_forward
-        overlap = _Overlap(least, self.space.microbatches(family), overlapped)
+        m, host = self.space.microbatches(family), self.host[family.pp > 1] * family.vpp
+        works = [
+            (costs.whole if family.pp == 1 else self._stage_work(costs, stage)).with_host(host)
+            for stage in stages
+        ]
+        starts = [self._fill(costs, family, stage) for stage in stages]
         for layout in layouts:
-            added = self._optimizer(layout, costs, least)
-            if layout.replicas > 1 or (costs.experts.numel and layout.edp > 1):
-                added += self._messages(layout, costs, overlap)
-            yield bound + SLACK * added, layout
-
-    def _optimizer(self, layout: LayoutSettings, costs: CostBounds, layers: int) -> float:
-        """Least seconds of an optimizer step of a stage of so many layers."""
-        profile, speed = self.evaluator.profile, self.evaluator.speed
-        parts = (layout.replicas, layout.edp) if layout.zero else (1, 1)
-        with_experts = max(0, layers - costs.plain)
-        stepped = layers * costs.dense.trained / parts[0]
-        stepped += with_experts * costs.experts.trained / parts[1]
-        return stepped * profile.operators.optimizer_bytes / speed.bandwidth + self.host_step
-
-    def _messages(self, layout: LayoutSettings, costs: CostBounds, during: _Overlap) -> float:
-        """Least seconds that messages between replicas add to the step: those of a stage with few
-        layers, overlapped as far as the last backward of a stage with many can be. Several layers
-        may share a bucket. Infinite where a link that they need states no bandwidth."""
-        profile, computed, added = self.evaluator.profile, during.seconds, 0.0
-        zero = sent_zero_stage(layout.zero, pp=layout.pp, profile=profile)
-        overlap = profile.overlap
-        try:
-            if zero >= 2:
-                sent = sum(
-                    self._passes(layout, group, layers, size, goes_back=costs.goes_back)
-                    for group, layers, size in self._groups(layout, zero, costs, during.least)
-                )
-                added += during.microbatches * exposed_seconds(sent, overlap.zero, overlap.drag)
-                computed = inf  # it is longer by messages whose sizes may differ
-            seconds = self.evaluator.network(layout).seconds
-            sent = sum(
-                seconds(message)
-                for group, layers, size in self._groups(layout, zero, costs, during.least)
-                for message in group.step(layers * size.trained)
+            try:
+                sent = [self._sent(layout, costs, stage, overlapped) for stage in stages]
+            except MissingLink:
+                yield inf, layout
+                continue
+            ends = (
+                start + m * (work + self._exposed(one.passes, work)) + one.after
+                for start, work, one in zip(starts, works, sent, strict=True)
             )
-        except MissingLink:
-            return inf
+            least = min(m * self._exposed(one.passes) + one.after for one in sent)
+            yield max(bound + SLACK * least, SLACK * max(ends)), layout
+
+    def _exposed(self, sent: float, computed: float = inf) -> float:
+        """Least seconds that ZeRO's messages of a micro batch add to `computed` seconds of it or
+        more."""
+        overlap = self.evaluator.profile.overlap
+        return exposed_seconds(sent, overlap.zero, overlap.drag, computed)
+
+    def _sent(
+        self, layout: LayoutSettings, costs: CostBounds, stage: StageLayers, overlapped: float
+    ) -> SentBound:  # fmt: skip
+        """The messages of a stage's replicas and its update: overlapped as far as `overlapped`
+        seconds of the longest backward allow. Several layers may share a bucket. Raises MissingLink
+        where a link that they need states no bandwidth."""
+        profile, speed = self.evaluator.profile, self.evaluator.speed
+        seconds, overlap = self.evaluator.network(layout).seconds, profile.overlap
+        zero = sent_zero_stage(layout.zero, pp=layout.pp, profile=profile)
+        passes = once = stepped = 0.0
+        for view, group in self._groups(layout, zero):
+            held = [
+                (n, kind.elements[view], kind.goes_back)
+                for n, kind in zip(stage.layers, costs.kinds, strict=True)
+                if n
+            ]
+            trained = sum(n * size.trained for n, size, _ in held)
+            stepped += trained / (group.replicas if layout.zero else 1)
+            if group.replicas == 1:
+                continue
+            if zero == 2 and overlap.buckets:
+                passes += sum(map(seconds, group.passes(0, trained, goes_back=True)))
+            elif zero >= 2:
+                passes += sum(
+                    n * sum(map(seconds, group.passes(*size, goes_back=goes_back)))
+                    for n, size, goes_back in held
+                )
+            once += sum(map(seconds, group.step(trained)))
+        if zero >= 2:
+            overlapped = inf  # it is longer by messages whose sizes may differ
         share = max(overlap.dp, overlap.gather or 0.0)
-        return added + exposed_seconds(sent, share, overlap.drag, computed)
+        after = stepped * profile.operators.optimizer_bytes / speed.bandwidth + self.host_step
+        return SentBound(passes, after + exposed_seconds(once, share, overlap.drag, overlapped))
 
     def _groups(
-        self, layout: LayoutSettings, zero: int, costs: CostBounds, layers: int
-    ) -> Iterator[tuple[ReplicaGroup, int, Elements]]:
-        """The replicas of dense parameters and of experts, with how many layers of a stage have
-        some and their elements."""
+        self, layout: LayoutSettings, zero: int
+    ) -> Iterator[tuple[str, ReplicaGroup]]:  # fmt: skip
+        """The replicas of each view, by its name."""
         widths = self.evaluator.message_widths
-        if layout.replicas > 1:
-            yield ReplicaGroup(layout.replicas, zero, *widths), layers, costs.dense
-        with_experts = max(0, layers - costs.plain)
-        if with_experts and layout.edp > 1:
-            yield ReplicaGroup(layout.edp, zero, *widths, name="edp"), with_experts, costs.experts
-
-    def _passes(
-        self, layout: LayoutSettings, group: ReplicaGroup, layers: int, size: Elements, *,
-        goes_back: bool,
-    ) -> float:  # fmt: skip
-        """Least seconds of ZeRO's messages of a group in one micro batch of a stage."""
-        seconds = self.evaluator.network(layout).seconds
-        each = 1 if self.evaluator.profile.overlap.buckets and group.zero == 2 else layers
-        numel, trained = (layers // each * n for n in size)
-        return each * sum(map(seconds, group.passes(numel, trained, goes_back=goes_back)))
+        yield DENSE, ReplicaGroup(layout.replicas, zero, *widths)
+        if self.space.model.experts is not None:
+            yield EXPERTS, ReplicaGroup(layout.edp, zero, *widths, name="edp")
 
 
 def _elements(layer: GradFlow, views: Views, view: str) -> Elements:
     """The elements of a layer on a rank that belong to a view."""
     both = (layer.part.weights, layer.trained)
     return Elements(*[sum(w.local_numel(views) for w in ws if w.view == view) for ws in both])
-
-
-def _least(layers: Sequence[Elements]) -> Elements:
-    """The fewest elements of a layer; none of no layers."""
-    return Elements(*map(min, zip(*layers, strict=True))) if layers else Elements(0, 0)
-
-
-class _Overlap(NamedTuple):
-    """The computation that messages between replicas can overlap with.
-
-    least: layers of the stage that has fewest. microbatches: of a step. seconds: the longest work
-    of a stage that messages sent once a step may run during: of the last backward and, where
-    parameters are gathered during it, of a forward.
-    """
-
-    least: int
-    microbatches: int
-    seconds: float
 
 
 def exposed_seconds(sent: float, overlap: float, drag: float, computed: float = inf) -> float:
