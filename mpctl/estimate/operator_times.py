@@ -353,7 +353,8 @@ class OperatorTimer:
         """As many products as this rank has experts. shape: of one of them, with its part of the
         rows."""
         m, k, n = shape
-        count, speed = self._held, self.profile.experts.grouped
+        count = self._held
+        speed = self.profile.experts.grouped if count > 1 else 1.0
         is_narrow = width < self.width
         casts = self.cast_seconds * count if is_narrow else 0.0
         is_each = self.profile.operators.casts_weights == "pass"

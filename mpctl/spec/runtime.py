@@ -179,7 +179,7 @@ class ExpertCosts(StrictModel):
         "alltoall", description="how tokens are sent to experts where the job does not say it"
     )
     permute: MemoryPasses = Field(
-        MemoryPasses(forward=12.0, backward=18.0),
+        MemoryPasses(forward=10.0, backward=15.0),
         description="passes over the rows of all experts' tokens, of hidden size: permutations, "
         "weights, the sum over a token's experts",
     )
@@ -189,7 +189,9 @@ class ExpertCosts(StrictModel):
         "they apply to it",
     )
     grouped: Part = Field(
-        1.0, description="speed of grouped products relative to single ones of the same tiles"
+        0.7,
+        description="speed of the products of several experts relative to single ones of the same "
+        "tiles",
     )
     exchange: Part = Field(
         1.0, description="share of a link's bandwidth for rings that an all-to-all reaches"

@@ -21,8 +21,12 @@ from mpctl.bench.verify import spearman
 from mpctl.calibrate.evaluate import open_evaluator
 from mpctl.calibrate.fit import FOLDS, ROUNDS, Fit, LeftOut, Residuals, assign_folds, residuals
 from mpctl.calibrate.runs import constants_of
+from mpctl.estimate.step import StepTime
+from mpctl.estimate.time import find_step_time
+from mpctl.layout.job_layout import JobLayout
 from mpctl.search.find import OPTIMISM, RANKING_ERROR
 from mpctl.spec.job import complete
+from mpctl.spec.load import load_job
 from mpctl.spec.presets import presets_root
 from tests.cross_validation import (
     CrossRecord,
@@ -153,7 +157,7 @@ def test_how_far_an_order_of_layouts_can_be_trusted(record: CrossRecord) -> None
 
 @pytest.mark.parametrize("software", [False, True])
 def test_steps_with_experts(software: bool) -> None:
-    """Under the presets, whose figures of experts were fitted to these runs: three of
+    """Under the presets, whose figures of experts were fitted to these runs: four of
     Megatron-Core, two of its captured iterations, one of NeMo AutoModel."""
     errors = expert_errors(software=software)
     every = [error for own in errors.values() for error in own]
@@ -164,6 +168,22 @@ def test_steps_with_experts(software: bool) -> None:
     measured = [run.measured["step_seconds"] for run in expert_runs(software=software)]
     inside = [t.low <= seconds <= t.high for t, seconds in zip(times, measured, strict=True)]
     assert BAND[0] < mean(inside) < BAND[1]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
+def test_the_training_of_deepseek_v3(schedule: str) -> None:
+    """180,000 H800 hours a trillion tokens on 2,048 GPUs (arXiv 2412.19437, section 1): no run of a
+    fit, by a schedule (DualPipe) between these two."""
+    job = load_job(None, {
+        "cluster": "deepseek-h800", "model": "deepseek-v3", "parallel.pp": 16, "parallel.ep": 64,
+        "parallel.zero": 1, "parallel.schedule": schedule, "training.global_batch_size": 15360,
+        "training.runtime": "megatron-core", "training.dtype": "fp8",
+        "training.moe_dispatcher": "deepep",
+    })  # fmt: skip
+    time = find_step_time(JobLayout.of(job))
+    assert isinstance(time, StepTime) and job.world_size == 2048
+    hours = time.total / 3600 * 2048 / (15360 * 4096) * 1e12
+    assert hours == pytest.approx(180_000, rel=0.08)
 
 
 def test_no_constant_is_keyed_by_a_model_or_a_row() -> None:
