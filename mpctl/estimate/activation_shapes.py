@@ -19,6 +19,7 @@ from mpctl.operators.matmul import Dims
 from mpctl.sharding import padded_vocab
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
+from mpctl.spec.training import TrainingSpec
 from mpctl.tensor_grid import FEATURES
 from mpctl.units import DTYPE_BYTES
 
@@ -68,8 +69,9 @@ class ActivationShapes(NamedTuple):
     the host (layers/recompute.py); 0 where nothing is prefetched. queries: columns of queries and
     of keys in latent attention, where inner are those of the values; latents: of what queries, and
     what keys with values, are computed from. routed: rows that the experts of the fullest rank
-    compute; experts: of a layer, on all ranks, and local_experts on one; expert_ffn, shared_ffn:
-    columns of one expert and of the shared ones.
+    compute; experts: of a layer, on all ranks; expert_ffn, shared_ffn: columns of one expert and of
+    the shared ones; score_tensors: tensors with a number for each token and expert that the router
+    keeps; token_weights: numbers of each token that it keeps besides.
     """
 
     kernels: KernelSet
@@ -108,14 +110,22 @@ class ActivationShapes(NamedTuple):
     routed: int = 0
     experts_per_token: int = 0
     experts: int = 0
-    local_experts: int = 0
+    ep: int = 1
+    etp: int = 1
     expert_ffn: int = 0
     shared_ffn: int = 0
+    score_tensors: int = 0
+    token_weights: int = 0
 
     @property
     def gate(self) -> int:
         """Columns of the gate of shared experts."""
         return 1
+
+    @property
+    def local_experts(self) -> int:
+        """Experts of this rank."""
+        return self.experts // self.ep
 
     @property
     def query_latent(self) -> int:
@@ -250,16 +260,32 @@ def key_value_columns(model: ModelSpec) -> int:
 
 def _experts_sizes(layout: JobLayout, sizes: Sizes) -> dict[str, int]:
     """The sizes of a layer with experts on this rank; none of other models."""
-    model = layout.model
+    model, parallel = layout.model, layout.job.parallel
     if model.experts is None:
         return {}
     return {
         "routed": sizes["routed"],
         "experts_per_token": model.experts_per_token,
         "experts": model.experts,
-        "local_experts": model.experts // layout.job.parallel.ep,
-        "expert_ffn": model.expert_width // layout.job.parallel.etp,
+        "ep": parallel.ep,
+        "etp": parallel.etp,
+        "expert_ffn": model.expert_width // parallel.etp,
         "shared_ffn": model.shared_expert_ffn // layout.grid.feature_parts,
+        **_router_sizes(model, layout.job.training),
+    }
+
+
+def _router_sizes(model: ModelSpec, training: TrainingSpec) -> dict[str, int]:
+    """What the router of mpctl's layers keeps (kernels/routing.py): of a renormalized softmax the
+    logits, of others the scores; both where the losses of balance and of z need the other too."""
+    is_of_logits = model.router_score == "softmax" and model.router_renormalize
+    balances = training.moe_aux_loss_coeff > 0 and training.moe_load_balancing != "none"
+    has_z, chosen = training.moe_z_loss_coeff > 0, model.experts_per_token
+    divides = model.router_renormalize and not is_of_logits  # by a sum, of numbers that it keeps
+    sums = divides + (balances and model.router_score == "sigmoid")
+    return {
+        "score_tensors": (is_of_logits or has_z) + (balances or not is_of_logits),
+        "token_weights": chosen * (1 + divides) + sums + has_z,
     }
 
 

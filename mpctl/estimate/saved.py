@@ -64,7 +64,8 @@ def layer_activations(shapes: ActivationShapes, block: OperatorGroup) -> LayerAc
     if shapes.recompute == "full":
         parts = 1 / shapes.input_parts if shapes.input_parts else 0
         layer_input = SavedTensor("input", (*rows, "hidden"), times=parts, is_outer=True)
-        return LayerActivations((layer_input,), saved + again)
+        chosen = [t._replace(name="first choice", times=t.times / 2) for t in saved if is_choice(t)]
+        return LayerActivations((layer_input, *chosen), saved + again)
     if shapes.recompute == "selective" and shapes.kernels.keeps_second_products:
         return LayerActivations(_second_products(rows), saved + again)
     return LayerActivations(saved, again)
@@ -84,6 +85,7 @@ def forward_activations(
             kept.add(CONTEXT)
         elif isinstance(operation, MatMul):
             saved += _product_input(shapes, operation, kept)
+            saved += _shared_gate(shapes, operation)
             kept.add(operation.value)
         elif isinstance(operation, Norm):
             saved += _norm(operation, kept)
@@ -119,7 +121,8 @@ def saved_input(shapes: ActivationShapes, product: MatMul) -> SavedTensor:
     """The input of a product as it is kept for dW."""
     is_whole = product.value == KEY_LATENT  # which is gathered beforehand, and stays gathered
     keeps_shard = shapes.keeps_shards and product.is_column and not is_whole
-    width: Width = "value" if keeps_shard or product.is_head else "operand"
+    is_wide = keeps_shard or product.is_head or product.is_wide
+    width: Width = "value" if is_wide else "operand"
     dims, outer = _columns(product.reads, product.value), is_outer(product.reads)
     if is_whole and shapes.kernels.keeps_shards:
         is_copied = width == "operand" and shapes.operand < shapes.value
@@ -175,13 +178,42 @@ def _activation(shapes: ActivationShapes, activation: Activation) -> Saved:
 
 
 def _routing(shapes: ActivationShapes, dispatch: Dispatch) -> Saved:
-    """The scores of all experts, in float32, and for each expert of a token its number, its weight
-    and its place among the rows that are sent."""
-    tokens, chosen, part = dispatch.reads[:-1], shapes.experts_per_token, dispatch.part
+    """What the router keeps: scores of all experts in float32, and of the experts of each token
+    their numbers, their weights and the places of its rows; of rows that have come from other ranks
+    their order. mpctl's layers keep the numbers also where the layer is recomputed, whose second
+    forward chooses the same."""
+    tokens, part = dispatch.reads[:-1], dispatch.part
+    chosen = shapes.experts_per_token
+    tensors = [
+        SavedTensor("scores", (*tokens, "experts"), "float", shapes.score_tensors, True, part),
+        SavedTensor(CHOICE, tokens, "index", chosen, True, part),
+        SavedTensor("places", tokens, "index", chosen * shapes.etp, True, part),
+        SavedTensor("router weights", tokens, "float", shapes.token_weights, True, part),
+    ]
+    if shapes.ep * shapes.etp > 1:
+        tensors.append(SavedTensor("arrival order", ("routed",), "index", part=part))
+    return tensors
+
+
+CHOICE = "choice"
+
+
+def is_choice(tensor: SavedTensor) -> bool:
+    """Whether the tensor has the numbers of the chosen experts; a first forward keeps them in 4
+    bytes each."""
+    return tensor.name == CHOICE
+
+
+def _shared_gate(shapes: ActivationShapes, product: MatMul) -> Saved:
+    """Of a gate of shared experts itself, and their result, which it multiplies."""
+    if product.writes[-1] != "gate":
+        return []
+    rows, part = product.rows, product.part
+    is_cast = shapes.wide > shapes.value
     return [
-        SavedTensor("scores", (*tokens, "experts"), "float", 1, True, part),
-        SavedTensor("choice", tokens, "index", 2 * chosen, True, part),
-        SavedTensor("router weights", tokens, "float", chosen, True, part),
+        SavedTensor("shared result", (*rows, "hidden"), "value", 1, True, part),
+        SavedTensor("shared gate", rows, "float", 1, True, part),
+        *[SavedTensor("shared gate", rows, "value", 1, True, part)] * is_cast,
     ]
 
 

@@ -267,7 +267,8 @@ class ParallelExperts(nn.Module):
         own = choice.counts[self.group.rank]
         order = rows_by_expert(choice.experts.long(), own, parts=self.parts, copies=self.copies)
         if self.group.size == 1:
-            groups = RowGroups(own, lambda: self._on_host(choice.counts, len(order.sources))[0])
+            counts, rows = choice.counts, len(order.sources)  # all that backward keeps of them
+            groups = RowGroups(own, lambda: self._on_host(counts, rows)[0])
             routed, shared = (
                 self.experts(dispatched_rows(tokens, order, self.context.backend), groups),
                 self._shared(x),

@@ -74,7 +74,10 @@ GRIDS |= {
     "cuda-slopes": {**CUDA, "model__position": "alibi", **SELECTIVE},
 }  # of GPT and Llama too
 LAYOUTS |= GRIDS
-QUICK = {("gpt", "interleaved"), ("llama", "zero-bubble-full"), ("latent", "tp2-sp")}
+QUICK = {
+    ("gpt", "interleaved"), ("llama", "zero-bubble-full"), ("latent", "tp2-sp"),
+    ("experts", "ep2"),
+}  # fmt: skip
 LATENT = {
     "model__norm": "rmsnorm", "model__position": "rotary", "model__activation": "swiglu",
     "model__bias": False, "model__tied_embeddings": False, "model__ffn": 512,
@@ -86,6 +89,36 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "latent-wide-values": {**LATENT, "model__q_lora_rank": None, "model__v_head_dim": 96},
     "latent-equal": {**LATENT, "model__v_head_dim": 64, "model__attention_window": 64},
 }
+EXPERTS = {
+    **SHAPES["llama"], "model__experts": 8, "model__experts_per_token": 2,
+    "model__expert_ffn": 192, "model__shared_expert_ffn": 256, "model__shared_expert_gate": True,
+    "model__dense_layers": 1,
+}  # fmt: skip
+SIGMOID = {
+    **{k: v for k, v in LATENT.items() if k != "model__q_lora_rank"}, "model__experts": 8,
+    "model__experts_per_token": 3, "model__expert_ffn": 512, "model__router_score": "sigmoid",
+    "model__router_bias": True, "model__router_groups": 4, "model__router_groups_per_token": 2,
+    "model__router_scale": 2.5, "training__moe_z_loss_coeff": 1e-3,
+}  # fmt: skip
+WITH_EXPERTS = {"experts": EXPERTS, "sigmoid": SIGMOID}
+VARIANTS |= WITH_EXPERTS
+EVEN = {"training__moe_load": 1.0}
+EP = {"dp": 2, "parallel__ep": 2, **EVEN}
+EXPERT_LAYOUTS: dict[str, dict[str, Any]] = {
+    "ep2": {**EP, **DRY}, "ep2-plain": EP, "ep2-full": {**EP, **FULL}, "ep2-cuda": {**EP, **CUDA},
+    "ep2-uneven": {**EP, **DRY, "training__moe_load": 1.5},
+    "etp2": {"dp": 2, "parallel__etp": 2, **EVEN, **DRY},
+    "ep2-etp2": {**EP, "dp": 4, "parallel__etp": 2, **DRY},
+    "tp2-sp-ep2": {**SEQUENCE, "parallel__ep": 2, **EVEN, **DRY},
+    "ep2-cp2": {**EP, "dp": 1, "parallel__cp": 2, **DRY},
+    "ep2-zero-bubble": {**EP, **PP2, **ZERO_BUBBLE, **DRY},
+    "ep2-fp8-cuda": {**EP, **CUDA, **FP8}, "ep2-selective": {**EP, **SELECTIVE},
+    "ep2-zero1": {**EP, "dp": 4, "parallel__zero": 1, **DRY},
+    "ep2-zero2": {**EP, "dp": 4, "parallel__zero": 2, **DRY},
+    "ep2-zero3": {**EP, "dp": 4, "parallel__zero": 3, **DRY},
+}  # fmt: skip
+LAYOUTS |= EXPERT_LAYOUTS
+OF_ONE = ("dry", "full", "cuda", "fp8-tp2-sp", "interleaved", "zero-bubble-full")
 LATENT_LAYOUTS = (
     "plain", "dry", "tp2", "tp2-sp", "full", "tp2-sp-full", "selective", "cp2", "cp2-dry", "pp2",
     "zero-bubble", "cuda", "cuda-fp32", "cuda-dropout", "cuda-dropout-cp2", "fp8", "fp8-cuda",
@@ -111,13 +144,14 @@ def job_of(shape: str, changes: dict[str, Any]) -> JobSpec:
     ("shape", "mode"),
     [
         pytest.param(shape, mode, marks=[pytest.mark.slow] * ((shape, mode) not in QUICK))
-        for shape in SHAPES for mode in LAYOUTS
+        for shape in SHAPES for mode in LAYOUTS if mode not in EXPERT_LAYOUTS
         if (shape in ("gpt", "llama") or mode not in GRIDS)
         and (shape != "t5" or not mode.startswith("fp8"))  # a decoder is not run in fp8
     ]
     + [
         pytest.param(shape, mode, marks=[pytest.mark.slow] * ((shape, mode) not in QUICK))
-        for shape in VARIANTS for mode in LATENT_LAYOUTS
+        for shape in VARIANTS
+        for mode in ((*EXPERT_LAYOUTS, *OF_ONE) if shape in WITH_EXPERTS else LATENT_LAYOUTS)
     ],
 )  # fmt: skip
 def test_a_peak_is_as_planned(shape: str, mode: str) -> None:
