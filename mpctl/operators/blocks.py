@@ -6,6 +6,8 @@ A block of GPT-2's shape has 12 h^2 + 13 h parameters (Narayanan et al., arXiv 2
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mpctl.operators.layer import (
     CONTEXT,
     INPUT,
@@ -44,9 +46,13 @@ def attention_branch(model: ModelSpec, hidden: Dims, core: AttentionOp) -> Opera
     width = model.heads * model.head_size
     fused = width + 2 * model.kv_heads * model.head_size
     value = INPUT if model.norm_order in ("post", "output") else "attention_norm"
+    sinks = ParameterSpec("attention.sinks", (model.heads,), ("heads",), decays=False)
     qkv = MatMul(
         "attention.qkv", core.part, hidden, ("hidden", "heads"), heads, value=value,
-        weights=linear_weights("attention.qkv", ("heads", fused), h, bias="qkv" in model.biased),
+        weights=(
+            *linear_weights("attention.qkv", ("heads", fused), h, bias="qkv" in model.biased),
+            *(sinks,) * model.attention_sinks,
+        ),
     )  # fmt: skip
     output = MatMul(
         "attention.output", core.part, heads, ("heads", "hidden"), hidden, value=CONTEXT,
@@ -156,9 +162,10 @@ def _mlp(
 
 def experts_branch(model: ModelSpec, hidden: Dims, behind: str = "attention") -> Operations:
     """A mixture of experts, with its norms and its residual sum. A router scores the experts of
-    each token; its hidden states are sent to the ranks of the best, which are MLPs without biases
-    with stacked matrices; the results are sent back and summed by the router's weights. Shared
-    experts are an MLP of all tokens, split over tp. behind: the branch before it."""
+    each token; its hidden states are sent to the ranks of the best, which are MLPs with stacked
+    matrices, without biases unless expert_bias is set; the results are sent back and summed by the
+    router's weights. Shared experts are an MLP of all tokens, split over tp. behind: the branch
+    before it."""
     assert model.experts is not None
     before, value = _read_by_mlp(model, behind)
     count, f, h = model.experts, model.expert_width, model.hidden
@@ -173,20 +180,33 @@ def experts_branch(model: ModelSpec, hidden: Dims, behind: str = "attention") ->
         "mlp.experts.down.weight", (count, h, f), ("experts", "hidden", "expert_ffn"),
         view=EXPERTS,
     )  # fmt: skip
+    biases = [
+        (
+            replace(
+                weight,
+                name=weight.name.replace("weight", "bias"),
+                shape=weight.shape[:-1],
+                dims=weight.dims[:-1],
+                decays=False,
+            ),
+        )
+        * model.expert_bias
+        for weight in (scores, up, down)
+    ]
     operations: Operations = (
         MatMul(
             "mlp.router", "mlp", hidden, ("hidden", "experts"), (*hidden[:-1], "experts"),
-            value=value, weights=(scores,), is_wide=True,
+            value=value, weights=(scores, *biases[0]), is_wide=True,
         ),
         Dispatch("mlp", hidden, rows),
         MatMul(
             "mlp.experts.up", "mlp", rows, ("hidden", "expert_ffn"), inner, value="dispatched",
-            weights=(up,),
+            weights=(up, *biases[1]),
         ),
         Activation("mlp", inner, model.activation, model.gated, "mlp.experts.up"),
         MatMul(
             "mlp.experts.down", "mlp", inner, ("expert_ffn", "hidden"), rows,
-            value="experts.activation", weights=(down,),
+            value="experts.activation", weights=(down, *biases[2]),
         ),
         Combine("mlp", rows, hidden),
     )  # fmt: skip

@@ -31,6 +31,9 @@ ONLY_PLANNED = {
     "rotary_scaling_type": "another scaling of rotary positions than Llama 3.1's and YaRN",
     "mtp_layers": "multi-token prediction",
     "head_bias": "a bias of the output layer",
+    "attention_sinks": "learned scores of attention without a key",
+    "expert_bias": "biases of routers and experts",
+    "activation_limit": "a bounded activation",
 }
 IN_1D = (
     "qk_norm", "parallel_residual", "embedding_norm", "attention_window", "embedding_multiplier"
@@ -61,6 +64,12 @@ def variant_rules(job: JobSpec) -> Iterator[Check]:
 
 def _agreement(model: ModelSpec) -> Iterator[Check]:
     rule = "variants-agree"
+    if model.expert_bias and model.experts is None:
+        yield Check(rule, "error", "model.expert_bias", "there are no experts",
+                    "give model.experts, or leave it out")  # fmt: skip
+    if model.attention_sinks and model.is_mla:
+        yield Check(rule, "error", "model.attention_sinks", "is not planned with mla",
+                    "leave it out")  # fmt: skip
     for key in ("attention_window_every", "full_attention_every", "window_rotary_base"):
         if is_set(model, key) and model.attention_window is None:
             yield Check(rule, "error", f"model.{key}", "there is no attention_window",

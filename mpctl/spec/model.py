@@ -192,6 +192,20 @@ class ModelSpec(StrictModel):
         description="which linear layers have biases: all (true), none (false), only q, k and v "
         "(qkv, Qwen2), only those of attention, only those of the MLP",
     )
+    attention_sinks: bool = Field(
+        False,
+        description="whether each head has a learned score beside those of its keys (gpt-oss): "
+        "planned, not launched",
+    )
+    expert_bias: bool = Field(
+        False,
+        description="whether router and experts have biases (gpt-oss): planned, not launched",
+    )
+    activation_limit: Multiplier | None = Field(
+        None,
+        description="bound of what a gated activation reads (gpt-oss: 7, with the gate's "
+        "sigmoid(1.702 x) and up + 1): planned, not launched",
+    )
     head_bias: bool = Field(False, description="whether the output layer has a bias (Phi)")
     tied_embeddings: bool = Field(
         True, description="whether the output layer shares the word table"
@@ -413,6 +427,7 @@ VARIANTS = (
     "attention_window",
     "attention_window_every", "full_attention_every", "attention_scale", "attention_softcap",
     "logit_softcap", "qk_norm", "head_bias", "mtp_layers", "experts", "attention_kind",
+    "attention_sinks", "expert_bias", "activation_limit",
 )  # fmt: skip
 
 

@@ -84,6 +84,9 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3-moe": ("qwen3_moe", {**LLAMA, **ROUTED, **HEADS, "norm_topk_prob": True}),
     "olmoe": ("olmoe", {**LLAMA, "num_experts": 6, "num_experts_per_tok": 2}),
+    "gpt-oss": ("gpt_oss", {
+        **LLAMA, **HEADS, "num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 5,
+    }),
     "deepseek-v2": (
         "deepseek_v2", {**LATENT, **GROUPS, "topk_method": "group_limited_greedy",
                         "routed_scaling_factor": 1.5},

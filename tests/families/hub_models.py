@@ -113,6 +113,11 @@ def _deepseek(
     }  # fmt: skip
 
 
+GPT_OSS = {"head_dim": 64, "num_experts_per_tok": 4, "rope_theta": 150000, "rms_norm_eps": 1e-5,
+           "sliding_window": 128, "swiglu_limit": 7.0, "attention_bias": True,
+           "tie_word_embeddings": False, "rope_scaling": {
+               "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+               "original_max_position_embeddings": 4096, "truncate": False}}  # fmt: skip
 V2 = {"scoring_func": "softmax", "norm_topk_prob": False}
 V3 = {"scoring_func": "sigmoid", "norm_topk_prob": True, "topk_method": "noaux_tc"}
 # The factors of its 48 pairs of columns change no shape.
@@ -173,6 +178,12 @@ MODELS: dict[str, Row] = {
     "gpt2-medium": _row(354_823_168, "gpt2", _gpt2(1024, 24, 16)),
     "gpt2-large": _row(774_030_080, "gpt2", _gpt2(1280, 36, 20)),
     "gpt2-xl": _row(1_557_611_200, "gpt2", _gpt2(1600, 48, 25)),
+    "gpt-oss-20b": _row(
+        20_914_757_184, "gpt_oss", _shape(2880, 24, 64, 8, 2880, 201088, 131072),
+        num_local_experts=32, **GPT_OSS),
+    "gpt-oss-120b": _row(
+        116_829_156_672, "gpt_oss", _shape(2880, 36, 64, 8, 2880, 201088, 131072),
+        num_local_experts=128, **GPT_OSS),
     "llama-2-7b": _row(
         6_738_415_616, "llama", _shape(4096, 32, 32, 32, 11008, 32000, 4096), **LLAMA2),
     "llama-2-13b": _row(

@@ -64,7 +64,7 @@ NAMES = {
     "qwen2-moe with dense layers": "Qwen2-MoE, dense first and every second layer",
     "qwen3-moe": "Qwen3-MoE",
     "qwen3-moe with a dense layer in between": "Qwen3-MoE, a dense layer in between",
-    "olmoe": "OLMoE",
+    "olmoe": "OLMoE", "gpt-oss": "gpt-oss",
     "deepseek-v2": "DeepSeek-V2, V2.5", "deepseek-v2-lite": "DeepSeek-V2-Lite",
     "deepseek-v3": "DeepSeek-V3, R1", "deepseek-v3 with yarn": "DeepSeek-V3, YaRN with mscale",
     "deepseek-v3 with another router": "DeepSeek-V3, softmax scores",

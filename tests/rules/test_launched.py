@@ -23,7 +23,8 @@ SMALL = {
 @pytest.mark.parametrize(
     ("key", "value"),
     [("attention_softcap", 50.0), ("logit_softcap", 30.0), ("mtp_layers", 1),
-     ("head_bias", True), ("rotary_scaling_type", "linear")],
+     ("head_bias", True), ("attention_sinks", True), ("activation_limit", 7.0),
+     ("rotary_scaling_type", "linear")],
 )  # fmt: skip
 def test_what_workers_do_not_compute_is_planned_and_not_launched(key: str, value: Any) -> None:
     job = load_job(None, {**SMALL, f"model.{key}": value})
@@ -58,6 +59,7 @@ def test_a_grid_of_ranks_is_told_what_it_does_not_run(keys: dict[str, Any], wher
         ({"attention_window": 4, "attention_window_every": 2, "full_attention_every": 2},
          "full_attention_every"),
         ({"shared_norm": True}, "shared_norm"),
+        ({"expert_bias": True}, "expert_bias"),
         ({"parallel_residual": True, "norm_order": "output"}, "norm_order"),
         ({"head_dim": 6, "rotary_fraction": 0.5}, "rotary_fraction"),
         ({"family": "bert", "position": "learned", "qk_norm": True}, "qk_norm"),

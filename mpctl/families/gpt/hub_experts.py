@@ -12,6 +12,7 @@ released config (scoring_func, topk_method, moe_layer_freq) the code that DeepSe
 | DeepSeek-V2 | softmax, the best in a group | the same | shared experts, latent attention |
 | DeepSeek-V3 | sigmoid and bias, the best two in a group | the same | as DeepSeek-V2 |
 
+A gpt-oss (experts with biases, heads with sinks) is read and planned; its weights are not.
 DeepSeek stores the rows of rotary columns as neighbouring pairs, ours are halves: of 4 rows, theirs
 0, 1, 2, 3 are ours 0, 2, 1, 3. Layers of multi-token prediction, which follow the last layer in
 DeepSeek-V3's files, are no part of the class and are not read.
@@ -91,6 +92,20 @@ def _qwen3(config: Raw) -> Found:
 
 def _attention_bias(config: Raw) -> Found:
     yield "bias", "attention" if flag(config, "attention_bias", False) else False
+
+
+def _gpt_oss(config: Raw) -> Found:
+    """Every second layer has a window, from the first on; gate and up are clipped."""
+    layers = config.get("num_hidden_layers")
+    if "layer_types" not in config and _is_count(layers):
+        kinds = ("sliding_attention", "full_attention")
+        config = {**config, "layer_types": [kinds[n % 2] for n in range(layers or 0)]}
+    yield from window(config, config.get("sliding_window", 128))
+    limit = config.get("swiglu_limit", 7.0)
+    if is_number(limit):
+        yield "activation_limit", float(limit)
+    else:
+        yield f"swiglu_limit is {limit!r:.40}, which is no number"
 
 
 def _latent(config: Raw) -> Found:
@@ -201,6 +216,11 @@ SHAPES: dict[str, Raw] = {
         **LLAMA_SHAPE, "norm_epsilon": 1e-5, "qk_norm": "width", "experts": 64,
         "experts_per_token": 8, "router_renormalize": False,
     },
+    "gpt_oss": {
+        **LLAMA_SHAPE, "norm_epsilon": 1e-5, "rotary_base": 150000.0, "head_dim": 64,
+        "bias": "attention", "experts": 128, "experts_per_token": 4, "expert_bias": True,
+        "attention_sinks": True,
+    },
     "deepseek_v2": {
         **LATENT_SHAPE, "experts": 64, "expert_ffn": 1407, "router_renormalize": False,
     },
@@ -235,6 +255,11 @@ READERS: dict[str, ConfigReader] = {
         parts=(rotary, _latent, _shared, _v2_groups, _chosen), experts=LATENT_KEYS,
         fixed={**LATENT_FIXED, "mlp_bias": False, "norm_topk_prob": False,
                "scoring_func": "softmax"},
+    ),
+    "gpt_oss": ConfigReader(
+        shape=SHAPES["gpt_oss"], names=COUNTS, gated=True, parts=(rotary, _gpt_oss),
+        experts=_read_keys(COUNTS),
+        fixed={**DROPLESS, "attention_bias": True, "swiglu_alpha": 1.702},
     ),
     "deepseek_v3": V3,
     "kimi_k2": V3,  # DeepSeek-V3's code under another name
