@@ -8,6 +8,8 @@ gradients are reduced once a step, and parameters stay whole by default, which i
 The functions of models/llama3/config_registry.py bring RoPE scaling of factor 8 and an optimizer,
 that of 405B products in fp8 and asynchronous tensor parallelism: the plan's stand in their place.
 
+Models with experts or latent attention: torchtitan_experts.py.
+
 Formulas of the optimizer: components/optimizer/. The scheduler warms up, holds the peak and decays
 up to total_steps; the rate of every step is that of runtime/optimizer.py. With wsd over 100 steps
 and a decay of 20: total_steps 100, decay_ratio 0.2.
@@ -21,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpctl.errors import Issue
+from mpctl.interop import torchtitan_experts as mixtures
 from mpctl.interop.emitted import EmitTarget, Value, plan_notes, python_call
 from mpctl.interop.limits import LauncherLimits, llama_refusals, refused
 from mpctl.layout.topology import zero_stage
@@ -32,7 +35,7 @@ from mpctl.spec.training import TrainingSpec
 
 LIMITS = LauncherLimits(
     "torchtitan", zero=(0, 2, 3), zero_in_pipeline=(0, 1, 2, 3), dtypes=("fp32", "bf16"),
-    dropout=False,
+    dropout=False, ep=True,
 )  # fmt: skip
 SCHEDULES = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"}
 RESHARD = {1: "default", 2: "never", 3: "always"}
@@ -65,8 +68,10 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
         message = f"torchtitan has no rate for the steps from there to {t.steps}"
         hint = f"use {t.steps} or more, or fewer steps"
         yield refused("training.lr_decay_steps", end, message, hint)
-    if job.model is not None:
-        yield from llama_refusals(job.model, "torchtitan")
+    if (model := job.model) is not None and mixtures.is_of_experts(model):
+        yield from mixtures.expert_refusals(job, model)
+    elif model is not None:
+        yield from llama_refusals(model, "torchtitan")
 
 
 def _notes(plan: Plan) -> Iterator[str]:
@@ -82,18 +87,32 @@ def _notes(plan: Plan) -> Iterator[str]:
     yield "attention ends where a document ends, in the plan where the sequence does"
     if (model := job.model) is None:
         yield "no model is named: lay_out edits the config of any model"
-    elif _flavor(model) is None:
+    elif _config(model) is None:
+        more = f"; {text}" if (text := mixtures.shape_text(model)) else ""
         yield (
             f"no config of this model in torchtitan 0.3: give lay_out one of {model.layers} "
             f"layers, hidden {model.hidden}, ffn {model.ffn}, {model.heads} heads, "
             f"{model.kv_heads} kv heads, vocabulary {model.vocab} and norm epsilon "
-            f"{model.norm_epsilon:g}, without converters to fewer bits"
+            f"{model.norm_epsilon:g}, without converters to fewer bits{more}"
         )
+    if model is not None and model.router_bias:
+        yield "approximated: torchtitan centres each change of the biases over the experts"
     yield "main since 2026-08-20 counts batches in tokens: num_tokens_per_microbatch_per_dp_rank"
     yield "in a config_registry.py: python -m torchtitan.train --module M --config mpctl_plan"
 
 
+def _config(model: ModelSpec | None) -> str | None:
+    """The config function of a model in its registry, `llama3.config_registry.llama3_8b`."""
+    if model is not None and mixtures.is_of_experts(model):
+        found = mixtures.find_flavor(model)
+        return found and f"{found[0]}.config_registry.{'_'.join(found)}"
+    flavor = _flavor(model)
+    base = "70b" if flavor == "405B" else (flavor or "").lower()
+    return f"llama3.config_registry.llama3_{base}" if flavor else None
+
+
 def _flavor(model: ModelSpec | None) -> str | None:
+    """The flavour of a dense model."""
     if model is None or model.tied_embeddings:
         return None
     if (model.vocab, model.norm_epsilon) != (FLAVOR_VOCAB, FLAVOR_EPSILON):
@@ -103,8 +122,8 @@ def _flavor(model: ModelSpec | None) -> str | None:
 
 
 def _body(plan: Plan) -> str:
-    job, flavor = plan.job, _flavor(plan.job.model)
-    imports, ready = _flavor_lines(flavor) if flavor else ([], [])
+    job = plan.job
+    imports, ready = _config_lines(job.model)
     return "\n".join([
         "from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer",
         "from torchtitan.components.optimizer import ParamGroupConfig",
@@ -118,25 +137,27 @@ def _body(plan: Plan) -> str:
         "    config.compile.enable_async_tensor_parallel = False",
         *(f"    config.{key} = {value}" for key, value in _training(job)),
         *_optimizer_lines(plan),
-        *(_rope_lines(job.model) if job.model else []),
+        *(_layer_lines(job, job.model) if job.model else []),
         "    return config",
         *ready,
     ])  # fmt: skip
 
 
-def _flavor_lines(flavor: str) -> tuple[list[str], list[str]]:
-    """The imports of a flavour's config function, and the function that lays the plan over it. That
-    of 405B converts products to fp8: it begins with 70B's."""
-    is_405b = flavor == "405B"
-    base = f"llama3_{'70b' if is_405b else flavor.lower()}"
+def _config_lines(model: ModelSpec | None) -> tuple[list[str], list[str]]:
+    """The import of a model's config function, and the function that lays the plan over it. That of
+    405B converts products to fp8: it begins with 70B's."""
+    if (found := _config(model)) is None:
+        return [], []
+    module, _, function = found.rpartition(".")
+    is_405b = _flavor(model) == "405B"
     registry = ["from torchtitan.models.llama3 import model_registry"] if is_405b else []
     changes = [
         '    config.model_spec = model_registry("405B")',
         '    config.hf_assets_path = "./assets/hf/Llama-3.1-405B"',
     ]
     return (
-        [*registry, f"from torchtitan.models.llama3.config_registry import {base}"],
-        ["", "", "def mpctl_plan():", f"    config = {base}()", *(changes if is_405b else []),
+        [*registry, f"from torchtitan.models.{module} import {function}"],
+        ["", "", "def mpctl_plan():", f"    config = {function}()", *(changes if is_405b else []),
          "    return lay_out(config)"],
     )  # fmt: skip
 
@@ -157,7 +178,8 @@ def _training(job: JobSpec) -> Iterator[tuple[str, str]]:
     yield "debug.seed", str(t.seed)
 
 
-def _rope_lines(model: ModelSpec) -> Iterator[str]:
+def _layer_lines(job: JobSpec, model: ModelSpec) -> Iterator[str]:
+    """Positions and routers of each layer's config."""
     scaling = model.rotary_scaling
     yield "    for layer in config.model_spec.model.layers:"
     yield "        rope = layer.attention.rope"
@@ -169,6 +191,7 @@ def _rope_lines(model: ModelSpec) -> Iterator[str]:
         yield f"        rope.high_freq_factor = {scaling.high_freq_factor}"
         original = int(scaling.original_max_position)
         yield f"        rope.original_max_position_embeddings = {original}"
+    yield from mixtures.router_lines(job, model)
 
 
 def _parallelism(plan: Plan) -> dict[str, Value]:
@@ -183,6 +206,8 @@ def _parallelism(plan: Plan) -> dict[str, Value]:
     }
     if stage:
         values["fsdp_reshard_after_forward"] = RESHARD[stage]
+    if job.has_experts:
+        values["expert_parallel_degree"] = p.ep
     if p.pp == 1:
         return values
     schedule = "interleaved" if p.vpp > 1 else p.schedule

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from mpctl.interop.registry import emit_plan
 from mpctl.planning.plan import Plan
 from mpctl.runtime.optimizer import learning_rate
-from tests.interop.jobs import EXAMPLE, LLAMA, Settings, plan_of
+from tests.interop.jobs import EXAMPLE, LATENT, LLAMA, MIXTURE, Settings, plan_of
 from tests.interop.snippets import assigned_in, calls_in, fields_of
 from tests.interop.test_megatron import refusals
 from tests.interop.test_torch_mesh import fake_ranks
@@ -24,6 +24,7 @@ SHAPE: Settings = {
     "model.position": "rotary", "model.norm": "rmsnorm", "model.activation": "swiglu",
     "model.bias": False, "model.tied_embeddings": False, "training.dtype": "bf16",
 }  # fmt: skip
+UNBALANCED: Settings = {**MIXTURE, "training.moe_load_balancing": "none"}
 LAYOUTS: dict[str, Settings] = {
     "replicas": {},
     "tp dp": {"parallel.tp": 4, "parallel.zero": 3, "parallel.sequence_parallel": True},
@@ -37,6 +38,12 @@ LAYOUTS: dict[str, Settings] = {
     },
     "recompute": {"training.recompute": "full", "training.micro_batch_size": 2},
     "gpipe": {"parallel.pp": 4, "parallel.schedule": "gpipe"},
+    "experts": {**UNBALANCED, "parallel.ep": 4, "parallel.zero": 3},
+    "experts in a pipeline": {
+        **UNBALANCED, "parallel.ep": 8, "parallel.tp": 2, "parallel.sequence_parallel": True,
+        "parallel.pp": 2, "parallel.zero": 1,
+    },
+    "latents": {**LATENT, "parallel.tp": 2, "parallel.zero": 3},
 }  # fmt: skip
 
 
@@ -86,6 +93,14 @@ def test_the_example_is_a_config_of_its_own() -> None:
         ({"training.dropout": 0.1}, {"emit-dropout"}),
         ({"model.position": "learned", "model.norm": "layernorm"},
          {"emit-position", "emit-norm"}),
+        (MIXTURE, {"emit-moe-load-balancing"}),
+        ({**UNBALANCED, "parallel.ep": 4}, {"emit-ep"}),
+        ({**UNBALANCED, "parallel.etp": 2}, {"emit-etp"}),
+        ({**UNBALANCED, "training.moe_z_loss_coeff": 1e-3, "model.shared_expert_ffn": 64,
+          "model.shared_expert_gate": True, "model.router_groups": 4,
+          "model.router_groups_per_token": 2, "model.mtp_layers": 1},
+         {"emit-moe-z-loss-coeff", "emit-shared-expert-gate", "emit-router-groups",
+          "emit-mtp-layers"}),
     ],
 )  # fmt: skip
 def test_what_it_cannot_say(settings: Settings, rules: set[str]) -> None:
@@ -111,6 +126,10 @@ def test_its_own_classes_have_the_plan_s_groups_and_stages(name: str) -> None:
         for axis in ("tp", "cp", "pp"):
             if job.sizes[axis] > 1:
                 group = made.get_mesh(axis).get_group()
+                assert dist.get_process_group_ranks(group) == list(topology.group(rank, axis))
+        for theirs, axis in (("ep", "ep"), ("efsdp", "edp")):
+            if job.parallel.ep > 1:
+                group = made.get_mesh(theirs).get_group()
                 assert dist.get_process_group_ranks(group) == list(topology.group(rank, axis))
 
 
@@ -181,11 +200,20 @@ def test_the_fields_are_torchtitan_s(name: str) -> None:
     text = body_of(**RATES[name])
     for call in ("OptimizersContainer.Config", "ParamGroupConfig", "LRSchedulersContainer.Config"):
         assert set(calls_in(text)[call]) <= fields_of("torchtitan", call)
+    check_fields(text)
+
+
+ASSIGNED = re.compile(r"(config(?:\.\w+)?|rope|router|layer\.moe)\.(\w+)(?:,| = (?!layer))")
+
+
+def check_fields(text: str) -> None:
+    """Every field that is assigned is one of its class."""
     classes = {
         "config": "Trainer.Config", "config.training": "TrainingConfig", "rope": "RoPE.Config",
         "config.debug": "DebugConfig", "config.compile": "CompileConfig",
+        "layer.moe": "MoE.Config", "router": "TokenChoiceTopKRouter.Config",
     }  # fmt: skip
-    for target, field in re.findall(r"(config(?:\.\w+)?|rope)\.(\w+)(?:,| =)", text):
+    for target, field in ASSIGNED.findall(text):
         assert field in fields_of("torchtitan", classes[target]), (target, field)
 
 
@@ -251,6 +279,81 @@ def test_its_own_model_is_the_plan_s(name: str) -> None:
         rope = layer.attention.rope
         assert (rope.theta, rope.scaling, rope.scaling_factor) == (500000.0, "llama", 32.0)
         assert "Float8" not in repr(type(layer.feed_forward.w1))
+
+
+# DeepSeek-V3 (arXiv 2412.19437), DeepSeek-V2-Lite and Qwen3-30B-A3B.
+V3_HEADS: Settings = {
+    "model.attention_kind": "mla", "model.kv_lora_rank": 512, "model.qk_nope_head_dim": 128,
+    "model.qk_rope_head_dim": 64, "model.v_head_dim": 128,
+}  # fmt: skip
+MIXTURES: dict[str, Settings] = {
+    "deepseek_v3_671b": {
+        **UNBALANCED, **V3_HEADS, "model.q_lora_rank": 1536, "model.layers": 61,
+        "model.hidden": 7168, "model.ffn": 18432, "model.heads": 128, "model.vocab": 129280,
+        "model.experts": 256, "model.experts_per_token": 8, "model.expert_ffn": 2048,
+        "model.shared_expert_ffn": 2048, "model.dense_layers": 3, "model.router_score": "sigmoid",
+        "model.router_bias": True, "model.router_groups": 8, "model.router_groups_per_token": 4,
+        "model.router_scale": 2.5,
+    },
+    "deepseek_v3_16b": {
+        **UNBALANCED, **V3_HEADS, "model.layers": 27, "model.hidden": 2048, "model.ffn": 10944,
+        "model.heads": 16, "model.vocab": 102400, "model.experts": 64,
+        "model.experts_per_token": 6, "model.expert_ffn": 1408, "model.shared_expert_ffn": 2816,
+        "model.dense_layers": 1, "model.router_renormalize": False,
+    },
+    "qwen3_30b_a3b": {
+        **UNBALANCED, "model.layers": 48, "model.hidden": 2048, "model.heads": 32,
+        "model.kv_heads": 4, "model.head_dim": 128, "model.vocab": 151936, "model.experts": 128,
+        "model.experts_per_token": 8, "model.expert_ffn": 768, "model.qk_norm": True,
+        "model.norm_epsilon": 1e-6, "model.rotary_base": 1e6,
+    },
+}  # fmt: skip
+SHARDED: Settings = {
+    "model.seq_length": 4096, "cluster.nodes": 2, "cluster.gpus_per_node": 8, "parallel.zero": 3,
+    "parallel.ep": 8, "training.dtype": "bf16", "training.global_batch_size": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_flavor_with_experts(name: str) -> None:
+    emitted = emit_plan(plan_of(MIXTURES[name], base=SHARDED), "torchtitan")
+    assert f"config = {name}()" in emitted.body
+    check_fields(emitted.body)
+    assert "router.score_func" in emitted.body
+    other = emit_plan(plan_of({**MIXTURES[name], "model.experts_per_token": 4}, base=SHARDED),
+                      "torchtitan")  # fmt: skip
+    assert name not in other.body
+    assert any("experts of width" in note for note in other.notes)
+    assert any("centres" in note for note in emitted.notes) == (name == "deepseek_v3_671b")
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_its_own_model_with_experts_is_the_plan_s(name: str) -> None:
+    plan = plan_of(MIXTURES[name], base=SHARDED)
+    config, model = made_by(emit_plan(plan, "torchtitan").body), plan.job.model
+    assert model is not None
+    theirs = config.model_spec.model
+    assert (theirs.dim, theirs.vocab_size, len(theirs.layers)) == (
+        model.hidden, model.vocab, model.layers,
+    )  # fmt: skip
+    assert config.parallelism.expert_parallel_degree == 8
+    for number, layer in enumerate(theirs.layers):
+        assert (layer.moe is not None) == model.has_experts(number)
+        assert (layer.attention.rope.scaling, layer.attention.rope.theta) == (
+            "none", model.rotary_base,
+        )  # fmt: skip
+        if layer.moe is None:
+            assert layer.feed_forward.w1.out_features == model.ffn
+            continue
+        experts, router = layer.moe.routed_experts.inner_experts, layer.moe.router
+        assert (experts.num_experts, experts.hidden_dim) == (model.experts, model.expert_width)
+        assert (router.top_k, router.score_func, router.route_norm, router.route_scale) == (
+            model.experts_per_token, model.router_score, model.router_renormalize,
+            model.router_scale,
+        )  # fmt: skip
+        shared = layer.moe.shared_experts
+        assert (shared.w1.out_features if shared else 0) == model.shared_expert_ffn
+        assert layer.moe.load_balance_coeff == (1e-3 if model.router_bias else None)
 
 
 def test_its_own_optimizer_leaves_norms_without_weight_decay() -> None:

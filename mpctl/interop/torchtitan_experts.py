@@ -1,0 +1,135 @@
+"""Experts and latent attention of a plan in torchtitan's models deepseek_v3 and qwen3.
+
+Spelling and limits: torchtitan 0.3.0, models/common/moe.py, models/deepseek_v3 and models/qwen3,
+distributed/parallel_dims.py. Experts are dealt to the ranks of dp_shard x cp x tp, ep fastest, and
+none is cut. The router takes softmax or sigmoids before the choice, and groups by the best two of
+each. Load is balanced by biases alone, each step's change centred over the experts; there is no
+auxiliary loss. A config's shape is that of its flavour: experts, widths and ranks are not set here.
+
+By hand, tp 2, cp 1 and dp 8 sharded: ep may be 1, 2, 4, 8 or 16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mpctl.errors import Issue
+from mpctl.interop.limits import FORM, refused
+from mpctl.layout.topology import zero_stage
+from mpctl.spec.job import JobSpec
+from mpctl.spec.model import VARIANTS, ModelSpec, is_set
+
+TAKEN = ("experts", "attention_kind", "qk_norm")
+"""Of VARIANTS, those that its models with experts have."""
+SHAPE = (
+    "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "norm_epsilon", "qk_norm", "experts",
+    "experts_per_token", "expert_width", "shared_expert_ffn", "dense_layers", "moe_layer_every",
+    "attention_kind", "qk_size", "v_size", "q_lora_rank", "kv_lora_rank", "tied_embeddings",
+)  # fmt: skip
+"""What a flavour fixes."""
+FLAVORS = {
+    ("qwen3", "30b_a3b"): (
+        48, 2048, None, 32, 4, 151936, 1e-6, True, 128, 8, 768, 0, 0, 1, "mha", 128, 128, None,
+        None, False,
+    ),
+    ("deepseek_v3", "16b"): (
+        27, 2048, 10944, 16, 16, 102400, 1e-5, False, 64, 6, 1408, 2816, 1, 1, "mla", 192, 128,
+        None, 512, False,
+    ),
+    ("deepseek_v3", "671b"): (
+        61, 7168, 18432, 128, 128, 129280, 1e-5, False, 256, 8, 2048, 2048, 3, 1, "mla", 192, 128,
+        1536, 512, False,
+    ),
+}  # fmt: skip
+"""Models with a config function, by folder and function, with the values of SHAPE; None where a
+flavour has no such part."""
+
+
+def is_of_experts(model: ModelSpec) -> bool:
+    """Whether a model is one of deepseek_v3's or qwen3's kind rather than of Llama's form."""
+    return model.experts is not None or model.is_mla
+
+
+def find_flavor(model: ModelSpec) -> tuple[str, str] | None:
+    """The folder of a model's flavour and the end of its config function's name, if it has one."""
+    own = [getattr(model, key) for key in SHAPE]
+    has_ffn = model.dense_layers or model.experts is None
+    for flavor, shape in FLAVORS.items():
+        pairs = zip(SHAPE, own, shape, strict=True)
+        if all(a == b or (key == "ffn" and b is None and not has_ffn) for key, a, b in pairs):
+            return flavor
+    return None
+
+
+def expert_refusals(job: JobSpec, model: ModelSpec) -> Iterator[Issue]:
+    """Issues of a model with experts or latent attention that torchtitan cannot have."""
+    for key, value in FORM.items():
+        if (found := getattr(model, key)) != value:
+            message = "torchtitan's models with experts have others"
+            yield refused(f"model.{key}", found, message, f"use {key} {value}, or --emit torch")
+    if model.bias:
+        message = "torchtitan's models with experts have no biases here"
+        yield refused("model.bias", model.bias, message, "use bias false, or --emit torch")
+    for key in VARIANTS:
+        if key not in TAKEN and is_set(model, key):
+            message = "torchtitan's models with experts have no such setting here"
+            yield refused(f"model.{key}", getattr(model, key), message, "leave it out")
+    if model.experts is not None:
+        yield from _router_refusals(job, model)
+
+
+def _router_refusals(job: JobSpec, model: ModelSpec) -> Iterator[Issue]:
+    t, p = job.training, job.parallel
+    if t.moe_load_balancing != "none" and t.moe_aux_loss_coeff:
+        message = "torchtitan has no auxiliary loss"
+        hint = "use moe_load_balancing none"
+        yield refused("training.moe_load_balancing", t.moe_load_balancing, message, hint)
+    if t.moe_z_loss_coeff:
+        message = "torchtitan has no z-loss"
+        yield refused("training.moe_z_loss_coeff", t.moe_z_loss_coeff, message, "use 0")
+    if model.shared_expert_gate:
+        message = "torchtitan's shared experts here have no gate"
+        yield refused("model.shared_expert_gate", "true", message, "use false")
+    if model.router_groups_per_token < model.router_groups and model.router_score == "softmax":
+        message = "torchtitan scores a group by its best two, softmax here by its best one"
+        yield refused("model.router_groups", model.router_groups, message, "use router_groups 1")
+    sizes = job.sizes
+    ranks = sizes["cp"] * sizes["tp"] * (sizes["dp"] if zero_stage(job) else 1)
+    if ranks % p.ep:
+        message = f"torchtitan deals experts to the ranks that shard, which are {ranks}"
+        yield refused("parallel.ep", p.ep, message, "use zero 3, or an ep that divides them")
+
+
+def shape_text(model: ModelSpec) -> str:
+    """What a config for lay_out needs besides the sizes of a dense model."""
+    words = []
+    if model.experts is not None:
+        every = f", in the last layer of every {model.moe_layer_every}"
+        words.append(
+            f"{model.experts} experts of width {model.expert_width}, {model.experts_per_token} a "
+            f"token{every * (model.moe_layer_every > 1)}, {model.dense_layers} dense layers, "
+            f"shared experts of width {model.shared_expert_ffn}"
+        )
+    if model.is_mla:
+        words.append(
+            f"latents of {model.q_lora_rank or 0} and {model.kv_lora_rank}, heads of "
+            f"{model.qk_nope_head_dim} + {model.qk_rope_head_dim} and {model.v_head_dim}"
+        )
+    return "; ".join(words)
+
+
+def router_lines(job: JobSpec, model: ModelSpec) -> Iterator[str]:
+    """Lines of the loop over config.model_spec.model.layers that set each router."""
+    if model.experts is None:
+        return
+    rate = job.training.moe_bias_update_rate if model.router_bias else None
+    limits = model.router_groups_per_token < model.router_groups
+    groups = (model.router_groups, model.router_groups_per_token) if limits else (None, None)
+    yield "        if layer.moe is not None:"
+    yield f"            layer.moe.load_balance_coeff = {rate or None}"
+    yield "            router = layer.moe.router"
+    yield f'            router.score_func = "{model.router_score}"'
+    yield f"            router.route_norm = {model.router_renormalize}"
+    yield f"            router.route_scale = {model.router_scale}"
+    yield f"            router.num_expert_groups = {groups[0]}"
+    yield f"            router.num_limited_groups = {groups[1]}"
