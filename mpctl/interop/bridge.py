@@ -132,7 +132,7 @@ def _shape(job: JobSpec) -> Fields:
     yield "model.add_bias_linear", model.bias is True
     for flag, value in (*variants(model), *latent_flags(job)):
         yield _field(flag), value
-    if model.is_mla:  # a provider's factor is 40
+    if model.is_mla and model.yarn_scaling is None:  # a provider's factor is 40
         yield "model.rotary_scaling_factor", 1.0
     yield "model.share_embeddings_and_output_weights", model.tied_embeddings
     yield "model.hidden_dropout", t.dropout

@@ -3,7 +3,9 @@
 Spelling and limits: colossalai 0.5.0, booster/plugin/hybrid_parallel_plugin.py and
 legacy/context/parallel_context.py. dp_outside decides whether dp or pp varies slowest; sequences
 are split over tp (`split_gather`) or over separate ranks (`ring_attn`), not both; ZeRO 0 to 2, at
-most 1 in a pipeline. The legacy config numbers ranks tp, pp, dp.
+most 1 in a pipeline. The legacy config numbers ranks tp, pp, dp. Models with experts have a plugin
+of their own, MoeHybridParallelPlugin (moe_hybrid_parallel_plugin.py): ep divides dp, each expert is
+cut as tp is, and tokens are not split over tp.
 
 By hand, tp 4 in mode 2d and pp 2: parallel = dict(pipeline=dict(size=2),
 tensor=dict(size=4, mode="2d")).
@@ -24,8 +26,9 @@ from mpctl.spec.job import JobSpec
 INSIDE, OUTSIDE = "tp-cp-dp-pp", "tp-cp-pp-dp"
 LIMITS = LauncherLimits(
     "Colossal-AI", orders=(INSIDE, OUTSIDE), zero=(0, 1, 2), zero_in_pipeline=(0, 1),
-    recompute=("none", "full"), tensor_modes=("1d", "2d", "2.5d", "3d"),
+    recompute=("none", "full"), tensor_modes=("1d", "2d", "2.5d", "3d"), ep=True,
 )  # fmt: skip
+MOE = replace(LIMITS, orders=(INSIDE,), cp=False, zero=(0, 1))
 LEGACY = replace(
     LIMITS, launcher="Colossal-AI's legacy API", orders=(OUTSIDE,), cp=False, zero=(0,),
     zero_in_pipeline=(0,), recompute=("none",), dtypes=("fp32", "fp16"),
@@ -38,7 +41,9 @@ def _is_grid(plan: Plan) -> bool:
 
 def _refusals(plan: Plan) -> Iterator[Issue]:
     p, t = plan.job.parallel, plan.job.training
-    yield from (LEGACY if _is_grid(plan) else LIMITS).refusals(plan)
+    yield from _limits(plan).refusals(plan)
+    if plan.job.has_experts:
+        yield from _expert_refusals(plan.job)
     if p.cp > 1 and p.sequence_parallel and p.tp > 1:
         message = "Colossal-AI splits sequences over cp or over tp, not over both"
         hint = "use --no-sequence-parallel, or cp 1"
@@ -49,6 +54,31 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
     if not _is_grid(plan) and t.reduced_dtype not in ("fp32", t.dtype):
         message = "Colossal-AI reduces gradients in fp32 or in the data type"
         yield refused("training.gradient_dtype", t.reduced_dtype, message, "use fp32")
+
+
+def _limits(plan: Plan) -> LauncherLimits:
+    if _is_grid(plan):
+        return LEGACY
+    return MOE if plan.job.has_experts else LIMITS
+
+
+def _expert_refusals(job: JobSpec) -> Iterator[Issue]:
+    p, dp = job.parallel, job.sizes["dp"]
+    if p.tp > 1:
+        message = "Colossal-AI's experts are cut as tp is, and get the same tokens on each rank"
+        yield refused("parallel.tp", p.tp, message, "use tp 1")
+    if dp % p.ep:
+        message = f"Colossal-AI deals experts to replicas, which are {dp}"
+        yield refused("parallel.ep", p.ep, message, "use an ep that divides dp")
+    if p.ep > 1 and p.pp == 1 and zero_stage(job) == 0:
+        message = "Colossal-AI reduces gradients of experts with ZeRO, or in a pipeline"
+        yield refused("parallel.zero", 0, message, "use zero 1")
+    if job.training.dtype == "fp32" and zero_stage(job):
+        message = "Colossal-AI's ZeRO with experts takes fp16 or bf16"
+        yield refused("training.dtype", "fp32", message, "use dtype bf16")
+    if job.model is not None and job.model.router_bias:
+        message = "Colossal-AI does not change biases of a router"
+        yield refused("model.router_bias", "true", message, "use false")
 
 
 def _notes(plan: Plan) -> Iterator[str]:
@@ -62,6 +92,11 @@ def _notes(plan: Plan) -> Iterator[str]:
         )
         return
     yield _batch_advice(job)
+    if job.has_experts:
+        yield (
+            "experts are those of Hugging Face's Mixtral or DeepSeek models, router and auxiliary "
+            "losses too; the plugin overlaps no gradients of experts"
+        )
     if job.training.recompute == "full":
         yield "recompute full: model.gradient_checkpointing_enable() before booster.boost"
     if job.parallel.cp > 1:
@@ -78,8 +113,9 @@ def _batch_advice(job: JobSpec) -> str:
 def _body(plan: Plan) -> str:
     if _is_grid(plan):
         return "\n".join(_legacy_lines(plan.job))
-    call = python_call("HybridParallelPlugin", dict(_arguments(plan)))
-    imports = "from colossalai.booster.plugin import HybridParallelPlugin"
+    name = f"{'Moe' * plan.job.has_experts}HybridParallelPlugin"
+    call = python_call(name, dict(_arguments(plan)))
+    imports = f"from colossalai.booster.plugin import {name}"
     needs_torch = "torch." in call
     return "\n".join([*(["import torch"] if needs_torch else []), imports, "", f"plugin = {call}"])
 
@@ -87,6 +123,8 @@ def _body(plan: Plan) -> str:
 def _arguments(plan: Plan) -> Iterator[tuple[str, Value]]:
     job, p, t = plan.job, plan.job.parallel, plan.job.training
     yield from (("tp_size", p.tp), ("pp_size", p.pp))
+    if job.has_experts:
+        yield "ep_size", p.ep
     if p.cp > 1:
         yield from (("sp_size", p.cp), ("enable_sequence_parallelism", True))
         yield "sequence_parallelism_mode", "ring_attn"
@@ -103,8 +141,11 @@ def _arguments(plan: Plan) -> Iterator[tuple[str, Value]]:
     if t.dtype == "fp16":
         yield from (("initial_scale", t.loss_scale), ("min_scale", t.min_loss_scale))
         yield "growth_interval", t.loss_scale_window
-    yield "overlap_communication", p.overlap_gradients
-    yield "dp_outside", find_order(job, (INSIDE, OUTSIDE)) == OUTSIDE
+    yield "overlap_communication", p.overlap_gradients and not job.has_experts
+    if job.has_experts:
+        yield "moe_dp_outside", False
+    else:
+        yield "dp_outside", find_order(job, (INSIDE, OUTSIDE)) == OUTSIDE
 
 
 def _pipeline(plan: Plan) -> Iterator[tuple[str, Value]]:

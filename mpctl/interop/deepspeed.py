@@ -4,6 +4,8 @@ Spelling and limits: deepspeed 0.19.8, runtime/config.py, runtime/pipe/. With a 
 pipe, data, model (model fastest), ZeRO at most 1, no context parallelism, one chunk a rank. Without
 one: AutoTP (`tensor_parallel`) or Ulysses (`sequence_parallel_size`), not both.
 train_batch_size = micro batch x gradient_accumulation_steps x dp.
+AutoEP (`expert_parallel`, module_inject/auto_ep.py) deals the experts of a Hugging Face model to
+neighbouring ranks, without a pipeline; its router is the model's, whose biases stay as they are.
 
 By hand, tp 4, pp 4 and dp 4 with a global batch of 128: 32 accumulation steps of micro batch 1.
 """
@@ -23,7 +25,7 @@ from mpctl.spec.job import JobSpec
 
 LIMITS = LauncherLimits(
     "DeepSpeed", chunks=False, sequence_parallel=False, zero_in_pipeline=(0, 1),
-    recompute=("none", "full"), offload=True, partition=True,
+    recompute=("none", "full"), offload=True, partition=True, ep=True,
 )  # fmt: skip
 Config = dict[str, object]
 
@@ -40,12 +42,23 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
     if p.tp > 1 and p.pp == 1 and zero_stage(job) == 3:
         message = "DeepSpeed's AutoTP trains with ZeRO 0 to 2"
         yield refused("parallel.zero", 3, message, "use zero 2, or tp 1")
+    yield from _expert_refusals(job)
     yield from uneven_refusals(plan, "DeepSpeed cuts stages of equal layers, or by parameters")
     scale = job.training.loss_scale
     if job.training.dtype == "fp16" and not log2(scale).is_integer():
         message = "DeepSpeed takes a power of 2"
         hint = f"use {2.0 ** round(log2(scale)):.0f}"
         yield refused("training.loss_scale", scale, message, hint)
+
+
+def _expert_refusals(job: JobSpec) -> Iterator[Issue]:
+    p, model = job.parallel, job.model
+    if p.ep > 1 and p.pp > 1:
+        message = "DeepSpeed deals experts of Hugging Face's models, which have no pipeline there"
+        yield refused("parallel.ep", p.ep, message, "use ep 1 or pp 1")
+    if model is not None and model.router_bias:
+        message = "DeepSpeed's AutoEP does not change biases"
+        yield refused("model.router_bias", "true", message, "use false")
 
 
 def _notes(plan: Plan) -> Iterator[str]:
@@ -62,6 +75,11 @@ def _notes(plan: Plan) -> Iterator[str]:
         yield "AutoTP splits a Hugging Face model's layers; others need a partition_config"
     if p.cp > 1:
         yield "approximated: Ulysses exchanges heads by all-to-all, where the plan passes keys on"
+    if p.ep > 1:
+        yield (
+            "AutoEP finds the experts of Hugging Face's mixtral, qwen2_moe, qwen3_moe, deepseek_v2 "
+            "and deepseek_v3; router, and auxiliary losses if any, are the model's"
+        )
     if job.training.recompute == "full" and p.pp == 1:
         yield "recompute full: call deepspeed.checkpointing.checkpoint around each layer"
     nodes = "" if job.cluster.nodes == 1 else "-H HOSTFILE "
@@ -118,6 +136,10 @@ def _config(job: JobSpec) -> Config:
         config["tensor_parallel"] = {"autotp_size": p.tp}
     if p.cp > 1:
         config["sequence_parallel_size"] = p.cp
+    if p.ep > 1:
+        config["expert_parallel"] = {
+            "enabled": True, "autoep_size": p.ep, "expert_tensor_parallel_size": p.etp,
+        }  # fmt: skip
     if t.recompute == "full":
         config["activation_checkpointing"] = {
             "partition_activations": t.partition_activations,

@@ -42,6 +42,7 @@ from mpctl.interop.megatron_flags import (
     plain_values,
     variants,
 )
+from mpctl.interop.yarn import find_yarn
 from mpctl.layout.topology import zero_stage
 from mpctl.pipeline.stages import Span
 from mpctl.planning.plan import Plan
@@ -85,8 +86,9 @@ def _model_refusals(model: ModelSpec, who: str) -> Iterator[Issue]:
         )
     if model.norm_order != "pre":
         yield refused("model.norm_order", model.norm_order, f"{who} has pre", "use norm_order pre")
+    of_yarn = () if find_yarn(model) is None else ("yarn_scaling", "attention_scale")
     for key in WITHOUT_FLAG:
-        if is_set(model, key):
+        if key not in of_yarn and is_set(model, key):
             message = f"{who} has no setting that does the same"
             hint = "--emit torch for the layout"
             yield refused(f"model.{key}", getattr(model, key), message, hint)

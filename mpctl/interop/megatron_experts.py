@@ -9,7 +9,7 @@ list says either, and is what is written. A group's score there is the sum of it
 k / groups_per_token experts (`group_limited_topk`); a job's is its best expert under softmax, the
 best two under sigmoid. Softmax comes after the choice by default, which is what renormalized
 weights are. Norms of the latents are `--qk-layernorm`; positions of latent attention are yarn of
-factor 1 by default, which is plain rotary.
+factor 1 by default, which is plain rotary; another factor is YaRN's (yarn.py).
 
 >>> layer_pattern([False, True, True, True])
 '([0]*1+[1]*3)'
@@ -31,6 +31,7 @@ from mpctl.interop.flag_reader import FlagReader
 from mpctl.interop.limits import refused
 from mpctl.interop.megatron_flags import SOFTWARE, MegatronFlag, plain_values
 from mpctl.interop.megatron_others import is_neutral
+from mpctl.interop.yarn import USUAL, YarnScales, find_yarn, is_usual
 from mpctl.rules.check import Check
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
@@ -136,6 +137,9 @@ def latent_flags(job: JobSpec) -> Iterator[tuple[str, Value]]:
     if job.model is not None and job.model.is_mla:
         yield from (("--multi-latent-attention", True), ("--qk-layernorm", True))
         yield from plain_values(job, LATENT_FLAGS)
+        if (yarn := find_yarn(job.model)) is not None:
+            scales = (yarn.factor, yarn.mscale, yarn.mscale_all_dim)
+            yield from zip(POSITIONS[1:], scales, strict=True)
 
 
 def layers_with_experts(model: ModelSpec) -> list[int]:
@@ -156,6 +160,9 @@ def expert_refusals(model: ModelSpec, who: str) -> Iterator[Issue]:
         if model.bias is True:
             message = f"{who}'s experts have biases where all linear layers have them"
             yield refused("model.bias", "true", message, "use bias false or qkv")
+    elif model.is_mla and model.bias is True:
+        message = f"{who}'s latent attention has a bias where all linear layers have one"
+        yield refused("model.bias", "true", message, "use bias false")
     if model.is_mla:
         if model.norm != "rmsnorm":
             message = f"{who} norms the latents as it does the layers, and here they have no biases"
@@ -163,6 +170,9 @@ def expert_refusals(model: ModelSpec, who: str) -> Iterator[Issue]:
         if model.rotary_scaling is not None:
             message = f"{who}'s latent attention has yarn, no scaling of Llama 3.1's form"
             yield refused("model.rotary_scaling", "llama3", message, "leave it out")
+        if (scaling := model.yarn_scaling) is not None and not is_usual(scaling):
+            message = f"{who} starts from 4096 tokens, with beta_fast 32 and beta_slow 1"
+            yield refused("model.yarn_scaling", f"{scaling}", message, "use those")
 
 
 def _router_refusals(model: ModelSpec, who: str) -> Iterator[Issue]:
@@ -197,7 +207,7 @@ def expert_notes(job: JobSpec) -> Iterator[str]:
             f"{job.expert_sizes['edp']} x pp {job.parallel.pp}; without its flag etp would be tp"
         )
         yield "no token is dropped: no capacity factor"
-    if model.is_mla:
+    if model.is_mla and model.yarn_scaling is None:
         yield "positions of latent attention are yarn of factor 1, which is plain rotary"
 
 
@@ -387,8 +397,20 @@ def _read_latent(reader: FlagReader) -> None:
     if reader.has("--group-query-attention"):
         message = f"{SOFTWARE} ends on it with --multi-latent-attention"
         reader.wrong("--group-query-attention", message, "leave one of them out")
-    factor = reader.number("--rotary-scaling-factor", float, 1.0)
-    if factor != 1 and reader.value("--rope-type", "yarn") == "yarn":
-        s["model.rotary_scaling_type"] = "yarn"
-        message = f"{factor:g}: planned as yarn without its factor, which changes no cost"
-        reader.nearest("--rotary-scaling-factor", message)
+    if reader.value("--rope-type", "yarn") == "yarn":
+        _read_yarn(reader)
+
+
+def _read_yarn(reader: FlagReader) -> None:
+    """YaRN by its factor and two scales, whose defaults are 1 and 0; factor 1 is none."""
+    defaults = zip(POSITIONS[1:], (1.0, 1.0, 0.0), strict=True)
+    yarn = YarnScales(*(float(reader.number(flag, float, value)) for flag, value in defaults))
+    if yarn.factor <= 1:
+        return
+    s = reader.settings
+    widths = (s.get("model.qk_nope_head_dim"), s.get("model.qk_rope_head_dim"))
+    s["model.yarn_scaling"] = {**USUAL, "factor": yarn.factor,
+                               "attention_factor": yarn.attention_factor}  # fmt: skip
+    columns = sum(width for width in widths if isinstance(width, int))
+    if columns > 0 and (scale := yarn.attention_scale(columns)) is not None:
+        s["model.attention_scale"] = scale

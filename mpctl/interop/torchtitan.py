@@ -191,6 +191,7 @@ def _layer_lines(job: JobSpec, model: ModelSpec) -> Iterator[str]:
         yield f"        rope.high_freq_factor = {scaling.high_freq_factor}"
         original = int(scaling.original_max_position)
         yield f"        rope.original_max_position_embeddings = {original}"
+    yield from mixtures.yarn_lines(model)
     yield from mixtures.router_lines(job, model)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from mpctl.errors import Issue
 from mpctl.interop.limits import FORM, refused
+from mpctl.interop.yarn import find_yarn
 from mpctl.layout.topology import zero_stage
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import VARIANTS, ModelSpec, is_set
@@ -70,8 +71,11 @@ def expert_refusals(job: JobSpec, model: ModelSpec) -> Iterator[Issue]:
     if model.bias:
         message = "torchtitan's models with experts have no biases here"
         yield refused("model.bias", model.bias, message, "use bias false, or --emit torch")
+    yarn = find_yarn(model)
+    has_yarn = yarn is not None and yarn.attention_factor == 1
+    of_yarn = ("yarn_scaling", "attention_scale") if has_yarn else ()
     for key in VARIANTS:
-        if key not in TAKEN and is_set(model, key):
+        if key not in (*TAKEN, *of_yarn) and is_set(model, key):
             message = "torchtitan's models with experts have no such setting here"
             yield refused(f"model.{key}", getattr(model, key), message, "leave it out")
     if model.experts is not None:
@@ -116,6 +120,19 @@ def shape_text(model: ModelSpec) -> str:
             f"{model.qk_nope_head_dim} + {model.qk_rope_head_dim} and {model.v_head_dim}"
         )
     return "; ".join(words)
+
+
+def yarn_lines(model: ModelSpec) -> Iterator[str]:
+    """Lines of the same loop that set YaRN of latent attention, after those of plain positions;
+    the square of its magnitude is in the scale of the scores."""
+    yarn, scaling = find_yarn(model), model.yarn_scaling
+    if yarn is None or scaling is None:
+        return
+    yield f'        rope.scaling, rope.rope_factor = "yarn", {scaling.factor}'
+    yield f"        rope.beta_fast, rope.beta_slow = {scaling.beta_fast}, {scaling.beta_slow}"
+    yield f"        rope.original_seq_len = {int(scaling.original_max_position)}"
+    yield f"        rope.truncate = {scaling.truncate}"
+    yield f"        layer.attention.mscale = {yarn.mscale_all_dim}"
 
 
 def router_lines(job: JobSpec, model: ModelSpec) -> Iterator[str]:

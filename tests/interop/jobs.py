@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mpctl.interop.yarn import YarnScales
 from mpctl.planning.plan import Plan, load_plan
 
 Settings = Mapping[str, Any]
@@ -34,6 +35,13 @@ LATENT: Settings = {
     "model.position": "rotary", "model.norm": "rmsnorm", "model.activation": "swiglu",
     "model.bias": False, "model.attention_kind": "mla", "model.kv_lora_rank": 32,
     "model.qk_nope_head_dim": 16, "model.qk_rope_head_dim": 8, "model.v_head_dim": 16,
+}  # fmt: skip
+# Scores of 24 columns: (0.1 x 0.707 x ln 40 + 1)^2 / sqrt(24).
+YARN: Settings = {
+    "model.yarn_scaling": {
+        "factor": 40.0, "original_max_position": 4096.0, "attention_factor": 1.0,
+    },
+    "model.attention_scale": YarnScales(40.0, 0.707, 0.707).attention_scale(24),
 }  # fmt: skip
 # What is laid over SMALL: sizes, orders, cuts, precision, recomputation, shapes.
 LAYOUTS: dict[str, Settings] = {
@@ -100,6 +108,7 @@ LAYOUTS: dict[str, Settings] = {
         "parallel.ep": 2, "parallel.order": "tp-cp-pp-dp",
     },
     "latents": {**LATENT, "parallel.tp": 2, "parallel.cp": 2},
+    "latents by yarn": {**LATENT, **YARN},
     "latents and experts": {
         **MIXTURE, **LATENT, "model.q_lora_rank": 48, "model.experts": 16,
         "model.experts_per_token": 4, "model.shared_expert_ffn": 96, "model.dense_layers": 1,

@@ -11,7 +11,7 @@ import yaml
 
 from mpctl.interop.registry import emit_plan
 from mpctl.planning.plan import Plan
-from tests.interop.jobs import LLAMA, Settings, plan_of
+from tests.interop.jobs import LLAMA, MIXTURE, Settings, plan_of
 from tests.interop.test_megatron import refusals
 from tests.interop.test_torch_mesh import fake_ranks
 
@@ -109,6 +109,7 @@ def test_the_example_without_its_pipeline() -> None:
         ({"training.recompute": "selective"}, {"emit-recompute"}),
         ({"parallel.tp": 2, "parallel.zero": 2, "parallel.order": "tp-dp-cp-pp",
           "parallel.cp": 2}, {"emit-order"}),
+        ({**MIXTURE, "parallel.ep": 2}, {"emit-ep"}),
     ],
 )  # fmt: skip
 def test_what_accelerate_cannot_say(settings: Settings, rules: set[str]) -> None:

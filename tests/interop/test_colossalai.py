@@ -6,7 +6,7 @@ import pytest
 
 from mpctl.errors import InputError
 from mpctl.interop.registry import emit_plan
-from tests.interop.jobs import EXAMPLE, Settings, plan_of
+from tests.interop.jobs import EXAMPLE, MIXTURE, Settings, plan_of
 from tests.interop.snippets import assigned_in, calls_in, fields_of
 from tests.interop.test_megatron import refusals
 
@@ -42,6 +42,30 @@ def test_the_plugin_has_these_arguments(name: str) -> None:
         assert given["num_layers_per_stage"] == [2, 3, 3, 4]
     if name == "chunks":
         assert (given["pp_style"], given["num_model_chunks"]) == ("interleaved", 3)
+
+
+EXPERTS: dict[str, Settings] = {
+    "zero": {"parallel.ep": 4, "parallel.zero": 1, "training.dtype": "bf16"},
+    "pipeline": {"parallel.ep": 2, "parallel.pp": 4, "training.dtype": "bf16"},
+}
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_have_a_plugin_with_the_plan_s_groups(name: str) -> None:
+    """moe_hybrid_parallel_plugin.py: a mesh of pp, moe_dp, ep and tp, the last one fastest."""
+    plan = plan_of({**MIXTURE, **EXPERTS[name]})
+    job, ours = plan.job, plan.require_legal()
+    given = calls_in(emit_plan(plan, "colossalai").text)["MoeHybridParallelPlugin"]
+    assert set(given) <= fields_of("colossalai", "MoeHybridParallelPlugin")
+    assert (given["moe_dp_outside"], given["overlap_communication"]) == (False, False)
+    pp, ep = given["pp_size"], given["ep_size"]
+    edp = job.world_size // (pp * ep * given["tp_size"])
+    starts = [(stage * edp + n) * ep for stage in range(pp) for n in range(edp)]
+    theirs = [list(range(start, start + ep)) for start in starts]
+    assert [list(group) for group in ours.groups("ep")] == theirs
+    apart = [[(stage * edp + n) * ep + at for n in range(edp)] for stage in range(pp)
+             for at in range(ep)]  # fmt: skip
+    assert [list(group) for group in ours.groups("edp")] == apart
 
 
 def test_the_example() -> None:
@@ -96,6 +120,11 @@ def test_the_legacy_config_has_the_plan_s_groups(name: str) -> None:
         ({**GRIDS["3d"], "training.micro_batch_size": 4, "training.dtype": "bf16",
           "parallel.zero": 1}, {"emit-dtype", "emit-zero"}),
         ({**GRIDS["2d"], "training.micro_batch_size": 2}, {"emit-order"}),
+        ({**MIXTURE, "parallel.ep": 8, "parallel.tp": 2, "parallel.sequence_parallel": True,
+          "parallel.cp": 2, "parallel.zero": 1, "training.dtype": "fp32"},
+         {"emit-tp", "emit-cp", "emit-ep", "emit-dtype", "emit-sequence-parallel"}),
+        ({**MIXTURE, "parallel.ep": 4, "model.router_score": "sigmoid", "model.router_bias": True},
+         {"emit-zero", "emit-router-bias"}),
     ],
 )  # fmt: skip
 def test_what_it_cannot_say(settings: Settings, rules: set[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from mpctl.interop.registry import emit_plan
 from mpctl.planning.plan import Plan
-from tests.interop.jobs import Settings, plan_of
+from tests.interop.jobs import MIXTURE, Settings, plan_of
 from tests.interop.snippets import assigned_in, calls_in, fields_of
 from tests.interop.test_megatron import refusals
 
@@ -24,6 +24,8 @@ LAYOUTS: dict[str, Settings] = {
     "pipeline": {"parallel.tp": 2, "parallel.pp": 4, "parallel.zero": 1},
     "recompute": {"parallel.pp": 2, "training.recompute": "full"},
     "offload": {"training.recompute": "full", "training.offload_activations": True},
+    "experts": {**MIXTURE, "parallel.ep": 8, "parallel.zero": 2, "training.dtype": "bf16"},
+    "experts and ulysses": {**MIXTURE, "parallel.ep": 4, "parallel.cp": 2, "parallel.zero": 1},
 }
 
 
@@ -50,6 +52,7 @@ def test_batch_and_sizes(name: str) -> None:
         assert set(calls["PipelineModule"]) <= fields_of("deepspeed", "PipelineModule")
     elif job.parallel.tp > 1:
         assert config["tensor_parallel"] == {"autotp_size": job.parallel.tp}
+    assert config.get("expert_parallel", {}).get("autoep_size", 1) == job.parallel.ep
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -73,6 +76,26 @@ def test_its_own_classes_agree(name: str) -> None:
             assert sorted(theirs.get_axis_comm_lists(name_there)) == sorted(groups)
 
 
+@pytest.mark.parametrize("name", ["experts", "experts and ulysses"])
+def test_its_own_groups_of_experts_are_the_plan_s(name: str) -> None:
+    folding = pytest.importorskip(
+        "deepspeed.module_inject.auto_ep_folding", reason="deepspeed is not installed",
+        exc_type=ImportError,
+    )  # fmt: skip
+    configs = pytest.importorskip("deepspeed.module_inject.auto_ep_config", exc_type=ImportError)
+    plan = plan_of(LAYOUTS[name])
+    job, ours = plan.job, plan.require_legal()
+    read = configs.parse_autoep_config(config_of(plan)["expert_parallel"])
+    spec = folding.build_folding_spec(
+        world_size=job.world_size, pp_size=1, tp_size=1, ep_size=read.autoep_size,
+        etp_size=read.expert_tensor_parallel_size,
+    )  # fmt: skip
+    folding.validate_folding_global(spec)
+    theirs = folding.expected_folding_group_tables(spec)
+    assert [tuple(group) for group in ours.groups("ep")] == list(theirs.ep_groups)
+    assert sorted(tuple(g) for g in ours.groups("edp")) == sorted(theirs.edp_groups)
+
+
 @pytest.mark.parametrize(
     ("settings", "rules"),
     [
@@ -86,7 +109,11 @@ def test_its_own_classes_agree(name: str) -> None:
         ({"training.recompute": "selective"}, {"emit-recompute"}),
         ({"parallel.pp": 4, "parallel.first_stage_layers": 6}, {"emit-first-stage-layers"}),
         ({"training.dtype": "fp16", "training.loss_scale": 1000.0}, {"emit-loss-scale"}),
+        ({**MIXTURE, "parallel.ep": 2, "parallel.pp": 2}, {"emit-ep"}),
+        ({**MIXTURE, "parallel.etp": 2}, {"emit-etp"}),
+        ({**MIXTURE, "model.router_score": "sigmoid", "model.router_bias": True},
+         {"emit-router-bias"}),
     ],
-)
+)  # fmt: skip
 def test_what_it_cannot_say(settings: Settings, rules: set[str]) -> None:
     assert set(refusals(settings, "deepspeed")) == rules

@@ -54,6 +54,21 @@ def test_what_is_written_is_read_as_the_same_job(name: str) -> None:
     assert [w.message for w in warnings] in ([], ["--ckpt-format"])
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["mixtral-8x7b", "qwen1.5-moe-a2.7b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3"],
+)
+def test_a_preset_with_experts_is_read_back_as_it_is(name: str) -> None:
+    layout = {"model": name, "cluster.nodes": 8, "cluster.gpus_per_node": 8, "parallel.ep": 4,
+              "parallel.tp": 2, "parallel.sequence_parallel": True}  # fmt: skip
+    plan = plan_of(MEGATRON, base=layout)
+    text = emit_plan(plan, "megatron").body
+    settings, warnings = read_megatron(text)
+    again = load_plan(None, settings)
+    assert (said(again.job), warnings) == (said(plan.job), ())
+    assert emit_plan(again, "megatron").body == text
+
+
 def test_the_example_is_said_as_megatron_documents_it() -> None:
     emitted = emit_plan(plan_of({}, base=EXAMPLE), "megatron")
     flags = flags_of(emitted.text)
@@ -214,6 +229,11 @@ def test_what_the_flags_leave_out_is_what_megatron_takes() -> None:
         (LATENT, "model.kv_lora_rank", 32),
         (LATENT, "model.qk_nope_head_dim", 128),
         (f"{LATENT} --qk-layernorm", "model.qk_norm", False),
+        (f"{LATENT} --rope-type rope --rotary-scaling-factor 40", "model.yarn_scaling", None),
+        (f"{LATENT} --rotary-scaling-factor 40", "model.attention_scale", None),
+        # DeepSeek-V3's: (0.1 ln 40 + 1)^2 / sqrt(192)
+        (f"{LATENT} --rotary-scaling-factor 40 --mscale 1 --mscale-all-dim 1",
+         "model.attention_scale", pytest.approx(0.1352337788608801, abs=1e-15)),
     ],
 )  # fmt: skip
 def test_a_flag_is_read(flags: str, setting: str, value: object) -> None:
@@ -376,8 +396,6 @@ def test_a_flag_that_says_what_is_so_without_it_is_not_named(flags: str) -> None
         (f"{EXPERTS} --moe-grouped-gemm --moe-permute-fusion", "--moe-router-dtype",
          {"model.experts": 8}),
         (f"{LATENT}", "--qk-layernorm", {"model.attention_kind": "mla"}),
-        (f"{LATENT} --qk-layernorm --rotary-scaling-factor 40", "--rotary-scaling-factor",
-         {"model.rotary_scaling_type": "yarn"}),
     ],
 )  # fmt: skip
 def test_flags_planned_as_the_nearest_setting_are_reported(
@@ -433,7 +451,15 @@ def test_a_layout_of_experts_is_read_for_a_model_named_elsewhere() -> None:
         ({"model.router_groups": 4, "model.router_groups_per_token": 2,
           "model.router_score": "sigmoid"}, "model.router_groups_per_token"),
         ({"model.bias": True}, "model.bias"),
+        ({**LATENT_SHAPE, "model.experts": None, "model.experts_per_token": 1,
+          "model.expert_ffn": None, "model.bias": True}, "model.bias"),
         ({**LATENT_SHAPE, "model.norm": "layernorm"}, "model.norm"),
+        ({**LATENT_SHAPE, "model.attention_scale": 0.5}, "model.attention_scale"),
+        ({**LATENT_SHAPE,
+          "model.yarn_scaling": {"factor": 40.0, "original_max_position": 8192.0}},
+         "model.yarn_scaling"),
+        ({"model.yarn_scaling": {"factor": 40.0, "original_max_position": 4096.0}},
+         "model.yarn_scaling"),
         ({"parallel.order": "tp-cp-dp-ep-pp", "parallel.ep": 2, "parallel.tp": 2,
           "parallel.sequence_parallel": True}, "parallel.order"),
     ],

@@ -159,7 +159,9 @@ def check_experts(job: JobSpec, config: dict[str, Any]) -> None:
         ours = (model.q_lora_rank, model.kv_lora_rank, model.qk_nope_head_dim,
                 model.qk_rope_head_dim, model.v_head_dim)  # fmt: skip
         assert tuple(config[name] for name in widths) == ours
-        assert (config["rotary_scaling_factor"], config["qk_layernorm"]) == (1.0, True)
+        assert (config["rope_type"], config["qk_layernorm"]) == ("yarn", True)
+        yarn = (config["rotary_scaling_factor"], config["mscale"], config["mscale_all_dim"])
+        assert yarn == ((1.0, 1.0, 0.0) if model.yarn_scaling is None else (40.0, 0.707, 0.707))
     if model.experts is None:
         return
     freq, layers = config["moe_layer_freq"], range(model.layers)

@@ -9,7 +9,7 @@ import yaml
 
 from mpctl.interop.registry import emit_plan
 from mpctl.planning.plan import Plan
-from tests.interop.jobs import EXAMPLE, Settings, plan_of
+from tests.interop.jobs import EXAMPLE, LATENT, MIXTURE, Settings, plan_of
 from tests.interop.snippets import fields_of
 from tests.interop.test_megatron import refusals
 from tests.interop.test_torchtitan import SHAPE
@@ -70,6 +70,8 @@ def test_the_example_without_chunks() -> None:
         ({"training.lr_schedule": "constant"}, {"emit-lr-schedule"}),
         ({"model.activation": "gelu"}, {"emit-activation"}),
         ({"model.head_dim": 16}, {"emit-head-dim"}),
+        ({**MIXTURE, "parallel.ep": 2}, {"emit-ep", "emit-experts"}),
+        (LATENT, {"emit-attention-kind"}),
     ],
 )
 def test_what_it_cannot_say(settings: Settings, rules: set[str]) -> None:

@@ -6,6 +6,7 @@ spmd_types==0.2.3`; what needs it is skipped elsewhere.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -354,6 +355,22 @@ def test_its_own_model_with_experts_is_the_plan_s(name: str) -> None:
         shared = layer.moe.shared_experts
         assert (shared.w1.out_features if shared else 0) == model.shared_expert_ffn
         assert layer.moe.load_balance_coeff == (1e-3 if model.router_bias else None)
+
+
+def test_yarn_of_latent_attention_is_torchtitan_s() -> None:
+    """DeepSeek-V3's: the scale of the scores of its own layer, (0.1 ln 40 + 1)^2 / sqrt(192)."""
+    yarn = {"factor": 40.0, "original_max_position": 4096.0, "attention_factor": 1.0}
+    scale = 0.1352337788608801
+    settings = {"model.yarn_scaling": yarn, "model.attention_scale": scale}
+    body = emit_plan(
+        plan_of({**MIXTURES["deepseek_v3_671b"], **settings}, base=SHARDED), "torchtitan"
+    ).body
+    check_fields(body)
+    layer = made_by(body).model_spec.model.layers[0].attention
+    rope = layer.rope
+    assert (rope.scaling, rope.rope_factor, rope.original_seq_len) == ("yarn", 40.0, 4096)
+    magnitude = 0.1 * layer.mscale * math.log(rope.rope_factor) + 1.0
+    assert 192**-0.5 * magnitude**2 == pytest.approx(scale, rel=1e-12)
 
 
 def test_its_own_optimizer_leaves_norms_without_weight_decay() -> None:
