@@ -63,6 +63,16 @@ def test_the_same_in_words(tmp_path: Path, call: Mpctl, monkeypatch: pytest.Monk
     assert not any(line.startswith("!") for line in lines)
 
 
+def test_the_load_of_experts_is_a_median_of_the_last_steps(tmp_path: Path, call: Mpctl) -> None:
+    run = going_on(tmp_path / "demo")
+    assert status_of(run, "demo")["experts"] is None
+    figures = {"aux_loss": 0.02, "rank_load": 1.25, "near_ties": 0}
+    steps = [{**record(n), **figures, "expert_load": n / 2} for n in (2, 3, 5)]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(step)}\n" for step in steps))
+    assert status_of(run, "demo")["experts"] == {**figures, "expert_load": 1.5}
+    assert "fullest expert 1.50, fullest rank 1.25 times the mean" in call("status", run).out
+
+
 def test_a_rank_without_a_heartbeat_is_named(tmp_path: Path, call: Mpctl) -> None:
     run = going_on(tmp_path / "demo")
     report(run, BreadcrumbState("step 6", JOINED, 1, time.time()), BreadcrumbState("step 6"))
