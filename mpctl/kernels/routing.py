@@ -77,30 +77,27 @@ def choose_experts(
     difference below which the choice counts as a near tie. Nothing is differentiable here.
     """
     scores = scores.detach()
-    margin = scores.abs().amax(-1, keepdim=True).mul_(rounding)
-    near = torch.zeros_like(margin, dtype=torch.bool)
+    margin = scores.abs().amax(-1).mul_(rounding)
+    near_groups = None
     if groups_per_token < groups:
         by_group = scores.unflatten(-1, (groups, -1))
         of_group = by_group.topk(min(best, by_group.shape[-1])).values.sum(-1)
-        kept, near = _largest(of_group, groups_per_token, margin)
-        scores = by_group.masked_fill(~kept[..., None], -torch.inf).flatten(-2)
-    chosen, near_expert = _largest(scores, k, margin)
-    # The largest of E, E - 1, .. where an expert was chosen are the lowest numbers.
-    falling = torch.arange(scores.shape[-1], 0, -1, device=scores.device)
-    return ChosenExperts((chosen * falling).topk(k).indices, (near | near_expert).sum())
+        kept, near_groups = _largest(of_group, groups_per_token, margin)
+        masked = torch.full_like(by_group, -torch.inf)
+        index = kept[..., None].expand(-1, -1, by_group.shape[-1])
+        scores = masked.scatter_(1, index, by_group.gather(1, index)).flatten(-2)
+    largest, near = _largest(scores, k, margin)
+    near = near if near_groups is None else near | near_groups
+    return ChosenExperts(largest.sort(-1).values, near.sum())
 
 
 def _largest(scores: Tensor, k: int, margin: Tensor) -> tuple[Tensor, Tensor]:
-    """Which of the scores [T, E] are the k largest, bool [T, E], and whether the next one is within
-    the margin [T, 1]. torch.topk takes any of equal ones."""
-    top = scores.topk(min(k + 1, scores.shape[-1])).values
-    last = top[:, k - 1 : k]
-    is_larger, is_equal = scores > last, scores == last
-    wanted = k - is_larger.sum(-1, keepdim=True)
-    largest = is_larger | (is_equal & (is_equal.cumsum(-1) <= wanted))
+    """The numbers of the k largest scores [T, E], [T, k], and whether the next one is within the
+    margin [T]. A stable sort, since torch.topk takes any of equal ones."""
+    values, order = torch.sort(scores, dim=-1, descending=True, stable=True)
     if k == scores.shape[-1]:
-        return largest, torch.zeros_like(margin, dtype=torch.bool)
-    return largest, last - top[:, k:] <= margin
+        return order, torch.zeros_like(margin, dtype=torch.bool)
+    return order[:, :k], values[:, k - 1] - values[:, k] <= margin
 
 
 def expert_weights(
@@ -142,8 +139,7 @@ def balance_loss(scores: Tensor, fractions: Tensor, score: Score, *, length: int
     """
     if score == "sigmoid":
         scores = scores / (scores.sum(-1, keepdim=True) + LEAST_SUM)
-    means = scores.sum(1) / length
-    return (means * fractions).sum() * scores.shape[-1]
+    return (scores.sum(1) * fractions).sum() * (scores.shape[-1] / length)
 
 
 def z_loss(logits: Tensor, *, length: int) -> Tensor:
@@ -174,22 +170,19 @@ def rows_by_expert(experts: Tensor, counts: Tensor, *, parts: int = 1, copies: i
     """The order of the rows of experts [T, k]: by block of experts, the experts being divided into
     `parts` equal blocks, then by copy, by expert and by token. counts [E]: rows of each expert."""
     tokens, k = experts.shape
-    by_token = experts.t().flatten()  # [k T]
-    order = (experts.flatten()).argsort(stable=True)  # by expert, then token: [T k] -> rows
-    pairs = order % k * tokens + order // k  # numbers of rows as in by_token
+    order = experts.flatten().argsort(stable=True)  # [T k] -> rows by expert, then token
     numbers = torch.arange(tokens * k, device=experts.device)
-    first = torch.empty_like(numbers)
-    first[pairs] = numbers
+    first = torch.empty_like(numbers).scatter_(0, order, numbers).view(tokens, k).t()
     if copies == 1:
-        return RowOrder(order // k, first.view(1, k, tokens))
+        return RowOrder(order // k, first.contiguous()[None])
     in_part = counts.view(parts, -1).sum(1)
     before = in_part.cumsum(0) - in_part
-    part = by_token // (len(counts) // parts)
-    start, size = before[part] * (copies - 1), in_part[part]
-    places = torch.stack([first + start + size * copy for copy in range(copies)])
-    sources = torch.empty(copies * tokens * k, dtype=torch.int64, device=experts.device)
-    sources[places.flatten()] = numbers.remainder(tokens).repeat(copies)
-    return RowOrder(sources, places.view(copies, k, tokens))
+    part = experts.t() // (len(counts) // parts)
+    first = first + before[part] * (copies - 1)
+    places = torch.stack([first + in_part[part] * copy for copy in range(copies)])
+    of_token = torch.arange(tokens, device=experts.device).expand(places.shape)
+    sources = torch.empty_like(places).view(-1)
+    return RowOrder(sources.scatter_(0, places.view(-1), of_token.reshape(-1)), places)
 
 
 class RowKernels(Protocol):
@@ -227,8 +220,12 @@ def combined_rows(rows: Tensor, weights: Tensor, places: Tensor, kernels: RowKer
 def arrival_order(received: Tensor, rows: int) -> Tensor:
     """Rows arrive by rank and, of one rank, by expert; this is the permutation that sorts them by
     expert, then rank. received [n, E of this rank]: numbers of rows, `rows` in all -> [rows]."""
-    experts = torch.arange(received.shape[1], device=received.device).repeat(len(received))
-    return experts.repeat_interleave(received.flatten(), output_size=rows).argsort(stable=True)
+    ends, experts_first = received.flatten().cumsum(0), received.t().flatten().cumsum(0)
+    starts = (experts_first - received.t().flatten()).view(received.t().shape).t().flatten()
+    numbers = torch.arange(rows, device=received.device)
+    block = torch.searchsorted(ends, numbers, right=True)  # rank and expert of a row
+    moved = numbers + (starts - ends + received.flatten())[block]
+    return torch.empty_like(numbers).scatter_(0, moved, numbers)
 
 
 class _WideProduct(torch.autograd.Function):

@@ -158,7 +158,7 @@ class ExpertsConfig:
 
 
 class Choice(NamedTuple):
-    """What a forward has chosen, and a repetition of it reads. experts: int32 [T, k]. counts: int64
+    """What a forward has chosen, and a repetition of it reads. experts: int64 [T, k]. counts: int64
     [n, E], tokens of each rank of G by expert; sizes: the same on the host, empty for one rank.
     fractions: f of the balance loss, [b, E], [1, E] or [E], None without it. is_recorded: whether
     it counts, as in training."""
@@ -261,11 +261,9 @@ class ParallelExperts(nn.Module):
         choice = first[0] if first else self._choose(logits, scores, x)
         if first is not None and not is_repeated:
             first.append(choice)
-        weights, losses = self._weights(logits, scores, choice, x)
-        if choice.is_recorded and not is_repeated:
-            self.row.losses.add_(losses)
+        weights = self._weights(logits, scores, choice, x, is_repeated=is_repeated)
         own = choice.counts[self.group.rank]
-        order = rows_by_expert(choice.experts.long(), own, parts=self.parts, copies=self.copies)
+        order = rows_by_expert(choice.experts, own, parts=self.parts, copies=self.copies)
         if self.group.size == 1:
             counts, rows = choice.counts, len(order.sources)  # all that backward keeps of them
             groups = RowGroups(own, lambda: self._on_host(counts, rows)[0])
@@ -297,10 +295,10 @@ class ParallelExperts(nn.Module):
             if is_recorded:
                 self.row.counts.add_(counts)
                 self.row.near_ties.add_(near_ties)
-            fractions = self._fractions(by_sample) if is_recorded else None
+            fractions = self._fractions(by_sample, scores.dtype) if is_recorded else None
             every = self.group.all_gather(counts, 0).view(-1, router.experts)
         sizes = self._on_host(every, experts.numel()) if self.group.size > 1 else []
-        return Choice(experts.int(), every, sizes, fractions, is_recorded)
+        return Choice(experts, every, sizes, fractions, is_recorded)
 
     def _on_host(self, counts: Tensor, rows: int) -> list[list[int]]:
         return self.context.backend.host_counts(counts, rows)
@@ -311,41 +309,42 @@ class ParallelExperts(nn.Module):
         tp = (self.context.tp,) if self.context.sequence_parallel else ()
         return (*tp, self.context.cp)
 
-    def _fractions(self, counts: Tensor) -> Tensor | None:
+    def _fractions(self, counts: Tensor, dtype: torch.dtype) -> Tensor | None:
         """f of the balance loss from the counts [b, E] of this rank's positions."""
         router = self.config.router
         if not router.aux_coefficient or router.balancing == "none":
             return None
         if router.balancing == "global":
-            return self.row.fractions.clone()
+            return self.row.fractions.to(dtype, copy=True)
         for group in self._sequence_groups:
             counts = group.all_reduce(counts)
         if router.balancing == "micro_batch":
             counts = counts.sum(0, keepdim=True)
-        return counts.double() / counts.sum(-1, keepdim=True)
+        return counts.to(dtype) / counts.sum(-1, keepdim=True)
 
     def _weights(
-        self, logits: Tensor, scores: Tensor, choice: Choice, x: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Weights [T, k] of the chosen experts, which bring the gradients of the auxiliary losses,
-        and these losses, float64 [2], without gradients."""
+        self, logits: Tensor, scores: Tensor, choice: Choice, x: Tensor, *, is_repeated: bool
+    ) -> Tensor:
+        """Weights [T, k] of the chosen experts, which bring the gradients of the auxiliary losses.
+        The log gets these losses, unless is_repeated."""
         router, scale = self.config.router, self.context.routing.scale
         weights = expert_weights(
-            logits, scores, choice.experts.long(), router.score,
+            logits, scores, choice.experts, router.score,
             renormalize=router.renormalize, scale=router.scale,
         )  # fmt: skip
         length = x.shape[1] * prod(group.size for group in self._sequence_groups)
-        values = torch.zeros(2, dtype=torch.float64, device=x.device)
+        losses: dict[int, Tensor] = {}
         if choice.fractions is not None:
             by_sample = scores.unflatten(0, (len(x), -1))
-            fractions = choice.fractions.to(scores.dtype)
-            loss = balance_loss(by_sample, fractions, router.score, length=length)
-            loss = loss * router.aux_coefficient
-            weights, values[0] = with_loss(weights, loss, scale), loss.detach()
+            loss = balance_loss(by_sample, choice.fractions, router.score, length=length)
+            losses[0] = loss * router.aux_coefficient
         if router.z_coefficient and choice.is_recorded:
-            loss = z_loss(logits, length=length) * router.z_coefficient
-            weights, values[1] = with_loss(weights, loss, scale), loss.detach()
-        return weights, values
+            losses[1] = z_loss(logits, length=length) * router.z_coefficient
+        for place, loss in losses.items():
+            weights = with_loss(weights, loss, scale)
+            if not is_repeated:
+                self.row.losses[place].add_(loss.detach())
+        return weights
 
     def _exchanged(
         self, tokens: Tensor, order: RowOrder, choice: Choice, x: Tensor
