@@ -56,6 +56,22 @@ class FirstStage(NamedTuple):
     context: int
 
 
+class _SharedTimes(dict[int, Value]):
+    """Times by the id of a layer or end: those of `shared_ids` are kept in `shared`."""
+
+    def __init__(
+        self, own: dict[int, Value], shared: dict[int, Value], shared_ids: frozenset[int]
+    ) -> None:
+        self.own, self.shared, self.shared_ids = own, shared, shared_ids
+
+    def get(self, key: int, default: Any = None) -> Any:
+        """The time of a layer or an end, if it is known."""
+        return (self.shared if key in self.shared_ids else self.own).get(key, default)
+
+    def __setitem__(self, key: int, value: Value) -> None:
+        (self.shared if key in self.shared_ids else self.own)[key] = value
+
+
 class LayoutEvaluator:
     """Seconds and bytes of the layouts of one space, which share tables, networks, stages and layer
     times. Raises MissingFigure where the device states no rate, so that no time can be stated."""
@@ -107,31 +123,63 @@ class LayoutEvaluator:
 
     def timer(self, layout: LayoutSettings, job_layout: JobLayout) -> OperatorTimer:
         """The timer of the layout's layers and ends. Layouts of one layer key and the same routes
-        share the times of layers; of as many rows in a micro batch, all but attention's."""
+        share the times of layers; of as many rows in a micro batch, all but attention's; of any ep
+        and etp, those of what has no experts."""
         network = self.network(layout)
         try:
-            over_tp = tuple(network.route(axis) for axis in self._linear_axes(job_layout))
+            over_tp = tuple(network.route(axis) for axis in ("tp", *job_layout.grid.groups))
+            of_experts = ("ep", "etp", "etp_ep") if job_layout.other_views else ()
+            over_ep = tuple(map(network.route, of_experts))
             over_cp = network.route("cp")
         except MissingLink:  # raised again when the seconds of such a message are needed
             return OperatorTimer(job_layout, self.speed, network, self.profile)
         # operands of low-precision products may be cast once a step
         step = job_layout.num_microbatches if self._casts_once else 0
-        key = (layout.layer_key, over_tp, over_cp, step)
+        key = (layout.layer_key, over_tp, over_ep, over_cp, step)
         known = self.cache.get(key)
         if known is None:
-            sizes = local_sizes(job_layout)
-            rows = tuple(sizes["batch"] * sizes[seq] for seq in ("seq", "decoder_seq"))
-            of_rows = layout._replace(cp=1, micro_batch_size=1).layer_key
-            linear = self.cached((of_rows, rows, over_tp, step), lambda: KnownTimes({}, {}, {}))
-            has_cores = any(end.cores for flow in job_layout.table.flows for end in flow.ends)
-            ends = {} if has_cores else linear.ends
-            known = self.cache[key] = KnownTimes(linear.linear, ends, {})
+            known = self._known_times(layout, job_layout, over_tp, over_ep, over_cp, step)
+            if of_experts:
+                dense = layout._replace(ep=1, etp=1)
+                plain = (dense.layer_key, over_tp, (), over_cp, step)
+                shared = self.cached(
+                    plain,
+                    lambda: self._known_times(dense, job_layout, over_tp, (), over_cp, step),
+                )
+                flows = self._without_experts(job_layout.table)
+                known = KnownTimes(
+                    _SharedTimes(known.linear, shared.linear, flows),
+                    _SharedTimes(known.ends, shared.ends, flows),
+                    _SharedTimes(known.blocks, shared.blocks, flows),
+                )
+            self.cache[key] = known
         return OperatorTimer(job_layout, self.speed, network, self.profile, known)
 
-    def _linear_axes(self, job_layout: JobLayout) -> tuple[str, ...]:
-        """The groups that a layer sends over, cp aside."""
-        experts = ("ep", "etp", "etp_ep") if job_layout.other_views else ()
-        return ("tp", *job_layout.grid.groups, *experts)
+    def _known_times(
+        self, layout: LayoutSettings, job_layout: JobLayout, *routes_and_step: Hashable
+    ) -> KnownTimes:
+        """Times to be shared by layouts of this layer key: those of linear layers with all of as
+        many rows, unless ranks of cp compute keys and values of each other's rows (latent
+        attention), or samples are counted (experts)."""
+        over_tp, over_ep, _, step = routes_and_step
+        sizes = local_sizes(job_layout)
+        rows = tuple(sizes["batch"] * sizes[seq] for seq in ("seq", "decoder_seq"))
+        counts_rows = not (self.model.is_mla or over_ep)
+        one = layout._replace(cp=1, micro_batch_size=1) if counts_rows else layout
+        of_rows = (one.layer_key, rows, over_tp, over_ep, step)
+        linear = self.cached(of_rows, lambda: KnownTimes({}, {}, {}))
+        has_cores = any(end.cores for flow in job_layout.table.flows for end in flow.ends)
+        return KnownTimes(linear.linear, {} if has_cores else linear.ends, {})
+
+    def _without_experts(self, table: OperatorTable) -> frozenset[int]:
+        """The layers and ends that have no experts, by id."""
+        flows = [
+            flow for stack in table.flows for flow in (*stack.ends, *(k for _, k in stack.runs))
+        ]
+        return self.cached(
+            ("without experts", id(table)),
+            lambda: frozenset(id(flow) for flow in flows if not flow.part.has_experts),
+        )
 
     @cached_property
     def _casts_once(self) -> bool:

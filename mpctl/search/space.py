@@ -21,9 +21,10 @@ and MEMBER_SETTINGS a row with the function of its legal values. Bounds hold as 
 makes a step faster than the family's bound, which counts kernels, host and pipeline, or needs less
 memory than LayoutEvaluator.min_bytes; a setting that does belongs to axes or family.
 
-Of a model with experts every ep is tried that divides them and, with etp and pp, the world; etp 1
-or tp. Where tp is above 1 the sequence is split over it, so that no token is routed twice, and an
-order is tried if both views of the ranks have its pipelines.
+Of a model with experts every ep is tried that divides them and, with pp, the world; etp tp where
+there are too few experts for an ep as large as both: the same ranks with etp 1 hold as much,
+compute as much, and get each row once. Where tp is above 1 the sequence is split over it, so that
+no token is routed twice, and an order is tried if both views of the ranks have its pipelines.
 
 A size of tp is tried as a row of ranks (1d) where that divides the model; as a square (2d), layers
 of squares (2.5d) or a cube (3d) where the job's runtime runs that tensor mode and the rules accept
@@ -160,7 +161,7 @@ class SearchSpace:
                     yield from self._layer_settings(layout, grid)
 
     def _expert_sizes(self, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-        """Every legal etp and ep, whose ranks fill with edp what pp leaves of the world; 1 of a
+        """The etp and ep to try, whose ranks fill with edp what pp leaves of the world; 1 of a
         model without experts, unless they are fixed, which the rules then refuse."""
         if self.model.experts is None:
             yield {"etp": self.fixed.get("etp", 1), "ep": self.fixed.get("ep", 1)}
@@ -169,7 +170,9 @@ class SearchSpace:
         for etp in self._fixed_or("etp", sorted({1, sizes["tp"]})):
             if stage % etp == 0 and self._tries_experts("etp", etp):
                 for ep in divisors(stage // etp):
-                    if self._tries_experts("ep", ep):
+                    is_beaten = etp > 1 and "etp" not in self.fixed and "ep" not in self.fixed
+                    is_beaten = is_beaten and is_legal_size(self.job, "ep", etp * ep)
+                    if self._tries_experts("ep", ep) and not is_beaten:
                         yield {"etp": etp, "ep": ep}
 
     def _tries_experts(self, name: str, size: int) -> bool:

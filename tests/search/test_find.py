@@ -111,8 +111,9 @@ def test_every_layout_of_a_space_is_legal_and_none_comes_twice(name: str) -> Non
 
 @pytest.mark.parametrize("name", ["experts", "every-other"])
 def test_experts_are_placed_in_every_legal_way(name: str) -> None:
-    """By hand of 8 ranks and 8 experts: with pp 2 ep 1, 2 and 4; with tp 2, whose ranks split the
-    sequence, etp 1 and 2; orders in which both views have the same stages."""
+    """By hand of 8 ranks: 8 experts have ep 1, 2 and 4 with pp 2, and etp 1, in whose place ep is;
+    6 experts ep 1 and 2, with tp 4 etp 4 too; tp splits the sequence; both views have the same
+    stages."""
     job = model_job(name)
     assert job.model is not None and job.model.experts is not None
     found = {(n.tp, n.pp, n.etp, n.ep) for n in SearchSpace(job).layouts()}
@@ -121,6 +122,7 @@ def test_experts_are_placed_in_every_legal_way(name: str) -> None:
         (tp, pp, etp, ep)
         for tp in heads for pp in (1, 2, 4, 8) for etp in {1, tp} for ep in range(1, 9)
         if 8 % (tp * pp) == 0 and 8 // pp % (etp * ep) == 0 and job.model.experts % ep == 0
+        and (etp == 1 or job.model.experts % (etp * ep))
     }  # fmt: skip
     assert found == wanted
     for layout in SearchSpace(job).layouts():
@@ -227,6 +229,17 @@ def test_layouts_that_differ_in_ep_or_etp_share_nothing_wrong(zero: int) -> None
         {"ep": 2, "tp": 1, "dp": 4, "sequence_parallel": False}, {"ep": 2, "order": "tp-cp-pp-dp"},
     ]  # fmt: skip
     assert_nothing_wrong_is_shared(SearchSpace(model_job("experts")), base, changes)
+
+
+def test_latent_attention_shares_no_times_between_layouts_of_other_cp() -> None:
+    """Under cp a rank computes the keys and values of all its group's positions."""
+    latent = {"model.attention_kind": "mla", "model.kv_lora_rank": 128, "model.position": "rotary",
+              "model.qk_nope_head_dim": 64, "model.qk_rope_head_dim": 32, "model.v_head_dim": 64,
+              "model.bias": False}  # fmt: skip
+    base = LayoutSettings(dp=4, pp=2)
+    changes = [{}, {"cp": 2, "dp": 2, "micro_batch_size": 2}, {"ep": 2}]
+    changes += [{"ep": 2, "cp": 2, "dp": 2, "micro_batch_size": 2}]
+    assert_nothing_wrong_is_shared(SearchSpace(model_job("experts", **latent)), base, changes)
 
 
 def assert_nothing_wrong_is_shared(
