@@ -42,8 +42,10 @@ BIASED: dict[str, Any] = {
 }  # fmt: skip
 GLOBAL: dict[str, Any] = {"training__moe_load_balancing": "global"}
 DEEPSEEK: dict[str, Any] = {**BIASED, **SHAPES["latent"], "model__shared_expert_gate": False}
+BY_MICRO_BATCH: dict[str, Any] = {"training__moe_load_balancing": "micro_batch"}
 MODELS: dict[str, dict[str, Any]] = {
     "softmax": {}, "biased": BIASED, "global": GLOBAL, "deepseek": DEEPSEEK,
+    "micro-batch": BY_MICRO_BATCH,
 }  # fmt: skip
 SP, FULL = {"parallel__sequence_parallel": True}, {"training__recompute": "full"}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -74,7 +76,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 QUICK = {("softmax", "ep2-full"), ("biased", "tp2-ep2")}
 OF_ALL_MODELS = ("ep2", "tp2-ep2", "pp2-dp2-ep2", "cp2-ep2")
-OF_MODEL = {"softmax": tuple(LAYOUTS), "micro batch": ("tp2-ep2", "cp2-ep2")}
+OF_MODEL = {"softmax": tuple(LAYOUTS), "micro-batch": ("tp2-ep2", "cp2-ep2")}
 """With dp another rank has the samples of a micro batch, on which this balance loss depends."""
 CASES = [
     pytest.param(model, layout, marks=[pytest.mark.slow] * ((model, layout) not in QUICK))
