@@ -26,10 +26,11 @@ from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 from mpctl.weights.hub import INDEX, SINGLE, open_hub, scale_of
 from mpctl.weights.names import get_scheme
-from mpctl.weights.origin import differences
+from mpctl.weights.origin import differences, open_origin
 from mpctl.weights.reader import fill, router_biases, rows_of_pairs
 from mpctl.weights.writer import export_weights, hub_config, import_weights
 from tests.layers.test_experts import Layout
+from tests.runtime.tiny import column, make_trainer, train
 from tests.threads import run_ranks
 from tests.weights.hub import (
     EXPERTS,
@@ -41,6 +42,7 @@ from tests.weights.hub import (
     load,
     summed_loss,
 )
+from tests.weights.test_init_from import hub_job
 
 Truths = Callable[[str], Truth]
 every = pytest.mark.parametrize("kind", EXPERTS)
@@ -102,7 +104,7 @@ def test_our_config_describes_our_model(kind: str, truths: Truths, tmp_path: Pat
 
 def built(folder: Path, context: ShardContext) -> FamilyModule:
     """This rank's part of the model at `folder`, as `mpctl sample` loads it."""
-    model = open_hub(folder).model
+    model = open_origin(folder).model
     module = build_module(model, TrainingSpec(), context)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -166,6 +168,37 @@ def test_ranks_of_ep_2_read_their_experts_and_say_the_same(truths: Truths) -> No
         for dim, layout in ((0, 0), (2, 1)):  # samples of dp, words of tp
             found = torch.cat([rank[kind][layout] for rank in ranks], dim)[..., : logits.shape[-1]]
             assert (found - logits).abs().max() <= 2e-6 * logits.abs().max(), (kind, layout)
+
+
+OVER_TP = {"parallel__tp": 2, "parallel__ep": 2, "parallel__sequence_parallel": True}
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [(V3, {"parallel__dp": 2, "parallel__ep": 2}),
+     pytest.param("qwen2_moe", OVER_TP, marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_a_run_from_their_files_at_ep_2_goes_back(
+    kind: str, layout: dict[str, Any], truths: Truths, data: Path, tmp_path: Path
+) -> None:
+    """Its first loss is that of one process, trained biases go along, and they load its result."""
+    folder, run = truths(kind).folder, tmp_path / "run"
+    job = hub_job(data, folder, cluster__gpus_per_node=2, **layout)
+    ranks = train(job, run)
+    alone = make_trainer(hub_job(data, folder), tmp_path / "alone")
+    before = alone.validate()[0]
+    assert column(ranks, "initial_validation_loss")[0] == pytest.approx(before, rel=1e-5)
+    (run / "job.json").write_text(job.model_dump_json())
+    assert export_weights(run, tmp_path / "hf").step == 1
+    biases = router_biases(open_hub(tmp_path / "hf"))
+    moved = [abs(after - before) for layer, values in router_biases(open_hub(folder)).items()
+             for before, after in zip(values, biases[layer], strict=True)]  # fmt: skip
+    assert all(change == pytest.approx(1e-3, rel=1e-3) for change in moved)
+    logits = logits_of(built(run, ShardContext(dtype=torch.float32)))
+    with torch.no_grad():
+        (said,) = answer(load(tmp_path / "hf"), kind)
+    assert (logits - said).abs().max() <= 1e-6 * said.abs().max()
+    assert (said - truths(kind).logits).abs().max() > 1e-3 * said.abs().max()
 
 
 def test_experts_are_stacked_gate_before_up(truths: Truths) -> None:
