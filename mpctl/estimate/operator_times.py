@@ -24,7 +24,7 @@ from typing import NamedTuple
 from mpctl.axes import EXPERT_UNIONS
 from mpctl.estimate.attention import AttentionTimer, repeats_core
 from mpctl.estimate.communication import Message, Phase, Sizes, gradient_bytes, local_sizes
-from mpctl.estimate.expert_messages import routed_layers
+from mpctl.estimate.expert_messages import ROWS, routed_layers
 from mpctl.estimate.kernels import (
     OpTimes,
     ProductTimes,
@@ -35,6 +35,7 @@ from mpctl.estimate.kernels import (
 )
 from mpctl.estimate.layer_messages import LayerMessages, is_repeated, repeats_last_product
 from mpctl.estimate.network import Network
+from mpctl.estimate.routing import expert_load
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.layer import LayerStack
@@ -158,13 +159,16 @@ class OperatorTimer:
         if not flow.part.has_experts:
             return
         costs = self.profile.experts
-        shown = (1 - costs.hidden) if not self.speed.waits else 1.0
+        sent = {"forward": 0.0, "backward": 0.0, "recompute": 0.0}
         for message in self.messages.of_experts(flow, is_again=is_again):
-            seconds = shown * self.network.seconds(message) / self._exchange(message)
-            if message.phase == "forward":
-                work.ep_forward += seconds
-            else:
-                work.ep_backward += seconds
+            sent[message.phase] += self.network.seconds(message) / self._exchange(message)
+        if not self.speed.waits:
+            beside = [costs.beside * seconds for seconds in self._shared_seconds(flow)]
+            for phase, seconds in zip(sent, (*beside, beside[0]), strict=True):
+                sent[phase] -= min(costs.beside * sent[phase] / 2, seconds)
+                sent[phase] *= 1 - costs.hidden
+        work.ep_forward += sent["forward"]
+        work.ep_backward += sent["backward"] + sent["recompute"]
         rows = float(self.sizes["routed"] * self.model.hidden * self.width)
         inner = float(self.sizes["routed"] * self.model.expert_width * self.width)
         inner *= (2 if self.model.gated else 1) / self.job.parallel.etp
@@ -175,13 +179,29 @@ class OperatorTimer:
             work.forward += wait
             work.dgrad += wait * flow.after
 
+    def _shared_seconds(self, flow: GradFlow) -> tuple[float, float]:
+        """Seconds of the shared experts' products, forward and backward."""
+        ahead = back = 0.0
+        for product in flow.part.products:
+            if "shared_ffn" in product.weight:
+                times = self.product_times(product, flow)
+                ahead, back = ahead + times.forward, back + times.inputs + times.weights
+        return ahead, back
+
     def _exchange(self, message: Message) -> float:
-        """The share of a link's bandwidth for rings that a message of rows reaches."""
+        """The share of a link's bandwidth for rings that an all-to-all reaches; of rows, which the
+        fullest rank has more of, less."""
         if message.kind != "all_to_all":
             return 1.0
         costs = self.profile.experts
         is_once = self.messages.experts.dispatcher in ("deepep", "hybridep")
-        return costs.once if is_once else costs.exchange
+        reached = costs.once if is_once else costs.exchange
+        return reached / self._load if message.what == ROWS else reached
+
+    @cached_property
+    def _load(self) -> float:
+        """Rows of the fullest rank of experts over the mean."""
+        return expert_load(self.layout).load
 
     def end(self, flow: GradFlow) -> OpTimes:
         """Before the first or after the last layer of a stack; logits bring their loss."""

@@ -202,6 +202,11 @@ class ExpertCosts(StrictModel):
     hidden: Share = Field(
         0.0, description="share of the messages of rows that is sent during computation"
     )
+    beside: Share = Field(
+        0.0,
+        description="share of the rows on their way to experts, and of their gradients on the way "
+        "back, that is sent while the shared experts' products run",
+    )
     wait: Seconds = Field(
         1e-3,
         description="seconds that an accelerator stands still in a layer's forward, and in its "

@@ -210,6 +210,28 @@ def test_rows_take_as_long_as_their_messages_less_what_is_hidden() -> None:
     assert slow.ep_backward == pytest.approx(2 * rows)
 
 
+def test_the_fullest_rank_receives_more_rows() -> None:
+    rows = 2 * 0.75 * K * T * ROW / 1e9
+    _, _, skewed = block_times({"parallel.ep": 4, "training.moe_load": 1.5})
+    assert skewed.ep_backward == pytest.approx(1.5 * rows)
+
+
+def test_shared_experts_hide_rows_on_their_way() -> None:
+    """Half of the messages of a direction are on their way to the experts; no more of it is hidden
+    than the products take."""
+    shared = {"parallel.ep": 4, "model.shared_expert_ffn": 256}
+    rows = 2 * 0.75 * K * T * ROW / 1e9
+    operators, flow, plain = block_times(shared)
+    assert plain.ep_backward == pytest.approx(rows)
+    products = [p for p in flow.part.products if p.name.startswith("mlp.shared")]
+    times = [operators.product_times(p, flow) for p in products]
+    back = sum(t.inputs + t.weights for t in times)
+    _, _, beside = block_times(shared, beside=1.0)
+    assert 0 < back < rows / 2 and beside.ep_backward == pytest.approx(rows - back)
+    _, _, some = block_times(shared, beside=0.01)
+    assert some.ep_backward == pytest.approx(rows - min(0.01 * rows / 2, 0.01 * back))
+
+
 def test_passes_and_waits_are_those_of_the_profile() -> None:
     _, _, plain = block_times({"parallel.ep": 4, "cluster.device.memory_bandwidth": 1e9})
     _, _, more = block_times(
