@@ -19,7 +19,7 @@ from mpctl.axes import dense_order, expert_order, parse_order, sizes_text
 from mpctl.errors import Offer
 from mpctl.layout.draft import LayoutDraft
 from mpctl.layout.link_levels import topology_levels
-from mpctl.rules.check import Check, divides, refusal
+from mpctl.rules.check import MOST_OFFERED, Check, divides, refusal
 from mpctl.rules.layout import domain_text
 from mpctl.rules.sizes import kept_experts, needs_sequence_parallel, views_agree
 from mpctl.sharding import divisors
@@ -127,9 +127,12 @@ def expert_mode_rules(job: JobSpec) -> Iterator[Check]:
     has_experts = job.has_experts
     if mode == "1d" or not (has_experts or (model is not None and model.is_mla)):
         return
-    what = "experts" if has_experts else "latent attention"
-    message = f"{mode} cuts samples and hidden states, and {what} are not run so"
+    what = "experts are" if has_experts else "latent attention is"
+    message = f"{mode} cuts samples and hidden states, and {what} not run so"
     offer = Offer("parallel.tensor_mode", ("1d",), "tensor_mode")
+    if needs_sequence_parallel(job):
+        split = (("parallel.sequence_parallel", True),)
+        offer = offer._replace(also=split, suffix=" with --sequence-parallel")
     yield refusal("experts-in-1d", "parallel.tensor_mode", message, offer)
 
 
@@ -168,6 +171,11 @@ def _keys_of_none(model: ModelSpec) -> Iterator[Check]:
                         "give model.experts, or leave it out")  # fmt: skip
 
 
+def _up_to(most: int) -> tuple[int, ...]:
+    """The largest numbers up to a bound; a bound may be millions."""
+    return tuple(range(max(1, most - MOST_OFFERED + 1), most + 1))
+
+
 def _choice(model: ModelSpec, experts: int) -> Iterator[Check]:
     """How many experts a token chooses, and from which groups."""
     k, groups, kept = (
@@ -175,7 +183,7 @@ def _choice(model: ModelSpec, experts: int) -> Iterator[Check]:
     )  # fmt: skip
     where = "model.experts_per_token"
     if k > experts:
-        offer = Offer(where, tuple(range(1, experts + 1)), "experts_per_token", near=k)
+        offer = Offer(where, _up_to(experts), "experts_per_token", near=k)
         yield refusal("experts-per-token", where, f"{k} is above {plural(experts, 'expert')}",
                       offer, more=f"model.experts {k}")  # fmt: skip
     elif k == 1 and model.router_score == "softmax" and model.router_renormalize:
@@ -187,7 +195,7 @@ def _choice(model: ModelSpec, experts: int) -> Iterator[Check]:
         least = -(-k * groups // experts)
         message = f"{k} is above the {kept_experts(model)} experts of {plural(kept, 'kept group')}"
         yield refusal("experts-in-groups", where, message,
-                      Offer(where, tuple(range(1, kept_experts(model) + 1)), near=k),
+                      Offer(where, _up_to(kept_experts(model)), near=k),
                       more=f"router_groups_per_token {least}")  # fmt: skip
 
 
@@ -204,7 +212,7 @@ def _groups(model: ModelSpec, experts: int) -> Iterator[Check]:
         yield refusal("router-groups", where, message, offer)
     if kept > groups:
         at, rule = "model.router_groups_per_token", "router-groups-kept"
-        offer = Offer(at, tuple(range(1, groups + 1)), near=kept)
+        offer = Offer(at, _up_to(groups), near=kept)
         yield refusal(rule, at, f"{kept} is above {plural(groups, 'group')}", offer)
 
 
