@@ -22,9 +22,10 @@ makes a step faster than the family's bound, which counts kernels, host and pipe
 memory than LayoutEvaluator.min_bytes; a setting that does belongs to axes or family.
 
 Of a model with experts every ep is tried that divides them and, with pp, the world; etp tp where
-there are too few experts for an ep as large as both: the same ranks with etp 1 hold as much,
-compute as much, and get each row once. Where tp is above 1 the sequence is split over it, so that
-no token is routed twice, and an order is tried if both views of the ranks have its pipelines.
+there are too few experts for an ep as large as both: as many ranks with etp 1 hold and compute as
+much, within 2 %, and get each row once. Where tp is above 1 the sequence is split over it, so that
+no token is routed twice, and an order is tried if both views of the ranks have its pipelines. A cp
+and a micro batch with a common divisor are left out: more replicas divide samples at less cost.
 
 A size of tp is tried as a row of ranks (1d) where that divides the model; as a square (2d), layers
 of squares (2.5d) or a cube (3d) where the job's runtime runs that tensor mode and the rules accept
@@ -40,6 +41,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import permutations
+from math import gcd
 from typing import Any, NamedTuple
 
 from mpctl.axes import (
@@ -213,11 +215,20 @@ class SearchSpace:
     def _layer_settings(self, sizes: LayoutSettings, grid: TensorGrid) -> Iterator[LayoutSettings]:
         sizes = sizes._replace(tensor_mode=grid.mode, tensor_depth=grid.axes.get("depth"))
         for micro in self.micro_batch_sizes(sizes.dp):
+            if self._cuts_in_vain(sizes.cp, micro):
+                continue
             for splits in self.sequence_parallel(grid, sizes.cp):
                 layout = sizes._replace(micro_batch_size=micro, sequence_parallel=splits)
                 if micro % grid.sample_parts == 0 and runs_in_mode(layout):
                     for recompute in self._recompute_modes:
                         yield layout._replace(recompute=recompute)
+
+    def _cuts_in_vain(self, cp: int, micro: int) -> bool:
+        """Of a model with experts, whether cp cuts samples of which whole ones could be divided: a
+        cp and a micro batch half as large, with twice the replicas, have as many rows, micro
+        batches and bytes, and exchange fewer keys and values."""
+        is_free = self.fixed.keys().isdisjoint(("cp", "dp", "micro_batch_size"))
+        return self.model.experts is not None and is_free and gcd(cp, micro) > 1
 
     def microbatches(self, layout: LayoutSettings) -> int:
         """Micro batches of a replica in one step."""

@@ -131,6 +131,30 @@ def test_experts_are_placed_in_every_legal_way(name: str) -> None:
         assert layout.expert_sizes == SearchSpace(job).job_of(layout).expert_sizes
 
 
+@pytest.mark.parametrize("name", ["experts", "every-other"])
+def test_what_is_left_out_for_experts_is_beaten_by_what_is_tried(name: str) -> None:
+    """etp where ep can take its place, and cp of several whole samples."""
+    space = SearchSpace(model_job(name, **{"training.global_batch_size": 32}))
+    evaluator = LayoutEvaluator(space)
+    seen = 0
+    for one in samples(space, 400):
+        worse: list[tuple[LayoutSettings, float]] = []
+        if one.dp % 2 == 0 and one.order == "tp-cp-dp-pp":
+            twice = {"cp": 2 * one.cp, "dp": one.dp // 2}
+            two = one._replace(**twice, micro_batch_size=2 * one.micro_batch_size)
+            worse.append((two, 0.0005))
+        if one.tp > 1 and one.ep % one.tp == 0:
+            worse.append((one._replace(etp=one.tp, ep=one.ep // one.tp), 0.02))
+        for layout, error in worse:
+            if evaluator.is_legal(layout):
+                seconds, others = map(evaluator.step_seconds, (one, layout))
+                assert seconds is not None and others is not None
+                assert seconds <= others * (1 + error)
+                assert evaluator.device_bytes(one) <= evaluator.device_bytes(layout) * 1.02
+                seen += 1
+    assert seen > 30
+
+
 def test_a_dense_model_is_not_asked_for_experts() -> None:
     layouts = SearchSpace(job_of()).layouts()
     assert {(layout.ep, layout.etp) for layout in layouts} == {(1, 1)}
