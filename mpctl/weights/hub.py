@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path, PurePath
+from typing import Any
 
 from mpctl.checkpoint.tensor_header import (
     AGAIN,
@@ -125,6 +126,8 @@ def open_hub(folder: Path) -> Hub:
     if (kind := config["model_type"]) not in builtin_schemes():
         raise InputError.of("no-hub-class", str(path), f"weights of {kind} are not read by this "
                             "version", f"use {', '.join(builtin_schemes())}")  # fmt: skip
+    if issue := _quantization_issue(path, config.get("quantization_config")):
+        raise InputError([issue])
     # Names and paths of this machine would be copied into everything made from it.
     model = model.model_copy(update={"name": None, "source": None})
     scheme, rows = get_scheme(model), rows_of(model)
@@ -140,7 +143,8 @@ def open_hub(folder: Path) -> Hub:
         if (stored := tuple(copy for copy in names if copy in unread))
     }
     more = config.get(scheme.predicts_more) if scheme.predicts_more else None
-    skipped, tensors = _predicting_layers(tensors, model.layers, int(more or 0))
+    more = more if type(more) is int else 0
+    skipped, tensors = _predicting_layers(tensors, model.layers, more)
     hub = Hub(folder, model, rows, tensors, copies, biases_of(model), skipped)
     # Tensors that may be in an unreadable file are not reported as missing.
     is_complete = not issues
@@ -149,6 +153,18 @@ def open_hub(folder: Path) -> Hub:
     if issues:
         raise InputError(issues)
     return hub
+
+
+def _quantization_issue(path: Path, stated: Any) -> Issue | None:
+    """An issue where config.json says that weights are quantized in another way than by blocks of
+    128 x 128 in fp8."""
+    table = stated if isinstance(stated, dict) else {}
+    method, block = table.get("quant_method", "fp8"), table.get("weight_block_size", [BLOCK, BLOCK])
+    if stated is None or (method, block) == ("fp8", [BLOCK, BLOCK]):
+        return None
+    message = f"weights are quantized by {method!r:.40} in blocks of {block!r:.40}"
+    hint = f"use fp8 in blocks of {BLOCK} x {BLOCK}, or weights in 16 bits"
+    return Issue("weights-dtype", str(path), message, hint)
 
 
 def _copy_issues(hub: Hub, scheme: Scheme) -> Iterator[Issue]:

@@ -407,6 +407,19 @@ def test_fp8_without_its_scales_is_refused(fp8: Any) -> None:
     assert second.rule == "weights-shape" and f"{misfit} is F32 [1, 1]" in second.message
 
 
+def test_another_quantization_is_refused_in_words(copied: Any) -> None:
+    folder = copied("mixtral")
+    for table in (
+        {"quant_method": "mxfp4"},
+        {"quant_method": "fp8", "weight_block_size": [64, 64]},
+    ):
+        configure(folder, quantization_config=table)
+        (issue,) = issues_of(folder)
+        assert issue.rule == "weights-dtype" and "fp8 in blocks of 128 x 128" in issue.hint
+    configure(folder, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    assert open_hub(folder).model.experts == 4
+
+
 def test_layers_of_multi_token_prediction_are_noted_and_not_read(
     copied: Any, tmp_path: Path
 ) -> None:
