@@ -19,7 +19,7 @@ from mpctl.operators.matmul import Dims
 from mpctl.sharding import padded_vocab
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
-from mpctl.spec.training import TrainingSpec
+from mpctl.spec.training import CORE, TrainingSpec
 from mpctl.tensor_grid import FEATURES
 from mpctl.units import DTYPE_BYTES
 
@@ -68,10 +68,11 @@ class ActivationShapes(NamedTuple):
     offloaded from the device. fetched_parts: the same for the input that backward prefetches from
     the host (layers/recompute.py); 0 where nothing is prefetched. queries: columns of queries and
     of keys in latent attention, where inner are those of the values; latents: of what queries, and
-    what keys with values, are computed from. routed: rows that the experts of the fullest rank
-    compute; experts: of a layer, on all ranks; expert_ffn, shared_ffn: columns of one expert and of
-    the shared ones; score_tensors: tensors with a number for each token and expert that the router
-    keeps; token_weights: numbers of each token that it keeps besides.
+    what keys with values, are computed from, and of the keys' part with positions. routed: rows
+    that the experts of the fullest rank compute; experts: of a layer, on all ranks; expert_ffn,
+    shared_ffn: columns of one expert and of the shared ones. modules: what selective recomputation
+    repeats besides attention's scores. score_tensors: tensors with a number for each token and
+    expert that the router keeps; token_weights: numbers of each token that it keeps besides.
     """
 
     kernels: KernelSet
@@ -114,6 +115,7 @@ class ActivationShapes(NamedTuple):
     etp: int = 1
     expert_ffn: int = 0
     shared_ffn: int = 0
+    modules: frozenset[str] = frozenset()
     score_tensors: int = 0
     token_weights: int = 0
 
@@ -234,11 +236,12 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
         is_flash=model.attention == "flash",
         dropout=t.dropout > 0 or assumed,
         attention_dropout=t.attention_dropout > 0 or assumed,
-        recompute=t.recompute,
+        recompute="none" if t.repeated_modules and CORE not in t.repeated_modules else t.recompute,
         input_parts=0 if t.offload_activations else input_parts,
         fetched_parts=input_parts if _fetches_ahead(layout) else 0,
         queries=model.heads * model.qk_size // features,
         latents=latent_columns(model),
+        modules=t.repeated_modules - {CORE},
         **_experts_sizes(layout, sizes),
     )
 

@@ -213,11 +213,16 @@ def _layer(shapes: ActivationShapes, block: OperatorGroup) -> LayerBytes:
     ]
     mlp = shapes.bytes_of(of_last)
     scores = shapes.bytes_of(t for t in (*layer.saved, *layer.recomputed) if t.is_scores)
-    repeated = again - (own if shapes.input_parts == 1 else 0) if recomputes_all else 0.0
+    repeated = 0.0
+    if recomputes_all:
+        repeated = again - (own if shapes.input_parts == 1 else 0)
+    elif shapes.modules:  # those of the MLP, and after it those of attention
+        repeated = shapes.bytes_of(t for t in layer.recomputed if t.part == last.part)
+        again -= repeated
     activation = next(one for one in block.flat if isinstance(one, Activation))
     features: int = getattr(shapes, activation.reads[-1])
     inner, matrix = rows * features * shapes.value, matrix_bytes(shapes, features)
-    if activation.reads[0] == "routed":
+    if activation.reads[0] == "routed":  # shared experts, if any, take less
         inner = shapes.routed * features * shapes.value
         matrix *= shapes.local_experts
     gathers = 2 * stream if shapes.splits else 0.0
@@ -233,7 +238,7 @@ def _layer(shapes: ActivationShapes, block: OperatorGroup) -> LayerBytes:
         up = product_bytes(shapes, x=stream, w=columns * matrix, y=columns * inner) - inner
         in_mlp = max(in_mlp, own + up)
     copies = kernels.score_copies[not block.cores[0].has_sample_mask]
-    behind = (repeated or again) - mlp + own + scores * copies
+    behind = ((repeated if recomputes_all else 0.0) or again) - mlp + own + scores * copies
     fetched = own / shapes.fetched_parts if shapes.fetched_parts else 0.0
     temporary = fetched + max(repeated + in_mlp, behind)
     # Deferred, the activation's result stays while its gradient is made, and of a row product the

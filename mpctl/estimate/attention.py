@@ -27,6 +27,7 @@ from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.kernel_sets import KernelSet, kernel_set
 from mpctl.operators.layer import AttentionOp
 from mpctl.spec.runtime import RuntimeProfile
+from mpctl.spec.training import CORE
 
 
 def kernels_of(layout: JobLayout) -> KernelSet:
@@ -50,7 +51,7 @@ def keeps_no_scores(layout: JobLayout) -> bool:
 
 def repeats_core(layout: JobLayout, core: AttentionOp) -> bool:
     """Whether selective recomputation runs this attention again in backward."""
-    if layout.job.training.recompute != "selective":
+    if CORE not in layout.job.training.repeated_modules:
         return False
     if kernels_of(layout).attention != "torch" or layout.model.attention != "flash":
         return True

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from mpctl.errors import InputError
 from mpctl.estimate.attention import repeats_core
 from mpctl.estimate.communication import batch_sizes
-from mpctl.estimate.layer_messages import is_repeated
+from mpctl.estimate.layer_messages import is_repeated, repeated_products
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.flops import FlopCounter
 from mpctl.operators.grad_flow import GradFlow
@@ -59,7 +59,9 @@ def _repeated(layout: JobLayout, flow: GradFlow) -> float:
     if is_repeated(layout, layout.profile, flow):
         return part_flops(layout, flow, FORWARD)
     cores = [core for core in flow.cores if repeats_core(layout, core)]
-    return sum((_core_flops(layout, core, flow, FORWARD) for core in cores), 0.0)
+    products = repeated_products(layout, layout.profile, flow)
+    again = sum(map(_counter(layout).product, products)) / layout.job.parallel.tp
+    return again + sum((_core_flops(layout, core, flow, FORWARD) for core in cores), 0.0)
 
 
 def block_flops(layout: JobLayout, flow: GradFlow, kinds: Collection[Kind] = ALL) -> float:

@@ -45,6 +45,7 @@ from mpctl.operators.tensor_messages import (
     product_messages,
 )
 from mpctl.spec.runtime import RuntimeProfile
+from mpctl.spec.training import CORE
 
 NO_GRADIENTS = GradNeeds(False, False, False)
 
@@ -186,10 +187,12 @@ class LayerMessages:
     ) -> Iterator[Message]:
         """Over tp, in the repeated forward: those of `messages` that its products and norms send
         again, and its partitioned input."""
-        if self.tp == 1 or not is_repeated(self.layout, self.profile, flow):
+        products = repeated_products(self.layout, self.profile, flow) if self.tp > 1 else ()
+        if not products:
             return
-        again = {product.name for product in repeated_products(self.layout, self.profile, flow)}
-        again.update(norm.name for norm in (*flow.part.norms, *flow.part.width_norms))
+        again = {product.name for product in products}
+        if is_repeated(self.layout, self.profile, flow):
+            again.update(norm.name for norm in (*flow.part.norms, *flow.part.width_norms))
         for message in messages:
             if message.phase == "forward" and message.product in again:
                 yield message._replace(phase="recompute")
@@ -231,7 +234,7 @@ class LayerMessages:
     def _repeats_scores(self) -> bool:
         """Whether selective recomputation exchanges keys and values again: ours keeps the gathered
         tensors, others pass them round a ring and keep none."""
-        is_selective = self.layout.job.training.recompute == "selective"
+        is_selective = CORE in self.layout.job.training.repeated_modules
         repeats_core = self.profile.operators.recompute == "core"
         return is_selective and repeats_core and not kernels_of(self.layout).gathers_keys
 
@@ -273,6 +276,14 @@ def forward_flow(flow: GradFlow) -> GradFlow:
 # attention.output and mlp.up run again, mlp.down does not.
 
 
+MODULE_PRODUCTS = {
+    "mla_up_proj": ("attention.query_up", "attention.key_value_up"),
+    "shared_experts": ("mlp.shared.up", "mlp.shared.down"),
+    "mlp": ("mlp.up", "mlp.down"),
+}
+"""Products that selective recomputation of a module (training.recompute_modules) runs again."""
+
+
 def repeats_last_product(layout: JobLayout, profile: RuntimeProfile, flow: GradFlow) -> bool:
     """Whether full recomputation runs a layer's last product again; of a layer with experts, whose
     results are weighed behind it, always."""
@@ -295,10 +306,13 @@ def is_repeated(layout: JobLayout, profile: RuntimeProfile, flow: GradFlow) -> b
 def repeated_products(
     layout: JobLayout, profile: RuntimeProfile, flow: GradFlow
 ) -> tuple[MatMul, ...]:
-    """The matrix products of a layer that full recomputation runs again in its backward."""
-    if not is_repeated(layout, profile, flow):
-        return ()
+    """The matrix products of a layer that recomputation runs again in its backward, full, or
+    selective of modules that have some."""
     products = flow.part.products
+    if not is_repeated(layout, profile, flow):
+        modules = layout.job.training.repeated_modules if flow.after else ()
+        names = {name for module in modules for name in MODULE_PRODUCTS.get(module, ())}
+        return tuple(product for product in products if product.name in names)
     return products if repeats_last_product(layout, profile, flow) else products[:-1]
 
 

@@ -33,7 +33,12 @@ from mpctl.estimate.kernels import (
     Speed,
     product_seconds,
 )
-from mpctl.estimate.layer_messages import LayerMessages, is_repeated, repeats_last_product
+from mpctl.estimate.layer_messages import (
+    LayerMessages,
+    is_repeated,
+    repeated_products,
+    repeats_last_product,
+)
 from mpctl.estimate.network import Network
 from mpctl.estimate.routing import expert_load
 from mpctl.layout.job_layout import JobLayout
@@ -290,6 +295,8 @@ class OperatorTimer:
                 work.dgrad -= last.forward
         elif training.recompute == "selective" and flow.after:
             if self.profile.operators.recompute == "core":
+                for product in repeated_products(self.layout, self.profile, flow):
+                    self._product(repeated, product, flow, ())
                 work.again(OpTimes(repeated.forward))
             else:  # every other product, all memory-bound kernels, no attention
                 bound = work.forward - products - scores.forward

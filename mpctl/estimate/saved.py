@@ -46,6 +46,11 @@ LATENTS = {
     KEY_LATENT: "key_latent",
 }
 """The columns of each tensor of latents (ActivationShapes)."""
+MADE_OF_LATENTS = frozenset({
+    "queries", "keys", "values", "attention.query_up input", "attention.key_value_up input",
+    "attention.query_latent_norm statistics", "attention.key_value_latent_norm statistics",
+})  # fmt: skip
+"""Tensors that follow from the results of the products of the latents."""
 LOSS_FLOATS = 4  # of each token: its loss, the softmax's maximum and sum, the target's logit
 
 
@@ -68,7 +73,28 @@ def layer_activations(shapes: ActivationShapes, block: OperatorGroup) -> LayerAc
         return LayerActivations((layer_input, *chosen), saved + again)
     if shapes.recompute == "selective" and shapes.kernels.keeps_second_products:
         return LayerActivations(_second_products(rows), saved + again)
-    return LayerActivations(saved, again)
+    dropped = [tensor for tensor in saved if _is_of_module(shapes, block, tensor)]
+    kept = [tensor for tensor in saved if tensor not in dropped]
+    return LayerActivations(kept, again + dropped)
+
+
+def _is_of_module(shapes: ActivationShapes, block: OperatorGroup, tensor: SavedTensor) -> bool:
+    """Whether a module that selective recomputation repeats makes the tensor, in other kernel sets
+    than ours: Megatron's --recompute-modules."""
+    modules, name = shapes.modules, tensor.name
+    if not modules:
+        return False
+    norms = {norm.name for norm in block.norms}
+    normed = {f"{product.name} input" for product in block.products if product.value in norms}
+    has_latents = any(core.latent for core in block.cores)
+    is_made = {
+        "mla_up_proj": has_latents and name in MADE_OF_LATENTS,
+        "moe_act": name == "mlp.experts.down input",
+        "shared_experts": "shared_ffn" in tensor.dims,
+        "layernorm": name in normed,
+        "mlp": "ffn" in tensor.dims,
+    }
+    return any(is_made.get(module, False) for module in modules)
 
 
 def forward_activations(

@@ -27,6 +27,7 @@ from mpctl.interop.megatron_flags import (
 from mpctl.layout.topology import zero_stage
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
+from mpctl.spec.training import CORE
 
 PRECISION = {
     "bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_delayed_scaling_mixed",
@@ -90,7 +91,7 @@ def _layout(plan: Plan) -> Fields:
     yield "model.account_for_loss_in_pipeline_split", p.loss_is_layer
     yield "model.recompute_granularity", None if t.recompute == "none" else t.recompute
     if t.recompute == "selective":
-        yield "model.recompute_modules", ["core_attn"]
+        yield "model.recompute_modules", [*(t.recompute_modules or (CORE,))]
     if t.recompute == "full":
         yield "model.recompute_method", "uniform"
         yield "model.recompute_num_layers", 1

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from mpctl.errors import InputError, Issue
 from mpctl.interop import megatron_experts
@@ -49,6 +49,7 @@ from mpctl.planning.plan import Overrides
 from mpctl.rules.check import Check
 from mpctl.rules.layout import is_countable
 from mpctl.spec.load import job_from_raw
+from mpctl.spec.training import CORE, RecomputeModule
 from mpctl.units import plural
 
 SAMPLES = {
@@ -254,10 +255,13 @@ def _read_recompute(reader: FlagReader) -> None:
         given = "selective"
     if given not in ("", "selective", "full"):
         reader.wrong("--recompute-granularity", f"{given!r} is not known", "use selective or full")
-    modules = reader.flags.get("--recompute-modules", ("core_attn",))
-    if given == "selective" and modules != ("core_attn",):
-        message = f"{' '.join(modules)}: a job recomputes core_attn alone"
-        reader.wrong("--recompute-modules", message, "use core_attn, or granularity full")
+    modules = reader.flags.get("--recompute-modules", (CORE,))
+    if given == "selective" and not {*modules} <= {*get_args(RecomputeModule)}:
+        message = f"{' '.join(modules)}: not all of these are planned"
+        hint = f"use {' '.join(get_args(RecomputeModule))}, or granularity full"
+        reader.wrong("--recompute-modules", message, hint)
+    elif given == "selective" and modules != (CORE,):
+        reader.settings["training.recompute_modules"] = list(modules)
     method = reader.value("--recompute-method", "uniform")
     per = reader.value("--recompute-num-layers", "1")
     if given == "full" and (method, per) != ("uniform", "1"):

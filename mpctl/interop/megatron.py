@@ -48,6 +48,7 @@ from mpctl.pipeline.stages import Span
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec, is_set
+from mpctl.spec.training import CORE
 
 LIMITS = LauncherLimits(
     "Megatron-LM", orders=tuple(ORDERS), dtypes=("fp32", "bf16", "fp16", *NARROW_FLAGS),
@@ -263,7 +264,8 @@ def _batch_flags(job: JobSpec) -> Flags:
             yield "--accumulate-allreduce-grads-in-fp32"
         yield from plain_flags(job, FP16_FLAGS)
     if t.recompute == "selective":
-        yield from ("--recompute-granularity", "selective", "--recompute-modules", "core_attn")
+        yield from ("--recompute-granularity", "selective", "--recompute-modules")
+        yield from t.recompute_modules or (CORE,)
     if t.recompute == "full":
         yield from ("--recompute-granularity", "full", "--recompute-method", "uniform")
         yield from ("--recompute-num-layers", "1")

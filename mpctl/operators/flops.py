@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.layer import AttentionOp
-from mpctl.operators.matmul import GradNeeds
+from mpctl.operators.matmul import GradNeeds, MatMul
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.parallel import ParallelSpec
 
@@ -60,15 +60,18 @@ class FlopCounter(NamedTuple):
     def products(self, flow: GradFlow, passes: Callable[[GradNeeds], int]) -> int:
         """FLOP x tp of the matrix products of a layer or an end, each `passes` times; looking up a
         table costs nothing."""
-        total = 0
-        for product in flow.part.products:
-            if not product.is_lookup:
-                weight = product.matrix
-                rows = prod(self.sizes[dim] for dim in product.rows)
-                alike = 1 if weight.is_split or self.splits else self.tp
-                numel = weight.numel // (weight.shape[0] if product.is_grouped else 1)
-                total += 2 * rows * numel * alike * passes(flow.needs[product.name])
-        return total
+        return sum(
+            self.product(product) * passes(flow.needs[product.name])
+            for product in flow.part.products
+            if not product.is_lookup
+        )
+
+    def product(self, product: MatMul) -> int:
+        """FLOP x tp of one matrix product, once."""
+        weight, rows = product.matrix, prod(self.sizes[dim] for dim in product.rows)
+        alike = 1 if weight.is_split or self.splits else self.tp
+        numel = weight.numel // (weight.shape[0] if product.is_grouped else 1)
+        return 2 * rows * numel * alike
 
     def scores(self, core: AttentionOp, passes: int) -> int:
         """FLOP x tp of one attention, `passes` times; keys are those of the full sequence."""

@@ -38,8 +38,10 @@ class KernelSet(NamedTuple):
     casts: whether a cast of dY to fp8 is counted.
 
     Of a rank: keeps_tables: tables of rotary positions. fetches_ahead: offloaded inputs come back
-    before they are needed, on CUDA. slices_buckets: ZeRO shares flat buckets in padded slices,
-    others divide states evenly. fuses_variants: every variant of attention is one kernel on CUDA.
+    before they are needed, on CUDA. repeats_modules: selective recomputation may take other parts
+    of a layer than attention's scores (training.recompute_modules). slices_buckets: ZeRO shares
+    flat buckets in padded slices, others divide states evenly. fuses_variants: every variant of
+    attention is one kernel on CUDA.
     """
 
     keeps_narrow: bool = False
@@ -58,6 +60,7 @@ class KernelSet(NamedTuple):
     casts: bool = False
     keeps_tables: bool = False
     fetches_ahead: bool = False
+    repeats_modules: bool = False
     slices_buckets: bool = False
     fuses_variants: bool = False
 
@@ -69,7 +72,7 @@ KERNEL_SETS = {
         gate_gradients=3, score_copies=(2, 1), loss="blocks", casts=True, keeps_tables=True,
         fetches_ahead=True, slices_buckets=True, fuses_variants=True,
     ),
-    "megatron": KernelSet(keeps_narrow=True),
+    "megatron": KernelSet(keeps_narrow=True, repeats_modules=True),
     "eager": KernelSet(keeps_gate=True),
     "half": KernelSet(keeps_second_products=True),
 }  # fmt: skip

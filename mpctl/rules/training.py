@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from mpctl.errors import Offer
 from mpctl.families import get_table
 from mpctl.operators import fused_attention
+from mpctl.operators.kernel_sets import kernel_set
 from mpctl.rules.check import Check, refusal
 from mpctl.rules.sizes import head_columns
 from mpctl.sharding import divisors
 from mpctl.spec.job import HALVES, JobSpec
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.runtime import get_profile
+from mpctl.spec.training import CORE
 from mpctl.units import plural
 
 
@@ -149,6 +151,21 @@ def recompute_rules(job: JobSpec) -> Iterator[Check]:
         yield Check(
             "partition-or-sequence", "error", "training.partition_activations", message, hint
         )
+
+
+def module_rules(job: JobSpec) -> Iterator[Check]:
+    """Megatron alone recomputes other parts of a layer than attention's scores."""
+    training, rule, where = job.training, "recompute-modules", "training.recompute_modules"
+    given = " ".join(training.recompute_modules)
+    if not given:
+        return
+    if training.recompute != "selective":
+        message = f"{given} needs recompute selective, and recompute is {training.recompute}"
+        yield Check(rule, "error", where, message, "use training.recompute selective")
+    kernels = get_profile(training.runtime).memory.kernels
+    if given != CORE and not kernel_set(kernels, training.runtime).repeats_modules:
+        message = f"{given}: {training.runtime} recomputes {CORE} alone"
+        yield Check(rule, "error", where, message, "use runtime megatron-core, or leave it out")
 
 
 def dtype_rules(job: JobSpec) -> Iterator[Check]:

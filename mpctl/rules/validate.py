@@ -75,6 +75,7 @@ RULES: tuple[Rule | DraftRule, ...] = (
     Rule(training.batch_rules, LAYOUT | BATCH),
     Rule(tensor_mode.sample_rules, LAYOUT | BATCH),
     Rule(training.recompute_rules, BATCH),
+    Rule(training.module_rules, {"training"}),
     Rule(training.attention_rules, {"cluster", "launch", "model", "training"}),
     Rule(training.rate_rules, {"training"}),
     Rule(training.freeze_rules, {"model", "training"}),

@@ -21,9 +21,15 @@ from mpctl.spec.presets import bundled_names, find_file, name_or_path, preset_na
 from mpctl.units import DTYPE_BYTES
 
 RecomputeMode = Literal["none", "selective", "full"]
+RecomputeModule = Literal[
+    "core_attn", "mla_up_proj", "moe_act", "shared_experts", "layernorm", "mlp"
+]
 Dispatcher = Literal["rows", "alltoall", "allgather", "deepep", "hybridep"]
 """How tokens are sent to their experts (estimate/expert_messages.py): `rows` as mpctl does it."""
 
+
+CORE: RecomputeModule = "core_attn"
+"""The module of recompute_modules that every runtime with selective recomputation has."""
 
 Load = Annotated[float, Ge(1), Le(2**16)]
 """A largest load over the mean of all."""
@@ -81,6 +87,13 @@ class TrainingSpec(StrictModel):
         "none",
         description="activations computed again in backward: none, attention's scores (selective) "
         "or everything but each layer's input (full)",
+    )
+    recompute_modules: list[RecomputeModule] = Field(
+        default_factory=list,
+        description="with recompute=selective: what is computed again, core_attn (attention's "
+        "scores) when empty; under Megatron also latent attention's products of its latents "
+        "(mla_up_proj), the activation of experts (moe_act), shared experts, the norms of a layer "
+        "and the MLP of dense layers",
     )
     partition_activations: bool = Field(
         False, description="with recompute=full: shard each layer's saved input over the tp ranks"
@@ -257,6 +270,13 @@ class TrainingSpec(StrictModel):
         """The same with the data type that `auto` stands for, marked as chosen by `auto`."""
         named = self.model_fields_set - {"dtype"}
         return TrainingSpec.model_construct(named, **{**dict(self), "dtype": dtype})
+
+    @property
+    def repeated_modules(self) -> frozenset[str]:
+        """What selective recomputation computes again; nothing in the other modes."""
+        if self.recompute != "selective":
+            return frozenset()
+        return frozenset(self.recompute_modules or [CORE])
 
     @property
     def lowest_rate(self) -> float:

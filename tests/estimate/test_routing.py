@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from mpctl.estimate.activation_shapes import activation_shapes
 from mpctl.estimate.flops import model_and_hardware_flops
 from mpctl.estimate.job import Estimate
 from mpctl.estimate.routing import expert_load, largest_of_normals
+from mpctl.estimate.saved import layer_activations
 from mpctl.layout.job_layout import JobLayout
 from mpctl.spec.load import load_job
 
@@ -122,3 +124,44 @@ def test_the_largest_of_normals_is_on_lines_between_the_table() -> None:
     assert [largest_of_normals(n) for n in (1, 8, 64, 1024)] == [0, 1.42, 2.34, 3.25]
     assert largest_of_normals(3) == pytest.approx(0.85, abs=0.02)
     assert largest_of_normals(4096) == pytest.approx(3.65)
+
+
+# Megatron keeps of a layer of DeepSeek-V3 and 4096 tokens, in bytes of 2: what --recompute-modules
+# computes again.
+TOKENS, HEADS = 4096, 128
+BY_HAND = {
+    "mla_up_proj": 2 * TOKENS * (HEADS * (192 + 192 + 128) + 1536 + 512) + 2 * 4 * TOKENS,
+    "moe_act": 2 * 8 * TOKENS * 2048,
+    "shared_experts": 2 * TOKENS * 3 * 2048,
+    "layernorm": 2 * 2 * TOKENS * 7168,
+    "mlp": 0,
+}
+
+
+@pytest.mark.parametrize("module", BY_HAND)
+def test_recomputed_modules_keep_less_by_hand(module: str) -> None:
+    megatron = DEEPSEEK | {"training.runtime": "megatron-core", "training.recompute": "selective"}
+    shapes = [
+        activation_shapes(layout_of(megatron, {"training.recompute_modules": modules}))
+        for modules in ([], [module])
+    ]
+    block = layout_of(megatron).table.stacks[0].block_of(60)
+    before, now = (layer_activations(one, block) for one in shapes)
+    again = shapes[1].bytes_of(now.recomputed)
+    assert again == BY_HAND[module]
+    assert shapes[1].bytes_of(now.saved) == shapes[0].bytes_of(before.saved) - again
+
+
+def test_recomputed_modules_repeat_their_products() -> None:
+    """Of a layer, the products that make queries, keys and values of latents once more."""
+    megatron = DEEPSEEK | {"training.runtime": "megatron-core", "training.recompute": "selective"}
+    own = {"training.recompute_modules": ["mla_up_proj"]}
+    model, hardware = model_and_hardware_flops(layout_of(megatron, own))
+    products = 2 * 61 * TOKENS * HEADS * (1536 * 192 + 512 * 256)
+    assert hardware - model == pytest.approx(products)
+    none = {"training.recompute": "none"}
+    plain, again = (Estimate(layout_of(megatron, H100, one)).step_seconds for one in (none, own))
+    assert plain is not None and again is not None and plain < again < 1.1 * plain
+
+
+H100 = {"cluster": "dgx-h100", "cluster.nodes": 1}

@@ -274,7 +274,7 @@ def test_a_flag_is_read(flags: str, setting: str, value: object) -> None:
         ("--tensor-model-parallel-size two", "--tensor-model-parallel-size"),
         ("--tensor-model-parallel-size", "--tensor-model-parallel-size"),
         ("--position-embedding-type yarn", "--position-embedding-type"),
-        ("--recompute-granularity selective --recompute-modules moe", "--recompute-modules"),
+        ("--recompute-granularity selective --recompute-modules mhc", "--recompute-modules"),
         ("--recompute-granularity full --recompute-method block", "--recompute-method"),
         ("--num-virtual-stages-per-pipeline-rank 2 --pipeline-model-parallel-layout EtL",
          "--num-virtual-stages-per-pipeline-rank"),

@@ -52,6 +52,30 @@ CASES = (
         status="warning",
     ),
     Case(
+        "recompute-modules",
+        {
+            "training.runtime": "megatron-core",
+            "training.recompute": "selective",
+            "training.recompute_modules": ["layernorm"],
+        },
+        {
+            "training.runtime": "megatron-core",
+            "training.recompute": "full",
+            "training.recompute_modules": ["layernorm"],
+        },
+        "training.recompute_modules",
+        ("layernorm needs recompute selective, and recompute is full",),
+        r"use training\.recompute selective",
+    ),
+    Case(
+        "recompute-modules",
+        {"training.recompute": "selective", "training.recompute_modules": ["core_attn"]},
+        {"training.recompute": "selective", "training.recompute_modules": ["layernorm", "mlp"]},
+        "training.recompute_modules",
+        ("layernorm mlp: mpctl recomputes core_attn alone",),
+        r"use runtime megatron-core",
+    ),
+    Case(
         "min-rate",
         {"training.learning_rate": 1e-5, "training.min_learning_rate": 1e-5},
         {"training.learning_rate": 1e-5, "training.min_learning_rate": 2e-5},
