@@ -90,10 +90,10 @@ def _agreement(model: ModelSpec) -> Iterator[Check]:
     for key in others:
         yield Check(rule, "error", f"model.{key}", f"is given with {first}",
                     "leave one of them out")  # fmt: skip
-    if (yarn := model.yarn_scaling) is not None and yarn.beta_fast <= yarn.beta_slow:
+    if (yarn := model.yarn_scaling) is not None and yarn.beta_fast < yarn.beta_slow:
         yield Check(rule, "error", "model.yarn_scaling.beta_fast",
-                    f"{yarn.beta_fast:g} is not above beta_slow {yarn.beta_slow:g}",
-                    f"use a number above {yarn.beta_slow:g}")  # fmt: skip
+                    f"{yarn.beta_fast:g} is below beta_slow {yarn.beta_slow:g}",
+                    f"use {yarn.beta_slow:g} or more")  # fmt: skip
     turned = model.rotary_fraction * (model.head_dim or 2)
     if model.position == "rotary" and int(turned) % 2:
         yield Check(rule, "error", "model.rotary_fraction",

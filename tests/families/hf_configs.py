@@ -97,7 +97,8 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
         "deepseek_v3", {**LATENT, **GROUPS, "rope_parameters": {
             **YARN, "mscale": 0.707, "mscale_all_dim": 1.0}},
     ),
-    "kimi-k2": ("kimi_k2", {**LATENT, "n_group": 1, "topk_group": 1}),
+    "kimi-k2": ("kimi_k2", {**LATENT, "n_group": 1, "topk_group": 1, "rope_parameters": {
+        **YARN, "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}}),
 }  # fmt: skip
 # As CONFIGS, of classes with other heads than a decoder's.
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -12,6 +12,7 @@ import torch
 from mpctl.families import get_table
 from mpctl.families.implementation import Batch, build_module
 from mpctl.layers.shard_context import ShardContext
+from mpctl.planning.plan import make_plan
 from mpctl.rules.launched import not_launched
 from mpctl.rules.model import USUAL_LENGTH
 from mpctl.runtime.model_weights import load_chunks
@@ -136,6 +137,14 @@ def test_a_mixture_has_its_published_active_parameters(name: str) -> None:
     table, (total, active) = get_table(model, tp=1), ACTIVE[name]
     assert table.numel / 1e9 == pytest.approx(total, rel=0.015)
     assert table.active_numel(model.experts_per_token) / 1e9 == pytest.approx(active, rel=0.02)
+
+
+@pytest.mark.parametrize("name", [*ACTIVE, "grok-1", "demo-moe"])
+def test_a_mixture_s_preset_is_planned_over_ep(name: str) -> None:
+    keys = {"cluster": "dgx-h100", "nodes": 2, "ep": 4, "global_batch_size": 32}
+    plan = make_plan(load_job(None, {"model": name, **keys}))
+    assert plan.errors == [] and plan.estimate is not None
+    assert 0 < plan.estimate.active_parameters < plan.estimate.parameters
 
 
 @pytest.mark.slow
