@@ -27,6 +27,22 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "tp2 split, full": ("--tp", "2", "--sequence-parallel", "--recompute", "full"),
     "pp2": ("--tp", "1", "--pp", "2"),
 }
+FOUR = ("--gpus-per-node", "4")
+SPLIT = ("--tp", "2", "--sequence-parallel")
+EXPERT_LAYOUTS: dict[str, tuple[str, ...]] = {
+    "1": (*LAYOUTS["1"], "--ep", "1"),
+    "ep 2": ("--ep", "2"),
+    "ep 4": (*FOUR, "--ep", "4"),
+    "ep 2 x tp 2": (*FOUR, *SPLIT, "--ep", "2"),
+    "ep 4 > dp 2": (*FOUR, *SPLIT, "--ep", "4"),
+    "ep 2 x pp 2": (*FOUR, "--pp", "2", "--ep", "2"),
+    "ep 2 x etp 2": (*FOUR, "--ep", "2", "--etp", "2"),
+    "tp 2, etp 2": (*SPLIT, "--ep", "1", "--etp", "2"),
+    "cp 2": ("--cp", "2", "--ep", "2"),
+    "ep 2, zero 3": (*FOUR, "--ep", "2", "--zero", "3"),
+    "ep 2, recompute full": ("--ep", "2", "--recompute", "full"),
+}
+SMALLER = ("--micro-batch-size", "2")  # four replicas share a step
 STEPS = 12
 SETTINGS = ("--steps", str(STEPS), "--micro-batch-size", "4", "--global-batch-size", "8",
             "--device", "cpu", "--set", "model.seq_length=64",
@@ -53,6 +69,13 @@ Largest relative difference to the losses of one process over the {steps} steps:
 The curves of `demo`, a GPT:
 
 {curves}
+
+`demo-moe`, a mixture of 8 experts of which each token passes 2, with a shared expert, a dense first
+layer, dropout and the auxiliary loss by sequence, in micro batches of 2; `tp` is with sequence
+parallelism. Largest relative difference of losses and of auxiliary losses, and the number of tokens
+whose next expert was within rounding:
+
+{experts}
 
 What is left is the order of float32 additions, which training may amplify from step to step, most
 in demo-t5: in float64 the tests hold layers, losses, gradients and final parameters to 1e-10
@@ -99,7 +122,8 @@ def trained(job: str, layout: tuple[str, ...], data: Path, out: Path, *more: str
     quietly("launch", job, *layout, *SETTINGS, *more, "--json", "--run-dir", out, "--set", place)
     compared = json.loads((out / "summary.json").read_text())["plan_beside_run"]
     assert all(rank["agrees"] for rank in compared), out
-    assert (len(compared) == 1) == (layout == LAYOUTS["1"]), (layout, len(compared))
+    is_one = layout[: len(LAYOUTS["1"])] == LAYOUTS["1"]
+    assert (len(compared) == 1) == is_one, (layout, len(compared))
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -128,13 +152,28 @@ def fp16_table(data: Path, scratch: Path) -> str:
     return rows(["", *FP16_LAYOUTS], body)
 
 
+def experts_table(data: Path, scratch: Path) -> str:
+    """A row for each layout of demo-moe."""
+    runs = {
+        name: trained("demo-moe", layout, data, scratch / f"experts-{number}", *SMALLER)
+        for number, (name, layout) in enumerate(EXPERT_LAYOUTS.items())
+    }
+    base, body = runs["1"], []
+    for name, records in runs.items():
+        figures = [f"{strays(losses(records), losses(base)):.1e}"]
+        own, one = ([record["aux_loss"] for record in run] for run in (records, base))
+        near = sum(record["near_ties"] for record in records)
+        body.append([name, *figures, f"{strays(own, one):.1e}", str(near)])
+    return rows(["layout", "loss", "auxiliary loss", "near ties"], body)
+
+
 def rows(head: list[str], body: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *body]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def page(curves: dict[str, dict[str, list[float]]], fp16: str) -> str:
-    """The page, of the losses of every job by layout, and the table of fp16."""
+def page(curves: dict[str, dict[str, list[float]]], experts: str, fp16: str) -> str:
+    """The page, of the losses of every job by layout, and the tables of experts and of fp16."""
     import torch
 
     others = [name for name in LAYOUTS if name != "1"]
@@ -151,6 +190,7 @@ def page(curves: dict[str, dict[str, list[float]]], fp16: str) -> str:
         torch=f"torch {torch.__version__}",
         families=rows(["job", *others], families),
         curves=rows(["step", *LAYOUTS], steps),
+        experts=experts,
         fp16=fp16,
     )
 
@@ -168,7 +208,8 @@ def main() -> None:
             }
             for job in JOBS
         }
-        print(page(curves, fp16_table(data, scratch)), end="")
+        experts = experts_table(data, scratch)
+        print(page(curves, experts, fp16_table(data, scratch)), end="")
 
 
 if __name__ == "__main__":
