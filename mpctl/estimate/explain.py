@@ -198,6 +198,12 @@ def _exchange(layout: JobLayout) -> Iterator[Figure]:
         f"{one.bytes / (experts.tokens * experts.row_bytes):.4g}",
         "estimate/expert_messages.py",
     )  # fmt: skip
+    if one.outer < 1:
+        yield Figure(
+            "routing.sent_once", 100 * one.outer, "%",
+            "bytes that leave a domain, once for each other one / bytes for the ranks there",
+            f"{one.outer:.4g}", "estimate/expert_messages.py",
+        )  # fmt: skip
     topology = layout.topology
     levels = [("rank", 1), ("node", topology.gpus_per_node)]
     levels += [(one.name, one.ranks) for one in shown_levels(layout.job.cluster, topology)]

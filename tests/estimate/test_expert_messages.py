@@ -323,5 +323,11 @@ def test_figures_explain_where_rows_go() -> None:
     assert list(shares.values()) == [87.5, 75.0, 50.0] and len(shares) == 3
     assert figures["routing.rows_an_expert"] == K * T  # one expert on each rank
     assert figures["routing.weight_bound_below"] == pytest.approx(1e12 * WIDTH / 2 / 1e10)
+    assert "routing.sent_once" not in figures
     times = {figure.name for figure in explain_time(layout)}
     assert {"time.ep", "time.blocks.ep_forward", "time.blocks.ep_backward"} <= times
+    job = layout.job.training.model_copy(update={"moe_dispatcher": "deepep"})
+    once = JobLayout.of(layout.job.model_copy(update={"training": job}))
+    figures = {figure.name: figure.value for figure in explain_experts(once)}
+    # two domains of four experts: a token has one in the other with probability 1 - 6/28
+    assert figures["routing.sent_once"] == pytest.approx(100 * (1 - 6 / 28))
