@@ -75,7 +75,8 @@ def _order_notes(document: SearchDocument) -> Iterator[str]:
     """How far the order of the layouts can be trusted (search/find.py)."""
     best = document["best"]
     if any(entry["alike"] for entry in best):
-        yield f"a row is the plainest of what is within {100 * ALIKE:g} % at its tp and pp"
+        sizes = "tp, pp and ep" if "ep" in document["searched"] else "tp and pp"
+        yield f"a row is the plainest of what is within {100 * ALIKE:g} % at its {sizes}"
     if document["objective"] == "memory" or len(best) < 2:
         return
     if document["is_plain_first"]:
