@@ -178,7 +178,8 @@ SHOWN = re.findall(r"^```\n\$ mpctl ([^\n]*)\n(.*?)^```$", DOCUMENT, re.M | re.S
 def without_figures(text: str) -> str:
     """On one line, with all figures of memory and time alike: those change with the estimate."""
     line = " ".join(text.replace("#", " ").split())
-    return re.sub(r"[\d.]+ (ms|s|min)\b", "some s", re.sub(r"[\d.]+ [KMGT]iB", "some GiB", line))
+    line = re.sub(r"([\d.]+ of )?[\d.]+ [KMGT]iB", "some GiB", line)
+    return re.sub(r"[\d.]+ (ms|s|min)\b", "some s", line)
 
 
 @pytest.mark.parametrize(("line", "output"), SHOWN, ids=[line[-30:] for line, _ in SHOWN])
