@@ -219,10 +219,13 @@ def _layer(shapes: ActivationShapes, block: OperatorGroup) -> LayerBytes:
     elif shapes.modules:  # those of the MLP, and after it those of attention
         repeated = shapes.bytes_of(t for t in layer.recomputed if t.part == last.part)
         again -= repeated
-    activation = next(one for one in block.flat if isinstance(one, Activation))
+    activation = max(
+        (one for one in block.flat if isinstance(one, Activation)),
+        key=lambda one: prod(getattr(shapes, dim) for dim in one.reads),
+    )  # of the experts or of the shared ones
     features: int = getattr(shapes, activation.reads[-1])
     inner, matrix = rows * features * shapes.value, matrix_bytes(shapes, features)
-    if activation.reads[0] == "routed":  # shared experts, if any, take less
+    if activation.reads[0] == "routed":
         inner = shapes.routed * features * shapes.value
         matrix *= shapes.local_experts
     gathers = 2 * stream if shapes.splits else 0.0

@@ -221,13 +221,18 @@ PAPER, ZERO_PAPER = "arXiv 2205.05198", "arXiv 1910.02054"
 
 
 def explain_memory(layout: JobLayout) -> Iterator[Figure]:
-    """Figures of one layer of each stack, tensor by tensor, and of every stage."""
+    """Figures of the last layer of each stack, and of the first where only one of them has experts,
+    tensor by tensor, and of every stage."""
     form = activation_shapes(layout)
     for stack in layout.table.stacks:
-        prefix = f"memory.{stack.figure_name}"
-        layer = layer_activations(form, stack.block_of(stack.layers - 1))
-        yield from _layer_tensors(form, prefix, layer.saved)
-        yield from _layer_tensors(form, f"{prefix}.again", layer.recomputed)
+        first, last = stack.block_of(0), stack.block_of(stack.layers - 1)
+        blocks = {f"memory.{stack.figure_name}": last}
+        if first.has_experts != last.has_experts:
+            blocks[f"memory.first-of-{stack.figure_name}"] = first
+        for prefix, block in blocks.items():
+            layer = layer_activations(form, block)
+            yield from _layer_tensors(form, prefix, layer.saved)
+            yield from _layer_tensors(form, f"{prefix}.again", layer.recomputed)
     for memory in layout_memory(layout):
         yield from _stage(layout, memory, stage_chunks(layout, memory.stage, form))
 
