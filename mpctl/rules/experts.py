@@ -25,6 +25,7 @@ from mpctl.rules.sizes import kept_experts, needs_sequence_parallel, views_agree
 from mpctl.sharding import divisors
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
+from mpctl.spec.runtime import get_profile
 from mpctl.units import bytes_text, plural
 
 VIEW = ("etp", "ep", "edp", "pp")
@@ -217,18 +218,21 @@ def _groups(model: ModelSpec, experts: int) -> Iterator[Check]:
 
 
 def balance_rules(job: JobSpec) -> Iterator[Check]:
-    """An auxiliary loss of other tokens than a sequence's changes with the layout."""
+    """An auxiliary loss of a micro batch's tokens changes with the layout, and so does that of the
+    global batch in software that counts its micro batches one by one: mpctl counts those of the
+    step before."""
     t, where = job.training, "training.moe_load_balancing"
     has_experts = job.model is not None and job.model.experts is not None
-    if not has_experts or t.moe_load_balancing in ("sequence", "none") or not t.moe_aux_loss_coeff:
+    if not has_experts or not t.moe_aux_loss_coeff:
         return
-    over = {
-        "global": "the samples of a step so far, in the order of micro batches",
-        "micro_batch": "a micro batch",
-    }[t.moe_load_balancing]
-    yield Check("balance-follows-layout", "warning", where,
-                f"{t.moe_load_balancing}: the loss balances {over}, so that it depends on "
-                "micro_batch_size and dp", "use sequence, which no layout changes")  # fmt: skip
+    over = {"micro_batch": "a micro batch"}
+    if get_profile(t.runtime).memory.kernels != "mpctl":
+        over["global"] = "the samples of a step so far, in the order of micro batches"
+    if t.moe_load_balancing in over:
+        yield Check("balance-follows-layout", "warning", where,
+                    f"{t.moe_load_balancing}: the loss balances {over[t.moe_load_balancing]}, so "
+                    "that it depends on micro_batch_size and dp",
+                    "use sequence, which no layout changes")  # fmt: skip
 
 
 def latent_rules(job: JobSpec) -> Iterator[Check]:

@@ -5,6 +5,9 @@ from tests.rules.cases.case import T5, TWO_NODES, Case
 EXPERTS = {"model.experts": 8, "model.experts_per_token": 2}
 SPLIT = {**EXPERTS, **TWO_NODES, "parallel.tp": 2, "parallel.sequence_parallel": True}
 SIGMOID = {**EXPERTS, "model.router_score": "sigmoid"}
+GLOBAL_ELSEWHERE = {
+    **EXPERTS, "training.moe_load_balancing": "global", "training.runtime": "megatron-core",
+}  # fmt: skip
 LATENT = {
     "model.attention_kind": "mla", "model.kv_lora_rank": 64, "model.qk_nope_head_dim": 32,
     "model.qk_rope_head_dim": 16, "model.v_head_dim": 32, "model.position": "rotary",
@@ -205,10 +208,19 @@ CASES = (
     ),
     Case(
         "balance-follows-layout",
-        {**EXPERTS, "training.moe_load_balancing": "global", "training.moe_aux_loss_coeff": 0.0},
+        {**EXPERTS, "training.moe_load_balancing": "global"},
         {**EXPERTS, "training.moe_load_balancing": "micro_batch"},
         "training.moe_load_balancing",
         ("micro_batch", "depends on micro_batch_size and dp"),
+        r"use sequence",
+        status="warning",
+    ),
+    Case(
+        "balance-follows-layout",
+        {**GLOBAL_ELSEWHERE, "training.moe_aux_loss_coeff": 0.0},
+        GLOBAL_ELSEWHERE,
+        "training.moe_load_balancing",
+        ("global", "in the order of micro batches"),
         r"use sequence",
         status="warning",
     ),
