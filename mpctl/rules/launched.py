@@ -21,6 +21,7 @@ from mpctl.rules.sizes import head_columns
 from mpctl.spec.job import JobSpec
 from mpctl.spec.launch import LAUNCHED_AS
 from mpctl.spec.model import VARIANTS, ModelSpec, is_set
+from mpctl.spec.parallel import ParallelSpec
 from mpctl.spec.runtime import OWN_RUNTIME, get_profile, is_launched
 from mpctl.units import PRODUCT_BYTES
 
@@ -242,7 +243,7 @@ def _sides(job: JobSpec, model: ModelSpec) -> Iterator[Check]:
     sides = (
         ("model.hidden", "hidden", model.hidden, 1, "hidden"),
         *(_latent_sides(model, p.tp) if model.is_mla else _head_sides(model, p.tp)),
-        ("parallel.tp", "columns of the MLP", model.ffn, p.tp, "tp or ffn"),
+        *_inner_sides(model, p),
         ("training.micro_batch_size", "tokens of a micro batch", tokens, p.cp,
          "micro_batch_size, seq_length or cp"),
     )  # fmt: skip
@@ -251,6 +252,18 @@ def _sides(job: JobSpec, model: ModelSpec) -> Iterator[Check]:
             each = f"{size // ranks} {what}" + (f" a rank ({size} over {ranks})" * (ranks > 1))
             yield _refused(where, f"{each}: fp8 multiplies multiples of {MULTIPLE}",
                            f"use another {setting}")  # fmt: skip
+
+
+def _inner_sides(model: ModelSpec, p: ParallelSpec) -> Iterator[Side]:
+    """Inner widths: of the MLP where a layer has one, of each expert and of the shared ones. Rows
+    of an expert are filled up (layers/grouped_linear.py)."""
+    if model.layers_with_experts < model.layers:
+        yield "parallel.tp", "columns of the MLP", model.ffn, p.tp, "tp or ffn"
+    if model.experts is not None:
+        yield ("parallel.etp", "columns of an expert", model.expert_width, p.etp,
+               "etp or expert_ffn")  # fmt: skip
+        yield ("parallel.tp", "columns of the shared experts", model.shared_expert_ffn, p.tp,
+               "tp or shared_expert_ffn")  # fmt: skip
 
 
 def _head_sides(model: ModelSpec, tp: int) -> Iterator[Side]:

@@ -145,6 +145,22 @@ def test_sides_of_latent_attention_in_fp8() -> None:
     ]
 
 
+def test_sides_of_experts_in_fp8() -> None:
+    """By hand, over etp 2 48 columns of an expert and over tp 8 16 of the shared ones; the width of
+    the MLP is asked for where a layer has one."""
+    sparse = {"model__experts": 8, "model__experts_per_token": 2, "model__expert_ffn": 96,
+              "model__shared_expert_ffn": 128, "parallel__etp": 2, "model__ffn": 3008,
+              "model__bias": False, "parallel__sequence_parallel": True}  # fmt: skip
+    assert reasons(**sparse) == []
+    narrow = {**sparse, "model__expert_ffn": 48, "model__shared_expert_ffn": 64,
+              "model__dense_layers": 1}  # fmt: skip
+    assert [(where, message.split(":")[0]) for where, message in reasons(**narrow)] == [
+        ("parallel.tp", "376 columns of the MLP a rank (3008 over 8)"),
+        ("parallel.etp", "24 columns of an expert a rank (48 over 2)"),
+        ("parallel.tp", "8 columns of the shared experts a rank (64 over 8)"),
+    ]
+
+
 def test_a_cpu_computes_it_to_try_a_job_out() -> None:
     """With 16-bit products of the same values; no time is estimated for it."""
     job = load_job(None, {**FP8, "launch.device": "cpu"})
