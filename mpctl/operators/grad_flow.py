@@ -5,11 +5,12 @@ that is, before it in execution order: layers add to one residual stream, so eve
 reaches it. A model whose first layers are frozen needs no dX of these layers, nor its all-reduce;
 backward computes nothing below the first trained parameter.
 
-Three inputs are not the stream: a lookup's tokens have no gradient; cross attention's keys come
+Four inputs are not the stream: a lookup's tokens have no gradient; cross attention's keys come
 from the stack before, whose result is its last; a bias that all layers add joins the scores, after
 the product of queries and keys and before the one that reads the heads. A second head of an end
 (BERT's pooler) is treated as if it followed the first: it sends nothing, and adds at most one
-token's dX.
+token's dX. Router, experts and shared experts of a layer read the same tensor, so that the
+training of one of them asks for no dX of another.
 
 Patterns are those of fnmatch over global names: `*` crosses dots, `layers.[0-5].*` are 6 layers. A
 tied head is the word table and freezes with it.
@@ -27,7 +28,15 @@ from fnmatch import translate
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from mpctl.operators.layer import AttentionOp, LayerStack, OperatorGroup, parameters_of
+from mpctl.operators.layer import (
+    AttentionOp,
+    Dispatch,
+    LayerStack,
+    Operation,
+    OperatorGroup,
+    Residual,
+    parameters_of,
+)
 from mpctl.operators.matmul import GradNeeds, MatMul, ParameterSpec
 
 IsFrozen = Callable[[str], bool]
@@ -172,7 +181,11 @@ def _walk(
     """
     names, stream = {weight.name for weight in trained}, before
     needs: dict[str, GradNeeds] = {}
+    has_branches = part.has_experts or any(core.latent for core in part.cores)
+    branches = _Branches() if has_branches else None
     for operation in part.flat:
+        if branches is not None:
+            stream = branches.entered(operation, stream)
         if isinstance(operation, MatMul):
             product, w = operation, operation.parameter in names
             x = product.input_gradient and (source if product.name in foreign else stream)
@@ -180,3 +193,25 @@ def _walk(
             needs[product.name] = GradNeeds(x, w, x or w or product.bias in names)
         stream = stream or any(weight.name in names for weight in parameters_of(operation))
     return GradFlow(part, needs, trained, stream)
+
+
+class _Branches:
+    """Router, experts and shared experts read one tensor, as the latents of queries and of keys do:
+    what is trained in one of them is not upstream of the others. Attention and the residual sum
+    bring them together."""
+
+    def __init__(self) -> None:
+        self.read: dict[str, bool] = {}  # by tensor, whether it has a gradient
+        self.value, self.beside = "", False
+
+    def entered(self, operation: Operation, stream: bool) -> bool:
+        """Whether what the operation reads has a gradient. stream: what the one before it wrote."""
+        if isinstance(operation, (AttentionOp, Residual)):
+            stream, self.read = stream or self.beside, {}
+        elif isinstance(operation, (MatMul, Dispatch)):
+            if isinstance(operation, MatMul):
+                self.value = operation.value
+            if self.value in self.read:
+                self.beside, stream = self.beside or stream, self.read[self.value]
+            self.read[self.value] = stream
+        return stream

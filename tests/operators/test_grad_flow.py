@@ -322,3 +322,51 @@ def test_trained_parameters_are_those_that_no_pattern_names(freeze: set[str], tp
         w.local_numel(layout.views) for w in layout.table.weights() if not is_frozen(w.name)
     )
     assert local_parameters(layout, 0, trained_only=True) == expected
+
+
+SPARSE = {
+    **LLAMA, "model.experts": 4, "model.experts_per_token": 2, "model.shared_expert_ffn": 32,
+    "model.shared_expert_gate": True, "parallel.dp": 2, "parallel.ep": 2,
+}  # fmt: skip
+DENSE_PARTS = ["embedding.*", "*norm*", "*attention*", "head*"]
+
+
+@pytest.mark.parametrize(
+    ("trained", "with_dx"),
+    [("router", ()), ("experts", ("experts.down",)), ("shared.", ("shared.down",))],
+)
+def test_experts_router_and_shared_experts_are_beside_each_other(
+    trained: str, with_dx: tuple[str, ...]
+) -> None:
+    """Of the first layer: what is trained in one of them asks for no dX of another, and above it
+    all have one. Of 4 exchanges of rows the first layer sends those that end at a gradient."""
+    parts = ("router", "experts", "shared.", "shared_gate")
+    freeze = [*DENSE_PARTS, *(f"*mlp.{part}*" for part in parts if part != trained)]
+    (stack,) = flows(freeze, SPARSE)
+    first, second = ({n.removeprefix("mlp."): need for n, need in layer(stack, at).needs.items()
+                      if n.startswith("mlp.")} for at in (0, 1))  # fmt: skip
+    assert {name for name, need in first.items() if need.x} == set(with_dx)
+    assert {name for name, need in first.items() if need.w} == {
+        name for name in first if name.startswith(trained)
+    }
+    assert all(need.x for need in second.values()) and layer(stack, 0).after
+    rows = sent(freeze, SPARSE)["ep all_to_all experts' rows"]
+    back = 1 if trained == "experts" else 0
+    assert rows == (2 + back) + 4 * (LAYERS - 1)
+
+
+def test_latents_of_queries_and_keys_are_beside_each_other() -> None:
+    """Where the queries' latent alone is trained, keys and values have no gradient in the first
+    layer, and the product behind attention has one."""
+    latent = {
+        **LLAMA, "model.kv_heads": 4, "model.attention_kind": "mla", "model.q_lora_rank": 16,
+        "model.kv_lora_rank": 16, "model.qk_nope_head_dim": 16, "model.qk_rope_head_dim": 8,
+        "model.v_head_dim": 16,
+    }  # fmt: skip
+    frozen = ["embedding.*", "*norm*", "*mlp*", "head*", "*key_value*", "*output*", "*query_up*"]
+    (stack,) = flows(frozen, latent)
+    needs = layer(stack, 0).needs
+    assert needs["attention.query_down"] == GradNeeds(False, True, True)
+    assert needs["attention.query_up"].x and needs["attention.output"].x
+    assert needs["attention.key_value_down"] == needs["attention.key_value_up"] == NONE
+    assert layer(stack, 1).needs["attention.key_value_up"].x
