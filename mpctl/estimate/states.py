@@ -118,11 +118,14 @@ def _passing_bytes(layout: JobLayout, stage: int) -> int:
 
 
 def _reduced_at_once(buckets: Sequence[Bucket]) -> int:
-    """Elements of the unsharded gradients that exist at the same time, and of a slice that
-    arrives."""
-    sizes = sorted((bucket.padded for bucket in buckets), reverse=True)
-    slices = (bucket.part for bucket in buckets)
-    return sum(sizes[: 1 + MAX_REDUCTIONS_IN_FLIGHT]) + max(slices, default=0)
+    """Elements of the unsharded gradients that exist at the same time, and of a slice that arrives:
+    the largest, or of several views, whose buckets take turns, the largest in a row."""
+    sizes, most = [bucket.padded for bucket in buckets], 1 + MAX_REDUCTIONS_IN_FLIGHT
+    if len({bucket.view.name for bucket in buckets}) > 1:
+        whole = max(sum(sizes[at : at + most]) for at in range(len(sizes)))
+    else:
+        whole = sum(sorted(sizes, reverse=True)[:most])
+    return whole + max((bucket.part for bucket in buckets), default=0)
 
 
 def _others_states(layout: JobLayout, memory: RuntimeMemory, stage: int) -> StateBytes:

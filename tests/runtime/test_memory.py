@@ -114,7 +114,7 @@ EXPERT_LAYOUTS: dict[str, dict[str, Any]] = {
     "ep2-zero-bubble": {**EP, **PP2, **ZERO_BUBBLE, **DRY},
     "ep2-fp8-cuda": {**EP, **CUDA, **FP8}, "ep2-selective": {**EP, **SELECTIVE},
     "ep2-zero1": {**EP, "dp": 4, "parallel__zero": 1, **DRY},
-    "ep2-zero2": {**EP, "dp": 4, "parallel__zero": 2, **DRY},
+    "ep2-zero2": {**EP, "dp": 4, "parallel__zero": 2, "parallel__bucket_bytes": 1 << 20, **DRY},
     "ep2-zero3": {**EP, "dp": 4, "parallel__zero": 3, **DRY},
 }  # fmt: skip
 LAYOUTS |= EXPERT_LAYOUTS
