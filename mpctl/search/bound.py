@@ -8,9 +8,10 @@ those before it have run one forward each, and they run one backward each when i
     step >= m W_k + sum of W_j over j < k        with chunks, of the first chunk's W_j;
                                                  under zero-bubble, of F_j alone
 
-and no stage's W_k is less than the mean. Then come the exposed messages and the update of stage k.
-W_k is that of its layers, kind by kind: a layer with experts takes longer than a dense one. By
-hand, 2 stages, F = 1, B = 2, m = 3: 9 + 3 = 12, which is the step itself.
+and no stage's W_k is less than the mean. Then come the exposed messages and the update: those of
+stage k, which does not wait for the backward passes of the stages before it, or the least of any
+stage. W_k is that of its layers, kind by kind: a layer with experts takes longer than a dense one.
+By hand, 2 stages, F = 1, B = 2, m = 3: 9 + 3 = 12, which is the step itself.
 """
 
 from __future__ import annotations
@@ -209,12 +210,17 @@ class StepTimeBound:
         return total_of([*works, (int(stage.is_last), costs.exit)])
 
     @staticmethod
-    def _fill(costs: CostBounds, family: LayoutSettings, stage: StageLayers) -> float:
-        """Least seconds in which the stages before one fill and empty the pipeline."""
-        splits = SCHEDULES[family.schedule].splits_backward
+    def _before(costs: CostBounds, stage: StageLayers) -> PassBound:
+        """A micro batch on the stages before one, kernels and host each in sum: which of them takes
+        longer may differ between kinds of layers."""
         works = (kind.work for kind in costs.kinds)
-        passes = (work.forward_seconds if splits else work.seconds for work in works)
-        return float(sum(map(mul, stage.before, passes)))
+        return total_of([*zip(stage.before, works, strict=True)])
+
+    def _fill(self, costs: CostBounds, family: LayoutSettings, stage: StageLayers) -> float:
+        """Least seconds in which the stages before one fill and empty the pipeline."""
+        before = self._before(costs, stage)
+        splits = SCHEDULES[family.schedule].splits_backward
+        return before.forward_seconds if splits else before.seconds
 
     def _slow_stages(self, family: LayoutSettings) -> list[StageLayers]:
         """The stages that may be the slowest: the last one of each number of layers of each
@@ -272,16 +278,20 @@ class StepTimeBound:
             (costs.whole if family.pp == 1 else self._stage_work(costs, stage)).with_host(host)
             for stage in stages
         ]
-        starts = [self._fill(costs, family, stage) for stage in stages]
+        starts = [self._before(costs, stage).forward_seconds for stage in stages]
+        around = [self._fill(costs, family, stage) for stage in stages]
         for layout in layouts:
             try:
                 sent = [self._sent(layout, costs, stage, overlapped) for stage in stages]
             except MissingLink:
                 yield inf, layout
                 continue
+            # A stage closes its step when it is done; those before it, which close theirs too,
+            # are later by their backward passes.
+            first = min(one.after for one in sent)
             ends = (
-                start + m * (work + self._exposed(one.passes, work)) + one.after
-                for start, work, one in zip(starts, works, sent, strict=True)
+                m * (work + self._exposed(one.passes, work)) + max(start + one.after, fill + first)
+                for start, fill, work, one in zip(starts, around, works, sent, strict=True)
             )
             least = min(m * self._exposed(one.passes) + one.after for one in sent)
             yield max(bound + SLACK * least, SLACK * max(ends)), layout

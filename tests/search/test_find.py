@@ -296,6 +296,28 @@ def test_a_bound_is_below_the_estimate(name: str) -> None:
     assert seen > 30, "a bound that is far below prunes nothing"
 
 
+def test_a_bound_holds_where_kernels_pace_dense_layers_and_the_host_those_with_experts() -> None:
+    """The stages before one take as long as the sum of their kernels or that of their host, less
+    than the sum of what is longer in each layer; and a stage closes its step without waiting for
+    the backward passes of those before it."""
+    settings = {
+        "cluster": "dgx-h100", "cluster.nodes": 2, "cluster.gpus_per_node": 8, "model.layers": 6,
+        "model.hidden": 512, "model.heads": 8, "model.vocab": 1000, "model.seq_length": 512,
+        "model.experts": 16, "model.experts_per_token": 2, "model.expert_ffn": 256,
+        "model.dense_layers": 1, "model.moe_layer_every": 2, "model.shared_expert_ffn": 256,
+        "training.global_batch_size": 64, "training.runtime": "megatron-core",
+    }  # fmt: skip
+    fixed = {"pp": 2, "micro_batch_size": 8, "recompute": "full", "cp": 1, "etp": 1}
+    space = SearchSpace(load_job(None, settings), fixed)
+    evaluator = LayoutEvaluator(space)
+    bounds = StepTimeBound(evaluator)
+    for layout in space.layouts():
+        family = layout._replace(zero=0, order="")
+        bound, seconds = bounds.of_family(family), evaluator.step_seconds(layout)
+        (own,) = [b for b, _ in bounds.of_members(family, bound, [layout])]
+        assert seconds is not None and bound <= own <= seconds, layout
+
+
 def test_the_bound_by_hand() -> None:
     """Of one rank that sends nothing it is the step, less host and what happens once."""
     space = SearchSpace(job_of(cluster__nodes=1, cluster__gpus_per_node=1))
