@@ -149,12 +149,17 @@ def model_name(job: JobSpec) -> str | None:
 def sizes_text(job: JobSpec) -> str:
     """`tp 4 (2d) x dp 2 x pp 4`: the axes of more than one rank, or `one rank`; behind them those
     of the experts where they differ, `tp 2 x dp 8, experts ep 4 x edp 4`."""
-    mode, p = tensor_mode_text(layout_of(job)), job.parallel
+    p, dense = job.parallel, dense_sizes_text(job)
+    return f"{dense}, experts {expert_axes_text(job)}" if p.ep > 1 or p.etp > 1 else dense
+
+
+def dense_sizes_text(job: JobSpec) -> str:
+    """The same without those of experts."""
+    mode = tensor_mode_text(layout_of(job))
     used = (
         f"{axis} {size}" + mode * (axis == "tp") for axis, size in job.sizes.items() if size > 1
     )
-    dense = " x ".join(used) or "one rank"
-    return f"{dense}, experts {expert_axes_text(job)}" if p.ep > 1 or p.etp > 1 else dense
+    return " x ".join(used) or "one rank"
 
 
 def expert_axes_text(job: JobSpec) -> str:

@@ -18,12 +18,12 @@ from mpctl.layout.link_levels import LinkLevel, shown_levels
 from mpctl.layout.topology import expert_homes
 from mpctl.planning.plan import Plan
 from mpctl.planning.summary import (
+    dense_sizes_text,
     expert_axes_text,
     links_text,
     model_name,
     over_text,
     placement_text,
-    sizes_text,
     training_line,
     training_settings,
     verdict,
@@ -111,7 +111,7 @@ class Cells(NamedTuple):
 
 DENSE_CELLS = Cells("tp", "", "pp", coordinates_text)
 EXPERT_CELLS = Cells("etp_ep", "ep", "ep", experts_text)
-SHOWN_HOMES = 16
+SHOWN_HOMES, HOMES_IN_A_ROW = 16, 4
 
 
 def _map(plan: Plan, topology: Topology, drawn: list[Box], cells: Cells) -> Part:
@@ -131,14 +131,20 @@ def _experts(plan: Plan, topology: Topology, drawn: list[Box]) -> Iterator[Part]
     note += "group in which tokens are sent to them; below it the place along ep"
     yield el("text", note, y=12, class_="dim"), 20
     homes = list(expert_homes(plan.job))
-    for at, held in enumerate(homes[:SHOWN_HOMES]):
-        swatch = el("path", d="M0 2h18v12h-18z", class_=f"cell g{at % COLOURS}")
-        text = f"ep {at}: experts {span_text(held.start, held.stop - 1)} of each layer"
-        yield join([swatch, el("text", text, x=24, y=13)]), 18
+    for first in range(0, min(len(homes), SHOWN_HOMES), HOMES_IN_A_ROW):
+        row = list(enumerate(homes))[first : min(first + HOMES_IN_A_ROW, SHOWN_HOMES)]
+        yield join([_home(at, held, WIDTH / HOMES_IN_A_ROW * (at - first)) for at, held in row]), 18
     if len(homes) > SHOWN_HOMES:
         more = f"and so on to ep {len(homes) - 1}, {plural(len(homes[0]), 'expert')} each"
         yield el("text", more, y=12, class_="dim"), 18
     yield Raw(), 12
+
+
+def _home(at: int, held: range, x: float) -> Raw:
+    swatch = el("path", d="M0 2h18v12h-18z", class_=f"cell g{at % COLOURS}")
+    text = f"ep {at}: experts {span_text(held.start, held.stop - 1)} of each layer"
+    inside = join([swatch, el("text", text, x=24, y=13)])
+    return el("g", inside, transform=f"translate({number(x)} 0)")
 
 
 def _grid(plan: Plan, topology: Topology) -> Iterator[Part]:
@@ -168,7 +174,7 @@ def _timeline(plan: Plan, step: StepLine | str) -> Iterator[Part]:
 
 def _headline(plan: Plan, topology: Topology) -> str:
     name = model_name(plan.job)
-    headline = f"{placement_text(plan)}, {sizes_text(plan.job)}"
+    headline = f"{placement_text(plan)}, {dense_sizes_text(plan.job)}"
     return f"{name}: {headline}" if name else headline
 
 

@@ -17,7 +17,7 @@ from mpctl.errors import Offer, Status
 from mpctl.families import get_family
 from mpctl.layout.draft import LayoutDraft
 from mpctl.layout.link_levels import LinkLevel, topology_levels
-from mpctl.layout.topology import replicas
+from mpctl.layout.topology import other_views, replicas
 from mpctl.pipeline.balance import balanced_counts
 from mpctl.pipeline.filled import is_filled
 from mpctl.pipeline.schedule.legality import schedule_conflicts
@@ -252,8 +252,9 @@ def _balance(draft: LayoutDraft) -> Iterator[Check]:
 
 
 def zero_rules(job: JobSpec) -> Iterator[Check]:
-    """ZeRO has replicas to shard over."""
-    if job.parallel.zero and replicas(job) == 1:
+    """ZeRO has replicas to shard over, of dense parameters or of experts."""
+    others = any(view.replicas > 1 for view in other_views(job))
+    if job.parallel.zero and replicas(job) == 1 and not others:
         yield Check(
             "zero-needs-dp",
             "warning",

@@ -206,6 +206,10 @@ class StepTimeBound:
     @staticmethod
     def _stage_work(costs: CostBounds, stage: StageLayers) -> PassBound:
         """Least seconds of a micro batch on a stage."""
+        if len(costs.kinds) == 1:  # of most models, and so of every layout
+            (count,), layer = stage.layers, costs.kinds[0].work
+            ends = zip(layer, costs.exit, strict=True)
+            return PassBound(*[count * a + stage.is_last * b for a, b in ends])
         works = zip(stage.layers, (kind.work for kind in costs.kinds), strict=True)
         return total_of([*works, (int(stage.is_last), costs.exit)])
 
@@ -213,6 +217,9 @@ class StepTimeBound:
     def _before(costs: CostBounds, stage: StageLayers) -> PassBound:
         """A micro batch on the stages before one, kernels and host each in sum: which of them takes
         longer may differ between kinds of layers."""
+        if len(costs.kinds) == 1:
+            (count,) = stage.before
+            return PassBound(*[count * a for a in costs.kinds[0].work])
         works = (kind.work for kind in costs.kinds)
         return total_of([*zip(stage.before, works, strict=True)])
 
@@ -282,7 +289,12 @@ class StepTimeBound:
         around = [self._fill(costs, family, stage) for stage in stages]
         for layout in layouts:
             try:
-                sent = [self._sent(layout, costs, stage, overlapped) for stage in stages]
+                held = {stage.layers: stage for stage in stages}
+                by_layers = {
+                    layers: self._sent(layout, costs, stage, overlapped)
+                    for layers, stage in held.items()
+                }
+                sent = [by_layers[stage.layers] for stage in stages]
             except MissingLink:
                 yield inf, layout
                 continue
@@ -313,22 +325,19 @@ class StepTimeBound:
         zero = sent_zero_stage(layout.zero, pp=layout.pp, profile=profile)
         passes = once = stepped = 0.0
         for view, group in self._groups(layout, zero):
-            held = [
-                (n, kind.elements[view], kind.goes_back)
-                for n, kind in zip(stage.layers, costs.kinds, strict=True)
-                if n
-            ]
-            trained = sum(n * size.trained for n, size, _ in held)
+            sends, trained = zero >= 2 and group.replicas > 1, 0
+            in_buckets = zero == 2 and overlap.buckets
+            for count, kind in zip(stage.layers, costs.kinds, strict=True):
+                if count and (size := kind.elements[view]).numel:
+                    trained += count * size.trained
+                    if sends and not in_buckets:
+                        messages = group.passes(*size, goes_back=kind.goes_back)
+                        passes += count * sum(map(seconds, messages))
             stepped += trained / (group.replicas if layout.zero else 1)
             if group.replicas == 1:
                 continue
-            if zero == 2 and overlap.buckets:
+            if in_buckets:
                 passes += sum(map(seconds, group.passes(0, trained, goes_back=True)))
-            elif zero >= 2:
-                passes += sum(
-                    n * sum(map(seconds, group.passes(*size, goes_back=goes_back)))
-                    for n, size, goes_back in held
-                )
             once += sum(map(seconds, group.step(trained)))
         if zero >= 2:
             overlapped = inf  # it is longer by messages whose sizes may differ

@@ -254,10 +254,12 @@ class LayoutEvaluator:
         sharded states without padding and without gathered parts."""
         plain = layout._replace(zero=0, order="")
         first = self.cached((plain, "first stage"), lambda: self._first_stage(plain))
-        states = 0.0
-        for at, (size, share) in enumerate(zip(first.states, first.experts, strict=True)):
-            parts, experts = (layout.replicas, layout.edp) if zero > at else (1, 1)
-            states += size * ((1 - share) / parts + share / experts)
+        parts, has_experts = layout.replicas, any(first.experts)
+        states = sum(size / parts if zero > at else size for at, size in enumerate(first.states))
+        if has_experts:  # which other replicas share
+            shares = zip(first.states[:zero], first.experts[:zero], strict=True)
+            of_experts = sum(size * share for size, share in shares)
+            states += of_experts * (1 / layout.edp - 1 / parts)
         return SLACK * (states + first.other) * first.slack + first.context
 
     @cached_property
