@@ -2,8 +2,8 @@
 
 GPUs are coloured by tensor-parallel group, and each says its rank, the group's letter and its place
 along the other axes. Frames around the nodes are the NVLink domain and the networks above that they
-lie in. Where ranks share experts they are drawn a second time: those of one colour hold the same
-experts, and the letter is the group in which tokens are sent to them.
+lie in. Where ranks share experts they are drawn a second time, coloured by place along ep: those of
+one place hold the same experts, and the letter is the group in which tokens are sent to them.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ def _experts(plan: Plan, topology: Topology, drawn: list[Box]) -> Iterator[Part]
     title = f"Experts: {expert_axes_text(plan.job)}, order {'-'.join(topology.views[0].order)}"
     yield el("text", title, y=14, class_="title"), 26
     yield _map(plan, topology, drawn, EXPERT_CELLS)
-    note = "ranks of one colour hold the same experts of their stage's layers; the letter is the "
-    note += "group in which tokens are sent to them; below it the place along ep"
+    note = f"ranks of one ep hold the same experts of their stage's layers (ep modulo {COLOURS} is "
+    note += "the colour); the letter is the group in which tokens are sent to them"
     yield el("text", note, y=12, class_="dim"), 20
     homes = list(expert_homes(plan.job))
     for first in range(0, min(len(homes), SHOWN_HOMES), HOMES_IN_A_ROW):
@@ -142,7 +142,7 @@ def _experts(plan: Plan, topology: Topology, drawn: list[Box]) -> Iterator[Part]
 
 def _home(at: int, held: range, x: float) -> Raw:
     swatch = el("path", d="M0 2h18v12h-18z", class_=f"cell g{at % COLOURS}")
-    text = f"ep {at}: experts {span_text(held.start, held.stop - 1)} of each layer"
+    text = f"ep {at}: experts {span_text(held.start, held.stop - 1)}"
     inside = join([swatch, el("text", text, x=24, y=13)])
     return el("g", inside, transform=f"translate({number(x)} 0)")
 
