@@ -125,12 +125,7 @@ class SavedByCore(NamedTuple):
     def of_papers(self) -> tuple[Saved, Saved]:
         """Scores are held unless the kernel is fused."""
         saved = self.inputs + self.normed + self.gathered + self.context
-        if not self.shapes.holds_scores:
-            return saved + self.sums, []
-        scores = list(self.pairs.scores(has_dropout=self.shapes.attention_dropout))
-        if self.shapes.recompute == "selective":
-            return saved, scores
-        return saved + scores, []
+        return _with_scores(self, saved)
 
     def written_out(self) -> tuple[Saved, Saved]:
         """The scores are written to memory, and both products read copies of q, k and v."""
@@ -267,12 +262,7 @@ class SavedByLatentCore(NamedTuple):
     def of_papers(self) -> tuple[Saved, Saved]:
         """Scores are held unless the kernel is fused."""
         saved = [*self.inputs(self.keys[:2]), SavedTensor("context", (*self.rows, "inner"))]
-        if not self.shapes.holds_scores:
-            return saved + self.sums, []
-        scores = list(self.pairs.scores(has_dropout=self.shapes.attention_dropout))
-        if self.shapes.recompute == "selective":
-            return saved, scores
-        return saved + scores, []
+        return _with_scores(self, saved)
 
     def fused(self) -> tuple[Saved, Saved]:
         """A kernel with one width of heads, a CPU's or ours, reads and writes the wider one."""
@@ -325,6 +315,16 @@ class SavedByLatentCore(NamedTuple):
     def is_torchs(self) -> bool:
         """Whether torch's fused kernel takes it on CUDA, whose values may have another width."""
         return self.attention.is_plain and not self.shapes.attention_dropout
+
+
+def _with_scores(core: SavedByCore | SavedByLatentCore, saved: Saved) -> tuple[Saved, Saved]:
+    """(saved from forward to backward, recomputed) of other software's kernels, which hold scores
+    unless they are fused."""
+    shapes = core.shapes
+    if not shapes.holds_scores:
+        return saved + core.sums, []
+    scores = list(core.pairs.scores(has_dropout=shapes.attention_dropout))
+    return (saved, scores) if shapes.recompute == "selective" else (saved + scores, [])
 
 
 class _ScorePairs(NamedTuple):

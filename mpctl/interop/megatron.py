@@ -42,13 +42,13 @@ from mpctl.interop.megatron_flags import (
     plain_values,
     variants,
 )
-from mpctl.interop.yarn import find_yarn
 from mpctl.layout.topology import zero_stage
 from mpctl.pipeline.stages import Span
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec, is_set
 from mpctl.spec.training import CORE
+from mpctl.spec.yarn import find_yarn
 
 LIMITS = LauncherLimits(
     "Megatron-LM", orders=tuple(ORDERS), dtypes=("fp32", "bf16", "fp16", *NARROW_FLAGS),

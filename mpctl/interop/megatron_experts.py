@@ -31,11 +31,11 @@ from mpctl.interop.flag_reader import FlagReader
 from mpctl.interop.limits import refused
 from mpctl.interop.megatron_flags import SOFTWARE, MegatronFlag, plain_values
 from mpctl.interop.megatron_others import is_neutral
-from mpctl.interop.yarn import USUAL, YarnScales, find_yarn, is_usual
 from mpctl.rules.check import Check
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.runtime import get_profile
+from mpctl.spec.yarn import USUAL, YarnScales, find_yarn, is_usual
 
 RUNTIME = "megatron-core"
 SCORES = {"softmax": "softmax", "sigmoid": "sigmoid"}

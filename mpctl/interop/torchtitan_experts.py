@@ -15,10 +15,10 @@ from collections.abc import Iterator
 
 from mpctl.errors import Issue
 from mpctl.interop.limits import FORM, refused
-from mpctl.interop.yarn import find_yarn
 from mpctl.layout.topology import zero_stage
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import VARIANTS, ModelSpec, is_set
+from mpctl.spec.yarn import find_yarn
 
 TAKEN = ("experts", "attention_kind", "qk_norm")
 """Of VARIANTS, those that its models with experts have."""

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from mpctl.kernels.masks import Positions, numbers
+from mpctl.spec.yarn import yarn_magnitude
 
 CosSin = tuple[Tensor, Tensor]  # cos and sin of the angles, as Rotary.table gives them
 
@@ -52,7 +53,7 @@ class Yarn:
         """The factor of cos and sin."""
         if self.attention_factor is not None:
             return self.attention_factor
-        return 1.0 if self.factor <= 1 else 0.1 * math.log(self.factor) + 1.0
+        return yarn_magnitude(self.factor)
 
     def stretched(self, plain: Tensor, base: float) -> Tensor:
         """The frequencies [r/2] float64 of a head whose r turned columns have these plain ones."""

@@ -46,7 +46,7 @@ from mpctl.kernels.attention import AttentionVariant, slopes
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import Positions
 from mpctl.kernels.rotary import CosSin, Rotary
-from mpctl.layers.config import check_positive, check_probability
+from mpctl.layers.config import InitialValues, check_positive, check_probability
 from mpctl.layers.context_parallel import context_blocks, gather_context
 from mpctl.layers.mappings import gather_sequence
 from mpctl.layers.norm import Norm
@@ -57,7 +57,7 @@ from mpctl.sharding import divisors, local_size, splits_kv_heads
 
 
 @dataclass(frozen=True)
-class AttentionConfig:
+class AttentionConfig(InitialValues):
     """Multi-head attention over `hidden` features.
 
     kv_heads: heads of keys and values, each shared by heads / kv_heads queries (grouped-query
@@ -109,11 +109,6 @@ class AttentionConfig:
             )
 
     @property
-    def init(self) -> Init:
-        """Initial values of the matrices that read the hidden states."""
-        return Init("normal", self.init_std)
-
-    @property
     def query_init(self) -> Init:
         """Initial values of the matrix that makes queries."""
         return Init("normal", self.query_std or self.init_std)
@@ -124,11 +119,6 @@ class AttentionConfig:
         if self.query_std is None:
             return self.init
         return replace(self.init, first=(self.heads * self.head_size, self.query_std))
-
-    @property
-    def output_init(self) -> Init:
-        """Initial values of the matrix that writes to the residual."""
-        return Init("normal", self.output_std or self.init_std)
 
     @property
     def num_kv_heads(self) -> int:

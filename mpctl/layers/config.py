@@ -15,10 +15,28 @@ from torch import nn
 
 from mpctl.kernels.rotary import Rotary
 from mpctl.layers.norm import Norm
+from mpctl.layers.parameters import Init
 from mpctl.layers.shard_context import ShardContext
 
 NormOrder = Literal["pre", "post", "output", "sandwich"]
 Recompute = Literal["none", "selective", "full"]
+
+
+class InitialValues:
+    """The initial values of a config's matrices, from its own init_std and output_std."""
+
+    init_std: float
+    output_std: float | None
+
+    @property
+    def init(self) -> Init:
+        """Initial values of the matrices that read the hidden states."""
+        return Init("normal", self.init_std)
+
+    @property
+    def output_init(self) -> Init:
+        """Initial values of the matrices that write to the residual."""
+        return Init("normal", self.output_std or self.init_std)
 
 
 class SelfAttention(Protocol):

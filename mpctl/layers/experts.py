@@ -66,10 +66,9 @@ from mpctl.kernels.routing import (
     with_loss,
     z_loss,
 )
-from mpctl.layers.config import check_known, check_positive
+from mpctl.layers.config import InitialValues, check_known, check_positive
 from mpctl.layers.grouped_linear import GroupedLinear
 from mpctl.layers.mlp import MLPConfig
-from mpctl.layers.parameters import Init
 from mpctl.layers.shard_context import ShardContext
 from mpctl.sharding import local_size
 from mpctl.transport.group import Group, Pending
@@ -121,7 +120,7 @@ class RouterConfig:
 
 
 @dataclass(frozen=True)
-class ExpertsConfig:
+class ExpertsConfig(InitialValues):
     """Experts of a layer, a `FeedForward`. ffn: inner width of one; shared_ffn: of the shared ones
     together, 0 for none; shared_gate: whether their result is gated. activation, init_std,
     output_std: as MLPConfig's; there are no biases. Raises ValueError as MLPConfig, and for a gate
@@ -141,16 +140,6 @@ class ExpertsConfig:
         check_known("activation", self.activation, get_args(Activation))
         if self.shared_gate and not self.shared_ffn:
             raise ValueError("shared_gate: there are no shared experts (set shared_ffn)")
-
-    @property
-    def init(self) -> Init:
-        """Initial values of the matrices that read the hidden states."""
-        return Init("normal", self.init_std)
-
-    @property
-    def output_init(self) -> Init:
-        """Initial values of the matrices that write to the residual."""
-        return Init("normal", self.output_std or self.init_std)
 
     def build(self, shard_context: ShardContext, name: str = "mlp") -> ParallelExperts:
         """The module of this rank; name: of its row in the routing log."""

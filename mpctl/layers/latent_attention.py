@@ -51,17 +51,16 @@ from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import Positions
 from mpctl.kernels.rotary import CosSin, Rotary
 from mpctl.layers.attention import AttentionConfig, AttentionCore, KeyValueCache
-from mpctl.layers.config import check_positive
+from mpctl.layers.config import InitialValues, check_positive
 from mpctl.layers.context_parallel import gather_rows
 from mpctl.layers.mappings import copy_to_region, gather_sequence
 from mpctl.layers.norm import Norm
-from mpctl.layers.parameters import Init
 from mpctl.layers.shard_context import ShardContext
 from mpctl.sharding import local_range
 
 
 @dataclass(frozen=True)
-class LatentAttentionConfig:
+class LatentAttentionConfig(InitialValues):
     """Multi-head latent attention over `hidden` features.
 
     q_lora_rank, kv_lora_rank: sizes of the latents of queries, and of keys with values; without
@@ -128,16 +127,6 @@ class LatentAttentionConfig:
             dropout=self.dropout,
             window=self.window,
         )
-
-    @property
-    def init(self) -> Init:
-        """Initial values of all matrices but the output's."""
-        return Init("normal", self.init_std)
-
-    @property
-    def output_init(self) -> Init:
-        """Initial values of the matrix that writes to the residual."""
-        return Init("normal", self.output_std or self.init_std)
 
     def build(
         self, shard_context: ShardContext, rng_site: str, *, recompute: bool = False

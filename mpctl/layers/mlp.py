@@ -20,13 +20,12 @@ from typing import get_args
 from torch import Tensor, nn
 
 from mpctl.kernels.activation import GATED, Activation
-from mpctl.layers.config import check_known, check_positive
-from mpctl.layers.parameters import Init
+from mpctl.layers.config import InitialValues, check_known, check_positive
 from mpctl.layers.shard_context import ShardContext
 
 
 @dataclass(frozen=True)
-class MLPConfig:
+class MLPConfig(InitialValues):
     """Two matrices with an activation between them: hidden -> ffn -> hidden.
 
     activation: swiglu, geglu and geglu_tanh are gated (arXiv 2002.05202), with two matrices instead
@@ -44,16 +43,6 @@ class MLPConfig:
     def __post_init__(self) -> None:
         check_positive(hidden=self.hidden, ffn=self.ffn)
         check_known("activation", self.activation, get_args(Activation))
-
-    @property
-    def init(self) -> Init:
-        """Initial values of the matrix that reads the hidden states."""
-        return Init("normal", self.init_std)
-
-    @property
-    def output_init(self) -> Init:
-        """Initial values of the matrix that writes to the residual."""
-        return Init("normal", self.output_std or self.init_std)
 
     @property
     def is_gated(self) -> bool:

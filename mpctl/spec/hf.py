@@ -19,7 +19,6 @@ hidden 768 and activation gelu_tanh.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ from mpctl.errors import InputError, Issue
 from mpctl.spec.families import builtin_families, load_family
 from mpctl.spec.paths import is_hub_id
 from mpctl.spec.presets import find_file
+from mpctl.spec.yarn import YarnScales
 
 Raw = dict[str, Any]
 WHERE = "model.hf_config"
@@ -288,22 +288,11 @@ def _yarn(table: Raw) -> Found:
         return
     scaling: Raw = {YARN[key]: float(value) for key, value in given.items() if YARN[key]}
     if "mscale" in given and "mscale_all_dim" in given and "attention_factor" not in given:
-        above, below = (
-            yarn_magnitude(given["factor"], given[key]) for key in ("mscale", "mscale_all_dim")
-        )
-        scaling["attention_factor"] = above / below
+        scales = YarnScales(*(given[key] for key in ("factor", "mscale", "mscale_all_dim")))
+        scaling["attention_factor"] = scales.attention_factor
     if table.get("truncate") is False:
         scaling["truncate"] = False
     yield "yarn_scaling", scaling
-
-
-def yarn_magnitude(factor: float, scale: float = 1.0) -> float:
-    """0.1 scale ln(factor) + 1 (YaRN, arXiv 2309.00071, equation 22), 1 for factors up to 1.
-
-    >>> round(yarn_magnitude(40.0), 4)
-    1.3689
-    """
-    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def window(config: Raw, size: Any, *, full_every: int | None = None) -> Found:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mpctl.interop.yarn import YarnScales
 from mpctl.planning.plan import Plan, load_plan
+from mpctl.spec.yarn import YarnScales
 
 Settings = Mapping[str, Any]
 # Llama-3-70B's shape at 64 ranks: the layout that every launcher's documents can be asked for.

@@ -26,8 +26,9 @@ from typing import Any
 
 from mpctl.families.gpt.hub_dense import GATES, LLAMA, LLAMA_SHAPE, llama_config
 from mpctl.families.scheme import Inexpressible
-from mpctl.spec.hf import ConfigReader, Found, Raw, flag, is_number, rotary, window, yarn_magnitude
+from mpctl.spec.hf import ConfigReader, Found, Raw, flag, is_number, rotary, window
 from mpctl.spec.model import ModelSpec
+from mpctl.spec.yarn import scale_of, score_scale
 
 # What every reader refuses: noise and dropped tokens depend on how ranks share a batch.
 DROPLESS: Raw = {
@@ -118,12 +119,7 @@ def _latent(config: Raw) -> Found:
     factor = table.get("factor")
     sizes = [config.get("qk_nope_head_dim", 128), config.get("qk_rope_head_dim", 64)]
     if is_number(factor) and all(map(is_number, (mscale, *sizes))):  # other messages say so
-        yield "attention_scale", _scale(sum(sizes), factor, mscale)
-
-
-def _scale(columns: int, factor: float, mscale: float) -> float:
-    """The factor of the scores under YaRN: DeepSeek-V3's is 192^-1/2 (0.1 ln 40 + 1)^2 = 0.1352."""
-    return float(columns**-0.5 * yarn_magnitude(factor, mscale) ** 2)
+        yield "attention_scale", score_scale(sum(sizes), factor, mscale)
 
 
 def _mscale(model: ModelSpec) -> float | None:
@@ -135,8 +131,8 @@ def _mscale(model: ModelSpec) -> float | None:
     if yarn is None or yarn.factor <= 1:
         return None
     magnitude = math.sqrt(scale * model.qk_size**0.5)
-    mscale = float(f"{(magnitude - 1) / (0.1 * math.log(yarn.factor)):.12g}")
-    return mscale if _scale(model.qk_size, yarn.factor, mscale) == scale else None
+    mscale = scale_of(yarn.factor, magnitude)
+    return mscale if score_scale(model.qk_size, yarn.factor, mscale) == scale else None
 
 
 def _shared(config: Raw) -> Found:
