@@ -300,7 +300,8 @@ class SingleStackModule(FamilyModule):
         super().__init__()
         self.model, self.shard_context, self.stage_slice = model, shard_context, stage_slice
         self.embedding: Embedding | None = None
-        if stage_slice.has_entry or (stage_slice.has_exit and model.tied_embeddings):
+        reads_words = model.tied_embeddings or model.mtp_layers > 0
+        if stage_slice.has_entry or (stage_slice.has_exit and reads_words):
             tables = self.tables(model) if stage_slice.has_entry else {}
             self.embedding = Embedding(model, training, shard_context, tables=tables)
         self.layers = self_attention_layers(
@@ -320,10 +321,14 @@ class SingleStackModule(FamilyModule):
 
     def layer_config(self, training: TrainingSpec, layer: int) -> LayerConfig:
         """The configuration of the layer of this number."""
+        return with_window(self.layer_kind(training, layer), self.model, layer)
+
+    def layer_kind(self, training: TrainingSpec, layer: int) -> LayerConfig:
+        """The configuration of that layer without a window."""
         config = layer_config(self.model, training, causal=self.IS_CAUSAL)
         if self.model.has_experts(layer):
             config = replace(config, mlp=experts_config(self.model, training))
-        return with_window(config, self.model, layer)
+        return config
 
     def stage_forward(self, state: State, batch: Batch, rng: CounterRNG | None) -> State:
         """See FamilyModule: the stage's state is the hidden states [b, s/c, h]."""

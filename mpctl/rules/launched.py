@@ -30,16 +30,15 @@ ONLY_PLANNED = {
     "attention_softcap": "bounded attention scores",
     "logit_softcap": "bounded logits",
     "rotary_scaling_type": "another scaling of rotary positions than Llama 3.1's and YaRN",
-    "mtp_layers": "multi-token prediction",
     "head_bias": "a bias of the output layer",
     "attention_sinks": "learned scores of attention without a key",
     "expert_bias": "biases of routers and experts",
     "activation_limit": "a bounded activation",
 }
 IN_1D = (
-    "qk_norm", "parallel_residual", "embedding_norm", "attention_window", "embedding_multiplier"
+    "qk_norm", "parallel_residual", "embedding_norm", "attention_window", "embedding_multiplier",
+    "mtp_layers",
 )  # fmt: skip
-IN_MEGATRON = ("mtp_layers",)  # of ONLY_PLANNED; also every data type but fp64
 AS_MEGATRON = "to plan it as Megatron-Core runs it: --runtime megatron-core"
 PLANNED_ONLY = "it is planned only: mpctl plan and search count it"
 
@@ -159,10 +158,9 @@ def not_launched(job: JobSpec) -> Iterator[Check]:
     if model is None:
         return
     keys = [key for key in ONLY_PLANNED if is_set(model, key)]
-    others = AS_MEGATRON if set(keys) <= set(IN_MEGATRON) else PLANNED_ONLY
     for key in keys:
         what = f"{ONLY_PLANNED[key]}: planned, not run by `mpctl launch`"
-        yield _planned(key, getattr(model, key), what, others)
+        yield _planned(key, getattr(model, key), what, PLANNED_ONLY)
     if model.qk_norm == "width" and model.norm == "nonparametric":
         yield _planned("qk_norm", "width", "a norm over all heads without weights: planned, not "
                        "run by `mpctl launch`", PLANNED_ONLY)  # fmt: skip
@@ -171,9 +169,13 @@ def not_launched(job: JobSpec) -> Iterator[Check]:
             if is_set(model, key):
                 message = f"planned, not run in tensor_mode {mode}"
                 yield _planned(key, getattr(model, key), message, "use tensor_mode 1d")
-    if model.parallel_residual and job.training.freeze:
-        message = "planned, not run with frozen parameters by `mpctl launch`"
-        yield _planned("parallel_residual", "true", message, "leave training.freeze empty")
+    if model.mtp_layers and job.parallel.cp > 1:
+        message = f"planned, not run with cp {job.parallel.cp} by `mpctl launch`"
+        yield _planned("mtp_layers", model.mtp_layers, message, "use cp 1")
+    for key in ("parallel_residual", "mtp_layers"):
+        if is_set(model, key) and job.training.freeze:
+            message = "planned, not run with frozen parameters by `mpctl launch`"
+            yield _planned(key, getattr(model, key), message, "leave training.freeze empty")
 
 
 def keys_not_launched(model: ModelSpec) -> list[str]:

@@ -159,6 +159,11 @@ class TrainingSpec(StrictModel):
     clip_norm: Hyper = Field(
         1.0, description="largest norm of the full model's gradient; 0 turns clipping off"
     )
+    mtp_loss_coeff: Hyper = Field(
+        0.1,
+        description="factor of the mean loss of the layers of multi-token prediction "
+        "(model.mtp_layers) in the gradients",
+    )
     moe_load_balancing: Literal["sequence", "global", "micro_batch", "none"] = Field(
         "sequence",
         description="experts: over what the auxiliary loss balances their load: each sequence; the "

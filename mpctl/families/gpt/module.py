@@ -9,12 +9,17 @@ from the seed whatever the layout.
 
 from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
 
 from mpctl.families.gpt.samples import GptSamples
-from mpctl.families.implementation import Batch, FamilyImplementation
+from mpctl.families.implementation import Batch, FamilyImplementation, State
 from mpctl.families.parts import SingleStackModule, model_norm
 from mpctl.kernels.counter_rng import CounterRNG
+from mpctl.layers.parameters import Init
+from mpctl.layers.prediction import PredictionLayer, mean_of_predictions, tokens_ahead
 from mpctl.layers.shard_context import ShardContext
 from mpctl.operators.table import StageSlice
 from mpctl.spec.model import ModelSpec
@@ -35,6 +40,21 @@ class GPT(SingleStackModule):
         super().__init__(model, training, shard_context, stage_slice)
         has_norm = stage_slice.has_entry and model.embedding_norm
         self.embedding_norm = model_norm(model, shard_context) if has_norm else None
+        count = model.mtp_layers if stage_slice.has_exit else 0
+        self.prediction_scale = training.mtp_loss_coeff / max(1, model.mtp_layers)
+        self.mtp = nn.ModuleDict({str(n): self._prediction(training, n) for n in range(count)})
+
+    def _prediction(self, training: TrainingSpec, number: int) -> PredictionLayer:
+        """A layer of multi-token prediction: as the last layer, without a window. As the rest of
+        the model's end it is neither recomputed in full nor narrowed to fp8."""
+        config = self.layer_kind(training, self.model.layers - 1)
+        if config.recompute == "full":
+            config = replace(
+                config, recompute="none", partition_activations=False, offload_activations=False
+            )
+        context = replace(self.shard_context, fp8=False)
+        init = Init("normal", training.init_std)
+        return PredictionLayer(config, context, f"mtp.{number}", init=init)
 
     def tables(self, model: ModelSpec) -> dict[str, int]:
         """Learned positions, where the model has them."""
@@ -45,16 +65,47 @@ class GPT(SingleStackModule):
         assert self.embedding is not None
         is_learned = self.model.position == "learned"
         rows = {"position": batch.fields.get("positions")} if is_learned else {}
-        hidden = self.embedding(batch["tokens"], **rows)
-        if self.model.embedding_multiplier is not None:
-            hidden = hidden * self.model.embedding_multiplier
+        hidden = self.scaled(self.embedding(batch["tokens"], **rows))
         if self.embedding_norm is not None:
             hidden = self.embedding_norm(hidden)
         return self.embedding.dropped(hidden, rng)
 
+    def scaled(self, words: Tensor) -> Tensor:
+        """Vectors of words times the model's factor of embeddings."""
+        factor = self.model.embedding_multiplier
+        return words if factor is None else words * factor
+
+    def stage_forward(self, state: State, batch: Batch, rng: CounterRNG | None) -> State:
+        """See FamilyModule. The gradients of layers of multi-token prediction are those of their
+        losses, of which the result has no part."""
+        if not self.mtp or not torch.is_grad_enabled():
+            return super().stage_forward(state, batch, rng)
+        hidden = self.embed(batch, rng) if self.stage_slice.has_entry else state[0]
+        normed = self.final_norm(self._transform(hidden, batch, rng))
+        loss = self._mean_loss(self.word_logits(normed), batch)
+        further = self._further_losses(normed, batch["targets"], rng)
+        return (loss + (further - further.detach()),)
+
+    def _further_losses(self, normed: Tensor, targets: Tensor, rng: CounterRNG | None) -> Tensor:
+        """The weighted losses of tokens behind the next one, summed over samples."""
+        total = torch.zeros((), dtype=torch.float32, device=normed.device)
+        rows = targets.shape[1]
+        for distance, layer in enumerate(self.mtp.values(), 1):
+            assert isinstance(layer, PredictionLayer) and self.embedding is not None
+            ahead = self.scaled(self.embedding(tokens_ahead(targets, distance - 1)))
+            cos_sin = self._table(layer, rows, normed)
+            normed = layer.predict(normed, ahead, rng, cos_sin)
+            wanted = tokens_ahead(targets, distance)
+            losses = self.word_losses(self.word_logits(normed), wanted)
+            total = total + mean_of_predictions(losses, distance)
+        return total * self.prediction_scale
+
     def compute_loss(self, hidden: Tensor, batch: Batch) -> Tensor:
         """The sum over samples of the mean loss of their tokens."""
-        losses = self.word_losses(self.logits(hidden), batch["targets"])
+        return self._mean_loss(self.logits(hidden), batch)
+
+    def _mean_loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        losses = self.word_losses(logits, batch["targets"])
         return losses.sum() * (1 / self.model.seq_length)
 
 

@@ -107,11 +107,11 @@ CASES = (
     ),
     Case(
         "model-launched",
-        {"model.qk_norm": True},
         {"model.mtp_layers": 1},
+        {"model.mtp_layers": 1, "parallel.cp": 2},
         "model.mtp_layers",
-        ("multi-token prediction", "not run by `mpctl launch`"),
-        r"--runtime megatron-core$",
+        ("planned, not run with cp 2 by `mpctl launch`",),
+        r"use cp 1",
         status="warning",
     ),
     Case(
