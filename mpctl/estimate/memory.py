@@ -134,7 +134,7 @@ class LayoutMemory:
         if self.shapes.kernels.slices_buckets and any(view.zero for view in views):
             shared = frozenset(layout.shared_parameters)
         splits_backward = p.pp > 1 and SCHEDULES[p.schedule].splits_backward
-        held = tuple((view.name, view.replicas, view.grid) for view in views)
+        held = tuple((view.name, view.replicas, view.copies, view.grid) for view in views)
         return (t.runtime, t.dtype, t.fp8_recipe, t.fp8_amax_history_len, t.gradient_dtype,
                 p.zero, splits_backward, p.bucket_bytes, held, p.pp > 1, shared)  # fmt: skip
 

@@ -178,8 +178,8 @@ def whole_gradients(layout: JobLayout, stage: int) -> tuple[float, ...]:
 
 
 def _shared(amount: float, view: View, zero: int) -> int:
-    """Bytes of a rank where the replicas of a view share them from the ZeRO stage `zero` on."""
-    return -(-round(amount) // view.replicas) if view.zero >= zero else round(amount)
+    """Bytes of a rank where ZeRO divides them over ranks of a view from the stage `zero` on."""
+    return -(-round(amount) // view.zero_size) if view.zero >= zero else round(amount)
 
 
 def fp8_table_bytes(layout: JobLayout) -> float:
