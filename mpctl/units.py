@@ -49,6 +49,21 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+def days_text(days: float) -> str:
+    """`61.24` -> `61.2 days`; hours below two days, years from 1,000 days."""
+    if days < 2:
+        return seconds_text(days * 86_400)
+    return f"{days:,.1f} days" if days < 1000 else f"{days / 365.25:,.1f} years"
+
+
+def energy_text(watt_hours: float) -> str:
+    """`2.5e10` -> `25 GWh`."""
+    for bound, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if watt_hours >= bound:
+            return f"{watt_hours / bound:.3g} {prefix}Wh"
+    return f"{watt_hours:.3g} Wh"
+
+
 def count_text(amount: float) -> str:
     """`8_300_000_000` -> `8.3B`: the field's short form for parameters and tokens."""
     for bound, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
@@ -149,6 +164,10 @@ BANDWIDTH = Measure(
 COMPUTE = Measure(
     "a rate of computing", "FLOP/s", "989 TFLOP/s",
     {f"{prefix}{unit}": n for unit in ("FLOP/s", "FLOPS") for prefix, n in DECIMAL.items()},
+)  # fmt: skip
+TOKENS = Measure(
+    "a number of tokens", "tokens", "300B", {"": Decimal(1), "k": DECIMAL["k"], "M": DECIMAL["M"],
+                                             "B": DECIMAL["G"], "T": DECIMAL["T"]},
 )  # fmt: skip
 TIME = Measure("a time", "seconds", "5 us", {unit: Decimal(n) for unit, n in SECONDS.items()})
 

@@ -16,7 +16,7 @@ import typer
 from mpctl.cli import complete
 from mpctl.cli.options import FETCH_HELP
 from mpctl.errors import InputError
-from mpctl.units import plural
+from mpctl.units import TOKENS, plural
 
 if TYPE_CHECKING:
     from mpctl.render.job_file import JobFile
@@ -300,7 +300,6 @@ def _write(path: Path, text: str, *, overwrite: bool) -> None:
         raise InputError.of("cannot-write", "PATH", message, "name another file") from None
 
 
-TOKENS = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 MOST = 2**31 - 1  # the largest count in a job
 
 
@@ -410,7 +409,7 @@ def read_length(text: str, per_step: int) -> int:
     found = re.fullmatch(
         r"([0-9]{1,15}(?:\.[0-9]{1,9})?)([kMBT]?)(?: (steps|tokens))?", text, re.ASCII
     )
-    amount = float(found[1]) * TOKENS[found[2]] if found else 0
+    amount = float(found[1]) * float(TOKENS.units[found[2]]) if found else 0
     steps = -(-amount // per_step) if found and found[3] == "tokens" else amount
     if not 1 <= steps <= MOST or steps != int(steps):
         message = f"{text[:20]!r} is no number of steps or tokens"

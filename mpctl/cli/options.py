@@ -166,6 +166,16 @@ RuntimesOption = Annotated[
     ),
 ]
 
+TokensOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="AMOUNT",
+        help="Also show a run of so many tokens, such as 15T: days, GPU-hours, price, energy, "
+        "failures, the best checkpoint interval.",
+        show_default=False,
+    ),
+]
+
 
 class JobSource(NamedTuple):
     """The job of a command line: its name or path, the settings that override it, and warnings from

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mpctl.cli import complete
 from mpctl.cli import plan_modes as modes
-from mpctl.cli.options import AsJsonOption, JobSource, RuntimesOption, command_line, with_job
+from mpctl.cli.options import (
+    AsJsonOption,
+    JobSource,
+    RuntimesOption,
+    TokensOption,
+    command_line,
+    with_job,
+)
 from mpctl.errors import DOES_NOT_FIT, InputError
 
 if TYPE_CHECKING:
     from mpctl.planning.document import RankDocument
     from mpctl.planning.plan import Plan
+    from mpctl.planning.whole_run import WholeRun
     from mpctl.topology import Topology
 
 GroupsOption = Annotated[
@@ -116,6 +125,7 @@ def plan(
     explain: ExplainOption = False,
     compare_tensor_modes: ModesOption = False,
     runtimes: RuntimesOption = None,
+    tokens: TokensOption = None,
     emit: EmitOption = None,
     from_: FromOption = None,
     more: MoreOption = None,
@@ -143,7 +153,7 @@ def plan(
     if emit is not None and not is_typed:
         job = modes.for_launcher(job, emit, is_read=from_ is not None)
     if any(others.values()) or words:
-        shown = any(pictures.values()) or emit is not None or runtimes is not None
+        shown = any(value is not None for value in (*pictures.values(), emit, runtimes, tokens))
         _require_one_mode(others, words, shows_a_plan=shown)
         if batch is not None:
             modes.run_batch(job, batch, words)
@@ -157,23 +167,31 @@ def plan(
     made = job.plan()
     topology = made.require_legal()
     kinds = _wanted_kinds(groups, topology.kinds)
+    run = _whole_run(made, tokens) if tokens is not None else None
     document = None
     if rank is not None:
         from mpctl.planning.document import rank_document
 
         document = rank_document(made, topology, rank)
     if any(pictures.values()):
-        _draw(job, made, topology, pictures, as_json=as_json)
+        _draw(job, made, topology, pictures, tokens, run, as_json=as_json)
     if emit is not None:
         modes.print_emitted(made, emit, as_json=as_json)
     elif document is not None:
         _show_rank(document, as_json=as_json)
     else:
         _print_plan(
-            made.evaluate(), topology, kinds, runtimes, ranks=ranks, full=full, as_json=as_json
-        )
+            made.evaluate(), topology, kinds, runtimes, run, ranks=ranks, full=full,
+            as_json=as_json,
+        )  # fmt: skip
     if rank is None and made.fits is False:
         raise typer.Exit(DOES_NOT_FIT)
+
+
+def _whole_run(made: Plan, tokens: str) -> WholeRun:
+    from mpctl.planning.whole_run import plan_whole_run, read_tokens
+
+    return plan_whole_run(made, read_tokens(tokens))
 
 
 def _wanted_kinds(groups: str | None, known: Collection[str]) -> tuple[str, ...] | None:
@@ -201,7 +219,7 @@ def _require_one_mode(asked: Mapping[str, bool], words: list[str], *, shows_a_pl
     """Raises InputError unless exactly one mode is asked for, without options that show a plan."""
     *most, last = asked
     if shows_a_plan:
-        message = "--html, --svg, --trace, --emit and --runtimes show the plan of one job, not"
+        message = "--html, --svg, --trace, --emit, --runtimes and --tokens are of one job, not"
         raise InputError.of("usage", "command line", f"{message} {', '.join(most)} or {last}")
     if sum(asked.values()) != 1:
         wrong = f"extra arguments {', '.join(words)}" if words else "more than one is asked for"
@@ -211,8 +229,8 @@ def _require_one_mode(asked: Mapping[str, bool], words: list[str], *, shows_a_pl
 
 
 def _draw(
-    job: JobSource, made: Plan, topology: Topology, pictures: Mapping[str, Path | None], *,
-    as_json: bool,
+    job: JobSource, made: Plan, topology: Topology, pictures: Mapping[str, Path | None],
+    tokens: str | None, run: WholeRun | None, *, as_json: bool,
 ) -> None:  # fmt: skip
     """Write the page, picture and trace that have a path, and print their names without --json."""
     from mpctl.render.console import say
@@ -220,10 +238,12 @@ def _draw(
     from mpctl.render.progress import PATIENCE, TaskBar
 
     line = command_line("plan", job.source, job.overrides)
+    if tokens is not None:
+        line += f" --tokens {quote(tokens)}"
     with TaskBar(after=PATIENCE) as bar:
         write_pictures(
             made, topology, command=line, html=pictures["html"], svg=pictures["svg"],
-            trace=pictures["trace"], on_progress=bar.update,
+            trace=pictures["trace"], run=run, on_progress=bar.update,
         )  # fmt: skip
     for path in filter(None, () if as_json else pictures.values()):
         say(f"wrote {path}", stderr=True)
@@ -241,8 +261,8 @@ def _show_rank(document: RankDocument, *, as_json: bool) -> None:
 
 
 def _print_plan(
-    made: Plan, topology: Topology, kinds: tuple[str, ...] | None, runtimes: str | None, *,
-    ranks: bool, full: bool, as_json: bool,
+    made: Plan, topology: Topology, kinds: tuple[str, ...] | None, runtimes: str | None,
+    run: WholeRun | None, *, ranks: bool, full: bool, as_json: bool,
 ) -> None:  # fmt: skip
     from mpctl.planning.runtimes import is_open, named_runtimes, other_runtimes, same_layout
 
@@ -251,12 +271,13 @@ def _print_plan(
         from mpctl.planning.document import plan_document
         from mpctl.render.output import print_json
 
-        print_json(plan_document(made, topology, kinds=kinds, ranks=ranks, runtimes=asked))
+        print_json(plan_document(made, topology, kinds=kinds, ranks=ranks, runtimes=asked, run=run))
         return
     from mpctl.render.plan import print_plan
 
     has_rows = is_open(made.job) and made.estimate is not None and not asked
     others = same_layout(made, other_runtimes(made.job)) if has_rows else []
     print_plan(
-        made, topology, kinds=kinds, ranks=ranks, full=full, others=others, runtimes=asked
+        made, topology, kinds=kinds, ranks=ranks, full=full, others=others, runtimes=asked,
+        run=run,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from mpctl.cli import complete
-from mpctl.cli.options import AsJsonOption, JobSource, command_line, with_job
+from mpctl.cli.options import AsJsonOption, JobSource, TokensOption, command_line, with_job
 
 if TYPE_CHECKING:
     from mpctl.search.document import SearchDocument
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from mpctl.search.result import LayoutReport, SearchResult
 
 ObjectiveOption = Annotated[
-    Literal["tokens", "memory", "cost"],
+    Literal["tokens", "memory", "cost", "days", "energy"],
     typer.Option(
-        help="What to optimise: most tokens per second, least memory, or fewest "
-        "GPU-hours per token (over --gpus, by default all)."
+        help="What to optimise: most tokens per second, least memory; or over --gpus, by default "
+        "all, fewest GPU-hours, or fewest days or least energy of a run of --tokens."
     ),
 ]
 GpusOption = Annotated[
@@ -77,6 +77,7 @@ def search(
     max_pp: Annotated[int | None, typer.Option(min=1, help="Largest pp to search.")] = None,
     max_cp: Annotated[int | None, typer.Option(min=1, help="Largest cp to search.")] = None,
     price: PriceOption = None,
+    tokens: TokensOption = None,
     exhaustive: ExhaustiveOption = False,
     csv: CsvOption = None,
     html: HtmlOption = None,
@@ -91,6 +92,7 @@ def search(
     Exit codes: 0 a layout was found; 2 bad input, no legal layout, or none whose step time can be
     estimated; 3 there are legal layouts, but none fits the devices' memory with its headroom.
     """
+    from mpctl.planning.whole_run import read_tokens
     from mpctl.render.progress import PATIENCE, TaskBar
     from mpctl.search.document import search_document
     from mpctl.search.request import gpu_counts, read_request
@@ -98,7 +100,8 @@ def search(
 
     limits = {"tp": max_tp, "pp": max_pp, "cp": max_cp}
     most = {axis: limit for axis, limit in limits.items() if limit is not None}
-    request = read_request(job.source, job.overrides, fix or [], most, price)
+    amount = None if tokens is None else read_tokens(tokens)
+    request = read_request(job.source, job.overrides, fix or [], most, price, amount)
     counts = gpu_counts(gpus, objective, request.job)
     with TaskBar(after=PATIENCE) as bar:
         result = answer_search(
@@ -111,7 +114,8 @@ def search(
     if html is not None and result.best:
         options = {
             "--gpus": gpus, "--top": top, "--objective": objective, "--max-tp": max_tp,
-            "--max-pp": max_pp, "--max-cp": max_cp, "--price": price, "--html": html,
+            "--max-pp": max_pp, "--max-cp": max_cp, "--price": price,
+            "--tokens": tokens, "--html": html,
         }  # fmt: skip
         again = _again(job, fix or [], options, exhaustive=exhaustive)
         _write_page(html, result, document, again)

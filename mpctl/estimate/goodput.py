@@ -7,7 +7,7 @@ noticed after D, then the job is started again, R with the reading of the checkp
 from the newest whole one. Failures during a save and during a restart cost another D and R.
 
 Memoryless failures make every attempt a renewal, so that the seconds of an interval are exact
-(Daly, Future Generation Computer Systems 22, 2006, equation 13, with D and w added):
+(Daly, Future Generation Computer Systems 22, 2006, with D and w added):
 
     E = (M + D) exp((R + w) / M) (exp((tau + delta) / M) - 1)
 
@@ -111,7 +111,7 @@ def young_interval(pause: float, mtbf: float) -> float:
 
 
 def daly_interval(pause: float, mtbf: float) -> float:
-    """Daly's expansion of the best interval (2006, equation 37); mtbf where a pause is half of it
+    """Daly's expansion of the best interval (2006); mtbf where a pause is half of it
     or more."""
     if pause >= 2 * mtbf:
         return mtbf

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mpctl.estimate.step import StepTime
     from mpctl.layout.job_layout import JobLayout
     from mpctl.planning.runtimes import UnderRuntime
+    from mpctl.planning.whole_run import WholeRun
 
 
 Spans = list[list[int]]  # of layers: [[0, 6], [12, 18]]
@@ -90,7 +91,8 @@ class PlanDocument(TypedDict):
     ranks along each axis of the grid of tp ranks, the fastest-varying first; {"tp": t} in 1d.
     tensor_depth: that of 2.5d, else None. expert_sizes, expert_order: the axes along which the same
     ranks are numbered for experts; absent where there are none. ranks: in a small world, or on
-    request. runtimes: the same layout under those of `--runtimes`.
+    request. runtimes: the same layout under those of `--runtimes`. run: a run of `--tokens`
+    (WholeRun).
 
     A plan with a model also has: stages, the layers of each; summary (PlanSummary); communication,
     with `layer`, a block of the first stack and one micro batch, `step_by_stage`, the messages of
@@ -123,6 +125,7 @@ class PlanDocument(TypedDict):
     stage_stacks: NotRequired[list[StackSpans]]
     nearest_that_fit: NotRequired[list[Json]]
     runtimes: NotRequired[list[Json]]
+    run: NotRequired[Json]
     summary: NotRequired[Json]
     communication: NotRequired[Json]
     parameters: NotRequired[int]
@@ -137,10 +140,10 @@ LISTED_RANKS = 4096
 
 def plan_document(
     plan: Plan, topology: Topology, *, kinds: tuple[str, ...] | None, ranks: bool,
-    runtimes: Sequence[UnderRuntime] = (),
+    runtimes: Sequence[UnderRuntime] = (), run: WholeRun | None = None,
 ) -> PlanDocument:  # fmt: skip
     """The plan as JSON. kinds: kinds of groups to list in full; ranks: list every rank; runtimes:
-    the same layout under other runtimes, if requested.
+    the same layout under other runtimes, if requested; run: the run of `--tokens`.
 
     With kinds None, everything of a small world is listed and a summary of a large one.
     """
@@ -182,6 +185,8 @@ def plan_document(
         document["nearest_that_fit"] = json_value(plan.nearest)
     if runtimes:
         document["runtimes"] = [under.as_dict() for under in runtimes]
+    if run is not None:
+        document["run"] = to_json(run)
     if estimate is not None:
         document["summary"] = to_json(plan_summary(plan))
         document["communication"] = communication_entry(estimate)

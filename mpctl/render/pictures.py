@@ -12,26 +12,28 @@ from mpctl.render.markup import Progress, no_progress, write_text
 from mpctl.topology import Topology
 
 if TYPE_CHECKING:
+    from mpctl.planning.whole_run import WholeRun
     from mpctl.search.document import SearchDocument
     from mpctl.search.result import SearchResult
 
 
 def write_pictures(
     plan: Plan, topology: Topology, *, command: str, html: Path | None = None,
-    svg: Path | None = None, trace: Path | None = None, on_progress: Progress = no_progress,
+    svg: Path | None = None, trace: Path | None = None, run: WholeRun | None = None,
+    on_progress: Progress = no_progress,
 ) -> None:  # fmt: skip
     """Write the files that are named: page, picture, trace.
 
-    command: the line that makes the plan again; on_progress: called with (picture, parts done,
-    parts). Raises InputError where a file cannot be written, or the step cannot be timed.
+    command: the line that makes the plan again; run: for the page; on_progress: called with
+    (picture, parts done, parts). Raises InputError where a file cannot be written, or the step
+    cannot be timed.
     """
     if html is not None:
         from mpctl.render.html.page import plan_page
 
         line = f"{command} --html {quote(str(html))}"
-        write_text(
-            html, plan_page(plan, topology, command=line, on_progress=on_progress), option="--html"
-        )
+        page = plan_page(plan, topology, command=line, run=run, on_progress=on_progress)
+        write_text(html, page, option="--html")
     if svg is not None:
         from mpctl.render.plan_svg import plan_svg
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from mpctl.layout.job_layout import JobLayout
     from mpctl.planning.document import RankDocument
     from mpctl.planning.summary import TrainingEntry
+    from mpctl.planning.whole_run import WholeRun
 
 
 MARKS = {"ok": ("✓", "green"), "warning": ("!", "bold yellow"), "error": ("✗", "bold red")}
@@ -54,21 +55,31 @@ FITS = {True: ("✓ ", "bold green"), False: ("✗ ", "bold red"), None: ("", "b
 def print_plan(
     plan: Plan, topology: Topology, *, kinds: tuple[str, ...] | None, ranks: bool,
     full: bool = False, others: Sequence[UnderRuntime] = (), runtimes: Sequence[UnderRuntime] = (),
+    run: WholeRun | None = None,
 ) -> None:  # fmt: skip
     """Print the whole plan on stdout.
 
     kinds: list every group of these kinds; None: the first groups of each kind. ranks: list every
     rank. full: fold nothing. others: the layout under other runtimes, to be said in a line;
-    runtimes: under those that were asked for, as a table.
+    runtimes: under those that were asked for, as a table. run: the run of `--tokens`.
     """
     get_console().print(
         _headline(plan),
         NamedRows([*_runtime_rows(plan, others), *_figures(plan, full=full)]),
         *_warnings(plan),
+        *_whole_run(run),
         *_runtimes(runtimes),
         *_paragraphs(plan, topology, kinds, ranks, full),
         sep="\n",
     )
+
+
+def _whole_run(run: WholeRun | None) -> Iterator[RenderableType]:
+    if run is not None:
+        from mpctl.planning.whole_run import run_figures
+
+        yield Text("\nThe whole run", "bold")
+        yield NamedRows([*run_figures(run)])
 
 
 def _runtimes(runtimes: Sequence[UnderRuntime]) -> Iterator[RenderableType]:

@@ -12,16 +12,20 @@ from rich.table import Table
 from rich.text import Text
 
 from mpctl.planning.summary import training_line
+from mpctl.records import Json
 from mpctl.render.console import get_console, plain_table
 from mpctl.search.document import LayoutEntry, NoLayoutEntry, SearchDocument
 from mpctl.search.find import ALIKE, OPTIMISM, RANKING_ERROR, WIDE_ERROR
-from mpctl.units import bytes_text, count_text, plural, seconds_text
+from mpctl.units import bytes_text, count_text, days_text, energy_text, plural, seconds_text
 
 OBJECTIVES = {
     "tokens": "most tokens a second",
     "memory": "least memory",
     "cost": "fewest GPU-hours a token",
+    "days": "fewest days",
+    "energy": "least energy",
 }
+RUN_COLUMNS = ("run", "energy", "useful")
 # Titles of settings whose name is not clear enough.
 SETTING_NAMES = {
     "micro_batch_size": "micro batch",
@@ -54,6 +58,9 @@ def header_lines(document: SearchDocument) -> Iterator[str]:
         f"{document['too_large']:,} left out for memory ({headroom}), the others ruled out by "
         "bounds"
     )
+    if document["best"] and "run" in document["best"][0]:
+        run = document["best"][0]["run"]
+        yield f"no. 1 for {count_text(run['tokens'])} tokens: {whole_run_text(run)}"
     if document["searched"]:
         names = (SETTING_NAMES.get(name, name) for name in document["searched"])
         yield f"searched: {', '.join(names)}"
@@ -102,6 +109,27 @@ def comparison_lines(document: SearchDocument) -> list[str]:
     """Each of the other layouts compared with no. 1, then the job as given."""
     lines = [f"no. {number} {text}" for number, text in enumerate(document["reasons"], start=2)]
     return [*lines, *([document["own_reason"]] if document["own_reason"] else [])]
+
+
+def whole_run_text(run: Json) -> str:
+    """`61.1 days, 24.02M GPU-hours, 25.5 GWh, 96.1% of the time useful`."""
+    parts = [days_text(run["days"]), f"{count_text(run['gpu_hours'])} GPU-hours"]
+    parts += [f"price {count_text(run['price'])}"] if run["price"] is not None else []
+    parts += [energy_text(run["watt_hours"])] if run["watt_hours"] is not None else []
+    return ", ".join([*parts, f"{run['useful']:.1%} of the time useful"])
+
+
+def has_run(entry: LayoutEntry | NoLayoutEntry) -> bool:
+    """Whether the entry has the days and energy of a run."""
+    return "run" in entry
+
+
+def run_cells(entry: LayoutEntry) -> list[str]:
+    """Days, energy and useful share of a run; none where no run is asked for."""
+    if "run" not in entry:
+        return []
+    run, energy = entry["run"], entry["run"]["watt_hours"]
+    return [days_text(run["days"]), energy_text(energy) if energy else "", f"{run['useful']:.1%}"]
 
 
 def has_price(entry: LayoutEntry | NoLayoutEntry) -> bool:
@@ -170,12 +198,15 @@ def _table(title: str, entries: Sequence[LayoutEntry | NoLayoutEntry], *, first:
     has_cost = is_priced or first == "GPUs"
     figures = ["step", "tokens/s", "MFU", "memory"] + ["GPU-h/Gtok"] * has_cost
     figures = [*([first] if first else []), *figures, *["price/Gtok"] * is_priced]
+    has_runs = first == "GPUs" and any(has_run(entry) for entry in entries)
+    figures += RUN_COLUMNS if has_runs else ()
     rows = []
     for number, entry in enumerate(entries, start=1):
         lead = {"#": [str(number)], "GPUs": [f"{entry['gpus']:,}"]}.get(first, [])
         if "reason" in entry:
             rows.append((*lead, *[""] * (len(figures) - len(lead)), entry["reason"]))
         else:
-            rows.append((*lead, *figure_cells(entry, has_cost=has_cost), row_text(entry)))
+            cells = figure_cells(entry, has_cost=has_cost) + run_cells(entry) * has_runs
+            rows.append((*lead, *cells, row_text(entry)))
     columns = (*figures, "layout")
     return plain_table(f"\n{title}", columns, rows, left=("layout",), whole=len(figures))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict, final
 from mpctl.errors import Issue, IssueEntry
 from mpctl.planning.layout_settings import LayoutSettings, SettingValue, layout_text
 from mpctl.planning.summary import training_settings
-from mpctl.records import Json
+from mpctl.records import Json, to_json
 from mpctl.rules.launched import why_not_launched
 from mpctl.rules.runtime import runtime_rules
 from mpctl.rules.training import slow_dtype
@@ -32,6 +32,7 @@ CSV_FIGURES = (
     "peak_bytes",
     "gpu_hours_per_billion_tokens",
 )
+CSV_RUN = ("days", "gpu_hours", "price", "watt_hours", "useful")
 CommandLine = Callable[[LayoutReport], str]  # the line to type for a layout
 
 
@@ -42,7 +43,7 @@ class LayoutEntry(TypedDict):
     step_seconds_low, step_seconds_high: 9 of 10 measured steps are between them. peak_bytes: on the
     device of the fullest rank. breakdown: seconds of the step by part. layout: the settings in
     words. alike: layouts that this one represents, the fastest first, with the same keys. price:
-    only if that of a GPU-hour is known.
+    only if that of a GPU-hour is known. run: of `--tokens` (WholeRun).
     """
 
     fits: bool
@@ -58,6 +59,7 @@ class LayoutEntry(TypedDict):
     peak_bytes: int
     gpu_hours_per_billion_tokens: float
     price_per_billion_tokens: NotRequired[float]
+    run: NotRequired[Json]
     breakdown: dict[str, float]
     layout: str
     alike: list[Json]
@@ -192,6 +194,8 @@ def _layout_entry(choice: LayoutReport, command: CommandLine) -> LayoutEntry:
     }
     if price is not None:
         entry["price_per_billion_tokens"] = price
+    if choice.run is not None:
+        entry["run"] = to_json(choice.run)
     return entry
 
 
@@ -207,8 +211,10 @@ def _alike_entry(seconds: float, size: int, layout: LayoutSettings) -> Json:
 def csv_rows(document: SearchDocument) -> Iterator[list[object]]:
     """A row of titles, then the best, the front and the best of each number of GPUs, one layout a
     row; where no layout was found, no row."""
-    settings = list(document["best"][0]["settings"]) if document["best"] else []
-    yield ["list", *CSV_FIGURES, *settings, "command"]
+    first = document["best"][0] if document["best"] else None
+    settings = list(first["settings"]) if first else []
+    run = [f"run_{name}" for name in CSV_RUN] if first and "run" in first else []
+    yield ["list", *CSV_FIGURES, *run, *settings, "command"]
     lists = {
         "best": document["best"],
         "front": document["front"],
@@ -221,4 +227,5 @@ def csv_rows(document: SearchDocument) -> Iterator[list[object]]:
 def _csv_cells(entry: LayoutEntry, settings: Sequence[str]) -> list[object]:
     figures: Mapping[str, object] = entry
     values = (entry["settings"][name] for name in settings)
-    return [*(figures[key] for key in CSV_FIGURES), *values, entry["command"]]
+    run = [entry["run"][name] for name in CSV_RUN] if "run" in entry else []
+    return [*(figures[key] for key in CSV_FIGURES), *run, *values, entry["command"]]

@@ -9,6 +9,7 @@ from typing import Any
 from mpctl.axes import FILLING
 from mpctl.errors import InputError, Issue
 from mpctl.planning.layout_settings import LayoutSettings, setting_name
+from mpctl.planning.whole_run import power_of_gpu
 from mpctl.search.space import SearchSpace
 from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.load import load_partial, parse_settings, require_job
@@ -17,6 +18,8 @@ from mpctl.spec.names import full_names
 FIELDS = LayoutSettings._fields
 SETTINGS = {setting_name(name): name for name in FIELDS}
 CUTS = ("first_stage_layers", "last_stage_layers")
+OVER_COUNTS = ("cost", "days", "energy")
+"""Objectives that compare numbers of GPUs."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class SearchRequest:
     those, which the search does not vary. largest: fields with the largest value that is tried.
     warnings: keys of the job under a former name. price: of a GPU-hour, if known. gives_layout:
     whether the job sets a searched setting of its layout; if not, its layout has defaults only and
-    is not reported.
+    is not reported. tokens: of the run whose days and cost are wanted.
     """
 
     job: JobSpec
@@ -37,6 +40,7 @@ class SearchRequest:
     warnings: tuple[Issue, ...] = ()
     price: float | None = None
     gives_layout: bool = True
+    tokens: int | None = None
 
     def space(self, gpus: int | None = None) -> SearchSpace:
         """The layouts to search, on the job's number of GPUs or on another."""
@@ -46,7 +50,7 @@ class SearchRequest:
 
 def read_request(
     source: str | None, overrides: Mapping[str, Any], fix: Sequence[str],
-    largest: Mapping[str, int], price: float | None = None,
+    largest: Mapping[str, int], price: float | None = None, tokens: int | None = None,
 ) -> SearchRequest:  # fmt: skip
     """The request of a command line: settings of `overrides` and `fix` (`["tp=2"]`) that are fields
     of a layout are fixed, as is a tensor mode other than 1d that the job sets; any other setting
@@ -57,8 +61,10 @@ def read_request(
     fixed = {SETTINGS[key]: _value(job, key) for key in typed if key in SETTINGS}
     fixed = {**_own_mode(job, fixed), **fixed}
     _require_searchable(job)
+    if price is None:
+        price = job.cluster.operations.price_per_gpu_hour
     given = _gives_layout(job, {*fixed, *(SETTINGS.get(key) for key in loaded.open_settings)})
-    return SearchRequest(job, typed, fixed, dict(largest), loaded.warnings, price, given)
+    return SearchRequest(job, typed, fixed, dict(largest), loaded.warnings, price, given, tokens)
 
 
 def _gives_layout(job: JobSpec, except_: Container[str | None]) -> bool:
@@ -91,6 +97,19 @@ def _require_searchable(job: JobSpec) -> None:
         if getattr(job.parallel, key) is not None:
             raise InputError.of("cut-is-searched", f"parallel.{key}", "is given, and the search "
                                 "cuts the layers itself", "leave it out")  # fmt: skip
+
+
+def require_answerable(request: SearchRequest, objective: str) -> None:
+    """Raises InputError for days or energy without tokens, and for energy without power."""
+    if objective not in ("days", "energy"):
+        return
+    if request.tokens is None:
+        message = f"{objective} are of a run" if objective == "days" else "energy is of a run"
+        raise InputError.of("no-tokens", "--tokens", f"{message} of so many tokens",
+                            "name them: --tokens 1T, say")  # fmt: skip
+    if objective == "energy" and power_of_gpu(request.job.cluster) is None:
+        raise InputError.of("no-power", "cluster.operations.watts_per_gpu", "no power is known",
+                            "set it, or cluster.device.watts")  # fmt: skip
 
 
 def varied(space: SearchSpace) -> list[str]:
@@ -130,10 +149,10 @@ def with_gpus(job: JobSpec, gpus: int) -> JobSpec:
 
 def gpu_counts(gpus: str | Sequence[int] | None, objective: str, job: JobSpec) -> list[int]:
     """The numbers of GPUs to search, rising: those of `gpus`, as numbers or as text (`8,16,32`),
-    plus the cluster's number unless the objective is cost; for `all`, powers of two up to the
-    cluster's number, and that. Without `gpus`, `all` for the objective cost, else the cluster's
-    number. Raises InputError."""
-    if gpus is None and objective != "cost":
+    plus the cluster's number unless the objective is cost, days or energy; for `all`, powers of two
+    up to the cluster's number, and that. Without `gpus`, `all` for these objectives, else the
+    cluster's number. Raises InputError."""
+    if gpus is None and objective not in OVER_COUNTS:
         return [job.world_size]
     if gpus in (None, "all"):
         return sorted({*(1 << k for k in range(job.world_size.bit_length())), job.world_size})
@@ -145,4 +164,4 @@ def gpu_counts(gpus: str | Sequence[int] | None, objective: str, job: JobSpec) -
     if not counts or counts[0] < 1 or len(counts) < len(set(given or ())):
         raise InputError.of("bad-gpus", "--gpus", f"{gpus!r} is not a list of counts",
                             "for example --gpus 8,16,32, or --gpus all")  # fmt: skip
-    return counts if objective == "cost" else sorted({*counts, job.world_size})
+    return counts if objective in OVER_COUNTS else sorted({*counts, job.world_size})

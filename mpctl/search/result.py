@@ -16,6 +16,7 @@ from mpctl.errors import InputError, Issue
 from mpctl.estimate.kernels import MissingFigure
 from mpctl.estimate.memory import fit_text
 from mpctl.estimate.step import StepTime
+from mpctl.layout.draft import LayoutDraft
 from mpctl.planning.layout_settings import (
     LayoutSettings,
     changed_settings,
@@ -24,6 +25,7 @@ from mpctl.planning.layout_settings import (
     layout_text,
 )
 from mpctl.planning.plan import make_plan
+from mpctl.planning.whole_run import MOST_TOKENS, WholeRun, whole_run
 from mpctl.search.evaluate import LayoutEvaluator, missing_link
 from mpctl.search.find import (
     BUDGETS,
@@ -36,7 +38,14 @@ from mpctl.search.find import (
     plainest_first,
 )
 from mpctl.search.nearest import nothing_fits
-from mpctl.search.request import SearchRequest, gpu_counts, read_request, varied
+from mpctl.search.request import (
+    OVER_COUNTS,
+    SearchRequest,
+    gpu_counts,
+    read_request,
+    require_answerable,
+    varied,
+)
 from mpctl.spec.cluster import link_hint
 from mpctl.spec.job import JobSpec
 from mpctl.units import bytes_text, plural, seconds_text
@@ -52,7 +61,7 @@ class LayoutReport:
 
     job: the job under this layout; time: of its step; bytes: on the device of the fullest rank;
     price: of a GPU-hour, if known; alike: layouts of the same tp, pp, ep and tensor mode that are
-    about as fast and less plain (search/find.py).
+    about as fast and less plain (search/find.py); run: of the request's tokens, if it names any.
     """
 
     job: JobSpec
@@ -61,6 +70,7 @@ class LayoutReport:
     bytes: int
     price: float | None = None
     alike: tuple[EvaluatedLayout, ...] = ()
+    run: WholeRun | None = None
 
     def __repr__(self) -> str:
         seconds = seconds_text(self.time.total)
@@ -110,25 +120,32 @@ class LayoutReport:
 
 
 def layout_reports(
-    evaluator: LayoutEvaluator, found: Iterable[EvaluatedLayout], price: float | None = None
+    evaluator: LayoutEvaluator,
+    found: Iterable[EvaluatedLayout],
+    request: SearchRequest | None = None,
 ) -> list[LayoutReport]:
-    """The layouts that a search found, each with its job and the parts of its step."""
+    """The layouts that a search found, each with its job and the parts of its step, and the run of
+    the request's tokens."""
+    price, tokens = (request.price, request.tokens) if request else (None, None)
     reports = []
     for point in found:
         time = evaluator.step_time(point.layout)
         assert time is not None, "it was timed before"
         job = evaluator.space.job_of(point.layout)
-        reports.append(LayoutReport(job, point.layout, time, point.bytes, price))
+        run = whole_run(LayoutDraft(job).layout(), time, tokens, price) if tokens else None
+        reports.append(LayoutReport(job, point.layout, time, point.bytes, price, run=run))
     return reports
 
 
-def given_report(evaluator: LayoutEvaluator, price: float | None = None) -> LayoutReport | None:
+def given_report(evaluator: LayoutEvaluator, request: SearchRequest) -> LayoutReport | None:
     """The layout that the job sets; None where its step cannot be estimated."""
     plan = make_plan(evaluator.space.job)
     if plan.estimate is None or isinstance(plan.estimate.time, str):
         return None
-    size = plan.estimate.fullest_stage.device_bytes
-    return LayoutReport(plan.job, layout_of(plan.job), plan.estimate.time, size, price)
+    size, time, run = plan.estimate.fullest_stage.device_bytes, plan.estimate.time, None
+    if request.tokens is not None:
+        run = whole_run(plan.estimate.layout, time, request.tokens, request.price)
+    return LayoutReport(plan.job, layout_of(plan.job), time, size, request.price, run=run)
 
 
 def reasons(best: LayoutReport, others: Iterable[LayoutReport]) -> Iterator[str]:
@@ -209,9 +226,12 @@ def answer_search(
 ) -> SearchResult:  # fmt: skip
     """Search each number of GPUs in counts. top: layouts wanted; exhaustive: evaluate every layout.
 
-    Raises InputError where the device states no rate for the data type, DoesNotFit or InputError
-    where on none of the counts there is a layout that fits and can be timed.
+    On one number of GPUs the layout of least days, cost or energy is the fastest one, as nearly as
+    a save stops training equally long under all of them. Raises InputError where the objective
+    needs tokens or power that are not stated, or the device no rate for the data type; DoesNotFit
+    or InputError where on none of the counts there is a layout that fits and can be timed.
     """
+    require_answerable(request, objective)
     result = SearchResult(request, objective)
     aim: Objective = "memory" if objective == "memory" else "tokens"
     evaluators = {gpus: _evaluator(request, gpus) for gpus in counts}
@@ -246,7 +266,7 @@ def answer_search(
 
 
 def _add_count(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLayouts) -> None:
-    gpus, best = evaluator.space.world, layout_reports(evaluator, found.best, result.request.price)
+    gpus, best = evaluator.space.world, layout_reports(evaluator, found.best, result.request)
     result.by_gpus[gpus] = best[0] if best else None
     if not best:
         level = missing_link(evaluator) if result.is_complete else None
@@ -255,36 +275,47 @@ def _add_count(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLay
 
 
 def _add_best(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLayouts) -> None:
-    price = result.request.price
+    request = result.request
     result.searched = varied(evaluator.space)
     groups = found.groups
     if groups and result.objective != "memory":
-        (first,) = layout_reports(evaluator, found.best[:1])
+        (first,) = layout_reports(evaluator, found.best[:1], request)
         groups = plainest_first(groups, first.time.high / first.time.low)
         result.is_plain_first = groups[0] is not found.groups[0]
     result.best = [
         replace(report, alike=group.others)
         for group, report in zip(
-            groups, layout_reports(evaluator, (g.plainest for g in groups), price), strict=True
+            groups, layout_reports(evaluator, (g.plainest for g in groups), request), strict=True
         )
     ]
-    result.front = layout_reports(evaluator, found.front, price)
+    result.front = layout_reports(evaluator, found.front, request)
     result.seen = found.evaluated
     world, own = evaluator.space.world, result.request.job.world_size
     if world in result.by_gpus and result.best:
         result.by_gpus[world] = result.best[0]  # the same answer in both tables
     if world == own and result.request.gives_layout:
-        result.given = given_report(evaluator, price)
+        result.given = given_report(evaluator, request)
 
 
 def _preferred_count(result: SearchResult) -> int | None:
-    """The number of GPUs with the cheapest layout where cost is the objective; else the job's, or
-    where that has no layout the largest number that has one; None where none has."""
-    costs = {g: c.gpu_hours_per_billion for g, c in result.by_gpus.items() if c is not None}
-    if result.objective == "cost" and costs:
+    """The number of GPUs that is best by cost, days or energy where one of these is the objective;
+    else the job's, or where that has no layout the largest number that has one; None where none
+    has."""
+    costs = {g: cost_of(c, result.objective) for g, c in result.by_gpus.items() if c is not None}
+    if result.objective in OVER_COUNTS and costs:
         return min(costs, key=lambda gpus: costs[gpus])
     own = result.request.job.world_size
     return own if own in costs else max(costs, default=None)
+
+
+def cost_of(choice: LayoutReport, objective: str) -> float:
+    """What numbers of GPUs are compared by: days or energy of the run; for cost the GPU-hours of
+    the run, or of a billion tokens where no run is known."""
+    if choice.run is None:
+        return choice.gpu_hours_per_billion
+    return {"days": choice.run.days, "energy": choice.run.watt_hours or 0.0}.get(
+        objective, choice.run.gpu_hours
+    )
 
 
 def _evaluator(request: SearchRequest, gpus: int) -> LayoutEvaluator:
@@ -309,7 +340,7 @@ def _no_time(
     return None
 
 
-Goal = Literal["tokens", "memory", "cost"]
+Goal = Literal["tokens", "memory", "cost", "days", "energy"]
 
 
 def search_layouts(
@@ -324,6 +355,7 @@ def search_layouts(
     max_pp: int | None = None,
     max_cp: int | None = None,
     price: float | None = None,
+    tokens: int | None = None,
     exhaustive: bool = False,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> SearchResult:
@@ -331,11 +363,13 @@ def search_layouts(
 
     source: a job file, a job preset's name, or None. overrides: settings over it, by full or short
     name, `{"tp": 8, "headroom": 10}`; those of a layout are fixed. top: how many layouts.
-    objective: most tokens a second, least memory, or fewest GPU-hours a token. gpus: also find the
-    best layout on each of these numbers of GPUs, in `by_gpus`; "all": powers of two, the default
-    for cost. `best` is on the job's number of GPUs except for cost. fix: settings not to vary, as
-    text: `["pp=4"]`. max_tp, max_pp, max_cp: largest sizes to try. price: of a GPU-hour; layouts
-    then have `price_per_billion` tokens. exhaustive: rule nothing out by bounds. on_progress: is
+    objective: most tokens a second, least memory, fewest GPU-hours, or fewest days or least energy
+    of a run of `tokens`. gpus: also find the best layout on each of these numbers of GPUs, in
+    `by_gpus`; "all": powers of two, the default for cost, days and energy. `best` is on the job's
+    number of GPUs except for these. fix: settings not to vary, as text: `["pp=4"]`. max_tp, max_pp,
+    max_cp: largest sizes to try. price: of a GPU-hour; layouts then have `price_per_billion`
+    tokens. tokens: of a whole run; layouts then have its days, cost and failures in `run`.
+    exhaustive: rule nothing out by bounds. on_progress: is
     called with a description, the amount done, and the total.
 
     Raises InputError where the job is not legal, names no model or no device, or where no layout of
@@ -343,8 +377,10 @@ def search_layouts(
     """
     sizes = {"tp": max_tp, "pp": max_pp, "cp": max_cp}
     most = {axis: size for axis, size in sizes.items() if size is not None}
-    _require_possible(objective, price, {"top": top} | {f"max_{a}": n for a, n in most.items()})
-    request = read_request(source, overrides or {}, fix, most, price)
+    _require_possible(
+        objective, price, tokens, {"top": top} | {f"max_{a}": n for a, n in most.items()}
+    )
+    request = read_request(source, overrides or {}, fix, most, price, tokens)
     return answer_search(
         request,
         gpu_counts(gpus, objective, request.job),
@@ -355,7 +391,9 @@ def search_layouts(
     )
 
 
-def _require_possible(objective: str, price: float | None, counts: Mapping[str, int]) -> None:
+def _require_possible(
+    objective: str, price: float | None, tokens: int | None, counts: Mapping[str, int]
+) -> None:
     """Raises InputError for values that the options of the command refuse as well."""
     issues = [
         Issue("bad-value", name, f"{count!r} is no number from 1", "use 1 or more")
@@ -365,6 +403,9 @@ def _require_possible(objective: str, price: float | None, counts: Mapping[str, 
     if objective not in get_args(Goal):
         known = ", ".join(get_args(Goal))
         issues.append(Issue("bad-value", "objective", f"{objective!r} is none", f"use {known}"))
+    if tokens is not None and not (isinstance(tokens, int) and 1 <= tokens <= MOST_TOKENS):
+        message = f"{tokens!r} is not from 1 to 1e18"
+        issues.append(Issue("bad-value", "tokens", message, "use a whole number such as 10**12"))
     if price is not None and not 0 <= price < inf:
         issues.append(Issue("bad-value", "price", f"{price!r} is no price", "use 0 or more"))
     if issues:

@@ -22,8 +22,13 @@ from mpctl.spec.base import (
     Seconds,
     Share,
     StrictModel,
+    Timeout,
 )
 from mpctl.spec.presets import find_preset, preset_names
+
+Watts = Annotated[float, Ge(0.1), Le(1e6)]
+MeanHours = Annotated[float, Ge(0.1), Le(1e9)]
+"""Hours between two failures of one device or node."""
 
 
 class NarrowProducts(StrictModel):
@@ -104,6 +109,9 @@ class DeviceSpec(StrictModel):
     peak_flops: dict[DType, FlopPerSecond] = Field(
         description="peak FLOP/s of dense matrix products, by data type"
     )
+    watts: Watts | None = Field(
+        None, description="thermal design power or power limit, W; for the energy of a run"
+    )
     kernels: Kernels | None = Field(
         None, description="fractions of these that kernels reach; typical values when absent"
     )
@@ -171,6 +179,54 @@ class FabricSpec(StrictModel):
     )
 
 
+class OperationsSpec(StrictModel):
+    """What long runs meet on a cluster: failures, storage, power, prices. The defaults are
+    published figures (docs/goodput.md)."""
+
+    gpu_mtbf_hours: MeanHours = Field(
+        79_000.0,
+        description="hours of a GPU between failures of GPUs that end a run (Llama 3: 268 in 54 "
+        "days of 16,384)",
+    )
+    node_mtbf_hours: MeanHours = Field(
+        17_600.0,
+        description="hours of a node between all other failures that end a run: network, host, "
+        "software (Llama 3: 151 in 54 days of 2,048)",
+    )
+    repair_hours: Annotated[float, Ge(0), Le(1e4)] = Field(
+        24.0, description="hours until a failed node may be used again; an assumption"
+    )
+    detect_seconds: Timeout = Field(
+        23.0,
+        description="seconds until a failure is noticed: of a lost host (docs/reliability.md); a "
+        "hang takes launch.timeout_seconds",
+    )
+    restart_seconds: Timeout = Field(
+        300.0,
+        description="seconds from there to the first step, without reading the checkpoint: another "
+        "node, processes, communicators (5 to 20 min: arXiv 2410.21680)",
+    )
+    storage_write: BytesPerSecond | None = Field(
+        None,
+        description="bytes/s that all nodes together write; 83 MB/s for each GPU of the run when "
+        "absent (Llama 3: 2 TB/s for 24,000)",
+    )
+    storage_read: BytesPerSecond | None = Field(
+        None, description="bytes/s that all nodes together read; as for writing when absent"
+    )
+    price_per_gpu_hour: Annotated[float, Ge(0), Le(1e6)] | None = Field(
+        None, description="price of a GPU-hour, in any currency"
+    )
+    watts_per_gpu: Watts | None = Field(
+        None,
+        description="power of a node in training over its GPUs, W; 1.38 x device.watts when absent "
+        "(76 % of the 10.2 kW of 8 H100: arXiv 2506.14551)",
+    )
+    pue: Annotated[float, Ge(1), Le(10)] = Field(
+        1.1, description="power of the data centre over that of its nodes; large ones have 1.1"
+    )
+
+
 class ClusterSpec(StrictModel):
     """The machines of a job: equal nodes of equal devices, and the links between them."""
 
@@ -211,6 +267,10 @@ class ClusterSpec(StrictModel):
         None,
         description="spread of log(measured / estimated) over runs of mpctl on this "
         "cluster (`mpctl bench machine`): 9 of 10 runs are within 1.645 times it",
+    )
+    operations: OperationsSpec = Field(
+        default_factory=OperationsSpec,
+        description="failures, storage, power and prices of long runs (`mpctl plan --tokens`)",
     )
     source: str | None = Field(None, description="where the figures come from")
 

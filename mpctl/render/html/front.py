@@ -11,12 +11,15 @@ from mpctl.render.charts.svg import chart_svg
 from mpctl.render.html.frame import details, note, scrolling, section, table
 from mpctl.render.markup import Raw, el
 from mpctl.render.search import (
+    RUN_COLUMNS,
     comparison_lines,
     figure_cells,
+    has_run,
     header_lines,
     headline,
     notes,
     row_text,
+    run_cells,
 )
 from mpctl.units import bytes_text, seconds_text
 
@@ -85,11 +88,17 @@ def _answer(search: SearchDocument) -> Iterator[Raw]:
 
 def _by_gpus(entries: Sequence[LayoutEntry | NoLayoutEntry]) -> Iterator[Raw]:
     """The best layout of each number of GPUs, or why there is none, and the line that runs it."""
-    columns = ("GPUs", "layout", "step time", "tokens/s", "MFU", "memory", "GPU-h/Gtok")
+    run = RUN_COLUMNS if any(has_run(entry) for entry in entries) else ()
+    columns = ("GPUs", "layout", "step time", "tokens/s", "MFU", "memory", "GPU-h/Gtok", *run)
     rows = [
-        (entry["gpus"], entry["reason"], *[""] * 5)
+        (entry["gpus"], entry["reason"], *[""] * (5 + len(run)))
         if "reason" in entry
-        else (entry["gpus"], row_text(entry), *figure_cells(entry, has_cost=True)[:5])
+        else (
+            entry["gpus"],
+            row_text(entry),
+            *figure_cells(entry, has_cost=True)[:5],
+            *run_cells(entry),
+        )
         for entry in entries
     ]
     yield table("Best by number of GPUs", columns, rows, left=2)

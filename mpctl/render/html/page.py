@@ -35,6 +35,7 @@ from mpctl.topology import Topology
 from mpctl.units import plural
 
 if TYPE_CHECKING:
+    from mpctl.planning.whole_run import WholeRun
     from mpctl.search.document import SearchDocument
 
 FITS = {True: ("✓ ", "fits"), False: ("✗ ", "over"), None: ("", "unknown")}
@@ -44,17 +45,21 @@ MARKS = {"ok": "✓ ok", "warning": "! warning", "error": "✗ error"}
 
 def plan_page(
     plan: Plan, topology: Topology, *, command: str, points: Sequence[FrontPoint] = (),
-    search: SearchDocument | None = None, on_progress: Progress = no_progress,
+    search: SearchDocument | None = None, run: WholeRun | None = None,
+    on_progress: Progress = no_progress,
 ) -> str:  # fmt: skip
-    """The page as HTML. command: the line that makes it again.
+    """The page as HTML. command: the line that makes it again. run: the run of `--tokens`.
 
     points, search: where a search was made, the layouts that it estimated and its answer, which
     come first. on_progress: called with ("page", sections done, sections).
     """
     parts = [("Search", front_section(points, search))] if points else []
+    if run is not None:
+        parts.append(("Run", _run_section(run)))
+    before = len(parts)
     for name, part in _sections(plan, topology):
         parts.append((name, part))
-        on_progress("page", len(parts), SECTIONS + bool(points))
+        on_progress("page", len(parts), SECTIONS + before)
     title = f"{_name(plan)}: {sizes_text(plan.job)}"
     # numbers for the script, which never contain `<`
     data = json.dumps(layout_data(plan, topology), separators=(",", ":")).replace("<", "\\u003c")
@@ -76,6 +81,13 @@ def _sections(plan: Plan, topology: Topology) -> Iterator[tuple[str, Raw]]:
         yield "Time", time_section(plan, estimate.time)
         yield "Traffic", traffic_section(plan, estimate, topology)
     yield "Checks", _checks(plan)
+
+
+def _run_section(run: WholeRun) -> Raw:
+    from mpctl.planning.whole_run import run_figures
+
+    rows = table("Time, cost, failures and saves", ("", ""), [*run_figures(run)], left=2)
+    return section("run", "The whole run", rows)
 
 
 def _name(plan: Plan) -> str:
