@@ -9,7 +9,7 @@ On 2 cores: ranks (1, 2), and each of 31 kernels is timed on one rank and on bot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -21,7 +21,7 @@ from mpctl.hosts.machine import Machine
 from mpctl.inference.task import TaskOptions, task_plan
 from mpctl.layout.job_layout import JobLayout
 from mpctl.planning.plan import Plan, make_plan
-from mpctl.rundir.requests import dense_model
+from mpctl.rundir.requests import KernelCase, dense_model
 from mpctl.spec.base import DType
 from mpctl.spec.cluster import DeviceSpec
 from mpctl.spec.job import JobSpec, complete
@@ -54,6 +54,10 @@ class KernelCases:
     ranks: tuple[int, ...]
     cores: int
     left_out: tuple[PlannedKernel, ...] = ()
+
+    def only(self, wanted: Callable[[KernelCase], bool]) -> KernelCases:
+        """The same without kernels that are not wanted."""
+        return replace(self, kernels=tuple(k for k in self.kernels if wanted(k.case)))
 
     @property
     def timings(self) -> int:

@@ -1,6 +1,6 @@
 """A machine measured from its kernels up to training runs, and written as presets.
 
-Three stages, each of which begins with the result of the one before:
+Rounds of three stages, each of which begins with the result of the one before:
 
     kernels        -> a device: products, attention, memory, host            (machine_fit.py)
     collectives    -> the link of its cores, or GPUs                         (machine_fit.py)
@@ -12,25 +12,32 @@ of one small model. They are planned on the measured preset, trained in rounds, 
 are written again. The report is saved after every measurement, so that a bench that ends early
 loses nothing. Its rows are estimated on the presets once these exist: the remaining differences
 between estimates and measurements are those that a preset cannot express.
+
+A core is not equally fast at all times: virtual machines share sockets with others, laptops become
+hot. So a round has all three stages, and a change in the course of minutes meets kernels and runs
+alike: medians over rounds are of the same times. A layout whose runs differ by 2 % of their median
+or less to either side is not run again; by default two rounds, and a few runs of a third, take less
+than five minutes on two cores.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import exp, log
+from math import exp, inf, log
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
-from mpctl.bench.cases import plan_cases
+from mpctl.bench.cases import PlannedCase, plan_cases, with_data
 from mpctl.bench.collectives import CollectiveBench, CollectiveRow
 from mpctl.bench.kernels import KernelBench, KernelRow
 from mpctl.bench.machine_fit import LinkFit, fit_device, fit_link
 from mpctl.bench.machine_plan import MachineWork
 from mpctl.bench.machine_preset import PRESETS, MachinePreset, machine_preset, measured_source
+from mpctl.bench.probe import RankBench
 from mpctl.bench.report import BenchEnvelope, BenchEnvironment, envelope, save_report, take_folder
 from mpctl.bench.runner import Budget, CaseRun, Watch, group_runs, run_cases
 from mpctl.bench.verify import BUSY
@@ -179,7 +186,33 @@ def mean_errors(checks: Sequence[MachineCheck]) -> Mapping[str, float]:
     return {name: sum(errors) / len(errors) for name, errors in pairs.items()}
 
 
-KERNELS_SHARE, COLLECTIVES_SHARE = 0.3, 0.2  # of a budget; the rest is for training runs
+SETTLED = 0.02  # of a median that is known well enough
+
+
+def doubt(seconds: Sequence[float]) -> float:
+    """By how much the median of these runs is in doubt: half of their range over it, without end
+    for fewer than two.
+
+    >>> round(doubt([0.99, 1.0, 1.03]), 3), doubt([1.0])
+    (0.02, inf)
+    """
+    if len(seconds) < 2:
+        return inf
+    return (max(seconds) - min(seconds)) / 2 / median(seconds)
+
+
+def is_settled(seconds: Sequence[float]) -> bool:
+    """Whether another run of a layout would tell nothing more."""
+    return doubt(seconds) <= SETTLED
+
+
+def in_round(watch: Watch, number: int, rounds: int) -> Watch:
+    """The same, with stages that name the round; its bar shows the time left in it."""
+
+    def on_progress(stage: str, done: int, total: int) -> None:
+        watch.on_progress(f"round {number + 1} of {rounds}: {stage}", done, total)
+
+    return replace(watch, on_progress=on_progress)
 
 
 class MachineFindings(TypedDict):
@@ -215,8 +248,9 @@ class MachineReport(BenchEnvelope):
 class MachineBench:
     """The measurement of a machine, with its results so far.
 
-    sent: the collectives with all their rounds; collectives: their rows. planned: the rows of both
-    with the estimates on the preset, once there is one.
+    timed, sent: the kernels and the collectives with all their rounds; kernels, collectives: their
+    rows. planned: the rows of both with the estimates on the preset, once there is one. cases: the
+    layouts, with data; longest: seconds of the longest training run, its start included.
     """
 
     work: MachineWork
@@ -224,7 +258,10 @@ class MachineBench:
     command: str
     kernels: list[KernelRow] = field(default_factory=list)
     collectives: list[CollectiveRow] = field(default_factory=list)
+    timed: KernelBench | None = None
     sent: CollectiveBench | None = None
+    cases: list[PlannedCase] = field(default_factory=list)
+    longest: float = 0.0
     planned: list[KernelRow | CollectiveRow] = field(default_factory=list)
     runs: list[CaseRun] = field(default_factory=list)
     link: LinkFit | None = None
@@ -233,43 +270,41 @@ class MachineBench:
     is_complete: bool = False
 
     def run(self, out: Path, *, budget: Budget, watch: Watch) -> None:
-        """All three stages, in the folder `out`, which is taken over. Raises KeyboardInterrupt
-        where Ctrl-C ended one, RunFailed where a rank failed, InputError where a file cannot be
-        written."""
+        """Rounds of all three stages, in the folder `out`, which is taken over. The first round
+        always runs whole. Raises KeyboardInterrupt where Ctrl-C ended one, RunFailed where a rank
+        failed, InputError where a file cannot be written."""
         take_folder(out)
-        done = self._measure_kernels(out, budget, watch)
-        done &= self._measure_collectives(out, budget, watch)
-        self.write_presets(out)
-        done &= self._train(out, budget, watch)
-        self.is_complete = done
+        alone = 0.0
+        for number in range(self.work.rounds):
+            began = budget.clock()
+            if number and not (self.open_cases() and budget.fits(alone + 2 * self.longest)):
+                break
+            self._measure_alone(out, number, in_round(watch, number, self.work.rounds))
+            self.write_presets(out)
+            alone = budget.clock() - began
+            self._train(out, number, budget, in_round(watch, number, self.work.rounds))
+        self.is_complete = not self.open_cases()
         save_report(out, self.report())
 
-    def _measure_kernels(self, out: Path, budget: Budget, watch: Watch) -> bool:
-        measured = KernelBench(
-            self.environment, self.command, self.work.rounds, self.work.kernels,
-            _share(budget, KERNELS_SHARE), self.work.quick,
-        )  # fmt: skip
+    def _measure_alone(self, out: Path, number: int, watch: Watch) -> None:
+        """A round of the kernels, and of the collectives where there are several ranks."""
+        if self.timed is None:
+            self.timed = KernelBench(
+                self.environment, self.command, 1, self.work.kernels, None, self.work.quick
+            )
+            if (cases := self.work.collectives(None)) is not None:
+                self.sent = CollectiveBench(self.environment, self.command, 1, cases)
+        self._measure(self.timed, RunDir(out / f"kernels-r{number + 1}"), watch)
+        self.kernels = self.timed.rows
+        save_report(out, self.report())
+        if self.sent is not None:
+            self._measure(self.sent, RunDir(out / f"collectives-r{number + 1}"), watch)
+            self.collectives = self.sent.rows
 
-        def keep() -> None:
-            self.kernels = measured.rows
-            save_report(out, self.report())
-
-        measured.measure(RunDir(out / "kernels-r1"), watch, keep)
-        self.kernels = measured.rows
-        if measured.is_stopped:
+    def _measure(self, bench: RankBench, run: RunDir, watch: Watch) -> None:
+        bench.measure(run, watch)
+        if bench.is_stopped:
             raise KeyboardInterrupt
-        return measured.is_complete
-
-    def _measure_collectives(self, out: Path, budget: Budget, watch: Watch) -> bool:
-        cases = self.work.collectives(_share(budget, COLLECTIVES_SHARE / (1 - KERNELS_SHARE)))
-        if cases is None:
-            return True
-        self.sent = CollectiveBench(self.environment, self.command, self.work.rounds, cases)
-        self.sent.measure(RunDir(out / "collectives-r1"), watch)
-        self.collectives = self.sent.rows
-        if self.sent.is_stopped:
-            raise KeyboardInterrupt
-        return self.sent.is_complete
 
     def write_presets(self, out: Path) -> None:
         """Fit device and link to the rows so far, and write presets and report into `out`. Raises
@@ -295,27 +330,45 @@ class MachineBench:
         self.planned = [*kernels_on(self.preset, self.work, self.kernels), *sent]
         save_report(out, self.report())
 
-    def _train(self, out: Path, budget: Budget, watch: Watch) -> bool:
-        """Train every layout on the measured preset, and fit it to them; also to those that ran
-        before Ctrl-C."""
+    def _train(self, out: Path, number: int, budget: Budget, watch: Watch) -> None:
+        """Train every layout once whose seconds are not known yet, the least known first, and fit
+        the measured preset to all runs; also to those that ran before Ctrl-C."""
         measured = self.preset
         assert measured is not None, "write_presets has made it"
-        cases = plan_cases(
-            self.work.cases(measured.settings()), out, self.work.machine, overwrite=True
-        )
+        if not self.cases:
+            cases = self.work.cases(measured.settings())
+            planned = plan_cases(cases, out, self.work.machine, overwrite=True)
+            self.cases = list(with_data(planned, out, watch.on_progress))
         runs = run_cases(
-            cases, out, command=self.command, rounds=self.work.rounds, budget=Budget(budget.left),
-            watch=watch, is_taken=True,
+            self.open_cases(), out, command=self.command, rounds=1, budget=Budget(), watch=watch,
+            is_taken=True, first=number,
         )  # fmt: skip
-        wanted = self.work.rounds * len(cases)
+        began = budget.clock()
         try:
             for run in runs:
                 self.runs.append(run)
                 save_report(out, self.report())
+                self.longest = max(self.longest, budget.clock() - began)
+                began = budget.clock()
+                if number and not budget.fits(self.longest):
+                    break
         finally:
             if self.runs:
+                wanted = len(self.runs) + len(self.open_cases())
                 self.hold(out, measured.of_runs(len(self.runs), wanted))
-        return len(self.runs) == wanted
+
+    def open_cases(self) -> list[PlannedCase]:
+        """The layouts that another run would tell more of, those that differ most from run to run
+        first."""
+        own = group_runs(self.runs)
+        seconds = {
+            case.name: [run.step_seconds for run in own.get(case.name, [])] for case in self.cases
+        }
+        wanted = [
+            case for case in self.cases
+            if len(seconds[case.name]) < self.work.rounds and not is_settled(seconds[case.name])
+        ]  # fmt: skip
+        return sorted(wanted, key=lambda case: -doubt(seconds[case.name]))
 
     def hold(self, out: Path, measured: MachinePreset) -> None:
         """Fit the preset, as it was measured, to the training runs so far, and write it again."""
@@ -350,8 +403,3 @@ class MachineBench:
             "checks": self.checks,
             "errors": dict(mean_errors(self.checks)),
         }
-
-
-def _share(budget: Budget, share: float) -> float | None:
-    """Seconds of this share of the remaining time; None without a limit."""
-    return None if budget.left is None else share * budget.left

@@ -154,8 +154,9 @@ def _layout_issues(given: Iterable[str]) -> Iterator[Issue]:
 def _kernels(
     job: JobSpec, machine: Machine, devices: int, kind: str, *, quick: bool
 ) -> KernelCases:
-    """The kernels, in the job's dtype and where there is time in further ones. Raises InputError
-    where the job's cluster does not describe the devices: nothing could be compared with it."""
+    """The kernels in the job's dtype, and of further ones where there is time the products, whose
+    peak a device states. Raises InputError where the job's cluster does not describe the devices:
+    nothing could be compared with it."""
     dtype = job.training.chosen_dtype
     dtypes = dict.fromkeys([dtype] if quick else [dtype, *FURTHER])
     ranks = sorted({1, devices})
@@ -168,7 +169,7 @@ def _kernels(
             "name the preset of a cluster with the same devices, whose data sheet "
             "the fit begins from",
         )
-    return cases
+    return cases.only(lambda case: case["dtype"] == dtype or case["kernel"] == "matmul")
 
 
 def default_name(host: str) -> str:

@@ -116,9 +116,9 @@ class PlannedCases(Protocol):
 class RankBench(ABC):
     """A bench that the ranks of one launch answer, in rounds of all its cases.
 
-    environment, command: for the report; rounds: number of rounds wanted; timings: answers of the
-    ranks, each of one case in one round; hosts: facts of the hosts of the ranks, once they have
-    ended; is_stopped: whether Ctrl-C or `mpctl stop` ended them.
+    environment, command: for the report; rounds: of a launch; timings: answers of the ranks, each
+    of one case in one round; launches: that have begun; hosts: facts of the hosts of the ranks,
+    once they have ended; is_stopped: whether Ctrl-C or `mpctl stop` ended them.
     """
 
     environment: BenchEnvironment
@@ -126,6 +126,7 @@ class RankBench(ABC):
     rounds: int
     cases: PlannedCases
     timings: list[Any] = field(default_factory=list, kw_only=True)
+    launches: int = field(default=0, kw_only=True)
     hosts: tuple[HostFacts, ...] = field(default=(), kw_only=True)
     is_stopped: bool = field(default=False, kw_only=True)
 
@@ -159,7 +160,8 @@ class RankBench(ABC):
     def is_complete(self) -> bool:
         """Whether every case was timed in every round; False if the budget or a stop ended the
         bench."""
-        return not self.is_stopped and len(self.timings) == self.rounds * self.round_timings
+        wanted = max(self.launches, 1) * self.rounds * self.round_timings
+        return not self.is_stopped and len(self.timings) == wanted
 
     def take(self, answer: Any) -> None:
         """Keep an answer of the ranks: a timing, or an answer before the first timing."""
@@ -168,12 +170,15 @@ class RankBench(ABC):
     def measure(
         self, run: RunDir, watch: Watch, on_round: Callable[[], None] = lambda: None
     ) -> None:
-        """Have the ranks answer, with their files in `run`. on_round: called after every round.
-        Raises InputError where the hosts cannot run the ranks, RunFailed where a rank fails."""
+        """Have the ranks answer, with their files in `run`; called again, its timings are added.
+        on_round: called after every round. Raises InputError where the hosts cannot run the ranks,
+        RunFailed where a rank fails."""
+        before = len(self.timings)
+        self.launches += 1
 
         def take(answer: Any) -> None:
             self.take(answer)
-            if done := len(self.timings):
+            if done := len(self.timings) - before:
                 watch.on_progress(self.timing, done, self.rounds * self.round_timings)
                 if done % self.round_timings == 0:
                     on_round()

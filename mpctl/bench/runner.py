@@ -47,6 +47,10 @@ class Budget:
         """Remaining seconds, at least 0; None without a limit."""
         return None if self.seconds is None else max(self.began + self.seconds - self.clock(), 0.0)
 
+    def fits(self, seconds: float) -> bool:
+        """Whether as many seconds are left."""
+        return self.left is None or seconds <= self.left
+
     def rounds(self, most: int) -> Iterator[int]:
         """The numbers of the rounds from 0 on: at most `most`, as long as time is left."""
         for number in range(most):
@@ -110,14 +114,14 @@ class Watch:
 
 def run_cases(
     cases: Sequence[PlannedCase], out: Path, *, command: str, rounds: int, budget: Budget,
-    watch: Watch, is_taken: bool = False,
+    watch: Watch, is_taken: bool = False, first: int = 0,
 ) -> Iterator[CaseRun]:  # fmt: skip
     """Every run of every case as it ends, in at most `rounds` rounds. `out` is cleared of an
     earlier bench and the data are prepared before the first.
 
     command: the command line, for each summary. is_taken: the bench has already cleared `out`, and
-    its files there stay. Raises RunFailed at the first run that fails, KeyboardInterrupt when one
-    was stopped, InputError when `out` or a corpus cannot be used.
+    its files there stay. first: number of the first round. Raises RunFailed at the first run that
+    fails, KeyboardInterrupt when one was stopped, InputError when `out` or a corpus cannot be used.
     """
     if not is_taken:
         take_folder(out)
@@ -131,9 +135,9 @@ def run_cases(
                 watch.on_progress(TRAINING, before + step, total)
 
             on_step(0)
-            watch.on_title(f"{case.title}, round {number + 1} of {likely}")
-            run = RunDir(out / f"{case.name}-r{number + 1}")
-            ran = _run(case, number, run, command, on_step, watch.on_event)
+            watch.on_title(f"{case.title}, round {first + number + 1} of {first + likely}")
+            run = RunDir(out / f"{case.name}-r{first + number + 1}")
+            ran = _run(case, first + number, run, command, on_step, watch.on_event)
             done += case.job.training.steps
             on_step(case.job.training.steps)
             yield ran

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from math import log
+from math import inf, log
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from mpctl.bench.cases import PlannedCase
 from mpctl.bench.collectives import CollectiveRow
 from mpctl.bench.kernels import KernelRow
 from mpctl.bench.machine import (
     MachineBench,
     MachineCheck,
     disturbed_runs,
+    doubt,
+    is_settled,
     machine_checks,
     mean_errors,
     measured_runs,
     with_rounds,
 )
 from mpctl.bench.report import BenchEnvironment
+from mpctl.bench.runner import Budget, Watch
 from mpctl.calibrate.own_cluster import fit_cluster, own_spread
 from mpctl.planning.plan import load_plan
 from mpctl.render.bench import print_report
@@ -103,6 +108,85 @@ def test_errors_are_means_of_their_sizes() -> None:
         for name, fitted in (("a", 1.0), ("b", 2.5))
     ]  # fmt: skip
     assert mean_errors(checks) == {"measured": 0.5, "fitted": 0.375, "left_out": 0.0}
+
+
+def test_a_median_is_known_where_runs_agree() -> None:
+    assert doubt([1.0]) == inf and not is_settled([]) and not is_settled([1.0])
+    assert is_settled([0.99, 1.02]) and not is_settled([0.99, 1.04])
+    assert doubt([1.0, 4.0, 2.0]) == 0.75
+
+
+class Timed(MachineBench):
+    """Rounds by hand: kernels and collectives take 20 s, a run of each layout the next of its
+    seconds, all by this clock."""
+
+    now = 0.0
+    trained: list[list[str]]
+    takes: dict[str, list[float]]
+
+    def clock(self) -> float:
+        return self.now
+
+    def _measure_alone(self, out: Path, number: int, watch: Watch) -> None:
+        self.now += 20.0
+
+    def write_presets(self, out: Path) -> None:
+        pass
+
+    def _train(self, out: Path, number: int, budget: Budget, watch: Watch) -> None:
+        wanted = self.open_cases()
+        self.trained.append([case.name for case in wanted])
+        for case in wanted:
+            seconds = self.takes[case.name][number]
+            self.now, self.longest = self.now + seconds, max(self.longest, seconds)
+            self.runs.append(run_of(case, seconds, number=number))
+
+
+def timed_rounds(tmp_path: Path, budget: float, **takes: list[float]) -> Timed:
+    found = Timed(planned_work(), cast(BenchEnvironment, {**ENVIRONMENT}), "mpctl bench machine")
+    found.trained, found.takes = [], takes
+    found.cases = [case_of(name) for name in takes]
+    found.run(tmp_path / "out", budget=Budget(budget, found.clock), watch=Watch(print))
+    return found
+
+
+def test_a_layout_is_trained_until_its_runs_agree(tmp_path: Path) -> None:
+    """`b` differs by 5 % from run to run, `c` by more, and is the first of the third round."""
+    found = timed_rounds(tmp_path, 1e3, a=[10.0, 10.1], b=[10.0, 10.5, 10.2], c=[10.0, 13.0, 11.0])
+    assert found.trained == [["a", "b", "c"], ["a", "b", "c"], ["c", "b"]]
+    assert found.is_complete
+
+
+def test_no_round_begins_that_could_train_nothing(tmp_path: Path) -> None:
+    """A round takes 20 s of kernels and collectives, and at least two runs of 10 s."""
+    for budget, times in ((1.0, 1), (69.0, 1), (71.0, 2)):
+        found = timed_rounds(tmp_path / str(budget), budget, a=[10.0, 20.0])
+        assert len(found.trained) == times and not found.is_complete
+
+
+def test_runs_end_with_the_budget_from_the_second_round_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = measured_bench(tmp_path)
+    found.cases = [case_of(name) for name in ("a", "b", "c")]
+    now, names = [0.0], []
+
+    def runs_of(
+        cases: Sequence[PlannedCase], *_: object, first: int, **__: object
+    ) -> Iterator[Any]:
+        for case in cases:
+            now[0] += 10.0
+            names.append(f"{case.name}-{first}")
+            yield run_of(case, 1.0 + first, number=first)
+
+    monkeypatch.setattr("mpctl.bench.machine.run_cases", runs_of)
+    budget = Budget(55.0, lambda: now[0])
+    for number in (0, 1):
+        found._train(tmp_path, number, budget, Watch(print))
+    assert names == ["a-0", "b-0", "c-0", "a-1", "b-1"]  # 5 s are left
+    assert {check["layout"] for check in found.checks} == {"a", "b", "c"}
+    assert found.preset is not None
+    assert "5 of 8 training runs" in found.preset.texts()["clusters/mine.toml"]
 
 
 LINK = InnerLinkSpec(bandwidth=4e9, latency=3e-5)

@@ -59,6 +59,13 @@ def test_without_a_budget_all_rounds_run():
     assert rounds(budget, clock, [4.0] * 5) == [0, 1, 2, 3, 4] and budget.left is None
 
 
+def test_what_fits_into_a_budget():
+    clock = Clock()
+    budget = Budget(10.0, clock)
+    clock.now += 4.0
+    assert budget.fits(6.0) and not budget.fits(6.1) and Budget(None, clock).fits(1e9)
+
+
 def test_how_many_rounds_are_likely_follows_from_the_longest():
     clock = Clock()
     budget = Budget(10.0, clock)

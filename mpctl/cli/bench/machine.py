@@ -9,7 +9,8 @@ import typer
 from mpctl.cli.bench.common import BenchCommand, with_bench
 from mpctl.cli.options import JobSource, with_job
 
-DEFAULT_JOB, DEFAULT_STEPS, QUICK_STEPS = "demo", 12, 6
+DEFAULT_JOB, DEFAULT_STEPS, QUICK_STEPS = "demo", 8, 6
+SECONDS = 300.0
 
 NameOption = Annotated[
     str | None,
@@ -19,7 +20,7 @@ RoundsOption = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Rounds of each stage; by default 3, with --quick 1.",
+        help="Most rounds of all stages; by default 3, with --quick 1.",
         show_default=False,
     ),
 ]
@@ -39,7 +40,9 @@ def machine(
     host and versions. Plan on them with --cluster OUT/presets/clusters/NAME.toml, or by name with
     MPCTL_PRESETS=OUT/presets.
 
-    Kernels and collectives determine every figure. Then the layouts of the job `demo` (or of JOB)
+    Rounds of all three follow each other for five minutes at most (--budget), the first one whole;
+    a layout whose runs agree within 2 % is not run again. Kernels and collectives determine every
+    figure. Then the layouts of the job `demo` (or of JOB)
     in which each rank has a core (or GPU) are trained for --steps, which adjusts a few figures
     within what the measurements allow: host, memory, link. The spread of the errors on layouts
     outside of that fit becomes the cluster's spread, the width of the band of its plans. A machine
@@ -74,7 +77,7 @@ def machine(
     with TaskBar(lines=True) as bar:
         try:
             watch = Watch(bar.update, bar.note, bar.print)
-            measured.run(folder, budget=Budget(bench.seconds), watch=watch)
+            measured.run(folder, budget=Budget(bench.seconds or SECONDS), watch=watch)
         except KeyboardInterrupt:
             is_stopped = True
     bench.finish(measured.report(), is_stopped=is_stopped)
