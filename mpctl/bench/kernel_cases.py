@@ -16,6 +16,7 @@ from math import inf
 from mpctl.bench.kernel_list import KernelLister, PlannedKernel
 from mpctl.bench.probe import require_probes
 from mpctl.errors import InputError, Issue
+from mpctl.estimate.system import MEASURED
 from mpctl.estimate.time import StepTimeModel, get_clock
 from mpctl.hosts.machine import Machine
 from mpctl.inference.task import TaskOptions, task_plan
@@ -197,7 +198,7 @@ def _list(job: JobSpec, dtype: DType, array: int) -> list[PlannedKernel]:
 
 
 def _clock(job: JobSpec) -> StepTimeModel:
-    return get_clock(JobLayout.of(job))
+    return get_clock(JobLayout.of(job), system=MEASURED)  # kernels alone
 
 
 def _alone(job: JobSpec) -> JobSpec:

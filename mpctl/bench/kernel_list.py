@@ -23,6 +23,7 @@ from mpctl.estimate.attention import fused_pairs, keeps_no_scores
 from mpctl.estimate.flops import ALL, FORWARD, block_flops
 from mpctl.estimate.kernels import BACKWARD, OpTimes, pace
 from mpctl.estimate.operator_times import layer_host
+from mpctl.estimate.system import MEASURED
 from mpctl.estimate.time import StepTimeModel, get_clock
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
@@ -271,7 +272,7 @@ class KernelLister:
         job = self.alone.layout.job
         training = job.training.model_copy(update={"micro_batch_size": 1})
         parts = {"model": sized_layer(self.layout.model, TINY), "training": training}
-        return get_clock(JobLayout.of(job.model_copy(update=parts)))
+        return get_clock(JobLayout.of(job.model_copy(update=parts)), system=MEASURED)
 
     def _streams(self) -> Iterator[PlannedKernel]:
         shape = {"elements": self.array // self.width}

@@ -29,6 +29,7 @@ from mpctl.errors import InputError, Issue, attempt
 from mpctl.estimate.kernels import MissingFigure
 from mpctl.estimate.network import MissingLink
 from mpctl.estimate.step import StepTime
+from mpctl.estimate.system import System
 from mpctl.estimate.time import find_step_time, get_clock
 from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.topology import find_topology
@@ -156,7 +157,8 @@ class Run:
 
     def _compare(self, layout: JobLayout, profile: RuntimeProfile) -> list[float]:
         try:
-            clock = get_clock(layout, profile)
+            factor = layout.job.cluster.step_factor or 1.0  # a run that ran is of a known system
+            clock = get_clock(layout, profile, System(factor=factor))
             if "step_seconds" in self.measured:
                 return [log(clock.seconds / self.measured["step_seconds"])]
             chunk = clock.layer()
@@ -174,14 +176,11 @@ def read_runs(rows: Iterable[Mapping[str, Any]]) -> list[Run]:
     return [_read(row, number) for number, row in enumerate(rows)]
 
 
-def usable_runs(
-    rows: Iterable[Mapping[str, Any]], unread: Sequence[Issue] = ()
-) -> tuple[list[Run], list[Issue]]:
+def usable_runs(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Run], list[Issue]]:
     """The runs that can be planned and timed, and the reasons why the others cannot. Rules that a
     setting can switch off refuse no run, as the run was made.
 
-    unread: issues of measurements of which there is no row. Raises InputError with all reasons,
-    these included, where no run is left.
+    Raises InputError with all reasons where no run is left.
     """
     runs: list[Run] = []
     issues: list[Issue] = []
@@ -194,7 +193,7 @@ def usable_runs(
             where = name if reason.where == name else f"{name}: {reason.where}"
             issues.append(reason._replace(where=where))
     if not runs:
-        raise InputError([*unread, *issues])
+        raise InputError(issues)
     return runs, issues
 
 

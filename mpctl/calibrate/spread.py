@@ -107,6 +107,7 @@ def seen_by(runs: Iterable[Run]) -> FittedRuns:
     return FittedRuns(
         devices=sorted(devices),
         clusters=sorted({run.job.cluster.name or "" for run in known}),
+        links={run.job.cluster.name or "": run.job.cluster.bandwidths for run in known},
         dtypes=sorted({run.job.training.chosen_dtype for run in known}),
         gpus=max((run.job.world_size for run in known), default=1),
         parameters=max((run.layout.table.numel for run in known), default=1),

@@ -58,7 +58,7 @@ def _inside(line: str, changes: Mapping[str, str | float]) -> str:
 
 def _replaced(line: str, value: str | float) -> str:
     shown = value if isinstance(value, str) else number(value)
-    return re.sub(r"= (\[.*\]|\"[^\"]*\"|\S+)", lambda _: f"= {shown}", line, count=1)
+    return re.sub(r"= (\{.*\}|\[.*\]|\"[^\"]*\"|\S+)", lambda _: f"= {shown}", line, count=1)
 
 
 def _scaled(line: str, factor: float) -> str:
@@ -116,6 +116,7 @@ def _profile(runs: Sequence[Run], spreads: Spreads | None) -> Changes:
     found: Changes = {
         "seen.devices": _listed([*known.devices, *seen.devices]),
         "seen.clusters": _listed([*known.clusters, *seen.clusters]),
+        "seen.links": _links({**known.links, **seen.links}),
         "seen.dtypes": _listed([*known.dtypes, *seen.dtypes]),
         "seen.gpus": str(max(known.gpus, seen.gpus)),
         "seen.parameters": float(max(known.parameters, seen.parameters)),
@@ -126,6 +127,13 @@ def _profile(runs: Sequence[Run], spreads: Spreads | None) -> Changes:
 
 def _listed(names: Iterable[str]) -> str:
     return json.dumps(sorted(set(names)))
+
+
+def _links(links: Mapping[str, Sequence[float]]) -> str:
+    pairs = (
+        f"{json.dumps(name)} = [{', '.join(map(number, links[name]))}]" for name in sorted(links)
+    )
+    return f"{{ {', '.join(pairs)} }}"
 
 
 def _write(directory: Path, kind: Kind, name: str, changes: Changes, runs: Sequence[Run]) -> Path:

@@ -17,6 +17,7 @@ from mpctl.estimate.activation_shapes import (
     is_cuda,
 )
 from mpctl.estimate.activations import ChunkBytes, stage_chunks
+from mpctl.estimate.advice import next_measurement
 from mpctl.estimate.expert_messages import ROWS, ExpertMessages
 from mpctl.estimate.kernels import MissingFigure, OpTimes
 from mpctl.estimate.memory import StageMemory, layout_memory
@@ -24,6 +25,7 @@ from mpctl.estimate.network import MissingLink
 from mpctl.estimate.routing import expert_load, largest_of_normals, rank_tokens
 from mpctl.estimate.saved import layer_activations
 from mpctl.estimate.step import PARTS, StepTime
+from mpctl.estimate.system import find_system, unknown_parts
 from mpctl.estimate.time import StepTimeModel, get_clock
 from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.link_levels import shown_levels
@@ -62,6 +64,7 @@ def _figures(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
         value = parts[part.name]
         each = f"{m} x {seconds_text(value / m)}" if part.is_per_microbatch else seconds_text(value)
         yield _seconds(f"time.{part.name}", value, part.formula, each)
+    yield from _system(clock)
     yield from _band(clock, time)
     yield from _rates(clock, time)
     for stack, flow in zip(layout.table.stacks, layout.table.flows, strict=True):
@@ -78,6 +81,21 @@ def _figures(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
             ):
                 yield _seconds(f"{prefix}.{way}", seconds, "one micro batch, messages included",
                                seconds_text(seconds))  # fmt: skip
+
+
+def _system(clock: StepTimeModel) -> Iterator[Figure]:
+    """By how much everything was taken to last longer than the presets' figures say."""
+    cluster, profile = clock.layout.job.cluster, clock.operators.profile
+    system = find_system(cluster, profile)
+    if system.factor == 1:
+        return
+    reasons = "; ".join(unknown_parts(cluster, profile)) or "own runs"
+    formula = "cluster.step_factor, else the runtime's shift_apart where nothing was measured"
+    source = next_measurement(clock.layout)
+    yield Figure(
+        "time.system", system.factor, "", formula, f"{system.factor:g} ({reasons})",
+        f"narrowed most by {source}" if source else "",
+    )  # fmt: skip
 
 
 def _band(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
@@ -279,7 +297,7 @@ def _stage(layout: JobLayout, stage: StageMemory, chunks: Sequence[ChunkBytes]) 
     count = stage.parameters
     for name, value in zip(("parameters", "gradients", "optimizer"), states, strict=True):
         numbers = f"{count_text(count)} x {value / count if count else 0.0:.4g} B"
-        formula = f"parameters of the rank x bytes, ZeRO {p.zero} over {layout.dense.zero_size}"
+        formula = f"parameters of the rank x bytes, ZeRO {p.zero} over {layout.dense.replicas}"
         yield _bytes(f"memory.stage-{stage.stage}.{name}", value, formula, numbers, ZERO_PAPER)
     kept = " and ".join(bytes_text(chunk.saved) for chunk in chunks)
     most = bytes_text(max(chunk.temporary for chunk in chunks))

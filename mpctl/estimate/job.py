@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from mpctl.estimate.advice import next_measurement
 from mpctl.estimate.communication import MessageCount
 from mpctl.estimate.layer_messages import BlockTraffic, block_traffic
 from mpctl.estimate.memory import StageMemory, fit_text, fullest_stage, layout_memory
@@ -85,6 +86,12 @@ class Estimate:
     def time(self) -> StepTime | str:
         """The time of a step, or in words what is missing to state one."""
         return find_step_time(self.layout)
+
+    @cached_property
+    def measure_next(self) -> str | None:
+        """What would narrow the band of the step's time most, in words; None where the job's system
+        was measured."""
+        return next_measurement(self.layout)
 
     @property
     def step_seconds(self) -> float | None:

@@ -92,16 +92,18 @@ class MissingFigure(LookupError):
     """A figure that an estimate needs is not in the preset; the message names it."""
 
 
-def device_speed(cluster: ClusterSpec, dtype: DType) -> Speed:
+def device_speed(cluster: ClusterSpec, dtype: DType, factor: float = 1.0) -> Speed:
     """The speed of the cluster's device at a dtype; with fp8, mxfp8 and nvfp4 only the products of
-    linear layers use it, the rest is bf16. Raises MissingFigure where the preset has no rate."""
-    device, slowdown = cluster.device, cluster.slowdown
+    linear layers use it, the rest is bf16. factor: by which everything takes longer (system.py).
+    Raises MissingFigure where the preset has no rate."""
+    device, slowdown = cluster.device, cluster.slowdown * factor
     if device is None:
         raise MissingFigure("no cluster.device is named")
     peak = device.peak_flops.get(dtype)
     if peak is None:
         raise MissingFigure(f"{device.name} has no {dtype} rate in its preset")
     kernels = device.kernels or TYPICAL["cpu" if device.is_cpu else "cuda"]
+    launch = kernels.launch * factor
     notes = []
     if device.kernels is None:
         notes.append(f"{device.name}: its kernels were never measured, typical ones are assumed")
@@ -111,7 +113,7 @@ def device_speed(cluster: ClusterSpec, dtype: DType) -> Speed:
     rest = device.peak_flops.get("bf16", peak) if dtype in PRODUCT_BYTES else peak
     part = kernels.narrow.find(dtype) or kernels.products
     reached = (peak * part / slowdown, rest * kernels.products / slowdown)
-    linear, other = (_rates(kernels, rate, bandwidth) for rate in reached)
+    linear, other = (_rates(kernels, rate, bandwidth, launch) for rate in reached)
     flash, back = (rest * part / slowdown for part in (kernels.flash, kernels.flash_backward))
     return Speed(
         linear,
@@ -121,15 +123,15 @@ def device_speed(cluster: ClusterSpec, dtype: DType) -> Speed:
         bandwidth,
         peak,
         device.is_cpu,
-        kernels.host,
+        kernels.host * factor,
         tuple(notes),
         device.peak_flops.get("fp32", 0.0) / 4 / slowdown,
     )
 
 
-def _rates(kernels: Kernels, flops: float, bandwidth: float) -> Rates:
+def _rates(kernels: Kernels, flops: float, bandwidth: float, launch: float) -> Rates:
     return Rates(flops, kernels.processors, kernels.depth, kernels.waves, kernels.misaligned,
-                 kernels.unaligned, bandwidth, kernels.launch)  # fmt: skip
+                 kernels.unaligned, bandwidth, launch)  # fmt: skip
 
 
 @lru_cache(maxsize=1 << 16)

@@ -19,7 +19,10 @@ that is shorter, and may be faster where switches add up (`all_reduce`). Each le
 that a group leaves is one more border, whose bandwidth is that of the cards under it over its
 oversubscription, with a latency of its own. Where any group of an axis leaves a network, all groups
 count as leaving it. On some networks large groups reach a smaller part of the bandwidth than groups
-of two domains (`decay`).
+of two domains (`decay`). Where that was not measured, a byte takes 1 + (t - t2) / CROWD times as
+long, t2 being the ranks of two domains: gradients go in buckets, and each of a ring's t - 1 steps
+waits for the slowest of its links, so that seconds grow with the ranks and not with a power of
+them (InternLM-7B from 32 to 1,024 GPUs).
 
 By hand, 1 MB over 10 GB/s and 5 us from a stage to the next: 105 us in a node, 4 x 100 + 5 us from
 a node of 4 ranks of that stage. An all-reduce of 8 MB by 8 ranks in a node at 100 GB/s and 1 us:
@@ -27,7 +30,8 @@ a node of 4 ranks of that stage. An all-reduce of 8 MB by 8 ranks in a node at 1
 each: a rank has 10 GB/s. Under leaves of 4 nodes, of which 1/8 leaves (oversubscription 8), 4 ranks
 of the group share 4 x 10/8 = 5 GB/s, and the ring goes at that pace; with 1/4 it would not notice.
 An all-to-all of 8 MB by 8 ranks on two nodes of 4: a rank sends 4 MB to the other node, 4 ranks
-16 MB over 40 GB/s: 400 us, where a ring's 7 MB take 175; and 3 x 1 + 4 x 5 us of latency.
+16 MB over 40 GB/s: 400 us, where a ring's 7 MB take 175; and 3 x 1 + 4 x 5 us of latency. With
+CROWD 550, 566 ranks on nodes of 8: 1 + (566 - 16) / 550, so twice as long for a byte.
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ from typing import NamedTuple
 from mpctl.axes import EXPERT_UNIONS, UNIONS
 from mpctl.collectives import bus_factor, get_collective
 from mpctl.estimate.communication import Message
+from mpctl.estimate.system import MEASURED, System
 from mpctl.layout.link_levels import LinkLevel, Span, find_span, topology_levels
 from mpctl.spec.cluster import ClusterSpec, InnerLinkSpec, LinkSpec
 from mpctl.topology import Group, Topology
@@ -113,10 +118,11 @@ class _Border(NamedTuple):
 
 
 class Network:
-    """Prices messages over the links of a cluster, for one topology."""
+    """Prices messages over the links of a cluster, for one topology. system: what is assumed of a
+    network that was not measured."""
 
-    def __init__(self, cluster: ClusterSpec, topology: Topology) -> None:
-        self.cluster, self.topology = cluster, topology
+    def __init__(self, cluster: ClusterSpec, topology: Topology, system: System = MEASURED) -> None:
+        self.cluster, self.topology, self.system = cluster, topology, system
         self._routes: dict[str, Route] = {}
         self._prices: dict[tuple[str, str, int, tuple[int, ...], float], float] = {}
 
@@ -127,7 +133,7 @@ class Network:
         price = self._prices.get(key)
         if price is None:
             price = self._prices[key] = self._price(*key)
-        return message.count * price
+        return self.system.factor * message.count * price
 
     def _price(
         self, axis: str, kind: str, size: int, stages: tuple[int, ...], outer: float
@@ -192,7 +198,7 @@ class Network:
         speed = outer.bandwidth * outer.efficiency
         domain = min(self._levels[0].ranks, self.topology.world_size)
         nodes = max(1, domain // self.topology.gpus_per_node)
-        crowd = max(1.0, ranks / (2 * domain)) ** outer.decay
+        crowd = crowding(outer, ranks, 2 * domain)
         first = spans[0]
         pace = max(1.0, domain / first.together) * crowd / (speed * nodes)
         yield _Border(first.networks, first.together, pace, 0.0)
@@ -257,6 +263,18 @@ class Network:
         if self.cluster.inter_node is None:
             raise MissingLink(f"cluster.inter_node has no bandwidth, and {axis} needs it")
         return self.cluster.inter_node
+
+
+CROWD = 550.0  # ranks; fitted to 11 systems, docs/measurements.md "Systems that no preset knows"
+
+
+def crowding(link: LinkSpec, ranks: int, near: int) -> float:
+    """By what factor a group of `ranks` ranks takes longer for a byte than one of `near` ranks,
+    which are those of two domains: as the link's `decay` says, or where it states none, as networks
+    do that were not measured."""
+    if link.decay is None:
+        return 1 + max(0, ranks - near) / CROWD
+    return float(max(1.0, ranks / near) ** link.decay)
 
 
 def _direct(link: InnerLinkSpec, peers: int) -> float:

@@ -15,11 +15,11 @@ from itertools import chain
 from math import exp
 from typing import NamedTuple
 
-from mpctl.axes import zero_groups
 from mpctl.estimate.communication import Message, MessageCount, count_messages
 from mpctl.estimate.kernels import Speed
 from mpctl.estimate.messages import StepMessages, status_message
 from mpctl.estimate.network import Network
+from mpctl.estimate.system import SPREAD, find_system, own_spread, unknown_parts
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.table import OperatorTable
 from mpctl.sharding import validation_sizes
@@ -59,21 +59,17 @@ class Band(NamedTuple):
 def find_band(layout: JobLayout, profile: RuntimeProfile, speed: Speed) -> Band:
     """The band of a step's time, and each respect in which the job is outside the measured runs."""
     job = layout.job
-    spread = _own_spread(job, profile)
-    is_known = spread is not None or job.cluster.name in profile.seen.clusters
+    spread, unknown = own_spread(job.cluster, profile), unknown_parts(job.cluster, profile)
     if spread is None:
-        spread = profile.spread if is_known else profile.spread_apart
+        spread = max(profile.spread_apart, SPREAD) if unknown else profile.spread
         if layout.model.experts:
             spread = max(spread, profile.experts.spread)
     reasons = (*speed.notes, *beyond(job, layout.table, profile))
-    name = job.cluster.name or "this cluster"
-    here = () if is_known else (f"{profile.name} was never measured on {name}",)
+    here = [text for text in unknown if text not in reasons]
+    factor = find_system(job.cluster, profile).factor
+    if unknown and factor != 1:
+        here.append(f"everything is taken to last {factor:g} times as long, as on such systems")
     return Band(exp(QUANTILE * spread * profile.widening ** len(reasons)), (*here, *reasons))
-
-
-def _own_spread(job: JobSpec, profile: RuntimeProfile) -> float | None:
-    """The spread measured on this cluster, for plans of mpctl's runtime; None without one."""
-    return job.cluster.spread if profile.runs.launched else None
 
 
 def beyond(job: JobSpec, table: OperatorTable, profile: RuntimeProfile) -> Iterator[str]:
@@ -82,7 +78,7 @@ def beyond(job: JobSpec, table: OperatorTable, profile: RuntimeProfile) -> Itera
     table: the operators of its model.
     """
     device, seen, dtype = job.cluster.device, profile.seen, job.training.dtype
-    is_measured = _own_spread(job, profile) is not None
+    is_measured = own_spread(job.cluster, profile) is not None
     if device is not None and device.name not in seen.devices and not is_measured:
         yield f"{profile.name} was never measured on {device.name}"
     if dtype not in seen.dtypes:
@@ -255,9 +251,6 @@ class StepTime(NamedTuple):
 # 2 s and a forward of 0.5 s: 2 s and 0.5 s are hidden, 1.5 s remain.
 
 
-ZERO_GROUP, _ = zero_groups("dp_cp")
-
-
 class ClosingTimes(NamedTuple):
     """Exposed seconds of a stage's messages once a step, by group; tp: over any group of its
     grid."""
@@ -289,8 +282,7 @@ def closing_times(
             else:
                 gradients += overlap.dp * seconds
         else:
-            axis = "dp_cp" if message.axis == ZERO_GROUP else message.axis
-            rest[axis if axis in rest else "tp"] += seconds
+            rest[message.axis if message.axis in rest else "tp"] += seconds
     hidden = min(gradients, backward) + min(parameters, forward)
     rest["dp_cp"] += covered - hidden + overlap.drag * hidden
     return ClosingTimes(**rest)

@@ -36,6 +36,7 @@ from mpctl.estimate.network import MissingLink, Network, contention_seconds
 from mpctl.estimate.operator_times import OperatorTimer, pipeline_host
 from mpctl.estimate.step import ClosingTimes, closing_times, find_band, stage_keys
 from mpctl.estimate.step import StepTime as StepTime  # the result of StepTimeModel.step
+from mpctl.estimate.system import System, find_system
 from mpctl.layout.job_layout import JobLayout
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import RuntimeProfile
@@ -53,13 +54,17 @@ def find_step_time(layout: JobLayout, profile: RuntimeProfile | None = None) -> 
         return str(missing)
 
 
-def get_clock(layout: JobLayout, profile: RuntimeProfile | None = None) -> StepTimeModel:
-    """The model that times each piece of a step. Raises MissingFigure where the device has no
-    rate; timing a message raises MissingLink where a link has no bandwidth."""
+def get_clock(
+    layout: JobLayout, profile: RuntimeProfile | None = None, system: System | None = None
+) -> StepTimeModel:
+    """The model that times each piece of a step. system: replaces what is assumed of the job's.
+    Raises MissingFigure where the device has no rate; timing a message raises MissingLink where a
+    link has no bandwidth."""
     job = layout.job
     chosen = profile or layout.profile
-    speed = device_speed(job.cluster, job.training.chosen_dtype)
-    network = Network(job.cluster, layout.topology)
+    system = system or find_system(job.cluster, chosen)
+    speed = device_speed(job.cluster, job.training.chosen_dtype, system.factor)
+    network = Network(job.cluster, layout.topology, system)
     return StepTimeModel(layout, OperatorTimer(layout, speed, network, chosen))
 
 
@@ -289,7 +294,7 @@ class StepTimeModel:
     def _optimizer(self) -> list[float]:
         """Seconds in which each stage moves gradients, moments and masters once a step."""
         operators = self.operators
-        shares = {n: v.zero_size if v.zero else 1 for n, v in self.layout.views.items()}
+        shares = {n: v.replicas if v.zero else 1 for n, v in self.layout.views.items()}
         return [
             sum(operators.optimizer_seconds(count) / shares[view] for view, count in held.items())
             for held in self._trained

@@ -199,6 +199,7 @@ def plan_document(
             "checkpoint_bytes": estimate.checkpoint_bytes,
         }
         document["time"] = time_entry(estimate.time)
+        document["time"]["measure_next"] = estimate.measure_next
     return document
 
 

@@ -157,6 +157,8 @@ def _figures(plan: Plan, *, full: bool) -> Iterator[tuple[str | Text, str]]:
             yield "parts", ", ".join(f"{part} {seconds_text(s)}" for part, s in parts if s)
             if time.extrapolates:
                 yield Text("extrapolated", "yellow"), "; ".join(time.extrapolates)
+            if plan.estimate and plan.estimate.measure_next:
+                yield "measure next", plan.estimate.measure_next
     passed = sum(check.status == "ok" for check in plan.checks)
     others = sum(check.status != "ok" and check.rule != "memory-fits" for check in plan.checks)
     noted = f", {plural(others, 'warning')} below" if others else ""

@@ -19,6 +19,7 @@ from mpctl.estimate.memory import KnownMemory, LayoutMemory, peak_bytes
 from mpctl.estimate.network import MissingLink, Network
 from mpctl.estimate.operator_times import KnownTimes, OperatorTimer
 from mpctl.estimate.step import StepTime
+from mpctl.estimate.system import System, find_system
 from mpctl.estimate.time import StepTimeModel
 from mpctl.families import get_table
 from mpctl.layout.draft import LayoutDraft
@@ -82,7 +83,8 @@ class LayoutEvaluator:
             raise MissingFigure("no cluster.device is named")
         self.space, self.model = space, space.model
         self.profile: RuntimeProfile = get_profile(job.training.runtime)
-        self.speed: Speed = device_speed(job.cluster, job.training.chosen_dtype)
+        self.system: System = find_system(job.cluster, self.profile)
+        self.speed: Speed = device_speed(job.cluster, job.training.chosen_dtype, self.system.factor)
         self.usable_memory: int = job.cluster.usable_bytes or 0
         self.cache: dict[Hashable, Any] = {}
         self.known_memory = KnownMemory({}, {})
@@ -106,7 +108,7 @@ class LayoutEvaluator:
 
     def _network(self, layout: LayoutSettings) -> Network:
         job = self.space.job_of(layout)
-        return Network(job.cluster, job_topology(job))
+        return Network(job.cluster, job_topology(job), self.system)
 
     def job_layout(self, layout: LayoutSettings) -> JobLayout:
         """The space's job under this layout, with the table and the stages that others share."""

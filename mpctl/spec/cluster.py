@@ -147,10 +147,12 @@ class LinkSpec(StrictModel):
         description="bandwidth of an all-reduce relative to that of gathers and scatters; above 1 "
         "where switches add up",
     )
-    decay: Share = Field(
-        0.0,
+    decay: Share | None = Field(
+        None,
         description="inter_node: exponent by which efficiency falls when a collective spans more "
-        "than two nodes: efficiency x (ranks / ranks of two nodes)^-decay",
+        "than two nodes: efficiency x (ranks / ranks of two nodes)^-decay; when absent as on "
+        "typical networks (mpctl/estimate/network.py); 0 where large groups were measured and lost "
+        "nothing",
     )
 
 
@@ -263,6 +265,12 @@ class ClusterSpec(StrictModel):
         1.0,
         description="kernel time relative to the device preset: clocks, cooling, library versions",
     )
+    step_factor: Factor | None = Field(
+        None,
+        description="seconds of everything, kernels, messages and host, relative to the estimate; "
+        "own runs set it (`mpctl calibrate`); when absent 1 where the runtime was measured on "
+        "this cluster, else the runtime's shift_apart",
+    )
     spread: Part | None = Field(
         None,
         description="spread of log(measured / estimated) over runs of mpctl on this "
@@ -280,6 +288,12 @@ class ClusterSpec(StrictModel):
         if self.cores is None or self.device is None or not self.device.is_cpu:
             return 1.0
         return max((self.gpus_per_node or 1) / self.cores, 1.0)
+
+    @property
+    def bandwidths(self) -> list[float]:
+        """Bytes/s of the link inside a node and of that between nodes; 0 where there is none."""
+        inner, outer = self.intra_node, self.inter_node
+        return [inner.bandwidth if inner else 0.0, outer.bandwidth if outer else 0.0]
 
     @property
     def usable_bytes(self) -> int | None:

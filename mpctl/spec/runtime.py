@@ -14,7 +14,17 @@ from pydantic import Field, ValidationError
 
 from mpctl.axes import Axis
 from mpctl.errors import InputError
-from mpctl.spec.base import AS_MEMORY, Amount, Count, DType, Part, Seconds, Share, StrictModel
+from mpctl.spec.base import (
+    AS_MEMORY,
+    Amount,
+    Count,
+    DType,
+    Factor,
+    Part,
+    Seconds,
+    Share,
+    StrictModel,
+)
 from mpctl.spec.parallel import ScheduleName, TensorMode
 from mpctl.spec.presets import get_file, preset_issues, search_path
 from mpctl.spec.training import Dispatcher as Dispatcher
@@ -218,11 +228,19 @@ class ExpertCosts(StrictModel):
     )
 
 
+Bandwidth = Annotated[float, Ge(0), Le(1e15)]
+
+
 class FittedRuns(StrictModel):
     """The runs that the figures were fitted to; for other jobs an estimate is an extrapolation."""
 
     devices: list[str] = Field(default_factory=list, description="devices of those runs")
     clusters: list[str] = Field(default_factory=list, description="clusters of those runs")
+    links: dict[str, Annotated[list[Bandwidth], MinLen(2)]] = Field(
+        default_factory=dict,
+        description="bytes/s inside a node and between nodes in each of these clusters; the same "
+        "name over other links is another cluster",
+    )
     dtypes: list[DType] = Field(default_factory=list, description="data types of those runs")
     gpus: Count = Field(1, description="GPUs of the largest run")
     parameters: Annotated[float, Ge(1), Le(1e18)] = Field(
@@ -380,6 +398,11 @@ class RuntimeProfile(StrictModel):
         "measured: 9 of 10 runs are within 1.645 times it"
     )
     spread_apart: Part = Field(description="the same for clusters that were not measured")
+    shift_apart: Factor = Field(
+        1.18,
+        description="seconds of a step where software, device and cluster were never measured "
+        "together, relative to the estimate: what typical systems show beside tuned ones",
+    )
     widening: Annotated[float, Ge(1), Le(10)] = Field(
         1.26, description="factor on both for each way in which a job is outside the fitted runs"
     )

@@ -28,7 +28,7 @@ MOE: dict[str, Any] = {
     "model.position": "rotary", "model.experts": E,
     "model.experts_per_token": K, "model.expert_ffn": 128,
     "training.micro_batch_size": 2, "training.moe_load": 1.0,
-    "cluster.nodes": 1, "cluster.gpus_per_node": 8,
+    "cluster.nodes": 1, "cluster.gpus_per_node": 8, "cluster.step_factor": 1.0,
 }  # fmt: skip
 ROW = H * WIDTH
 

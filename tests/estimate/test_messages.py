@@ -26,7 +26,8 @@ from mpctl.spec.runtime import OverlapShares, RuntimeProfile, get_profile
 from tests.jobs import job_of
 
 SMALL: dict[str, Any] = {
-    "cluster.preset": "selene", "model.layers": 4, "model.hidden": 64, "model.heads": 8,
+    "cluster.preset": "selene", "cluster.step_factor": 1.0,
+    "model.layers": 4, "model.hidden": 64, "model.heads": 8,
     "model.vocab": 256, "model.seq_length": 64, "training.micro_batch_size": 1,
     "training.dtype": "fp32",
 }  # fmt: skip
@@ -48,7 +49,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "vpp": {"parallel.pp": 2, "parallel.vpp": 2, "parallel.cp": 2, "parallel.tp": 2,
             "parallel.sequence_parallel": True},
     "zero-bubble": {"parallel.pp": 2, "parallel.schedule": "zero-bubble", "parallel.dp": 2},
-    "zero-size": {"parallel.cp": 2, "parallel.dp": 4, "parallel.zero_size": 4},
 }  # fmt: skip
 TRAINING: dict[str, dict[str, Any]] = {
     "plain": {"training.dropout": 0.1},

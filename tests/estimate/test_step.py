@@ -16,6 +16,7 @@ from tests.jobs import Settings, job_of
 LINKS: Settings = {
     "cluster.nodes": 8, "cluster.gpus_per_node": 8,
     "cluster.intra_node.bandwidth": 800e9, "cluster.inter_node.bandwidth": 100e9,
+    "cluster.inter_node.decay": 0.0,
 }  # fmt: skip
 
 

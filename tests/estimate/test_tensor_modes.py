@@ -33,7 +33,7 @@ MIB = 2**20
 WIDE: dict[str, Any] = {
     "model.layers": 2, "model.hidden": 256, "model.heads": 8, "model.vocab": 1000,
     "model.seq_length": 128, "training.micro_batch_size": 8, "cluster.preset": "selene",
-    "cluster.nodes": 1, "training.dtype": "fp32",
+    "cluster.nodes": 1, "cluster.step_factor": 1.0, "training.dtype": "fp32",
 }  # fmt: skip
 GRIDS: dict[str, dict[str, Any]] = {
     "2d": {"parallel.tensor_mode": "2d", "parallel.tp": 4},
