@@ -84,6 +84,17 @@ EXPERT_UNIONS: dict[str, tuple[str, ...]] = {"etp_ep": ("etp", "ep")}
 MESSAGE_GROUPS = tuple("dp_cp" if name == FILLING else name for name in AXIS_NAMES)
 
 
+def zero_groups(replicas: str) -> tuple[str, str]:
+    """What `parallel.zero_size` cuts a group of replicas into: the name of the groups that ZeRO
+    shares states over, consecutive replicas, and of those whose ranks hold equal shares.
+
+    >>> zero_groups("dp_cp"), zero_groups("edp")
+    (('zero', 'zero_replicas'), ('edp_zero', 'edp_zero_replicas'))
+    """
+    prefix = "" if replicas == "dp_cp" else f"{replicas}_"
+    return f"{prefix}zero", f"{prefix}zero_replicas"
+
+
 def group_kinds(
     axes: Iterable[str], unions: Mapping[str, tuple[str, ...]] = UNIONS
 ) -> dict[str, tuple[str, ...]]:

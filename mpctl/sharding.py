@@ -26,6 +26,7 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import NamedTuple
 
+from mpctl.axes import zero_groups
 from mpctl.shard import Shard
 from mpctl.tensor_grid import RankGrid, TensorGrid
 
@@ -52,7 +53,9 @@ class View(NamedTuple):
     their group. replicas: number of ranks that hold the same shard and reduce its gradients
     together; replica_group: the name of their group. zero: the ZeRO stage in effect, 0 with a
     single replica. sizes: for views other than the dense one, the ranks along each axis, the
-    fastest-varying first.
+    fastest-varying first. copies: how often ZeRO's shares of the states exist: 1 where all replicas
+    share them, else the replicas are cut into so many groups, each of which shares all states
+    (`parallel.zero_size`).
     """
 
     name: str = DENSE
@@ -62,6 +65,27 @@ class View(NamedTuple):
     replica_group: str = "dp_cp"
     zero: int = 0
     sizes: Mapping[str, int] = MappingProxyType({})
+    copies: int = 1
+
+    def __repr__(self) -> str:
+        fields, usual = self._asdict(), self._field_defaults
+        given = (f"{name}={value!r}" for name, value in fields.items() if value != usual[name])
+        return f"View({', '.join(given)})"
+
+    @property
+    def zero_size(self) -> int:
+        """Ranks that ZeRO divides states over."""
+        return self.replicas // self.copies
+
+    @property
+    def zero_group(self) -> str:
+        """The name of their group, over which ZeRO scatters and gathers."""
+        return self.replica_group if self.copies == 1 else zero_groups(self.replica_group)[0]
+
+    @property
+    def copies_group(self) -> str:
+        """The name of the group of the ranks with equal shares, which sum their gradients."""
+        return zero_groups(self.replica_group)[1]
 
     def shard(
         self, shape: tuple[int, ...], dims: tuple[str, ...], rank: int,

@@ -23,7 +23,7 @@ from mpctl.errors import InputError, Issue, attempt
 from mpctl.hosts.machine import Machine
 from mpctl.launch.preflight import chosen_device
 from mpctl.layout.link_levels import find_span
-from mpctl.layout.topology import job_grid, other_views
+from mpctl.layout.topology import dense_view, job_grid, other_views
 from mpctl.planning.plan import Overrides, Plan, load_plan
 from mpctl.rundir.requests import (
     ADDING,
@@ -273,6 +273,8 @@ def axis_sizes(plan: Plan, topology: Topology) -> dict[str, int]:
         for view in other_views(plan.job)
         for name in (*view.sizes, view.shard_group, view.replica_group)
     ]
+    cut = [view for view in (dense_view(plan.job), *other_views(plan.job)) if view.copies > 1]
+    other += [name for view in cut for name in (view.zero_group, view.copies_group)]
     names = dict.fromkeys((*axes, *job_grid(plan.job).groups, *other, "world"))
     return {name: topology.group_size(name) for name in names}
 

@@ -176,11 +176,14 @@ def read_runs(rows: Iterable[Mapping[str, Any]]) -> list[Run]:
     return [_read(row, number) for number, row in enumerate(rows)]
 
 
-def usable_runs(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Run], list[Issue]]:
+def usable_runs(
+    rows: Iterable[Mapping[str, Any]], unread: Sequence[Issue] = ()
+) -> tuple[list[Run], list[Issue]]:
     """The runs that can be planned and timed, and the reasons why the others cannot. Rules that a
     setting can switch off refuse no run, as the run was made.
 
-    Raises InputError with all reasons where no run is left.
+    unread: issues of measurements of which there is no row. Raises InputError with all reasons,
+    these included, where no run is left.
     """
     runs: list[Run] = []
     issues: list[Issue] = []
@@ -193,7 +196,7 @@ def usable_runs(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Run], list[Issu
             where = name if reason.where == name else f"{name}: {reason.where}"
             issues.append(reason._replace(where=where))
     if not runs:
-        raise InputError(issues)
+        raise InputError([*unread, *issues])
     return runs, issues
 
 

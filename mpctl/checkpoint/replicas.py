@@ -49,10 +49,11 @@ def layout_replicas(layout: JobLayout, topology: Topology | None = None) -> list
     """The replicas of each view of a layout, the dense one first. topology: that of the layout, if
     it differs from the job's."""
     topology = topology or layout.topology
-    others = zip(layout.other_views, topology.views, strict=True)
+    groups = [view.replica_group for view in layout.other_views]
+    others = ((topology.view_of(group), group) for group in groups)
     return [
         Replicas(topology, tuple(sorted(topology.kinds[layout.dense.replica_group]))),
-        *(Replicas(seen, seen.kinds[view.replica_group]) for view, seen in others),
+        *(Replicas(seen, seen.kinds[group]) for seen, group in others),
     ]
 
 

@@ -5,22 +5,57 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from mpctl.errors import InputError, Issue
+
+if TYPE_CHECKING:
+    from mpctl.interop.log_rows import LogLayout
 
 RunsOption = Annotated[
     list[Path],
     typer.Argument(
-        help="Run directories, folders of a bench that contain runs, or JSON lists of runs, each "
-        "with a job (including cluster.preset and training.runtime) and its measured step."
+        help="Run directories, folders of a bench that contain runs, logs of other launchers or "
+        "folders of them, or JSON lists of runs, each with a job (including cluster.preset and "
+        "training.runtime) and its measured step, or a log."
     ),
 ]
 ClusterOption = Annotated[
     str | None,
     typer.Option(
-        help="Preset of the cluster of the run directories, by name or file; by default the one "
-        "with the cluster's name.",
+        help="Preset of the cluster of the run directories and logs, by name or file; by default "
+        "the one with the cluster's name, or that of a log's job.",
+        show_default=False,
+    ),
+]
+JobOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Layout of the logs: a job file, or a job preset's name.", show_default=False
+    ),
+]
+FromOption = Annotated[
+    tuple[str, str] | None,
+    typer.Option(
+        "--from",
+        metavar='LAUNCHER "FLAGS"',
+        help="Layout of the logs: another launcher's command line, as of `mpctl plan --from` "
+        "(@FILE: a file with it). By default what a log prints of its settings.",
+        show_default=False,
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting of the logs' jobs; repeatable."),
+]
+LauncherOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Whose lines the logs have: megatron, megatron-bridge, nemo, torchtitan, nanotron, "
+        "deepspeed, or trainer for progress bars (accelerate, transformers, Lightning); by default "
+        "found in each.",
         show_default=False,
     ),
 ]
@@ -47,6 +82,10 @@ def calibrate(
     runs: RunsOption,
     out: OutOption,
     cluster: ClusterOption = None,
+    job: JobOption = None,
+    from_: FromOption = None,
+    set_: SetOption = None,
+    launcher: LauncherOption = None,
     priors: PriorsOption = None,
     rounds: Annotated[int, typer.Option(min=1, help="Iterations of the fit.")] = 10,
     cross: CrossOption = False,
@@ -56,7 +95,8 @@ def calibrate(
 
     Constants start from the values in their presets: a few runs move them a little, many runs
     determine them. The fitted presets are copies: with --out presets, commands here find them by
-    name. A run that cannot be planned is reported with the reason and left out.
+    name. A run that cannot be planned, and a log that cannot be read, is reported with the reason
+    and left out.
     """
     from mpctl.calibrate.evaluate import open_evaluator
     from mpctl.calibrate.fit import Fit, leave_out, residuals
@@ -66,8 +106,10 @@ def calibrate(
     from mpctl.render.calibrate import print_fit
     from mpctl.render.output import print_warnings
 
-    prior_values, (measured, left_out_runs) = _priors(priors), usable_runs(_rows(runs, cluster))
-    print_warnings([f"not fitted to: {issue}" for issue in capped(left_out_runs)])
+    prior_values, layout = _priors(priors), _log_layout(job, from_, set_, cluster, launcher)
+    rows, unread = _rows(runs, layout)
+    measured, left_out_runs = usable_runs(rows, unread)
+    print_warnings([f"not fitted to: {issue}" for issue in capped([*unread, *left_out_runs])])
     constants = constants_of(measured)
     with open_evaluator(measured, constants, processes) as evaluate:
         fit = Fit(measured, constants, evaluate, prior_values)
@@ -86,8 +128,6 @@ def _say(text: str) -> None:
 
 
 def _priors(path: Path | None) -> dict[str, float]:
-    from mpctl.errors import InputError
-
     values = _read(path) if path else {}
     is_table = isinstance(values, dict) and all(type(v) in (int, float) for v in values.values())
     if not is_table or any(value <= 0 for value in values.values()):
@@ -95,23 +135,60 @@ def _priors(path: Path | None) -> dict[str, float]:
     return dict(values)
 
 
-def _rows(paths: list[Path], cluster: str | None) -> list[dict[str, Any]]:
-    """The rows of all lists, and those of all run directories."""
+def _log_layout(
+    job: str | None,
+    from_: tuple[str, str] | None,
+    set_: list[str] | None,
+    cluster: str | None,
+    launcher: str | None,
+) -> LogLayout:
+    """What the options say of the layout of logs."""
+    from mpctl.interop.log_rows import LogLayout
+    from mpctl.spec.load import parse_settings
+
+    if job and from_:
+        raise InputError.of("usage", "--job", f"{job!r} is given together with --from",
+                            "leave one of them out")  # fmt: skip
+    return LogLayout(job, from_, parse_settings(set_ or ()), cluster, launcher)
+
+
+def _rows(paths: list[Path], layout: LogLayout) -> tuple[list[dict[str, Any]], list[Issue]]:
+    """The rows of all lists, run directories and logs, and the issues of logs without a row."""
     from mpctl.calibrate.runs import is_run_path, run_rows
+    from mpctl.interop.log_rows import folder_logs, is_log_folder, log_rows
 
-    runs = [path for path in paths if is_run_path(path)]
-    lists = [path for path in paths if path not in runs]
-    return [row for path in lists for row in _listed(path)] + run_rows(runs, cluster)
+    folders = [path for path in paths if is_log_folder(path)]
+    runs = [path for path in paths if is_run_path(path) and path not in folders]
+    lists = [path for path in paths if path.suffix == ".json" and path not in runs]
+    others = [path for path in paths if path not in (*folders, *runs, *lists)]
+    rows, logs = [], [(path, layout) for path in others]
+    for path in lists:
+        listed, of_logs = _listed(path, layout)
+        rows += listed
+        logs += of_logs
+    logs += [log for folder in folders for log in folder_logs(folder, layout)]
+    read = log_rows(logs)
+    for note in read.notes:
+        _say(note)
+    return rows + run_rows(runs, layout.cluster) + read.rows, read.issues
 
 
-def _listed(path: Path) -> list[dict[str, Any]]:
-    from mpctl.errors import InputError
+def _listed(
+    path: Path, layout: LogLayout
+) -> tuple[list[dict[str, Any]], list[tuple[Path, LogLayout]]]:
+    """The rows of a list that say what was measured, and the logs of the others."""
+    from mpctl.interop.log_rows import layout_of_row
 
     document = _read(path)
     rows = document.get("rows") if isinstance(document, dict) else document
     if not isinstance(rows, list) or not rows:
         raise InputError.of("bad-runs", str(path), "no rows", "a list, or a table with `rows`")
-    return [_with_paths(row, path.parent) for row in rows]
+    rows = [_with_paths(row, path.parent) for row in rows]
+    is_log = [isinstance(row, dict) and "log" in row for row in rows]
+    logs = [
+        layout_of_row(r, path.parent, layout) for r, log in zip(rows, is_log, strict=True) if log
+    ]
+    return [row for row, log in zip(rows, is_log, strict=True) if not log], logs
 
 
 def _with_paths(row: Any, folder: Path) -> Any:
@@ -124,8 +201,6 @@ def _with_paths(row: Any, folder: Path) -> Any:
 
 
 def _read(path: Path) -> Any:
-    from mpctl.errors import InputError
-
     try:
         return json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -113,6 +113,7 @@ FLAGS = (
         "Split the sequence over tp outside attention and MLP.",
     ),
     Flag("--zero", "parallel.zero", int, "ZeRO stage, 0 to 3."),
+    Flag("--zero-size", "parallel.zero_size", int, "Ranks that divide ZeRO's states (HSDP)."),
     Flag(
         "--allow-tp-across-nodes/--no-allow-tp-across-nodes",
         "parallel.allow_tp_across_nodes",

@@ -297,7 +297,7 @@ def _stage(layout: JobLayout, stage: StageMemory, chunks: Sequence[ChunkBytes]) 
     count = stage.parameters
     for name, value in zip(("parameters", "gradients", "optimizer"), states, strict=True):
         numbers = f"{count_text(count)} x {value / count if count else 0.0:.4g} B"
-        formula = f"parameters of the rank x bytes, ZeRO {p.zero} over {layout.dense.replicas}"
+        formula = f"parameters of the rank x bytes, ZeRO {p.zero} over {layout.dense.zero_size}"
         yield _bytes(f"memory.stage-{stage.stage}.{name}", value, formula, numbers, ZERO_PAPER)
     kept = " and ".join(bytes_text(chunk.saved) for chunk in chunks)
     most = bytes_text(max(chunk.temporary for chunk in chunks))

@@ -14,8 +14,14 @@ batch, those of a layer and those of the ends of a chunk; messages after the red
 sliced. A runtime that keeps ZeRO 3's parameters over a step of a pipeline (`overlap.keeps`) sends
 as under ZeRO 1.
 
+Where `parallel.zero_size` cuts the replicas into groups that each share all states, these scatter
+and gather, and once a step each slice is all-reduced over the ranks that hold it, one of a group.
+MiCS (arXiv 2205.00119) and torch's hybrid sharding (arXiv 2304.11277, section 3.2.2) do so to keep
+what is sent most often inside of a node.
+
 By hand, 200 float32 parameters over 4 replicas in one bucket: ZeRO 0 all-reduces 800 bytes, ZeRO 1
-reduce-scatters 1024 (256 elements) and gathers 1024.
+reduce-scatters 1024 (256 elements) and gathers 1024. With zero_size 2 it pads to 256 as well, whose
+slices have 128: two scatter 1024, pairs of equal slices all-reduce 512, two gather 1024.
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from mpctl.axes import zero_groups
 from mpctl.collectives import Kind
 from mpctl.estimate.communication import (
     Cover,
@@ -53,7 +60,8 @@ class ReplicaGroup(NamedTuple):
     """Ranks that reduce their gradients together, and in how many bytes.
 
     zero: the ZeRO stage that messages follow. value, gradient: bytes of an element of parameters
-    and of gradients. alignment: elements that a slice is a multiple of. name: of the group.
+    and of gradients. alignment: elements that a slice is a multiple of. name: of the group. copies:
+    how often ZeRO's slices exist among the replicas (`View.copies`).
     """
 
     replicas: int
@@ -62,12 +70,18 @@ class ReplicaGroup(NamedTuple):
     gradient: int
     alignment: int = 1
     name: str = "dp_cp"
+    copies: int = 1
+
+    @property
+    def slices(self) -> int:
+        """Ranks that divide a bucket."""
+        return self.replicas // self.copies if self.zero else 1
 
     def padded(self, numel: int) -> int:
         """Elements of equal slices that hold `numel`."""
         if not self.zero:
             return numel
-        return slice_numel(numel, self.replicas, self.alignment) * self.replicas
+        return slice_numel(numel, self.slices, self.alignment) * self.slices
 
     def passes(self, numel: int, trained: int, *, goes_back: bool) -> Iterator[Message]:
         """Messages of one group of parameters in every micro batch: `numel` elements, of which
@@ -86,18 +100,26 @@ class ReplicaGroup(NamedTuple):
         if self.zero < 2:
             kind: Kind = "reduce_scatter" if self.zero else "all_reduce"
             yield self.reduced(kind, trained, "step")
+        if self.copies > 1:
+            size = self.padded(trained) // self.slices * self.gradient
+            equal = zero_groups(self.name)[1]
+            yield Message(equal, "all_reduce", "gradients", size, 1, "step", COVERS["step"])
         if self.zero in (1, 2):
             yield self.gathered(trained, "step")
 
     def reduced(self, kind: Kind, numel: int, phase: Phase) -> Message:
         """The reduction of `numel` elements of gradients."""
         size = self.padded(numel) * self.gradient
-        return Message(self.name, kind, "gradients", size, 1, phase, COVERS[phase])
+        return Message(self._shared, kind, "gradients", size, 1, phase, COVERS[phase])
 
     def gathered(self, numel: int, phase: Phase) -> Message:
         """The gathering of `numel` elements of parameters."""
         size = self.padded(numel) * self.value
-        return Message(self.name, "all_gather", "parameters", size, 1, phase, COVERS[phase])
+        return Message(self._shared, "all_gather", "parameters", size, 1, phase, COVERS[phase])
+
+    @property
+    def _shared(self) -> str:
+        return self.name if self.copies == 1 else zero_groups(self.name)[0]
 
 
 def sent_zero_stage(zero: int, *, pp: int, profile: RuntimeProfile) -> int:
@@ -122,7 +144,7 @@ class GradientMessages:
         return ReplicaGroup(
             view.replicas, sent_zero_stage(view.zero, pp=pp, profile=self.profile),
             training.value_bytes, gradient_bytes(training, self.profile),
-            SLICE_ALIGNMENT if self.profile.overlap.buckets else 1, view.replica_group,
+            SLICE_ALIGNMENT if self.profile.overlap.buckets else 1, view.replica_group, view.copies,
         )  # fmt: skip
 
     def chunk(self, stage: int, chunk: int) -> list[Message]:
@@ -199,8 +221,7 @@ class GradientMessages:
             return
         group = self.groups[shape.view]
         messages = list(group.step(shape.numel)) if group.replicas > 1 else []
-        slices = group.replicas if group.zero else 1
-        size = group.padded(shape.numel) // slices * group.gradient
+        size = group.padded(shape.numel) // group.slices * group.gradient
         yield from (message for message in messages if message.what == "gradients")
         yield from self._after_reduction(size, shape.partial, shape.stages)
         yield from (message for message in messages if message.what == "parameters")

@@ -23,7 +23,7 @@ from typing import ClassVar, NamedTuple
 from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes, is_cuda
 from mpctl.estimate.activations import ChunkBytes, stage_chunks
 from mpctl.estimate.communication import message_bytes
-from mpctl.estimate.states import StateBytes, find_states, weight_buffers
+from mpctl.estimate.states import StateBytes, find_states, weight_buffers, whole_gradients
 from mpctl.layout.job_layout import MAX_SENDS_IN_FLIGHT, JobLayout
 from mpctl.pipeline.schedule.orders import actions, peak_in_flight
 from mpctl.spec.cluster import ClusterSpec
@@ -87,12 +87,14 @@ class StageContents(NamedTuple):
     """Bytes on one rank of a stage that do not depend on how many micro batches are in flight.
 
     work: temporary bytes of weights and messages during a backward, in addition to a chunk's own.
+    gradients: by chunk, those that are whole during a step and scattered after it; else empty.
     """
 
     states: StateBytes
     chunks: tuple[ChunkBytes, ...]
     lasting: int
     work: float
+    gradients: tuple[float, ...] = ()
 
 
 class KnownMemory(NamedTuple):
@@ -132,7 +134,7 @@ class LayoutMemory:
         if self.shapes.kernels.slices_buckets and any(view.zero for view in views):
             shared = frozenset(layout.shared_parameters)
         splits_backward = p.pp > 1 and SCHEDULES[p.schedule].splits_backward
-        held = tuple((view.name, view.replicas, view.grid) for view in views)
+        held = tuple((view.name, view.replicas, view.copies, view.grid) for view in views)
         return (t.runtime, t.dtype, t.fp8_recipe, t.fp8_amax_history_len, t.gradient_dtype,
                 p.zero, splits_backward, p.bucket_bytes, held, p.pp > 1, shared)  # fmt: skip
 
@@ -140,10 +142,12 @@ class LayoutMemory:
         """A rank of the stage with as many micro batches in flight as its schedule has at most.
         microbatches: micro batches of a step, if not the job's."""
         contents, p = self._contents(stage), self.layout.job.parallel
-        kept, peak, in_flight = peak_activations(
-            p.schedule if p.pp > 1 else "1f1b", stage, p.pp,
-            microbatches or self.layout.num_microbatches, contents.chunks,
-        )  # fmt: skip
+        schedule: ScheduleName = p.schedule if p.pp > 1 else "1f1b"
+        microbatches = microbatches or self.layout.num_microbatches
+        place = schedule, stage, p.pp, microbatches
+        kept, peak, in_flight = peak_activations(*place, contents.chunks)
+        if contents.gradients:
+            peak = max(peak, peak_with_gradients(*place, contents.chunks, contents.gradients))
         states, activations = contents.states, round(kept)
         work = round(max(peak - kept + contents.work, states.stepping - kept))
         bare = states.parameters + states.gradients + states.optimizer
@@ -189,7 +193,8 @@ class LayoutMemory:
             split = shapes.tp if shapes.splits else 1
             work += (MAX_SENDS_IN_FLIGHT + 1) * message / split
         chunks = stage_chunks(layout, stage, shapes)
-        return StageContents(weights.states, chunks, round(lasting), work)
+        whole = whole_gradients(layout, stage)
+        return StageContents(weights.states, chunks, round(lasting), work, whole)
 
 
 def overhead_bytes(layout: JobLayout, allocated: int) -> tuple[int, int]:
@@ -225,6 +230,41 @@ def peak_activations(
         held = sum(map(mul, counts, saved))
         most, peak = max(most, held), max(peak, held + temporary[running])
     return most, peak, count
+
+
+def peak_with_gradients(
+    schedule: ScheduleName, stage: int, stages: int, microbatches: int,
+    chunks: Sequence[ChunkBytes], gradients: Sequence[float],
+) -> float:  # fmt: skip
+    """The peak of activations and of the gradients of chunks, each whole from the first backward
+    of its chunk to the last.
+
+    By hand, stage 0 of 2, 1F1B, 2 micro batches that save 3 each and peak at 4, gradients of 10:
+    3 + 4 + 10 in the first backward, 4 + 10 in the second.
+
+    >>> peak_with_gradients("1f1b", 0, 2, 2, [ChunkBytes(3.0, 4.0)], [10.0])
+    17.0
+    """
+    few = min(microbatches, 4 * stages)
+    if SCHEDULES[schedule].splits_backward:  # products of weights come later still
+        return _in_two(chunks[0], stage, stages, few)[1] + gradients[0]
+    held, left = [0] * len(chunks), [few] * len(chunks)
+    peak = 0.0
+    for action in actions(
+        schedule, stage=stage, stages=stages, microbatches=few, chunks=len(chunks)
+    ):
+        at = action.chunk
+        if action.kind == "forward":
+            held[at] += 1
+            continue
+        saved = sum(n * chunk.saved for n, chunk in zip(held, chunks, strict=True))
+        begun = (
+            size for number, size in enumerate(gradients) if number == at or 0 < left[number] < few
+        )
+        peak = max(peak, saved + chunks[at].temporary + sum(begun))
+        held[at] -= 1
+        left[at] -= 1
+    return peak
 
 
 def _in_two(chunk: ChunkBytes, stage: int, stages: int, microbatches: int) -> tuple[float, float]:

@@ -85,7 +85,7 @@ class StepMessages:
         ZeRO its replicas too, and the stages."""
         for name, view in self.layout.views.items():
             if self.gradients.groups[name].zero:
-                yield view.replica_group
+                yield view.zero_group
             yield view.shard_group
         yield "pp"
 

@@ -4,10 +4,14 @@ mpctl's, by bucket (layout/buckets.py): parameters in the training dtype, gradie
 dtype, AdamW's two float32 moments and, for 16-bit parameters, a float32 master; a frozen parameter
 has none of these. ZeRO 1, 2, 3 (arXiv 1910.02054) shares optimizer, gradients, parameters over the
 replicas of a bucket's view, in slices of padded buckets. For other runtimes the profile has the
-dtypes, and shares are even.
+dtypes, and shares are even. FSDP's parameter is the shard, in float32 where the profile says so;
+what is gathered is a copy in the training dtype. It lasts under ZeRO 2, which does not reshard
+after a forward, and under ZeRO 3 in a pipeline whose runtime keeps it over a step
+(`overlap.keeps`).
 
 By hand, 200 bf16 parameters: 400 + 800 + 2400 bytes; ZeRO 1 over 4 ranks pads to 256, slices of 64:
-512 + 1024 + 768.
+512 + 1024 + 768. With float32 shards under FSDP: ZeRO 3 200 + 200 + 400, ZeRO 2 400 of the copy
+more.
 """
 
 from __future__ import annotations
@@ -135,21 +139,47 @@ def _others_states(layout: JobLayout, memory: RuntimeMemory, stage: int) -> Stat
     reduced: float = t.reduced_bytes
     if reduced >= 4:  # unless the job makes them narrow
         reduced = memory.gradient_bytes.get(t.chosen_dtype, reduced)
+    copy = max(2, DTYPE_BYTES[t.dtype])
     held = parameters = gradients = optimizer = 0
     for view in layout.views.values():
         count = trained = local_parameters(layout, stage, view=view.name)
         if layout.table.freeze:
             trained = local_parameters(layout, stage, view=view.name, trained_only=True)
         held += count
-        parameters += _shared(count * width, view, 3)
+        parameters += _shared(count * width, view, 2 if width > copy else 3)
+        if view.zero >= 2 and (keeps_gathered(layout) or (view.zero == 2 and width > copy)):
+            parameters += count * copy
         gradients += _shared(trained * reduced, view, 2)
         optimizer += _shared(trained * _optimizer_width(width), view, 1)
     return StateBytes(held, parameters, gradients, optimizer)
 
 
+def keeps_gathered(layout: JobLayout) -> bool:
+    """Whether parameters stay gathered over a step of a pipeline, and gradients whole from the
+    first micro batch to the last (`overlap.keeps`)."""
+    parallel = layout.job.parallel
+    return parallel.pp > 1 and parallel.zero >= 2 and layout.profile.overlap.keeps
+
+
+def whole_gradients(layout: JobLayout, stage: int) -> tuple[float, ...]:
+    """By chunk of a stage, bytes of gradients that add up over micro batches before they are
+    scattered; empty where each micro batch's are, or where a buffer of the states holds them."""
+    if kernels_of(layout).slices_buckets or not keeps_gathered(layout):
+        return ()
+    spans, is_first, is_last = layout.content_key(stage)
+    is_frozen, each = frozen_by(layout.table.freeze), layout.job.training.reduced_bytes
+    chunks = (
+        layout.table.stage_weights([span], is_first=is_first, is_last=is_last) for span in spans
+    )
+    return tuple(
+        float(each * _numel([w for w in chunk if not is_frozen(w.name)], layout.views))
+        for chunk in chunks
+    )
+
+
 def _shared(amount: float, view: View, zero: int) -> int:
-    """Bytes of a rank where the replicas of a view share them from the ZeRO stage `zero` on."""
-    return -(-round(amount) // view.replicas) if view.zero >= zero else round(amount)
+    """Bytes of a rank where ZeRO divides them over ranks of a view from the stage `zero` on."""
+    return -(-round(amount) // view.zero_size) if view.zero >= zero else round(amount)
 
 
 def fp8_table_bytes(layout: JobLayout) -> float:
@@ -177,6 +207,8 @@ def weight_buffers(layout: JobLayout, stage: int) -> tuple[float, float]:
     kinds = [block for part in slices for block in part.stack.kinds]
     blocks = [[w.local_numel(views) for w in block.weights] for block in kinds]
     layer, largest = max(map(sum, blocks), default=0), max([head, *map(max, blocks)])
+    if keeps_gathered(layout):
+        return 0.0, layer * 4.0  # the input of a layer's reduction
     if job.parallel.zero >= 3:
         ends = _numel({w.name: w for part in slices for w in part.end_weights()}.values(), views)
         return 0.0, (2 * layer + ends) * max(2, width) + largest * 4.0

@@ -15,6 +15,7 @@ from itertools import chain
 from math import exp
 from typing import NamedTuple
 
+from mpctl.axes import zero_groups
 from mpctl.estimate.communication import Message, MessageCount, count_messages
 from mpctl.estimate.kernels import Speed
 from mpctl.estimate.messages import StepMessages, status_message
@@ -251,6 +252,9 @@ class StepTime(NamedTuple):
 # 2 s and a forward of 0.5 s: 2 s and 0.5 s are hidden, 1.5 s remain.
 
 
+ZERO_GROUP, _ = zero_groups("dp_cp")
+
+
 class ClosingTimes(NamedTuple):
     """Exposed seconds of a stage's messages once a step, by group; tp: over any group of its
     grid."""
@@ -282,7 +286,8 @@ def closing_times(
             else:
                 gradients += overlap.dp * seconds
         else:
-            rest[message.axis if message.axis in rest else "tp"] += seconds
+            axis = "dp_cp" if message.axis == ZERO_GROUP else message.axis
+            rest[axis if axis in rest else "tp"] += seconds
     hidden = min(gradients, backward) + min(parameters, forward)
     rest["dp_cp"] += covered - hidden + overlap.drag * hidden
     return ClosingTimes(**rest)

@@ -294,7 +294,7 @@ class StepTimeModel:
     def _optimizer(self) -> list[float]:
         """Seconds in which each stage moves gradients, moments and masters once a step."""
         operators = self.operators
-        shares = {n: v.replicas if v.zero else 1 for n, v in self.layout.views.items()}
+        shares = {n: v.zero_size if v.zero else 1 for n, v in self.layout.views.items()}
         return [
             sum(operators.optimizer_seconds(count) / shares[view] for view, count in held.items())
             for held in self._trained

@@ -1,1 +1,1 @@
-"""Jobs as flags, files or snippets of other software, and jobs read from its flags."""
+"""Jobs in the words of other software: written for it, and read from its flags and logs."""

@@ -27,7 +27,7 @@ from typing import NamedTuple, get_args
 
 from mpctl.errors import InputError, Issue
 from mpctl.interop import megatron_experts
-from mpctl.interop.command_line import EXPAND, Flags, is_unexpanded, split_command
+from mpctl.interop.command_line import EXPAND, CommandLine, Flags, is_unexpanded, split_command
 from mpctl.interop.flag_reader import FlagReader
 from mpctl.interop.megatron_flags import (
     BATCH_FLAGS,
@@ -97,7 +97,13 @@ def read_megatron(text: str) -> ReadJob:
     every flag that is invalid, unknown to Megatron-LM, or changes the layout in a way that jobs
     cannot express.
     """
-    line = split_command(text, {name: f.values for name, f in parser_flags().items()} | OLDER)
+    return read_command(
+        split_command(text, {name: f.values for name, f in parser_flags().items()} | OLDER)
+    )
+
+
+def read_command(line: CommandLine) -> ReadJob:
+    """The job of a command line that is split already. Raises InputError as read_megatron."""
     _check_is_expanded(line.flags)
     reader = FlagReader(line.flags)
     unknown = [flag for flag in line.flags if flag not in READ]

@@ -63,12 +63,12 @@ def slice_numel(numel: int, parts: int, alignment: int = SLICE_ALIGNMENT) -> int
 def part_numel(numel: int, view: View) -> int:
     """Elements of a replica's slice of a bucket of `numel`, padding included; all of them below
     ZeRO 1."""
-    return slice_numel(numel, view.replicas) if view.zero else numel
+    return slice_numel(numel, view.zero_size) if view.zero else numel
 
 
 def padded_numel(numel: int, view: View) -> int:
     """Elements of all slices of a bucket together, padding included."""
-    return part_numel(numel, view) * view.replicas if view.zero else numel
+    return part_numel(numel, view) * view.zero_size if view.zero else numel
 
 
 class Bucket(NamedTuple):

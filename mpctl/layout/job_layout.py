@@ -26,7 +26,13 @@ from mpctl.layout.buckets import (
     layer_units,
     stage_buckets,
 )
-from mpctl.layout.topology import dense_view, job_grid, job_topology, other_views
+from mpctl.layout.topology import (
+    dense_view,
+    job_grid,
+    job_topology,
+    join_zero_groups,
+    other_views,
+)
 from mpctl.operators.grad_flow import frozen_by
 from mpctl.operators.matmul import ParameterSpec
 from mpctl.operators.table import OperatorTable, StageSlice
@@ -118,7 +124,7 @@ class JobLayout:
                 cutting = {view.shard_group: tuple(view.grid.axes)}
                 unions = cutting if len(view.grid.axes) > 1 else {}
                 seen = topology.view(view.sizes, order="-".join(view.sizes), unions=unions)
-                topology = topology.joined(seen)
+                topology = join_zero_groups(topology.joined(seen), [view])
         return topology
 
     @cached_property
@@ -188,6 +194,9 @@ class JobLayout:
         others = {axis: size for view in self.other_views for axis, size in view.sizes.items()}
         shards = {view.shard_group: view.grid.size for view in self.other_views}
         replicas = {view.replica_group: view.replicas for view in self.views.values()}
+        for view in self.views.values():
+            if view.copies > 1:
+                replicas |= {view.zero_group: view.zero_size, view.copies_group: view.copies}
         sizes = {**others, **shards, **self.job.sizes, **grid, **replicas}
         return {**sizes, "world": self.job.world_size}
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from math import prod
+from collections.abc import Iterable
+from math import gcd, prod
 
-from mpctl.axes import EXPERT_UNIONS, dense_order, expert_order
+from mpctl.axes import EXPERT_UNIONS, dense_order, expert_order, zero_groups
 from mpctl.errors import InputError
 from mpctl.sharding import EXPERTS, View, local_range
 from mpctl.spec.job import JobSpec
@@ -19,14 +20,30 @@ def replicas(job: JobSpec) -> int:
 
 
 def zero_stage(job: JobSpec) -> int:
-    """The ZeRO stage in effect for dense parameters: 0 with a single replica."""
-    return job.parallel.zero if replicas(job) > 1 else 0
+    """The ZeRO stage in effect for dense parameters: 0 where one rank would hold all states."""
+    return _zero_of(job, replicas(job))[0]
+
+
+def _zero_of(job: JobSpec, held: int) -> tuple[int, int]:
+    """The ZeRO stage in effect among `held` ranks with the same parameters, and how often its
+    shares exist there (`View.copies`).
+
+    Dense parameters have dp x cp / zero_size copies. Experts have as many, or the most of these
+    that divide their replicas, so that shares of both are over the same nodes; Megatron's instances
+    of the distributed optimizer and torchtitan's mesh cut both alike. By hand, dp 16, zero_size 8:
+    2 copies; 4 replicas of the experts (ep 4) then share their states over 2, one is never cut.
+    """
+    zero, size, dense = job.parallel.zero, job.parallel.zero_size, replicas(job)
+    copies = gcd(dense // size, held) if size is not None and dense % size == 0 else 1
+    return (zero, copies) if zero and held > copies else (0, 1)
 
 
 def dense_view(job: JobSpec) -> View:
     """How the job's ranks hold the parameters of dense layers. Raises ValueError where its
     tensor-parallel ranks form no grid of its tensor mode."""
-    return View(grid=job_grid(job), replicas=replicas(job), zero=zero_stage(job))
+    held = replicas(job)
+    zero, copies = _zero_of(job, held)
+    return View(grid=job_grid(job), replicas=held, zero=zero, copies=copies)
 
 
 def expert_view(job: JobSpec) -> View:
@@ -35,9 +52,9 @@ def expert_view(job: JobSpec) -> View:
     sizes = job.expert_sizes
     axes = {axis: sizes[axis] for axis in ("etp", "ep")}
     grid = DimGrid(axes, {"experts": "ep", "expert_ffn": "etp"})
-    zero = job.parallel.zero if sizes["edp"] > 1 else 0
+    zero, copies = _zero_of(job, sizes["edp"])
     ordered = {axis: sizes[axis] for axis in expert_order(job.parallel.order)}
-    return View(EXPERTS, grid, "etp_ep", sizes["edp"], "edp", zero, ordered)
+    return View(EXPERTS, grid, "etp_ep", sizes["edp"], "edp", zero, ordered, copies)
 
 
 def expert_homes(job: JobSpec) -> list[range]:
@@ -68,7 +85,32 @@ def job_topology(job: JobSpec) -> Topology:
     for view in other_views(job):
         seen = whole.view(view.sizes, order="-".join(view.sizes), unions=EXPERT_UNIONS)
         whole = whole.joined(seen)
-    return whole
+    return join_zero_groups(whole, (dense_view(job), *other_views(job)))
+
+
+def join_zero_groups(topology: Topology, views: Iterable[View]) -> Topology:
+    """The topology with the groups that share ZeRO's states and those with equal shares, of the
+    views whose replicas are cut: each run of `zero_size` consecutive replicas is one group.
+
+    >>> whole = Topology.of({"tp": 2, "cp": 2, "dp": 4})
+    >>> cut = join_zero_groups(whole, [View(replicas=8, zero=1, copies=4)])
+    >>> [list(group) for group in cut.groups("zero")][:3], list(cut.group(0, "zero_replicas"))
+    ([[0, 2], [1, 3], [4, 6]], [0, 4, 8, 12])
+    """
+    for view in views:
+        if view.copies == 1:
+            continue
+        seen = topology.view_of(view.replica_group)
+        members = {axis for axis in seen.kinds[view.replica_group] if seen.sizes[axis] > 1}
+        shared, equal = zero_groups(view.replica_group)
+        sizes: dict[str, int] = {}
+        for axis in seen.order:
+            if axis in members:
+                sizes |= {shared: view.zero_size, equal: view.copies}
+            elif seen.sizes[axis] > 1:
+                sizes[axis] = seen.sizes[axis]
+        topology = topology.joined(topology.view(sizes, order="-".join(sizes)))
+    return topology
 
 
 def job_grid(job: JobSpec) -> TensorGrid:

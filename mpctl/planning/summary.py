@@ -11,7 +11,7 @@ recomputation (arXiv 2205.05198, section 6.1).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, NamedTuple, TypedDict, get_args
+from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict, get_args
 
 from mpctl.axes import expert_order
 from mpctl.layout.link_levels import LinkLevel, find_holder, shown_levels, topology_levels
@@ -42,18 +42,19 @@ class TrainingEntry(TypedDict):
     micro_batches: int | None
     recompute: str | None
     zero: int | None
+    zero_size: NotRequired[int]
     runtime: str
     runtime_is_default: bool
 
 
 def training_settings(job: JobSpec, searched: Collection[str] | None = None) -> TrainingEntry:
-    """The settings of training that every output states.
+    """The settings of training that every output states; zero_size where it is given.
 
     searched: the settings that a search varies, by the names of the entry; they are None, as is the
     number of micro batches, which follows from them.
     """
     t, free = job.training, searched or ()
-    return {
+    entry: TrainingEntry = {
         "dtype": t.dtype,
         "dtype_is_auto": t.is_dtype_auto,
         "global_batch_size": t.global_batch_size,
@@ -64,6 +65,9 @@ def training_settings(job: JobSpec, searched: Collection[str] | None = None) -> 
         "runtime": t.runtime,
         "runtime_is_default": t.is_runtime_default,
     }
+    if entry["zero"] and job.parallel.zero_size is not None:
+        entry["zero_size"] = job.parallel.zero_size
+    return entry
 
 
 def training_line(settings: TrainingEntry) -> str:
@@ -76,7 +80,8 @@ def training_line(settings: TrainingEntry) -> str:
         f"global batch {settings['global_batch_size']:,}",
         f"micro batch {_given(settings['micro_batch_size'])}"
         + (f" x {count:,}" if count else ""),
-        f"recompute {_given(settings['recompute'])}", f"ZeRO {_given(settings['zero'])}",
+        f"recompute {_given(settings['recompute'])}", f"ZeRO {_given(settings['zero'])}"
+        + (f" over {settings['zero_size']} ranks" if "zero_size" in settings else ""),
         f"runtime {settings['runtime']}",
     ])  # fmt: skip
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from mpctl.axes import AXIS_NAMES, MESSAGE_GROUPS
+from mpctl.axes import AXIS_NAMES, MESSAGE_GROUPS, zero_groups
 from mpctl.collectives import get_collective, sent_by_rank
 from mpctl.estimate.activation_shapes import activation_shapes
 from mpctl.estimate.communication import Message, MessageCount
@@ -105,8 +105,12 @@ def _tensor_seconds(layout: JobLayout) -> float | None:
 
 
 AXES = (*MESSAGE_GROUPS, "world")  # messages over a group of tp's grid count as tp's
-EXPERT_GROUPS = {"etp": "ep", "ep": "ep", "etp_ep": "ep", "edp": "edp"}
-"""Messages of experts count as of ep, in which tokens are sent to them, or of edp."""
+COUNTED_AS = {
+    **{"etp": "ep", "ep": "ep", "etp_ep": "ep", "edp": "edp"},
+    **{name: replicas for replicas in ("dp_cp", "edp") for name in zero_groups(replicas)},
+}
+"""Messages of experts count as of ep, in which tokens are sent to them, or of edp; those of groups
+that replicas are cut into as of the replicas."""
 RankTraffic = dict[tuple[int, int], dict[str, float]]  # (sender, receiver) -> bytes by axis
 
 
@@ -117,7 +121,7 @@ def traffic_axes(estimate: Estimate) -> tuple[str, ...]:
 
 def axis_of(message: MessageCount) -> str:
     """The axis that a message counts for."""
-    return message.axis if message.axis in AXES else EXPERT_GROUPS.get(message.axis, "tp")
+    return message.axis if message.axis in AXES else COUNTED_AS.get(message.axis, "tp")
 
 
 MOST_GROUPS = 256  # whose placement is counted; those of a large world repeat

@@ -130,7 +130,8 @@ def num_microbatches_run(job: JobSpec, stage: int) -> int:
 def reduced_once(job: JobSpec) -> frozenset[str]:
     """The groups of replicas over which gradients are reduced once a step."""
     views = JobLayout.of(job).views.values()
-    return frozenset(view.replica_group for view in views if view.zero < 2)
+    groups = {view.zero_group for view in views if view.zero < 2}
+    return frozenset(groups | {view.copies_group for view in views if view.copies > 1})
 
 
 @dataclass

@@ -8,6 +8,7 @@ from math import gcd
 from mpctl.axes import (
     AXIS_NAMES,
     CHOSEN_AXES,
+    DEFAULT_ORDER,
     chosen_ranks,
     order_hint,
     parse_order,
@@ -252,13 +253,40 @@ def _balance(draft: LayoutDraft) -> Iterator[Check]:
 
 
 def zero_rules(job: JobSpec) -> Iterator[Check]:
-    """ZeRO has replicas to shard over, of dense parameters or of experts."""
+    """ZeRO has replicas to shard over, of dense parameters or of experts; the groups that share
+    its states are runs of equal length of these."""
+    p, held = job.parallel, replicas(job)
     others = any(view.replicas > 1 for view in other_views(job))
-    if job.parallel.zero and replicas(job) == 1 and not others:
+    if p.zero and held == 1 and not others:
         yield Check(
             "zero-needs-dp",
             "warning",
             "parallel.zero",
-            f"ZeRO {job.parallel.zero} has no effect: dp and cp are 1",
+            f"ZeRO {p.zero} has no effect: dp and cp are 1",
             "use zero 0, or more replicas",
         )
+    elif p.zero_size is not None:
+        yield _zero_size_check(job, p.zero_size, held)
+
+
+def _zero_size_check(job: JobSpec, size: int, held: int) -> Check:
+    rule, where, p = "zero-size", "parallel.zero_size", job.parallel
+    of = f"dp {job.sizes['dp']} x cp {job.sizes['cp']} = {plural(held, 'rank')}"
+    offer = Offer(where, tuple(k for k in divisors(held) if k > 1), "zero_size", near=size)
+    if held % size:
+        return refusal(rule, where, f"{size} does not divide {of}", offer)
+    if not p.zero:
+        message = f"zero_size {size} has no effect: ZeRO 0 divides no states"
+        return Check(rule, "warning", where, message, "use zero 1, 2 or 3, or no zero_size")
+    if size == 1 < held:
+        message = f"with zero_size 1 every rank holds all states, as without ZeRO {p.zero}"
+        return Check(rule, "warning", where, message, "use zero 0, or a larger zero_size")
+    used = [axis for axis in p.order.split("-") if job.sizes.get(axis, 1) > 1]
+    if {"dp", "cp"} <= {*used} and abs(used.index("dp") - used.index("cp")) > 1 and size < held:
+        message = f"order {p.order} has other ranks between cp and dp, of which runs of {size} are "
+        message += "to share states"
+        return refusal(rule, where, message, Offer("parallel.order", (DEFAULT_ORDER,), "--order"),
+                       Offer(where, (held,), "zero_size"))  # fmt: skip
+    copies = plural(held // size, "group holds", "groups hold")
+    message = f"states are divided over {plural(size, 'rank')} of {of}: {copies} equal shares"
+    return Check(rule, "ok", where, message)

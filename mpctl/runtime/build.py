@@ -46,7 +46,7 @@ from mpctl.runtime.routing import StepRouting
 from mpctl.runtime.step_guard import recent_losses
 from mpctl.runtime.train import Trainer
 from mpctl.runtime.zero.gather import ParameterArrival, ParameterGatherer
-from mpctl.runtime.zero.gradients import GradientBuffer
+from mpctl.runtime.zero.gradients import ALONE, GradientBuffer
 from mpctl.runtime.zero.overlap import GradientOverlap
 from mpctl.runtime.zero.param_store import (
     BucketShard,
@@ -161,8 +161,8 @@ def _assemble(
         keys=_step_keys(chunks, job, device),
         deferred_wgrad=deferred_wgrad,
     )
-    replicas = [mesh.groups[view.replica_group] for view in layout.views.values()]
-    sends_beside = all(group.sends_beside for group in replicas)
+    gathering = [mesh.groups[view.zero_group] for view in layout.views.values()]
+    sends_beside = all(group.sends_beside for group in gathering)
     copying = environment.make_stream(device)
     optimizer = Optimizer(
         buffer,
@@ -293,8 +293,9 @@ def _bucket_shards(
         BucketShard(
             bucket,
             tuple(parameters[name] for name in bucket.names),
-            mesh.groups[bucket.view.replica_group],
+            mesh.groups[bucket.view.zero_group],
             copies.get(bucket.names[0]),
+            mesh.groups.get(bucket.view.copies_group, ALONE),
         )
         for bucket in partition.layout.buckets(stage)
     ]

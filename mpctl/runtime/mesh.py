@@ -46,7 +46,7 @@ class Mesh:
     dp_cp: the group of the ranks that hold the same parameters for different samples or parts of
     the sequence, over which gradients are reduced. pp: the stages of one pipeline, by number. grid:
     the tp ranks as a grid. groups: every group by its name in plans: these, those of a grid's axes
-    (TensorGrid.groups) and of other views (sharding.View).
+    (TensorGrid.groups), of other views, and of ZeRO where these cut their replicas (sharding.View).
     """
 
     topology: Topology
@@ -123,6 +123,9 @@ def build_mesh(
             else:
                 is_urgent = name != view.replica_group
                 groups[name] = factory.make_axes_group((name,), name, is_urgent=is_urgent)
+        if view.copies > 1:
+            for name in (view.zero_group, view.copies_group):
+                groups[name] = factory.make_axes_group((name,), name)
     return Mesh(
         topology,
         rank,

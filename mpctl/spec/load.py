@@ -110,7 +110,7 @@ def partial_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> LoadedJob:
     for where, value in overrides.items():
         if isinstance(value, dict):  # a complete table replaces the one below
             raw = without(raw, where.split("."))
-    raw = lay(raw, _nested(overrides), notes)
+    raw = lay(raw, nested(overrides), notes)
     issues = list(notes.issues)
     refused = {issue.where.split(".")[0] for issue in issues}
     job: JobSpec | None
@@ -167,7 +167,7 @@ def _without_refused(raw: Raw, error: SchemaError) -> JobSpec | None:
         return _without_refused(raw, again)
 
 
-def _nested(overrides: Mapping[str, Any]) -> Raw:
+def nested(overrides: Mapping[str, Any]) -> Raw:
     """`{"model.layers": 4, "model": "gpt2"}` -> `{"model": {"preset": "gpt2", "layers": 4}}`."""
     tree: Raw = {}
     for where, value in sorted(overrides.items(), key=lambda item: item[0].count(".")):

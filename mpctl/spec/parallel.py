@@ -66,6 +66,12 @@ class ParallelSpec(AxisSizes):
     zero: Annotated[int, Ge(0), Le(3)] = Field(
         0, description="ZeRO stage over dp x cp: shard optimizer (1), gradients (2), parameters (3)"
     )
+    zero_size: Count | None = Field(
+        None,
+        description="ranks that divide ZeRO's states, consecutive ones of dp x cp: states are "
+        "split inside of such a group, whole over the groups (HSDP, hybrid ZeRO); all of dp x cp "
+        "when absent",
+    )
     bucket_bytes: Bytes = Field(
         25 * 2**20,
         description="bytes of gradients reduced in one message; ZeRO 3 reduces layer by layer",

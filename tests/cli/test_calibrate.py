@@ -11,6 +11,7 @@ from mpctl.calibrate.runs import usable_runs
 from mpctl.spec.runtime import RuntimeProfile
 from tests.calibrate.test_run_dirs import write_run
 from tests.cli.calls import Mpctl
+from tests.interop import example_logs as logs
 
 ROWS = json.loads((Path(__file__).parent.parent / "recorded" / "published_runs.json").read_text())
 
@@ -90,3 +91,44 @@ def test_run_directories_are_taken_as_they_lie(mpctl: Mpctl, tmp_path: Path) -> 
     assert (tmp_path / "out" / "clusters" / "this-machine.toml").exists()
     said = mpctl("calibrate", str(tmp_path), "--cluster", "none", "--out", str(tmp_path / "out"))
     assert said.code == 2 and "none" in said.err
+
+
+def test_logs_calibrate_and_those_that_cannot_are_named(mpctl: Mpctl, tmp_path: Path) -> None:
+    """A list with rows of both kinds; a run of 60 layers on 8 stages; a log of two runs."""
+    lines = logs.ARGUMENTS.splitlines()
+    changed = {"num_layers": 60, "pipeline_model_parallel_size": 8, "tensor_model_parallel_size": 1}
+    uneven = [
+        f"  {name} ..... {changed[name]}" if (name := line.split()[0]) in changed else line
+        for line in lines
+    ]
+    slower = logs.deepspeed([3 * t for t in logs.TIMES])
+    for name, text in (
+        ("good", logs.megatron(arguments=logs.ARGUMENTS)),
+        ("uneven", logs.megatron(arguments="\n".join(uneven))),
+        ("mixed", f"{logs.deepspeed()}\n{slower}"),
+    ):
+        (tmp_path / f"{name}.log").write_text(text)
+    job = {"model": {"preset": "llama-3-8b"}, "training": {"global_batch_size": logs.BATCH},
+           "cluster": {"preset": "dgx-h100", "nodes": 2}, "parallel": {"zero": 1}}  # fmt: skip
+    rows = [
+        {"log": "good.log"}, {"log": "uneven.log"}, {"log": "mixed.log", "job": job},
+        {"log": "good.log", "job": {**job, "parallel": {"tp": 4}}, "group": "mine"},
+        {"log": "none.log"}, {"job": job, "measured": {"step_seconds": 2.0}},
+    ]  # fmt: skip
+    runs, out = tmp_path / "runs.json", tmp_path / "out"
+    runs.write_text(json.dumps(rows))
+    said = mpctl("calibrate", str(runs), "--cluster", "dgx-h100", "--out", str(out),
+                 "--rounds", "1", "--processes", "1")  # fmt: skip
+    assert said.code == 0 and (out / "runtimes" / "megatron-core.toml").exists()
+    assert "mine" in said.out and "good.log: megatron: 5 steady lines, left out" in said.err
+    assert "60 layers cannot be split evenly into 8 stages" in said.err
+    assert "mixed.log: steps of line 1 on" in said.err and "none.log: " in said.err
+    said = mpctl("calibrate", str(tmp_path / "mixed.log"), "--out", str(out / "no"))
+    assert said.code == 2 and "[log-mixed]" in said.err and not (out / "no").exists()
+    runs.write_text('[{"log": 5}]')
+    said = mpctl("calibrate", str(runs), "--out", str(out))
+    assert said.code == 2 and "a row with a log has `log`" in said.err
+    said = mpctl(
+        "calibrate", str(runs), "--out", str(out), "--job", "demo", "--from", "megatron", ""
+    )
+    assert said.code == 2 and "leave one of them out" in said.err

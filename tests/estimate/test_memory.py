@@ -10,7 +10,12 @@ import pytest
 from mpctl.estimate.activation_shapes import activation_shapes
 from mpctl.estimate.activations import ChunkBytes
 from mpctl.estimate.explain import explain_memory
-from mpctl.estimate.memory import StageMemory, layout_memory, peak_activations
+from mpctl.estimate.memory import (
+    StageMemory,
+    layout_memory,
+    peak_activations,
+    peak_with_gradients,
+)
 from mpctl.estimate.saved import layer_activations
 from mpctl.layout.job_layout import JobLayout
 from mpctl.pipeline.schedule.orders import actions
@@ -231,6 +236,43 @@ def test_zero_shares_optimizer_then_gradients_then_parameters(
         assert getattr(split, name) == pytest.approx(expected, rel=1e-4)
         assert getattr(split, name) >= expected
     assert split.activation_bytes == plain.activation_bytes
+
+
+@pytest.mark.parametrize("runtime", ["fsdp", "torchtitan"])
+def test_fsdp_gathers_a_copy_in_the_training_dtype(runtime: str) -> None:
+    """4 bytes of the shard; ZeRO 2 keeps a copy of 2 bytes after the forward, ZeRO 3 a layer's."""
+    base = {"training.dtype": "bf16", "parallel.dp": 4, "training.runtime": runtime}
+    (two,), (three,) = (stages({**base, "parallel.zero": zero}) for zero in (2, 3))
+    count = three.parameters
+    assert three.parameter_bytes == pytest.approx(4 * count / 4, rel=1e-4)
+    assert two.parameter_bytes == three.parameter_bytes + 2 * count
+    assert two.gradient_bytes == three.gradient_bytes == pytest.approx(4 * count / 4, rel=1e-4)
+
+
+def test_a_pipeline_of_fsdp2_keeps_parameters_and_adds_up_gradients() -> None:
+    """torch.distributed.pipelining scatters a stage's gradients after its last backward."""
+    job = {"training.dtype": "bf16", "training.runtime": "torchtitan", "parallel.pp": 2,
+           "parallel.dp": 4, "training.global_batch_size": 32}  # fmt: skip
+    for zero in (2, 3):
+        first, _ = stages({**job, "parallel.zero": zero})
+        count = first.parameters
+        assert first.parameter_bytes == pytest.approx((4 / 4 + 2) * count, rel=1e-4)
+        assert first.working_bytes > 4 * count  # float32 sums of whole gradients
+    first, _ = stages({**job, "parallel.zero": 3, "training.runtime": "fsdp"})
+    assert first.parameter_bytes == pytest.approx(4 / 4 * count, rel=1e-4)
+
+
+def test_gradients_that_add_up_are_whole_while_their_chunk_goes_backward() -> None:
+    """Stage 0 of 2, 2 chunks that save 1. With 2 micro batches all 4 forwards come first; chunk 1
+    is scattered before chunk 0 begins: 4 + 10 then 2 + 7. With 4 micro batches, chunk 1 has two to
+    come when chunk 0's first goes backward: 10 + 7 and the 4 then in flight."""
+    chunks = [ChunkBytes(1.0, 1.0), ChunkBytes(1.0, 1.0)]
+    assert peak_with_gradients("interleaved", 0, 2, 2, chunks, [7.0, 10.0]) == 14
+    assert peak_with_gradients("interleaved", 0, 2, 2, chunks, [17.0, 10.0]) == 19
+    order = list(actions("interleaved", stage=0, stages=2, microbatches=4, chunks=2))
+    begins = next(at for at, one in enumerate(order) if (one.kind, one.chunk) == ("backward", 0))
+    held = sum(1 if one.kind == "forward" else -1 for one in order[:begins])
+    assert peak_with_gradients("interleaved", 0, 2, 4, chunks, [7.0, 10.0]) == held + 17
 
 
 def test_memory_of_the_golden_case() -> None:

@@ -49,6 +49,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "vpp": {"parallel.pp": 2, "parallel.vpp": 2, "parallel.cp": 2, "parallel.tp": 2,
             "parallel.sequence_parallel": True},
     "zero-bubble": {"parallel.pp": 2, "parallel.schedule": "zero-bubble", "parallel.dp": 2},
+    "zero-size": {"parallel.cp": 2, "parallel.dp": 4, "parallel.zero_size": 4},
 }  # fmt: skip
 TRAINING: dict[str, dict[str, Any]] = {
     "plain": {"training.dropout": 0.1},

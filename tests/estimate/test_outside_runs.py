@@ -8,8 +8,8 @@ import pytest
 
 from tests.outside import OutsideRun, outside_runs, read_rows, settings_of
 
-NO_ROOM = ("Llama 3 405B 8192 H100, 8192 tokens", "Llama 3 405B 16384 H100, 8192 tokens",
-           "Llama 3 405B 16384 H100, 131072 tokens")  # fmt: skip
+# 32 micro batches fill all of 8,192 GPUs' chunks: docs/recipes.md says which kernels leave room.
+NO_ROOM = ("Llama 3 405B 8192 H100, 8192 tokens",)
 
 
 def run_of(name: str) -> OutsideRun:

@@ -241,6 +241,24 @@ def test_zero_3_gathers_twice_and_scatters_once_a_micro_batch() -> None:
     assert hidden.dp_cp < time.dp_cp
 
 
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_a_group_of_states_inside_of_a_node_sends_one_slice_a_step_out_of_it(zero: int) -> None:
+    """dp 4 on 2 nodes of 2, states over each node: only an all-reduce of half of the gradients
+    leaves a node, whose two ranks share its 0.5 GB/s."""
+    layer, ends = 12 * 64 * 64 + 13 * 64, (256 + 16) * 64 + 2 * 64
+    network = {"cluster.inter_node.bandwidth": 5e8, "cluster.inter_node.latency": 1e-5}
+    nodes = {"cluster.nodes": 2, "cluster.gpus_per_node": 2, "training.global_batch_size": 8}
+    time = timed({"parallel.dp": 4, "parallel.zero": zero, "parallel.zero_size": 2, **nodes,
+                  **network})  # fmt: skip
+    numel, micro_batches = 2 * layer + ends, 2
+    inside = 0.5 * 4 * numel / 1e9  # a reduce-scatter, or a gathering
+    inside *= {1: 2, 2: micro_batches + 1, 3: 3 * micro_batches}[zero]
+    sent = {1: 2, 2: 3 * micro_batches + 1, 3: 9 * micro_batches}[zero]
+    outside = 4 * numel / 2 / 2.5e8 + 2e-5
+    norm = 8 / 1e9 + 2e-6  # over one group: the other has the same slices
+    assert time.dp_cp == pytest.approx(inside + sent * 1e-6 + outside + norm, rel=1e-9)
+
+
 def test_a_pipeline_may_keep_zero_3s_parameters() -> None:
     """Gathered and scattered once a step, however many micro batches there are."""
     job = {"parallel.dp": 2, "parallel.pp": 2, "parallel.zero": 3}

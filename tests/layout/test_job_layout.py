@@ -9,6 +9,7 @@ import pytest
 from mpctl.errors import InputError
 from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.topology import find_topology
+from mpctl.sharding import DENSE, EXPERTS
 from tests.jobs import job_of
 
 GPT: dict[str, Any] = {
@@ -50,6 +51,46 @@ def test_frozen_patterns_are_part_of_the_table() -> None:
 @pytest.mark.parametrize(("parallel", "zero"), [({"parallel.dp": 1}, 0), ({}, 2)])
 def test_a_single_replica_shares_nothing(parallel: dict[str, int], zero: int) -> None:
     assert JobLayout.of(job_of({**GPT, "parallel.zero": 2, **parallel})).dense.zero == zero
+
+
+@pytest.mark.parametrize(
+    ("order", "first", "equal"),
+    [
+        ("tp-cp-dp-pp", [0, 2, 4, 6], [0, 8]),
+        ("tp-dp-cp-pp", [0, 2, 4, 6], [0, 8]),
+        ("tp-pp-cp-dp", [0, 4, 8, 12], [0, 16]),
+        ("cp-dp-pp-tp", [0, 1, 2, 3], [0, 4]),
+    ],
+)
+def test_states_are_shared_by_neighbours_of_a_group_of_replicas(
+    order: str, first: list[int], equal: list[int]
+) -> None:
+    settings = {**GPT, "parallel.cp": 2, "parallel.zero": 1, "parallel.zero_size": 4}
+    layout = JobLayout.of(job_of({**settings, "parallel.order": order}))
+    topology = layout.topology
+    assert layout.dense.zero_size == 4 and layout.dense.copies == 2
+    assert [list(topology.group(0, name)) for name in ("zero", "zero_replicas")] == [first, equal]
+    for whole in topology.groups("dp_cp"):
+        runs = [list(topology.group(rank, "zero")) for rank in whole]
+        assert runs == [sorted(whole)[at : at + 4] for at in (0, 4) for _ in range(4)]
+    assert {"zero": 4, "zero_replicas": 2}.items() <= layout.group_sizes.items()
+
+
+@pytest.mark.parametrize(
+    ("size", "ep", "dense", "experts"),
+    [(8, 1, (1, 2), (1, 2)), (8, 4, (1, 2), (1, 2)), (4, 8, (1, 4), (0, 1)), (4, 4, (1, 4), (0, 1)),
+     (16, 2, (1, 1), (1, 1)), (None, 2, (1, 1), (1, 1)), (1, 2, (0, 1), (0, 1))],
+)  # fmt: skip
+def test_states_of_experts_exist_as_often_as_those_of_dense_layers(
+    size: int | None, ep: int, dense: tuple[int, int], experts: tuple[int, int]
+) -> None:
+    """(ZeRO in effect, copies), dp 16: 16 / size copies of dense states; the 16 / ep replicas of
+    the experts have the divisor of both, and nothing to share where each is a copy."""
+    settings = {**GPT, "parallel.tp": 1, "parallel.pp": 1, "parallel.dp": 16, "parallel.ep": ep,
+                "parallel.zero": 1, "model.experts": 8, "model.experts_per_token": 2}  # fmt: skip
+    job = job_of({**settings, "parallel.zero_size": size})
+    views = JobLayout.of(job).views
+    assert [(views[n].zero, views[n].copies) for n in (DENSE, EXPERTS)] == [dense, experts]
 
 
 def test_a_layout_needs_a_model() -> None:

@@ -72,6 +72,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "zero1": {"dp": 4, "parallel__ep": 2, "parallel__zero": 1},
     "zero2": {"dp": 4, "parallel__ep": 2, "parallel__zero": 2, "parallel__bucket_bytes": 20_000},
     "zero3": {"dp": 4, "parallel__ep": 2, "parallel__zero": 3, **FULL},
+    "zero1-size": {"dp": 4, "parallel__ep": 2, "parallel__zero": 1, "parallel__zero_size": 2},
+    "zero3-size": {
+        "dp": 8, "parallel__ep": 2, "parallel__zero": 3, "parallel__zero_size": 4,
+        "training__micro_batch_size": 1,
+    },
     "order": {"tp": 2, "dp": 2, "parallel__ep": 2, "parallel__order": "tp-ep-cp-dp-pp", **SP},
 }  # fmt: skip
 QUICK = {("softmax", "ep2-full"), ("biased", "tp2-ep2")}

@@ -9,6 +9,9 @@ are summed, not averaged:
           reduce-scattered and added to the slice, so that a step of m micro batches sends m times
           as much
 
+Where `parallel.zero_size` cuts the replicas into groups, each of them divides every bucket, and the
+ranks with equal slices sum them once a step, after the last reduction within their groups.
+
 The first gradient of a parameter overwrites that of the previous step, later ones are added; a
 parameter that has none when its bucket is reduced gets 0. Only if autograd itself accumulates,
 which it does when gradients have their parameter's dtype, are they set to 0 before a step.
@@ -20,8 +23,8 @@ the last sum gives all ranks the same bits.
 By hand, 100 elements over 2 replicas: stage 1 keeps 128 (28 are padding) and steps 64, stage 2
 keeps 64.
 The norm counts each element of the model once: squares are summed by view and by how many ranks of
-the view's shard group hold the same elements, then over that group, under ZeRO over the replicas,
-and over the stages.
+the view's shard group hold the same elements, then over that group, under ZeRO over the ranks that
+divide a bucket, and over the stages.
 
 By hand, the norm on a grid of 2 x 2 ranks: each element of a matrix is on one rank, so its square
 counts fully; a vector of 8 elements has 4 on each rank, so 2 copies each, whose squares count half.
@@ -126,6 +129,11 @@ class BucketGradients:
 
     def accept(self, reduced: Tensor) -> None:
         """Take the result of the reduction, which is in place already."""
+
+    def start_equal(self) -> Pending:
+        """Begin to sum this rank's slice over the ranks that hold the same one, after the last
+        reduction of a step."""
+        return self.shard.equal.start_all_reduce(self.local)
 
 
 class Zero1Gradients(BucketGradients):
@@ -271,8 +279,8 @@ class GradientBuffer:
     def norm(self) -> Tensor:
         """L2 norm of the gradient of the full model, a float64 scalar on the device. Each element
         counts once: shards are summed over the shard group of their view, in which n ranks with the
-        same shard count 1/n each; slices are summed over the replicas; copies count on the first of
-        their stages."""
+        same shard count 1/n each; slices are summed over the ranks that divide a bucket; copies
+        count on the first of their stages."""
         total = sum(map(self._squares_of, self.views.values()), self._zeros())
         return self._group("pp").all_reduce(total).sqrt()
 
@@ -281,7 +289,7 @@ class GradientBuffer:
         replicated = squares.pop(shards.size, self._zeros())
         sharded = sum((square / copies for copies, square in squares.items()), self._zeros())
         total = shards.all_reduce(sharded) + replicated
-        return self._group(view.replica_group).all_reduce(total) if view.zero else total
+        return self._group(view.zero_group).all_reduce(total) if view.zero else total
 
     def _squared_norms(self, view: View) -> dict[int, Tensor]:
         """Sums of squares of a view's gradients on this rank, by the number of ranks of the shard

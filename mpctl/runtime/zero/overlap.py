@@ -7,6 +7,10 @@ separate action, one after the other, and their buckets start there. Pending red
 for after the schedule; at 2 and 3 at most one is pending, which bounds the number of full-size
 gradients.
 
+Where several groups of ranks divide the buckets (`parallel.zero_size`), equal slices are summed
+over these groups as soon as they are complete: from the start of the next bucket on, if messages
+travel while a rank computes, else after the schedule. Every rank starts these sums in one order.
+
 By hand, 1f1b of m micro batches on one stage, ZeRO 0: all start in the backward of m - 1, none
 before; ZeRO 2: each of m backwards starts all of them.
 """
@@ -45,9 +49,11 @@ class GradientOverlap(PassListener):
             self.last |= dict.fromkeys(self._completed_by(action), action)
         self.inspect: Inspect | None = None
         self.unreduced: set[int] = set()
+        self.action: Action | None = None
         self.due: list[int] = []  # buckets that the current action is to reduce
         self.missing: list[set[Tensor]] = []  # deferred gradients not computed yet, by bucket
-        self.in_flight: deque[tuple[BucketGradients, Pending]] = deque()
+        self.in_flight: deque[tuple[BucketGradients, Pending, bool]] = deque()
+        self.equal_in_flight: list[Pending] = []  # sums of slices that several ranks hold
         for parameter in set[Tensor]().union(*self.deferred):
             parameter.register_post_accumulate_grad_hook(self._accumulated)  # after the store's
 
@@ -71,6 +77,7 @@ class GradientOverlap(PassListener):
 
     def begin(self, action: Action) -> None:
         """Note which buckets the action is to reduce."""
+        self.action = action
         self.due = [
             i
             for i in self._completed_by(action)
@@ -103,20 +110,27 @@ class GradientOverlap(PassListener):
         """After the schedule, reduce the remaining buckets and wait for all reductions."""
         self._start([i for i in sorted(self.unreduced) if not self.stores[i].reduces_each])
         self._wait(0)
+        for pending in self.equal_in_flight:
+            pending.wait()
+        self.equal_in_flight.clear()
 
     def _start(self, numbers: list[int]) -> None:
         for i in numbers:
             self.stores[i].settle()
             if self.inspect is not None:
                 self.inspect(self.stores[i])
-            self.in_flight.append((self.stores[i], self.stores[i].start()))
+            store, shard = self.stores[i], self.stores[i].shard
+            is_last = not store.reduces_each or self.last[i] == self.action
+            self.in_flight.append((store, store.start(), is_last))
             self.unreduced.discard(i)
-            if self.stores[i].reduces_each:
+            if store.reduces_each or (shard.equal.size > 1 and shard.replicas.sends_beside):
                 self._wait(MAX_REDUCTIONS_IN_FLIGHT)
         self.due = [i for i in self.due if i not in numbers]
 
     def _wait(self, most: int) -> None:
         """Wait for the oldest reductions until at most `most` are pending."""
         while len(self.in_flight) > most:
-            store, pending = self.in_flight.popleft()
+            store, pending, is_last = self.in_flight.popleft()
             store.accept(pending.wait())
+            if is_last and store.shard.equal.size > 1:
+                self.equal_in_flight.append(store.start_equal())

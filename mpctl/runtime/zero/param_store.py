@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -46,14 +46,17 @@ class ParameterSlice(NamedTuple):
 class BucketShard:
     """A bucket as seen by one of its replicas.
 
-    replicas: the group over which the bucket's gradients are reduced; stages: the group of the
-    pipeline stages that hold copies of these parameters, None if only one does.
+    replicas: the group over which the bucket's gradients are reduced, under ZeRO the ranks that
+    divide it; stages: the group of the pipeline stages that hold copies of these parameters, None
+    if only one does. equal: the ranks that hold the same slice, where not all replicas divide it
+    (`View.copies`).
     """
 
     bucket: Bucket
     parameters: tuple[nn.Parameter, ...]
     replicas: Group
     stages: Group | None = None
+    equal: Group = field(default_factory=Group)
 
     @property
     def decayed(self) -> set[nn.Parameter]:

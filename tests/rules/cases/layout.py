@@ -2,6 +2,10 @@
 
 from tests.rules.cases.case import T5, TWO_NODES, Case
 
+APART = {
+    "parallel.cp": 2, "parallel.dp": 2, "parallel.pp": 2, "parallel.zero": 1,
+    "parallel.zero_size": 2, "training.global_batch_size": 4,
+}  # fmt: skip
 CASES = (
     Case(
         "world-size",
@@ -151,6 +155,40 @@ CASES = (
         ("ZeRO 1", "dp and cp are 1"),
         "",
         status="warning",
+    ),
+    Case(
+        "zero-size",
+        {"parallel.dp": 8, "parallel.zero": 1, "parallel.zero_size": 4},
+        {"parallel.dp": 8, "parallel.zero": 1, "parallel.zero_size": 3},
+        "parallel.zero_size",
+        ("3 does not divide dp 8 x cp 1 = 8 ranks",),
+        r"^use zero_size 2, 4 or 8$",
+    ),
+    Case(
+        "zero-size",
+        {"parallel.dp": 8},
+        {"parallel.dp": 8, "parallel.zero_size": 4},
+        "parallel.zero_size",
+        ("zero_size 4", "ZeRO 0"),
+        "use zero 1, 2 or 3",
+        status="warning",
+    ),
+    Case(
+        "zero-size",
+        {"parallel.dp": 8, "parallel.zero": 3},
+        {"parallel.dp": 8, "parallel.zero": 3, "parallel.zero_size": 1},
+        "parallel.zero_size",
+        ("zero_size 1", "without ZeRO 3"),
+        "use zero 0",
+        status="warning",
+    ),
+    Case(
+        "zero-size",
+        {**APART, "parallel.order": "tp-cp-dp-pp"},
+        {**APART, "parallel.order": "tp-cp-pp-dp"},
+        "parallel.zero_size",
+        ("tp-cp-pp-dp", "between cp and dp", "runs of 2"),
+        r"^use --order tp-cp-dp-pp; or zero_size 4$",
     ),
     Case(
         "schedule-vpp",

@@ -1,0 +1,95 @@
+"""The lines of a log: bounded, without colours, with the rank that printed them.
+
+A log is untrusted and may be large. A file is read in pieces, at most LARGEST bytes of it; of a
+line LONGEST characters are kept. A carriage return ends a line as a newline does, as progress bars
+write it, but only a newline counts one. Escape sequences (ECMA-48) and other characters that do not
+print are taken out, so that nothing of a log reaches a terminal as more than text.
+
+The rank is that of srun's `--label` (`3: `), of torchrun's `--tee` (`[default3]:`, `[rank3]:`), or
+empty.
+
+>>> [(line.number, line.rank, line.text) for line in text_lines("[rank0]:a\\rb\\n\\x1b[31m1: c\\n")]
+[(1, '0', 'a'), (1, '', 'b'), (2, '1', 'c')]
+"""
+
+from __future__ import annotations
+
+import re
+from codecs import getincrementaldecoder
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from mpctl.errors import InputError
+
+LONGEST = 2**14
+"""Characters of a line that are read; the rest of it is not."""
+LARGEST = 2**30
+"""Bytes of a file that are read."""
+PIECE = 2**20
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]{0,32}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,256}\x07?|[@-Z\\-_])")
+_RANK = re.compile(r" {0,8}(?:\[(?:rank|default)(\d{1,7})\]:? ?|(\d{1,7}): )")
+_ENDS = re.compile(r"(\r|\n)")
+
+
+class LogLine(NamedTuple):
+    """A line. number: from 1, of the line in its file. rank: of the process that printed it, as
+    its prefix says; empty without one."""
+
+    number: int
+    rank: str
+    text: str
+
+
+def text_lines(text: str) -> Iterator[LogLine]:
+    """The lines of a text that are not blank."""
+    return _lines([text])
+
+
+def file_lines(path: Path) -> Iterator[LogLine]:
+    """The lines of a file that are not blank, read while they are asked for. Raises InputError
+    where it cannot be read."""
+    return _lines(_pieces(path))
+
+
+def plain(text: str, most: int = LONGEST) -> str:
+    """The text without escape sequences and characters that do not print, at most so long."""
+    if text.isprintable():
+        return text[:most]
+    kept = _ESCAPE.sub("", text)
+    return "".join(c for c in kept if c.isprintable() or c == "\t")[:most]
+
+
+def _pieces(path: Path) -> Iterator[str]:
+    decoder = getincrementaldecoder("utf-8")("replace")
+    try:
+        with path.open("rb") as file:
+            for _ in range(LARGEST // PIECE):
+                piece = file.read(PIECE)
+                yield decoder.decode(piece, final=not piece)
+                if not piece:
+                    return
+    except OSError as error:
+        raise InputError.of("no-such-file", str(path), error.strerror or str(error)) from None
+
+
+def _lines(pieces: Iterable[str]) -> Iterator[LogLine]:
+    number, kept = 1, ""
+    for piece in pieces:
+        for part in _ENDS.split(piece):
+            if part not in ("\r", "\n"):
+                kept += part[: LONGEST - len(kept)]
+                continue
+            if kept and not kept.isspace():
+                yield _line(number, kept)
+            kept = ""
+            number += part == "\n"
+    if kept and not kept.isspace():
+        yield _line(number, kept)
+
+
+def _line(number: int, text: str) -> LogLine:
+    text = plain(text)
+    if (found := _RANK.match(text)) is None:
+        return LogLine(number, "", text)
+    return LogLine(number, found[1] or found[2], text[found.end() :])

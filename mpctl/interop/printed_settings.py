@@ -1,0 +1,103 @@
+"""The settings that a log prints (`PrintedConfig`), as the settings of a job.
+
+Megatron-LM prints its arguments after its parser and its validation: `name ..... value` is the flag
+`--name value`, a switch where the value is True. Read are the flags that `--from megatron` reads,
+unless their value is the parser's default. A few have another name there (NAMES), or are printed
+as what they switch off (SWITCHED_OFF); chunks are those that validation derived. The vocabulary is
+the tokenizer's, printed with its padding.
+
+>>> printed_flags({"tensor_model_parallel_size": "4", "bf16": "True", "add_bias_linear": "False"})
+{'--bf16': (), '--disable-bias-linear': (), '--tensor-model-parallel-size': ('4',)}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from mpctl.interop.command_line import CommandLine, Flags
+from mpctl.interop.from_megatron import (
+    CHUNKS,
+    LAYERS_A_CHUNK,
+    OLDER,
+    READ,
+    ReadJob,
+    read_command,
+)
+from mpctl.interop.log_settings import PrintedConfig
+from mpctl.interop.megatron_experts import LATENT_FLAGS, POSITIONS
+from mpctl.interop.megatron_experts import READ as EXPERTS
+from mpctl.interop.megatron_others import is_neutral
+
+NAMES = {
+    "--fp8-format": "fp8", "--fp4-format": "fp4", CHUNKS: "virtual_pipeline_model_parallel_size",
+}  # fmt: skip
+SWITCHED_OFF = {
+    "--disable-bias-linear": "add_bias_linear",
+    "--no-bias-gelu-fusion": "bias_gelu_fusion",
+    "--no-gradient-accumulation-fusion": "gradient_accumulation_fusion",
+}
+"""Flags without a value, and what is printed as False where they are given."""
+_DERIVED = {
+    LAYERS_A_CHUNK, "--recompute-activations", "--no-position-embedding", "--use-flash-attn",
+    "--use-rotary-position-embeddings", "--lr-warmup-fraction", "--train-samples", "--ckpt-format",
+    *OLDER,
+}  # fmt: skip
+"""Not read, as validation put what they say into others."""
+_LATENT = {*(flag.flag for flag in LATENT_FLAGS), *POSITIONS}
+_OF_EXPERTS = {*EXPERTS} - _LATENT - {
+    "--multi-latent-attention", "--expert-model-parallel-size", "--expert-tensor-parallel-size",
+    "--num-experts",
+}  # fmt: skip
+
+
+def read_printed(config: PrintedConfig) -> ReadJob | None:
+    """The job that a log's settings are; None where it prints none that are enough. Raises
+    InputError as `--from` does, for settings that no job says."""
+    if config.kind == "megatron":
+        return _read_megatron(config.values)
+    return None
+
+
+def _read_megatron(values: Mapping[str, str]) -> ReadJob | None:
+    if "num_layers" not in values or "tensor_model_parallel_size" not in values:
+        return None
+    read = read_command(CommandLine(printed_flags(values), {}))
+    stage = values.get("zero_stage", "")  # Megatron-DeepSpeed's
+    if stage in ("0", "1", "2", "3") and values.get("deepspeed") == "True":
+        read = read._replace(settings={**read.settings, "parallel.zero": int(stage),
+                                       "training.runtime": "megatron-deepspeed"})  # fmt: skip
+    return read
+
+
+def printed_flags(values: Mapping[str, str]) -> Flags:
+    """The flags of Megatron-LM that printed arguments stand for, in the order of their names."""
+    flags: Flags = {}
+    for flag in sorted(READ - _DERIVED):
+        if flag in SWITCHED_OFF:
+            if values.get(SWITCHED_OFF[flag]) == "False":
+                flags[flag] = ()
+            continue
+        name = NAMES.get(flag, flag.removeprefix("--").replace("-", "_"))
+        value = values.get(name, "None")
+        if value in ("None", "False", "") or (flag == CHUNKS and value == "1"):
+            continue
+        words = () if value == "True" else _words(value)
+        if not is_neutral(flag, words) or flag in _LATENT:
+            flags[flag] = words
+    if "--num-experts" not in flags:
+        flags = {flag: words for flag, words in flags.items() if flag not in _OF_EXPERTS}
+    if "--multi-latent-attention" not in flags:
+        flags = {flag: words for flag, words in flags.items() if flag not in _LATENT}
+    if "--vocab-size" in flags:
+        flags.pop("--padded-vocab-size", None)
+    return flags
+
+
+def _words(value: str) -> tuple[str, ...]:
+    """The words that a printed value was parsed from: `['core_attn', 'mlp']`, `AttnBackend.flash`,
+    `(127, 0)`; a list of numbers, as of the layers with experts, is one word."""
+    value = re.sub(r"^[A-Za-z]{1,40}\.(?=[a-z])", "", value)
+    if value.startswith("[") and "'" in value:
+        return tuple(word.strip(" '\"") for word in value.strip("[]").split(",") if word.strip())
+    return (value.replace(" ", ""),) if value.startswith(("[", "(")) else (value,)

@@ -1,0 +1,141 @@
+"""Logs as rows of `mpctl calibrate`: whose layout they have, and what must agree with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpctl.calibrate.runs import usable_runs
+from mpctl.errors import InputError
+from mpctl.interop.command_line import split_command
+from mpctl.interop.from_megatron import read_megatron
+from mpctl.interop.log_rows import LogLayout, folder_logs, is_log_folder, log_row, log_rows
+from mpctl.interop.log_settings import PrintedConfig
+from mpctl.interop.megatron_others import parser_flags
+from mpctl.interop.printed_settings import NAMES, SWITCHED_OFF, read_printed
+from mpctl.interop.registry import emit_plan
+from tests.interop import example_logs as logs
+from tests.interop.jobs import LAYOUTS, plan_of
+
+JOB: dict[str, Any] = {
+    "model": {"preset": "llama-3-8b"}, "cluster": {"preset": "dgx-h100"},
+    "parallel": {"zero": 1}, "training": {"global_batch_size": logs.BATCH},
+}  # fmt: skip
+H100 = LogLayout(job=JOB, cluster="dgx-h100")
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def issues_of(path: Path, layout: LogLayout) -> dict[str, str]:
+    with pytest.raises(InputError) as caught:
+        log_row(path, layout)
+    return {issue.rule: str(issue) for issue in caught.value.issues}
+
+
+def printed(text: str) -> dict[str, str]:
+    """The arguments that Megatron-LM would print for a command line: all that its parser has."""
+    line = split_command(text, {name: flag.values for name, flag in parser_flags().items()})
+    values = {
+        flag.removeprefix("--").replace("-", "_"): "False" if row.values == 0 else row.default
+        for flag, row in parser_flags().items()
+    } | dict.fromkeys(SWITCHED_OFF.values(), "True")
+    for flag, words in line.flags.items():
+        if flag in SWITCHED_OFF:
+            values[SWITCHED_OFF[flag]] = "False"
+            continue
+        name = NAMES.get(flag, flag.removeprefix("--").replace("-", "_"))
+        values[name] = (words[0] if len(words) == 1 else repr([*words])) if words else "True"
+    return {name: value or "None" for name, value in values.items()}
+
+
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if "fp16" not in name])
+def test_printed_arguments_are_the_job_of_their_command_line(name: str) -> None:
+    text = emit_plan(plan_of(LAYOUTS[name]), "megatron").body
+    wanted, read = read_megatron(text), read_printed(PrintedConfig("megatron", printed(text)))
+    assert read is not None
+    of_ranks = ("cluster.nodes", "cluster.gpus_per_node")
+    here = {key: value for key, value in wanted.settings.items() if key not in of_ranks}
+    assert {"parallel.ep": 1, **read.settings} == {"parallel.ep": 1, **here}
+
+
+def test_a_megatron_log_needs_nothing_but_its_cluster(tmp_path: Path) -> None:
+    path = write(tmp_path / "sweep" / "a.log", logs.megatron(arguments=logs.ARGUMENTS))
+    row, notes = log_row(path, LogLayout(cluster="dgx-h100"))
+    assert row["measured"] == {
+        "step_seconds": pytest.approx(logs.STEP), "steps": 5,
+        "spread": pytest.approx(0.0074, rel=0.01),
+    }  # fmt: skip
+    assert (row["id"], row["group"]) == (str(path), "sweep")
+    (run,), _ = usable_runs([row])
+    p, model = run.job.parallel, run.job.model
+    assert (run.job.world_size, run.job.sizes["dp"], p.tp, p.pp, p.zero) == (16, 2, 4, 2, 1)
+    assert model is not None and (model.layers, model.vocab, model.bias) == (32, 128256, False)
+    assert run.parts["runtimes"] == "megatron-core" and run.job.training.recompute == "none"
+    assert notes[0].startswith("megatron: 5 steady lines, left out: 2 warm-up")
+
+
+@pytest.mark.parametrize("name", logs.LOGS)
+def test_the_step_of_each_launcher_with_a_job_of_ones_own(name: str, tmp_path: Path) -> None:
+    """Also where a log has a rate alone: by hand 1,048,576 tokens / (16 x 32,768 a second)."""
+    path = write(tmp_path / "run.log", logs.LOGS[name]())
+    row, notes = log_row(path, H100._replace(settings={"cluster.nodes": 2}))
+    assert row["measured"]["step_seconds"] == pytest.approx(logs.STEP, rel=0.01)
+    runtimes = {
+        "megatron": "megatron-core",
+        "megatron-bridge": "megatron-core",
+        "nemo": "megatron-core",
+        "deepspeed": "megatron-deepspeed",
+        "trainer": "fsdp2",
+    }
+    assert row["job"]["training"]["runtime"] == runtimes.get(name, name)
+    assert any("--set runtime=NAME" in note for note in notes)
+    usable_runs([row])
+
+
+def test_a_runtime_that_is_named_stays(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.log", logs.megatron())
+    row, notes = log_row(path, H100._replace(settings={"training.runtime": "torchtitan"}))
+    assert row["job"]["training"]["runtime"] == "torchtitan" and len(notes) == 1
+
+
+def test_flags_beside_a_log_are_its_layout(tmp_path: Path) -> None:
+    flags = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 8192 "
+    flags += "--max-position-embeddings 8192 --vocab-size 128256 --micro-batch-size 1 --bf16 "
+    flags += "--global-batch-size 128 --tensor-model-parallel-size 8"
+    write(tmp_path / "a.log", logs.megatron())
+    write(tmp_path / "a.sh", f"torchrun pretrain_gpt.py {flags}")
+    write(tmp_path / "b.out", logs.torchtitan())
+    write(tmp_path / "b.toml", 'model = "llama-3-8b"\n[training]\nglobal_batch_size = 128\n')
+    assert is_log_folder(tmp_path)
+    read = log_rows(folder_logs(tmp_path, LogLayout(cluster="dgx-h100")))
+    assert not read.issues and len(read.notes) >= 2
+    (a, b), _ = usable_runs(read.rows)
+    assert (a.job.parallel.tp, a.job.world_size, b.job.sizes["dp"]) == (8, 16, 16)
+
+
+def test_what_log_and_layout_both_say_must_agree_and_all_of_it_is_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.log", logs.nanotron())
+    layout = H100._replace(settings={"cluster.nodes": 1, "model.seq_length": 4096,
+                                     "training.global_batch_size": 64})  # fmt: skip
+    told = issues_of(path, layout)
+    assert told.keys() == {"log-ranks", "log-batch", "log-tokens"}
+    assert "the log is of 16 ranks, the layout of 8" in told["log-ranks"]
+    assert "steps of 128 samples, and the layout has 64" in told["log-batch"]
+    assert "524,000 tokens/s in 2.00 s are" in told["log-tokens"]
+    assert "a step of the layout has 262,144" in told["log-tokens"]
+    path = write(tmp_path / "pipe.log", logs.deepspeed())
+    told = issues_of(path, H100._replace(settings={"training.global_batch_size": 256}))
+    assert "64.0 samples/s in 2.00 s are 128.0 samples" in told["log-tokens"]
+
+
+def test_without_a_layout_or_a_cluster_the_way_out_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.log", logs.deepspeed())
+    assert "--job FILE, or --from LAUNCHER" in issues_of(path, LogLayout())["log-no-layout"]
+    path = write(tmp_path / "run.log", logs.megatron(arguments=logs.ARGUMENTS))
+    assert "--cluster NAME" in issues_of(path, LogLayout())["unknown-cluster"]
