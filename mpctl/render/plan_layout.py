@@ -58,7 +58,8 @@ def _node(plan: Plan, topology: Topology, node: int) -> Panel:
     lines = [_row(topology, ranks[at : at + columns]) for at in range(0, len(ranks), columns)]
     layers = node_layers(plan, topology, ranks)
     title = f"node {node}" + (f" · {layers}" if layers else "")
-    width = max(len(lines[0].plain.split("\n")[0]), len(title) + 2) + 4
+    widest = max(len(row) for line in lines for row in line.plain.split("\n"))
+    width = max(widest, len(title) + 2) + 4
     return Panel(Text("\n").join(lines), title=title, border_style="dim", width=width)
 
 

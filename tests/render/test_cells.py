@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from itertools import permutations, product
 
+from rich.console import Console
+
 from mpctl.axes import AXIS_NAMES, GROUP_KINDS
+from mpctl.planning.plan import load_plan
 from mpctl.render.cells import (
     TILES,
     boxes,
@@ -15,6 +19,7 @@ from mpctl.render.cells import (
     place_names,
 )
 from mpctl.render.markup import Raw, el
+from mpctl.render.plan_layout import nodes_part
 from mpctl.topology import Topology
 
 ORDERS = ["-".join(order) for order in permutations(AXIS_NAMES)]
@@ -52,6 +57,17 @@ def test_a_cell_says_where_the_experts_of_its_ranks_are() -> None:
     assert place_names(topology) == "dp (d), pp (p), cp (c); then ep and etp"
     dense = Topology.of({"dp": 4})
     assert experts_text(dense, range(4)) == "" and place_names(dense) == "dp (d), pp (p)"
+
+
+def test_a_node_s_box_holds_its_longest_row() -> None:
+    """Places of two digits are in the second row of node 2 alone."""
+    plan = load_plan(None, {"nodes": 4, "gpus_per_node": 8, "tp": 2})
+    printed = StringIO()
+    console = Console(file=printed, width=100)
+    for part in nodes_part(plan, plan.require_legal(), full=True):
+        console.print(part)
+    for place in range(16):
+        assert printed.getvalue().count(f" d{place} p0") == 2, place
 
 
 def test_every_rank_is_in_one_cell() -> None:
