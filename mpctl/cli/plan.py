@@ -93,8 +93,8 @@ FromOption = Annotated[
     typer.Option(
         "--from",
         metavar='LAUNCHER "FLAGS"',
-        help="Read the job from another launcher's command line: --from megatron "
-        '"--num-layers 24 ..." (@FILE: a file with it, -: stdin).',
+        help="Read the job from another launcher's command line or config: --from megatron "
+        '"--num-layers 24 ..." (@FILE: a file with it, -: stdin); megatron, torchtitan, nanotron.',
         show_default=False,
     ),
 ]

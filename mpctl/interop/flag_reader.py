@@ -1,40 +1,53 @@
-"""The flags of a command line while they are read into the settings of a job."""
+"""The flags of a command line, or the values of a config file, while they are read into the
+settings of a job, and what comes of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from mpctl.errors import Issue
 from mpctl.interop.command_line import Flags
 from mpctl.interop.megatron_flags import MegatronFlag
+from mpctl.planning.plan import Overrides
 from mpctl.rules.check import Check
 
 Settings = dict[str, object]
 
 
+class ReadJob(NamedTuple):
+    """A job that was read: its settings by full name, and warnings of flags that were ignored."""
+
+    settings: Overrides
+    warnings: tuple[Check, ...]
+
+
 @dataclass
 class FlagReader:
     """The flags that are being read, the settings found so far by full name, their issues, and
-    warnings of flags planned as the nearest setting."""
+    warnings of flags planned as the nearest setting. software: whose flags they are, in the rules
+    of issues and warnings (`megatron-flag`, `megatron-nearest`)."""
 
     flags: Flags
     settings: Settings = field(default_factory=dict)
     issues: list[Issue] = field(default_factory=list)
     warnings: list[Check] = field(default_factory=list)
+    software: str = "megatron"
 
     def has(self, flag: str) -> bool:
         return flag in self.flags
 
     def value(self, flag: str, default: str = "") -> str:
-        return self.flags[flag][0] if flag in self.flags else default
+        """The flag's first value, empty where it has none; the default where it is absent."""
+        return next(iter(self.flags[flag]), "") if flag in self.flags else default
 
     def wrong(self, flag: str, message: str, hint: str = "") -> None:
-        self.issues.append(Issue("megatron-flag", flag, message, hint))
+        self.issues.append(Issue(f"{self.software}-flag", flag, message, hint))
 
     def nearest(self, flag: str, message: str, hint: str = "") -> None:
         """Warn that a flag is planned as the nearest setting of a job."""
-        self.warnings.append(Check("megatron-nearest", "warning", flag, message, hint))
+        self.warnings.append(Check(f"{self.software}-nearest", "warning", flag, message, hint))
 
     def number(self, flag: str, kind: type[int] | type[float], default: int | float) -> int | float:
         """The flag's value as a number; the default where it is absent, or, with an issue, no
@@ -42,10 +55,10 @@ class FlagReader:
         if flag not in self.flags:
             return default
         try:
-            return kind(self.flags[flag][0])
+            return kind(self.value(flag))
         except ValueError:
             noun = "an integer" if kind is int else "a number"
-            self.wrong(flag, f"{self.flags[flag][0]!r} is not {noun}")
+            self.wrong(flag, f"{self.value(flag)!r} is not {noun}")
             return default
 
     def read_plain(self, flags: Iterable[MegatronFlag], *, defaults: bool = True) -> None:

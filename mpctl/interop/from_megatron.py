@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, get_args
+from typing import get_args
 
 from mpctl.errors import InputError, Issue
 from mpctl.interop import megatron_experts
 from mpctl.interop.command_line import EXPAND, CommandLine, Flags, is_unexpanded, split_command
-from mpctl.interop.flag_reader import FlagReader
+from mpctl.interop.flag_reader import FlagReader, ReadJob
 from mpctl.interop.megatron_flags import (
     BATCH_FLAGS,
     FP16_FLAGS,
@@ -45,7 +45,6 @@ from mpctl.interop.megatron_flags import (
 )
 from mpctl.interop.megatron_others import SOFTWARE, is_apart, is_neutral, parser_flags, refusal_of
 from mpctl.pipeline.stages import Span, UnevenLayersError, job_stages, spans_of
-from mpctl.planning.plan import Overrides
 from mpctl.rules.check import Check
 from mpctl.rules.layout import is_countable
 from mpctl.spec.load import job_from_raw
@@ -81,13 +80,6 @@ READ = frozenset((
     "--transformer-impl", "--use-mcore-models", "--use-flash-attn",
 ))  # fmt: skip
 """Every flag that is read, by itself or with others."""
-
-
-class ReadJob(NamedTuple):
-    """A job that was read: its settings by full name, and warnings of flags that were ignored."""
-
-    settings: Overrides
-    warnings: tuple[Check, ...]
 
 
 def read_megatron(text: str) -> ReadJob:
@@ -434,13 +426,24 @@ def _cut_as(text: str, settings: Mapping[str, object]) -> dict[str, object]:
         raise _wrong(LAYOUT, f"{len(counts)} parts cannot be dealt to {pp} stages")
     if settings.get("model.layers") not in (None, sum(counts)):
         raise _wrong(LAYOUT, f"has {sum(counts)} layers, --num-layers {settings['model.layers']}")
+    if (cut := find_cut(counts, settings)) is not None:
+        return cut
+    message = f"{text[:60]!r} is a cut that no settings of a job give"
+    raise _wrong(LAYOUT, message, "use equal parts, other ends, or what --emit megatron writes")
+
+
+def find_cut(counts: list[int], settings: Mapping[str, object]) -> dict[str, object] | None:
+    """The settings that deal parts of so many layers to the stages, part i to rank i mod pp; None
+    where none do."""
+    pp = settings.get("parallel.pp")
+    if not isinstance(pp, int) or pp < 1 or not counts or len(counts) % pp:
+        return None
     vpp = len(counts) // pp
     for cut in _cuts(counts, pp, vpp):
         tried = {**settings, **cut, "parallel.vpp": vpp}
         if _stages(tried, sum(counts)) == spans_of(counts, pp):
             return {**cut, "parallel.vpp": vpp}
-    message = f"{text[:60]!r} is a cut that no settings of a job give"
-    raise _wrong(LAYOUT, message, "use equal parts, other ends, or what --emit megatron writes")
+    return None
 
 
 def _cuts(counts: list[int], pp: int, vpp: int) -> Iterator[dict[str, object]]:

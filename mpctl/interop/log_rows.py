@@ -167,8 +167,7 @@ def _placed(path: Path, raw: Raw, run: LogRun, layout: LogLayout) -> Raw:
         raise InputError.of("unknown-cluster", plain(str(path)), "no cluster is named that it ran "
                             "on", "name its preset: --cluster NAME or FILE")  # fmt: skip
     kept = {key: own[key] for key in ("nodes", "gpus_per_node", "headroom") if key in own}
-    dp = raw.get("parallel", {}).get("dp") if isinstance(raw.get("parallel"), dict) else None
-    if "nodes" not in kept and dp is None and (ranks := run.world_size):
+    if "nodes" not in kept and (ranks := run.world_size):
         per_node = kept.get("gpus_per_node") or (find_preset("clusters", preset) or {}).get(
             "gpus_per_node", 8
         )

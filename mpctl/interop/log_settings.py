@@ -36,6 +36,7 @@ _TRAINER = re.compile(
     r"local batch size (\d{1,9}), global batch size (\d{1,9}),"
     r"(?: gradient.accumulation.steps:? (\d{1,9}),)? sequence length (\d{1,9})"
 )
+_RECOMPUTED = re.compile(r"Applied (\w{1,40}) activation checkpointing")
 _FLAVOR = re.compile(r"Building (\w{1,40}) (\w{1,40}) with")
 HEADS = {
     " arguments --": "megatron", "Config(general=": "nanotron", "Running with configs: {":
@@ -171,6 +172,8 @@ class DumpReader:
             for name, value in zip(sizes, found.groups(), strict=True):
                 if name:
                     config.add(f"training.{name}", value)
+        elif found := _RECOMPUTED.search(text):
+            config.add("activation_checkpoint.mode", found[1].lower())
         elif found := _FLAVOR.search(text):
             config.add("model.name", found[1])
             config.add("model.flavor", found[2])
@@ -193,5 +196,5 @@ def _flatten(name: str, value: Any, config: PrintedConfig) -> None:
     if isinstance(value, dict):
         for key, inner in value.items():
             _flatten(f"{name}.{key}" if name else str(key), inner, config)
-    elif value is not None:
+    else:
         config.add(name, value if isinstance(value, str) else json.dumps(value))

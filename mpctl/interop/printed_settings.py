@@ -4,7 +4,7 @@ Megatron-LM prints its arguments after its parser and its validation: `name ....
 `--name value`, a switch where the value is True. Read are the flags that `--from megatron` reads,
 unless their value is the parser's default. A few have another name there (NAMES), or are printed
 as what they switch off (SWITCHED_OFF); chunks are those that validation derived. The vocabulary is
-the tokenizer's, printed with its padding.
+the tokenizer's, printed with its padding. nanotron and torchtitan print values of their configs.
 
 >>> printed_flags({"tensor_model_parallel_size": "4", "bf16": "True", "add_bias_linear": "False"})
 {'--bf16': (), '--disable-bias-linear': (), '--tensor-model-parallel-size': ('4',)}
@@ -16,14 +16,16 @@ import re
 from collections.abc import Mapping
 
 from mpctl.interop.command_line import CommandLine, Flags
+from mpctl.interop.flag_reader import ReadJob
 from mpctl.interop.from_megatron import (
     CHUNKS,
     LAYERS_A_CHUNK,
     OLDER,
     READ,
-    ReadJob,
     read_command,
 )
+from mpctl.interop.from_nanotron import read_values
+from mpctl.interop.from_torchtitan import read_printed_torchtitan
 from mpctl.interop.log_settings import PrintedConfig
 from mpctl.interop.megatron_experts import LATENT_FLAGS, POSITIONS
 from mpctl.interop.megatron_experts import READ as EXPERTS
@@ -56,7 +58,9 @@ def read_printed(config: PrintedConfig) -> ReadJob | None:
     InputError as `--from` does, for settings that no job says."""
     if config.kind == "megatron":
         return _read_megatron(config.values)
-    return None
+    if config.kind == "nanotron":
+        return read_values({name: (value,) for name, value in config.values.items()})
+    return read_printed_torchtitan(config) if config.kind == "torchtitan" else None
 
 
 def _read_megatron(values: Mapping[str, str]) -> ReadJob | None:

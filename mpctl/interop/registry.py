@@ -24,7 +24,10 @@ from mpctl.interop import (
     torchtitan,
 )
 from mpctl.interop.emitted import EmittedPlan
-from mpctl.interop.from_megatron import ReadJob, read_megatron
+from mpctl.interop.flag_reader import ReadJob
+from mpctl.interop.from_megatron import read_megatron
+from mpctl.interop.from_nanotron import read_nanotron
+from mpctl.interop.from_torchtitan import read_torchtitan
 from mpctl.planning.plan import Plan
 from mpctl.planning.runtimes import runtime_of
 from mpctl.planning.summary import step_text
@@ -68,7 +71,7 @@ def _runtime_note(plan: Plan, target: str) -> Iterator[str]:
         yield f"planned for runtime {runtime}; a step takes {step_text(estimate.time)}"
 
 
-READERS = {"megatron": read_megatron}
+READERS = {"megatron": read_megatron, "torchtitan": read_torchtitan, "nanotron": read_nanotron}
 EXAMPLE = 'such as "--num-layers 24 ...", or @FILE for a file of them'
 
 

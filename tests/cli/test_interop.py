@@ -112,7 +112,7 @@ def test_every_target_is_named_in_the_help_and_has_a_document(mpctl: Mpctl, targ
     [
         ((JOB, "--emit", "accelerate"), "emit-pp"),
         ((JOB, "--emit", "slurm"), "emit-target"),
-        (("--from", "torchtitan", "--tp 2"), "from-launcher"),
+        (("--from", "colossalai", "--tp 2"), "from-launcher"),
         ((JOB, "--from", "megatron", "--seed 5"), "usage"),
         (("--from", "megatron", " "), "bad-syntax"),
         (("--from", "megatron", f"@{os.devnull}"), "bad-syntax"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,36 @@ def test_a_megatron_log_needs_nothing_but_its_cluster(tmp_path: Path) -> None:
     assert model is not None and (model.layers, model.vocab, model.bias) == (32, 128256, False)
     assert run.parts["runtimes"] == "megatron-core" and run.job.training.recompute == "none"
     assert notes[0].startswith("megatron: 5 steady lines, left out: 2 warm-up")
+
+
+def test_nanotrons_and_torchtitans_logs_say_their_layout_too(tmp_path: Path) -> None:
+    path = write(tmp_path / "n.log", logs.nanotron())
+    (run,), _ = usable_runs([log_row(path, LogLayout(cluster="hf-h100"))[0]])
+    p, t, model = run.job.parallel, run.job.training, run.job.model
+    assert (run.job.sizes["dp"], p.tp, p.pp, p.zero, p.sequence_parallel) == (4, 2, 2, 1, True)
+    assert (t.global_batch_size, t.dtype, run.parts["runtimes"]) == (128, "bf16", "nanotron")
+    assert model is not None and (model.layers, model.kv_heads, model.ffn) == (32, 8, 14336)
+    path = write(tmp_path / "t.log", logs.torchtitan())
+    row, _ = log_row(path, LogLayout(cluster="grand-teton-h100"))
+    (run,), _ = usable_runs([row])
+    t = run.job.training
+    assert (run.job.sizes["dp"], run.job.parallel.zero, t.recompute) == (16, 3, "none")
+    assert (t.micro_batch_size, t.global_batch_size) == (1, 128)
+    assert row["measured"]["step_seconds"] == pytest.approx(logs.STEP, rel=0.01)
+    assert run.job.model is not None and run.job.model.hidden == 4096
+    applied = "Applied FullAC activation checkpointing to the model\nTrainer is init"
+    write(path, logs.torchtitan().replace("Trainer is init", applied))
+    row, _ = log_row(path, LogLayout(cluster="grand-teton-h100"))
+    assert usable_runs([row])[0][0].job.training.recompute == "full"
+
+
+def test_torchtitans_printed_config_says_more(tmp_path: Path) -> None:
+    config = {"activation_checkpoint": {"mode": "full"},
+              "parallelism": {"fsdp_reshard_after_forward": "never", "note": None}}  # fmt: skip
+    text = f"Running with configs: {json.dumps(config, indent=2)}\n{logs.torchtitan()}"
+    path = write(tmp_path / "t.log", text)
+    (run,), _ = usable_runs([log_row(path, LogLayout(cluster="grand-teton-h100"))[0]])
+    assert (run.job.training.recompute, run.job.parallel.zero) == ("full", 2)
 
 
 @pytest.mark.parametrize("name", logs.LOGS)

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from mpctl.interop.from_megatron import ReadJob, layer_counts, read_megatron
+from mpctl.interop.flag_reader import ReadJob
+from mpctl.interop.from_megatron import layer_counts, read_megatron
 from mpctl.planning.plan import Plan, load_plan
 from mpctl.sharding import padded_vocab
 from tests.interop.megatron_lines import lines

@@ -1,0 +1,68 @@
+"""A config file of a launcher as flags: a dotted name for each value, `parallelism.tp`.
+
+The values are words, as those of a command line are, so that the readers of flags and of files are
+one. A file is untrusted: it has at most MOST values, DEEPEST tables deep, and nothing in it is run.
+
+>>> flat_values({"parallelism": {"tp": 2, "pp_engine": "1f1b"}, "bf16": True, "off": None})
+{'parallelism.tp': ('2',), 'parallelism.pp_engine': ('1f1b',), 'bf16': ('true',)}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from mpctl.errors import InputError
+from mpctl.interop.command_line import Flags
+
+MOST, DEEPEST = 5_000, 12
+
+
+def flat_values(tree: Mapping[str, Any]) -> Flags:
+    """The values of nested tables. Numbers are as written, true and false in small letters, a list
+    is one word for each of its elements; null is left out. Raises InputError for too many."""
+    values = dict(islice(_flat(tree, "", 0), MOST + 1))
+    if len(values) > MOST:
+        raise InputError.of("bad-syntax", "--from", f"a config of more than {MOST:,} values",
+                            "leave out what is not of the layout")  # fmt: skip
+    return values
+
+
+def _flat(
+    tree: Mapping[str, Any], prefix: str, depth: int
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            if depth < DEEPEST:
+                yield from _flat(value, f"{name}.", depth + 1)
+        elif isinstance(value, list | tuple):
+            yield name, tuple(map(_word, value[:MOST]))
+        elif value is not None:
+            yield name, (_word(value),)
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)[:1000]
+
+
+def read_yaml(text: str) -> Flags:
+    """The values of a YAML or JSON file. Raises InputError for what is neither."""
+    import yaml  # only for such a file
+
+    try:
+        tree = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        said = " ".join(str(error).split())[:200]
+        raise InputError.of("bad-syntax", "--from", f"no YAML or JSON: {said}",
+                            "give the launcher's config file as @FILE") from None  # fmt: skip
+    if not isinstance(tree, dict):
+        raise InputError.of("bad-syntax", "--from", "the config is no table of settings",
+                            "give the launcher's config file as @FILE")  # fmt: skip
+    return flat_values(tree)
+
+
+def is_true(word: str) -> bool:
+    """Whether a word of a config says yes: `true`, `True`, `1`, or a flag without a value."""
+    return word.lower() in ("", "true", "1", "yes", "on")

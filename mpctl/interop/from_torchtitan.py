@@ -1,0 +1,382 @@
+"""A config of torchtitan as the settings of a job: TOML, flags, a config function, or a log's.
+
+Keys, defaults and meanings: torchtitan 0.2.2 (config/job_config.py, TOML and flags as
+`--parallelism.tensor_parallel_degree 8`) and 0.3.0 (config/configs.py, a function that edits a
+config, of which only literal values are read: nothing is run), with the names of 2024 in FORMER.
+States are sharded over dp_shard x cp: ZeRO 3 where parameters are gathered again in backward, 2
+where they are not, and 1 in a pipeline by default (torchtitan.py). A pipeline's local batch is all
+micro batches of a step. Unstated stages are as torchtitan infers them: 2 chunks a rank for looped
+schedules, the ends a layer less each.
+
+>>> read = read_torchtitan("--parallelism.tensor_parallel_degree 2 --training.local_batch_size 4")
+>>> [read.settings[f"{key}"] for key in ("parallel.tp", "parallel.zero", "training.recompute")]
+[2, 3, 'selective']
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from mpctl.errors import InputError
+from mpctl.interop.command_line import EXPAND, Flags, is_unexpanded, split_command
+from mpctl.interop.config_values import flat_values, is_true, read_yaml
+from mpctl.interop.flag_reader import FlagReader, ReadJob
+from mpctl.interop.from_megatron import find_cut
+from mpctl.interop.log_settings import LAYOUT, PrintedConfig
+from mpctl.interop.megatron_flags import MegatronFlag as Key
+from mpctl.rules.check import Check
+from mpctl.spec.presets import find_preset
+
+MODELS = {
+    "llama3 8b": "llama-3-8b", "llama3 70b": "llama-3-70b", "llama3 405b": "llama-3-405b",
+    "deepseek_v3 16b": "deepseek-v2-lite", "deepseek_v3 671b": "deepseek-v3",
+    "qwen3 30b_a3b": "qwen3-30b-a3b", "qwen3 30b-a3b": "qwen3-30b-a3b",
+    "qwen3 235b-a22b": "qwen3-235b-a22b", "qwen3 0.6b": "qwen3-0.6b", "qwen3 1.7b": "qwen3-1.7b",
+    "qwen3 4b": "qwen3-4b", "qwen3 8b": "qwen3-8b", "qwen3 14b": "qwen3-14b",
+    "qwen3 32b": "qwen3-32b",
+}  # fmt: skip
+"""Presets of models by torchtitan's name and flavour."""
+P, T = "parallelism.", "training."
+KEYS = (
+    Key(f"{P}tensor_parallel_degree", "parallel.tp", int, 1),
+    Key(f"{P}pipeline_parallel_degree", "parallel.pp", int, 1),
+    Key(f"{P}context_parallel_degree", "parallel.cp", int, 1),
+    Key(f"{T}steps", "training.steps", int),
+    Key(f"{T}max_norm", "training.clip_norm", float),
+    Key(f"{T}seq_len", "model.seq_length", int),
+    Key("optimizer.lr", "training.learning_rate", float),
+    Key("optimizer.weight_decay", "training.weight_decay", float),
+    Key("lr_scheduler.warmup_steps", "training.warmup_steps", int),
+    Key("debug.seed", "training.seed", int),
+)
+FORMER = {
+    f"{T}batch_size": f"{T}local_batch_size", f"{T}seed": "debug.seed",
+    **{f"{T}{name}": f"{P}{name}" for name in (
+        "tensor_parallel_degree", "data_parallel_shard_degree", "data_parallel_replicate_degree",
+    )},
+    **{f"experimental.{name}": f"{P}{name}" for name in (
+        "pipeline_parallel_degree", "context_parallel_degree", "pipeline_parallel_schedule",
+        "pipeline_parallel_microbatches",
+    )},
+    f"{P}pipeline_parallel_split_points": f"{P}module_fqns_per_model_part",
+    f"{T}max_context_length": f"{T}seq_len",
+}  # fmt: skip
+"""Names of other versions."""
+SCHEDULES = {"1f1b": "1f1b", "interleaved1f1b": "1f1b", "gpipe": "gpipe"}
+LOOPED = ("interleaved", "loopedbfs", "zbv", "dualpipe")
+STAGES = {"default": 3, "always": 3, "never": 2}
+DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
+_LAYER = re.compile(r"layers\.\d{1,6}\b")
+_FUNCTION = re.compile(r"\bmodels\.(\w{1,40})\.config_registry import \w*?\1_(\w{1,40})")
+_PYTHON = re.compile(r"^\s{0,8}(?:def|import|from) \w", re.MULTILINE)
+PREFIXES = (P, T, "activation_checkpoint", "model.", "optimizer.", "lr_scheduler.", "quantize.",
+            "debug.", "job.", "compile.")  # fmt: skip
+
+
+def read_torchtitan(text: str) -> ReadJob:
+    """The job of a config. Raises InputError with every value that no setting says."""
+    return _read(_values(text))
+
+
+def read_printed_torchtitan(config: PrintedConfig) -> ReadJob | None:
+    """The job of what a log prints: the mesh and the batch, and more with print_config; None
+    without them."""
+    values: Flags = {
+        name: (text,) for name, text in config.values.items() if text not in ("None", "null")
+    }
+    mesh = [name for name in LAYOUT["torchtitan"] if name.startswith("mesh.") and name in values]
+    if not mesh or f"{T}local_batch_size" not in values:
+        return None
+    names = {
+        "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert",
+        "dp_shard": "data_parallel_shard", "dp_replicate": "data_parallel_replicate",
+    }  # fmt: skip
+    for name in mesh:
+        axis = names[name.removeprefix("mesh.")]
+        degree = "degree" if axis.startswith("data") else "parallel_degree"
+        values[f"{P}{axis}_{degree}"] = values.pop(name)
+    values.setdefault("activation_checkpoint.mode", ("none",))
+    return _read(values)
+
+
+def _read(values: Flags) -> ReadJob:
+    reader = FlagReader({FORMER.get(name, name): words for name, words in values.items()},
+                        software="torchtitan")  # fmt: skip
+    if not any(name.startswith((P, T)) for name in reader.flags):
+        raise InputError.of("bad-syntax", "--from", "a config of torchtitan has `parallelism` or "
+                            "`training`, and this text neither",
+                            "give its file as @FILE, or flags such as --training.steps 10")  # fmt: skip
+    for name, words in reader.flags.items():
+        if name.startswith(PREFIXES) and any(map(is_unexpanded, words)):
+            reader.wrong(name, f"{' '.join(words)!r} is for a shell to expand, and none runs here",
+                         EXPAND)  # fmt: skip
+    reader.read_plain(KEYS)
+    for name, setting in (("nnodes", "nodes"), ("nproc_per_node", "gpus_per_node"),
+                          ("nproc-per-node", "gpus_per_node")):  # fmt: skip
+        if reader.value(name).isdecimal():
+            reader.settings[f"cluster.{setting}"] = int(reader.value(name))
+    _read_replicas(reader)
+    _read_model(reader)
+    _read_batch(reader)
+    _read_precision(reader)
+    _read_recompute(reader)
+    if reader.settings.get("parallel.pp", 1) != 1:
+        _read_stages(reader)
+    if reader.issues:
+        raise InputError(reader.issues)
+    settings = {**reader.settings, "training.runtime": "torchtitan"}
+    return ReadJob(settings, (*_warnings(reader), *reader.warnings))
+
+
+def _values(text: str) -> Flags:
+    """The values of a config in any of its forms."""
+    if "ParallelismConfig(" in text or _PYTHON.search(text):
+        return flat_values(_python_values(text))
+    if text.lstrip().startswith("{"):
+        return read_yaml(text)
+    try:
+        return flat_values(tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        if "--" not in text:
+            raise InputError.of(
+                "bad-syntax",
+                "--from",
+                f"neither flags nor TOML: {error}"[:200],
+                "give a config file, or --parallelism.... flags",
+            ) from None
+    return _flag_values(text)
+
+
+def _flag_values(text: str) -> Flags:
+    try:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise InputError.of("bad-syntax", "--from", f"the flags end early: {error}") from None
+    start = next((n for n, word in enumerate(words) if word.startswith("--")), len(words))
+    line = split_command(shlex.join(words[start:]), {})
+    flags = {name.removeprefix("--"): v for name, v in {**line.launcher, **line.flags}.items()}
+    named = [word.removeprefix("CONFIG_FILE=") for word in words[:start] if "CONFIG_FILE=" in word]
+    file = next(iter(flags.get("job.config_file", flags.get("job.config-file", ()))), "")
+    file = file or "".join(named[-1:])
+    if not file:
+        return flags
+    if is_unexpanded(file):
+        raise InputError.of("bad-syntax", "--job.config_file", f"{file!r} is for a shell", EXPAND)
+    try:
+        content = Path(file).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError.of("no-such-file", "--job.config_file", f"{file}: {error}"[:200],
+                            "start mpctl where its path is right") from None  # fmt: skip
+    return {**_values(content), **flags}
+
+
+def _python_values(text: str) -> dict[str, object]:
+    """The literals assigned to `config.NAME`, and those in calls assigned to it, by name."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InputError.of("bad-syntax", "--from", f"no Python: {error}"[:200]) from None
+    found: dict[str, object] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            name = ast.unparse(node.targets[0])
+            if name.startswith(("config.", "cfg.")):
+                found |= _assigned(name.partition(".")[2], node.value)
+    if (model := _FUNCTION.search(text)) is not None:
+        found |= {"model.name": model[1], "model.flavor": model[2]}
+    if 'model_registry("405B")' in text:
+        found["model.flavor"] = "405b"
+    return found
+
+
+def _assigned(name: str, value: ast.expr) -> dict[str, object]:
+    if name == "activation_checkpoint":
+        said = ast.unparse(value).lower()
+        kind = next((kind for kind in ("selective", "full") if kind in said), "none")
+        return {"activation_checkpoint.mode": kind}
+    if isinstance(value, ast.Call):
+        return {
+            f"{name}.{word.arg}": literal for word in value.keywords
+            if word.arg and (literal := _literal(word.value)) is not None
+        }  # fmt: skip
+    literal = _literal(value)
+    return {} if literal is None else {name: literal}
+
+
+def _literal(node: ast.expr) -> object:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, MemoryError, RecursionError):
+        return None
+
+
+def _read_replicas(reader: FlagReader) -> None:
+    """dp and ZeRO; a shard degree of -1 is what is left of the ranks."""
+    s = reader.settings
+    shard = int(reader.number(f"{P}data_parallel_shard_degree", int, -1))
+    replicate = int(reader.number(f"{P}data_parallel_replicate_degree", int, 1))
+    if shard > 0:
+        s["parallel.dp"] = shard * replicate
+    if shard != 1 and replicate > 1:
+        message = f"{replicate} beside a sharding over {'the rest' if shard < 0 else shard}"
+        reader.wrong(f"{P}data_parallel_replicate_degree", f"{message}: hybrid sharding",
+                     "use 1, or a shard degree of 1")  # fmt: skip
+    policy = reader.value(f"{P}fsdp_reshard_after_forward", "default")
+    if policy not in STAGES:
+        reader.wrong(f"{P}fsdp_reshard_after_forward", f"{policy!r} is not known",
+                     f"use {', '.join(STAGES)}")  # fmt: skip
+    is_split = s.get("parallel.cp") != 1 or shard != 1
+    is_pipeline = s.get("parallel.pp") != 1 and policy == "default"
+    s["parallel.zero"] = 0 if not is_split else 1 if is_pipeline else STAGES.get(policy, 3)
+    scattered = is_true(reader.value(f"{P}enable_sequence_parallel", "true"))
+    s["parallel.sequence_parallel"] = scattered and s.get("parallel.tp") != 1
+    if (ep := reader.number(f"{P}expert_parallel_degree", int, 1)) != 1:
+        s["parallel.ep"] = ep
+    if (etp := reader.number(f"{P}expert_tensor_parallel_degree", int, 1)) != 1:
+        s["parallel.etp"] = etp
+
+
+def _read_model(reader: FlagReader) -> None:
+    name, flavor = reader.value("model.name"), reader.value("model.flavor")
+    if preset := MODELS.get(f"{name} {flavor}".lower()):
+        reader.settings["model"] = preset
+    elif name:
+        message = f"{name} {flavor}: no preset has its shape here"
+        reader.nearest("model.flavor", message, "name the model: --model NAME, or --set model=NAME")
+
+
+def _read_batch(reader: FlagReader) -> None:
+    s = reader.settings
+    length, dp = s.get("model.seq_length", 0), s.get("parallel.dp")
+    tokens = reader.number(f"{T}num_tokens_per_train_step", int, 0)
+    if tokens and isinstance(length, int) and length > 0:  # main since 2026-08 counts tokens
+        s["training.global_batch_size"] = int(tokens) // length
+        micro = int(reader.number(f"{T}num_tokens_per_microbatch_per_dp_rank", int, length))
+        s["training.micro_batch_size"] = micro // length
+        return
+    local = int(reader.number(f"{T}local_batch_size", int, 8))
+    whole = int(reader.number(f"{T}global_batch_size", int, -1))
+    s["training.micro_batch_size"] = local
+    if s.get("parallel.pp") != 1:
+        s["training.micro_batch_size"] = reader.number(
+            f"{P}pipeline_parallel_microbatch_size", int, 1
+        )
+    if whole > 0:
+        s["training.global_batch_size"] = whole
+    elif isinstance(dp, int):
+        s["training.global_batch_size"] = local * dp
+    elif s.get("parallel.pp") != 1:
+        reader.wrong(f"{T}global_batch_size", "is not there, nor the shard degree to derive it",
+                     "add either")  # fmt: skip
+
+
+def _read_precision(reader: FlagReader) -> None:
+    s, name = reader.settings, f"{T}mixed_precision_param"
+    dtype = reader.value(name, "bfloat16")
+    if dtype not in DTYPES:
+        reader.wrong(name, f"{dtype!r} is not known", f"use {' or '.join(DTYPES)}")
+    s["training.dtype"] = DTYPES.get(dtype, "bf16")
+    converters = " ".join(reader.flags.get("model.converters", ()))
+    is_narrow = any(key.startswith("quantize.linear") for key in reader.flags)
+    if "mx" in converters:
+        s["training.dtype"] = "mxfp8"
+    elif "float8" in converters or (is_narrow and not converters):
+        s |= {"training.dtype": "fp8", "training.fp8_recipe": "tensorwise"}
+
+
+def _read_recompute(reader: FlagReader) -> None:
+    name = "activation_checkpoint.mode"
+    mode = reader.value(name, "selective").lower().removesuffix("ac")
+    if mode not in ("none", "selective", "full"):
+        reader.wrong(name, f"{mode!r} is not planned", "use none, selective or full")
+        return
+    option = reader.value("activation_checkpoint.selective_ac_option", "op")
+    if mode == "selective" and option != "op":
+        message = f"{option}: every {option}th layer in full is planned as selective in each"
+        reader.nearest("activation_checkpoint.selective_ac_option", message)
+    reader.settings["training.recompute"] = mode
+
+
+def _read_stages(reader: FlagReader) -> None:
+    """The schedule, and how the layers are cut over pp ranks and chunks."""
+    s = reader.settings
+    name = f"{P}pipeline_parallel_schedule"
+    schedule = reader.value(name, "1F1B")
+    s["parallel.schedule"] = SCHEDULES.get(schedule.lower(), "1f1b")
+    if schedule.lower() not in SCHEDULES:
+        reader.nearest(name, f"{schedule} is planned as 1F1B with as many chunks")
+    pp, layers = s.get("parallel.pp"), _layers(s)
+    if not isinstance(pp, int) or pp < 1:
+        return
+    parts = f"{P}module_fqns_per_model_part"
+    if reader.has(parts):
+        counts = [len(_LAYER.findall(words)) for words in reader.flags[parts]]
+        if (cut := find_cut(counts, s)) is None:
+            reader.wrong(parts, "is a cut that no settings of a job give", "use equal stages")
+        else:
+            s |= cut
+        return
+    ends = [int(reader.number(f"{P}pipeline_parallel_{end}_stage_less_layers", int, 1))
+            for end in ("first", "last")]  # fmt: skip
+    is_looped = schedule.lower().startswith(LOOPED)
+    per_stage = int(reader.number(f"{P}pipeline_parallel_layers_per_stage", int, 0))
+    if layers is None:
+        s["parallel.vpp"] = 2 if is_looped else 1
+        return
+    stages = (2 if is_looped else 1) * pp
+    if per_stage > 0:
+        stages = -(-(layers + sum(ends)) // per_stage)
+    if stages % pp:
+        reader.wrong(f"{P}pipeline_parallel_layers_per_stage",
+                     f"{per_stage} make {stages} stages, which {pp} ranks cannot share",
+                     "use another number, or leave it out")  # fmt: skip
+        return
+    if stages != pp:
+        s["parallel.vpp"] = stages // pp
+    if (layers + sum(ends)) % stages == 0:
+        s |= {"parallel.embedding_is_layer": bool(ends[0]), "parallel.loss_is_layer": bool(ends[1])}
+    elif layers % stages:
+        s["parallel.stage_balance"] = "cost"
+        reader.nearest(
+            f"{P}pipeline_parallel_degree",
+            f"{layers} layers over {stages} stages are cut by cost as the plan counts",
+        )
+    else:
+        reader.nearest(
+            f"{P}pipeline_parallel_degree",
+            "stages of equal layers are planned; torchtitan gives the ends fewer",
+        )
+
+
+def _layers(settings: Mapping[str, object]) -> int | None:
+    table = find_preset("models", str(settings.get("model", ""))) or {}
+    layers = table.get("layers")
+    return layers if isinstance(layers, int) else None
+
+
+READ_TOO = (
+    "data_parallel_shard_degree", "data_parallel_replicate_degree", "fsdp_reshard_after_forward",
+    "enable_sequence_parallel", "expert_parallel_degree", "expert_tensor_parallel_degree",
+    "pipeline_parallel_schedule", "pipeline_parallel_microbatch_size", "module_fqns_per_model_part",
+    "pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers",
+    "pipeline_parallel_layers_per_stage", "num_pp_microbatches", "disable_loss_parallel",
+    "context_parallel_load_balancer", "context_parallel_rotate_method",
+)  # fmt: skip
+"""Keys of `parallelism` that are read with others or have no effect here."""
+
+
+def _warnings(reader: FlagReader) -> Iterator[Check]:
+    known = {key.flag for key in KEYS} | {f"{P}{name}" for name in READ_TOO}
+    rest = [
+        " ".join((name, *words))[:80]
+        for name, words in reader.flags.items()
+        if name.startswith(P) and name not in known and not {*words} & {"false", "none", "None"}
+    ]
+    if rest:
+        message = f"{', '.join(rest[:8])}: not read, and may change the layout or its speed"
+        yield Check("torchtitan-changes", "warning", "--from", message)

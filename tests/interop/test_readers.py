@@ -1,0 +1,177 @@
+"""Configs of torchtitan and nanotron read back: what --emit writes, their own forms, what is wrong.
+
+Other forms are examples of our own, in the format of torchtitan 0.2.2 and nanotron of 2026-04.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpctl.errors import InputError
+from mpctl.interop.registry import READERS, emit_plan, read_flags
+from mpctl.planning.plan import Plan, load_plan
+from tests.interop import test_nanotron, test_torchtitan
+from tests.interop.jobs import Settings, plan_of
+from tests.interop.test_torchtitan import SHAPE
+
+# What a config says of a plan: the layout, the batch, the precision, the shape of the model.
+SIZES = ("tp", "pp", "vpp", "cp", "dp", "ep", "etp")
+TRAINED = ("micro_batch_size", "global_batch_size", "dtype", "recompute", "steps", "seed")
+LLAMA: Settings = {"model": "llama-3-8b", "cluster.nodes": 2, "cluster.gpus_per_node": 8,
+                   "training.global_batch_size": 64, "training.dtype": "bf16"}  # fmt: skip
+
+
+def facts(plan: Plan) -> dict[str, Any]:
+    job = plan.job
+    return {
+        **{name: job.sizes.get(name, getattr(job.parallel, name, None)) for name in SIZES},
+        **{name: getattr(job.training, name) for name in TRAINED},
+        "zero": job.parallel.zero, "stages": plan.stages,
+        "sequence parallel": job.parallel.sequence_parallel and job.parallel.tp > 1,
+    }  # fmt: skip
+
+
+def again(plan: Plan, launcher: str, more: Settings) -> Plan:
+    """The plan of what --emit writes for a plan."""
+    text = emit_plan(plan, launcher).text
+    read = READERS[launcher](text)
+    return load_plan(None, {**more, **read.settings})
+
+
+def issues_of(launcher: str, text: str) -> str:
+    with pytest.raises(InputError) as caught:
+        READERS[launcher](text)
+    return "\n".join(map(str, caught.value.issues))
+
+
+@pytest.mark.parametrize("name", sorted({*test_torchtitan.LAYOUTS} - {"by cost", "ends as layers",
+                         "experts", "experts in a pipeline", "latents"}))  # fmt: skip
+def test_torchtitans_config_function_is_the_plan_again(name: str) -> None:
+    layout = test_torchtitan.LAYOUTS[name]
+    if "model.layers" in layout:
+        return
+    plan = load_plan(None, {**LLAMA, **_fitting(layout)})
+    world = {"cluster.nodes": 2, "cluster.gpus_per_node": 8}
+    assert facts(again(plan, "torchtitan", world)) == facts(plan)
+
+
+def _fitting(layout: Settings) -> Settings:
+    """The layout on 32 layers: 2 chunks instead of 3, ends of 7 and 9."""
+    changed = {"parallel.vpp": 2, "parallel.first_stage_layers": 7, "parallel.last_stage_layers": 9}
+    return {key: changed.get(key, value) for key, value in layout.items()}
+
+
+@pytest.mark.parametrize("name", test_nanotron.LAYOUTS)
+def test_nanotrons_config_is_the_plan_again(name: str) -> None:
+    plan = plan_of({**SHAPE, **test_nanotron.LAYOUTS[name], "training.runtime": "nanotron"})
+    read = again(plan, "nanotron", {"cluster.nodes": 2, "cluster.gpus_per_node": 8})
+    assert facts(read) == facts(plan)
+    model, theirs = plan.job.model, read.job.model
+    assert model is not None and theirs is not None
+    for key in ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "seq_length", "bias",
+                "activation", "norm", "position", "rotary_base", "tied_embeddings"):  # fmt: skip
+        assert getattr(model, key) == getattr(theirs, key), key
+
+
+TOML = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 2
+seq_len = 8192
+steps = 1000
+[parallelism]
+data_parallel_shard_degree = 8
+tensor_parallel_degree = 2
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "2"
+[quantize.linear.float8]
+recipe_name = "rowwise"
+"""
+
+
+def test_torchtitans_toml_flags_and_both(tmp_path: Path) -> None:
+    read = READERS["torchtitan"](TOML)
+    s = read.settings
+    assert (s["model"], s["parallel.tp"], s["parallel.dp"], s["parallel.zero"]) == (
+        "llama-3-8b", 2, 8, 3,
+    )  # fmt: skip
+    assert (s["training.micro_batch_size"], s["training.global_batch_size"]) == (2, 16)
+    assert (s["training.dtype"], s["training.fp8_recipe"]) == ("fp8", "tensorwise")
+    assert [w.rule for w in read.warnings] == ["torchtitan-nearest"]
+    file = tmp_path / "llama.toml"
+    file.write_text(TOML)
+    line = f'torchrun --nnodes 2 --nproc_per_node=8 -m torchtitan.train --job.config_file "{file}"'
+    s = READERS["torchtitan"](f"{line} --parallelism.tensor_parallel_degree 4").settings
+    assert (s["parallel.tp"], s["cluster.nodes"], s["cluster.gpus_per_node"]) == (4, 2, 8)
+    s = READERS["torchtitan"](f"CONFIG_FILE={file} ./run_train.sh --training.steps 7").settings
+    assert (s["parallel.tp"], s["training.steps"]) == (2, 7)
+    old = "--training.batch_size 3 --training.tensor_parallel_degree 8"
+    s = READERS["torchtitan"](f"{old} --experimental.pipeline_parallel_degree 1").settings
+    assert (s["training.micro_batch_size"], s["parallel.tp"]) == (3, 8)
+
+
+def test_torchtitans_stages_are_those_that_it_infers() -> None:
+    """By hand, 80 layers and 1 for each end in parts of 41: 2 stages; 32 over 4 x 2 chunks."""
+    flags = "--model.name llama3 --model.flavor {} --parallelism.pipeline_parallel_degree {} "
+    flags += "--training.global_batch_size 64 --parallelism.pipeline_parallel_schedule {} "
+    s = READERS["torchtitan"](
+        flags.format("70B", 2, "1F1B") + "--parallelism.pipeline_parallel_layers_per_stage 41"
+    ).settings
+    assert s["parallel.embedding_is_layer"] and s["parallel.loss_is_layer"]
+    assert "parallel.vpp" not in s and s["parallel.zero"] == 1
+    read = READERS["torchtitan"](flags.format("8B", 4, "Interleaved1F1B"))
+    assert read.settings["parallel.vpp"] == 2
+    assert "equal layers" in str([str(w.issue) for w in read.warnings])
+    told = issues_of("torchtitan", flags.format("70B", 4, "1F1B")
+                     + "--parallelism.pipeline_parallel_layers_per_stage 4")  # fmt: skip
+    assert "4 make 21 stages, which 4 ranks cannot share" in told
+
+
+def test_what_no_job_says_is_refused_at_once() -> None:
+    told = issues_of("torchtitan", "--parallelism.data_parallel_replicate_degree 2 "
+                     "--activation_checkpoint.mode memory_budget --training.mixed_precision_param "
+                     "int8 --training.steps many")  # fmt: skip
+    assert all(word in told for word in ("hybrid", "memory_budget", "'int8'", "'many'"))
+    text = "parallelism: {expert_parallel_size: 4, pp_engine: zb}\nmodel: {dtype: int8}\n"
+    told = issues_of("nanotron", f"{text}tokens: {{batch_accumulation_per_replica: 2}}")
+    assert all(word in told for word in ("experts", "'zb'", "'int8'", "parallelism.dp"))
+    assert "neither" in issues_of("nanotron", "a: 1") and "no YAML" in issues_of("nanotron", "a: [")
+    assert "neither" in issues_of("torchtitan", "x = 1")
+    assert "for a shell" in issues_of("torchtitan", "--training.steps $STEPS")
+    with pytest.raises(InputError, match="use megatron, torchtitan or nanotron"):
+        read_flags("horovod", "--x 1")
+
+
+def test_a_bomb_of_aliases_is_no_config() -> None:
+    names = "abcdefghij"
+    text = "a: &a {x: 1, y: 2}\n" + "".join(
+        f"{b}: &{b} {{{', '.join(f'k{n}: *{a}' for n in range(9))}}}\n" for a, b in pairwise(names)
+    )
+    assert "more than 5,000 values" in issues_of("nanotron", text)
+
+
+WORDS = ["--parallelism.tensor_parallel_degree", "--training.local_batch_size", "8", "-1", "x",
+         "parallelism:", "{", "}", "[training]", "=", "\n", "tokens: {dp: 2}", "ParallelismConfig(",
+         "config.parallelism = ParallelismConfig(a=1)", "def f(config):\n", "'", '"', "$X",
+         "--parallelism.pipeline_parallel_degree", "0", "1e9", "&a", "*a", "[[", "- "]  # fmt: skip
+
+
+TEXTS = st.lists(st.sampled_from(WORDS) | st.text(max_size=6), max_size=20).map(" ".join)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(["torchtitan", "nanotron"]), TEXTS)
+def test_any_text_is_a_job_or_refused_in_words(launcher: str, text: str) -> None:
+    try:
+        assert READERS[launcher](text).settings
+    except InputError as error:
+        assert all(issue.message for issue in error.issues)
