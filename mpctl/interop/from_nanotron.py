@@ -71,8 +71,8 @@ def read_values(values: Flags) -> ReadJob:
     reader = FlagReader({name: words for name, words in values.items() if words != ("None",)},
                         software="nanotron")  # fmt: skip
     if not any(name.startswith(("parallelism.", "tokens.")) for name in values):
-        raise InputError.of("bad-syntax", "--from", "a config of nanotron has `parallelism` and "
-                            "`tokens`, and this text neither", "give its file as @FILE")  # fmt: skip
+        message = "a config of nanotron has `parallelism` and `tokens`, and this text neither"
+        raise InputError.of("bad-syntax", "--from", message, "give its file as @FILE")
     reader.read_plain(LAYOUT_KEYS)
     reader.read_plain(TRAINING_KEYS)
     _read_parallelism(reader)

@@ -108,9 +108,9 @@ def _read(values: Flags) -> ReadJob:
     reader = FlagReader({FORMER.get(name, name): words for name, words in values.items()},
                         software="torchtitan")  # fmt: skip
     if not any(name.startswith((P, T)) for name in reader.flags):
-        raise InputError.of("bad-syntax", "--from", "a config of torchtitan has `parallelism` or "
-                            "`training`, and this text neither",
-                            "give its file as @FILE, or flags such as --training.steps 10")  # fmt: skip
+        message = "a config of torchtitan has `parallelism` or `training`, and this text neither"
+        hint = "give its file as @FILE, or flags such as --training.steps 10"
+        raise InputError.of("bad-syntax", "--from", message, hint)
     for name, words in reader.flags.items():
         if name.startswith(PREFIXES) and any(map(is_unexpanded, words)):
             reader.wrong(name, f"{' '.join(words)!r} is for a shell to expand, and none runs here",
