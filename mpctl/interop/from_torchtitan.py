@@ -222,10 +222,13 @@ def _read_replicas(reader: FlagReader) -> None:
     replicate = int(reader.number(f"{P}data_parallel_replicate_degree", int, 1))
     if shard > 0:
         s["parallel.dp"] = shard * replicate
-    if shard != 1 and replicate > 1:
-        message = f"{replicate} beside a sharding over {'the rest' if shard < 0 else shard}"
-        reader.wrong(f"{P}data_parallel_replicate_degree", f"{message}: hybrid sharding",
-                     "use 1, or a shard degree of 1")  # fmt: skip
+    if shard > 1 and replicate > 1:  # HSDP: states split inside of a group, whole over groups
+        cp = s.get("parallel.cp")
+        s["parallel.zero_size"] = shard * (cp if isinstance(cp, int) else 1)
+    elif shard < 1 and replicate > 1:
+        message = f"{replicate} beside a shard degree of what is left of the ranks"
+        reader.wrong(f"{P}data_parallel_replicate_degree", message,
+                     f"state {P}data_parallel_shard_degree")  # fmt: skip
     policy = reader.value(f"{P}fsdp_reshard_after_forward", "default")
     if policy not in STAGES:
         reader.wrong(f"{P}fsdp_reshard_after_forward", f"{policy!r} is not known",

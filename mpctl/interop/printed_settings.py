@@ -13,7 +13,7 @@ the tokenizer's, printed with its padding. nanotron and torchtitan print values 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from mpctl.interop.command_line import CommandLine, Flags
 from mpctl.interop.flag_reader import ReadJob
@@ -29,7 +29,7 @@ from mpctl.interop.from_torchtitan import read_printed_torchtitan
 from mpctl.interop.log_settings import PrintedConfig
 from mpctl.interop.megatron_experts import LATENT_FLAGS, POSITIONS
 from mpctl.interop.megatron_experts import READ as EXPERTS
-from mpctl.interop.megatron_others import is_neutral
+from mpctl.interop.megatron_others import is_neutral, parser_flags, refusal_of
 
 NAMES = {
     "--fp8-format": "fp8", "--fp4-format": "fp4", CHUNKS: "virtual_pipeline_model_parallel_size",
@@ -43,6 +43,7 @@ SWITCHED_OFF = {
 _DERIVED = {
     LAYERS_A_CHUNK, "--recompute-activations", "--no-position-embedding", "--use-flash-attn",
     "--use-rotary-position-embeddings", "--lr-warmup-fraction", "--train-samples", "--ckpt-format",
+    "--encoder-num-layers", "--encoder-seq-length", "--decoder-num-layers", "--decoder-seq-length",
     *OLDER,
 }  # fmt: skip
 """Not read, as validation put what they say into others."""
@@ -89,13 +90,26 @@ def printed_flags(values: Mapping[str, str]) -> Flags:
         words = () if value == "True" else _words(value)
         if not is_neutral(flag, words) or flag in _LATENT:
             flags[flag] = words
+    if values.get("transformer_impl") == "local" and values.get("use_flash_attn") == "True":
+        flags.pop("--transformer-impl", None)  # before 2024: flash attention in local layers
     if "--num-experts" not in flags:
         flags = {flag: words for flag, words in flags.items() if flag not in _OF_EXPERTS}
     if "--multi-latent-attention" not in flags:
         flags = {flag: words for flag, words in flags.items() if flag not in _LATENT}
     if "--vocab-size" in flags:
         flags.pop("--padded-vocab-size", None)
-    return flags
+    return flags | dict(_refused(values))
+
+
+def _refused(values: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The flags that no setting says and that change the layout or the model."""
+    for flag in parser_flags():
+        value = values.get(flag.removeprefix("--").replace("-", "_"), "None")
+        if flag in READ or flag in _DERIVED or value in ("None", "False", ""):
+            continue
+        words = () if value == "True" else _words(value)
+        if not is_neutral(flag, words) and refusal_of(flag, words) is not None:
+            yield flag, words
 
 
 def _words(value: str) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ def printed(text: str) -> dict[str, str]:
     return {name: value or "None" for name, value in values.items()}
 
 
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if "fp16" not in name])
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_printed_arguments_are_the_job_of_their_command_line(name: str) -> None:
     text = emit_plan(plan_of(LAYOUTS[name]), "megatron").body
     wanted, read = read_megatron(text), read_printed(PrintedConfig("megatron", printed(text)))
@@ -63,6 +63,14 @@ def test_printed_arguments_are_the_job_of_their_command_line(name: str) -> None:
     of_ranks = ("cluster.nodes", "cluster.gpus_per_node")
     here = {key: value for key, value in wanted.settings.items() if key not in of_ranks}
     assert {"parallel.ep": 1, **read.settings} == {"parallel.ep": 1, **here}
+
+
+def test_printed_arguments_that_no_setting_says_are_refused(tmp_path: Path) -> None:
+    lines = "  use_torch_fsdp2 ........ True\n  encoder_num_layers ..... 32\n---- end of arg"
+    text = logs.ARGUMENTS.replace("-------------------- end of arg", lines)
+    path = write(tmp_path / "a.log", logs.megatron(arguments=text))
+    (told,) = issues_of(path, LogLayout(cluster="dgx-h100")).values()
+    assert "--use-torch-fsdp2: changes the layout, and no setting" in told
 
 
 def test_a_megatron_log_needs_nothing_but_its_cluster(tmp_path: Path) -> None:

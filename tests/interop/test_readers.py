@@ -137,10 +137,15 @@ def test_torchtitans_stages_are_those_that_it_infers() -> None:
 
 
 def test_what_no_job_says_is_refused_at_once() -> None:
+    flags = (
+        "--parallelism.data_parallel_replicate_degree 2 --parallelism.context_parallel_degree 2 "
+    )
+    s = READERS["torchtitan"](f"{flags} --parallelism.data_parallel_shard_degree 4").settings
+    assert (s["parallel.zero_size"], s["parallel.dp"]) == (8, 8)  # 4 x cp 2, of 2 x 4
     told = issues_of("torchtitan", "--parallelism.data_parallel_replicate_degree 2 "
                      "--activation_checkpoint.mode memory_budget --training.mixed_precision_param "
                      "int8 --training.steps many")  # fmt: skip
-    assert all(word in told for word in ("hybrid", "memory_budget", "'int8'", "'many'"))
+    assert all(word in told for word in ("what is left", "memory_budget", "'int8'", "'many'"))
     text = "parallelism: {expert_parallel_size: 4, pp_engine: zb}\nmodel: {dtype: int8}\n"
     told = issues_of("nanotron", f"{text}tokens: {{batch_accumulation_per_replica: 2}}")
     assert all(word in told for word in ("experts", "'zb'", "'int8'", "parallelism.dp"))
