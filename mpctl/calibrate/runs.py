@@ -143,6 +143,11 @@ class Run:
 
         One number for a step, two (forward, backward) for a single layer.
         """
+        changed = self.under(values)
+        return changed._compare(changed.layout, changed.profile)
+
+    def under(self, values: Mapping[Constant, float]) -> Run:
+        """The run with these values in its presets."""
         cluster, profile = self.job.cluster, self.profile
         device = cluster.device
         for constant, value in values.items():
@@ -153,7 +158,7 @@ class Run:
             else:
                 profile = with_value(profile, constant.path, value)
         cluster = cluster.model_copy(update={"device": device})
-        return self._compare(self.layout.with_cluster(cluster), profile)
+        return replace(self, layout=self.layout.with_cluster(cluster), profile=profile)
 
     def _compare(self, layout: JobLayout, profile: RuntimeProfile) -> list[float]:
         try:

@@ -17,6 +17,7 @@ from mpctl.calibrate.runs import PASSES, Constant, Kind, Run
 from mpctl.calibrate.spread import Spreads, find_spreads, seen_by
 from mpctl.errors import InputError
 from mpctl.spec.presets import get_file
+from mpctl.spec.runtime import FittedRuns
 
 DIGITS = 4
 FITTED = "# Fitted by `mpctl calibrate` to "
@@ -26,24 +27,46 @@ Changes = dict[str, str | float]
 def written(text: str, changes: Mapping[str, str | float]) -> str:
     """The text of a preset with these values at their dotted paths.
 
-    The path `operators.passes` multiplies all passes over memory by its value.
+    The path `operators.passes` multiplies all passes over memory by its value. A key that the
+    preset leaves at its default is added at the beginning of its table.
 
-    >>> written("[host]\\nlayer = 1  # a\\n", {"host.layer": 2.0})
-    '[host]\\nlayer = 2  # a\\n'
+    >>> written("[host]\\nlayer = 1  # a\\n", {"host.layer": 2.0, "host.step": 3.0})
+    '[host]\\nstep = 3\\nlayer = 2  # a\\n'
     """
     lines, table = text.split("\n"), ""
+    missing = dict.fromkeys(changes)
     for at, line in enumerate(lines):
         if found := re.match(r"\[([\w.]+)\]", line):
             table = found[1] + "."
         key = table + line.split(" = ")[0]
         if key in changes:
             lines[at] = _replaced(line, changes[key])
+            missing.pop(key, None)
         elif "operators.passes" in changes and key in PASSES:
             lines[at] = _scaled(line, float(changes["operators.passes"]))
+            missing.pop("operators.passes", None)
         elif " = {" in line:
-            inner = {path.removeprefix(key + "."): value for path, value in changes.items()}
+            inner = {path.removeprefix(key + "."): value for path, value in changes.items()
+                     if path.startswith(key + ".")}  # fmt: skip
             lines[at] = _inside(line, inner)
+            for path in inner:
+                if re.search(rf"\b{re.escape(path)} = ", line):
+                    missing.pop(f"{key}.{path}", None)
+    for key in missing:
+        _add(lines, key, changes[key])
     return "\n".join(lines)
+
+
+def _add(lines: list[str], key: str, value: str | float) -> None:
+    """Add a line for a key to its table, which is added at the end where there is none."""
+    table, _, name = key.rpartition(".")
+    line = f"{name} = {_shown(value)}"
+    if not table:
+        lines.insert(next((n for n, old in enumerate(lines) if " = " in old), 0) + 1, line)
+    elif (header := f"[{table}]") in lines:
+        lines.insert(lines.index(header) + 1, line)
+    else:
+        lines += [header, line, ""]
 
 
 def _inside(line: str, changes: Mapping[str, str | float]) -> str:
@@ -57,8 +80,12 @@ def _inside(line: str, changes: Mapping[str, str | float]) -> str:
 
 
 def _replaced(line: str, value: str | float) -> str:
-    shown = value if isinstance(value, str) else number(value)
+    shown = _shown(value)
     return re.sub(r"= (\{.*\}|\[.*\]|\"[^\"]*\"|\S+)", lambda _: f"= {shown}", line, count=1)
+
+
+def _shown(value: str | float) -> str:
+    return value if isinstance(value, str) else number(value)
 
 
 def _scaled(line: str, factor: float) -> str:
@@ -86,10 +113,18 @@ def write_presets(
     for constant, value in values.items():
         for name in constant.names:
             changes.setdefault((constant.kind, name), {})[constant.path] = value
-    _require_apart(changes)
     for (kind, name), own in changes.items():
         if kind == "runtimes":
             own |= _profile([run for run in runs if run.parts[kind] == name], spreads.get(name))
+    return write_changed(runs, changes, directory)
+
+
+def write_changed(
+    runs: Sequence[Run], changes: Mapping[tuple[Kind, str], Changes], directory: Path
+) -> list[Path]:
+    """Write DIRECTORY/KIND/NAME.toml for each preset with these changes; returns the paths. Raises
+    InputError where two presets, named by their files, would be written to one file."""
+    _require_apart(changes)
     return [
         _write(directory, kind, name, own, [run for run in runs if run.parts[kind] == name])
         for (kind, name), own in sorted(changes.items())
@@ -112,17 +147,33 @@ def _profile(runs: Sequence[Run], spreads: Spreads | None) -> Changes:
     These are the devices, clusters, dtypes and sizes of its runs, added to those that it names, and
     its spreads.
     """
-    known, seen = runs[0].profile.seen, seen_by(runs)
-    found: Changes = {
-        "seen.devices": _listed([*known.devices, *seen.devices]),
-        "seen.clusters": _listed([*known.clusters, *seen.clusters]),
-        "seen.links": _links({**known.links, **seen.links}),
-        "seen.dtypes": _listed([*known.dtypes, *seen.dtypes]),
-        "seen.gpus": str(max(known.gpus, seen.gpus)),
-        "seen.parameters": float(max(known.parameters, seen.parameters)),
-    }
+    found = seen_changes(merged_seen(runs[0].profile.seen, seen_by(runs)))
     found_spreads = spreads._asdict() if spreads else {}
     return found | {name: value for name, value in found_spreads.items() if value is not None}
+
+
+def merged_seen(known: FittedRuns, seen: FittedRuns) -> FittedRuns:
+    """Runs of both."""
+    return FittedRuns(
+        devices=[*known.devices, *seen.devices],
+        clusters=[*known.clusters, *seen.clusters],
+        links={**known.links, **seen.links},
+        dtypes=[*known.dtypes, *seen.dtypes],
+        gpus=max(known.gpus, seen.gpus),
+        parameters=max(known.parameters, seen.parameters),
+    )
+
+
+def seen_changes(seen: FittedRuns) -> Changes:
+    """The lines of a profile's table `seen`, by dotted path."""
+    return {
+        "seen.devices": _listed(seen.devices),
+        "seen.clusters": _listed(seen.clusters),
+        "seen.links": _links(seen.links),
+        "seen.dtypes": _listed(seen.dtypes),
+        "seen.gpus": str(seen.gpus),
+        "seen.parameters": float(seen.parameters),
+    }
 
 
 def _listed(names: Iterable[str]) -> str:

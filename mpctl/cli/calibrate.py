@@ -1,4 +1,4 @@
-"""`mpctl calibrate`: fit the constants of the time model to measured runs."""
+"""`mpctl calibrate`: fit the figures of a system to its measured runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mpctl.cli.options import AsJsonOption
 from mpctl.errors import InputError, Issue
 
 if TYPE_CHECKING:
+    from mpctl.calibrate.runs import Run
     from mpctl.interop.log_rows import LogLayout
 
 RunsOption = Annotated[
@@ -64,12 +66,16 @@ OutOption = Annotated[
 ]
 PriorsOption = Annotated[
     Path | None,
-    typer.Option(help="JSON: start values of constants by name, instead of those in presets."),
+    typer.Option(
+        help="JSON: start values of constants by name, instead of those in presets; the presets "
+        "of all these systems are then fitted together."
+    ),
 ]
 CrossOption = Annotated[
     bool,
     typer.Option(
-        help="Also cross-validate, by fitting again without parts of the runs; takes minutes."
+        help="Fit the presets of all these systems together, and cross-validate by fitting again "
+        "without parts of the runs; takes minutes."
     ),
 ]
 ProcessesOption = Annotated[
@@ -87,32 +93,59 @@ def calibrate(
     set_: SetOption = None,
     launcher: LauncherOption = None,
     priors: PriorsOption = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Iterations of the fit.")] = 10,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Iterations of a fit with --priors or --cross.")
+    ] = 10,
     cross: CrossOption = False,
     processes: ProcessesOption = None,
+    as_json: AsJsonOption = False,
 ) -> None:
-    """Fit the constants of devices, clusters and runtime profiles to measured steps.
+    """Fit the figures of your system to measured steps, and say what was learnt.
 
-    Constants start from the values in their presets: a few runs move them a little, many runs
-    determine them. The fitted presets are copies: with --out presets, commands here find them by
-    name. A run that cannot be planned, and a log that cannot be read, is reported with the reason
-    and left out.
+    Figures of the cluster, its device and the runtime start from their presets: a few runs move
+    what they can tell, above all the factor on everything; more runs move more. The fitted presets
+    are copies, with a band from the errors on runs left out: with --out presets, commands here
+    find them by name. With --priors or --cross the presets of many systems are fitted together, as
+    those that mpctl brings along were. A run that cannot be planned, and a log that cannot be read,
+    is reported with the reason and left out.
     """
-    from mpctl.calibrate.evaluate import open_evaluator
-    from mpctl.calibrate.fit import Fit, leave_out, residuals
-    from mpctl.calibrate.runs import constants_of, usable_runs
-    from mpctl.calibrate.write import write_presets
+    from mpctl.calibrate.own import fit_own, own_presets
+    from mpctl.calibrate.own_words import own_document
+    from mpctl.calibrate.runs import usable_runs
     from mpctl.errors import capped
-    from mpctl.render.calibrate import print_fit
-    from mpctl.render.output import print_warnings
+    from mpctl.render.calibrate import print_own_fit
+    from mpctl.render.output import print_json, print_warnings
 
     prior_values, layout = _priors(priors), _log_layout(job, from_, set_, cluster, launcher)
     rows, unread = _rows(runs, layout)
-    measured, left_out_runs = usable_runs(rows, unread)
-    print_warnings([f"not fitted to: {issue}" for issue in capped([*unread, *left_out_runs])])
+    measured, unusable = usable_runs(rows, unread)
+    unusable = [*unread, *unusable]
+    print_warnings([f"not fitted to: {issue}" for issue in capped(unusable)])
+    if cross or priors:
+        _fit_all(measured, prior_values, out, rounds=rounds, cross=cross, processes=processes)
+        return
+    fit = fit_own(measured)
+    paths = own_presets(fit, out)
+    if as_json:
+        print_json(own_document(fit, paths, unusable))
+    else:
+        print_own_fit(fit, paths)
+
+
+def _fit_all(
+    measured: list[Run], priors: dict[str, float], out: Path, *, rounds: int, cross: bool,
+    processes: int | None,
+) -> None:  # fmt: skip
+    """Fit the presets of many systems together."""
+    from mpctl.calibrate.evaluate import open_evaluator
+    from mpctl.calibrate.fit import Fit, leave_out, residuals
+    from mpctl.calibrate.runs import constants_of
+    from mpctl.calibrate.write import write_presets
+    from mpctl.render.calibrate import print_fit
+
     constants = constants_of(measured)
     with open_evaluator(measured, constants, processes) as evaluate:
-        fit = Fit(measured, constants, evaluate, prior_values)
+        fit = Fit(measured, constants, evaluate, priors)
         fitted = fit.solve(rounds=rounds, say=_say)
         left_out = leave_out(fit, fitted, say=_say) if cross else None
     values = fit.values(fitted.shift)

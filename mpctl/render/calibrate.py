@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from math import expm1
 from pathlib import Path
 
-from mpctl.calibrate.fit import Residuals
+from mpctl.calibrate.own_fit import OwnFit
 from mpctl.calibrate.runs import Run
-from mpctl.render.console import get_console, plain_table
+from mpctl.estimate.step import QUANTILE
+from mpctl.render.console import get_console, plain_table, say
 from mpctl.units import plural
 
 NOTE = (
@@ -17,7 +18,9 @@ NOTE = (
 )
 
 
-def print_fit(runs: Sequence[Run], columns: Mapping[str, Residuals], paths: Sequence[Path]) -> None:
+def print_fit(
+    runs: Sequence[Run], columns: Mapping[str, Mapping[str, list[float]]], paths: Sequence[Path]
+) -> None:
     """Print a row for each group of runs. columns: errors by name, including `fitted`."""
     console, rows = get_console(), []
     for group in dict.fromkeys(run.group for run in runs):
@@ -34,6 +37,19 @@ def print_fit(runs: Sequence[Run], columns: Mapping[str, Residuals], paths: Sequ
     if len(columns) > 2:
         console.print("left out: runs predicted by a fit that did not see them", style="dim")
     console.print(f"{plural(len(paths), 'preset')} written")
+
+
+def print_own_fit(fit: OwnFit, paths: Sequence[Path]) -> None:
+    """Print errors, the band, what was learnt and which run would tell most."""
+    columns = {"before": fit.before, "fitted": fit.fitted, "left out": fit.left_out}
+    print_fit(fit.runs, columns, paths)
+    for name, spread in fit.spreads.items():
+        width = f"{100 * expm1(QUANTILE * spread):.0f} %"
+        say(f"{name}: nine of ten runs to come are within {width} of their plan")
+    for title, lines in (("learnt", fit.learnt), ("runs that would tell most", fit.telling)):
+        say(f"{title}:")
+        for line in lines:
+            say(f"  {line}")
 
 
 def _error(values: Sequence[float]) -> str:

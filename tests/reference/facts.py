@@ -82,6 +82,7 @@ SCHEMAS = {
     "as the launcher last knew them",
     "mpctl.bench/2": "`mpctl bench ... --json` and OUT/report.json: rows and findings of any bench",
     "mpctl.bench-compare/1": "`mpctl bench compare --json`: two reports, row by row",
+    "mpctl.calibrate/1": "`mpctl calibrate --json`: what own runs told, errors, bands, presets",
     "mpctl.checkpoint-inspect/1": "`mpctl checkpoint inspect --json`: shards and parameters of one",
     "mpctl.checkpoint/1": "manifest.json of a checkpoint of 0.1.0, which is read: parameters are "
     "split along one dimension at most",

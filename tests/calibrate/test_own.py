@@ -1,0 +1,174 @@
+"""Own runs: figures that were changed are found, as surely as stated, and written; words."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from math import exp, log
+from pathlib import Path
+
+import pytest
+
+from mpctl.calibrate.own import band_spread, fit_own, own_presets
+from mpctl.calibrate.own_fit import FreeFigure, OwnFit
+from mpctl.calibrate.runs import Constant, Run, read_runs
+from mpctl.spec.cluster import ClusterSpec
+from mpctl.spec.runtime import RuntimeProfile
+from tests.published import published_rows
+
+FACTOR = Constant("clusters", "dgx-a100", "step_factor", 0.13)
+HOST = Constant("runtimes", "megatron-core", "host.layer", 0.5)
+LINK = Constant("clusters", "dgx-a100", "intra_node.efficiency", 0.25, most=1.0)
+
+
+def rows_elsewhere() -> list[dict[str, object]]:
+    """vTrain's jobs as those of another software on another cluster, which no preset has seen
+    together."""
+    rows = []
+    for row in published_rows():
+        if str(row["group"]).startswith("vtrain"):
+            job = {**row["job"], "cluster": {**row["job"]["cluster"], "preset": "dgx-a100"}}
+            job["training"] = {**job["training"], "runtime": "megatron-core"}
+            rows.append({**row, "job": job})
+    return rows[::8]
+
+
+def like_measured(runs: list[Run], values: dict[Constant, float]) -> list[Run]:
+    """Runs that took the times estimated under these figures, and 2 % more or less in turn."""
+    found = []
+    for at, run in enumerate(runs):
+        seconds = exp(run.residuals(values)[0] + (-1) ** at * 0.02) * run.measured["step_seconds"]
+        found.append(replace(run, measured={"step_seconds": seconds}))
+    return found
+
+
+TRUTH = {FACTOR: 1.35, HOST: 0.0009, LINK: 0.6}
+
+
+@pytest.fixture(scope="module")
+def sweep() -> list[Run]:
+    return like_measured(read_runs(rows_elsewhere()), TRUTH)
+
+
+@pytest.fixture(scope="module")
+def fit(sweep: list[Run]) -> OwnFit:
+    return fit_own(sweep[::3])
+
+
+def figure_of(fit: OwnFit, constant: Constant) -> tuple[FreeFigure, float, float]:
+    """A figure, its shift and the standard deviation of that."""
+    at = next(i for i, f in enumerate(fit.figures) if f.constant.key == constant.key)
+    return fit.figures[at], fit.posterior.shifts[at], fit.posterior.covariance[at][at] ** 0.5
+
+
+def test_runs_to_come_are_where_the_posterior_says(fit: OwnFit, sweep: list[Run]) -> None:
+    rest = [run for at, run in enumerate(sweep) if at % 3]
+    assert len(fit.runs) == 6 and len(rest) == 11
+    misses = []
+    for run in rest:
+        seconds, spread = fit.predict(run)
+        misses.append(abs(log(seconds / run.measured["step_seconds"])) / spread)
+    assert sum(miss <= 1.645 for miss in misses) >= 0.85 * len(misses)
+    off = [abs(log(fit.predict(run).seconds / run.measured["step_seconds"])) for run in rest]
+    assert sum(off) / len(off) < 0.06
+    before = [abs(run.residuals({FACTOR: 1.12})[0]) for run in rest]
+    assert sum(before) / len(before) > 0.25
+
+
+@pytest.mark.parametrize(("constant", "most"), [(FACTOR, 0.7), (HOST, 0.9), (LINK, 1.01)])
+def test_figures_are_found_as_surely_as_stated(
+    fit: OwnFit, constant: Constant, most: float
+) -> None:
+    """most: of a standard deviation; few runs here send much over tp."""
+    figure, shift, sure = figure_of(fit, constant)
+    assert abs(shift - figure.shift(TRUTH[constant])) <= 2 * sure
+    assert sure < most
+
+
+def test_what_no_run_depends_on_stays_unknown(sweep: list[Run]) -> None:
+    one_node = [run for run in sweep if run.job.world_size <= 8 and run.job.parallel.pp == 1][:5]
+    fit = fit_own(one_node)
+    figure, shift, sure = figure_of(fit, replace(LINK, path="inter_node.efficiency"))
+    assert shift == 0 and sure == pytest.approx(1.0) and figure.value(shift) == figure.start
+    assert fit.learnt[-1] == "5 runs say nothing of pipelines or several nodes: none had any"
+    assert fit.telling[0] == "a run with parallel.pp above 1: nothing is known of pipelines here"
+
+
+def test_one_run_moves_little_but_the_factor(sweep: list[Run]) -> None:
+    fit = fit_own(sweep[:1])
+    assert set(fit.left_out) == {sweep[0].id}
+    figure, shift, _ = figure_of(fit, FACTOR)
+    assert figure.value(shift) > 1.13
+    assert fit.spread > 0.06
+
+
+def test_an_odd_run_pulls_no_harder_than_others(sweep: list[Run]) -> None:
+    runs = sweep[::3]
+    odd = replace(runs[0], measured={"step_seconds": 6 * runs[0].measured["step_seconds"]})
+    fit = fit_own([odd, *runs[1:]])
+    figure, shift, _ = figure_of(fit, FACTOR)
+    assert figure.value(shift) == pytest.approx(1.35, rel=0.12)
+
+
+def test_a_system_three_times_as_slow_is_one_factor(sweep: list[Run]) -> None:
+    runs = [replace(run, measured={"step_seconds": 3 * run.measured["step_seconds"]})
+            for run in sweep[::4]]  # fmt: skip
+    fit = fit_own(runs)
+    figure, shift, _ = figure_of(fit, FACTOR)
+    assert figure.value(shift) == pytest.approx(3 * 1.35, rel=0.1) and fit.posterior.noise < 0.08
+
+
+def test_written_presets_plan_what_the_fit_predicts(
+    fit: OwnFit, sweep: list[Run], tmp_path: Path
+) -> None:
+    paths = own_presets(fit, tmp_path)
+    names = {path.relative_to(tmp_path).as_posix(): path for path in paths}
+    assert set(names) == {
+        "clusters/dgx-a100.toml", "devices/a100-80gb.toml", "runtimes/megatron-core.toml",
+    }  # fmt: skip
+    cluster = tomllib.loads(names["clusters/dgx-a100.toml"].read_text()) | {"device": None}
+    assert ClusterSpec.model_validate(cluster).step_factor == pytest.approx(
+        fit.values[figure_of(fit, FACTOR)[0].constant], rel=1e-3
+    )
+    table = tomllib.loads(names["runtimes/megatron-core.toml"].read_text())
+    seen = RuntimeProfile.model_validate(table).seen
+    assert seen.clusters == ["DGX A100 SuperPOD, one scalable unit"]
+    assert tuple(seen.links[seen.clusters[0]]) == (300e9, 200e9)
+    run = next(run for run in sweep if run.job.world_size == 8 and run not in fit.runs)
+    row = next(row for row in rows_elsewhere() if row["id"] == run.id)
+    (tmp_path / "jobs.jsonl").write_text(json.dumps(row["job"]) + "\n")
+    line = [sys.executable, "-m", "mpctl", "plan", "--batch", str(tmp_path / "jobs.jsonl")]
+    own = {**os.environ, "MPCTL_PRESETS": str(tmp_path)}
+    plan = json.loads(subprocess.run(line, env=own, capture_output=True, check=True).stdout)
+    assert plan["step_seconds"] == pytest.approx(fit.predict(run).seconds, rel=2e-3)
+    reach = log(plan["step_seconds_high"] / plan["step_seconds"]) / 1.645
+    assert reach == pytest.approx(fit.spread, rel=1e-3)
+
+
+def test_systems_in_one_call_have_a_factor_each(sweep: list[Run]) -> None:
+    rows = [{**row, "job": {**row["job"], "cluster": {**row["job"]["cluster"],  # type: ignore[dict-item]
+                                                      "preset": "selene"}}}
+            for row in rows_elsewhere()[::5]]  # fmt: skip
+    other = like_measured(read_runs(rows), {replace(FACTOR, name="selene"): 0.9, HOST: 0.0009})
+    other = [replace(run, id=f"{run.id}, Selene") for run in other]
+    fit = fit_own([*sweep[::5], *other])
+    slow, shift, _ = figure_of(fit, FACTOR)
+    fast, less, _ = figure_of(fit, replace(FACTOR, name="selene"))
+    assert slow.value(shift) > 1.2 > 1.0 > fast.value(less)
+    host = [figure for figure in fit.figures if figure.path == "host.layer"]
+    assert len(host) == 1
+
+
+def test_a_spread_rests_on_what_systems_are_like_and_then_on_the_runs() -> None:
+    assert band_spread([0.0], 0.0, 0.0) == 0.02
+    small, large = band_spread([0.3] * 5, 0.0, 0.05), band_spread([0.3] * 80, 0.0, 0.05)
+    assert 0.05 < small < large < 0.3 / 1.645
+
+
+def test_no_run_is_no_fit() -> None:
+    with pytest.raises(ValueError, match="needs a run"):
+        fit_own([])
