@@ -15,7 +15,7 @@ from mpctl.planning.summary import training_line
 from mpctl.records import Json
 from mpctl.render.console import get_console, plain_table
 from mpctl.search.document import LayoutEntry, NoLayoutEntry, SearchDocument
-from mpctl.search.find import ALIKE, OPTIMISM, RANKING_ERROR, WIDE_ERROR
+from mpctl.search.find import ALIKE, OPTIMISM, WIDE_BAND, ranking_error
 from mpctl.units import bytes_text, count_text, days_text, energy_text, plural, seconds_text
 
 OBJECTIVES = {
@@ -86,19 +86,22 @@ def _order_notes(document: SearchDocument) -> Iterator[str]:
         yield f"a row is the plainest of what is within {100 * ALIKE:g} % at its {sizes}"
     if document["objective"] == "memory" or len(best) < 2:
         return
+    fastest = min(best, key=lambda entry: entry["step_seconds"])
+    band = fastest["step_seconds_high"] / fastest["step_seconds_low"]
+    error = ranking_error(band)
+    is_wide = band >= WIDE_BAND
+    share, where = ("7", " where bands are as wide") if is_wide else ("6", "")
+    order = f"{share} of 10 published pairs so close ran in the estimated order{where}"
     if document["is_plain_first"]:
         yield (
-            f"the band is wide: no. 1 is the plainest within {100 * WIDE_ERROR:g} % of the "
-            "fastest; measure it and one below before you choose"
+            f"no. 1 is the plainest within {100 * error:g} % of the fastest: {order}; measure it "
+            "and one below before you choose"
         )
     else:
-        most = best[0]["step_seconds"] * (1 + RANKING_ERROR)
+        most = best[0]["step_seconds"] * (1 + error)
         near = [n for n, entry in enumerate(best, start=1) if entry["step_seconds"] <= most]
         if len(near) > 1:
-            yield (
-                f"no. 1 to {near[-1]} are within {100 * RANKING_ERROR:g} %: so close, 6 of 10 "
-                "published pairs ran in the estimated order; measure them"
-            )
+            yield f"no. 1 to {near[-1]} are within {100 * error:g} %: {order}; measure them"
     low, high = (100 * share for share in OPTIMISM)
     yield (
         f"the fastest of many estimates is optimistic, by {low:g} to {high:g} % in published sweeps"

@@ -83,8 +83,8 @@ class SearchDocument(TypedDict):
     searched: those that varied. estimated: number of layouts whose step was estimated. too_large:
     number of layouts left out for their memory, of those that no bound on time had ruled out
     before. is_complete: false after Ctrl-C. best: fastest first, or what the objective prefers;
-    each has a different combination of tp, pp, ep and tensor mode. is_plain_first: the band is
-    wide, and the plainest of the layouts that it does not distinguish is first. reasons: a
+    each has a different combination of tp, pp, ep and tensor mode. is_plain_first: the first
+    is the plainest of those within the error of ranking, not the fastest. reasons: a
     sentence for each of best but the first. own: the layout of the job as written, if it sets
     one. front: for less and less memory, the fastest layout. by_gpus: with `--gpus`, the best
     layout of each number of GPUs.

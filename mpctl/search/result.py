@@ -29,6 +29,7 @@ from mpctl.planning.whole_run import MOST_TOKENS, WholeRun, whole_run
 from mpctl.search.evaluate import LayoutEvaluator, missing_link
 from mpctl.search.find import (
     BUDGETS,
+    TIES,
     EvaluatedLayout,
     FoundLayouts,
     Note,
@@ -60,8 +61,9 @@ class LayoutReport:
     """A layout with its figures.
 
     job: the job under this layout; time: of its step; bytes: on the device of the fullest rank;
-    price: of a GPU-hour, if known; alike: layouts of the same tp, pp, ep and tensor mode that are
-    about as fast and less plain (search/find.py); run: of the request's tokens, if it names any.
+    price: of a GPU-hour, if known; alike: layouts of the same tp, cp, pp, ep and tensor mode that
+    are about as fast and less plain (search/find.py); run: of the request's tokens, if it names
+    any.
     """
 
     job: JobSpec
@@ -198,7 +200,7 @@ class SearchResult:
     that the job sets. seen: every layout that was estimated for `best`. estimated: how many in all.
     too_large: how many were left out for their memory. is_complete: false where it was interrupted.
     searched: the fields of a layout that varied. is_plain_first: the first of best is the plainest
-    of those that a wide band does not distinguish, not the fastest.
+    of a tie, not the fastest.
     """
 
     request: SearchRequest
@@ -256,12 +258,13 @@ def answer_search(
     result.by_gpus = dict(sorted(result.by_gpus.items()))
     preferred = counts[0] if len(counts) == 1 else _preferred_count(result)
     if preferred is not None and result.is_complete:
-        found = search(preferred, top=top, budgets=BUDGETS)
+        most = top if aim == "memory" else max(top, TIES)
+        found = search(preferred, top=most, budgets=BUDGETS)
     if preferred is None or not found.best:
         if result.is_complete:
             raise _no_time(request, evaluators) or nothing_fits(request, counts, on_progress)
         return result
-    _add_best(result, evaluators[preferred], found)
+    _add_best(result, evaluators[preferred], found, top)
     return result
 
 
@@ -274,18 +277,22 @@ def _add_count(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLay
         result.why_none[gpus] = untimed if level else "nothing fits"
 
 
-def _add_best(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLayouts) -> None:
+def _add_best(
+    result: SearchResult, evaluator: LayoutEvaluator, found: FoundLayouts, top: int
+) -> None:
     request = result.request
     result.searched = varied(evaluator.space)
     groups = found.groups
     if groups and result.objective != "memory":
         (first,) = layout_reports(evaluator, found.best[:1], request)
         groups = plainest_first(groups, first.time.high / first.time.low)
-        result.is_plain_first = groups[0] is not found.groups[0]
+        result.is_plain_first = groups[0].plainest.seconds > found.groups[0].plainest.seconds
     result.best = [
         replace(report, alike=group.others)
         for group, report in zip(
-            groups, layout_reports(evaluator, (g.plainest for g in groups), request), strict=True
+            groups[:top],
+            layout_reports(evaluator, (group.plainest for group in groups[:top]), request),
+            strict=True,
         )
     ]
     result.front = layout_reports(evaluator, found.front, request)

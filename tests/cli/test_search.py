@@ -19,6 +19,7 @@ import pytest
 from mpctl.cli.app import run
 from mpctl.cli.options import command_line
 from mpctl.planning.plan import load_plan
+from mpctl.search.find import WIDE_ERROR
 from mpctl.spec.load import load_job, parse_settings
 from mpctl.units import bytes_text
 from tests.cli.calls import Mpctl, assert_refused, spawn
@@ -38,11 +39,14 @@ def test_a_search_as_json(mpctl: Mpctl) -> None:
     found = said.document
     assert found["schema"] == "mpctl.search/2" and found["is_complete"]
     seconds = [entry["step_seconds"] for entry in found["best"]]
-    assert len(seconds) == 3 and seconds == sorted(seconds)
+    assert len(seconds) == 3 and seconds[1:] == sorted(seconds[1:])
+    assert seconds[0] <= min(seconds) * (
+        1 + WIDE_ERROR
+    )  # no. 1 is the plainest of a tie, and the band wide
     assert len(found["reasons"]) == 2 and found["front"]
     assert found["own"] is None  # nobody gave a layout: flags leave it to the search
     best = found["best"][0]
-    assert (best["settings"]["cp"], best["settings"]["zero"]) == (1, 1)
+    assert best["settings"]["cp"] == 1
     assert sum(best["breakdown"].values()) == pytest.approx(best["step_seconds"])
 
 
