@@ -5,7 +5,8 @@ mesh is dp_replicate, dp_shard, cp, tp with tp fastest; states are sharded over 
 3 is `fsdp_reshard_after_forward: true`, ZeRO 2 is false. It has no pipeline, no sequence
 parallelism, and no sharding of the optimizer alone.
 
-By hand, tp 4, cp 2 and dp 8 with ZeRO 3 on 64 ranks: dp_shard_size 8, dp_replicate_size 1.
+By hand, tp 4, cp 2 and dp 8 with ZeRO 3 on 64 ranks: dp_shard_size 8, dp_replicate_size 1; with
+zero_size 4 dp_shard_size 2, dp_replicate_size 4.
 """
 
 from __future__ import annotations
@@ -14,13 +15,18 @@ from collections.abc import Iterator
 
 from mpctl.errors import Issue
 from mpctl.interop.emitted import EmitTarget, Tree, plan_notes, yaml_text
-from mpctl.interop.limits import LauncherLimits, refused
+from mpctl.interop.limits import LauncherLimits, dp_degrees, refused
 from mpctl.layout.topology import zero_stage
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 
 LIMITS = LauncherLimits(
-    "accelerate", pp=False, sequence_parallel=False, zero=(0, 2, 3), recompute=("none", "full")
+    "accelerate",
+    pp=False,
+    sequence_parallel=False,
+    zero=(0, 2, 3),
+    recompute=("none", "full"),
+    zero_size="dp",
 )
 MIXED_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 DISTRIBUTED_TYPES = {"cuda": "MULTI_GPU", "rocm": "MULTI_GPU", "tpu": "XLA"}
@@ -105,9 +111,10 @@ def _fsdp(job: JobSpec) -> Tree:
 
 
 def _parallelism(job: JobSpec) -> Tree:
-    """Sizes whose product is the world; dp_shard is 1 without sharding."""
+    """Sizes whose product is the world."""
+    replicate, shard = dp_degrees(job) if _is_sharded(job) else (1, job.sizes["dp"])
     sizes = {
-        "dp_replicate_size": 1, "dp_shard_size": job.sizes["dp"], "cp_size": job.sizes["cp"],
+        "dp_replicate_size": replicate, "dp_shard_size": shard, "cp_size": job.sizes["cp"],
         "tp_size": job.sizes["tp"],
     }  # fmt: skip
     tree: dict[str, int | str] = {f"parallelism_config_{key}": n for key, n in sizes.items()}

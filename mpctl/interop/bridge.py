@@ -24,7 +24,7 @@ from mpctl.interop.megatron_flags import (
     POSITIONS,
     variants,
 )
-from mpctl.layout.topology import zero_stage
+from mpctl.layout.topology import zero_copies, zero_stage
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 from mpctl.spec.training import CORE
@@ -147,6 +147,8 @@ def _training(job: JobSpec) -> Fields:
     yield "train.global_batch_size", t.global_batch_size
     yield "train.train_iters", t.steps
     yield "ddp.use_distributed_optimizer", stage > 0
+    if (copies := zero_copies(job)) > 1:
+        yield "ddp.num_distributed_optimizer_instances", copies
     if stage > 1:
         yield "ddp.use_megatron_fsdp", True
         yield "ddp.data_parallel_sharding_strategy", FSDP_STRATEGIES[stage]

@@ -19,13 +19,13 @@ from math import log2
 from mpctl.errors import Issue
 from mpctl.interop.emitted import EmitTarget, plan_notes
 from mpctl.interop.limits import LauncherLimits, refused, uneven_refusals
-from mpctl.layout.topology import zero_stage
+from mpctl.layout.topology import zero_copies, zero_stage
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 
 LIMITS = LauncherLimits(
     "DeepSpeed", chunks=False, sequence_parallel=False, zero_in_pipeline=(0, 1),
-    recompute=("none", "full"), offload=True, partition=True, ep=True,
+    recompute=("none", "full"), offload=True, partition=True, ep=True, zero_size="any",
 )  # fmt: skip
 Config = dict[str, object]
 
@@ -42,6 +42,10 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
     if p.tp > 1 and p.pp == 1 and zero_stage(job) == 3:
         message = "DeepSpeed's AutoTP trains with ZeRO 0 to 2"
         yield refused("parallel.zero", 3, message, "use zero 2, or tp 1")
+    if zero_copies(job) > 1 and (zero_stage(job) < 3 or p.cp > 1 or p.ep > 1):
+        message = "DeepSpeed divides states over a part of the ranks with MiCS: ZeRO 3, dp alone"
+        hint = "use zero 3 without cp and ep, leave zero_size out, or --emit torchtitan"
+        yield refused("parallel.zero_size", p.zero_size, message, hint)
     yield from _expert_refusals(job)
     yield from uneven_refusals(plan, "DeepSpeed cuts stages of equal layers, or by parameters")
     scale = job.training.loss_scale
@@ -150,10 +154,12 @@ def _config(job: JobSpec) -> Config:
 
 def _zero(job: JobSpec) -> Config:
     size = job.training.reduced_bytes
+    mics: Config = {"mics_shard_size": job.parallel.zero_size} if zero_copies(job) > 1 else {}
     return {
         "stage": zero_stage(job),
         "overlap_comm": job.parallel.overlap_gradients,
         "reduce_bucket_size": job.parallel.bucket_bytes // size,
+        **mics,
     }
 
 

@@ -45,8 +45,9 @@ from mpctl.interop.megatron_flags import (
 )
 from mpctl.interop.megatron_others import SOFTWARE, is_apart, is_neutral, parser_flags, refusal_of
 from mpctl.pipeline.stages import Span, UnevenLayersError, job_stages, spans_of
-from mpctl.rules.check import Check
+from mpctl.rules.check import Check, listed
 from mpctl.rules.layout import is_countable
+from mpctl.sharding import divisors
 from mpctl.spec.load import job_from_raw
 from mpctl.spec.training import CORE, RecomputeModule
 from mpctl.units import plural
@@ -59,12 +60,13 @@ SAMPLES = {
 """Flags that count samples where a job counts steps."""
 OLDER = {"--no-async-tensor-model-parallel-allreduce": 0}
 """Flags of older versions that do not affect a plan, with the number of their values."""
+INSTANCES = "--num-distributed-optimizer-instances"
 READ = frozenset((
     *megatron_experts.READ,
     *(row.flag for row in (*PLAIN_FLAGS, *VARIANT_FLAGS)), *SWITCHES, *SAMPLES, *OLDER,
     "--sequence-parallel", "--use-tp-pp-dp-mapping", "--use-distributed-optimizer",
     "--use-megatron-fsdp", "--data-parallel-sharding-strategy", "--ckpt-format",
-    "--overlap-param-gather", "--no-gradient-accumulation-fusion",
+    "--overlap-param-gather", "--no-gradient-accumulation-fusion", INSTANCES,
     "--num-virtual-stages-per-pipeline-rank", "--num-layers-per-virtual-pipeline-stage",
     "--pipeline-model-parallel-layout", "--step-batch-size-schedule", "--lr-warmup-fraction",
     "--bf16", "--fp16", "--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16",
@@ -101,7 +103,7 @@ def read_command(line: CommandLine) -> ReadJob:
     unknown = [flag for flag in line.flags if flag not in READ]
     reader.issues += [issue for flag in unknown if (issue := refusal_of(flag, line.flags[flag]))]
     _read_cluster(reader, line.launcher)
-    _read_layout(reader)
+    _read_layout(reader, _ranks_of(reader, line.launcher))
     _read_precision(reader)
     _read_recompute(reader)
     _read_model(reader)
@@ -155,7 +157,16 @@ def _read_cluster(reader: FlagReader, launcher: Flags) -> None:
                 reader.settings[setting] = int(launcher[name][0])
 
 
-def _read_layout(reader: FlagReader) -> None:
+def _ranks_of(reader: FlagReader, launcher: Flags) -> int | None:
+    """The number of ranks, where torchrun's words say it, or a log (`--world-size`)."""
+    printed = launcher.get("--world-size", ("",))[0]
+    if printed.isdecimal():
+        return int(printed)
+    nodes, per_node = (reader.settings.get(f"cluster.{k}") for k in ("nodes", "gpus_per_node"))
+    return (int(str(nodes or 1)) * int(str(per_node))) if per_node else None
+
+
+def _read_layout(reader: FlagReader, ranks: int | None) -> None:
     reader.read_plain(LAYOUT_FLAGS)
     reader.read_plain(BATCH_FLAGS)
     s = reader.settings
@@ -166,6 +177,8 @@ def _read_layout(reader: FlagReader) -> None:
     if reader.has("--use-tp-pp-dp-mapping"):
         s["parallel.order"] = "tp-cp-pp-dp"
     s["parallel.zero"] = _zero(reader)
+    if s["parallel.zero"] and reader.value(INSTANCES, "1") != "1":
+        _read_instances(reader, ranks)
     if reader.has("--no-gradient-accumulation-fusion") and not reader.has("--use-megatron-fsdp"):
         message = "planned with the sum of gradients in the product's kernel"
         reader.nearest("--no-gradient-accumulation-fusion", message)
@@ -204,6 +217,23 @@ def _zero(reader: FlagReader) -> int:
         message = f"{strategy!r} is no strategy of Megatron-FSDP"
         reader.wrong("--data-parallel-sharding-strategy", message, f"use {', '.join(stages)}")
     return stages.get(strategy, 3)
+
+
+def _read_instances(reader: FlagReader, ranks: int | None) -> None:
+    """Instances of the distributed optimizer divide dp x cp, so that the number of ranks is needed.
+    By hand, 16 ranks, tp 2 and 2 instances: zero_size 4."""
+    count = int(reader.number(INSTANCES, int, 1))
+    if ranks is None:
+        message = "planned as 1, as the text does not say how many ranks there are"
+        reader.nearest(INSTANCES, message, f"--zero-size N, dp x cp / {count}, plans as many")
+        return
+    tp, pp = (int(str(reader.settings.get(f"parallel.{axis}", 1))) for axis in ("tp", "pp"))
+    held = ranks // max(1, tp * pp)
+    if count < 1 or held % count:
+        hint = f"use {listed(divisors(held))}" if held else "use more ranks"
+        reader.wrong(INSTANCES, f"{count} does not divide dp x cp = {held}", hint)
+    else:
+        reader.settings["parallel.zero_size"] = held // count
 
 
 def _read_precision(reader: FlagReader) -> None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from mpctl.axes import DEFAULT_ORDER, expert_order, used_axes
 from mpctl.errors import Issue
-from mpctl.layout.topology import zero_stage
+from mpctl.layout.topology import zero_copies, zero_stage
 from mpctl.planning.plan import Plan
 from mpctl.rules.check import listed
 from mpctl.spec.job import JobSpec
@@ -27,7 +28,8 @@ class LauncherLimits:
     orders: of ranks, fastest-varying axis first; None where any order is possible. chunks: whether
     a rank may hold several chunks. zero: stages; zero_in_pipeline: those with pp above 1.
     tensor_modes, dtypes, recompute: settings of a job. offload, partition: of saved activations.
-    ep, etp: whether experts are dealt to ranks, and each expert is cut.
+    ep, etp: whether experts are dealt to ranks, and each expert is cut. zero_size: the groups that
+    ZeRO may divide states over if not all of dp x cp: any, or those with all of cp (`dp`).
     """
 
     launcher: str
@@ -46,6 +48,7 @@ class LauncherLimits:
     dropout: bool = True
     ep: bool = False
     etp: bool = False
+    zero_size: Literal["none", "dp", "any"] = "none"
 
     def refusals(self, plan: Plan) -> Iterator[Issue]:
         """An issue for each setting of the job that the launcher cannot express."""
@@ -81,6 +84,14 @@ class LauncherLimits:
             where = " with a pipeline" if p.pp > 1 and stage in self.zero else ""
             message = f"{who} has ZeRO {listed(legal)}{where}"
             yield refused("parallel.zero", stage, message, f"use zero {listed(legal)}")
+        if (copies := zero_copies(job)) > 1 and self.zero_size == "none":
+            message = f"{who} divides states over all of dp x cp"
+            hint = "leave zero_size out, or --emit megatron or torchtitan"
+            yield refused("parallel.zero_size", p.zero_size, message, hint)
+        elif job.sizes["dp"] % copies and self.zero_size == "dp":
+            message = f"{who} divides states over all of cp at least, which is {p.cp}"
+            hint = f"use a multiple of {p.cp}"
+            yield refused("parallel.zero_size", p.zero_size, message, hint)
         if t.dtype not in self.dtypes:
             takes = listed(self.dtypes)
             yield refused("training.dtype", t.dtype, f"{who} takes {takes}", f"use dtype {takes}")
@@ -108,6 +119,16 @@ def refused(setting: str, value: object, message: str, hint: str = "") -> Issue:
     `emit-dtype`."""
     rule = setting.partition(".")[2].replace("_", "-")
     return Issue(f"emit-{rule}", setting, f"{value}, and {message}", hint)
+
+
+def dp_degrees(job: JobSpec) -> tuple[int, int]:
+    """dp as (replicate, shard): the ranks of dp with equal shares of ZeRO, and those that divide
+    states together with cp.
+
+    By hand, dp 8 and cp 2 with ZeRO over 4 ranks: 4 x 2; ZeRO over all: 1 x 8; no ZeRO: 8 x 1.
+    """
+    dp, copies = job.sizes["dp"], zero_copies(job)
+    return (copies, dp // copies) if zero_stage(job) else (dp, 1)
 
 
 def uneven_refusals(plan: Plan, message: str) -> Iterator[Issue]:

@@ -42,7 +42,7 @@ from mpctl.interop.megatron_flags import (
     plain_values,
     variants,
 )
-from mpctl.layout.topology import zero_stage
+from mpctl.layout.topology import expert_view, zero_copies, zero_stage
 from mpctl.pipeline.stages import Span
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
@@ -52,7 +52,7 @@ from mpctl.spec.yarn import find_yarn
 
 LIMITS = LauncherLimits(
     "Megatron-LM", orders=tuple(ORDERS), dtypes=("fp32", "bf16", "fp16", *NARROW_FLAGS),
-    partition=True, ep=True, etp=True,
+    partition=True, ep=True, etp=True, zero_size="any",
 )  # fmt: skip
 SCHEDULES = ("1f1b", "interleaved")
 Flags = Iterator[str]
@@ -70,6 +70,10 @@ def megatron_refusals(plan: Plan, who: str = LIMITS.launcher) -> Iterator[Issue]
         message = f"{who} distributes saved activations over tp, which is 1"
         hint = "use partition_activations false"
         yield refused("training.partition_activations", "true", message, hint)
+    if job.has_experts and (edp := expert_view(job).replicas) % (copies := zero_copies(job)):
+        message = f"{who} cuts the replicas of experts, edp {edp}, into {copies} instances too"
+        hint = "use a larger zero_size, or a smaller ep"
+        yield refused("parallel.zero_size", job.parallel.zero_size, message, hint)
     if training.seed == 0:
         yield refused("training.seed", 0, f"{who} takes seeds above 0", "use seed 1 or above")
     if job.model is not None:
@@ -209,6 +213,8 @@ def _layout_flags(plan: Plan) -> Flags:
         yield "--account-for-loss-in-pipeline-split"
     if p.zero:
         yield "--use-distributed-optimizer"
+    if (copies := zero_copies(job)) > 1:
+        yield from ("--num-distributed-optimizer-instances", str(copies))
     if p.zero > 1:
         yield from ("--use-megatron-fsdp", "--data-parallel-sharding-strategy")
         yield from (FSDP_STRATEGIES[p.zero], "--ckpt-format", "fsdp_dtensor")

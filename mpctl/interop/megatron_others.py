@@ -66,7 +66,7 @@ _SHAPE = {
     "--no-pad-vocab-size", "--attention-output-gate", "--use-mup",
     "--optimizer", "--cpu-offloading-num-layers",
     "--fine-grained-activation-offloading", "--freeze-all-layers",
-    "--fp32-residual-connection", "--num-distributed-optimizer-instances", "--cp-comm-type",
+    "--fp32-residual-connection", "--cp-comm-type",
     "--vocab-extra-ids", "--disable-pad-vocab-size", "--no-rope-freq",
     "--mrope-section",
 }  # fmt: skip

@@ -67,7 +67,8 @@ def read_printed(config: PrintedConfig) -> ReadJob | None:
 def _read_megatron(values: Mapping[str, str]) -> ReadJob | None:
     if "num_layers" not in values or "tensor_model_parallel_size" not in values:
         return None
-    read = read_command(CommandLine(printed_flags(values), {}))
+    ranks: Flags = {"--world-size": (values["world_size"],)} if "world_size" in values else {}
+    read = read_command(CommandLine(printed_flags(values), ranks))
     stage = values.get("zero_stage", "")  # Megatron-DeepSpeed's
     if stage in ("0", "1", "2", "3") and values.get("deepspeed") == "True":
         read = read._replace(settings={**read.settings, "parallel.zero": int(stage),

@@ -5,23 +5,26 @@ fastest, so that any order of axes can be said. Spelling: torch 2.13, torch.dist
 .pipelining.schedules and .fsdp.
 
 By hand, tp 4, cp 2, dp 2 and pp 4 in the default order: shape (4, 2, 2, 4) of (pp, dp, cp, tp). A
-job with experts has a second mesh of the same ranks, (pp, edp, ep, etp).
+job with experts has a second mesh of the same ranks, (pp, edp, ep, etp). Where zero_size cuts the
+replicas, dp is dp_replicate and dp_shard, and states are split over dp_shard and cp (of experts edp
+alike): with zero_size 2 above (pp, dp_replicate, dp_shard, cp, tp) is (4, 2, 1, 2, 4).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from mpctl.axes import AXIS_NAMES, dense_order, expert_order
+from mpctl.errors import Issue
 from mpctl.interop.emitted import EmitTarget, plan_notes
-from mpctl.interop.limits import LauncherLimits
-from mpctl.layout.topology import zero_stage
+from mpctl.interop.limits import LauncherLimits, refused
+from mpctl.layout.topology import expert_view, zero_copies, zero_stage
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 
 LIMITS = LauncherLimits(
     "torch", orders=None, dtypes=("fp64", "fp32", "bf16", "fp16"), offload=True, partition=True,
-    ep=True, etp=True,
+    ep=True, etp=True, zero_size="dp",
 )  # fmt: skip
 DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 SCHEDULES = {
@@ -31,10 +34,18 @@ SCHEDULES = {
 TORCH_TYPES = {"rocm": "cuda", "tpu": "xla"}
 """torch's name of a kind of device, where it is another; its ROCm builds answer to cuda."""
 ZERO = {
-    1: "ZeRO 1: torch.distributed.optim.ZeroRedundancyOptimizer over dp_cp",
-    2: "ZeRO 2: fully_shard(layer, mesh=dp_cp, reshard_after_forward=False)",
-    3: "ZeRO 3: fully_shard(layer, mesh=dp_cp, reshard_after_forward=True)",
+    1: "ZeRO 1: torch.distributed.optim.ZeroRedundancyOptimizer over {}",
+    2: "ZeRO 2: fully_shard(layer, mesh={}, reshard_after_forward=False)",
+    3: "ZeRO 3: fully_shard(layer, mesh={}, reshard_after_forward=True)",
 }
+
+
+def _refusals(plan: Plan) -> Iterator[Issue]:
+    yield from LIMITS.refusals(plan)
+    p, axes = plan.job.parallel, mesh_axes(plan.job)
+    if zero_copies(plan.job) > 1 and p.cp > 1 and axes.index("cp") < axes.index("dp"):
+        message = "the mesh divides states over cp before dp, which order has behind it"
+        yield refused("parallel.zero_size", p.zero_size, message, "use order tp-cp-dp-pp")
 
 
 def _notes(plan: Plan) -> Iterator[str]:
@@ -42,7 +53,8 @@ def _notes(plan: Plan) -> Iterator[str]:
     yield from plan_notes(plan, "torch")
     yield f"axes slowest first; rank order {job.parallel.order}, fastest first"
     if stage := zero_stage(job):
-        yield ZERO[stage]
+        over = "dp_cp" if zero_copies(job) == 1 else "zero" if stage == 1 else "hybrid"
+        yield ZERO[stage].format(over)
     if t.recompute != "none":
         how = {"full": "around each layer", "selective": "around attention's scores"}[t.recompute]
         yield f"recompute {t.recompute}: torch.utils.checkpoint.checkpoint {how}"
@@ -61,31 +73,59 @@ def _body(plan: Plan) -> str:
 
 
 def _mesh_lines(job: JobSpec) -> Iterator[str]:
-    axes = mesh_axes(job)
-    device = job.cluster.device
+    device, copies = job.cluster.device, zero_copies(job)
     kind = "cuda" if device is None else TORCH_TYPES.get(device.kind, device.kind)
-    shape = ", ".join(str(job.sizes[axis]) for axis in axes)
-    names = ", ".join(f'"{axis}"' for axis in axes)
-    replica = ", ".join(f'"{axis}"' for axis in axes if axis in ("dp", "cp"))
+    dims = list(_dims(mesh_axes(job), job.sizes, "dp", copies))
+    names = [name for name, _ in dims if name == "cp" or name.startswith("dp")]
     yield "import torch"
     yield "from torch.distributed.device_mesh import init_device_mesh"
     yield ""
-    yield f'mesh = init_device_mesh("{kind}", ({shape}), mesh_dim_names=({names}))'
-    yield f'dp_cp = mesh[{replica}]._flatten("dp_cp")  # gradients and ZeRO'
+    yield f'mesh = init_device_mesh("{kind}", {_shape_and_names(dims)})'
+    what = "gradients and ZeRO" if copies == 1 else "gradients"
+    yield f'dp_cp = mesh[{_quoted(names)}]._flatten("dp_cp")  # {what}'
+    if copies > 1:
+        shared = "dp_shard"
+        if job.parallel.cp > 1:
+            names.remove("dp_replicate")
+            yield f'mesh[{_quoted(names)}]._flatten("zero")'
+            shared = "zero"
+        yield f'zero = mesh["{shared}"]  # ZeRO\'s states'
+        yield f'hybrid = mesh["dp_replicate", "{shared}"]  # whole over the first'
     if job.has_experts:
         yield from _expert_lines(job, kind)
 
 
 def _expert_lines(job: JobSpec, kind: str) -> Iterator[str]:
     """The same ranks as experts see them; rows of tokens go over etp and ep together."""
-    axes = expert_order(job.parallel.order)[::-1]
-    shape = ", ".join(str(job.expert_sizes[axis]) for axis in axes)
-    names = ", ".join(f'"{axis}"' for axis in axes)
-    cut = ", ".join(f'"{axis}"' for axis in axes if axis in ("etp", "ep"))
+    axes, copies = expert_order(job.parallel.order)[::-1], expert_view(job).copies
+    dims = list(_dims(axes, job.expert_sizes, "edp", copies))
+    cut = [axis for axis in axes if axis in ("etp", "ep")]
+    over = "edp" if copies == 1 else "edp_replicate and edp_shard, states over edp_shard"
     yield ""
-    yield "# expert j at ep index j // (experts / ep); gradients of experts over edp"
-    yield f'experts = init_device_mesh("{kind}", ({shape}), mesh_dim_names=({names}))'
-    yield f'etp_ep = experts[{cut}]._flatten("etp_ep")  # rows of tokens'
+    yield f"# expert j at ep index j // (experts / ep); gradients of experts over {over}"
+    yield f'experts = init_device_mesh("{kind}", {_shape_and_names(dims)})'
+    yield f'etp_ep = experts[{_quoted(cut)}]._flatten("etp_ep")  # rows of tokens'
+
+
+def _dims(
+    axes: Iterable[str], sizes: Mapping[str, int], replicas: str, copies: int
+) -> Iterator[tuple[str, int]]:
+    """The axes with their sizes; that of the replicas cut where ZeRO's shares exist several
+    times."""
+    for axis in axes:
+        if axis == replicas and copies > 1:
+            yield from ((f"{axis}_replicate", copies), (f"{axis}_shard", sizes[axis] // copies))
+        else:
+            yield axis, sizes[axis]
+
+
+def _shape_and_names(dims: Iterable[tuple[str, int]]) -> str:
+    names, sizes = zip(*dims, strict=True)
+    return f"({', '.join(map(str, sizes))}), mesh_dim_names=({_quoted(names)})"
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
 
 
 def mesh_axes(job: JobSpec) -> tuple[str, ...]:
@@ -122,4 +162,4 @@ def _stage_lines(plan: Plan) -> Iterator[str]:
     yield "]"
 
 
-TARGET = EmitTarget("torch", "torch 2.13 (DeviceMesh)", "python", LIMITS.refusals, _notes, _body)
+TARGET = EmitTarget("torch", "torch 2.13 (DeviceMesh)", "python", _refusals, _notes, _body)

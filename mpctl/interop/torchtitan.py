@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from mpctl.errors import Issue
 from mpctl.interop import torchtitan_experts as mixtures
 from mpctl.interop.emitted import EmitTarget, Value, plan_notes, python_call
-from mpctl.interop.limits import LauncherLimits, llama_refusals, refused
+from mpctl.interop.limits import LauncherLimits, dp_degrees, llama_refusals, refused
 from mpctl.layout.topology import zero_stage
 from mpctl.planning.plan import Plan
 from mpctl.rules.check import listed
@@ -35,7 +35,7 @@ from mpctl.spec.training import TrainingSpec
 
 LIMITS = LauncherLimits(
     "torchtitan", zero=(0, 2, 3), zero_in_pipeline=(0, 1, 2, 3), dtypes=("fp32", "bf16"),
-    dropout=False, ep=True,
+    dropout=False, ep=True, zero_size="dp",
 )  # fmt: skip
 SCHEDULES = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"}
 RESHARD = {1: "default", 2: "never", 3: "always"}
@@ -197,13 +197,13 @@ def _layer_lines(job: JobSpec, model: ModelSpec) -> Iterator[str]:
 
 def _parallelism(plan: Plan) -> dict[str, Value]:
     job, p = plan.job, plan.job.parallel
-    stage = zero_stage(job)
+    stage, (replicate, shard) = zero_stage(job), dp_degrees(job)
     values: dict[str, Value] = {
         "tensor_parallel_degree": p.tp,
         "enable_sequence_parallel": p.sequence_parallel,
         "context_parallel_degree": p.cp,
-        "data_parallel_shard_degree": job.sizes["dp"] if stage else 1,
-        "data_parallel_replicate_degree": 1 if stage else job.sizes["dp"],
+        "data_parallel_shard_degree": shard,
+        "data_parallel_replicate_degree": replicate,
     }
     if stage:
         values["fsdp_reshard_after_forward"] = RESHARD[stage]

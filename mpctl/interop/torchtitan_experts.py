@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpctl.errors import Issue
-from mpctl.interop.limits import FORM, refused
-from mpctl.layout.topology import zero_stage
+from mpctl.interop.limits import FORM, dp_degrees, refused
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import VARIANTS, ModelSpec, is_set
 from mpctl.spec.yarn import find_yarn
@@ -98,7 +97,7 @@ def _router_refusals(job: JobSpec, model: ModelSpec) -> Iterator[Issue]:
         message = "torchtitan scores a group by its best two, softmax here by its best one"
         yield refused("model.router_groups", model.router_groups, message, "use router_groups 1")
     sizes = job.sizes
-    ranks = sizes["cp"] * sizes["tp"] * (sizes["dp"] if zero_stage(job) else 1)
+    ranks = sizes["cp"] * sizes["tp"] * dp_degrees(job)[1]
     if ranks % p.ep:
         message = f"torchtitan deals experts to the ranks that shard, which are {ranks}"
         yield refused("parallel.ep", p.ep, message, "use zero 3, or an ep that divides them")

@@ -24,6 +24,11 @@ def zero_stage(job: JobSpec) -> int:
     return _zero_of(job, replicas(job))[0]
 
 
+def zero_copies(job: JobSpec) -> int:
+    """How often ZeRO's shares of dense parameters exist: dp x cp / zero_size."""
+    return _zero_of(job, replicas(job))[1]
+
+
 def _zero_of(job: JobSpec, held: int) -> tuple[int, int]:
     """The ZeRO stage in effect among `held` ranks with the same parameters, and how often its
     shares exist there (`View.copies`).
@@ -35,7 +40,7 @@ def _zero_of(job: JobSpec, held: int) -> tuple[int, int]:
     """
     zero, size, dense = job.parallel.zero, job.parallel.zero_size, replicas(job)
     copies = gcd(dense // size, held) if size is not None and dense % size == 0 else 1
-    return (zero, copies) if zero and held > copies else (0, 1)
+    return (zero, copies) if zero and size != 1 and held > copies else (0, 1)
 
 
 def dense_view(job: JobSpec) -> View:

@@ -63,6 +63,8 @@ LAYOUTS: dict[str, Settings] = {
     "sequence": {"parallel.tp": 8, "parallel.sequence_parallel": True},
     "zero 2": {"parallel.tp": 2, "parallel.zero": 2},
     "zero 3": {"parallel.zero": 3, "parallel.overlap_gradients": False},
+    "hybrid": {"parallel.tp": 2, "parallel.zero": 1, "parallel.zero_size": 4},
+    "hybrid 3": {"parallel.cp": 2, "parallel.zero": 3, "parallel.zero_size": 4},
     "fp16": {"training.dtype": "fp16", "training.loss_scale": 4096.0},
     "bf16 gradients": {"training.dtype": "bf16", "training.gradient_dtype": "bf16"},
     "fp8": {"training.dtype": "fp8", "parallel.tp": 2},

@@ -21,6 +21,7 @@ SHARDED: dict[str, Settings] = {
     "tp cp dp": {"parallel.tp": 2, "parallel.cp": 4, "parallel.zero": 3, "training.dtype": "bf16"},
     "cp alone": {"parallel.tp": 8, "parallel.cp": 2, "parallel.zero": 3},
     "recompute": {"parallel.tp": 2, "parallel.zero": 3, "training.recompute": "full"},
+    "hybrid": {"parallel.tp": 2, "parallel.cp": 2, "parallel.zero": 3, "parallel.zero_size": 4},
 }
 WHOLE: dict[str, Settings] = {
     "replicas": {},
@@ -77,7 +78,8 @@ def test_accelerate_reads_the_file_and_builds_the_groups_of_the_plan(
             assert members == list(topology.group(rank, axis))
         if job.parallel.zero:
             shards = dist.get_process_group_ranks(mesh["dp_shard_cp"].get_group())
-            assert shards == list(topology.group(rank, "dp", "cp"))
+            own = "zero" if job.parallel.zero_size else "dp_cp"
+            assert shards == list(topology.group(rank, own))
 
 
 def test_the_stage_of_zero_is_whether_parameters_are_sharded_again() -> None:

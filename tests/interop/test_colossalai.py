@@ -113,6 +113,7 @@ def test_the_legacy_config_has_the_plan_s_groups(name: str) -> None:
     ("settings", "rules"),
     [
         ({"parallel.zero": 3}, {"emit-zero"}),
+        ({"parallel.zero": 1, "parallel.zero_size": 8}, {"emit-zero-size"}),
         ({"parallel.pp": 2, "parallel.zero": 2}, {"emit-zero"}),
         ({"parallel.tp": 2, "parallel.cp": 2, "parallel.sequence_parallel": True},
          {"emit-sequence-parallel"}),

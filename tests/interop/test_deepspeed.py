@@ -19,6 +19,7 @@ from tests.interop.test_megatron import refusals
 LAYOUTS: dict[str, Settings] = {
     "replicas": {"training.dtype": "bf16"},
     "zero 3": {"parallel.zero": 3, "training.dtype": "fp16", "training.micro_batch_size": 2},
+    "mics": {"parallel.zero": 3, "parallel.zero_size": 8, "training.dtype": "bf16"},
     "autotp": {"parallel.tp": 4, "parallel.zero": 2},
     "ulysses": {"parallel.cp": 4, "parallel.zero": 1, "training.dtype": "bf16"},
     "pipeline": {"parallel.tp": 2, "parallel.pp": 4, "parallel.zero": 1},
@@ -43,6 +44,7 @@ def test_batch_and_sizes(name: str) -> None:
         * job.sizes["dp"]
     )  # fmt: skip
     assert config["zero_optimization"]["stage"] == job.parallel.zero
+    assert config["zero_optimization"].get("mics_shard_size") == job.parallel.zero_size
     calls = calls_in(emit_plan(plan, "deepspeed").text)
     if job.parallel.pp > 1:
         topology = calls["PipeModelDataParallelTopology"]
@@ -104,6 +106,7 @@ def test_its_own_groups_of_experts_are_the_plan_s(name: str) -> None:
         ({"parallel.cp": 16}, {"emit-cp"}),
         ({"parallel.pp": 4, "parallel.vpp": 3}, {"emit-vpp"}),
         ({"parallel.pp": 2, "parallel.zero": 2}, {"emit-zero"}),
+        ({"parallel.zero": 1, "parallel.zero_size": 8}, {"emit-zero-size"}),
         ({"parallel.tp": 2, "parallel.zero": 3}, {"emit-zero"}),
         ({"parallel.tp": 2, "parallel.sequence_parallel": True}, {"emit-sequence-parallel"}),
         ({"training.recompute": "selective"}, {"emit-recompute"}),

@@ -290,6 +290,8 @@ def test_a_flag_is_read(flags: str, setting: str, value: object) -> None:
         ("--step-batch-size-schedule many", "--step-batch-size-schedule"),
         ("--lr-warmup-fraction 0.1 --lr-warmup-iters 3", "--lr-warmup-fraction"),
         ("--transformer-impl inference_optimized", "--transformer-impl"),
+        ("--use-distributed-optimizer --num-distributed-optimizer-instances two",
+         "--num-distributed-optimizer-instances"),
         ("--window-size 4,4", "--window-size"),
         ("--mtp-num-layers many", "--mtp-num-layers"),
         ("stray", "--from"),
@@ -462,6 +464,7 @@ def test_a_layout_of_experts_is_read_for_a_model_named_elsewhere() -> None:
          "model.yarn_scaling"),
         ({"parallel.order": "tp-cp-dp-ep-pp", "parallel.ep": 2, "parallel.tp": 2,
           "parallel.sequence_parallel": True}, "parallel.order"),
+        ({"parallel.ep": 8, "parallel.zero": 1, "parallel.zero_size": 4}, "parallel.zero_size"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("target", ["megatron", "megatron-bridge"])

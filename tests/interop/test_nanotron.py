@@ -66,6 +66,7 @@ def test_the_example_without_chunks() -> None:
     [
         ({"parallel.pp": 4, "parallel.vpp": 3}, {"emit-vpp"}),
         ({"parallel.zero": 2}, {"emit-zero"}),
+        ({"parallel.zero": 1, "parallel.zero_size": 8}, {"emit-zero-size"}),
         ({"training.recompute": "selective"}, {"emit-recompute"}),
         ({"training.lr_schedule": "constant"}, {"emit-lr-schedule"}),
         ({"model.activation": "gelu"}, {"emit-activation"}),

@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from mpctl.errors import InputError
 from mpctl.interop.megatron_flags import NARROW_FLAGS
 from mpctl.interop.registry import emit_plan
-from tests.interop.jobs import EXAMPLE, GRID, LAYOUTS, Settings, plan_of
+from tests.interop.jobs import EXAMPLE, GRID, LAYOUTS, MIXTURE, Settings, plan_of
 
 ORDERS: dict[str, Settings] = {
     "default": {"parallel.tp": 2, "parallel.cp": 2, "parallel.pp": 2},
@@ -89,6 +89,22 @@ def test_torch_builds_the_groups_of_experts(name: str) -> None:
             assert members == list(topology.group(rank, axis))
         both = mesh[calls_of(text, "etp_ep")["axes"]]._flatten("etp_ep").get_group()
         assert dist.get_process_group_ranks(both) == list(topology.group(rank, "etp", "ep"))
+
+
+@pytest.mark.parametrize("name", ["hybrid", "hybrid 3", "hybrid experts"])
+def test_torch_builds_the_groups_that_share_states(name: str) -> None:
+    of_experts = {**MIXTURE, "parallel.ep": 2, "parallel.zero": 3, "parallel.zero_size": 8}
+    plan = plan_of(LAYOUTS.get(name, of_experts))
+    topology, text = plan.require_legal(), emit_plan(plan, "torch").text.replace("cuda", "cpu")
+    for rank in fake_ranks(topology.world_size):
+        made: dict[str, Any] = {}
+        exec(text, made)
+        groups = [made["hybrid"].get_group(0), made["zero"].get_group()]
+        found = [dist.get_process_group_ranks(group) for group in groups]
+        assert found == [list(topology.group(rank, n)) for n in ("zero_replicas", "zero")]
+        if name == "hybrid experts":
+            shared = dist.get_process_group_ranks(made["experts"].get_group("edp_shard"))
+            assert shared == list(topology.group(rank, "edp_zero"))
 
 
 def calls_of(text: str, name: str) -> dict[str, Any]:

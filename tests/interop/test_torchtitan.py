@@ -45,6 +45,10 @@ LAYOUTS: dict[str, Settings] = {
         "parallel.pp": 2, "parallel.zero": 1,
     },
     "latents": {**LATENT, "parallel.tp": 2, "parallel.zero": 3},
+    "hybrid": {"parallel.tp": 2, "parallel.cp": 2, "parallel.zero": 3, "parallel.zero_size": 4},
+    "hybrid experts": {
+        **UNBALANCED, "parallel.ep": 4, "parallel.zero": 2, "parallel.zero_size": 8,
+    },
 }  # fmt: skip
 
 
@@ -66,6 +70,9 @@ def test_fields_sizes_and_batch(name: str) -> None:
     assert set(training) <= fields_of("torchtitan", "TrainingConfig")
     ways = ("data_parallel_shard_degree", "data_parallel_replicate_degree")
     assert sizes[ways[0]] * sizes[ways[1]] == job.sizes["dp"]
+    shares = job.parallel.zero_size or job.sizes["dp"] * job.sizes["cp"]
+    if job.parallel.zero:
+        assert sizes[ways[0]] * job.sizes["cp"] == shares
     passes = job.num_microbatches if job.parallel.pp == 1 else 1
     local = training["local_batch_size"]
     assert local * passes * job.sizes["dp"] == training["global_batch_size"]
@@ -90,6 +97,7 @@ def test_the_example_is_a_config_of_its_own() -> None:
         ({"parallel.zero": 1}, {"emit-zero"}),
         ({"parallel.cp": 2}, {"emit-zero"}),
         ({"parallel.tp": 2, "parallel.pp": 2, "parallel.order": "tp-cp-pp-dp"}, {"emit-order"}),
+        ({"parallel.cp": 4, "parallel.zero": 3, "parallel.zero_size": 2}, {"emit-zero-size"}),
         ({"training.dtype": "fp16"}, {"emit-dtype"}),
         ({"training.dropout": 0.1}, {"emit-dropout"}),
         ({"model.position": "learned", "model.norm": "layernorm"},
@@ -128,7 +136,11 @@ def test_its_own_classes_have_the_plan_s_groups_and_stages(name: str) -> None:
             if job.sizes[axis] > 1:
                 group = made.get_mesh(axis).get_group()
                 assert dist.get_process_group_ranks(group) == list(topology.group(rank, axis))
-        for theirs, axis in (("ep", "ep"), ("efsdp", "edp")):
+        is_cut = job.parallel.zero_size is not None
+        if is_cut:
+            group = made.get_mesh("fsdp").get_group()
+            assert dist.get_process_group_ranks(group) == list(topology.group(rank, "zero"))
+        for theirs, axis in (("ep", "ep"), ("efsdp", "edp_zero" if is_cut else "edp")):
             if job.parallel.ep > 1:
                 group = made.get_mesh(theirs).get_group()
                 assert dist.get_process_group_ranks(group) == list(topology.group(rank, axis))
