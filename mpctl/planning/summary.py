@@ -243,6 +243,10 @@ def main_figures(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "memory", f"{need}; {tensors} allocated by tensors"
     if plan.job.training.runtime == "mpctl":
         yield "checkpoint", f"{bytes_text(estimate.checkpoint_bytes)} on the disk"
+    from mpctl.planning.whole_run import saving_advice  # which takes a plan
+
+    if advice := saving_advice(plan):
+        yield "saving", advice
 
 
 def _time_figures(plan: Plan, time: StepTime | str) -> Iterator[tuple[str, str]]:

@@ -12,6 +12,7 @@ is useful, 14.5 days.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from math import ceil
@@ -21,6 +22,7 @@ from mpctl.estimate.goodput import (
     Failures,
     SaveCost,
     best_interval,
+    elastic_share,
     job_mtbf,
     mean_capacity,
     spare_nodes,
@@ -30,6 +32,7 @@ from mpctl.estimate.states import checkpoint_bytes
 from mpctl.estimate.step import StepTime
 from mpctl.layout.job_layout import JobLayout
 from mpctl.planning.plan import Plan
+from mpctl.sharding import divisors
 from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec
 from mpctl.units import (
@@ -58,6 +61,8 @@ NODE_POWER = 1.38
 eight of 700 W (arXiv 2506.14551)."""
 LEAST_USEFUL, NEVER = 1e-100, 1e-4
 """Shares of the time: the least that is computed with, and below which a run is never done."""
+LIKELY = 0.5
+"""Failures in a run from which on a plan says how often to save."""
 NEAR = 0.005
 """Of the time: an interval that costs less than this over the best one is left alone."""
 
@@ -152,10 +157,13 @@ def whole_run(
     own = job.checkpoint.interval or best
     shares, at_best = (time_shares(failures, save, n * time.total) for n in (own, best))
     in_repair = facts.repair_hours * HOUR / mtbf
-    capacity = _elastic_capacity(job, in_repair, failures)
-    is_elastic = job.launch.elastic and capacity is not None
-    computes = (capacity or 1.0) if is_elastic else 1.0  # of the work of all nodes
-    useful = max(shares.useful * computes, LEAST_USEFUL)
+    capacity = _elastic_capacity(job, in_repair)
+    elastic = None if capacity is None else elastic_share(shares, failures, capacity)
+    is_elastic = job.launch.elastic and elastic is not None
+    useful, best_useful = shares.useful, at_best.useful
+    if is_elastic and elastic is not None and capacity is not None:
+        useful, best_useful = elastic, elastic_share(at_best, failures, capacity)
+    useful = max(LEAST_USEFUL, useful)
     ideal, power = steps * time.total, power_of_gpu(cluster)
     gpu_hours_ideal = gpus * ideal / HOUR
     price = facts.price_per_gpu_hour if price is None else price
@@ -187,11 +195,11 @@ def whole_run(
         write_seconds=save.write,
         interval_steps=own,
         best_interval_steps=best,
-        useful_at_best=max(at_best.useful * computes, LEAST_USEFUL),
+        useful_at_best=max(LEAST_USEFUL, best_useful),
         job_interval_steps=job.checkpoint.interval,
         spare_nodes=0 if is_elastic else spare_nodes(in_repair),
         repair_hours=facts.repair_hours,
-        useful_elastic=None if capacity is None else shares.useful * capacity,
+        useful_elastic=elastic,
         is_elastic=is_elastic,
     )
 
@@ -199,9 +207,9 @@ def whole_run(
 def save_cost(layout: JobLayout, size: int) -> SaveCost:
     """What a save of `size` bytes costs under a layout."""
     job, facts = layout.job, layout.job.cluster.operations
-    replicas = job.sizes["dp"] * job.sizes["cp"]
+    dense = layout.dense
     shares_all = job.training.runtime != "mpctl" and job.parallel.zero >= 1
-    writers = job.world_size if shares_all else job.world_size // replicas
+    writers = job.world_size // (dense.copies if shares_all else dense.replicas)
     copy = PAUSE_SECONDS + size / writers / COPY_BANDWIDTH
     write = size / (facts.storage_write or STORAGE_PER_GPU * job.world_size)
     return SaveCost(copy, write) if job.checkpoint.asynchronous else SaveCost(copy + write)
@@ -217,29 +225,47 @@ def _best_steps(failures: Failures, save: SaveCost, step: float) -> int:
     )
 
 
-def _elastic_capacity(job: JobSpec, in_repair: float, failures: Failures) -> float | None:
-    """What an elastic run computes of the work of all nodes, without spares: it goes on with the
-    largest dp of the nodes that are left (launch/elastic.py), and grows again by a planned restart
-    for each repaired node. None where it could not shrink by a node at all."""
+def _elastic_capacity(job: JobSpec, in_repair: float) -> float | None:
+    """The mean work of an elastic run in its useful time, as a share of that of all nodes: it goes
+    on with the largest dp that fits the nodes which are left and divides the global batch
+    (launch/elastic.py). None where it could not shrink at all."""
     nodes, dp = job.cluster.nodes, job.sizes["dp"]
     per_node, replica = job.cluster.gpus_per_node or 1, job.world_size // dp
     per_pass = job.training.micro_batch_size
-    batch = job.training.global_batch_size or per_pass * dp
+    batches = (job.training.global_batch_size or per_pass * dp) // per_pass
+    least = job.launch.min_nodes or 1
     legal = [
         size
-        for size in range(1, dp + 1)
-        if batch % (per_pass * size) == 0 and size * replica % per_node == 0
-        and size * replica // per_node >= (job.launch.min_nodes or 1)
-    ]  # fmt: skip
+        for size in divisors(batches)
+        if size <= dp and size * replica % per_node == 0 and size * replica // per_node >= least
+    ]
     if nodes < 2 or len(legal) < 2:
         return None
 
     def share(away: int) -> float:
-        ranks = (nodes - away) * per_node
-        return max((size for size in legal if size * replica <= ranks), default=0) / dp
+        most = bisect(legal, (nodes - away) * per_node // replica)
+        return legal[most - 1] / dp if most else 0.0
 
-    grown = max(0.0, 1 - failures.restart / failures.mtbf)
-    return mean_capacity(in_repair, share, nodes) * grown
+    return mean_capacity(in_repair, share, nodes)
+
+
+def saving_advice(plan: Plan) -> str | None:
+    """How often the job should save, in words, if its `training.steps` take so long that a failure
+    is likely and its own interval costs more than NEAR; None where there is nothing to say."""
+    estimate = plan.estimate
+    if estimate is None or isinstance(estimate.time, str):
+        return None
+    layout, job = estimate.layout, plan.job
+    run = whole_run(layout, estimate.time, job.training.steps * layout.tokens_per_step)
+    if run.failures < LIKELY or run.best_interval_steps >= run.steps:
+        return None
+    best, failures = run.best_interval_steps, f"one failure in {days_text(run.mtbf_hours / 24)}"
+    if not job.checkpoint.interval:
+        return f"none before the end; best every {_every(run, best)}: {failures}"
+    if run.useful_at_best - run.useful <= NEAR:
+        return None
+    own = f"every {_every(run, run.interval_steps)}, {run.useful:.1%} of the time useful"
+    return f"{own}; best every {_every(run, best)}, {run.useful_at_best:.1%}: {failures}"
 
 
 def power_of_gpu(cluster: ClusterSpec) -> float | None:
@@ -260,18 +286,15 @@ def run_figures(run: WholeRun) -> Iterator[tuple[str, str]]:
         yield "time", f"never done: {_failures_text(run)}; {_restart_text(run)}"
         yield "checkpoints", _checkpoint_text(run)
         return
-    span = f"9 of 10 runs: {run.days_low:,.1f} to {days_text(run.days_high)}"
+    span = f"9 of 10 runs: {days_text(run.days_low)} to {days_text(run.days_high)}"
     yield "time", f"{days_text(run.days)} ({span}); {days_text(run.days_ideal)} without failures"
     hours = f"{count_text(run.gpu_hours)} ({count_text(run.gpu_hours_ideal)} without failures)"
     yield "GPU-hours", hours
     if run.price is not None:
         yield "price", f"{count_text(run.price)} ({count_text(run.price_ideal or 0)} without)"
     if run.watt_hours is not None:
-        per_gpu = run.watt_hours / run.gpu_hours
-        yield (
-            "energy",
-            f"{energy_text(run.watt_hours)}, {per_gpu:,.0f} W a GPU with its host and PUE",
-        )
+        each = f"{run.watt_hours / run.gpu_hours:,.0f} W a GPU with its host and PUE"
+        yield "energy", f"{energy_text(run.watt_hours)}, {each}"
     parts = f"{run.saves:.1%} saves, {run.lost:.1%} work done again, {run.down:.1%} down"
     rest = "; of the work, with nodes away" if run.is_elastic else ""
     yield "useful", f"{run.useful:.1%} of the time: {parts}{rest}"
@@ -290,21 +313,18 @@ def _restart_text(run: WholeRun) -> str:
 
 
 def _checkpoint_text(run: WholeRun) -> str:
-    def every(steps: int) -> str:
-        return f"{plural(steps, 'step')} ({seconds_text(steps * run.step_seconds)})"
-
     whole = f", whole {seconds_text(run.write_seconds)} later" if run.write_seconds else ""
     cost = f"{bytes_text(run.checkpoint_bytes)}, training stops {seconds_text(run.pause_seconds)}"
     best, own = run.best_interval_steps, run.job_interval_steps
-    if not own:
-        advice = (
-            f"best every {every(best)}: checkpoint.interval = {best}; the job saves at its end only"
-        )
+    if best >= run.steps:
+        advice = "the one at the end is enough"
+    elif not own:
+        advice = f"best every {_every(run, best)}: checkpoint.interval = {best} (the job has none)"
     elif run.useful_at_best - run.useful <= NEAR:
-        advice = f"every {every(own)}, as good as the best ({every(best)})"
+        advice = f"every {_every(run, own)}, as good as the best ({_every(run, best)})"
     else:
         gain = f"{run.useful_at_best:.1%} useful instead of {run.useful:.1%}"
-        advice = f"every {every(own)}; best every {every(best)}: {gain}"
+        advice = f"every {_every(run, own)}; best every {_every(run, best)}: {gain}"
     return f"{cost}{whole}; {advice}"
 
 
@@ -317,3 +337,10 @@ def _spares_text(run: WholeRun) -> str:
     if elastic is not None:
         text += f"; elastic without any: {elastic:.1%} of the work (dp divides the global batch)"
     return text
+
+
+def _every(run: WholeRun, steps: int) -> str:
+    """`17 steps (1.7 min)`."""
+    seconds = steps * run.step_seconds
+    text = f"{seconds / 60:.1f} min" if 60 <= seconds < 7200 else seconds_text(seconds)
+    return f"{plural(steps, 'step')} ({text})"

@@ -12,6 +12,7 @@ import pytest
 
 from mpctl.errors import InputError
 from mpctl.planning.plan import load_plan
+from mpctl.planning.summary import main_figures
 from mpctl.planning.whole_run import WholeRun, plan_whole_run, read_tokens, run_figures
 from mpctl.search.evaluate import LayoutEvaluator
 from mpctl.search.find import find_layouts
@@ -97,6 +98,22 @@ def test_the_checkpoint_interval_is_said_and_the_best_one() -> None:
     assert waits.best_interval_steps > none.best_interval_steps
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, None),  # 100 steps, before which nothing fails
+        ({"steps": 100_000}, "none before the end; best every "),
+        ({"steps": 100_000, "checkpoint.interval": 60}, None),
+        ({"steps": 100_000, "checkpoint.interval": 5000}, "every 5,000 steps ("),
+    ],
+)
+def test_a_plan_says_how_often_to_save_where_that_matters(
+    settings: dict[str, Any], said: str | None
+) -> None:
+    found = dict(main_figures(load_plan(None, {**LLAMA, **settings}))).get("saving")
+    assert found is said is None or (said and found and found.startswith(said))
+
+
 def test_elastic_runs_go_on_with_fewer_nodes() -> None:
     """dp 64 in replicas of 4 nodes; the batch of 1,024 is divided by powers of two only, so that
     one node away halves what is computed, while a batch of 64 x 63 x 5 loses a replica."""
@@ -111,10 +128,22 @@ def test_elastic_runs_go_on_with_fewer_nodes() -> None:
     assert run_of(nodes=4).useful_elastic is None  # one replica cannot shrink
 
 
-def test_a_run_that_is_never_done_says_so() -> None:
-    run = run_of(**{"cluster.operations.gpu_mtbf_hours": 1.0})
+@pytest.mark.parametrize("elastic", [False, True])
+def test_a_run_that_is_never_done_says_so(elastic: bool) -> None:
+    """Within the bounds of every figure all is finite."""
+    run = run_of(10**18, **{
+        "cluster.operations.gpu_mtbf_hours": 0.1, "cluster.operations.repair_hours": 1e4,
+        "cluster.operations.storage_write": 1e3, "cluster.operations.detect_seconds": 1e7,
+        "cluster.operations.restart_seconds": 1e7, "launch.elastic": elastic,
+        "global_batch_size": 64 * 63 * 5,
+    })  # fmt: skip
     assert "never done: one in " in words(run)["time"]
     assert all(isfinite(value) for value in astuple(run) if isinstance(value, float))
+
+
+def test_a_short_run_needs_no_checkpoint_before_its_end() -> None:
+    run = run_of(10**7)
+    assert run.steps == 2 and "at the end is enough" in words(run)["checkpoints"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from mpctl.estimate.goodput import (
     SaveCost,
     best_interval,
     daly_interval,
+    elastic_share,
     first_order,
     job_mtbf,
     mean_capacity,
@@ -19,7 +20,7 @@ from mpctl.estimate.goodput import (
     time_shares,
     young_interval,
 )
-from tests.goodput import HOUR, PUBLISHED, SIZES, Published, case, simulate
+from tests.goodput import HOUR, PUBLISHED, SIZES, Published, case, simulate, simulate_elastic
 
 HARD = {
     "pauses as long as half the time between failures": (
@@ -116,6 +117,29 @@ def test_spares_by_hand() -> None:
     assert spare_nodes(0.0) == 0
     assert spare_nodes(0.001) == 1  # the node that fails, and nobody else is away
     assert spare_nodes(1.0, 0.9) == 3  # P(0 or 1 away) = 0.74, P(0 to 2) = 0.92
+
+
+def test_many_spares_are_as_many_as_the_sum_says() -> None:
+    few, many = spare_nodes(399.0), spare_nodes(401.0)
+    assert 1 <= many - few <= 4
+    assert 1e9 < spare_nodes(1e9) < 1.0001e9
+
+
+@pytest.mark.parametrize(("gpus", "replica"), [(2_048, 1), (2_048, 4), (16_384, 16), (131_072, 32)])
+def test_a_simulated_elastic_run_computes_what_the_law_says(gpus: int, replica: int) -> None:
+    failures, background = case(gpus)
+    save, nodes = SaveCost(background.pause), gpus // 8
+
+    def capacity(away: int) -> float:
+        return max(0, nodes - away) // replica * replica / nodes
+
+    interval = best_interval(save, failures.mtbf)
+    mean = mean_capacity(24 * HOUR / failures.mtbf, capacity, nodes)
+    law = elastic_share(time_shares(failures, save, interval), failures, mean)
+    seen = simulate_elastic(
+        failures, save, interval, nodes=nodes, repair=24 * HOUR, capacity=capacity, count=1500
+    )
+    assert seen == pytest.approx(law, rel=0.03)
 
 
 def test_what_an_elastic_run_computes() -> None:
