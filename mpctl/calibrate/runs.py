@@ -342,10 +342,21 @@ def is_run_path(path: Path) -> bool:
 
 
 def run_rows(paths: Iterable[Path], cluster: str | None = None) -> list[Row]:
-    """The runs at these paths, as rows that `read_runs` takes, each run once.
+    """As `readable_run_rows`, where each path has to hold a run and each run a step: raises
+    InputError with all issues."""
+    rows, issues = readable_run_rows(paths, cluster)
+    if issues:
+        raise InputError(issues)
+    return rows
 
-    cluster: the preset of all runs, by name or path. Raises InputError with the issues of all paths
-    where one holds no run, a run has no step, or no preset has its cluster's name.
+
+def readable_run_rows(
+    paths: Iterable[Path], cluster: str | None = None
+) -> tuple[list[Row], list[Issue]]:
+    """The runs at these paths, as rows that `read_runs` takes, each run once, and issues: paths
+    without a run, runs without a step, and runs with a cluster whose name no preset has.
+
+    cluster: the preset of all runs, by name or path.
     """
     rows: list[Row] = []
     issues: list[Issue] = []
@@ -360,9 +371,7 @@ def run_rows(paths: Iterable[Path], cluster: str | None = None) -> list[Row]:
         row = attempt(issues, partial(_row, folder, cluster))
         if row is not None:
             rows.append(row)
-    if issues:
-        raise InputError(issues)
-    return rows
+    return rows, issues
 
 
 def find_runs(path: Path) -> Iterator[Path]:

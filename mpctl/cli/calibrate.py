@@ -186,42 +186,36 @@ def _log_layout(
 
 
 def _rows(paths: list[Path], layout: LogLayout) -> tuple[list[dict[str, Any]], list[Issue]]:
-    """The rows of all lists, run directories and logs, and the issues of logs without a row."""
-    from mpctl.calibrate.runs import is_run_path, run_rows
-    from mpctl.interop.log_rows import folder_logs, is_log_folder, log_rows
+    """The rows of all lists, run directories and logs, and the issues of what gave no row."""
+    from mpctl.calibrate.runs import is_run_path, readable_run_rows
+    from mpctl.interop.log_rows import folder_logs, is_log_folder, log_rows, logs_of_rows
 
     folders = [path for path in paths if is_log_folder(path)]
     runs = [path for path in paths if is_run_path(path) and path not in folders]
     lists = [path for path in paths if path.suffix == ".json" and path not in runs]
-    others = [path for path in paths if path not in (*folders, *runs, *lists)]
-    rows, logs = [], [(path, layout) for path in others]
+    logs = [(path, layout) for path in paths if path not in (*folders, *runs, *lists)]
+    rows: list[dict[str, Any]] = []
+    issues: list[Issue] = []
     for path in lists:
-        listed, of_logs = _listed(path, layout)
-        rows += listed
-        logs += of_logs
+        listed = _listed(path)
+        is_log = [isinstance(row, dict) and "log" in row for row in listed]
+        rows += [row for row, log in zip(listed, is_log, strict=True) if not log]
+        of_logs = [row for row, log in zip(listed, is_log, strict=True) if log]
+        logs += logs_of_rows(of_logs, path.parent, layout, issues)
     logs += [log for folder in folders for log in folder_logs(folder, layout)]
     read = log_rows(logs)
     for note in read.notes:
         _say(note)
-    return rows + run_rows(runs, layout.cluster) + read.rows, read.issues
+    own, without_step = readable_run_rows(runs, layout.cluster)
+    return rows + own + read.rows, issues + without_step + read.issues
 
 
-def _listed(
-    path: Path, layout: LogLayout
-) -> tuple[list[dict[str, Any]], list[tuple[Path, LogLayout]]]:
-    """The rows of a list that say what was measured, and the logs of the others."""
-    from mpctl.interop.log_rows import layout_of_row
-
+def _listed(path: Path) -> list[Any]:
     document = _read(path)
     rows = document.get("rows") if isinstance(document, dict) else document
     if not isinstance(rows, list) or not rows:
         raise InputError.of("bad-runs", str(path), "no rows", "a list, or a table with `rows`")
-    rows = [_with_paths(row, path.parent) for row in rows]
-    is_log = [isinstance(row, dict) and "log" in row for row in rows]
-    logs = [
-        layout_of_row(r, path.parent, layout) for r, log in zip(rows, is_log, strict=True) if log
-    ]
-    return [row for row, log in zip(rows, is_log, strict=True) if not log], logs
+    return [_with_paths(row, path.parent) for row in rows]
 
 
 def _with_paths(row: Any, folder: Path) -> Any:

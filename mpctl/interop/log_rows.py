@@ -238,6 +238,14 @@ def _disagreements(where: str, job: JobSpec, run: LogRun) -> Iterator[Issue]:
         yield Issue("log-tokens", where, message, "check the batch of the layout")
 
 
+def logs_of_rows(
+    rows: Iterable[Mapping[str, Any]], folder: Path, common: LogLayout, issues: list[Issue]
+) -> list[tuple[Path, LogLayout]]:
+    """The logs of the rows of a list in a folder; those that are wrong become issues."""
+    found = (attempt(issues, partial(layout_of_row, row, folder, common)) for row in rows)
+    return [log for log in found if log is not None]
+
+
 def layout_of_row(
     row: Mapping[str, Any], folder: Path, common: LogLayout
 ) -> tuple[Path, LogLayout]:

@@ -43,6 +43,7 @@ HEADS = {
     "torchtitan", "Building device mesh with": "torchtitan", "-D device mesh with": "torchtitan",
 }  # fmt: skip
 """What the dump of a launcher begins with."""
+_HEAD = re.compile("|".join(map(re.escape, HEADS)))
 LAYOUT = {
     "megatron": (
         "world_size", "tensor_model_parallel_size", "pipeline_model_parallel_size",
@@ -101,26 +102,26 @@ class PrintedConfig:
         return ""
 
 
+def head_of(text: str) -> str:
+    """The head of a dump of settings that begins in this line; empty where none does."""
+    found = _HEAD.search(text)
+    return found[0] if found and "end of arguments" not in text else ""
+
+
 class DumpReader:
     """Reads the dumps of settings in the lines of a log, one after the other."""
 
     def __init__(self) -> None:
-        self.head = ""
+        self._head = ""
         self._kind = ""
         self._stack: list[str] = []
         self._json: list[str] = []
 
-    def begins(self, text: str) -> bool:
-        """Whether a dump begins in this line."""
-        self.head = next((head for head in HEADS if head in text), "")
-        if self.head == " arguments --" and "end of" in text:
-            self.head = ""
-        return bool(self.head)
-
-    def read(self, text: str, config: PrintedConfig) -> None:
-        """Add what a line says to the settings."""
-        if self.begins(text):
-            self._kind = config.kind = HEADS[self.head]
+    def read(self, text: str, config: PrintedConfig, head: str | None = None) -> None:
+        """Add what a line says to the settings. head: its `head_of`, where that is known."""
+        self._head = head_of(text) if head is None else head
+        if self._head:
+            self._kind = config.kind = HEADS[self._head]
             self._stack, self._json = [], []
         if self._kind:
             _READERS[self._kind](self, text, config)
@@ -151,7 +152,7 @@ class DumpReader:
                 return
 
     def read_torchtitan(self, text: str, config: PrintedConfig) -> None:
-        if self.head.startswith("Running"):
+        if self._head.startswith("Running"):
             self._json = [text[text.index("{") :]]
         elif self._json:
             self._json.append(text)

@@ -38,7 +38,7 @@ from mpctl.interop.log_formats import (
     read_summary,
 )
 from mpctl.interop.log_lines import LogLine, file_lines, plain, text_lines
-from mpctl.interop.log_settings import DumpReader, PrintedConfig
+from mpctl.interop.log_settings import DumpReader, PrintedConfig, head_of
 from mpctl.rundir.summary import WARM_UP_STEPS
 from mpctl.units import plural, seconds_text
 
@@ -56,6 +56,8 @@ _ASIDE = re.compile(
     r"running evaluation|evaluating|start(?:ing)? validation",
     re.IGNORECASE,
 )
+_ASIDE_WORDS = ("heckpoint", "odel", "alid", "valuat")  # a line without one needs no search
+_WORLD_WORDS = ("world", "Starting", "MEMBER", "processes")
 _WORLD = re.compile(
     r"(?:using world size: |Starting with |MEMBER: \d{1,7}/|Num processes: |"
     r"\bworld_size ?[=.]{1,80} ?)(\d{1,7})\b"
@@ -204,10 +206,11 @@ def _scan(lines: Iterable[LogLine]) -> list[_Start]:
     reader, count = DumpReader(), 0
     for line in lines:
         start, text = starts[-1], line.text
-        if reader.begins(text) and start.steps:
+        head = head_of(text)
+        if head and start.steps:
             start = _Start(line.number)
             starts.append(start)
-        reader.read(text, start.config)
+        reader.read(text, start.config, head)
         step = _step_of(line, start)
         if step is None:
             ranks = _ranks_in(text)
@@ -249,8 +252,8 @@ def _step_of(line: LogLine, start: _Start) -> tuple[tuple[str, str], LogStep] | 
 
 def _ranks_in(text: str) -> int | None:
     """The ranks of a process group that a line names."""
-    if ":print]" in text:  # DeepSpeed's settings, whose world_size counts replicas
-        return None
+    if ":print]" in text or not any(word in text for word in _WORLD_WORDS):
+        return None  # the former are DeepSpeed's settings, whose world_size counts replicas
     found = _WORLD.search(text)
     return int(found[1]) or None if found else None
 
@@ -262,7 +265,7 @@ def _read_aside(line: LogLine, start: _Start) -> None:
         start.bars.setdefault(bar.total, []).append((bar, line.number))
     elif (average := read_summary(text)) is not None:
         start.average = average
-    elif _ASIDE.search(text):
+    elif any(word in text for word in _ASIDE_WORDS) and _ASIDE.search(text):
         start.is_aside = True
 
 

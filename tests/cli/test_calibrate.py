@@ -93,6 +93,17 @@ def test_run_directories_are_taken_as_they_lie(mpctl: Mpctl, tmp_path: Path) -> 
     assert said.code == 2 and "none" in said.err
 
 
+def test_a_run_directory_without_a_step_is_named_and_left_out(mpctl: Mpctl, tmp_path: Path) -> None:
+    write_run(tmp_path / "bench" / "good", (0.8,) * 3)
+    write_run(tmp_path / "bench" / "empty", ())
+    said = mpctl(
+        "calibrate", str(tmp_path / "bench"), "--out", str(tmp_path / "out"), "--rounds", "1"
+    )
+    assert said.code == 0 and "no step of the run was recorded" in said.err
+    said = mpctl("calibrate", str(tmp_path / "bench" / "empty"), "--out", str(tmp_path / "no"))
+    assert said.code == 2 and "[no-steps]" in said.err
+
+
 def test_logs_calibrate_and_those_that_cannot_are_named(mpctl: Mpctl, tmp_path: Path) -> None:
     """A list with rows of both kinds; a run of 60 layers on 8 stages; a log of two runs."""
     lines = logs.ARGUMENTS.splitlines()
@@ -113,7 +124,7 @@ def test_logs_calibrate_and_those_that_cannot_are_named(mpctl: Mpctl, tmp_path: 
     rows = [
         {"log": "good.log"}, {"log": "uneven.log"}, {"log": "mixed.log", "job": job},
         {"log": "good.log", "job": {**job, "parallel": {"tp": 4}}, "group": "mine"},
-        {"log": "none.log"}, {"job": job, "measured": {"step_seconds": 2.0}},
+        {"log": "none.log"}, {"job": job, "measured": {"step_seconds": 2.0}}, {"log": 5},
     ]  # fmt: skip
     runs, out = tmp_path / "runs.json", tmp_path / "out"
     runs.write_text(json.dumps(rows))
@@ -123,6 +134,7 @@ def test_logs_calibrate_and_those_that_cannot_are_named(mpctl: Mpctl, tmp_path: 
     assert "mine" in said.out and "good.log: megatron: 5 steady lines, left out" in said.err
     assert "60 layers cannot be split evenly into 8 stages" in said.err
     assert "mixed.log: steps of line 1 on" in said.err and "none.log: " in said.err
+    assert "5: a row with a log has `log`, a path" in said.err
     said = mpctl("calibrate", str(tmp_path / "mixed.log"), "--out", str(out / "no"))
     assert said.code == 2 and "[log-mixed]" in said.err and not (out / "no").exists()
     runs.write_text('[{"log": 5}]')
