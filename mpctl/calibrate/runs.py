@@ -341,18 +341,7 @@ def is_run_path(path: Path) -> bool:
     return path.is_dir() or path.name in RUN_FILES
 
 
-def run_rows(paths: Iterable[Path], cluster: str | None = None) -> list[Row]:
-    """As `readable_run_rows`, where each path has to hold a run and each run a step: raises
-    InputError with all issues."""
-    rows, issues = readable_run_rows(paths, cluster)
-    if issues:
-        raise InputError(issues)
-    return rows
-
-
-def readable_run_rows(
-    paths: Iterable[Path], cluster: str | None = None
-) -> tuple[list[Row], list[Issue]]:
+def run_rows(paths: Iterable[Path], cluster: str | None = None) -> tuple[list[Row], list[Issue]]:
     """The runs at these paths, as rows that `read_runs` takes, each run once, and issues: paths
     without a run, runs without a step, and runs with a cluster whose name no preset has.
 

@@ -187,7 +187,7 @@ def _log_layout(
 
 def _rows(paths: list[Path], layout: LogLayout) -> tuple[list[dict[str, Any]], list[Issue]]:
     """The rows of all lists, run directories and logs, and the issues of what gave no row."""
-    from mpctl.calibrate.runs import is_run_path, readable_run_rows
+    from mpctl.calibrate.runs import is_run_path, run_rows
     from mpctl.interop.log_rows import folder_logs, is_log_folder, log_rows, logs_of_rows
 
     folders = [path for path in paths if is_log_folder(path)]
@@ -206,7 +206,7 @@ def _rows(paths: list[Path], layout: LogLayout) -> tuple[list[dict[str, Any]], l
     read = log_rows(logs)
     for note in read.notes:
         _say(note)
-    own, without_step = readable_run_rows(runs, layout.cluster)
+    own, without_step = run_rows(runs, layout.cluster)
     return rows + own + read.rows, issues + without_step + read.issues
 
 

@@ -6,10 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from mpctl.calibrate.runs import find_runs, is_run_path, read_runs, run_rows
-from mpctl.errors import InputError
 from mpctl.spec.load import load_job
 from mpctl.spec.presets import presets_root
 
@@ -32,16 +29,16 @@ def write_run(folder: Path, steps: tuple[float, ...] = STEPS, **settings: Any) -
 
 def issues_of(*paths: Path, cluster: str | None = None) -> dict[str, str]:
     """Rules and messages of the issues of these paths."""
-    with pytest.raises(InputError) as caught:
-        run_rows(paths, cluster)
-    return {issue.rule: str(issue) for issue in caught.value.issues}
+    rows, issues = run_rows(paths, cluster)
+    assert not rows
+    return {issue.rule: str(issue) for issue in issues}
 
 
 def test_a_run_is_its_job_on_a_preset_and_the_median_step_after_the_warm_up(
     tmp_path: Path,
 ) -> None:
     folder = write_run(tmp_path / "bench" / "tp2-r1")
-    (row,) = run_rows([folder])
+    (row,), _ = run_rows([folder])
     assert row["measured"] == {"step_seconds": 2.1}
     assert (row["id"], row["group"]) == (str(folder), "bench")
     assert row["job"]["cluster"] == {
@@ -59,7 +56,8 @@ def test_a_run_is_found_by_its_files_and_by_any_folder_above_it_and_counts_once(
     assert list(find_runs(tmp_path)) == [first, second]
     assert list(find_runs(first / "summary.json")) == [first]
     assert is_run_path(first / "summary.json") and not is_run_path(tmp_path / "runs.json")
-    assert [row["id"] for row in run_rows([first, tmp_path / "bench"])] == [str(first), str(second)]
+    rows, _ = run_rows([first, tmp_path / "bench"])
+    assert [row["id"] for row in rows] == [str(first), str(second)]
 
 
 def test_ranks_that_trained_nothing_are_no_run(tmp_path: Path) -> None:
@@ -72,7 +70,7 @@ def test_ranks_that_trained_nothing_are_no_run(tmp_path: Path) -> None:
 def test_where_only_the_summary_was_kept_its_step_counts(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", steps=())
     (folder / "summary.json").write_text('{"step_seconds": 0.5}')
-    assert run_rows([folder])[0]["measured"] == {"step_seconds": 0.5}
+    assert run_rows([folder])[0][0]["measured"] == {"step_seconds": 0.5}
 
 
 def test_all_issues_are_reported_together(tmp_path: Path) -> None:
@@ -88,6 +86,6 @@ def test_the_cluster_may_be_named_by_a_file(tmp_path: Path) -> None:
     ours = tmp_path / "ours.toml"
     ours.write_bytes((presets_root() / "clusters" / "this-machine.toml").read_bytes())
     folder = write_run(tmp_path / "run", **{"cluster.name": "nobody's"})
-    (row,) = run_rows([folder], str(ours))
+    (row,), _ = run_rows([folder], str(ours))
     assert row["job"]["cluster"]["preset"] == str(ours)
     assert read_runs([row])[0].parts["clusters"] == str(ours)
