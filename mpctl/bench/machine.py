@@ -14,37 +14,40 @@ loses nothing. Its rows are estimated on the presets once these exist: the remai
 between estimates and measurements are those that a preset cannot express.
 
 A core is not equally fast at all times: virtual machines share sockets with others, laptops become
-hot. So a round has all three stages, and a change in the course of minutes meets kernels and runs
-alike: medians over rounds are of the same times. A layout whose runs differ by 2 % of their median
+hot. So a round has all three stages, and on a CPU every measurement is stated at the usual pace of
+the machine (bench/yardstick.py). A layout whose runs differ by 2 % of their median
 or less to either side is not run again; by default two rounds, and a few runs of a third, take less
 than five minutes on two cores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from math import exp, inf, log
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NotRequired, TypeVar, cast
 
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.bench.cases import PlannedCase, plan_cases, with_data
 from mpctl.bench.collectives import CollectiveBench, CollectiveRow
 from mpctl.bench.kernels import KernelBench, KernelRow
-from mpctl.bench.machine_fit import LinkFit, fit_device, fit_link
+from mpctl.bench.machine_fit import TINY, LinkFit, fit_device, fit_link
 from mpctl.bench.machine_plan import MachineWork
 from mpctl.bench.machine_preset import PRESETS, MachinePreset, machine_preset, measured_source
 from mpctl.bench.probe import RankBench
 from mpctl.bench.report import BenchEnvelope, BenchEnvironment, envelope, save_report, take_folder
 from mpctl.bench.runner import Budget, CaseRun, Watch, group_runs, run_cases
 from mpctl.bench.verify import BUSY
+from mpctl.bench.yardstick import Paces, cpu_yardstick
 from mpctl.calibrate.own_cluster import ClusterFit, fit_cluster, own_spread
 from mpctl.calibrate.runs import Run
 from mpctl.layout.job_layout import JobLayout
 from mpctl.rundir.directory import RunDir
+from mpctl.rundir.rank_files import StepRecord
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.runtime import get_profile
 
@@ -206,6 +209,20 @@ def is_settled(seconds: Sequence[float]) -> bool:
     return doubt(seconds) <= SETTLED
 
 
+SECONDS = ("seconds", "cpu_seconds")  # of a timing
+B = TypeVar("B", bound=RankBench)
+
+
+def paced_run(run: CaseRun, factor: float) -> CaseRun:
+    """The run with all its steps `factor` times as long."""
+    records = [
+        {**record, "step_seconds": record["step_seconds"] * factor,
+         "cpu_seconds": record["cpu_seconds"] * factor}
+        for record in run.records
+    ]  # fmt: skip
+    return replace(run, records=cast(Sequence[StepRecord], records))
+
+
 def in_round(watch: Watch, number: int, rounds: int) -> Watch:
     """The same, with stages that name the round; its bar shows the time left in it."""
 
@@ -221,7 +238,7 @@ class MachineFindings(TypedDict):
     few ran; link_error: mean relative error of the link's fit; wrong: collectives with wrong
     results; disturbed: layouts of one rank that did not have its core to itself; checks: a row for
     each layout that was trained; errors: means of |planned / measured - 1| over them, by the preset
-    of the plan.
+    of the plan; drift: by how much the machine was slower at its slowest than at its fastest.
     """
 
     name: str
@@ -234,6 +251,7 @@ class MachineFindings(TypedDict):
     disturbed: list[str]
     checks: list[MachineCheck]
     errors: dict[str, float]
+    drift: NotRequired[float]
 
 
 class MachineReport(BenchEnvelope):
@@ -250,7 +268,8 @@ class MachineBench:
 
     timed, sent: the kernels and the collectives with all their rounds; kernels, collectives: their
     rows. planned: the rows of both with the estimates on the preset, once there is one. cases: the
-    layouts, with data; longest: seconds of the longest training run, its start included.
+    layouts, with data; longest: seconds of the longest training run, its start included. trained:
+    runs as they were, and the yardstick around each; paces: all yardsticks; pace: measures one.
     """
 
     work: MachineWork
@@ -263,7 +282,9 @@ class MachineBench:
     cases: list[PlannedCase] = field(default_factory=list)
     longest: float = 0.0
     planned: list[KernelRow | CollectiveRow] = field(default_factory=list)
-    runs: list[CaseRun] = field(default_factory=list)
+    trained: list[tuple[CaseRun, float]] = field(default_factory=list)
+    paces: Paces = field(default_factory=Paces)
+    pace: Callable[[], float] = lambda: 1.0
     link: LinkFit | None = None
     preset: MachinePreset | None = None
     checks: list[MachineCheck] = field(default_factory=list)
@@ -275,16 +296,36 @@ class MachineBench:
         failed, InputError where a file cannot be written."""
         take_folder(out)
         alone = 0.0
-        for number in range(self.work.rounds):
-            began = budget.clock()
-            if number and not (self.open_cases() and budget.fits(alone + 2 * self.longest)):
-                break
-            self._measure_alone(out, number, in_round(watch, number, self.work.rounds))
-            self.write_presets(out)
-            alone = budget.clock() - began
-            self._train(out, number, budget, in_round(watch, number, self.work.rounds))
+        with self.yardstick(out) as self.pace:
+            for number in range(self.work.rounds):
+                began = budget.clock()
+                if number and not (self.open_cases() and budget.fits(alone + 2 * self.longest)):
+                    break
+                seen = in_round(watch, number, self.work.rounds)
+                self._measure_alone(out, number, seen)
+                self.write_presets(out)
+                alone = budget.clock() - began
+                self._train(out, number, budget, seen)
         self.is_complete = not self.open_cases()
         save_report(out, self.report())
+
+    def yardstick(self, out: Path) -> AbstractContextManager[Callable[[], float]]:
+        """The call that times a layer of the model, on a CPU; GPUs keep their clocks, and their
+        memory is the runs'."""
+        layers = [
+            kernel.case
+            for kernel in self.work.kernels.kernels
+            if kernel.is_layer and kernel.site != TINY and kernel.case["part"] == "both"
+        ]
+        if not (layers and self.work.base.is_cpu):
+            return nullcontext(lambda: 1.0)
+        return cpu_yardstick(out, self.work.kernels.job, layers[0])
+
+    def _around(self, before: float) -> float:
+        """The yardstick's seconds around a measurement that has just ended; before: those at its
+        beginning."""
+        self.paces.seconds.append(self.pace())
+        return (before + self.paces.seconds[-1]) / 2
 
     def _measure_alone(self, out: Path, number: int, watch: Watch) -> None:
         """A round of the kernels, and of the collectives where there are several ranks."""
@@ -294,22 +335,39 @@ class MachineBench:
             )
             if (cases := self.work.collectives(None)) is not None:
                 self.sent = CollectiveBench(self.environment, self.command, 1, cases)
+        self.paces.seconds.append(self.pace())
         self._measure(self.timed, RunDir(out / f"kernels-r{number + 1}"), watch)
         self.kernels = self.timed.rows
         save_report(out, self.report())
         if self.sent is not None:
             self._measure(self.sent, RunDir(out / f"collectives-r{number + 1}"), watch)
-            self.collectives = self.sent.rows
 
     def _measure(self, bench: RankBench, run: RunDir, watch: Watch) -> None:
+        before = len(bench.timings)
         bench.measure(run, watch)
+        around = self._around(self.paces.seconds[-1])
+        for timing in bench.timings[before:]:
+            timing["pace"] = around
         if bench.is_stopped:
             raise KeyboardInterrupt
+
+    def at_usual_pace(self, bench: B) -> B:
+        """The same bench with the seconds at the usual pace."""
+        timings = []
+        for timing in bench.timings:
+            factor = self.paces.factor(timing.get("pace", self.paces.usual))
+            seconds = {key: timing[key] * factor for key in SECONDS if key in timing}
+            timings.append({**timing, **seconds})
+        return replace(bench, timings=timings)
 
     def write_presets(self, out: Path) -> None:
         """Fit device and link to the rows so far, and write presets and report into `out`. Raises
         InputError where too little was measured, or a file cannot be written."""
         work, source = self.work, measured_source(self.environment)
+        if self.timed is not None:
+            self.kernels = self.at_usual_pace(self.timed).rows
+        if self.sent is not None:
+            self.collectives = self.at_usual_pace(self.sent).rows
         device = fit_device(
             self.kernels, work.base, dtype=work.dtype, name=work.device_name(self.environment),
             memory_bytes=work.memory_bytes, source=source,
@@ -326,7 +384,7 @@ class MachineBench:
         self.preset.write(out / PRESETS)
         sent = self.collectives
         if self.sent is not None:
-            sent = collectives_on(self.preset, self.work, self.sent)
+            sent = collectives_on(self.preset, self.work, self.at_usual_pace(self.sent))
         self.planned = [*kernels_on(self.preset, self.work, self.kernels), *sent]
         save_report(out, self.report())
 
@@ -346,16 +404,21 @@ class MachineBench:
         began = budget.clock()
         try:
             for run in runs:
-                self.runs.append(run)
+                self.trained.append((run, self._around(self.paces.seconds[-1])))
                 save_report(out, self.report())
                 self.longest = max(self.longest, budget.clock() - began)
                 began = budget.clock()
                 if number and not budget.fits(self.longest):
                     break
         finally:
-            if self.runs:
-                wanted = len(self.runs) + len(self.open_cases())
-                self.hold(out, measured.of_runs(len(self.runs), wanted))
+            if self.trained:
+                wanted = len(self.trained) + len(self.open_cases())
+                self.hold(out, measured.of_runs(len(self.trained), wanted))
+
+    @property
+    def runs(self) -> list[CaseRun]:
+        """The training runs, their steps at the usual pace."""
+        return [paced_run(run, self.paces.factor(around)) for run, around in self.trained]
 
     def open_cases(self) -> list[PlannedCase]:
         """The layouts that another run would tell more of, those that differ most from run to run
@@ -402,4 +465,5 @@ class MachineBench:
             "disturbed": disturbed_runs(self.runs),
             "checks": self.checks,
             "errors": dict(mean_errors(self.checks)),
+            "drift": self.paces.drift,
         }

@@ -108,6 +108,7 @@ REACHED = {
     "flash_backward": "of the peak, attention backward reaches",
     "memory": "of the memory, norms, losses and the optimizer reach",
 }
+DRIFTED = 0.1  # what a page says of a machine's pace
 ERRORS = {"measured": "measured", "fitted": "fitted", "left_out": "left out"}
 
 
@@ -145,6 +146,9 @@ def machine_parts(report: MachineReport) -> Iterator[Part]:
     if findings["files"] and findings["spread"] is None:
         text = "fewer than three layouts were trained: bands are those of a cluster never measured"
         yield BenchLine(text, "warning")
+    if (drift := findings.get("drift", 0.0)) > DRIFTED:
+        text = f"the machine was up to {drift:.0%} slower at times: figures are of its usual pace"
+        yield BenchLine(text, "note")
     for name in findings["wrong"]:
         yield BenchLine(f"{name}: the result is wrong", "warning")
     if findings["disturbed"]:

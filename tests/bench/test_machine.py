@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
 from math import inf, log
@@ -14,7 +15,7 @@ import pytest
 
 from mpctl.bench.cases import PlannedCase
 from mpctl.bench.collectives import CollectiveRow
-from mpctl.bench.kernels import KernelRow
+from mpctl.bench.kernels import KernelBench, KernelRow
 from mpctl.bench.machine import (
     MachineBench,
     MachineCheck,
@@ -28,6 +29,7 @@ from mpctl.bench.machine import (
 )
 from mpctl.bench.report import BenchEnvironment
 from mpctl.bench.runner import Budget, Watch
+from mpctl.bench.yardstick import Paces
 from mpctl.calibrate.own_cluster import fit_cluster, own_spread
 from mpctl.planning.plan import load_plan
 from mpctl.render.bench import print_report
@@ -121,11 +123,14 @@ class Timed(MachineBench):
     seconds, all by this clock."""
 
     now = 0.0
-    trained: list[list[str]]
+    names: list[list[str]]
     takes: dict[str, list[float]]
 
     def clock(self) -> float:
         return self.now
+
+    def yardstick(self, out: Path) -> AbstractContextManager[Callable[[], float]]:
+        return nullcontext(lambda: 1.0)
 
     def _measure_alone(self, out: Path, number: int, watch: Watch) -> None:
         self.now += 20.0
@@ -135,16 +140,16 @@ class Timed(MachineBench):
 
     def _train(self, out: Path, number: int, budget: Budget, watch: Watch) -> None:
         wanted = self.open_cases()
-        self.trained.append([case.name for case in wanted])
+        self.names.append([case.name for case in wanted])
         for case in wanted:
             seconds = self.takes[case.name][number]
             self.now, self.longest = self.now + seconds, max(self.longest, seconds)
-            self.runs.append(run_of(case, seconds, number=number))
+            self.trained.append((run_of(case, seconds, number=number), 1.0))
 
 
 def timed_rounds(tmp_path: Path, budget: float, **takes: list[float]) -> Timed:
     found = Timed(planned_work(), cast(BenchEnvironment, {**ENVIRONMENT}), "mpctl bench machine")
-    found.trained, found.takes = [], takes
+    found.names, found.takes = [], takes
     found.cases = [case_of(name) for name in takes]
     found.run(tmp_path / "out", budget=Budget(budget, found.clock), watch=Watch(print))
     return found
@@ -153,7 +158,7 @@ def timed_rounds(tmp_path: Path, budget: float, **takes: list[float]) -> Timed:
 def test_a_layout_is_trained_until_its_runs_agree(tmp_path: Path) -> None:
     """`b` differs by 5 % from run to run, `c` by more, and is the first of the third round."""
     found = timed_rounds(tmp_path, 1e3, a=[10.0, 10.1], b=[10.0, 10.5, 10.2], c=[10.0, 13.0, 11.0])
-    assert found.trained == [["a", "b", "c"], ["a", "b", "c"], ["c", "b"]]
+    assert found.names == [["a", "b", "c"], ["a", "b", "c"], ["c", "b"]]
     assert found.is_complete
 
 
@@ -161,13 +166,14 @@ def test_no_round_begins_that_could_train_nothing(tmp_path: Path) -> None:
     """A round takes 20 s of kernels and collectives, and at least two runs of 10 s."""
     for budget, times in ((1.0, 1), (69.0, 1), (71.0, 2)):
         found = timed_rounds(tmp_path / str(budget), budget, a=[10.0, 20.0])
-        assert len(found.trained) == times and not found.is_complete
+        assert len(found.names) == times and not found.is_complete
 
 
 def test_runs_end_with_the_budget_from_the_second_round_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = measured_bench(tmp_path)
+    found.paces.seconds.append(1.0)
     found.cases = [case_of(name) for name in ("a", "b", "c")]
     now, names = [0.0], []
 
@@ -187,6 +193,28 @@ def test_runs_end_with_the_budget_from_the_second_round_on(
     assert {check["layout"] for check in found.checks} == {"a", "b", "c"}
     assert found.preset is not None
     assert "5 of 8 training runs" in found.preset.texts()["clusters/mine.toml"]
+
+
+def test_what_a_slow_machine_took_is_stated_at_its_usual_pace(tmp_path: Path) -> None:
+    """The yardstick took 1 s, and 2 s around a run of 3 s and a kernel of 4 s: 1.5 and 2 s."""
+    found = bench()
+    found.paces = Paces([1.0, 1.0, 2.0])
+    found.trained = [(run_of(case_of("1 rank"), 3.0), 2.0), (run_of(case_of("2"), 1.0), 1.0)]
+    assert [run.step_seconds for run in found.runs] == [1.5, 1.0]
+    assert found.runs[0].records[-1]["cpu_seconds"] == found.trained[0][0].records[-1][
+        "cpu_seconds"] / 2  # fmt: skip
+    timed = KernelBench(found.environment, "", 1, found.work.kernels)
+    timed.timings = [{"case": 0, "ranks": 2, "seconds": 4.0, "cpu_seconds": 2.0, "pace": 2.0}]
+    (slow,) = found.at_usual_pace(timed).rows
+    assert (slow["seconds"], slow["cpu_seconds"]) == (2.0, 1.0)
+    assert timed.timings[0]["seconds"] == 4.0 and found.report()["findings"]["drift"] == 1.0
+
+
+def test_a_measurement_is_between_two_yardsticks() -> None:
+    found, said = bench(), iter([1.0, 3.0])
+    found.pace = lambda: next(said)
+    found.paces.seconds.append(found.pace())
+    assert found._around(found.paces.seconds[-1]) == 2.0 and found.paces.seconds == [1.0, 3.0]
 
 
 LINK = InnerLinkSpec(bandwidth=4e9, latency=3e-5)
@@ -290,7 +318,7 @@ def test_runs_give_a_spread_and_the_presets_are_written_again(tmp_path: Path) ->
     found = measured_bench(tmp_path)
     assert found.preset is not None
     cases = [case_of(f"batch {n}", training__global_batch_size=n) for n in (1, 2, 4)]
-    found.runs = [run_of(case, 0.2 * (n + 1)) for n, case in enumerate(cases)]
+    found.trained = [(run_of(case, 0.2 * (n + 1)), 1.0) for n, case in enumerate(cases)]
     found.hold(tmp_path, found.preset)
     findings = found.report()["findings"]
     assert [check["layout"] for check in findings["checks"]] == [case.title for case in cases]
@@ -319,7 +347,7 @@ def test_the_table_says_how_far_plans_are_off_and_how_to_plan(
     assert "fewer than three layouts were trained" in said
     assert found.preset is not None
     found.collectives[0]["wrong"] = 3
-    found.runs = [run_of(case_of("1 rank"), 1.0)]
+    found.trained = [(run_of(case_of("1 rank"), 1.0), 1.0)]
     found.hold(tmp_path, found.preset)
     print_report(found.report(), Path("runs/lab"))
     said = capsys.readouterr().out

@@ -308,6 +308,11 @@ _MAKERS: dict[KernelName, Callable[[Bench], Work]] = {
 }  # fmt: skip
 
 
+def make_kernel(bench: Bench) -> Work:
+    """One kernel with its operands, to be run any number of times."""
+    return _MAKERS[bench.case["kernel"]](bench)
+
+
 MOST_REPEATS, TRIALS = 10_000, 3
 
 
@@ -320,7 +325,7 @@ def probe_kernels(request: KernelRequest, job: JobSpec, mesh: Mesh) -> Iterator[
     for number in agreed_rounds(mesh, request["rounds"], request["seconds"]):
         for place, case in enumerate(request["cases"]):
             bench = Bench(case, job, mesh.device)
-            works = [_MAKERS[case["kernel"]](bench) for _ in range(case["copies"])]
+            works = [make_kernel(bench) for _ in range(case["copies"])]
             for work in works:
                 work()
             if place not in repeats:
