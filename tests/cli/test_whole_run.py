@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import astuple
 from math import ceil, isfinite
@@ -14,6 +15,7 @@ from mpctl.errors import InputError
 from mpctl.planning.plan import load_plan
 from mpctl.planning.summary import main_figures
 from mpctl.planning.whole_run import WholeRun, plan_whole_run, read_tokens, run_figures
+from mpctl.render.search import run_cells, whole_run_text
 from mpctl.search.evaluate import LayoutEvaluator
 from mpctl.search.find import find_layouts
 from mpctl.search.request import read_request
@@ -226,3 +228,26 @@ def test_the_fastest_layout_is_that_of_least_days() -> None:
     assert len(every) > 20
     least = min(report.run.days for report in every if report.run and report.fits)
     assert best.run is not None and best.run.days <= least * 1.011  # ALIKE, and saves
+
+
+def test_a_search_tells_the_same_run_everywhere(mpctl: Mpctl, tmp_path: Path) -> None:
+    """In words, as JSON, in the table of CSV and on the page, with the price of a GPU-hour."""
+    sheet, page = tmp_path / "found.csv", tmp_path / "found.html"
+    command = ["search", "--cluster", "dgx-h100", "--nodes", "1", "--model", "gpt2", "--runtime",
+               "megatron-core", "--global-batch-size", "64", "--gpus", "1,8", "--top", "1",
+               "--tokens", "10B", "--objective", "days", "--price", "2.5"]  # fmt: skip
+    found = json.loads(mpctl(*command, "--csv", sheet, "--html", page, "--json").out)
+    best = found["best"][0]
+    run = WholeRun(**best["run"])
+    assert best["gpus"] == 8 and run.price == pytest.approx(2.5 * run.gpu_hours)
+    assert run.gpu_hours_ideal == pytest.approx(10 * best["gpu_hours_per_billion_tokens"], rel=1e-3)
+    text, drawn = mpctl(*command).out, page.read_text("utf-8")
+    told = whole_run_text(best["run"])
+    assert f"{run.useful:.1%} of the time useful" in told
+    for entry in found["by_gpus"]:
+        for cell in run_cells(entry):
+            assert cell in text and cell in drawn
+    assert told in text and told in drawn and "--tokens 10B" in drawn
+    rows = list(csv.DictReader(sheet.open()))
+    assert float(rows[0]["run_days"]) == run.days
+    assert float(rows[0]["run_price"]) == run.price

@@ -20,6 +20,7 @@ from mpctl.estimate.goodput import (
     time_shares,
     young_interval,
 )
+from mpctl.spec.cluster import OperationsSpec
 from tests.goodput import HOUR, PUBLISHED, SIZES, Published, case, simulate, simulate_elastic
 
 HARD = {
@@ -67,7 +68,16 @@ def test_the_time_between_failures_that_meta_projects(gpus: int, hours: float) -
 
 
 def test_llama_3s_failures_by_gpu_and_node_add_up() -> None:
-    assert 54 * 24 / job_mtbf(16_384, 2_048, 79_000, 17_600) == pytest.approx(419, rel=0.01)
+    facts = OperationsSpec()
+    hours = job_mtbf(16_384, 2_048, facts.gpu_mtbf_hours, facts.node_mtbf_hours)
+    assert 54 * 24 / hours == pytest.approx(419, rel=0.01)
+
+
+def test_the_default_rates_are_those_of_blooms_cluster_too() -> None:
+    """1 to 2 failures a week of 384 A100 (docs/goodput.md)."""
+    facts = OperationsSpec()
+    hours = job_mtbf(384, 48, facts.gpu_mtbf_hours, facts.node_mtbf_hours)
+    assert 1 < 7 * 24 / hours < 2
 
 
 @pytest.mark.parametrize("pause", [0.1, 10.0, 300.0, 3600.0, 36_000.0])
