@@ -94,7 +94,8 @@ FromOption = Annotated[
         "--from",
         metavar='LAUNCHER "FLAGS"',
         help="Read the job from another launcher's command line or config: --from megatron "
-        '"--num-layers 24 ..." (@FILE: a file with it, -: stdin); megatron, torchtitan, nanotron.',
+        '"--num-layers 24 ..." (@FILE: a file with it, -: stdin); megatron, torchtitan, '
+        "nanotron, deepspeed.",
         show_default=False,
     ),
 ]

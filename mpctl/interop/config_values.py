@@ -9,6 +9,7 @@ one. A file is untrusted: it has at most MOST values, DEEPEST tables deep, and n
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -61,6 +62,33 @@ def read_yaml(text: str) -> Flags:
         raise InputError.of("bad-syntax", "--from", "the config is no table of settings",
                             "give the launcher's config file as @FILE")  # fmt: skip
     return flat_values(tree)
+
+
+def python_calls(text: str) -> tuple[dict[str, object], dict[str, object]]:
+    """The literals of Python source: keyword arguments by `Call.keyword`, and assigned values by
+    name (`config.training.steps`). Nothing is run. Raises InputError for what is no Python."""
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InputError.of("bad-syntax", "--from", f"no Python: {error}"[:200],
+                            "give the launcher's config file as @FILE") from None  # fmt: skip
+    calls: dict[str, object] = {}
+    assigned: dict[str, object] = {}
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            calls |= {f"{name}.{word.arg}": _literal(word.value) for word in node.keywords}
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1:
+            name, literal = ast.unparse(node.targets[0]), _literal(node.value)
+            assigned[name] = ast.unparse(node.value) if literal is None else literal
+    return {name: value for name, value in calls.items() if value is not None}, assigned
+
+
+def _literal(node: ast.expr) -> object:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, MemoryError, RecursionError):
+        return None
 
 
 def is_true(word: str) -> bool:

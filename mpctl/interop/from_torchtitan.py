@@ -15,7 +15,6 @@ schedules, the ends a layer less each.
 
 from __future__ import annotations
 
-import ast
 import re
 import shlex
 import tomllib
@@ -24,7 +23,7 @@ from pathlib import Path
 
 from mpctl.errors import InputError
 from mpctl.interop.command_line import EXPAND, Flags, is_unexpanded, split_command
-from mpctl.interop.config_values import flat_values, is_true, read_yaml
+from mpctl.interop.config_values import flat_values, is_true, python_calls, read_yaml
 from mpctl.interop.flag_reader import FlagReader, ReadJob
 from mpctl.interop.from_megatron import find_cut
 from mpctl.interop.log_settings import LAYOUT, PrintedConfig
@@ -41,7 +40,7 @@ MODELS = {
     "qwen3 32b": "qwen3-32b",
 }  # fmt: skip
 """Presets of models by torchtitan's name and flavour."""
-P, T = "parallelism.", "training."
+P, T, CALL = "parallelism.", "training.", "ParallelismConfig."
 KEYS = (
     Key(f"{P}tensor_parallel_degree", "parallel.tp", int, 1),
     Key(f"{P}pipeline_parallel_degree", "parallel.pp", int, 1),
@@ -176,43 +175,26 @@ def _flag_values(text: str) -> Flags:
 
 
 def _python_values(text: str) -> dict[str, object]:
-    """The literals assigned to `config.NAME`, and those in calls assigned to it, by name."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InputError.of("bad-syntax", "--from", f"no Python: {error}"[:200]) from None
-    found: dict[str, object] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1:
-            name = ast.unparse(node.targets[0])
-            if name.startswith(("config.", "cfg.")):
-                found |= _assigned(name.partition(".")[2], node.value)
+    """The literals assigned to `config.NAME`, and those of the call that makes its parallelism."""
+    calls, assigned = python_calls(text)
+    found: dict[str, object] = {
+        f"{P}{name.removeprefix(CALL)}": value
+        for name, value in calls.items() if name.startswith(CALL)
+    }  # fmt: skip
+    for name, value in assigned.items():
+        first, _, key = name.partition(".")
+        if first not in ("config", "cfg") or key == "parallelism":
+            continue
+        if key == "activation_checkpoint":
+            kind = next((k for k in ("selective", "full") if k in str(value).lower()), "none")
+            found[f"{key}.mode"] = kind
+        elif not (isinstance(value, str) and "(" in value):  # a call is no value
+            found[key] = value
     if (model := _FUNCTION.search(text)) is not None:
         found |= {"model.name": model[1], "model.flavor": model[2]}
     if 'model_registry("405B")' in text:
         found["model.flavor"] = "405b"
     return found
-
-
-def _assigned(name: str, value: ast.expr) -> dict[str, object]:
-    if name == "activation_checkpoint":
-        said = ast.unparse(value).lower()
-        kind = next((kind for kind in ("selective", "full") if kind in said), "none")
-        return {"activation_checkpoint.mode": kind}
-    if isinstance(value, ast.Call):
-        return {
-            f"{name}.{word.arg}": literal for word in value.keywords
-            if word.arg and (literal := _literal(word.value)) is not None
-        }  # fmt: skip
-    literal = _literal(value)
-    return {} if literal is None else {name: literal}
-
-
-def _literal(node: ast.expr) -> object:
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, MemoryError, RecursionError):
-        return None
 
 
 def _read_replicas(reader: FlagReader) -> None:

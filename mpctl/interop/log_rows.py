@@ -31,6 +31,12 @@ from mpctl.units import plural, seconds_text
 
 TOLERANCE = 0.05
 """Of tokens a second against seconds: figures are printed with three digits or more."""
+NO_TIME = tuple(f"training.{key}" for key in (
+    "steps", "seed", "lr_", "learning_rate", "min_learning_rate", "warmup_steps", "weight_decay",
+    "beta1", "beta2", "epsilon", "init_std", "loss_scale", "min_loss_scale",
+))  # fmt: skip
+"""Settings of flags and logs that no step's time depends on: not read, so that a benchmark with a
+rate of 0 is a run too."""
 EMITTED = {"nemo": "megatron-bridge", "trainer": "accelerate"}
 """Launchers of logs by their name in `--emit`, where it is another."""
 LOG_ENDINGS, JOB_ENDINGS, FLAG_ENDINGS = (".log", ".out", ".txt"), (".toml", ".json"), (".sh",)
@@ -148,7 +154,8 @@ def _job_tables(path: Path, run: LogRun, layout: LogLayout) -> tuple[Raw, list[s
             message = "the log does not print the settings of its run"
             hint = "name them: --job FILE, or --from LAUNCHER @FILE with its command line"
             raise InputError.of("log-no-layout", plain(str(path)), message, hint)
-        raw, settings = {}, read.settings
+        raw = {}
+        settings = {key: v for key, v in read.settings.items() if not key.startswith(NO_TIME)}
         notes = [f"{warning.issue}" for warning in read.warnings]
     tables = nested({**settings, **layout.settings})
     for table, keys in tables.items():

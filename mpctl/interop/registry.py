@@ -25,6 +25,7 @@ from mpctl.interop import (
 )
 from mpctl.interop.emitted import EmittedPlan
 from mpctl.interop.flag_reader import ReadJob
+from mpctl.interop.from_deepspeed import read_deepspeed
 from mpctl.interop.from_megatron import read_megatron
 from mpctl.interop.from_nanotron import read_nanotron
 from mpctl.interop.from_torchtitan import read_torchtitan
@@ -71,7 +72,8 @@ def _runtime_note(plan: Plan, target: str) -> Iterator[str]:
         yield f"planned for runtime {runtime}; a step takes {step_text(estimate.time)}"
 
 
-READERS = {"megatron": read_megatron, "torchtitan": read_torchtitan, "nanotron": read_nanotron}
+READERS = {"megatron": read_megatron, "torchtitan": read_torchtitan, "nanotron": read_nanotron,
+           "deepspeed": read_deepspeed}  # fmt: skip
 EXAMPLE = 'such as "--num-layers 24 ...", or @FILE for a file of them'
 
 

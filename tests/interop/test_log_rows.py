@@ -74,6 +74,13 @@ def test_printed_arguments_that_no_setting_says_are_refused(tmp_path: Path) -> N
     assert "--use-torch-fsdp2: changes the layout, and no setting" in told
 
 
+def test_rates_and_lengths_that_no_job_could_have_refuse_no_measured_run(tmp_path: Path) -> None:
+    lines = "  lr ....... 0.0\n  min_lr .... 0.1\n  lr_decay_style ... WSD\n  adam_beta2 .... 1\n"
+    text = logs.ARGUMENTS.replace("  norm", f"{lines}  norm", 1)
+    path = write(tmp_path / "a.log", logs.megatron(arguments=text))
+    assert usable_runs([log_row(path, LogLayout(cluster="dgx-h100"))[0]])[0]
+
+
 def test_a_megatron_log_needs_nothing_but_its_cluster(tmp_path: Path) -> None:
     path = write(tmp_path / "sweep" / "a.log", logs.megatron(arguments=logs.ARGUMENTS))
     row, notes = log_row(path, LogLayout(cluster="dgx-h100"))

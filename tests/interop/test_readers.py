@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from mpctl.errors import InputError
 from mpctl.interop.registry import READERS, emit_plan, read_flags
 from mpctl.planning.plan import Plan, load_plan
-from tests.interop import test_nanotron, test_torchtitan
-from tests.interop.jobs import Settings, plan_of
+from tests.interop import test_deepspeed, test_nanotron, test_torchtitan
+from tests.interop.jobs import SMALL, Settings, plan_of
 from tests.interop.test_torchtitan import SHAPE
 
 # What a config says of a plan: the layout, the batch, the precision, the shape of the model.
@@ -80,6 +80,33 @@ def test_nanotrons_config_is_the_plan_again(name: str) -> None:
     for key in ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "seq_length", "bias",
                 "activation", "norm", "position", "rotary_base", "tied_embeddings"):  # fmt: skip
         assert getattr(model, key) == getattr(theirs, key), key
+
+
+@pytest.mark.parametrize("name", test_deepspeed.LAYOUTS)
+def test_deepspeeds_configuration_is_the_plan_again(name: str) -> None:
+    plan = plan_of(test_deepspeed.LAYOUTS[name])
+    own = {**SMALL, **test_deepspeed.LAYOUTS[name]}
+    model = {key: value for key, value in own.items() if key.startswith(("model.", "cluster."))}
+    wanted, found = facts(plan), facts(again(plan, "deepspeed", model))
+    for key in ("steps", "seed"):  # the script's
+        wanted.pop(key), found.pop(key)
+    assert found == wanted
+
+
+def test_deepspeeds_json() -> None:
+    text = """{"train_micro_batch_size_per_gpu": "auto", "train_batch_size": 256,
+      "zero_optimization": {"stage": 3, "mics_shard_size": 8, "overlap_comm": false},
+      "bf16": {"enabled": true}, "gradient_clipping": "auto"}"""
+    s = READERS["deepspeed"](text).settings
+    assert (s["parallel.zero"], s["parallel.zero_size"], s["training.dtype"]) == (3, 8, "bf16")
+    assert s["parallel.overlap_gradients"] is False and "training.clip_norm" not in s
+    told = issues_of(
+        "deepspeed",
+        """{"gradient_accumulation_steps": 4, "train_micro": 1,
+      "zero_optimization": {"offload_optimizer": {"device": "cpu"}},
+      "communication_data_type": "int8"}""",
+    )
+    assert all(word in told for word in ("host", "train_batch_size", "'int8'"))
 
 
 TOML = """
@@ -155,7 +182,7 @@ def test_what_no_job_says_is_refused_at_once() -> None:
     assert "neither" in issues_of("nanotron", "a: 1") and "no YAML" in issues_of("nanotron", "a: [")
     assert "neither" in issues_of("torchtitan", "x = 1")
     assert "for a shell" in issues_of("torchtitan", "--training.steps $STEPS")
-    with pytest.raises(InputError, match="use megatron, torchtitan or nanotron"):
+    with pytest.raises(InputError, match="use megatron, torchtitan, nanotron or deepspeed"):
         read_flags("horovod", "--x 1")
 
 
@@ -167,17 +194,19 @@ def test_a_bomb_of_aliases_is_no_config() -> None:
     assert "more than 5,000 values" in issues_of("nanotron", text)
 
 
-WORDS = ["--parallelism.tensor_parallel_degree", "--training.local_batch_size", "8", "-1", "x",
-         "parallelism:", "{", "}", "[training]", "=", "\n", "tokens: {dp: 2}", "ParallelismConfig(",
-         "config.parallelism = ParallelismConfig(a=1)", "def f(config):\n", "'", '"', "$X",
-         "--parallelism.pipeline_parallel_degree", "0", "1e9", "&a", "*a", "[[", "- "]  # fmt: skip
+WORDS = [
+    "--parallelism.tensor_parallel_degree", "--training.local_batch_size", "8", "-1", "x", "{", "}",
+    "parallelism:", "[training]", "=", "\n", "tokens: {dp: 2}", "ParallelismConfig(", "'", '"',
+    "$X", "config.parallelism = ParallelismConfig(a=1)", "def f(config):\n", "0", "1e9", "&a", "*a",
+    "--parallelism.pipeline_parallel_degree", '{"train_batch_size": ', "ds_config =", "- ", "[[",
+]  # fmt: skip
 
 
 TEXTS = st.lists(st.sampled_from(WORDS) | st.text(max_size=6), max_size=20).map(" ".join)
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.sampled_from(["torchtitan", "nanotron"]), TEXTS)
+@given(st.sampled_from(["torchtitan", "nanotron", "deepspeed"]), TEXTS)
 def test_any_text_is_a_job_or_refused_in_words(launcher: str, text: str) -> None:
     try:
         assert READERS[launcher](text).settings
