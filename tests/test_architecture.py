@@ -51,6 +51,7 @@ FLOORS = (
     ("launch",),
     ("clusters", "inference"),
     ("runs", "bench", "doctor"),
+    ("tune",),
     ("render",),
     ("cli", "__main__"),
 )

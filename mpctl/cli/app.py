@@ -22,8 +22,9 @@ from mpctl.errors import InputError, Issue, MpctlError
 
 COMMANDS = {
     "init": "init:init", "plan": "plan:plan", "search": "search:search",
-    "launch": "launch:launch", "runs": "runs:runs", "status": "runs:status", "logs": "runs:logs",
-    "stop": "runs:stop", "show": "runs:show", "sample": "trained:sample", "eval": "trained:eval_",
+    "launch": "launch:launch", "tune": "tune:tune", "runs": "runs:runs", "status": "runs:status",
+    "logs": "runs:logs", "stop": "runs:stop", "show": "runs:show", "sample": "trained:sample",
+    "eval": "trained:eval_",
     "bench": "bench:app", "calibrate": "calibrate:calibrate", "data": "data:app",
     "checkpoint": "checkpoint:app", "doctor": "doctor:doctor", "presets": "presets:presets",
     "schema": "presets:schema",

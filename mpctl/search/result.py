@@ -333,6 +333,14 @@ def _evaluator(request: SearchRequest, gpus: int) -> LayoutEvaluator:
         raise InputError.of("no-step-time", "cluster.device", str(missing), hint) from None
 
 
+def why_nothing(
+    request: SearchRequest, evaluator: LayoutEvaluator, on_progress: Progress
+) -> InputError:
+    """The error where no layout of the job's number of GPUs fits and can be timed."""
+    gpus = request.job.world_size
+    return _no_time(request, {gpus: evaluator}) or nothing_fits(request, [gpus], on_progress)
+
+
 def _no_time(
     request: SearchRequest, evaluators: Mapping[int, LayoutEvaluator]
 ) -> InputError | None:

@@ -123,6 +123,10 @@ SCHEMAS = {
     "mpctl.tensor-modes/1": "`mpctl plan --compare-tensor-modes --json`: costs in symbols and this "
     "job's numbers, an entry a mode",
     "mpctl.trace/2": "`mpctl plan --trace FILE`: the planned step for Perfetto",
+    "mpctl.trial/1": "TUNE/trials/NNN.json: a trial of `mpctl tune`, how it was planned and ended",
+    "mpctl.tune/1": "`mpctl tune --json` and TUNE/report.json: trials, plans and step times, the "
+    "best layout and its lead",
+    "mpctl.tuned-job/1": "TUNE/tuned.json: the job that a folder of `mpctl tune` is of",
     "mpctl.weights/1": "`mpctl checkpoint import` and `export --json`: what was written",
 }
 SCHEMA = re.compile(r"mpctl(\.[a-z-]+)+/\d+")

@@ -1,0 +1,110 @@
+"""The page of a tuning: the best layout and its lead, plans beside measurements before and after
+the fit, every trial, and the command that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mpctl.render.html.frame import (
+    Share,
+    bar,
+    note,
+    page_text,
+    scrolling,
+    section,
+    table,
+    tiles,
+)
+from mpctl.render.markup import Raw, el
+from mpctl.render.tune import (
+    LAYOUT_COLUMNS,
+    best_lines,
+    command_lines,
+    headline,
+    layout_cells,
+    learnt_line,
+    verdict,
+)
+from mpctl.tune.document import MeasuredEntry, TrialEntry, TuneDocument
+from mpctl.units import count_text, seconds_text
+
+TRIAL_COLUMNS = ("#", "planned", "expected", "measured", "steps", "took", "layout", "why")
+
+
+def tune_page(document: TuneDocument) -> str:
+    """The page as HTML."""
+    best = document["best"]
+    style = "verdict fits" if best and best["is_settled"] else "verdict unknown"
+    mark = "✓ " if best and best["is_settled"] else ""
+    heading = [el("p", line) for line in best_lines(best)] if best else []
+    header = el(
+        "header", el("h1", "mpctl ", el("bdi", f"tune: {document['job']}")),
+        el("p", headline(document)), *heading, el("p", f"{mark}{verdict(document)}.", class_=style),
+        tiles(_figures(document)),
+    )  # fmt: skip
+    parts = [("Layouts", _layouts(document)), ("Trials", _trials(document))]
+    if best is not None:
+        lines = "\n".join(command_lines(document, best))
+        parts.append(("Launch", section("launch", "Launch it", el("pre", el("code", lines)))))
+    return page_text(f"tune: {document['job']}", header, parts, command=document["command"],
+                     of_command="Goes on with it, where time is left:")  # fmt: skip
+
+
+def _figures(document: TuneDocument) -> Iterator[tuple[str, str]]:
+    best = document["best"]
+    if best is not None:
+        yield "a step", seconds_text(best["step_seconds"])
+        yield "tokens/s", count_text(best["tokens_per_second"])
+        if best["lead"] is not None:
+            yield "ahead of the next", f"{100 * best['lead']:.1f} %"
+    yield "noise of a trial", f"{100 * document['noise']:.1f} %"
+    yield "layouts planned", f"{document['candidates']:,}"
+
+
+def _layouts(document: TuneDocument) -> Raw:
+    layouts = document["layouts"]
+    if not layouts:
+        return section("layouts", "Measured layouts", el("p", "None yet."))
+    longest = max(
+        max(one["planned_seconds"], one["fitted_seconds"] or 0.0, one["step_seconds"])
+        for one in layouts
+    )
+    rows = [(one["layout"], el("span", *_bars(one, longest))) for one in layouts]
+    figures = table(
+        "Step times of the measured layouts, with the error of their plans", LAYOUT_COLUMNS,
+        map(layout_cells, layouts), sides="rrrrl",
+    )  # fmt: skip
+    pictures = table("Measured, planned and fitted, one below the other", ("layout", "a step"),
+                     rows, left=2)  # fmt: skip
+    learnt = learnt_line(document)
+    return section("layouts", "Measured layouts", figures, note(learnt) if learnt else "",
+                   scrolling(pictures, "bars"))  # fmt: skip
+
+
+def _bars(entry: MeasuredEntry, longest: float) -> Iterator[Raw]:
+    steps = {"measured": entry["step_seconds"], "planned": entry["planned_seconds"]}
+    if entry["fitted_seconds"] is not None:
+        steps["fitted"] = entry["fitted_seconds"]
+    for name, seconds in steps.items():
+        yield bar([Share(name, seconds, seconds_text(seconds))], longest)
+
+
+def _trials(document: TuneDocument) -> Raw:
+    rows = map(_trial_cells, document["trials"])
+    whole = table("Every trial, in order", TRIAL_COLUMNS, rows, sides="rrrrrrll")
+    words = (
+        "Planned: by the presets at the beginning; expected: after the trials before it. Why: the "
+        "reason for which the layout was chosen."
+    )
+    return section("trials", "Trials", whole, note(words))
+
+
+def _trial_cells(trial: TrialEntry) -> tuple[str, ...]:
+    seconds = trial["step_seconds"]
+    outcome = trial["status"].replace("-", " ") if seconds is None else seconds_text(seconds)
+    error = f" ({trial['error']})" if trial["error"] else ""
+    return (
+        str(trial["number"]), seconds_text(trial["planned_seconds"]),
+        seconds_text(trial["expected_seconds"]), outcome, str(trial["steps"]),
+        seconds_text(trial["wall_seconds"]), trial["layout"], f"{trial['why']}{error}",
+    )  # fmt: skip

@@ -1,0 +1,231 @@
+"""A tuning on a terminal: its trials while they run, then what was found.
+
+While it runs a table on stderr has a row for each trial, with the plan's step beside the measured
+one, and the time left; elsewhere than on a terminal a line when a trial ends. The answer on stdout
+has the measured layouts with their plans before and after the fit, the best one with its lead, and
+the commands that launch it and plan on what was learnt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from mpctl.planning.layout_settings import layout_text
+from mpctl.render.console import get_console, marked, plain_table
+from mpctl.render.progress import clock
+from mpctl.units import count_text, plural, seconds_text
+
+if TYPE_CHECKING:
+    from mpctl.tune.document import BestEntry, MeasuredEntry, TrialEntry, TuneDocument
+    from mpctl.tune.loop import Tuning
+    from mpctl.tune.state import TrialRecord
+
+SHOWN_TRIALS = 12
+STATUS = {
+    "running": "running", "out-of-memory": "out of memory", "failed": "failed",
+    "too-slow": "too slow", "interrupted": "interrupted", "written": "written",
+}  # fmt: skip
+
+
+class TuneView:
+    """The trials of a tuning as they are made, on stderr."""
+
+    def __init__(self) -> None:
+        self.console = get_console(stderr=True)
+        self.live = Live(console=self.console, auto_refresh=False, transient=True)
+        self.tuning: Tuning | None = None
+        self.told = 0
+        self.step = 0
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        with suppress(OSError):
+            self.live.stop()
+
+    def change(self, tuning: Tuning) -> None:
+        """Show the trials: one has begun or ended."""
+        self.tuning, self.step = tuning, 0
+        if self.console.is_terminal:
+            self._refresh()
+            return
+        over = [record for record in tuning.records if record.status != "running"]
+        for record in over[self.told :]:
+            self._print(Text(trial_line(record)))
+        self.told = len(over)
+
+    def progress(self, step: int) -> None:
+        """Show the last step of the running trial."""
+        self.step = step
+        self._refresh()
+
+    def event(self, message: str) -> None:
+        """Print a message of a trial, marked `!`."""
+        self._print(marked("!", message))
+
+    def _print(self, line: Text) -> None:
+        with suppress(OSError):
+            self.console.print(line, soft_wrap=True)
+
+    def _refresh(self) -> None:
+        if self.tuning is not None and self.console.is_terminal:
+            with suppress(OSError):
+                self.live.update(self._shown(self.tuning), refresh=True)
+
+    def _shown(self, tuning: Tuning) -> RenderableType:
+        rows = [self._row(record) for record in tuning.records[-SHOWN_TRIALS:]]
+        columns = ("#", "planned", "expected", "measured", "layout", "why")
+        table = plain_table("", columns, rows, left=("layout", "why"), whole=4)
+        left = f"{clock(tuning.left)} left of {clock(tuning.limits.seconds)}"
+        made = plural(len(tuning.made), "trial")
+        best = min((one.mean for one in tuning.belief.measured), default=None)
+        words = [made, left, *([f"best {seconds_text(best)}"] if best else [])]
+        if tuning.belief.measured:
+            words.append(f"{plural(len(tuning.belief.rivals), 'rival')} of it")
+        return Group(table, Text(", ".join(words), "dim"))
+
+    def _row(self, record: TrialRecord) -> tuple[str, ...]:
+        running = f"step {self.step} of {record.steps}" if self.step else "starting"
+        return (
+            str(record.number), seconds_text(record.planned), seconds_text(record.expected),
+            running if record.status == "running" else outcome_text(record),
+            layout_text(record.settings), record.why,
+        )  # fmt: skip
+
+
+def outcome_text(record: TrialRecord) -> str:
+    """The step time of a trial, or how it ended."""
+    if record.status == "measured" and record.step_seconds is not None:
+        return seconds_text(record.step_seconds)
+    return STATUS.get(record.status, record.status)
+
+
+def trial_line(record: TrialRecord) -> str:
+    """`trial 3: 1.02 s (planned 604.3 ms, expected 1.10 s), dp 2 pp 2, micro batch 8`."""
+    plans = f"planned {seconds_text(record.planned)}, expected {seconds_text(record.expected)}"
+    error = f": {record.error}" if record.error else ""
+    layout = layout_text(record.settings)
+    return f"trial {record.number}: {outcome_text(record)} ({plans}), {layout}{error}"
+
+
+def print_tune(document: TuneDocument) -> None:
+    """Print what a tuning has found, on stdout."""
+    get_console(soft_wrap=True).print(*_paragraphs(document), sep="\n")
+
+
+def headline(document: TuneDocument) -> str:
+    """`demo on 4 ranks of one core: 11 trials in 0:04:40 of 0:05:00`."""
+    trials = [one for one in document["trials"] if one["status"] != "interrupted"]
+    device = f" of {document['device']}" if document["device"] else ""
+    spent, budget = clock(document["spent_seconds"]), clock(document["budget_seconds"])
+    name = document["job"].partition(":")[0]
+    ranks = plural(document["ranks"], "rank")
+    return f"{name} on {ranks}{device}: {plural(len(trials), 'trial')} in {spent} of {budget}"
+
+
+def verdict(document: TuneDocument) -> str:
+    """Whether the best layout's lead is beyond noise, in words."""
+    best = document["best"]
+    if best is None:
+        return "no layout was measured"
+    noise = f"a trial varies by {100 * document['noise']:.1f} %"
+    lead = "" if best["lead"] is None else f"{100 * best['lead']:.1f} % ahead of the next one, "
+    if best["is_settled"]:
+        return f"{lead}{noise}; none of {plural(document['candidates'], 'layout')} is likely faster"
+    rivals = plural(document["rivals"], "layout")
+    return f"{lead}{noise}; not settled: {rivals} may still be faster, a longer --budget tells"
+
+
+def layout_cells(entry: MeasuredEntry) -> tuple[str, ...]:
+    """Step times of a layout: planned, fitted, measured and their errors, the range of its
+    trials."""
+    trials, measured = entry["trials"], entry["step_seconds"]
+    planned, fitted = entry["planned_seconds"], entry["fitted_seconds"]
+    span = 100 * (max(trials) / min(trials) - 1)
+    return (
+        _with_error(planned, measured),
+        "" if fitted is None else _with_error(fitted, measured),
+        seconds_text(measured),
+        f"{len(trials)}" + (f", {span:.1f} % apart" if len(trials) > 1 else ""),
+        entry["layout"],
+    )
+
+
+def _with_error(planned: float, measured: float) -> str:
+    return f"{seconds_text(planned)} ({100 * (planned / measured - 1):+.0f} %)"
+
+
+LAYOUT_COLUMNS = ("planned", "fitted", "measured", "trials", "layout")
+
+
+def failed_trials(document: TuneDocument) -> list[TrialEntry]:
+    """The trials that gave no step time, without those that were interrupted."""
+    silent = ("measured", "running", "interrupted", "written")
+    return [one for one in document["trials"] if one["status"] not in silent]
+
+
+def failure_line(trial: TrialEntry) -> str:
+    """`trial 4 out of memory: tp 2 dp 2, micro batch 16: torch.OutOfMemoryError: ...`."""
+    words = f": {trial['error']}" if trial["error"] else ""
+    return f"trial {trial['number']} {STATUS[trial['status']]}: {trial['layout']}{words}"
+
+
+def best_lines(best: BestEntry) -> Iterator[str]:
+    """The best layout with its speed."""
+    step, tokens = seconds_text(best["step_seconds"]), count_text(best["tokens_per_second"])
+    yield f"best: {best['layout']}: {step} a step, {tokens} tokens/s"
+
+
+def learnt_line(document: TuneDocument) -> str:
+    """How far plans were from the measured steps, before and after the fit; empty without a
+    fit."""
+    learnt = document["learnt"]
+    before, after = learnt["mean_error_before"], learnt["mean_error_after"]
+    if learnt["presets"] is None or before is None or after is None:
+        return ""
+    return (
+        f"plans of the measured layouts were off by {100 * before:.0f} %, fitted to them by "
+        f"{100 * after:.0f} %"
+    )
+
+
+def _paragraphs(document: TuneDocument) -> Iterator[RenderableType]:
+    yield Text(headline(document), "bold")
+    best = document["best"]
+    if best is not None:
+        yield from map(Text, best_lines(best))
+    yield Text(f"{verdict(document)}")
+    if document["words"]:
+        yield Text(f"ended: {document['words']}", "dim")
+    if document["layouts"]:
+        rows = map(layout_cells, document["layouts"])
+        yield plain_table("\nMeasured layouts", LAYOUT_COLUMNS, rows, left=("layout",), whole=4)
+    for trial in failed_trials(document):
+        yield marked("!", failure_line(trial))
+    if text := learnt_line(document):
+        yield Text(text)
+    if best is not None:
+        yield Text("\nReady to type", "bold")
+        for line in command_lines(document, best):
+            yield Text(f"  {line}")
+
+
+def command_lines(document: TuneDocument, best: BestEntry) -> Iterator[str]:
+    """The commands that launch the best layout, and search on what was learnt."""
+    yield best["command"]
+    if presets := document["learnt"]["presets"]:
+        job = f"{document['folder']}/{best['file']}"
+        yield f"MPCTL_PRESETS={document['folder']}/{presets} mpctl plan {job}"

@@ -1,0 +1,228 @@
+"""The layouts that a tuning may measure, with their plans; and what trials teach the planner.
+
+Every legal layout that fits is planned where there are at most SMALL of them; of larger spaces
+those that a search of IDEAS combinations of tp, pp and experts has estimated on its way to the
+fastest (search/find.py), which are those that its bounds could not rule out. Candidates are the
+MOST fastest of them, and the fastest of each way to split the ranks.
+
+The plan's band is how far single runs of any system are from their plan. A part of that,
+OF_LAYOUT, is an error of the layout; the rest is one that all layouts of a system share, and
+decides nothing. What a constant of the planner changes is found by moving it by STEP, one constant
+after the other.
+
+By hand, a band from 471 to 775 ms of a plan of 604 ms: a spread of log(775 / 471) / 2 / 1.645 =
+0.15, of which 0.11 is the layout's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from math import exp, log
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from mpctl.calibrate.own_cluster import PARTS, fit_cluster
+from mpctl.calibrate.own_cluster import SLACK as CLUSTER_SLACK
+from mpctl.calibrate.runs import (
+    SHARES,
+    SLACK,
+    Constant,
+    Run,
+    get_value,
+    preset_of_cluster,
+    read_runs,
+    with_value,
+)
+from mpctl.calibrate.write import write_presets
+from mpctl.errors import InputError
+from mpctl.estimate.kernels import MissingFigure
+from mpctl.estimate.step import QUANTILE
+from mpctl.planning.layout_settings import LayoutSettings
+from mpctl.search.evaluate import LayoutEvaluator
+from mpctl.search.find import EvaluatedLayout, Progress, find_layouts
+from mpctl.search.space import SearchSpace
+from mpctl.spec.cluster import ClusterSpec
+from mpctl.spec.presets import lasting_name
+from mpctl.spec.runtime import RuntimeProfile
+from mpctl.tune.choose import Candidate
+from mpctl.tune.state import TrialRecord, TuneFolder
+
+SMALL, IDEAS, MOST = 2000, 24, 250
+OF_LAYOUT = 0.7
+LEAST_SPREAD = 0.02
+STEP = 0.1  # of a constant, in the logarithm
+OWN_CLUSTER = ("nodes", "gpus_per_node", "headroom")
+WAYS = ("tensor_mode", "tp", "cp", "pp", "ep", "schedule")
+
+
+class Learnt(NamedTuple):
+    """What trials tell of the system. cluster, profile: with the fitted figures; words: what was
+    learnt."""
+
+    cluster: ClusterSpec
+    profile: RuntimeProfile
+    words: tuple[str, ...] = ()
+
+
+@dataclass
+class Pool:
+    """The layouts of one space, planned on the presets or on what was learnt."""
+
+    space: SearchSpace
+    learnt: Learnt | None = None
+
+    @cached_property
+    def evaluator(self) -> LayoutEvaluator:
+        """Plans layouts. Raises InputError where the device states no rate."""
+        if self.learnt is None:
+            return _evaluator(self.space, self.space.job.cluster, None)
+        return _evaluator(self.space, self.learnt.cluster, self.learnt.profile)
+
+    def candidates(self, on_progress: Progress | None = None) -> list[Candidate]:
+        """The layouts that may be measured, fastest first; none where none fits."""
+        return [self._candidate(point) for point in self.search(on_progress)]
+
+    def search(self, on_progress: Progress | None = None) -> list[EvaluatedLayout]:
+        """The same without their spreads and slopes."""
+        is_small = next(islice(self.space.layouts(), SMALL, None), None) is None
+        found = find_layouts(
+            self.evaluator.space, top=IDEAS, exhaustive=is_small, evaluator=self.evaluator,
+            on_progress=on_progress,
+        )  # fmt: skip
+        if not found.is_complete:
+            raise KeyboardInterrupt
+        limit = self.evaluator.usable_memory
+        fitting = sorted(point for point in found.evaluated if point.bytes <= limit)
+        ways = {tuple(getattr(p.layout, name) for name in WAYS): p for p in reversed(fitting)}
+        first = set(ways.values())
+        return [p for at, p in enumerate(fitting) if at < MOST or p in first]
+
+    def candidate(self, layout: LayoutSettings) -> Candidate | None:
+        """A layout with its plan; None where its step cannot be timed."""
+        seconds = self.evaluator.step_seconds(layout)
+        if seconds is None:
+            return None
+        size = self.evaluator.device_bytes(layout)
+        return self._candidate(EvaluatedLayout(seconds, size, layout))
+
+    def _candidate(self, point: EvaluatedLayout) -> Candidate:
+        layout = point.layout
+        if (mode := layout.tensor_mode) not in self._spreads:
+            self._spreads[mode] = self._spread(layout)
+        slopes = tuple(
+            slack * log((evaluator.step_seconds(layout) or point.seconds) / point.seconds) / step
+            for evaluator, slack, step in self._moved
+        )
+        return Candidate(layout, point.seconds, self._spreads[mode], point.bytes, slopes)
+
+    @cached_property
+    def _spreads(self) -> dict[str, float]:
+        return {}
+
+    def _spread(self, layout: LayoutSettings) -> float:
+        time = self.evaluator.step_time(layout)
+        assert time is not None, "it was timed before"
+        return max(OF_LAYOUT * log(time.high / time.low) / 2 / QUANTILE, LEAST_SPREAD)
+
+    @cached_property
+    def _moved(self) -> list[tuple[LayoutEvaluator, float, float]]:
+        """An evaluator with each constant moved, the constant's slack, and the step."""
+        cluster, profile = self.evaluator.space.job.cluster, self.evaluator.profile
+        moved = []
+        for constant, value in free_constants(cluster, profile):
+            step = STEP if value * exp(STEP) <= constant.most else -STEP
+            there = _moved_to(cluster, profile, {constant: value * exp(step)})
+            moved.append((_evaluator(self.space, *there), constant.slack, step))
+        return moved
+
+
+def _evaluator(
+    space: SearchSpace, cluster: ClusterSpec, profile: RuntimeProfile | None
+) -> LayoutEvaluator:
+    job = space.job.model_copy(update={"cluster": cluster})
+    try:
+        evaluator = LayoutEvaluator(replace(space, job=job))
+    except MissingFigure as missing:
+        hint = "use a device preset that states it, or another training.dtype"
+        raise InputError.of("no-step-time", "cluster.device", str(missing), hint) from None
+    evaluator.profile = profile or evaluator.profile
+    return evaluator
+
+
+def free_constants(
+    cluster: ClusterSpec, profile: RuntimeProfile
+) -> Iterator[tuple[Constant, float]]:
+    """The planner's constants that trials may show to be wrong, with their values: those that are
+    above 0."""
+    slacks = {**CLUSTER_SLACK, "runtimes": SLACK["runtimes"]}
+    models = {"devices": cluster.device, "clusters": cluster, "runtimes": profile}
+    for kind, own in slacks.items():
+        for path, slack in own.items():
+            if (value := get_value(models[kind], path)) > 0:
+                most = max(value, 1.0) if path in (*PARTS, *SHARES) else 10 * value
+                yield Constant(kind, kind, path, slack, most=most), value
+
+
+def _moved_to(
+    cluster: ClusterSpec, profile: RuntimeProfile, values: Mapping[Constant, float]
+) -> tuple[ClusterSpec, RuntimeProfile]:
+    """The cluster, with its device, and the profile with these values."""
+    device = cluster.device
+    for constant, value in values.items():
+        if constant.kind == "devices":
+            device = with_value(device, constant.path, value)
+        elif constant.kind == "clusters":
+            cluster = with_value(cluster, constant.path, value)
+        else:
+            profile = with_value(profile, constant.path, value)
+    return cluster.model_copy(update={"device": device}), profile
+
+
+def learn(
+    space: SearchSpace, trials: Sequence[TrialRecord], typed: Mapping[str, Any], folder: TuneFolder
+) -> Learnt | None:
+    """What the measured trials tell, once there are two layouts; the fitted presets are written to
+    the folder. typed: the settings of the command line, for the name of the cluster's preset.
+    Raises InputError where the runs cannot be fitted: no preset has the cluster's name, say."""
+    runs = tuning_runs(space, trials, typed)
+    if len(runs) < 2:
+        return None
+    fit = fit_cluster(runs)
+    write_presets(runs, fit.values, folder.presets)
+    before = fmean(abs(r) for r in fit.measured.values())
+    after = fmean(abs(r) for r in fit.fitted.values())
+    words = f"plans of {len(runs)} layouts were off by {before:.0%}, fitted by {after:.0%}"
+    cluster, profile = _moved_to(runs[0].job.cluster, runs[0].profile, fit.values)
+    return Learnt(cluster, profile, (words,))
+
+
+def tuning_runs(
+    space: SearchSpace, trials: Sequence[TrialRecord], typed: Mapping[str, Any]
+) -> list[Run]:
+    """A run for each measured layout: the geometric mean of its trials."""
+    times: dict[LayoutSettings, list[float]] = {}
+    for trial in trials:
+        if trial.status == "measured" and trial.step_seconds is not None:
+            times.setdefault(trial.settings, []).append(trial.step_seconds)
+    rows = [
+        run_row(space, layout, exp(fmean(map(log, seconds))), typed)
+        for layout, seconds in times.items()
+    ]
+    return read_runs(rows)
+
+
+def run_row(
+    space: SearchSpace, layout: LayoutSettings, seconds: float, typed: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A measured layout as a row that `mpctl calibrate` reads. Raises InputError where the cluster
+    is that of no preset."""
+    job = space.job_of(layout).model_dump(mode="json", exclude_none=True)
+    own, named = job["cluster"], typed.get("cluster")
+    preset = named if isinstance(named, str) else preset_of_cluster(own, where="cluster")
+    kept = {key: own[key] for key in OWN_CLUSTER if key in own}
+    job["cluster"] = {**kept, "preset": lasting_name("clusters", preset)}
+    measured = {"step_seconds": seconds}
+    return {"id": str(layout), "group": "tune", "job": job, "measured": measured}
