@@ -1,17 +1,20 @@
 """What a fit of own runs learnt, in words: figures that moved and how sure they are, what no run
 tells, and which further run would tell most.
 
-A figure is reported where the runs told something of it: its standard deviation fell below
-KNOWN of its prior's, or it moved by MOVED of it. +- is one and a half standard deviations or so,
-nine of ten cases (1.645). By hand, a factor of 1.12 with a standard deviation of 0.02 in the
-logarithm: "12 % longer, +-3 %".
+A figure is reported where it tells something of these runs' steps: its shift, or what was unknown
+of it before and no longer is, the root of 1 - variance, changes them by LEAST or more. Reported are
+its value, the bounds of nine of ten cases, its value before, and what it adds to a step.
+
+By hand, steps change by 3 % for a standard deviation of a figure's prior, of which 0.6 are left:
+3 % x 0.8 = 2.4 %, reported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import exp, expm1, sqrt
+from math import exp, expm1, inf, sqrt
 from pathlib import Path
+from statistics import fmean
 from typing import Literal, NamedTuple, TypedDict
 
 from mpctl.calibrate.own_fit import FreeFigure, OwnFit
@@ -21,7 +24,7 @@ from mpctl.estimate.step import QUANTILE
 from mpctl.rules.check import listed
 from mpctl.units import plural, seconds_text
 
-KNOWN, MOVED = 0.7, 0.8
+LEAST = 0.01  # of a step
 MOST_LINES = 8
 
 
@@ -154,16 +157,20 @@ def _nodes(run: Run) -> int:
 
 
 def learnt_words(fit: OwnFit) -> list[str]:
-    """One line for each figure that the runs told something of, the surest first, and one of what
-    no run tells."""
+    """One line for each figure that the runs told something of, what tells most of their steps
+    first, and one of what no run tells."""
     lines: list[tuple[float, str]] = []
     for i, figure in enumerate(fit.figures):
-        shift, sure = fit.posterior.shifts[i], sqrt(fit.posterior.covariance[i][i])
+        shift, variance = fit.posterior.shifts[i], fit.posterior.covariance[i][i]
+        slopes = [row[i] for row in fit.slopes]
+        told = fmean(map(abs, slopes)) * max(abs(shift), sqrt(max(1 - variance, 0.0)))
         if figure.path == "step_factor":
-            lines.append((-1.0, _factor_text(figure, shift, sure)))
-        elif sure < KNOWN or abs(shift) > MOVED:
-            lines.append((sure, _figure_text(figure, shift, sure)))
-    words = [text for _, text in sorted(lines)[:MOST_LINES]]
+            lines.append((inf, _factor_text(figure, shift, sqrt(variance))))
+        elif told >= LEAST and _is_moved(figure, shift):
+            added = expm1(fmean(slopes) * shift)
+            lines.append((told, _figure_text(figure, shift, sqrt(variance), added)))
+    lines.sort(key=lambda line: -line[0])
+    words = [text for _, text in lines[:MOST_LINES]]
     missing = [name for name, _, has in ASPECTS if not any(map(has, fit.runs))]
     if missing:
         count = plural(len(fit.runs), "run")
@@ -172,24 +179,36 @@ def learnt_words(fit: OwnFit) -> list[str]:
     return words
 
 
+def _is_moved(figure: FreeFigure, shift: float) -> bool:
+    return abs(figure.value(shift) - figure.start) > 1e-3 * abs(figure.start)
+
+
 def _factor_text(figure: FreeFigure, shift: float, sure: float) -> str:
     value = figure.value(shift)
-    longer = f"{_percent(abs(value - 1))} {'longer' if value >= 1 else 'less'}"
+    share = _percent(abs(value - 1))
+    longer = f"{share} {'longer' if value > 1 else 'less'} than" if share != "0 %" else "as long as"
     band = _percent(expm1(QUANTILE * figure.constant.slack * sure))
-    return (f"{figure.constant.name}: everything takes {longer} than the presets' figures say "
-            f"(factor {value:.3g}, +-{band}; before: {figure.start:.3g})")  # fmt: skip
+    return (
+        f"{figure.constant.name}: everything takes {longer} the presets' figures say "
+        f"(factor {value:.3g}, +-{band}; before: {figure.start:.3g})"
+    )
 
 
-def _figure_text(figure: FreeFigure, shift: float, sure: float) -> str:
+def _figure_text(figure: FreeFigure, shift: float, sure: float, added: float) -> str:
     words = WORDS.get(figure.path, _Words(f"{figure.path} is {{}}", "figure"))
-    value, reach = figure.value(shift), QUANTILE * sure
-    near = _form(value, words.form)
-    if figure.unit:
-        band = _form(figure.unit * reach, words.form)
-    else:
-        band = _percent(exp(figure.constant.slack * reach) - 1)
-    before = _form(figure.start, words.form)
-    return f"{figure.constant.name}: {words.text.format(near)} (+-{band}; before: {before})"
+    reach = QUANTILE * sure
+    low, value, high, before = (
+        _form(number, words.form)
+        for number in (
+            figure.value(shift - reach), figure.value(shift), figure.value(shift + reach),
+            figure.start,
+        )
+    )  # fmt: skip
+    effect = f"; steps {100 * added:+.0f} %" if abs(added) >= LEAST / 2 else ""
+    return (
+        f"{figure.constant.name}: {words.text.format(value)} "
+        f"({low} to {high}; before: {before}{effect})"
+    )
 
 
 def _form(value: float, form: str) -> str:

@@ -15,6 +15,7 @@ import pytest
 
 from mpctl.calibrate.own import band_spread, fit_own, own_presets
 from mpctl.calibrate.own_fit import FreeFigure, OwnFit
+from mpctl.calibrate.own_words import own_document
 from mpctl.calibrate.runs import Constant, Run, read_runs
 from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.runtime import RuntimeProfile
@@ -96,6 +97,21 @@ def test_what_no_run_depends_on_stays_unknown(sweep: list[Run]) -> None:
     assert shift == 0 and sure == pytest.approx(1.0) and figure.value(shift) == figure.start
     assert fit.learnt[-1] == "5 runs say nothing of pipelines or several nodes: none had any"
     assert fit.telling[0] == "a run with parallel.pp above 1: nothing is known of pipelines here"
+
+
+def test_what_was_learnt_is_said_in_words(fit: OwnFit) -> None:
+    factor = fit.learnt[0]
+    assert (
+        factor.startswith("dgx-a100: everything takes ") and "% longer than the presets" in factor
+    )
+    host = next(line for line in fit.learnt if "for a layer's forward" in line)
+    assert "before: 401 µs; steps +" in host
+    document = own_document(fit, [Path("x")], [])
+    row = next(row for row in document["figures"] if row["key"] == "host.layer")
+    assert row["low"] < row["value"] < row["high"] and row["preset"] == "runtimes/megatron-core"
+    errors = document["errors"]
+    assert max(map(abs, errors["fitted"].values())) < max(map(abs, errors["before"].values()))
+    assert json.loads(json.dumps(document)) == document
 
 
 def test_one_run_moves_little_but_the_factor(sweep: list[Run]) -> None:

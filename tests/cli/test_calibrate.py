@@ -28,6 +28,20 @@ def test_runs_become_presets(mpctl: Mpctl, tmp_path: Path) -> None:
     assert RuntimeProfile.model_validate(tomllib.loads(text)).seen.gpus == 512
 
 
+def test_what_own_runs_told_is_one_document(mpctl: Mpctl, tmp_path: Path) -> None:
+    """A row that cannot be planned is in it, with the reason, and the others are fitted."""
+    rows = [row for row in ROWS["rows"] if row["group"] == "vtrain_multi"][:2]
+    uneven = {**rows[0], "id": "uneven", "job": {**rows[0]["job"], "parallel": {"tp": 7}}}
+    (tmp_path / "runs.json").write_text(json.dumps([*rows, uneven]))
+    out = str(tmp_path / "out")
+    said = mpctl("calibrate", str(tmp_path / "runs.json"), "--out", out, "--json")
+    told = json.loads(said.out)
+    assert said.code == 0 and told["schema"] == "mpctl.calibrate/1"
+    assert {issue["where"].split(":")[0] for issue in told["unusable"]} == {"uneven"}
+    assert set(told["errors"]["left_out"]) == {row["id"] for row in rows}
+    assert told["band"]["megatron-deepspeed"] > 1 and told["learnt"] and told["telling"]
+
+
 def test_bad_runs_are_refused(mpctl: Mpctl, tmp_path: Path) -> None:
     bad = tmp_path / "runs.json"
     for text, words in (("{", "bad-runs"), ("[]", "no rows"), ('[{"job": {}}]', "a run has")):
