@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -187,12 +188,12 @@ def _log_layout(
 
 def _rows(paths: list[Path], layout: LogLayout) -> tuple[list[dict[str, Any]], list[Issue]]:
     """The rows of all lists, run directories and logs, and the issues of what gave no row."""
-    from mpctl.calibrate.runs import is_run_path, run_rows
+    from mpctl.calibrate.runs import find_runs, is_run_path, run_rows
     from mpctl.interop.log_rows import folder_logs, is_log_folder, log_rows, logs_of_rows
 
-    folders = [path for path in paths if is_log_folder(path)]
+    folders = [path for path in paths if is_log_folder(path) and not any(find_runs(path))]
     runs = [path for path in paths if is_run_path(path) and path not in folders]
-    lists = [path for path in paths if path.suffix == ".json" and path not in runs]
+    lists = [path for path in paths if path not in (*folders, *runs) and _is_list(path)]
     logs = [(path, layout) for path in paths if path not in (*folders, *runs, *lists)]
     rows: list[dict[str, Any]] = []
     issues: list[Issue] = []
@@ -208,6 +209,17 @@ def _rows(paths: list[Path], layout: LogLayout) -> tuple[list[dict[str, Any]], l
         _say(note)
     own, without_step = run_rows(runs, layout.cluster)
     return rows + own + read.rows, issues + without_step + read.issues
+
+
+def _is_list(path: Path) -> bool:
+    """Whether a file is a list of runs, by its name or by how it begins, rather than a log."""
+    if path.suffix == ".json":
+        return True
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return re.match(r"\s*(\[\s*\{|\{\s*\")", file.read(64)) is not None
+    except OSError:
+        return False
 
 
 def _listed(path: Path) -> list[Any]:

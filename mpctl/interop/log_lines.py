@@ -89,7 +89,9 @@ def _lines(pieces: Iterable[str]) -> Iterator[LogLine]:
 
 
 def _line(number: int, text: str) -> LogLine:
-    text = plain(text)
-    if (found := _RANK.match(text)) is None:
-        return LogLine(number, "", text)
-    return LogLine(number, found[1] or found[2], text[found.end() :])
+    text, rank = plain(text), ""
+    for _ in range(3):  # `[default0]:[rank0]: `
+        if (found := _RANK.match(text)) is None:
+            break
+        rank, text = rank or found[1] or found[2], text[found.end() :]
+    return LogLine(number, rank, text)

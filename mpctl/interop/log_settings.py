@@ -27,7 +27,7 @@ from math import prod
 from typing import Any
 
 MOST, LONGEST_VALUE, LONGEST_JSON = 5_000, 2_000, 2**20
-_ARGUMENT = re.compile(r" {0,8}([A-Za-z]\w{1,80}) \.{3,80} ?(.{0,2000})")
+_ARGUMENT = re.compile(r"(?:^|[ :\]])([A-Za-z]\w{1,80}) \.{3,80} ?(.{0,2000})")
 _VOCAB = re.compile(r"padded vocab \(size: (\d{1,9})\)")
 _PART = re.compile(r"(\w{1,60})=(?:[A-Za-z_.]{1,60}\(|([^,()]{0,200}))|([()])")
 _MESH = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep|etp)=(\d{1,6})")
@@ -131,7 +131,7 @@ class DumpReader:
     def read_megatron(self, text: str, config: PrintedConfig) -> None:
         if "end of arguments" in text:
             self._kind = ""
-        elif found := _ARGUMENT.match(text):
+        elif " ..." in text and (found := _ARGUMENT.search(text)):
             config.add(found[1], found[2])
 
     def read_nanotron(self, text: str, config: PrintedConfig) -> None:

@@ -110,6 +110,7 @@ def test_run_directories_are_taken_as_they_lie(mpctl: Mpctl, tmp_path: Path) -> 
 def test_a_run_directory_without_a_step_is_named_and_left_out(mpctl: Mpctl, tmp_path: Path) -> None:
     write_run(tmp_path / "bench" / "good", (0.8,) * 3)
     write_run(tmp_path / "bench" / "empty", ())
+    (tmp_path / "bench" / "notes.log").write_text("beside runs, a log is none")
     said = mpctl(
         "calibrate", str(tmp_path / "bench"), "--out", str(tmp_path / "out"), "--rounds", "1"
     )
@@ -141,6 +142,7 @@ def test_logs_calibrate_and_those_that_cannot_are_named(mpctl: Mpctl, tmp_path: 
         {"log": "none.log"}, {"job": job, "measured": {"step_seconds": 2.0}}, {"log": 5},
     ]  # fmt: skip
     runs, out = tmp_path / "runs.json", tmp_path / "out"
+    runs = runs.with_suffix("")  # a list, whatever its name
     runs.write_text(json.dumps(rows))
     said = mpctl("calibrate", str(runs), "--cluster", "dgx-h100", "--out", str(out),
                  "--rounds", "1", "--processes", "1")  # fmt: skip

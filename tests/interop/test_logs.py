@@ -94,10 +94,20 @@ def test_restarts_are_one_run_and_each_has_a_warm_up() -> None:
 def test_other_ranks_and_repeated_lines_are_no_restart() -> None:
     """srun --label and torchrun --tee print every rank; without a label the lines are mixed."""
     rows = logs.deepspeed().splitlines()
-    for prefixes in (("0: ", "1: "), ("[default0]:", "[default7]:"), ("[rank0]: ", ""), ("", "")):
+    for prefixes in (("0: ", "1: "), ("[default0]:", "[default7]:"), ("[rank0]: ", ""), ("", ""),
+                     ("[default0]:[rank0]: ", "[default1]:[rank1]: ")):  # fmt: skip
         text = "\n".join(f"{prefix}{row}" for row in rows for prefix in prefixes)
         run = read_log(text)
         assert (run.restarts, len(run.steps)) == (0, len(rows) - 2)
+
+
+def test_arguments_are_found_behind_what_a_cluster_puts_before_its_lines() -> None:
+    rows = logs.megatron(arguments=logs.ARGUMENTS).splitlines()
+    for prefix in ("[default0]:[rank0]:", "3: ", "2026-11-01T10:00:00.1Z ", "[pod/a-0/x] "):
+        run = read_log("\n".join(prefix + row for row in rows))
+        assert run.config.values["tensor_model_parallel_size"] == "4"
+        assert run.config.values["recompute_modules"] == "['core_attn']"
+        assert run.config.values["vocab_size"] == "128256" and run.world_size == 16
 
 
 def test_several_runs_in_a_log_are_refused_with_the_line_to_cut_at() -> None:
