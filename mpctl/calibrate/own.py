@@ -229,7 +229,13 @@ def own_presets(fit: OwnFit, out: Path) -> list[Path]:
             own[figure.path] = value
     for name in _profiles(fit.runs):
         own_runs = [run for run in fit.runs if run.parts["runtimes"] == name]
-        changes.setdefault(("runtimes", name), {}).update(_profile(own_runs, fit.spreads[name]))
+        factors = {
+            run.job.cluster.name: float(changes["clusters", run.parts["clusters"]][FACTOR])
+            for run in own_runs
+            if run.job.cluster.name
+        }
+        found = _profile(own_runs, fit.spreads[name], factors)
+        changes.setdefault(("runtimes", name), {}).update(found)
     for run in fit.runs:
         if run.job.cluster.spread is not None and run.profile.runs.launched:
             spread = fit.spreads[run.parts["runtimes"]]
@@ -237,11 +243,13 @@ def own_presets(fit: OwnFit, out: Path) -> list[Path]:
     return write_changed(fit.runs, changes, out)
 
 
-def _profile(runs: Sequence[Run], spread: float) -> Changes:
-    """What a profile says of the runs behind it, and its spread."""
+def _profile(runs: Sequence[Run], spread: float, factors: Mapping[str, float]) -> Changes:
+    """What a profile says of the runs behind it, and its spread. factors: by cluster, for plans on
+    a copy of it that does not state its own."""
     own, profile = seen_by(runs), runs[0].profile
     if not any(unknown_parts(run.job.cluster, profile) for run in runs):
         own = merged_seen(profile.seen, own)
+    own = own.model_copy(update={"step_factors": {**own.step_factors, **factors}})
     changes: Changes = {"spread": spread, **seen_changes(own)}
     if any(run.layout.model.experts for run in runs):
         changes["experts.spread"] = spread

@@ -158,6 +158,7 @@ def merged_seen(known: FittedRuns, seen: FittedRuns) -> FittedRuns:
         devices=[*known.devices, *seen.devices],
         clusters=[*known.clusters, *seen.clusters],
         links={**known.links, **seen.links},
+        step_factors={**known.step_factors, **seen.step_factors},
         dtypes=[*known.dtypes, *seen.dtypes],
         gpus=max(known.gpus, seen.gpus),
         parameters=max(known.parameters, seen.parameters),
@@ -166,10 +167,14 @@ def merged_seen(known: FittedRuns, seen: FittedRuns) -> FittedRuns:
 
 def seen_changes(seen: FittedRuns) -> Changes:
     """The lines of a profile's table `seen`, by dotted path."""
+    factors = {"seen.step_factors": _table({n: number(f) for n, f in seen.step_factors.items()})}
     return {
+        **(factors if seen.step_factors else {}),
         "seen.devices": _listed(seen.devices),
         "seen.clusters": _listed(seen.clusters),
-        "seen.links": _links(seen.links),
+        "seen.links": _table(
+            {n: f"[{', '.join(map(number, found))}]" for n, found in seen.links.items()}
+        ),
         "seen.dtypes": _listed(seen.dtypes),
         "seen.gpus": str(seen.gpus),
         "seen.parameters": float(seen.parameters),
@@ -180,10 +185,9 @@ def _listed(names: Iterable[str]) -> str:
     return json.dumps(sorted(set(names)))
 
 
-def _links(links: Mapping[str, Sequence[float]]) -> str:
-    pairs = (
-        f"{json.dumps(name)} = [{', '.join(map(number, links[name]))}]" for name in sorted(links)
-    )
+def _table(values: Mapping[str, str]) -> str:
+    """An inline table of these values, by name."""
+    pairs = (f"{json.dumps(name)} = {values[name]}" for name in sorted(values))
     return f"{{ {', '.join(pairs)} }}"
 
 

@@ -38,9 +38,10 @@ MEASURED = System()
 def find_system(cluster: ClusterSpec, profile: RuntimeProfile) -> System:
     """The system of a job on this cluster under this profile."""
     is_measured = not unknown_parts(cluster, profile)
-    usual = 1.0 if is_measured else profile.shift_apart
-    factor = usual if cluster.step_factor is None else cluster.step_factor
-    return System(is_measured, factor)
+    if cluster.step_factor is not None:
+        return System(is_measured, cluster.step_factor)
+    found = profile.seen.step_factors.get(cluster.name or "", 1.0)
+    return System(is_measured, found if is_measured else profile.shift_apart)
 
 
 def own_spread(cluster: ClusterSpec, profile: RuntimeProfile) -> float | None:

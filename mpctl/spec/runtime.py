@@ -241,6 +241,11 @@ class FittedRuns(StrictModel):
         description="bytes/s inside a node and between nodes in each of these clusters; the same "
         "name over other links is another cluster",
     )
+    step_factors: dict[str, Factor] = Field(
+        default_factory=dict,
+        description="cluster.step_factor that own runs found on each of these clusters, for plans "
+        "on one whose table does not state it; 1 when absent",
+    )
     dtypes: list[DType] = Field(default_factory=list, description="data types of those runs")
     gpus: Count = Field(1, description="GPUs of the largest run")
     parameters: Annotated[float, Ge(1), Le(1e18)] = Field(

@@ -154,6 +154,7 @@ def test_written_presets_plan_what_the_fit_predicts(
     seen = RuntimeProfile.model_validate(table).seen
     assert seen.clusters == ["DGX A100 SuperPOD, one scalable unit"]
     assert tuple(seen.links[seen.clusters[0]]) == (300e9, 200e9)
+    assert seen.step_factors == {seen.clusters[0]: cluster["step_factor"]}
     run = next(run for run in sweep if run.job.world_size == 8 and run not in fit.runs)
     row = next(row for row in rows_elsewhere() if row["id"] == run.id)
     (tmp_path / "jobs.jsonl").write_text(json.dumps(row["job"]) + "\n")

@@ -80,6 +80,16 @@ def test_own_runs_replace_the_shift_and_make_changed_links_known() -> None:
     assert time_of(own).extrapolates == ()
 
 
+def test_a_copy_of_an_own_cluster_has_the_factor_that_own_runs_found() -> None:
+    """A job may name the file that it named before `mpctl calibrate`, which states no factor."""
+    profile, cluster = get_profile("megatron-2021"), job_of(SELENE).cluster
+    seen = profile.seen.model_copy(update={"step_factors": {"Selene": 1.07}})
+    own = profile.model_copy(update={"seen": seen})
+    assert find_system(cluster, own).factor == 1.07
+    stated = cluster.model_copy(update={"step_factor": 1.2})
+    assert find_system(stated, own).factor == 1.2
+
+
 def test_large_groups_on_an_unmeasured_network_by_hand() -> None:
     """566 ranks are CROWD more than those of two nodes: a byte takes twice as long."""
     unknown, flat = LinkSpec(bandwidth=1e9), LinkSpec(bandwidth=1e9, decay=0)
