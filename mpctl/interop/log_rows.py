@@ -147,7 +147,10 @@ def _job_tables(path: Path, run: LogRun, layout: LogLayout) -> tuple[Raw, list[s
     else:
         if layout.flags:
             launcher = layout.flags[0] or run.launcher.removesuffix("-bridge")
-            read = read_flags(launcher, layout.flags[1], (*layout.settings, "parallel.dp"))
+            vocab = _vocabulary(run)
+            typed = (*vocab, *layout.settings, "parallel.dp")
+            read = read_flags(launcher, layout.flags[1], typed)
+            read = read._replace(settings={**vocab, **read.settings})
         elif (printed := read_printed(run.config)) is not None:
             read = printed
         else:
@@ -163,6 +166,12 @@ def _job_tables(path: Path, run: LogRun, layout: LogLayout) -> tuple[Raw, list[s
         below = {"preset": below} if isinstance(below, str) else below
         raw = {**raw, table: {**(below or {}), **keys} if isinstance(keys, dict) else keys}
     return raw, notes
+
+
+def _vocabulary(run: LogRun) -> dict[str, int]:
+    """The tokenizer's vocabulary where the log prints it, as flags seldom have it."""
+    rows = run.config.values.get("vocab_size", "")
+    return {"model.vocab": int(rows)} if rows.isdecimal() and len(rows) < 10 else {}
 
 
 def _placed(path: Path, raw: Raw, run: LogRun, layout: LogLayout) -> Raw:

@@ -8,7 +8,7 @@
   with parallelism: pp=1, dp_replicate=1, ...` and `Trainer is initialized with local batch size 8,
   global batch size 64, ... sequence length 2048` (trainer.py, parallel_dims.py).
 
-Values are text under dotted names, as many as MOST.
+Values are text under dotted names, at most MOST of them, of LONGEST_VALUE characters each.
 
 >>> config, reader = PrintedConfig(), DumpReader()
 >>> for line in ("---- arguments ----", "  world_size ...... 8", "  bf16 ............ True"):
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-MOST, LONGEST_VALUE, LONGEST_JSON = 5_000, 2_000, 2**20
+MOST, LONGEST_VALUE, LONGEST_JSON, DEEPEST = 5_000, 2_000, 2**20, 20
 _ARGUMENT = re.compile(r"(?:^|[ :\]])([A-Za-z]\w{1,80}) \.{3,80} ?(.{0,2000})")
 _VOCAB = re.compile(r"padded vocab \(size: (\d{1,9})\)")
 _PART = re.compile(r"(\w{1,60})=(?:[A-Za-z_.]{1,60}\(|([^,()]{0,200}))|([()])")
@@ -116,6 +116,7 @@ class DumpReader:
         self._kind = ""
         self._stack: list[str] = []
         self._json: list[str] = []
+        self._size = 0
 
     def read(self, text: str, config: PrintedConfig, head: str | None = None) -> None:
         """Add what a line says to the settings. head: its `head_of`, where that is known."""
@@ -147,19 +148,20 @@ class DumpReader:
                 self._stack.append(name)
             elif name and "" not in self._stack[1:]:
                 config.add(".".join([*self._stack[1:], name]), value.strip("'\""))
-            if bracket == ")" and not self._stack:
+            if (bracket == ")" and not self._stack) or len(self._stack) > DEEPEST:
                 self._kind = ""
                 return
 
     def read_torchtitan(self, text: str, config: PrintedConfig) -> None:
         if self._head.startswith("Running"):
-            self._json = [text[text.index("{") :]]
+            self._json, self._size = [text[text.index("{") :]], 0
         elif self._json:
             self._json.append(text)
+            self._size += len(text) + 1
             if text.startswith("}"):
                 _add_json("\n".join(self._json), config)
                 self._json = []
-            elif sum(map(len, self._json)) > LONGEST_JSON:
+            elif self._size > LONGEST_JSON:
                 self._json = []
         if "device mesh with" in text:
             if old := _OLD_MESH.search(text):

@@ -166,6 +166,21 @@ def test_flags_beside_a_log_are_its_layout(tmp_path: Path) -> None:
     assert (a.job.parallel.tp, a.job.world_size, b.job.sizes["dp"]) == (8, 16, 16)
 
 
+def test_the_vocabulary_of_flags_without_one_is_the_logs(tmp_path: Path) -> None:
+    """A script leaves it to the tokenizer, and its nodes to the scheduler."""
+    flags = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 8192 "
+    flags += "--max-position-embeddings 8192 --micro-batch-size 1 --global-batch-size 128 --bf16"
+    script = f"torchrun --nnodes $NODES --nproc-per-node 8 pretrain_gpt.py {flags}"
+    layout = LogLayout(flags=("megatron", script), cluster="dgx-h100")
+    path = write(tmp_path / "a.log", logs.megatron())
+    assert "--vocab-size" in str(issues_of(path, layout))
+    words = " > padded vocab (size: 50257) with 175 dummy tokens (new size: 50432)\n"
+    path = write(tmp_path / "a.log", words + logs.megatron())
+    (run,), _ = usable_runs([log_row(path, layout)[0]])
+    assert run.job.model is not None and run.job.model.vocab == 50257
+    assert run.job.world_size == logs.WORLD
+
+
 def test_what_log_and_layout_both_say_must_agree_and_all_of_it_is_told(tmp_path: Path) -> None:
     path = write(tmp_path / "run.log", logs.nanotron())
     layout = H100._replace(settings={"cluster.nodes": 1, "model.seq_length": 4096,
