@@ -15,7 +15,7 @@ from mpctl.planning.summary import training_line
 from mpctl.records import Json
 from mpctl.render.console import get_console, plain_table
 from mpctl.search.document import LayoutEntry, NoLayoutEntry, SearchDocument
-from mpctl.search.find import ALIKE, OPTIMISM, WIDE_BAND, ranking_error
+from mpctl.search.find import OPTIMISM, WIDE_BAND, ranking_error
 from mpctl.units import bytes_text, count_text, days_text, energy_text, plural, seconds_text
 
 OBJECTIVES = {
@@ -83,7 +83,7 @@ def _order_notes(document: SearchDocument) -> Iterator[str]:
     best = document["best"]
     if any(entry["alike"] for entry in best):
         sizes = "tp, pp and ep" if "ep" in document["searched"] else "tp and pp"
-        yield f"a row is the plainest of what is within {100 * ALIKE:g} % at its {sizes}"
+        yield f"a row is the plainest of what is about as fast at its {sizes}"
     if document["objective"] == "memory" or len(best) < 2:
         return
     fastest = min(best, key=lambda entry: entry["step_seconds"])

@@ -36,7 +36,6 @@ from heapq import heapify, heappop, heappush
 from math import inf, log2
 from typing import Literal, NamedTuple
 
-from mpctl.axes import DEFAULT_ORDER
 from mpctl.planning.layout_settings import LayoutSettings
 from mpctl.search.bound import StepTimeBound
 from mpctl.search.evaluate import LayoutEvaluator
@@ -89,28 +88,27 @@ class EvaluatedLayout(NamedTuple):
 
 
 def complexity(layout: LayoutSettings) -> float:
-    """How far a layout is from the plainest one on as many ranks: 1 for each doubling of chunks and
-    etp, half for one of pp, cp or ep in place of tp or dp, half less for one of the micro batch
-    (fewer of them), plus recomputation, more sharded states than ZeRO 1's, and unusual settings.
+    """How far a layout is from the plainest one on as many ranks: half for each doubling of pp, cp
+    or ep in place of tp or dp and of chunks, half less for one of the micro batch (fewer of them),
+    1 for one of etp, plus recomputation, more sharded states than ZeRO 1's, and unusual settings.
 
     >>> plain = LayoutSettings(tp=4, dp=32, pp=2, vpp=4, sequence_parallel=True, zero=1)
     >>> complexity(plain), complexity(plain._replace(vpp=20, zero=2))
-    (2.5, 7.821928094887363)
+    (1.5, 5.660964047443681)
     """
     sizes = (layout.pp, layout.cp, layout.vpp, layout.micro_batch_size)
     unusual = (
         any(size & (size - 1) for size in sizes)
         + 2 * (layout.schedule not in PLAIN_SCHEDULES)
         + (layout.stage_balance != PLAIN_BALANCE)
-        + (layout.order not in ("", DEFAULT_ORDER))
     )
-    halves = log2(layout.pp * layout.cp * layout.ep / layout.micro_batch_size)
+    more = layout.pp * layout.vpp * layout.cp * layout.ep / layout.micro_batch_size
     states = RECOMPUTE[layout.recompute] + SHARED_STATES[layout.zero]
-    return log2(layout.vpp * layout.etp) + halves / 2 + states + unusual
+    return log2(more) / 2 + log2(layout.etp) + states + unusual
 
 
 class LayoutGroup(NamedTuple):
-    """Layouts of one idea that are as fast as each other. members: the fastest first."""
+    """Layouts of one idea or row that are as fast as each other. members: the fastest first."""
 
     members: tuple[EvaluatedLayout, ...]
 
@@ -183,24 +181,23 @@ def ranking_error(band: float) -> float:
 
 def plainest_first(groups: Sequence[LayoutGroup], band: float) -> list[LayoutGroup]:
     """A group for each row, fastest first, but before all the plainest of those that cannot be
-    distinguished from the fastest; of a row's groups, which differ in cp, its plainest likewise.
-    groups: fastest first; band: the ratio of the ends of the first one's band."""
+    distinguished from the fastest; groups of a row, which differ in cp, that cannot be either are
+    one. groups: fastest first; band: the ratio of the ends of the first one's band."""
     if not groups:
         return []
+    most = groups[0].plainest.seconds * (1 + ranking_error(band))
     rows: dict[Idea, list[LayoutGroup]] = {}
     for group in groups:
-        rows.setdefault(idea_of(group.plainest.layout).row, []).append(group)
-    best = [_plainest_near(row, ranking_error(band)) for row in rows.values()]
-    best.sort(key=lambda group: group.plainest)
-    first = _plainest_near(best, ranking_error(band))
+        row = rows.setdefault(idea_of(group.plainest.layout).row, [])
+        if not row or group.plainest.seconds <= most:
+            row.append(group)
+    merged = [
+        LayoutGroup(tuple(sorted(p for g in row for p in g.members))) for row in rows.values()
+    ]
+    best = sorted(merged, key=lambda group: group.plainest)
+    near = [group for group in best if group.plainest.seconds <= most] or best[:1]
+    first = min(near, key=lambda group: (complexity(group.plainest.layout), group.plainest))
     return [first, *(group for group in best if group is not first)]
-
-
-def _plainest_near(groups: Sequence[LayoutGroup], error: float) -> LayoutGroup:
-    """The plainest of the groups within `error` of the first."""
-    most = groups[0].plainest.seconds * (1 + error)
-    near = [group for group in groups if group.plainest.seconds <= most]
-    return min(near, key=lambda group: (complexity(group.plainest.layout), group.plainest))
 
 
 @dataclass

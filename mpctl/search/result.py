@@ -61,7 +61,7 @@ class LayoutReport:
     """A layout with its figures.
 
     job: the job under this layout; time: of its step; bytes: on the device of the fullest rank;
-    price: of a GPU-hour, if known; alike: layouts of the same tp, cp, pp, ep and tensor mode that
+    price: of a GPU-hour, if known; alike: layouts of the same tp, pp, ep and tensor mode that
     are about as fast and less plain (search/find.py); run: of the request's tokens, if it names
     any.
     """

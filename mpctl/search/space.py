@@ -337,10 +337,15 @@ class SearchSpace:
         too_few = self.runs.needs_full_pipeline and microbatches < pp - 1
         if too_few and "pp" not in self.fixed:
             return
-        chunks = {*divisors(self.layers), self.fixed.get("vpp", 1)}
-        for vpp in sorted(chunks) if self._cuts_freely else divisors(self.layers):
+        chunks = {*divisors(self.layers)}
+        if self.runs.ends_as_layers:
+            chunks.update(divisors(self.layers + 2))
+        if self._cuts_freely:
+            chunks.add(self.fixed.get("vpp", 1))
+        for vpp in sorted(chunks):
             runs = vpp == 1 or self._runs("vpp", self.runs.chunks)
-            if pp * vpp > self.layers or not runs or not self._admits("vpp", vpp):
+            too_many = pp * vpp > self.layers and not self.counts_ends(pp * vpp)
+            if too_many or not runs or not self._admits("vpp", vpp):
                 continue
             for schedule in self._schedules(pp, vpp):
                 if is_schedule(schedule, stages=pp, microbatches=microbatches, chunks=vpp):
@@ -373,10 +378,9 @@ class SearchSpace:
         return self.model.experts is not None and self.runs.ends_as_layers
 
     def counts_ends(self, blocks: int) -> bool:
-        """Whether embedding and loss are counted as layers; if the first block would then hold at
-        most one layer, the layout is not searched."""
-        is_deep = self.layers + 2 > 2 * blocks
-        return is_deep and ends_count_as_layers(self.layers, blocks, self.job.training.runtime)
+        """Whether embedding and loss are counted as layers, as where 126 layers on 8 stages of 8
+        chunks are cut as 128."""
+        return ends_count_as_layers(self.layers, blocks, self.job.training.runtime)
 
     def fills(self, pp: int) -> bool:
         """Whether a runtime that fills stages one after the other gives each of them something."""

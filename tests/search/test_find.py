@@ -373,6 +373,21 @@ def test_the_pruned_search_finds_what_the_exhaustive_one_does(
     )
 
 
+@pytest.mark.parametrize(("runtime", "tried"), [("megatron-core", True), ("mpctl", False)])
+def test_chunks_that_count_embedding_and_loss_as_layers_are_tried(
+    runtime: str, tried: bool
+) -> None:
+    """6 layers on 2 stages of 4 chunks are cut as 8, as Llama 3 405B's 126 on 8 of 8 are: the first
+    block holds the word table alone. The bounds hold for them."""
+    job = model_job("gpt", **{"model.layers": 6, "training.runtime": runtime,
+                              "cluster": "dgx-h100", "training.dtype": "bf16"})  # fmt: skip
+    fixed = {"cp": 1, "tp": 2, "recompute": "none", "micro_batch_size": 1}
+    pruned, every = answers(job, fixed, top=3)
+    assert pruned.groups == every.groups and pruned.front == every.front
+    chunks = {(p.layout.pp, p.layout.vpp) for p in every.evaluated}
+    assert ((2, 4) in chunks) == tried and (2, 3) in chunks
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["tokens", "memory"])
 @pytest.mark.parametrize("name", MODELS)
@@ -520,7 +535,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Mpctl:
         {"vpp": 8}, {"vpp": 5}, {"cp": 2, "dp": 4}, {"micro_batch_size": 3},
         {"recompute": "selective"}, {"recompute": "full"}, {"zero": 2}, {"etp": 2},
         {"schedule": "zero-bubble", "vpp": 1}, {"stage_balance": "cost"},
-        {"order": "tp-dp-cp-pp"}, {"pp": 4, "dp": 4}, {"ep": 2},
+        {"pp": 4, "dp": 4}, {"ep": 2},
     ],
     ids=str,
 )  # fmt: skip
@@ -588,8 +603,11 @@ def test_the_plainest_of_a_tie_goes_first() -> None:
 def test_a_row_is_the_plainest_of_the_context_sizes_that_tie() -> None:
     split, whole, far = group_of(1.0, cp=4), group_of(1.03, cp=1), group_of(1.08, cp=2)
     other = group_of(1.02, pp=4, cp=2)
-    assert plainest_first([split, other, whole, far], 1.1) == [whole, other]
-    assert plainest_first([split, far], 1.1) == [split]
+    row, second = plainest_first([split, other, whole, far], 1.1)
+    assert row.members == (*split.members, *whole.members) and second == other
+    assert row.plainest == whole.plainest and row.others == split.members
+    later = group_of(1.1, pp=4, cp=1)  # 8 % behind its row's fastest, 10 % behind all
+    assert plainest_first([split, other, later], 1.1) == [split, other]
 
 
 SEARCH = ("search", "--cluster", "dgx-h100", "--nodes", "4", "--model", "llama-3-8b",
@@ -607,11 +625,10 @@ def test_rows_are_different_layouts_and_say_what_they_stand_for(call: Mpctl) -> 
     (first, *_) = [entry for entry in best if entry["alike"]]
     assert f"and {len(first['alike'])} more within" in first["alike_text"]
     for one in first["alike"]:
-        assert abs(one["step_seconds"] / first["step_seconds"] - 1) <= 2 * ALIKE
+        assert abs(one["step_seconds"] / first["step_seconds"] - 1) <= RANKING_ERROR + ALIKE
         assert one["settings"]["tp"] == first["settings"]["tp"]
-        assert one["settings"]["cp"] == first["settings"]["cp"]
     text = " ".join(call(*SEARCH, "megatron-core").out.split())
-    assert "a row is the plainest of what is within 1 % at its tp and pp" in text
+    assert "a row is the plainest of what is about as fast at its tp and pp" in text
     assert "optimistic, by 1 to 7 % in published sweeps" in text
 
 
