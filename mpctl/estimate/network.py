@@ -151,6 +151,13 @@ class Network:
             self._routes[axis] = self._find(axis)
         return self._routes[axis]
 
+    @property
+    def is_unmeasured(self) -> bool:
+        """Whether ranks on several domains send over a network whose large groups nobody
+        measured."""
+        link, ranks = self.cluster.inter_node, self._levels[0].ranks
+        return link is not None and link.decay is None and self.topology.world_size > ranks
+
     def multicasts(self, axis: str) -> bool:
         """Whether the groups of an axis are within switches that broadcast and add."""
         link = self.cluster.intra_node

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import chain
-from math import exp
+from math import exp, hypot
 from typing import NamedTuple
 
 from mpctl.axes import zero_groups
@@ -57,8 +57,13 @@ class Band(NamedTuple):
     extrapolates: tuple[str, ...]
 
 
-def find_band(layout: JobLayout, profile: RuntimeProfile, speed: Speed) -> Band:
-    """The band of a step's time, and each respect in which the job is outside the measured runs."""
+def find_band(
+    layout: JobLayout, profile: RuntimeProfile, speed: Speed, network: float = 0.0
+) -> Band:
+    """The band of a step's time, and each respect in which the job is outside the measured runs.
+
+    network: what messages of unknown speed add to its spread (StepTimeModel.network_doubt).
+    """
     job = layout.job
     spread, unknown = own_spread(job.cluster, profile), unknown_parts(job.cluster, profile)
     if spread is None:
@@ -66,6 +71,7 @@ def find_band(layout: JobLayout, profile: RuntimeProfile, speed: Speed) -> Band:
         if layout.model.experts:
             spread = max(spread, profile.experts.spread)
     reasons = (*speed.notes, *beyond(job, layout.table, profile))
+    spread = hypot(spread, network)
     here = [text for text in unknown if text not in reasons]
     factor = find_system(job.cluster, profile).factor
     if unknown and factor != 1:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import log
 
 from mpctl.estimate.communication import Message, local_parameters, transfers
 from mpctl.estimate.flops import model_and_hardware_flops
@@ -36,7 +37,7 @@ from mpctl.estimate.network import MissingLink, Network, contention_seconds
 from mpctl.estimate.operator_times import OperatorTimer, pipeline_host
 from mpctl.estimate.step import ClosingTimes, closing_times, find_band, stage_keys
 from mpctl.estimate.step import StepTime as StepTime  # the result of StepTimeModel.step
-from mpctl.estimate.system import System, find_system
+from mpctl.estimate.system import NETWORK, System, find_system
 from mpctl.layout.job_layout import JobLayout
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import RuntimeProfile
@@ -142,9 +143,29 @@ class StepTimeModel:
             model_flops=model_flops,
             hardware_flops=hardware,
             peak=speed.peak,
-            band=find_band(self.layout, self.operators.profile, speed),
+            band=find_band(self.layout, self.operators.profile, speed, self.network_doubt),
             ep=ep,
         )
+
+    @cached_property
+    def network_doubt(self) -> float:
+        """Spread of the step's logarithm by that of the seconds of messages between nodes where
+        nobody measured them: of their logarithm, log(NETWORK), times their part of the step."""
+        network = self.operators.network
+        if network.system.is_measured or not network.is_unmeasured:
+            return 0.0
+        return log(self.slower(NETWORK).seconds / self.seconds)
+
+    def slower(self, messages: float = 1.0, kernels: float = 1.0) -> StepTimeModel:
+        """The same step where all messages, or all kernels, take so many times as long."""
+        timer, job = self.operators, self.job
+        system = timer.network.system
+        factor = system.factor * kernels
+        speed = device_speed(job.cluster, job.training.chosen_dtype, factor)
+        links = Network(
+            job.cluster, self.layout.topology, system._replace(factor=system.factor * messages)
+        )
+        return StepTimeModel(self.layout, OperatorTimer(self.layout, speed, links, timer.profile))
 
     def layer(self) -> ChunkTimes:
         """One layer of the first stack alone, kernels only, comparable with benches of single

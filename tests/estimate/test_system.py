@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, hypot, log
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from mpctl.estimate.explain import explain_time
 from mpctl.estimate.network import CROWD, crowding
 from mpctl.estimate.step import StepTime
 from mpctl.estimate.system import SPREAD, find_system, unknown_parts
-from mpctl.estimate.time import find_step_time
+from mpctl.estimate.time import find_step_time, get_clock
 from mpctl.layout.job_layout import JobLayout
 from mpctl.spec.cluster import LinkSpec
 from mpctl.spec.job import JobSpec
@@ -21,6 +21,8 @@ from tests.jobs import job_of
 
 SELENE = {"cluster": "selene", "cluster.nodes": 4, "training.dtype": "fp16",
           "training.runtime": "megatron-2021", "training.micro_batch_size": 2}  # fmt: skip
+
+THIN = {"cluster": "mosaic-a100-80gb", "cluster.inter_node.bandwidth": 5e9, "parallel.zero": 3}
 
 
 def time_of(job: JobSpec) -> StepTime:
@@ -105,9 +107,22 @@ def test_what_to_measure_next_is_what_the_step_rests_on() -> None:
     alone: dict[str, Any] = {**SELENE, "cluster.name": "ours", "training.runtime": "fsdp"}
     few = next_measurement(JobLayout.of(job_of({**alone, "cluster.nodes": 1})))
     assert few is not None and few.startswith("five runs")
-    thin = {**alone, "cluster.inter_node.bandwidth": 5e9, "parallel.zero": 3}
+    thin = {**alone, **THIN}
     waits = next_measurement(JobLayout.of(job_of(thin)))
     assert waits is not None and waits.startswith("`mpctl bench collectives`")
+
+
+def test_a_band_widens_by_what_the_step_rests_on_a_network_that_nobody_measured() -> None:
+    """Messages 1.35 times as long: as much longer as the step is then, beside the usual spread."""
+    job = job_of({**SELENE, **THIN, "training.runtime": "fsdp", "cluster.nodes": 8})
+    clock = get_clock(JobLayout.of(job))
+    doubt = log(clock.slower(1.35).seconds / clock.seconds)
+    assert clock.network_doubt == pytest.approx(doubt) and doubt > SPREAD
+    reasons = sum("measured has" in text or "at fp16" in text for text in clock.step().extrapolates)
+    spread = hypot(SPREAD, doubt) * clock.operators.profile.widening**reasons
+    assert clock.step().band.factor == pytest.approx(exp(1.645 * spread))
+    for known in ({"cluster.inter_node.decay": 0.0}, {"cluster.nodes": 1}):
+        assert get_clock(JobLayout.of(job_of({**SELENE, **THIN, **known}))).network_doubt == 0
 
 
 def test_explain_states_the_shift_its_reason_and_what_narrows_the_band() -> None:
