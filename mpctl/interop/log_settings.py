@@ -2,6 +2,8 @@
 
 * Megatron-LM: a block headed `---- arguments ----`, a line `name ..... value` each
   (megatron/training/arguments.py, _print_args), and `> padded vocab (size: 50257) ...`.
+* Megatron-Bridge: a block headed `---- Task Configuration ----`, YAML of a table for each part
+  (training/config.py, ConfigContainer.print_yaml); read are numbers, words and lists of words.
 * nanotron: `Config(general=GeneralArgs(project='p', ...), parallelism=ParallelismArgs(dp=2, ...`,
   as pprint breaks it over lines (trainer.py).
 * torchtitan: with print_config `Running with configs: {` and JSON; always `Building device mesh
@@ -38,7 +40,10 @@ _TRAINER = re.compile(
 )
 _RECOMPUTED = re.compile(r"Applied (\w{1,40}) activation checkpointing")
 _FLAVOR = re.compile(r"Building (\w{1,40}) (\w{1,40}) with")
+_TABLE = re.compile(r"(\w{1,40}):$")
+_ENTRY = re.compile(r"  (\w{1,80}):(?: (.{1,2000}))?$")
 HEADS = {
+    "- Task Configuration -": "megatron-bridge",
     " arguments --": "megatron", "Config(general=": "nanotron", "Running with configs: {":
     "torchtitan", "Building device mesh with": "torchtitan", "-D device mesh with": "torchtitan",
 }  # fmt: skip
@@ -50,6 +55,14 @@ LAYOUT = {
         "context_parallel_size", "expert_model_parallel_size",
         "virtual_pipeline_model_parallel_size", "micro_batch_size", "global_batch_size",
         "seq_length", "num_layers", "hidden_size",
+    ),
+    "megatron-bridge": (
+        *(f"model.{axis}_size" for axis in (
+            "tensor_model_parallel", "pipeline_model_parallel", "context_parallel",
+            "expert_model_parallel", "virtual_pipeline_model_parallel",
+        )),
+        "model.num_layers", "model.hidden_size", "dataset.sequence_length",
+        "train.micro_batch_size", "train.global_batch_size",
     ),
     "nanotron": (
         "parallelism.dp", "parallelism.tp", "parallelism.pp", "parallelism.context_parallel_size",
@@ -135,6 +148,23 @@ class DumpReader:
         elif " ..." in text and (found := _ARGUMENT.search(text)):
             config.add(found[1], found[2])
 
+    def read_bridge(self, text: str, config: PrintedConfig) -> None:
+        if self._head:
+            return
+        if text.startswith("----"):
+            self._kind = ""
+        elif found := _TABLE.match(text):
+            self._stack = [found[1]]
+        elif self._stack and (found := _ENTRY.match(text)):
+            self._stack[1:] = [found[1]]
+            if found[2]:
+                config.add(".".join(self._stack), found[2])
+        elif text.startswith("  - ") and len(self._stack) == 2:
+            name = ".".join(self._stack)
+            listed = config.values.get(name, "[]")
+            more = ", " if listed != "[]" else ""
+            config.add(name, f"{listed[:-1]}{more}'{text[4:]}']")
+
     def read_nanotron(self, text: str, config: PrintedConfig) -> None:
         if "]: " in text:
             text = text[text.index("]: ") + 3 :]
@@ -183,7 +213,8 @@ class DumpReader:
 
 
 _READERS: Mapping[str, Callable[[DumpReader, str, PrintedConfig], None]] = {
-    "megatron": DumpReader.read_megatron, "nanotron": DumpReader.read_nanotron,
+    "megatron": DumpReader.read_megatron, "megatron-bridge": DumpReader.read_bridge,
+    "nanotron": DumpReader.read_nanotron,
     "torchtitan": DumpReader.read_torchtitan,
 }  # fmt: skip
 

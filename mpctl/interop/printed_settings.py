@@ -4,7 +4,9 @@ Megatron-LM prints its arguments after its parser and its validation: `name ....
 `--name value`, a switch where the value is True. Read are the flags that `--from megatron` reads,
 unless their value is the parser's default. A few have another name there (NAMES), or are printed
 as what they switch off (SWITCHED_OFF); chunks are those that validation derived. The vocabulary is
-the tokenizer's, printed with its padding. nanotron and torchtitan print values of their configs.
+the tokenizer's, printed with its padding. Megatron-Bridge's tables become such arguments
+(BRIDGE); a sample's length is the data's there, the model's is the most positions. nanotron and
+torchtitan print values of their configs.
 
 >>> printed_flags({"tensor_model_parallel_size": "4", "bf16": "True", "add_bias_linear": "False"})
 {'--bf16': (), '--disable-bias-linear': (), '--tensor-model-parallel-size': ('4',)}
@@ -59,6 +61,8 @@ def read_printed(config: PrintedConfig) -> ReadJob | None:
     InputError as `--from` does, for settings that no job says."""
     if config.kind == "megatron":
         return _read_megatron(config.values)
+    if config.kind == "megatron-bridge":
+        return _read_megatron(bridge_arguments(config.values))
     if config.kind == "nanotron":
         return read_values({name: (value,) for name, value in config.values.items()})
     return read_printed_torchtitan(config) if config.kind == "torchtitan" else None
@@ -74,6 +78,39 @@ def _read_megatron(values: Mapping[str, str]) -> ReadJob | None:
         read = read._replace(settings={**read.settings, "parallel.zero": int(stage),
                                        "training.runtime": "megatron-deepspeed"})  # fmt: skip
     return read
+
+
+TABLES = ("optimizer", "scheduler", "rng", "mixed_precision", "model", "train", "dist", "ddp")
+"""Of Megatron-Bridge's config, in the order in which later ones win."""
+BRIDGE = {
+    "gated_linear_unit": "swiglu", "num_moe_experts": "num_experts",
+    "layernorm_epsilon": "norm_epsilon", "seq_length": "max_position_embeddings",
+    "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
+    "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
+    "bias_activation_fusion": "bias_gelu_fusion",
+}  # fmt: skip
+"""Names of Megatron-LM's arguments, where Megatron-Bridge has another."""
+_WORDS = {"true": "True", "false": "False", "null": "None"}
+
+
+def bridge_arguments(values: Mapping[str, str]) -> dict[str, str]:
+    """The arguments of Megatron-LM that the tables of Megatron-Bridge's config are."""
+    found = {
+        BRIDGE.get(key, key): _WORDS.get(value, value)
+        for table in TABLES for name, value in values.items()
+        for first, _, key in [name.partition(".")] if first == table
+    }  # fmt: skip
+    found["seq_length"] = values.get(
+        "dataset.sequence_length", found.get("max_position_embeddings", "None")
+    )
+    shared = found.get("share_embeddings_and_output_weights")
+    found["untie_embeddings_and_output_weights"] = str(shared == "False")
+    groups = found.get("num_query_groups", "None")
+    found["group_query_attention"] = str(groups not in ("None", found.get("num_attention_heads")))
+    found["grad_reduce_in_bf16"] = str(found.get("grad_reduce_in_fp32") == "False")
+    if found.get("vocab_size", "None") == "None":
+        found["vocab_size"] = values.get("tokenizer.vocab_size", "None")
+    return found
 
 
 def printed_flags(values: Mapping[str, str]) -> Flags:
