@@ -61,7 +61,8 @@ class LogLayout(NamedTuple):
 
 
 class LogRows(NamedTuple):
-    """Rows of logs. issues: why others are none; notes: what was read of each."""
+    """Rows of logs. issues: why others are none; notes: what was read of each, then what
+    is planned as something near or not read, once where several logs have it."""
 
     rows: list[Row]
     issues: list[Issue]
@@ -71,22 +72,30 @@ class LogRows(NamedTuple):
 def log_rows(sources: Iterable[tuple[Path, LogLayout]]) -> LogRows:
     """The logs that are measured runs, and the reasons why the others are none."""
     found = LogRows([], [], [])
+    said: dict[str, list[str]] = {}
     for path, layout in sources:
         issues: list[Issue] = []
+        name = plain(str(path))
         read = attempt(issues, partial(log_row, path, layout))
         if read is not None:
             found.rows.append(read[0])
-            found.notes.extend(f"{path}: {note}" for note in read[1])
-        name = plain(str(path))
+            first, *others = read[1]
+            found.notes.append(f"{name}: {first}")
+            for note in others:
+                said.setdefault(note, []).append(name)
         found.issues.extend(
             issue if issue.where == name else issue._replace(where=f"{name}: {issue.where}")
             for issue in issues
         )
+    for note, names in said.items():
+        more = f" (and {plural(len(names) - 1, 'log')} more)" if len(names) > 1 else ""
+        found.notes.append(f"{names[0]}{more}: {note}")
     return found
 
 
 def log_row(path: Path, layout: LogLayout) -> tuple[Row, list[str]]:
-    """The row of a log, and what was read. Raises InputError with all issues."""
+    """The row of a log, and notes: its lines in words, then warnings. Raises InputError with all
+    issues."""
     run = read_log_file(path, layout.launcher)
     raw, notes = _job_tables(path, run, layout)
     raw = _placed(path, raw, run, layout)
@@ -106,7 +115,10 @@ def log_row(path: Path, layout: LogLayout) -> tuple[Row, list[str]]:
     if run.spread is not None:
         measured["spread"] = run.spread
     group = path.resolve().parent.name if layout.group is None else layout.group
-    return {"id": str(path), "group": group, "job": raw, "measured": measured}, [run.text, *notes]
+    return {"id": plain(str(path)), "group": group, "job": raw, "measured": measured}, [
+        run.text,
+        *notes,
+    ]
 
 
 def folder_logs(folder: Path, layout: LogLayout) -> list[tuple[Path, LogLayout]]:

@@ -182,6 +182,8 @@ def test_flags_beside_a_log_are_its_layout(tmp_path: Path) -> None:
     assert is_log_folder(tmp_path)
     read = log_rows(folder_logs(tmp_path, LogLayout(cluster="dgx-h100")))
     assert not read.issues and len(read.notes) >= 2
+    twice = log_rows(2 * folder_logs(tmp_path, LogLayout(cluster="dgx-h100")))
+    assert len(twice.notes) == len(read.notes) + 2 and "(and 1 log more): " in twice.notes[-1]
     (a, b), _ = usable_runs(read.rows)
     assert (a.job.parallel.tp, a.job.world_size, b.job.sizes["dp"]) == (8, 16, 16)
 
