@@ -7,7 +7,8 @@ with the gate for these errors, without each full table (`tables`) and without a
 (runs of one model, batch, dtype, cluster and number of GPUs): Spearman's rank correlation of
 measured and estimated speed, and the regret, by how much the run that the planner would have chosen
 is slower than the best one. Memory errors where a run publishes its peak. Rows with experts are
-listed by table, under the job alone and with what their details say of the software.
+listed by table, under the job alone and with what their details say of the software; runs of
+systems that no preset was fitted to are listed by system.
 
 `--cross` computes them again and writes tests/recorded/cross_validated.json, which
 tests/calibrate/test_accuracy.py checks (some minutes). `--fit` also writes the constants fitted to
@@ -45,6 +46,7 @@ from tests.cross_validation import (
     samples_per_second,
     what_changed,
 )
+from tests.outside import OutsideRun, outside_runs, summary
 from tests.published import (
     CROSS_VALIDATED,
     EXPERT_TABLE,
@@ -186,6 +188,21 @@ def print_memory() -> None:
         print(f"{table + ', ' + key:40}{len(errors):4}{error:8.1f} %{bias:+7.1f} %")
 
 
+def print_outside() -> None:
+    """One row a system that no preset was fitted to: the error of its plans, the share inside their
+    band, and the bias without the shift of unknown systems."""
+    systems: dict[str, list[OutsideRun]] = defaultdict(list)
+    for run in outside_runs():
+        systems[run.system].append(run)
+    print(f"\n{'systems that no preset knows':32}{'n':>4}{'error':>9}{'bias':>7}{'inside':>8}"
+          f"{'unshifted':>11}")  # fmt: skip
+    for name, runs in systems.items():
+        error, bias, inside = summary(runs)
+        plain = mean((1 + run.error) / run.factor - 1 for run in runs)
+        print(f"{name:32}{len(runs):4}{100 * error:7.1f} %{100 * bias:+7.1f}{100 * inside:6.0f} %"
+              f"{100 * plain:+11.1f}")  # fmt: skip
+
+
 def main(arguments: Sequence[str]) -> None:
     """Print the tables, after fitting and updating the record if the options ask for it."""
     if {"--cross", "--fit"} & set(arguments):
@@ -208,6 +225,7 @@ def main(arguments: Sequence[str]) -> None:
     print_band(record)
     print_sweeps({name: columns[name] for name in ("fit", "fifths", "tables")})
     print_experts()
+    print_outside()
     print_memory()
 
 

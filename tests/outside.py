@@ -15,6 +15,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from mpctl.cli.options import FLAGS
+from mpctl.estimate.system import find_system
 from mpctl.planning.plan import Plan, load_plan
 from mpctl.spec.load import parse_settings
 
@@ -35,6 +36,13 @@ class OutsideRun(NamedTuple):
         """(estimated - published) / published seconds of a step."""
         assert self.plan.estimate is not None
         return self.plan.estimate.time.total / self.seconds - 1
+
+    @property
+    def factor(self) -> float:
+        """By how much everything was taken to last longer (estimate/system.py)."""
+        assert self.plan.estimate is not None
+        layout = self.plan.estimate.layout
+        return find_system(layout.job.cluster, layout.profile).factor
 
     @property
     def in_band(self) -> bool:

@@ -37,7 +37,7 @@ def system_of(run: OutsideRun) -> System:
 
 def residual(run: OutsideRun) -> float:
     """log(estimated / published) without the shift."""
-    return log((1 + run.error) / system_of(run).factor)
+    return log((1 + run.error) / run.factor)
 
 
 def usual(runs: Collection[OutsideRun]) -> list[OutsideRun]:
