@@ -81,6 +81,12 @@ def outside_runs() -> tuple[OutsideRun, ...]:
     return tuple(_planned(row) for row in read_rows())
 
 
+@cache
+def outside_run(name: str) -> OutsideRun:
+    """The row of this id with its plan."""
+    return next(_planned(row) for row in read_rows() if row["id"] == name)
+
+
 def _planned(row: dict[str, Any]) -> OutsideRun:
     plan = load_plan(None, settings_of(row["args"]))
     seconds = row["published"]

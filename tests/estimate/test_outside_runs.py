@@ -6,14 +6,10 @@ from collections import Counter
 
 import pytest
 
-from tests.outside import OutsideRun, outside_runs, read_rows, settings_of
+from tests.outside import outside_run, read_rows, settings_of
 
 # 32 micro batches fill all of 8,192 GPUs' chunks: docs/recipes.md says which kernels leave room.
 NO_ROOM = ("Llama 3 405B 8192 H100, 8192 tokens",)
-
-
-def run_of(name: str) -> OutsideRun:
-    return next(run for run in outside_runs() if run.id == name)
 
 
 def test_every_row_is_a_published_run_of_its_own() -> None:
@@ -29,7 +25,7 @@ def test_every_row_is_a_published_run_of_its_own() -> None:
 
 @pytest.mark.parametrize("name", [row["id"] for row in read_rows()])
 def test_a_run_that_ran_is_legal_and_fits(name: str) -> None:
-    run = run_of(name)
+    run = outside_run(name)
     assert run.plan.errors == []
     assert run.plan.fits is (run.id not in NO_ROOM)
     assert 0.4 < 1 + run.error < 2.5, "a row that was read wrong"
@@ -48,7 +44,7 @@ def test_arguments_are_read_as_the_command_line_reads_them() -> None:
 
 def test_an_error_and_a_band_are_those_of_a_published_step() -> None:
     """InternLM's first row: 4,062 tokens/s a GPU, 64 x 2,048 tokens on 8 GPUs are 4.03 s."""
-    run = run_of("InternLM-7B tp1 zero1 8 A100")
+    run = outside_run("InternLM-7B tp1 zero1 8 A100")
     assert run.seconds == pytest.approx(64 * 2048 / 8 / 4062)
     assert run.plan.estimate is not None
     time = run.plan.estimate.time
