@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 from mpctl.axes import expert_order
 from mpctl.errors import InputError
 from mpctl.estimate.routing import expert_load
+from mpctl.estimate.system import find_system
 from mpctl.layout.topology import expert_homes, job_grid
 from mpctl.pipeline.stages import Span, stack_spans
 from mpctl.planning.layout_settings import layout_of
@@ -199,7 +200,9 @@ def plan_document(
             "checkpoint_bytes": estimate.checkpoint_bytes,
         }
         document["time"] = time_entry(estimate.time)
-        document["time"]["measure_next"] = estimate.measure_next
+        system = find_system(estimate.layout.job.cluster, estimate.layout.profile)
+        document["time"] |= {"is_measured": system.is_measured, "step_factor": system.factor,
+                             "measure_next": estimate.measure_next}  # fmt: skip
     return document
 
 

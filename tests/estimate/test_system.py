@@ -14,10 +14,12 @@ from mpctl.estimate.step import StepTime
 from mpctl.estimate.system import SPREAD, find_system, unknown_parts
 from mpctl.estimate.time import find_step_time, get_clock
 from mpctl.layout.job_layout import JobLayout
+from mpctl.planning.document import plan_document
+from mpctl.planning.plan import load_plan
 from mpctl.spec.cluster import LinkSpec
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import get_profile
-from tests.jobs import job_of
+from tests.jobs import GPT, job_of
 
 SELENE = {"cluster": "selene", "cluster.nodes": 4, "training.dtype": "fp16",
           "training.runtime": "megatron-2021", "training.micro_batch_size": 2}  # fmt: skip
@@ -123,6 +125,14 @@ def test_a_band_widens_by_what_the_step_rests_on_a_network_that_nobody_measured(
     assert clock.step().band.factor == pytest.approx(exp(1.645 * spread))
     for known in ({"cluster.inter_node.decay": 0.0}, {"cluster.nodes": 1}):
         assert get_clock(JobLayout.of(job_of({**SELENE, **THIN, **known}))).network_doubt == 0
+
+
+def test_a_document_says_whether_a_system_was_measured() -> None:
+    for more, known, factor in (({}, True, 1.0), ({"cluster.name": "ours"}, False, 1.18)):
+        plan = load_plan(None, {**GPT, **SELENE, **more})
+        time = plan_document(plan, plan.require_legal(), kinds=(), ranks=False)["time"]
+        assert (time["is_measured"], time["step_factor"]) == (known, factor)
+        assert (time["measure_next"] is None) is known
 
 
 def test_explain_states_the_shift_its_reason_and_what_narrows_the_band() -> None:
