@@ -23,8 +23,8 @@ Of pairs of layouts whose estimates differ by less than RANKING_ERROR, six in te
 estimated order; of those that differ by more, nine in ten did. On clusters that nobody tuned, and
 where constants had not seen the cluster, seven in ten of the pairs up to WIDE_ERROR did: there, as
 a wide band says, that is a tie. The plainest of a tie is no slower than its fastest: over all
-sweeps it ran 6.6 % slower than the best run, as the fastest estimate did; by constants that had not
-seen the cluster 6.5 %, and the fastest estimate 6.9 %.
+sweeps it ran 6.5 % slower than the best run, the fastest estimate 6.6 %; by constants that had not
+seen the cluster 6.5 and 6.9 %.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ class EvaluatedLayout(NamedTuple):
 
 
 def complexity(layout: LayoutSettings) -> float:
-    """How far a layout is from the plainest one on as many ranks: half for each doubling of pp, cp
-    or ep in place of tp or dp and of chunks, half less for one of the micro batch (fewer of them),
-    1 for one of etp, plus recomputation, more sharded states than ZeRO 1's, and unusual settings.
+    """How far a layout is from the plainest one, replicas alone: half for each doubling of tp, pp,
+    cp or ep and of chunks, half less for one of the micro batch (fewer of them), 2 for one of etp,
+    plus recomputation, more sharded states than ZeRO 1's, and unusual settings.
 
     >>> plain = LayoutSettings(tp=4, dp=32, pp=2, vpp=4, sequence_parallel=True, zero=1)
     >>> complexity(plain), complexity(plain._replace(vpp=20, zero=2))
-    (1.5, 5.660964047443681)
+    (2.5, 6.660964047443681)
     """
     sizes = (layout.pp, layout.cp, layout.vpp, layout.micro_batch_size)
     unusual = (
@@ -102,9 +102,9 @@ def complexity(layout: LayoutSettings) -> float:
         + 2 * (layout.schedule not in PLAIN_SCHEDULES)
         + (layout.stage_balance != PLAIN_BALANCE)
     )
-    more = layout.pp * layout.vpp * layout.cp * layout.ep / layout.micro_batch_size
+    splits = layout.tp * layout.pp * layout.cp * layout.ep * layout.vpp
     states = RECOMPUTE[layout.recompute] + SHARED_STATES[layout.zero]
-    return log2(more) / 2 + log2(layout.etp) + states + unusual
+    return log2(splits / layout.micro_batch_size) / 2 + 2 * log2(layout.etp) + states + unusual
 
 
 class LayoutGroup(NamedTuple):

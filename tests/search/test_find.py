@@ -535,7 +535,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Mpctl:
         {"vpp": 8}, {"vpp": 5}, {"cp": 2, "dp": 4}, {"micro_batch_size": 3},
         {"recompute": "selective"}, {"recompute": "full"}, {"zero": 2}, {"etp": 2},
         {"schedule": "zero-bubble", "vpp": 1}, {"stage_balance": "cost"},
-        {"pp": 4, "dp": 4}, {"ep": 2},
+        {"pp": 4, "dp": 4}, {"tp": 8, "dp": 4}, {"ep": 2},
     ],
     ids=str,
 )  # fmt: skip
@@ -544,9 +544,9 @@ def test_every_change_of_a_plain_layout_makes_it_less_plain(changes: dict[str, A
     assert complexity(base._replace(**changes)) > complexity(base)
 
 
-def test_fewer_micro_batches_are_plainer_and_tp_is_as_plain_as_dp() -> None:
+def test_larger_micro_batches_are_plainer_and_make_up_for_tp() -> None:
     assert complexity(PLAIN._replace(micro_batch_size=2)) == complexity(PLAIN) - 0.5
-    assert complexity(PLAIN._replace(tp=8, dp=4)) == complexity(PLAIN)
+    assert complexity(PLAIN._replace(tp=8, dp=4, micro_batch_size=2)) == complexity(PLAIN)
     assert complexity(PLAIN._replace(zero=0)) == complexity(PLAIN)
 
 
