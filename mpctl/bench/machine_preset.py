@@ -151,9 +151,12 @@ def machine_preset(
         cores=per_node if spec.is_cpu else None,
         device=spec,
         intra_node=None if link is None else link.link,
+        step_factor=1.0,
         source=measured_source(environment),
     )
-    links = {} if link is None else {f"intra_node.{k}": c for k, c in link.comments.items()}
+    links = {"step_factor": "its kernels and links were measured with mpctl itself"}
+    if link is not None:
+        links |= {f"intra_node.{key}": comment for key, comment in link.comments.items()}
     return MachinePreset(
         name,
         cluster,

@@ -135,7 +135,8 @@ def run_cases(
                 watch.on_progress(TRAINING, before + step, total)
 
             on_step(0)
-            watch.on_title(f"{case.title}, round {first + number + 1} of {first + likely}")
+            turn = f", round {first + number + 1} of {first + likely}" if rounds > 1 else ""
+            watch.on_title(case.title + turn)
             run = RunDir(out / f"{case.name}-r{first + number + 1}")
             ran = _run(case, first + number, run, command, on_step, watch.on_event)
             done += case.job.training.steps

@@ -15,9 +15,11 @@ from mpctl.bench.report import BenchEnvironment
 from mpctl.calibrate.own_cluster import ClusterFit
 from mpctl.calibrate.runs import Constant
 from mpctl.errors import InputError
+from mpctl.estimate.system import find_system
 from mpctl.planning.plan import load_plan
 from mpctl.spec.cluster import DeviceSpec, InnerLinkSpec
 from mpctl.spec.load import load_job
+from mpctl.spec.runtime import get_profile
 
 # TOML has no surrogates and, unlike JSON, does not allow DEL as it is.
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x7f"))
@@ -113,6 +115,13 @@ def test_runs_move_figures_and_it_is_said_which() -> None:
     assert "a step; moved by training runs from 2e-05" in text["clusters/mine.toml"]
     assert "spread = 0.061  # 3 layouts, each left out\n" in text["clusters/mine.toml"]
     assert "products = 0.98\n" in text["devices/mine.toml"]  # not moved
+
+
+def test_nothing_is_added_to_a_machine_that_was_measured() -> None:
+    """Before any run gave it a spread: a runtime's shift of unknown systems is for others."""
+    cluster = preset().cluster
+    assert cluster.spread is None and cluster.step_factor == 1.0
+    assert find_system(cluster, get_profile("mpctl")).factor == 1.0
 
 
 def test_a_single_device_has_no_link(tmp_path: Path) -> None:
