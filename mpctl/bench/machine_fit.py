@@ -4,11 +4,11 @@
 and depth follow from all products of one dtype by the least relative error. Memory-bound kernels
 are compared with the planner's estimate of the same kernel on a known device: the ratio of their
 seconds is that of the bandwidths that kernels reach. The same is done for the host, with a layer so
-small that only the host's time is left. In training the host does more than layers, dropout's
-masks and gradients among it: the profile of CPU runs is compared with the same layer on the machine
-it was fitted to (ALONE). Only measurements with all cores busy count, as in training. On a CPU a
-kernel counts with its processor time where that is less than the wall time, as other programs used
-the rest.
+small that only the host's time is left. In training both take longer than alone: other kernels
+empty the caches, fresh memory has to be mapped, the host does more than layers. The profile of CPU
+runs is therefore compared with measurements of kernels alone on the machine that it was fitted to
+(ALONE). Only measurements with all cores busy count, as in training. On a CPU a kernel counts with
+its processor time where that is less than the wall time, as other programs used the rest.
 
 **Link.** A collective of n ranks in one node takes, of the message's bytes (estimate/network.py),
 
@@ -42,9 +42,10 @@ TINY = "tiny"  # site of the layer that takes only the host's time
 # Contraction of a product's pass, and the other two sides: Y = X W, dX = dY W^T, dW = X^T dY.
 SIDES = {"forward": ("k", "m", "n"), "backward_input": ("n", "m", "k"),
          "backward_weight": ("m", "k", "n")}  # fmt: skip
-ALONE = 0.29
-"""Measured over estimated seconds of the layer that takes only the host's time, on the CPU whose
-runs mpctl's profile was fitted to, at the host that a fit to eleven layouts there finds."""
+ALONE = {"memory": 0.75, "host": 0.29}
+"""Measured over estimated seconds of kernels alone, on the CPU whose runs mpctl's profile was
+fitted to: the median of memory-bound kernels; of the layer that takes only the host's time, at the
+host that a fit to eleven layouts there finds."""
 FEWEST = 0.01  # of a nominal rate: less is a mistake and no kernel's speed
 
 
@@ -164,16 +165,18 @@ class _Busy:
             update={
                 "products": self.part,
                 "depth": self.products[self.dtype][1] if self.base.is_cpu else known.depth,
-                "memory": _bounded(before * _speed(bound) / self.bandwidth),
-                "host": known.host / self._host_speed(tiny),
+                "memory": _bounded(before * self._as_in_runs("memory", bound) / self.bandwidth),
+                "host": known.host / self._as_in_runs("host", tiny),
                 "flash": self._attention("forward") or known.flash,
                 "flash_backward": self._attention("backward") or known.flash_backward,
             }
         )
 
-    def _host_speed(self, tiny: Sequence[KernelRow]) -> float:
-        """The host's speed in training relative to the estimate; 1 where it was not measured."""
-        return _speed(tiny) * (ALONE if tiny and self.base.is_cpu else 1.0)
+    def _as_in_runs(self, figure: str, rows: Sequence[KernelRow]) -> float:
+        """The speed of these kernels in training relative to the estimate; 1 where none was
+        measured."""
+        alone = ALONE[figure] if rows and self.base.is_cpu else 1.0
+        return _speed(rows) * alone
 
     def _attention(self, part: str) -> float | None:
         own = [row for row in self.of("attention", dtype=self.dtype) if row["part"] == part]

@@ -99,10 +99,10 @@ def test_a_product_of_the_fit_takes_what_was_measured() -> None:
 
 
 def test_a_machine_like_that_of_the_profile_keeps_its_memory_and_host() -> None:
-    """A host that took as much less than its estimate as on that machine, and memory as planned."""
+    """Kernels alone that took as much less than their estimates as on that machine."""
     rows = [*rows_of(BASE)[:12], row("triad", 1.0, moved=10e9)]
-    rows += [row("optimizer", 1.0, predicted=1.0)]
-    rows += [row("layer", ALONE, site="tiny", predicted=1.0)]
+    rows += [row("optimizer", ALONE["memory"], predicted=1.0)]
+    rows += [row("layer", ALONE["host"], site="tiny", predicted=1.0)]
     found = fit(rows).device.kernels
     assert found is not None and BASE.kernels is not None
     assert (found.memory, found.host) == pytest.approx((BASE.kernels.memory, BASE.kernels.host))
@@ -111,9 +111,9 @@ def test_a_machine_like_that_of_the_profile_keeps_its_memory_and_host() -> None:
 def test_memory_and_host_are_those_of_the_base_times_how_much_faster_they_were() -> None:
     """Twice as fast as 0.8 of 10 GB/s is 16 GB/s, more than the stream's 12: all of it. Half as
     fast is 4 GB/s, a third of it. A layer that took three times as long: a host of 3."""
-    tiny = row("layer", 3 * ALONE, site="tiny", predicted=1.0)
+    tiny = row("layer", 3 * ALONE["host"], site="tiny", predicted=1.0)
     for times, part in ((0.5, 1.0), (2.0, 4 / 12)):
-        bound = row("optimizer", times * 1.0, predicted=1.0)
+        bound = row("optimizer", times * ALONE["memory"], predicted=1.0)
         found = fit([*rows_of(truth()), tiny, bound]).device.kernels
         assert found is not None
         assert (found.memory, found.host) == pytest.approx((part, 3.0))
