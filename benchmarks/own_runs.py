@@ -1,10 +1,8 @@
 """How well few own runs tell the rest of their sweep: `python -m benchmarks.own_runs`.
 
-Each sweep of published runs is taken as that of a system that nobody knows. The presets are fitted
-without its tables, from the priors of tests/recorded/priors.json; the sweep's system counts as
-never measured; in some sweeps the runs also name another software and cluster than their own. Then
-5, 20 and 40 of its runs are drawn at random and fitted (`mpctl.calibrate.own`), and the others are
-estimated: mean absolute error of the step in percent, before the fit and after it; the share of
+Each sweep of published runs is taken as that of a system that nobody knows (tests/own_sweeps.py).
+Then 5, 20 and 40 of its runs are drawn at random and fitted (`mpctl.calibrate.own`), and the others
+are estimated: mean absolute error of the step in percent, before the fit and after it; the share of
 them inside the band that the fit states; regret, by how much the layout with the best estimate is
 slower than the best one of its sweep of three and more, median and mean; processor seconds of the
 fit. Means over draws (`--draws 6`). With names of sweeps (`vtrain nanotron`) only those.
@@ -14,146 +12,15 @@ Some minutes: a fit to all runs, one without each table, and 18 own fits a sweep
 
 from __future__ import annotations
 
-import random
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from math import expm1, nan
+from collections.abc import Sequence
+from itertools import chain
 from statistics import fmean, median
-from typing import Any, NamedTuple
 
-from mpctl.calibrate.evaluate import open_evaluator
-from mpctl.calibrate.fit import Fit
-from mpctl.calibrate.own import fit_own
-from mpctl.calibrate.own_fit import OwnFit
-from mpctl.calibrate.runs import Constant, Run, constants_of, read_runs
-from mpctl.errors import InputError
-from mpctl.estimate.step import QUANTILE
-from mpctl.estimate.system import find_system
-from tests.cross_validation import find_sweeps, regret, samples_per_second
-from tests.published import published_rows, published_runs, read_priors
+from mpctl.calibrate.runs import Run
+from tests.own_sweeps import SIZES, SWEEPS, draw, error_before, held_out_values, read_sweep
 
-SIZES, DRAWS = (5, 20, 40), 6
-FACTOR = Constant("clusters", "", "step_factor", 1.0)
-Row = Mapping[str, Any]
-
-
-class Sweep(NamedTuple):
-    """Runs of the tables `groups` that `has` chooses. runtime, cluster: named instead of theirs."""
-
-    groups: tuple[str, ...]
-    has: Callable[[Row], bool] = lambda row: True
-    runtime: str | None = None
-    cluster: str | None = None
-
-
-def _nodes(row: Row) -> int:
-    return int(row["job"]["cluster"]["nodes"])
-
-
-def _on(row: Row, device: str) -> bool:
-    return device in row["job"]["cluster"]["preset"]
-
-
-VTRAIN = ("vtrain_single", "vtrain_multi")
-SWEEPS = {
-    "vtrain": Sweep(VTRAIN),
-    "vtrain as megatron-core": Sweep(VTRAIN, runtime="megatron-core", cluster="dgx-a100"),
-    "vtrain as nanotron": Sweep(VTRAIN, runtime="nanotron", cluster="dgx-a100"),
-    "nanotron, 1 to 4 nodes": Sweep(("nanotron",), lambda row: _nodes(row) <= 4),
-    "nanotron, 1B": Sweep(("nanotron",), lambda row: row["id"].split("_")[1] == "1B"),
-    "nanotron, 8B": Sweep(("nanotron",), lambda row: row["id"].split("_")[1] == "8B"),
-    "dgxc, H100": Sweep(("dgxc",), lambda row: _on(row, "h100")),
-    "mosaic, A100": Sweep(("mosaic",), lambda row: _on(row, "a100")),
-    "bloom": Sweep(("bloom",)),
-}
-
-
-def read_sweep(sweep: Sweep, values: Mapping[Constant, float]) -> list[Run]:
-    """The runs under presets of these values, on systems that count as never measured."""
-    found = []
-    for row in published_rows():
-        if row["group"] in sweep.groups and "step_seconds" in row["measured"] and sweep.has(row):
-            job = dict(row["job"])
-            job["cluster"] = {**job["cluster"]}
-            job["training"] = {**job["training"]}
-            if sweep.cluster:
-                job["cluster"]["preset"] = sweep.cluster
-            if sweep.runtime:
-                job["training"]["runtime"] = sweep.runtime
-            try:
-                (run,) = read_runs([{**row, "job": job}])
-            except InputError:  # a layout that the other software does not run
-                continue
-            run = run.under({c: value for c, value in values.items() if run.has(c)})
-            seen = run.profile.seen.model_copy(update={"clusters": []})
-            found.append(replace(run, profile=run.profile.model_copy(update={"seen": seen})))
-    return found
-
-
-def held_out_values(names: Sequence[str]) -> Iterator[tuple[str, dict[Constant, float]]]:
-    """For each of these sweeps the values of a fit to all runs of other tables."""
-    runs, priors = published_runs(), read_priors()
-    constants = constants_of(runs)
-    known: dict[tuple[str, ...], dict[Constant, float]] = {}
-    with open_evaluator(runs, constants) as evaluate:
-        fit = Fit(runs, constants, evaluate, priors)
-        whole = fit.solve(rounds=2)
-        for name in names:
-            groups = SWEEPS[name].groups
-            if groups not in known:
-                out = [at for at, run in enumerate(runs) if run.group in groups]
-                others = fit.without(out)
-                known[groups] = others.values(others.solve(rounds=4, begin=whole).shift)
-            yield name, known[groups]
-
-
-class Score(NamedTuple):
-    """Of one draw: mean absolute error of the others, the share inside the band, regrets (nan
-    without a sweep of layouts), seconds of the fit."""
-
-    error: float
-    inside: float
-    median_regret: float
-    mean_regret: float
-    seconds: float
-
-
-def draw(runs: Sequence[Run], size: int, seed: int) -> Score:
-    """Fit `size` of the runs, and estimate the others."""
-    numbers = list(range(len(runs)))
-    random.Random(seed).shuffle(numbers)
-    started = time.process_time()
-    fit = fit_own([runs[at] for at in numbers[:size]])
-    seconds = time.process_time() - started
-    return score(fit, [runs[at] for at in numbers[size:]], seconds)
-
-
-def score(fit: OwnFit, others: Sequence[Run], seconds: float = 0.0) -> Score:
-    """How far the others are from what the fit says of them."""
-    values = fit.values
-    off = {run.id: run.residuals({c: v for c, v in values.items() if run.has(c)}) for run in others}
-    sizes = [abs(residual) for (residual,) in off.values()]
-    pairs = [samples_per_second(own, off) for own in find_sweeps(others).values()]
-    regrets = [regret(pair) for pair in pairs] or [nan]
-    return Score(
-        fmean(abs(expm1(residual)) for (residual,) in off.values()),
-        fmean(size <= QUANTILE * fit.spread for size in sizes),
-        median(regrets),
-        fmean(regrets),
-        seconds,
-    )
-
-
-def error_before(runs: Sequence[Run]) -> float:
-    """Mean absolute error of the estimates that a plan states before the fit."""
-    factors = [find_system(run.job.cluster, run.profile).factor for run in runs]
-    found = (
-        run.residuals({replace(FACTOR, name=run.parts["clusters"]): factor})[0]
-        for run, factor in zip(runs, factors, strict=True)
-    )
-    return fmean(abs(expm1(residual)) for residual in found)
+DRAWS = 6
 
 
 def print_sweep(name: str, runs: Sequence[Run], draws: int) -> None:
@@ -164,10 +31,13 @@ def print_sweep(name: str, runs: Sequence[Run], draws: int) -> None:
             cells += [""] * 4
             continue
         scores = [draw(runs, size, seed) for seed in range(draws)]
-        mean = Score(*(fmean(column) for column in zip(*scores, strict=True)))
-        regrets = f"{100 * mean.median_regret:.1f} / {100 * mean.mean_regret:.1f}"
-        cells += [f"{100 * mean.error:.1f}", f"{100 * mean.inside:.0f}", regrets,
-                  f"{mean.seconds:.1f}"]  # fmt: skip
+        regrets = list(chain.from_iterable(score.regrets for score in scores))
+        cells += [
+            f"{100 * fmean(score.error for score in scores):.1f}",
+            f"{100 * fmean(score.inside for score in scores):.0f}",
+            f"{100 * median(regrets):.1f}, {100 * fmean(regrets):.1f}" if regrets else "",
+            f"{fmean(score.seconds for score in scores):.1f}",
+        ]
     print("| " + " | ".join(cells) + " |", flush=True)
 
 

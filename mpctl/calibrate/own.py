@@ -4,11 +4,12 @@ A system is a software on a device in a cluster. Every figure of its presets tha
 may move (`FREE`), as far as its prior allows: the factor on all seconds as far as systems differ
 that no preset was fitted to, the others as far as fits to published systems moved them apart. The
 posterior (posterior.py) of a linear model in these shifts is found at the slopes measured at the
-presets, and again at those measured where it ends. Runs then move what they determine, alone or
-together; what none of them depends on stays, and counts as unknown as before.
+presets, and again at those measured where it ends; a step that makes things worse is halved. Runs
+then move what they determine, alone or together; what none of them depends on stays, and counts as
+unknown as before.
 
 A run to come is within the band of the fit in nine of ten cases. Its half width is A from the
-posterior, A^2 = (1.645^2 v + 2.132^2 s^2) of the median variance v of an estimate that did not see
+posterior, A^2 = 1.645^2 v + 2.132^2 s^2, of the mean variance v of an estimate that did not see
 its run and the noise s; and E from the runs left out in turn, the k-th smallest of their n errors,
 k = ceil(0.9 (n + 1)), as of any band (spread.py). A counts as TRUSTED runs, E as n: few runs widen
 it by what systems are like, many by what they showed.
@@ -25,11 +26,11 @@ from functools import cached_property
 from math import inf, sqrt
 from operator import mul
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 
 from mpctl.calibrate.own_fit import FreeFigure, OwnFit, residuals_at, slopes_at
 from mpctl.calibrate.own_words import learnt_words, telling_words
-from mpctl.calibrate.posterior import STUDENT, Posterior, find_posterior
+from mpctl.calibrate.posterior import STUDENT, Posterior, cost, find_posterior
 from mpctl.calibrate.runs import LARGEST_PART, SHARES, WAYS, Constant, Kind, Run
 from mpctl.calibrate.spread import LEAST, quantile, seen_by
 from mpctl.calibrate.write import Changes, merged_seen, number, seen_changes, write_changed
@@ -70,8 +71,9 @@ FREE: Mapping[Kind, Mapping[str, tuple[float, float]]] = {
     },
 }  # fmt: skip
 PARTS = ("kernels.waves", "overlap.gather", "overlap.drag", "experts.grouped", *SHARES)
-LINEARIZED = 2  # times that slopes are measured
+LINEARIZED = 3  # times that slopes are measured, at most
 CHORDS = 3  # solutions by the same slopes, each from the residuals where the last one ended
+HALVED = 4  # times that a step is halved until it gains
 NEAR = 0.004  # between a residual and that of the linear model: near enough
 TRUSTED = 10.0  # runs that the half width from the posterior counts as
 FACTOR = "step_factor"
@@ -84,29 +86,15 @@ def fit_own(runs: Sequence[Run]) -> OwnFit:
     if not runs:
         raise ValueError("a fit needs a run")
     system = _OwnRuns(runs, _figures(runs))
-    shifts = [0.0] * len(system.figures)
-    residuals = before = system.residuals(shifts)
-    for _ in range(LINEARIZED):
-        slopes = system.slopes(shifts, residuals)
-        for _ in range(CHORDS):
-            posterior = system.solve(shifts, residuals, slopes)
-            shifts, residuals = posterior.shifts, system.residuals(posterior.shifts)
-            if max(map(_difference, zip(residuals, posterior.left, strict=True))) < NEAR:
-                break
-        else:
-            continue
-        break
-    posterior = system.solve(shifts, residuals, slopes)
+    start = [0.0] * len(system.figures)
+    before = system.residuals(start)
+    posterior, slopes = system.find(start, before)
     spreads = {name: system.spread(name, posterior) for name in _profiles(runs)}
     fit = OwnFit(
         runs, system.figures, posterior, slopes, system.owner, system.by_run(before),
         system.by_run(posterior.left), system.by_run(posterior.left_out), spreads,
     )  # fmt: skip
     return replace(fit, learnt=learnt_words(fit), telling=telling_words(fit))
-
-
-def _difference(pair: tuple[float, float]) -> float:
-    return abs(pair[0] - pair[1])
 
 
 @dataclass(frozen=True)
@@ -128,7 +116,45 @@ class _OwnRuns:
         counts = (1 if "step_seconds" in run.measured else len(WAYS) for run in self.runs)
         return [at for at, count in enumerate(counts) for _ in range(count)]
 
+    @cached_property
+    def far(self) -> list[int]:
+        """Numbers of the figures that may move far."""
+        return [i for i, figure in enumerate(self.figures) if figure.path == FACTOR]
+
+    def find(
+        self, shifts: list[float], residuals: list[float]
+    ) -> tuple[Posterior, list[list[float]]]:
+        """The posterior, and the slopes of the residuals where it ends. shifts, residuals: where to
+        begin."""
+        for _ in range(LINEARIZED):
+            slopes = self.slopes(shifts, residuals)
+            begin = residuals
+            for _ in range(CHORDS):
+                posterior = self.solve(shifts, residuals, slopes)
+                shifts, residuals, is_near = self._nearer(shifts, residuals, posterior)
+                if is_near:
+                    break
+            if max(abs(a - b) for a, b in zip(begin, residuals, strict=True)) < NEAR:
+                break
+        posterior = self.solve(shifts, residuals, slopes)
+        return posterior._replace(shifts=shifts, left=residuals), slopes
+
+    def _nearer(
+        self, shifts: list[float], residuals: list[float], posterior: Posterior
+    ) -> tuple[list[float], list[float], bool]:
+        """Shifts and residuals nearer to the posterior's, and whether another step by the same
+        slopes is not worth it; a step that makes things worse is halved."""
+        here, new = cost(residuals, shifts, posterior.noise, self.far), posterior.shifts
+        for halved in range(HALVED):
+            there = self.residuals(new)
+            if cost(there, new, posterior.noise, self.far) <= here:
+                off = max(abs(a - b) for a, b in zip(there, posterior.left, strict=True))
+                return new, there, off < NEAR or halved > 0
+            new = [(a + b) / 2 for a, b in zip(new, shifts, strict=True)]
+        return shifts, residuals, True
+
     def residuals(self, shifts: Sequence[float]) -> list[float]:
+        """Residuals of all runs at these shifts."""
         pairs = zip(self.runs, self.own, strict=True)
         return [r for run, own in pairs for r in residuals_at(run, self.figures, own, shifts)]
 
@@ -152,8 +178,7 @@ class _OwnRuns:
         start = [r - sum(map(mul, row, shifts)) for r, row in rows]
         lows = [figure.shift(figure.least) for figure in self.figures]
         highs = [figure.shift(figure.most) for figure in self.figures]
-        far = [i for i, figure in enumerate(self.figures) if figure.path == FACTOR]
-        return find_posterior(start, slopes, lows, highs, far)
+        return find_posterior(start, slopes, lows, highs, self.far)
 
     def by_run(self, row: Sequence[float]) -> dict[str, list[float]]:
         found: dict[str, list[float]] = {run.id: [] for run in self.runs}
@@ -165,7 +190,7 @@ class _OwnRuns:
         """The spread of a profile's band, from the runs that name it."""
         mine = [k for k, at in enumerate(self.owner) if self.runs[at].parts["runtimes"] == profile]
         errors = [abs(posterior.left_out[k]) for k in mine]
-        unsure = median(posterior.unsure[k] for k in mine)
+        unsure = fmean(posterior.unsure[k] for k in mine)
         return band_spread(errors, unsure, posterior.noise)
 
 

@@ -19,7 +19,7 @@ out it is 0.3 again, as h = 1/2.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from math import sqrt
+from math import log1p, sqrt
 from operator import mul
 from typing import NamedTuple
 
@@ -98,6 +98,20 @@ def find_posterior(
         for i in far:
             priors[i] = (NU + 1) / (NU + shifts[i] ** 2 + covariance[i][i])
     return Posterior(shifts, covariance, left, sure, weights, noise)
+
+
+def cost(
+    residuals: Sequence[float], shifts: Sequence[float], noise: float, far: Collection[int] = ()
+) -> float:
+    """Minus the logarithm of the density of shifts and of what they leave, but for a constant, at
+    this scale of the noise."""
+    off = sum(_surprise(r / noise) for r in residuals)
+    return off + sum(_surprise(z) if i in far else z * z / 2 for i, z in enumerate(shifts))
+
+
+def _surprise(size: float) -> float:
+    """Of a Student distribution of NU degrees of freedom and scale 1."""
+    return (NU + 1) / 2 * log1p(size * size / NU)
 
 
 def _covariance(

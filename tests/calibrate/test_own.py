@@ -8,8 +8,11 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from itertools import chain
 from math import exp, log
+from operator import le
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -19,6 +22,7 @@ from mpctl.calibrate.own_words import own_document
 from mpctl.calibrate.runs import Constant, Run, read_runs
 from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.runtime import RuntimeProfile
+from tests.own_sweeps import SWEEPS, draw, held_out_values, read_sweep
 from tests.published import published_rows
 
 FACTOR = Constant("clusters", "dgx-a100", "step_factor", 0.13)
@@ -189,3 +193,20 @@ def test_a_spread_rests_on_what_systems_are_like_and_then_on_the_runs() -> None:
 def test_no_run_is_no_fit() -> None:
     with pytest.raises(ValueError, match="needs a run"):
         fit_own([])
+
+
+@pytest.mark.slow  # two minutes: the presets are fitted without the sweep first
+def test_few_own_runs_tell_the_rest_of_a_sweep() -> None:
+    """vTrain's runs as those of another software on another cluster, by presets that have not seen
+    them: docs/measurements.md has the table of all sweeps."""
+    name = "vtrain as megatron-core"
+    ((_, values),) = held_out_values([name])
+    runs = read_sweep(SWEEPS[name], values)
+    draws = {size: [draw(runs, size, seed) for seed in range(3)] for size in (5, 20, 40)}
+    errors = [fmean(score.error for score in own) for own in draws.values()]
+    assert errors == sorted(errors, reverse=True)
+    assert all(map(le, errors, (0.13, 0.09, 0.075)))
+    for own in draws.values():
+        assert 0.75 < fmean(score.inside for score in own) < 0.98
+        assert fmean(chain.from_iterable(score.regrets for score in own)) < 0.06
+        assert all(score.seconds < 20 for score in own)
