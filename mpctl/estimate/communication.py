@@ -116,7 +116,7 @@ def local_parameters(
 
 
 Phase = Literal["forward", "backward", "recompute", "transfer", "step"]
-Cover = Literal["weight_gradient", "product", "layer", "last_backward", "stage"]
+Cover = Literal["weight_gradient", "product", "layer", "last_backward", "last_layers", "stage"]
 
 
 class Message(NamedTuple):
@@ -130,7 +130,8 @@ class Message(NamedTuple):
     step. cover: the computation that may hide it: the weight gradient of the product that sends it,
     the product itself, which is computed in `count` steps and overlaps each with the message that
     the next one needs or the previous one left; the layer's own pass, the last backward of the
-    stage, or the work of the stages that exchange it; None where nothing hides it. product: the
+    stage, with it as each layer's messages are (last_layers), or the work of the stages that
+    exchange it; None where nothing hides it. product: the
     matrix product that sends it, else empty. stages: the pipeline stages that take part, if not all
     of them. outer: of an all-to-all, the bytes that leave a domain over those for the ranks
     elsewhere: below 1 where what several of them get is sent once (expert_messages.py).

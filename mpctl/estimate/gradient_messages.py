@@ -103,7 +103,8 @@ class ReplicaGroup(NamedTuple):
         if self.copies > 1:
             size = self.padded(trained) // self.slices * self.gradient
             equal = zero_groups(self.name)[1]
-            yield Message(equal, "all_reduce", "gradients", size, 1, "step", COVERS["step"])
+            cover: Cover = "last_layers" if self.zero >= 2 else COVERS["step"]
+            yield Message(equal, "all_reduce", "gradients", size, 1, "step", cover)
         if self.zero in (1, 2):
             yield self.gathered(trained, "step")
 

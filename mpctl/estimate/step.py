@@ -251,8 +251,9 @@ class StepTime(NamedTuple):
 #
 # Gradients overlap with the last backward, as far as the runtime does this and they fit into it.
 # The parameters that ZeRO 1 and 2 gather afterwards overlap with the next step's first forward
-# where the profile has a share for them (`overlap.gather`), else like gradients. Nothing hides the
-# other messages.
+# where the profile has a share for them (`overlap.gather`), else like gradients. Sums of equal
+# slices at ZeRO 2 and 3 follow the scatters of each layer, and overlap as these do. Nothing hides
+# the other messages.
 #
 # By hand, 3 s of gradients and 1 s of parameters, at most 0.8 of each hidden, during a backward of
 # 2 s and a forward of 0.5 s: 2 s and 0.5 s are hidden, 1.5 s remain.
@@ -285,9 +286,11 @@ def closing_times(
     rest = {"dp_cp": 0.0, "tp": 0.0, "pp": 0.0, "world": 0.0}
     for message in messages:
         seconds = network.seconds(message)
-        if message.cover == "last_backward":
+        if message.cover in ("last_backward", "last_layers"):
             covered += seconds
-            if message.what == "parameters" and overlap.gather is not None:
+            if message.cover == "last_layers":
+                gradients += overlap.zero * seconds
+            elif message.what == "parameters" and overlap.gather is not None:
                 parameters += overlap.gather * seconds
             else:
                 gradients += overlap.dp * seconds

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         recompute: str = "none"
         sequence_parallel: bool = False
         zero: int = 0
+        zero_size: int | None = None
         order: str = DEFAULT_ORDER
         tensor_mode: str = "1d"
         tensor_depth: int | None = None
@@ -55,7 +56,7 @@ else:
     _OTHERS = {
         "ep": 1, "etp": 1, "vpp": 1, "schedule": "1f1b", "stage_balance": "even",
         "micro_batch_size": 1, "recompute": "none", "sequence_parallel": False, "zero": 0,
-        "order": DEFAULT_ORDER, "tensor_mode": "1d", "tensor_depth": None,
+        "zero_size": None, "order": DEFAULT_ORDER, "tensor_mode": "1d", "tensor_depth": None,
     }  # fmt: skip
     _Fields = namedtuple(
         "_Fields", (*AXIS_NAMES, *_OTHERS), defaults=(*(1 for _ in AXES), *_OTHERS.values())
@@ -81,8 +82,15 @@ class LayoutSettings(_Fields):
 
     @property
     def replicas(self) -> int:
-        """Ranks over which gradients are reduced and ZeRO shards: dp x cp."""
+        """Ranks over which gradients are reduced and, without zero_size, ZeRO shards: dp x cp."""
         return self.dp * self.cp
+
+    @property
+    def copies(self) -> int:
+        """How often ZeRO's shares of dense parameters exist; 1 where zero_size does not divide the
+        replicas, which a rule refuses."""
+        size = self.zero_size if self.zero else None
+        return self.replicas // size if size and self.replicas % size == 0 else 1
 
     @property
     def rank_sizes(self) -> tuple[int, ...]:
@@ -176,7 +184,10 @@ def layout_text(layout: LayoutSettings) -> str:
         (True, f"micro batch {layout.micro_batch_size}"),
         (layout.recompute != "none", f"recompute {layout.recompute}"),
         (layout.sequence_parallel, "sequence parallel"),
-        (layout.zero > 0, f"zero {layout.zero}"),
+        (
+            layout.zero > 0,
+            f"zero {layout.zero}" + f" over {layout.zero_size}" * (layout.copies > 1),
+        ),
         (layout.order != DEFAULT_ORDER, f"order {layout.order}"),
     ]
     mode = tensor_mode_text(layout)

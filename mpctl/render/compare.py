@@ -70,7 +70,7 @@ def _setting_rows(document: CompareDocument) -> Iterator[list[str]]:
     autos = [" (auto)" if settings["dtype_is_auto"] else "" for settings in training]
     yield ["dtype", *(cell + auto for cell, auto in zip(cells, autos, strict=True))]
     for key in (key for key in training[0] if key not in UNSHOWN):
-        yield [TITLES.get(key, key), *_setting_cells([settings[key] for settings in training])]
+        yield [TITLES.get(key, key), *_setting_cells([settings.get(key) for settings in training])]
     shown = {"parallel.zero", *(f"training.{key}" for key in training[0])}
     for name, values in document["settings"].items():
         if name not in shown:

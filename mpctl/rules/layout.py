@@ -24,7 +24,7 @@ from mpctl.pipeline.filled import is_filled
 from mpctl.pipeline.schedule.legality import schedule_conflicts
 from mpctl.pipeline.stages import UnevenLayersError, spans_of
 from mpctl.rules.check import Check, listed, refusal
-from mpctl.rules.sizes import stays_in_domain
+from mpctl.rules.sizes import are_neighbours, stays_in_domain
 from mpctl.sharding import divisors
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
@@ -281,8 +281,7 @@ def _zero_size_check(job: JobSpec, size: int, held: int) -> Check:
     if size == 1 < held:
         message = f"with zero_size 1 every rank holds all states, as without ZeRO {p.zero}"
         return Check(rule, "warning", where, message, "use zero 0, or a larger zero_size")
-    used = [axis for axis in p.order.split("-") if job.sizes.get(axis, 1) > 1]
-    if {"dp", "cp"} <= {*used} and abs(used.index("dp") - used.index("cp")) > 1 and size < held:
+    if size < held and not are_neighbours(p.order, job.sizes):
         message = f"order {p.order} has other ranks between cp and dp, of which runs of {size} are "
         message += "to share states"
         return refusal(rule, where, message, Offer("parallel.order", (DEFAULT_ORDER,), "--order"),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from mpctl.axes import AXES, EXPERT_AXES, find_order
 from mpctl.errors import Offer
-from mpctl.layout.topology import replicas
+from mpctl.layout.topology import replicas, zero_copies
 from mpctl.pipeline.filled import is_filled, job_cut
 from mpctl.rules.check import Check, refusal
 from mpctl.sharding import divisors
@@ -53,6 +53,8 @@ def not_run(job: JobSpec, profile: RuntimeProfile) -> Iterator[tuple[str, str]]:
         ("parallel.order", f"order {p.order}",
          not runs.orders or find_order(p.order, runs.orders, sizes) is not None),
         ("parallel.zero", f"zero {zero}", zero in (0, *runs.zero)),
+        ("parallel.zero_size", f"zero_size {p.zero_size}",
+         zero_copies(job) == 1 or runs.zero_sizes),
         ("training.recompute", f"recompute {training.recompute}",
          training.recompute in ("none", *runs.recompute)),
         ("training.dtype", f"dtype {training.dtype}",

@@ -126,3 +126,16 @@ def is_legal_size(job: JobSpec, axis: str, size: int) -> bool:
     (`splits_heads`, or the rules of tensor modes)."""
     legal = LEGAL_SIZES.get(axis)
     return legal is None or job.model is None or legal(job.model, size)
+
+
+def are_neighbours(order: str, sizes: Mapping[str, int]) -> bool:
+    """Whether no other axis of several ranks is between cp and dp, so that runs of replicas can
+    share ZeRO's states.
+
+    >>> sizes = {"tp": 2, "cp": 2, "dp": 2, "pp": 2}
+    >>> are_neighbours("tp-cp-dp-pp", sizes), are_neighbours("tp-cp-pp-dp", sizes)
+    (True, False)
+    """
+    used = [axis for axis in order.split("-") if sizes.get(axis, 1) > 1]
+    both = [at for at, axis in enumerate(used) if axis in ("cp", "dp")]
+    return len(both) < 2 or both[1] - both[0] == 1

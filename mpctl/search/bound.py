@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from math import inf
+from math import gcd, inf
 from operator import mul
 from typing import Any, NamedTuple
 
@@ -333,7 +333,7 @@ class StepTimeBound:
                     if sends and not in_buckets:
                         messages = group.passes(*size, goes_back=kind.goes_back)
                         passes += count * sum(map(seconds, messages))
-            stepped += trained / (group.replicas if layout.zero else 1)
+            stepped += trained / group.slices
             if group.replicas == 1:
                 continue
             if in_buckets:
@@ -341,7 +341,7 @@ class StepTimeBound:
             once += sum(map(seconds, group.step(trained)))
         if zero >= 2:
             overlapped = inf  # it is longer by messages whose sizes may differ
-        share = max(overlap.dp, overlap.gather or 0.0)
+        share = max(overlap.dp, overlap.gather or 0.0, overlap.zero * (layout.copies > 1))
         after = stepped * profile.operators.optimizer_bytes / speed.bandwidth + self.host_step
         return SentBound(passes, after + exposed_seconds(once, share, overlap.drag, overlapped))
 
@@ -349,10 +349,14 @@ class StepTimeBound:
         self, layout: LayoutSettings, zero: int
     ) -> Iterator[tuple[str, ReplicaGroup]]:  # fmt: skip
         """The replicas of each view, by its name."""
-        widths = self.evaluator.message_widths
-        yield DENSE, ReplicaGroup(layout.replicas, zero, *widths)
+        copies = {DENSE: layout.copies, EXPERTS: gcd(layout.copies, layout.edp)}
+        held = {DENSE: (layout.replicas, "dp_cp")}
         if self.space.model.experts is not None:
-            yield EXPERTS, ReplicaGroup(layout.edp, zero, *widths, name="edp")
+            held[EXPERTS] = layout.edp, "edp"
+        for view, (ranks, name) in held.items():
+            stage, times = (zero, copies[view]) if ranks > copies[view] else (0, 1)
+            value, gradient = self.evaluator.message_widths
+            yield view, ReplicaGroup(ranks, stage, value, gradient, name=name, copies=times)
 
 
 def _elements(layer: GradFlow, views: Views, view: str) -> Elements:

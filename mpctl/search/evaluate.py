@@ -103,7 +103,8 @@ class LayoutEvaluator:
 
     def network(self, layout: LayoutSettings) -> Network:
         """The links of the cluster as the layout's groups use them."""
-        key = (*layout.rank_sizes, layout.order, layout.tensor_mode, layout.tensor_depth)
+        mode = layout.tensor_mode, layout.tensor_depth
+        key = (*layout.rank_sizes, layout.order, *mode, layout.copies)
         return self.cached(key, lambda: self._network(layout))
 
     def _network(self, layout: LayoutSettings) -> Network:
@@ -254,14 +255,15 @@ class LayoutEvaluator:
     def min_bytes(self, layout: LayoutSettings, zero: int) -> float:
         """Bytes that the fullest rank needs at least under this ZeRO stage: the first stage's, its
         sharded states without padding and without gathered parts."""
-        plain = layout._replace(zero=0, order="")
+        plain = layout._replace(zero=0, zero_size=None, order="")
         first = self.cached((plain, "first stage"), lambda: self._first_stage(plain))
-        parts, has_experts = layout.replicas, any(first.experts)
+        parts, has_experts = layout.replicas // layout.copies, any(first.experts)
         states = sum(size / parts if zero > at else size for at, size in enumerate(first.states))
         if has_experts:  # which other replicas share
             shares = zip(first.states[:zero], first.experts[:zero], strict=True)
             of_experts = sum(size * share for size, share in shares)
-            states += of_experts * (1 / layout.edp - 1 / parts)
+            shared = layout.edp // gcd(layout.copies, layout.edp)
+            states += of_experts * (1 / shared - 1 / parts)
         return SLACK * (states + first.other) * first.slack + first.context
 
     @cached_property

@@ -101,6 +101,7 @@ def complexity(layout: LayoutSettings) -> float:
         any(size & (size - 1) for size in sizes)
         + 2 * (layout.schedule not in PLAIN_SCHEDULES)
         + (layout.stage_balance != PLAIN_BALANCE)
+        + (layout.copies > 1)
     )
     splits = layout.tp * layout.pp * layout.cp * layout.ep * layout.vpp
     states = RECOMPUTE[layout.recompute] + SHARED_STATES[layout.zero]

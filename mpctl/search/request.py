@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from mpctl.axes import FILLING
@@ -130,6 +131,12 @@ def varied(space: SearchSpace) -> list[str]:
     of_sizes = {family.rank_sizes: family for family in families}
     for setting in space.member_settings:
         values[setting.name] = {v for f in of_sizes.values() for v in setting.values(space, f)}
+    values["zero_size"] = {
+        size
+        for family in of_sizes.values()
+        for zero, order in product(space.zero_stages(family), space.orders(family))
+        for size in space.zero_sizes(family._replace(zero=zero, order=order))
+    }
     return [name for name in FIELDS if len(values[name]) > 1]
 
 

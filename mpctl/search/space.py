@@ -53,6 +53,7 @@ from mpctl.axes import (
     Axis,
     chosen_ranks,
     find_order,
+    used_axes,
 )
 from mpctl.estimate.activation_shapes import activation_shapes
 from mpctl.estimate.saved import layer_activations
@@ -62,6 +63,7 @@ from mpctl.pipeline.filled import job_cut
 from mpctl.pipeline.schedule.legality import is_schedule
 from mpctl.planning.layout_settings import TRAINING, LayoutSettings, SettingValue
 from mpctl.rules.sizes import (
+    are_neighbours,
     is_legal_size,
     sequence_parts,
     settings_of_1d,
@@ -272,7 +274,48 @@ class SearchSpace:
         layouts = iter((family,))
         for setting in self.member_settings:
             layouts = _with_each(layouts, setting.name, setting.values(self, family))
-        return layouts
+        if not self._cuts_states:
+            return layouts
+        return (
+            layout if size is None else layout._replace(zero_size=size)
+            for layout in layouts for size in self.zero_sizes(layout)
+        )  # fmt: skip
+
+    @cached_property
+    def _cuts_states(self) -> bool:
+        """Whether ZeRO may divide states over a part of the replicas: where these are in several
+        NVLink domains, or the job fixes it."""
+        leaves = self.runs.zero_sizes and self.domain.ranks < self.world
+        return leaves or "zero_size" in self.fixed
+
+    def zero_sizes(self, layout: LayoutSettings) -> list[int | None]:
+        """Numbers of ranks to divide ZeRO's states over: all replicas (None), and those of a group
+        that are in one NVLink domain, whose messages stay inside of it."""
+        if "zero_size" in self.fixed:
+            return [self.fixed["zero_size"]]
+        if not layout.zero or not self._cuts_states:
+            return [None]
+        key = "share", *layout.sizes.values(), layout.order
+        inside = self._once(key, lambda: self._in_domain(layout))
+        return [None, inside] if 1 < inside < layout.replicas else [None]
+
+    def _in_domain(self, layout: LayoutSettings) -> int:
+        """Consecutive ranks of a group of replicas that are in one domain.
+
+        By hand, domains of 8 and tp 2, cp 2, dp 16: cp 2 x 2 of dp.
+        """
+        if not are_neighbours(layout.order, layout.sizes):
+            return 1
+        stride, inside = 1, 1
+        for axis in used_axes(layout.order, layout.sizes):
+            size = layout.sizes[axis]
+            if axis in ("dp", "cp"):
+                room = self.domain.ranks // stride if self.domain.ranks % stride == 0 else 1
+                inside *= gcd(size, room)
+                if room % size:
+                    break
+            stride *= size
+        return inside
 
     def grids(self, tp: int) -> list[TensorGrid]:
         """The grids of `tp` tensor-parallel ranks to try, the row first."""

@@ -289,6 +289,9 @@ class RuntimeSupport(StrictModel):
     zero: Annotated[list[ZeroStage], MinLen(1)] = Field(
         [0], description="ZeRO stages; the first where dp x cp is 1"
     )
+    zero_sizes: bool = Field(
+        False, description="ZeRO over a part of dp x cp (parallel.zero_size; HSDP)"
+    )
     tensor_modes: list[TensorMode] = Field(
         ["1d"], description="values of parallel.tensor_mode; empty where tp is always 1"
     )
