@@ -81,7 +81,7 @@ def training_line(settings: TrainingEntry) -> str:
         f"micro batch {_given(settings['micro_batch_size'])}"
         + (f" x {count:,}" if count else ""),
         f"recompute {_given(settings['recompute'])}", f"ZeRO {_given(settings['zero'])}"
-        + (f" over {settings['zero_size']} ranks" if "zero_size" in settings else ""),
+        + (f" over {plural(settings['zero_size'], 'rank')}" if "zero_size" in settings else ""),
         f"runtime {settings['runtime']}",
     ])  # fmt: skip
 

@@ -89,6 +89,21 @@ def samples(space: SearchSpace, count: int, seed: int = 5) -> list[LayoutSetting
 # ---------------------------------------------------------------- the space
 
 
+def test_states_are_shared_by_all_replicas_or_those_of_a_node() -> None:
+    """tp 2 on nodes of 4: two of the replicas are on one; without ZeRO there is nothing to share.
+    A fixed size stays, and layouts with and without ZeRO have networks of their own."""
+    space = SearchSpace(job_of(parallel__zero_size=8))
+    alike = [one for one in space.layouts() if one.tp == 2 and one.pp == 1 and one.cp == 1]
+    found = {(one.zero > 0, one.zero_size) for one in alike}
+    assert found == {(False, None), (True, None), (True, 2)}
+    fixed = SearchSpace(space.job, {"zero_size": 4, "tp": 2, "pp": 1, "cp": 1})
+    evaluator = LayoutEvaluator(fixed)
+    for layout in sorted(fixed.layouts(), key=lambda one: one.zero)[::7]:
+        time = evaluator.step_time(layout)
+        plan = make_plan(fixed.job_of(layout))
+        assert plan.estimate is not None and time == plan.estimate.time
+
+
 def test_the_space_by_hand() -> None:
     """24 layers, 16 heads, 4 GPUs in a node, a batch of 8."""
     job = job_of(cluster__nodes=1, model__layers=24, training__global_batch_size=8)
