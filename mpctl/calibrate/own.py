@@ -85,7 +85,7 @@ def fit_own(runs: Sequence[Run]) -> OwnFit:
     estimated, ValueError without runs."""
     if not runs:
         raise ValueError("a fit needs a run")
-    system = _OwnRuns(runs, _figures(runs))
+    system = _OwnRuns(runs, free_figures(runs))
     start = [0.0] * len(system.figures)
     before = system.residuals(start)
     posterior, slopes = system.find(start, before)
@@ -211,7 +211,7 @@ def _profiles(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(run.parts["runtimes"] for run in runs))
 
 
-def _figures(runs: Sequence[Run]) -> list[FreeFigure]:
+def free_figures(runs: Sequence[Run]) -> list[FreeFigure]:
     """The figures of the presets that these runs use, each once."""
     found: dict[tuple[Kind, str, str], FreeFigure] = {}
     for run in runs:

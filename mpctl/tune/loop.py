@@ -130,7 +130,7 @@ class Tuning:
     @cached_property
     def before(self) -> Pool:
         """The plans by the presets that the tuning began with."""
-        return Pool(self.space)
+        return Pool(self.space, self.request.typed)
 
     @property
     def spent(self) -> float:
@@ -202,7 +202,7 @@ class Tuning:
         """Seconds of a layout's step by the planner fitted to the trials; None before `learn`."""
         if self.learnt is None:
             return None
-        return Pool(self.space, self.learnt).evaluator.step_seconds(layout)
+        return Pool(self.space, self.request.typed, self.learnt).evaluator.step_seconds(layout)
 
     def search_again(self) -> bool:
         """Search with the fitted planner, and add what its fastest layouts are to the candidates,
@@ -211,7 +211,7 @@ class Tuning:
         if self.learnt is None or self._planned is None:
             return False
         known = {one.layout for one in self._planned}
-        again = Pool(self.space, self.learnt).search(self.watch.on_progress)
+        again = Pool(self.space, self.request.typed, self.learnt).search(self.watch.on_progress)
         new = (self.before.candidate(one.layout) for one in again if one.layout not in known)
         found = [one for one in new if one is not None]
         self._planned += found

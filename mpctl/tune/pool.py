@@ -7,36 +7,28 @@ MOST fastest of them, and the fastest of each way to split the ranks.
 
 The plan's band is how far single runs of any system are from their plan. A part of that,
 OF_LAYOUT, is an error of the layout; the rest is one that all layouts of a system share, and
-decides nothing. What a constant of the planner changes is found by moving it by STEP, one constant
-after the other.
+decides nothing. The planner's figures that `mpctl calibrate` would fit to own runs
+(calibrate/own.py) may be wrong by a standard deviation of their priors each: what that changes is
+found by moving one after the other by STEP of it. Figures that move all layouts alike are left out:
+PROBES layouts tell which.
 
 By hand, a band from 471 to 775 ms of a plan of 604 ms: a spread of log(775 / 471) / 2 / 1.645 =
-0.15, of which 0.11 is the layout's.
+0.15, of which 0.09 is the layout's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from math import exp, log
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from mpctl.calibrate.own_cluster import PARTS, fit_cluster
-from mpctl.calibrate.own_cluster import SLACK as CLUSTER_SLACK
-from mpctl.calibrate.runs import (
-    SHARES,
-    SLACK,
-    Constant,
-    Run,
-    get_value,
-    preset_of_cluster,
-    read_runs,
-    with_value,
-)
-from mpctl.calibrate.write import write_presets
+from mpctl.calibrate.own import fit_own, free_figures, own_presets
+from mpctl.calibrate.own_fit import FreeFigure
+from mpctl.calibrate.runs import Constant, Run, preset_of_cluster, read_runs, with_value
 from mpctl.errors import InputError
 from mpctl.estimate.kernels import MissingFigure
 from mpctl.estimate.step import QUANTILE
@@ -51,9 +43,9 @@ from mpctl.tune.choose import Candidate
 from mpctl.tune.state import TrialRecord, TuneFolder
 
 SMALL, IDEAS, MOST = 2000, 24, 250
-OF_LAYOUT = 0.7
+OF_LAYOUT = 0.6
 LEAST_SPREAD = 0.02
-STEP = 0.1  # of a constant, in the logarithm
+STEP, PROBES, ALIKE = 0.5, 12, 0.003
 OWN_CLUSTER = ("nodes", "gpus_per_node", "headroom")
 WAYS = ("tensor_mode", "tp", "cp", "pp", "ep", "schedule")
 
@@ -69,9 +61,11 @@ class Learnt(NamedTuple):
 
 @dataclass
 class Pool:
-    """The layouts of one space, planned on the presets or on what was learnt."""
+    """The layouts of one space, planned on the presets or on what was learnt. typed: the settings
+    of the command line, for the name of the cluster's preset."""
 
     space: SearchSpace
+    typed: Mapping[str, Any] = field(default_factory=dict)
     learnt: Learnt | None = None
 
     @cached_property
@@ -83,7 +77,9 @@ class Pool:
 
     def candidates(self, on_progress: Progress | None = None) -> list[Candidate]:
         """The layouts that may be measured, fastest first; none where none fits."""
-        return [self._candidate(point) for point in self.search(on_progress)]
+        points = self.search(on_progress)
+        self._probe(points[:: max(1, len(points) // PROBES)])
+        return [self._candidate(point) for point in points]
 
     def search(self, on_progress: Progress | None = None) -> list[EvaluatedLayout]:
         """The same without their spreads and slopes."""
@@ -112,10 +108,7 @@ class Pool:
         layout = point.layout
         if (mode := layout.tensor_mode) not in self._spreads:
             self._spreads[mode] = self._spread(layout)
-        slopes = tuple(
-            slack * log((evaluator.step_seconds(layout) or point.seconds) / point.seconds) / step
-            for evaluator, slack, step in self._moved
-        )
+        slopes = tuple(_slope(evaluator, point, step) for evaluator, step in self._moved)
         return Candidate(layout, point.seconds, self._spreads[mode], point.bytes, slopes)
 
     @cached_property
@@ -127,16 +120,36 @@ class Pool:
         assert time is not None, "it was timed before"
         return max(OF_LAYOUT * log(time.high / time.low) / 2 / QUANTILE, LEAST_SPREAD)
 
-    @cached_property
-    def _moved(self) -> list[tuple[LayoutEvaluator, float, float]]:
-        """An evaluator with each constant moved, the constant's slack, and the step."""
+    def _probe(self, points: Sequence[EvaluatedLayout]) -> None:
+        """Find the figures that do not move all of these layouts alike."""
+        if not points:
+            return
         cluster, profile = self.evaluator.space.job.cluster, self.evaluator.profile
-        moved = []
-        for constant, value in free_constants(cluster, profile):
-            step = STEP if value * exp(STEP) <= constant.most else -STEP
-            there = _moved_to(cluster, profile, {constant: value * exp(step)})
-            moved.append((_evaluator(self.space, *there), constant.slack, step))
-        return moved
+        for figure in self._figures(points[0].layout):
+            step = STEP if figure.value(2 * STEP) < figure.most else -STEP
+            there = _moved_to(cluster, profile, {figure.constant: figure.value(step)})
+            evaluator = _evaluator(self.space, *there)
+            slopes = [_slope(evaluator, point, step) for point in points]
+            if max(slopes) - min(slopes) > ALIKE:
+                self._moved.append((evaluator, step))
+
+    @cached_property
+    def _moved(self) -> list[tuple[LayoutEvaluator, float]]:
+        """An evaluator with one figure moved, and by how many standard deviations."""
+        return []
+
+    def _figures(self, layout: LayoutSettings) -> list[FreeFigure]:
+        """The figures that own runs may move; none where the cluster is that of no preset."""
+        try:
+            row = run_row(self.space, layout, 1.0, self.typed)
+        except InputError:
+            return []
+        return free_figures(read_runs([row]))
+
+
+def _slope(evaluator: LayoutEvaluator, point: EvaluatedLayout, step: float) -> float:
+    """The change of the logarithm of a layout's seconds for one standard deviation of a figure."""
+    return log((evaluator.step_seconds(point.layout) or point.seconds) / point.seconds) / step
 
 
 def _evaluator(
@@ -150,20 +163,6 @@ def _evaluator(
         raise InputError.of("no-step-time", "cluster.device", str(missing), hint) from None
     evaluator.profile = profile or evaluator.profile
     return evaluator
-
-
-def free_constants(
-    cluster: ClusterSpec, profile: RuntimeProfile
-) -> Iterator[tuple[Constant, float]]:
-    """The planner's constants that trials may show to be wrong, with their values: those that are
-    above 0."""
-    slacks = {**CLUSTER_SLACK, "runtimes": SLACK["runtimes"]}
-    models = {"devices": cluster.device, "clusters": cluster, "runtimes": profile}
-    for kind, own in slacks.items():
-        for path, slack in own.items():
-            if (value := get_value(models[kind], path)) > 0:
-                most = max(value, 1.0) if path in (*PARTS, *SHARES) else 10 * value
-                yield Constant(kind, kind, path, slack, most=most), value
 
 
 def _moved_to(
@@ -190,13 +189,10 @@ def learn(
     runs = tuning_runs(space, trials, typed)
     if len(runs) < 2:
         return None
-    fit = fit_cluster(runs)
-    write_presets(runs, fit.values, folder.presets)
-    before = fmean(abs(r) for r in fit.measured.values())
-    after = fmean(abs(r) for r in fit.fitted.values())
-    words = f"plans of {len(runs)} layouts were off by {before:.0%}, fitted by {after:.0%}"
+    fit = fit_own(runs)
+    own_presets(fit, folder.presets)
     cluster, profile = _moved_to(runs[0].job.cluster, runs[0].profile, fit.values)
-    return Learnt(cluster, profile, (words,))
+    return Learnt(cluster, profile, tuple(fit.learnt))
 
 
 def tuning_runs(

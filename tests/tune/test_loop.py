@@ -68,9 +68,8 @@ def test_what_was_learnt_is_nearer_to_the_trials(whole):
     whole.learn()
     learnt = tune_document(whole, str)["learnt"]
     assert learnt["mean_error_after"] < learnt["mean_error_before"]
-    assert {path.parent.name for path in whole.folder.presets.glob("*/*.toml")} == {
-        "devices", "clusters",
-    }  # fmt: skip
+    written = {path.parent.name for path in whole.folder.presets.glob("*/*.toml")}
+    assert {"devices", "clusters"} <= written
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
