@@ -62,6 +62,15 @@ OnOption = Annotated[
         show_default=False,
     ),
 ]
+EmitOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LAUNCHER",
+        help="Write the next trials for another launcher (megatron, torchtitan, ...) to "
+        "OUT/trials/NNN.*, and read those before from OUT/trials/NNN.log, which you put there.",
+        show_default=False,
+    ),
+]
 AsJsonOption = Annotated[bool, typer.Option("--json", help="Print the answer as JSON on stdout.")]
 
 
@@ -78,6 +87,7 @@ def tune(
     hostfile: HostfileOption = None,
     include: IncludeOption = None,
     exclude: ExcludeOption = None,
+    emit: EmitOption = None,
     as_json: AsJsonOption = False,
 ) -> None:
     """Find the fastest layout of JOB by measuring: plan all, run the few that tell most, learn.
@@ -93,20 +103,24 @@ def tune(
     Exit codes: 0 a layout was measured; 1 every trial failed; 2 bad input, a refusing target; 3 no
     layout fits; 130 Ctrl-C, after which nothing measured is lost.
     """
+    from mpctl.cli.plan_modes import for_launcher
     from mpctl.cli.signals import ended_by_signals
     from mpctl.hosts.machine import this_machine
     from mpctl.render.tune import TuneView
     from mpctl.rundir.directory import RunDir
     from mpctl.search.request import read_request
+    from mpctl.tune.emitted import take_turn
     from mpctl.tune.loop import TuneLimits, TuneWatch, Tuning
     from mpctl.tune.state import TuneFolder
-    from mpctl.tune.target import prepared_data, require_launched
+    from mpctl.tune.target import prepared_data
 
     limits = TuneLimits(read_budget(budget), trials)
     job = _placed(job, ranks, {"launch.device": device, "launch.on": on,
                                **ssh_settings(on, hostfile, include, exclude)})  # fmt: skip
+    if emit is not None:
+        job = for_launcher(job, emit, is_read=False)
     request = read_request(job.source, job.overrides, fix or [], {})
-    require_launched(request.job)
+    accepts = _accepts(request, emit)
     folder = TuneFolder(out or Path("runs") / f"tune-{_name(job, request)}")
     folder.claim(request.job, request.fixed)
     command_of = partial(_command, job, request)
@@ -119,16 +133,32 @@ def tune(
             request, folder, _measure(), limits, command=typed_command(),
             watch=TuneWatch(view.change, view.event, view.progress),
             prepare=lambda one: prepared_data(one, folder, this_machine(), _silent),
+            accepts=accepts, launcher=emit,
         )  # fmt: skip
         ended: BaseException | None = None
+        waiting: list[Path] = []
         try:
-            tuning.run()
+            if emit is None:
+                tuning.run()
+            else:
+                waiting = take_turn(tuning, emit)
         except (KeyboardInterrupt, SystemExit) as error:
             ended = error
         document = _write(tuning, job, request, command_of)
-    _show(document, as_json=as_json)
+    _show(document, waiting, as_json=as_json)
     if ended is not None:
         raise ended
+
+
+def _accepts(request: SearchRequest, launcher: str | None) -> Callable[[LayoutSettings], bool]:
+    """Whether the target can run a layout. Raises InputError where it can run none of the job."""
+    from mpctl.tune.emitted import expressible
+    from mpctl.tune.target import require_launched
+
+    if launcher is not None:
+        return expressible(request, launcher)
+    require_launched(request.job)
+    return lambda layout: True
 
 
 def _silent(stage: str, done: int, total: int) -> None:
@@ -236,11 +266,12 @@ def _best_job(
     return job_text(JobFile(about, settings, {}))
 
 
-def _show(document: TuneDocument, *, as_json: bool) -> None:
+def _show(document: TuneDocument, waiting: list[Path], *, as_json: bool) -> None:
     from mpctl.render.output import print_json
-    from mpctl.render.tune import print_tune
+    from mpctl.render.tune import print_tune, print_waiting
 
     if as_json:
         print_json(document)
     else:
         print_tune(document)
+        print_waiting(waiting)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -126,14 +127,25 @@ def print_tune(document: TuneDocument) -> None:
     get_console(soft_wrap=True).print(*_paragraphs(document), sep="\n")
 
 
+def print_waiting(files: list[Path]) -> None:
+    """Print which trials are to be run by another launcher, and where their logs go."""
+    if not files:
+        return
+    console = get_console(soft_wrap=True)
+    console.print(Text("\nTo run, then call this again", "bold"))
+    for path in files:
+        console.print(Text(f"  {path}  -> what it prints to {path.with_suffix('.log')}"))
+
+
 def headline(document: TuneDocument) -> str:
     """`demo on 4 ranks of one core: 11 trials in 0:04:40 of 0:05:00`."""
     trials = [one for one in document["trials"] if one["status"] != "interrupted"]
     device = f" of {document['device']}" if document["device"] else ""
     spent, budget = clock(document["spent_seconds"]), clock(document["budget_seconds"])
+    of_time = "" if document["launcher"] else f" in {spent} of {budget}"
     name = document["job"].partition(":")[0]
     ranks = plural(document["ranks"], "rank")
-    return f"{name} on {ranks}{device}: {plural(len(trials), 'trial')} in {spent} of {budget}"
+    return f"{name} on {ranks}{device}: {plural(len(trials), 'trial')}{of_time}"
 
 
 def verdict(document: TuneDocument) -> str:

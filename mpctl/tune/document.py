@@ -80,9 +80,13 @@ class LearntEntry(TypedDict):
 
 
 class TuneDocument(TypedDict):
-    """The document. ended: why the tuning ended, None while it runs; words: the same as a sentence;
-    candidates: layouts that may be measured; rivals: of these, those that may still be faster than
-    the best; noise: of one trial, a standard deviation as a share."""
+    """The document.
+
+    launcher: of --emit, which makes the trials, None where mpctl does; ended: why the tuning ended,
+    None while it runs; words: the same as a sentence; candidates: layouts that may be measured;
+    rivals: of these, those that may still be faster than the best; noise: of one trial, a standard
+    deviation as a share.
+    """
 
     schema: Literal["mpctl.tune/1"]
     job: str
@@ -90,6 +94,7 @@ class TuneDocument(TypedDict):
     folder: str
     ranks: int
     device: str | None
+    launcher: str | None
     ended: str | None
     words: str
     budget_seconds: float
@@ -117,6 +122,7 @@ def tune_document(tuning: Tuning, command_of: CommandOf) -> TuneDocument:
         "folder": str(tuning.folder.path),
         "ranks": job.world_size,
         "device": device.name if device else None,
+        "launcher": tuning.launcher,
         "ended": tuning.ended,
         "words": ENDED[tuning.ended] if tuning.ended else "",
         "budget_seconds": tuning.limits.seconds,

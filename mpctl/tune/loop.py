@@ -56,7 +56,7 @@ START_ELSEWHERE = 60.0
 PATIENCE, LEAST_PATIENCE = 3.0, 60.0  # times the expected seconds of a trial, and at least
 NEAR_FAILED = 0.85
 MOST_FAILURES, FIRST_FAILURES = 5, 3  # in a row; before any layout was measured
-Ended = Literal["settled", "budget", "trials", "exhausted", "failing", "stopped"]
+Ended = Literal["settled", "budget", "trials", "exhausted", "failing", "stopped", "waiting"]
 ENDED: Mapping[Ended, str] = {
     "settled": "no other layout has a real chance to be faster",
     "budget": "the budget is spent",
@@ -64,6 +64,7 @@ ENDED: Mapping[Ended, str] = {
     "exhausted": "nothing is left to measure",
     "failing": f"{MOST_FAILURES} trials in a row failed",
     "stopped": "stopped",
+    "waiting": "trials are written, and wait for their logs",
 }
 OVER = ("measured", "out-of-memory", "failed", "too-slow")
 
@@ -94,8 +95,9 @@ class Tuning:
     request: the job, and what the search holds fixed; measure: makes a trial; command: the command
     line; clock: seconds, of any beginning; prepare: checks the target for a job before its first
     trial, and returns the folder of prepared data that trials read, None where the job names its
-    own. records: the trials so far; learnt, belief: from them; ended: why
-    the tuning ended, None while it has not.
+    own; accepts: whether the target can run a layout; launcher: the one that makes the trials
+    (emitted.py), None where mpctl does. records: the trials so far; learnt, belief: from them;
+    ended: why the tuning ended, None while it has not.
     """
 
     request: SearchRequest
@@ -106,6 +108,8 @@ class Tuning:
     watch: TuneWatch = field(default_factory=TuneWatch)
     clock: Callable[[], float] = time.monotonic
     prepare: Callable[[JobSpec], str | None] = lambda job: None
+    accepts: Callable[[LayoutSettings], bool] = lambda layout: True
+    launcher: str | None = None
     records: list[TrialRecord] = field(default_factory=list)
     learnt: Learnt | None = None
     belief: Belief = field(default_factory=lambda: Belief([], []))
@@ -183,7 +187,8 @@ class Tuning:
         """Form the belief from the trials so far. Raises InputError where no layout fits or can be
         timed."""
         if self._planned is None:
-            self._planned = self.before.candidates(self.watch.on_progress)
+            every = self.before.candidates(self.watch.on_progress)
+            self._planned = [one for one in every if self.accepts(one.layout)]
             if not self._planned:
                 raise why_nothing(self.request, self.before.evaluator, self.watch.on_progress)
         allowed = list(without_failed(self._planned, self.records))
@@ -213,7 +218,7 @@ class Tuning:
         known = {one.layout for one in self._planned}
         again = Pool(self.space, self.request.typed, self.learnt).search(self.watch.on_progress)
         new = (self.before.candidate(one.layout) for one in again if one.layout not in known)
-        found = [one for one in new if one is not None]
+        found = [one for one in new if one is not None and self.accepts(one.layout)]
         self._planned += found
         return bool(found)
 
@@ -297,34 +302,42 @@ class Tuning:
         """Make a trial; its record is written before it begins and when it has ended."""
         candidate, step = choice.candidate, self._expected(choice.candidate)
         job = self._job(candidate.layout)  # may prepare data, and refuse
-        planned = self.before.candidate(candidate.layout)
         shares = self.limits.trials or SHARES
         share = min(self.limits.seconds / shares, self.left)
-        steps = steps_for(share, self.start_seconds, step)
-        record = TrialRecord(
-            number=max((r.number for r in self.records), default=0) + 1,
-            layout=candidate.layout._asdict(), why=choice.why, steps=steps, began=wall_clock(),
-            planned=planned.seconds if planned else candidate.seconds, expected=step,
-            planned_bytes=candidate.bytes,
-        )  # fmt: skip
-        expected = self.start_seconds + steps * step
+        record = self.new_record(choice, steps_for(share, self.start_seconds, step))
+        expected = self.start_seconds + record.steps * step
         order = TrialOrder(
-            job, steps, self.folder.run(record.number),
+            job, record.steps, self.folder.run(record.number),
             max(PATIENCE * expected, LEAST_PATIENCE), self._best_seconds(), self.command,
         )  # fmt: skip
-        self.folder.save(record)
-        self.records.append(record)
+        self.keep(record)
         self.watch.on_change(self)
         began = self.clock()
         result = self._measured(order)
-        self.records[-1] = record.ended(
-            result.status, wall=self.clock() - began, seconds=result.seconds, error=result.error,
+        wall = self.clock() - began
+        self.keep(record.ended(
+            result.status, wall=wall, seconds=result.seconds, error=result.error,
             peak_bytes=result.peak_bytes,
-        )  # fmt: skip
-        self.folder.save(self.records[-1])
+        ))  # fmt: skip
         if result.is_stopped:
             self.ended = "stopped"
             raise KeyboardInterrupt
+
+    def new_record(self, choice: NextTrial, steps: int) -> TrialRecord:
+        """The record of a trial that is about to begin."""
+        candidate = choice.candidate
+        return TrialRecord(
+            number=max((record.number for record in self.records), default=0) + 1,
+            layout=candidate.layout._asdict(), why=choice.why, steps=steps, began=wall_clock(),
+            planned=candidate.seconds, expected=self._expected(candidate),
+            planned_bytes=candidate.bytes,
+        )  # fmt: skip
+
+    def keep(self, record: TrialRecord) -> None:
+        """Write a record, in place of an earlier one of its number."""
+        self.folder.save(record)
+        kept = {one.number: one for one in self.records}
+        self.records = list({**kept, record.number: record}.values())
 
     def _measured(self, order: TrialOrder) -> TrialResult:
         watch = TrialWatch(self.watch.on_step, self.watch.on_event, self.watch.on_progress)

@@ -42,10 +42,10 @@ from mpctl.spec.runtime import RuntimeProfile
 from mpctl.tune.choose import Candidate
 from mpctl.tune.state import TrialRecord, TuneFolder
 
-SMALL, IDEAS, MOST = 2000, 24, 250
+SMALL, IDEAS, MOST = 2000, 24, 160
 OF_LAYOUT = 0.6
 LEAST_SPREAD = 0.02
-STEP, PROBES, ALIKE = 0.5, 12, 0.003
+STEP, PROBES, ALIKE = 0.5, 8, 0.01
 OWN_CLUSTER = ("nodes", "gpus_per_node", "headroom")
 WAYS = ("tensor_mode", "tp", "cp", "pp", "ep", "schedule")
 

@@ -3,6 +3,7 @@
 DIR/tuned.json      the job without its layout, and what the search holds fixed
     trials/003.json the record of trial 3: its layout, why it was chosen, its steps, how it ended
     trials/003/     its run directory
+    trials/003.sh   with --emit: what its launcher takes (.yaml, .py), and 003.log, what it printed
     data/           prepared data that trials share
     presets/        the presets as fitted to the trials so far
     best.toml       the best layout so far, as a job to launch
@@ -55,7 +56,7 @@ class TrialRecord:
     trials before; planned_bytes: of the fullest rank; steps: to be made, warm-up included; began:
     seconds since 1970; wall: seconds from the start to the end of the ranks; seconds: of each step
     that was made, the warm-up included; error: why it failed; peak_bytes: of the fullest rank in
-    one step, None where that is not known.
+    one step, None where that is not known; warm_up: how many of the first steps do not count.
     """
 
     number: int
@@ -71,6 +72,7 @@ class TrialRecord:
     seconds: tuple[float, ...] = ()
     error: str = ""
     peak_bytes: int | None = None
+    warm_up: int = WARM_UP_STEPS
     schema: Literal["mpctl.trial/1"] = TRIAL_SCHEMA
 
     @property
@@ -81,7 +83,7 @@ class TrialRecord:
     @property
     def steady(self) -> tuple[float, ...]:
         """The seconds of the steps after the warm-up."""
-        return self.seconds[WARM_UP_STEPS:]
+        return self.seconds[self.warm_up :]
 
     @property
     def step_seconds(self) -> float | None:
@@ -123,6 +125,10 @@ class TuneFolder:
     def record_path(self, number: int) -> Path:
         """The file of a trial's record."""
         return self._runs / f"{number:03}.json"
+
+    def written_path(self, number: int, ending: str) -> Path:
+        """The file of a trial for another launcher, or of its log."""
+        return self._runs / f"{number:03}{ending}"
 
     def claim(self, job: JobSpec, fixed: Mapping[str, Any]) -> None:
         """Make the folder that of this job, or go on with it. Raises InputError where it is that
