@@ -19,7 +19,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from math import inf, log
+from math import log
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +40,7 @@ from mpctl.spec.job import JobSpec
 from mpctl.spec.load import job_from_raw, read_source
 from mpctl.spec.presets import find_preset, lasting_name, preset_names, search_path
 from mpctl.spec.runtime import RuntimeProfile, get_profile
+from mpctl.units import seconds_text
 
 Priors = Mapping[str, float]  # by a constant's key; of operators.passes, hidden's forward
 Kind = Literal["devices", "clusters", "runtimes"]
@@ -64,6 +65,8 @@ PASSES = tuple(f"operators.{name}" for name in ("hidden", "width", "inner", "sco
 WAYS = ("forward", "backward")  # of a single layer whose kernels were timed
 MEASURED = (("step_seconds",), tuple(f"layer_{way}_ms" for way in WAYS))  # a run has either
 LARGEST_PART, UNBOUNDED = 0.95, 1e12
+MOST_SECONDS = 1e9
+FARTHEST = 100.0  # a measured step from its plan, as a factor; ms taken for s are 1000
 SCALED = "operators.hidden.forward"  # represents all of them
 TIED = {"a100-80gb": ("a100-40gb",), "h100-sxm": ("h200",)}  # one chip: its efficiencies are shared
 SHARES = ("kernels.flash", "kernels.flash_backward", "kernels.misaligned",
@@ -208,7 +211,20 @@ def usable_runs(
 def _read_usable(row: Mapping[str, Any], number: int) -> Run:
     run = _read(row, number, is_checked=True)
     run.residuals({})
+    if "step_seconds" in run.measured:
+        _require_possible(run)
     return run
+
+
+def _require_possible(run: Run) -> None:
+    """Raises InputError where a step is FARTHEST times longer or shorter than planned: of another
+    layout, or in another unit."""
+    planned, measured = run.estimate().total, run.measured["step_seconds"]
+    if 1 / FARTHEST < measured / planned < FARTHEST:
+        return
+    message = f"a step of {seconds_text(measured)}, and the plan is {seconds_text(planned)}"
+    hint = "check that the job is that of this run, and that its time is in seconds"
+    raise InputError.of("impossible-run", run.id, message, hint)
 
 
 def _name(row: Any, number: int) -> str:
@@ -240,7 +256,7 @@ def _read(row: Mapping[str, Any], number: int, *, is_checked: bool = False) -> R
 
 
 def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 < value < inf
+    return type(value) in (int, float) and 0 < value < MOST_SECONDS
 
 
 def _not_a_run(name: str) -> InputError:

@@ -147,7 +147,7 @@ def read_step(form: LogFormat, text: str, line: int = 0, before: int = 0) -> Log
                     if (found := _first(text, (words,))) is not None), None)  # fmt: skip
     batch = _first(text, form.batch)
     step = LogStep(
-        number=int(number) if number is not None and number < inf else -1,
+        number=int(number) if number is not None and 0 <= number < inf else -1,
         seconds=_above_0(seconds),
         tokens_per_second=_above_0(_first(text, form.tokens_per_second)),
         tokens_per_rank=_above_0(_first(text, form.tokens_per_rank)),

@@ -170,8 +170,8 @@ def test_lines_are_bounded_and_nothing_of_a_log_is_an_escape_sequence() -> None:
 
 WORDS = [
     *(form.mark for form in FORMATS), *(word for form in FORMATS for word in form.step),
-    "iteration", "step:", "1.5", "1e999", "-3", "0", "/", "|", ":", "=", "\n", "\r", "\x1b[31m",
-    "K", "12/100 [00:20<02:20, 1.60s/it]", "---- arguments ----", "world_size ...... 0",
+    "iteration", "step:", "1.5", "1e999", "-1e999", "-3", "0", "/", "|", ":", "=", "\n", "\r",
+    "\x1b[31m", "K", "12/100 [00:20<02:20, 1.60s/it]", "---- arguments ----", "world_size ...... 0",
     "Config(general=GeneralArgs(", ")", "Running with configs: {", "}", "MEMBER: 1/", "8",
     "device mesh with ['dp_shard', 'tp'], [4, 2]", "'train_steps_per_second': 0", "[rank9]:",
 ]  # fmt: skip
