@@ -9,6 +9,8 @@ search compares layouts by these values; a plan that does not fit names changes 
 'tp 8 dp 32 pp 16 vpp 6, micro batch 1, recompute full'
 >>> changed_settings(layout, layout._replace(tp=4, dp=64, recompute="none"))
 {'parallel.tp': 4, 'training.recompute': 'none'}
+>>> sorted([layout._replace(zero_size=4), layout])[0] == layout  # what is not set comes first
+True
 >>> layout_text(layout._replace(tensor_mode="2.5d", tensor_depth=2, recompute="none"))
 'tp 8 (2.5d, depth 2) dp 32 pp 16 vpp 6, micro batch 1'
 """
@@ -69,6 +71,12 @@ class LayoutSettings(_Fields):
     modes."""
 
     __slots__ = ()
+
+    def __lt__(self, other: tuple[Any, ...]) -> bool:
+        return _in_order(self) < _in_order(other)
+
+    def __gt__(self, other: tuple[Any, ...]) -> bool:
+        return _in_order(self) > _in_order(other)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -155,6 +163,11 @@ class NearbyLayout(NamedTuple):
         """`tp 4, recompute full (2.10 s a step, 71.3 GiB)`."""
         step = seconds_text(self.step_seconds)
         return f"{changes_text(self.changes)} ({step} a step, {bytes_text(self.peak_bytes)})"
+
+
+def _in_order(settings: tuple[Any, ...]) -> tuple[tuple[bool, Any], ...]:
+    """What orders layouts: None, which compares with no number, before every value."""
+    return tuple((value is not None, value) for value in settings)
 
 
 def layout_of(job: JobSpec) -> LayoutSettings:
