@@ -16,8 +16,9 @@ from mpctl.units import bytes_text, seconds_text
 
 PATIENCE = 4.0  # seconds that a search may take
 SIMPLE_PP = (1, 2, 4, 8, 16)  # stages of the layouts that need no search
-PLAIN = {"cp": 1, "vpp": 1, "schedule": "1f1b", "stage_balance": "even", "sequence_parallel": False,
-         "zero": 0, "order": DEFAULT_ORDER, "tensor_mode": "1d", "tensor_depth": None}  # fmt: skip
+WRITTEN = ("tp", "dp", "pp", "micro_batch_size", "recompute")
+"""Settings that a job file always has; others are left out where they have the values of PLAIN."""
+PLAIN = {key: value for key, value in LayoutSettings()._asdict().items() if key not in WRITTEN}
 
 
 class ChosenLayout(NamedTuple):
