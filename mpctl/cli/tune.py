@@ -58,7 +58,7 @@ OnOption = Annotated[
     Literal["auto", "local", "slurm", "ssh", "kubernetes"] | None,
     typer.Option(
         help="Where trials run, as for `mpctl launch`: on this host, or on the hosts of an "
-        "allocation or hostfile.",
+        "allocation or hostfile; kubernetes, which takes submissions alone, is refused.",
         show_default=False,
     ),
 ]

@@ -35,6 +35,10 @@ def require_launched(job: JobSpec) -> None:
         )  # fmt: skip
     if reasons := why_not_launched(job):
         raise InputError(reason.issue for reason in reasons)
+    if job.launch.on == "kubernetes":
+        message = "kubernetes runs submitted jobs, and a trial runs while `mpctl tune` waits"
+        hint = "use --on ssh with a hostfile, --on slurm in an allocation, or --emit LAUNCHER"
+        raise InputError.of("tune-target", "--on", message, hint)
     if job.launch.on in ("auto", "torchrun") and find_world(os.environ):
         message = "a world that is started already runs one layout, and a tuning starts many"
         hint = "use --on slurm in the allocation, or --on ssh with a hostfile"

@@ -53,6 +53,12 @@ def test_a_runtime_that_mpctl_does_not_launch_is_refused(mpctl: Mpctl, tmp_path:
     assert not (tmp_path / "t").exists()
 
 
+def test_a_target_that_only_takes_submissions_is_refused(mpctl: Mpctl, tmp_path: Path) -> None:
+    said = mpctl("tune", "demo", "--on", "kubernetes", "--out", tmp_path / "t")
+    assert_told(said, "tune-target", "submitted jobs", "--emit LAUNCHER")
+    assert not (tmp_path / "t").exists()
+
+
 def test_a_job_without_a_model_is_refused(mpctl: Mpctl, tmp_path: Path) -> None:
     said = mpctl("tune", "--cluster", "this-machine", "--out", tmp_path / "t")
     assert_told(said, "no-model", "needs a model")
