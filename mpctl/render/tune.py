@@ -154,11 +154,25 @@ def verdict(document: TuneDocument) -> str:
     if best is None:
         return "no layout was measured"
     noise = f"a trial varies by {100 * document['noise']:.1f} %"
-    lead = "" if best["lead"] is None else f"{100 * best['lead']:.1f} % ahead of the next one, "
+    lead = "" if best["lead"] is None else f"{lead_text(best['lead'])}, "
     if best["is_settled"]:
         return f"{lead}{noise}; none of {plural(document['candidates'], 'layout')} is likely faster"
+    more = "more --trials tell" if document["launcher"] else "a longer --budget tells"
+    if not document["rivals"]:
+        return f"{lead}{noise}; not settled: the best was measured once, {more}"
     rivals = plural(document["rivals"], "layout")
-    return f"{lead}{noise}; not settled: {rivals} may still be faster, a longer --budget tells"
+    return f"{lead}{noise}; not settled: {rivals} may still be faster, {more}"
+
+
+def lead_text(lead: float) -> str:
+    """The best layout beside the next one, whose step takes 1 + lead times as long.
+
+    >>> lead_text(0.034)
+    '3.4 % ahead of the next one'
+    """
+    if lead >= 0:
+        return f"{100 * lead:.1f} % ahead of the next one"
+    return f"{-100 * lead:.1f} % behind another in time, ahead by trials and plan together"
 
 
 def layout_cells(entry: MeasuredEntry) -> tuple[str, ...]:
@@ -236,8 +250,9 @@ def _paragraphs(document: TuneDocument) -> Iterator[RenderableType]:
 
 
 def command_lines(document: TuneDocument, best: BestEntry) -> Iterator[str]:
-    """The commands that launch the best layout, and search on what was learnt."""
-    yield best["command"]
+    """The commands that launch the best layout, or write it for the launcher of the trials, and
+    plan it on what was learnt."""
+    job, launcher = f"{document['folder']}/{best['file']}", document["launcher"]
+    yield f"mpctl plan {job} --emit {launcher}" if launcher else best["command"]
     if presets := document["learnt"]["presets"]:
-        job = f"{document['folder']}/{best['file']}"
         yield f"MPCTL_PRESETS={document['folder']}/{presets} mpctl plan {job}"

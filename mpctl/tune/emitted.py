@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from mpctl.calibrate.runs import usable_runs
 from mpctl.durable import write_whole
-from mpctl.errors import InputError, Issue
+from mpctl.errors import InputError, Issue, attempt
 from mpctl.interop.emitted import EmittedPlan
 from mpctl.interop.log_rows import LogLayout, log_rows
 from mpctl.interop.registry import TARGETS, emit_plan
@@ -119,8 +121,11 @@ def _read(
     space, typed = tuning.space, tuning.request.typed
     job = run_row(space, record.settings, 1.0, typed)["job"]
     found = log_rows([(path, LogLayout(job=job, cluster=job["cluster"]["preset"]))])
-    if found.rows:
-        seconds = float(found.rows[0]["measured"]["step_seconds"])
+    issues = list(found.issues)
+    usable = attempt(issues, partial(usable_runs, found.rows)) if found.rows else None
+    if usable is not None:
+        ((run, *_), _) = usable
+        seconds = run.measured["step_seconds"]
         steady = replace(record, warm_up=0)
         return steady.ended("measured", wall=0.0, seconds=(seconds,) * LEAST_STEPS), []
     tail = _tail(path)
@@ -128,7 +133,7 @@ def _read(
         return record.ended("out-of-memory", wall=0.0, error=_last_line(tail)), []
     if TRACEBACK in tail:
         return record.ended("failed", wall=0.0, error=_last_line(tail)), []
-    return None, [issue._replace(where=str(path)) for issue in found.issues]
+    return None, [issue._replace(where=str(path)) for issue in issues]
 
 
 def _tail(path: Path) -> str:

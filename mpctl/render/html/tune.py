@@ -22,6 +22,7 @@ from mpctl.render.tune import (
     command_lines,
     headline,
     layout_cells,
+    lead_text,
     learnt_line,
     verdict,
 )
@@ -56,7 +57,7 @@ def _figures(document: TuneDocument) -> Iterator[tuple[str, str]]:
         yield "a step", seconds_text(best["step_seconds"])
         yield "tokens/s", count_text(best["tokens_per_second"])
         if best["lead"] is not None:
-            yield "ahead of the next", f"{100 * best['lead']:.1f} %"
+            yield "lead", lead_text(best["lead"])
     yield "noise of a trial", f"{100 * document['noise']:.1f} %"
     yield "layouts planned", f"{document['candidates']:,}"
 
