@@ -18,6 +18,7 @@ from mpctl.calibrate.spread import Spreads, find_spreads, seen_by
 from mpctl.errors import InputError
 from mpctl.spec.presets import get_file
 from mpctl.spec.runtime import FittedRuns
+from mpctl.units import plural
 
 DIGITS = 4
 FITTED = "# Fitted by `mpctl calibrate` to "
@@ -198,7 +199,7 @@ def _write(directory: Path, kind: Kind, name: str, changes: Changes, runs: Seque
     if "widening" in changes and not re.search(r"(?m)^widening = ", text):
         text = re.sub(r"(?m)^(spread_apart = .*)$", r"\1\nwidening = 1", text)
     groups = ", ".join(dict.fromkeys(run.group for run in runs if run.group))
-    what = f"{len(runs)} runs" + (f" ({groups})" if groups else "")
+    what = plural(len(runs), "run") + (f" ({groups})" if groups else "")
     path = directory / kind / f"{file.name}.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
     line = f"{FITTED}{what}\n" if runs else f"{FITTED}runs of its sibling\n"

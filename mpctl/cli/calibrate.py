@@ -162,7 +162,7 @@ def _say(text: str) -> None:
 
 
 def _priors(path: Path | None) -> dict[str, float]:
-    values = _read(path) if path else {}
+    values = _read(path, PRIORS) if path else {}
     is_table = isinstance(values, dict) and all(type(v) in (int, float) for v in values.values())
     if not is_table or any(value <= 0 for value in values.values()):
         raise InputError.of("bad-priors", str(path), "no table of constants and their values")
@@ -239,8 +239,12 @@ def _with_paths(row: Any, folder: Path) -> Any:
     return {**row, "job": with_preset_files_of(row["job"], folder)}
 
 
-def _read(path: Path) -> Any:
+RUNS = "give a JSON list of runs, a log with its layout, or a run directory"
+PRIORS = "give a JSON table of constants and their values"
+
+
+def _read(path: Path, hint: str = RUNS) -> Any:
     try:
         return json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError.of("bad-runs", str(path), str(error)) from None
+        raise InputError.of("bad-runs", str(path), str(error), hint) from None
