@@ -36,6 +36,7 @@ from mpctl.layout.topology import find_topology
 from mpctl.rules.validate import check_job
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.summary import training_progress
+from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import job_from_raw, read_source
 from mpctl.spec.presets import find_preset, lasting_name, preset_names, search_path
@@ -151,16 +152,7 @@ class Run:
 
     def under(self, values: Mapping[Constant, float]) -> Run:
         """The run with these values in its presets."""
-        cluster, profile = self.job.cluster, self.profile
-        device = cluster.device
-        for constant, value in values.items():
-            if constant.kind == "devices":
-                device = with_value(device, constant.path, value)
-            elif constant.kind == "clusters":
-                cluster = with_value(cluster, constant.path, value)
-            else:
-                profile = with_value(profile, constant.path, value)
-        cluster = cluster.model_copy(update={"device": device})
+        cluster, profile = with_values(self.job.cluster, self.profile, values)
         return replace(self, layout=self.layout.with_cluster(cluster), profile=profile)
 
     def _compare(self, layout: JobLayout, profile: RuntimeProfile) -> list[float]:
@@ -266,6 +258,21 @@ def _not_a_run(name: str) -> InputError:
         "a run has job.cluster.preset and measured.step_seconds, or measured.layer_forward_ms and "
         "layer_backward_ms, above 0",
     )
+
+
+def with_values(
+    cluster: ClusterSpec, profile: RuntimeProfile, values: Mapping[Constant, float]
+) -> tuple[ClusterSpec, RuntimeProfile]:
+    """The cluster, with its device, and the profile with these values."""
+    device = cluster.device
+    for constant, value in values.items():
+        if constant.kind == "devices":
+            device = with_value(device, constant.path, value)
+        elif constant.kind == "clusters":
+            cluster = with_value(cluster, constant.path, value)
+        else:
+            profile = with_value(profile, constant.path, value)
+    return cluster.model_copy(update={"device": device}), profile
 
 
 def with_value(model: Any, path: str, value: float) -> Any:

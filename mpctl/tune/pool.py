@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from mpctl.calibrate.own import fit_own, free_figures, own_presets
 from mpctl.calibrate.own_fit import FreeFigure
-from mpctl.calibrate.runs import Constant, Run, preset_of_cluster, read_runs, with_value
+from mpctl.calibrate.runs import Run, preset_of_cluster, read_runs, with_values
 from mpctl.errors import InputError
 from mpctl.estimate.kernels import MissingFigure
 from mpctl.estimate.step import QUANTILE
@@ -127,7 +127,7 @@ class Pool:
         cluster, profile = self.evaluator.space.job.cluster, self.evaluator.profile
         for figure in self._figures(points[0].layout):
             step = STEP if figure.value(2 * STEP) < figure.most else -STEP
-            there = _moved_to(cluster, profile, {figure.constant: figure.value(step)})
+            there = with_values(cluster, profile, {figure.constant: figure.value(step)})
             evaluator = _evaluator(self.space, *there)
             slopes = [_slope(evaluator, point, step) for point in points]
             if max(slopes) - min(slopes) > ALIKE:
@@ -165,21 +165,6 @@ def _evaluator(
     return evaluator
 
 
-def _moved_to(
-    cluster: ClusterSpec, profile: RuntimeProfile, values: Mapping[Constant, float]
-) -> tuple[ClusterSpec, RuntimeProfile]:
-    """The cluster, with its device, and the profile with these values."""
-    device = cluster.device
-    for constant, value in values.items():
-        if constant.kind == "devices":
-            device = with_value(device, constant.path, value)
-        elif constant.kind == "clusters":
-            cluster = with_value(cluster, constant.path, value)
-        else:
-            profile = with_value(profile, constant.path, value)
-    return cluster.model_copy(update={"device": device}), profile
-
-
 def learn(
     space: SearchSpace, trials: Sequence[TrialRecord], typed: Mapping[str, Any], folder: TuneFolder
 ) -> Learnt | None:
@@ -191,7 +176,7 @@ def learn(
         return None
     fit = fit_own(runs)
     own_presets(fit, folder.presets)
-    cluster, profile = _moved_to(runs[0].job.cluster, runs[0].profile, fit.values)
+    cluster, profile = with_values(runs[0].job.cluster, runs[0].profile, fit.values)
     return Learnt(cluster, profile, tuple(fit.learnt))
 
 
