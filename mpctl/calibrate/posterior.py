@@ -110,7 +110,7 @@ def cost(
 
 
 def _surprise(size: float) -> float:
-    """Of a Student distribution of NU degrees of freedom and scale 1."""
+    """Negative log density of Student's t with NU degrees of freedom, up to a constant."""
     return (NU + 1) / 2 * log1p(size * size / NU)
 
 

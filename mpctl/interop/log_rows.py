@@ -30,7 +30,7 @@ from mpctl.spec.presets import find_preset, lasting_name
 from mpctl.units import plural, seconds_text
 
 TOLERANCE = 0.05
-"""Of tokens a second against seconds: figures are printed with three digits or more."""
+"""Largest relative difference between the tokens/s and the seconds that a log prints."""
 NO_TIME = tuple(f"training.{key}" for key in (
     "steps", "seed", "lr_", "learning_rate", "min_learning_rate", "warmup_steps", "weight_decay",
     "beta1", "beta2", "epsilon", "init_std", "loss_scale", "min_loss_scale",
@@ -44,7 +44,7 @@ Row = dict[str, Any]
 
 
 class LogLayout(NamedTuple):
-    """What is said of the layout of a log, besides what it prints itself.
+    """The layout of a logged run, as far as the user gives it; the log may print the rest.
 
     job: the tables of a job, or the name of its file or preset. flags: a launcher and its flags,
     `@FILE` for a file. settings: those that override both. cluster: the preset that it ran on, by

@@ -90,7 +90,8 @@ class LogRun:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of all ranks, the median of what the log prints; of a rank's where it knows the ranks."""
+        """Median tokens/s of all ranks; None where the log has no rate, or only that of a rank and
+        not their number."""
         whole, of_rank = self._median("tokens_per_second"), self.tokens_per_rank
         return whole or (of_rank * self.world_size if of_rank and self.world_size else None)
 

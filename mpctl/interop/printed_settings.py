@@ -81,7 +81,7 @@ def _read_megatron(values: Mapping[str, str]) -> ReadJob | None:
 
 
 TABLES = ("optimizer", "scheduler", "rng", "mixed_precision", "model", "train", "dist", "ddp")
-"""Of Megatron-Bridge's config, in the order in which later ones win."""
+"""Tables of Megatron-Bridge's config; where several have a key, the last one counts."""
 BRIDGE = {
     "gated_linear_unit": "swiglu", "num_moe_experts": "num_experts",
     "layernorm_epsilon": "norm_epsilon", "seq_length": "max_position_embeddings",

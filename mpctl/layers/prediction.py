@@ -65,7 +65,7 @@ class PredictionLayer(ParallelTransformerLayer):
 
 
 def tokens_ahead(targets: Tensor, distance: int) -> Tensor:
-    """Of targets [b, s], the next tokens, those `distance` later; 0 where the sample has ended."""
+    """Shift targets [b, s] to the left by `distance` and fill up with 0 at the end of a sample."""
     return nn.functional.pad(targets[:, distance:], (0, distance))
 
 

@@ -20,7 +20,7 @@ from mpctl.spec.training import TrainingSpec
 from mpctl.transport.group import Group
 from tests.layers.oracle import close, fill
 from tests.runtime.test_axes import SHAPES, same_copies
-from tests.runtime.test_experts import put_together
+from tests.runtime.test_experts import same_gradients
 from tests.runtime.tiny import column, make_data, tiny_job, tiny_plan, train
 
 S = 8
@@ -177,12 +177,7 @@ def test_a_layout_changes_nothing_and_the_plan_is_what_runs(
     for name in ("loss", "grad_norm"):
         assert column(ranks, name) == pytest.approx(column(one, name), rel=1e-10)
     same_copies(ranks)
-    found, wanted = (put_together(r, "gradients") for r in (ranks, one))
-    assert found.keys() == wanted.keys() and any(name.startswith("mtp.0.") for name in found)
-    for name, gradient in wanted.items():
-        rows = slice(min(len(gradient), len(found[name])))  # of words, padded by tp
-        error = (found[name][rows] - gradient[rows]).abs().max() / gradient.abs().max()
-        assert error < 1e-10, (name, float(error))
+    assert any(name.startswith("mtp.0.") for name in same_gradients(ranks, one))
     estimate = tiny_plan(job).estimate
     for rank in ranks:
         stage = rank["coords"]["pp"]

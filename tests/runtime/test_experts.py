@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,17 @@ def put_together(ranks: list[dict[str, Any]], what: str) -> dict[str, torch.Tens
     }
 
 
+def same_gradients(ranks: list[dict[str, Any]], one: list[dict[str, Any]]) -> Collection[str]:
+    """Require the gradients of one process to 1e-10 of the largest element; returns their names."""
+    found, wanted = (put_together(r, "gradients") for r in (ranks, one))
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        rows = slice(min(len(gradient), len(found[name])))  # of words, padded by tp
+        error = (found[name][rows] - gradient[rows]).abs().max() / gradient.abs().max()
+        assert error < 1e-10, (name, float(error))
+    return found.keys()
+
+
 def manifest(folder: Path, step: int):
     return read_manifest(folder / f"checkpoints/step-{step}")
 
@@ -141,12 +153,7 @@ def test_a_layout_changes_nothing_and_the_plan_is_what_runs(
     assert last[0] == pytest.approx(last[1], rel=1e-10)
     assert all(column([rank]) == column(ranks) for rank in ranks)
     same_copies(ranks)
-    found, wanted = (put_together(r, "gradients") for r in (ranks, one))
-    assert found.keys() == wanted.keys()
-    for name, gradient in wanted.items():
-        rows = slice(min(len(gradient), len(found[name])))  # of words, padded by tp
-        error = (found[name][rows] - gradient[rows]).abs().max() / gradient.abs().max()
-        assert error < 1e-10, (name, float(error))
+    same_gradients(ranks, one)
     estimate = tiny_plan(job).estimate
     for rank in ranks:
         stage = rank["coords"]["pp"]
