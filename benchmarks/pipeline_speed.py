@@ -32,6 +32,7 @@ from benchmarks import model_speed
 from benchmarks.model_speed import BATCH, LAYERS, SEQ, VOCAB, PlainModel
 from benchmarks.turns import MIB, Step, growth, in_turns, to_the_last_rank
 from mpctl.families.implementation import Batch
+from mpctl.kernels.backend import TORCH_BACKEND
 from mpctl.layers.parameters import initialise
 from mpctl.pipeline.schedule.orders import Action, actions
 from mpctl.pipeline.schedule.replay import replay
@@ -118,7 +119,7 @@ def our_pipeline(
                       launch=job.launch)  # fmt: skip
     cut = PipelinePartition.of(job, mesh.pp.rank)
     assert cut.layout.stages[0] == ((0, CUTS[how]),), cut.layout.stages
-    (chunk,) = build_chunks(cut, mesh)
+    (chunk,) = build_chunks(cut, mesh, TORCH_BACKEND)
     initialise(chunk, 1)
     pipeline = PipelineRunner(cut, [chunk], StageLinks(mesh.pp), dtype=torch.float32, device=CPU)
     batches = [

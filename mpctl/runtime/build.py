@@ -21,7 +21,7 @@ from mpctl.checkpoint.writer import PATIENCE, CheckpointWriter, StoreBarrier
 from mpctl.errors import RunFailed
 from mpctl.estimate.states import checkpoint_bytes
 from mpctl.families.implementation import FamilyModule, build_module
-from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
+from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.counter_rng import StepKeys
 from mpctl.layers.compiled import compile_layers, with_compiled_pieces
 from mpctl.layers.fp8 import CastsToFp8, Fp8Operands, Fp8Scales
@@ -235,11 +235,12 @@ def _deferred_wgrad(
 def build_chunks(
     partition: PipelinePartition,
     mesh: Mesh,
-    kernels: KernelBackend = TORCH_BACKEND,
+    kernels: KernelBackend,
     offload: HostOffload | None = None,
     routing: RoutingLog | None = None,
 ) -> list[FamilyModule]:
-    """The uninitialized modules of this rank's stage, one per chunk, on the mesh's device. offload:
+    """The uninitialized modules of this rank's stage, one per chunk, on the mesh's device. kernels:
+    compute their operations (environment.machine_kernels). offload:
     keeps inputs that are saved for backward in host memory, if the job asks for it. routing: what
     routers write to, and read their biases from; by default a new one."""
     job = partition.job
@@ -250,14 +251,14 @@ def build_chunks(
         mesh.tp,
         mesh.cp,
         job.parallel.sequence_parallel,
-        TORCH_DTYPES[job.training.dtype],
-        mesh.device,
-        kernels,
-        tensor_parallel_of(mesh.grid.mode),
-        mesh.grid,
-        mesh.groups,
-        job.training.dtype == "fp8",
-        offload or HostOffload(),
+        dtype=TORCH_DTYPES[job.training.dtype],
+        device=mesh.device,
+        backend=kernels,
+        tensor_parallel=tensor_parallel_of(mesh.grid.mode),
+        grid=mesh.grid,
+        groups=mesh.groups,
+        fp8=job.training.dtype == "fp8",
+        offload=offload or HostOffload(),
         expert_view=partition.layout.views.get(EXPERTS, ALL_EXPERTS),
         routing=routing or routing_log(partition.layout, mesh.device),
     )

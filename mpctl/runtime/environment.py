@@ -62,10 +62,10 @@ class RuntimeEnvironment:
     device: torch.device
     open_batches: OpenBatches
     peak_memory: Callable[[], int]
+    kernels: KernelBackend
     reserved_memory: Callable[[], int | None] = lambda: None
     stop_requested: Callable[[], bool] = lambda: False
     initialize: Callable[[nn.Parameter, str, int], None] = initialise_parameter
-    kernels: KernelBackend = TORCH_BACKEND
     traffic: TrafficCounter = field(default_factory=TrafficCounter)
     communication: SecondsByAxis = field(default_factory=SecondsByAxis)
     profile: StepProfile = field(default_factory=StepProfile)

@@ -26,6 +26,7 @@ from mpctl.inference.evaluate import plan_evaluation
 from mpctl.inference.sample import SamplingSettings, plan_sampling
 from mpctl.inference.task import TaskOptions
 from mpctl.inference.trained_model import open_trained
+from mpctl.kernels.backend import TORCH_BACKEND
 from mpctl.layers.shard_context import ShardContext
 from mpctl.render.sample import SampleView
 from mpctl.runtime.build import build_chunks
@@ -130,7 +131,7 @@ def tokens_of_ours(folder: Path, prompts: list[list[int]], limit: int) -> list[l
     """Greedy, all prompts in one batch, of a run or of a Hugging Face directory."""
     model = open_origin(folder).model
     job = complete(JobSpec(model=model))
-    (module,) = chunks = build_chunks(PipelinePartition.of(job, 0), Alone())  # type: ignore[arg-type]
+    (module,) = chunks = build_chunks(PipelinePartition.of(job, 0), Alone(), TORCH_BACKEND)  # type: ignore[arg-type]
     load_chunks(chunks, model, folder)
     return _written(LoadedModel(module, model, Group(), Alone.device), prompts, limit)
 
@@ -204,7 +205,7 @@ def test_masked_words_are_those_of_transformers(tmp_path: Path) -> None:
     folder = truth("bert", tmp_path).folder
     model = open_origin(folder).model
     (module,) = chunks = build_chunks(
-        PipelinePartition.of(complete(JobSpec(model=model)), 0), Alone()
+        PipelinePartition.of(complete(JobSpec(model=model)), 0), Alone(), TORCH_BACKEND
     )  # type: ignore[arg-type]
     load_chunks(chunks, model, folder)
     prompt, masks = [5, 9, 200, 31, 77, 12], [2, 4]

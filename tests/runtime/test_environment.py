@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +17,7 @@ from mpctl.kernels.triton.backend import TritonKernels
 from mpctl.layout.job_layout import JobLayout
 from mpctl.rundir.breadcrumb import Breadcrumb, HostBreadcrumbs, rank_memory
 from mpctl.runtime.batches import Batches
-from mpctl.runtime.build import build_trainer
+from mpctl.runtime.build import build_chunks, build_trainer
 from mpctl.runtime.environment import RuntimeEnvironment, machine_kernels
 from mpctl.runtime.train import Trainer
 from mpctl.spec.job import JobSpec
@@ -122,3 +125,28 @@ def test_fused_kernels_are_those_of_a_cuda_device_that_runs_them(capfd: Any) -> 
         assert not line
     else:
         assert kernels is TORCH_BACKEND and line.startswith("kernels: torch's own")
+
+
+SOURCE = Path(__file__).parents[2] / "mpctl"
+
+
+def test_the_kernels_of_a_model_are_always_chosen() -> None:
+    """There is no default that a task on a GPU could build with by mistake."""
+    for function in (build_chunks, RuntimeEnvironment):
+        assert inspect.signature(function).parameters["kernels"].default is inspect.Parameter.empty
+
+
+@pytest.mark.parametrize(
+    "path", ["evaluation", "sampling", "build", "probes/layers", "probes/kernels"]
+)
+def test_every_task_computes_with_the_kernels_of_its_device(path: str) -> None:
+    """torch's own are named by the module alone that falls back to them."""
+    tree = ast.parse((SOURCE / "runtime" / f"{path}.py").read_text("utf-8"))
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert "TORCH_BACKEND" not in names
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    made = [call for call in calls if ast.unparse(call.func) == "ShardContext"]
+    assert all("backend" in {key.arg for key in call.keywords} for call in made)
+    assert made or any(ast.unparse(c.func) == "build_chunks" for c in calls)
+    if path != "build":  # which is given them
+        assert any(ast.unparse(call.func) == "machine_kernels" for call in calls)

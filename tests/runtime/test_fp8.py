@@ -11,6 +11,7 @@ import torch
 
 from mpctl.checkpoint.manifest import read_manifest
 from mpctl.errors import InputError
+from mpctl.kernels.backend import TORCH_BACKEND
 from mpctl.launch.summary import planned_traffic
 from mpctl.runtime.build import build_chunks
 from mpctl.runtime.device import check_capability, require_fp8
@@ -120,7 +121,7 @@ def test_an_evaluation_takes_the_scales_of_the_training(data: Path, tmp_path: Pa
     trainer = make_trainer(job, tmp_path)
     list(trainer.run())
     (tmp_path / "job.json").write_text(job.model_dump_json())
-    chunks = build_chunks(trainer.partition, trainer.mesh)
+    chunks = build_chunks(trainer.partition, trainer.mesh, TORCH_BACKEND)
     folder = tmp_path / "checkpoints" / "step-2"
     scales = restored_scales(trainer.partition.layout, chunks, trainer.mesh.device, folder)
     assert torch.equal(scales.scales, trainer.fp8.scales) and scales.steps == 2

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mpctl.families.parts import layer_config
+from mpctl.kernels.backend import KernelBackend
 from mpctl.layers.grid.tensor_parallel import tensor_parallel_of
 from mpctl.layers.parameters import initialise
 from mpctl.layers.shard_context import ShardContext
@@ -26,6 +27,7 @@ from mpctl.pipeline.schedule.program import Step
 from mpctl.rundir.rank_files import Traffic
 from mpctl.rundir.requests import LayerAnswer, LayerCase, LayerRequest
 from mpctl.runtime.activity import Activity
+from mpctl.runtime.environment import machine_kernels
 from mpctl.runtime.memory import MemoryTracker
 from mpctl.runtime.mesh import Mesh, build_mesh
 from mpctl.runtime.optimizer import TORCH_DTYPES
@@ -91,12 +93,13 @@ def probe_layers(request: LayerRequest, job: JobSpec, mesh: Mesh) -> Iterator[La
     job: its model and training are used, not its layout. The answers are the sizes of every case
     and of the unsharded layer, then a timing for each round and case.
     """
-    dtype = TORCH_DTYPES[job.training.dtype]
+    dtype, kernels = TORCH_DTYPES[job.training.dtype], machine_kernels(mesh.device)
     layers = []
     for number, case in enumerate(request["cases"]):
-        layers.append(_layer(job, case, mesh, dtype))
+        layers.append(_layer(job, case, mesh, dtype, kernels))
         yield _sizes(number, layers[-1], mesh)
-    whole = ProbedLayer.of(job, ShardContext(dtype=dtype, device=mesh.device), TrafficCounter())
+    alone = ShardContext(dtype=dtype, device=mesh.device, backend=kernels)
+    whole = ProbedLayer.of(job, alone, TrafficCounter())
     yield _sizes(None, whole, mesh)
     del whole
     for number in agreed_rounds(mesh, request["rounds"], request["seconds"]):
@@ -106,7 +109,9 @@ def probe_layers(request: LayerRequest, job: JobSpec, mesh: Mesh) -> Iterator[La
                    "cpu_seconds": cpu}  # fmt: skip
 
 
-def _layer(job: JobSpec, case: LayerCase, mesh: Mesh, dtype: torch.dtype) -> ProbedLayer:
+def _layer(
+    job: JobSpec, case: LayerCase, mesh: Mesh, dtype: torch.dtype, kernels: KernelBackend
+) -> ProbedLayer:
     own = {"tensor_mode": case["mode"], "tensor_depth": case["depth"], "tp": mesh.world.size}
     parallel = job.parallel.model_copy(update={**own, "dp": 1})
     laid = job.model_copy(update={"parallel": parallel})
@@ -117,8 +122,8 @@ def _layer(job: JobSpec, case: LayerCase, mesh: Mesh, dtype: torch.dtype) -> Pro
     )  # fmt: skip
     grid = own_mesh.grid
     context = ShardContext(
-        own_mesh.tp, dtype=dtype, device=mesh.device, grid=grid, groups=own_mesh.groups,
-        tensor_parallel=tensor_parallel_of(grid.mode),
+        own_mesh.tp, dtype=dtype, device=mesh.device, backend=kernels, grid=grid,
+        groups=own_mesh.groups, tensor_parallel=tensor_parallel_of(grid.mode),
     )  # fmt: skip
     return ProbedLayer.of(job, context, traffic)
 
