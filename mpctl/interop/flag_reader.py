@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import isfinite, nan
 from typing import NamedTuple
 
 from mpctl.errors import Issue
@@ -55,11 +56,14 @@ class FlagReader:
         if flag not in self.flags:
             return default
         try:
-            return kind(self.value(flag))
+            value = kind(self.value(flag))
         except ValueError:
-            noun = "an integer" if kind is int else "a number"
-            self.wrong(flag, f"{self.value(flag)!r} is not {noun}")
-            return default
+            value = nan
+        if isfinite(value):
+            return value
+        noun = "an integer" if kind is int else "a number"
+        self.wrong(flag, f"{self.value(flag)!r} is not {noun}")
+        return default
 
     def read_plain(self, flags: Iterable[MegatronFlag], *, defaults: bool = True) -> None:
         """Flags that are one setting each; where one is absent Megatron's default, if it has
@@ -84,6 +88,11 @@ class FlagReader:
             known = ", ".join(flag.words.values())
             self.wrong(flag.flag, f"{text!r} is none of those that a job can say", f"use {known}")
         return value
+
+
+def says_ranks(setting: str) -> bool:
+    """Whether a setting, by its full name, says how many ranks there are."""
+    return setting.split(".")[0] == "cluster" or setting == "parallel.dp"
 
 
 def _word(flag: MegatronFlag, theirs: str) -> str | None:

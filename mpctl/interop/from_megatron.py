@@ -23,12 +23,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import get_args
 
+from mpctl.axes import AXIS_NAMES
 from mpctl.errors import InputError, Issue
 from mpctl.interop import megatron_experts
 from mpctl.interop.command_line import EXPAND, CommandLine, Flags, is_unexpanded, split_command
-from mpctl.interop.flag_reader import FlagReader, ReadJob
+from mpctl.interop.flag_reader import FlagReader, ReadJob, says_ranks
 from mpctl.interop.megatron_flags import (
     BATCH_FLAGS,
     FP16_FLAGS,
@@ -45,6 +47,7 @@ from mpctl.interop.megatron_flags import (
 )
 from mpctl.interop.megatron_others import SOFTWARE, is_apart, is_neutral, parser_flags, refusal_of
 from mpctl.pipeline.stages import Span, UnevenLayersError, job_stages, spans_of
+from mpctl.planning.plan import Overrides
 from mpctl.rules.check import Check, listed
 from mpctl.rules.layout import is_countable
 from mpctl.sharding import divisors
@@ -84,26 +87,28 @@ READ = frozenset((
 """Every flag that is read, by itself or with others."""
 
 
-def read_megatron(text: str) -> ReadJob:
+def read_megatron(text: str, typed: Overrides = MappingProxyType({})) -> ReadJob:
     """The job of a command line of Megatron-LM.
 
-    text: the flags alone, or the full command with torchrun and the program. Raises InputError with
-    every flag that is invalid, unknown to Megatron-LM, or changes the layout in a way that jobs
-    cannot express.
+    text: the flags alone, or the full command with torchrun and the program. typed: the settings
+    that override it, of which the ranks and their axes are read. Raises InputError with every flag
+    that is invalid, unknown to Megatron-LM, or changes the layout in a way that jobs cannot
+    express.
     """
-    return read_command(
-        split_command(text, {name: f.values for name, f in parser_flags().items()} | OLDER)
-    )
+    counts = {name: flag.values for name, flag in parser_flags().items()} | OLDER
+    return read_command(split_command(text, counts), typed)
 
 
-def read_command(line: CommandLine) -> ReadJob:
+def read_command(line: CommandLine, typed: Overrides = MappingProxyType({})) -> ReadJob:
     """The job of a command line that is split already. Raises InputError as read_megatron."""
     _check_is_expanded(line.flags)
     reader = FlagReader(line.flags)
     unknown = [flag for flag in line.flags if flag not in READ]
     reader.issues += [issue for flag in unknown if (issue := refusal_of(flag, line.flags[flag]))]
     _read_cluster(reader, line.launcher)
-    _read_layout(reader, _ranks_of(reader, line.launcher))
+    _read_layout(reader)
+    if reader.has(INSTANCES):
+        _read_instances(reader, _replicas(reader, line.launcher, typed))
     _read_precision(reader)
     _read_recompute(reader)
     _read_model(reader)
@@ -157,16 +162,7 @@ def _read_cluster(reader: FlagReader, launcher: Flags) -> None:
                 reader.settings[setting] = int(launcher[name][0])
 
 
-def _ranks_of(reader: FlagReader, launcher: Flags) -> int | None:
-    """The number of ranks, where torchrun's words say it, or a log (`--world-size`)."""
-    printed = launcher.get("--world-size", ("",))[0]
-    if printed.isdecimal():
-        return int(printed)
-    nodes, per_node = (reader.settings.get(f"cluster.{k}") for k in ("nodes", "gpus_per_node"))
-    return (int(str(nodes or 1)) * int(str(per_node))) if per_node else None
-
-
-def _read_layout(reader: FlagReader, ranks: int | None) -> None:
+def _read_layout(reader: FlagReader) -> None:
     reader.read_plain(LAYOUT_FLAGS)
     reader.read_plain(BATCH_FLAGS)
     s = reader.settings
@@ -177,8 +173,6 @@ def _read_layout(reader: FlagReader, ranks: int | None) -> None:
     if reader.has("--use-tp-pp-dp-mapping"):
         s["parallel.order"] = "tp-cp-pp-dp"
     s["parallel.zero"] = _zero(reader)
-    if s["parallel.zero"] and reader.value(INSTANCES, "1") != "1":
-        _read_instances(reader, ranks)
     if reader.has("--no-gradient-accumulation-fusion") and not reader.has("--use-megatron-fsdp"):
         message = "planned with the sum of gradients in the product's kernel"
         reader.nearest("--no-gradient-accumulation-fusion", message)
@@ -219,21 +213,44 @@ def _zero(reader: FlagReader) -> int:
     return stages.get(strategy, 3)
 
 
-def _read_instances(reader: FlagReader, ranks: int | None) -> None:
+def _replicas(reader: FlagReader, launcher: Flags, typed: Overrides) -> int | None:
+    """dp x cp; None where neither torchrun's words, nor a log (`--world-size`), nor the settings
+    that override the flags say how many ranks there are."""
+    axes = {f"parallel.{axis}" for axis in AXIS_NAMES}
+    settings = {key: value for key, value in {**reader.settings, **typed}.items()
+                if key.startswith("cluster") or key in axes}  # fmt: skip
+    if (ranks := launcher.get("--world-size", ("",))[0]).isdecimal():
+        settings |= {"cluster.nodes": 1, "cluster.gpus_per_node": int(ranks)}
+    if not any(says_ranks(key) for key in settings):
+        return None
+    try:
+        sizes = job_from_raw({}, settings).sizes
+    except InputError:  # told where the whole job is read
+        return None
+    return sizes["dp"] * sizes["cp"]
+
+
+def _read_instances(reader: FlagReader, replicas: int | None) -> None:
     """Instances of the distributed optimizer divide dp x cp, so that the number of ranks is needed.
     By hand, 16 ranks, tp 2 and 2 instances: zero_size 4."""
     count = int(reader.number(INSTANCES, int, 1))
-    if ranks is None:
-        message = "planned as 1, as the text does not say how many ranks there are"
-        reader.nearest(INSTANCES, message, f"--zero-size N, dp x cp / {count}, plans as many")
+    if count < 1:
+        hint = f"use {listed(divisors(replicas))}" if replicas else "use 1 or more"
+        reader.wrong(INSTANCES, f"{count} is not 1 or more", hint)
+    elif count == 1:
         return
-    tp, pp = (int(str(reader.settings.get(f"parallel.{axis}", 1))) for axis in ("tp", "pp"))
-    held = ranks // max(1, tp * pp)
-    if count < 1 or held % count:
-        hint = f"use {listed(divisors(held))}" if held else "use more ranks"
-        reader.wrong(INSTANCES, f"{count} does not divide dp x cp = {held}", hint)
+    elif not reader.settings["parallel.zero"]:
+        message = f"{count}: {SOFTWARE} ends on it without the distributed optimizer"
+        reader.wrong(INSTANCES, message, "add --use-distributed-optimizer, or use 1")
+    elif replicas is None:
+        message = "planned as 1, as nothing says how many ranks there are"
+        hint = f"add --nodes and --gpus-per-node, or --zero-size N, dp x cp / {count}"
+        reader.nearest(INSTANCES, message, hint)
+    elif replicas % count:
+        message = f"{count} does not divide dp x cp = {replicas}"
+        reader.wrong(INSTANCES, message, f"use {listed(divisors(replicas))}")
     else:
-        reader.settings["parallel.zero_size"] = held // count
+        reader.settings["parallel.zero_size"] = replicas // count
 
 
 def _read_precision(reader: FlagReader) -> None:

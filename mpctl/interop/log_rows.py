@@ -160,7 +160,10 @@ def _job_tables(path: Path, run: LogRun, layout: LogLayout) -> tuple[Raw, list[s
         if layout.flags:
             launcher = layout.flags[0] or run.launcher.removesuffix("-bridge")
             vocab = _vocabulary(run)
-            typed = (*vocab, *layout.settings, "parallel.dp")
+            world: Raw = {"cluster": layout.cluster}
+            if run.world_size:
+                world = {"cluster.nodes": 1, "cluster.gpus_per_node": run.world_size}
+            typed = {**vocab, **world, **layout.settings}
             read = read_flags(launcher, layout.flags[1], typed)
             read = read._replace(settings={**vocab, **read.settings})
         elif (printed := read_printed(run.config)) is not None:

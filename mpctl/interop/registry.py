@@ -9,8 +9,9 @@ A new one is a module with a row here: what it cannot say (refusals), its commen
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import MappingProxyType
 
 from mpctl.errors import InputError
 from mpctl.interop import (
@@ -24,12 +25,12 @@ from mpctl.interop import (
     torchtitan,
 )
 from mpctl.interop.emitted import EmittedPlan
-from mpctl.interop.flag_reader import ReadJob
+from mpctl.interop.flag_reader import ReadJob, says_ranks
 from mpctl.interop.from_deepspeed import read_deepspeed
 from mpctl.interop.from_megatron import read_megatron
 from mpctl.interop.from_nanotron import read_nanotron
 from mpctl.interop.from_torchtitan import read_torchtitan
-from mpctl.planning.plan import Plan
+from mpctl.planning.plan import Overrides, Plan
 from mpctl.planning.runtimes import runtime_of
 from mpctl.planning.summary import step_text
 from mpctl.rules.check import Check, listed
@@ -72,16 +73,18 @@ def _runtime_note(plan: Plan, target: str) -> Iterator[str]:
         yield f"planned for runtime {runtime}; a step takes {step_text(estimate.time)}"
 
 
-READERS = {"megatron": read_megatron, "torchtitan": read_torchtitan, "nanotron": read_nanotron,
-           "deepspeed": read_deepspeed}  # fmt: skip
+READERS: dict[str, Callable[[str], ReadJob]] = {
+    "megatron": read_megatron, "torchtitan": read_torchtitan, "nanotron": read_nanotron,
+    "deepspeed": read_deepspeed,
+}  # fmt: skip
 EXAMPLE = 'such as "--num-layers 24 ...", or @FILE for a file of them'
 
 
-def read_flags(launcher: str, text: str, typed: Collection[str] = ()) -> ReadJob:
+def read_flags(launcher: str, text: str, typed: Overrides = MappingProxyType({})) -> ReadJob:
     """The job that a launcher's command line is.
 
     text: the flags or the full command; `@FILE` is a file that contains it, `-` is stdin. typed:
-    the settings on mpctl's command line in addition to it. Raises InputError for another launcher,
+    the settings on mpctl's command line, which override it. Raises InputError for another launcher,
     for a file that cannot be read, and for flags that are wrong or leave the vocabulary open.
     """
     if launcher not in READERS:
@@ -91,13 +94,14 @@ def read_flags(launcher: str, text: str, typed: Collection[str] = ()) -> ReadJob
     if not content.strip():
         hint = f"give the flags as one text, {EXAMPLE}"
         raise InputError.of("bad-syntax", "--from", "there are no flags to read", hint)
-    read = READERS[launcher](content)
+    reader = READERS[launcher]
+    read = reader(content) if reader is not read_megatron else read_megatron(content, typed)
     known = {*read.settings, *typed}
     if "model.layers" in read.settings and not known & {"model", "model.vocab"}:
         message = "is not there, and no tokenizer is asked for the vocabulary"
         raise InputError.of("megatron-flag", "--vocab-size", message,
                             "add it, or --set model.vocab=N")  # fmt: skip
-    if any(name.split(".")[0] == "cluster" or name == "parallel.dp" for name in known):
+    if any(map(says_ranks, known)):
         return read
     message = "neither the flags nor the command line say how many ranks there are: dp 1 is planned"
     hint = "add --nodes and --gpus-per-node, or --cluster"

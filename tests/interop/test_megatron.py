@@ -11,7 +11,7 @@ from mpctl.errors import InputError
 from mpctl.interop.from_megatron import layer_counts, read_megatron
 from mpctl.interop.megatron import layout_text
 from mpctl.interop.megatron_experts import layer_pattern, read_pattern
-from mpctl.interop.registry import emit_plan
+from mpctl.interop.registry import emit_plan, read_flags
 from mpctl.pipeline.stages import spans_of
 from mpctl.planning.plan import Plan, load_plan
 from mpctl.sharding import padded_vocab
@@ -407,6 +407,43 @@ def test_flags_planned_as_the_nearest_setting_are_reported(
     assert settings.items() <= dict(read.settings).items()
     assert [(w.rule, w.where) for w in read.warnings] == [("megatron-nearest", where)]
     assert not read_megatron(f"{SHAPE} --overlap-grad-reduce").warnings
+
+
+INSTANCES = "--use-distributed-optimizer --num-distributed-optimizer-instances"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "size"),
+    [
+        ({"cluster.nodes": 2, "cluster.gpus_per_node": 8}, 4),  # 16 ranks / tp 2 / 2 instances
+        ({"cluster": "dgx-2x8"}, 4),
+        ({"cluster.gpus_per_node": 8}, 2),
+        ({"parallel.dp": 12}, 6),
+        ({"cluster": "dgx-2x8", "parallel.tp": 4}, 2),
+    ],
+)
+def test_instances_of_the_optimizer_cut_the_ranks_of_mpctls_command_line(
+    ranks: dict[str, object], size: int
+) -> None:
+    text = f"{SHAPE} --tensor-model-parallel-size 2 {INSTANCES} 2"
+    read = read_flags("megatron", text, ranks)
+    assert (read.settings["parallel.zero_size"], read.warnings) == (size, ())
+    torchrun = f"torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py {text}"
+    assert read_flags("megatron", torchrun).settings["parallel.zero_size"] == 4
+    warnings = {warning.rule for warning in read_flags("megatron", text).warnings}
+    assert warnings == {"megatron-nearest", "from-world"}
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "3", "16", "nan", "2.0", "1e999"])
+def test_instances_that_cannot_cut_the_replicas_are_refused(count: str) -> None:
+    ranks = {"cluster.nodes": 1, "cluster.gpus_per_node": 8}
+    with pytest.raises(InputError, match="--num-distributed-optimizer-instances"):
+        read_flags("megatron", f"{SHAPE} {INSTANCES} {count}", ranks)
+    if count in ("0", "-1"):
+        with pytest.raises(InputError, match=f"{count} is not 1 or more"):
+            read_flags("megatron", f"{SHAPE} {INSTANCES} {count}")
+    with pytest.raises(InputError, match="add --use-distributed-optimizer"):
+        read_flags("megatron", f"{SHAPE} --num-distributed-optimizer-instances 2", ranks)
 
 
 def test_experts_are_cut_as_tp_where_their_flag_is_missing() -> None:
