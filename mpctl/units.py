@@ -4,6 +4,8 @@ Everywhere else bytes are ints, seconds floats, rates per second in base units.
 
 >>> bytes_text(16_777_216), seconds_text(0.0421)
 ('16.0 MiB', '42.1 ms')
+>>> count_text(8.3e9), count_text(1e18)
+('8.3B', '1,000,000T')
 >>> parse_measure("448 GB/s", BANDWIDTH), parse_measure("80 GiB", MEMORY)
 (Decimal('448000000000'), Decimal('85899345920'))
 """
@@ -65,8 +67,11 @@ def energy_text(watt_hours: float) -> str:
 
 
 def count_text(amount: float) -> str:
-    """`8_300_000_000` -> `8.3B`: the field's short form for parameters and tokens."""
+    """`8_300_000_000` -> `8.3B`: the field's short form for parameters and tokens; `1,000,000T`
+    beyond four digits."""
     for bound, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(amount) >= 1e4 * bound:
+            return f"{amount / bound:,.0f}{suffix}"
         if abs(amount) >= bound:
             return f"{amount / bound:.4g}{suffix}"
     return f"{amount:.4g}"

@@ -29,8 +29,9 @@ from pathlib import Path
 from statistics import fmean
 
 from mpctl.calibrate.own_fit import FreeFigure, OwnFit, residuals_at, slopes_at
-from mpctl.calibrate.own_words import learnt_words, telling_words
+from mpctl.calibrate.own_words import doubt_words, learnt_words, telling_words
 from mpctl.calibrate.posterior import STUDENT, Posterior, cost, find_posterior
+from mpctl.calibrate.repeats import Repeats, find_repeats
 from mpctl.calibrate.runs import LARGEST_PART, SHARES, WAYS, Constant, Kind, Run
 from mpctl.calibrate.spread import LEAST, quantile, seen_by
 from mpctl.calibrate.write import Changes, merged_seen, number, seen_changes, write_changed
@@ -81,28 +82,36 @@ FACTOR = "step_factor"
 
 def fit_own(runs: Sequence[Run]) -> OwnFit:
     """Fit the figures of these runs' systems: the cluster, the device and the runtime profile of
-    each, which systems that share a preset share. Raises InputError where a run cannot be
-    estimated, ValueError without runs."""
+    each, which systems that share a preset share. Repeats of a job count as one run. Raises
+    InputError where a run cannot be estimated, ValueError without runs."""
     if not runs:
         raise ValueError("a fit needs a run")
-    system = _OwnRuns(runs, free_figures(runs))
+    repeats = find_repeats(runs)
+    system = _OwnRuns([found.run for found in repeats], free_figures(runs), repeats)
     start = [0.0] * len(system.figures)
     before = system.residuals(start)
     posterior, slopes = system.find(start, before)
     spreads = {name: system.spread(name, posterior) for name in _profiles(runs)}
     fit = OwnFit(
-        runs, system.figures, posterior, slopes, system.owner, system.by_run(before),
-        system.by_run(posterior.left), system.by_run(posterior.left_out), spreads,
+        runs, system.figures, posterior, slopes, [repeats[at].numbers[0] for at in system.owner],
+        system.by_run(before), system.by_run(posterior.left), system.by_run(posterior.left_out),
+        spreads,
     )  # fmt: skip
-    return replace(fit, learnt=learnt_words(fit), telling=telling_words(fit))
+    contradictions = [text for found in repeats if (text := found.contradiction)]
+    return replace(
+        fit, doubts=[*contradictions, *doubt_words(fit)], learnt=learnt_words(fit),
+        telling=telling_words(fit),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _OwnRuns:
-    """Runs and the figures that they may move; residuals of all runs stand in one row."""
+    """Runs of different jobs and the figures that they may move; residuals of all runs stand in one
+    row. repeats: which runs each of them stands for."""
 
     runs: Sequence[Run]
     figures: Sequence[FreeFigure]
+    repeats: Sequence[Repeats]
 
     @cached_property
     def own(self) -> list[list[int]]:
@@ -181,29 +190,41 @@ class _OwnRuns:
         return find_posterior(start, slopes, lows, highs, self.far)
 
     def by_run(self, row: Sequence[float]) -> dict[str, list[float]]:
-        found: dict[str, list[float]] = {run.id: [] for run in self.runs}
-        for at, value in zip(self.owner, row, strict=True):
-            found[self.runs[at].id].append(value)
+        """Residuals of all runs by their ids, repeats each with its own."""
+        found: dict[str, list[float]] = {}
+        for at, repeats in enumerate(self.repeats):
+            for run, own in zip(repeats.runs, self._of_repeats(at, row), strict=True):
+                found.setdefault(run.id, []).extend(own)
         return found
+
+    def _of_repeats(self, at: int, row: Sequence[float]) -> list[list[float]]:
+        """The residuals of each repeat of a run."""
+        here = [value for owner, value in zip(self.owner, row, strict=True) if owner == at]
+        return [[value + off for value, off in zip(here, offsets, strict=True)]
+                for offsets in self.repeats[at].offsets]  # fmt: skip
 
     def spread(self, profile: str, posterior: Posterior) -> float:
         """The spread of a profile's band, from the runs that name it."""
         mine = [k for k, at in enumerate(self.owner) if self.runs[at].parts["runtimes"] == profile]
-        errors = [abs(posterior.left_out[k]) for k in mine]
+        errors = []
+        for at in dict.fromkeys(self.owner[k] for k in mine):
+            repeated = self._of_repeats(at, posterior.left_out)
+            errors += [(abs(value), 1 / len(repeated)) for own in repeated for value in own]
+        scatter = fmean(self.repeats[self.owner[k]].variance for k in mine)
         unsure = fmean(posterior.unsure[k] for k in mine)
-        return band_spread(errors, unsure, posterior.noise)
+        return band_spread(errors, unsure + scatter, posterior.noise)
 
 
-def band_spread(errors: Sequence[float], unsure: float, noise: float) -> float:
-    """The spread of a band. errors: of runs left out; unsure: variance of an estimate; noise: scale
-    of a run's own.
+def band_spread(errors: Sequence[tuple[float, float]], unsure: float, noise: float) -> float:
+    """The spread of a band. errors: of runs left out, each with its weight; unsure: variance of an
+    estimate, and of repeats; noise: scale of a run's own.
 
-    >>> band_spread([0.2] * 10, 0.1**2 / QUANTILE**2, 0.0) * QUANTILE  # the module's example
+    >>> band_spread([(0.2, 1.0)] * 10, 0.1**2 / QUANTILE**2, 0.0) * QUANTILE  # module's example
     0.15811388300841897
     """
     told = QUANTILE**2 * unsure + STUDENT**2 * noise**2
-    shown = quantile((error, 1.0) for error in errors) ** 2
-    width = sqrt((TRUSTED * told + len(errors) * shown) / (TRUSTED + len(errors)))
+    shown, count = quantile(errors) ** 2, sum(weight for _, weight in errors)
+    width = sqrt((TRUSTED * told + count * shown) / (TRUSTED + count))
     return max(width / QUANTILE, LEAST)
 
 

@@ -65,11 +65,12 @@ class OwnFit:
     """A fit of own runs.
 
     figures: those that may have moved; posterior: of their shifts; slopes: of each residual by each
-    shift; owners: the number of each residual's run. before, fitted, left_out:
-    residuals log(estimated / measured) by a run's id, under the presets, after the fit, and by a
-    fit without the run. spreads: of the band of each runtime profile, by its name. learnt: in
-    words, what the runs told, how sure it is, and of what they tell nothing; telling: which further
-    runs would tell most, the first first.
+    shift; owners: the number of each residual's run, the first of its repeats. before, fitted,
+    left_out: residuals log(estimated / measured) by a run's id, under the presets, after the fit,
+    and by a fit without its job. spreads: of the band of each runtime profile, by its name. doubts:
+    in words, runs that contradict one another or all others; learnt: what the runs told, how sure
+    it is, and of what they tell nothing; telling: which further runs would tell most, the first
+    first.
     """
 
     runs: Sequence[Run]
@@ -81,6 +82,7 @@ class OwnFit:
     fitted: Mapping[str, list[float]]
     left_out: Mapping[str, list[float]]
     spreads: Mapping[str, float]
+    doubts: Sequence[str] = ()
     learnt: Sequence[str] = ()
     telling: Sequence[str] = ()
 

@@ -12,19 +12,21 @@ By hand, steps change by 3 % for a standard deviation of a figure's prior, of wh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import exp, expm1, inf, sqrt
+from math import exp, expm1, inf, log, sqrt
 from pathlib import Path
 from statistics import fmean
 from typing import Literal, NamedTuple, TypedDict
 
 from mpctl.calibrate.own_fit import FreeFigure, OwnFit
-from mpctl.calibrate.runs import Run
+from mpctl.calibrate.runs import FARTHEST, Run
 from mpctl.errors import Issue, IssueEntry
 from mpctl.estimate.step import QUANTILE
 from mpctl.rules.check import listed
 from mpctl.units import plural, seconds_text
 
 LEAST = 0.01  # of a step
+ODD = 0.25  # weight of a run, beside 1.25 of a typical one: four times the noise away
+LARGE = 2.0  # a factor that is not said in percent
 MOST_LINES = 8
 
 
@@ -115,6 +117,7 @@ class OwnDocument(TypedDict):
     unusable: list[IssueEntry]
     errors: dict[str, dict[str, float]]
     band: dict[str, float]
+    doubts: list[str]
     learnt: list[str]
     telling: list[str]
     figures: list[FigureRow]
@@ -132,6 +135,7 @@ def own_document(fit: OwnFit, paths: Sequence[Path], unusable: Sequence[Issue]) 
             for name, column in columns.items()
         },
         "band": {name: exp(QUANTILE * spread) for name, spread in fit.spreads.items()},
+        "doubts": list(fit.doubts),
         "learnt": list(fit.learnt),
         "telling": list(fit.telling),
         "figures": [_row(fit, i) for i in range(len(fit.figures))],
@@ -154,6 +158,18 @@ def _row(fit: OwnFit, number: int) -> FigureRow:
 def _nodes(run: Run) -> int:
     topology = run.layout.topology
     return -(-topology.world_size // topology.gpus_per_node)
+
+
+def doubt_words(fit: OwnFit) -> list[str]:
+    """A line for each run so far from what a fit to the others says that it hardly counts."""
+    odd: dict[str, float] = {}
+    for at, weight, error in zip(
+        fit.owners, fit.posterior.weights, fit.posterior.left_out, strict=True
+    ):
+        if weight < ODD:
+            odd.setdefault(fit.runs[at].id, -error)
+    return [f"{name} took {_change_text(expm1(off))} a fit to the others says, and hardly counts"
+            for name, off in odd.items()]  # fmt: skip
 
 
 def learnt_words(fit: OwnFit) -> list[str]:
@@ -185,13 +201,26 @@ def _is_moved(figure: FreeFigure, shift: float) -> bool:
 
 def _factor_text(figure: FreeFigure, shift: float, sure: float) -> str:
     value = figure.value(shift)
-    share = _percent(abs(value - 1))
-    longer = f"{share} {'longer' if value > 1 else 'less'} than" if share != "0 %" else "as long as"
-    band = _percent(expm1(QUANTILE * figure.constant.slack * sure))
+    band = _band_text(figure.constant.slack * sure)
     return (
-        f"{figure.constant.name}: everything takes {longer} the presets' figures say "
-        f"(factor {value:.3g}, +-{band}; before: {figure.start:.3g})"
+        f"{figure.constant.name}: everything takes {_change_text(value - 1)} the presets' "
+        f"figures say "
+        f"(factor {value:.3g}, {band}; before: {figure.start:.3g})"
     )
+
+
+def _band_text(spread: float) -> str:
+    """Nine of ten cases of this spread: `+-18 %`, or beyond 100 % a factor."""
+    factor = exp(min(QUANTILE * spread, log(FARTHEST)))
+    return f"+-{_percent(factor - 1)}" if factor <= LARGE else f"a factor of {factor:.1f}"
+
+
+def _change_text(change: float) -> str:
+    """`0.35` -> `35 % longer than`, `4` -> `5.0 times as long as`."""
+    if change > LARGE - 1:
+        return f"{change + 1:.1f} times as long as"
+    share = _percent(abs(change))
+    return f"{share} {'longer' if change > 0 else 'less'} than" if share != "0 %" else "as long as"
 
 
 def _figure_text(figure: FreeFigure, shift: float, sure: float, added: float) -> str:
@@ -229,9 +258,9 @@ def telling_words(fit: OwnFit) -> list[str]:
     posterior = fit.posterior
     at = max(range(len(posterior.unsure)), key=posterior.unsure.__getitem__)
     run = fit.runs[fit.owners[at]]
-    band = expm1(QUANTILE * sqrt(posterior.unsure[at]))
+    band = _band_text(sqrt(posterior.unsure[at]))
     words.append(f"another run like {run.id} ({_layout(run)}), which the others estimate "
-                 f"to +-{_percent(band)}")  # fmt: skip
+                 f"to {band}")  # fmt: skip
     due = [abs(slope) * sqrt(posterior.covariance[i][i])
            for i, slope in enumerate(fit.slopes[at])]  # fmt: skip
     figure = fit.figures[max(range(len(due)), key=due.__getitem__)]

@@ -209,13 +209,18 @@ def _read_usable(row: Mapping[str, Any], number: int) -> Run:
 
 
 def _require_possible(run: Run) -> None:
-    """Raises InputError where a step is FARTHEST times longer or shorter than planned: of another
-    layout, or in another unit."""
-    planned, measured = run.estimate().total, run.measured["step_seconds"]
-    if 1 / FARTHEST < measured / planned < FARTHEST:
+    """Raises InputError where a step is FARTHEST times longer or shorter than planned, or shorter
+    than its model's FLOP at the peak of an accelerator: of another job, or in another unit."""
+    planned, measured = run.estimate(), run.measured["step_seconds"]
+    ratio = planned.total / measured
+    if not 1 / FARTHEST < ratio < FARTHEST:
+        found = f"the plan is {seconds_text(planned.total)}"
+    elif planned.mfu * ratio > 1 and run.job.device_kind != "cpu":
+        found = f"at the device's peak FLOP/s it takes {seconds_text(planned.mfu * planned.total)}"
+    else:
         return
-    message = f"a step of {seconds_text(measured)}, and the plan is {seconds_text(planned)}"
-    hint = "check that the job is that of this run, and that its time is in seconds"
+    message = f"a step of {seconds_text(measured)}, and {found}"
+    hint = "check that the job (model, batch, ranks, dtype) is that of this run, and its time in s"
     raise InputError.of("impossible-run", run.id, message, hint)
 
 

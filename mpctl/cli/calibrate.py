@@ -126,6 +126,7 @@ def calibrate(
         _fit_all(measured, prior_values, out, rounds=rounds, cross=cross, processes=processes)
         return
     fit = fit_own(measured)
+    print_warnings(fit.doubts)
     paths = own_presets(fit, out)
     if as_json:
         print_json(own_document(fit, paths, unusable))

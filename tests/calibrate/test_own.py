@@ -19,6 +19,7 @@ import pytest
 from mpctl.calibrate.own import band_spread, fit_own, own_presets
 from mpctl.calibrate.own_fit import FreeFigure, OwnFit
 from mpctl.calibrate.own_words import own_document
+from mpctl.calibrate.repeats import find_repeats
 from mpctl.calibrate.runs import Constant, Run, read_runs
 from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.runtime import RuntimeProfile
@@ -132,6 +133,39 @@ def test_an_odd_run_pulls_no_harder_than_others(sweep: list[Run]) -> None:
     fit = fit_own([odd, *runs[1:]])
     figure, shift, _ = figure_of(fit, FACTOR)
     assert figure.value(shift) == pytest.approx(1.35, rel=0.12)
+    (doubt,) = fit.doubts
+    assert doubt.startswith(f"{odd.id} took ") and doubt.endswith("says, and hardly counts")
+    assert 4 < float(doubt.removeprefix(f"{odd.id} took ").split()[0]) < 9
+
+
+def times(run: Run, *factors: float) -> list[Run]:
+    """Repeats of a run that took so many times as long."""
+    seconds = run.measured["step_seconds"]
+    return [replace(run, id=f"{run.id}, {n}", measured={"step_seconds": factor * seconds})
+            for n, factor in enumerate(factors)]  # fmt: skip
+
+
+def test_repeats_of_a_job_are_one_run(sweep: list[Run]) -> None:
+    once, five = fit_own(sweep[:1]), fit_own(times(sweep[0], 1, 1, 1, 1, 1))
+    assert five.posterior == once.posterior and five.spreads == once.spreads
+    assert len(five.left_out) == 5 and not five.doubts
+    seeded = sweep[0].job.training.model_copy(update={"seed": 5})
+    job = sweep[0].job.model_copy(update={"training": seeded})
+    other = replace(sweep[0], layout=replace(sweep[0].layout, job=job))
+    assert len(find_repeats([sweep[0], other])) == 1 and len(find_repeats(sweep)) == len(sweep)
+
+
+def test_repeats_that_scatter_widen_the_band_and_contradictions_are_told(sweep: list[Run]) -> None:
+    fits = [fit_own([*times(sweep[0], 1 / off, 1, off), *sweep[3::3]]) for off in (1, 1.1, 1.4)]
+    spreads = [fit.spread for fit in fits]
+    assert spreads == sorted(spreads) and spreads[2] > 1.1 * spreads[0]
+    assert fits[0].posterior.shifts == pytest.approx(fits[2].posterior.shifts)
+    name = sweep[0].id
+    off = {run: error for run, (error,) in fits[2].fitted.items() if run.startswith(name)}
+    assert off[f"{name}, 0"] - off[f"{name}, 1"] == pytest.approx(log(1.4))
+    assert not fits[0].doubts and not fits[1].doubts
+    (doubt,) = fits[2].doubts
+    assert doubt.startswith(f"{name}, 0 and {name}, 2 are the same job and took ")
 
 
 def test_a_system_three_times_as_slow_is_one_factor(sweep: list[Run]) -> None:
@@ -185,8 +219,8 @@ def test_systems_in_one_call_have_a_factor_each(sweep: list[Run]) -> None:
 
 
 def test_a_spread_rests_on_what_systems_are_like_and_then_on_the_runs() -> None:
-    assert band_spread([0.0], 0.0, 0.0) == 0.02
-    small, large = band_spread([0.3] * 5, 0.0, 0.05), band_spread([0.3] * 80, 0.0, 0.05)
+    assert band_spread([(0.0, 1.0)], 0.0, 0.0) == 0.02
+    small, large = (band_spread([(0.3, 1.0)] * n, 0.0, 0.05) for n in (5, 80))
     assert 0.05 < small < large < 0.3 / 1.645
 
 

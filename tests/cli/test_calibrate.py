@@ -53,7 +53,8 @@ def test_bad_runs_are_refused(mpctl: Mpctl, tmp_path: Path) -> None:
 
 
 def test_runs_that_cannot_be_planned_are_named_and_left_out(mpctl: Mpctl, tmp_path: Path) -> None:
-    """Uneven layers, heads that do not divide, an unknown setting, no time, ms, no link, no row."""
+    """Uneven layers, heads that do not divide, an unknown setting, no time, milliseconds, above the
+    peak, no link, no row."""
     training = {"runtime": "megatron-core", "micro_batch_size": 1, "global_batch_size": 8}
 
     def row(name: str, seconds: float = 1.0, **tables: dict[str, Any]) -> dict[str, Any]:
@@ -67,6 +68,7 @@ def test_runs_that_cannot_be_planned_are_named_and_left_out(mpctl: Mpctl, tmp_pa
         row("unknown", parallel={"tpp": 8}),
         row("no-time", seconds=0),
         row("milliseconds", seconds=2000.0),
+        row("too-fast", seconds=0.04),
         row("no-link", cluster={"preset": "b200-node", "nodes": 4}),
         5,
     ]
@@ -81,7 +83,8 @@ def test_runs_that_cannot_be_planned_are_named_and_left_out(mpctl: Mpctl, tmp_pa
         "no-time: a run has job.cluster.preset and measured.step_seconds",
         "no-link: cluster.inter_node has no bandwidth",
         "milliseconds: a step of 33.3 min, and the plan is",
-        "7: a run has job.cluster.preset",
+        "too-fast: a step of 40.0 ms, and at the device's peak FLOP/s it takes",
+        "8: a run has job.cluster.preset",
     ):
         assert f"! not fitted to: {reason}" in said.err
     runs.write_text(json.dumps(bad))

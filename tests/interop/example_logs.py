@@ -11,7 +11,7 @@ from collections.abc import Sequence
 TIMES = (9.0, 2.5, 2.0, 2.02, 1.98, 2.0, 2.01)
 STEP = 2.0
 """The median of TIMES after a warm-up of two lines."""
-WORLD, BATCH, LENGTH = 16, 128, 8192
+WORLD, BATCH, LENGTH = 16, 32, 8192
 
 
 def megatron(times: Sequence[float] = TIMES, *, arguments: str = "", batch: int = BATCH) -> str:
@@ -33,7 +33,7 @@ ARGUMENTS = """\
   attention_dropout ............................... 0.0
   bf16 ............................................ True
   ffn_hidden_size ................................. 14336
-  global_batch_size ............................... 128
+  global_batch_size ............................... 32
   group_query_attention ........................... True
   hidden_dropout .................................. 0.0
   hidden_size ..................................... 4096
@@ -126,7 +126,7 @@ optimizer:
   lr: 0.0003
   overlap_param_gather: false
 train:
-  global_batch_size: 128
+  global_batch_size: 32
   micro_batch_size: 1
   train_iters: 10
 
@@ -151,7 +151,7 @@ def torchtitan(times: Sequence[float] = TIMES, *, dp: int = WORLD) -> str:
         "ep=1, etp=1",
         "Building llama3 8B with TransformerModelArgs(dim=4096)",
         f"Trainer is initialized with local batch size 1, global batch size {BATCH}, gradient "
-        f"accumulation steps 8, sequence length {LENGTH}, total steps 500 (warmup 100)",
+        f"accumulation steps 2, sequence length {LENGTH}, total steps 500 (warmup 100)",
     ]
     steps = [
         f"\x1b[31mstep: {10 * n if n else 1:2}  \x1b[32mloss:  8.02770  \x1b[38;5;208mgrad_norm:  "
@@ -210,7 +210,7 @@ Config(general=GeneralArgs(project='p',
        tokens=TokensArgs(sequence_length=8192,
                          train_steps=15,
                          micro_batch_size=1,
-                         batch_accumulation_per_replica=32),
+                         batch_accumulation_per_replica=8),
        optimizer=OptimizerArgs(zero_stage=1,
                                accumulate_grad_in_fp32=True,
                                clip_grad=1.0),

@@ -103,7 +103,7 @@ def test_bridges_log_says_its_layout_but_for_the_ranks(tmp_path: Path) -> None:
     (run,), _ = usable_runs([log_row(path, layout)[0]])
     p, t, model = run.job.parallel, run.job.training, run.job.model
     assert (p.tp, p.pp, p.vpp, p.zero, p.sequence_parallel) == (4, 2, 4, 1, True)
-    assert (t.global_batch_size, t.dtype, t.dropout, t.recompute) == (128, "bf16", 0.0, "selective")
+    assert (t.global_batch_size, t.dtype, t.dropout, t.recompute) == (32, "bf16", 0.0, "selective")
     assert t.recompute_modules == ["core_attn", "mlp"]
     assert model is not None and (model.seq_length, model.max_positions) == (4096, 131072)
     assert (model.kv_heads, model.activation, model.bias, model.vocab) == (
@@ -122,14 +122,14 @@ def test_nanotrons_and_torchtitans_logs_say_their_layout_too(tmp_path: Path) -> 
     (run,), _ = usable_runs([log_row(path, LogLayout(cluster="hf-h100"))[0]])
     p, t, model = run.job.parallel, run.job.training, run.job.model
     assert (run.job.sizes["dp"], p.tp, p.pp, p.zero, p.sequence_parallel) == (4, 2, 2, 1, True)
-    assert (t.global_batch_size, t.dtype, run.parts["runtimes"]) == (128, "bf16", "nanotron")
+    assert (t.global_batch_size, t.dtype, run.parts["runtimes"]) == (32, "bf16", "nanotron")
     assert model is not None and (model.layers, model.kv_heads, model.ffn) == (32, 8, 14336)
     path = write(tmp_path / "t.log", logs.torchtitan())
     row, _ = log_row(path, LogLayout(cluster="grand-teton-h100"))
     (run,), _ = usable_runs([row])
     t = run.job.training
     assert (run.job.sizes["dp"], run.job.parallel.zero, t.recompute) == (16, 3, "none")
-    assert (t.micro_batch_size, t.global_batch_size) == (1, 128)
+    assert (t.micro_batch_size, t.global_batch_size) == (1, 32)
     assert row["measured"]["step_seconds"] == pytest.approx(logs.STEP, rel=0.01)
     assert run.job.model is not None and run.job.model.hidden == 4096
     applied = "Applied FullAC activation checkpointing to the model\nTrainer is init"
@@ -174,11 +174,11 @@ def test_a_runtime_that_is_named_stays(tmp_path: Path) -> None:
 def test_flags_beside_a_log_are_its_layout(tmp_path: Path) -> None:
     flags = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 8192 "
     flags += "--max-position-embeddings 8192 --vocab-size 128256 --micro-batch-size 1 --bf16 "
-    flags += "--global-batch-size 128 --tensor-model-parallel-size 8"
+    flags += "--global-batch-size 32 --tensor-model-parallel-size 8"
     write(tmp_path / "a.log", logs.megatron())
     write(tmp_path / "a.sh", f"torchrun pretrain_gpt.py {flags}")
     write(tmp_path / "b.out", logs.torchtitan())
-    write(tmp_path / "b.toml", 'model = "llama-3-8b"\n[training]\nglobal_batch_size = 128\n')
+    write(tmp_path / "b.toml", 'model = "llama-3-8b"\n[training]\nglobal_batch_size = 32\n')
     assert is_log_folder(tmp_path)
     read = log_rows(folder_logs(tmp_path, LogLayout(cluster="dgx-h100")))
     assert not read.issues and len(read.notes) >= 2
@@ -191,7 +191,7 @@ def test_flags_beside_a_log_are_its_layout(tmp_path: Path) -> None:
 def test_the_vocabulary_of_flags_without_one_is_the_logs(tmp_path: Path) -> None:
     """A script leaves it to the tokenizer, and its nodes to the scheduler."""
     flags = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 8192 "
-    flags += "--max-position-embeddings 8192 --micro-batch-size 1 --global-batch-size 128 --bf16"
+    flags += "--max-position-embeddings 8192 --micro-batch-size 1 --global-batch-size 32 --bf16"
     script = f"torchrun --nnodes $NODES --nproc-per-node 8 pretrain_gpt.py {flags}"
     layout = LogLayout(flags=("megatron", script), cluster="dgx-h100")
     path = write(tmp_path / "a.log", logs.megatron())
@@ -205,17 +205,17 @@ def test_the_vocabulary_of_flags_without_one_is_the_logs(tmp_path: Path) -> None
 
 def test_what_log_and_layout_both_say_must_agree_and_all_of_it_is_told(tmp_path: Path) -> None:
     path = write(tmp_path / "run.log", logs.nanotron())
-    layout = H100._replace(settings={"cluster.nodes": 1, "model.seq_length": 4096,
+    layout = H100._replace(settings={"cluster.nodes": 1, "model.seq_length": 2048,
                                      "training.global_batch_size": 64})  # fmt: skip
     told = issues_of(path, layout)
     assert told.keys() == {"log-ranks", "log-batch", "log-tokens"}
     assert "the log is of 16 ranks, the layout of 8" in told["log-ranks"]
-    assert "steps of 128 samples, and the layout has 64" in told["log-batch"]
-    assert "524,000 tokens/s in 2.00 s are" in told["log-tokens"]
-    assert "a step of the layout has 262,144" in told["log-tokens"]
+    assert "steps of 32 samples, and the layout has 64" in told["log-batch"]
+    assert "131,000 tokens/s in 2.00 s are" in told["log-tokens"]
+    assert "a step of the layout has 131,072" in told["log-tokens"]
     path = write(tmp_path / "pipe.log", logs.deepspeed())
     told = issues_of(path, H100._replace(settings={"training.global_batch_size": 256}))
-    assert "64.0 samples/s in 2.00 s are 128.0 samples" in told["log-tokens"]
+    assert "16.0 samples/s in 2.00 s are 32.0 samples" in told["log-tokens"]
 
 
 def test_without_a_layout_or_a_cluster_the_way_out_is_named(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_forks_print_the_same_words_otherwise() -> None:
 def test_steps_after_checkpoints_ramps_and_outliers_are_left_out_and_counted() -> None:
     """By hand: 20 lines of 2 s; a checkpoint before the 6th, 40 s at the 9th, others' batches."""
     rows = logs.megatron((2.0,) * 20).splitlines()
-    rows[4] = rows[4].replace("size:   128", "size:    64")
+    rows[4] = rows[4].replace("size:    32", "size:    64")
     rows[9] = rows[9].replace("(ms): 2000.0", "(ms): 40000.0")
     rows.insert(6, "saving checkpoint at iteration       5 to /checkpoints in torch_dist format")
     run = read_log("\n".join(rows))
