@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from mpctl.planning.layout_settings import LayoutSettings
     from mpctl.search.request import SearchRequest
     from mpctl.tune.document import TuneDocument
-    from mpctl.tune.loop import Tuning
+    from mpctl.tune.loop import TuneLimits, Tuning
+    from mpctl.tune.state import TuneFolder
     from mpctl.tune.trial import MakeTrial
 
 DEFAULT_BUDGET = "30m"
@@ -36,10 +37,10 @@ BudgetOption = Annotated[
 TrialsOption = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Trials at most, of all sessions; by default as many as the budget allows.",
+        help="Trials at most, of all sessions; by default as many as the budget allows.",
         show_default=False,
     ),
-]  # fmt: skip
+]
 OutOption = Annotated[
     Path | None,
     typer.Option(help="Folder of the tuning, which goes on there; by default runs/tune-NAME."),
@@ -71,6 +72,14 @@ EmitOption = Annotated[
         show_default=False,
     ),
 ]
+ShowOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Print what the tuning in DIR has found and write its page again; measure nothing.",
+        show_default=False,
+    ),
+]
 AsJsonOption = Annotated[bool, typer.Option("--json", help="Print the answer as JSON on stdout.")]
 
 
@@ -88,6 +97,7 @@ def tune(
     include: IncludeOption = None,
     exclude: ExcludeOption = None,
     emit: EmitOption = None,
+    show: ShowOption = None,
     as_json: AsJsonOption = False,
 ) -> None:
     """Find the fastest layout of JOB by measuring: plan all, run the few that tell most, learn.
@@ -103,37 +113,40 @@ def tune(
     Exit codes: 0 a layout was measured; 1 every trial failed; 2 bad input, a refusing target; 3 no
     layout fits; 130 Ctrl-C, after which nothing measured is lost.
     """
-    from mpctl.cli.plan_modes import for_launcher
     from mpctl.cli.signals import ended_by_signals
+    from mpctl.errors import MpctlError
     from mpctl.hosts.machine import this_machine
     from mpctl.render.tune import TuneView
     from mpctl.rundir.directory import RunDir
-    from mpctl.search.request import read_request
     from mpctl.tune.emitted import take_turn
-    from mpctl.tune.loop import TuneLimits, TuneWatch, Tuning
-    from mpctl.tune.state import TuneFolder
-    from mpctl.tune.target import prepared_data
+    from mpctl.tune.loop import TuneWatch, Tuning
+    from mpctl.tune.target import prepared_data, require_target
 
-    limits = TuneLimits(read_budget(budget), trials)
-    job = _placed(job, ranks, {"launch.device": device, "launch.on": on,
-                               **ssh_settings(on, hostfile, include, exclude)})  # fmt: skip
-    if emit is not None:
-        job = for_launcher(job, emit, is_read=False)
-    request = read_request(job.source, job.overrides, fix or [], {})
-    accepts = _accepts(request, emit)
-    folder = TuneFolder(out or Path("runs") / f"tune-{_name(job, request)}")
-    folder.claim(request.job, request.fixed)
+    if show is not None:
+        _show(_saved(show, job), [], as_json=as_json)
+        return
+    hosts = ssh_settings(on, hostfile, include, exclude)
+    settings = {"launch.device": device, "launch.on": on, **hosts}
+    asked = _asked(job, settings, ranks, budget, trials, fix or [], emit, out)
+    job, request, folder = asked.job, asked.request, asked.folder
     command_of = partial(_command, job, request)
     with (
-        RunDir(folder.path).locked(),
+        RunDir(folder.path).locked("--out"),
         ended_by_signals(f"{folder.path} has what was measured"),
         TuneView() as view,
     ):
+
+        def on_change(tuning: Tuning) -> None:
+            view.change(tuning)
+            if tuning.records:
+                _write(tuning, command_of)
+
         tuning = Tuning(
-            request, folder, _measure(), limits, command=typed_command(),
-            watch=TuneWatch(view.change, view.event, view.progress),
+            request, folder, _measure(), asked.limits, command=typed_command(),
+            watch=TuneWatch(on_change, view.event, view.progress),
+            check=lambda one: require_target(one, this_machine()),
             prepare=lambda one: prepared_data(one, folder, this_machine(), _silent),
-            accepts=accepts, launcher=emit,
+            accepts=asked.accepts, launcher=emit,
         )  # fmt: skip
         ended: BaseException | None = None
         waiting: list[Path] = []
@@ -142,12 +155,83 @@ def tune(
                 tuning.run()
             else:
                 waiting = take_turn(tuning, emit)
-        except (KeyboardInterrupt, SystemExit) as error:
+        except (KeyboardInterrupt, SystemExit, MpctlError) as error:
+            if not tuning.records:
+                raise
             ended = error
-        document = _write(tuning, job, request, command_of)
-    _show(document, waiting, as_json=as_json)
+        tuning.learn()
+        document = _write(tuning, command_of)
+        _write_best(tuning, job, document)
+    if not (as_json and isinstance(ended, MpctlError)):  # which is a document of its own
+        _show(document, waiting, as_json=as_json)
     if ended is not None:
         raise ended
+
+
+class Asked(NamedTuple):
+    """What the command line asks for. accepts: whether the target can run a layout."""
+
+    job: JobSource
+    request: SearchRequest
+    limits: TuneLimits
+    folder: TuneFolder
+    accepts: Callable[[LayoutSettings], bool]
+
+
+def _asked(
+    job: JobSource, settings: Mapping[str, object], ranks: int | None, budget: str,
+    trials: int | None, fix: list[str], emit: str | None, out: Path | None,
+) -> Asked:  # fmt: skip
+    """The command line as read. Raises InputError with everything that is wrong with it."""
+    from mpctl.cli.plan_modes import for_launcher
+    from mpctl.errors import Issue, attempt
+    from mpctl.search.request import read_request
+    from mpctl.tune.loop import TuneLimits, time_issue, usual_start
+    from mpctl.tune.state import TuneFolder
+
+    def read_job() -> tuple[JobSource, SearchRequest]:
+        placed = _placed(job, ranks, settings)
+        placed = placed if emit is None else for_launcher(placed, emit, is_read=False)
+        return placed, read_request(placed.source, placed.overrides, fix, {})
+
+    issues: list[Issue] = []
+    seconds = attempt(issues, partial(read_budget, budget))
+    if trials is not None and trials < 1:
+        issues.append(Issue("bad-trials", "--trials", f"{trials} trials measure nothing",
+                            "give 1 or more, or leave it out"))  # fmt: skip
+    if (read := attempt(issues, read_job)) is None:
+        raise InputError(issues)
+    placed, request = read
+    accepts = attempt(issues, partial(_accepts, request, emit))
+    folder = TuneFolder(out or Path("runs") / f"tune-{_name(placed, request)}")
+    attempt(issues, partial(folder.check, request.job, request.fixed))
+    known = attempt(issues, folder.records)
+    if seconds is not None and emit is None and not known:
+        short = time_issue(seconds, usual_start(request.job))
+        issues += [short] if short else []
+    if issues or seconds is None or accepts is None:
+        raise InputError(issues)
+    return Asked(placed, request, TuneLimits(seconds, trials), folder, accepts)
+
+
+def _saved(path: Path, job: JobSource) -> TuneDocument:
+    """What a tuning has found, by its folder; its page is written again where it can be. Raises
+    InputError for a folder without it, and where a job is named as well."""
+    from contextlib import suppress
+
+    from mpctl.durable import write_whole
+    from mpctl.render.html.tune import tune_page
+    from mpctl.tune.document import read_document
+    from mpctl.tune.state import PAGE, REPORT
+
+    if job.source or job.overrides:
+        raise InputError.of("usage", "--show", "the folder says which job was tuned",
+                            "leave out JOB and its settings")  # fmt: skip
+    document = read_document(path / REPORT)
+    document["folder"] = str(path)  # which may have moved
+    with suppress(OSError):
+        write_whole(path / PAGE, tune_page(document))
+    return document
 
 
 def _accepts(request: SearchRequest, launcher: str | None) -> Callable[[LayoutSettings], bool]:
@@ -187,7 +271,7 @@ def read_budget(text: str) -> float:
     return seconds
 
 
-def _placed(job: JobSource, ranks: int | None, settings: dict[str, object]) -> JobSource:
+def _placed(job: JobSource, ranks: int | None, settings: Mapping[str, object]) -> JobSource:
     """The job on the target of the options. Raises InputError where --ranks contradicts another."""
     if ranks is not None:
         for name in ("cluster.nodes", "cluster.gpus_per_node"):
@@ -220,28 +304,36 @@ def _command(job: JobSource, request: SearchRequest, layout: LayoutSettings) -> 
     return command_line("launch", job.source, _settings(request, layout))
 
 
-def _write(
-    tuning: Tuning, job: JobSource, request: SearchRequest,
-    command_of: Callable[[LayoutSettings], str],
-) -> TuneDocument:  # fmt: skip
-    """Fit the presets to the trials; write report.json, report.html and best.toml."""
+def _write(tuning: Tuning, command_of: Callable[[LayoutSettings], str]) -> TuneDocument:
+    """Write what is found so far to report.json and report.html."""
     import json
 
     from mpctl.durable import write_whole
     from mpctl.render.html.tune import tune_page
     from mpctl.tune.document import tune_document
-    from mpctl.tune.state import BEST, PAGE, REPORT, cannot_write
+    from mpctl.tune.state import PAGE, REPORT, cannot_write
 
-    tuning.learn()
     document, folder = tune_document(tuning, command_of), tuning.folder.path
     try:
         write_whole(folder / REPORT, json.dumps(document, indent=1) + "\n")
         write_whole(folder / PAGE, tune_page(document))
-        if tuning.best is not None:
-            write_whole(folder / BEST, _best_job(job, request, tuning.best, document))
     except OSError as error:
         raise cannot_write(folder, error) from None
     return document
+
+
+def _write_best(tuning: Tuning, job: JobSource, document: TuneDocument) -> None:
+    """Write the best layout as a job, best.toml."""
+    from mpctl.durable import write_whole
+    from mpctl.tune.state import BEST, cannot_write
+
+    if tuning.best is None:
+        return
+    text = _best_job(job, tuning.request, tuning.best, document)
+    try:
+        write_whole(tuning.folder.path / BEST, text)
+    except OSError as error:
+        raise cannot_write(tuning.folder.path, error) from None
 
 
 def _best_job(

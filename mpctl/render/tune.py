@@ -21,6 +21,7 @@ from rich.text import Text
 from mpctl.planning.layout_settings import layout_text
 from mpctl.render.console import get_console, marked, plain_table
 from mpctl.render.progress import clock
+from mpctl.tune.state import PAGE
 from mpctl.units import count_text, plural, seconds_text
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from mpctl.tune.loop import Tuning
     from mpctl.tune.state import TrialRecord
 
-SHOWN_TRIALS = 12
+SHOWN_TRIALS, SHOWN_LAYOUTS = 12, 12
+LEVEL = 0.0005  # a lead that rounds to 0.0 %
+NOT_ENDED = "not ended: it runs, or was killed and goes on by the same command"
 STATUS = {
     "running": "running", "out-of-memory": "out of memory", "failed": "failed",
     "too-slow": "too slow", "interrupted": "interrupted", "written": "written",
@@ -160,7 +163,7 @@ def verdict(document: TuneDocument) -> str:
     more = "more --trials tell" if document["launcher"] else "a longer --budget tells"
     if not document["rivals"]:
         return f"{lead}{noise}; not settled: the best was measured once, {more}"
-    rivals = plural(document["rivals"], "layout")
+    rivals = f"{document['rivals']} of {plural(document['candidates'], 'layout')}"
     return f"{lead}{noise}; not settled: {rivals} may still be faster, {more}"
 
 
@@ -170,7 +173,9 @@ def lead_text(lead: float) -> str:
     >>> lead_text(0.034)
     '3.4 % ahead of the next one'
     """
-    if lead >= 0:
+    if abs(lead) < LEVEL:
+        return "level with the next one"
+    if lead > 0:
         return f"{100 * lead:.1f} % ahead of the next one"
     return f"{-100 * lead:.1f} % behind another in time, ahead by trials and plan together"
 
@@ -191,7 +196,7 @@ def layout_cells(entry: MeasuredEntry) -> tuple[str, ...]:
 
 
 def _with_error(planned: float, measured: float) -> str:
-    return f"{seconds_text(planned)} ({100 * (planned / measured - 1):+.0f} %)"
+    return f"{seconds_text(planned)} ({round(100 * (planned / measured - 1)):+} %)"
 
 
 LAYOUT_COLUMNS = ("planned", "fitted", "measured", "trials", "layout")
@@ -234,11 +239,12 @@ def _paragraphs(document: TuneDocument) -> Iterator[RenderableType]:
     if best is not None:
         yield from map(Text, best_lines(best))
     yield Text(f"{verdict(document)}")
-    if document["words"]:
-        yield Text(f"ended: {document['words']}", "dim")
-    if document["layouts"]:
-        rows = map(layout_cells, document["layouts"])
+    yield Text(f"ended: {document['words']}" if document["words"] else NOT_ENDED, "dim")
+    if layouts := document["layouts"]:
+        rows = map(layout_cells, layouts[:SHOWN_LAYOUTS])
         yield plain_table("\nMeasured layouts", LAYOUT_COLUMNS, rows, left=("layout",), whole=4)
+        if len(layouts) > SHOWN_LAYOUTS:
+            yield Text(f"and {len(layouts) - SHOWN_LAYOUTS} slower ones", "dim")
     for trial in failed_trials(document):
         yield marked("!", failure_line(trial))
     if text := learnt_line(document):
@@ -247,6 +253,7 @@ def _paragraphs(document: TuneDocument) -> Iterator[RenderableType]:
         yield Text("\nReady to type", "bold")
         for line in command_lines(document, best):
             yield Text(f"  {line}")
+    yield Text(f"\nplans, trials and reasons: {document['folder']}/{PAGE}", "dim")
 
 
 def command_lines(document: TuneDocument, best: BestEntry) -> Iterator[str]:

@@ -178,10 +178,10 @@ class RunDir:
             )
 
     @contextmanager
-    def locked(self) -> Iterator[bool]:
+    def locked(self, option: str = "--run-dir") -> Iterator[bool]:
         """Make the directory when it is missing and lock it; one that is still empty at the end is
         removed. False where its file system has no locks. Raises InputError when another launch has
-        the lock, or when the directory cannot be made."""
+        the lock, or when the directory cannot be made. option: that named it."""
         is_locked = True
         try:
             is_new = not self.path.exists()
@@ -195,9 +195,9 @@ class RunDir:
             os.close(handle)
             raise InputError.of(
                 "run-dir-busy",
-                "--run-dir",
+                option,
                 f"another launch is running in {self.path}",
-                "wait for it to end, or use another --run-dir",
+                f"wait for it to end, or use another {option}",
             ) from None
         except OSError:
             is_locked = False

@@ -56,7 +56,7 @@ def read_request(
     """The request of a command line: settings of `overrides` and `fix` (`["tp=2"]`) that are fields
     of a layout are fixed, as is a tensor mode other than 1d that the job sets; any other setting
     changes the job. Raises InputError."""
-    typed = {**full_names(overrides), **parse_settings(fix)}
+    typed = {**full_names(overrides), **parse_settings(fix, "--fix")}
     loaded = load_partial(source, typed)
     job = require_job(loaded)
     fixed = {SETTINGS[key]: _value(job, key) for key in typed if key in SETTINGS}

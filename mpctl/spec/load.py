@@ -247,27 +247,28 @@ def _syntax_hint(message: str, text: str) -> str:
     return f"{hint}, write `preset = NAME` in [{name}]"
 
 
-def parse_settings(settings: Iterable[str]) -> Raw:
+def parse_settings(settings: Iterable[str], option: str = "--set") -> Raw:
     """`["tp=2", "model=gpt2"]` -> `{"parallel.tp": 2, "model": "gpt2"}`.
 
     A setting is named in full or by its key alone (names.py). A value is read as TOML, or as a
-    string where it is not valid TOML.
+    string where it is not valid TOML. Raises InputError for all that are no KEY=VALUE, as values of
+    `option`.
     """
     parsed: Raw = {}
+    issues: list[Issue] = []
     for setting in settings:
         where, equals, text = setting.partition("=")
         if not equals or not where:
-            raise InputError.of(
-                "bad-set",
-                "--set",
-                f"{setting!r} is not KEY=VALUE",
-                "for example --set tp=2",
-            )
+            message = f"{setting!r} is not KEY=VALUE"
+            issues.append(Issue("bad-set", option, message, f"for example {option} tp=2"))
+            continue
         name = full_name(where.strip())
         try:
             parsed[name] = tomllib.loads(f"value = {text}")["value"]
         except (ValueError, RecursionError):
             parsed[name] = text
+    if issues:
+        raise InputError(issues)
     return parsed
 
 

@@ -375,7 +375,5 @@ def _by_plan(candidates: Sequence[Candidate]) -> NextTrial | None:
 def _why(belief: Belief, at: int) -> str:
     if at == belief.best:
         return "the best again: its lead is within noise"
-    share = f"{100 * belief.chance(at):.0f} %"
-    if at < len(belief.measured):
-        return f"again: faster than the best with a chance of {share}"
-    return f"faster than the best with a chance of {share}"
+    again = "again: " if at < len(belief.measured) else ""
+    return f"{again}{100 * belief.chance(at):.0f} % likely to be faster"

@@ -1,5 +1,5 @@
 """What a tuning has found, schema mpctl.tune/1: `mpctl tune --json` prints it, and DIR/report.json
-is rewritten with it after every trial.
+is written with it before and after every trial.
 
 The lead of the best layout is by how much longer a step of the second takes, a share; it is beyond
 noise where no other layout has a real chance to be faster (choose.py).
@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import log
+from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
+from mpctl.errors import InputError
 from mpctl.planning.layout_settings import LayoutSettings, layout_text
 from mpctl.tune.choose import MeasuredLayout
 from mpctl.tune.loop import ENDED, Tuning
@@ -108,6 +111,22 @@ class TuneDocument(TypedDict):
     learnt: LearntEntry
 
 
+def read_document(path: Path) -> TuneDocument:
+    """The document in a file. Raises InputError where there is none."""
+    try:
+        return TypeAdapter(TuneDocument).validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise InputError.of("no-tuning", "--show", f"there is no {path}",
+                            "name the folder of a tuning: runs/tune-NAME") from None  # fmt: skip
+    except OSError as error:
+        message = f"{path} cannot be read: {error.strerror or error}"
+        raise InputError.of("no-tuning", "--show", message) from None
+    except ValidationError as error:
+        message = f"{path} is no document of {SCHEMA}: {error.errors()[0]['msg']}"
+        raise InputError.of("no-tuning", "--show", message,
+                            "tune again, which writes it from the trials") from None  # fmt: skip
+
+
 def tune_document(tuning: Tuning, command_of: CommandOf) -> TuneDocument:
     """The document of a tuning, at any moment. command_of: the command line that launches a
     layout."""
@@ -161,7 +180,7 @@ def _layout(tuning: Tuning, one: MeasuredLayout, command_of: CommandOf) -> Measu
         "layout": layout_text(layout),
         "settings": dict(layout._asdict()),
         "planned_seconds": one.candidate.seconds,
-        "fitted_seconds": tuning.fitted_seconds(layout),
+        "fitted_seconds": after.evaluator.step_seconds(layout) if (after := tuning.after) else None,
         "step_seconds": one.mean,
         "trials": list(one.seconds),
         "planned_bytes": one.candidate.bytes,

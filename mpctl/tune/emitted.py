@@ -87,6 +87,7 @@ def write_trials(tuning: Tuning, launcher: str) -> list[TrialRecord]:
         tuning.ended = "trials" if left <= 0 else "settled" if tuning.is_settled else "exhausted"
         return []
     tuning.ended = "waiting"
+    tuning.claim()
     written = []
     for choice in choices:
         record = replace(tuning.new_record(choice, STEPS), status="written")

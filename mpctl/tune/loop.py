@@ -21,7 +21,7 @@ from math import exp
 from statistics import median
 from typing import Literal, NamedTuple
 
-from mpctl.errors import InputError, RunFailed
+from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.planning.layout_settings import LayoutSettings
 from mpctl.rundir.summary import WARM_UP_STEPS
 from mpctl.search.request import SearchRequest
@@ -93,11 +93,12 @@ class Tuning:
     """One tuning.
 
     request: the job, and what the search holds fixed; measure: makes a trial; command: the command
-    line; clock: seconds, of any beginning; prepare: checks the target for a job before its first
-    trial, and returns the folder of prepared data that trials read, None where the job names its
-    own; accepts: whether the target can run a layout; launcher: the one that makes the trials
+    line; clock: seconds, of any beginning; check: raises InputError where the target refuses a job;
+    prepare: returns the folder of prepared data that trials read, None where the job names its own;
+    accepts: whether the target can run a layout; launcher: the one that makes the trials
     (emitted.py), None where mpctl does. records: the trials so far; learnt, belief: from them;
-    ended: why the tuning ended, None while it has not.
+    after: the plans by what was learnt, None before; ended: why the tuning ended, None while it has
+    not.
     """
 
     request: SearchRequest
@@ -107,11 +108,13 @@ class Tuning:
     command: str = "mpctl tune"
     watch: TuneWatch = field(default_factory=TuneWatch)
     clock: Callable[[], float] = time.monotonic
+    check: Callable[[JobSpec], None] = lambda job: None
     prepare: Callable[[JobSpec], str | None] = lambda job: None
     accepts: Callable[[LayoutSettings], bool] = lambda layout: True
     launcher: str | None = None
     records: list[TrialRecord] = field(default_factory=list)
     learnt: Learnt | None = None
+    after: Pool | None = None
     belief: Belief = field(default_factory=lambda: Belief([], []))
     ended: Ended | None = None
     _began: float = field(init=False)
@@ -155,13 +158,7 @@ class Tuning:
     def start_seconds(self) -> float:
         """How long it takes until the ranks train: the median of the trials so far."""
         known = [r.wall - sum(r.seconds) for r in self.made if r.wall > 0 and r.seconds]
-        if known:
-            return max(median(known), 0.0)
-        return START_SECONDS.get(self.space.job.launch.on, START_ELSEWHERE)
-
-    def least_seconds(self, step: float) -> float:
-        """What a trial takes at least. step: seconds of a step."""
-        return self.start_seconds + (WARM_UP_STEPS + LEAST_STEPS) * step
+        return max(median(known), 0.0) if known else usual_start(self.request.job)
 
     @property
     def best(self) -> LayoutSettings | None:
@@ -202,21 +199,18 @@ class Tuning:
         except InputError as error:
             why = "; ".join(map(str, error.issues))
             self.watch.on_event(f"the planner is not fitted to the trials: {why}")
-
-    def fitted_seconds(self, layout: LayoutSettings) -> float | None:
-        """Seconds of a layout's step by the planner fitted to the trials; None before `learn`."""
-        if self.learnt is None:
-            return None
-        return Pool(self.space, self.request.typed, self.learnt).evaluator.step_seconds(layout)
+        else:
+            typed = self.request.typed
+            self.after = Pool(self.space, typed, self.learnt) if self.learnt else None
 
     def search_again(self) -> bool:
         """Search with the fitted planner, and add what its fastest layouts are to the candidates,
         with the plans that they had before. Whether there are new ones."""
         self.learn()
-        if self.learnt is None or self._planned is None:
+        if self.after is None or self._planned is None:
             return False
         known = {one.layout for one in self._planned}
-        again = Pool(self.space, self.request.typed, self.learnt).search(self.watch.on_progress)
+        again = self.after.search(self.watch.on_progress)
         new = (self.before.candidate(one.layout) for one in again if one.layout not in known)
         found = [one for one in new if one is not None and self.accepts(one.layout)]
         self._planned += found
@@ -243,16 +237,8 @@ class Tuning:
         if self.made:
             return
         step = min(one.seconds for one in self.belief.candidates)
-        least = self.least_seconds(step)
-        if self.limits.seconds < least:
-            steps = WARM_UP_STEPS + LEAST_STEPS
-            message = (
-                f"{seconds_text(self.limits.seconds)} are too short for one trial: starting the "
-                f"ranks takes about {seconds_text(self.start_seconds)}, and {steps} steps "
-                f"{seconds_text(steps * step)}"
-            )
-            hint = f"use --budget {max(60, int(10 * least))}s or more"
-            raise InputError.of("tune-budget", "--budget", message, hint)
+        if issue := time_issue(self.limits.seconds, self.start_seconds, step):
+            raise InputError([issue])
 
     def _next(self) -> NextTrial | None:
         """The next trial; None where the tuning has ended, and why is in `ended`."""
@@ -262,7 +248,9 @@ class Tuning:
             self.ended = "failing"
         elif (choice := self._choose()) is None:
             self.ended = "settled" if is_settled(self.belief) else "exhausted"
-        elif self.made and self.left < self.least_seconds(self._expected(choice.candidate)):
+        elif self.made and self.left < least_seconds(
+            self.start_seconds, self._expected(choice.candidate)
+        ):
             self.ended = "budget"
         else:
             return choice
@@ -321,6 +309,7 @@ class Tuning:
         ))  # fmt: skip
         if result.is_stopped:
             self.ended = "stopped"
+            self.update()
             raise KeyboardInterrupt
 
     def new_record(self, choice: NextTrial, steps: int) -> TrialRecord:
@@ -332,6 +321,10 @@ class Tuning:
             planned=candidate.seconds, expected=self._expected(candidate),
             planned_bytes=candidate.bytes,
         )  # fmt: skip
+
+    def claim(self) -> None:
+        """Make the folder that of this job, before its first trial."""
+        self.folder.claim(self.request.job, self.request.fixed)
 
     def keep(self, record: TrialRecord) -> None:
         """Write a record, in place of an earlier one of its number."""
@@ -352,7 +345,10 @@ class Tuning:
     def _job(self, layout: LayoutSettings) -> JobSpec:
         """The job in a layout, with prepared data."""
         job = self.space.job_of(layout)
-        self._data = self._data or (self.prepare(job),)
+        if self._data is None:
+            self.check(job)
+            self.claim()
+            self._data = (self.prepare(job),)
         (path,) = self._data
         if path is None:
             return job
@@ -360,6 +356,31 @@ class Tuning:
 
     def _best_seconds(self) -> float | None:
         return min((one.mean for one in self.belief.measured), default=None)
+
+
+def usual_start(job: JobSpec) -> float:
+    """Seconds until the ranks of a job's target train, before a trial has told."""
+    return START_SECONDS.get(job.launch.on, START_ELSEWHERE)
+
+
+def least_seconds(start: float, step: float) -> float:
+    """What a trial takes at least. start: seconds until the ranks train; step: of a step."""
+    return start + (WARM_UP_STEPS + LEAST_STEPS) * step
+
+
+def time_issue(budget: float, start: float, step: float = 0.0) -> Issue | None:
+    """Why a budget of so many seconds is too short for one trial. start: seconds until the ranks
+    train; step: of a step, 0 where no layout was planned yet."""
+    least, steps = least_seconds(start, step), WARM_UP_STEPS + LEAST_STEPS
+    if budget >= least:
+        return None
+    message = (
+        f"{seconds_text(budget)} are too short for one trial: starting the ranks takes "
+        f"about {seconds_text(start)}"
+    )
+    message += f", and {steps} steps {seconds_text(steps * step)}" if step else ""
+    hint = f"use --budget {max(60, int(10 * least))}s or more"
+    return Issue("tune-budget", "--budget", message, hint)
 
 
 def without_failed(

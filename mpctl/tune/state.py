@@ -10,8 +10,8 @@ DIR/tuned.json      the job without its layout, and what the search holds fixed
     report.json, report.html
 
 A tuning that was killed at any moment goes on from there: a trial that was running counts as
-measured if it had made enough steps, and is made again if not. A folder of another job is refused,
-since its step times say nothing of this one.
+measured if it had made enough steps, and is made again if not. Trials belong to one job: a folder
+that has some of another job is refused, one without any becomes that of this job.
 
 By hand, a job of tp 2 and one of tp 4 are the same job: a layout is what is being looked for. One
 of 16 samples a step and one of 32 are not.
@@ -20,6 +20,7 @@ of 16 samples a step and one of 32 are not.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -130,21 +131,33 @@ class TuneFolder:
         """The file of a trial for another launcher, or of its log."""
         return self._runs / f"{number:03}{ending}"
 
-    def claim(self, job: JobSpec, fixed: Mapping[str, Any]) -> None:
-        """Make the folder that of this job, or go on with it. Raises InputError where it is that
-        of another job, holds something else, or cannot be written."""
-        own = job_identity(job, fixed)
-        if (known := self._known_job()) is not None:
-            _require_same(self.path, known, own)
-            return
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+    def check(self, job: JobSpec, fixed: Mapping[str, Any]) -> None:
+        """Raises InputError where the folder has trials of another job, or files of no tuning."""
+        known = self._known_job()
+        if known is not None:
+            if self._has_trials:
+                _require_same(self.path, known, job_identity(job, fixed))
+        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise InputError.of("tune-foreign", "--out", f"{self.path} exists, and no tuning made "
                                 "it", "name a new folder")  # fmt: skip
+
+    def claim(self, job: JobSpec, fixed: Mapping[str, Any]) -> None:
+        """Make the folder that of this job, or go on with it; data that were prepared for another
+        are removed. Raises InputError as `check` does, and where it cannot be written."""
+        self.check(job, fixed)
+        own = job_identity(job, fixed)
         try:
-            self._runs.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path / JOB, json.dumps(own, indent=1) + "\n")
+            if self._known_job() != own:
+                if (self.path / DATA).exists():
+                    shutil.rmtree(self.path / DATA)
+                self._runs.mkdir(parents=True, exist_ok=True)
+                write_whole(self.path / JOB, json.dumps(own, indent=1) + "\n")
         except OSError as error:
             raise cannot_write(self.path, error) from None
+
+    @property
+    def _has_trials(self) -> bool:
+        return next(self._runs.glob("[0-9]*.json"), None) is not None
 
     def _known_job(self) -> dict[str, Any] | None:
         path = self.path / JOB

@@ -45,18 +45,20 @@ def require_launched(job: JobSpec) -> None:
         raise InputError.of("tune-in-world", "--on", message, hint)
 
 
+def require_target(job: JobSpec, machine: Machine) -> None:
+    """Raises InputError where the target refuses a job in a layout that can run."""
+    if issues := bench_issues(trial_plan(job, job.training.steps), machine):
+        raise InputError(issues)
+
+
 def prepared_data(
     job: JobSpec, folder: TuneFolder, machine: Machine, on_progress: Progress
 ) -> str | None:
     """The folder of the data that trials read, prepared from the job's corpus where it is not yet;
-    None where the job names prepared data. job: in a layout that can run. Raises InputError where
-    the target refuses the job or the text cannot be prepared."""
-    plan = trial_plan(job, job.training.steps)
-    if issues := bench_issues(plan, machine):
-        raise InputError(issues)
+    None where the job names prepared data. Raises InputError where the text cannot be prepared."""
     if job.data.path is not None:
         return None
     data: Path = (folder.path / DATA).resolve()
-    launch = plan_launch(plan, RunDir(folder.path / DATA), machine)
+    launch = plan_launch(trial_plan(job, job.training.steps), RunDir(data), machine)
     prepare_data(replace(launch, job=launch.job), on_progress, data)
     return str(data)

@@ -53,6 +53,5 @@ class FakeTarget:
 
 
 def tuning_of(path, request, target, *, seconds=300.0, trials=None):
-    folder = TuneFolder(path)
-    folder.claim(request.job, request.fixed)
-    return Tuning(request, folder, target, TuneLimits(seconds, trials), clock=target.clock)
+    limits = TuneLimits(seconds, trials)
+    return Tuning(request, TuneFolder(path), target, limits, clock=target.clock)

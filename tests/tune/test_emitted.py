@@ -24,11 +24,9 @@ def request_():
 
 
 def turn(path, request_, events, trials=8):
-    folder = TuneFolder(path)
-    folder.claim(request_.job, request_.fixed)
     watch = TuneWatch(on_event=events.append)
     tuning = Tuning(
-        request_, folder, _never, TuneLimits(1e6, trials), watch=watch,
+        request_, TuneFolder(path), _never, TuneLimits(1e6, trials), watch=watch,
         accepts=expressible(request_, "megatron"),
     )  # fmt: skip
     return tuning, take_turn(tuning, "megatron")

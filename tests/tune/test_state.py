@@ -66,12 +66,31 @@ def test_the_same_job_in_another_layout_goes_on(tmp_path, request_):
         ({}, {"tp": 2}, "fixed.tp None there, 2 here"),
     ],
 )
-def test_a_folder_of_another_job_is_refused(tmp_path, request_, settings, fixed, said):
+def test_a_folder_with_trials_of_another_job_is_refused(tmp_path, request_, settings, fixed, said):
     folder = TuneFolder(tmp_path / "t")
     folder.claim(request_.job, {})
-    with pytest.raises(InputError, match="trials of another job") as caught:
-        folder.claim(small_request(**settings).job, fixed)
-    assert said in str(caught.value) and "name another folder" in str(caught.value)
+    folder.save(record(1))
+    for refuse in (folder.check, folder.claim):
+        with pytest.raises(InputError, match="trials of another job") as caught:
+            refuse(small_request(**settings).job, fixed)
+        assert said in str(caught.value) and "name another folder" in str(caught.value)
+
+
+def test_a_folder_without_trials_becomes_that_of_the_next_job(tmp_path, request_):
+    folder = TuneFolder(tmp_path / "t")
+    folder.claim(request_.job, {})
+    prepared = folder.path / "data" / "manifest.json"
+    prepared.parent.mkdir()
+    prepared.touch()
+    folder.claim(request_.job, {})
+    assert prepared.exists()
+    other = small_request(**{"model.layers": 2}).job
+    folder.check(other, {"tp": 2})
+    folder.claim(other, {"tp": 2})
+    assert not prepared.exists()
+    folder.save(record(1))
+    with pytest.raises(InputError, match="trials of another job"):
+        folder.check(request_.job, {})
 
 
 def test_a_folder_of_other_files_is_refused(tmp_path, request_):

@@ -6,11 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpctl.render.html.frame import (
-    Share,
-    bar,
     note,
     page_text,
-    scrolling,
     section,
     table,
     tiles,
@@ -26,7 +23,7 @@ from mpctl.render.tune import (
     learnt_line,
     verdict,
 )
-from mpctl.tune.document import MeasuredEntry, TrialEntry, TuneDocument
+from mpctl.tune.document import TrialEntry, TuneDocument
 from mpctl.units import count_text, seconds_text
 
 TRIAL_COLUMNS = ("#", "planned", "expected", "measured", "steps", "took", "layout", "why")
@@ -34,12 +31,12 @@ TRIAL_COLUMNS = ("#", "planned", "expected", "measured", "steps", "took", "layou
 
 def tune_page(document: TuneDocument) -> str:
     """The page as HTML."""
-    best = document["best"]
+    best, name = document["best"], document["job"].partition(":")[0]
     style = "verdict fits" if best and best["is_settled"] else "verdict unknown"
     mark = "✓ " if best and best["is_settled"] else ""
     heading = [el("p", line) for line in best_lines(best)] if best else []
     header = el(
-        "header", el("h1", "mpctl ", el("bdi", f"tune: {document['job']}")),
+        "header", el("h1", "mpctl ", el("bdi", f"tune: {name}")),
         el("p", headline(document)), *heading, el("p", f"{mark}{verdict(document)}.", class_=style),
         tiles(_figures(document)),
     )  # fmt: skip
@@ -47,7 +44,7 @@ def tune_page(document: TuneDocument) -> str:
     if best is not None:
         lines = "\n".join(command_lines(document, best))
         parts.append(("Launch", section("launch", "Launch it", el("pre", el("code", lines)))))
-    return page_text(f"tune: {document['job']}", header, parts, command=document["command"],
+    return page_text(f"tune: {name}", header, parts, command=document["command"],
                      of_command="Goes on with it, where time is left:")  # fmt: skip
 
 
@@ -66,28 +63,17 @@ def _layouts(document: TuneDocument) -> Raw:
     layouts = document["layouts"]
     if not layouts:
         return section("layouts", "Measured layouts", el("p", "None yet."))
-    longest = max(
-        max(one["planned_seconds"], one["fitted_seconds"] or 0.0, one["step_seconds"])
-        for one in layouts
-    )
-    rows = [(one["layout"], el("span", *_bars(one, longest))) for one in layouts]
     figures = table(
-        "Step times of the measured layouts, with the error of their plans", LAYOUT_COLUMNS,
-        map(layout_cells, layouts), sides="rrrrl",
+        "Seconds of a step by the presets at the beginning (planned), by those fitted to all "
+        "trials (fitted), each with its error, and as measured, the mean of its trials",
+        _layout_first(LAYOUT_COLUMNS), (_layout_first(layout_cells(one)) for one in layouts),
     )  # fmt: skip
-    pictures = table("Measured, planned and fitted, one below the other", ("layout", "a step"),
-                     rows, left=2)  # fmt: skip
     learnt = learnt_line(document)
-    return section("layouts", "Measured layouts", figures, note(learnt) if learnt else "",
-                   scrolling(pictures, "bars"))  # fmt: skip
+    return section("layouts", "Measured layouts", figures, note(learnt) if learnt else "")
 
 
-def _bars(entry: MeasuredEntry, longest: float) -> Iterator[Raw]:
-    steps = {"measured": entry["step_seconds"], "planned": entry["planned_seconds"]}
-    if entry["fitted_seconds"] is not None:
-        steps["fitted"] = entry["fitted_seconds"]
-    for name, seconds in steps.items():
-        yield bar([Share(name, seconds, seconds_text(seconds))], longest)
+def _layout_first(cells: tuple[str, ...]) -> tuple[str, ...]:
+    return (cells[-1], *cells[:-1])
 
 
 def _trials(document: TuneDocument) -> Raw:
