@@ -7,7 +7,8 @@ was stopped:
    after the warm-up, in the order of its plan. Of `demo` on four ranks these are 748; by default
    those that recompute, or cut stages by cost, are left out (`--fix`), which leaves 272, since the
    job fits its memory twenty times over; `--whole` sweeps all. Some 15 s a layout on two cores.
-2. tune: `mpctl tune` in the whole space, with `--budget`, in a folder of its own.
+   `--fix zero=0 --fix vpp=1` sweeps a part of the space, and tunes in it.
+2. tune: `mpctl tune`, with `--budget`, in the whole space where nothing is fixed by hand.
 3. final: the FINALISTS fastest of the sweep and the best of the tuning, in turns, ROUNDS times:
    the fastest of a sweep of single runs was lucky, and only runs side by side tell by how much.
 
@@ -49,8 +50,8 @@ def main() -> None:
     """Run the stages that `--stage` names, then print the comparison."""
     options = _options()
     settings = {"cluster.nodes": 1, "cluster.gpus_per_node": options.ranks}
-    fixed = () if options.whole else FIXED
-    request = read_request(options.job, settings, list(fixed), {})
+    fixed = [] if options.whole else [*FIXED, *options.fix]
+    request = read_request(options.job, settings, fixed, {})
     sweep = TuneFolder(options.out / ("sweep-whole" if options.whole else "sweep"))
     sweep.claim(request.job, request.fixed)
     final = TuneFolder(options.out / "final")
@@ -61,7 +62,9 @@ def main() -> None:
     if options.stage in ("all", "tune") and not options.report:
         line = [sys.executable, "-m", "mpctl", "tune", options.job, "--ranks", str(options.ranks),
                 "--budget", options.budget, "--out", str(tuned)]  # fmt: skip
-        subprocess.run(line, check=True)
+        subprocess.run(
+            [*line, *(part for one in options.fix for part in ("--fix", one))], check=True
+        )
     if options.stage in ("all", "final") and not options.report:
         run_final(request, final, finalists(sweep, TuneFolder(tuned)))
     print("\n".join(report(sweep, TuneFolder(tuned), final)))
@@ -74,6 +77,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--budget", default="5m")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmark-tune"))
     parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--fix", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--stage", choices=("all", "sweep", "tune", "final"), default="all")
     parser.add_argument("--report", action="store_true")
     return parser.parse_args()

@@ -116,11 +116,7 @@ def _memory_issues(
         return
     stages, free = plan.estimate.memory, bytes_text(machine.memory_bytes)
     most = max(stages, key=lambda stage: stage.allocated_bytes)
-    need = 0
-    if device == "cpu" and ranks == plan.job.world_size:
-        need = sum(stage.allocated_bytes for stage in stages) * (ranks // len(stages))
-    elif device == "cpu":  # whatever stages they have
-        need = ranks * most.allocated_bytes
+    need = _step_bytes(plan, ranks) if device == "cpu" else 0
     if need > machine.memory_bytes:
         yield Issue(
             "world-fits-memory",
@@ -132,10 +128,7 @@ def _memory_issues(
             f"{START_ANYWAY}",
         )
         return
-    if not plan.job.checkpoint.asynchronous or plan.topology is None:
-        return
-    writers = Replicas(plan.topology).writer_count
-    copies = plan.estimate.checkpoint_bytes * min(ranks, writers) // writers
+    copies = _copied_bytes(plan, ranks)
     if need + copies > machine.memory_bytes:
         step = f" beside {bytes_text(need)} at the peak of a step" if need else ""
         message = (
@@ -144,6 +137,29 @@ def _memory_issues(
         )
         way_out = "use --set checkpoint.asynchronous=false, which saves between two steps"
         yield Issue("copies-fit-memory", where, message, f"{way_out}; {START_ANYWAY}")
+
+
+def node_memory_bytes(plan: Plan, ranks: int, device: Device) -> int:
+    """The host memory that so many ranks of one node need at most, as far as the plan knows: on CPU
+    the peak of a step, and the copies that asynchronous checkpoints are written from."""
+    return (_step_bytes(plan, ranks) if device == "cpu" else 0) + _copied_bytes(plan, ranks)
+
+
+def _step_bytes(plan: Plan, ranks: int) -> int:
+    """Bytes of ranks on CPU at the peak of a step; those of a node may all be of any one stage."""
+    if plan.estimate is None:
+        return 0
+    stages = [stage.allocated_bytes for stage in plan.estimate.memory]
+    whole_world = ranks == plan.job.world_size
+    return sum(stages) * (ranks // len(stages)) if whole_world else max(stages) * ranks
+
+
+def _copied_bytes(plan: Plan, ranks: int) -> int:
+    """Bytes of the copies that the ranks of a node write asynchronous checkpoints from."""
+    if plan.estimate is None or plan.topology is None or not plan.job.checkpoint.asynchronous:
+        return 0
+    writers = Replicas(plan.topology).writer_count
+    return plan.estimate.checkpoint_bytes * min(ranks, writers) // writers
 
 
 def unshared_issue(host: str, said: str) -> Issue | None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, JsonValue
 
 from mpctl.spec.base import Count, CountOrZero, StepRanges, StrictModel, Timeout
 
@@ -102,12 +102,36 @@ Name = Annotated[str, MinLen(1), MaxLen(253)]
 """The name of an object or of a resource."""
 
 
+class TolerationSpec(StrictModel):
+    """A taint that the pods tolerate, as in a pod's `tolerations`."""
+
+    key: Name | None = Field(None, description="the taint's key; every taint when absent")
+    value: str | None = Field(None, description="the taint's value; any when absent")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        None, description="the taint's effect; any when absent"
+    )
+    seconds: CountOrZero | None = Field(
+        None, description="seconds that a pod stays after a taint NoExecute; for ever when absent"
+    )
+
+
+class VolumeSpec(StrictModel):
+    """One more volume of the pods, such as a corpus that several teams read."""
+
+    claim: Name = Field(description="PersistentVolumeClaim")
+    mount_path: Name = Field(description="absolute path at which the pods mount it")
+    read_only: bool = Field(True, description="mount it read-only")
+    sub_path: Name | None = Field(None, description="folder of the claim; all of it when absent")
+
+
 class KubernetesSpec(StrictModel):
     """The objects that `--on kubernetes` creates. Their names are checked where they are used, so
     that all are reported at once and in the words of Kubernetes."""
 
-    kind: Literal["TrainJob", "PyTorchJob"] = Field(
-        "TrainJob", description="TrainJob (Kubeflow Trainer v2) or PyTorchJob (Training Operator)"
+    kind: Literal["TrainJob", "PyTorchJob", "JobSet"] = Field(
+        "TrainJob",
+        description="TrainJob (Kubeflow Trainer v2), PyTorchJob (Training Operator) or JobSet, "
+        "which needs the JobSet controller alone",
     )
     image: Name | None = Field(None, description="container image with Python, torch and mpctl")
     namespace: Name | None = Field(None, description="namespace; kubectl's current one when absent")
@@ -121,8 +145,11 @@ class KubernetesSpec(StrictModel):
         None, description="absolute path at which the pods mount the claim; the submitting "
         "machine must see the same files there"
     )  # fmt: skip
+    volumes: list[VolumeSpec] = Field(
+        default_factory=list, description="more claims that the pods mount"
+    )
     runtime: Name = Field(
-        "torch-distributed", description="training runtime of a TrainJob; a PyTorchJob has none"
+        "torch-distributed", description="training runtime of a TrainJob; other kinds have none"
     )
     runtime_kind: Literal["ClusterTrainingRuntime", "TrainingRuntime"] = Field(
         "ClusterTrainingRuntime",
@@ -134,23 +161,75 @@ class KubernetesSpec(StrictModel):
         "ranks on CPU, none on GPUs"
     )  # fmt: skip
     memory_per_node: Name | None = Field(
-        None, description="memory of a pod as Kubernetes takes it, such as 512Gi; none asked for "
-        "when absent"
+        None, description="memory of a pod, requested and its limit, such as 512Gi; when absent, a "
+        "pod requests what the plan knows of and has no limit"
     )  # fmt: skip
+    resources: dict[str, str] = Field(
+        default_factory=dict,
+        description='more resources of a pod, by name: {"rdma/hca" = "8"}',
+    )
+    shared_memory: Name | None = Field(
+        None, description="most memory of /dev/shm, such as 64Gi; the pod's own when absent"
+    )
     queue: Name | None = Field(
         None, description="local queue of Kueue; the job is then created suspended"
     )
     priority_class: Name | None = Field(None, description="workload priority class of Kueue")
     service_account: Name | None = Field(None, description="service account of the pods")
     image_pull_secret: Name | None = Field(None, description="secret to pull the image with")
+    restricted: bool = Field(
+        False,
+        description="pods that the Pod Security Standard `restricted` admits: no root, no further "
+        "privileges, no capabilities, the default seccomp profile",
+    )
+    run_as_user: CountOrZero | None = Field(None, description="user id of the pods; the image's")
+    run_as_group: CountOrZero | None = Field(None, description="group id of the pods; the image's")
+    fs_group: CountOrZero | None = Field(None, description="group that owns the mounted volumes")
+    host_network: bool = Field(
+        False, description="pods use the network of their host; not for a TrainJob"
+    )
+    ipc_lock: bool = Field(
+        False, description="let pods lock memory (capability IPC_LOCK), as RDMA needs it"
+    )
     node_selector: dict[str, str] = Field(
         default_factory=dict, description="labels that the nodes must have, by name"
     )
-    tolerations: list[Name] = Field(
-        default_factory=list, description="keys of taints that the pods tolerate"
+    tolerations: list[Name | TolerationSpec] = Field(
+        default_factory=list,
+        description='taints that the pods tolerate: keys, or {key = "gpu", value = "h100", '
+        'effect = "NoSchedule"}',
+    )
+    same_topology: Name | None = Field(
+        None, description="label of nodes, such as topology.kubernetes.io/zone, whose value should "
+        "be the same for all pods, where that is possible"
+    )  # fmt: skip
+    labels: dict[str, str] = Field(
+        default_factory=dict, description="more labels of object and pods"
+    )
+    annotations: dict[str, str] = Field(
+        default_factory=dict, description="more annotations of object and pods"
     )
     env: dict[str, str] = Field(
         default_factory=dict, description="more environment variables of the pods, by name"
+    )
+    secret_env: dict[str, str] = Field(
+        default_factory=dict,
+        description='environment variables from secrets, by name: {HF_TOKEN = "hub/token"} for the '
+        "key token of the secret hub",
+    )
+    env_from: list[str] = Field(
+        default_factory=list,
+        description="secrets and config maps whose every key becomes an environment variable: "
+        "secret/NAME or configmap/NAME; not for a TrainJob",
+    )
+    ttl_seconds: CountOrZero | None = Field(
+        None, description="seconds after which an object that has ended is deleted; kept when "
+        "absent; not for a TrainJob"
+    )  # fmt: skip
+    pod_patch: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="whatever else the pods need: merged into their template (metadata and spec); "
+        "of lists, items with the same name are merged",
     )
 
 

@@ -7,6 +7,7 @@ and never raise.
                 for or run. Its pods have the label jobset.sigs.k8s.io/jobset-name=NAME.
     PyTorchJob  conditions Created, Running, Restarting, Suspended, Succeeded, Failed. Its pods have
                 the label training.kubeflow.org/job-name=NAME.
+    JobSet      conditions Suspended, Completed, Failed, and pods with the label of a TrainJob's.
 """
 
 from __future__ import annotations
@@ -18,18 +19,14 @@ from pathlib import Path
 
 from mpctl.clusters.backend import ScheduledJob, require_form
 from mpctl.clusters.kubernetes.kubectl import LABEL, Kubectl
-from mpctl.clusters.kubernetes.manifest import API_VERSIONS, JOB_VARIABLE
+from mpctl.clusters.kubernetes.manifest import API_VERSIONS, JOB_VARIABLE, POD_LABELS
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
 
-RESOURCES = {"TrainJob": "trainjobs", "PyTorchJob": "pytorchjobs"}
-POD_LABELS = {
-    "TrainJob": "jobset.sigs.k8s.io/jobset-name",
-    "PyTorchJob": "training.kubeflow.org/job-name",
-}
+RESOURCES = {"TrainJob": "trainjobs", "PyTorchJob": "pytorchjobs", "JobSet": "jobsets"}
 PHASES = {
-    "Failed": "failed", "Complete": "succeeded", "Succeeded": "succeeded",
-    "Suspended": "suspended", "Running": "running",
+    "Failed": "failed", "Complete": "succeeded", "Completed": "succeeded",
+    "Succeeded": "succeeded", "Suspended": "suspended", "Running": "running",
 }  # fmt: skip
 """The meaning of each condition that is true, the most decisive first."""
 NAME = re.compile(LABEL)
@@ -39,7 +36,7 @@ AGAIN = "submit it again with mpctl launch --resume --on kubernetes --submit"
 
 class KubernetesScheduler:
     """Calls kubectl in the namespace that the job was submitted to. A job's id is the name of its
-    object, of the kind TrainJob or PyTorchJob."""
+    object, of the kind TrainJob, PyTorchJob or JobSet."""
 
     def __init__(self, job: JobSpec) -> None:
         settings = job.launch.kubernetes

@@ -56,7 +56,7 @@ KNOWN = (
     KubectlWords(
         "no-such-kind", r"no matches for kind|doesn't have a resource type",
         "the cluster does not know this kind of object",
-        "install Kubeflow Trainer (TrainJob) or the Training Operator (PyTorchJob), or set "
+        "install Kubeflow Trainer (TrainJob), the Training Operator (PyTorchJob) or JobSet, or set "
         "launch.kubernetes.kind to the one that is installed",
     ),
     KubectlWords(

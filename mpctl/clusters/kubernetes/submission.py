@@ -1,4 +1,4 @@
-"""`--on kubernetes --submit`: submits a run whose directory is complete to Kubeflow by kubectl.
+"""`--on kubernetes --submit`: submits a run whose directory is complete by kubectl.
 
 Each pod of the job joins the run as a node (clusters/torchrun/). `--dry-run` prints the object on
 any machine, without kubectl, a cluster, the volume or the data. Only the cluster knows whether the
@@ -14,14 +14,14 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 
 from mpctl.clusters.kubernetes.kubectl import LABEL, Kubectl, KubectlError
-from mpctl.clusters.kubernetes.manifest import manifest_text
+from mpctl.clusters.kubernetes.manifest import CONTAINERS, manifest_text
 from mpctl.durable import write_whole
 from mpctl.errors import Issue
 from mpctl.hosts.checks import named_device
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
-from mpctl.spec.launch import KubernetesSpec
+from mpctl.spec.launch import KubernetesSpec, TolerationSpec
 
 TABLE = "launch.kubernetes"
 LONGEST_JOB_NAME = 40
@@ -30,10 +30,13 @@ SUBDOMAIN = rf"(?=[^/]{{1,253}}(/|\Z)){LABEL}(\.{LABEL})*"
 """DNS labels joined by dots, such as a volume claim's name: `runs.team-a`."""
 QUALIFIED = rf"({SUBDOMAIN}/)?{LABEL_VALUE}"
 """The name of a label, a taint or a resource: `gpu`, `nvidia.com/gpu`."""
+VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 QUANTITY = r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E)?"
 LOWER_CASE = "use lower-case letters, digits and hyphens, with a letter or digit at both ends"
 JOINED = f"{LOWER_CASE}; dots may join several of them"
 PREFIXED = "use NAME or PREFIX/NAME, such as nvidia.com/gpu"
+AMOUNT = "use a number and Mi, Gi or Ti, such as 512Gi"
+LABEL_HINT = "use at most 63 letters, digits, '-', '_' and '.'"
 FORMS = {
     "namespace": (LABEL, f"{LOWER_CASE}, at most 63 characters"),
     "claim": (SUBDOMAIN, JOINED),
@@ -43,11 +46,37 @@ FORMS = {
     "service_account": (SUBDOMAIN, JOINED),
     "image_pull_secret": (SUBDOMAIN, JOINED),
     "gpu_resource": (QUALIFIED, PREFIXED),
-    "memory_per_node": (QUANTITY, "use a number and Mi, Gi or Ti, such as 512Gi"),
+    "memory_per_node": (QUANTITY, AMOUNT),
+    "shared_memory": (QUANTITY, AMOUNT),
+    "resources": (QUALIFIED, PREFIXED),
     "node_selector": (QUALIFIED, PREFIXED),
+    "same_topology": (QUALIFIED, PREFIXED),
+    "labels": (QUALIFIED, PREFIXED),
+    "annotations": (QUALIFIED, PREFIXED),
     "tolerations": (QUALIFIED, PREFIXED),
+    "secret_env": (VARIABLE, "use letters, digits and underscores, and no digit first"),
+    "env_from": (rf"(secret|configmap)/{SUBDOMAIN}", "use secret/NAME or configmap/NAME"),
 }
 """The form of each setting, or of each name in it, and how to write it."""
+VALUES = {
+    "node_selector": (rf"({LABEL_VALUE})?", LABEL_HINT),
+    "labels": (rf"({LABEL_VALUE})?", LABEL_HINT),
+    "resources": (QUANTITY, "use a number, such as 8, or one with Mi, Gi or Ti"),
+    "secret_env": (rf"{SUBDOMAIN}/[-._A-Za-z0-9]{{1,253}}", "use SECRET/KEY, such as hub/token"),
+}
+"""The form of the values of settings by name, and how to write them."""
+RESERVED_LABELS = ("app.kubernetes.io/managed-by", "kueue.x-k8s.io/", "mpctl/")
+SECRET_NAME = re.compile(
+    r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY)$",
+    re.IGNORECASE,
+)
+"""Names of environment variables whose values are secrets."""
+NOT_IN_TRAIN_JOB = {
+    "host_network": "set hostNetwork in the runtime",
+    "env_from": "name each variable in secret_env",
+    "ttl_seconds": "set ttlSecondsAfterFinished in the runtime",
+}
+"""Settings that a TrainJob has no field for, and what to do instead."""
 RESERVED_ENV = frozenset({
     "PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT",
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR",
@@ -58,7 +87,7 @@ a TrainJob that sets those of torchrun (PET_*)."""
 
 
 class KubernetesSubmitter:
-    """Runs as jobs of Kubeflow in the cluster that kubectl is configured for."""
+    """Runs as jobs of Kubeflow, or as JobSets, in the cluster that kubectl is configured for."""
 
     name = "kubernetes"
     shown_anywhere = True
@@ -89,7 +118,7 @@ class KubernetesSubmitter:
         return issues
 
     def document(self, plan: Plan, run: RunDir) -> str:
-        return manifest_text(plan.job, run.path.resolve(), name=self._name(run))
+        return manifest_text(plan, run.path.resolve(), name=self._name(run))
 
     def submit(self, plan: Plan, run: RunDir) -> str:
         """Write RUN/kubernetes.yaml and create the object; its name."""
@@ -132,6 +161,10 @@ def submission_issues(job: JobSpec, run_path: Path, *, is_mounted: bool = True) 
         _device(job),
         form_issues(settings),
         env_issues(settings.env),
+        env_issues(settings.secret_env, "secret_env"),
+        policy_issues(settings),
+        patch_issues(settings.pod_patch),
+        _volume_paths(settings),
         _paths(job, run_path, is_mounted=is_mounted),
     )
     return list(chain.from_iterable(checks))
@@ -167,16 +200,64 @@ def form_issues(settings: KubernetesSpec) -> Iterator[Issue]:
     for key, (form, hint) in FORMS.items():
         value = getattr(settings, key)
         for name in [value] if isinstance(value, str) else value or ():
-            if not re.fullmatch(form, name):
-                is_amount = key == "memory_per_node"
+            text = name.key if isinstance(name, TolerationSpec) else name
+            if text is not None and not re.fullmatch(form, text):
+                is_amount = form == QUANTITY
                 what = "an amount of memory" if is_amount else "a name in Kubernetes"
                 rule = "bad-value" if is_amount else "bad-name"
-                yield Issue(rule, f"{TABLE}.{key}", f"{name!r} is not {what}", hint)
-    for name, value in settings.node_selector.items():
-        if value and not re.fullmatch(LABEL_VALUE, value):
-            message = f"{value!r} cannot be the value of the label {name}"
-            yield Issue("bad-value", f"{TABLE}.node_selector", message,
-                        "use at most 63 letters, digits, '-', '_' and '.'")  # fmt: skip
+                yield Issue(rule, f"{TABLE}.{key}", f"{text!r} is not {what}", hint)
+    for key, (form, hint) in VALUES.items():
+        for name, value in getattr(settings, key).items():
+            if not re.fullmatch(form, value):
+                message = f"{value!r} cannot be the value of {name}"
+                yield Issue("bad-value", f"{TABLE}.{key}", message, hint)
+    for key in ("labels", "annotations"):
+        for name in getattr(settings, key):
+            if name.startswith(RESERVED_LABELS):
+                message = f"{name} is set by mpctl"
+                yield Issue("reserved-label", f"{TABLE}.{key}", message, "leave it out, or use "
+                            "launch.kubernetes.queue and priority_class")  # fmt: skip
+
+
+def policy_issues(settings: KubernetesSpec) -> Iterator[Issue]:
+    """Settings that exclude each other, or that the kind of the object has no field for."""
+    if settings.restricted:
+        where = f"{TABLE}.restricted"
+        for key in ("host_network", "ipc_lock"):
+            if getattr(settings, key):
+                message = f"the policy `restricted` admits no pod with {key}"
+                yield Issue("not-restricted", where, message, f"leave one of restricted and {key} "
+                            "out, or ask for a namespace with a wider policy")  # fmt: skip
+        if settings.run_as_user == 0:
+            yield Issue("not-restricted", where, "run_as_user is 0, which is root, and the policy "
+                        "`restricted` admits no root", "use the id of another user")  # fmt: skip
+    if settings.kind == "TrainJob":
+        for key, way_out in NOT_IN_TRAIN_JOB.items():
+            if getattr(settings, key) not in (None, False, []):
+                message = f"a TrainJob has no field for {key}"
+                yield Issue("no-such-field", f"{TABLE}.{key}", message,
+                            f"{way_out}, or use kind = \"JobSet\"")  # fmt: skip
+
+
+def patch_issues(patch: object) -> Iterator[Issue]:
+    """What is wrong with `pod_patch`."""
+    where = f"{TABLE}.pod_patch"
+    tables = patch if isinstance(patch, dict) else {}
+    for key in tables.keys() - {"metadata", "spec"}:
+        yield Issue("bad-patch", where, f"{key!r} is no part of a pod's template",
+                    "give the tables metadata and spec, as in the template of a Job")  # fmt: skip
+    spec = tables.get("spec", {})
+    containers = spec.get("containers", []) if isinstance(spec, dict) else None
+    if not isinstance(containers, list) or not all(
+        isinstance(item, dict) and isinstance(item.get("name"), str) for item in containers
+    ):
+        names = " or ".join(sorted(set(CONTAINERS.values())))
+        yield Issue("bad-patch", where, "spec.containers must be a list of tables with names",
+                    f"the one that mpctl runs in is named {names}")  # fmt: skip
+    elif any(item["name"] in CONTAINERS.values() and {"command", "args"} & item.keys()
+             for item in containers):  # fmt: skip
+        yield Issue("bad-patch", where, "the command of the container is mpctl's",
+                    "leave command and args out")  # fmt: skip
 
 
 def _paths(job: JobSpec, run_path: Path, *, is_mounted: bool) -> Iterator[Issue]:
@@ -198,11 +279,33 @@ def _paths(job: JobSpec, run_path: Path, *, is_mounted: bool) -> Iterator[Issue]
             "mount the volume there, or submit from a pod that mounts the claim",
         )
         return
-    paths = {"--run-dir": str(run_path), **_read_by_ranks(job)}
-    for setting, path in paths.items():
-        if not Path(path).resolve().is_relative_to(Path(mount).resolve()):
-            message = f"{path} is not below {mount}, the only folder that the pods share"
+    mounts = [mount, *(volume.mount_path for volume in job.launch.kubernetes.volumes)]
+    for setting, path in {"--run-dir": str(run_path), **_read_by_ranks(job)}.items():
+        seen = mounts[:1] if setting == "--run-dir" else mounts
+        if not any(Path(path).resolve().is_relative_to(Path(one).resolve()) for one in seen):
+            message = f"{path} is not below {' or '.join(seen)}, which the pods share"
             yield Issue("not-on-claim", setting, message, f"move it to a folder below {mount}")
+
+
+def _volume_paths(settings: KubernetesSpec) -> Iterator[Issue]:
+    """Further volumes must have paths of their own."""
+    where = f"{TABLE}.volumes"
+    taken = [settings.mount_path, "/dev/shm"]
+    for volume in settings.volumes:
+        path = volume.mount_path
+        if not PurePosixPath(path).is_absolute() or ":" in path:
+            yield Issue("bad-path", where, f"{path!r} is not an absolute path without colons",
+                        "use a path such as /mnt/data")  # fmt: skip
+        elif path in taken:
+            yield Issue("bad-path", where, f"{path} is mounted twice", "use a path for each")
+        if not re.fullmatch(SUBDOMAIN, volume.claim):
+            yield Issue("bad-name", where, f"{volume.claim!r} is not a name in Kubernetes", JOINED)
+        if volume.sub_path is not None and (
+            volume.sub_path.startswith("/") or ".." in PurePosixPath(volume.sub_path).parts
+        ):
+            message = f"sub_path {volume.sub_path!r} leads out of the claim"
+            yield Issue("bad-path", where, message, "use a relative path without '..'")
+        taken.append(path)
 
 
 def _read_by_ranks(job: JobSpec) -> dict[str, str]:
@@ -234,12 +337,17 @@ def claim_issues(claim: object, job: JobSpec) -> Iterator[Issue]:
                     "use a claim with access mode ReadWriteMany")  # fmt: skip
 
 
-def env_issues(names: Iterable[str]) -> Iterator[Issue]:
-    where = "launch.kubernetes.env"
+def env_issues(names: Iterable[str], key: str = "env") -> Iterator[Issue]:
+    """What is wrong with the names of environment variables. key: the setting that has them."""
+    where = f"{TABLE}.{key}"
     for name in names:
         if name in RESERVED_ENV:
-            yield Issue("reserved-variable", where, f"{name} is set by Kubeflow for each pod",
+            yield Issue("reserved-variable", where, f"{name} is set for each pod",
                         "leave it out")  # fmt: skip
-        elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        elif key == "env" and not re.fullmatch(VARIABLE, name):
             yield Issue("bad-name", where, f"{name!r} is not the name of an environment variable",
                         "use letters, digits and underscores, and no digit first")  # fmt: skip
+        elif key == "env" and SECRET_NAME.search(name):
+            message = f"{name} is a secret by its name, and job.json and the object are readable"
+            yield Issue("secret-in-env", where, message, "put it into a secret of the cluster, and "
+                        f'name it: secret_env = {{{name} = "SECRET/KEY"}}')  # fmt: skip

@@ -19,11 +19,16 @@ from typing import Any
 
 import pytest
 
-from tests.clusters.kubernetes.published import pytorch_job_issues, train_job_issues
+from tests.clusters.kubernetes.published import (
+    job_set_issues,
+    pytorch_job_issues,
+    train_job_issues,
+)
 
 GROUPS = {
     "trainer.kubeflow.org/v1alpha1": ("TrainJob", "trainjobs", train_job_issues),
     "kubeflow.org/v1": ("PyTorchJob", "pytorchjobs", pytorch_job_issues),
+    "jobset.x-k8s.io/v1alpha2": ("JobSet", "jobsets", job_set_issues),
 }
 CORE = (("Pod", "pods"), ("PersistentVolumeClaim", "persistentvolumeclaims"))
 

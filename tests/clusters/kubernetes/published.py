@@ -20,11 +20,22 @@ def train_job_issues(document: dict[str, Any]) -> list[str]:
     """How a TrainJob departs from its schema."""
     from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
 
+    return _model_issues(TrainerV1alpha1TrainJob, document, "TrainJob")
+
+
+def job_set_issues(document: dict[str, Any]) -> list[str]:
+    """How a JobSet departs from its schema, which the Trainer's package holds."""
+    from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
+
+    return _model_issues(JobsetV1alpha2JobSet, document, "JobSet")
+
+
+def _model_issues(model: Any, document: dict[str, Any], kind: str) -> list[str]:
     try:
-        parsed = TrainerV1alpha1TrainJob.from_dict(document).to_dict()
+        parsed = model.from_dict(document).to_dict()
     except ValueError as error:
         return [str(error)]
-    return list(_lost(document, parsed, "TrainJob"))
+    return list(_lost(document, parsed, kind))
 
 
 def pytorch_job_issues(document: dict[str, Any]) -> list[str]:

@@ -10,12 +10,19 @@ import pytest
 import yaml
 
 from mpctl.clusters.kubernetes.manifest import CONTAINERS, manifest_text
-from tests.clusters.kubernetes.jobs import EVERYTHING, KINDS, kubernetes_job
-from tests.clusters.kubernetes.published import pytorch_job_issues, train_job_issues
+from mpctl.clusters.torchrun.world import find_world
+from mpctl.planning.plan import make_plan
+from tests.clusters.kubernetes.jobs import EVERYTHING, FURTHER, KINDS, kubernetes_job
+from tests.clusters.kubernetes.pod_security import restricted_issues
+from tests.clusters.kubernetes.published import (
+    job_set_issues,
+    pytorch_job_issues,
+    train_job_issues,
+)
 
 RUN = Path("/mnt/runs/llama")
 SCHEMAS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
-    "TrainJob": train_job_issues, "PyTorchJob": pytorch_job_issues,
+    "TrainJob": train_job_issues, "PyTorchJob": pytorch_job_issues, "JobSet": job_set_issues,
 }  # fmt: skip
 COMMAND = ["mpctl", "launch", "--resume", "--run-dir", str(RUN), "--allow-other-owner",
            "--on", "torchrun"]  # fmt: skip
@@ -23,7 +30,7 @@ COMMAND = ["mpctl", "launch", "--resume", "--run-dir", str(RUN), "--allow-other-
 
 def text_of(kind: str, device: str = "cuda", **settings: Any) -> str:
     job = kubernetes_job(device=device, kind=kind, **settings)
-    return manifest_text(job, RUN, name="llama-1")
+    return manifest_text(make_plan(job), RUN, name="llama-1")
 
 
 def rendered(kind: str, device: str = "cuda", **settings: Any) -> Any:
@@ -36,8 +43,11 @@ def pods(kind: str, document: Any) -> list[Any]:
     if kind == "PyTorchJob":
         replicas = document["spec"]["pytorchReplicaSpecs"]
         return [replica["template"]["spec"] for replica in replicas.values()]
-    (patch,) = document["spec"]["runtimePatches"]
-    (job,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    spec = document["spec"]
+    if kind == "TrainJob":
+        (patch,) = spec["runtimePatches"]
+        spec = patch["trainingRuntimeSpec"]["template"]["spec"]
+    (job,) = spec["replicatedJobs"]
     assert job["name"] == "node"
     return [job["template"]["spec"]["template"]["spec"]]
 
@@ -55,6 +65,8 @@ def test_it_is_valid_under_the_published_schema(
     kind: str, settings: dict[str, Any], device: str
 ) -> None:
     assert SCHEMAS[kind](rendered(kind, device, **settings)) == []
+    if settings and kind != "TrainJob":
+        assert SCHEMAS[kind](rendered(kind, device, **settings, **FURTHER)) == []
 
 
 WRONG: list[tuple[str, tuple[str | int, ...], Any]] = [
@@ -100,6 +112,11 @@ def test_its_world_is_that_of_the_plan(kind: str) -> None:
         trainer = spec["trainer"]
         assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 4)
         resources = trainer["resourcesPerNode"]
+    elif kind == "JobSet":
+        (replicated,) = spec["replicatedJobs"]
+        job = replicated["template"]["spec"]
+        assert (job["parallelism"], job["completions"], job["backoffLimit"]) == (2, 2, 0)
+        resources = job["template"]["spec"]["containers"][0]["resources"]
     else:
         replicas = spec["pytorchReplicaSpecs"]
         assert spec["nprocPerNode"] == "4"
@@ -109,13 +126,30 @@ def test_its_world_is_that_of_the_plan(kind: str) -> None:
         (container,) = replicas["Worker"]["template"]["spec"]["containers"]
         resources = container["resources"]
     # Requests too: with limits alone the Trainer starts one process a node.
-    assert resources == {"requests": {"nvidia.com/gpu": "4"}, "limits": {"nvidia.com/gpu": "4"}}
+    assert resources["limits"] == {"nvidia.com/gpu": "4"}
+    assert resources["requests"].items() >= resources["limits"].items()
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_pod_requests_the_memory_that_the_plan_knows_of(device: str) -> None:
+    """So that it is not the first that a full node evicts; a figure of one's own is a limit too."""
+    (pod,) = pods("JobSet", rendered("JobSet", device))
+    resources = pod["containers"][0]["resources"]
+    plan = make_plan(kubernetes_job(device=device, kind="JobSet"))
+    assert plan.estimate is not None
+    step = 4 * plan.estimate.memory[0].allocated_bytes if device == "cpu" else 0
+    copies = plan.estimate.checkpoint_bytes  # one replica writes, and a node has all of it
+    asked = int(resources["requests"]["memory"].removesuffix("Mi")) * 2**20
+    assert 0 <= asked - (step + copies) < 2**20 and "memory" not in resources["limits"]
+    (pod,) = pods("JobSet", rendered("JobSet", device, memory_per_node="1Gi"))
+    resources = pod["containers"][0]["resources"]
+    assert resources["requests"]["memory"] == resources["limits"]["memory"] == "1Gi"
 
 
 def test_a_pytorch_job_of_one_node_has_no_worker_and_none_is_restarted() -> None:
     job = kubernetes_job(kind="PyTorchJob")
     cluster = job.cluster.model_copy(update={"nodes": 1})
-    text = manifest_text(job.model_copy(update={"cluster": cluster}), RUN, name="a")
+    text = manifest_text(make_plan(job.model_copy(update={"cluster": cluster})), RUN, name="a")
     spec = yaml.safe_load(text)["spec"]
     assert list(spec["pytorchReplicaSpecs"]) == ["Master"]
     assert spec["pytorchReplicaSpecs"]["Master"]["restartPolicy"] == "Never"
@@ -135,7 +169,7 @@ def test_a_queue_of_kueue_gets_a_suspended_job(kind: str) -> None:
     assert labels["kueue.x-k8s.io/queue-name"] == "gpus"
     assert labels["kueue.x-k8s.io/priority-class"] == "high"
     spec = document["spec"]
-    assert (spec if kind == "TrainJob" else spec["runPolicy"])["suspend"] is True
+    assert (spec["runPolicy"] if kind == "PyTorchJob" else spec)["suspend"] is True
     assert "suspend" not in text_of(kind)
 
 
@@ -146,10 +180,72 @@ def test_further_settings_reach_the_pods(kind: str) -> None:
     assert document["metadata"]["namespace"] == "team-a"
     for pod in pods(kind, document):
         assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "H100"}
-        assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+        assert pod["tolerations"] == [
+            {"key": "nvidia.com/gpu", "operator": "Exists"},
+            {"key": "team", "operator": "Equal", "value": "a", "effect": "NoSchedule"},
+            {"key": "gone", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 60},
+        ]
         assert pod["serviceAccountName"] == "trainer"
         assert pod["imagePullSecrets"] == [{"name": "registry"}]
+        assert pod["securityContext"] == {"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 2000}
+        (container,) = pod["containers"]
+        assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+        assert {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}} in (
+            pod["volumes"]
+        )
+        corpora = {"claimName": "corpora", "readOnly": True}
+        assert {"name": "volume-0", "persistentVolumeClaim": corpora} in pod["volumes"]
+        assert pod["volumes"][-1] == {"name": "scratch", "emptyDir": {"sizeLimit": "1Ti"}}
+        mount = {
+            "name": "volume-0",
+            "mountPath": "/mnt/corpora",
+            "readOnly": True,
+            "subPath": "web",
+        }
+        assert mount in container["volumeMounts"]
+        ((preferred,),) = pod["affinity"]["podAffinity"].values()
+        assert preferred["podAffinityTerm"]["topologyKey"] == "topology.kubernetes.io/zone"
     assert "memory: 512Gi" in text and "cpu: '96'" in text and "name: NCCL_DEBUG" in text
+    assert "rdma/hca: '8'" in text and text.count("example.com/owner") >= 2
+    secret = {"secretKeyRef": {"name": "hub", "key": "token"}}
+    trainer = document["spec"].get("trainer")
+    for pod in pods(kind, document):
+        env = (trainer or pod["containers"][0])["env"]
+        assert {"name": "HF_TOKEN", "valueFrom": secret} in env
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_restricted_policy_admits_the_pods_on_request(kind: str) -> None:
+    """By the published rules of the policy; without the setting they are refused."""
+    settings = {**EVERYTHING, "ipc_lock": False}
+    for pod in pods(kind, rendered(kind, **settings, restricted=True)):
+        assert list(restricted_issues(pod)) == []
+    for pod in pods(kind, rendered(kind, **EVERYTHING)):
+        assert "runAsNonRoot" in list(restricted_issues(pod))
+
+
+def test_settings_that_a_train_job_has_no_field_for() -> None:
+    (pod,) = pods("JobSet", document := rendered("JobSet", **FURTHER))
+    assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    (container,) = pod["containers"]
+    assert container["envFrom"] == [
+        {"secretRef": {"name": "hub"}}, {"configMapRef": {"name": "nccl"}},
+    ]  # fmt: skip
+    assert document["spec"]["ttlSecondsAfterFinished"] == 3600
+    assert rendered("PyTorchJob", **FURTHER)["spec"]["runPolicy"]["ttlSecondsAfterFinished"] == 3600
+
+
+def test_a_pod_of_a_job_set_finds_its_place_and_node_0() -> None:
+    (pod,) = pods("JobSet", rendered("JobSet"))
+    env = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
+    (index,) = (one["valueFrom"]["fieldRef"]["fieldPath"] for one in pod["containers"][0]["env"]
+                if one["name"] == "PET_NODE_RANK")  # fmt: skip
+    assert index == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    world = find_world({**{k: v for k, v in env.items() if v is not None}, "PET_NODE_RANK": "1"})
+    assert world is not None
+    assert (world.nodes, world.node, world.ranks_per_node) == (2, 1, 4)
+    assert env["PET_MASTER_ADDR"] == "llama-1-node-0-0.llama-1"
+    assert pod["restartPolicy"] == "Never"
 
 
 def test_the_text_has_no_anchors() -> None:

@@ -28,7 +28,7 @@ from mpctl.clusters.kubernetes.submission import (
     submission_issues,
 )
 from tests.clusters.kubernetes.api_server import Cluster
-from tests.clusters.kubernetes.jobs import EVERYTHING, kubernetes_job
+from tests.clusters.kubernetes.jobs import EVERYTHING, FURTHER, kubernetes_job
 from tests.clusters.kubernetes.published import train_job_issues
 from tests.launch.command import arguments
 
@@ -53,6 +53,34 @@ def test_everything_that_is_missing_or_wrong_is_reported_at_once(tmp_path: Path)
     keys = ("image", "namespace", "claim", "gpu_resource", "memory_per_node", "node_selector",
             "tolerations", "node_selector", "env")  # fmt: skip
     assert found == [*(f"launch.kubernetes.{key}" for key in keys), "--run-dir"]
+
+
+def test_policies_patches_and_secrets_are_checked(tmp_path: Path) -> None:
+    found = wheres(
+        tmp_path / "run", tmp_path, restricted=True, ipc_lock=True, run_as_user=0,
+        env={"HF_TOKEN": "hf_abc", "TOKENIZERS_PARALLELISM": "false"}, host_network=True,
+        secret_env={"A": "no-key", "RANK": "a/b"}, env_from=["hub"], ttl_seconds=1,
+        labels={"kueue.x-k8s.io/queue-name": "q", "team": "a b"}, resources={"rdma/hca": "many"},
+        volumes=[{"claim": "C", "mount_path": "data"},
+                 {"claim": "c", "mount_path": "/dev/shm", "sub_path": "../x"}],
+        pod_patch={"kind": "Pod", "spec": {"containers": [{"name": "node", "command": ["sh"]}]}},
+    )  # fmt: skip
+    assert found == [f"launch.kubernetes.{key}" for key in (
+        "env_from", "labels", "resources", "secret_env", "labels", "env", "secret_env",
+        *["restricted"] * 3, "host_network", "env_from", "ttl_seconds", *["pod_patch"] * 2,
+        *["volumes"] * 4,
+    )]  # fmt: skip
+    assert wheres(tmp_path / "run", tmp_path, kind="JobSet", **EVERYTHING, **FURTHER) == []
+
+
+def test_a_further_volume_may_hold_the_data_but_not_the_run(tmp_path: Path) -> None:
+    mount, corpora = tmp_path / "mount", tmp_path / "corpora"
+    mount.mkdir()
+    job = kubernetes_job(mount, volumes=[{"claim": "corpora", "mount_path": str(corpora)}])
+    data = job.data.model_copy(update={"path": str(corpora / "web"), "corpus": None})
+    job = job.model_copy(update={"data": data})
+    assert submission_issues(job, mount / "run") == []
+    assert [issue.where for issue in submission_issues(job, corpora / "run")] == ["--run-dir"]
 
 
 def test_the_run_and_what_its_ranks_read_must_be_on_the_claim(tmp_path: Path) -> None:
