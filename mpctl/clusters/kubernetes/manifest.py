@@ -201,7 +201,8 @@ def pod_template(plan: Plan, run: Path, *, name: str) -> Manifest:
     metadata = {"labels": dict(settings.labels), "annotations": dict(settings.annotations)}
     if any(metadata.values()):
         template = {"metadata": {k: v for k, v in metadata.items() if v}, **template}
-    return _merged(template, settings.pod_patch)
+    merged: Manifest = _merged(template, settings.pod_patch)
+    return merged
 
 
 def _environment(settings: KubernetesSpec, name: str) -> list[Manifest]:
