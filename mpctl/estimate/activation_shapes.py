@@ -204,7 +204,6 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
     vocab = padded_vocab(model.vocab, tp=tp, divisor=model.vocab_divisor)
     features, sizes = grid.feature_parts, local_sizes(layout)
     table_parts = grid.parts(grid.weight_axes(("vocab", "hidden"))[0])
-    is_narrowed = grid.mode == "1d"  # on a grid logits of pad rows are computed and ignored
     input_parts = tp if t.partition_activations else 1
     assumed = memory.assumes_dropout and model.attention == "unfused"
     return ActivationShapes(
@@ -223,7 +222,7 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
         kv=key_value_columns(model) // features,
         heads=model.heads // features,
         ffn=model.ffn // features,
-        vocab=min(vocab // features, model.vocab) if is_narrowed else vocab // features,
+        vocab=vocab // features,
         table_rows=vocab // table_parts,
         head_size=model.head_size,
         kv_heads=model.kv_heads,

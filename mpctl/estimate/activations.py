@@ -381,10 +381,8 @@ def loss_bytes(shapes: ActivationShapes, seq: str, logit_bytes: float) -> float:
     working = shapes.wide * (logits if logits <= block else 2 * block)
     if shapes.is_cuda or (shapes.wide == shapes.value and logits <= block):
         working = 0  # in place
+    table = table_bytes(shapes)
     if shapes.mode != "1d":
-        table = table_bytes(shapes)
         return max(working, head_bytes(shapes, x=stream, w=table, y=logits * shapes.value))
     gathers = 2 * stream if shapes.splits else 0.0
-    padded = shapes.table_rows if shapes.table_rows > shapes.vocab else 0
-    table = (shapes.vocab + padded) * shapes.hidden * shapes.value
     return max(working, stream + gathers + table)

@@ -75,7 +75,7 @@ class FamilyModule(nn.Module):
         raise NotImplementedError
 
     def forward(self, batch: Batch, rng: CounterRNG | None = None) -> Any:
-        """Logits of this rank's words, [b, s/c, v_local], of a model in one stage."""
+        """Logits of this rank's words, [b, s/c, words], of a model in one stage."""
         raise NotImplementedError
 
     def rng_sites(self) -> dict[str, tuple[str, ...]]:
@@ -109,7 +109,7 @@ class EncoderDecoderModule(FamilyModule):
         self, batch: Batch, source: Tensor, caches: Sequence[DecoderCaches], *,
         mask: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Logits [b, v_local] behind the last of `decoder_tokens` [b, q], which follow those in
+        """Logits [b, words] behind the last of `decoder_tokens` [b, q], which follow those in
         the caches, one pair a layer. source: y; mask as for `encode`."""
         raise NotImplementedError
 

@@ -5,7 +5,8 @@ the first, the exit with the last. A tied head needs the word table, so that the
 What is split over tensor-parallel ranks comes from `ShardContext.layers`; nothing here names a
 split module.
 
-Letters: b batch, s sequence, h hidden, v vocabulary; t tp, c cp.
+Letters: b batch, s sequence, h hidden, v vocabulary; t tp, c cp. v_local: columns of a rank's
+logits, which are its words and behind them the padding of the table (`without_padding`).
 """
 
 from __future__ import annotations
@@ -244,6 +245,16 @@ def padded(model: ModelSpec, group: Group) -> int:
     return padded_vocab(model.vocab, tp=group.size, divisor=model.vocab_divisor)
 
 
+def own_words(model: ModelSpec, shard_context: ShardContext) -> range:
+    """Global ids of the words of this rank's logits; the columns behind theirs are padding."""
+    return shard_context.own_words(model.vocab, padded_vocab=padded(model, shard_context.tp))
+
+
+def without_padding(logits: Tensor, model: ModelSpec, shard_context: ShardContext) -> Tensor:
+    """Logits [.., v_local] of a head -> a view of those of this rank's words."""
+    return logits[..., : len(own_words(model, shard_context))]
+
+
 def output_head(
     model: ModelSpec, training: TrainingSpec, shard_context: ShardContext
 ) -> nn.Module | None:
@@ -268,8 +279,8 @@ def word_losses(
 ) -> Tensor:
     """-log p(target) of every token: logits [b, s/c, v_local], targets [b, s/c] -> [b, s/c]; the
     vocabulary is never gathered."""
-    rows = padded(model, shard_context.tp)
-    return shard_context.cross_entropy(logits, targets, padded_vocab=rows)
+    words = own_words(model, shard_context)
+    return shard_context.cross_entropy(logits, targets, words=words)
 
 
 def weighted_sum(losses: Tensor, weights: Tensor) -> Tensor:
@@ -337,8 +348,9 @@ class SingleStackModule(FamilyModule):
         return (self.compute_loss(hidden, batch),) if self.stage_slice.has_exit else (hidden,)
 
     def forward(self, batch: Batch, rng: CounterRNG | None = None) -> Any:
-        """Logits, as `logits` gives them, of a model in one stage."""
-        return self.logits(self._transform(self.embed(batch, rng), batch, rng))
+        """Logits of this rank's words, in the form of `logits`, of a model in one stage."""
+        hidden = self._transform(self.embed(batch, rng), batch, rng)
+        return self.without_padding(self.logits(hidden))
 
     def _transform(self, hidden: Tensor, batch: Batch, rng: CounterRNG | None) -> Tensor:
         kwargs, context = self.layer_kwargs(batch), self.shard_context
@@ -358,7 +370,7 @@ class SingleStackModule(FamilyModule):
     def decode_step(
         self, batch: Batch, caches: Sequence[KeyValueCache], *, mask: Tensor | None = None
     ) -> Tensor:
-        """Logits [b, v_local] of the last of the batch's positions, which follow those in the
+        """Logits [b, words] of the last of the batch's positions, which follow those in the
         caches, one a layer; needs a model in one stage without sequence or context parallelism.
 
         batch: of the new positions alone, with their `positions` [b, s]. mask [b, 1, s or 1, all
@@ -367,7 +379,7 @@ class SingleStackModule(FamilyModule):
         hidden, positions = self.embed(batch, None), batch["positions"]
         for layer, cache in zip(self.layers.values(), caches, strict=True):
             hidden = layer(hidden, None, mask=mask, positions=positions, cache=cache)
-        logits: Tensor = self.logits(hidden[:, -1:])
+        logits: Tensor = self.without_padding(self.logits(hidden[:, -1:]))
         return logits[:, 0]
 
     def embed(self, batch: Batch, rng: CounterRNG | None) -> Tensor:
@@ -381,6 +393,10 @@ class SingleStackModule(FamilyModule):
     def logits(self, hidden: Tensor) -> Any:
         """Hidden states behind the last layer [b, s/c, h] -> [b, s/c, v_local], or another form."""
         return self.word_logits(self.final_norm(hidden))
+
+    def without_padding(self, logits: Any) -> Any:
+        """What `logits` gives -> the same with this rank's words alone."""
+        return without_padding(logits, self.model, self.shard_context)
 
     def compute_loss(self, hidden: Tensor, batch: Batch) -> Tensor:
         """Hidden states behind the last layer -> the loss, a scalar (see

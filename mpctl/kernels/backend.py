@@ -197,20 +197,22 @@ class KernelBackend:
 
     def logits_gradient(
         self, logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, hit: Tensor, *,
-        overwrite: bool,
+        words: int, overwrite: bool,
     ) -> Tensor:  # fmt: skip
-        """[n, v]: exp(z - peak) share, and `hit` more in the row's column; share, hit: [n].
-        overwrite: in the memory of the logits."""
+        """[n, v]: exp(z - peak) share, and `hit` more in the row's column, in the first `words`
+        columns, and 0 in the others; share, hit: [n]. overwrite: in the memory of the logits."""
         result = logits if overwrite else torch.empty_like(logits)
-        for rows in _row_blocks(logits):
+        result[:, words:].zero_()
+        own, given = result[:, :words], logits[:, :words]
+        for rows in _row_blocks(own):
             # softmax, times the incoming gradient, then less what the target has of it
-            out = result[rows] if result.dtype == peak.dtype else None
-            work = torch.sub(logits[rows], peak[rows, None], out=out).exp_()
+            out = own[rows] if own.dtype == peak.dtype else None
+            work = torch.sub(given[rows], peak[rows, None], out=out).exp_()
             work.mul_(share[rows, None])
             place = column[rows, None].clamp(min=0)
             work.scatter_add_(1, place, hit[rows, None].to(work.dtype))
             if out is None:
-                result[rows] = work
+                own[rows] = work
         return result
 
     def fp8_cast(

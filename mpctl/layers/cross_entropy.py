@@ -9,7 +9,8 @@ All is computed in float32 (in float64 for float64 logits), by three passes of t
 maximum, sums, gradient. The logits and two floats a row are saved for backward, which computes the
 exponentials again. So the peak is the logits and their gradient, both in the logits' dtype; no
 float32 copy of either exists. With `overwrite` the gradient takes the memory of the logits, and the
-peak is the logits alone.
+peak is the logits alone. Columns behind the words, which pad the table of a head, are not read, and
+their gradient is 0.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ IGNORED = -100  # as torch's cross entropy has it
 
 
 def vocab_parallel_cross_entropy(
-    logits: Tensor, targets: Tensor, *, group: Group, first: int, overwrite: bool = False,
-    backend: KernelBackend = TORCH_BACKEND,
+    logits: Tensor, targets: Tensor, *, group: Group, first: int, words: int | None = None,
+    overwrite: bool = False, backend: KernelBackend = TORCH_BACKEND,
 ) -> Tensor:  # fmt: skip
     """The loss of every position, [b, s], equal on every rank of `group`; differentiable.
 
-    logits: [b, s, v_local], the words of this rank; v_local may be 0. targets: [b, s], global ids.
+    logits: [b, s, v_local], the words of this rank, then padding; v_local may be 0. words: how many
+    of the columns are words, which may be none; by default all. targets: [b, s], global ids.
     first: global id of local column 0. A target IGNORED has loss and gradient 0; a mean over the
     other positions is the caller's. Any other target that no rank holds is treated as a word with
     logit m. overwrite: backward writes the gradient over the logits. A second backward then raises
@@ -40,25 +42,27 @@ def vocab_parallel_cross_entropy(
 
     Losses are float32 (float64 for float64 logits).
     """
-    return _CrossEntropy.apply(logits, targets, group, first, overwrite, backend)
+    words = logits.shape[-1] if words is None else words
+    return _CrossEntropy.apply(logits, targets, group, first, words, overwrite, backend)
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, group: Group, first: int, overwrite: bool,
-        backend: KernelBackend,
+        ctx: Any, logits: Tensor, targets: Tensor, group: Group, first: int, words: int,
+        overwrite: bool, backend: KernelBackend,
     ) -> Tensor:  # fmt: skip
         # [b, s, v_local] -> [n, v_local], n = b*s
         flat, wanted = logits.flatten(0, -2), targets.reshape(-1)
-        valid, local = wanted != IGNORED, wanted - first
+        valid, local, own = wanted != IGNORED, wanted - first, flat[:, :words]
         # of another rank's word, and of none, -1
-        column = local.masked_fill(~(valid & (local >= 0) & (local < flat.shape[1])), -1)
-        peak = group.all_reduce(backend.row_maximum(flat), op="max")
-        target, total = backend.own_sums(flat, column, peak)
+        column = local.masked_fill(~(valid & (local >= 0) & (local < words)), -1)
+        peak = group.all_reduce(backend.row_maximum(own), op="max")
+        target, total = backend.own_sums(own, column, peak)
         target, total = group.all_reduce(target), group.all_reduce(total)
         ctx.save_for_backward(flat, column, valid, peak, total)
-        ctx.shape, ctx.overwrite, ctx.backend = logits.shape, overwrite, backend
+        ctx.words, ctx.overwrite, ctx.backend = words, overwrite, backend
+        ctx.shape = logits.shape
         return total.log().sub_(target).masked_fill_(~valid, 0.0).view(targets.shape)
 
     @staticmethod
@@ -67,6 +71,6 @@ class _CrossEntropy(torch.autograd.Function):
         weight = grad.reshape(-1).masked_fill(~valid, 0.0)
         hits = -weight * (column >= 0)
         result = ctx.backend.logits_gradient(
-            flat, column, peak, weight / total, hits, overwrite=ctx.overwrite
+            flat, column, peak, weight / total, hits, words=ctx.words, overwrite=ctx.overwrite
         )
-        return result.view(ctx.shape), *[None] * 5
+        return result.view(ctx.shape), *[None] * 6

@@ -4,7 +4,9 @@ As in Megatron-LM (arXiv 1909.08053, section 3), a rank looks up the tokens of i
 vocabulary and takes zero vectors for all others; one all-reduce of b*s*h elements sums the vectors
 (operator g of mappings.py). The output head is a column-parallel product whose logits stay split
 over the vocabulary, as the loss expects them (cross_entropy.py). Rows that only pad the table to a
-divisible size make no logit, so that the loss does not depend on t.
+divisible size are multiplied like the others, since 16-bit products whose rows are no multiple of
+16 bytes take kernels of half the rate (estimate/kernels.py). The loss skips their columns, so that
+it does not depend on t, and their gradient is 0.
 
 With sequence parallelism (arXiv 2205.05198, section 4.2.2) the vectors are reduce-scattered to
 [b, s/t, h] (in backward 1 all-gather). The head gathers the positions for its product: 1 all-gather
@@ -68,14 +70,12 @@ class _VocabTable(nn.Module):
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [b, s, v_local] of the words in `vocab_range`, which may be none, by this table as
-        output head: its own, or tied to the embedding. hidden: [b, s, h], or [b, s/t, h] with
-        sequence_parallel."""
-        words = len(self.vocab_range)
-        weight = self.weight if words == len(self.weight) else self.weight[:words]
-        # [b, s, h] or [b, s/t, h] -> [b, s, v_local]
+        """Logits [b, s, padded_vocab/t] of all rows of this table as output head: its own, or tied
+        to the embedding. The columns behind those of `vocab_range` are padding. hidden: [b, s, h],
+        or [b, s/t, h] with sequence_parallel."""
+        # [b, s, h] or [b, s/t, h] -> [b, s, padded_vocab/t]
         return column_product(
-            hidden, weight, group=self.group, sequence_parallel=self.sequence_parallel
+            hidden, self.weight, group=self.group, sequence_parallel=self.sequence_parallel
         )
 
     def extra_repr(self) -> str:
@@ -110,11 +110,13 @@ class VocabParallelEmbedding(_VocabTable):
 class OutputHead(_VocabTable):
     """An output head with a table of its own, not tied to the embedding.
 
-    Returns logits of this rank's words only; `vocab_parallel_cross_entropy` takes them split.
+    Returns logits of this rank's rows only; `vocab_parallel_cross_entropy` takes them split, and
+    the number of words among them.
     """
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """hidden [b, s, h], or [b, s/t, h] with sequence_parallel -> logits [b, s, v_local]."""
+        """hidden [b, s, h], or [b, s/t, h] with sequence_parallel -> logits [b, s,
+        padded_vocab/t]."""
         return self.logits(hidden)
 
 

@@ -80,7 +80,8 @@ class TensorParallel(Protocol):
         [b, s, hidden] -> [b, s, v_local]."""
 
     def output_head(self, vocab: int, hidden: int, *, padded_vocab: int, init: Init) -> nn.Module:
-        """[b, s, hidden] -> logits [b, s, v_local] of this rank's words."""
+        """[b, s, hidden] -> logits [b, s, v_local] of this rank's words (`own_words`), which
+        columns of padding may follow."""
 
 
 class TensorParallel1D:
@@ -241,14 +242,19 @@ class ShardContext:
         """A bias per word, [padded_vocab/t], added to the logits, initially zeros."""
         return self.parameter((padded_vocab,), ("vocab",), ZEROS)
 
-    def cross_entropy(self, logits: Tensor, targets: Tensor, *, padded_vocab: int) -> Tensor:
+    def own_words(self, vocab: int, *, padded_vocab: int) -> range:
+        """Global ids of the words of this rank's logits, without padding; may be empty."""
+        own = self.block(padded_vocab, self.grid.feature_axes)
+        return range(min(own.start, vocab), min(own.stop, vocab))
+
+    def cross_entropy(self, logits: Tensor, targets: Tensor, *, words: range) -> Tensor:
         """Logits [b, s, v_local], targets [b, s] of the full micro batch -> losses [b, s] of this
-        rank's samples inside. Three all-reduces of b*s numbers (cross_entropy.py); overwrites the
-        logits in backward."""
-        axes = self.grid.feature_axes
+        rank's samples inside. words: `own_words`; columns behind them are padding. Three
+        all-reduces of b*s numbers (cross_entropy.py); overwrites the logits in backward."""
         return vocab_parallel_cross_entropy(
-            logits, self.own_samples(targets, inside=True), group=self.group(*axes),
-            first=self.block(padded_vocab, axes).start, overwrite=True, backend=self.backend,
+            logits, self.own_samples(targets, inside=True),
+            group=self.group(*self.grid.feature_axes), first=words.start, words=len(words),
+            overwrite=True, backend=self.backend,
         )  # fmt: skip
 
     def fp8_operands(self) -> Fp8Operands | None:

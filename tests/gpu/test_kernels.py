@@ -127,7 +127,7 @@ def cross_entropy(kernels: KernelBackend, logits: Tensor) -> list[Tensor]:
     peak = kernels.row_maximum(logits)
     shares, sums = kernels.own_sums(logits, column, peak)
     hit = torch.full_like(peak, -0.9)
-    slope = kernels.logits_gradient(logits, column, peak, 1 / sums, hit, overwrite=False)
+    slope = kernels.logits_gradient(logits, column, peak, 1 / sums, hit, words=600, overwrite=False)
     return [each.cpu() for each in (peak, shares, sums, slope)]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -70,7 +72,7 @@ def test_split_logits_have_the_loss_and_gradient_of_the_definition() -> None:
             case += 1
 
 
-def _alone(leaf: Tensor, targets: Tensor, **more: bool) -> Tensor:
+def _alone(leaf: Tensor, targets: Tensor, **more: Any) -> Tensor:
     return vocab_parallel_cross_entropy(leaf, targets, group=Group(), first=0, **more)
 
 
@@ -108,6 +110,26 @@ def test_the_loss_keeps_the_logits_and_little_else() -> None:
     kept = saved_bytes(lambda: _alone(logits, torch.zeros(1, n, dtype=torch.long)))
     # two floats, a column number and a flag a row
     assert kept <= n * v * 2 + n * (4 + 4 + 8 + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("words", [V, 0])
+def test_columns_of_padding_do_not_show(dtype: torch.dtype, overwrite: bool, words: int) -> None:
+    """Whatever they hold: losses and gradients are those of the words alone, to the bit."""
+    found = []
+    for padding in (0, 5):
+        leaf = _logits(dtype, 4.0)[..., :words]
+        filled = torch.cat([leaf, torch.full((3, 7, padding), torch.nan, dtype=dtype)], -1)
+        leaf = filled.requires_grad_()
+        loss = _alone(leaf * 1, TARGETS, words=words, overwrite=overwrite)
+        loss.backward(WEIGHTS.to(loss.dtype))
+        assert leaf.grad is not None
+        found.append((loss.detach(), leaf.grad))
+    (loss, gradient), (padded_loss, padded) = found
+    assert torch.equal(loss.isnan(), padded_loss.isnan()) and (words == 0 or not loss.isnan().any())
+    assert words == 0 or torch.equal(loss, padded_loss)
+    assert torch.equal(gradient, padded[..., :words]) and not padded[..., words:].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -23,6 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from mpctl.estimate.kernels import Rates, Speed
+from mpctl.estimate.time import get_clock
+from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.topology import job_topology
 from mpctl.pipeline.schedule.orders import Action
 from mpctl.pipeline.schedule.program import Step
@@ -33,6 +35,7 @@ from mpctl.rehearsal.kernel_counts import Touched, tensor_bytes
 from mpctl.rehearsal.worker import rehearse_rank
 from mpctl.rundir.rank_files import AuditRow, StepAudit
 from mpctl.runtime.activity import Activity
+from mpctl.sharding import padded_vocab
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from tests.runtime.test_axes import SHAPES
@@ -200,6 +203,24 @@ def test_the_loss_keeps_to_its_limits(tp: int, launches: int, mebibytes: int) ->
     assert {row["phase"] for row in rows} == {"forward", "backward"}
     assert sum(row["launches"] for row in rows) <= launches
     assert sum(row["bytes"] for row in rows) <= mebibytes * MIB
+
+
+@pytest.mark.parametrize(("layer", "tp", "module"), [("gpt", 1, "logits"), ("llama", 2, "head")])
+def test_a_head_multiplies_the_padded_table_as_planned(layer: str, tp: int, module: str) -> None:
+    """GPT-2's 50,257 words, rank 0 and the last: the rows that the plan prices, and two products
+    in backward, without a gradient of the whole table or of all logits made of zeros."""
+    job = load_job(None, settings(tp=tp, **{**WHOLE, **LAYERS[layer], "model__vocab": 50257}))
+    operators = get_clock(JobLayout.of(job)).operators
+    (head,) = operators.layout.table.flows[0].exit.part.products
+    m, k, n = operators.shape(head)
+    assert n == padded_vocab(50257, tp=tp) // tp
+    for rank in {0, tp - 1}:
+        audit = rehearse_rank(job, job_topology(job), rank, audits=True)["audit"]
+        forward, backward = (find(audit, module, phase) for phase in ("forward", "backward"))
+        assert (forward["flops"], backward["flops"]) == (2 * m * k * n, 4 * m * k * n)
+        assert forward["operations"] == {"mm": 1}
+        sent = {"allreduce_": 1} if tp > 1 else {}
+        assert backward["operations"] == {"mm": 2, **sent}
 
 
 @pytest.mark.slow

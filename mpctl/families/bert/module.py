@@ -11,6 +11,8 @@ do the rest.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -66,16 +68,21 @@ class BERT(SingleStackModule):
         return self.embedding.dropped(self.embedding.get_submodule("norm")(hidden), rng)
 
     def logits(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Hidden states behind the last layer -> logits [b, s/c, v_local] of this rank's words
-        and, on the ranks that hold the first token, next-sentence logits [b, 2]."""
+        """Hidden states behind the last layer -> logits [b, s/c, v_local], padding behind the
+        words, and, on the ranks that hold the first token, next-sentence logits [b, 2]."""
         assert self.head is not None
         hidden = self.final_norm(hidden)
         logits = self.word_logits(self.transform_norm(self.activation(self.transform(hidden))))
-        logits = logits + self.head.get_parameter("bias")[: logits.shape[-1]]
+        logits = logits + self.head.get_parameter("bias")
         if not self.shard_context.holds_first_position:
             return logits, None
         # [b, s, h] -> [b, 1, h] -> [b, 2]
         return logits, self.next(torch.tanh(self.pooler(hidden[:, :1])))[:, 0]
+
+    def without_padding(self, logits: tuple[Tensor, Tensor | None]) -> Any:
+        """See SingleStackModule."""
+        words, follows = logits
+        return super().without_padding(words), follows
 
     def compute_loss(self, hidden: Tensor, batch: Batch) -> Tensor:
         """The sum over samples of their masked-word loss and, on the ranks that hold the first

@@ -27,6 +27,7 @@ from mpctl.families.parts import (
     output_head,
     self_attention_layers,
     weighted_sum,
+    without_padding,
     word_losses,
 )
 from mpctl.families.t5.samples import T5Samples
@@ -165,9 +166,10 @@ class T5(EncoderDecoderModule):
         return (weighted_sum(losses, batch["weights"]),)
 
     def forward(self, batch: Batch, rng: CounterRNG | None = None) -> Tensor:
-        """Logits [b, q/c, v_local] of a model in one stage."""
+        """Logits [b, q/c, words] of this rank's words, of a model in one stage."""
         source = self.encode((), batch, rng)
-        return self.logits(self.decode((source,), batch, rng)[0])
+        logits = self.logits(self.decode((source,), batch, rng)[0])
+        return without_padding(logits, self.model, self.shard_context)
 
     def encode(
         self, state: State, batch: Batch, rng: CounterRNG | None, *, mask: Tensor | None = None
@@ -188,13 +190,14 @@ class T5(EncoderDecoderModule):
         *,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """Logits [b, v_local] behind the last of the batch's decoder tokens, which follow those in
+        """Logits [b, words] behind the last of the batch's decoder tokens, which follow those in
         the caches, one pair a layer. source: y [b, s, h]; mask [b, 1, 1, s] over it. A model in
         one stage, without sequence or context parallelism."""
         assert self.decoder is not None
         hidden = self._embedded(batch["decoder_tokens"], None, "decoder.embedding")
         hidden = self.decoder.decode_step(hidden, source, caches, mask)
-        return self.logits(hidden[:, -1:])[:, 0]
+        logits = self.logits(hidden[:, -1:])[:, 0]
+        return without_padding(logits, self.model, self.shard_context)
 
     def decode(self, state: State, batch: Batch, rng: CounterRNG | None) -> tuple[Tensor, Tensor]:
         """state: the encoder's result y alone, or hidden states and y -> both."""
@@ -208,7 +211,7 @@ class T5(EncoderDecoderModule):
         return self.decoder(hidden, length, source, rng), source
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Behind the decoder's norm -> [b, q/c, v_local]."""
+        """Behind the decoder's norm -> [b, q/c, v_local], padding behind the words."""
         if self.head is not None:
             logits: Tensor = self.head(hidden)
             return logits

@@ -101,10 +101,12 @@ class TritonKernels(KernelBackend):
 
     def logits_gradient(
         self, logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, hit: Tensor, *,
-        overwrite: bool,
+        words: int, overwrite: bool,
     ) -> Tensor:  # fmt: skip
         """As `KernelBackend.logits_gradient`, in one kernel."""
-        return fused_logits_gradient(logits, column, peak, share, hit, overwrite=overwrite)
+        return fused_logits_gradient(
+            logits, column, peak, share, hit, words=words, overwrite=overwrite
+        )
 
 
 def fused_kernels(device: torch.device) -> KernelBackend:

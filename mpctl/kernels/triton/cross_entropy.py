@@ -18,14 +18,15 @@ COLUMNS = 4096  # of a row at a time: 16 a thread of 8 warps
 
 
 def fused_logits_gradient(
-    logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, hit: Tensor, *, overwrite: bool,
+    logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, hit: Tensor, *, words: int,
+    overwrite: bool,
 ) -> Tensor:  # fmt: skip
     """As `KernelBackend.logits_gradient`."""
     if overwrite:
-        _overwrite_logits(logits, column, peak, share, hit)
+        _overwrite_logits(logits, column, peak, share, hit, words)
         torch.autograd.graph.increment_version(logits)  # a second backward is then refused
         return logits
-    return _logits_gradient(logits, column, peak, share, hit)
+    return _logits_gradient(logits, column, peak, share, hit, words)
 
 
 def _block(width: int) -> int:
@@ -76,7 +77,8 @@ def _run_gradient(logits: Tensor, *rows: Any) -> Tensor:
 
 
 def _write_gradient(
-    out: Tensor, logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, hit: Tensor
+    out: Tensor, logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, hit: Tensor,
+    words: int,
 ) -> None:  # fmt: skip
     import triton
 
@@ -85,12 +87,12 @@ def _write_gradient(
     (n, width), block = logits.shape, _block(logits.shape[1])
     if n and width:
         logits_gradient_kernel[(n, triton.cdiv(width, block))](
-            logits, column, peak, share, hit, out, logits.stride(0), out.stride(0), width,
+            logits, column, peak, share, hit, out, logits.stride(0), out.stride(0), words, width,
             BLOCK=block, num_warps=8,
         )  # fmt: skip
 
 
-_ROWS = "Tensor column, Tensor peak, Tensor share, Tensor hit"
+_ROWS = "Tensor column, Tensor peak, Tensor share, Tensor hit, int words"
 row_maximum = define_operation("row_maximum(Tensor logits) -> Tensor", _run_maximum, _fake_maximum)
 own_sums = define_operation(
     "own_sums(Tensor logits, Tensor column, Tensor peak) -> (Tensor, Tensor)", _run_sums, _fake_sums

@@ -9,7 +9,7 @@ complete heads of all three.
 Lookups happen on the ranks that hold the rows: every rank receives the tokens of the full micro
 batch, looks up those among its words and takes zeros for the others. One reduce-scatter over the
 ranks that hold the other words sums the vectors and leaves each rank its samples. The same table
-gives the logits, which stay split over the vocabulary; padding rows have no logits.
+gives the logits, which stay split over the vocabulary; the loss skips those of padding rows.
 
 Letters: b batch, s sequence, i in, o out, h hidden, v vocabulary.
 """
@@ -69,15 +69,13 @@ class GridTable(nn.Module):
         self.context, self.product, self.vocab = context, product, vocab
         self.rows_axes = context.grid.weight_axes(dims)[0]
         self.rows = context.block(padded_vocab, self.rows_axes)
-        own = context.block(padded_vocab, context.grid.feature_axes)
-        self.words = range(min(own.start, vocab), min(own.stop, vocab))
+        self.words = context.own_words(vocab, padded_vocab=padded_vocab)
         self.weight = context.parameter((padded_vocab, hidden), dims, init)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [b, s, h], this rank's part -> logits [b, s, v_local] of `words`."""
-        logits = self.product(hidden, self.weight)
-        words = len(self.words)
-        return logits if logits.shape[-1] == words else logits[..., :words]
+        """hidden [b, s, h], this rank's part -> logits [b, s, v_local] of `words`, then of
+        padding."""
+        return self.product(hidden, self.weight)
 
     def extra_repr(self) -> str:
         rows, hidden = self.weight.shape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
@@ -19,11 +20,13 @@ TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-6}
 def results(
     backend: KernelBackend, dtype: torch.dtype, overwrite: bool, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Losses of [2, 3] rows of 5000 words, and the gradient of the logits."""
-    given = random_tensor((2, 3, 5000), dtype, device, 1)
+    """Losses of [2, 3] rows of 5000 words and 120 columns of padding, and the gradient of the
+    logits."""
+    words = random_tensor((2, 3, 5000), dtype, device, 1).detach()
+    given = F.pad(words, (0, 120), value=7.0).requires_grad_()
     targets = torch.tensor([[1, 4999, -100], [9000, 40, 0]], device=device)
     losses = vocab_parallel_cross_entropy(
-        given * 3, targets, group=ALONE, first=0, overwrite=overwrite, backend=backend
+        given * 3, targets, group=ALONE, first=0, words=5000, overwrite=overwrite, backend=backend
     )
     weights = torch.tensor([[0.5, 2.0, 1.0], [0.25, -1.0, 0.0]], device=device)
     return losses.detach(), *torch.autograd.grad((losses * weights).sum(), given)
@@ -42,6 +45,17 @@ def test_losses_and_gradients_are_the_references(
     last_bit = torch.finfo(dtype).eps
     assert torch.allclose(gradient, reference, rtol=2 * last_bit, atol=last_bit * 1e-2)
     assert loss[0, 2] == 0 and not gradient[0, 2].any()
+    assert gradient[0, 0, 4999] != 0 and not gradient[..., 5000:].any()
+
+
+def test_a_rank_with_padding_alone_has_no_gradient(device: torch.device) -> None:
+    logits = random_tensor((2, 6), torch.bfloat16, device, 1).detach()
+    row = torch.ones(2, device=device)
+    none = torch.full((2,), -1, device=device)
+    gradient = TritonKernels().logits_gradient(
+        logits, none, row, row, row, words=0, overwrite=False
+    )
+    assert gradient.shape == logits.shape and not gradient.any()
 
 
 def test_a_maximum_is_exact_and_no_columns_give_none(device: torch.device) -> None:

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpctl.kernels.counter_rng import CounterRNG
@@ -143,7 +142,7 @@ class _Words(nn.Module):
 
     def __init__(self, context: ShardContext, vocab: int, tied: bool) -> None:
         super().__init__()
-        layers, self.context = context.layers, context
+        layers, self.context, self.vocab = context.layers, context, vocab
         table = {"padded_vocab": ROWS, "init": WEIGHTS}
         self.words = layers.word_embedding(vocab, H, **table)
         self.places = context.replicated_table(S + 2, H, init=WEIGHTS)
@@ -155,7 +154,8 @@ class _Words(nn.Module):
         own = range(1, S + 1) if rows is None else context.own_rows(rows)
         hidden = torch.tanh(hidden + self.places(own))
         logits = self.words.logits(hidden) if self.head is None else self.head(hidden)
-        return context.cross_entropy(logits, targets, padded_vocab=ROWS)
+        own = context.own_words(self.vocab, padded_vocab=ROWS)
+        return context.cross_entropy(logits, targets, words=own)
 
 
 def words(
@@ -177,17 +177,15 @@ def _tokens(seed: int, vocab: int) -> Tensor:
 def cross_entropy(context: ShardContext) -> dict[str, Part]:
     """Of logits that are given, large ones, with a target that no rank has a word for."""
     shard = activation(context, (B, S, ROWS), inside=True)
-    (columns,) = shard.blocks(2)
-    words = max(0, min(columns.stop, V) - columns.start)
-    logits = take(shard, numbers(B, S, ROWS, seed=6) * 40)[..., :words].requires_grad_()
+    logits = take(shard, numbers(B, S, ROWS, seed=6) * 40).requires_grad_()
     targets = _tokens(2, V)
     targets[0, 0] = targets[-1, 2] = -100
-    losses = context.cross_entropy(logits, targets, padded_vocab=ROWS)
+    words = context.own_words(V, padded_vocab=ROWS)
+    losses = context.cross_entropy(logits, targets, words=words)
     own = activation(context, (B, S), inside=True)
     losses.backward(take(own, numbers(B, S, seed=4)))
     assert logits.grad is not None
-    padded = F.pad(logits.grad, (0, len(columns) - words))
-    return {"losses": (losses.detach(), own), "dlogits": (padded, shard)}
+    return {"losses": (losses.detach(), own), "dlogits": (logits.grad, shard)}
 
 
 PRODUCTS: dict[str, Case] = {

@@ -44,13 +44,14 @@ def own_sums_kernel(
 
 @triton.jit
 def logits_gradient_kernel(
-    logits, column, peak, share, hit, out, stride, out_stride, width, BLOCK: tl.constexpr
+    logits, column, peak, share, hit, out, stride, out_stride, words, width, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """out: e share, plus hit in the row's own column; out may be the logits."""
+    """out: e share, plus hit in the row's own column; 0 behind the words, to `width`. out may be
+    the logits."""
     row = tl.program_id(0).to(tl.int64)
     j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = j < width
-    z = wide(tl.load(logits + row * stride + j, mask=inside, other=0.0))
+    z = wide(tl.load(logits + row * stride + j, mask=j < words, other=0.0))
     result = tl.exp(z - tl.load(peak + row)) * tl.load(share + row)
     result = result + tl.where(j == tl.load(column + row), tl.load(hit + row), 0.0)
-    tl.store(out + row * out_stride + j, rounded(result, out.dtype.element_ty), mask=inside)
+    result = tl.where(j < words, result, 0.0)
+    tl.store(out + row * out_stride + j, rounded(result, out.dtype.element_ty), mask=j < width)
