@@ -20,7 +20,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mpctl.estimate.communication import Sizes
-from mpctl.estimate.kernels import OpTimes, Speed, flash_seconds, product_seconds
+from mpctl.estimate.kernels import (
+    AttentionWork,
+    OpTimes,
+    Speed,
+    attention_seconds,
+    product_seconds,
+)
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.fused_attention import refusal
 from mpctl.operators.grad_flow import GradFlow
@@ -67,18 +73,10 @@ def repeats_core(layout: JobLayout, core: AttentionOp) -> bool:
 # nothing: it adds the slope to each score that it forms. On a CPU our runtime gives torch's kernel
 # a window or slopes as a mask of values, and every pair is computed.
 #
-# Our kernel on CUDA runs backward in two parts, which both compute scores and gradients of the
-# probabilities: 7 products where FlashAttention has 5. A dropout mask costs HASH_OPERATIONS a pair
-# in each of the three kernels: xor, three shifts with xor, two products, comparison and choice, as
-# counted in the hash of kernels/counter_rng.py. Neither was measured on a device. Other software's
-# kernels, one forward and one backward, draw theirs by Philox (FlashAttention 2, cuDNN) at a cost
-# of the same order; the estimate takes ours. That was not measured either.
+# Which kernel computes it, and whether it draws a dropout mask, decides the rest (kernels.py).
+# Whether other software's draws theirs at what the estimate takes was not measured.
 #
 # By hand, 8 queries and keys, causal, a window of 2: 14 of 64 pairs, and 32 without the window.
-
-
-HASH_OPERATIONS = 11  # 1 + 3 x 2 + 2 + 1 + 1
-OWN_BACKWARD = 7 / 5
 
 
 @dataclass(frozen=True)
@@ -102,17 +100,16 @@ class AttentionTimer:
         queries, keys = self.sizes[core.queries], self.sizes[core.keys] * layout.job.parallel.cp
         batch, heads = self.sizes["batch"], model.heads / layout.grid.feature_parts
         if keeps_no_scores(layout):
-            pairs = batch * fused_pairs(layout, core, queries, keys)
-            columns = int(heads * (model.qk_size + model.v_size) / 2)
+            ahead = AttentionWork(
+                batch * fused_pairs(layout, core, queries, keys),
+                int(heads * (model.qk_size + model.v_size) / 2), heads, backward=False,
+                is_own=self._is_own(core), dropout=layout.job.training.attention_dropout > 0,
+            )  # fmt: skip
             own = self.profile.operators
-            work.forward += flash_seconds(self.speed, pairs, columns, backward=False) / own.flash
-            work.forward += self._mask_seconds(pairs * heads)
+            work.forward += attention_seconds(self.speed, ahead, own.flash)
             if gradients:
-                seconds = flash_seconds(self.speed, pairs, columns, backward=True)
-                is_own = self._is_own(core)
-                repeated = OWN_BACKWARD if is_own else 1
-                work.dgrad += seconds * repeated / own.flash_backward
-                work.dgrad += (1 + is_own) * self._mask_seconds(pairs * heads)
+                back = ahead._replace(backward=True)
+                work.dgrad += attention_seconds(self.speed, back, own.flash_backward)
         else:
             self._held_scores(work, int(batch * heads), queries, keys, gradients, flow)
 
@@ -132,12 +129,6 @@ class AttentionTimer:
         """Whether mpctl's kernel computes it rather than torch's."""
         has_dropout = self.layout.job.training.attention_dropout > 0
         return fuses_variants(self.layout) and (has_dropout or not core.is_plain)
-
-    def _mask_seconds(self, pairs: float) -> float:
-        """Seconds to compute the dropout mask of `pairs` pairs once inside a kernel."""
-        if not self.layout.job.training.attention_dropout or not self.speed.integers:
-            return 0.0
-        return HASH_OPERATIONS * pairs / self.speed.integers
 
 
 def fused_pairs(layout: JobLayout, core: AttentionOp, queries: int, keys: int) -> float:

@@ -35,8 +35,6 @@ TYPICAL = {
     "cpu": Kernels(products=0.9, memory=0.8, flash=0.4, flash_backward=0.4,
                    source="a core of the machine behind the cpu preset"),
 }  # fmt: skip
-BACKWARD = 2.5  # products of flash attention backward to those forward: 5 to 2
-
 
 Shape = tuple[int, int, int]
 """Rows, contraction and columns of a matrix product: m, k, n."""
@@ -68,10 +66,11 @@ class Rates(NamedTuple):
 class Speed:
     """The rates of a device at a training dtype.
 
-    linear, other: products of linear layers and all others; flash, flash_backward: FLOP/s of fused
-    attention; bandwidth: bytes/s of its memory; peak: FLOP/s of its datasheet. waits: whether the
-    host that launches a kernel waits for it, as on a CPU. host: multiplier of the host seconds that
-    profiles state. notes: what is assumed because the preset does not say it. integers: operations
+    linear, other: products of linear layers and all others; flash, flash_backward, own_flash:
+    FLOP/s of fused attention, forward and backward, and of mpctl's own kernels; bandwidth: bytes/s
+    of its memory; peak: FLOP/s of its datasheet. waits: whether the host that launches a kernel
+    waits for it, as on a CPU. host: multiplier of the host seconds that profiles state. notes: what
+    is assumed because the preset does not say it. integers: operations
     on 32-bit integers a second, 0 where unknown: half of fp32's lanes, whose FMA counts as two
     (NVIDIA's Hopper tuning guide: 64 and 128 a clock of a multiprocessor).
     """
@@ -86,6 +85,7 @@ class Speed:
     host: float
     notes: tuple[str, ...]
     integers: float = 0.0
+    own_flash: float = inf
 
 
 class MissingFigure(LookupError):
@@ -126,6 +126,7 @@ def device_speed(cluster: ClusterSpec, dtype: DType, factor: float = 1.0) -> Spe
         kernels.host * factor,
         tuple(notes),
         device.peak_flops.get("fp32", 0.0) / 4 / slowdown,
+        flash * kernels.triton,
     )
 
 
@@ -171,13 +172,71 @@ def _alignment(rates: Rates, *sides: int) -> float:
     return 1.0 if least >= 64 else rates.misaligned if least >= 8 else rates.unaligned
 
 
-def flash_seconds(speed: Speed, pairs: float, columns: int, *, backward: bool) -> float:
-    """Seconds of fused attention, which keeps no scores. pairs: of a query and a key that it may
-    see; columns: of all heads on this rank."""
-    flops = 4 * pairs * columns
-    if backward:
-        return BACKWARD * flops / speed.flash_backward + speed.other.launch
-    return flops / speed.flash + speed.other.launch
+# ------------------------------------------------------------------------------
+# Fused attention, which keeps no scores: the one law of the plan and of an audit.
+#
+# A library's kernel computes 2 products forward and 5 backward, which computes the scores again
+# (arXiv 2307.08691, section 3.1), at the rates of the device's preset. Ours (kernels/triton) has a
+# kernel for the gradients of queries and one for those of keys and values, which both compute
+# scores and gradients of the shares, so that no sum depends on an order: 7 products. It runs all at
+# `kernels.triton` of the rate of the library's forward. On an H100, causal, heads of 128, 2,048 to
+# 16,384 positions, Triton's forward is at 0.67 to 0.70 of cuDNN's (FlashAttention-3, arXiv
+# 2407.08608, figure 5: 323 of 484, 378 of 539 TFLOP/s). docs/design/gpu_speed.md has what that
+# gives backward, beside what others measured.
+#
+# Dropout costs integer operations for each pair in each kernel that needs the mask, of which our
+# backward has two. Ours takes HASH (kernels/triton/jit/bits.py, `keeps`: xor, product, shift, xor,
+# product, xor, comparison, choice); Philox, which the libraries draw by, is taken for PHILOX. They
+# are added to the products' seconds: nothing is known of how much runs beside them.
+#
+# By hand, 1e9 pairs, heads of 128: 512e9 FLOP forward; at 400 TFLOP/s 1.28 ms, and ours at 0.67 of
+# it 1.91 ms. Backward 1.28e12 FLOP, ours 1.79e12: at 335 and 268 TFLOP/s 3.82 and 6.69 ms. A mask
+# takes 8e9 operations a kernel, at 16.7e12 a second 0.48 ms.
+
+
+PRODUCTS, OWN_PRODUCTS = (2, 5), (2, 7)  # forward, backward
+BACKWARD = PRODUCTS[1] / PRODUCTS[0]
+HASH, PHILOX = 8, 11
+
+
+class AttentionWork(NamedTuple):
+    """Fused attention in one pass. pairs: of a query and a key that it may see, of one head and all
+    samples; columns: of all heads on this rank; heads: on this rank. is_own: in mpctl's kernels
+    rather than a library's. dropout: whether shares are dropped."""
+
+    pairs: float
+    columns: int
+    heads: float
+    backward: bool
+    is_own: bool = False
+    dropout: bool = False
+
+    @property
+    def products(self) -> int:
+        """Of pairs and columns each."""
+        return (OWN_PRODUCTS if self.is_own else PRODUCTS)[self.backward]
+
+    @property
+    def flops(self) -> float:
+        """A multiplication and an addition each."""
+        return 2.0 * self.products * self.pairs * self.columns
+
+    @property
+    def hashes(self) -> float:
+        """Integer operations that draw the mask."""
+        kernels = 2 if self.is_own and self.backward else 1
+        return self.dropout * kernels * (HASH if self.is_own else PHILOX) * self.pairs * self.heads
+
+
+def attention_seconds(
+    speed: Speed, work: AttentionWork, relative: float = 1.0, launches: int = 1
+) -> float:
+    """Seconds of a pass of fused attention. relative: a runtime's speed at it, as a part of the
+    device's; launches: kernels of the pass."""
+    library = speed.flash_backward if work.backward else speed.flash
+    rate = speed.own_flash if work.is_own else library
+    seconds = (work.flops / rate + launches * speed.other.launch) / relative
+    return seconds + (work.hashes / speed.integers if speed.integers else 0.0)
 
 
 # ------------------------------------------------------------------------------

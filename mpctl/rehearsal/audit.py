@@ -44,16 +44,16 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpctl.estimate.kernels import (
+    AttentionWork,
     MissingFigure,
     Speed,
+    attention_seconds,
     device_speed,
-    flash_seconds,
     product_seconds,
 )
 from mpctl.pipeline.schedule.orders import Action, Kind
 from mpctl.rehearsal.kernel_counts import (
     FREE,
-    Attention,
     OpCost,
     Product,
     Touched,
@@ -501,10 +501,8 @@ def _seconds(cost: OpCost, speed: Speed) -> float:
         rates = speed.linear if work.width == 1 else speed.other  # of fp8 operands alone
         shape = (work.m, work.k, work.n, float(work.width), float(work.out))
         return product_seconds(rates, *shape, work.batch) + (cost.launches - 1) * launch
-    if isinstance(work, Attention):
-        seconds = flash_seconds(speed, work.pairs, work.columns, backward=work.backward)
-        more = work.products / (5 if work.backward else 2)
-        return (seconds - launch) * more + cost.launches * launch
+    if isinstance(work, AttentionWork):
+        return attention_seconds(speed, work, launches=cost.launches)
     return cost.launches * launch + cost.moved / speed.bandwidth
 
 

@@ -16,12 +16,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
+
+from mpctl.estimate.kernels import AttentionWork
 
 FREE = frozenset({
     "_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
@@ -75,24 +78,6 @@ class Product:
         return 2.0 * self.batch * self.m * self.k * self.n
 
 
-@dataclass(frozen=True)
-class Attention:
-    """Fused attention: pairs of a query and a key that it may see, columns of all heads. products:
-    of pairs and columns each; two forward, five backward (arXiv 2307.08691, section 3.1), seven
-    where the gradients of queries and of keys are a kernel each, which both compute scores and
-    their gradient again."""
-
-    pairs: float
-    columns: int
-    products: int
-    backward: bool
-
-    @property
-    def flops(self) -> float:
-        """A multiplication and an addition each."""
-        return 2.0 * self.products * self.pairs * self.columns
-
-
 Touched = list[tuple[Tensor, int]]
 """Tensors, each with the bytes of it that an operation touches."""
 
@@ -107,7 +92,7 @@ class OpCost:
     reads: Touched
     writes: Touched
     moved: int
-    work: Product | Attention | None = None
+    work: Product | AttentionWork | None = None
     kind: Literal["kernel", "move", "message"] = "kernel"
 
 
@@ -250,19 +235,30 @@ def _product(name: str, reads: list[Tensor], fresh: list[Tensor]) -> Product | N
     return Product(batch, a.shape[-2], a.shape[-1], b.shape[-1], a.element_size(), out)
 
 
-def _attention(func: OpOverload, given: dict[str, Any]) -> Attention | None:
+def _attention(func: OpOverload, given: dict[str, Any]) -> AttentionWork | None:
     """What a fused attention computes, torch's or one of ours with the same names of arguments;
     None for other operations."""
     query, key = given.get("query"), given.get("key")
     if not isinstance(query, Tensor) or not isinstance(key, Tensor) or query.ndim != 4:
         return None
-    b, a, q, d = query.shape
-    pairs, window = float(b * q * key.shape[-2]), int(given.get("window") or 0)
+    (b, a, q, d), s = query.shape, key.shape[-2]
+    pairs, window, is_own = float(q * s), int(given.get("window") or 0), func.namespace == "mpctl"
     if given.get("is_causal"):
-        pairs = b * (q * window - window * (window - 1) / 2) if 0 < window < q else pairs / 2
-    backward = "backward" in func._schema.name
-    products = 2 if not backward else 7 if func.namespace == "mpctl" else 5
-    return Attention(pairs, a * d, products, backward)
+        start = given["places"][1] if is_own else 0
+        pairs = seen_pairs(range(start, start + q), s, window)
+    return AttentionWork(
+        b * pairs, a * d, a, "backward" in func._schema.name, is_own=is_own,
+        dropout=given.get("samples") is not None,
+    )  # fmt: skip
+
+
+@lru_cache
+def seen_pairs(rows: range, keys: int, window: int) -> float:
+    """Pairs of causal rows and the keys that they see, without the half of the diagonal, as a plan
+    counts them; window 0 is none. By hand, rows 2 and 3 of 4 keys: 2.5 + 3.5, with a window of 2:
+    2 + 2."""
+    most = min(keys, window or keys)
+    return sum(min(row + 0.5, most) for row in rows)
 
 
 def _keeps_values(reads: list[Tensor], fresh: list[Tensor]) -> bool:

@@ -79,6 +79,10 @@ class Kernels(StrictModel):
     flash_backward: Part = Field(
         description="fraction of peak FLOP/s of flash attention's backward"
     )
+    triton: Part = Field(
+        0.9,
+        description="speed of mpctl's own attention kernels, written in Triton, relative to flash",
+    )
     launch: Seconds = Field(0.0, description="least time that any kernel takes, seconds")
     host: Factor = Field(
         1.0, description="host time relative to the hosts that the runtime profiles were fitted on"

@@ -17,7 +17,12 @@ from mpctl.bench.kernel_list import (
     case_sizes,
     layer_seconds,
 )
-from mpctl.estimate.kernels import device_speed, flash_seconds, product_seconds
+from mpctl.estimate.kernels import (
+    AttentionWork,
+    attention_seconds,
+    device_speed,
+    product_seconds,
+)
 from mpctl.estimate.time import get_clock
 from mpctl.hosts.machine import Machine
 from mpctl.layout.job_layout import JobLayout
@@ -80,7 +85,7 @@ def test_an_estimate_is_the_planner_s_own() -> None:
         expected = product_seconds(speed.other, m, k, n, 4, 4)
         assert found[f"matmul layers.mlp.up {part}"].predicted_seconds == expected
     pairs = 2 * 32 * 32 / 2
-    expected = flash_seconds(speed, pairs, 64, backward=False)
+    expected = attention_seconds(speed, AttentionWork(pairs, 64, 1, backward=False))
     attention = found["attention layers.attention forward"]
     assert attention.predicted_seconds == pytest.approx(expected)
     assert attention.flops == 4 * pairs * 64

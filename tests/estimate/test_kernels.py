@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from mpctl.estimate.kernels import Rates, device_speed, flash_seconds, product_seconds
+from mpctl.estimate.kernels import (
+    AttentionWork,
+    Rates,
+    attention_seconds,
+    device_speed,
+    product_seconds,
+)
 from mpctl.estimate.network import Route
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from mpctl.spec.presets import find_preset
@@ -87,9 +93,8 @@ def test_measured_attention(name: str) -> None:
     for way, batch, seq, heads, _, size, size_v, part in measured()["attention"][name]["rows"]:
         if heads * seq >= 32 * 4096 and size == size_v:
             flops = (2.5 if way == "bwd" else 1.0) * 4 * batch * seq * seq * heads * size
-            seconds = flash_seconds(
-                speed, batch * seq * seq / 2, heads * size, backward=way == "bwd"
-            )
+            work = AttentionWork(batch * seq * seq / 2, heads * size, heads, way == "bwd")
+            seconds = attention_seconds(speed, work)
             pairs.append((seconds, flops / (device.peak_flops["bf16"] * part)))
     assert len(pairs) > 4
     assert off(pairs) < 0.25

@@ -32,6 +32,15 @@ def _grid(seed: int, rows: int = 1024, columns: int = 1024) -> Tensor:
     return fold_all(site_key(seed), (torch.arange(rows)[:, None], torch.arange(columns)))
 
 
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.999])
+def test_a_mask_is_the_folds_at_least_as_large_as_p(p: float) -> None:
+    """`keep_mask` takes a shorter way, also where the high half alone does not decide."""
+    least, rows, columns = round(p * 2**32) - 2**31, torch.arange(512)[:, None], torch.arange(2048)
+    bits = fold_all(5, (rows, columns))
+    assert ((bits >> 16) == (least >> 16)).sum() > 4
+    assert torch.equal(keep_mask(5, p, (rows, columns)), bits >= least)
+
+
 def test_site_keys_are_golden_and_told_apart() -> None:
     assert site_key(1, "weights", "layers.0.mlp.up.weight") == 823307637
     assert len({site_key(1), site_key(1, ""), site_key(1, 1), site_key(1, "1"), site_key(11)}) == 5

@@ -19,6 +19,7 @@ from mpctl.rehearsal.kernel_counts import (
     cost_of,
     is_known,
     region,
+    seen_pairs,
     tensor_bytes,
 )
 
@@ -92,6 +93,12 @@ def test_products_and_attention_have_their_flop() -> None:
     works = [cost.work for cost in seen.costs if cost.work is not None]
     # 2 m n k; half of 16 x 16 pairs, 4 heads of 8 columns, two products
     assert [work.flops for work in works] == [2 * 4 * 8 * 8, 4 * (2 * 16 * 16 / 2) * 32]
+
+
+def test_a_block_of_rows_sees_the_keys_before_its_end() -> None:
+    """Rows 2 and 3 of 4 keys: 2.5 + 3.5 pairs; with a window of 2: 2 + 2. Row 0 alone: a half."""
+    assert seen_pairs(range(2, 4), 4, 0) == 6 and seen_pairs(range(2, 4), 4, 2) == 4
+    assert seen_pairs(range(1), 4, 0) == 0.5
 
 
 def test_a_region_is_the_same_however_it_is_looked_at() -> None:

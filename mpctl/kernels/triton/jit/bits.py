@@ -81,5 +81,11 @@ def first_key(key, number):
 @triton.jit
 def keeps(keys, scrambled, threshold):
     """Whether the elements are kept of rows' keys and of columns' scrambled numbers, which
-    broadcast against each other. threshold: p 2^32 - 2^31, rounded."""
-    return mix(keys ^ scrambled).to(tl.int32, bitcast=True) >= threshold
+    broadcast against each other: mix(keys ^ scrambled) >= threshold, without its first xorshift in
+    each element, and with one operation for its last (counter_rng.py). threshold: p 2^32 - 2^31,
+    rounded."""
+    x = (keys ^ (keys >> 16)) ^ (scrambled ^ (scrambled >> 16))
+    x = x * _M1
+    x = (x ^ (x >> 15)) * _M2
+    x = x.to(tl.int32, bitcast=True) ^ ((threshold >> 16) & 0xFFFF)
+    return x >= threshold
