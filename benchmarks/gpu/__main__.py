@@ -1,15 +1,19 @@
-"""The tests of a GPU, then the cases, on the first CUDA device, within ten minutes:
-`python -m benchmarks.gpu [--tiny] [--seconds 600] [--no-tests] [--json FILE]`.
+"""The tests of a GPU, then the cases, on the first CUDA device, within a budget of time:
+`python -m benchmarks.gpu [--budget 10m] [--tiny] [--no-tests] [--only TEXT] [--json FILE]`.
 
-Writes the tables of docs/gpu.md. Without a device it reports this and writes nothing. `--tiny` runs
-all of it on small models, on a CPU too, and prints the tables instead of writing them: this only
-shows that the script works.
+Ten minutes show one case of each kind, an hour all of them (cases.py); `--list` prints which,
+without a device. Writes the tables of docs/gpu.md. Without a device it reports this and writes
+nothing. Exit code 1: nothing was measured, or what offload frees is less than half of what is
+planned.
+`--tiny` runs all of it on small models, on a CPU too, and prints the tables instead of writing
+them: this only shows that the script works.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,30 +22,48 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from benchmarks.gpu.cases import CASES, Case, Outcome
+from benchmarks.gpu.cases import (
+    CASES,
+    LONG,
+    Case,
+    Outcome,
+    fitting,
+    in_order,
+    next_case,
+    steps_within,
+)
 from benchmarks.gpu.ours import launch, prepare_data
-from benchmarks.gpu.report import PAGE, goals, training_table
+from benchmarks.gpu.processes import run as run_whole
+from benchmarks.gpu.report import PAGE, Peaks, goals, offload_falls_short, training_table
 from benchmarks.gpu.shapes import SHAPES, Shape, tiny
 from benchmarks.measured import write_part
 
-STEPS, WARM, SIDE = 30, 10, 8192
-TINY_STEPS, TINY_WARM, TINY_SIDE = 6, 3, 256
-EAGER = {"launch.compile": False}
-TESTS_SHARE = 0.4  # of the budget, for the tests
+SIDE, TINY_SIDE = 8192, 256
+PEAK_SECONDS, TINY_PEAK_SECONDS = 4.0, 0.1
+TINY_STEPS = 6
+TESTS_SHARE = 0.3  # of the budget, for the tests
 TESTS = (
-    ("-m", "gpu", "tests/gpu", "tests/kernels", "tests/layers", "tests/transport"),
-    ("tests/kernels/triton",),
+    ("-m", "gpu and not slow", "tests/gpu", "tests/kernels", "tests/layers", "tests/transport"),
+    ("-m", "not slow", "tests/kernels/triton"),
 )
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+def seconds_of(text: str) -> float:
+    """`10m`, `1h`, `600s` or `600` -> seconds. Raises ValueError for other text."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if found is None:
+        raise ValueError(f"{text!r} is no time: give minutes, hours or seconds, such as 60m")
+    return float(found[1]) * UNITS[found[2]]
 
 
 @dataclass
 class Budget:
-    """Seconds until `end` of time.monotonic, and the longest that a case has taken."""
+    """Seconds until `end` of time.monotonic; what finished cases took, and were expected to."""
 
     end: float
-    longest: float = 30.0
+    taken: float = 0.0
+    expected: float = 0.0
 
     @property
     def left(self) -> float:
@@ -49,50 +71,61 @@ class Budget:
         return self.end - time.monotonic()
 
     @property
-    def is_spent(self) -> bool:
-        """Whether another case would probably not finish."""
-        return self.left < self.longest
+    def pace(self) -> float:
+        """What cases take here, relative to what was expected."""
+        return self.taken / self.expected if self.expected else 1.0
+
+    def note(self, began: float, expected: float) -> None:
+        """A case that began at this time has ended."""
+        self.taken += time.monotonic() - began
+        self.expected += expected
 
 
 @dataclass(frozen=True)
 class Bench:
-    """The settings of all cases: shapes by name, kind of device, number of steps and of warm-up
-    steps; compiles: whether torch.compile is used at all."""
+    """The settings of all cases: shapes by name, kind of device, number of steps; compiles: whether
+    torch.compile is used at all."""
 
     shapes: dict[str, Shape]
     device: str
     steps: int
-    warm: int
     compiles: bool = True
+
+    @property
+    def warm(self) -> int:
+        """Steps that are not measured."""
+        return self.steps // 3
+
+    def cost(self, case: Case) -> float:
+        """Seconds that a case probably takes."""
+        return case.seconds(self.shapes[case.shape], self.steps)
 
     def run(self, case: Case, folder: Path, data: Path, budget: Budget) -> Outcome:
         """The figures of a case, or the reason for having none."""
-        if budget.is_spent:
-            return Outcome(case, reason="left out: no time")
         began = time.monotonic()
         try:
-            found = self._figures(case, folder, data, budget.left)
+            return Outcome(case, self._figures(case, folder, data, budget.left))
         except subprocess.TimeoutExpired:
             return Outcome(case, reason="given up: no time")
         except subprocess.CalledProcessError as error:
             return Outcome(case, reason=f"failed: {_last_line(error)}")
-        budget.longest = max(budget.longest, time.monotonic() - began)
-        return Outcome(case, found)
+        finally:
+            budget.note(began, self.cost(case))
 
     def _figures(self, case: Case, folder: Path, data: Path, seconds: float) -> dict[str, float]:
         shape = self.shapes[case.shape]
         if case.settings is not None:
-            settings = dict(case.settings) if self.compiles else {**case.settings, **EAGER}
+            settings = dict(case.settings)
+            if not self.compiles:
+                settings["launch.compile"] = False
             if case.saves:
-                settings["checkpoint.interval"] = 2 * self.warm
+                settings["checkpoint.interval"] = self.warm
             return launch(shape, folder / "run", data, settings, device=self.device,
                           steps=self.steps, warm=self.warm, seconds=seconds)  # fmt: skip
         run = {"shape": shape.as_dict(), "device": self.device, "steps": self.steps,
                "warm": self.warm, "compiles": self.compiles, **(case.peer or {})}  # fmt: skip
         command = [sys.executable, "-m", "benchmarks.gpu.peer", json.dumps(run)]
-        reported = subprocess.run(
-            command, check=True, capture_output=True, text=True, timeout=seconds
-        )
+        reported = run_whole(command, seconds)
         found: dict[str, float] = json.loads(reported.stdout.splitlines()[-1])
         return found
 
@@ -103,93 +136,182 @@ def _last_line(error: subprocess.CalledProcessError) -> str:
 
 
 def outcomes(bench: Bench, cases: Sequence[Case], budget: Budget) -> Iterator[Outcome]:
-    """Run the cases one after the other, reporting each on stderr."""
+    """Run the cases that fit the budget one after the other, reporting each on stderr; then those
+    that did not, with that as the reason."""
+    left = in_order(cases)
     with tempfile.TemporaryDirectory() as name:
         vocab = min(shape.vocab for shape in bench.shapes.values())
         data = prepare_data(Path(name), vocab, 120)
-        for case in cases:
+        while case := next_case(left, budget.left, lambda c: budget.pace * bench.cost(c)):
+            left.remove(case)
             outcome = bench.run(case, Path(name), data, budget)
             reported = outcome.reason or f"{outcome.figures['seconds'] * 1e3:.1f} ms a step"
-            print(f"{case.shape}, {case.who}, {case.name}: {reported}", file=sys.stderr, flush=True)
+            print(f"{case.title}: {reported}", file=sys.stderr, flush=True)
             yield outcome
+    yield from (Outcome(case, reason="left out: no time") for case in left)
 
 
-def matmul_peak(device: torch.device, side: int) -> float:
-    """FLOP/s of the best of 20 bf16 products of side x side matrices, after 5 that warm up."""
+def matmul_rate(kind: str, side: int, seconds: float) -> float:
+    """FLOP/s of bf16 products of side x side matrices, one after the other for `seconds`, after
+    half as long that is not measured: the clock that the device keeps under load, which is lower
+    than that of a few products."""
+    import torch
+
+    device = torch.device(kind)
     a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
-    best = float("inf")
-    for turn in range(25):
-        began = time.perf_counter()
-        a @ b
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        if turn >= 5:
-            best = min(best, time.perf_counter() - began)
-    return 2 * side**3 / best
+    out = torch.empty_like(a)
+
+    def products(within: float) -> float:
+        began, count = time.perf_counter(), 0
+        while (spent := time.perf_counter() - began) < within or not count:
+            for _ in range(10):
+                torch.mm(a, b, out=out)
+            if kind == "cuda":
+                torch.cuda.synchronize(device)
+            count += 10
+        spent = time.perf_counter() - began
+        return 2 * side**3 * count / spent
+
+    products(seconds / 2)
+    return products(seconds)
 
 
 def run_tests(budget: Budget) -> str:
     """The results of the tests marked gpu and of the kernels' tests, in words; the rest of the
     output on stderr."""
-    return "; ".join(_run_pytest(arguments, budget) for arguments in TESTS)
+    seconds = TESTS_SHARE * budget.left / len(TESTS)
+    return "; ".join(_run_pytest(arguments, seconds) for arguments in TESTS)
 
 
-def _run_pytest(arguments: tuple[str, ...], budget: Budget) -> str:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    what = " ".join(arguments)
+def _run_pytest(arguments: tuple[str, ...], seconds: float) -> str:
+    """pytest ends itself after `seconds`, with what has passed by then, and a test after a third of
+    it; if it hangs all the same, it is ended with all that it started."""
+    limits = (f"--session-timeout={seconds:.0f}", f"--timeout={max(10, seconds / 3):.0f}")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *limits, *arguments]
+    what, reason = " ".join(arguments), ""
     try:
-        done = subprocess.run(command, capture_output=True, text=True,
-                              timeout=max(1.0, TESTS_SHARE * budget.left))  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return f"pytest {what}: given up, no time"
-    print(done.stdout, file=sys.stderr)
-    lines = [line for line in done.stdout.splitlines() if " in " in line] or [
-        f"code {done.returncode}"
+        done = run_whole(command, 2 * seconds, check=False)
+        text = done.stdout
+    except subprocess.TimeoutExpired as late:
+        text, reason = str(late.output), " (given up: it hung)"
+    print(text, file=sys.stderr)
+    lines = [
+        line.strip("= ") for line in text.splitlines() if re.search(r"\d \w+.* in [\d.]+s", line)
     ]
-    return f"pytest {what}: {lines[-1].strip('= ')}"
+    passed = sum(line.count(".") for line in text.splitlines() if re.match(r"[.sFExX]+( |$)", line))
+    return f"pytest {what}: {lines[-1] if lines else f'{passed} passed'}{reason}"
+
+
+def listing(seconds: float) -> str:
+    """The cases that a budget probably has room for, as JSON: steps of each, and by case its title,
+    kind, and the seconds that it takes."""
+    within = (1 - TESTS_SHARE) * seconds
+    steps = steps_within(CASES, within, lambda c, steps: c.seconds(SHAPES[c.shape], steps))
+    cost = Bench(SHAPES, "cuda", steps).cost
+    chosen = [{"case": c.title, "kind": c.kind, "seconds": round(cost(c))}
+              for c in fitting(CASES, within, cost)]  # fmt: skip
+    return json.dumps({"steps": steps, "of": len(CASES), "cases": chosen}, indent=1)
 
 
 def main() -> None:
     """Measure, then write docs/gpu.md, or print with --tiny."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="small models, also on a CPU")
-    parser.add_argument("--seconds", type=float, default=600.0, help="budget of time")
+    parser.add_argument("--budget", default="10m", help="time for all of it: 10m, 1h, 600")
     parser.add_argument("--no-tests", action="store_true", help="benchmark alone")
+    parser.add_argument("--list", action="store_true", help="print what the budget has room for")
     parser.add_argument(
         "--only", help="cases whose model or name has this text, without the tests, printed: "
         + ", ".join(f"{c.shape} {c.name}" for c in CASES),
     )  # fmt: skip
     parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--figures", type=Path, help="print the tables of such a file, no more")
     given = parser.parse_args()
     chosen = [c for c in CASES if (given.only or "") in f"{c.shape} {c.name}"]
     if not chosen:
         parser.error(f"no case has {given.only!r} in its name (--help lists them)")
+    try:
+        seconds = seconds_of(given.budget)
+    except ValueError as error:
+        parser.error(f"--budget: {error}")
+    if given.list:
+        print(listing(seconds))
+        return
+    if given.figures:
+        figures = Figures.read(given.figures)
+        print("\n\n".join(figures.parts(SHAPES).values()))
+    else:
+        figures = measure(chosen, seconds, given)
+    if short := offload_falls_short(figures.outcomes):
+        sys.exit(short)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """All that was measured. machine: the device, in words, and the results of tests."""
+
+    machine: str
+    peaks: Peaks
+    outcomes: Sequence[Outcome]
+
+    @classmethod
+    def read(cls, path: Path) -> Figures:
+        """What `write` wrote; cases that there are no more are left out."""
+        held = json.loads(path.read_text("utf-8"))
+        known = {case.title: case for case in CASES}
+        rows = [
+            Outcome(known[row["case"]], row["figures"], row["reason"])
+            for row in held["cases"]
+            if row["case"] in known
+        ]
+        return cls(held["machine"], Peaks(**held["peaks"]), rows)
+
+    def write(self, path: Path) -> None:
+        """As JSON."""
+        rows = [{**vars(one), "case": one.case.title} for one in self.outcomes]
+        held = {"machine": self.machine, "peaks": vars(self.peaks), "cases": rows}
+        path.write_text(json.dumps(held, indent=1), "utf-8")
+
+    def parts(self, shapes: dict[str, Shape]) -> dict[str, str]:
+        """The text of each part of docs/gpu.md."""
+        return {
+            "machine": self.machine,
+            "training": training_table(self.outcomes, shapes, self.peaks),
+            "goals": goals(self.outcomes, shapes, self.peaks),
+        }
+
+
+def measure(cases: Sequence[Case], seconds: float, given: argparse.Namespace) -> Figures:
+    """Run tests and cases, and write or print the tables."""
+    import torch
+
     has_gpu = torch.cuda.is_available()
     if not has_gpu and not given.tiny:
         sys.exit(
             "no CUDA device: nothing was measured, docs/gpu.md is as it was (--tiny runs on CPU)"
         )
-    budget = Budget(time.monotonic() + given.seconds)
-    device = torch.device("cuda" if has_gpu else "cpu")
+    budget, kind = Budget(time.monotonic() + seconds), "cuda" if has_gpu else "cpu"
     tested = "" if given.no_tests or given.only else run_tests(budget)
-    shapes = {name: tiny(shape) for name, shape in SHAPES.items()} if given.tiny else SHAPES
-    steps, warm, side = (TINY_STEPS, TINY_WARM, TINY_SIDE) if given.tiny else (STEPS, WARM, SIDE)
-    peak = matmul_peak(device, side)
-    bench = Bench(shapes, device.type, steps, warm, compiles=has_gpu)
-    found = list(outcomes(bench, chosen, budget))
-    name = torch.cuda.get_device_name(device) if has_gpu else "CPU"
-    head = f"{name}, torch {torch.__version__}, measured matmul peak {peak / 1e12:.1f} TFLOP/s."
-    parts = {"machine": f"{head}\n\n{tested}", "training": training_table(found, shapes, peak),
-             "goals": goals(found, shapes, peak)}  # fmt: skip
+    shapes, steps = SHAPES, LONG
+    if given.tiny:
+        shapes, steps = {name: tiny(shape) for name, shape in SHAPES.items()}, TINY_STEPS
+    elif not given.only:
+        steps = steps_within(cases, budget.left, lambda c, n: c.seconds(SHAPES[c.shape], n))
+    name = torch.cuda.get_device_name(0) if has_gpu else "CPU"
+    size = (TINY_SIDE, TINY_PEAK_SECONDS) if given.tiny else (SIDE, PEAK_SECONDS)
+    peaks = Peaks.of(name, matmul_rate(kind, *size))
+    bench = Bench(shapes, kind, steps, compiles=has_gpu)
+    found = list(outcomes(bench, cases, budget))
+    head = f"{name}, torch {torch.__version__}, {peaks}; {steps} steps, the first third warm-up."
+    figures = Figures(f"{head}\n\n{tested}", peaks, found)
     if given.json:
-        given.json.write_text(
-            json.dumps([{**vars(o), "case": vars(o.case)} for o in found], indent=1)
-        )
-    for part, text in parts.items():
+        figures.write(given.json)
+    for part, text in figures.parts(shapes).items():
         if given.tiny or given.only:
             print(f"{text}\n")
         else:
             write_part(part, text, PAGE)
+    return figures
 
 
 if __name__ == "__main__":

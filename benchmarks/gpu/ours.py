@@ -1,19 +1,20 @@
 """A model as `mpctl launch` trains it, on one rank, which needs no process group.
 
-Seconds are medians of the steps after the first WARM; memory is that of the step that the run
-watches, its second, in which nothing is compiled any more (runtime/memory.py).
+Seconds are medians of the steps after the first `warm`; memory is that of the step that the run
+watches, its second, in which nothing is compiled any more (runtime/memory.py). A save's stall is
+that of the second one: the first allocates the pinned memory of all later ones.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.gpu.processes import run as run_whole
 from benchmarks.gpu.shapes import Shape
 
 
@@ -35,7 +36,7 @@ def launch(
     given: dict[str, Any] = {
         **shape.settings, "data.path": str(data), "training.steps": steps,
         "training.dtype": "bf16", "training.learning_rate": 1e-4, "training.eval_samples": 0,
-        "checkpoint.at_end": False, "launch.compile": True, **settings,
+        "checkpoint.at_end": False, **settings,
     }  # fmt: skip
     command = ["launch", "--nodes", "1", "--gpus-per-node", "1", "--device", device,
                "--run-dir", str(run), "--overwrite"]  # fmt: skip
@@ -46,21 +47,23 @@ def launch(
 
 
 def figures(run: Path, warm: int) -> dict[str, float]:
-    """The figures of a run's steps, from its files."""
+    """The figures of a run's steps, from its files; `agrees` is 1 where everything that a plan says
+    exactly (parameters, states, messages) is what ran."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steady = lines[warm:]
     found = {"seconds": median(line["step_seconds"] for line in steady)}
     summary = json.loads((run / "summary.json").read_text())
     if saves := summary["saves"]:
-        found |= {"save": saves["seconds"], "stall": saves["stall_seconds"]}
+        stalls = [line["save_stall_seconds"] for line in lines if "save_stall_seconds" in line]
+        found |= {"save": saves["seconds"], "stall": stalls[1] if len(stalls) > 1 else stalls[0]}
     (rank,) = summary["plan_beside_run"]
-    names = (("peak", "bytes"), ("reserved", "reserved"))
-    measured = {
-        to: rank["memory"][name]["measured"] for name, to in names if name in rank["memory"]
-    }
-    return {**found, **measured}
+    found["agrees"] = rank["agrees"]
+    for name, to in (("peak", "bytes"), ("reserved", "reserved")):
+        if name in rank["memory"]:
+            found[to] = rank["memory"][name]["measured"]
+            found[f"planned_{to}"] = rank["memory"][name]["planned"]
+    return found
 
 
 def _mpctl(arguments: list[str] | tuple[str, ...], seconds: float) -> None:
-    command = [sys.executable, "-m", "mpctl", *arguments]
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds)
+    run_whole([sys.executable, "-m", "mpctl", *arguments], seconds)
