@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mpctl.launch.launch_plan import HostCommand, LaunchPlan
     from mpctl.planning.plan import Plan
     from mpctl.rundir.directory import RunDir
+from mpctl.spec.job import JobSpec
 
 OnEvent = Callable[[str], None]
 JOB_VARIABLES = {"slurm": "SLURM_JOB_ID", "kubernetes": "MPCTL_JOB"}
@@ -84,6 +85,19 @@ class Scheduler(Protocol):
 
     def cancel(self, job_id: str) -> None:
         """End the job, whether it waits or runs."""
+
+
+def paths_read(job: JobSpec) -> dict[str, str]:
+    """The paths outside of the run directory that the ranks open, by setting. A corpus is prepared
+    into the run directory before the submission."""
+    data, initial = job.data, job.training.init_from
+    paths = {
+        "data.path": data.path,
+        "training.init_from": initial,
+        "data.tokenizer": data.tokenizer if initial is not None else None,
+        **{f"data.validation.{name}": path for name, path in data.validation.items()},
+    }
+    return {setting: path for setting, path in paths.items() if path is not None}
 
 
 def require_form(text: str, pattern: re.Pattern[str], what: str, where: str) -> str:

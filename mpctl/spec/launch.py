@@ -64,6 +64,33 @@ class SlurmSpec(StrictModel):
     )
     qos: Word | None = Field(None, description="quality of service")
     constraint: Word | None = Field(None, description="features that the nodes must have")
+    dependency: Word | None = Field(
+        None, description="jobs that must end first, as sbatch takes it: afterok:1234"
+    )
+    setup: list[str] = Field(
+        default_factory=list,
+        description='lines of bash that the batch script runs first: ["module load cuda/12.8"]; '
+        "what they export reaches the ranks",
+    )
+    container: Literal["none", "pyxis", "apptainer"] = Field(
+        "none", description="what runs the ranks of each node in container_image"
+    )
+    container_image: Word | None = Field(
+        None, description="image, as pyxis or apptainer takes it: a file or docker://NAME"
+    )
+    container_mounts: list[Word] = Field(
+        default_factory=list,
+        description="more folders that the container sees, each PATH or PATH:PATH_INSIDE; the run "
+        "directory and the data are always mounted at their own paths",
+    )
+    container_python: Word = Field(
+        "python3", description="Python of the image, with torch and this mpctl"
+    )
+    srun: list[str] = Field(
+        default_factory=list,
+        description="more options of srun for the step that starts the ranks of each node, each as "
+        "on its command line: --network=...",
+    )
     extra: list[str] = Field(
         default_factory=list,
         description="more options of sbatch, each as on its command line: --exclusive",

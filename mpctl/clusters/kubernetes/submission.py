@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path, PurePosixPath
 
+from mpctl.clusters.backend import paths_read
 from mpctl.clusters.kubernetes.kubectl import LABEL, Kubectl, KubectlError
 from mpctl.clusters.kubernetes.manifest import CONTAINERS, manifest_text
 from mpctl.durable import write_whole
@@ -280,7 +281,7 @@ def _paths(job: JobSpec, run_path: Path, *, is_mounted: bool) -> Iterator[Issue]
         )
         return
     mounts = [mount, *(volume.mount_path for volume in job.launch.kubernetes.volumes)]
-    for setting, path in {"--run-dir": str(run_path), **_read_by_ranks(job)}.items():
+    for setting, path in {"--run-dir": str(run_path), **paths_read(job)}.items():
         seen = mounts[:1] if setting == "--run-dir" else mounts
         if not any(Path(path).resolve().is_relative_to(Path(one).resolve()) for one in seen):
             message = f"{path} is not below {' or '.join(seen)}, which the pods share"
@@ -306,19 +307,6 @@ def _volume_paths(settings: KubernetesSpec) -> Iterator[Issue]:
             message = f"sub_path {volume.sub_path!r} leads out of the claim"
             yield Issue("bad-path", where, message, "use a relative path without '..'")
         taken.append(path)
-
-
-def _read_by_ranks(job: JobSpec) -> dict[str, str]:
-    """The paths outside of the run directory that the ranks open, by setting. A corpus is prepared
-    into the run directory before the submission."""
-    data, initial = job.data, job.training.init_from
-    paths = {
-        "data.path": data.path,
-        "training.init_from": initial,
-        "data.tokenizer": data.tokenizer if initial is not None else None,
-        **{f"data.validation.{name}": path for name, path in data.validation.items()},
-    }
-    return {setting: path for setting, path in paths.items() if path is not None}
 
 
 def claim_issues(claim: object, job: JobSpec) -> Iterator[Issue]:

@@ -93,8 +93,11 @@ def allocation_issues(allocation: Allocation, nodes: int, gpus: int) -> Iterator
         yield Issue("slurm-gpus", "cluster.gpus_per_node", message, hint)
 
 
-def agents_step(allocation: Allocation, names: Sequence[str], agent: Sequence[str]) -> list[str]:
-    """The srun command that runs the command `agent` once on each of these nodes.
+def agents_step(
+    allocation: Allocation, names: Sequence[str], agent: Sequence[str], options: Sequence[str] = ()
+) -> list[str]:
+    """The srun command that runs the command `agent` once on each of these nodes. options: further
+    ones, which go first.
 
     --overlap lets it run together with a step that waits for it, such as an interactive shell. A
     task may use all CPUs that the job has on its node, since it starts several ranks: without
@@ -104,6 +107,7 @@ def agents_step(allocation: Allocation, names: Sequence[str], agent: Sequence[st
     nodes = len(names)
     return [
         "srun",
+        *options,
         f"--jobid={allocation.job_id}",
         f"--nodes={nodes}",
         f"--ntasks={nodes}",

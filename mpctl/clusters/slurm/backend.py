@@ -31,6 +31,7 @@ from mpctl.clusters.slurm.allocation import (
     step_environment,
 )
 from mpctl.clusters.slurm.commands import slurm_output
+from mpctl.clusters.slurm.containers import container_issues, step_options, wrapped
 from mpctl.errors import Issue, MpctlError
 from mpctl.hosts.checks import named_device, unshared_issue
 from mpctl.hosts.network import addresses_towards, own_addresses
@@ -70,7 +71,10 @@ class SlurmBackend:
                 "start one (srun -N1 -n1 --overlap), or let the tasks be the nodes: --on torchrun"
             )
             return [Issue("slurm-step", "--on", message, hint)]
-        return list(allocation_issues(self.allocation, nodes, _gpus(plan)))
+        return [
+            *allocation_issues(self.allocation, nodes, _gpus(plan)),
+            *container_issues(self.job.launch.slurm),
+        ]
 
     @contextmanager
     def connect(self, plan: Plan, run: RunDir, on_event: OnEvent) -> Iterator[Cluster]:
@@ -81,7 +85,14 @@ class SlurmBackend:
         with agent_cluster(
             names,
             run,
-            lambda o: SlurmStep(allocation, names, _agent(o, addresses), self.environment, log),
+            lambda o: SlurmStep(
+                allocation,
+                names,
+                _agent(o, addresses, self.job),
+                self.environment,
+                log,
+                step_options(self.job, o.run),
+            ),
             on_event,
             patience=plan.job.launch.start_seconds,
             addresses=addresses,
@@ -97,8 +108,10 @@ class SlurmBackend:
         key."""
         allocation = self._allocation()
         names = allocation.nodes[: plan.job.cluster.nodes]
-        agent = _agent(AgentOrder.of(plan.run), launcher_addresses(names))
-        return [HostCommand(0, names[0], tuple(agents_step(allocation, names, agent)))]
+        order = AgentOrder.of(plan.run)
+        agent = _agent(order, launcher_addresses(names), self.job)
+        step = agents_step(allocation, names, agent, step_options(self.job, order.run))
+        return [HostCommand(0, names[0], tuple(step))]
 
     def _allocation(self) -> Allocation:
         if self.allocation is None:
@@ -112,9 +125,10 @@ class SlurmStep:
     that are started again after they were lost.
 
     names: of the nodes; agent: the command of an agent; environment: of the launcher; log: for the
-    output of srun and of the agents; steps: the srun that started the agent of each node last;
-    begins: the size of the log before it; unshared: nodes that cannot read the run directory, by
-    the log; next_read: when it is read again, by time.monotonic(): its file system is shared.
+    output of srun and of the agents; options: further ones of srun; steps: the srun that started
+    the agent of each node last; begins: the size of the log before it; unshared: nodes that cannot
+    read the run directory, by the log; next_read: when it is read again, by time.monotonic(): its
+    file system is shared.
     """
 
     allocation: Allocation
@@ -122,6 +136,7 @@ class SlurmStep:
     agent: Sequence[str]
     environment: Mapping[str, str]
     log: Path
+    options: Sequence[str] = ()
     steps: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     begins: dict[int, int] = field(default_factory=dict)
     next_read: float = 0.0
@@ -132,7 +147,7 @@ class SlurmStep:
         with self.log.open("ab") as log:
             before = log.tell()
             srun = subprocess.Popen(
-                agents_step(self.allocation, chosen, self.agent),
+                agents_step(self.allocation, chosen, self.agent, self.options),
                 env=step_environment(self.environment),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -197,11 +212,11 @@ def launcher_addresses(names: Sequence[str]) -> list[str]:
     return addresses_towards([known.get(name, name) for name in reversed(names)])
 
 
-def _agent(order: AgentOrder, addresses: Sequence[str]) -> list[str]:
-    """The command of an agent. addresses: those of the launcher; the nodes try all addresses of
-    this host where it is not known which lead here."""
+def _agent(order: AgentOrder, addresses: Sequence[str], job: JobSpec) -> list[str]:
+    """The command of an agent, in the job's container. addresses: those of the launcher; the nodes
+    try all addresses of this host where it is not known which lead here."""
     listed = ",".join(addresses or own_addresses())
-    return [sys.executable, "-P", *order.arguments(listed)]
+    return wrapped(job, order.run, sys.executable, ["-P", *order.arguments(listed)])
 
 
 def _gpus(plan: Plan) -> int:

@@ -12,15 +12,16 @@ and requeue the job after its SlurmdTimeout of minutes (`--requeue`).
 
 Every value is quoted for the shell, which is also how sbatch reads its `#SBATCH` lines, and none
 may have a line break, so that no setting can add a line. The same holds for the options of
-launch.slurm.extra; sbatch takes the beginning of a long option for the option itself, `--part` for
-`--partition`.
+launch.slurm.extra and launch.slurm.srun; sbatch and srun take the beginning of a long option for
+the option itself, `--part` for `--partition`. Only the lines of launch.slurm.setup are bash, and
+run as the user who submits: read a job file of others before it is submitted (--dry-run).
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -28,10 +29,10 @@ from typing import NamedTuple
 from mpctl.errors import Issue
 from mpctl.spec.launch import SlurmSpec
 
+EXAMPLES = {"sbatch": "--mail-type=END", "srun": "--mpi=none"}
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 LONG = re.compile(r"(--[A-Za-z][A-Za-z0-9-]*)(?:(=| +)(.*))?")
 SHORT = re.compile(r"(-[A-Za-z])( *)(.*)")
-WHERE = "launch.slurm.extra"
 SET_BY = {
     "cluster.nodes": ("--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node"),
     "launch.threads_per_rank": ("--cpus-per-task", "-c"),
@@ -40,15 +41,28 @@ SET_BY = {
     "launch.slurm.time": ("--time", "-t"),
     "launch.slurm.qos": ("--qos", "-q"),
     "launch.slurm.constraint": ("--constraint", "-C"),
+    "launch.slurm.dependency": ("--dependency", "-d"),
     "launch.slurm.requeue": ("--requeue", "--no-requeue"),
     "launch.slurm.signal_seconds": ("--signal",),
     "name": ("--job-name", "-J"),
     "--run-dir": ("--output", "-o", "--error", "-e", "--open-mode", "--chdir", "-D"),
 }
 """Options that follow from another setting, by that setting."""
-SETTING_OF = {option: setting for setting, options in SET_BY.items() for option in options}
 UNFIT = ("--wrap", "--array", "-a", "--parsable", "--test-only", "--wait", "-W", "--export")
 """Options that make another kind of job, or change what sbatch prints."""
+STEP_SET_BY = {
+    "cluster.nodes": ("--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node", "--nodelist", "-w"),
+    "the allocation": ("--jobid", "--exclude", "-x", "--relative", "-r"),
+    "launch.slurm.container_image": ("--container-image",),
+    "launch.slurm.container_mounts": ("--container-mounts",),
+}
+"""Options of srun that follow from another setting, by that setting."""
+STEP_UNFIT = (
+    "--overlap", "--cpu-bind", "--export", "--kill-on-bad-exit", "-K", "--wait", "-W", "-u", "-Q",
+    "--unbuffered", "--quiet", "--output", "-o", "--error", "-e", "--input", "-i", "--pty",
+    "--multi-prog", "--chdir", "-D", "--exclusive", "--het-group", "--bcast", "--label", "-l",
+)  # fmt: skip
+"""Options of srun with which the agents would not start, or not be heard."""
 
 
 class ExtraOption(NamedTuple):
@@ -64,6 +78,13 @@ class ExtraOption(NamedTuple):
         """The option as written in a script, its value quoted."""
         value = shlex.quote(self.value) if self.value else ""
         return f"{self.name}{self.separator}{value}"
+
+    @property
+    def arguments(self) -> list[str]:
+        """The option as arguments of a command."""
+        if self.separator == " ":
+            return [self.name, self.value]
+        return [f"{self.name}{self.separator}{self.value}"]
 
 
 def read_option(text: str) -> ExtraOption | None:
@@ -84,30 +105,56 @@ def read_options(texts: Sequence[str]) -> list[ExtraOption]:
 def extra_issues(texts: Sequence[str]) -> Iterator[Issue]:
     """What is wrong with launch.slurm.extra: text that is no option, options that follow from
     another setting, options that make another kind of job."""
+    return _option_issues(texts, "launch.slurm.extra", "sbatch", SET_BY, UNFIT)
+
+
+def step_issues(texts: Sequence[str]) -> Iterator[Issue]:
+    """What is wrong with launch.slurm.srun."""
+    return _option_issues(texts, "launch.slurm.srun", "srun", STEP_SET_BY, STEP_UNFIT)
+
+
+def _option_issues(
+    texts: Sequence[str],
+    where: str,
+    program: str,
+    set_by: Mapping[str, Sequence[str]],
+    unfit: Sequence[str],
+) -> Iterator[Issue]:
     for text in texts:
         option = read_option(text)
         if option is None:
-            hint = "write each as on sbatch's command line, in one line: --mail-type=END"
-            yield Issue("slurm-extra", WHERE, f"{text!r} is not an option of sbatch", hint)
-        elif setting := _setting_of(option.name):
-            hint = f"use {setting}" if setting.startswith("--") else f"use --set {setting}=..."
-            yield Issue("slurm-extra", WHERE, f"{text!r} follows from {setting}", hint)
-        elif option.name in UNFIT:
+            hint = f"write each as on {program}'s command line, in one line: {EXAMPLES[program]}"
+            yield Issue("slurm-extra", where, f"{text!r} is not an option of {program}", hint)
+        elif setting := _setting_of(option.name, set_by):
+            hint = f"use {setting}" if setting[:2] == "--" else f"use --set {setting}=..."
+            if " " in setting:
+                hint = "leave it out"
+            yield Issue("slurm-extra", where, f"{text!r} follows from {setting}", hint)
+        elif option.name in unfit:
             message = f"{text!r} does not fit a job of mpctl"
-            yield Issue("slurm-extra", WHERE, message, "leave it out")
+            hint = "leave it out"
+            if option.name in ("--array", "-a"):
+                hint = (
+                    "submit each run with its own --run-dir; jobs that follow each other: "
+                    "launch.slurm.dependency"
+                )
+            yield Issue("slurm-extra", where, message, hint)
 
 
-def _setting_of(name: str) -> str | None:
+def _setting_of(name: str, set_by: Mapping[str, Sequence[str]]) -> str | None:
     """The setting that an option, or an option with this beginning, follows from."""
-    if not name.startswith("--"):
-        return SETTING_OF.get(name)
-    return next((s for option, s in SETTING_OF.items() if option.startswith(name)), None)
+    for setting, options in set_by.items():
+        if name in options or (
+            name[:2] == "--" and any(option.startswith(name) for option in options)
+        ):
+            return setting
+    return None
 
 
 GPU_OPTIONS = {"--gres", "--gpus", "-G", "--gpus-per-node", "--gpus-per-task", "--tres-per-node"}
 MEMORY_OPTIONS = {"--mem", "--mem-per-cpu", "--mem-per-gpu"}
 BODY = """\
-set -u
+{setup}set -u
 RUN={run}
 
 newest_checkpoint() {{ ls -v "$RUN/checkpoints" 2>/dev/null | grep '^step-[0-9]*$' | tail -n 1; }}
@@ -166,7 +213,8 @@ class BatchJob:
 def render_script(job: BatchJob) -> str:
     """The text of the batch script. Its values must have passed `script_issues`."""
     options = [f"#SBATCH {option}" for option in script_options(job)]
-    body = BODY.format(run=shlex.quote(str(job.run)), command=shlex.join(job.command))
+    setup = "".join(f"{line}\n" for line in job.settings.setup)
+    body = BODY.format(setup=setup, run=shlex.quote(str(job.run)), command=shlex.join(job.command))
     requeue = REQUEUE if job.settings.requeue else ""
     return "\n".join(["#!/bin/bash", *options, "", f'{body}{requeue}exit "$code"', ""])
 
@@ -179,7 +227,7 @@ def script_options(job: BatchJob) -> Iterator[str]:
     yield f"--nodes={job.nodes}"
     yield "--ntasks-per-node=1"
     yield from _device_options(job, {option.name for option in extra})
-    for key in ("partition", "account", "time", "qos", "constraint"):
+    for key in ("partition", "account", "time", "qos", "constraint", "dependency"):
         if (value := getattr(settings, key)) is not None:
             yield _option(key, value)
     yield "--requeue" if settings.requeue else "--no-requeue"
@@ -212,6 +260,10 @@ def script_issues(job: BatchJob) -> Iterator[Issue]:
         if CONTROL.search(value):
             message = f"{value!r} has a line break or another control character"
             yield Issue("slurm-text", where, message, "use a name without it")
+    for line in job.settings.setup:
+        if CONTROL.search(line.replace("\t", " ")):
+            message = f"{line!r} has a line break or another control character"
+            yield Issue("slurm-text", "launch.slurm.setup", message, "give each line by itself")
     yield from extra_issues(job.settings.extra)
 
 

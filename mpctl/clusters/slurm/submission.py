@@ -20,6 +20,7 @@ from math import ceil, inf
 from pathlib import Path
 
 from mpctl.clusters.slurm.commands import submit
+from mpctl.clusters.slurm.containers import container_issues
 from mpctl.clusters.slurm.partitions import (
     NodeRequest,
     Partition,
@@ -183,6 +184,7 @@ class Submission:
             yield from request_issues(self.partitions, request)
             yield from limit_issues(self.save_need, self.limit, self.settings.signal_seconds)
             yield from script_issues(self.batch_job(run))
+        yield from container_issues(self.settings)
 
     def batch_job(self, run: Path) -> BatchJob:
         """The values of the batch script. run: the run directory."""

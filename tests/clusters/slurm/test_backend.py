@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from mpctl.clusters.registry import chosen_name, find_backend, find_submitter
-from mpctl.clusters.slurm.allocation import Allocation
+from mpctl.clusters.slurm.allocation import Allocation, agents_step
 from mpctl.clusters.slurm.backend import SlurmBackend, SlurmStep
+from mpctl.clusters.slurm.containers import container_issues, step_options, wrapped
 from mpctl.clusters.slurm.submission import SlurmSubmitter
 from mpctl.errors import InputError
 from mpctl.planning.plan import make_plan
@@ -49,6 +50,55 @@ def test_gpus_are_compared_if_the_job_runs_on_them() -> None:
     inside = SlurmBackend(job, {**INSIDE, "SLURM_GPUS_ON_NODE": "2"})
     assert [issue.rule for issue in inside.check(make_plan(job))] == ["slurm-gpus"]
     assert SlurmBackend(JOB, INSIDE).check(make_plan(JOB)) == []
+
+
+CONTAINED: dict[str, object] = {
+    "cluster.nodes": 2, "cluster.gpus_per_node": 4, "launch.device": "cuda",
+    "launch.slurm.srun": ["--mpi=none", "--switches 1@10"],
+    "launch.slurm.container_image": "/images/torch.sqsh",
+    "launch.slurm.container_mounts": ["/scratch", "/etc/site:/opt/site"],
+    "launch.slurm.container_python": "/opt/python", "data.path": "/data/web/text",
+}  # fmt: skip
+
+
+def test_agents_run_in_a_container_of_pyxis() -> None:
+    """srun gets image and mounts; what it starts is the Python of the image."""
+    job = job_of({**CONTAINED, "launch.slurm.container": "pyxis"})
+    run = Path("/shared/runs/a")
+    assert step_options(job, run) == [
+        "--mpi=none", "--switches", "1@10", "--container-image=/images/torch.sqsh",
+        "--container-mounts=/shared/runs/a:/shared/runs/a,/data/web:/data/web,"
+        "/scratch:/scratch,/etc/site:/opt/site",
+    ]  # fmt: skip
+    assert wrapped(job, run, "/venv/python", ["-m", "agent"]) == ["/opt/python", "-m", "agent"]
+    step = agents_step(Allocation("7", ("n1",)), ["n1"], ["agent"], step_options(job, run))
+    assert step[1:4] == ["--mpi=none", "--switches", "1@10"] and step[-1] == "agent"
+
+
+@pytest.mark.parametrize(("device", "driver"), [("cuda", ["--nv"]), ("cpu", [])])
+def test_agents_run_in_a_container_of_apptainer(device: str, driver: list[str]) -> None:
+    job = job_of({**CONTAINED, "launch.slurm.container": "apptainer", "launch.device": device})
+    run = Path("/shared/runs/a")
+    assert step_options(job, run) == ["--mpi=none", "--switches", "1@10"]
+    assert wrapped(job, run, "/venv/python", ["-m", "agent"]) == [
+        "apptainer", "exec", *driver, "--bind",
+        "/shared/runs/a,/data/web,/scratch,/etc/site:/opt/site", "/images/torch.sqsh",
+        "/opt/python", "-m", "agent",
+    ]  # fmt: skip
+
+
+def test_a_container_needs_its_image_and_paths() -> None:
+    settings = job_of({
+        **CONTAINED, "launch.slurm.container": "pyxis", "launch.slurm.container_image": None,
+        "launch.slurm.container_mounts": ["data", "/a:/b:ro", "/a,/b"],
+        "launch.slurm.srun": ["--pty"],
+    })  # fmt: skip
+    issues = list(container_issues(settings.launch.slurm))
+    assert [issue.where.rpartition(".")[2] for issue in issues] == [
+        "srun", "container", *["container_mounts"] * 3,
+    ]  # fmt: skip
+    (unused,) = container_issues(job_of(CONTAINED).launch.slurm)
+    assert "container=pyxis" in unused.hint
 
 
 def test_without_slurm_a_submission_offers_other_backends(

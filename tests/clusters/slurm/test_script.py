@@ -19,6 +19,7 @@ from mpctl.clusters.slurm.script import (
     render_script,
     script_issues,
     script_options,
+    step_issues,
 )
 from mpctl.spec.launch import SlurmSpec
 
@@ -64,7 +65,7 @@ def test_text_that_is_no_option_is_refused(text: str) -> None:
         ("--out=x", "--run-dir"),
         ("-c2", "launch.threads_per_rank"),
         ("--no-requeue", "launch.slurm.requeue"),
-        ("--array=1-4", "leave it out"),
+        ("--array=1-4", "its own --run-dir"),
         ("--export=NONE", "leave it out"),
     ],
 )
@@ -72,6 +73,20 @@ def test_options_of_the_plan_are_refused_with_their_setting(text: str, way_out: 
     (issue,) = extra_issues([text])
     assert way_out in issue.hint
     assert issue.where == "launch.slurm.extra"
+
+
+@pytest.mark.parametrize(
+    ("text", "way_out"),
+    [
+        ("--nodes=4", "cluster.nodes"), ("-wn1", "cluster.nodes"), ("--jobid=3", "leave it out"),
+        ("--export=NONE", "leave it out"), ("-o x", "leave it out"),
+        ("--container-im=x", "launch.slurm.container_image"), ("x\ny", "--mpi=none"),
+    ],
+)  # fmt: skip
+def test_options_of_srun_that_the_step_needs_are_refused(text: str, way_out: str) -> None:
+    (issue,) = step_issues([text])
+    assert issue.where == "launch.slurm.srun" and way_out in issue.hint
+    assert list(step_issues(["--mpi=none", "--network=single_node_vni", "-A x"])) == []
 
 
 def test_all_are_named_at_once() -> None:
@@ -146,6 +161,21 @@ def test_no_name_leaves_its_quotes(name: str, tmp_path: Path) -> None:
     done = bash(probe, tmp_path)
     assert done.stdout.endswith(str(run)), done.stderr
     assert [*tmp_path.iterdir()] == [run]
+
+
+def test_setup_runs_before_the_launcher_and_reaches_it(tmp_path: Path) -> None:
+    settings = SlurmSpec(
+        setup=["module() { export LOADED=$1; }", "module cuda/12.8", "echo ${UNSET}ready"],
+        dependency="afterok:41?afterany:42",
+    )  # fmt: skip
+    command = ["bash", "-c", "echo loaded $LOADED"]
+    job = replace(JOB, run=tmp_path / "run", command=command, settings=settings)
+    assert list(script_issues(job)) == []
+    assert "--dependency='afterok:41?afterany:42'" in list(script_options(job))
+    said = bash(render_script(job), tmp_path).stdout.splitlines()
+    assert said[0] == "ready" and said[-1] == "loaded cuda/12.8"
+    (issue,) = script_issues(replace(JOB, settings=SlurmSpec(setup=["a\nb"])))
+    assert issue.where == "launch.slurm.setup"
 
 
 def test_a_percent_sign_is_not_slurms() -> None:
