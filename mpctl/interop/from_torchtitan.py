@@ -26,7 +26,6 @@ from mpctl.interop.command_line import EXPAND, Flags, is_unexpanded, split_comma
 from mpctl.interop.config_values import flat_values, is_true, python_calls, read_yaml
 from mpctl.interop.flag_reader import FlagReader, ReadJob
 from mpctl.interop.from_megatron import find_cut
-from mpctl.interop.log_settings import LAYOUT, PrintedConfig
 from mpctl.interop.megatron_flags import MegatronFlag as Key
 from mpctl.rules.check import Check
 from mpctl.spec.presets import find_preset
@@ -82,23 +81,22 @@ def read_torchtitan(text: str) -> ReadJob:
     return _read(_values(text))
 
 
-def read_printed_torchtitan(config: PrintedConfig) -> ReadJob | None:
+MESH = {
+    "tp": "tensor_parallel", "pp": "pipeline_parallel", "cp": "context_parallel",
+    "ep": "expert_parallel", "dp_shard": "data_parallel_shard",
+    "dp_replicate": "data_parallel_replicate",
+}  # fmt: skip
+"""Axes of a printed mesh, `mesh.tp`, as the degrees of `parallelism`."""
+
+
+def read_printed_torchtitan(printed: Flags) -> ReadJob | None:
     """The job of what a log prints: the mesh and the batch, and more with print_config; None
     without them."""
-    values: Flags = {
-        name: (text,) for name, text in config.values.items() if text not in ("None", "null")
-    }
-    mesh = [name for name in LAYOUT["torchtitan"] if name.startswith("mesh.") and name in values]
+    values = dict(printed)
+    mesh = {axis: values.pop(f"mesh.{axis}") for axis in MESH if f"mesh.{axis}" in values}
     if not mesh or f"{T}local_batch_size" not in values:
         return None
-    names = {
-        "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert",
-        "dp_shard": "data_parallel_shard", "dp_replicate": "data_parallel_replicate",
-    }  # fmt: skip
-    for name in mesh:
-        axis = names[name.removeprefix("mesh.")]
-        degree = "degree" if axis.startswith("data") else "parallel_degree"
-        values[f"{P}{axis}_{degree}"] = values.pop(name)
+    values |= {f"{P}{MESH[axis]}_degree": words for axis, words in mesh.items()}
     values.setdefault("activation_checkpoint.mode", ("none",))
     return _read(values)
 

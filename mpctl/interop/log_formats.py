@@ -1,20 +1,20 @@
-"""The lines in which launchers print a step, a row for each: the words before its figures.
+"""What each launcher prints in its log, a row for each: lines of steps, and its settings.
 
-A line is a step of a format where it has the format's `mark`, a number after one of the words of
-`step`, and a time or a rate. Every figure is the number that follows its words, with spaces, `:` or
-`=` between; K, M, B and T directly after it are thousands and so on, as nanotron prints them.
+A line is a step where it has the `mark` of a StepFormat, a number of the step, and a time or a
+rate. A figure is the number that follows its words, with spaces, `:` or `=` between; K, M, B and T
+after it are thousands and so on, as nanotron prints them. Where the time (without one the rate) is
+NaN, infinite or not above 0, the line is no step.
 
 Words and units: Megatron-LM core 0.19 (megatron/training/training.py, training_log) and its forks
 (Megatron-DeepSpeed; Primus, `current/mean`); Megatron-Bridge 0.6 (training/utils/train_utils.py);
 NeMo 2 (lightning/pytorch/callbacks/progress_printer.py), NeMo 1 in a bar; torchtitan 0.3
-(components/metrics.py); DeepSpeed 0.19 (runtime/pipe/engine.py; utils/timer.py, ThroughputTimer);
-nanotron of 2026-04 (trainer.py, train_step_logs); tqdm 4.67 (std.py, format_meter); transformers
+(components/metrics.py), whose tps are tokens a second and *rank*; DeepSpeed 0.19
+(runtime/pipe/engine.py; utils/timer.py, ThroughputTimer); nanotron of 2026-04 (trainer.py,
+train_step_logs); tqdm 4.67 (std.py, format_meter), whose rate is a moving average; transformers
 5.23 (trainer_utils.py, speed_metrics).
 
-torchtitan's tps is tokens a second and *rank*; tqdm's rate is a moving average.
-
 >>> line = " iteration  20/ 100 | elapsed time per iteration (ms): 1250.0 | learning rate: 1e-4 |"
->>> step = read_step(FORMATS[0], line)
+>>> step = read_step(LAUNCHERS["megatron"].lines[0], line)
 >>> (step.number, step.seconds)
 (20, 1.25)
 """
@@ -22,148 +22,181 @@ torchtitan's tps is tokens a second and *rank*; tqdm's rate is a moving average.
 from __future__ import annotations
 
 import re
-from math import inf
+from collections.abc import Callable, Mapping
+from math import inf, nan, prod
 from typing import NamedTuple
 
+from mpctl.interop import log_settings as printed
+from mpctl.interop.flag_reader import ReadJob
+from mpctl.interop.log_settings import PrintedConfig
+
 _NUMBER = re.compile(
-    r"[ :=]{0,24}([-+]?\d{1,15}(?:,\d{3}){0,4}(?:\.\d{0,12})?(?:[eE][-+]?\d{1,3})?)"
-    r"(?:([KMBT])(?![A-Za-z]))?"
+    r"[ :=]{0,24}([-+]?(?:\d{1,15}(?:,\d{3}){0,4}(?:\.\d{0,12})?(?:[eE][-+]?\d{1,3})?"
+    r"|(?i:nan|inf(?:inity)?)\b))(?:([KMBT])(?![A-Za-z]))?"
 )
 _SUFFIX = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _BAR = re.compile(
     r"\b(\d{1,9})/(\d{1,9}) \[([\d:]{4,12})<[^\]<]{0,48}?[ ,]{1,4}"
     r"(\d{1,9}(?:\.\d{1,6})?)(s/it|it/s|s/step|step/s)"
 )
+_VOCAB = re.compile(r"padded vocab \(size: (\d{1,9})\)")
 BAR = "trainer"
 SUMMARY = "'train_steps_per_second':"
+TIMES = ("seconds", "tokens_per_second", "tokens_per_rank", "samples_per_second")
 
 
 class LogStep(NamedTuple):
     """The figures of one line, as printed: each is None where the launcher does not print it.
 
-    number: of the step. seconds: of a step. tokens_per_second: of all ranks; tokens_per_rank: the
-    same of one rank. samples_per_second: of all ranks. tflops: TFLOP/s of a rank. batch: samples
-    in a step. line: its number in the log.
+    number: of the step. line: its number in the log. seconds: of a step. tokens_per_second: of all
+    ranks; tokens_per_rank: the same of one rank. samples_per_second: of all ranks. tflops: TFLOP/s
+    of a rank. batch: samples in a step.
     """
 
     number: int
+    line: int = 0
     seconds: float | None = None
     tokens_per_second: float | None = None
     tokens_per_rank: float | None = None
     samples_per_second: float | None = None
     tflops: float | None = None
-    batch: int | None = None
-    line: int = 0
+    batch: float | None = None
 
     @property
     def duration(self) -> float:
         """What is proportional to the step's time where the layout stays the same: its seconds,
         or one over its rate."""
-        if self.seconds is not None:
-            return self.seconds
         rates = (self.tokens_per_second, self.tokens_per_rank, self.samples_per_second)
-        return next((1 / rate for rate in rates if rate), inf)
+        return self.seconds or next((1 / rate for rate in rates if rate), inf)
 
 
-class LogFormat(NamedTuple):
-    """The words of one launcher's lines. name: of the launcher; software: as a reader knows it.
-    without: words of lines that look like a step and are none. looked_for: in an error."""
+class StepFormat(NamedTuple):
+    """The words of a line of a step. figures: those before each figure of LogStep, the likeliest
+    first (`milliseconds` are its seconds); where no words say the number, lines are counted.
+    without: words of lines that look like it and are none. version: in an error."""
+
+    mark: str
+    figures: Mapping[str, tuple[str, ...]]
+    without: str = "\n"
+    version: str = ""
+
+
+class LauncherLog(NamedTuple):
+    """How a launcher's log reads. beside: others whose lines and settings a run of it prints too.
+    emitted: its name in `--emit`.
+
+    heads: what the dump of its settings begins with; read: adds what a line of the dump says to the
+    settings, False at its end; ranks: the settings whose product are the ranks; job: the settings
+    as a job's, None where they are not enough."""
 
     name: str
     software: str
-    mark: str
-    step: tuple[str, ...]
-    seconds: tuple[tuple[str, float], ...] = ()
-    tokens_per_second: tuple[str, ...] = ()
-    tokens_per_rank: tuple[str, ...] = ()
-    samples_per_second: tuple[str, ...] = ()
-    tflops: tuple[str, ...] = ()
-    batch: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()
-
-    @property
-    def looked_for(self) -> str:
-        """`elapsed time per iteration (Megatron-LM)`."""
-        return f"{self.mark.strip(' :=(')!r} ({self.software})"
+    lines: tuple[StepFormat, ...] = ()
+    beside: tuple[str, ...] = ()
+    emitted: str = ""
+    heads: tuple[str, ...] = ()
+    read: Callable[[str, str, list[str], PrintedConfig], bool] | None = None
+    ranks: tuple[str, ...] = ()
+    job: Callable[[Mapping[str, str]], ReadJob | None] | None = None
 
 
-FORMATS = (
-    LogFormat(
-        "megatron", "Megatron-LM", "elapsed time per iteration (",
-        step=("iteration",),
-        seconds=(("elapsed time per iteration (ms)", 1e-3),
-                 ("elapsed time per iteration (s)", 1.0)),
-        tokens_per_rank=("tokens per GPU (tokens/s/GPU)", "tokens per gpu per second (tgs)"),
-        samples_per_second=("samples per second",),
-        tflops=("throughput per GPU (TFLOP/s/GPU)", "TFLOPs"),
-        batch=("global batch size",),
+_ROWS = (
+    LauncherLog(
+        "megatron", "Megatron-LM", (StepFormat("elapsed time per iteration (", {
+            "number": ("iteration",), "milliseconds": ("elapsed time per iteration (ms)",),
+            "seconds": ("elapsed time per iteration (s)",),
+            "tokens_per_rank": ("tokens per GPU (tokens/s/GPU)", "tokens per gpu per second (tgs)"),
+            "samples_per_second": ("samples per second",), "batch": ("global batch size",),
+            "tflops": ("throughput per GPU (TFLOP/s/GPU)", "TFLOPs"),
+        }),),
+        heads=(" arguments --",), read=printed.read_megatron, ranks=("world_size",),
+        job=printed.megatron_job,
     ),
-    LogFormat(
-        "megatron-bridge", "Megatron-Bridge", "Step Time :",
-        step=(), seconds=(("Step Time", 1.0),), tflops=("GPU utilization",),
+    LauncherLog(
+        "megatron-bridge", "Megatron-Bridge", (StepFormat("Step Time :", {
+            "seconds": ("Step Time",), "tflops": ("GPU utilization",),
+        }),),
+        beside=("megatron",), heads=("- Task Configuration -",), read=printed.read_bridge,
+        job=printed.bridge_job,
     ),
-    LogFormat(
-        "nemo", "NeMo", "train_step_timing in s",
-        step=("global_step", "iteration"), seconds=(("train_step_timing in s", 1.0),),
-        tokens_per_rank=("tokens_per_sec_per_gpu",), tflops=("TFLOPS_per_GPU",),
-        batch=("global_batch_size",),
+    LauncherLog(
+        "nemo", "NeMo", (StepFormat("train_step_timing in s", {
+            "number": ("global_step", "iteration"), "seconds": ("train_step_timing in s",),
+            "tokens_per_rank": ("tokens_per_sec_per_gpu",), "tflops": ("TFLOPS_per_GPU",),
+            "batch": ("global_batch_size",),
+        }),),
+        emitted="megatron-bridge",
     ),
-    LogFormat(
-        "torchtitan", "torchtitan", "tps:",
-        step=("step",), seconds=(("step_time", 1.0),), tokens_per_rank=(" tps",),
-        tflops=("tflops",), without=("validate step",),
+    LauncherLog(
+        "torchtitan", "torchtitan", (StepFormat("tps:", {
+            "number": ("step",), "seconds": ("step_time",), "tokens_per_rank": (" tps",),
+            "tflops": ("tflops",),
+        }, "validate step"), StepFormat("wps:", {
+            "number": ("step",), "tokens_per_rank": (" wps",),
+        }, "validate step", " before 2025")),
+        heads=("Running with configs: {", "Building device mesh with", "-D device mesh with"),
+        read=printed.read_torchtitan,
+        ranks=tuple(f"mesh.{axis}" for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")),
+        job=printed.torchtitan_job,
     ),
-    LogFormat(
-        "torchtitan", "torchtitan before 2025", "wps:",
-        step=("step",), tokens_per_rank=(" wps",), without=("validate step",),
+    LauncherLog(
+        "nanotron", "nanotron", (StepFormat("elapsed_time_per_iteration_ms", {
+            "number": ("iteration",), "milliseconds": ("elapsed_time_per_iteration_ms",),
+            "tokens_per_second": ("tokens_per_sec:",), "batch": ("global_batch_size",),
+            "tokens_per_rank": ("tokens_per_sec_per_gpu",), "tflops": ("model_tflops_per_gpu",),
+        }),),
+        heads=("Config(general=",), read=printed.read_nanotron,
+        ranks=tuple(f"parallelism.{axis}" for axis in ("dp", "tp", "pp", "context_parallel_size")),
+        job=printed.nanotron_job,
     ),
-    LogFormat(
-        "nanotron", "nanotron", "elapsed_time_per_iteration_ms",
-        step=("iteration",), seconds=(("elapsed_time_per_iteration_ms", 1e-3),),
-        tokens_per_second=("tokens_per_sec:",), tokens_per_rank=("tokens_per_sec_per_gpu",),
-        tflops=("model_tflops_per_gpu",), batch=("global_batch_size",),
+    LauncherLog(
+        "deepspeed", "DeepSpeed", (StepFormat("iter time (s)", {
+            "number": ("steps", "step"), "seconds": ("iter time (s)",),
+            "samples_per_second": ("samples/sec",),
+        }), StepFormat("CurrSamplesPerSec", {
+            "number": ("global_step",), "samples_per_second": ("CurrSamplesPerSec",),
+        })),
+        beside=("megatron", BAR),
     ),
-    LogFormat(
-        "deepspeed", "DeepSpeed", "iter time (s)",
-        step=("steps", "step"), seconds=(("iter time (s)", 1.0),),
-        samples_per_second=("samples/sec",),
-    ),
-    LogFormat(
-        "deepspeed", "DeepSpeed", "CurrSamplesPerSec",
-        step=("global_step",), samples_per_second=("CurrSamplesPerSec",),
-    ),
+    LauncherLog(BAR, "accelerate, transformers, Lightning", emitted="accelerate"),
 )  # fmt: skip
+LAUNCHERS: Mapping[str, LauncherLog] = {row.name: row for row in _ROWS}
+STEP_LINES = [(row.name, number, line)
+              for row in _ROWS for number, line in enumerate(row.lines)]  # fmt: skip
+_HEADS = {head: row.name for row in _ROWS for head in row.heads}
+_HEAD = re.compile("|".join(map(re.escape, _HEADS)))
 
 
-def read_step(form: LogFormat, text: str, line: int = 0, before: int = 0) -> LogStep | None:
-    """The step that a line is in a format; None where it is none.
+def looked_for() -> list[str]:
+    """`'elapsed time per iteration' (Megatron-LM)`, for each kind of line."""
+    return [f"{line.mark.strip(' :=(')!r} ({LAUNCHERS[name].software}{line.version})"
+            for name, _, line in STEP_LINES]  # fmt: skip
 
-    before: the number of the step before it, for formats whose lines have no number.
-    """
-    if form.mark not in text or any(words in text for words in form.without):
+
+def is_beside(one: str, other: str) -> bool:
+    """Whether a run prints lines or settings of both launchers."""
+    return one == other or other in LAUNCHERS[one].beside or one in LAUNCHERS[other].beside
+
+
+def read_step(form: StepFormat, text: str, line: int = 0, before: int = 0) -> LogStep | None:
+    """The step that a line is; None where it is none. before: the number of the step before it, for
+    lines without a number."""
+    if form.mark not in text or form.without in text:
         return None
-    number = _first(text, form.step) if form.step else float(before + 1)
-    seconds = next((found * unit for words, unit in form.seconds
-                    if (found := _first(text, (words,))) is not None), None)  # fmt: skip
-    batch = _first(text, form.batch)
-    step = LogStep(
-        number=int(number) if number is not None and 0 <= number < inf else -1,
-        seconds=_above_0(seconds),
-        tokens_per_second=_above_0(_first(text, form.tokens_per_second)),
-        tokens_per_rank=_above_0(_first(text, form.tokens_per_rank)),
-        samples_per_second=_above_0(_first(text, form.samples_per_second)),
-        tflops=_above_0(_first(text, form.tflops)),
-        batch=int(batch) if batch is not None and 0 < batch < inf else None,
-        line=line,
-    )
-    return step if step.number >= 0 and step.duration < inf else None
+    found = {figure: value for figure, candidates in form.figures.items()
+             if (value := _number(text, candidates)) is not None}  # fmt: skip
+    if "milliseconds" in found:
+        found["seconds"] = found.pop("milliseconds") / 1000
+    number = found.pop("number", nan) if "number" in form.figures else before + 1
+    time = next((found[figure] for figure in TIMES if figure in found), nan)
+    if not (0 <= number < inf and 0 < time < inf):
+        return None
+    sane = {figure: value for figure, value in found.items() if 0 < value < inf}
+    step = LogStep(int(number), line, **sane)
+    return step if step.duration < inf else None
 
 
-def _above_0(value: float | None) -> float | None:
-    return value if value is not None and 0 < value < inf else None
-
-
-def _first(text: str, candidates: tuple[str, ...]) -> float | None:
+def _number(text: str, candidates: tuple[str, ...]) -> float | None:
     """The number after the first of these words that has one."""
     for words in candidates:
         start = text.find(words)
@@ -174,35 +207,66 @@ def _first(text: str, candidates: tuple[str, ...]) -> float | None:
     return None
 
 
-class BarStep(NamedTuple):
-    """A state of a progress bar: the steps done, the steps in all, and seconds for each."""
+def read_bar(text: str, line: int = 0) -> tuple[int, int, LogStep] | None:
+    """A state of a progress bar: its steps in all, the seconds so far, and the step, such as
+    `12/100 [00:20<02:20, 1.60s/it]`; None where there is none, or no rate yet.
 
-    done: int
-    total: int
-    elapsed: int
-    seconds: float
-
-
-def read_bar(text: str) -> BarStep | None:
-    """`12/100 [00:20<02:20, 1.60s/it]`; None where there is none, or no rate yet.
-
-    >>> read_bar(" 12%|#   | 12/100 [01:20<02:20,  2.00it/s, loss=2]")
-    BarStep(done=12, total=100, elapsed=80, seconds=0.5)
+    >>> total, elapsed, step = read_bar(" 12%|#   | 12/100 [01:20<02:20,  2.00it/s, loss=2]")
+    >>> total, elapsed, step.number, step.seconds
+    (100, 80, 12, 0.5)
     """
     found = _BAR.search(text) if "<" in text else None
-    if found is None or float(found[4]) <= 0:
+    if found is None or (rate := float(found[4])) <= 0:
         return None
     elapsed = 0
     for part in found[3].split(":"):
         elapsed = 60 * elapsed + int(part or 0)
-    rate = float(found[4])
     seconds = rate if found[5].startswith("s/") else 1 / rate
-    return BarStep(int(found[1]), int(found[2]), elapsed, seconds)
+    return int(found[2]), elapsed, LogStep(int(found[1]), line, seconds)
 
 
 def read_summary(text: str) -> float | None:
     """Seconds of a step over a run, from transformers' last line of figures; None elsewhere."""
-    if SUMMARY not in text:
+    rate = _number(text, (SUMMARY,)) or 0.0
+    return 1 / rate if 0 < rate < inf and 1 / rate < inf else None
+
+
+def head_of(text: str) -> str:
+    """The head of a dump of settings that begins in this line; empty where none does."""
+    found = _HEAD.search(text)
+    return found[0] if found and "end of arguments" not in text else ""
+
+
+class DumpReader:
+    """Reads the dumps of settings in the lines of a log, one after the other."""
+
+    def __init__(self) -> None:
+        self._open: LauncherLog | None = None
+        self._state: list[str] = []
+
+    def read(self, text: str, config: PrintedConfig, head: str) -> None:
+        """Add what a line says to the settings. head: its `head_of`."""
+        if head:
+            self._open, self._state = LAUNCHERS[_HEADS[head]], []
+            config.begin(self._open.name)
+        if self._open is None or self._open.read is None:
+            if "padded vocab" in text and (found := _VOCAB.search(text)):
+                config.add("vocab_size", found[1])
+        elif not self._open.read(text, head, self._state, config):
+            self._open = None
+
+
+def ranks_of(config: PrintedConfig) -> int | None:
+    """The ranks that printed settings say, or whose product they are."""
+    names = LAUNCHERS[config.kind].ranks if config.kind else ()
+    sizes = [config.values[name] for name in names if name in config.values]
+    if not sizes or not all(size.isdecimal() and len(size) < 9 for size in sizes):
         return None
-    rate = _above_0(_first(text, (SUMMARY,)))
-    return 1 / rate if rate else None
+    return prod(map(int, sizes)) or None
+
+
+def read_printed(config: PrintedConfig) -> ReadJob | None:
+    """The job that printed settings are; None where there are none that are enough. Raises
+    InputError as `--from` does, for settings that no job says."""
+    job = LAUNCHERS[config.kind].job if config.kind else None
+    return job(config.values) if job is not None else None

@@ -8,7 +8,7 @@ print are taken out, so that nothing of a log reaches a terminal as more than te
 The rank is that of srun's `--label` (`3: `), of torchrun's `--tee` (`[default3]:`, `[rank3]:`), or
 empty.
 
->>> [(line.number, line.rank, line.text) for line in text_lines("[rank0]:a\\rb\\n\\x1b[31m1: c\\n")]
+>>> [(line.number, line.rank, line.text) for line in lines_of(["[rank0]:a\\rb\\n\\x1b[31m1: c"])]
 [(1, '0', 'a'), (1, '', 'b'), (2, '1', 'c')]
 """
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,26 +42,22 @@ class LogLine(NamedTuple):
     text: str
 
 
-def text_lines(text: str) -> Iterator[LogLine]:
-    """The lines of a text that are not blank."""
-    return _lines([text])
+def lines_of(pieces: Iterable[str]) -> Iterator[LogLine]:
+    """The lines that are not blank of a text in pieces, read while they are asked for."""
+    number, kept = 1, ""
+    for piece in chain(pieces, ["\n"]):
+        for part in _ENDS.split(piece):
+            if part not in ("\r", "\n"):
+                kept += part[: LONGEST - len(kept)]
+                continue
+            if kept and not kept.isspace():
+                yield _line(number, kept)
+            kept = ""
+            number += part == "\n"
 
 
-def file_lines(path: Path) -> Iterator[LogLine]:
-    """The lines of a file that are not blank, read while they are asked for. Raises InputError
-    where it cannot be read."""
-    return _lines(_pieces(path))
-
-
-def plain(text: str, most: int = LONGEST) -> str:
-    """The text without escape sequences and characters that do not print, at most so long."""
-    if text.isprintable():
-        return text[:most]
-    kept = _ESCAPE.sub("", text)
-    return "".join(c for c in kept if c.isprintable() or c == "\t")[:most]
-
-
-def _pieces(path: Path) -> Iterator[str]:
+def file_pieces(path: Path) -> Iterator[str]:
+    """The text of a file, up to LARGEST bytes. Raises InputError where it cannot be read."""
     decoder = getincrementaldecoder("utf-8")("replace")
     try:
         with path.open("rb") as file:
@@ -73,19 +70,12 @@ def _pieces(path: Path) -> Iterator[str]:
         raise InputError.of("no-such-file", str(path), error.strerror or str(error)) from None
 
 
-def _lines(pieces: Iterable[str]) -> Iterator[LogLine]:
-    number, kept = 1, ""
-    for piece in pieces:
-        for part in _ENDS.split(piece):
-            if part not in ("\r", "\n"):
-                kept += part[: LONGEST - len(kept)]
-                continue
-            if kept and not kept.isspace():
-                yield _line(number, kept)
-            kept = ""
-            number += part == "\n"
-    if kept and not kept.isspace():
-        yield _line(number, kept)
+def plain(text: str, most: int = LONGEST) -> str:
+    """The text without escape sequences and characters that do not print, at most so long."""
+    if text.isprintable():
+        return text[:most]
+    kept = _ESCAPE.sub("", text)
+    return "".join(c for c in kept if c.isprintable() or c == "\t")[:most]
 
 
 def _line(number: int, text: str) -> LogLine:

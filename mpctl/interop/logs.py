@@ -8,6 +8,12 @@ last one's (a ramp), and outliers. An outlier is farther from the median than fi
 standard deviation that the median absolute deviation stands for (1.4826 MAD, as of a normal
 distribution), and than 10 % of the median. What is left is the steady part; its median is the step.
 
+A log is one run: the steps of one launcher, or of those that print beside each other, and starts
+with the same ranks and settings. Where several runs follow each other it is refused (log-mixed)
+with the line to cut it at: steps of another launcher; other ranks or another layout printed;
+another batch at the same step; and, where not both starts print their settings, other times or
+rates.
+
 By hand, times 9, 2, 1, 1.01, 0.99, 1, 4, 1 with a checkpoint before the 4: the warm-up is 9 and 2,
 the checkpoint's line is 4, and five steady steps have the median 1.
 
@@ -30,15 +36,21 @@ from statistics import median
 from mpctl.errors import InputError, Issue
 from mpctl.interop.log_formats import (
     BAR,
-    FORMATS,
-    BarStep,
+    LAUNCHERS,
+    STEP_LINES,
+    TIMES,
+    DumpReader,
     LogStep,
+    head_of,
+    is_beside,
+    looked_for,
+    ranks_of,
     read_bar,
     read_step,
     read_summary,
 )
-from mpctl.interop.log_lines import LogLine, file_lines, plain, text_lines
-from mpctl.interop.log_settings import DumpReader, PrintedConfig, head_of
+from mpctl.interop.log_lines import LogLine, file_pieces, lines_of, plain
+from mpctl.interop.log_settings import PrintedConfig
 from mpctl.rundir.summary import WARM_UP_STEPS
 from mpctl.units import plural, seconds_text
 
@@ -49,7 +61,6 @@ NORMAL, FAR, LEAST_FAR = 1.4826, 5.0, 0.1
 UNLIKE = 0.15
 """Starts whose steps differ by more than this share are different runs, unless their settings are
 printed."""
-LAUNCHERS = tuple(dict.fromkeys([*(form.name for form in FORMATS), BAR]))
 ALIASES = {"accelerate": BAR, "transformers": BAR, "lightning": BAR, "bridge": "megatron-bridge"}
 _ASIDE = re.compile(
     r"sav(?:ing|ed) .{0,40}?checkpoint|saving model|saved the model|validation loss|validate step|"
@@ -83,35 +94,21 @@ class LogRun:
     config: PrintedConfig
     average: float | None = None
 
+    def figure(self, name: str) -> float | None:
+        """The median of a figure of LogStep; None where the launcher does not print it."""
+        return _median(self.steps, name)
+
     @property
     def step_seconds(self) -> float | None:
-        """The median of the steady steps; None where the log has rates alone."""
-        return self._median("seconds") or self.average
+        """Seconds of a step; None where the log has rates alone."""
+        return self.figure("seconds") or self.average
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Median tokens/s of all ranks; None where the log has no rate, or only that of a rank and
-        not their number."""
-        whole, of_rank = self._median("tokens_per_second"), self.tokens_per_rank
+        """Tokens/s of all ranks; None where the log has no rate, or only that of a rank and not
+        their number."""
+        whole, of_rank = self.figure("tokens_per_second"), self.figure("tokens_per_rank")
         return whole or (of_rank * self.world_size if of_rank and self.world_size else None)
-
-    @property
-    def tokens_per_rank(self) -> float | None:
-        return self._median("tokens_per_rank")
-
-    @property
-    def samples_per_second(self) -> float | None:
-        return self._median("samples_per_second")
-
-    @property
-    def tflops(self) -> float | None:
-        """TFLOP/s of a rank, as the launcher counts them."""
-        return self._median("tflops")
-
-    @property
-    def batch(self) -> int | None:
-        """Samples in a step, as printed beside its time."""
-        return self.steps[-1].batch if self.steps else None
 
     @property
     def spread(self) -> float | None:
@@ -132,10 +129,6 @@ class LogRun:
             parts.append(plural(self.restarts, "restart"))
         return ", ".join([*parts, f"spread {100 * (self.spread or 0):.1f} %"])
 
-    def _median(self, name: str) -> float | None:
-        values = [value for step in self.steps if (value := getattr(step, name)) is not None]
-        return median(values) if values else None
-
 
 def read_log(text: str, launcher: str | None = None, *, where: str = "log") -> LogRun:
     """The run of a log's text. launcher: one of LAUNCHERS (or accelerate, transformers, lightning),
@@ -143,35 +136,39 @@ def read_log(text: str, launcher: str | None = None, *, where: str = "log") -> L
 
     Raises InputError with all issues: no figures, too few steady steps, several runs in one log.
     """
-    return _read(text_lines(text), launcher, where)
+    return _read(lines_of([text]), launcher, where)
 
 
 def read_log_file(path: Path, launcher: str | None = None) -> LogRun:
     """As read_log, of a file, of which a bounded part is in memory at a time."""
-    return _read(file_lines(path), launcher, str(path))
+    return _read(lines_of(file_pieces(path)), launcher, str(path))
+
+
+Rows = list[tuple[LogStep, bool]]
+"""Steps, and whether each came after a checkpoint or an evaluation."""
 
 
 @dataclass
 class _Start:
-    """What one process group printed: its steps by format and rank, whether each came after
-    a checkpoint or an evaluation, its settings and its ranks."""
+    """What one process group printed: its steps by launcher, kind of line and rank, its settings
+    and its ranks, its progress bars by their steps in all."""
 
     line: int
-    steps: dict[tuple[str, str], list[tuple[LogStep, bool]]] = field(default_factory=dict)
+    steps: dict[tuple[str, int, str], Rows] = field(default_factory=dict)
     config: PrintedConfig = field(default_factory=PrintedConfig)
     world_size: int | None = None
-    bars: dict[int, list[tuple[BarStep, int]]] = field(default_factory=dict)
+    bars: dict[int, dict[int, tuple[int, LogStep]]] = field(default_factory=dict)
     average: float | None = None
     is_aside: bool = False
 
-    def of(self, launcher: str) -> list[tuple[LogStep, bool]]:
-        """Its steps in the lines of a launcher, of the format and rank that has most."""
-        own = [rows for (name, _), rows in self.steps.items() if name.split("/")[0] == launcher]
-        return max(own, key=len, default=[])
+    def of(self, launcher: str) -> Rows:
+        """Its steps in the lines of a launcher, of the kind and rank that has most."""
+        return max((rows for key, rows in self.steps.items() if key[0] == launcher), key=len,
+                   default=[])  # fmt: skip
 
     @property
     def ranks(self) -> int | None:
-        return self.world_size or self.config.world_size
+        return ranks_of(self.config) or self.world_size
 
 
 def _read(lines: Iterator[LogLine], launcher: str | None, where: str) -> LogRun:
@@ -183,17 +180,29 @@ def _read(lines: Iterator[LogLine], launcher: str | None, where: str) -> LogRun:
     averages = [start.average for start in starts if start.average]
     name = name or _launcher(starts) or (BAR if averages else None)
     if name is None:
-        raise _no_figures(where)
+        hint = f"lines looked for: {', '.join(looked_for())}, and progress bars"
+        raise InputError.of("log-no-figures", where, "no line has the time or the rate of a step",
+                            f"{hint} '12/100 [00:20<02:20, 1.60s/it]'")  # fmt: skip
+    for start in starts:
+        if start.config.kind and not is_beside(start.config.kind, name):
+            start.config = PrintedConfig()  # of another launcher, which made no steps
     found = [start for start in starts if start.of(name)]
-    if issues := list(_mixed(found, name, where)):
+    if issues := [*_several_launchers(starts, name, where), *_several_runs(found, name, where)]:
         raise InputError(issues)
-    kept, dropped = _steady(found, name)
+    kept, dropped = _steady([start.of(name) for start in found])
     is_average = name == BAR and len(kept) < LEAST and averages
     if not found and not is_average:
-        raise _without(starts, where, name)
+        other = _launcher(starts)
+        hint = f"its lines are those of {other}" if other else "it has no step of any launcher"
+        raise InputError.of("log-no-figures", where, f"it has no step in the lines of {name}", hint)
     if len(kept) < LEAST and not is_average:
         total = sum(len(start.of(name)) for start in found)
-        raise _too_few(total, name, where, len(kept), dropped)
+        out = ", ".join(f"{count} {why}" for why, count in dropped.items())
+        message = (
+            f"{plural(len(kept), 'steady line')} of {plural(total, 'line')} with a step of {name} "
+            f"(left out: {out or 'none'}), and {LEAST} are needed"
+        )
+        raise InputError.of("log-too-short", where, message, "run it longer, or log more often")
     backwards = [*found[-1:], *reversed(starts)]
     world = next((start.ranks for start in backwards if start.ranks), None)
     config = next((s.config for s in backwards if s.config.values), backwards[0].config)
@@ -203,21 +212,17 @@ def _read(lines: Iterator[LogLine], launcher: str | None, where: str) -> LogRun:
 
 
 def _scan(lines: Iterable[LogLine]) -> list[_Start]:
+    """The starts of a log; the first may hold what was printed before any."""
     starts = [_Start(1)]
     reader, count = DumpReader(), 0
     for line in lines:
-        start, text = starts[-1], line.text
-        head = head_of(text)
-        if head and start.steps:
-            start = _Start(line.number)
-            starts.append(start)
-        reader.read(text, start.config, head)
-        step = _step_of(line, start)
+        start, head = starts[-1], head_of(line.text)
+        step = None if head else _step_of(line, start)
         if step is None:
-            ranks = _ranks_in(text)
-            if ranks and start.steps and start.world_size not in (None, ranks):
-                start = _Start(line.number)
-                starts.append(start)
+            ranks = _ranks_in(line.text)
+            if start.steps and (head or (ranks and start.world_size not in (None, ranks))):
+                starts.append(start := _Start(line.number))
+            reader.read(line.text, start.config, head)
             start.world_size = start.world_size or ranks
             _read_aside(line, start)
             continue
@@ -225,8 +230,7 @@ def _scan(lines: Iterable[LogLine]) -> list[_Start]:
         rows = start.steps.setdefault(key, [])
         last = rows[-1][0].number if rows else -1
         if found.number < last - 2:  # the same step of several ranks may come late
-            start = _Start(line.number, is_aside=start.is_aside)
-            starts.append(start)
+            starts.append(start := _Start(line.number, is_aside=start.is_aside))
             rows = start.steps.setdefault(key, [])
         elif found.number <= last:
             if found.number == last:
@@ -240,10 +244,10 @@ def _scan(lines: Iterable[LogLine]) -> list[_Start]:
     return starts
 
 
-def _step_of(line: LogLine, start: _Start) -> tuple[tuple[str, str], LogStep] | None:
-    for number, form in enumerate(FORMATS):
+def _step_of(line: LogLine, start: _Start) -> tuple[tuple[str, int, str], LogStep] | None:
+    for name, number, form in STEP_LINES:
         if form.mark in line.text:
-            key = f"{form.name}/{number}", line.rank
+            key = name, number, line.rank
             rows = start.steps.get(key)
             before = rows[-1][0].number if rows else 0
             if (step := read_step(form, line.text, line.number, before)) is not None:
@@ -262,8 +266,9 @@ def _ranks_in(text: str) -> int | None:
 def _read_aside(line: LogLine, start: _Start) -> None:
     """What a line without a step says of what delays the next step, or of a bar."""
     text = line.text
-    if (bar := read_bar(text)) is not None:
-        start.bars.setdefault(bar.total, []).append((bar, line.number))
+    if (bar := read_bar(text, line.number)) is not None:
+        total, elapsed, step = bar
+        start.bars.setdefault(total, {})[step.number] = elapsed, step
     elif (average := read_summary(text)) is not None:
         start.average = average
     elif any(word in text for word in _ASIDE_WORDS) and _ASIDE.search(text):
@@ -271,15 +276,10 @@ def _read_aside(line: LogLine, start: _Start) -> None:
 
 
 def _add_bars(start: _Start) -> None:
-    """The steps of the progress bar that ran longest, as other bars are of loading or evaluation;
-    of states with the same number of steps the last."""
-    if not start.bars:
-        return
-    longest = max(start.bars.values(), key=lambda states: max(s.elapsed for s, _ in states))
-    states = {state.done: (state, line) for state, line in longest}
-    steps = [LogStep(done, seconds=state.seconds, line=line)
-             for done, (state, line) in sorted(states.items())]  # fmt: skip
-    start.steps[BAR, ""] = [(step, False) for step in steps]
+    """The steps of the progress bar that ran longest, as others are of loading or evaluation."""
+    if start.bars:
+        longest = max(start.bars.values(), key=lambda states: max(states.values())[0])
+        start.steps[BAR, 0, ""] = [(step, False) for _, (_, step) in sorted(longest.items())]
 
 
 def _launcher(starts: Sequence[_Start]) -> str | None:
@@ -293,24 +293,22 @@ def _launcher(starts: Sequence[_Start]) -> str | None:
     return BAR if bars else None
 
 
-def _steady(starts: Sequence[_Start], name: str) -> tuple[list[LogStep], dict[str, int]]:
+def _steady(rows: Sequence[Rows]) -> tuple[list[LogStep], dict[str, int]]:
     """The steady steps of all starts, and how many lines were left out for what reason."""
-    rows = [start.of(name) for start in starts]
-    total = sum(len(of_start) for of_start in rows)
+    total = sum(map(len, rows))
     warm_up = WARM_UP_STEPS if total - WARM_UP_STEPS * len(rows) >= LEAST else 1
     dropped: Counter[str] = Counter()
-    after: list[tuple[LogStep, bool]] = []
+    after: Rows = []
     for of_start in rows:
         dropped["warm-up"] += min(warm_up, len(of_start))
         after += of_start[warm_up:]
-    plain_steps = [step for step, is_aside in after if not is_aside]
-    if len(plain_steps) >= LEAST:  # else every line has a checkpoint before it
-        dropped["after a checkpoint or evaluation"] = len(after) - len(plain_steps)
-    else:
-        plain_steps = [step for step, _ in after]
-    batch = plain_steps[-1].batch if plain_steps else None
-    same = [step for step in plain_steps if step.batch == batch]
-    dropped["of another batch"] = len(plain_steps) - len(same)
+    steps = [step for step, is_aside in after if not is_aside]
+    if len(steps) < LEAST:  # every line has a checkpoint before it
+        steps = [step for step, _ in after]
+    dropped["after a checkpoint or evaluation"] = len(after) - len(steps)
+    batch = next((step.batch for step in reversed(steps) if step.batch), None)
+    same = [step for step in steps if step.batch in (None, batch)]
+    dropped["of another batch"] = len(steps) - len(same)
     kept = _without_outliers(same)
     dropped["outlier" if len(same) - len(kept) == 1 else "outliers"] = len(same) - len(kept)
     return kept, {why: count for why, count in dropped.items() if count}
@@ -331,63 +329,80 @@ def _deviation(values: Sequence[float]) -> float:
     return median(abs(value - middle) for value in values)
 
 
-def _mixed(starts: Sequence[_Start], name: str, where: str) -> Iterator[Issue]:
-    """Issues of a log with several runs: other ranks, other settings, or, where it prints neither,
-    steps that take a different time."""
+def _median(steps: Iterable[LogStep], figure: str) -> float | None:
+    values = [value for step in steps if (value := getattr(step, figure)) is not None]
+    return median(values) if values else None
+
+
+def _cut(line: int) -> str:
+    return f"cut the log at line {line} and give each part with its own layout"
+
+
+def _several_launchers(starts: Sequence[_Start], name: str, where: str) -> Iterator[Issue]:
+    """Issues of steps of a launcher that is not of this run, or none of whose lines stands between
+    the first and the last of this run's. Bars alone are of loading, too."""
+    first, last = _lines_of(starts, name)
+    for other in LAUNCHERS:
+        begin, end = _lines_of(starts, other)
+        is_apart = end < first or last < begin or not is_beside(other, name)
+        if other in (name, BAR) or not begin or not first or not is_apart:
+            continue
+        (_, one, one_end), (cut, two, two_end) = sorted(((first, name, last), (begin, other, end)))
+        message = f"steps of {one} from line {min(first, begin)} to {one_end}, and of {two} from "
+        message += f"line {cut} to {two_end}: more than one run"
+        head = max((s.line for s in starts if one_end < s.line <= cut), default=cut)
+        yield Issue("log-mixed", where, message, _cut(head))
+
+
+def _lines_of(starts: Sequence[_Start], name: str) -> tuple[int, int]:
+    """The lines of a launcher's first and last step; 0 where it has fewer than LEAST."""
+    lines = [step.line for start in starts for step, _ in start.of(name)]
+    return (min(lines), max(lines)) if len(lines) >= LEAST else (0, 0)
+
+
+def _several_runs(starts: Sequence[_Start], name: str, where: str) -> Iterator[Issue]:
+    """Issues of starts of different runs, each beside the first."""
     first = starts[0] if starts else _Start(1)
+    batches = {step.number: step for step, _ in first.of(name) if step.batch}
     for start in starts[1:]:
-        hint = f"cut the log at line {start.line} and give each part with its own layout"
+        other = next((
+            (batches[step.number], step) for step, _ in start.of(name)
+            if step.number in batches and step.batch not in (None, batches[step.number].batch)
+        ), None)  # fmt: skip
+        message = ""
         if first.ranks and start.ranks and first.ranks != start.ranks:
-            message = f"it has {first.ranks} ranks at line {first.line} and {start.ranks} at line "
-            yield Issue("log-mixed", where, f"{message}{start.line}: more than one run", hint)
+            message = f"{first.ranks} ranks at line {first.line} and {start.ranks} at line "
+            message += f"{start.line}"
         elif changed := first.config.changes(start.config):
-            message = f"{changed} from line {start.line} on: more than one run"
-            yield Issue("log-mixed", where, message, hint)
+            message = f"{changed} from line {start.line} on"
+        elif other is not None:
+            message = " and ".join(f"{step.batch:.0f} samples at line {step.line}"
+                                   for step in other)  # fmt: skip
+            message = f"step {other[0].number} has {message}"
         elif not (first.config.values and start.config.values):
-            yield from _unlike(first, start, name, where, hint)
+            message = _unlike(first, start, name)
+        if message:
+            yield Issue("log-mixed", where, f"{message}: more than one run", _cut(start.line))
 
 
-def _unlike(first: _Start, start: _Start, name: str, where: str, hint: str) -> Iterator[Issue]:
-    one, other = ([step.duration for step, _ in s.of(name)[1:]] for s in (first, start))
-    if min(len(one), len(other)) < LEAST:
-        return
-    a, b = median(one), median(other)
-    noise = FAR * NORMAL * max(_deviation(one), _deviation(other))
-    if abs(a - b) > max(UNLIKE * min(a, b), noise):
-        share = 100 * abs(a - b) / min(a, b)
-        what = f"{seconds_text(a)} and {seconds_text(b)}" if _has_seconds(first, name) else "rates"
-        message = (
-            f"steps of line {first.line} on and of line {start.line} on, after the step's number "
-            f"fell back, differ by {share:.0f} % ({what}): more than one run"
-        )
-        yield Issue("log-mixed", where, message, hint)
+def _unlike(first: _Start, start: _Start, name: str) -> str:
+    """How far the steps of two starts are apart, where that is more than UNLIKE and their noise."""
+    for figure in TIMES:
+        one, other = ([value for step, _ in s.of(name)[1:] if (value := getattr(step, figure))]
+                      for s in (first, start))  # fmt: skip
+        if min(len(one), len(other)) < LEAST:
+            continue
+        a, b = median(one), median(other)
+        noise = FAR * NORMAL * max(_deviation(one), _deviation(other))
+        if abs(a - b) > max(UNLIKE * min(a, b), noise):
+            said = f"{seconds_text(a)} and {seconds_text(b)}"
+            said = said if figure == "seconds" else f"{a:,.0f} and {b:,.0f} {RATES[figure]}"
+            return (
+                f"steps of line {first.line} on and of line {start.line} on, after the step's "
+                f"number fell back, differ by {100 * abs(a - b) / min(a, b):.0f} % ({said})"
+            )
+    return ""
 
 
-def _has_seconds(start: _Start, name: str) -> bool:
-    return start.of(name)[-1][0].seconds is not None
-
-
-def _no_figures(where: str) -> InputError:
-    message = "no line has the time or the rate of a step"
-    hint = "lines looked for: " + ", ".join(dict.fromkeys(form.looked_for for form in FORMATS))
-    return InputError.of("log-no-figures", where, message,
-                         f"{hint}, and progress bars '12/100 [00:20<02:20, 1.60s/it]'")  # fmt: skip
-
-
-def _without(starts: Sequence[_Start], where: str, name: str) -> InputError:
-    other = _launcher(starts)
-    message = f"it has no step in the lines of {name}"
-    hint = f"its lines are those of {other}" if other else "it has no step of any launcher"
-    return InputError.of("log-no-figures", where, message, hint)
-
-
-def _too_few(
-    total: int, name: str, where: str, kept: int, dropped: Mapping[str, int]
-) -> InputError:
-    out = ", ".join(f"{count} {why}" for why, count in dropped.items())
-    message = (
-        f"{plural(kept, 'steady line')} of {plural(total, 'line')} with a step of {name} "
-        f"(left out: {out or 'none'}), and {LEAST} are needed"
-    )
-    return InputError.of("log-too-short", where, message,
-                         "run it longer, or log more often")  # fmt: skip
+RATES = {"tokens_per_second": "tokens/s", "tokens_per_rank": "tokens/s of a rank",
+         "samples_per_second": "samples/s"}  # fmt: skip

@@ -12,10 +12,10 @@ from mpctl.calibrate.runs import usable_runs
 from mpctl.errors import InputError
 from mpctl.interop.command_line import split_command
 from mpctl.interop.from_megatron import read_megatron
+from mpctl.interop.log_formats import read_printed
 from mpctl.interop.log_rows import LogLayout, folder_logs, is_log_folder, log_row, log_rows
-from mpctl.interop.log_settings import PrintedConfig
+from mpctl.interop.log_settings import NAMES, SWITCHED_OFF, PrintedConfig
 from mpctl.interop.megatron_others import parser_flags
-from mpctl.interop.printed_settings import NAMES, SWITCHED_OFF, read_printed
 from mpctl.interop.registry import emit_plan
 from tests.interop import example_logs as logs
 from tests.interop.jobs import LAYOUTS, plan_of
@@ -215,7 +215,7 @@ def test_what_log_and_layout_both_say_must_agree_and_all_of_it_is_told(tmp_path:
     assert "a step of the layout has 131,072" in told["log-tokens"]
     path = write(tmp_path / "pipe.log", logs.deepspeed())
     told = issues_of(path, H100._replace(settings={"training.global_batch_size": 256}))
-    assert "16.0 samples/s in 2.00 s are 32.0 samples" in told["log-tokens"]
+    assert "16 samples/s in 2.00 s are 32 samples" in told["log-tokens"]
 
 
 def test_without_a_layout_or_a_cluster_the_way_out_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from statistics import median
 
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 
 from mpctl.errors import InputError
 from mpctl.interop import log_lines
-from mpctl.interop.log_formats import FORMATS
-from mpctl.interop.logs import LAUNCHERS, LEAST, read_log, read_log_file
+from mpctl.interop.log_formats import LAUNCHERS, STEP_LINES, is_beside, looked_for
+from mpctl.interop.logs import LEAST, read_log, read_log_file
 from tests.interop import example_logs as logs
 
 
@@ -40,8 +41,8 @@ def test_each_launchers_steps_are_found_without_their_warm_up(name: str) -> None
 
 def test_figures_beside_the_seconds_are_read_in_the_units_of_their_launcher() -> None:
     megatron, nanotron = read_log(logs.megatron()), read_log(logs.nanotron())
-    assert (megatron.world_size, megatron.batch) == (logs.WORLD, logs.BATCH)
-    assert megatron.tflops == pytest.approx(400, rel=0.01)
+    assert (megatron.world_size, megatron.figure("batch")) == (logs.WORLD, logs.BATCH)
+    assert megatron.figure("tflops") == pytest.approx(400, rel=0.01)
     rate = logs.BATCH * logs.LENGTH / logs.STEP
     assert nanotron.tokens_per_second == pytest.approx(rate, rel=0.01)
     assert nanotron.world_size == 16  # dp 4 x pp 2 x tp 2 of its config
@@ -49,7 +50,7 @@ def test_figures_beside_the_seconds_are_read_in_the_units_of_their_launcher() ->
     assert titan.tokens_per_second == pytest.approx(rate, rel=0.01)
     assert titan.config.values["model.flavor"] == "8B"
     rates = read_log(logs.deepspeed_rates())
-    assert rates.samples_per_second == pytest.approx(logs.BATCH / logs.STEP, rel=0.01)
+    assert rates.figure("samples_per_second") == pytest.approx(logs.BATCH / logs.STEP, rel=0.01)
 
 
 def test_forks_print_the_same_words_otherwise() -> None:
@@ -58,7 +59,7 @@ def test_forks_print_the_same_words_otherwise() -> None:
     assert read_log(primus).step_seconds == pytest.approx(logs.STEP, rel=0.01)
     line = " iteration {:8d}/ 9 | elapsed time per iteration (s): 105.35 | TFLOPs: 148.2 |"
     bloom = read_log("\n".join(line.format(n) for n in range(1, 8)))
-    assert (bloom.step_seconds, bloom.tflops) == (105.35, 148.2)
+    assert (bloom.step_seconds, bloom.figure("tflops")) == (105.35, 148.2)
     bars = "Epoch 0: :   3%|3 | {}/9 [00:50<27:00, reduced_train_loss=10.2, global_step={}.00, "
     bars += "consumed_samples=7680.0, train_step_timing in s=1.650]"
     nemo = read_log("\r".join(bars.format(n, n) for n in range(9)))
@@ -128,9 +129,81 @@ def test_several_runs_in_a_log_are_refused_with_the_line_to_cut_at() -> None:
     assert read_log(one + one).restarts == 1  # the same settings: a restart
 
 
+OF_ONE_RUN = {frozenset(pair) for pair in (
+    ("megatron", "megatron-bridge"), *(("trainer", name) for name in logs.LOGS),
+)}  # fmt: skip
+"""Launchers that print beside each other, and bars, which are of loading too."""
+
+
+@pytest.mark.parametrize("one", logs.LOGS)
+@pytest.mark.parametrize("other", logs.LOGS)
+def test_runs_of_two_launchers_are_refused_with_the_line_to_cut_at(one: str, other: str) -> None:
+    """Also with the settings that each prints, and whichever launcher the user names."""
+    configs = {"megatron": logs.ARGUMENTS, "megatron-bridge": logs.BRIDGE_CONFIG}
+    first = f"{configs.get(one, '')}{logs.LOGS[one]()}\n"
+    text = f"{first}{configs.get(other, '')}{logs.LOGS[other]()}"
+    if frozenset((one, other)) in OF_ONE_RUN or one == other:
+        run = read_log(text)
+        assert run.launcher in (one, other)
+        assert not run.config.kind or is_beside(run.config.kind, run.launcher)
+        return
+    cut = first.count("\n") + 1
+    for launcher in (None, one, other):
+        told = refusal(text, launcher)["log-mixed"]
+        assert f"steps of {one} from line " in told and f"and of {other} from line " in told
+        (line,) = map(int, re.findall(r"cut the log at line (\d+) ", told))
+        assert cut <= line <= cut + 1  # nanotron prints a line before its settings
+        assert read_log("\n".join(text.split("\n")[: line - 1])).launcher == one
+        assert read_log("\n".join(text.split("\n")[line - 1 :])).launcher == other
+
+
+def test_settings_of_another_launcher_are_not_those_of_the_steps() -> None:
+    """A run that ended before its first step stands before the one that was measured."""
+    ended = f"using world size: 64\n{logs.ARGUMENTS.replace('size .......... 16', 'size ... 64')}"
+    titan = read_log(f"{ended}{logs.torchtitan(dp=8)}")
+    assert (titan.config.kind, titan.world_size) == ("torchtitan", 8)
+    assert "num_layers" not in titan.config.values
+    assert read_log(f"{ended}{logs.nemo()}").config.kind == ""
+    again = read_log(ended + logs.megatron(arguments=logs.ARGUMENTS))
+    assert again.world_size == 16 and again.config.values["world_size"] == "16"
+    twice = read_log(2 * logs.BRIDGE_CONFIG + logs.bridge()).config
+    assert twice.values["model.recompute_modules"] == "['core_attn', 'mlp']"
+
+
+def test_two_runs_of_a_launcher_that_differ_in_their_batch_are_refused() -> None:
+    """By the batch of the same step, or where none is printed by the rate at the same time."""
+    told = refusal(logs.nemo() + "\n" + logs.nemo().replace("size: 32", "size: 64"))["log-mixed"]
+    assert "step 0 has 32 samples at line 1 and 64 samples at line 8: more than one run" in told
+    rates = logs.deepspeed([t / 2 for t in logs.TIMES])
+    rates = "\n".join(
+        f"{row.split('samples')[0]}{double[double.index('samples') :]}"
+        for row, double in zip(logs.deepspeed().splitlines(), rates.splitlines(), strict=True)
+    )
+    told = refusal(f"{logs.deepspeed()}\n{rates}")["log-mixed"]
+    assert "differ by 100 % (16 and 32 samples/s)" in told
+    ramp = [logs.megatron((2.0,) * 9).splitlines()[n] for n in range(10)]
+    ramp[1:5] = [row.replace("size:    32", "size:    16") for row in ramp[1:5]]
+    restarted = read_log("\n".join([*ramp, *ramp[3:]]))
+    assert restarted.restarts == 1 and restarted.figure("batch") == logs.BATCH
+
+
+@pytest.mark.parametrize("figure", ["nan", "-nan", "inf", "-inf", "Infinity", "0.0", "-5", "1e999"])
+def test_a_time_that_is_no_number_above_0_is_no_step(figure: str) -> None:
+    rows = logs.megatron((2.0,) * 9).splitlines()
+    rows[5] = rows[5].replace("(ms): 2000.0", f"(ms): {figure}")
+    rows[6] = rows[6].replace("global batch size:    32", f"global batch size: {figure}")
+    rows[7] = rows[7].replace("(TFLOP/s/GPU): 400.0", f"(TFLOP/s/GPU): {figure}")
+    run = read_log("\n".join(rows))
+    assert (run.step_seconds, run.figure("tflops"), len(run.steps)) == (2.0, 400.0, 6)
+    rows = [row.replace("(ms): 2000.0", f"(ms): {figure} | samples per second: 3") for row in rows]
+    assert "log-too-short" in refusal("\n".join(rows)) or "log-no-figures" in refusal(
+        "\n".join(rows)
+    )
+
+
 def test_what_is_missing_is_said() -> None:
     told = refusal("Loading weights\nDone\n")["log-no-figures"]
-    assert all(form.looked_for in told for form in FORMATS) and "12/100 [00:20<" in told
+    assert all(words in told for words in looked_for()) and "12/100 [00:20<" in told
     told = refusal(logs.megatron((2.0,) * LEAST))["log-too-short"]
     assert f"2 steady lines of {LEAST} lines with a step of megatron" in told
     assert "left out: 1 warm-up" in told and f"{LEAST} are needed" in told
@@ -149,7 +222,7 @@ def test_a_file_is_read_in_pieces_whose_ends_lie_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run.log"
-    path.write_text(logs.trainer() + logs.torchtitan(), encoding="utf-8")
+    path.write_text(logs.trainer() + logs.deepspeed(), encoding="utf-8")
     whole = read_log(path.read_bytes().decode())
     for size in (7, 64, 1000):
         monkeypatch.setattr(log_lines, "PIECE", size)
@@ -160,7 +233,7 @@ def test_a_file_is_read_in_pieces_whose_ends_lie_anywhere(
 
 def test_lines_are_bounded_and_nothing_of_a_log_is_an_escape_sequence() -> None:
     long = "x" * (3 * log_lines.LONGEST)
-    (line,) = log_lines.text_lines(f"\x1b]0;title\x07\x1b[31m{long}")
+    (line,) = log_lines.lines_of([f"\x1b]0;title\x07\x1b[31m{long}"])
     assert line.text == "x" * len(line.text) and len(line.text) <= log_lines.LONGEST
     hostile = logs.megatron(arguments=logs.ARGUMENTS)
     other = hostile.replace("size ...................... 4", "size ...... \x1b[2J\x9b31m8\x07")
@@ -169,7 +242,8 @@ def test_lines_are_bounded_and_nothing_of_a_log_is_an_escape_sequence() -> None:
 
 
 WORDS = [
-    *(form.mark for form in FORMATS), *(word for form in FORMATS for word in form.step),
+    *(line.mark for *_, line in STEP_LINES),
+    *(words for *_, line in STEP_LINES for words in line.figures.get("number", ())), "nan", "-inf",
     "iteration", "step:", "1.5", "1e999", "-1e999", "-3", "0", "/", "|", ":", "=", "\n", "\r",
     "\x1b[31m", "K", "12/100 [00:20<02:20, 1.60s/it]", "---- arguments ----", "world_size ...... 0",
     "Config(general=GeneralArgs(", ")", "Running with configs: {", "}", "MEMBER: 1/", "8",
