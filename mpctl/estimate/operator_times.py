@@ -22,7 +22,7 @@ from math import prod
 from typing import NamedTuple
 
 from mpctl.axes import EXPERT_UNIONS
-from mpctl.estimate.attention import AttentionTimer, repeats_core
+from mpctl.estimate.attention import AttentionTimer, kernels_of, repeats_core
 from mpctl.estimate.communication import Message, Phase, Sizes, gradient_bytes, local_sizes
 from mpctl.estimate.expert_messages import ROWS, routed_layers
 from mpctl.estimate.kernels import (
@@ -47,7 +47,13 @@ from mpctl.operators.layer import LayerStack
 from mpctl.operators.matmul import GradNeeds, MatMul, ParameterSpec
 from mpctl.sharding import AXIS_OF_DIM
 from mpctl.spec.parallel import ParallelSpec
-from mpctl.spec.runtime import HostCosts, MemoryPasses, OverlapShares, RuntimeProfile
+from mpctl.spec.runtime import (
+    HostCosts,
+    MemoryPasses,
+    OperatorCosts,
+    OverlapShares,
+    RuntimeProfile,
+)
 from mpctl.units import PRODUCT_BYTES
 
 NORM_PASSES = MemoryPasses(forward=2.0, backward=3.0)  # reads x, writes y; reads dy, x, writes dx
@@ -90,6 +96,11 @@ class OperatorTimer:
         return local_sizes(self.layout)
 
     @cached_property
+    def costs(self) -> OperatorCosts:
+        """What the runtime's operations move on the job's device."""
+        return self.profile.operators.on(self.job.device_kind != "cpu")
+
+    @cached_property
     def width(self) -> int:
         """Bytes of an element of activations and parameters."""
         return self.job.training.value_bytes
@@ -112,7 +123,21 @@ class OperatorTimer:
     @cached_property
     def hiding(self) -> Hiding:
         """The part of those messages that overlaps with kernels."""
-        return Hiding(self.profile.overlap, self.network, self.steps)
+        overlap = self.profile.overlap
+        if self.speed.waits:  # ranks copy their messages themselves
+            overlap = overlap.model_copy(update={"tp": 0.0, "cp": 0.0, "products": 0.0})
+        return Hiding(overlap, self.network, self.steps)
+
+    def _own_keys(self, flow: GradFlow) -> float:
+        """The share of a layer's attention that needs no key of another rank of cp, and overlaps
+        with their messages. Software that passes keys round a ring has some of it all the time;
+        mpctl gathers them during the diagonals of plain causal attention, 1/2c of it
+        (layers/context_parallel.py)."""
+        if not kernels_of(self.layout).gathers_keys:
+            return 1.0
+        is_dropped = self.job.training.attention_dropout > 0
+        is_split = all(core.is_plain and core.is_causal and not core.latent for core in flow.cores)
+        return 0.5 / self.job.parallel.cp if is_split and not is_dropped else 0.0
 
     @cached_property
     def tp(self) -> int:
@@ -143,7 +168,7 @@ class OperatorTimer:
             self.attention.add(scores, core, flow)
             if repeats_core(self.layout, core):
                 self.attention.add(repeated, core, flow)
-        self.hiding.keys_and_values(work, scores)
+        self.hiding.keys_and_values(work, scores, self._own_keys(flow))
         work.add(scores)
         self._host(work, flow)
         self._repeat(work, scores, repeated, linear.products, flow)
@@ -238,7 +263,7 @@ class OperatorTimer:
 
     def loss(self, flow: GradFlow) -> OpTimes:
         """Casts, softmax and its gradient over the logits of an end, where it has any."""
-        work, passes = OpTimes(), self.profile.operators.on(self.job.device_kind != "cpu", "logits")
+        work, passes = OpTimes(), self.costs.logits
         for product in flow.part.products:
             if "vocab" in product.writes:
                 weight = product.matrix
@@ -258,10 +283,9 @@ class OperatorTimer:
     def _hidden(self, work: OpTimes, seq: str, flow: GradFlow) -> None:
         branches = sum(len(layer.branches) for layer in flow.part.layers)
         hidden = self._bytes("batch", seq, "hidden") / self.split
-        self._passes(work, self.profile.operators.hidden, hidden * branches, flow)
+        self._passes(work, self.costs.hidden, hidden * branches, flow)
         if self.job.training.dropout:
-            dropout = self.profile.operators.on(self.job.device_kind != "cpu", "dropout")
-            self._passes(work, dropout, hidden * branches, flow)
+            self._passes(work, self.costs.dropout, hidden * branches, flow)
         self._passes(work, NORM_PASSES, self._extra_norms(hidden, seq, flow), flow)
 
     def _extra_norms(self, hidden: float, seq: str, flow: GradFlow) -> float:
@@ -330,7 +354,7 @@ class OperatorTimer:
     def optimizer_seconds(self, parameters: int) -> float:
         """Seconds in which a step moves gradients, moments and masters of `parameters`
         parameters."""
-        return self.profile.operators.optimizer_bytes * parameters / self.speed.bandwidth
+        return self.costs.optimizer_bytes * parameters / self.speed.bandwidth
 
     def _products(self, work: OpTimes, flow: GradFlow, messages: Sequence[Message]) -> None:
         for product in flow.part.products:
@@ -415,7 +439,7 @@ class OperatorTimer:
 
     def _elementwise(self, work: OpTimes, product: MatMul, flow: GradFlow, shape: Shape) -> None:
         """Passes over the features that a product writes or reads on this rank."""
-        operators, (_, k, n) = self.profile.operators, shape
+        operators, (_, k, n) = self.costs, shape
         features = n if "tp" in product.backward_axes else k
         dims = (*product.reads, *product.writes)
         is_inner = "ffn" in dims or "shared_ffn" in dims
@@ -504,8 +528,8 @@ class Hiding(NamedTuple):
     scatters of sequence parallelism can overlap in pieces with the product that reads or writes
     them, where the switches of their link let kernels send (Transformer Engine's userbuffers). A
     product of 2d or 2.5d is computed in q `steps`, and all but one of its messages of a kind
-    overlap with them. Keys and values of the next ranks of cp travel while attention works on those
-    at hand. No more is hidden than the work takes; the work itself slows down by `drag` times the
+    overlap with them. Keys and values of other ranks of cp travel while attention works on those at
+    hand. No more is hidden than the work takes; the work itself slows down by `drag` times the
     hidden seconds.
 
     By hand, share 0.5, a gather of 3 s during a product of 2 s: min(3, 2) x 0.5 = 1 s is hidden.
@@ -530,10 +554,10 @@ class Hiding(NamedTuple):
         elif not product.is_head and self.overlap.products and self.network.multicasts("tp"):
             self._in_pieces(work, own, forward, inputs + weights)
 
-    def keys_and_values(self, work: OpTimes, scores: OpTimes) -> None:
-        """Hide messages over cp during attention of these seconds."""
-        work.cp_forward -= self.overlap.cp * min(work.cp_forward, scores.forward)
-        work.cp_backward -= self.overlap.cp * min(work.cp_backward, scores.dgrad)
+    def keys_and_values(self, work: OpTimes, scores: OpTimes, share: float) -> None:
+        """Hide messages over cp during a share of attention of these seconds."""
+        work.cp_forward -= self.overlap.cp * min(work.cp_forward, share * scores.forward)
+        work.cp_backward -= self.overlap.cp * min(work.cp_backward, share * scores.dgrad)
 
     def _weights(self, work: OpTimes, own: Sequence[Message], seconds: float) -> None:
         """Hide the backward message of a column product during its dW of `seconds`."""

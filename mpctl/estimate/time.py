@@ -323,4 +323,6 @@ class StepTimeModel:
 
     @property
     def _host_step(self) -> float:
-        return self.operators.speed.host * self.operators.profile.host.step
+        host, on_device = self.operators.profile.host, self.job.device_kind != "cpu"
+        own = host.accelerator_step if on_device else None
+        return self.operators.speed.host * (host.step if own is None else own)

@@ -35,6 +35,7 @@ from mpctl.kernels.activation import Activation, activated
 from mpctl.kernels.attention import AttentionVariant, equally_wide, lower_right, repeated
 from mpctl.kernels.counter_rng import DropoutMask, block_elements, drop
 from mpctl.kernels.fp8 import Fp8Cast, Fp8Matrix, cast_matrix, note_largest, scaled_product
+from mpctl.kernels.partial_attention import PartialKernel, attend_tail, chosen_kernel
 from mpctl.kernels.rotary import rotated
 from mpctl.kernels.routing import summed_rows, weighted_gradients, weighted_rows
 
@@ -57,6 +58,9 @@ class KernelBackend:
             # Whole squares from position 0, or the last rows of a longer prefix; one row sees all.
             rows, is_first = variant.rows, variant.is_causal and variant.rows.start == 0
             is_tail = variant.is_causal and not is_first and len(rows) > 1
+            kernel = self.partial_kernel(query, key, value, variant.scale) if is_tail else None
+            if kernel is not None:
+                return attend_tail(query, key, value, kernel)
             lower = lower_right(len(rows), key.shape[-2]) if is_tail else None
             return self.scaled_dot_product(
                 query, key, value, lower, is_causal=is_first, scale=variant.scale, enable_gqa=True
@@ -93,6 +97,13 @@ class KernelBackend:
         """Whether `attention` of these would save intermediate tensors of q x s elements for
         backward, which selective recomputation avoids."""
         return variant.dropout is not None or variant.forms_pairs
+
+    def partial_kernel(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float | None
+    ) -> PartialKernel | None:
+        """The kernel that `scaled_dot_product` would run, where it also returns log-sums, so that
+        parts of the keys can be computed apart; else None."""
+        return chosen_kernel(query, key, value, scale)
 
     def scaled_dot_product(
         self,

@@ -15,9 +15,10 @@ Cross-attention has two column-parallel products: the query, and key and value f
 [k | v]. One all-reduce of b*q*h forward; two backward, of b*q*h and of b*s*h: the gradients of both
 inputs are sums over the ranks.
 
-Under context parallelism (context_parallel.py) keys and values are gathered, and each block of
-queries attends to the prefix of keys that it may see, so that no [s, s] mask is made: s=8 on c=2,
-rank 0 holds rows 0 1 and 6 7; the first block attends to 2 keys, the second to 8. In
+Under context parallelism (context_parallel.py) keys and values are gathered, beside the work on a
+rank's own keys where nothing but the causal mask changes the scores, and each block of queries
+attends to the prefix of keys that it may see, so that no [s, s] mask is made: s=8 on c=2, rank 0
+holds rows 0 1 and 6 7; the first block attends to 2 keys, the second to 8. In
 cross-attention both sequences are split, each into balanced blocks, and the encoder's keys are
 gathered.
 
@@ -47,7 +48,7 @@ from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import Positions
 from mpctl.kernels.rotary import CosSin, Rotary
 from mpctl.layers.config import InitialValues, check_positive, check_probability
-from mpctl.layers.context_parallel import context_blocks, gather_context
+from mpctl.layers.context_parallel import attend_context, context_blocks, gather_context
 from mpctl.layers.mappings import gather_sequence
 from mpctl.layers.norm import Norm
 from mpctl.layers.parameters import Init
@@ -206,6 +207,23 @@ class AttentionCore:
                 self._attend(block, rng, query[..., own, :], key_part, value_part, *of_block)
             )
         return torch.cat(results, dim=-2)
+
+    def split(
+        self, query: Tensor, key: Tensor, value: Tensor, rng: CounterRNG | None = None, *,
+        mask: Tensor | None = None, bias: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The same of key and value [b, k/t, s/c, d] of this rank's positions, which are gathered
+        here."""
+        c, kernel = self.cp.size, None
+        if c > 1 and key.shape[-2] % 2 == 0:
+            block = range(key.shape[-2], 2 * key.shape[-2])  # any that has keys before it
+            variant = self._variant(block, rng, query, key, mask, bias)
+            if variant.is_plain and variant.is_causal:
+                kernel = self.backend.partial_kernel(query, key, value, variant.scale)
+        if kernel is not None:
+            return attend_context(query, key, value, self.cp, kernel)
+        key, value = gather_context(key, value, self.cp)
+        return self(query, key, value, rng, mask=mask, bias=bias)
 
     def _attend(
         self,
@@ -368,9 +386,8 @@ class ParallelSelfAttention(ParallelAttention):
             cos, sin = cos_sin or self._cos_sin(self.config.rotary, query, given)
             query, key = (self.core.backend.rotate(x, cos, sin) for x in (query, key))
         if cache is None:
-            key, value = gather_context(key, value, self.core.cp)
-        else:
-            key, value = cache.append(key, value)
+            return self._projected(self.core.split(query, key, value, rng, mask=mask, bias=bias))
+        key, value = cache.append(key, value)
         return self._projected(self.core(query, key, value, rng, mask=mask, bias=bias, rows=rows))
 
     def _normed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

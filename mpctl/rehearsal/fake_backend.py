@@ -46,6 +46,7 @@ from mpctl.estimate.routing import expert_load
 from mpctl.families import least_tokens, special_tokens
 from mpctl.families.implementation import get_implementation
 from mpctl.kernels.backend import KernelBackend
+from mpctl.kernels.partial_attention import FLASH, PartialKernel
 from mpctl.kernels.triton import define_operation
 from mpctl.kernels.triton.backend import TritonKernels
 from mpctl.layout.job_layout import JobLayout
@@ -188,6 +189,15 @@ class SimulatedGpuKernels(TritonKernels):
         efficient = torch.ops.aten._scaled_dot_product_efficient_attention
         result: Tensor = efficient(query, key, value, bias, True, 0.0, is_causal, scale=scale)[0]
         return result
+
+    def partial_kernel(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float | None
+    ) -> PartialKernel | None:
+        """FlashAttention where a GPU has it; cuDNN's keeps as much."""
+        is_flash = query.dtype in FLASH_DTYPES and query.shape[-1] <= FLASH_HEAD
+        is_flash &= query.shape[-1] == value.shape[-1] and query.shape[-1] % 8 == 0
+        is_dense = _are_dense(query, key, value)
+        return PartialKernel(FLASH, scale) if is_flash and is_dense else None
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """RMSNorm as one kernel, which saves its input and a number a row; backward is two."""

@@ -44,10 +44,16 @@ class MemoryPasses(StrictModel):
 class AcceleratorPasses(StrictModel):
     """Passes of software that uses other kernels on accelerators; absent ones are as on a CPU."""
 
+    hidden: MemoryPasses | None = Field(None, description="as operators.hidden, on an accelerator")
     dropout: MemoryPasses | None = Field(
         None, description="as operators.dropout, on an accelerator"
     )
+    width: MemoryPasses | None = Field(None, description="as operators.width, on an accelerator")
+    inner: MemoryPasses | None = Field(None, description="as operators.inner, on an accelerator")
     logits: MemoryPasses | None = Field(None, description="as operators.logits, on an accelerator")
+    optimizer_bytes: Amount | None = Field(
+        None, description="as operators.optimizer_bytes, on an accelerator"
+    )
 
 
 class OperatorCosts(StrictModel):
@@ -101,14 +107,15 @@ class OperatorCosts(StrictModel):
         description="figures that replace these where the job's device is not a CPU",
     )
 
-    def on(self, is_accelerator: bool, name: Literal["dropout", "logits"]) -> MemoryPasses:
-        """The passes of an operation on an accelerator or on a CPU.
+    def on(self, is_accelerator: bool) -> "OperatorCosts":
+        """These figures on an accelerator or on a CPU.
 
         By hand, of mpctl: dropout's forward is 0.5 on an accelerator, 15 on a CPU.
         """
-        own: MemoryPasses | None = getattr(self.accelerator, name) if is_accelerator else None
-        usual: MemoryPasses = getattr(self, name)
-        return usual if own is None else own
+        if not is_accelerator:
+            return self
+        stated = {name: own for name, own in self.accelerator if own is not None}
+        return self.model_copy(update=stated)
 
 
 class OverlapShares(StrictModel):
@@ -179,6 +186,9 @@ class HostCosts(StrictModel):
         "pipeline crosses nodes, seconds; twice as much in backward",
     )
     step: Seconds = Field(0.0, description="host time once for each step, seconds")
+    accelerator_step: Seconds | None = Field(
+        None, description="as host.step, where the job's device is not a CPU"
+    )
 
 
 class ExpertCosts(StrictModel):

@@ -25,13 +25,23 @@ def test_pieces_overlap_with_their_product_where_the_link_multicasts() -> None:
     assert timed({**SPLIT, "cluster.intra_node.multicast": True}).total == apart.total
 
 
-def test_keys_and_values_overlap_with_attention() -> None:
-    job = {"parallel.cp": 2}
+def test_keys_and_values_in_a_ring_overlap_with_attention() -> None:
+    job = {"parallel.cp": 2, "training.runtime": "megatron-core"}
     apart, beside = timed(job), timed(job, with_part("overlap", cp=1.0))
-    scores = (
-        2 * 3 * 4 * 8 * 16 * 64 / 1e12
-    )  # 2 layers, 8 queries of 16 keys, forward and twice back
+    # 2 layers, 8 queries of 16 keys, forward and twice back
+    scores = 2 * 3 * 4 * 8 * 16 * 64 / 1e12
     assert apart.cp - beside.cp == pytest.approx(min(scores, apart.cp))
+
+
+@pytest.mark.parametrize(("more", "share"), [({}, 1 / 4), ({"training.attention_dropout": 0.1}, 0)])
+def test_gathered_keys_overlap_with_the_diagonals_alone(more: dict[str, Any], share: float) -> None:
+    """A quarter of the work at cp 2, 8 x 16 / 2 pairs of 4 heads of 16, 2 products and 5; dropout
+    is another kernel's, and gathers first."""
+    job = {"parallel.cp": 2, "model.attention": "flash", **more}
+    job["cluster.intra_node.bandwidth"] = 1e6  # slow, so that more than the diagonals is sent
+    apart, beside = timed(job).cp, timed(job, with_part("overlap", cp=1.0)).cp
+    scores = 2 * (2 + 5) * 2 * (8 * 16 / 2) * 64 / 1e12
+    assert apart - beside == pytest.approx(share * scores)
 
 
 def test_gradients_of_all_chunks_but_one_overlap_with_the_last_micro_batches() -> None:

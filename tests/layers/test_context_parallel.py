@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias
 
+from mpctl.kernels.attention import AttentionVariant
 from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import partly_bidirectional_mask
+from mpctl.kernels.partial_attention import Part, PartialKernel
 from mpctl.kernels.rotary import Rotary
 from mpctl.layers.attention import AttentionConfig, AttentionCore, ParallelSelfAttention
 from mpctl.layers.context_parallel import (
@@ -129,24 +130,57 @@ def test_one_gather_forward_and_one_reduce_scatter_backward() -> None:
         assert backward == [("reduce_scatter", "cp", message, "float64")]
 
 
+class Recorded(KernelBackend):
+    """Notes the queries and keys of each call of a kernel, and whether it was causal."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int, bool]] = []
+
+    def partial_kernel(self, *tensors_and_scale) -> PartialKernel | None:
+        found, seen = super().partial_kernel(*tensors_and_scale), self.seen
+        assert found is not None
+
+        class Kernel(PartialKernel):
+            def forward(self, query: Tensor, key: Tensor, value: Tensor, **how) -> Part:
+                seen.append((query.shape[-2], key.shape[-2], how["is_causal"]))
+                return super().forward(query, key, value, **how)
+
+        return Kernel(*found)
+
+    def scaled_dot_product(self, query: Tensor, *args, **more) -> Tensor:
+        raise AssertionError("a mask of pairs, or a kernel of its own for one")
+
+
+def _calls(rank: int, size: int) -> list[tuple[int, int, bool]]:
+    cp, backend = grouped(rank, size, name="cp"), Recorded()
+    core = AttentionCore(AttentionConfig(H, A), ShardContext(cp=cp, backend=backend), "x")
+    core.split(*(numbers(B, A, S // size, D) for _ in range(3)))
+    return backend.seen
+
+
 @pytest.mark.parametrize("c", [2, 4])
-def test_blocks_meet_their_prefix_and_no_mask_is_made(c: int) -> None:
-    seen, n = [], S // (2 * c)
+def test_blocks_are_diagonals_and_prefixes_and_no_mask_is_made(c: int) -> None:
+    """The diagonals first, while keys arrive; equal work on all ranks."""
+    n = S // (2 * c)
+    for rank, seen in enumerate(run_ranks(_calls, c)):
+        prefixes = [(n, rank * n, False)] * (rank > 0) + [(n, (2 * c - 1 - rank) * n, False)]
+        assert seen == [(n, n, True), (n, n, True), *prefixes]
+        assert sum(keys / (1 + is_causal) for _, keys, is_causal in seen) == 2 * c * n
 
-    class Recorded(KernelBackend):
-        def scaled_dot_product(self, query: Tensor, key: Tensor, *mask, **more) -> Tensor:
-            first = query.shape[-2] == key.shape[-2]
-            assert more["is_causal"] == first == (not isinstance(mask[1], CausalBias))
-            seen.append((query.shape[-2], key.shape[-2]))
-            return query
 
-    for rank in range(c):
-        context = ShardContext(cp=Group(rank, c, name="cp"), backend=Recorded())
-        core = AttentionCore(AttentionConfig(H, A), context, "x")
-        seen.clear()
-        core(numbers(B, A, S // c, D), numbers(B, A, S, D), numbers(B, A, S, D))
-        assert seen == [(n, (rank + 1) * n), (n, (2 * c - rank) * n)]
-        assert sum(keys for _, keys in seen) == (2 * c + 1) * n  # equal work
+def test_the_last_rows_of_keys_that_are_all_there() -> None:
+    """As latent attention has them, and a cache, against those of the whole square."""
+    query, key, value = (numbers(B, n, S, D, seed=i) for i, n in enumerate((A, K, K)))
+    rows, backend = range(5, S), Recorded()
+    tensors = [x.requires_grad_() for x in (query, key, value)]
+    tail = backend.attention(query[:, :, 5:], key, value, AttentionVariant(rows, is_causal=True))
+    assert backend.seen == [(S - 5, S - 5, True), (S - 5, 5, False)]
+    variant = AttentionVariant(range(S), is_causal=True)
+    whole = KernelBackend().attention(query, key, value, variant)[:, :, 5:]
+    close(tail, whole)
+    got, expected = (torch.autograd.grad(y.square().sum(), tensors) for y in (tail, whole))
+    for one, other in zip(got, expected, strict=True):
+        close(one, other)
 
 
 def test_positions_by_hand() -> None:
