@@ -35,7 +35,12 @@ from mpctl.kernels.activation import Activation, activated
 from mpctl.kernels.attention import AttentionVariant, equally_wide, lower_right, repeated
 from mpctl.kernels.counter_rng import DropoutMask, block_elements, drop
 from mpctl.kernels.fp8 import Fp8Cast, Fp8Matrix, cast_matrix, note_largest, scaled_product
-from mpctl.kernels.partial_attention import PartialKernel, attend_tail, chosen_kernel
+from mpctl.kernels.partial_attention import (
+    PartialKernel,
+    attend_tail,
+    chosen_kernel,
+    kernel_name,
+)
 from mpctl.kernels.rotary import rotated
 from mpctl.kernels.routing import summed_rows, weighted_gradients, weighted_rows
 
@@ -71,6 +76,24 @@ class KernelBackend:
             bias = bias.to(query.dtype)
             seen = bias if seen is None else bias.masked_fill(~seen, -torch.inf)
         return self.scaled_dot_product(query, key, value, seen, scale=variant.scale)
+
+    def attention_name(
+        self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant
+    ) -> str:
+        """What computes `attention` of these, in words."""
+        if variant.dropout is not None:
+            return kernel_name(0, query.device)
+        is_causal, is_grouped, seen = variant.is_causal, query.shape[1] != key.shape[1], None
+        if not variant.is_plain:  # one mask of pairs, which stands for all
+            seen = query.new_zeros((query.shape[-2], key.shape[-2]))
+            is_causal = is_grouped = False
+            key, value = repeated(query, key, value)
+        if query.device.type == "cpu":
+            query, key, value = equally_wide(query, key, value)
+        number = torch._fused_sdp_choice(
+            query, key, value, seen, 0.0, is_causal, enable_gqa=is_grouped
+        )
+        return kernel_name(number, query.device)
 
     def _step_by_step(
         self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant,

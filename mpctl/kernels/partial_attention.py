@@ -109,6 +109,19 @@ def chosen_kernel(
     return PartialKernel(number, scale)
 
 
+def kernel_name(number: int, device: torch.device) -> str:
+    """A fused kernel of torch by its number of SDPBackend; 0 is none."""
+    if device.type == "cpu" and number == FLASH:
+        return "torch's kernel for CPUs"
+    if number == FLASH:
+        current = getattr(torch.nn.attention, "current_flash_attention_impl", None)  # torch 2.13
+        return {"FA3": "FlashAttention-3", "FA4": "FlashAttention-4"}.get(
+            (current and current()) or "", "FlashAttention-2"
+        )
+    names = {EFFICIENT: "the memory-efficient kernel", CUDNN: "cuDNN's kernel"}
+    return names.get(number, "step by step, with scores in memory")
+
+
 def merged(first: Part, second: Part) -> Part:
     """Attention to the keys of both, in the memory of the first's log-sums."""
     out, rows = first.out, first.out.shape[-2]

@@ -124,8 +124,8 @@ class RankReport(TypedDict):
     collectives in a step and computed nothing; communication_share: the median of their sum over
     the step's duration; both over the last steps of this attempt without its first
     (runtime/step_record.py). reserved_memory_bytes: the most that torch's allocator has taken from
-    the GPU, and device: the GPU's name as torch reports it; None on a CPU. Older versions wrote
-    none of these, nor saves.
+    the GPU, and device: the GPU's name as torch reports it; None on a CPU. attention: what computes
+    attentions, such as cuDNN's kernel. Older versions wrote none of these, nor saves.
     """
 
     rank: int
@@ -141,6 +141,7 @@ class RankReport(TypedDict):
     communication_share: NotRequired[float]
     reserved_memory_bytes: NotRequired[int | None]
     device: NotRequired[str | None]
+    attention: NotRequired[list[str]]
 
 
 class FailureRecord(TypedDict):

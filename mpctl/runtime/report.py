@@ -8,10 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 
+import torch
+
 from mpctl.estimate.flops import Utilization, run_utilization
+from mpctl.kernels.attention import AttentionVariant, slopes
+from mpctl.kernels.backend import KernelBackend
+from mpctl.kernels.counter_rng import DropoutMask
+from mpctl.layout.job_layout import JobLayout
 from mpctl.rundir.rank_files import RankReport, StepRecord
 from mpctl.rundir.summary import WARM_UP_STEPS, medians_by_axis
 from mpctl.runtime.device import device_name
+from mpctl.runtime.optimizer import TORCH_DTYPES
 from mpctl.runtime.train import Trainer
 
 REPORTED_STEPS = 1000  # the report covers the last steps of an attempt
@@ -50,18 +57,21 @@ class CommunicationSeconds:
 @dataclass(frozen=True)
 class DeviceFigures:
     """name: the GPU's name as torch reports it, None on a CPU; reserved_memory: returns the peak
-    bytes that the allocator has reserved on it."""
+    bytes that the allocator has reserved on it. attention: what computes attentions, in words."""
 
     name: str | None
     utilization: Utilization
     reserved_memory: Callable[[], int | None]
+    attention: list[str]
 
     @classmethod
     def of(cls, trainer: Trainer) -> DeviceFigures:
         """The figures of the device that a trainer runs on."""
         name = device_name(trainer.mesh.device)
         used = run_utilization(trainer.partition.layout, name)
-        return cls(name, used, trainer.environment.reserved_memory)
+        environment, layout = trainer.environment, trainer.partition.layout
+        attention = attention_kernels(layout, environment.kernels, trainer.mesh.device)
+        return cls(name, used, environment.reserved_memory, attention)
 
     def add(self, record: StepRecord) -> None:
         """Add the step's figures of the device to its record."""
@@ -75,3 +85,36 @@ class DeviceFigures:
     def report(self, report: RankReport) -> None:
         """Add to a rank's report."""
         report["device"], report["reserved_memory_bytes"] = self.name, self.reserved_memory()
+        report["attention"] = self.attention
+
+
+ASKED_ROWS = 128  # queries and keys of the attentions that kernels are asked about
+
+
+def attention_kernels(layout: JobLayout, kernels: KernelBackend, device: torch.device) -> list[str]:
+    """What computes the attentions of a job on a device, in words, each kernel once: asked of torch
+    and of mpctl's kernels for one sample of this rank's heads and ASKED_ROWS positions."""
+    model, training = layout.model, layout.job.training
+    heads, n = model.heads // layout.grid.feature_parts, ASKED_ROWS
+    dtype = TORCH_DTYPES[training.dtype]
+    query = torch.empty((1, heads, n, model.qk_size), dtype=dtype, device=device)
+    held = max(1, model.kv_heads // layout.grid.feature_parts)
+    key = torch.empty((1, held, n, model.qk_size), dtype=dtype, device=device)
+    value = torch.empty((1, held, n, model.v_size), dtype=dtype, device=device)
+    samples, dropout = torch.zeros(1, dtype=torch.int64, device=device), None
+    if training.attention_dropout:
+        places = range(n), range(n), range(heads)
+        dropout = DropoutMask(0, training.attention_dropout, samples, *places)
+    stacks = layout.table.stacks
+    parts = (part for stack in stacks for part in (*stack.kinds, stack.entry, stack.exit) if part)
+    names = []
+    for core in (core for part in parts for core in part.cores):
+        pairs = torch.zeros((1, 1, n, n), dtype=dtype, device=device)
+        variant = AttentionVariant(
+            range(n), core.is_causal, model.attention_scale,
+            mask=pairs == 0 if core.has_sample_mask else None,
+            bias=pairs if core.has_bias else None, window=core.window or None,
+            slopes=slopes(heads, device=device) if core.has_slopes else None, dropout=dropout,
+        )  # fmt: skip
+        names.append(kernels.attention_name(query, key, value, variant))
+    return list(dict.fromkeys(names))

@@ -157,6 +157,7 @@ class Worker:
 
         communication, device = CommunicationSeconds(), DeviceFigures.of(trainer)
         print(trainer.model)
+        print(f"attention: {', '.join(device.attention)}", flush=True)
         for record in trainer.run():
             communication.add(record)
             device.add(record)

@@ -8,10 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mpctl.estimate.flops import model_and_hardware_flops
-from mpctl.runtime.report import REPORTED_STEPS, CommunicationSeconds, DeviceFigures
-from tests.runtime.tiny import make_trainer, tiny_job, train
+from mpctl.kernels.backend import TORCH_BACKEND
+from mpctl.kernels.partial_attention import kernel_name
+from mpctl.layout.job_layout import JobLayout
+from mpctl.runtime.report import (
+    REPORTED_STEPS,
+    CommunicationSeconds,
+    DeviceFigures,
+    attention_kernels,
+)
+from mpctl.spec.load import load_job
+from tests.runtime.test_axes import SHAPES
+from tests.runtime.tiny import make_trainer, settings, tiny_job, train
 
 
 def record(step: int, seconds: float, **communication: float) -> Any:
@@ -90,4 +101,24 @@ def test_what_the_allocator_took_is_recorded_and_reported(data: Path, tmp_path: 
     on_gpu.add(record)
     on_gpu.report(report)
     assert record["reserved_memory_bytes"] == 7
-    assert report == {"device": "NVIDIA H200", "reserved_memory_bytes": 7}
+    assert (report["device"], report["reserved_memory_bytes"]) == ("NVIDIA H200", 7)
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_a_rank_names_what_computes_its_attentions(shape: str) -> None:
+    cpu = torch.device("cpu")
+
+    def named(**more: Any) -> list[str]:
+        layout = JobLayout.of(load_job(None, settings(**{**SHAPES[shape], **more})))
+        return attention_kernels(layout, TORCH_BACKEND, cpu)
+
+    none = {"training__dropout": 0.0, "training__attention_dropout": 0.0}
+    assert named(**none) == ["torch's kernel for CPUs"]
+    assert named(**none | {"training__attention_dropout": 0.1}) == [kernel_name(0, cpu)]
+
+
+def test_kernels_of_gpus_have_names() -> None:
+    cuda = torch.device("cuda")
+    assert [kernel_name(n, cuda) for n in (0, 1, 3)] == [
+        "step by step, with scores in memory", "FlashAttention-2", "cuDNN's kernel",
+    ]  # fmt: skip

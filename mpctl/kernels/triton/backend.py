@@ -36,6 +36,14 @@ class TritonKernels(KernelBackend):
             return fused_attention(query, key, value, variant)
         return super().attention(query, key, value, variant)
 
+    def attention_name(
+        self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant
+    ) -> str:
+        """What computes `attention` of these, in words."""
+        if self._fuses(query, key, value, variant):
+            return "mpctl's Triton kernel"
+        return super().attention_name(query, key, value, variant)
+
     def keeps_pairs(
         self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant
     ) -> bool:
