@@ -33,7 +33,7 @@ Gradients = tuple[Tensor, Tensor, Tensor]  # of queries, keys and values
 FLASH, EFFICIENT, CUDNN = 1, 2, 3  # of torch.nn.attention.SDPBackend
 
 
-class Part(NamedTuple):
+class KeyPart(NamedTuple):
     """Attention to some of the keys. out: [b, a, q, d]; sums: the rows' log-sums, as their kernel
     lays them out; seeds: what the kernel's backward asks for beside, of no dropout."""
 
@@ -49,27 +49,27 @@ class PartialKernel(NamedTuple):
     number: int
     scale: float | None = None
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool) -> Part:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool) -> KeyPart:
         """query [b, a, q, d], key and value [b, k, s, d]; causal from row and key 0 on."""
         aten, scale = torch.ops.aten, self.scale
         if query.device.type == "cpu":
             flash = aten._scaled_dot_product_flash_attention_for_cpu
             out, sums = flash(query, key, value, 0.0, is_causal, scale=scale)
-            return Part(out, sums, ())
+            return KeyPart(out, sums, ())
         if self.number == CUDNN:
             cudnn = aten._scaled_dot_product_cudnn_attention
             found = cudnn(query, key, value, None, True, 0.0, is_causal, False, scale=scale)
-            return Part(found[0], found[1], tuple(found[6:8]))
+            return KeyPart(found[0], found[1], tuple(found[6:8]))
         if self.number == FLASH:
             flash = aten._scaled_dot_product_flash_attention
             found = flash(query, key, value, 0.0, is_causal, False, scale=scale)
-            return Part(found[0], found[1], tuple(found[6:8]))
+            return KeyPart(found[0], found[1], tuple(found[6:8]))
         efficient = aten._scaled_dot_product_efficient_attention
         out, sums, *seeds = efficient(query, key, value, None, True, 0.0, is_causal, scale=scale)
-        return Part(out, sums, tuple(seeds))
+        return KeyPart(out, sums, tuple(seeds))
 
     def backward(
-        self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, whole: Part, *,
+        self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, whole: KeyPart, *,
         is_causal: bool,
     ) -> Gradients:  # fmt: skip
         """The gradients that these keys give. whole: of all parts."""
@@ -122,14 +122,14 @@ def kernel_name(number: int, device: torch.device) -> str:
     return names.get(number, "step by step, with scores in memory")
 
 
-def merged(first: Part, second: Part) -> Part:
+def merged(first: KeyPart, second: KeyPart) -> KeyPart:
     """Attention to the keys of both, in the memory of the first's log-sums."""
     out, rows = first.out, first.out.shape[-2]
     sums = torch.logaddexp(first.sums, second.sums)
     # [b, a, q, 1]: of the first part
     share = (first.sums - sums).flatten(2)[..., :rows, None].exp_()
     result = torch.mul(out, share).add_(second.out * share.neg().add_(1)).to(out.dtype)
-    return Part(result, first.sums.copy_(sums), first.seeds)
+    return KeyPart(result, first.sums.copy_(sums), first.seeds)
 
 
 def attend_tail(query: Tensor, key: Tensor, value: Tensor, kernel: PartialKernel) -> Tensor:
@@ -155,7 +155,7 @@ class _Tail(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, sums, *seeds = ctx.saved_tensors
-        whole, start = Part(out, sums, tuple(seeds)), key.shape[-2] - query.shape[-2]
+        whole, start = KeyPart(out, sums, tuple(seeds)), key.shape[-2] - query.shape[-2]
         dquery, dkey, dvalue = (torch.empty_like(x) for x in (query, key, value))
         for keys, is_causal in ((slice(start), False), (slice(start, None), True)):
             of_keys = key[..., keys, :], value[..., keys, :]

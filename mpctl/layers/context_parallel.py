@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mpctl.kernels.masks import numbers
-from mpctl.kernels.partial_attention import Gradients, Part, PartialKernel, merged
+from mpctl.kernels.partial_attention import Gradients, KeyPart, PartialKernel, merged
 from mpctl.kernels.rotary import CosSin, Rotary
 from mpctl.sharding import local_size
 from mpctl.transport.group import Group
@@ -120,7 +120,7 @@ class _AttendContext(torch.autograd.Function):
         sums, seeds = sums[:2], tuple(sums[2:])
         cp, kernel, blocks, n = ctx.cp, ctx.kernel, ctx.blocks, query.shape[-2] // 2
         queries, grads, outs = (x.chunk(2, dim=-2) for x in (query, grad, out))
-        wholes = [Part(o, of_rows, seeds) for o, of_rows in zip(outs, sums, strict=True)]
+        wholes = [KeyPart(o, of_rows, seeds) for o, of_rows in zip(outs, sums, strict=True)]
 
         def gradients(i: int, seen: slice, *, is_causal: bool) -> Gradients:
             of_keys = keys[..., seen, :], values[..., seen, :]

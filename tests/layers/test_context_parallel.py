@@ -10,7 +10,7 @@ from mpctl.kernels.attention import AttentionVariant
 from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import partly_bidirectional_mask
-from mpctl.kernels.partial_attention import Part, PartialKernel
+from mpctl.kernels.partial_attention import KeyPart, PartialKernel
 from mpctl.kernels.rotary import Rotary
 from mpctl.layers.attention import AttentionConfig, AttentionCore, ParallelSelfAttention
 from mpctl.layers.context_parallel import (
@@ -141,7 +141,7 @@ class Recorded(KernelBackend):
         assert found is not None
 
         class Kernel(PartialKernel):
-            def forward(self, query: Tensor, key: Tensor, value: Tensor, **how) -> Part:
+            def forward(self, query: Tensor, key: Tensor, value: Tensor, **how) -> KeyPart:
                 seen.append((query.shape[-2], key.shape[-2], how["is_causal"]))
                 return super().forward(query, key, value, **how)
 
