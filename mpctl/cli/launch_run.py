@@ -99,11 +99,11 @@ class Launch:
     def submit(self, *, dry_run: bool) -> None:
         """Write the run directory and submit the run to the scheduler; dry_run only prints this."""
         from mpctl.clusters.registry import find_submitter
+        from mpctl.clusters.submit import submit_run
         from mpctl.errors import InputError
         from mpctl.hosts.machine import this_machine
         from mpctl.render.console import say
         from mpctl.render.run import print_submission
-        from mpctl.rundir.launcher import this_launcher, write_launcher
 
         submitter, machine = find_submitter(self.plan.job, os.environ), this_machine()
         is_elsewhere = dry_run and submitter.shown_anywhere
@@ -115,10 +115,7 @@ class Launch:
         if refusals := submitter.dry_run(self.plan, self.run):
             raise InputError(refusals)
         prepared = self._prepared(machine, self.plan.job.cluster.nodes, is_submitted=True)
-        with self.run.locked():
-            self._set_up(prepared)
-            job_id = submitter.submit(self.plan, self.run)
-            write_launcher(self.run.launcher, this_launcher(submitter.name, job_id=job_id))
+        job_id = submit_run(submitter, self.plan, self.run, lambda: self._set_up(prepared))
         print_submission(submitter.name, job_id, self.run, as_json=self.as_json)
 
     # ------------------------------------------------------------ before the ranks

@@ -18,6 +18,7 @@ from mpctl.errors import InputError
 if TYPE_CHECKING:
     from mpctl.planning.layout_settings import LayoutSettings
     from mpctl.search.request import SearchRequest
+    from mpctl.spec.job import JobSpec
     from mpctl.tune.document import TuneDocument
     from mpctl.tune.loop import TuneLimits, Tuning
     from mpctl.tune.state import TuneFolder
@@ -59,7 +60,8 @@ OnOption = Annotated[
     Literal["auto", "local", "slurm", "ssh", "kubernetes"] | None,
     typer.Option(
         help="Where trials run, as for `mpctl launch`: on this host, or on the hosts of an "
-        "allocation or hostfile; kubernetes, which takes submissions alone, is refused.",
+        "allocation or hostfile. With kubernetes, and with slurm outside of an allocation, each "
+        "trial is a job that is submitted and waited for.",
         show_default=False,
     ),
 ]
@@ -70,6 +72,14 @@ EmitOption = Annotated[
         help="Write the next trials for another launcher (megatron, torchtitan, ...) to "
         "OUT/trials/NNN.*, and read those before from OUT/trials/NNN.log, which you put there.",
         show_default=False,
+    ),
+]
+SubmitOption = Annotated[
+    bool,
+    typer.Option(
+        "--submit",
+        help="Hand the whole tuning to Slurm as one batch job, in whose allocation its trials run, "
+        "and return at once.",
     ),
 ]
 ShowOption = Annotated[
@@ -97,6 +107,7 @@ def tune(
     include: IncludeOption = None,
     exclude: ExcludeOption = None,
     emit: EmitOption = None,
+    submit: SubmitOption = False,
     show: ShowOption = None,
     as_json: AsJsonOption = False,
 ) -> None:
@@ -129,6 +140,9 @@ def tune(
     settings = {"launch.device": device, "launch.on": on, **hosts}
     asked = _asked(job, settings, ranks, budget, trials, fix or [], emit, out)
     job, request, folder = asked.job, asked.request, asked.folder
+    if submit:
+        _submit(asked, emit, as_json=as_json)
+        return
     command_of = partial(_command, job, request)
     with (
         RunDir(folder.path).locked("--out"),
@@ -142,9 +156,9 @@ def tune(
                 _write(tuning, command_of)
 
         tuning = Tuning(
-            request, folder, _measure(), asked.limits, command=typed_command(),
-            watch=TuneWatch(on_change, view.event, view.progress),
-            check=lambda one: require_target(one, this_machine()),
+            request, folder, _measure(request.job), asked.limits, command=typed_command(),
+            watch=TuneWatch(on_change, view.event, view.progress, view.wait),
+            check=lambda one: require_target(one, folder, this_machine()),
             prepare=lambda one: prepared_data(one, folder, this_machine(), _silent),
             accepts=asked.accepts, launcher=emit,
         )  # fmt: skip
@@ -214,6 +228,37 @@ def _asked(
     return Asked(placed, request, TuneLimits(seconds, trials), folder, accepts)
 
 
+def _submit(asked: Asked, launcher: str | None, *, as_json: bool) -> None:
+    """Submit the tuning as one batch job, and print how to follow it."""
+    import os
+    import sys
+
+    from mpctl.clusters.registry import chosen_name
+    from mpctl.render.console import say
+    from mpctl.render.output import print_json
+    from mpctl.rundir.directory import RunDir
+    from mpctl.tune.submitted import submit_tuning
+
+    folder, request = asked.folder, asked.request
+    name = chosen_name(request.job, os.environ)
+    if launcher or name != "slurm":
+        where = "trials of --emit are made elsewhere" if launcher else f"--on {name} has none"
+        raise InputError.of("nothing-to-submit", "--submit",
+                            f"an allocation for a whole tuning is Slurm's, and {where}",
+                            "use --on slurm, or leave out --submit")  # fmt: skip
+    words = [word for word in sys.argv[1:] if word != "--submit"]
+    command = [sys.executable, "-P", "-m", "mpctl", *words]
+    with RunDir(folder.path).locked("--out"):
+        job_id = submit_tuning(request, folder, asked.limits.seconds, command)
+    if as_json:
+        print_json({"schema": "mpctl.submission/1", "scheduler": name, "job_id": job_id,
+                    "run_dir": str(folder.path)})  # fmt: skip
+        return
+    log = RunDir(folder.path).batch_log(job_id)
+    say(f"submitted to {name} as job {job_id}; its folder is {folder.path}")
+    say(f"  mpctl tune --show {folder.path}\n  tail -f {log}\n  scancel {job_id}")
+
+
 def _saved(path: Path, job: JobSource) -> TuneDocument:
     """What a tuning has found, by its folder; its page is written again where it can be. Raises
     InputError for a folder without it, and where a job is named as well."""
@@ -249,10 +294,11 @@ def _silent(stage: str, done: int, total: int) -> None:
     pass
 
 
-def _measure() -> MakeTrial:
+def _measure(job: JobSpec) -> MakeTrial:
+    from mpctl.tune.submitted import is_submitted, submitted_trial
     from mpctl.tune.trial import launch_trial
 
-    return launch_trial
+    return submitted_trial if is_submitted(job) else launch_trial
 
 
 def read_budget(text: str) -> float:

@@ -34,7 +34,8 @@ LEVEL = 0.0005  # a lead that rounds to 0.0 %
 NOT_ENDED = "not ended: it runs, or was killed and goes on by the same command"
 STATUS = {
     "running": "running", "out-of-memory": "out of memory", "failed": "failed",
-    "too-slow": "too slow", "interrupted": "interrupted", "written": "written",
+    "too-slow": "too slow", "cancelled": "cancelled", "interrupted": "interrupted",
+    "written": "written",
 }  # fmt: skip
 
 
@@ -47,6 +48,7 @@ class TuneView:
         self.tuning: Tuning | None = None
         self.told = 0
         self.step = 0
+        self.waits, self.waited = "", 0.0
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
@@ -62,11 +64,14 @@ class TuneView:
 
     def change(self, tuning: Tuning) -> None:
         """Show the trials: one has begun or ended."""
-        self.tuning, self.step = tuning, 0
+        is_first, self.tuning, self.step, self.waits = self.tuning is None, tuning, 0, ""
         if self.console.is_terminal:
             self._refresh()
             return
         over = [record for record in tuning.records if record.status != "running"]
+        if is_first and over:
+            self.told = len(over)
+            self._print(Text(f"{plural(len(over), 'trial')} of earlier sessions"))
         for record in over[self.told :]:
             self._print(Text(trial_line(record)))
         self.told = len(over)
@@ -74,6 +79,13 @@ class TuneView:
     def progress(self, step: int) -> None:
         """Show the last step of the running trial."""
         self.step = step
+        self._refresh()
+
+    def wait(self, state: str, seconds: float) -> None:
+        """Show what the running trial waits for in a queue, and for how long it has."""
+        if not self.console.is_terminal and state != self.waits:
+            self._print(Text(f"waiting: {state}"))
+        self.waits, self.waited = state, seconds
         self._refresh()
 
     def event(self, message: str) -> None:
@@ -103,6 +115,8 @@ class TuneView:
 
     def _row(self, record: TrialRecord) -> tuple[str, ...]:
         running = f"step {self.step} of {record.steps}" if self.step else "starting"
+        if self.waits and not self.step:
+            running = f"{clock(self.waited)}, {self.waits}"
         return (
             str(record.number), seconds_text(record.planned), seconds_text(record.expected),
             running if record.status == "running" else outcome_text(record),
@@ -146,6 +160,8 @@ def headline(document: TuneDocument) -> str:
     device = f" of {document['device']}" if document["device"] else ""
     spent, budget = clock(document["spent_seconds"]), clock(document["budget_seconds"])
     of_time = "" if document["launcher"] else f" in {spent} of {budget}"
+    if queued := sum(one.get("waited_seconds", 0.0) for one in trials):
+        of_time += f", and {clock(queued)} in the queue"
     name = document["job"].partition(":")[0]
     ranks = plural(document["ranks"], "rank")
     return f"{name} on {ranks}{device}: {plural(len(trials), 'trial')}{of_time}"

@@ -83,6 +83,7 @@ class SavedSummary(BaseModel):
 
     status: RunStatus
     attempts: int = 1
+    signal: int | None = None
     failure: Failure | None = None
     saves: SaveSummary | None = None
     plan_beside_run: list[SavedComparison] = Field(default_factory=list)

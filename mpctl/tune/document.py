@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import log
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
@@ -28,7 +28,9 @@ CommandOf = Callable[[LayoutSettings], str]
 class TrialEntry(TypedDict):
     """A trial. planned_seconds: of a step, by the presets at the beginning; expected_seconds: after
     the trials before it; step_seconds: measured, None where it was not; steps: that were made, the
-    warm-up included; wall_seconds: start and end included; why: it was chosen."""
+    warm-up included; wall_seconds: start and end included; job: id of the scheduler's job that made
+    it, empty without one; waited_seconds: of that job in the queue; both absent in documents of
+    older versions; why: it was chosen."""
 
     number: int
     layout: str
@@ -43,6 +45,8 @@ class TrialEntry(TypedDict):
     planned_bytes: int
     peak_bytes: int | None
     error: str
+    job: NotRequired[str]
+    waited_seconds: NotRequired[float]
 
 
 class MeasuredEntry(TypedDict):
@@ -171,6 +175,8 @@ def _trial(record: TrialRecord) -> TrialEntry:
         "planned_bytes": record.planned_bytes,
         "peak_bytes": record.peak_bytes,
         "error": record.error,
+        "job": record.job,
+        "waited_seconds": record.waited,
     }
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import exp
 from statistics import median
@@ -39,8 +39,10 @@ from mpctl.tune.choose import (
 )
 from mpctl.tune.pool import Learnt, Pool, learn
 from mpctl.tune.state import LEAST_STEPS, TrialRecord, TuneFolder
+from mpctl.tune.submitted import wait_for_job
 from mpctl.tune.trial import (
     MakeTrial,
+    TargetRefused,
     TrialOrder,
     TrialResult,
     TrialWatch,
@@ -66,7 +68,8 @@ ENDED: Mapping[Ended, str] = {
     "stopped": "stopped",
     "waiting": "trials are written, and wait for their logs",
 }
-OVER = ("measured", "out-of-memory", "failed", "too-slow")
+LOST = ("out-of-memory", "failed", "too-slow")
+OVER = ("measured", *LOST, "cancelled")
 
 
 class TuneLimits(NamedTuple):
@@ -80,11 +83,13 @@ class TuneLimits(NamedTuple):
 @dataclass(frozen=True)
 class TuneWatch:
     """Called while a tuning runs. on_change: when a trial begins or ends; on_event: a message for
-    people; on_step: with the last step of the running trial; on_progress: of searches and data."""
+    people; on_step: with the last step of the running trial; on_wait: with what it waits for in a
+    queue, and for how many seconds it has; on_progress: of searches and data."""
 
     on_change: Callable[[Tuning], None] = lambda tuning: None
     on_event: Callable[[str], None] = lambda message: None
     on_step: Callable[[int], None] = lambda step: None
+    on_wait: Callable[[str, float], None] = lambda state, seconds: None
     on_progress: Callable[[str, int, int], None] = lambda stage, done, total: None
 
 
@@ -92,12 +97,13 @@ class TuneWatch:
 class Tuning:
     """One tuning.
 
-    request: the job, and what the search holds fixed; measure: makes a trial; command: the command
-    line; clock: seconds, of any beginning; check: raises InputError where the target refuses a job;
-    prepare: returns the folder of prepared data that trials read, None where the job names its own;
-    accepts: whether the target can run a layout; launcher: the one that makes the trials
-    (emitted.py), None where mpctl does. records: the trials so far; learnt, belief: from them;
-    after: the plans by what was learnt, None before; ended: why the tuning ended, None while it has
+    request: the job, and what the search holds fixed; measure: makes a trial; wait: waits for one
+    that an earlier session has submitted; command: the command line; clock: seconds, of any
+    beginning; check: raises InputError where the target refuses a job; prepare: returns the folder
+    of prepared data that trials read, None where the job names its own; accepts: whether the target
+    can run a layout; launcher: the one that makes the trials (emitted.py), None where mpctl does.
+    records: the trials so far; learnt, belief: from them; after: the plans by what was learnt, None
+    before; ended: why the tuning ended, None while it has
     not.
     """
 
@@ -112,6 +118,7 @@ class Tuning:
     prepare: Callable[[JobSpec], str | None] = lambda job: None
     accepts: Callable[[LayoutSettings], bool] = lambda layout: True
     launcher: str | None = None
+    wait: MakeTrial = wait_for_job
     records: list[TrialRecord] = field(default_factory=list)
     learnt: Learnt | None = None
     after: Pool | None = None
@@ -119,6 +126,8 @@ class Tuning:
     ended: Ended | None = None
     _began: float = field(init=False)
     _spent: float = field(init=False, default=0.0)
+    _queued: float = field(init=False, default=0.0)
+    _waiting: float = field(init=False, default=0.0)
     _planned: list[Candidate] | None = field(init=False, default=None)
     _data: tuple[str | None] | None = field(init=False, default=None)
 
@@ -141,8 +150,8 @@ class Tuning:
 
     @property
     def spent(self) -> float:
-        """Seconds so far, of all sessions."""
-        return self._spent + self.clock() - self._began
+        """Seconds so far, of all sessions, without those in a scheduler's queue."""
+        return self._spent + self.clock() - self._began - self._queued - self._waiting
 
     @property
     def left(self) -> float:
@@ -225,6 +234,10 @@ class Tuning:
         self.update()
         self._require_time()
         self.watch.on_change(self)
+        for record in [record for record in self.records if record.status == "running"]:
+            self._finish(record, self.wait)
+            self.update()
+            self.watch.on_change(self)
         while self.ended is None:
             choice = self._next()
             if choice is None:
@@ -288,29 +301,40 @@ class Tuning:
 
     def _make(self, choice: NextTrial) -> None:
         """Make a trial; its record is written before it begins and when it has ended."""
-        candidate, step = choice.candidate, self._expected(choice.candidate)
-        job = self._job(candidate.layout)  # may prepare data, and refuse
+        self._job(choice.candidate.layout)  # may prepare data, and refuse
         shares = self.limits.trials or SHARES
         share = min(self.limits.seconds / shares, self.left)
+        step = self._expected(choice.candidate)
         record = self.new_record(choice, steps_for(share, self.start_seconds, step))
-        expected = self.start_seconds + record.steps * step
-        order = TrialOrder(
-            job, record.steps, self.folder.run(record.number),
-            max(PATIENCE * expected, LEAST_PATIENCE), self._best_seconds(), self.command,
-        )  # fmt: skip
         self.keep(record)
         self.watch.on_change(self)
+        self._finish(record, self.measure)
+
+    def _finish(self, record: TrialRecord, measure: MakeTrial) -> None:
+        """Bring a trial to its end, and write its record."""
+        expected = self.start_seconds + record.steps * record.expected
+        order = TrialOrder(
+            self._job(record.settings), record.steps, self.folder.run(record.number),
+            max(PATIENCE * expected, LEAST_PATIENCE), self._best_seconds(), self.command,
+            record.began, record.job or None,
+        )  # fmt: skip
         began = self.clock()
-        result = self._measured(order)
-        wall = self.clock() - began
-        self.keep(record.ended(
+        result = self._measured(record, order, measure)
+        passed, self._waiting = self.clock() - began, 0.0
+        wall = passed if result.run_seconds is None else result.run_seconds
+        self._queued += passed - wall
+        ended = self._record(record.number).ended(
             result.status, wall=wall, seconds=result.seconds, error=result.error,
             peak_bytes=result.peak_bytes,
-        ))  # fmt: skip
+        )  # fmt: skip
+        self.keep(replace(ended, waited=result.waited))
         if result.is_stopped:
             self.ended = "stopped"
             self.update()
             raise KeyboardInterrupt
+
+    def _record(self, number: int) -> TrialRecord:
+        return next(record for record in self.records if record.number == number)
 
     def new_record(self, choice: NextTrial, steps: int) -> TrialRecord:
         """The record of a trial that is about to begin."""
@@ -332,15 +356,30 @@ class Tuning:
         kept = {one.number: one for one in self.records}
         self.records = list({**kept, record.number: record}.values())
 
-    def _measured(self, order: TrialOrder) -> TrialResult:
-        watch = TrialWatch(self.watch.on_step, self.watch.on_event, self.watch.on_progress)
+    def _measured(self, record: TrialRecord, order: TrialOrder, measure: MakeTrial) -> TrialResult:
+        def on_submit(job_id: str) -> None:
+            self.keep(replace(record, job=job_id))
+            self.watch.on_change(self)
+
+        def on_wait(state: str, seconds: float) -> None:
+            self._waiting = min(seconds, self.clock() - began)
+            self.watch.on_wait(state, seconds)
+
+        began = self.clock()
+        watch = TrialWatch(
+            self.watch.on_step, on_submit, on_wait, self.watch.on_event, self.watch.on_progress
+        )
         try:
-            return self.measure(order, watch)
+            return measure(order, watch)
         except InputError as error:
-            if not self.made:  # the target refuses: nothing is learnt by trying others
-                self.folder.record_path(self.records[-1].number).unlink(missing_ok=True)
-                raise
-            return refused_result(error)
+            if self.made and not isinstance(error, TargetRefused):
+                return refused_result(error)
+            self._forget(record)  # the target refuses: nothing is learnt by trying others
+            raise
+
+    def _forget(self, record: TrialRecord) -> None:
+        self.folder.record_path(record.number).unlink(missing_ok=True)
+        self.records = [one for one in self.records if one.number != record.number]
 
     def _job(self, layout: LayoutSettings) -> JobSpec:
         """The job in a layout, with prepared data."""
@@ -392,7 +431,7 @@ def without_failed(
     out = [record for record in records if record.status == "out-of-memory"]
     limit = min((record.planned_bytes for record in out), default=None)
     failed = [record.settings for record in records if record.status == "failed"]
-    lost = {record.settings for record in (*out, *records) if record.status in OVER[1:]}
+    lost = {record.settings for record in records if record.status in LOST}
     for one in candidates:
         if one.layout in measured or not (
             one.layout in lost

@@ -32,7 +32,7 @@ from mpctl.calibrate.runs import Run, preset_of_cluster, read_runs, with_values
 from mpctl.errors import InputError
 from mpctl.estimate.kernels import MissingFigure
 from mpctl.estimate.step import QUANTILE
-from mpctl.planning.layout_settings import LayoutSettings
+from mpctl.planning.layout_settings import LayoutSettings, layout_text
 from mpctl.search.evaluate import LayoutEvaluator
 from mpctl.search.find import EvaluatedLayout, Progress, find_layouts
 from mpctl.search.space import SearchSpace
@@ -206,4 +206,4 @@ def run_row(
     kept = {key: own[key] for key in OWN_CLUSTER if key in own}
     job["cluster"] = {**kept, "preset": lasting_name("clusters", preset)}
     measured = {"step_seconds": seconds}
-    return {"id": str(layout), "group": "tune", "job": job, "measured": measured}
+    return {"id": layout_text(layout), "group": "tune", "job": job, "measured": measured}

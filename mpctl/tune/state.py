@@ -10,7 +10,8 @@ DIR/tuned.json      the job without its layout, and what the search holds fixed
     report.json, report.html
 
 A tuning that was killed at any moment goes on from there: a trial that was running counts as
-measured if it had made enough steps, and is made again if not. Trials belong to one job: a folder
+measured if it had made enough steps, and is made again if not; one that a scheduler runs is waited
+for. Trials belong to one job: a folder
 that has some of another job is refused, one without any becomes that of this job.
 
 By hand, a job of tp 2 and one of tp 4 are the same job: a layout is what is being looked for. One
@@ -38,8 +39,9 @@ from mpctl.rundir.summary import WARM_UP_STEPS
 from mpctl.spec.job import JobSpec
 
 TrialStatus = Literal[
-    "running", "measured", "out-of-memory", "failed", "too-slow", "interrupted", "written"
-]
+    "running", "measured", "out-of-memory", "failed", "too-slow", "cancelled", "interrupted",
+    "written",
+]  # fmt: skip
 JOB_SCHEMA: Literal["mpctl.tuned-job/1"] = "mpctl.tuned-job/1"
 TRIAL_SCHEMA: Literal["mpctl.trial/1"] = "mpctl.trial/1"
 JOB, TRIALS, DATA, PRESETS = "tuned.json", "trials", "data", "presets"
@@ -57,7 +59,9 @@ class TrialRecord:
     trials before; planned_bytes: of the fullest rank; steps: to be made, warm-up included; began:
     seconds since 1970; wall: seconds from the start to the end of the ranks; seconds: of each step
     that was made, the warm-up included; error: why it failed; peak_bytes: of the fullest rank in
-    one step, None where that is not known; warm_up: how many of the first steps do not count.
+    one step, None where that is not known; warm_up: how many of the first steps do not count;
+    job: id of the scheduler's job that made it, empty without one; waited: seconds of that job in
+    the queue.
     """
 
     number: int
@@ -74,6 +78,8 @@ class TrialRecord:
     error: str = ""
     peak_bytes: int | None = None
     warm_up: int = WARM_UP_STEPS
+    job: str = ""
+    waited: float = 0.0
     schema: Literal["mpctl.trial/1"] = TRIAL_SCHEMA
 
     @property
@@ -196,10 +202,11 @@ class TuneFolder:
 
     def recovered(self) -> list[TrialRecord]:
         """The trials so far; one that was running when the tuning was killed is now over: measured
-        if its steps suffice, interrupted if not. Its record is written again."""
+        if its steps suffice, interrupted if not. Its record is written again. A job of a scheduler
+        goes on without the tuning, and its trial with it."""
         found = []
         for record in self.records():
-            if record.status == "running":
+            if record.status == "running" and not record.job:
                 record = _interrupted(record, self.run(record.number))
                 self.save(record)
             found.append(record)

@@ -21,6 +21,7 @@ from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import is_launched
 from mpctl.tune.state import DATA, TuneFolder
+from mpctl.tune.submitted import is_submitted, require_scheduler
 from mpctl.tune.trial import trial_plan
 
 
@@ -35,19 +36,17 @@ def require_launched(job: JobSpec) -> None:
         )  # fmt: skip
     if reasons := why_not_launched(job):
         raise InputError(reason.issue for reason in reasons)
-    if job.launch.on == "kubernetes":
-        message = "kubernetes runs submitted jobs, and a trial runs while `mpctl tune` waits"
-        hint = "use --on ssh with a hostfile, --on slurm in an allocation, or --emit LAUNCHER"
-        raise InputError.of("tune-target", "--on", message, hint)
     if job.launch.on in ("auto", "torchrun") and find_world(os.environ):
         message = "a world that is started already runs one layout, and a tuning starts many"
         hint = "use --on slurm in the allocation, or --on ssh with a hostfile"
         raise InputError.of("tune-in-world", "--on", message, hint)
 
 
-def require_target(job: JobSpec, machine: Machine) -> None:
+def require_target(job: JobSpec, folder: TuneFolder, machine: Machine) -> None:
     """Raises InputError where the target refuses a job in a layout that can run."""
-    if issues := bench_issues(trial_plan(job, job.training.steps), machine):
+    if is_submitted(job):
+        require_scheduler(job, folder.run(1))
+    elif issues := bench_issues(trial_plan(job, job.training.steps), machine):
         raise InputError(issues)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from threading import Timer
 from typing import Protocol
@@ -28,14 +28,15 @@ from mpctl.planning.plan import Plan, make_plan
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import write_stop_request
 from mpctl.rundir.rank_files import StepRecord
-from mpctl.rundir.summary import WARM_UP_STEPS, RunSummary, write_summary
+from mpctl.rundir.summary import WARM_UP_STEPS, RankComparison, write_summary
 from mpctl.spec.job import JobSpec
 from mpctl.tune.state import LEAST_STEPS, TrialStatus, step_times
 
 MOST_STEPS = 10  # that count; more of one run tell less than another run
 HOPELESS = 1.5  # times the best step, from which on a trial is ended
 OUT_OF_MEMORY = re.compile(
-    r"out of memory|memory ran out|OutOfMemory|(?:cannot|can.t) allocate memory|SIGKILL, often",
+    r"out.of.memory|memory ran out|OutOfMemory|OOMKilled|(?:cannot|can.t) allocate memory"
+    r"|SIGKILL, often",
     re.IGNORECASE,
 )
 
@@ -44,7 +45,8 @@ OUT_OF_MEMORY = re.compile(
 class TrialOrder:
     """A trial to be made. job: with the layout; steps: warm-up included; run: its directory;
     seconds: after which it is ended; best: seconds of the best step so far, None without one;
-    command: the command line of the tuning, for the run's summary."""
+    command: the command line of the tuning, for the run's summary; began: when it was ordered,
+    seconds since 1970; job_id: of the scheduler's job that makes it already, None without one."""
 
     job: JobSpec
     steps: int
@@ -52,32 +54,46 @@ class TrialOrder:
     seconds: float
     best: float | None
     command: str
+    began: float = 0.0
+    job_id: str | None = None
 
 
 @dataclass(frozen=True)
 class TrialResult:
     """How a trial ended. seconds: of each step, the warm-up included; error: why it failed;
-    peak_bytes: of the fullest rank in one step; is_stopped: by a signal, which ends the tuning."""
+    peak_bytes: of the fullest rank in one step; is_stopped: by a signal, which ends the tuning;
+    run_seconds: how long it ran, None for as long as it was waited for; waited: seconds in a
+    scheduler's queue before."""
 
     status: TrialStatus
     seconds: tuple[float, ...] = ()
     error: str = ""
     peak_bytes: int | None = None
     is_stopped: bool = False
+    run_seconds: float | None = None
+    waited: float = 0.0
+
+
+class TargetRefused(InputError):
+    """The target takes no trial now, of whatever layout."""
 
 
 @dataclass(frozen=True)
 class TrialWatch:
-    """Called while a trial runs. on_step: with the number of its last step; on_event: a message for
-    people; on_progress: of preparing data."""
+    """Called while a trial runs. on_step: with the number of its last step; on_submit: with the id
+    of the scheduler's job that makes it; on_wait: with what that job waits for and for how many
+    seconds it has; on_event: a message for people; on_progress: of preparing data."""
 
     on_step: Callable[[int], None] = lambda step: None
+    on_submit: Callable[[str], None] = lambda job_id: None
+    on_wait: Callable[[str, float], None] = lambda state, seconds: None
     on_event: OnEvent = lambda message: None
     on_progress: Progress = lambda stage, done, total: None
 
 
 class MakeTrial(Protocol):
-    """What makes trials: on this host and hosts that it reaches (`launch_trial`), or in a test."""
+    """What makes trials: on this host and hosts that it reaches (`launch_trial`), as jobs of a
+    scheduler (submitted.py), or in a test."""
 
     def __call__(self, order: TrialOrder, watch: TrialWatch) -> TrialResult:
         """Make a trial. Raises InputError where the target refuses it before any rank starts."""
@@ -159,18 +175,21 @@ def launch_trial(order: TrialOrder, watch: TrialWatch) -> TrialResult:
         write_summary(run.summary, summary)
     if ended and outcome.status == "stopped":
         outcome = replace(outcome, status="finished")
-    return result_of(outcome, summary, step_times(run))
+    return result_of(outcome, summary["plan_beside_run"], step_times(run))
 
 
-def result_of(outcome: RunOutcome, summary: RunSummary, seconds: tuple[float, ...]) -> TrialResult:
-    """The result of a launch that has ended; one that was ended early counts as finished."""
-    peaks = [
-        rank["memory"]["peak"]["measured"]
-        for rank in summary["plan_beside_run"]
-        if "peak" in rank["memory"]
-    ]
-    peak = max(peaks, default=None)
-    enough = len(seconds) >= WARM_UP_STEPS + LEAST_STEPS
+def is_measured(seconds: tuple[float, ...]) -> bool:
+    """Whether a trial made enough steps, by the seconds of each."""
+    return len(seconds) >= WARM_UP_STEPS + LEAST_STEPS
+
+
+def result_of(
+    outcome: RunOutcome, ranks: Sequence[RankComparison], seconds: tuple[float, ...]
+) -> TrialResult:
+    """The result of a launch that has ended; one that was ended early counts as finished. ranks:
+    plan and run of each."""
+    peaks = [rank["memory"]["peak"]["measured"] for rank in ranks if "peak" in rank["memory"]]
+    peak, enough = max(peaks, default=None), is_measured(seconds)
     if outcome.failure is not None:
         return failed_result(str(outcome.failure), seconds)
     if outcome.status == "stopped":

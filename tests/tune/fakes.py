@@ -52,6 +52,6 @@ class FakeTarget:
         return found or TrialResult("measured", (seconds,) * order.steps)
 
 
-def tuning_of(path, request, target, *, seconds=300.0, trials=None):
-    limits = TuneLimits(seconds, trials)
-    return Tuning(request, TuneFolder(path), target, limits, clock=target.clock)
+def tuning_of(path, request, target, *, seconds=300.0, trials=None, clock=None):
+    limits, clock = TuneLimits(seconds, trials), clock or target.clock
+    return Tuning(request, TuneFolder(path), target, limits, clock=clock)

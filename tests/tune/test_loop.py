@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from mpctl.errors import InputError, RunFailed
-from mpctl.planning.layout_settings import LayoutSettings
+from mpctl.planning.layout_settings import LayoutSettings, layout_of
 from mpctl.tune.document import tune_document
 from mpctl.tune.loop import Tuning, without_failed
 from mpctl.tune.pool import Pool
 from mpctl.tune.state import TuneFolder
-from mpctl.tune.trial import TrialResult
+from mpctl.tune.trial import TargetRefused, TrialResult
 from tests.tune.fakes import Clock, FakeTarget, Killed, small_request, tuning_of
 from tests.tune.test_choose import plan
 from tests.tune.test_state import record
@@ -134,6 +135,80 @@ def test_a_target_that_refuses_is_named_and_nothing_is_recorded(tmp_path, reques
     with pytest.raises(InputError, match="no route"):
         tuning_of(tmp_path / "t", request_, target).run()
     assert TuneFolder(tmp_path / "t").records() == []
+
+
+def test_a_target_that_refuses_later_ends_the_tuning_and_blames_no_layout(
+    tmp_path, request_, truth
+):
+    refusal = TargetRefused.of("tune-refused", "--on", "sbatch failed: no quota", "mend it")
+    target = FakeTarget(truth, Clock(), results={2: refusal})
+    tuning = tuning_of(tmp_path / "t", request_, target)
+    with pytest.raises(TargetRefused, match="no quota"):
+        tuning.run()
+    kept = TuneFolder(tmp_path / "t").records()
+    assert [one.status for one in kept] == ["measured"] * 2 and tuning.records == kept
+
+
+def test_a_cancelled_job_says_nothing_of_its_layout(tmp_path, request_, truth):
+    gone = TrialResult("cancelled", error="job 77 ended: CANCELLED")
+    target = FakeTarget(truth, Clock(), noise=0.01, results={1: gone})
+    tuning = tuning_of(tmp_path / "t", request_, target)
+    tuning.run()
+    assert tuning.ended == "settled"
+    assert target.orders[1] == target.orders[2] and tuning.records[2].status == "measured"
+
+
+def test_five_cancelled_jobs_in_a_row_end_the_tuning(tmp_path, request_, truth):
+    gone = {n: TrialResult("cancelled", error="CANCELLED") for n in range(1, 9)}
+    tuning = tuning_of(tmp_path / "t", request_, FakeTarget(truth, Clock(), results=gone))
+    tuning.run()
+    assert tuning.ended == "failing" and len(tuning.records) == 6
+
+
+def test_the_queue_is_no_part_of_the_budget(tmp_path, request_, truth):
+    """Each trial waits an hour; the budget is five minutes."""
+    clock = Clock()
+    target, waits = FakeTarget(truth, clock, noise=0.01), []
+
+    def measure(order, watch):
+        watch.on_submit("77")
+        clock.now += 3600
+        watch.on_wait("job 77: PENDING", 3600)
+        waits.append(tuning.left)
+        before = clock.now
+        found = target(order, watch)
+        return replace(found, run_seconds=clock.now - before, waited=3600.0)
+
+    tuning = tuning_of(tmp_path / "t", request_, measure, clock=clock)
+    tuning.run()
+    assert tuning.ended == "settled" and waits[0] == 300.0 and tuning.spent < 300.0
+    assert tuning.spent == pytest.approx(sum(one.wall for one in tuning.records))
+    again = tuning_of(tmp_path / "t", request_, measure, clock=clock)
+    assert again.spent == pytest.approx(tuning.spent)
+    document = tune_document(tuning, str)
+    assert {(one["job"], one["waited_seconds"]) for one in document["trials"]} == {("77", 3600.0)}
+
+
+def test_a_job_that_outlives_the_tuning_is_waited_for(tmp_path, request_, truth):
+    def killed(order, watch):
+        watch.on_submit("77")
+        raise Killed
+
+    with pytest.raises(Killed):
+        tuning_of(tmp_path / "t", request_, killed, clock=Clock()).run()
+    target, waited = FakeTarget(truth, Clock(), noise=0.01), []
+
+    def wait(order, watch):
+        waited.append((order.job_id, order.run.path.name, layout_of(order.job)))
+        return TrialResult("measured", (1.0,) * 12, run_seconds=20.0, waited=600.0)
+
+    tuning = tuning_of(tmp_path / "t", request_, target, trials=2)
+    tuning.wait = wait
+    tuning.run()
+    first = tuning.records[0]
+    assert waited == [("77", "001", first.settings)]
+    assert (first.status, first.wall, first.waited) == ("measured", 20.0, 600.0)
+    assert len(target.orders) == 1 and tuning.spent == pytest.approx(20.0 + tuning.records[1].wall)
 
 
 def test_a_layout_that_fails_is_a_result(tmp_path, request_, truth):

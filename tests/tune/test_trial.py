@@ -24,7 +24,7 @@ PEAK = {"memory": {"peak": {"planned": 90, "measured": 100}}}
 
 
 def ended(status, seconds=FIVE, **outcome):
-    return result_of(RunOutcome(status, 1, **outcome), {"plan_beside_run": [PEAK]}, seconds)
+    return result_of(RunOutcome(status, 1, **outcome), [PEAK], seconds)
 
 
 def test_a_trial_makes_as_many_steps_as_its_share_allows():

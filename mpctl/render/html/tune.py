@@ -13,6 +13,7 @@ from mpctl.render.html.frame import (
     tiles,
 )
 from mpctl.render.markup import Raw, el
+from mpctl.render.progress import clock
 from mpctl.render.tune import (
     LAYOUT_COLUMNS,
     best_lines,
@@ -26,7 +27,7 @@ from mpctl.render.tune import (
 from mpctl.tune.document import TrialEntry, TuneDocument
 from mpctl.units import count_text, seconds_text
 
-TRIAL_COLUMNS = ("#", "planned", "expected", "measured", "steps", "took", "layout", "why")
+TRIAL_COLUMNS = ("#", "planned", "expected", "measured", "steps", "queued", "took", "layout", "why")
 
 
 def tune_page(document: TuneDocument) -> str:
@@ -78,10 +79,11 @@ def _layout_first(cells: tuple[str, ...]) -> tuple[str, ...]:
 
 def _trials(document: TuneDocument) -> Raw:
     rows = map(_trial_cells, document["trials"])
-    whole = table("Every trial, in order", TRIAL_COLUMNS, rows, sides="rrrrrrll")
+    whole = table("Every trial, in order", TRIAL_COLUMNS, rows, sides="rrrrrrrll")
     words = (
-        "Planned: by the presets at the beginning; expected: after the trials before it. Why: the "
-        "reason for which the layout was chosen."
+        "Planned: by the presets at the beginning; expected: after the trials before it. Queued: "
+        "in a scheduler's queue, no part of the budget. Why: the reason for which the layout was "
+        "chosen."
     )
     return section("trials", "Trials", whole, note(words))
 
@@ -93,5 +95,6 @@ def _trial_cells(trial: TrialEntry) -> tuple[str, ...]:
     return (
         str(trial["number"]), seconds_text(trial["planned_seconds"]),
         seconds_text(trial["expected_seconds"]), outcome, str(trial["steps"]),
+        clock(waited) if (waited := trial.get("waited_seconds")) else "",
         seconds_text(trial["wall_seconds"]), trial["layout"], f"{trial['why']}{error}",
     )  # fmt: skip

@@ -1,0 +1,43 @@
+"""Handing a launch to a scheduler.
+
+The run directory is complete before the scheduler is asked. The record of who launched the run
+(RUN/launcher.json) has the id of the job, and no process: the one that submits is no launcher, and
+may live on. Signals wait while the scheduler answers, so that no job is left whose id is lost.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from mpctl.clusters.backend import Submitter
+from mpctl.planning.plan import Plan
+from mpctl.rundir.directory import RunDir
+from mpctl.rundir.launcher import this_launcher, write_launcher
+
+HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def submit_run(submitter: Submitter, plan: Plan, run: RunDir, set_up: Callable[[], object]) -> str:
+    """Submit a run; returns the id of the job. set_up: writes the run directory. Raises InputError
+    where the directory cannot be written, and RunFailed or InputError where the scheduler refuses.
+    """
+    with run.locked():
+        set_up()
+        with signals_held():
+            job_id = submitter.submit(plan, run)
+            record = this_launcher(submitter.name, job_id=job_id)
+            write_launcher(run.launcher, replace(record, process_started=None))
+    return job_id
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Signals that end a command arrive after the block, in this thread and its children."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
