@@ -213,6 +213,7 @@ class Launch:
         """Set up the run, start the ranks, show what they report."""
         from mpctl.launch.environment import busy_text
         from mpctl.launch.follow import EventLog, follow
+        from mpctl.launch.monitoring import monitored
         from mpctl.launch.supervise import run_launch
         from mpctl.render.output import print_warnings
         from mpctl.render.run import RunView
@@ -232,8 +233,9 @@ class Launch:
             is_here = job.launch.on in ("auto", "local") and job.launch.device == "cpu"
             if is_here and (text := busy_text(load, os.cpu_count() or 1, predicted)):
                 events.event(text)
-            follower = follow(run, job, events.event, then=view.record)
-            outcome = run_launch(prepared, cluster, follower.record, events.event)
+            with monitored(run, job, events.event, then=view.record) as (on_record, on_change):
+                follower = follow(run, job, events.event, then=on_record)
+                outcome = run_launch(prepared, cluster, follower.record, events.event, on_change)
         why = f": {outcome.failure}" if outcome.failure else ""
         events.write(f"{outcome.status} after step {run.last_step()}{why}")
         if numbers := foreign_lines(run.metrics):

@@ -35,6 +35,7 @@ from mpctl.durable import temporary_path
 from mpctl.rundir.breadcrumb import FINISHED, JOINED, BreadcrumbState
 from mpctl.rundir.collective_log import CollectiveProgress
 from mpctl.rundir.rank_files import FailureRecord
+from mpctl.rundir.summary import Failure, RunStatus
 
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 STATUS_SECONDS = 2.0
@@ -275,3 +276,15 @@ def read_status(path: Path) -> AttemptReport | None:
         return REPORT.validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return None
+
+
+@dataclass(frozen=True)
+class RunChange:
+    """An attempt has failed, the run starts again, or it has ended. attempt: the one that has
+    ended; status: how; words: what the launcher does about a failure, and why."""
+
+    event: Literal["failure", "restart", "end"]
+    attempt: int
+    status: RunStatus
+    failure: Failure | None = None
+    words: str = ""

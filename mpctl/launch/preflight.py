@@ -24,6 +24,7 @@ from mpctl.hosts.machine import Machine
 from mpctl.launch.data_checks import data_issues, initial_weight_issues, tokenizer_warnings
 from mpctl.launch.elastic import elastic_issues
 from mpctl.launch.environment import environment_issues
+from mpctl.launch.monitoring import monitoring_issues
 from mpctl.launch.resume import Resumption, job_before, model_issues
 from mpctl.layout.job_layout import why_not_whole
 from mpctl.planning.plan import Plan
@@ -75,6 +76,7 @@ def check_launch(
         data_issues(job, job.model, resumed, is_elsewhere=is_elsewhere),
         () if is_elsewhere else initial_weight_issues(job, job.model, resumed),
         missing_tensorboard("launch.tensorboard") if job.launch.tensorboard else (),
+        () if is_elsewhere else monitoring_issues(job),
         _profile_issues(job),
         () if run is None or is_elsewhere else _disk(plan, run, resumption, replaced=replaced),
         () if resumption is None else _resumption_issues(job, resumption),

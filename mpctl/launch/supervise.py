@@ -29,7 +29,7 @@ from typing import Any
 
 from mpctl.errors import InputError, RunFailed
 from mpctl.hosts.checks import common_machine
-from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, StatusFile
+from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, RunChange, StatusFile
 from mpctl.launch.cluster import Attempt, Cluster
 from mpctl.launch.diagnose import AttemptEvidence, find_failure, full_disk_text, without_ranks
 from mpctl.launch.elastic import fit_hosts, least_nodes
@@ -152,21 +152,27 @@ class StopRequests:
 
 
 def run_launch(
-    plan: LaunchPlan, cluster: Cluster, on_record: OnRecord | OnAnswer, on_event: OnEvent
+    plan: LaunchPlan,
+    cluster: Cluster,
+    on_record: OnRecord | OnAnswer,
+    on_event: OnEvent,
+    on_change: Callable[[RunChange], None] = lambda change: None,
 ) -> RunOutcome:
     """Run to the end, over as many attempts as the job allows (restarts.py).
 
     on_record: called with each record of a step, or answer of a bench; on_event: with messages for
-    people.
+    people; on_change: with each failure and restart, and with the end.
     """
     restarts, full = RestartPolicy(plan.job), plan
     with StopRequests().listening() as stops:
         supervisor = Supervisor(plan, cluster, stops, on_record, on_event)
         for attempt in count(1):
-            outcome = supervisor.outcome(attempt)
+            outcome, words = supervisor.outcome(attempt), ""
             if outcome.failure is not None:
                 step, checkpoint = plan.run.last_step(), plan.run.last_checkpoint()
                 decision = restarts.decide(outcome.failure, step=step, checkpoint=checkpoint)
+                words = decision.words
+                on_change(RunChange("failure", attempt, "failed", outcome.failure, words))
                 if not decision.goes_on:
                     outcome = outcome.with_words(decision.words)
                     break
@@ -182,6 +188,8 @@ def run_launch(
                 why = "; ".join(f"{issue.where}: {issue.message}" for issue in error.issues)
                 outcome = outcome.with_words(f"not started again: {why}")
                 break
+            on_change(RunChange("restart", attempt, outcome.status, outcome.failure, words))
+    on_change(RunChange("end", outcome.attempts, outcome.status, outcome.failure))
     ran = supervisor.plan
     return outcome if ran is plan else replace(outcome, launch=ran)
 

@@ -114,6 +114,8 @@ def summary_rows(summary: PlanAndRun) -> Iterator[tuple[str, str]]:
         yield from _utilization(summary)
         yield from expert_rows(summary.get("experts"))
         yield "tokens", count_text(summary["tokens"])
+        if (goodput := summary.get("goodput")) is not None:
+            yield "goodput", f"{goodput:.1%} of the time since the first step, in steps that count"
     if summary["saves"] is not None:
         yield "saving", _saving(summary["saves"])
     ranks = summary["plan_beside_run"]

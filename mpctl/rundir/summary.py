@@ -18,6 +18,7 @@ from typing_extensions import TypedDict  # pydantic needs it to validate them be
 
 from mpctl.checkpoint.folder import SaveTimes
 from mpctl.durable import write_whole
+from mpctl.rundir.goodput import recorded_goodput
 from mpctl.rundir.metrics import is_number
 from mpctl.rundir.rank_files import StepRecord, Traffic
 from mpctl.units import plural, ranks_text
@@ -144,7 +145,9 @@ class TrainingProgress(TypedDict):
     further corpora by name. step_seconds and tokens_per_second are medians over the steps with the
     forecast of the last one, as a resumption in another layout has another, after WARM_UP_STEPS;
     so are communication_seconds, of rank 0 by axis, and mfu and hfu, shares of the device's peak
-    (estimate/flops.py), None where no record has them; experts: None without layers with experts.
+    (estimate/flops.py), None where no record has them; experts: None without layers with experts;
+    goodput: the share of the time since the first step that went into steps that count, absent in
+    summaries of older versions.
     """
 
     steps: int
@@ -160,6 +163,7 @@ class TrainingProgress(TypedDict):
     mfu: float | None
     hfu: float | None
     experts: ExpertSummary | None
+    goodput: NotRequired[float | None]
 
 
 class SaveSummary(TypedDict):
@@ -236,6 +240,7 @@ def training_progress(records: Sequence[StepRecord]) -> TrainingProgress:
         "mfu": recorded_median(steady, "mfu"),
         "hfu": recorded_median(steady, "hfu"),
         "experts": expert_summary(steady),
+        "goodput": recorded_goodput(records),
     }
 
 

@@ -327,6 +327,16 @@ class LaunchSpec(StrictModel):
         False, description="write RUN/tensorboard while training; needs mpctl[tensorboard]"
     )
     csv: bool = Field(False, description="write RUN/metrics.csv while training")
+    metrics: Word | None = Field(
+        None,
+        description="metrics for Prometheus: :9400 or ADDRESS:9400, at which the launcher answers, "
+        "or a file .prom for a textfile collector; needs mpctl[prometheus]",
+    )
+    hook: list[str] = Field(
+        default_factory=list,
+        description="command that is called with a JSON document on its standard input when an "
+        "attempt fails, when the run starts again and when it ends",
+    )
     profile: StepRanges = Field(
         "",
         description="steps, such as 5-7, in which every rank records a trace into RUN/profile; "
