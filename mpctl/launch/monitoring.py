@@ -126,8 +126,8 @@ def monitored(
 
 @dataclass(eq=False)
 class Exporter:
-    """The metrics of one launch, a collector of prometheus_client. values: by name, those that are known; goodput: of the run's
-    records, those of earlier launches included."""
+    """The metrics of one launch, a collector of prometheus_client. values: by name, those that are
+    known; goodput: of the run's records, those of earlier launches included."""
 
     run: RunDir
     job: JobSpec

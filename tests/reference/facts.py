@@ -98,6 +98,7 @@ SCHEMAS = {
     "mpctl.explain/2": "`mpctl plan --explain --json`: figures with formula and numbers",
     "mpctl.emit/1": "`mpctl plan --emit LAUNCHER --json`: the text for another launcher, its notes",
     "mpctl.extension/1": "extension.json beside an extended tokenizer: its new pieces",
+    "mpctl.hook/1": "what `launch.hook` reads on its standard input: a failure, a restart, the end",
     "mpctl.hosts/1": "nodes/hosts.json of a run on several hosts: the ranks of each host",
     "mpctl.launcher/1": "launcher.json of a run: which process launched it, where and how",
     "mpctl.launch/1": "`mpctl launch --dry-run --json`: command, environment and job",
