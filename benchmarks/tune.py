@@ -36,7 +36,7 @@ from mpctl.spec.job import JobSpec
 from mpctl.tune.pool import Pool
 from mpctl.tune.state import LEAST_STEPS, TrialRecord, TuneFolder
 from mpctl.tune.target import prepared_data
-from mpctl.tune.trial import TrialOrder, TrialWatch, launch_trial, wall_clock
+from mpctl.tune.trial import TrialOrder, TrialWatch, launch_trial
 from mpctl.units import plural, seconds_text
 
 STEPS = LEAST_STEPS + 1
@@ -120,7 +120,7 @@ def train(
     number = max((record.number for record in folder.records()), default=0) + 1
     record = TrialRecord(
         number, layout._asdict(), "a sweep", planned, planned, 0, WARM_UP_STEPS + steps,
-        wall_clock(),
+        time.time(),
     )  # fmt: skip
     folder.save(record)
     began = time.monotonic()

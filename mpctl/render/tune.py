@@ -114,13 +114,16 @@ class TuneView:
         return Group(table, Text(", ".join(words), "dim"))
 
     def _row(self, record: TrialRecord) -> tuple[str, ...]:
-        running = f"step {self.step} of {record.steps}" if self.step else "starting"
-        if self.waits and not self.step:
-            running = f"{clock(self.waited)}, {self.waits}"
+        running, why = "starting", record.why
+        if self.step:
+            running = f"step {self.step} of {record.steps}"
+        elif self.waits:
+            running, why = f"queued {clock(self.waited)}", self.waits
+        is_running = record.status == "running"
         return (
             str(record.number), seconds_text(record.planned), seconds_text(record.expected),
-            running if record.status == "running" else outcome_text(record),
-            layout_text(record.settings), record.why,
+            running if is_running else outcome_text(record), layout_text(record.settings),
+            why if is_running else record.why,
         )  # fmt: skip
 
 

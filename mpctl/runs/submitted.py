@@ -20,7 +20,9 @@ from mpctl.rundir.summary import SCHEMA, Failure, RunStatus, UnstartedSummary, w
 from mpctl.runs.logs import read_tail
 from mpctl.runs.saved import SavedRun, SavedSummary, is_submitted, read_launcher
 
-UNKNOWN = "the scheduler does not know it any more"
+FORGOTTEN = ScheduledJob(
+    "the scheduler does not know it any more", is_active=False, has_begun=False
+)
 TAIL_BYTES = 4096
 
 
@@ -33,7 +35,7 @@ def scheduled_job(run: SavedRun) -> ScheduledJob | str | None:
         job = scheduler.find(job_id)
     except MpctlError as error:
         return str(error)
-    return job or ScheduledJob(UNKNOWN, is_active=False, has_begun=False)
+    return job or FORGOTTEN
 
 
 def cancel_job(run: SavedRun) -> None:
@@ -85,8 +87,13 @@ def checked_with_scheduler(run: SavedRun) -> tuple[SavedRun, ScheduledJob | str 
     """The run, and the state of its job by the scheduler. A run whose job ended before the run
     began has failed."""
     job = scheduled_job(run)
-    if run.status != "submitted" or not isinstance(job, ScheduledJob) or job.is_active:
-        return run, job
+    return ended_with(run, job) if isinstance(job, ScheduledJob) else run, job
+
+
+def ended_with(run: SavedRun, job: ScheduledJob) -> SavedRun:
+    """The run, failed where its job ended before it began."""
+    if run.status != "submitted" or job.is_active:
+        return run
     launcher = read_launcher(run.path)
     log = RunDir(run.path).batch_log((launcher and launcher.job_id) or "")
     lines = [line.strip() for line in read_tail(log, TAIL_BYTES).lines if line.strip()]
@@ -98,7 +105,7 @@ def checked_with_scheduler(run: SavedRun) -> tuple[SavedRun, ScheduledJob | str 
         last_lines=tuple(lines),
     )
     summary = SavedSummary(status="failed", attempts=0, failure=failure)
-    return replace(run, status="failed", summary=summary), job
+    return replace(run, status="failed", summary=summary)
 
 
 def _job_here(path: Path, environment: Mapping[str, str]) -> str | None:

@@ -44,9 +44,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import erf, exp, fsum, log, log2, sqrt
+from math import exp, fsum, log, log2, sqrt
 from operator import mul
-from statistics import fmean
+from statistics import NormalDist, fmean
 from typing import NamedTuple
 
 from mpctl.planning.layout_settings import LayoutSettings
@@ -72,7 +72,7 @@ KINDS = {
     "zero": 0.93, "order": 0.93, "tensor_mode": 0.5, "tensor_depth": 0.8, "zero_size": 0.9,
 }  # fmt: skip
 SCALES = (1.0, 1.4, 2.0, 2.8, 4.0)
-POINTS = tuple((2 * k + 1) / 32 for k in range(16))
+_NORMAL = tuple(NormalDist().inv_cdf((2 * k + 1) / 32) for k in range(16))
 
 
 class Candidate(NamedTuple):
@@ -145,9 +145,7 @@ def noise_of(measured: Iterable[MeasuredLayout]) -> float:
 
 def chance_below(mean: float, deviation: float) -> float:
     """The chance that a normal figure of this mean and standard deviation is below 0."""
-    if deviation <= 0:
-        return float(mean < 0)
-    return 0.5 * (1 - erf(mean / deviation / sqrt(2)))
+    return NormalDist(mean, deviation).cdf(0) if deviation > 0 else float(mean < 0)
 
 
 @dataclass(frozen=True)
@@ -286,18 +284,6 @@ class Belief:
         else:
             measured.append(MeasuredLayout(point, (seconds,)))
         return Belief(self.candidates, measured, self.scale)
-
-
-def _normal(share: float) -> float:
-    """The normal figure that is above this share of all, to 1e-9, by bisection."""
-    low, high = -8.0, 8.0
-    while high - low > 1e-9:
-        middle = (low + high) / 2
-        low, high = (middle, high) if chance_below(-middle, 1.0) < share else (low, middle)
-    return low
-
-
-_NORMAL = tuple(map(_normal, POINTS))
 
 
 def is_settled(belief: Belief) -> bool:

@@ -48,7 +48,6 @@ from mpctl.tune.trial import (
     TrialWatch,
     refused_result,
     steps_for,
-    wall_clock,
 )
 from mpctl.units import plural, seconds_text
 
@@ -341,7 +340,7 @@ class Tuning:
         candidate = choice.candidate
         return TrialRecord(
             number=max((record.number for record in self.records), default=0) + 1,
-            layout=candidate.layout._asdict(), why=choice.why, steps=steps, began=wall_clock(),
+            layout=candidate.layout._asdict(), why=choice.why, steps=steps, began=time.time(),
             planned=candidate.seconds, expected=self._expected(candidate),
             planned_bytes=candidate.bytes,
         )  # fmt: skip

@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from mpctl.clusters.backend import Scheduler, Submitter
+from mpctl.clusters.backend import ScheduledJob, Scheduler, Submitter
 from mpctl.clusters.connect import launch_issues
 from mpctl.clusters.registry import SUBMITTERS, chosen_name, find_scheduler, find_submitter
 from mpctl.clusters.slurm.allocation import find_allocation
@@ -49,7 +49,7 @@ from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import write_stop_request
 from mpctl.rundir.rank_files import StepRecord
 from mpctl.runs.saved import SavedSummary, read_launcher, read_run, read_summary
-from mpctl.runs.submitted import UNKNOWN, checked_with_scheduler
+from mpctl.runs.submitted import FORGOTTEN, ended_with
 from mpctl.search.request import SearchRequest
 from mpctl.spec.job import JobSpec
 from mpctl.tune.state import TrialStatus, TuneFolder, cannot_write, step_times
@@ -70,7 +70,7 @@ SETTLE_SECONDS = 30.0  # from a job's end until its last files must be visible h
 END_SECONDS = 60.0  # from a request to stop until the job is cancelled
 SPARE_SECONDS = 300.0
 NOT_OF_LAYOUT = re.compile(
-    rf"cancel|preempt|node_fail|boot_fail|revoked|evicted|{UNKNOWN}", re.IGNORECASE
+    rf"cancel|preempt|node_fail|boot_fail|revoked|evicted|{FORGOTTEN.state}", re.IGNORECASE
 )
 OUT_OF_TIME = re.compile(r"timeout|deadline", re.IGNORECASE)
 
@@ -83,11 +83,8 @@ def is_submitted(job: JobSpec) -> bool:
 
 
 def require_scheduler(job: JobSpec, run: RunDir) -> None:
-    """Raises InputError where the scheduler would refuse the job. run: a directory as a trial has
-    it."""
-    plan = trial_plan(job, job.training.steps)
-    submitter = find_submitter(job, os.environ)
-    _require(submitter, plan, run)
+    """Raises InputError where the scheduler would refuse the job. run: a trial's directory."""
+    _require(find_submitter(job, os.environ), trial_plan(job, job.training.steps), run)
 
 
 def submit_tuning(
@@ -195,7 +192,7 @@ def _refused(error: MpctlError) -> TargetRefused:
 class JobWait:
     """The wait for one job. job_id: empty for one that `submit` submits first; begun: when its
     launcher began, seconds since 1970, None before; over: when the scheduler first said that it
-    runs no more; ending: when it was asked to end; state: in the scheduler's words."""
+    runs no more; ending: when it was asked to end; job: as the scheduler last saw it."""
 
     order: TrialOrder
     watch: TrialWatch
@@ -207,7 +204,7 @@ class JobWait:
     begun: float | None = None
     over: float | None = None
     ending: float | None = None
-    state: str = "submitted"
+    job: ScheduledJob = FORGOTTEN
     seconds: list[float] = field(default_factory=list)
     is_silent: bool = False
     is_cancelled: bool = False
@@ -281,13 +278,10 @@ class JobWait:
             self.is_silent = True
             return
         self.is_silent = False
-        self.state = UNKNOWN if job is None else job.state
-        if job is not None and job.is_active:
-            self.over = None
-        else:
-            self.over = self.over or now
+        self.job = job or FORGOTTEN
+        self.over = None if self.job.is_active else self.over or now
         if self.begun is None:
-            self.watch.on_wait(f"job {self.job_id}: {self.state}", now - self.order.began)
+            self.watch.on_wait(f"job {self.job_id}: {self.job.state}", now - self.order.began)
 
     def _request_end(self, now: float) -> None:
         if self.ending is None:
@@ -320,10 +314,10 @@ class JobWait:
         seconds = step_times(self.order.run)
         if is_measured(seconds):
             return TrialResult("measured", seconds)
-        words = f"job {self.job_id} ended: {self.state}"
-        if failure := checked_with_scheduler(read_run(self.order.run.path))[0].failure:
+        words = f"job {self.job_id} ended: {self.job.state}"
+        if failure := ended_with(read_run(self.order.run.path), self.job).failure:
             words += f"; {failure.error}"
-        return TrialResult(_status_of(self.state, words), seconds, words)
+        return TrialResult(_status_of(self.job.state, words), seconds, words)
 
     def _end(self) -> float:
         """When the job ended, as far as is known: its summary, or what the scheduler said."""

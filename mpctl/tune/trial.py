@@ -12,7 +12,6 @@ By hand, a budget of 300 s shared by 16 trials is 18.75 s each; with 8 s to star
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from threading import Timer
@@ -210,8 +209,3 @@ def failed_result(error: str, seconds: tuple[float, ...] = ()) -> TrialResult:
 def refused_result(error: InputError) -> TrialResult:
     """The result of a trial that the target refused before any rank started."""
     return failed_result("; ".join(map(str, error.issues)))
-
-
-def wall_clock() -> float:
-    """Seconds since 1970."""
-    return time.time()

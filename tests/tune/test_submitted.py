@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -127,6 +128,15 @@ def test_a_job_that_ends_without_a_summary_is_an_answer(run, state, status):
     assert one.at(0) is None and one.at(SETTLE_SECONDS - 1) is None  # its files may be late
     found = one.at(SETTLE_SECONDS)
     assert found.status == status and f"job 77 ended: {state}" in found.error
+
+
+def test_a_job_that_ends_before_training_is_told_by_its_log(run):
+    one = Wait(run, over("FAILED"))
+    write_launcher(run.launcher, replace(this_launcher("slurm", job_id="77"), process_started=None))
+    run.batch_log("77").write_text("begin\npython3: No module named mpctl\n\n")
+    one.at(0)
+    found = one.at(SETTLE_SECONDS)
+    assert found.status == "failed" and "No module named mpctl" in found.error
 
 
 def test_a_job_that_was_cancelled_after_enough_steps_is_measured(run):
