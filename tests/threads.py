@@ -52,7 +52,10 @@ class ThreadExchange:
         blocks.view(-1).copy_(self._meet(piece, lambda all_: torch.cat([p.view(-1) for p in all_])))
 
     def reduce_scatter(self, own: Tensor, blocks: Tensor, axis: str) -> None:
-        own.copy_(self._meet(blocks, lambda all_: _sum([each[self.rank] for each in all_])))
+        def combined(brought: list[Tensor]) -> Tensor:
+            return _sum([each.view(len(brought), -1)[self.rank] for each in brought])
+
+        own.view(-1).copy_(self._meet(blocks, combined))
 
     def all_to_all(self, received: Tensor, blocks: Tensor, axis: str) -> None:
         received.copy_(self._meet(blocks, lambda all_: torch.stack([b[self.rank] for b in all_])))

@@ -35,6 +35,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+from torch._C._distributed_c10d import FakeWork
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import once_differentiable
 from torch.distributed import HashStore
@@ -81,9 +82,24 @@ def fake_world(rank: int, world_size: int) -> Iterator[None]:
         return
     dist.init_process_group("fake", store=HashStore(), rank=rank, world_size=world_size)
     try:
-        yield
+        with _messages_in_slices():
+            yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _messages_in_slices() -> Iterator[None]:
+    """Messages of several tensors (transport/group.py), which torch's fake tensors do not know,
+    answer at once too."""
+    library = torch.library.Library("c10d", "IMPL")
+    for name in ("allgather_into_tensor_coalesced_", "reduce_scatter_tensor_coalesced_"):
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{name}", "Meta"):
+            library.impl(name, lambda *_: FakeWork().boxed(), "Meta")
+    try:
+        yield
+    finally:
+        library._destroy()
 
 
 @dataclass(frozen=True)

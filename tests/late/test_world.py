@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,6 +18,11 @@ def world_group(rank: int, size: int) -> Group:
     return Group(rank, size, dist.group.WORLD, "tp")
 
 
+def samples_at_a_time(group: Group, x: Tensor) -> dict[str, Tensor]:
+    with patch("mpctl.transport.group.SLICE_BYTES", 1):
+        return {"samples": group.all_gather(x, 1), "sums": group.reduce_scatter(x, 1)}
+
+
 def every_collective(rank: int, size: int, world: LateWorld) -> dict[str, list[float]]:
     group, x = world_group(rank, size), torch.arange(4.0) + 10 * rank
     target = group.start_reduce(x.clone(), 0).wait()
@@ -27,6 +34,7 @@ def every_collective(rank: int, size: int, world: LateWorld) -> dict[str, list[f
         "all_gather": group.all_gather(x, 0),
         "into": group.start_all_gather_into(into, into[4 * rank : 4 * rank + 4]).wait(),
         "reduce_scatter": group.reduce_scatter(x, 0),
+        **samples_at_a_time(group, x.view(2, 2)),
         "in_place": group.start_reduce_scatter_in_place(x.clone()).wait(),
         "all_to_all": group.all_to_all(x, 0),
         "rows": group.all_to_all_rows(x, [1, 3], [[1, 1], [3, 3]][rank]),
@@ -42,6 +50,8 @@ def test_results_are_those_of_the_ordinary_world():
         half = [[10, 12], [14, 16]][rank]
         assert results == {
             "all_reduce": [10, 12, 14, 16], "max": [10, 11, 12, 13], **both,
+            "samples": [[0, 1, 10, 11], [2, 3, 12, 13]],
+            "sums": [[[10], [14]], [[12], [16]]][rank],
             "into": both["all_gather"], "reduce_scatter": half, "in_place": half,
             "all_to_all": [[0, 1, 10, 11], [2, 3, 12, 13]][rank],
             "rows": [[0, 10], [1, 2, 3, 11, 12, 13]][rank],
@@ -72,6 +82,21 @@ def release_what_is_gathered(group: Group, x: Tensor) -> None:
 def write_rows_that_are_sent(group: Group, x: Tensor) -> None:
     pending = group.start_all_to_all_rows(x, [4, 0], [4 - 4 * group.rank] * 2)
     x.zero_()
+    pending.wait()
+
+
+def write_samples_that_are_sent(group: Group, x: Tensor) -> None:
+    samples = x.view(2, 2).clone()
+    with patch("mpctl.transport.group.SLICE_BYTES", 1):
+        pending = group.start_all_gather(samples, 1)
+    samples.zero_()
+    pending.wait()
+
+
+def read_sums_of_samples_before_wait(group: Group, x: Tensor) -> None:
+    with patch("mpctl.transport.group.SLICE_BYTES", 1):
+        pending = group.start_reduce_scatter(x.view(2, 2), 1)
+    pending.result + 1
     pending.wait()
 
 
@@ -116,6 +141,8 @@ FAULTS = {
     write_what_is_sent: "Race: aten.zero_.default writes what all_gather 0 over .* reads",
     release_what_is_gathered: "Race: inductor.resize_storage_bytes_.* writes what all_gather",
     write_rows_that_are_sent: "Race: aten.zero_.default writes what all_to_all 0 over .* reads",
+    write_samples_that_are_sent: "Race: aten.zero_.default writes what all_gather 0 over .* reads",
+    read_sums_of_samples_before_wait: "Race: aten.add.* reads what reduce_scatter 0 over .* writes",
     forget_to_wait: "TooEarly: nobody waits for all_reduce",
     read_number_before_wait: "Race: tolist reads what all_reduce",
     read_whole_in_inference_mode: "Race: aten.clone.* reads what all_gather",

@@ -294,6 +294,30 @@ class LateGroup(dist.ProcessGroup):
 
         return self._start("reduce_scatter", [blocks], [output], do)
 
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], pieces: list[Tensor], opts: Any = None
+    ) -> LateWork:
+        """Several gathers in one call, which end together."""
+
+        def do(sent: list[Tensor], received: list[Tensor]) -> None:
+            for whole, piece in zip(received, sent, strict=True):
+                _method(self.inner, "all_gather_single", "_allgather_base")(whole, piece).wait()
+
+        return self._start("all_gather", pieces, outputs, do)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], blocks: list[Tensor], opts: Any = None
+    ) -> LateWork:
+        """Several sums in one call, which end together."""
+
+        def do(sent: list[Tensor], received: list[Tensor]) -> None:
+            for own, whole in zip(received, sent, strict=True):
+                _method(self.inner, "reduce_scatter_single", "_reduce_scatter_base")(
+                    own, whole, dist.ReduceScatterOptions()
+                ).wait()
+
+        return self._start("reduce_scatter", blocks, outputs, do)
+
     def all_to_all_single(
         self, output: Tensor, blocks: Tensor, into: Any, out_of: Any, opts: Any = None
     ) -> LateWork:
@@ -355,6 +379,8 @@ class LateGroup(dist.ProcessGroup):
 
     _allgather_base, _reduce_scatter_base = all_gather_single, reduce_scatter_single  # torch < 2.13
     alltoall_base = all_to_all_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import re
 import signal
 from functools import reduce
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ def on_ranks() -> Results:
     calls: dict[str, tuple[Any, ...]] = {}
     for way in WAYS:
         calls |= {f"every root, {way}": (_every_root, way), f"exchanged, {way}": (_exchanged, way)}
+        calls[f"in slices, {way}"] = (_in_slices, way)
         for elements in (3, 2000):
             calls[f"among {elements} others, {way}"] = (_among_others, way, elements)
     return {size: run_each(calls, size) for size in (2, 3)}
@@ -234,6 +236,53 @@ def test_every_rank_gets_its_block_of_every_rank(on_ranks: Results, way: str, si
         assert torch.equal(received, wanted) and is_back
         assert torch.equal(got, wanted.view(1, size, 1).expand(3, size, 2))
         assert log == [["all_to_all", 8 * size], *[["all_to_all", 8 * 6 * size]] * 2]
+
+
+CUT = [(1, (3, 2, 5)), (2, (2, 3, 4)), (1, (1, 4, 2)), (0, (2, 3))]
+"""Dimension and shape of a rank's part of what is gathered or scattered."""
+
+
+def _whole(number: int, rank: int, size: int) -> Tensor:
+    """What a rank scatters of case `number`."""
+    dim, shape = CUT[number]
+    wide = (*shape[:dim], size * shape[dim], *shape[dim + 1 :])
+    return values(30 * number + rank, wide, torch.int64)
+
+
+def _in_slices(rank: int, size: int, way: str) -> list:
+    """Gathers and scatters along each dimension, in one message that a copy orders, then a sample
+    at a time; all are under way together."""
+    log: list[Collective] = []
+    group, made = _group(way, rank, size, log), []
+    for least in (1 << 30, 1):
+        with patch("mpctl.transport.group.SLICE_BYTES", least):
+            works = []
+            for number, (dim, shape) in enumerate(CUT):
+                part = values(30 * number + rank, shape, torch.int64)
+                works.append(group.start_all_gather(part, dim))
+                works.append(group.start_reduce_scatter(_whole(number, rank, size), dim))
+            turned = values(rank, CUT[0][1], torch.int64).mT.contiguous().mT
+            results = [group.all_gather(turned, 1), *(work.wait() for work in works)]
+        assert all(result.is_contiguous() for result in results)
+        made.append([results, [[c.kind, c.bytes] for c in log]])
+        log.clear()
+    return made
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_sample_at_a_time_is_the_message_of_all(on_ranks: Results, way: str, size: int) -> None:
+    wanted = []
+    for number, (dim, shape) in enumerate(CUT):
+        parts = [values(30 * number + r, shape, torch.int64) for r in range(size)]
+        summed = reduce(torch.add, [_whole(number, r, size) for r in range(size)])
+        wanted.append((torch.cat(parts, dim), summed.chunk(size, dim)))
+    for rank, runs in enumerate(on_ranks[size][f"in slices, {way}"]):
+        for (again, *found), log in runs:
+            assert torch.equal(again, wanted[0][0]) and log == runs[0][1]
+            for number, (gathered, scattered) in enumerate(wanted):
+                assert torch.equal(found[2 * number], gathered)
+                assert torch.equal(found[2 * number + 1], scattered[rank])
 
 
 def _logged(rank: int, size: int) -> list:
