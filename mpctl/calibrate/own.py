@@ -32,7 +32,7 @@ from mpctl.calibrate.own_fit import FreeFigure, OwnFit, residuals_at, slopes_at
 from mpctl.calibrate.own_words import doubt_words, learnt_words, telling_words
 from mpctl.calibrate.posterior import STUDENT, Posterior, cost, find_posterior
 from mpctl.calibrate.repeats import Repeats, find_repeats
-from mpctl.calibrate.runs import LARGEST_PART, SHARES, WAYS, Constant, Kind, Run
+from mpctl.calibrate.runs import LARGEST_PART, LAYERS, SHARES, WAYS, Constant, Kind, Run
 from mpctl.calibrate.spread import LEAST, quantile, seen_by
 from mpctl.calibrate.write import Changes, merged_seen, number, seen_changes, write_changed
 from mpctl.estimate.step import QUANTILE
@@ -71,6 +71,8 @@ FREE: Mapping[Kind, Mapping[str, tuple[float, float]]] = {
         "experts.exchange": (0.2, LOG), "experts.once": (0.2, LOG),
     },
 }  # fmt: skip
+# Of the factor on layers of one shape: what kernel libraries and protocols of messages make of it.
+LAYER_SLACK = 0.06
 PARTS = ("kernels.waves", "overlap.gather", "overlap.drag", "experts.grouped", *SHARES)
 LINEARIZED = 3  # times that slopes are measured, at most
 CHORDS = 3  # solutions by the same slopes, each from the residuals where the last one ended
@@ -241,6 +243,17 @@ def free_figures(runs: Sequence[Run]) -> list[FreeFigure]:
                 key = kind, run.parts[kind], path
                 if key not in found and (figure := _figure(run, kind, path, slack, unit)):
                     found[key] = figure
+    return [*found.values(), *_layer_figures(runs)]
+
+
+def _layer_figures(runs: Sequence[Run]) -> list[FreeFigure]:
+    """The factor on layers of each shape that these runs have on each system."""
+    found: dict[Constant, FreeFigure] = {}
+    for run in runs:
+        name, (cluster, shape) = run.parts["runtimes"], run.layers
+        start = run.profile.seen.layer_factors.get(cluster, {}).get(shape, 1.0)
+        constant = Constant("runtimes", name, LAYERS, LAYER_SLACK, layers=(cluster, shape))
+        found[constant] = FreeFigure(constant, start, LOG, 0.0, inf)
     return list(found.values())
 
 
@@ -271,6 +284,8 @@ def own_presets(fit: OwnFit, out: Path) -> list[Path]:
     for figure, shift in zip(fit.figures, fit.posterior.shifts, strict=True):
         own = changes.setdefault((figure.constant.kind, figure.constant.name), {})
         value = figure.value(shift)
+        if figure.constant.layers:
+            continue
         if figure.path == FACTOR or number(value) != number(figure.start):
             own[figure.path] = value
     for name in _profiles(fit.runs):
@@ -280,7 +295,8 @@ def own_presets(fit: OwnFit, out: Path) -> list[Path]:
             for run in own_runs
             if run.job.cluster.name
         }
-        found = _profile(own_runs, fit.spreads[name], factors)
+        layers = _layer_factors(fit, name)
+        found = _profile(own_runs, fit.spreads[name], factors, layers)
         changes.setdefault(("runtimes", name), {}).update(found)
     for run in fit.runs:
         if run.job.cluster.spread is not None and run.profile.runs.launched:
@@ -289,13 +305,33 @@ def own_presets(fit: OwnFit, out: Path) -> list[Path]:
     return write_changed(fit.runs, changes, out)
 
 
-def _profile(runs: Sequence[Run], spread: float, factors: Mapping[str, float]) -> Changes:
+def _layer_factors(fit: OwnFit, profile: str) -> dict[str, dict[str, float]]:
+    """The factors on layers that the runs of a profile found, by cluster and shape."""
+    found: dict[str, dict[str, float]] = {}
+    for constant, value in fit.values.items():
+        if constant.layers and constant.name == profile:
+            cluster, shape = constant.layers
+            found.setdefault(cluster, {})[shape] = value
+    return found
+
+
+def _profile(
+    runs: Sequence[Run], spread: float, factors: Mapping[str, float],
+    layers: Mapping[str, Mapping[str, float]],
+) -> Changes:  # fmt: skip
     """What a profile says of the runs behind it, and its spread. factors: by cluster, for plans on
-    a copy of it that does not state its own."""
+    a copy of it that does not state its own; layers: by cluster and shape."""
     own, profile = seen_by(runs), runs[0].profile
     if not any(unknown_parts(run.job.cluster, profile) for run in runs):
         own = merged_seen(profile.seen, own)
-    own = own.model_copy(update={"step_factors": {**own.step_factors, **factors}})
+    known = profile.seen.layer_factors
+    own = own.model_copy(update={
+        "step_factors": {**own.step_factors, **factors},
+        "layer_factors": {
+            **own.layer_factors,
+            **{name: {**known.get(name, {}), **found} for name, found in layers.items()},
+        },
+    })  # fmt: skip
     changes: Changes = {"spread": spread, **seen_changes(own)}
     if any(run.layout.model.experts for run in runs):
         changes["experts.spread"] = spread

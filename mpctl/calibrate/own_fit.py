@@ -35,6 +35,11 @@ class FreeFigure:
     def path(self) -> str:
         return self.constant.path
 
+    @property
+    def key(self) -> str:
+        """Its key in the preset."""
+        return ".".join((self.path, *(self.constant.layers or ())))
+
     def value(self, shift: float) -> float:
         """Its value after a shift."""
         slack = self.constant.slack

@@ -147,7 +147,7 @@ def _row(fit: OwnFit, number: int) -> FigureRow:
     reach = QUANTILE * sqrt(fit.posterior.covariance[number][number])
     return {
         "preset": f"{figure.constant.kind}/{figure.constant.name}",
-        "key": figure.path,
+        "key": figure.key,
         "before": figure.start,
         "value": figure.value(shift),
         "low": figure.value(shift - reach),
@@ -182,17 +182,43 @@ def learnt_words(fit: OwnFit) -> list[str]:
         told = fmean(map(abs, slopes)) * max(abs(shift), sqrt(max(1 - variance, 0.0)))
         if figure.path == "step_factor":
             lines.append((inf, _factor_text(figure, shift, sqrt(variance))))
-        elif told >= LEAST and _is_moved(figure, shift):
+        elif figure.constant.layers is None and told >= LEAST and _is_moved(figure, shift):
             added = expm1(fmean(slopes) * shift)
             lines.append((told, _figure_text(figure, shift, sqrt(variance), added)))
     lines.sort(key=lambda line: -line[0])
-    words = [text for _, text in lines[:MOST_LINES]]
+    words = [text for _, text in lines[:MOST_LINES]] + _layer_words(fit)
+    if shared := _shared_presets(fit):
+        words.append(f"figures of {listed(shared)} moved, which plans on other clusters use too: "
+                     "under the presets of this fit they move with them")  # fmt: skip
     missing = [name for name, _, has in ASPECTS if not any(map(has, fit.runs))]
     if missing:
         count = plural(len(fit.runs), "run")
         says = "says" if len(fit.runs) == 1 else "say"
         words.append(f"{count} {says} nothing of {listed(missing)}: none had any")
     return words
+
+
+def _shared_presets(fit: OwnFit) -> list[str]:
+    """Presets other than clusters' whose figures moved by which plans elsewhere change."""
+    pairs = zip(fit.figures, fit.posterior.shifts, strict=True)
+    return sorted({figure.constant.name for figure, shift in pairs
+                   if figure.constant.kind != "clusters" and figure.constant.layers is None
+                   and _is_moved(figure, shift)})  # fmt: skip
+
+
+def _layer_words(fit: OwnFit) -> list[str]:
+    """One line of the factors on layers, where they differ from 1 by LEAST or more."""
+    found = sorted((value / figure.start, figure.constant.layers[1])
+                   for figure, value in zip(fit.figures, fit.values.values(), strict=True)
+                   if figure.constant.layers)  # fmt: skip
+    moved = [one for one in found if abs(one[0] - 1) >= LEAST]
+    if not moved:
+        return []
+    (low, fast), (high, slow) = moved[0], moved[-1]
+    return [
+        f"beside these figures, layers of {plural(len(moved), 'shape')} on a rank take from "
+        f"{low:.2f} times ({fast}) to {high:.2f} times ({slow}) as long"
+    ]
 
 
 def _is_moved(figure: FreeFigure, shift: float) -> bool:
@@ -264,7 +290,7 @@ def telling_words(fit: OwnFit) -> list[str]:
     due = [abs(slope) * sqrt(posterior.covariance[i][i])
            for i, slope in enumerate(fit.slopes[at])]  # fmt: skip
     figure = fit.figures[max(range(len(due)), key=due.__getitem__)]
-    words.append(f"least sure of what it needs: {figure.constant.name}'s {figure.path}")
+    words.append(f"least sure of what it needs: {figure.constant.name}'s {figure.key}")
     return words
 
 

@@ -29,7 +29,7 @@ from mpctl.errors import InputError, Issue, attempt
 from mpctl.estimate.kernels import MissingFigure
 from mpctl.estimate.network import MissingLink
 from mpctl.estimate.step import StepTime
-from mpctl.estimate.system import System
+from mpctl.estimate.system import System, layer_shape
 from mpctl.estimate.time import find_step_time, get_clock
 from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.topology import find_topology
@@ -68,6 +68,7 @@ MEASURED = (("step_seconds",), tuple(f"layer_{way}_ms" for way in WAYS))  # a ru
 LARGEST_PART, UNBOUNDED = 0.95, 1e12
 MOST_SECONDS = 1e9
 FARTHEST = 100.0  # a measured step from its plan, as a factor; ms taken for s are 1000
+LAYERS = "seen.layer_factors"
 SCALED = "operators.hidden.forward"  # represents all of them
 TIED = {"a100-80gb": ("a100-40gb",), "h100-sxm": ("h200",)}  # one chip: its efficiencies are shared
 SHARES = ("kernels.flash", "kernels.flash_backward", "kernels.misaligned",
@@ -81,7 +82,8 @@ class Constant:
     """A number that a fit may change: `path` (dotted) in presets/KIND/NAME.toml.
 
     slack: how far it may be from its prior, in the logarithm. tied: further presets that share the
-    value. most: its upper bound.
+    value. most: its upper bound. layers: of the path LAYERS, the cluster and the shape of layers
+    that the factor is of.
     """
 
     kind: Kind
@@ -90,11 +92,12 @@ class Constant:
     slack: float
     tied: tuple[str, ...] = ()
     most: float = UNBOUNDED
+    layers: tuple[str, str] | None = None
 
     @property
     def key(self) -> str:
         """The constant's name in files of priors, such as `runtimes/mpctl:overlap.dp`."""
-        return f"{self.kind}/{self.name}:{self.path}"
+        return f"{self.kind}/{self.name}:{'.'.join((self.path, *(self.layers or ())))}"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -122,7 +125,13 @@ class Run:
 
     def has(self, constant: Constant) -> bool:
         """Whether the run depends on the constant: it uses a preset that has it."""
-        return self.parts[constant.kind] in constant.names
+        is_of = constant.layers in (None, self.layers)
+        return is_of and self.parts[constant.kind] in constant.names
+
+    @property
+    def layers(self) -> tuple[str, str]:
+        """Its cluster's name, and the shape of its layers on a rank."""
+        return self.job.cluster.name or "", layer_shape(self.job)
 
     def estimate(
         self, job: JobSpec | None = None, profile: RuntimeProfile | None = None
@@ -276,8 +285,19 @@ def with_values(
         elif constant.kind == "clusters":
             cluster = with_value(cluster, constant.path, value)
         else:
-            profile = with_value(profile, constant.path, value)
+            profile = (
+                _with_layers(profile, *constant.layers, value)
+                if constant.layers
+                else with_value(profile, constant.path, value)
+            )
     return cluster.model_copy(update={"device": device}), profile
+
+
+def _with_layers(profile: RuntimeProfile, cluster: str, shape: str, value: float) -> RuntimeProfile:
+    known = profile.seen.layer_factors
+    factors = {**known, cluster: {**known.get(cluster, {}), shape: value}}
+    seen = profile.seen.model_copy(update={"layer_factors": factors})
+    return profile.model_copy(update={"seen": seen})
 
 
 def with_value(model: Any, path: str, value: float) -> Any:

@@ -160,6 +160,7 @@ def merged_seen(known: FittedRuns, seen: FittedRuns) -> FittedRuns:
         clusters=[*known.clusters, *seen.clusters],
         links={**known.links, **seen.links},
         step_factors={**known.step_factors, **seen.step_factors},
+        layer_factors={**known.layer_factors, **seen.layer_factors},
         dtypes=[*known.dtypes, *seen.dtypes],
         gpus=max(known.gpus, seen.gpus),
         parameters=max(known.parameters, seen.parameters),
@@ -168,9 +169,11 @@ def merged_seen(known: FittedRuns, seen: FittedRuns) -> FittedRuns:
 
 def seen_changes(seen: FittedRuns) -> Changes:
     """The lines of a profile's table `seen`, by dotted path."""
-    factors = {"seen.step_factors": _table({n: number(f) for n, f in seen.step_factors.items()})}
+    factors = {"seen.step_factors": _numbers(seen.step_factors)}
+    layers = {n: _numbers(found) for n, found in seen.layer_factors.items() if found}
     return {
         **(factors if seen.step_factors else {}),
+        **({"seen.layer_factors": _table(layers)} if layers else {}),
         "seen.devices": _listed(seen.devices),
         "seen.clusters": _listed(seen.clusters),
         "seen.links": _table(
@@ -184,6 +187,10 @@ def seen_changes(seen: FittedRuns) -> Changes:
 
 def _listed(names: Iterable[str]) -> str:
     return json.dumps(sorted(set(names)))
+
+
+def _numbers(values: Mapping[str, float]) -> str:
+    return _table({name: number(value) for name, value in values.items()})
 
 
 def _table(values: Mapping[str, str]) -> str:

@@ -41,6 +41,7 @@ from mpctl.estimate.layer_messages import (
 )
 from mpctl.estimate.network import Network
 from mpctl.estimate.routing import expert_load
+from mpctl.estimate.system import layer_factor
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.layer import LayerStack
@@ -153,8 +154,16 @@ class OperatorTimer:
         """One layer."""
         times = self.known.blocks.get(id(flow))
         if times is None:
-            times = self.known.blocks[id(flow)] = self._block(stack, flow)
+            times = self._block(stack, flow)
+            if self.factor != 1:
+                times = times.times(self.factor)
+            self.known.blocks[id(flow)] = times
         return times
+
+    @cached_property
+    def factor(self) -> float:
+        """What own runs found of layers of this shape."""
+        return layer_factor(self.job, self.profile, self.network.system)
 
     def _block(self, stack: LayerStack, flow: GradFlow) -> OpTimes:
         linear = self.known.linear.get(id(flow))

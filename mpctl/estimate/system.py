@@ -9,6 +9,10 @@ host alike, so that no layout gains on another by it. Own runs replace it (`clus
 `mpctl calibrate`).
 
 By hand, shift_apart 1.18: a step of 2 s takes 2.36 s.
+
+Own runs also tell what layers of one shape on a rank take, such as micro batches of 2 at tp 4,
+beside what the figures say of them: a kernel library picks another tile, a message another
+protocol. Layouts of that shape share it, whatever their pipeline and replicas (`layer_factor`).
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mpctl.spec.cluster import ClusterSpec
+from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import RuntimeProfile
 
 SPREAD = 0.12  # of log(measured / estimated); docs/measurements.md, "Systems that no preset knows"
@@ -43,6 +48,31 @@ def find_system(cluster: ClusterSpec, profile: RuntimeProfile) -> System:
         return System(is_measured, cluster.step_factor)
     found = profile.seen.step_factors.get(cluster.name or "", 1.0)
     return System(is_measured, found if is_measured else profile.shift_apart)
+
+
+def layer_shape(job: JobSpec) -> str:
+    """What a rank computes of each layer, in words: layouts of equal shape have equal layers.
+
+    `2 x 1024 x 2048, tp 4`: micro batches of 2 samples of 1,024 tokens, hidden 2048.
+    """
+    model, parallel, training = job.model, job.parallel, job.training
+    if model is None:
+        return ""
+    sizes = training.micro_batch_size, model.seq_length, model.hidden
+    parts = [" x ".join(map(str, sizes)), f"tp {parallel.tp}"]
+    parts += [f"cp {parallel.cp}"] if parallel.cp > 1 else []
+    parts += [f"ep {parallel.ep}"] if parallel.ep > 1 else []
+    parts += [f"recompute {training.recompute}"] if training.recompute != "none" else []
+    return ", ".join([*parts, training.chosen_dtype])
+
+
+def layer_factor(job: JobSpec, profile: RuntimeProfile, system: System) -> float:
+    """Seconds of a layer of this job over those of the presets' figures: what own runs of its shape
+    found on its cluster, else 1."""
+    found = profile.seen.layer_factors.get(job.cluster.name or "")
+    if not found or not (system.is_measured or job.cluster.step_factor is not None):
+        return 1.0
+    return found.get(layer_shape(job), 1.0)
 
 
 def own_spread(cluster: ClusterSpec, profile: RuntimeProfile) -> float | None:

@@ -256,6 +256,11 @@ class FittedRuns(StrictModel):
         description="cluster.step_factor that own runs found on each of these clusters, for plans "
         "on one whose table does not state it; 1 when absent",
     )
+    layer_factors: dict[str, dict[str, Factor]] = Field(
+        default_factory=dict,
+        description="seconds of layers of one shape on a rank, relative to the figures', that own "
+        "runs found on each of these clusters",
+    )
     dtypes: list[DType] = Field(default_factory=list, description="data types of those runs")
     gpus: Count = Field(1, description="GPUs of the largest run")
     parameters: Annotated[float, Ge(1), Le(1e18)] = Field(

@@ -11,7 +11,7 @@ from mpctl.estimate.advice import next_measurement
 from mpctl.estimate.explain import explain_time
 from mpctl.estimate.network import CROWD, crowding
 from mpctl.estimate.step import StepTime
-from mpctl.estimate.system import SPREAD, find_system, unknown_parts
+from mpctl.estimate.system import SPREAD, find_system, layer_shape, unknown_parts
 from mpctl.estimate.time import find_step_time, get_clock
 from mpctl.layout.job_layout import JobLayout
 from mpctl.planning.document import plan_document
@@ -51,6 +51,22 @@ def test_nodes_and_efficiencies_do_not_make_another_system() -> None:
     profile = get_profile("megatron-2021")
     for more in ({"cluster.nodes": 1}, {"cluster.inter_node.efficiency": 0.5}):
         assert find_system(job_of({**SELENE, **more}).cluster, profile).is_measured, more
+
+
+def test_layers_take_what_own_runs_found_of_their_shape_on_their_cluster() -> None:
+    """By a half more in a pipeline of micro batches of 2, and nothing else."""
+    job = job_of({**SELENE, "parallel.tp": 2, "parallel.pp": 2, "parallel.dp": 8})
+    layout, profile = JobLayout.of(job), get_profile("megatron-2021")
+    found = {"Selene": {layer_shape(job): 1.5}}
+    slow = profile.model_copy(update={
+        "seen": profile.seen.model_copy(update={"layer_factors": found})
+    })  # fmt: skip
+    before, after = get_clock(layout, profile), get_clock(layout, slow)
+    assert after.layer().forward == pytest.approx(1.5 * before.layer().forward)
+    assert before.seconds < after.seconds < 1.5 * before.seconds
+    for other in ({"training.micro_batch_size": 1}, {"cluster.name": "another"}):
+        changed = JobLayout.of(job_of({**SELENE, "parallel.tp": 2, "parallel.pp": 2, **other}))
+        assert get_clock(changed, slow).seconds == get_clock(changed, profile).seconds, other
 
 
 def test_everything_of_an_unknown_system_lasts_as_many_times_as_long() -> None:

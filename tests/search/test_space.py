@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mpctl.estimate.memory import peak_bytes
+from mpctl.estimate.system import layer_shape
 from mpctl.planning.layout_settings import (
     LayoutSettings,
     changed_settings,
@@ -127,6 +128,24 @@ def test_a_job_file_that_sets_a_mode_keeps_it(tmp_path: Path) -> None:
     assert {(n.tensor_mode, n.tp) for n in kept.space().layouts()} == {("2.5d", 8)}
     other = read_request(str(path), JOB, ["tensor_mode=2d"], {})
     assert {(n.tensor_mode, n.tp) for n in other.space().layouts()} == {("2d", 4)}
+
+
+def test_a_search_knows_what_own_runs_found_of_layers() -> None:
+    """Three times faster in one shape: below the bound of the others, and not of its own."""
+    job = job_of(training__global_batch_size=64, cluster__step_factor=1.0)
+    space = SearchSpace(job)
+    evaluator, shape = LayoutEvaluator(space), layer_shape(job)
+    profile = evaluator.profile
+    found = {job.cluster.name or "": {shape: 1 / 3}}
+    seen = profile.seen.model_copy(update={"layer_factors": found})
+    evaluator.profile = profile.model_copy(update={"seen": seen})
+    bounds, plain = StepTimeBound(evaluator), LayoutEvaluator(space)
+    alike = [one for one in space.layouts() if layer_shape(space.job_of(one)) == shape]
+    for layout in (*alike[:: len(alike) // 6 + 1], *samples(space, 6)):
+        seconds, before = evaluator.step_seconds(layout), plain.step_seconds(layout)
+        assert seconds is not None and before is not None
+        assert (seconds < before) == (layer_shape(space.job_of(layout)) == shape)
+        assert bounds.of_family(layout._replace(zero=0, order="")) <= seconds
 
 
 def test_the_evaluator_gives_what_plan_gives_and_bounds_are_below() -> None:
