@@ -84,7 +84,7 @@ class TuneView:
     def wait(self, state: str, seconds: float) -> None:
         """Show what the running trial waits for in a queue, and for how long it has."""
         if not self.console.is_terminal and state != self.waits:
-            self._print(Text(f"waiting: {state}"))
+            self._print(Text(state))
         self.waits, self.waited = state, seconds
         self._refresh()
 
@@ -175,11 +175,13 @@ def verdict(document: TuneDocument) -> str:
     best = document["best"]
     if best is None:
         return "no layout was measured"
-    noise = f"a trial varies by {100 * document['noise']:.1f} %"
+    varies = "varies" if any(len(one["trials"]) > 1 for one in document["layouts"]) else "may vary"
+    noise = f"a trial {varies} by {100 * document['noise']:.1f} %"
     lead = "" if best["lead"] is None else f"{lead_text(best['lead'])}, "
     if best["is_settled"]:
         return f"{lead}{noise}; none of {plural(document['candidates'], 'layout')} is likely faster"
-    more = "more --trials tell" if document["launcher"] else "a longer --budget tells"
+    by_number = document["launcher"] or document["ended"] == "trials"
+    more = "more --trials tell" if by_number else "a longer --budget tells"
     if not document["rivals"]:
         return f"{lead}{noise}; not settled: the best was measured once, {more}"
     rivals = f"{document['rivals']} of {plural(document['candidates'], 'layout')}"

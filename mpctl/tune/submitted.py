@@ -7,8 +7,9 @@ directory cannot say: whether the job still waits, and how it ended where its la
 write that.
 
 A trial runs from the moment when its launcher began (RUN/launcher.json has it) to its end; what it
-waited in the queue before is no part of the budget. A job asks for the time that its trial may take
-and SPARE_SECONDS where launch.slurm.time does not say more, and is never requeued.
+waited in the queue before is no part of the budget. A job asks for launch.slurm.time; without it
+for the time that its trial may take and SPARE_SECONDS, or for as much as its partition allows. It
+is never requeued.
 
 How a job ends is an answer. Out of memory, a crash, too few steps in its time: of the layout. A
 job that somebody cancelled, that was preempted or whose node was lost says nothing of it, unless it
@@ -26,16 +27,21 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, inf
 
 from mpctl.clusters.backend import ScheduledJob, Scheduler, Submitter
 from mpctl.clusters.connect import launch_issues
 from mpctl.clusters.registry import SUBMITTERS, chosen_name, find_scheduler, find_submitter
 from mpctl.clusters.slurm.allocation import find_allocation
 from mpctl.clusters.slurm.commands import submit
-from mpctl.clusters.slurm.partitions import find_partitions, request_issues
+from mpctl.clusters.slurm.partitions import (
+    chosen_partition,
+    find_partitions,
+    request_issues,
+    time_limit_text,
+)
 from mpctl.clusters.slurm.script import render_script, script_issues
-from mpctl.clusters.slurm.submission import Submission
+from mpctl.clusters.slurm.submission import SlurmSubmitter, Submission
 from mpctl.clusters.submit import signals_held, submit_run
 from mpctl.durable import write_whole
 from mpctl.errors import InputError, Issue, MpctlError
@@ -64,6 +70,7 @@ from mpctl.tune.trial import (
     result_of,
     trial_plan,
 )
+from mpctl.units import seconds_text
 
 POLL_SECONDS, ASK_SECONDS = 1.0, 10.0  # reading the run directory; asking the scheduler
 SETTLE_SECONDS = 30.0  # from a job's end until its last files must be visible here
@@ -84,7 +91,8 @@ def is_submitted(job: JobSpec) -> bool:
 
 def require_scheduler(job: JobSpec, run: RunDir) -> None:
     """Raises InputError where the scheduler would refuse the job. run: a trial's directory."""
-    _require(find_submitter(job, os.environ), trial_plan(job, job.training.steps), run)
+    submitter = find_submitter(job, os.environ)
+    _require(submitter, trial_plan(_timed(job, 0.0, submitter), job.training.steps), run)
 
 
 def submit_tuning(
@@ -103,8 +111,11 @@ def submit_tuning(
     submission = Submission(plan, partitions)
     batch = submission.batch_job(folder.path)
     batch = replace(batch, name=folder.path.name, command=command)
-    if issues := [*request_issues(partitions, submission.request), *script_issues(batch)]:
-        raise InputError(map(_named_here, issues))
+    issues = [*request_issues(partitions, submission.request), *script_issues(batch)]
+    if issues:
+        raise InputError(
+            _named_here(issue, in_budget=not job.launch.slurm.time) for issue in issues
+        )
     folder.claim(job, request.fixed)
     script = RunDir(folder.path).batch_script
     try:
@@ -122,8 +133,8 @@ def submit_tuning(
 def submitted_trial(order: TrialOrder, watch: TrialWatch) -> TrialResult:
     """Submit a trial and wait for its end. Raises TargetRefused where the scheduler takes no job,
     InputError where it could not run this one."""
-    plan, run = trial_plan(_timed(order.job, order.seconds), order.steps), order.run
-    submitter = find_submitter(plan.job, os.environ)
+    submitter, run = find_submitter(order.job, os.environ), order.run
+    plan = trial_plan(_timed(order.job, order.seconds, submitter), order.steps)
     _require(submitter, plan, run, overwrite=True)
     hosts = plan.job.cluster.nodes
     launch = plan_launch(plan, run, this_machine(), hosts=hosts, is_submitted=True)
@@ -151,12 +162,21 @@ def _scheduler(job: JobSpec) -> Scheduler:
     return scheduler
 
 
-def _timed(job: JobSpec, seconds: float) -> JobSpec:
-    """The job with a time limit for so many seconds, where it sets none, and never requeued."""
-    launch, minutes = job.launch, str(ceil((seconds + SPARE_SECONDS) / 60))
-    slurm = {"requeue": False, "time": launch.slurm.time or minutes}
-    changed = launch.slurm.model_copy(update=slurm)
-    return job.model_copy(update={"launch": launch.model_copy(update={"slurm": changed})})
+def _timed(job: JobSpec, seconds: float, submitter: Submitter | None = None) -> JobSpec:
+    """The job with a time limit for so many seconds, where it sets none, and never requeued;
+    submitter: the one whose partition limits it further. Raises TargetRefused where Slurm does not
+    answer."""
+    slurm, wanted = job.launch.slurm, seconds + SPARE_SECONDS
+    if isinstance(submitter, SlurmSubmitter):
+        try:
+            partition = chosen_partition(submitter.partitions, slurm.partition)
+        except MpctlError as error:
+            raise _refused(error) from None
+        wanted = min(wanted, partition.time_limit if partition else inf)
+    changed = slurm.model_copy(update={
+        "requeue": False, "time": slurm.time or time_limit_text(ceil(wanted)),
+    })  # fmt: skip
+    return job.model_copy(update={"launch": job.launch.model_copy(update={"slurm": changed})})
 
 
 def _require(submitter: Submitter, plan: Plan, run: RunDir, *, overwrite: bool = False) -> None:
@@ -176,8 +196,12 @@ def _require(submitter: Submitter, plan: Plan, run: RunDir, *, overwrite: bool =
         raise TargetRefused(refusals)
 
 
-def _named_here(issue: Issue) -> Issue:
-    """An issue of the run directory as one of the option that names the tuning's folder."""
+def _named_here(issue: Issue, *, in_budget: bool = False) -> Issue:
+    """An issue by the option of `mpctl tune` that it comes from. in_budget: the time limit is the
+    budget and SPARE_SECONDS."""
+    if in_budget and issue.rule == "slurm-time":
+        hint = f"{issue.hint}, {seconds_text(SPARE_SECONDS)} more than --budget; or leave out "
+        return issue._replace(where="--budget", hint=f"{hint}--submit: each trial is a job then")
     return issue._replace(where="--out") if issue.where == "--run-dir" else issue
 
 

@@ -94,6 +94,8 @@ lines = [json.dumps({**record, "step": step}) for step in range(1, steps + 1)]
 print(70 + int(run.name))
 """
 """An sbatch whose jobs have ended when it returns."""
+NODES = "main*|up|7:30|1-infinite|4|idle|64|257000|(null)|n[1-4]"
+"""What sinfo prints of a partition with a time limit."""
 
 
 @pytest.fixture
@@ -102,9 +104,8 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "sbatch.py").write_text(SBATCH)
-    nodes = "main*|up|infinite|1-infinite|4|idle|64|257000|(null)|n[1-4]"
     stand_in(folder, "sbatch", f'exec "{sys.executable}" "{folder}/sbatch.py" "$@"')
-    stand_in(folder, "sinfo", f"echo '{nodes}'")
+    stand_in(folder, "sinfo", f"echo '{NODES}'")
     stand_in(folder, "squeue", "echo 'COMPLETED|None|0:01|1:00|n1'")
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return folder
@@ -136,7 +137,7 @@ def test_trials_are_jobs_of_slurm(mpctl: Mpctl, tmp_path: Path, slurm: Path) -> 
     assert [(trial["status"], trial["step_seconds"]) for trial in found] == [("measured", 1.5)] * 2
     assert [trial["job"] for trial in found] == ["71", "72"]
     script = (tmp_path / "t/trials/001/slurm.sh").read_text()
-    assert "--no-requeue" in script and "#SBATCH --time=" in script
+    assert "--no-requeue" in script and "#SBATCH --time=0:07:30\n" in script  # of the partition
     stand_in(slurm, "sbatch", "echo 'sbatch: error: QOSMaxSubmitJobPerUserLimit' >&2; exit 1")
     refused = mpctl(*line, "--trials", 3)
     assert refused.code == 2 and "2 trials" in refused.out
@@ -229,10 +230,15 @@ def test_a_whole_tuning_is_one_job_of_slurm(
 ) -> None:
     line = ("tune", "demo", "--ranks", 2, "--on", "slurm", "--out", tmp_path / "t", "--submit")
     monkeypatch.setattr(sys, "argv", ["mpctl", *map(str, line)])
+    said = mpctl(*line, "--budget", "1h")
+    assert_told(
+        said, "--budget: 1:05:00, but partition 'main' allows 0:07:30", "leave out --submit"
+    )
+    stand_in(slurm, "sinfo", f"echo '{NODES.replace('7:30', 'infinite')}'")
     said = mpctl(*line, "--budget", "1h", "--json")
     assert (said.code, said.document["job_id"]) == (0, "99"), said.err
     script = (tmp_path / "t/slurm.sh").read_text()
-    assert "--job-name=t\n" in script and "#SBATCH --time=65\n" in script
+    assert "--job-name=t\n" in script and "#SBATCH --time=1:05:00\n" in script
     (command,) = [text for text in script.splitlines() if "-m mpctl" in text]
     assert command.endswith(f"-m mpctl tune demo --ranks 2 --on slurm --out {tmp_path / 't'} &")
     assert mpctl(*line[:-1], "--budget", "1s").code == 2  # the folder is this job's
