@@ -346,8 +346,11 @@ def _settings(request: SearchRequest, layout: LayoutSettings) -> dict[str, objec
 
 
 def _command(job: JobSource, request: SearchRequest, layout: LayoutSettings) -> str:
-    """The command line that launches the layout."""
-    return command_line("launch", job.source, _settings(request, layout))
+    """The command line that launches the layout, or submits it as its trials were."""
+    from mpctl.tune.submitted import is_submitted
+
+    line = command_line("launch", job.source, _settings(request, layout))
+    return f"{line} --submit" if is_submitted(request.job) else line
 
 
 def _write(tuning: Tuning, command_of: Callable[[LayoutSettings], str]) -> TuneDocument:

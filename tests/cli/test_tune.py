@@ -136,6 +136,7 @@ def test_trials_are_jobs_of_slurm(mpctl: Mpctl, tmp_path: Path, slurm: Path) -> 
     found = first.document["trials"]
     assert [(trial["status"], trial["step_seconds"]) for trial in found] == [("measured", 1.5)] * 2
     assert [trial["job"] for trial in found] == ["71", "72"]
+    assert first.document["best"]["command"].endswith(" --submit")
     script = (tmp_path / "t/trials/001/slurm.sh").read_text()
     assert "--no-requeue" in script and "#SBATCH --time=0:07:30\n" in script  # of the partition
     stand_in(slurm, "sbatch", "echo 'sbatch: error: QOSMaxSubmitJobPerUserLimit' >&2; exit 1")
