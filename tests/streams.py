@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
-from torch import Tensor
-
-from mpctl.transport.streams import SideStream
+from mpctl.transport.streams import Mark, SideStream
 
 
 class LoggedStream(SideStream):
@@ -16,22 +15,33 @@ class LoggedStream(SideStream):
     def __init__(self) -> None:
         self.log: list[str] = []
 
-    def follow(self) -> None:
-        self.log.append("follow")
+    def follow(self, mark: Mark | None = None) -> None:
+        self.log.append("follow" if mark is None else f"follow {mark}")
 
     @contextmanager
     def running(self) -> Iterator[None]:
         self.log.append("copy")
         yield
 
-    def join(self) -> None:
-        self.log.append("join")
+    def join(self, mark: Mark | None = None) -> None:
+        self.log.append("join" if mark is None else f"join {mark}")
 
-    def keep(self, tensor: Tensor) -> None:
-        self.log.append("keep")
+    def mark(self) -> Mark:
+        return LoggedMark(self.log, len(self.log))
 
-    def lend(self, tensor: Tensor) -> None:
-        self.log.append("lend")
+    def here(self) -> Mark:
+        return LoggedMark(self.log, len(self.log))
 
-    def mark(self) -> Callable[[], None]:
-        return lambda: self.log.append("marked")
+
+@dataclass(frozen=True)
+class LoggedMark:
+    """A point in the work of a stream. number: of entries in its log before it."""
+
+    log: list[str]
+    number: int
+
+    def synchronize(self) -> None:
+        self.log.append("marked")
+
+    def __str__(self) -> str:
+        return str(self.number)

@@ -159,7 +159,7 @@ class Saver:
         """Write a snapshot, in the thread of a save. An error is stored for `finish` and announced
         to the other ranks, which would otherwise wait for this one."""
         try:
-            snapshot.arrived()
+            snapshot.arrived.synchronize()
             self.writer.write(snapshot, self._show)
         except SaveFailed as error:
             current.failure = error

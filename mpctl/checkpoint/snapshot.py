@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from mpctl.checkpoint.manifest import ManifestTables, ParameterPlacement
 from mpctl.checkpoint.tensor_file import DTYPES, Entry, in_file_order
 from mpctl.layers.parameters import shard_of
-from mpctl.transport.streams import HOST_STREAM, SideStream, nothing_to_wait_for
+from mpctl.transport.streams import HOST_STREAM, PASSED, Mark, SideStream
 
 State = dict[str, Tensor]
 SAFETENSORS_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -74,8 +74,8 @@ class Snapshot:
 
     entries: its tensors; parameters: which part each parameter is, None on a rank that writes
     nothing; frozen: those that have only a value. tables: fields of the manifest that every rank
-    has, such as the state of fp16's loss scale. arrived: returns once the tensors have their
-    values; to be called before they are read.
+    has, such as the state of fp16's loss scale. arrived: to be waited for before they are read: the
+    tensors have their values then.
     """
 
     step: int
@@ -83,7 +83,7 @@ class Snapshot:
     parameters: dict[str, ParameterPlacement] | None = None
     frozen: list[str] = field(default_factory=list)
     tables: ManifestTables = field(default_factory=dict)
-    arrived: Callable[[], None] = nothing_to_wait_for
+    arrived: Mark = PASSED
 
 
 @dataclass
@@ -91,16 +91,18 @@ class HostCopies:
     """Copies of tensors in host memory, by name; their memory is used again for the next copy of
     the same name. A copy from a GPU is in pinned memory, to which it is copied at full speed.
 
-    stream: which copies; a copy may be read once it has passed (SideStream.mark).
+    stream: which copies; a copy may be read once it has passed (SideStream.mark). reading: tensors
+    that it may still be copying.
     """
 
     stream: SideStream = HOST_STREAM
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    reading: list[Tensor] = field(default_factory=list)
 
     def keep(self, name: str, tensor: Tensor, *, is_passing: bool = False) -> Tensor:
         """A copy of the tensor, which the next copy of this name overwrites. is_passing: the
         tensor's memory is used again at once, so that what is computed next waits for the copy;
-        else the tensor must not change before the stream has passed."""
+        else the tensor must not change before `join`."""
         copy = self.tensors.get(name)
         if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
             is_pinned = tensor.device.type != "cpu"
@@ -112,8 +114,13 @@ class HostCopies:
         if is_passing:
             self.stream.join()
         else:
-            self.stream.keep(tensor)
+            self.reading.append(tensor)
         return copy
+
+    def join(self) -> None:
+        """Make the current stream wait for the copies: what was kept may then change."""
+        self.stream.join()
+        self.reading.clear()
 
 
 @torch.no_grad()
@@ -155,7 +162,7 @@ def take_snapshot(
         parameters,
         [names[tensor] for tensor, state in states.items() if state.keys() == {"value"}],
         tables,
-        nothing_to_wait_for if copies is None else copies.stream.mark(),
+        PASSED if copies is None else copies.stream.mark(),
     )
 
 

@@ -31,6 +31,7 @@ from mpctl.estimate.saved import (
 )
 from mpctl.families import get_family
 from mpctl.layout.job_layout import JobLayout
+from mpctl.operators.kernel_sets import COPIES_IN_FLIGHT
 from mpctl.operators.layer import SOURCE, Activation, Loss, Operation, OperatorGroup
 from mpctl.operators.matmul import Dims, MatMul
 from mpctl.operators.table import StackPart, StageSlice
@@ -191,10 +192,19 @@ def _exit_pieces(
         tensors, _ = forward_activations(shapes, operations)
         temporary = 0.0
         if any(isinstance(operation, Loss) for operation in operations):
-            temporary = loss_bytes(shapes, part.seq, logit_bytes)
+            temporary = loss_bytes(shapes, part.seq, logit_bytes) + _leaving(shapes, part.seq)
         elif not part.has_logits:
             tensors.append(SavedTensor("result", ("batch", part.seq, "hidden"), is_outer=True))
         yield _Piece(shapes.bytes_of(tensors), temporary, split_temporary=temporary)
+
+
+def _leaving(shapes: ActivationShapes, seq: str) -> float:
+    """Inputs that are held at the loss until they are copied to the host: the last ones. The first
+    layer that backward takes waits for their copies."""
+    if not shapes.fetched_parts:
+        return 0.0
+    hidden = SavedTensor("input", ("batch", seq, "hidden"), is_outer=True)
+    return COPIES_IN_FLIGHT * shapes.bytes_of([hidden]) / shapes.fetched_parts
 
 
 @lru_cache(maxsize=65536)

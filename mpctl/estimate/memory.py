@@ -24,7 +24,8 @@ from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes
 from mpctl.estimate.activations import ChunkBytes, stage_chunks
 from mpctl.estimate.communication import message_bytes
 from mpctl.estimate.states import StateBytes, find_states, weight_buffers, whole_gradients
-from mpctl.layout.job_layout import MAX_SENDS_IN_FLIGHT, JobLayout
+from mpctl.layout.job_layout import MAX_SENDS_IN_FLIGHT, SPARE_RECEIVES, JobLayout
+from mpctl.operators.matmul import Dims
 from mpctl.pipeline.schedule.orders import actions, peak_in_flight
 from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.model import ModelSpec
@@ -192,9 +193,29 @@ class LayoutMemory:
             message = max(message_bytes(layout, own) for own in dims)
             split = shapes.tp if shapes.splits else 1
             work += (MAX_SENDS_IN_FLIGHT + 1) * message / split
+            work += spare_bytes(layout, stage, shapes)
         chunks = stage_chunks(layout, stage, shapes)
         whole = whole_gradients(layout, stage)
         return StageContents(weights.states, chunks, round(lasting), work, whole)
+
+
+def spare_bytes(layout: JobLayout, stage: int, shapes: ActivationShapes) -> float:
+    """Bytes of the buffers that a rank of mpctl's keeps for the next message of each kind: the
+    tensors of forward from the stage before, their gradients from the one after."""
+    if not shapes.kernels.slices_buckets:
+        return 0.0
+    table, kinds = (
+        layout.table,
+        set[tuple[bool, int, Dims]](),
+    )  # is of forward, number of the tensor
+    for first, end in layout.stages[stage]:
+        if first > 0:
+            kinds |= {(True, n, dims) for n, dims in enumerate(table.boundary(first))}
+        if end < table.layers:
+            pairs = zip(table.boundary(end), table.boundary_needs(end), strict=True)
+            kinds |= {(False, n, dims) for n, (dims, is_sent) in enumerate(pairs) if is_sent}
+    whole = SPARE_RECEIVES * sum(message_bytes(layout, dims) for *_, dims in kinds)
+    return whole / (shapes.tp if shapes.splits else 1)
 
 
 def overhead_bytes(layout: JobLayout, allocated: int) -> tuple[int, int]:

@@ -16,7 +16,7 @@ distribute-saved-activations): under tensor parallelism every rank of the group 
 input, so rank r may save the r-th of t equal parts of its flattened elements, and backward restores
 it by one all-gather of the full message. On the host (`HostOffload`) it costs no device memory, but
 two copies over the bus. Bytes saved on a device for [b, s, h] of 16 bit: 2bsh; partition 2bsh/t;
-offload 0.
+offload 0, and besides the last two inputs of a forward, whose copies are under way.
 
 Letters: b batch, s sequence, h hidden, a heads, t ranks of the group.
 """
@@ -24,6 +24,7 @@ Letters: b batch, s sequence, h hidden, a heads, t ranks of the group.
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,9 +34,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.weak import TensorWeakRef
 
+from mpctl.operators.kernel_sets import COPIES_IN_FLIGHT
 from mpctl.sharding import local_range
 from mpctl.transport.group import Group
-from mpctl.transport.streams import HOST_STREAM, SideStream
+from mpctl.transport.streams import HOST_STREAM, Mark, SideStream
 
 
 def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -132,20 +134,22 @@ class OffloadedTensor:
 class HostOffload:
     """Copies tensors to the host and back.
 
-    stream: the stream of the copies; fetches_ahead: whether taking a tensor starts the copy of the
-    one that was put before it.
+    stream: the stream of the copies; is_apart: whether it copies while the rank computes. Then
+    taking a tensor starts the copy of the one that was put before it; and COPIES_IN_FLIGHT tensors
+    at most are held until they are copied: to put another, the current stream waits for the copy of
+    the first. Its memory then goes back in the order of that stream (transport/streams.py).
     """
 
-    def __init__(self, stream: SideStream = HOST_STREAM, *, fetches_ahead: bool = False) -> None:
-        self.stream, self.fetches_ahead = stream, fetches_ahead
+    def __init__(self, stream: SideStream = HOST_STREAM, *, is_apart: bool = False) -> None:
+        self.stream, self.is_apart = stream, is_apart
         self._latest: weakref.ref[OffloadedTensor] | None = None
+        self._leaving: deque[tuple[Tensor, Mark]] = deque()
 
     @classmethod
     def of(cls, stream: SideStream, device: torch.device) -> HostOffload:
-        """The offload of a device. It fetches ahead, unless the device is the host and the stream
-        is synchronous (in tests it may not be)."""
-        is_apart = device.type != "cpu" or stream is not HOST_STREAM
-        return cls(stream, fetches_ahead=is_apart)
+        """The offload of a device. It is apart, unless the device is the host and the stream is
+        synchronous (in tests it may not be)."""
+        return cls(stream, is_apart=device.type != "cpu" or stream is not HOST_STREAM)
 
     def begin_pass(self) -> None:
         """Begin another micro batch or chunk of the model, whose tensors are taken independently of
@@ -160,17 +164,27 @@ class HostOffload:
         self.stream.follow()
         with self.stream.running():
             host.copy_(tensor, non_blocking=True)
-        self.stream.keep(tensor)
+        if self.is_apart:
+            self._hold(tensor)
         put = OffloadedTensor(TensorWeakRef(host), tensor.device, self._latest)
         self._latest = weakref.ref(put)
         return host, put
 
+    def _hold(self, tensor: Tensor) -> None:
+        """Hold a tensor until it is copied, and let go the one before the last."""
+        self._leaving.append((tensor, self.stream.mark()))
+        if len(self._leaving) > COPIES_IN_FLIGHT:
+            _, copied = self._leaving[0]
+            self.stream.join(copied)
+            self._leaving.popleft()
+
     def take(self, host: Tensor, put: OffloadedTensor) -> Tensor:
         """The tensor that was put, on its device."""
-        if not self.fetches_ahead:
+        if not self.is_apart:
             return host.to(put.device, non_blocking=True)
         fetched = self._fetch(host, put.device) if put.fetched is None else put.fetched
         self.stream.join()
+        self._leaving.clear()
         put.fetched = None
         if put.before is not None:
             self._fetch_ahead(put.before())

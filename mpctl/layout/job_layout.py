@@ -60,6 +60,10 @@ AMAX_BYTES = 3 * 4
 MAX_SENDS_IN_FLIGHT = 2
 """Messages to other pipeline stages whose tensors a rank keeps until they have been sent."""
 
+SPARE_RECEIVES = 1
+"""Buffers that a rank of mpctl's keeps for the next message of each kind from another stage, in
+addition to that of a message under way (runtime/p2p.py)."""
+
 Stages = tuple[tuple[Span, ...], ...]
 
 

@@ -15,6 +15,10 @@ from typing import NamedTuple
 from mpctl.errors import InputError
 from mpctl.spec.presets import get_file
 
+COPIES_IN_FLIGHT = 2
+"""Offloaded inputs that mpctl's workers hold on the device until they are copied to the host. Two:
+while a layer is computed, its own input and that of the layer before it."""
+
 
 class KernelSet(NamedTuple):
     """One set of kernels.

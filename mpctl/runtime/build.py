@@ -163,19 +163,19 @@ def _assemble(
     )
     gathering = [mesh.groups[view.zero_group] for view in layout.views.values()]
     sends_beside = all(group.sends_beside for group in gathering)
-    copying = environment.make_stream(device)
+    copies = HostCopies(environment.make_stream(device))
     optimizer = Optimizer(
         buffer,
         [store for store in stores if store.shard.bucket.is_trained],
         job.training,
         [store for store in _gathered(stores) if not store.shard.bucket.is_trained],
         publishes_ahead=job.parallel.overlap_gradients and sends_beside,
-        reader=copying,
+        before_step=copies.join,
     )
     scales = fp8_scales(layout, chunks, device)
     saver = Saver(
         _checkpoint_writer(run_dir, layout, mesh),
-        HostCopies(copying) if job.checkpoint.asynchronous else None,
+        copies if job.checkpoint.asynchronous else None,
         on_change=environment.activity.on_change,
     )
     return Trainer(

@@ -40,7 +40,6 @@ from torch.optim.adamw import adamw
 from mpctl.runtime.zero.gradients import GradientBuffer
 from mpctl.runtime.zero.param_store import ParamStore, SlicedParamStore, Zero3ParamStore
 from mpctl.spec.training import TrainingSpec
-from mpctl.transport.streams import HOST_STREAM, SideStream
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -151,8 +150,8 @@ class Optimizer:
 
     stores: those of the buffer's buckets, in its order; frozen: those of frozen parameters that are
     sharded. publishes_ahead: whether the gather of updated parameters may still be running until a
-    forward waits for it (zero/gather.py). reader: a stream that may still be copying tensors that a
-    step changes, such as a checkpoint's; the step waits for it. values: the tensors that are
+    forward waits for it (zero/gather.py). before_step: called before a step changes the tensors; it
+    waits for who may still read them, such as a checkpoint's copies. values: the tensors that are
     updated; parameters: which parameter each belongs to, None for padding.
     """
 
@@ -164,10 +163,10 @@ class Optimizer:
         frozen: Sequence[Zero3ParamStore] = (),
         *,
         publishes_ahead: bool = False,
-        reader: SideStream = HOST_STREAM,
+        before_step: Callable[[], None] = lambda: None,
     ) -> None:
         self.training, self.stores, self.frozen = training, stores, frozen
-        self.publishes_ahead, self.reader = publishes_ahead, reader
+        self.publishes_ahead, self.before_step = publishes_ahead, before_step
         stepped = [part for store in stores for part in store.stepped]
         self.parameters = [part.parameter for part in stepped]
         self.values = [part.values for part in stepped]
@@ -199,7 +198,7 @@ class Optimizer:
         device. An update that changed nothing counts in `updates` until the caller subtracts it.
         """
         self.wait_for_parameters()
-        self.reader.join()
+        self.before_step()
         for value, gradient in zip(self.values, self.gradients, strict=True):
             value.grad = gradient.to(value.dtype)  # the view itself where the dtypes agree
         scale = None

@@ -7,10 +7,16 @@ has computed the awaited tensor. So each link (the messages from one stage to an
 direction) has a group of only these two stages: one side sends and the other receives the same
 messages in the same order. gloo matches messages by their peers and needs no such groups.
 
-NCCL also makes a message wait for the kernels queued on the current stream. A send needs that; a
-receive does not: it is started on a side stream, on which its buffer is allocated too, and arrives
-while the stage computes. The buffer is lent to the stream that computes with it
-(transport/streams.py).
+NCCL also makes a message wait for the kernels queued on the current stream. A send needs that. A
+receive needs only that its buffer is free: when one is started, the buffer of the next of its kind
+is taken from the memory of the stream that computes, and that point of the stream is marked. The
+next one waits, on a side stream, for the mark, and arrives while the stage computes what was queued
+after it. So all buffers go back in the order of one stream (transport/streams.py), and a link has
+one spare buffer for each tensor and direction, however far the host runs ahead of the device.
+
+By hand, 1F1B: the receive for the forward of micro batch 7 is queued before that forward, and may
+begin when the device has come to where the one for micro batch 6 was queued: a forward and a
+backward earlier.
 
 All ranks make the same number of groups in the same order (torch splits NCCL's communicators from
 the default one, in which all ranks must take part), so links are made in rounds in which every
@@ -24,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -32,22 +38,34 @@ from torch import Tensor
 
 from mpctl.runtime.mesh import Mesh, pair_groups
 from mpctl.transport.group import Group, Pending
-from mpctl.transport.streams import HOST_STREAM, MakeStream, SideStream, side_stream
+from mpctl.transport.streams import HOST_STREAM, MakeStream, Mark, SideStream, side_stream
 
 Direction = Literal["forward", "backward"]
 Pair = tuple[int, int]
 """(sending stage, receiving stage)"""
+MessageKind = tuple[Direction, int, int, tuple[int, ...]]
+"""(direction, sending stage, number of the tensor at the border of the two, shape of a sample)"""
+
+
+class Spare(NamedTuple):
+    """The buffer of a message to come. free: the point of the computing stream at which whatever
+    was in its memory had been used."""
+
+    buffer: Tensor
+    free: Mark
 
 
 @dataclass(frozen=True)
 class StageLinks:
     """The messages of one stage. group: the group of all stages, which counts and logs them; alone:
     groups of the two stages of a link, on backends where messages would otherwise block each other;
-    stream: the stream on which receives are started."""
+    stream: the stream on which receives are started; spares: the buffer of the next one of each
+    kind."""
 
     group: Group
     alone: Mapping[tuple[Direction, Pair], dist.ProcessGroup] = field(default_factory=dict)
     stream: SideStream = HOST_STREAM
+    spares: dict[MessageKind, Spare] = field(default_factory=dict)
 
     def start_send(self, direction: Direction, tensor: Tensor, stage: int) -> Pending:
         """Send a tensor to another stage, without waiting. direction: that of the pass that
@@ -56,16 +74,30 @@ class StageLinks:
         return self.group.start_send(tensor, stage, over=over)
 
     def start_receive(
-        self, direction: Direction, shape: Sequence[int], like: Tensor, stage: int
+        self,
+        direction: Direction,
+        shape: Sequence[int],
+        like: Tensor,
+        stage: int,
+        *,
+        number: int = 0,
     ) -> Pending:
-        """Receive a tensor from another stage, without waiting, not even for kernels that are
-        running. like: gives its dtype and device."""
+        """Receive a tensor from another stage, without waiting; it is received while the kernels
+        run that were queued since the last call for a tensor of its kind. like: gives its dtype and
+        device; number: of the tensor, where a stage sends several."""
         over = self.alone.get((direction, (stage, self.group.rank)))
+        kind = direction, stage, number, tuple(shape[1:])
+        spare = self.spares.pop(kind, None)
+        if spare is None or spare.buffer.shape != torch.Size(shape):
+            spare = self._spare(shape, like)
+        self.spares[kind] = self._spare(shape, like)
         with self.stream.running():
-            buffer = torch.empty(shape, dtype=like.dtype, device=like.device)
-            pending = self.group.start_receive(buffer, stage, over=over)
-        self.stream.lend(buffer)
-        return pending
+            self.stream.follow(spare.free)
+            return self.group.start_receive(spare.buffer, stage, over=over)
+
+    def _spare(self, shape: Sequence[int], like: Tensor) -> Spare:
+        buffer = torch.empty(shape, dtype=like.dtype, device=like.device)
+        return Spare(buffer, self.stream.here())
 
 
 def stage_links(mesh: Mesh, *, chunks: int, make_stream: MakeStream = side_stream) -> StageLinks:

@@ -239,10 +239,11 @@ class _ProgramRun:
         direction: Direction = "forward" if is_forward else "backward"
         b = runner.partition.own_samples(len(self._batch(action.microbatch).samples))
         self.received[action] = []
-        for shape, need in zip(border.shapes, border.needs, strict=True):
+        tensors = zip(border.shapes, border.needs, strict=True)
+        for number, (shape, need) in enumerate(tensors):
             if is_forward or need:
                 pending = runner.links.start_receive(
-                    direction, (b, *shape), runner.sample, peer.stage
+                    direction, (b, *shape), runner.sample, peer.stage, number=number
                 )
                 self.received[action].append(pending)
 

@@ -2,48 +2,57 @@
 
 A device executes the work of one stream in order, and that of two streams concurrently. A side
 stream waits for the current stream (`follow`) before it reads results of it, and the current stream
-waits for the side stream (`join`) before it reads results of that. Freed memory is reused in the
-order of the stream on which it was allocated: if another stream uses a tensor, `keep` holds its
-memory back until that stream has passed this point (torch's Tensor.record_stream).
+waits for the side stream (`join`) before it reads results of that; either waits for all work queued
+so far, or up to a mark (`mark`, `here`).
+
+Freed memory is handed out again in the order of the stream that it was taken on, at once: the
+allocator does not ask whether other streams still use it. So a tensor of the current stream that
+a side stream uses is held until the current stream has joined that use. Then all memory goes back
+in stream order, and how much a rank takes does not depend on how far its host runs ahead of its
+device. (torch's Tensor.record_stream holds memory back instead until the host asks for more and
+finds that the device has passed: with the host a step ahead nothing comes back within the step.)
 
 On a CPU, and on the devices of a rehearsal, all work is synchronous: HOST_STREAM does nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+
+
+class Mark(Protocol):
+    """A point in the work of a stream (torch.cuda.Event)."""
+
+    def synchronize(self) -> None:
+        """Return when the stream has passed it: the host waits, in any thread."""
 
 
 class SideStream:
     """A side stream. This base class is for synchronous devices, on which nothing has to wait."""
 
-    def follow(self) -> None:
-        """Make this stream wait for the work queued on the current stream so far."""
+    def follow(self, mark: Mark | None = None) -> None:
+        """Make this stream wait for a mark; by default for the work queued on the current stream so
+        far."""
 
     def running(self) -> AbstractContextManager[Any]:
         """A context in which kernels and allocations go to this stream."""
         return nullcontext()
 
-    def join(self) -> None:
-        """Make the current stream wait for the work queued on this stream so far."""
+    def join(self, mark: Mark | None = None) -> None:
+        """Make the current stream wait for a mark; by default for the work queued on this stream so
+        far."""
 
-    def keep(self, tensor: Tensor) -> None:
-        """Do not reuse the tensor's memory before this stream has passed this point."""
+    def mark(self) -> Mark:
+        """This point of this stream's work."""
+        return PASSED
 
-    def lend(self, tensor: Tensor) -> None:
-        """The current stream uses memory that was allocated on this one: do not reuse it before the
-        current stream has done the work queued until the tensor is freed."""
-
-    def mark(self) -> Callable[[], None]:
-        """A function with which the host waits, in any thread, until this stream has done the work
-        queued so far."""
-        return nothing_to_wait_for
+    def here(self) -> Mark:
+        """This point of the current stream's work."""
+        return PASSED
 
 
 @dataclass(frozen=True)
@@ -52,31 +61,40 @@ class CudaStream(SideStream):
 
     stream: torch.cuda.Stream
 
-    def follow(self) -> None:
-        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+    def follow(self, mark: Any = None) -> None:
+        self.stream.wait_event(self.here() if mark is None else mark)
 
     def running(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self.stream)
 
-    def join(self) -> None:
-        torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+    def join(self, mark: Any = None) -> None:
+        self._current.wait_event(self.mark() if mark is None else mark)
 
-    def keep(self, tensor: Tensor) -> None:
-        tensor.record_stream(self.stream)
+    def mark(self) -> torch.cuda.Event:
+        return _recorded(self.stream)
 
-    def lend(self, tensor: Tensor) -> None:
-        tensor.record_stream(torch.cuda.current_stream(self.stream.device))
+    def here(self) -> torch.cuda.Event:
+        return _recorded(self._current)
 
-    def mark(self) -> Callable[[], None]:
-        event = torch.cuda.Event()
-        event.record(self.stream)
-        return event.synchronize
-
-
-def nothing_to_wait_for() -> None:
-    """Return at once: the mark of work that is done already."""
+    @property
+    def _current(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self.stream.device)
 
 
+def _recorded(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    event = torch.cuda.Event()
+    event.record(stream)
+    return event
+
+
+class _Passed:
+    """The mark of work that is done already."""
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+
+PASSED: Mark = _Passed()
 HOST_STREAM = SideStream()
 
 

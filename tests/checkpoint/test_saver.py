@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import time
+import weakref
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -117,13 +118,19 @@ def test_memory_of_the_copies_is_used_again() -> None:
 
 
 def test_copies_run_during_computation() -> None:
-    """Kept tensors are copied at this point of the computation and are not freed early; what was
-    gathered for the save is copied before the computation goes on."""
+    """Kept tensors are copied at this point of the computation and are held until it waits; what
+    was gathered for the save is copied before the computation goes on."""
     stream = LoggedStream()
     copies = HostCopies(stream)
-    copies.keep("a/value", torch.ones(3))
+    source = torch.ones(3)
+    kept = weakref.ref(source)
+    copies.keep("a/value", source)
     copies.keep("b/value", torch.ones(3), is_passing=True)
-    assert stream.log == ["follow", "copy", "keep", "follow", "copy", "join"]
+    assert stream.log == ["follow", "copy", "follow", "copy", "join"]
+    del source
+    assert kept() is not None
+    copies.join()
+    assert kept() is None and stream.log[5:] == ["join"]
 
 
 def test_the_next_update_and_the_writer_wait_for_the_copies(data: Path, tmp_path: Path) -> None:
@@ -131,8 +138,7 @@ def test_the_next_update_and_the_writer_wait_for_the_copies(data: Path, tmp_path
     trainer, stream = make_trainer(job, tmp_path), LoggedStream()
     trainer.one_step()
     assert trainer.saver.copies is not None
-    assert trainer.optimizer.reader is trainer.saver.copies.stream
-    trainer.saver.copies.stream = trainer.optimizer.reader = stream
+    trainer.saver.copies.stream = stream
     trainer.begin_save()
     trainer.saver.finish()
     copied = stream.log.index("marked")

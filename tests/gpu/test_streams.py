@@ -57,9 +57,9 @@ def test_a_snapshot_has_the_values_of_its_step(device: torch.device) -> None:
             found = copies.keep(f"gathered {number}", gathered, is_passing=True)
             del gathered
         arrived = copies.stream.mark()
-        copies.stream.join()
+        copies.join()
         kept += 100
-        arrived()
+        arrived.synchronize()
         assert first.unique().tolist() == [1.0 + 101 * step] and found.unique().tolist() == [3.0]
         for number in range(4):
             assert copies.tensors[f"gathered {number}"].unique().tolist() == [float(number)]

@@ -10,20 +10,23 @@ has come to an end and nobody has been forgotten.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from mpctl.checkpoint.saver import Saver
+from mpctl.checkpoint.snapshot import Snapshot
+from mpctl.checkpoint.writer import CheckpointWriter
 from mpctl.layout.job_layout import JobLayout
 from mpctl.runtime.build import build_trainer
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.train import Trainer
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import parse
-from tests.late.world import LateWorld, join_late
+from tests.late.world import LateWorld, host_thread, join_late
 from tests.ranks import run_ranks
 from tests.runtime.tiny import trained_rank
 
@@ -52,7 +55,48 @@ def late_trainer(job: JobSpec, run_dir: Path, rank: int, world: LateWorld) -> Tr
     advance, as on a device, which without clipping makes the same bits as on a CPU."""
     environment = RuntimeEnvironment.of_machine(job, run_dir, local_rank=rank)
     environment = replace(environment, make_stream=world.make_stream, runs_ahead=True)
-    return build_trainer(run_dir, JobLayout.of(job), rank, environment)
+    trainer = build_trainer(run_dir, JobLayout.of(job), rank, environment)
+    trainer.saver = LateSaver.of(trainer.saver, world)
+    return trainer
+
+
+@dataclass(frozen=True)
+class LateWriter:
+    """Writes a rank's part of a checkpoint, in a thread of the host, whose reads of the copies are
+    checked."""
+
+    writer: CheckpointWriter
+    world: LateWorld
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.writer, name)
+
+    def write(self, snapshot: Snapshot, on_progress: Callable[[str], None]) -> None:
+        """See CheckpointWriter.write. Raises Race."""
+        for entry in snapshot.entries:
+            words = f"the file of step {snapshot.step}"
+            self.world.host_uses(entry.make(), words, writes=False, thread=host_thread())
+        self.writer.write(snapshot, on_progress)
+
+
+@dataclass
+class LateSaver(Saver):
+    """A saver whose thread is a stream of a late world."""
+
+    world: LateWorld | None = None
+
+    @classmethod
+    def of(cls, saver: Saver, world: LateWorld) -> LateSaver:
+        """The same saver, watched."""
+        late = cls(saver.writer, saver.copies, saver.on_change, world=world)
+        late.writer = LateWriter(saver.writer, world)  # type: ignore[assignment]
+        return late
+
+    def finish(self) -> None:
+        """See Saver.finish: the host waits for the thread."""
+        super().finish()
+        assert self.world is not None
+        self.world.host_waits(self.world.order.clock("thread saving"))
 
 
 def train_late(job: JobSpec, run_dir: Path, *, is_serial: bool = False) -> list[dict[str, Any]]:
@@ -69,5 +113,5 @@ def _train_late_rank(
     trainer = late_trainer(parse(raw), Path(run_dir), rank, world)
     result = trained_rank(trainer)
     if trainer.saver.copies is not None:
-        trainer.saver.copies.stream.join()  # as the host, which has written what was copied
+        trainer.saver.copies.join()  # as the host, which has written what was copied
     return result

@@ -19,13 +19,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.late.order import HOST
+
 if TYPE_CHECKING:
     from tests.late.world import LateWorld
 
 OF_SHAPES = ("empty", "empty_like", "new_empty", "new_empty_strided", "zeros_like", "ones_like",
              "full_like", "new_zeros", "new_ones", "new_full", "rand_like", "randn_like",
              "is_same_size", "device")  # fmt: skip
-UNMARKED_WRITES = (torch.ops.inductor.resize_storage_bytes_.default,)
+RESIZES = (torch.ops.inductor.resize_storage_bytes_.default,)  # which no schema calls a write
+READS_NUMBER = torch.ops.aten._local_scalar_dense.default
 HOST_READS = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
 
 
@@ -64,9 +67,17 @@ class TensorWatch(TorchDispatchMode):
                 return parts(*args, **kwargs)
         self.world.look_back()
         if not func.is_view and func._overloadpacket.__name__ not in OF_SHAPES:
+            runs_beside = _runs_beside(func, args, kwargs)
             for tensor, is_write in uses_of(func, args, kwargs):
+                if not runs_beside and self.world.is_host_s(tensor):
+                    self.world.host_uses(tensor, str(func), writes=is_write)
+                    continue
                 self.world.use(tensor, str(func), writes=is_write)
+                if func is READS_NUMBER:
+                    self.world.host_waits()
         result = func(*args, **kwargs)
+        if func in RESIZES:
+            self.world.order.resize(self.see(args[0]), args[0].untyped_storage().nbytes())
         for leaf in (result,) if isinstance(result, Tensor) else tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self.see(leaf, str(func))
@@ -78,7 +89,7 @@ class TensorWatch(TorchDispatchMode):
         key = int(storage._cdata)
         if key not in self.references:
             self.references[key] = weakref.ref(storage, lambda _: self._forget(key))
-            self.world.order.take(self.world.current, key, words)
+            self.world.order.take(self.world.current, key, words, storage.nbytes())
         return key
 
     def _forget(self, key: int) -> None:
@@ -86,8 +97,9 @@ class TensorWatch(TorchDispatchMode):
         self.world.forget(key)
 
 
-class HostReads(TorchFunctionMode):
-    """Has lists and arrays made of tensors, which no operation shows, be uses of them too."""
+class HostCalls(TorchFunctionMode):
+    """What the operations do not show: lists and arrays made of tensors, for which the host waits;
+    memory of the host's own; copies of it to a device, which on a CPU would be the same tensor."""
 
     def __init__(self, world: LateWorld) -> None:
         super().__init__()
@@ -96,9 +108,25 @@ class HostReads(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        kwargs = kwargs or {}
         if func in HOST_READS:
-            self.world.use(args[0], func.__name__, writes=False)
-        return func(*args, **(kwargs or {}))
+            if self.world.is_host_s(args[0]):
+                self.world.host_uses(args[0], func.__name__, writes=False)
+            else:
+                self.world.use(args[0], func.__name__, writes=False)
+                self.world.host_waits()
+        if "pin_memory" in kwargs:
+            with self.world.on(HOST):
+                return func(*args, **kwargs)
+        if func is Tensor.to and kwargs.get("non_blocking") and self.world.is_host_s(args[0]):
+            return torch.empty_like(args[0]).copy_(args[0], non_blocking=True)
+        return func(*args, **kwargs)
+
+
+def _runs_beside(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether an operation is a copy for which the host does not wait."""
+    is_copy = func is torch.ops.aten.copy_.default
+    return is_copy and bool(args[2] if len(args) > 2 else kwargs.get("non_blocking"))
 
 
 def _decomposed(func: Any) -> Any:
@@ -117,7 +145,7 @@ def uses_of(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[tuple[Tens
         info = argument.alias_info
         for tensor in (value,) if isinstance(value, Tensor) else tree_leaves(value):
             if isinstance(tensor, Tensor):
-                yield tensor, func in UNMARKED_WRITES or (info is not None and info.is_write)
+                yield tensor, func in RESIZES or (info is not None and info.is_write)
 
 
 def extent_of(tensor: Tensor) -> tuple[int, int]:

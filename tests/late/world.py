@@ -11,6 +11,10 @@
   it is waited for, as torch's shelf does (TORCH_NCCL_AVOID_RECORD_STREAMS); a memory that goes back
   before its stream knows of all uses is an error, and so is work that nobody waits for.
 - Memory that is not this rank's to read in the end is NaN: `reduce` on all ranks but the target.
+- The host is a stream of its own where it computes: with pinned memory (watch.py). Refilling it
+  while a copy is under way is a race, and so is a thread of the host that reads a copy without
+  waiting for its mark (SavedLate, ranks.py).
+- Memory is counted as allocators hand it out (order.py): `reserved`.
 
 By hand, two ranks: `work = dist.all_reduce(x, async_op=True)` fills x with NaN and returns; `x + 1`
 is a Race; after `work.wait()` it waits until the thread has the sum, and adds 1.
@@ -27,7 +31,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -37,8 +41,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mpctl.transport.streams import SideStream
-from tests.late.order import StreamOrder
-from tests.late.watch import HostReads, TensorWatch, extent_of
+from tests.late.order import HOST, StreamOrder
+from tests.late.watch import HostCalls, TensorWatch, extent_of
 
 MAIN = "the main stream"
 LATEST = 2e-3  # seconds by which a communicator is late, at most
@@ -119,6 +123,7 @@ class LateWorld:
         """Note that a message begins: its stream waits for the current one. Raises Race."""
         stream = group.stream
         order, keys = self.order, [self.watch.see(tensor) for tensor in (*reads, *writes)]
+        order.wait(self.current, order.clock(HOST))
         order.wait(stream, order.clock(self.current))
         size = (*reads, *writes)[0].nbytes
         words = f"{kind} {len(self.works)} over {group.words} ({size} bytes) of {caller()}"
@@ -145,6 +150,7 @@ class LateWorld:
     def use(self, tensor: Tensor, words: str, *, writes: bool) -> None:
         """The current stream uses a tensor: raises Race, or waits until it is filled."""
         key, extent = self.watch.see(tensor), extent_of(tensor)
+        self.order.wait(self.current, self.order.clock(HOST))
         self.order.use(self.current, key, words, writes=writes, extent=extent)
         left = []
         for part in self.under_way.pop(key, ()):
@@ -154,6 +160,33 @@ class LateWorld:
                 left.append(part)
         if left:
             self.under_way[key] = left
+
+    def is_host_s(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in memory of the host's own."""
+        return self.order.memories[self.watch.see(tensor)].home == HOST
+
+    def host_uses(self, tensor: Tensor, words: str, *, writes: bool, thread: str = HOST) -> None:
+        """A thread of the host uses a tensor in memory of its own. Raises Race."""
+        key, extent = self.watch.see(tensor), extent_of(tensor)
+        self.order.use(thread, key, words, writes=writes, extent=extent)
+
+    def host_waits(self, known: dict[str, int] | None = None, *, thread: str = HOST) -> None:
+        """A thread of the host waits for what a clock has; by default for the current stream."""
+        self.order.wait(thread, self.order.clock(self.current) if known is None else known)
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that the device's allocator has taken, of the memory of all streams."""
+        return sum(held.most for name, held in self.order.amounts.items() if name != HOST)
+
+    @contextmanager
+    def on(self, stream: str) -> Iterator[None]:
+        """What is computed inside, and the memory that is taken, is of this stream."""
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
 
     def forget(self, key: int) -> None:
         """A memory was freed."""
@@ -182,7 +215,7 @@ class LateWorld:
     @contextmanager
     def entered(self) -> Iterator[LateWorld]:
         """Operations inside are watched."""
-        with self.watch, HostReads(self):
+        with self.watch, HostCalls(self):
             yield self
         self.close()
 
@@ -384,6 +417,19 @@ class LateGroup(dist.ProcessGroup):
 
 
 @dataclass(frozen=True)
+class LateMark:
+    """A point in the work of a stream: what it knew there, and the messages that it waited for."""
+
+    world: LateWorld
+    known: dict[str, int]
+    awaited: tuple[LateWork, ...] = ()
+
+    def synchronize(self) -> None:
+        """The thread that calls it waits."""
+        self.world.host_waits(self.known, thread=host_thread())
+
+
+@dataclass(frozen=True)
 class LateStream(SideStream):
     """A side stream (mpctl/transport/streams.py) of a late world: what is computed inside of
     `running` is done at once, and its order is checked."""
@@ -391,34 +437,42 @@ class LateStream(SideStream):
     world: LateWorld
     name: str
 
-    def follow(self) -> None:
-        self._pass(self.world.current, self.name)
+    def follow(self, mark: Any = None) -> None:
+        self._wait(self.name, mark or self.here())
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        before, self.world.current = self.world.current, self.name
-        try:
-            yield
-        finally:
-            self.world.current = before
+    def running(self) -> AbstractContextManager[None]:
+        return self.world.on(self.name)
 
-    def join(self) -> None:
-        self._pass(self.name, self.world.current)
+    def join(self, mark: Any = None) -> None:
+        self._wait(self.world.current, mark or self.mark())
 
-    def keep(self, tensor: Tensor) -> None:
+    def mark(self) -> LateMark:
+        return self._mark(self.name)
+
+    def here(self) -> LateMark:
+        return self._mark(self.world.current)
+
+    def record(self, tensor: Tensor) -> None:
+        """Tensor.record_stream."""
         self.world.order.keep(self.world.watch.see(tensor), self.name)
 
-    def lend(self, tensor: Tensor) -> None:
-        self.world.order.keep(self.world.watch.see(tensor), self.world.current)
+    def _mark(self, stream: str) -> LateMark:
+        order = self.world.order
+        order.wait(stream, order.clock(HOST))
+        awaited = tuple(self.world.awaited.get(stream, ()))
+        return LateMark(self.world, dict(order.clock(stream)), awaited)
 
-    def mark(self) -> Callable[[], None]:
-        return lambda: None  # what the host reads is not checked
-
-    def _pass(self, source: str, target: str) -> None:
-        self.world.order.wait(target, self.world.order.clock(source))
+    def _wait(self, stream: str, mark: LateMark) -> None:
+        self.world.order.wait(stream, mark.known)
         awaited = self.world.awaited
-        both = (*awaited.get(target, ()), *awaited.get(source, ()))
-        awaited[target] = list(dict.fromkeys(both))  # each once: streams that follow each other
+        both = (*awaited.get(stream, ()), *mark.awaited)
+        awaited[stream] = list(dict.fromkeys(both))  # each once: streams that follow each other
+
+
+def host_thread() -> str:
+    """The name of the calling thread of the host: HOST of the one that queues."""
+    thread = threading.current_thread()
+    return HOST if thread is threading.main_thread() else f"thread {thread.name}"
 
 
 def join_late(

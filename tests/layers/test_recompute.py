@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.layers.recompute import HostOffload, InputCheckpointer, checkpointed, recomputed
+from mpctl.operators.kernel_sets import COPIES_IN_FLIGHT
 from mpctl.transport.group import Group
 from mpctl.transport.timing import Collective
 from tests.layers.build import make_layer
@@ -220,12 +221,13 @@ def trained(offload: HostOffload | None, passes: int = 1) -> list[Tensor]:
 
 
 def test_the_next_one_is_fetched_when_one_is_taken() -> None:
-    """By hand: 3 copies out; then one back that is waited for, the second meanwhile, the third."""
+    """By hand: 3 copies out, at the third the first (2 entries) is waited for; then one back that
+    is waited for, the second meanwhile, the third."""
     stream = LoggedStream()
     trained(HostOffload.of(stream, CPU))
-    out = ["follow", "copy", "keep"]
-    assert stream.log[:9] == 3 * out
-    assert stream.log[9:] == [
+    out = ["follow", "copy"]
+    assert stream.log[:7] == [*3 * out, "join 2"]
+    assert stream.log[7:] == [
         "follow", "copy", "join",  # the last layer's
         "follow", "copy",  # the one before, while the last is computed
         "join", "follow", "copy", "join",
@@ -235,7 +237,7 @@ def test_the_next_one_is_fetched_when_one_is_taken() -> None:
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("ahead", [True, False])
 def test_gradients_are_the_same_to_the_bit(passes: int, ahead: bool) -> None:
-    offload = HostOffload(LoggedStream(), fetches_ahead=ahead)
+    offload = HostOffload(LoggedStream(), is_apart=ahead)
     found, expected = trained(offload, passes), trained(None, passes)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
@@ -262,5 +264,19 @@ def test_of_a_cpu_what_is_taken_is_what_was_put() -> None:
     offload = HostOffload()
     host, put = offload.put(torch.ones(3))
     assert offload.take(host, put).data_ptr() == host.data_ptr()
-    assert not HostOffload.of(offload.stream, CPU).fetches_ahead
-    assert HostOffload.of(offload.stream, torch.device("meta")).fetches_ahead
+    assert not HostOffload.of(offload.stream, CPU).is_apart
+    assert HostOffload.of(offload.stream, torch.device("meta")).is_apart
+
+
+def test_the_last_two_inputs_are_held_until_they_are_copied() -> None:
+    offload = HostOffload.of(LoggedStream(), CPU)
+    puts, sources = [], []
+    for number in range(4):
+        x = torch.full((3,), float(number))
+        sources.append(weakref.ref(x.untyped_storage()))
+        puts.append(offload.put(x))
+        del x
+        held = [source() is not None for source in sources]
+        assert held == [number - n < COPIES_IN_FLIGHT for n in range(number + 1)]
+    assert offload.take(*puts.pop()).tolist() == [3, 3, 3]
+    assert all(source() is None for source in sources)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpctl.estimate.activation_shapes import activation_shapes
+from mpctl.estimate.memory import spare_bytes
+from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.topology import job_topology
 from mpctl.runtime.mesh import Mesh, build_mesh
 from mpctl.runtime.p2p import StageLinks, link_rounds, stage_links
@@ -17,8 +22,8 @@ from mpctl.transport.streams import HOST_STREAM
 from tests.late.ranks import run_late_ranks
 from tests.late.world import MAIN, LateWorld
 from tests.ranks import run_ranks
-from tests.runtime.test_pipeline import layout
-from tests.runtime.tiny import settings
+from tests.runtime.test_pipeline import T5, layout
+from tests.runtime.tiny import make_trainer, settings, tiny_job
 
 CPU, STAGES = torch.device("cpu"), 3
 
@@ -107,23 +112,68 @@ def test_a_receive_does_not_hold_up_the_send_behind_it() -> None:
 
 
 def known_of_compute(rank: int, size: int, world: LateWorld, raw: dict) -> list[bool]:
-    """Whether each message waits for the operation before it on the stream that computes."""
+    """For each of two messages, whether it waits for what was computed before the first; and
+    whether the second waits for what was computed since."""
     mesh = pipeline_mesh(rank, raw)
     links = stage_links(mesh, chunks=1, make_stream=world.make_stream)
-    x = torch.ones(2)
-    for _ in range(3):
-        x.add_(1)
-    computed = world.order.clock(MAIN)[MAIN]
-    if rank == 2:
-        pending = links.start_receive("forward", (2,), x, 1)
-    elif rank == 1:
-        pending = links.start_send("forward", x, 2)
-    else:
-        return []
-    waits = [world.works[-1].known.get(MAIN, 0) >= computed]
-    pending.wait().add_(1) if rank == 2 else pending.wait()
-    return waits
+    x, computed, pending = torch.ones(2), [], []
+    for _ in range(2 if rank else 0):
+        for _ in range(3):
+            x.add_(1)
+        computed.append(world.order.clock(MAIN)[MAIN])
+        if rank == 2:
+            pending.append(links.start_receive("forward", (2,), x, 1))
+        else:
+            pending.append(links.start_send("forward", x.clone(), 2))
+    known = [work.known.get(MAIN, 0) for work in world.works]
+    for one in pending:
+        one.wait()
+    return [one >= computed[0] for one in known] + [one >= computed[1] for one in known[1:]]
 
 
-def test_a_receive_does_not_wait_for_what_is_computed_and_a_send_does() -> None:
-    assert run_late_ranks(known_of_compute, STAGES, raw_job()) == [[], [True], [False]]
+def test_a_receive_waits_for_its_buffer_alone_and_a_send_for_what_is_computed() -> None:
+    """A receive's buffer was taken when the one before it was started."""
+    assert run_late_ranks(known_of_compute, STAGES, raw_job()) == [
+        [], [True, True, True], [True, True, False]
+    ]  # fmt: skip
+
+
+def spares_of_training(rank: int, size: int, raw: dict, folder: str) -> int:
+    trainer = make_trainer(parse(raw), Path(folder), rank)
+    trainer.one_step()
+    return sum(spare.buffer.nbytes for spare in trainer.pipeline.links.spares.values())
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {**layout(2, 2, "interleaved", tp=2), "parallel__sequence_parallel": True},
+        pytest.param({**layout(2), **T5}, marks=pytest.mark.slow),
+    ],
+    ids=["interleaved, sp", "t5"],
+)
+def test_spare_buffers_are_as_planned(data: Path, tmp_path: Path, how: dict) -> None:
+    job = tiny_job(data, **{"model__layers": 4, **how})
+    plan = JobLayout.of(job)
+    shapes = activation_shapes(plan)
+    stages = [plan.topology.coords(rank)["pp"] for rank in range(job.world_size)]
+    raw = job.model_dump(mode="json")
+    found = run_ranks(spares_of_training, job.world_size, raw, str(tmp_path))
+    assert found == [spare_bytes(plan, stage, shapes) for stage in stages] and all(found)
+
+
+def spares(rank: int, size: int, world: LateWorld, raw: dict) -> list[int]:
+    """Bytes of the spare buffers of the last stage: two messages of one kind, then one of a batch
+    with fewer samples, one of another number, one of another shape of a sample."""
+    links = StageLinks(pipeline_mesh(rank, raw).pp)
+    shapes = [((4, 2), 0), ((4, 2), 0), ((3, 2), 0), ((4, 2), 1), ((4, 5), 0)]
+    for shape, number in shapes if rank else []:
+        if rank == 1:
+            links.start_send("forward", torch.ones(shape), 2).wait()
+        else:
+            links.start_receive("forward", shape, torch.ones(0), 1, number=number).wait()
+    return [spare.buffer.nbytes for spare in links.spares.values()]
+
+
+def test_a_link_keeps_one_spare_buffer_for_each_kind_of_message() -> None:
+    assert run_late_ranks(spares, STAGES, raw_job())[2] == [4 * 3 * 2, 4 * 4 * 2, 4 * 4 * 5]

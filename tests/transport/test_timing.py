@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -194,31 +195,35 @@ def test_a_cpu_and_a_rehearsal_have_the_host_s_stream():
     for device in ("cpu", "meta"):
         assert side_stream(torch.device(device), is_urgent=True) is HOST_STREAM
     x = torch.ones(2)
-    HOST_STREAM.follow()
+    HOST_STREAM.follow(HOST_STREAM.here())
     with HOST_STREAM.running():
         x.add_(1)
-    HOST_STREAM.keep(x)
-    HOST_STREAM.lend(x)
-    HOST_STREAM.join()
+    HOST_STREAM.mark().synchronize()
+    HOST_STREAM.join(HOST_STREAM.mark())
     assert x.tolist() == [2, 2]
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_stream_of_cuda_goes_beside_the_current_one():
-    """Memory of either stream is used on the other and freed: many times, so that it is handed out
-    again."""
+    """Memory of the current stream is used on the other and held until that is joined: many times,
+    so that it is handed out again, while the host waits for nothing."""
     device = torch.device("cuda", 0)
     stream = side_stream(device, is_urgent=True)
-    for number in range(50):
-        x = torch.full((1 << 20,), float(number), device=device)
+    torch.cuda.empty_cache()
+    before, size = torch.cuda.memory_reserved(device), 1 << 22
+    torch.cuda.reset_peak_memory_stats(device)
+    held, sums = deque(), []
+    for number in range(200):
+        x = torch.full((size // 4,), float(number), device=device)
+        y = torch.empty_like(x)
         stream.follow()
         with stream.running():
-            y = x + 1
-        stream.keep(x)
-        del x
-        torch.zeros(1 << 20, device=device)
-        stream.join()
-        stream.lend(y)
-        assert (y * 2).sum().item() == (number + 1) * 2 * (1 << 20)
-        del y
+            torch.add(x, 1, out=y)
+        held.append((x, y, stream.mark()))
+        del x, y
+        if len(held) > 2:
+            stream.join(held[0][-1])
+            sums.append(held.popleft()[1].double().mean())
+    assert [float(one) for one in sums] == [number + 1 for number in range(198)]
+    assert torch.cuda.max_memory_reserved(device) - before <= 16 * size
