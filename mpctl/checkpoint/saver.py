@@ -12,7 +12,7 @@ failure of a save is raised by the next `save` or `finish`; the trainer asks `ha
 step and lets all ranks stop after the same one.
 
 Memory: the copies are kept for the next save, so a rank that writes needs the bytes of its shard in
-host memory once more (estimate/states.py).
+host memory once more (estimate/states.py); `reserve` takes it before the first step.
 """
 
 from __future__ import annotations
@@ -87,6 +87,12 @@ class Saver:
         if not self.progress:
             return doing
         return self.progress if self.is_awaited else f"{doing}; {self.progress}"
+
+    def reserve(self, names: Mapping[Tensor, str], optimizer: OptimizerState) -> None:
+        """Take the host memory of the copies, so that no save has to. names: as of `save`. Raises
+        RunFailed if it cannot be pinned."""
+        if self.copies is not None and self.writer.is_writer:
+            self.copies.reserve(names, optimizer)
 
     def save(
         self,

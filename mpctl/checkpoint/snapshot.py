@@ -7,26 +7,41 @@ them, waits for the stream, and so does the thread that writes (Snapshot.arrived
 gathered for the save, slices of ZeRO, are copied before the next bucket is gathered, so that the
 device holds only one.
 
+All copies of a rank lie in one block, in the order of the file, without gaps: as many bytes as the
+file has of tensors (`snapshot_bytes` of estimate/states.py). It is taken before the first step,
+since pinning some GB takes seconds, during which the device waits. Pages that the process has are
+pinned (cudaHostRegister), because torch's allocator of pinned memory rounds each request up to a
+power of two: 4.3 GB for a word table of 2.2.
+
 A field is `value`, `exp_avg` or `exp_avg_sq`; a tensor that no optimizer steps, a frozen parameter
 or a buffer, has only a value. A tensor of the file is named `NAME/FIELD`.
 """
 
 from __future__ import annotations
 
+import mmap
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mpctl.checkpoint.manifest import ManifestTables, ParameterPlacement
 from mpctl.checkpoint.tensor_file import DTYPES, Entry, in_file_order
+from mpctl.errors import RunFailed
 from mpctl.layers.parameters import shard_of
 from mpctl.transport.streams import HOST_STREAM, PASSED, Mark, SideStream
+from mpctl.units import bytes_text
 
 State = dict[str, Tensor]
+FIELDS = ("value", "exp_avg", "exp_avg_sq")
+PORTABLE = 1
+"""cudaHostRegisterPortable: pinned for every context of the process."""
 SAFETENSORS_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -86,6 +101,45 @@ class Snapshot:
     arrived: Mark = PASSED
 
 
+class TensorKind(NamedTuple):
+    """What memory a copy needs."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its elements."""
+        return self.shape.numel() * self.dtype.itemsize
+
+
+def host_block(size: int, device: torch.device) -> Tensor:
+    """So many bytes of host memory, uint8 [size]; pinned for a device that is not the host."""
+    if device.type == "cpu":
+        return torch.empty(size, dtype=torch.uint8, pin_memory=False)
+    return pinned_block(size, torch.cuda.cudart())
+
+
+def pinned_block(size: int, runtime: Any) -> Tensor:
+    """So many bytes of pinned memory, uint8 [size]: pages that no other memory shares. runtime:
+    CUDA's. Raises RunFailed if they cannot be pinned."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError, AttributeError):
+        memory.madvise(mmap.MADV_HUGEPAGE)  # fewer pages to pin
+    pages = np.frombuffer(memory, dtype=np.uint8)
+    pointer = pages.ctypes.data
+    error = int(runtime.cudaHostRegister(pointer, size, PORTABLE))
+    if error:
+        raise RunFailed(
+            f"{bytes_text(size)} of host memory, for the copies that checkpoints are written from, "
+            f"cannot be pinned (cudaHostRegister: error {error}); use "
+            "--set checkpoint.asynchronous=false, which saves between two steps and copies nothing"
+        )
+    unpin = weakref.finalize(pages, runtime.cudaHostUnregister, pointer)  # before it is unmapped
+    unpin.atexit = False
+    return torch.from_numpy(pages)
+
+
 @dataclass
 class HostCopies:
     """Copies of tensors in host memory, by name; their memory is used again for the next copy of
@@ -99,15 +153,34 @@ class HostCopies:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     reading: list[Tensor] = field(default_factory=list)
 
+    def reserve(self, names: Mapping[Tensor, str], optimizer: OptimizerState) -> None:
+        """Take the memory that `take_snapshot` with these arguments needs, unless it is there.
+        Raises RunFailed if it cannot be pinned."""
+        if names:
+            self._take(snapshot_kinds(names, optimizer), next(iter(names)).device)
+
+    def _take(self, kinds: Mapping[str, TensorKind], device: torch.device) -> None:
+        """One block for those of the copies that have no memory."""
+        missing = {name: kind for name, kind in kinds.items() if self._kind(name) != kind}
+        if not missing:
+            return
+        block, start = host_block(sum(kind.bytes for kind in missing.values()), device), 0
+        in_order = sorted(missing.items(), key=lambda one: (-one[1].dtype.itemsize, one[0]))
+        for name, kind in in_order:
+            part = block[start : start + kind.bytes]
+            self.tensors[name] = part.view(kind.dtype).view(kind.shape)
+            start += kind.bytes
+
+    def _kind(self, name: str) -> TensorKind | None:
+        copy = self.tensors.get(name)
+        return None if copy is None else TensorKind(copy.shape, copy.dtype)
+
     def keep(self, name: str, tensor: Tensor, *, is_passing: bool = False) -> Tensor:
         """A copy of the tensor, which the next copy of this name overwrites. is_passing: the
         tensor's memory is used again at once, so that what is computed next waits for the copy;
         else the tensor must not change before `join`."""
-        copy = self.tensors.get(name)
-        if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
-            is_pinned = tensor.device.type != "cpu"
-            copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_pinned)
-            self.tensors[name] = copy
+        self._take({name: TensorKind(tensor.shape, tensor.dtype)}, tensor.device)
+        copy = self.tensors[name]
         self.stream.follow()
         with self.stream.running():
             copy.copy_(tensor, non_blocking=True)
@@ -121,6 +194,17 @@ class HostCopies:
         """Make the current stream wait for the copies: what was kept may then change."""
         self.stream.join()
         self.reading.clear()
+
+
+def snapshot_kinds(names: Mapping[Tensor, str], optimizer: OptimizerState) -> dict[str, TensorKind]:
+    """The tensors that `take_snapshot` copies, by name. names: as there."""
+    kinds: dict[str, TensorKind] = {}
+    for tensor, name in names.items():
+        is_trained = tensor in optimizer.trained
+        dtype = torch.promote_types(tensor.dtype, torch.float32) if is_trained else tensor.dtype
+        for of in FIELDS if is_trained else FIELDS[:1]:
+            kinds[f"{name}/{of}"] = TensorKind(tensor.shape, dtype)
+    return kinds
 
 
 @torch.no_grad()
@@ -140,6 +224,8 @@ def take_snapshot(
     """
     keep = _without_bucket
     if copies is not None:
+        if is_writer:
+            copies.reserve(names, optimizer)
         keep = partial(copies.keep, is_passing=optimizer.gathers_states)
     states = _kept_states(names if is_writer else {}, optimizer, keep)
     if not is_writer:

@@ -14,7 +14,7 @@ from mpctl.estimate.communication import MessageCount
 from mpctl.estimate.layer_messages import BlockTraffic, block_traffic
 from mpctl.estimate.memory import StageMemory, fit_text, fullest_stage, layout_memory
 from mpctl.estimate.messages import step_messages
-from mpctl.estimate.states import checkpoint_bytes
+from mpctl.estimate.states import checkpoint_bytes, snapshot_bytes
 from mpctl.estimate.step import StepTime, validation_messages
 from mpctl.estimate.time import find_step_time
 from mpctl.layout.job_layout import JobLayout
@@ -81,6 +81,12 @@ class Estimate:
     def checkpoint_bytes(self) -> int:
         """Bytes of all tensors of one checkpoint, without the files' headers."""
         return checkpoint_bytes(self.layout)
+
+    @cached_property
+    def snapshot_bytes(self) -> int:
+        """Bytes of host memory that a rank keeps for the copies that checkpoints are written from;
+        0 where training waits for them."""
+        return snapshot_bytes(self.layout)
 
     @cached_property
     def time(self) -> StepTime | str:

@@ -198,6 +198,7 @@ def plan_document(
         document["memory"] = {
             "stages": json_value(estimate.memory),
             "checkpoint_bytes": estimate.checkpoint_bytes,
+            "snapshot_bytes": estimate.snapshot_bytes,
         }
         document["time"] = time_entry(estimate.time)
         system = find_system(estimate.layout.job.cluster, estimate.layout.profile)

@@ -278,13 +278,15 @@ def _last_alike(records: Sequence[StepRecord]) -> Sequence[StepRecord]:
 
 
 def save_summary(times: Sequence[SaveTimes]) -> SaveSummary | None:
-    """How long saving took, as rank 0 measured it; None without a save."""
+    """How long saving took, as rank 0 measured it; None without a save. The first save, which meets
+    fresh memory on the host, counts only where there is no other."""
     if not times:
         return None
+    steady = times[1:] or times
     return {
         "count": len(times),
-        "seconds": median(save["seconds"] for save in times),
-        "stall_seconds": median(save["stall_seconds"] for save in times),
+        "seconds": median(save["seconds"] for save in steady),
+        "stall_seconds": median(save["stall_seconds"] for save in steady),
     }
 
 

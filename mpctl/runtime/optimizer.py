@@ -37,11 +37,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from mpctl.checkpoint.snapshot import FIELDS
 from mpctl.runtime.zero.gradients import GradientBuffer
 from mpctl.runtime.zero.param_store import ParamStore, SlicedParamStore, Zero3ParamStore
 from mpctl.spec.training import TrainingSpec
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTS = FIELDS[1:]
 
 
 @dataclass(frozen=True)

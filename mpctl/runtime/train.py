@@ -139,6 +139,9 @@ class Trainer:
 
     def _steps(self) -> Iterator[StepRecord]:
         training, stopping = self.job.training, False
+        if self.job.checkpoint.interval:
+            self.environment.begin("taking the host memory of checkpoints")
+            self.saver.reserve(self._saved_names, self.optimizer)
         initial = self.validate() if training.eval_interval and not self.step else None
         while self.step < training.steps and not stopping:
             record, stopping = self.one_step()
@@ -313,14 +316,18 @@ class Trainer:
     def begin_save(self) -> None:
         """As `save`, but returns as soon as training may continue (saver.py). Raises SaveFailed if
         the previous save failed."""
-        names = {p: name for p, name in self.names.items() if self._writes(name)}
         with self.profile.span("checkpoint"):
             tables = {
                 "loss_scale": self.loss_scale.state() if self.loss_scale else {},
                 "fp8": self.fp8.state(),
                 **self.routing.state(),
             }
-            self.saver.save(self.step, names, self.optimizer, tables=tables)
+            self.saver.save(self.step, self._saved_names, self.optimizer, tables=tables)
+
+    @property
+    def _saved_names(self) -> dict[Tensor, str]:
+        """The names of the parameters that this rank saves."""
+        return {p: name for p, name in self.names.items() if self._writes(name)}
 
     def _writes(self, name: str) -> bool:
         """Whether this rank saves a parameter: its first replica, on the first of its stages."""

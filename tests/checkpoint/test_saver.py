@@ -8,6 +8,7 @@ import signal
 import time
 import weakref
 from collections import namedtuple
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,19 @@ import torch
 
 from mpctl.checkpoint import writer as writing
 from mpctl.checkpoint.folder import list_checkpoints
-from mpctl.checkpoint.snapshot import HostCopies
+from mpctl.checkpoint.snapshot import HostCopies, pinned_block
 from mpctl.checkpoint.tensor_file import Entry, write_file
 from mpctl.checkpoint.verify import find_damage
 from mpctl.checkpoint.writer import SaveFailed
+from mpctl.errors import RunFailed
+from mpctl.estimate.states import checkpoint_bytes, snapshot_bytes
+from mpctl.layout.job_layout import JobLayout
 from mpctl.runtime.train import Trainer
 from mpctl.spec.load import parse
 from tests.checkpoint.shards import shard_record
 from tests.ranks import run_ranks
+from tests.runtime.test_experts import MOE
+from tests.runtime.test_pipeline import layout
 from tests.runtime.tiny import column, make_trainer, tiny_job, train
 from tests.streams import LoggedStream
 
@@ -104,6 +110,80 @@ def test_several_ranks_write_the_same_bytes(
         job = tiny_job(data, tp, dp, **EVERY, **changes, checkpoint__asynchronous=is_async)
         train(job, tmp_path / name)
     assert _digests(tmp_path / "a") == _digests(tmp_path / "b") != {}
+
+
+def test_the_memory_of_all_copies_is_one_block_as_planned(data: Path, tmp_path: Path) -> None:
+    """Taken before the first step, in the order of the file; a save takes no more."""
+    job = tiny_job(data, **EVERY, training__dtype="bf16", training__freeze=["layers.0.mlp.*"])
+    trainer = make_trainer(job, tmp_path)
+    copies = trainer.saver.copies
+    assert copies is not None and copies.tensors == {}
+    steps = trainer.run()
+    next(steps)
+    assert trainer.saver.times == [] and trainer.saver.current is None
+    parts = list(copies.tensors.values())
+    assert len({part.untyped_storage()._cdata for part in parts}) == 1
+    assert parts[0].untyped_storage().nbytes() == snapshot_bytes(JobLayout.of(job))
+    starts = {part.data_ptr(): part.nbytes for part in parts}
+    assert list(starts) == sorted(starts)
+    assert all(a + starts[a] == b for a, b in pairwise(starts))
+    before = {name: part.data_ptr() for name, part in copies.tensors.items()}
+    list(steps)
+    assert {name: part.data_ptr() for name, part in copies.tensors.items()} == before
+    assert [save["step"] for save in trainer.saver.times] == [2, 4, 6]
+
+
+def _reserved(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> int:
+    trainer = make_trainer(parse(raw), Path(run_dir), rank)
+    next(trainer.run())
+    assert trainer.saver.copies is not None
+    return sum(part.nbytes for part in trainer.saver.copies.tensors.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how",
+    [{**layout(2), "model__layers": 4}, {"dp": 2, "parallel__ep": 2, **MOE}, {"tp": 2, "dp": 2}],
+    ids=["stages", "experts", "replicas"],
+)
+def test_the_rank_with_the_largest_shard_is_planned(
+    data: Path, tmp_path: Path, how: dict[str, Any]
+) -> None:
+    """All ranks together reserve what a checkpoint has."""
+    job = tiny_job(data, **{**EVERY, **how})
+    raw, plan = job.model_dump(mode="json"), JobLayout.of(job)
+    reserved = run_ranks(_reserved, job.world_size, raw, str(tmp_path))
+    assert max(reserved) == snapshot_bytes(plan)
+    assert sum(reserved) == checkpoint_bytes(plan)
+
+
+class FakeCuda:
+    """CUDA's runtime, which pins nothing. error: what pinning returns."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.error, self.pinned = error, dict[int, int]()
+
+    def cudaHostRegister(self, pointer: int, size: int, flags: int) -> int:
+        self.pinned[pointer] = size
+        return self.error
+
+    def cudaHostUnregister(self, pointer: int) -> int:
+        del self.pinned[pointer]
+        return 0
+
+
+def test_a_block_is_pinned_at_its_true_size_and_until_its_last_part_is_gone() -> None:
+    cuda = FakeCuda()
+    block = pinned_block(5 << 20, cuda)
+    assert cuda.pinned == {block.data_ptr(): 5 << 20} and block.data_ptr() % 4096 == 0
+    part = block[:8].view(torch.float32)
+    del block
+    part.fill_(1)
+    assert len(cuda.pinned) == 1 and part.tolist() == [1, 1]
+    del part
+    assert cuda.pinned == {}
+    with pytest.raises(RunFailed, match=r"^5\.0 MiB of host memory.* error 2.*asynchronous=false"):
+        pinned_block(5 << 20, FakeCuda(error=2))
 
 
 def test_memory_of_the_copies_is_used_again() -> None:
