@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from mpctl.transport.streams import Mark, SideStream
+from mpctl.transport.streams import SideStream, StreamMark
 
 
 class LoggedStream(SideStream):
@@ -15,7 +15,7 @@ class LoggedStream(SideStream):
     def __init__(self) -> None:
         self.log: list[str] = []
 
-    def follow(self, mark: Mark | None = None) -> None:
+    def follow(self, mark: StreamMark | None = None) -> None:
         self.log.append("follow" if mark is None else f"follow {mark}")
 
     @contextmanager
@@ -23,13 +23,13 @@ class LoggedStream(SideStream):
         self.log.append("copy")
         yield
 
-    def join(self, mark: Mark | None = None) -> None:
+    def join(self, mark: StreamMark | None = None) -> None:
         self.log.append("join" if mark is None else f"join {mark}")
 
-    def mark(self) -> Mark:
+    def mark(self) -> StreamMark:
         return LoggedMark(self.log, len(self.log))
 
-    def here(self) -> Mark:
+    def here(self) -> StreamMark:
         return LoggedMark(self.log, len(self.log))
 
 

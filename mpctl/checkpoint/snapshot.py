@@ -35,7 +35,7 @@ from mpctl.checkpoint.manifest import ManifestTables, ParameterPlacement
 from mpctl.checkpoint.tensor_file import DTYPES, Entry, in_file_order
 from mpctl.errors import RunFailed
 from mpctl.layers.parameters import shard_of
-from mpctl.transport.streams import HOST_STREAM, PASSED, Mark, SideStream
+from mpctl.transport.streams import HOST_STREAM, PASSED, SideStream, StreamMark
 from mpctl.units import bytes_text
 
 State = dict[str, Tensor]
@@ -98,7 +98,7 @@ class Snapshot:
     parameters: dict[str, ParameterPlacement] | None = None
     frozen: list[str] = field(default_factory=list)
     tables: ManifestTables = field(default_factory=dict)
-    arrived: Mark = PASSED
+    arrived: StreamMark = PASSED
 
 
 class TensorKind(NamedTuple):

@@ -37,7 +37,7 @@ from torch.utils.weak import TensorWeakRef
 from mpctl.operators.kernel_sets import COPIES_IN_FLIGHT
 from mpctl.sharding import local_range
 from mpctl.transport.group import Group
-from mpctl.transport.streams import HOST_STREAM, Mark, SideStream
+from mpctl.transport.streams import HOST_STREAM, SideStream, StreamMark
 
 
 def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -143,7 +143,7 @@ class HostOffload:
     def __init__(self, stream: SideStream = HOST_STREAM, *, is_apart: bool = False) -> None:
         self.stream, self.is_apart = stream, is_apart
         self._latest: weakref.ref[OffloadedTensor] | None = None
-        self._leaving: deque[tuple[Tensor, Mark]] = deque()
+        self._leaving: deque[tuple[Tensor, StreamMark]] = deque()
 
     @classmethod
     def of(cls, stream: SideStream, device: torch.device) -> HostOffload:

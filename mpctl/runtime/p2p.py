@@ -38,7 +38,7 @@ from torch import Tensor
 
 from mpctl.runtime.mesh import Mesh, pair_groups
 from mpctl.transport.group import Group, Pending
-from mpctl.transport.streams import HOST_STREAM, MakeStream, Mark, SideStream, side_stream
+from mpctl.transport.streams import HOST_STREAM, MakeStream, SideStream, StreamMark, side_stream
 
 Direction = Literal["forward", "backward"]
 Pair = tuple[int, int]
@@ -52,7 +52,7 @@ class Spare(NamedTuple):
     was in its memory had been used."""
 
     buffer: Tensor
-    free: Mark
+    free: StreamMark
 
 
 @dataclass(frozen=True)

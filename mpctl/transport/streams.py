@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import torch
 
 
-class Mark(Protocol):
+class StreamMark(Protocol):
     """A point in the work of a stream (torch.cuda.Event)."""
 
     def synchronize(self) -> None:
@@ -34,7 +34,7 @@ class Mark(Protocol):
 class SideStream:
     """A side stream. This base class is for synchronous devices, on which nothing has to wait."""
 
-    def follow(self, mark: Mark | None = None) -> None:
+    def follow(self, mark: StreamMark | None = None) -> None:
         """Make this stream wait for a mark; by default for the work queued on the current stream so
         far."""
 
@@ -42,15 +42,15 @@ class SideStream:
         """A context in which kernels and allocations go to this stream."""
         return nullcontext()
 
-    def join(self, mark: Mark | None = None) -> None:
+    def join(self, mark: StreamMark | None = None) -> None:
         """Make the current stream wait for a mark; by default for the work queued on this stream so
         far."""
 
-    def mark(self) -> Mark:
+    def mark(self) -> StreamMark:
         """This point of this stream's work."""
         return PASSED
 
-    def here(self) -> Mark:
+    def here(self) -> StreamMark:
         """This point of the current stream's work."""
         return PASSED
 
@@ -94,7 +94,7 @@ class _Passed:
         """Return at once."""
 
 
-PASSED: Mark = _Passed()
+PASSED: StreamMark = _Passed()
 HOST_STREAM = SideStream()
 
 
