@@ -74,9 +74,9 @@ def find_band(
     spread = hypot(spread, network)
     here = [text for text in unknown if text not in reasons]
     factor = find_system(job.cluster, profile).factor
-    if unknown and factor != 1:
-        here.append(f"everything is taken to last {factor:g} times as long, as on such systems")
-    return Band(exp(QUANTILE * spread * profile.widening ** len(reasons)), (*here, *reasons))
+    shift = f"so all times are multiplied by {factor:g}, as is typical of systems never measured"
+    half = exp(QUANTILE * spread * profile.widening ** len(reasons))
+    return Band(half, (*here, *reasons, *[shift] * bool(unknown and factor != 1)))
 
 
 def beyond(job: JobSpec, table: OperatorTable, profile: RuntimeProfile) -> Iterator[str]:

@@ -32,9 +32,11 @@ SETTING_NAMES = {
     "sequence_parallel": "sequence parallelism",
     "tensor_mode": "tensor mode",
     "tensor_depth": "tensor depth",
-    "stage_balance": "balance",
-    "vpp": "chunks",
+    "stage_balance": "stage balance",
+    "vpp": "vpp",
     "zero": "ZeRO",
+    "zero_size": "ZeRO ranks",
+    "order": "rank order",
 }
 
 
@@ -55,8 +57,7 @@ def header_lines(document: SearchDocument) -> Iterator[str]:
     headroom = f"headroom {document['headroom_percent']:g} %"
     yield (
         f"{plural(document['estimated'], 'layout')} estimated, "
-        f"{document['too_large']:,} left out for memory ({headroom}), the others ruled out by "
-        "bounds"
+        f"{document['too_large']:,} left out for memory ({headroom}), the rest by lower bounds"
     )
     if document["best"] and "run" in document["best"][0]:
         run = document["best"][0]["run"]
@@ -70,7 +71,7 @@ def notes(document: SearchDocument) -> Iterator[str]:
     """How far a measured step may be from the first layout's; the meaning of memory."""
     first = document["best"][0]
     low, high = seconds_text(first["step_seconds_low"]), seconds_text(first["step_seconds_high"])
-    yield f"no. 1: 9 of 10 runs would take {low} to {high} a step"
+    yield f"no. 1: in 9 of 10 runs a step takes {low} to {high}"
     if first["extrapolates"]:
         yield f"extrapolated: {'; '.join(first['extrapolates'])}"
     yield from _order_notes(document)
@@ -83,28 +84,32 @@ def _order_notes(document: SearchDocument) -> Iterator[str]:
     best = document["best"]
     if any(entry["alike"] for entry in best):
         sizes = "tp, pp and ep" if "ep" in document["searched"] else "tp and pp"
-        yield f"a row is the plainest of what is about as fast at its {sizes}"
+        yield f"a row shows the simplest of the layouts that are about as fast with its {sizes}"
     if document["objective"] == "memory" or len(best) < 2:
         return
     fastest = min(best, key=lambda entry: entry["step_seconds"])
     band = fastest["step_seconds_high"] / fastest["step_seconds_low"]
     error = ranking_error(band)
     is_wide = band >= WIDE_BAND
-    share, where = ("7", " where bands are as wide") if is_wide else ("6", "")
-    order = f"{share} of 10 published pairs so close ran in the estimated order{where}"
+    share, where = ("7", " of systems as unsure") if is_wide else ("6", "")
+    order = (
+        f"estimates so close put {share} of 10 published pairs{where} in the right order; measure"
+    )
     if document["is_plain_first"]:
         yield (
-            f"no. 1 is the plainest within {100 * error:g} % of the fastest: {order}; measure it "
-            "and one below before you choose"
+            f"no. 1 is the simplest layout within {100 * error:g} % of the fastest: {order} it and "
+            "a faster one before you choose"
         )
     else:
         most = best[0]["step_seconds"] * (1 + error)
         near = [n for n, entry in enumerate(best, start=1) if entry["step_seconds"] <= most]
         if len(near) > 1:
-            yield f"no. 1 to {near[-1]} are within {100 * error:g} %: {order}; measure them"
+            link = "and" if near[-1] == 2 else "to"
+            yield f"no. 1 {link} {near[-1]} are within {100 * error:g} %: {order} them"
     low, high = (100 * share for share in OPTIMISM)
     yield (
-        f"the fastest of many estimates is optimistic, by {low:g} to {high:g} % in published sweeps"
+        f"the lowest of many estimates tends to be too low: in published sweeps by {low:g} to "
+        f"{high:g} %"
     )
 
 
@@ -177,7 +182,7 @@ def _paragraphs(document: SearchDocument) -> Iterator[RenderableType]:
         yield from _listed("Compared with no. 1", comparison_lines(document))
         yield from _listed("Ready to type", [entry["command"] for entry in document["best"]])
     if len(document["front"]) > 1:
-        yield _table("Less memory: the fastest layout that needs no more", document["front"])
+        yield _table("The fastest layout for less and less memory", document["front"])
     if document["by_gpus"]:
         yield _table("Best by number of GPUs", document["by_gpus"], first="GPUs")
         shown = document["best"][0]["gpus"] if document["best"] else None

@@ -96,12 +96,13 @@ class LayoutReport:
 
     @property
     def alike_text(self) -> str:
-        """`and 3 more within 0.2 %`: the largest difference in step time between this layout and
-        those alike; empty without any."""
+        """`3 similar ones within 0.2 %`: the largest difference in step time between this layout
+        and those alike; empty without any."""
         if not self.alike:
             return ""
         most = max(abs(one.seconds / self.time.total - 1) for one in self.alike)
-        return f"and {len(self.alike)} more within {100 * max(most, 0.001):.1f} %"
+        count = plural(len(self.alike), "similar one")
+        return f"{count} within {100 * max(most, 0.001):.1f} %"
 
     @property
     def tokens_per_second(self) -> float:

@@ -282,7 +282,7 @@ def test_the_header_says_what_is_trained_and_what_is_searched(mpctl: Mpctl) -> N
         "dtype bf16, global batch 32, micro batch any, recompute any, ZeRO 1, runtime mpctl"
     )
     assert lines[4] == (
-        "searched: tp, dp, pp, chunks, schedule, balance, micro batch, recompute, sequence "
+        "searched: tp, dp, pp, vpp, schedule, stage balance, micro batch, recompute, sequence "
         "parallelism, tensor mode, tensor depth"
     )
     kept = [word for key in ("tp", "pp", "micro_batch_size") for word in ("--fix", f"{key}=1")]

@@ -89,7 +89,8 @@ def test_the_band_of_an_unknown_system_is_at_least_that_of_whole_systems_left_ou
     assert time.band.factor == pytest.approx(exp(1.645 * SPREAD))
     assert time.extrapolates == (
         "Megatron-Core was never measured on ours",
-        f"everything is taken to last {profile.shift_apart:g} times as long, as on such systems",
+        f"so all times are multiplied by {profile.shift_apart:g}, as is typical of systems never "
+        "measured",
     )
 
 
