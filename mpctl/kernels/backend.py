@@ -208,24 +208,28 @@ class KernelBackend:
         """See routing.RowKernels."""
         return weighted_gradients(grad, rows, weights, places, targets)
 
-    def row_maximum(self, logits: Tensor) -> Tensor:
-        """Maximum of each row of logits, [n, v] -> [n], in float32 or float64; -inf where v is 0.
-        A cross entropy's first pass, not differentiable, as the two below; all are computed in
-        that type, a block of rows at a time, so that no copy of the logits in it exists."""
+    def row_maximum(self, logits: Tensor, *, words: int) -> Tensor:
+        """Maximum of each row of logits, [n, v] -> [n], over its first `words` columns, in float32
+        or float64; -inf for 0 words. A cross entropy's first pass, not differentiable, as the two
+        below; all are computed in that type, a block of rows at a time, so that no copy of the
+        logits in it exists."""
         dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-        peak = logits.new_full(logits.shape[:1], -torch.inf, dtype=dtype)
-        for rows in _row_blocks(logits):  # in 16 bits amax takes twice as long on a CPU
-            peak[rows] = logits[rows].to(dtype).amax(1)
+        peak, own = logits.new_full(logits.shape[:1], -torch.inf, dtype=dtype), logits[:, :words]
+        for rows in _row_blocks(own):  # in 16 bits amax takes twice as long on a CPU
+            peak[rows] = own[rows].to(dtype).amax(1)
         return peak
 
-    def own_sums(self, logits: Tensor, column: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
-        """z_column - peak and sum_j exp(z_j - peak) of each row, 2 x [n]. column [n]: the target's,
-        -1 without one, which makes the first 0."""
+    def own_sums(
+        self, logits: Tensor, column: Tensor, peak: Tensor, *, words: int
+    ) -> tuple[Tensor, Tensor]:
+        """z_column - peak and sum_j exp(z_j - peak) of each row's first `words` columns, 2 x [n].
+        column [n]: the target's, -1 without one, which makes the first 0."""
         target, total = torch.zeros_like(peak), torch.zeros_like(peak)
-        for rows in _row_blocks(logits):
-            shifted = torch.sub(logits[rows], peak[rows, None])
-            own = shifted.gather(1, column[rows, None].clamp(min=0))[:, 0]
-            target[rows] = own.masked_fill_(column[rows] < 0, 0.0)
+        own = logits[:, :words]
+        for rows in _row_blocks(own):
+            shifted = torch.sub(own[rows], peak[rows, None])
+            hit = shifted.gather(1, column[rows, None].clamp(min=0))[:, 0]
+            target[rows] = hit.masked_fill_(column[rows] < 0, 0.0)
             total[rows] = shifted.exp_().sum(1)
         return target, total
 

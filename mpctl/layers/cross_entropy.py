@@ -54,11 +54,11 @@ class _CrossEntropy(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         # [b, s, v_local] -> [n, v_local], n = b*s
         flat, wanted = logits.flatten(0, -2), targets.reshape(-1)
-        valid, local, own = wanted != IGNORED, wanted - first, flat[:, :words]
+        valid, local = wanted != IGNORED, wanted - first
         # of another rank's word, and of none, -1
         column = local.masked_fill(~(valid & (local >= 0) & (local < words)), -1)
-        peak = group.all_reduce(backend.row_maximum(own), op="max")
-        target, total = backend.own_sums(own, column, peak)
+        peak = group.all_reduce(backend.row_maximum(flat, words=words), op="max")
+        target, total = backend.own_sums(flat, column, peak, words=words)
         target, total = group.all_reduce(target), group.all_reduce(total)
         ctx.save_for_backward(flat, column, valid, peak, total)
         ctx.words, ctx.overwrite, ctx.backend = words, overwrite, backend

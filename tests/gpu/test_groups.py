@@ -25,7 +25,7 @@ from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.mesh import new_process_group
 from mpctl.runtime.process_group import BACKENDS
 from mpctl.spec.load import parse
-from mpctl.transport.group import _all_gather, _reduce_scatter
+from mpctl.transport.group import _all_gather, _gather_slices, _reduce_scatter, _scatter_slices
 from tests.gpu.training import losses, small_job
 from tests.ranks import join_gloo, run_ranks
 
@@ -57,7 +57,10 @@ def on_ranks(function: Callable[..., Any], n: int, device: torch.device, *args: 
 def test_a_communicator_of_one_rank(device: torch.device) -> None:
     (found,) = on_ranks(_collectives, 1, device)
     expected = torch.arange(12.0).view(3, 4)
-    assert set(found) == {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "group"}
+    assert set(found) == {
+        "all_reduce", "all_gather", "reduce_scatter", "broadcast", "group", "gather in slices",
+        "scatter in slices",
+    }  # fmt: skip
     assert all(torch.equal(value, expected) for value in found.values())
 
 
@@ -65,7 +68,9 @@ def _collectives(rank: int, size: int, kind: str) -> dict[str, torch.Tensor]:
     """Each started, and waited for, as transport/group.py does."""
     x = torch.arange(12.0, device=kind).view(3, 4)
     found = {name: x.clone() for name in ("all_reduce", "broadcast", "group")}
-    found |= {name: torch.empty_like(x) for name in ("all_gather", "reduce_scatter")}
+    gathered, scattered = (f"{kind} in slices" for kind in ("gather", "scatter"))
+    written = ("all_gather", "reduce_scatter", gathered, scattered)
+    found |= {name: torch.empty_like(x) for name in written}
     own = dist.new_group([0], backend=BACKENDS[kind], group_desc="tp 0")
     works = [
         dist.all_reduce(found["all_reduce"], async_op=True),
@@ -73,9 +78,12 @@ def _collectives(rank: int, size: int, kind: str) -> dict[str, torch.Tensor]:
         dist.all_reduce(found["group"], group=own, async_op=True),
         _all_gather(found["all_gather"], x, async_op=True),
         _reduce_scatter(found["reduce_scatter"], x.clone(), async_op=True),
+        _gather_slices(found[gathered].unbind(), x.unbind(), group=None, async_op=True),
+        _scatter_slices(found[scattered].unbind(), x.unbind(), group=None, async_op=False),
     ]
     for work in works:
-        work.wait()
+        if work is not None:
+            work.wait()
     return {name: value.cpu() for name, value in found.items()}
 
 

@@ -124,8 +124,8 @@ def test_attention_agrees(name: str, dtype: torch.dtype, device: torch.device) -
 def cross_entropy(kernels: KernelBackend, logits: Tensor) -> list[Tensor]:
     """What the three passes make of logits [n, v]; the target is column n."""
     column = torch.arange(len(logits), device=logits.device)
-    peak = kernels.row_maximum(logits)
-    shares, sums = kernels.own_sums(logits, column, peak)
+    peak = kernels.row_maximum(logits, words=600)
+    shares, sums = kernels.own_sums(logits, column, peak, words=600)
     hit = torch.full_like(peak, -0.9)
     slope = kernels.logits_gradient(logits, column, peak, 1 / sums, hit, words=600, overwrite=False)
     return [each.cpu() for each in (peak, shares, sums, slope)]

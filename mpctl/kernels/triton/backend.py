@@ -99,13 +99,15 @@ class TritonKernels(KernelBackend):
         """As `KernelBackend.weighted_gradients`, in one kernel."""
         return row_gradients(grad, rows, weights, places, targets)
 
-    def row_maximum(self, logits: Tensor) -> Tensor:
+    def row_maximum(self, logits: Tensor, *, words: int) -> Tensor:
         """As `KernelBackend.row_maximum`, in one kernel; logits have a last stride of 1."""
-        return row_maximum(logits)
+        return row_maximum(logits, words)
 
-    def own_sums(self, logits: Tensor, column: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
+    def own_sums(
+        self, logits: Tensor, column: Tensor, peak: Tensor, *, words: int
+    ) -> tuple[Tensor, Tensor]:
         """As `KernelBackend.own_sums`, in one kernel."""
-        return own_sums(logits, column, peak)
+        return own_sums(logits, column, peak, words)
 
     def logits_gradient(
         self, logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, hit: Tensor, *,

@@ -35,38 +35,38 @@ def _block(width: int) -> int:
     return min(COLUMNS, int(triton.next_power_of_2(max(1, width))))
 
 
-def _run_maximum(logits: Tensor) -> Tensor:
+def _run_maximum(logits: Tensor, words: int) -> Tensor:
     from mpctl.kernels.triton.jit.cross_entropy import row_maximum_kernel
 
-    out, (n, width) = _fake_maximum(logits), logits.shape
+    out, (n, width) = _fake_maximum(logits, words), logits.shape
     if n:
         row_maximum_kernel[(n,)](
-            logits, out, logits.stride(0), width, BLOCK=_block(width), num_warps=8
+            logits, out, logits.stride(0), words, width, BLOCK=_block(words), num_warps=8
         )
     return out
 
 
-def _fake_maximum(logits: Tensor) -> Tensor:
+def _fake_maximum(logits: Tensor, words: int) -> Tensor:
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     return logits.new_empty(logits.shape[:1], dtype=dtype)
 
 
-def _run_sums(logits: Tensor, column: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
+def _run_sums(logits: Tensor, column: Tensor, peak: Tensor, words: int) -> tuple[Tensor, Tensor]:
     from mpctl.kernels.triton.jit.cross_entropy import own_sums_kernel
 
-    target, total = _fake_sums(logits, column, peak)
+    target, total = _fake_sums(logits, column, peak, words)
     n, width = logits.shape
-    if not width:
+    if not words:
         return target.zero_(), total.zero_()
     if n:
         own_sums_kernel[(n,)](
-            logits, column, peak, target, total, logits.stride(0), width, BLOCK=_block(width),
-            num_warps=8,
+            logits, column, peak, target, total, logits.stride(0), words, width,
+            BLOCK=_block(words), num_warps=8,
         )  # fmt: skip
     return target, total
 
 
-def _fake_sums(logits: Tensor, column: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
+def _fake_sums(logits: Tensor, column: Tensor, peak: Tensor, words: int) -> tuple[Tensor, Tensor]:
     return torch.empty_like(peak), torch.empty_like(peak)
 
 
@@ -93,9 +93,13 @@ def _write_gradient(
 
 
 _ROWS = "Tensor column, Tensor peak, Tensor share, Tensor hit, int words"
-row_maximum = define_operation("row_maximum(Tensor logits) -> Tensor", _run_maximum, _fake_maximum)
+row_maximum = define_operation(
+    "row_maximum(Tensor logits, int words) -> Tensor", _run_maximum, _fake_maximum
+)
 own_sums = define_operation(
-    "own_sums(Tensor logits, Tensor column, Tensor peak) -> (Tensor, Tensor)", _run_sums, _fake_sums
+    "own_sums(Tensor logits, Tensor column, Tensor peak, int words) -> (Tensor, Tensor)",
+    _run_sums,
+    _fake_sums,
 )
 _logits_gradient = define_operation(
     f"logits_gradient(Tensor logits, {_ROWS}) -> Tensor",

@@ -20,6 +20,8 @@ ROUNDED_TWICE = (
     "row_gradients_kernel",
 )  # fmt: skip
 
+LOSS_PASSES = {"row_maximum_kernel", "own_sums_kernel", "logits_gradient_kernel"}
+
 # attention alone is some 70 kernels: minutes on two cores that others use too
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -53,6 +55,16 @@ def test_two_roundings_are_not_fused_and_loads_are_wide(
             assert not any(name.startswith("fma") for name in counts), kernel["key"]
             wide = [name for name in counts if name.startswith("ld.global.v")]
             assert wide, kernel["key"]
+
+
+def test_a_loss_reads_16_bytes_at_a_time(kernels: list[dict[str, Any]]) -> None:
+    """Of a number of words that is no multiple of 8, in columns that are; the target's logit alone
+    is read by itself."""
+    passes = [k for k in kernels if k["kernel"] in LOSS_PASSES]
+    assert {kernel["kernel"] for kernel in passes} == LOSS_PASSES
+    for kernel in passes:
+        assert kernel["ptx"].get("ld.global.v4.b32", 0) >= 2
+        assert kernel["ptx"].get("ld.global.b16", 0) <= 1
 
 
 def test_casts_round_by_one_instruction_and_write_16_bytes_at_a_time(
