@@ -134,6 +134,12 @@ def local_range(size: int, *, parts: int, index: int) -> range:
     return range(index * step, (index + 1) * step)
 
 
+def overlapped_parts(samples: int, positions: int) -> int:
+    """In how many parts a rank gathers its [samples, positions, h] for a product that starts with
+    the first (parallel.tp_comm_overlap): 2 where samples or else positions are even."""
+    return 1 if samples % 2 and positions % 2 else 2
+
+
 def split_parts(sizes: Sequence[int], *, parts: int, index: int) -> tuple[range, ...]:
     """Blocks kept of a dimension that fuses several parts, each of which is split separately."""
     blocks, offset = [], 0

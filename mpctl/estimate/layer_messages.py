@@ -44,8 +44,10 @@ from mpctl.operators.tensor_messages import (
     norm_messages,
     product_messages,
 )
+from mpctl.sharding import overlapped_parts
 from mpctl.spec.runtime import RuntimeProfile
 from mpctl.spec.training import CORE
+from mpctl.units import PRODUCT_BYTES
 
 NO_GRADIENTS = GradNeeds(False, False, False)
 
@@ -137,7 +139,24 @@ class LayerMessages:
             if is_kept and (message.kind, message.phase) == ("all_gather", "backward"):
                 continue  # the latent of keys and values stays gathered
             cover = _cover(message, product, needs)
+            if self._gathers_in_halves(message, product):
+                message = message._replace(elements=message.elements // 2, count=2)
+                cover = "product"
             yield self._message(message, what, cover=cover, product=product.name)
+
+    def _gathers_in_halves(self, message: TensorMessage, product: MatMul) -> bool:
+        """Whether mpctl multiplies the first half of a product's input while the second arrives
+        (parallel.tp_comm_overlap)."""
+        job = self.layout.job
+        is_input = message.kind == "all_gather" and message.phase == "forward"
+        is_column = "tp" in product.backward_axes and not product.is_head
+        if not (job.parallel.tp_comm_overlap and is_input and is_column):
+            return False
+        if not self.profile.runs.launched or product.name in self._positions:
+            return False
+        samples, positions = (self.sizes[dim] for dim in product.rows)
+        is_plain = job.training.dtype not in PRODUCT_BYTES
+        return is_plain and overlapped_parts(samples, positions // self.tp) == 2
 
     def of_norms(self, flow: GradFlow, what: str) -> Iterator[Message]:
         """Messages of the norms of a layer or an end, forward and backward, between the ranks that

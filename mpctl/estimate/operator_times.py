@@ -536,10 +536,10 @@ class Hiding(NamedTuple):
     In 1d a column product overlaps the message of its input's gradient with its dW. The gathers and
     scatters of sequence parallelism can overlap in pieces with the product that reads or writes
     them, where the switches of their link let kernels send (Transformer Engine's userbuffers). A
-    product of 2d or 2.5d is computed in q `steps`, and all but one of its messages of a kind
-    overlap with them. Keys and values of other ranks of cp travel while attention works on those at
-    hand. No more is hidden than the work takes; the work itself slows down by `drag` times the
-    hidden seconds.
+    product of 2d or 2.5d is computed in q `steps`, a column product whose input mpctl gathers in
+    halves in 2, and all but one of its messages of a kind overlap with them. Keys and values of
+    other ranks of cp travel while attention works on those at hand. No more is hidden than the work
+    takes; the work itself slows down by `drag` times the hidden seconds.
 
     By hand, share 0.5, a gather of 3 s during a product of 2 s: min(3, 2) x 0.5 = 1 s is hidden.
     """
@@ -560,6 +560,8 @@ class Hiding(NamedTuple):
             self._weights(work, own, weights)
         if self.steps > 1:
             self._in_steps(work, own, self.steps * forward, self.steps * (inputs + weights))
+        elif any(message.cover == "product" for message in own):
+            self._in_steps(work, own, forward, inputs + weights, steps=2)
         elif not product.is_head and self.overlap.products and self.network.multicasts("tp"):
             self._in_pieces(work, own, forward, inputs + weights)
 
@@ -586,7 +588,9 @@ class Hiding(NamedTuple):
 
         self._take(work, hidden, ahead, back)
 
-    def _in_steps(self, work: OpTimes, own: Sequence[Message], ahead: float, back: float) -> None:
+    def _in_steps(
+        self, work: OpTimes, own: Sequence[Message], ahead: float, back: float, steps: int = 0
+    ) -> None:
         """Hide all but one of the messages of a kind of a product in steps; that one is sent before
         the first step or after the last. ahead, back: seconds of all steps of a forward, and of
         both gradients."""
@@ -597,8 +601,9 @@ class Hiding(NamedTuple):
                 for message in own
                 if (message.cover, message.phase) == ("product", phase)
             )
-            return self.overlap.tp * min(sent, seconds * (self.steps - 1) / self.steps)
+            return self.overlap.tp * min(sent, seconds * (parts - 1) / parts)
 
+        parts = steps or self.steps
         self._take(work, hidden, ahead, back)
 
     def _take(

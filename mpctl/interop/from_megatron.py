@@ -170,6 +170,8 @@ def _read_layout(reader: FlagReader) -> None:
         reader.has("--sequence-parallel") and s.get("parallel.tp") != 1
     )
     s |= {setting: reader.has(flag) for flag, setting in SWITCHES.items()}
+    overlaps = reader.has("--tp-comm-overlap") and s["parallel.sequence_parallel"]
+    s["parallel.tp_comm_overlap"] = overlaps
     if reader.has("--use-tp-pp-dp-mapping"):
         s["parallel.order"] = "tp-cp-pp-dp"
     s["parallel.zero"] = _zero(reader)

@@ -207,6 +207,8 @@ def _layout_flags(plan: Plan) -> Flags:
         yield from ("--num-virtual-stages-per-pipeline-rank", str(p.vpp))
     if p.sequence_parallel and p.tp > 1:
         yield "--sequence-parallel"
+        if p.tp_comm_overlap:
+            yield "--tp-comm-overlap"
     if p.embedding_is_layer:
         yield "--account-for-embedding-in-pipeline-split"
     if p.loss_is_layer:

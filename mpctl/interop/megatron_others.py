@@ -41,7 +41,7 @@ _NO_LAYOUT = {
     "--pipeline-model-parallel-comm-backend", "--microbatch-group-size-per-virtual-pipeline-stage",
     "--dist-ckpt-format", "--ckpt-fully-parallel-save", "--ckpt-fully-parallel-load",
     "--no-ckpt-fully-parallel-save", "--ckpt-assume-constant-structure", "--fsdp-double-buffer",
-    "--fsdp-manual-registration", "--tp-comm-overlap", "--dist-ckpt-save-pre-mcore-014",
+    "--fsdp-manual-registration", "--dist-ckpt-save-pre-mcore-014",
     "--no-data-sharding", "--moe-shared-expert-overlap", "--overlap-moe-expert-parallel-comm",
     "--overlap-dispatch-backward-with-experts-wgrad", "--use-grouped-gemm-for-shared-expert",
     "--moe-router-fusion", "--moe-router-padding-for-fp8", "--moe-router-padding-for-quantization",

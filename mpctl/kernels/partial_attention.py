@@ -23,6 +23,7 @@ Letters: b batch, a heads, k key-value heads, q queries, s keys, d head size.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -107,6 +108,18 @@ def chosen_kernel(
     if number not in (CUDNN, FLASH) and (number != EFFICIENT or is_grouped):
         return None
     return PartialKernel(number, scale)
+
+
+def use_flash_attention_3(capability: tuple[int, int]) -> bool:
+    """Let torch's attention be FlashAttention-3 in place of cuDNN's and of FlashAttention-2 on a
+    Hopper, where torch (2.13) takes it and its module, flash_attn_interface, is installed; returns
+    whether it is. capability: compute capability of the GPU."""
+    activate = getattr(torch.nn.attention, "activate_flash_attention_impl", None)
+    if capability[0] != 9 or activate is None or find_spec("flash_attn_interface") is None:
+        return False
+    activate("FA3")
+    torch.backends.cuda.enable_cudnn_sdp(False)  # which torch prefers otherwise
+    return True
 
 
 def kernel_name(number: int, device: torch.device) -> str:

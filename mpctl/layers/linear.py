@@ -61,7 +61,7 @@ from mpctl.layers.parameters import (
     shard_parameter,
 )
 from mpctl.shard import Shard
-from mpctl.sharding import local_range, local_size, split_parts
+from mpctl.sharding import local_range, local_size, overlapped_parts, split_parts
 from mpctl.transport.group import Group, Pending
 
 WEIGHTS = Init("normal", 0.02)
@@ -84,11 +84,13 @@ class ParallelLinear(nn.Module):
         return {} if self.fp8 is None else {"": self.fp8}
 
     def _product(
-        self, x: Tensor, bias: Tensor | None, *, group: Group, sequence_parallel: bool = False
-    ) -> Tensor:
+        self, x: Tensor, bias: Tensor | None, *, group: Group, sequence_parallel: bool = False,
+        overlaps: bool = False,
+    ) -> Tensor:  # fmt: skip
         return column_product(
-            x, self.weight, bias, group=group, sequence_parallel=sequence_parallel, fp8=self.fp8
-        )
+            x, self.weight, bias, group=group, sequence_parallel=sequence_parallel,
+            overlaps=overlaps, fp8=self.fp8,
+        )  # fmt: skip
 
 
 class ColumnParallelLinear(ParallelLinear):
@@ -99,7 +101,8 @@ class ColumnParallelLinear(ParallelLinear):
     parts: the sizes of the parts where they differ; they sum to out_features.
     skip_bias_add: return (output, bias), for a caller that adds the bias in another kernel.
     sequence_parallel: take [b, s/t, i]; it is gathered for the product and again in backward, so
-    that only the shard is saved.
+    that only the shard is saved. overlaps: forward gathers it in two halves, the second while the
+    first is multiplied; products in fp8 gather it whole.
     fp8: casts the operands of its products, which are then multiplied in fp8 (fp8.py).
 
     Raises ValueError if a part is not divisible by the number of ranks, or if gather_output and
@@ -115,6 +118,7 @@ class ColumnParallelLinear(ParallelLinear):
         bias: bool = True,
         gather_output: bool = False,
         sequence_parallel: bool = False,
+        overlaps: bool = False,
         stride: int = 1,
         parts: Sequence[int] | None = None,
         skip_bias_add: bool = False,
@@ -129,7 +133,7 @@ class ColumnParallelLinear(ParallelLinear):
                 "gather_output and skip_bias_add: the bias would stay split (drop one)"
             )
         self.group, self.gather_output, self.skip_bias_add = group, gather_output, skip_bias_add
-        self.sequence_parallel, self.fp8 = sequence_parallel, fp8
+        self.sequence_parallel, self.overlaps, self.fp8 = sequence_parallel, overlaps, fp8
         self.parts = _checked_parts(out_features, stride, parts)
         self.in_features, self.out_features = in_features, out_features
         own = split_parts(self.parts, parts=group.size, index=group.rank)
@@ -150,7 +154,10 @@ class ColumnParallelLinear(ParallelLinear):
         [b, s, o] with gather_output; a pair (output, bias) with skip_bias_add.
         """
         bias = None if self.skip_bias_add else self.bias
-        output = self._product(x, bias, group=self.group, sequence_parallel=self.sequence_parallel)
+        split, overlaps = self.sequence_parallel, self.overlaps
+        output = self._product(
+            x, bias, group=self.group, sequence_parallel=split, overlaps=overlaps
+        )
         if self.skip_bias_add:
             return output, self.bias
         return self._gathered(output) if self.gather_output else output
@@ -293,20 +300,22 @@ def column_product(
     *,
     group: Group,
     sequence_parallel: bool = False,
+    overlaps: bool = False,
     fp8: Fp8Operands | None = None,
 ) -> Tensor:
     """x [b, s, i], equal on every rank, by weight [o/t, i] -> [b, s, o/t] in the dtype of x;
     backward sums dX.
 
-    sequence_parallel: x is this rank's [b, s/t, i], and so is dX. fp8: casts the operands, which
-    are then multiplied in fp8. For a group of one it is F.linear, without fp8 or deferral.
+    sequence_parallel: x is this rank's [b, s/t, i], and so is dX. overlaps: as
+    ColumnParallelLinear's. fp8: casts the operands, which are then multiplied in fp8. For a group
+    of one it is F.linear, without fp8 or deferral.
     """
     if group.size == 1 and fp8 is None and deferred_wgrad_of(weight) is None:
         return F.linear(x, weight, bias)
     products: Products = PlainProducts() if fp8 is None else fp8
     return _ColumnProduct.apply(
         x, weight, bias, products, group, sequence_parallel and group.size > 1,
-        torch.is_grad_enabled(),
+        overlaps and fp8 is None, torch.is_grad_enabled(),
     )  # fmt: skip
 
 
@@ -370,16 +379,20 @@ class _ColumnProduct(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, products: Products,
-        group: Group, split: bool, is_training: bool,
+        group: Group, split: bool, overlaps: bool, is_training: bool,
     ) -> Tensor:  # fmt: skip
         ctx.products, ctx.group, ctx.split = products, group, split
         ctx.deferred = deferred_wgrad_of(weight)
         ctx.leaf = weight if ctx.deferred else None
         for_dx, for_dw = ctx.needs_input_grad[:2]
         # [b, s/t, i] -> [b, s, i] -> [b, s, o/t]
-        whole = group.all_gather(x, SEQUENCE) if split else x
-        keep = for_dw and not split
-        y, kept = products.output(whole, weight, bias, keep=keep, noted=is_training)
+        kept: tuple[Tensor, ...] = ()
+        if split and overlaps and overlapped_parts(*x.shape[:2]) == 2:
+            y = _product_in_halves(x, weight, bias, group)
+        else:
+            whole = group.all_gather(x, SEQUENCE) if split else x
+            keep = for_dw and not split
+            y, kept = products.output(whole, weight, bias, keep=keep, noted=is_training)
         ctx.save_for_backward(weight if for_dx else None, x if for_dw and split else None, *kept)
         return y
 
@@ -414,7 +427,37 @@ class _ColumnProduct(torch.autograd.Function):
                 ctx.leaf,
                 lambda: _weight_gradient(products, dy_for_dw, values, gather and gather()),
             )
-        return None if dx is None else dx.wait(), dw, db, *[None] * 4
+        return None if dx is None else dx.wait(), dw, db, *[None] * 5
+
+
+def _product_in_halves(x: Tensor, weight: Tensor, bias: Tensor | None, group: Group) -> Tensor:
+    """The product of the gathered [b, s, i], [b, s, o/t], of halves of the samples, or of each
+    rank's positions: the second arrives while the first is multiplied."""
+    (b, n, _), t = x.shape, group.size
+    y, transposed = x.new_empty(b, t * n, weight.shape[0]), weight.t()
+    if b % 2 == 0:
+        arriving = [group.start_all_gather(half, SEQUENCE) for half in x.chunk(2)]
+        for half, place in zip(arriving, y.view(2, -1, weight.shape[0]), strict=True):
+            _multiply(half.wait().flatten(0, 1), transposed, bias, out=place)
+        return y
+    halves = [half.contiguous()[None] for half in x.chunk(2, dim=1)]
+    arriving = [group.start_all_gather(half, 0) for half in halves]
+    for at, half in enumerate(arriving):
+        # [t, b, n/2, i] -> [t, n/2, i] of each sample, into every other block of its rows
+        for rows, whole in zip(half.wait().unbind(1), y, strict=True):
+            place = whole.view(t, 2, n // 2, -1)[:, at]
+            _multiply(rows, transposed.expand(t, -1, -1), bias, out=place)
+    return y
+
+
+def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, *, out: Tensor) -> None:
+    """A B + bias of matrices or of batches of them, into `out`."""
+    if bias is None:
+        torch.matmul(a, b, out=out)
+    elif a.dim() == 2:
+        torch.addmm(bias, a, b, out=out)
+    else:
+        torch.baddbmm(bias, a, b, out=out)
 
 
 def _weight_gradient(

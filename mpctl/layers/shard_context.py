@@ -101,7 +101,7 @@ class TensorParallel1D:
         """Rows of W over the ranks (linear.py)."""
         return ColumnParallelLinear(
             inputs, outputs, bias=bias, init=init, parts=parts,
-            fp8=self.context.fp8_operands(), **self._split,
+            overlaps=self.context.overlaps_gathers, fp8=self.context.fp8_operands(), **self._split,
         )  # fmt: skip
 
     def row_linear(self, inputs: int, outputs: int, *, bias: bool, init: Init) -> RowParallelLinear:
@@ -136,7 +136,8 @@ class ShardContext:
     experts are split. fp8: linear layers multiply in fp8 (only 1d). offload: keeps saved inputs in
     host memory, for layers that are configured so. rotary_tables: the rotary tables that layers
     share. expert_view: how the ranks hold experts. routing: the record of routers, with their
-    correction biases.
+    correction biases. overlaps_gathers: inputs of column-parallel layers are gathered in two halves
+    under sequence parallelism (only 1d).
     """
 
     tp: Group = ALONE
@@ -153,6 +154,7 @@ class ShardContext:
     rotary_tables: RotaryTables = field(default_factory=RotaryTables)
     expert_view: View = ALL_EXPERTS
     routing: RoutingLog = field(default_factory=RoutingLog)
+    overlaps_gathers: bool = False
 
     def __post_init__(self) -> None:
         if self.grid is GRID_OF_TP:

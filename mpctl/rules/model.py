@@ -137,6 +137,14 @@ def sequence_rules(job: JobSpec) -> Iterator[Check]:
             Offer("parallel.tp", tuple(range(2, 17)), "tp", near=2),
             more="--no-sequence-parallel",
         )
+    if p.tp_comm_overlap and not (p.sequence_parallel and p.tp > 1 and p.tensor_mode == "1d"):
+        message = "it overlaps the gathers of sequence parallelism over tp in tensor_mode 1d"
+        yield refusal(
+            "tp-comm-overlap-needs-sequence",
+            "parallel.tp_comm_overlap",
+            message,
+            more="--set parallel.tp_comm_overlap=false, or --sequence-parallel with tp above 1",
+        )
     if model is None:
         return
     seq = model.seq_length

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
+from mpctl.kernels.partial_attention import use_flash_attention_3
 from mpctl.layers.parameters import initialise_parameter
 from mpctl.rundir.breadcrumb import Breadcrumb
 from mpctl.rundir.collective_log import CollectiveLog
@@ -119,14 +120,17 @@ class RuntimeEnvironment:
 
 def machine_kernels(device: torch.device) -> KernelBackend:
     """The fastest kernels that run on a device: the Triton kernels on CUDA; if they are not
-    available, torch's, with a line in the log that says why."""
+    available, torch's, with a line in the log that says why. Torch's attention becomes
+    FlashAttention-3 where that is installed."""
     if device.type != "cuda":
         return TORCH_BACKEND
     # Imported here, since it registers operations with torch: 20 ms at each rank's start on a CPU.
     from mpctl.kernels.triton.backend import fused_kernels
 
     try:
-        return fused_kernels(device)
+        kernels = fused_kernels(device)
+        use_flash_attention_3(torch.cuda.get_device_capability(device))
+        return kernels
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         print(f"kernels: torch's own, dropout takes 15 for one ({reason})", flush=True)

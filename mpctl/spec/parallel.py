@@ -63,6 +63,12 @@ class ParallelSpec(AxisSizes):
     sequence_parallel: bool = Field(
         False, description="split the sequence over tp between the tensor-parallel regions"
     )
+    tp_comm_overlap: bool = Field(
+        False,
+        description="under sequence parallelism gather the inputs of a layer's products in two "
+        "halves, the second while the first is multiplied; other runtimes overlap in their own "
+        "ways, as their profiles have it",
+    )
     zero: Annotated[int, Ge(0), Le(3)] = Field(
         0, description="ZeRO stage over dp x cp: shard optimizer (1), gradients (2), parameters (3)"
     )

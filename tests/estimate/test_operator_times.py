@@ -44,6 +44,20 @@ def test_gathered_keys_overlap_with_the_diagonals_alone(more: dict[str, Any], sh
     assert apart - beside == pytest.approx(share * scores)
 
 
+def test_halves_of_an_input_overlap_with_a_product() -> None:
+    """2 column products a layer, of 8 rows: half of each gather, or of each product, is hidden; the
+    messages are twice as many, of half the size, and each pays its latency."""
+    own = with_part("overlap", tp=1.0)
+    own = own.model_copy(update={"runs": own.runs.model_copy(update={"launched": True})})
+    whole = timed(SPLIT, own)
+    halves = timed({**SPLIT, "parallel.tp_comm_overlap": True}, own)
+    products = 2 * 2 * 16 * 64 * (192 + 256) / 2 / 1e12  # of both layers, on one of two ranks
+    gather = 16 * 64 * 4 / 2 / 1e9 + 1e-6  # as in test_time.py
+    sent = 2 * 2 * 1e-6  # the latency of each of two products' second halves, in each layer
+    assert gather > products
+    assert halves.tp - whole.tp == pytest.approx(sent - products / 2)
+
+
 def test_gradients_of_all_chunks_but_one_overlap_with_the_last_micro_batches() -> None:
     assert cover_backwards(1, 1) == cover_backwards(8, 1) == 1
     assert cover_backwards(4, 2) == 2.5

@@ -10,7 +10,7 @@ from mpctl.kernels.attention import AttentionVariant
 from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import partly_bidirectional_mask
-from mpctl.kernels.partial_attention import KeyPart, PartialKernel
+from mpctl.kernels.partial_attention import KeyPart, PartialKernel, use_flash_attention_3
 from mpctl.kernels.rotary import Rotary
 from mpctl.layers.attention import AttentionConfig, AttentionCore, ParallelSelfAttention
 from mpctl.layers.context_parallel import (
@@ -181,6 +181,18 @@ def test_the_last_rows_of_keys_that_are_all_there() -> None:
     got, expected = (torch.autograd.grad(y.square().sum(), tensors) for y in (tail, whole))
     for one, other in zip(got, expected, strict=True):
         close(one, other)
+
+
+def test_flash_attention_3_is_taken_on_a_hopper_that_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    activated: list[str] = []
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", activated.append)
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", lambda on: activated.append(on))
+    assert not use_flash_attention_3((9, 0)) and not activated  # its module is not installed
+    monkeypatch.setattr("mpctl.kernels.partial_attention.find_spec", lambda name: name)
+    assert not use_flash_attention_3((10, 0)) and not use_flash_attention_3((8, 0))
+    assert use_flash_attention_3((9, 0)) and activated == ["FA3", False]
 
 
 def test_positions_by_hand() -> None:

@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mpctl.layers.linear import ColumnParallelLinear
 from mpctl.transport.exchange import Reduction
 from mpctl.transport.group import Group, Pending
+from tests.layers.oracle import close, fill, grouped, numbers
+from tests.threads import run_ranks
 
 B, S, I, O = 2, 6, 4, 10  # noqa: E741
 
@@ -57,7 +59,7 @@ class _Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+        if func._schema.name.split("::")[1] in ("mm", "addmm", "bmm", "baddbmm"):
             self.events.append({(O // 2, I): "dW", (B * S, I): "dX"}.get(tuple(result.shape), "Y"))
         if func is torch.ops.aten.sum.dim_IntList:
             self.events.append("db")
@@ -94,3 +96,38 @@ def test_what_needs_no_gradient_costs_neither_product_nor_message(split: bool) -
     assert _events(split, frozen=True) == ["dX", f"start {summing}", f"wait {summing}"]
     gather = ["start all_gather"] * split, ["wait all_gather"] * split
     assert _events(split, input_grad=False) == [*gather[0], "db", *gather[1], "dW"]
+
+
+def _halves(rank: int, size: int) -> list:
+    group, found = grouped(rank, size), []
+    # samples in halves, positions in halves, of one sample and of three, and what has no halves
+    for b, n, bias in ((2, 3, True), (1, 4, True), (1, 2, False), (3, 2, True), (1, 3, False)):
+        for overlaps in (False, True):
+            layer = ColumnParallelLinear(
+                I, O * size, group=group, bias=bias, sequence_parallel=True, overlaps=overlaps,
+                dtype=torch.float64,
+            )  # fmt: skip
+            fill(layer)
+            x = numbers(b, n * size, I)[:, rank * n : (rank + 1) * n].clone().requires_grad_()
+            y = layer(x)
+            y.backward(numbers(*y.shape, seed=9))
+            found.append([y.detach(), x.grad, *(w.grad for w in layer.parameters())])
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_inputs_in_halves_give_what_whole_ones_give(size: int) -> None:
+    for found in run_ranks(_halves, size):
+        for whole, in_halves in zip(found[::2], found[1::2], strict=True):
+            for one, other in zip(whole, in_halves, strict=True):
+                close(one, other)
+
+
+@pytest.mark.parametrize("b", [1, 2])
+def test_the_second_half_arrives_while_the_first_is_multiplied(b: int) -> None:
+    group = _Watched(0, 2)
+    object.__setattr__(group, "events", [])
+    layer = ColumnParallelLinear(I, O, group=group, sequence_parallel=True, overlaps=True)
+    with torch.no_grad(), _Products(group.events):
+        layer(torch.ones(b, S, I))
+    assert group.events == ["start all_gather"] * 2 + ["wait all_gather", "Y"] * 2

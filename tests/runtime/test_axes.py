@@ -45,6 +45,12 @@ MODES: dict[str, tuple[int, int, int, dict[str, Any]]] = {  # tp, cp, dp, settin
     "tp2-sp": (2, 1, 1, {"parallel__sequence_parallel": True}),
     "tp2-sp-cp2-full": (2, 2, 1, {"parallel__sequence_parallel": True, **FULL}),
     "tp4-sp": (4, 1, 1, {"parallel__sequence_parallel": True}),
+    "tp2-sp-halves": (
+        2,
+        1,
+        1,
+        {"parallel__sequence_parallel": True, "parallel__tp_comm_overlap": True},
+    ),
     "tp2-full": (2, 1, 1, FULL),
     "tp2-full-parts": (2, 1, 1, {**FULL, **PARTS, "training__offload_activations": True}),
     "tp2-full-no-dropout": (2, 1, 1, {**FULL, "training__dropout": 0.0}),

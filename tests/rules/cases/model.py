@@ -124,6 +124,14 @@ CASES = (
         r"tp 2, 3 or 4; or --no-sequence-parallel",
     ),
     Case(
+        "tp-comm-overlap-needs-sequence",
+        {"parallel.tp": 2, "parallel.sequence_parallel": True, "parallel.tp_comm_overlap": True},
+        {"parallel.tp": 2, "parallel.tp_comm_overlap": True},
+        "parallel.tp_comm_overlap",
+        ("gathers of sequence parallelism",),
+        r"false, or --sequence-parallel",
+    ),
+    Case(
         "cp-divides-sequence",
         {"parallel.cp": 4},
         {"parallel.cp": 3},
