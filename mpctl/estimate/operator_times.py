@@ -189,6 +189,9 @@ class OperatorTimer:
         self._products(work, flow, messages)
         products = work.forward
         self._hidden(work, stack.seq, flow)
+        kernels, launch = self.costs.kernels, self.speed.other.launch
+        work.forward += kernels.forward * launch
+        work.dgrad += kernels.backward * launch * flow.after
         self._experts(work, flow, is_again=is_repeated(self.layout, self.profile, flow))
         self._accumulate(work, flow.trained)
         return LinearTimes(work, products)

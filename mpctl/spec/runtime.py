@@ -51,6 +51,9 @@ class AcceleratorPasses(StrictModel):
     width: MemoryPasses | None = Field(None, description="as operators.width, on an accelerator")
     inner: MemoryPasses | None = Field(None, description="as operators.inner, on an accelerator")
     logits: MemoryPasses | None = Field(None, description="as operators.logits, on an accelerator")
+    kernels: MemoryPasses | None = Field(
+        None, description="as operators.kernels, on an accelerator"
+    )
     optimizer_bytes: Amount | None = Field(
         None, description="as operators.optimizer_bytes, on an accelerator"
     )
@@ -75,6 +78,10 @@ class OperatorCosts(StrictModel):
         description="passes over the score matrix where it is held: scale, mask, softmax"
     )
     logits: MemoryPasses = Field(description="bytes moved for a logit: casts and the loss")
+    kernels: MemoryPasses = Field(
+        MemoryPasses(forward=0, backward=0),
+        description="kernels of a layer beside products and attention, of a launch each",
+    )
     gradient_bytes: Amount = Field(
         description="bytes moved to accumulate the gradient of a parameter, a micro batch"
     )
