@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from mpctl.tune.trial import MakeTrial
 
 DEFAULT_BUDGET = "30m"
-UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+NUMBER = r"[0-9]+(?:\.[0-9]+)?"
+TIME = rf"\s*(?:({NUMBER})\s*h)?\s*(?:({NUMBER})\s*m(?:in)?)?\s*(?:({NUMBER})\s*s)?\s*"
 LONGEST = 30 * 24 * 3600.0
 
 BudgetOption = Annotated[
@@ -307,10 +308,10 @@ def read_budget(text: str) -> float:
     >>> read_budget("1h30m"), read_budget("5 min"), read_budget("300")
     (5400.0, 300.0, 300.0)
     """
-    words = re.findall(r"([0-9]+(?:\.[0-9]+)?)\s*(h|min|m|s|)", text, re.ASCII)
-    rest = re.sub(r"([0-9]+(?:\.[0-9]+)?)\s*(h|min|m|s|)|\s", "", text, flags=re.ASCII)
-    plain = any(not unit for _, unit in words) and len(words) > 1
-    seconds = 0.0 if rest or plain else sum(float(n) * UNITS[u or "s"] for n, u in words)
+    is_plain = re.fullmatch(NUMBER, text.strip(), re.ASCII) is not None
+    match = re.fullmatch(TIME, f"{text}s" if is_plain else text, re.ASCII)
+    parts = zip(match.groups("0"), (3600, 60, 1), strict=True) if match else ()
+    seconds = sum(float(part) * unit for part, unit in parts)
     if not 0 < seconds <= LONGEST:
         raise InputError.of("bad-budget", "--budget", f"{text[:30]!r} is no time to measure in",
                             "give a time such as 5m, 90s or 1h30m, 30 days at most")  # fmt: skip

@@ -1,24 +1,25 @@
 """Which layout to measure next, and when to stop: pure functions of plans and measurements.
 
-**Belief.** The logarithm of a layout's step time is x = log(plan) + error. The error has four
-parts. One is shared by all layouts of the system (a machine that is slower than the plan says; it
-decides nothing, so its prior is vague, SHARED). One comes from the planner's constants, each of
-which may be wrong by its slack: `slopes` are the changes of x for that, so that a trial of a
-layout that sends much tells about all that do. One is shared by layouts the more alike they are: it
-has the standard deviation `spread`, and between two layouts the correlation of `alikeness`, the
-product of LIKENESS over the settings in which they differ, once for each doubling of a size. One is
-the layout's alone (ALONE). A trial measures x with a noise of standard
-deviation n, which repeated trials of one layout tell (`noise_of`). Plans and measurements together
-make a normal distribution of all x (kriging with the plan as its trend; Rasmussen and Williams,
-Gaussian Processes for Machine Learning, 2006, section 2.2), and one trial moves the means of
-all layouts that are like the measured one. Where plans are off by more than their spread says, all
-spreads are multiplied by the one of SCALES that makes the trials so far the most likely, a factor
-of two being a standard deviation of its prior.
+**Belief.** The logarithm of a layout's step time is x = log(plan) + error, with an error of four
+parts, each normal:
 
-**Stop.** A layout is a rival of the best measured one while the chance that it is faster by more
-than WORTH is above DOUBT. The search ends when there is no rival and the best was measured
-twice, so that its lead is one beyond noise. Rivals may be measured layouts too: those are measured
-again, in turn with the best.
+    SHARED   of all layouts of the system, a slower machine: vague, as it decides nothing.
+    slopes   of the planner's constants, each wrong by its slack: changes of x for that, so that a
+             trial of a layout that sends much tells of all that do.
+    spread   of layouts the more alike they are: between two, the correlation `alikeness`, the
+             product of LIKENESS over the settings that differ, once for each doubling of a size.
+    ALONE    of the layout.
+
+A trial measures x with a noise that repeated trials of one layout tell (`noise_of`). Plans and
+trials together make a normal distribution of all x (kriging with the plan as its trend; Rasmussen
+and Williams, Gaussian Processes for Machine Learning, 2006, section 2.2): one trial moves the means
+of all layouts that are like the measured one. Where plans are off by more than their spread, all
+spreads are multiplied by the one of SCALES that makes the trials the most likely, a factor of two
+being a standard deviation of its prior.
+
+**Stop.** A layout, measured or not, is a rival of the best measured one while the chance that it is
+faster by more than WORTH is above DOUBT. The search ends when there is no rival and the best was
+measured twice, so that its lead is beyond noise.
 
 **Next.** First the layout with the best plan. Then, of the best and its rivals, the one whose trial
 is expected to shorten the final choice most: with m the means and a_j the change of m_j for one
