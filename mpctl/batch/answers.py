@@ -56,7 +56,7 @@ class Answer(TypedDict):
     training: None where the job cannot be read. Figures are None where they are not known: verdict,
     whether it fits, and by how much, in words; peak_memory_bytes, of the fullest rank, `allocated`
     by tensors, with what the allocator `reserved`, and on the `device` as nvidia-smi shows it;
-    stage_memory_bytes, allocated by tensors, of one rank of each stage; breakdown, seconds of the
+    stage_memory_bytes, allocated by torch, of one rank of each stage; breakdown, seconds of the
     step by part: `dp` is that of the group dp_cp, and keys and values over cp are in `other`.
     issues: errors of the line, and warnings about its answer.
     """

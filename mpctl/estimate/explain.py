@@ -302,7 +302,8 @@ def _stage(layout: JobLayout, stage: StageMemory, chunks: Sequence[ChunkBytes]) 
     kept = " and ".join(bytes_text(chunk.saved) for chunk in chunks)
     most = bytes_text(max(chunk.temporary for chunk in chunks))
     weights = "gathered weights" if p.tensor_mode == "1d" else "blocks of products under way"
-    parts = (sum(states), stage.activation_bytes, stage.working_bytes, stage.lasting_bytes)
+    parts = (sum(states), stage.activation_bytes, stage.working_bytes, stage.lasting_bytes,
+             stage.workspace_bytes)  # fmt: skip
     slack = memory.slack if is_cuda(layout.job) else 1
     allocated, reserved, context = map(
         bytes_text, (stage.allocated_bytes, stage.reserved_bytes, stage.context_bytes)
@@ -316,13 +317,21 @@ def _stage(layout: JobLayout, stage: StageMemory, chunks: Sequence[ChunkBytes]) 
          f"{most} in a backward, and messages under way", ""),
         ("software", stage.lasting_bytes, "buffers that the training software keeps",
          bytes_text(stage.lasting_bytes), memory.source),
+        ("workspaces", stage.workspace_bytes,
+         "threads that multiply matrices x the library's workspace, out of torch's allocator",
+         f"{memory.workspaces} x {bytes_text(stage.workspace_bytes // max(1, memory.workspaces))}",
+         ""),
         ("allocated", stage.allocated_bytes,
-         "states + activations + temporary + software; states: parameters, gradients, optimizer",
+         "states + activations + temporary + software + workspaces; states: parameters, gradients, "
+         "optimizer",
          " + ".join(map(bytes_text, parts)), ""),
         ("reserved", stage.reserved_bytes, "allocated x allocator's reserve",
          f"{allocated} x {slack:g}", memory.source),
-        ("device", stage.device_bytes, "reserved + context of the libraries",
-         f"{reserved} + {context}", memory.source),
+        ("communicators", stage.communicator_bytes,
+         "channels x peers that send x buffers, of each process group", bytes_text(
+             stage.communicator_bytes), memory.source),
+        ("device", stage.device_bytes, "reserved + context of the libraries + communicators",
+         f"{reserved} + {context} + {bytes_text(stage.communicator_bytes)}", memory.source),
     ):  # fmt: skip
         yield _bytes(f"memory.stage-{stage.stage}.{name}", value, formula, numbers, source)
 

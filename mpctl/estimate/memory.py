@@ -5,8 +5,8 @@ States are exact counts (states.py).
 Activations are the tensors of the operator table (activations.py) of as many micro batches as the
 schedule has in flight (pipeline/schedule/orders.py): min(p - stage, m) under 1F1B, all m under
 GPipe; the running one counts with its peak. `allocated` is what tensors take, `reserved` adds the
-allocator's slack, and the device holds the libraries' context in addition. The heaviest stage
-decides.
+allocator's slack, and the device holds the libraries' context and communicators in addition
+(libraries.py). The heaviest stage decides.
 
 By hand, gpt of 8 layers on 4 stages, 1F1B: stage 0 has 4 micro batches of 2 layers, as many layers
 as the model; 3 wait, the 4th goes backward.
@@ -23,6 +23,7 @@ from typing import ClassVar, NamedTuple
 from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes, is_cuda
 from mpctl.estimate.activations import ChunkBytes, stage_chunks
 from mpctl.estimate.communication import message_bytes
+from mpctl.estimate.libraries import Communicators, workspace_bytes
 from mpctl.estimate.states import StateBytes, find_states, weight_buffers, whole_gradients
 from mpctl.layout.job_layout import MAX_SENDS_IN_FLIGHT, SPARE_RECEIVES, JobLayout
 from mpctl.operators.matmul import Dims
@@ -38,7 +39,8 @@ from mpctl.units import bytes_text, part_text
 class StageMemory:
     """Bytes on one rank of a pipeline stage. in_flight: chunks of micro batches held at most;
     activation_bytes: all saved for backwards at one time; working_bytes: the rest of the peak;
-    lasting_bytes: buffers of the training software, from the first step on."""
+    lasting_bytes: buffers of the training software, from the first step on. workspace_bytes: of
+    matrix libraries, which the allocator gives them; communicator_bytes: beside the allocator."""
 
     JSON_PROPERTIES: ClassVar = ("allocated_bytes", "reserved_bytes", "device_bytes")
 
@@ -50,8 +52,10 @@ class StageMemory:
     activation_bytes: int
     working_bytes: int
     lasting_bytes: int
+    workspace_bytes: int
     slack_bytes: int
     context_bytes: int
+    communicator_bytes: int
     in_flight: int
 
     @property
@@ -60,9 +64,14 @@ class StageMemory:
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
     @property
-    def allocated_bytes(self) -> int:
-        """The peak of the bytes that an allocator was asked for."""
+    def tensor_bytes(self) -> int:
+        """The peak of what tensors take."""
         return self.state_bytes + self.activation_bytes + self.working_bytes + self.lasting_bytes
+
+    @property
+    def allocated_bytes(self) -> int:
+        """The peak of the bytes that an allocator was asked for: tensors and workspaces."""
+        return self.tensor_bytes + self.workspace_bytes
 
     @property
     def reserved_bytes(self) -> int:
@@ -72,7 +81,7 @@ class StageMemory:
     @property
     def device_bytes(self) -> int:
         """As the device's tools show it."""
-        return self.reserved_bytes + self.context_bytes
+        return self.reserved_bytes + self.context_bytes + self.communicator_bytes
 
 
 class StageWeights(NamedTuple):
@@ -112,7 +121,7 @@ def layout_memory(layout: JobLayout, known: KnownMemory | None = None) -> list[S
     known: contents of stages of other layouts of the same model and device; those of this layout
     are added. Stages with equal contents share them even without it.
     """
-    memory = LayoutMemory(layout, activation_shapes(layout), known)
+    memory = LayoutMemory(layout, activation_shapes(layout), known, Communicators(layout))
     return [memory.of_stage(stage) for stage in range(len(layout.stages))]
 
 
@@ -121,11 +130,16 @@ class LayoutMemory:
     `layout_memory`."""
 
     def __init__(
-        self, layout: JobLayout, shapes: ActivationShapes, known: KnownMemory | None = None
+        self,
+        layout: JobLayout,
+        shapes: ActivationShapes,
+        known: KnownMemory | None = None,
+        communicators: Communicators | None = None,
     ) -> None:
         self.layout, self.shapes = layout, shapes
         self.known = KnownMemory({}, {}) if known is None else known
         self.settings = self._settings()
+        self.workspace, self.communicators = workspace_bytes(layout), communicators
 
     def _settings(self) -> Hashable:
         """Everything else that the bytes of a stage's weights depend on, besides its layers and
@@ -143,6 +157,7 @@ class LayoutMemory:
         """A rank of the stage with as many micro batches in flight as its schedule has at most.
         microbatches: micro batches of a step, if not the job's."""
         contents, p = self._contents(stage), self.layout.job.parallel
+        communicators = self.communicators
         schedule: ScheduleName = p.schedule if p.pp > 1 else "1f1b"
         microbatches = microbatches or self.layout.num_microbatches
         place = schedule, stage, p.pp, microbatches
@@ -152,7 +167,7 @@ class LayoutMemory:
         states, activations = contents.states, round(kept)
         work = round(max(peak - kept + contents.work, states.stepping - kept))
         bare = states.parameters + states.gradients + states.optimizer
-        allocated = bare + activations + work + contents.lasting
+        allocated = bare + activations + work + contents.lasting + self.workspace
         slack, context = overhead_bytes(self.layout, allocated)
         return StageMemory(
             stage=stage,
@@ -163,8 +178,10 @@ class LayoutMemory:
             activation_bytes=activations,
             working_bytes=work,
             lasting_bytes=contents.lasting,
+            workspace_bytes=self.workspace,
             slack_bytes=slack,
             context_bytes=context,
+            communicator_bytes=communicators.of_stage(self.layout, stage) if communicators else 0,
             in_flight=in_flight,
         )
 
@@ -220,7 +237,7 @@ def spare_bytes(layout: JobLayout, stage: int, shapes: ActivationShapes) -> floa
 
 def overhead_bytes(layout: JobLayout, allocated: int) -> tuple[int, int]:
     """(allocator's slack, libraries' context): device bytes of a rank in addition to `allocated`
-    bytes of tensors; 0 on a CPU."""
+    bytes; 0 on a CPU."""
     software = layout.profile.memory
     if not is_cuda(layout.job):
         return 0, 0

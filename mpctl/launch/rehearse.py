@@ -239,8 +239,8 @@ def _compare(rank: RehearsedRank, estimate: Estimate) -> RankRehearsal:
     }
     audited: RankAudit = {"audit": rank["audit"]} if "audit" in rank else {}
     exact = (parameters, traffic, *states.values())
-    most = max(rank["peak_bytes"], rank["building_bytes"])
-    taken = most + sum(overhead_bytes(estimate.layout, most))
+    most = max(rank["peak_bytes"], rank["building_bytes"]) + memory.workspace_bytes
+    taken = most + sum(overhead_bytes(estimate.layout, most)) + memory.communicator_bytes
     usable = estimate.layout.job.cluster.usable_bytes
     return {
         **head,
@@ -251,7 +251,7 @@ def _compare(rank: RehearsedRank, estimate: Estimate) -> RankRehearsal:
         "state_bytes": states,
         "agrees": all(pair["planned"] == pair["measured"] for pair in exact),
         "activation_bytes": _pair(memory.activation_bytes, rank["activation_bytes"]),
-        "peak_bytes": _pair(memory.allocated_bytes, rank["peak_bytes"]),
+        "peak_bytes": _pair(memory.tensor_bytes, rank["peak_bytes"]),
         "at_peak": rank["at_peak"],
         "building_bytes": rank["building_bytes"],
         "device_bytes": taken,

@@ -224,7 +224,7 @@ def headline_figures(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "tokens/s", count_text(summary.tokens_per_second or 0)
         yield "MFU", f"{summary.mfu or 0:.0%}"
     yield "memory on the device", bytes_text(summary.device_bytes or 0)
-    yield "allocated by tensors", bytes_text(summary.allocated_bytes or 0)
+    yield "allocated by torch", bytes_text(summary.allocated_bytes or 0)
     yield "parameters", count_text(estimate.parameters)
     if estimate.layout.model.experts is not None:
         yield "active parameters", count_text(estimate.active_parameters)
@@ -238,9 +238,9 @@ def main_figures(plan: Plan) -> Iterator[tuple[str, str]]:
     yield from _time_figures(plan, estimate.time)
     fullest = estimate.fullest_stage
     have = f", which has {bytes_text(device.memory_bytes)}" if device else ""
-    tensors = bytes_text(fullest.allocated_bytes)
+    allocated = bytes_text(fullest.allocated_bytes)
     need = f"{bytes_text(fullest.device_bytes)} on the device{have}"
-    yield "memory", f"{need}; {tensors} allocated by tensors"
+    yield "memory", f"{need}; {allocated} allocated by torch"
     if plan.job.training.runtime == "mpctl":
         yield "checkpoint", f"{bytes_text(estimate.checkpoint_bytes)} on the disk"
     from mpctl.planning.whole_run import saving_advice  # which takes a plan

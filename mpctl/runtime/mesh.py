@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
+from mpctl.layout.groups import LINK_CHANNELS, GroupPlan, group_plans, has_communicator
 from mpctl.rundir.collective_log import CollectiveLog, rank_ranges
 from mpctl.sharding import DENSE, View, Views
 from mpctl.spec.launch import LaunchSpec
@@ -100,32 +101,16 @@ def build_mesh(
     world = factory.with_log(world, range(topology.world_size))
     world = factory.with_shared_memory(world, range(topology.world_size))
     factory = replace(factory, world=world)
-    # The messages of a group run one after the other: those of cp would wait behind gradients.
-    is_separate = topology.sizes["cp"] > 1
-    # Messages that a layer waits for are urgent; gradients and samples are not.
-    tp = factory.make_axes_group(("tp",), "tp", is_urgent=True)
+    groups: dict[str, Group] = {}
+    for plan in group_plans(topology, views):
+        if plan.same_as:
+            renamed = replace(groups[plan.same_as], name=plan.name)
+            groups[plan.name] = factory.with_log(renamed, topology.group(rank, plan.name))
+        else:
+            groups[plan.name] = factory.make_planned_group(plan)
+    tp = groups["tp"]
     dense = View(grid=TensorGrid.of("1d", tp.size)) if views is None else views[DENSE]
     assert isinstance(dense.grid, TensorGrid)
-    groups = {"tp": tp}
-    for name, axes in dense.grid.groups.items():
-        groups[name] = factory.make_axes_group(axes, name, is_urgent=True)
-    groups["cp"] = factory.make_axes_group(("cp",), "cp", is_urgent=True)
-    groups["dp_cp"] = factory.make_axes_group(("dp_cp",), "dp_cp", is_separate=is_separate)
-    groups["pp"] = factory.make_axes_group(("pp",), "pp")
-    for view in (views or {}).values():
-        for name in (*view.sizes, view.shard_group, view.replica_group):
-            if name in groups:
-                continue
-            ranks = topology.group(rank, name)
-            inner = next((axis for axis in view.sizes if topology.group(rank, axis) == ranks), name)
-            if inner != name and name == view.shard_group:  # etp_ep where one of them is 1
-                groups[name] = factory.with_log(replace(groups[inner], name=name), ranks)
-            else:
-                is_urgent = name != view.replica_group
-                groups[name] = factory.make_axes_group((name,), name, is_urgent=is_urgent)
-        if view.copies > 1:
-            for name in (view.zero_group, view.copies_group):
-                groups[name] = factory.make_axes_group((name,), name)
     return Mesh(
         topology,
         rank,
@@ -170,7 +155,7 @@ def pair_groups(
     pp = mesh.topology.group(mesh.rank, "pp")
     mine = next((pair for pair in pairs if mesh.pp.rank in pair), None)
     ranks = [mesh.rank] if mine is None else [pp[stage] for stage in mine]
-    made = factory.process_group(ranks, name, is_urgent=True)
+    made = factory.process_group(ranks, name, is_urgent=True, channels=LINK_CHANNELS)
     return {} if mine is None else {mine: made}
 
 
@@ -181,14 +166,18 @@ def new_process_group(
     *,
     timeout: timedelta,
     is_urgent: bool = False,
+    channels: int | None = None,
 ) -> dist.ProcessGroup:
     """A new process group of these ranks of the default group, described as `NAME RANKS`; all of
     them call it. is_urgent: on CUDA its messages start before waiting kernels of other streams, so
-    that a matrix product that fills the device does not delay them."""
+    that a matrix product that fills the device does not delay them. channels: of NCCL, at most;
+    each takes a processor of the GPU while a message travels or is waited for, and memory."""
     options = None
-    if is_urgent and device.type == "cuda":
-        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    if (is_urgent or channels) and device.type == "cuda":
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=is_urgent)
         options._timeout = timeout  # else torch warns that the two differ
+        if channels:
+            options.config.max_ctas = channels
     return dist.new_group(
         list(ranks),
         timeout=timeout,
@@ -208,23 +197,16 @@ class _GroupFactory:
     world: Group
     log: CollectiveLog | None = None
 
-    def make_axes_group(
-        self,
-        axes: tuple[str, ...],
-        name: str,
-        *,
-        is_separate: bool = False,
-        is_urgent: bool = False,
-    ) -> Group:
-        """The group over `axes`. If it contains all ranks, it is the world under another name,
-        unless it has to be `is_separate` or, on CUDA, `is_urgent`."""
-        ranks = self.topology.group(self.world.rank, *axes)
+    def make_planned_group(self, plan: GroupPlan) -> Group:
+        """The group over the plan's axes that this rank is in: one of its own, the world under
+        another name, or no group for a single rank."""
+        ranks = self.topology.group(self.world.rank, *plan.axes)
+        on_device = self.device.type != "cpu"
         if len(ranks) == 1:
-            return Group(name=name)
-        is_own = is_separate or (is_urgent and self.device.type == "cuda")
-        if len(ranks) == self.world.size and not is_own:
-            return self.with_log(replace(self.world, name=name), ranks)
-        return self.make_group(ranks, name, is_urgent=is_urgent)
+            return Group(name=plan.name)
+        if has_communicator(plan, len(ranks), self.world.size, on_device=on_device):
+            return self.make_group(ranks, plan.name, is_urgent=plan.is_urgent)
+        return self.with_log(replace(self.world, name=plan.name), ranks)
 
     def make_group(self, ranks: Sequence[int], name: str, *, is_urgent: bool = False) -> Group:
         """The group of these ranks of the world, which all call it, with log and shared memory."""
@@ -234,11 +216,18 @@ class _GroupFactory:
         return self.with_shared_memory(self.with_log(group, ranks), ranks)
 
     def process_group(
-        self, ranks: Sequence[int], name: str, *, is_urgent: bool = False
+        self,
+        ranks: Sequence[int],
+        name: str,
+        *,
+        is_urgent: bool = False,
+        channels: int | None = None,
     ) -> dist.ProcessGroup:
         """A new process group of these ranks, on the factory's device."""
         timeout = timedelta(seconds=self.launch.rank_timeout_seconds)
-        return new_process_group(ranks, name, self.device, timeout=timeout, is_urgent=is_urgent)
+        return new_process_group(
+            ranks, name, self.device, timeout=timeout, is_urgent=is_urgent, channels=channels
+        )
 
     def with_log(self, group: Group, ranks: Sequence[int]) -> Group:
         """The group with its part of this rank's collective log, if there is one."""

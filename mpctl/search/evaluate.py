@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes
 from mpctl.estimate.communication import gradient_bytes, local_parameters, local_sizes
 from mpctl.estimate.kernels import MissingFigure, Speed, device_speed
+from mpctl.estimate.libraries import Communicators
 from mpctl.estimate.memory import KnownMemory, LayoutMemory, peak_bytes
 from mpctl.estimate.network import MissingLink, Network
 from mpctl.estimate.operator_times import KnownTimes, OperatorTimer
@@ -242,15 +243,23 @@ class LayoutEvaluator:
         return self.cached(key, lambda: self._peak_bytes(layout))
 
     def _peak_bytes(self, layout: LayoutSettings) -> int:
-        memory = self._memory(layout)
+        memory = self._memory(layout, self._communicators(layout))
         return peak_bytes(memory.of_stage(stage) for stage in range(layout.pp))
 
-    def _memory(self, layout: LayoutSettings) -> LayoutMemory:
+    def _communicators(self, layout: LayoutSettings) -> Communicators:
+        """Those of all layouts with the same groups."""
+        mode = layout.tensor_mode, layout.tensor_depth, layout.sequence_parallel
+        key = ("communicators", *layout.rank_sizes, *mode, layout.copies, layout.zero > 0)
+        return self.cached(key, lambda: Communicators(self.job_layout(layout)))
+
+    def _memory(
+        self, layout: LayoutSettings, communicators: Communicators | None = None
+    ) -> LayoutMemory:
         job_layout = self.job_layout(layout)
         shapes: ActivationShapes = self.cached(
             (layout.layer_key, "shapes"), lambda: activation_shapes(job_layout)
         )
-        return LayoutMemory(job_layout, shapes, self.known_memory)
+        return LayoutMemory(job_layout, shapes, self.known_memory, communicators)
 
     def min_bytes(self, layout: LayoutSettings, zero: int) -> float:
         """Bytes that the fullest rank needs at least under this ZeRO stage: the first stage's, its

@@ -113,6 +113,11 @@ class DeviceSpec(StrictModel):
     peak_flops: dict[DType, FlopPerSecond] = Field(
         description="peak FLOP/s of dense matrix products, by data type"
     )
+    blas_workspace: Bytes | None = Field(
+        None,
+        description="bytes of the workspace that torch gives a matrix library, for each thread "
+        "that multiplies; when absent torch's default: 8.1 MiB on cuda, 108 MiB on rocm",
+    )
     watts: Watts | None = Field(
         None, description="thermal design power or power limit, W; for the energy of a run"
     )

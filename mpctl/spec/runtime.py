@@ -18,6 +18,7 @@ from mpctl.spec.base import (
     AS_MEMORY,
     Amount,
     Count,
+    CountOrZero,
     DType,
     Factor,
     Part,
@@ -363,6 +364,18 @@ class RuntimeSupport(StrictModel):
         return bool(self.tensor_modes)
 
 
+class CommunicatorMemory(StrictModel):
+    """What a communicator of NCCL or RCCL holds on a device (mpctl/estimate/libraries.py)."""
+
+    connection_bytes: Annotated[float, Ge(0), Le(1e12), AS_MEMORY] = Field(
+        description="bytes of one channel's buffers for one peer that it receives from"
+    )
+    channels: Count = Field(description="channels of a group within a node or NVLink domain")
+    channels_a_card: Count = Field(
+        description="channels of a group over several nodes, for each of its ranks on one of them"
+    )
+
+
 class RuntimeMemory(StrictModel):
     """Memory that a training software takes in addition to what every training needs, from its
     source code unless stated otherwise; no figure depends on a model."""
@@ -405,6 +418,15 @@ class RuntimeMemory(StrictModel):
     slack: Part = Field(1.0, description="bytes that the allocator reserves per allocated byte")
     context_bytes: Annotated[float, Ge(0), Le(1e12), AS_MEMORY] = Field(
         0.0, description="bytes of the device's libraries, outside of the allocator"
+    )
+    workspaces: CountOrZero = Field(
+        0,
+        description="threads that multiply matrices, each with a workspace "
+        "(cluster.device.blas_workspace): forward's and backward's; 0 where slack was fitted to "
+        "measured peaks, which contain them",
+    )
+    communicators: CommunicatorMemory | None = Field(
+        None, description="what communicators hold; when absent they are part of context_bytes"
     )
     source: str = Field("", description="where the figures come from")
 

@@ -94,11 +94,12 @@ def test_what_a_layer_waits_for_is_urgent(device: torch.device) -> None:
 
 def _urgent(rank: int, size: int, kind: str) -> bool:
     device, timeout = torch.device(kind), timedelta(seconds=60)
-    group = new_process_group([0], "tp", device, timeout=timeout, is_urgent=True)
+    group = new_process_group([0], "tp", device, timeout=timeout, is_urgent=True, channels=4)
     x = torch.ones(2, device=device)
     dist.all_reduce(x, group=group, async_op=True).wait()
     assert x.tolist() == [1, 1] and group.group_desc == "tp 0"
-    options = group._get_backend(device).options
+    options: Any = group._get_backend(device).options
+    assert device.type == "cpu" or options.config.max_ctas == 4
     return bool(getattr(options, "is_high_priority_stream", False))
 
 

@@ -57,6 +57,8 @@ READ = {
     "WORLD_SIZE": "by workers: set by torchrun",
 }
 SET = {
+    "CUDA_DEVICE_MAX_CONNECTIONS": "for workers on GPUs in a pipeline, unless set: 32, so that its "
+    "streams have queues of their own",
     "CUDA_VISIBLE_DEVICES": "for workers on CPU: empty",
     "GLOO_SOCKET_IFNAME": "for workers on CPU: the loopback interface",
     "MPCTL_BREADCRUMBS": "for workers: the first rank of the host, and the file in memory in which "

@@ -76,7 +76,7 @@ def test_experts_get_the_rows_of_the_plan(data: Path, how: dict[str, Any]) -> No
     job = tiny_job(data, dp=4, parallel__ep=4, **EXPERTS, **load, **how)
     account = rehearsed(job, 1)
     assert is_as_planned(job, account)
-    planned = tiny_plan(job).estimate.memory[0].allocated_bytes
+    planned = tiny_plan(job).estimate.memory[0].tensor_bytes
     assert account["peak_bytes"] == pytest.approx(planned, rel=0.1)
     rows = PlannedRows.of(JobLayout.of(job), 1)
     assert (rows.parts, rows.index, rows.load) == (4, 1, 2.0)

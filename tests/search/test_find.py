@@ -148,6 +148,9 @@ def test_experts_are_placed_in_every_legal_way(name: str) -> None:
         assert layout.expert_sizes == SearchSpace(job).job_of(layout).expert_sizes
 
 
+A_GROUP = 2 * 24 * 9.7e6  # bytes of a communicator more, at most
+
+
 @pytest.mark.parametrize("name", ["experts", "every-other"])
 def test_what_is_left_out_for_experts_is_beaten_by_what_is_tried(name: str) -> None:
     """etp where ep can take its place, and cp of several whole samples."""
@@ -167,7 +170,8 @@ def test_what_is_left_out_for_experts_is_beaten_by_what_is_tried(name: str) -> N
                 seconds, others = map(evaluator.step_seconds, (one, layout))
                 assert seconds is not None and others is not None
                 assert seconds <= others * (1 + error)
-                assert evaluator.device_bytes(one) <= evaluator.device_bytes(layout) * 1.02
+                less, more = map(evaluator.device_bytes, (one, layout))
+                assert less <= more * 1.02 + A_GROUP
                 seen += 1
     assert seen > 30
 

@@ -17,6 +17,9 @@ the user has set is left unchanged, even if empty, so that any of them can be tu
 - `expandable_segments:True`: the allocator maps memory page by page into segments that grow, so
   that free blocks between others are not lost when sizes change from step to step (torch's notes on
   CUDA semantics).
+- in a pipeline `CUDA_DEVICE_MAX_CONNECTIONS=32`: the queues between host and GPU, 1 to 32, 8 by
+  default (CUDA's environment variables). A stage has up to 14 streams (its kernels, one for each
+  group and link, copies); streams that share a queue wait for each other.
 - torch's flight recorder notes the last collectives of each process group; when NCCL's watchdog
   ends a rank, it writes them to a file of that rank, by default below ~/.cache, where the next run
   replaces them. Here they are written to RUN/logs (rank 3: RUN/logs/nccl_trace_rank_3), and
@@ -47,6 +50,8 @@ from mpctl.spec.job import JobSpec
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """Names under which torch reads the allocator's settings; the first is torch's own since 2.9."""
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+MOST_QUEUES = "32"
 RECORDER = ("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT")
 TRACE_ENTRIES = "2000"
 """Collectives that the flight recorder keeps for the record of a time-out."""
@@ -60,6 +65,7 @@ RANK_VARIABLES = frozenset(
         "PYTHONSAFEPATH",
         "CUDA_VISIBLE_DEVICES",
         ALLOCATOR[0],
+        QUEUES,
         *RECORDER,
         *ORIGIN,
     }
@@ -132,6 +138,8 @@ def rank_environment(job: JobSpec) -> dict[str, str]:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     if job.launch.device == "cuda":
         environment |= allocator_variables(os.environ)
+        if job.parallel.pp > 1 and QUEUES not in os.environ:
+            environment[QUEUES] = MOST_QUEUES
     return environment
 
 

@@ -95,12 +95,14 @@ def _schedule_table(step: StepLine) -> Raw:
 MEMORY_PARTS = {
     "parameter_bytes": "weights", "gradient_bytes": "gradients", "optimizer_bytes": "optimizer",
     "activation_bytes": "activations", "working_bytes": "temporary", "lasting_bytes": "software",
-    "slack_bytes": "reserve", "context_bytes": "libraries",
+    "workspace_bytes": "workspaces", "slack_bytes": "reserve", "context_bytes": "libraries",
+    "communicator_bytes": "communicators",
 }  # fmt: skip
 MEANS = (
     "Temporary: what exists only while a layer is computed or a message is sent. Software: buffers "
-    "that the training software keeps. Reserve: what the allocator holds beyond that. Libraries: "
-    "the context of the device's own libraries. The first six are allocated by tensors."
+    "that the training software keeps. Workspaces: what matrix libraries work in. Reserve: what "
+    "the allocator holds beyond that. Libraries: the context of the device's own libraries. "
+    "Communicators: buffers of process groups. The first seven are allocated."
 )
 SHOWN, ENDS, NEAR = 16, (8, 4), 4
 

@@ -14,6 +14,7 @@ import pytest
 from mpctl.hosts.network import free_port
 from mpctl.launch.node.torchrun import (
     ALLOCATOR,
+    QUEUES,
     WaitingTorchrun,
     allocator_variables,
     rank_environment,
@@ -44,6 +45,21 @@ def test_only_ranks_on_gpus_get_settings_of_the_allocator(
         monkeypatch.delenv(name, raising=False)
     job = parse({"launch": {"device": device, "threads_per_rank": 1}})
     assert ("PYTORCH_ALLOC_CONF" in rank_environment(job)) == (device == "cuda")
+
+
+@pytest.mark.parametrize(
+    ("device", "pp", "own", "expected"),
+    [("cuda", 2, None, "32"), ("cuda", 2, "1", None), ("cuda", 1, None, None),
+     ("cpu", 2, None, None)],
+)  # fmt: skip
+def test_stages_on_gpus_have_a_queue_for_each_stream_unless_the_user_says_otherwise(
+    device: str, pp: int, own: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(QUEUES, raising=False)
+    if own is not None:
+        monkeypatch.setenv(QUEUES, own)
+    job = parse({"launch": {"device": device, "threads_per_rank": 1}, "parallel": {"pp": pp}})
+    assert rank_environment(job).get(QUEUES) == expected
 
 
 def test_the_installed_torch_knows_these_names(tmp_path: Path) -> None:
