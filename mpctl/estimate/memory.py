@@ -151,6 +151,7 @@ class LayoutMemory:
         splits_backward = p.pp > 1 and SCHEDULES[p.schedule].splits_backward
         held = tuple((view.name, view.replicas, view.copies, view.grid) for view in views)
         return (t.runtime, t.dtype, t.fp8_recipe, t.fp8_amax_history_len, t.gradient_dtype,
+                layout.holds_fp8_weights,
                 p.zero, splits_backward, p.bucket_bytes, held, p.pp > 1, shared)  # fmt: skip
 
     def of_stage(self, stage: int, microbatches: int | None = None) -> StageMemory:

@@ -80,6 +80,14 @@ class KnownTimes(NamedTuple):
     blocks: dict[int, OpTimes]
 
 
+def casts_shared(layout: JobLayout, profile: RuntimeProfile) -> int:
+    """Micro batches that share the cast of a weight to a narrow dtype; 0 where each product casts
+    its own."""
+    how = profile.operators.casts_weights
+    is_shared = how == "step" or (how == "held" and layout.holds_fp8_weights)
+    return layout.num_microbatches if is_shared else 0
+
+
 class OperatorTimer:
     """Seconds of a model's operators under one layout. known: times computed before."""
 
@@ -399,12 +407,12 @@ class OperatorTimer:
         if product.is_grouped:
             return self._grouped_times(rates, width, needs, shape)
         casts = self.cast_seconds if narrow else 0.0
-        is_each = self.profile.operators.casts_weights == "pass"
-        in_forward = casts * k * n / (1 if is_each else self.job.num_microbatches)
+        shared = casts_shared(self.layout, self.profile)
+        in_forward = casts * k * n / (shared or 1)
         forward = product_seconds(rates, m, k, n, width, self.width) + casts * k * m + in_forward
         inputs = weights = 0.0
         if needs.x:
-            again = in_forward if is_each else 0.0
+            again = 0.0 if shared else in_forward
             inputs = product_seconds(rates, m, n, k, width, self.width) + casts * m * n + again
         if needs.w:
             weights = product_seconds(rates, k, m, n, width, self.gradient)
@@ -420,15 +428,15 @@ class OperatorTimer:
         speed = self.profile.experts.grouped if count > 1 else 1.0
         is_narrow = width < self.width
         casts = self.cast_seconds * count if is_narrow else 0.0
-        is_each = self.profile.operators.casts_weights == "pass"
-        weights = casts * k * n / (1 if is_each else self.job.num_microbatches)
+        shared = casts_shared(self.layout, self.profile)
+        weights = casts * k * n / (shared or 1)
         out = self.width
 
         def seconds(*sides: int, result: float = out) -> float:
             return product_seconds(rates, *sides, width, result, count) / speed
 
         forward = seconds(m, k, n) + casts * k * m + weights
-        inputs = seconds(m, n, k) + casts * m * n + is_each * weights if needs.x else 0.0
+        inputs = seconds(m, n, k) + casts * m * n + (not shared) * weights if needs.x else 0.0
         of_weights = seconds(k, m, n, result=self.gradient) if needs.w else 0.0
         return ProductTimes(forward, inputs, of_weights)
 

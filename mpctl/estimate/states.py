@@ -192,13 +192,23 @@ def fp8_table_bytes(layout: JobLayout) -> float:
     return (training.fp8_amax_history_len + 3) * len(layout.table.linear_layers) * AMAX_BYTES
 
 
+def held_weight_bytes(layout: JobLayout, stage: int) -> float:
+    """Both layouts of a stage's weights in fp8 where a step keeps them: 2 bytes a parameter of
+    linear layers (layers/fp8.py, HeldWeights)."""
+    if not layout.holds_fp8_weights:
+        return 0.0
+    names = {f"{name}.weight" for name in layout.table.linear_layers}
+    held = [w for w in layout.stage_parameters(stage) if w.name in names]
+    return 2.0 * _numel(held, layout.views)
+
+
 def weight_buffers(layout: JobLayout, stage: int) -> tuple[float, float]:
     """(lasting, temporary) bytes of buffers as large as weights in other runtimes: a product's dW
     before it is added, placeholders for the dW of a layer, buckets in which replicas reduce
     gradients, and under ZeRO 3 gathered parameters."""
     job, memory = layout.job, layout.profile.memory
     if kernels_of(layout).slices_buckets:
-        return fp8_table_bytes(layout), 0.0
+        return fp8_table_bytes(layout) + held_weight_bytes(layout, stage), 0.0
     width, views = DTYPE_BYTES[job.training.dtype], layout.views
     slices = layout.stage_slices(stage)
     heads = [

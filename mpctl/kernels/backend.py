@@ -255,14 +255,21 @@ class KernelBackend:
 
     def fp8_cast(
         self, matrix: Tensor, scale: Tensor, dtype: torch.dtype, *, rows: bool = True,
-        columns: bool = False, amax: Tensor | None = None,
+        columns: bool = False, amax: Tensor | None = None, into: Fp8Cast | None = None,
     ) -> Fp8Cast:  # fmt: skip
         """`matrix` [m, n] times `scale` (a power of two, float32, of no dimensions) in an fp8
         dtype: by rows, by columns or both. amax: a number, float32, that is raised to the matrix's
-        largest absolute value."""
+        largest absolute value. into: memory of both layouts that is filled and returned."""
         if amax is not None:
             note_largest(matrix, amax)
-        return cast_matrix(matrix, scale, dtype, rows=rows, columns=columns)
+        if into is None:
+            return cast_matrix(matrix, scale, dtype, rows=rows, columns=columns)
+        assert into.by_rows is not None and into.by_columns is not None
+        cast = cast_matrix(matrix, scale, dtype).by_rows
+        assert cast is not None
+        into.by_rows.copy_(cast)
+        into.by_columns.copy_(cast.t())
+        return into
 
     def fp8_product(
         self, a: Fp8Matrix, b: Fp8Matrix, *, out: torch.dtype, bias: Tensor | None = None,

@@ -8,9 +8,13 @@ Tensor cores multiply fp8 along the last dimension of both operands (cuBLASLt's 
 backward needs W, and for dW also X and dY, transposed: a matrix is cast in both layouts if both are
 read. X is saved for backward in fp8, transposed as dW reads it, 1 byte an element instead of 2; a
 sequence-parallel layer saves the shard [b, s/t, i] in 16 bit, which is gathered and cast again. W
-is a parameter: it is not saved, but cast again for dX. Biases and their gradients are in 16 bit,
-and so are all results and all messages. Products and messages are in the same order as in
-linear.py.
+is a parameter and not saved, but cast again for dX. Biases and their gradients are in 16 bit, and
+so are all results and all messages. Products and messages are in the same order as in linear.py.
+
+Where a step has several micro batches, W is cast once a step instead, in both layouts by one kernel
+(`HeldWeights`), and kept until the step ends: 2 bytes a parameter in memory, 4 moved a step instead
+of 6 a micro batch. Parameters that are gathered for each micro batch (ZeRO 3) are to take no memory
+in between, and are cast after each gather. Values are the same: scales hold for a step.
 
 Delayed scaling (`Fp8Scales`): a table has a row for each linear layer of the unsharded model and a
 column for X, W and dY. In a step every cast raises the entry of its tensor to the tensor's largest
@@ -31,19 +35,21 @@ Letters: b batch, s sequence, i in, o out, m = b s rows, n columns, t ranks of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.fp8 import (
+    Fp8Cast,
     Fp8Matrix,
     Operand,
     largest,
     largest_exponents,
+    note_largest,
     operand_scales,
     power_of_two_scale,
 )
@@ -67,6 +73,8 @@ class ScaleRow:
 class CastsToFp8(Protocol):
     """A layer whose products may be in fp8."""
 
+    weight: nn.Parameter
+
     def fp8_operands(self) -> Mapping[str, Fp8Operands]:
         """The casters of the operands of each product, by the suffix of its name after the layer's:
         one named "", or several if the layer has several weights."""
@@ -79,14 +87,35 @@ class Fp8Gradient(NamedTuple):
     dtype: torch.dtype
 
 
+@dataclass
+class HeldWeight:
+    """The casts of a weight in a step. memory: of both layouts; inverse: 1 over their scale, None
+    before the step has cast it; is_noted: whether its largest element counts for later steps."""
+
+    memory: Fp8Cast
+    inverse: Tensor | None = None
+    is_noted: bool = False
+
+    @classmethod
+    def of(cls, weight: Tensor) -> HeldWeight:
+        """Memory for a weight [.., i], whose outer dimensions are rows."""
+        rows, columns = weight.numel() // weight.shape[-1], weight.shape[-1]
+        dtype, device = Operand.WEIGHT.dtype, weight.device
+        return cls(Fp8Cast(
+            torch.empty(rows, columns, dtype=dtype, device=device),
+            torch.empty(columns, rows, dtype=dtype, device=device),
+        ))  # fmt: skip
+
+
 class Fp8Operands:
     """Casts the operands of a linear layer and multiplies them, as `linear.Products` says. backend:
     computes casts and products. row: this layer's row of a table of scales; None to scale each
-    tensor by its own largest element."""
+    tensor by its own largest element. held: the casts of its weight, if a step keeps them."""
 
     def __init__(self, backend: KernelBackend = TORCH_BACKEND) -> None:
         self.backend = backend
         self.row: ScaleRow | None = None
+        self.held: HeldWeight | None = None
 
     def output(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, *, keep: bool, noted: bool
@@ -94,8 +123,8 @@ class Fp8Operands:
         """See Products. The values of the transpose of X [m, i] and their inverse scale are
         saved."""
         rows, columns = self.cast(Operand.INPUT, x.flatten(0, -2), columns=keep, noted=noted)
-        w, _ = self.cast(Operand.WEIGHT, weight, noted=noted)
-        assert rows is not None and w is not None
+        w = self.weight(weight, noted=noted)
+        assert rows is not None
         y = self.backend.fp8_product(rows, w, out=x.dtype, bias=bias, fast=True)
         # As torch's linear: not a view, which the sum over the group could not overwrite.
         y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], len(weight)))
@@ -115,12 +144,36 @@ class Fp8Operands:
 
     def input_gradient(self, dy: Fp8Gradient, weight: Tensor) -> Tensor:
         """See Products."""
-        w = self.by_columns(Operand.WEIGHT, weight)
-        return self.backend.fp8_product(dy.matrix, w, out=dy.dtype)
+        return self.backend.fp8_product(dy.matrix, self.transposed_weight(weight), out=dy.dtype)
 
     def weight_gradient(self, dy: Fp8Gradient, kept: Sequence[Tensor]) -> Tensor:
         """See Products."""
         return self.backend.fp8_product(dy.matrix, Fp8Matrix(*kept), out=dy.dtype)
+
+    def weight(self, weight: Tensor, *, noted: bool) -> Fp8Matrix:
+        """W [o, i] in fp8 for the forward product. noted: as in `cast`."""
+        held = self.held
+        if held is None:
+            rows, _ = self.cast(Operand.WEIGHT, weight, noted=noted)
+            assert rows is not None
+            return rows
+        if held.inverse is None:
+            rows, _ = self.cast(Operand.WEIGHT, weight, columns=True, noted=noted, into=held.memory)
+            assert rows is not None
+            held.inverse, held.is_noted = rows.inverse, noted
+        elif noted and not held.is_noted and self.row is not None:  # first cast without gradients
+            note_largest(weight, self.row.amax[Operand.WEIGHT])
+            held.is_noted = True
+        assert held.memory.by_rows is not None
+        return Fp8Matrix(held.memory.by_rows, held.inverse)
+
+    def transposed_weight(self, weight: Tensor) -> Fp8Matrix:
+        """W [o, i] in fp8 for dX, after the forward of the same step: [i, o]."""
+        held = self.held
+        if held is None or held.inverse is None:
+            return self.by_columns(Operand.WEIGHT, weight)
+        assert held.memory.by_columns is not None
+        return Fp8Matrix(held.memory.by_columns, held.inverse)
 
     def by_columns(self, which: Operand, matrix: Tensor) -> Fp8Matrix:
         """A matrix [m, n] that was noted before, in fp8 and transposed: [n, m]."""
@@ -130,10 +183,11 @@ class Fp8Operands:
 
     def cast(
         self, which: Operand, matrix: Tensor, *, rows: bool = True, columns: bool = False,
-        noted: bool = False,
+        noted: bool = False, into: Fp8Cast | None = None,
     ) -> tuple[Fp8Matrix | None, Fp8Matrix | None]:  # fmt: skip
         """A matrix [m, n] in fp8: by rows [m, n] and by columns, transposed [n, m]; None for one
-        that is not requested. noted: whether its largest element counts for later steps."""
+        that is not requested. noted: whether its largest element counts for later steps. into:
+        memory for both."""
         row = self.row
         if row is not None and row.scales is not None and row.inverses is not None:
             scale, inverse = row.scales[which], row.inverses[which]
@@ -142,12 +196,28 @@ class Fp8Operands:
             inverse = scale.reciprocal()  # exact: a power of two
         amax = row.amax[which] if row is not None and noted else None
         by_rows, by_columns = self.backend.fp8_cast(
-            matrix, scale, which.dtype, rows=rows, columns=columns, amax=amax
+            matrix, scale, which.dtype, rows=rows, columns=columns, amax=amax, into=into
         )
         return (
             None if by_rows is None else Fp8Matrix(by_rows, inverse),
             None if by_columns is None else Fp8Matrix(by_columns, inverse),
         )
+
+
+class HeldWeights:
+    """The casts of weights that are made once a step. layers: the operands of each linear layer,
+    and its weight."""
+
+    def __init__(self, layers: Iterable[tuple[Fp8Operands, Tensor]] = ()) -> None:
+        self.held: list[HeldWeight] = []
+        for operands, weight in layers:
+            operands.held = HeldWeight.of(weight)
+            self.held.append(operands.held)
+
+    def release(self) -> None:
+        """Have the next product cast its weight again, which changes now or may have changed."""
+        for held in self.held:
+            held.inverse = None
 
 
 class Fp8Scales:

@@ -112,11 +112,11 @@ class Fp8Grouped:
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """See GroupedProducts. The transpose of X [i, R] in fp8 and its inverse scale are saved."""
         result = rows.new_empty(len(rows), weight.shape[1])
-        w, _ = self.operands.cast(Operand.WEIGHT, weight.flatten(0, 1), noted=noted)
+        w = self.operands.weight(weight.flatten(0, 1), noted=noted)
         if not len(rows):
             return result, (rows, rows) if keep else ()
         x, columns = self.operands.cast(Operand.INPUT, rows, columns=keep, noted=noted)
-        assert x is not None and w is not None
+        assert x is not None
         values = w.values.view(weight.shape)
         for own, matrix in zip(groups.slices(), values, strict=True):
             if own.stop > own.start:
@@ -141,7 +141,7 @@ class Fp8Grouped:
         result = weight.new_empty(len(rows), inputs, dtype=dy.dtype)
         if not len(rows):
             return result
-        w = self.operands.by_columns(Operand.WEIGHT, weight.flatten(0, 1))
+        w = self.operands.transposed_weight(weight.flatten(0, 1))
         matrices = w.values.view(inputs, experts, outputs).unbind(1)
         for own, matrix in zip(groups.slices(), matrices, strict=True):
             if own.stop > own.start:

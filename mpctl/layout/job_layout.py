@@ -179,6 +179,15 @@ class JobLayout:
         return self.job.num_microbatches
 
     @cached_property
+    def holds_fp8_weights(self) -> bool:
+        """Whether mpctl's workers cast weights to fp8 once a step and keep that until it ends:
+        where several micro batches use it, and no view of the ranks gathers parameters for each of
+        them (ZeRO 3)."""
+        is_own = self.profile.runs.launched and self.job.training.dtype == "fp8"
+        gathers = any(view.zero == 3 for view in self.views.values())
+        return is_own and self.num_microbatches > 1 and not gathers
+
+    @cached_property
     def global_batch_size(self) -> int:
         """Samples of one step, over all replicas."""
         training = self.job.training

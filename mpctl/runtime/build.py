@@ -24,7 +24,7 @@ from mpctl.families.implementation import FamilyModule, build_module
 from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.counter_rng import StepKeys
 from mpctl.layers.compiled import compile_layers, with_compiled_pieces
-from mpctl.layers.fp8 import CastsToFp8, Fp8Operands, Fp8Scales
+from mpctl.layers.fp8 import CastsToFp8, Fp8Operands, Fp8Scales, HeldWeights
 from mpctl.layers.grid.tensor_parallel import tensor_parallel_of
 from mpctl.layers.parameters import DeferredWgrad, DefersWgrad
 from mpctl.layers.recompute import HostOffload
@@ -188,6 +188,7 @@ def _assemble(
         saver=saver,
         environment=environment,
         fp8=scales,
+        fp8_weights=held_weights(layout, chunks),
         routing=StepRouting(
             routing,
             mesh.world,
@@ -361,6 +362,20 @@ def fp8_scales(layout: JobLayout, chunks: Iterable[nn.Module], device: torch.dev
     scales = Fp8Scales(layout.table.linear_layers, training.fp8_amax_history_len, device)
     scales.bind(fp8_layers(chunks))
     return scales
+
+
+def held_weights(layout: JobLayout, chunks: Iterable[nn.Module]) -> HeldWeights:
+    """The memory of weights that are cast to fp8 once a step; nothing where they are cast for each
+    product (JobLayout.holds_fp8_weights). The weights have memory by now."""
+    if not layout.holds_fp8_weights:
+        return HeldWeights()
+    return HeldWeights(
+        (operands, module.weight)
+        for chunk in chunks
+        for module in chunk.modules()
+        if isinstance(module, CastsToFp8)
+        for operands in module.fp8_operands().values()
+    )
 
 
 def fp8_layers(chunks: Iterable[nn.Module]) -> dict[str, Fp8Operands]:

@@ -20,7 +20,7 @@ from mpctl.checkpoint.manifest import MANIFEST, damage_error
 from mpctl.checkpoint.reader import load_checkpoint, padding_rows
 from mpctl.checkpoint.saver import Saver
 from mpctl.families.implementation import Objective
-from mpctl.layers.fp8 import Fp8Scales
+from mpctl.layers.fp8 import Fp8Scales, HeldWeights
 from mpctl.rundir.rank_files import StepRecord, Traffic, ValidationReport
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.environment import RuntimeEnvironment
@@ -63,6 +63,7 @@ class Trainer:
     saver: Saver
     environment: RuntimeEnvironment
     fp8: Fp8Scales
+    fp8_weights: HeldWeights = field(default_factory=HeldWeights)
     routing: StepRouting = field(default_factory=StepRouting)
     step: int = 0
     step_traffic: Traffic = field(default_factory=dict)
@@ -244,7 +245,9 @@ class Trainer:
         self.gradients.restart(inspect)
         batches = self.profile.each("data", self.batches.training_step(self.step))
         self.routing.begin(self.updater.scale)
+        self.fp8_weights.release()  # a checkpoint may have been loaded
         loss = self.pipeline.train(batches, step=self.step, scale=self.updater.scale)
+        self.fp8_weights.release()
         with self.profile.span("gradients"):
             self.gradients.finish()
             self.buffer.sum_parts()

@@ -18,7 +18,7 @@ from mpctl.estimate.kernels import MissingFigure, Speed, device_speed
 from mpctl.estimate.libraries import Communicators
 from mpctl.estimate.memory import KnownMemory, LayoutMemory, peak_bytes
 from mpctl.estimate.network import MissingLink, Network
-from mpctl.estimate.operator_times import KnownTimes, OperatorTimer
+from mpctl.estimate.operator_times import KnownTimes, OperatorTimer, casts_shared
 from mpctl.estimate.step import StepTime
 from mpctl.estimate.system import System, find_system
 from mpctl.estimate.time import StepTimeModel
@@ -138,7 +138,7 @@ class LayoutEvaluator:
         except MissingLink:  # raised again when the seconds of such a message are needed
             return OperatorTimer(job_layout, self.speed, network, self.profile)
         # operands of low-precision products may be cast once a step
-        step = job_layout.num_microbatches if self._casts_once else 0
+        step = casts_shared(job_layout, self.profile) if self._is_narrow else 0
         key = (layout.layer_key, over_tp, over_ep, over_cp, step)
         known = self.cache.get(key)
         if known is None:
@@ -186,9 +186,8 @@ class LayoutEvaluator:
         )
 
     @cached_property
-    def _casts_once(self) -> bool:
-        narrow = self.space.job.training.dtype in PRODUCT_BYTES
-        return narrow and self.profile.operators.casts_weights != "pass"
+    def _is_narrow(self) -> bool:
+        return self.space.job.training.dtype in PRODUCT_BYTES
 
     @cached_property
     def message_widths(self) -> tuple[int, int]:

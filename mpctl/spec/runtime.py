@@ -92,9 +92,11 @@ class OperatorCosts(StrictModel):
     cast_bytes: Amount = Field(
         0.0, description="bytes moved to cast an element of an fp8 product's operands"
     )
-    casts_weights: Literal["step", "pass"] = Field(
+    casts_weights: Literal["step", "pass", "held"] = Field(
         "step",
-        description="how often weights are cast: once a step, or in every forward and backward",
+        description="how often weights are cast: once a step; in every forward and backward; held: "
+        "once a step, and kept, where it has several micro batches and parameters are not gathered "
+        "for each (ZeRO 3)",
     )
     flash: Part = Field(
         1.0, description="speed of flash attention's forward relative to the device's"

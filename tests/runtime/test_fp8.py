@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from mpctl.checkpoint.manifest import read_manifest
 from mpctl.errors import InputError
-from mpctl.kernels.backend import TORCH_BACKEND
+from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
+from mpctl.kernels.fp8 import Fp8Cast
 from mpctl.launch.summary import planned_traffic
-from mpctl.runtime.build import build_chunks
+from mpctl.layout.job_layout import JobLayout
+from mpctl.runtime.build import build_chunks, build_trainer, fp8_layers
 from mpctl.runtime.device import check_capability, require_fp8
+from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.evaluation import restored_scales
 from tests.runtime.tiny import column, make_trainer, tiny_job, tiny_plan, train
 
@@ -103,6 +108,71 @@ def test_replicas_and_micro_batches_learn_the_same_scales(data: Path, tmp_path: 
         tables.append(trainer.fp8.history[-1])
     torch.testing.assert_close(*tables, rtol=0.01, atol=0)
     assert bool((tables[0] > 0).all())
+
+
+@dataclass
+class CountingCasts(KernelBackend):
+    """torch's kernels; the number of casts that make one layout, and both, of W's shape in e4m3."""
+
+    shape: tuple[int, ...] = ()
+    once: int = 0
+    both: int = 0
+
+    def fp8_cast(self, matrix: Tensor, *rest: Any, **how: Any) -> Fp8Cast:
+        if tuple(matrix.shape) == self.shape and rest[1] == torch.float8_e4m3fn:
+            self.both += how.get("into") is not None
+            self.once += how.get("into") is None
+        return super().fp8_cast(matrix, *rest, **how)
+
+
+def trained(
+    job: Any, folder: Path, shape: tuple[int, ...], *, holds: bool = True
+) -> tuple[Any, CountingCasts]:
+    """A trainer after the job's steps, and its casts of matrices of this shape. holds: as built,
+    else with a cast for each product."""
+    kernels = CountingCasts(shape)
+    environment = RuntimeEnvironment.of_machine(job, folder, local_rank=0)
+    trainer = build_trainer(folder, JobLayout.of(job), 0, replace(environment, kernels=kernels))
+    if not holds:
+        for operands in fp8_layers([trainer.model]).values():
+            operands.held = None
+    list(trainer.run())
+    return trainer, kernels
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "tensorwise"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_a_weight_is_cast_once_a_step(
+    data: Path, tmp_path: Path, recipe: str, recompute: str
+) -> None:
+    """With the bits of a cast for each product: an optimizer that did not end the casts, or a scale
+    of another step, would change losses and scales. 8 micro batches, 2 layers, 3 steps; qkv's W is
+    [96, 32], which no input is."""
+    job = small(data, training__fp8_recipe=recipe, training__recompute=recompute)
+    held, casts = trained(job, tmp_path / "held", (96, 32))
+    assert (casts.both, casts.once) == (2 * 3, 0)
+    plain, casts = trained(job, tmp_path / "plain", (96, 32), holds=False)
+    assert casts.both == 0 and casts.once == 2 * 3 * 8 * (3 if recompute == "full" else 2)
+    for name, parameter in held.model.named_parameters():
+        assert torch.equal(parameter, dict(plain.model.named_parameters())[name]), name
+    assert torch.equal(held.fp8.history, plain.fp8.history)
+
+
+@pytest.mark.parametrize(
+    ("changes", "holds"),
+    [
+        ({}, True),
+        ({"training__micro_batch_size": 8}, False),  # used once
+        ({"dp": 2, "parallel__zero": 2}, True),
+        ({"dp": 2, "parallel__zero": 3}, False),  # gathered for each micro batch
+        ({"training__dtype": "bf16"}, False),
+        ({"training__runtime": "megatron-core"}, False),
+    ],
+)
+def test_casts_are_kept_where_several_micro_batches_use_them(
+    data: Path, changes: dict[str, Any], holds: bool
+) -> None:
+    assert JobLayout.of(small(data, dp=changes.pop("dp", 1), **changes)).holds_fp8_weights == holds
 
 
 def test_a_resumed_run_goes_on_bit_for_bit(data: Path, tmp_path: Path) -> None:

@@ -72,11 +72,11 @@ class TritonKernels(KernelBackend):
 
     def fp8_cast(
         self, matrix: Tensor, scale: Tensor, dtype: torch.dtype, *, rows: bool = True,
-        columns: bool = False, amax: Tensor | None = None,
+        columns: bool = False, amax: Tensor | None = None, into: Fp8Cast | None = None,
     ) -> Fp8Cast:  # fmt: skip
         """As `KernelBackend.fp8_cast`, in one kernel, with the same bits; a NaN raises `amax` to
         infinity."""
-        return fused_cast(matrix, scale, dtype, rows=rows, columns=columns, amax=amax)
+        return fused_cast(matrix, scale, dtype, rows=rows, columns=columns, amax=amax, into=into)
 
     def activation(self, up: Tensor, name: Activation) -> Tensor:
         """As `KernelBackend.activation`: gated ones and the squared ReLU in one kernel; the others

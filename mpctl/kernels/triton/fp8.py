@@ -20,9 +20,13 @@ TILE_ROWS, TILE_COLUMNS = 64, 128  # 32 elements a thread of 8 warps
 
 def fused_cast(
     matrix: Tensor, scale: Tensor, dtype: torch.dtype, *, rows: bool, columns: bool,
-    amax: Tensor | None,
+    amax: Tensor | None, into: Fp8Cast | None = None,
 ) -> Fp8Cast:  # fmt: skip
     """As `KernelBackend.fp8_cast`."""
+    if into is not None:
+        assert into.by_rows is not None and into.by_columns is not None
+        _cast_into(matrix, scale, amax, into.by_rows, into.by_columns, dtype)
+        return into
     by_rows, by_columns = _cast(matrix, scale, amax, dtype, rows, columns)
     return Fp8Cast(by_rows if rows else None, by_columns if columns else None)
 
@@ -31,22 +35,37 @@ def _run(
     matrix: Tensor, scale: Tensor, amax: Tensor | None, dtype: torch.dtype, rows: bool,
     columns: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    results = _fake(matrix, scale, amax, dtype, rows, columns)
+    by_rows, by_columns = results
+    _launch(matrix, scale, amax, by_rows if rows else None, by_columns if columns else None, dtype)
+    return results
+
+
+def _run_into(
+    matrix: Tensor, scale: Tensor, amax: Tensor | None, by_rows: Tensor, by_columns: Tensor,
+    dtype: torch.dtype,
+) -> None:  # fmt: skip
+    _launch(matrix, scale, amax, by_rows, by_columns, dtype)
+
+
+def _launch(
+    matrix: Tensor, scale: Tensor, amax: Tensor | None, by_rows: Tensor | None,
+    by_columns: Tensor | None, dtype: torch.dtype,
+) -> None:  # fmt: skip
     import triton
 
     from mpctl.kernels.triton.jit.fp8 import fp8_cast_kernel
 
-    by_rows, by_columns = _fake(matrix, scale, amax, dtype, rows, columns)
     count, width = matrix.shape
     if count and width:
         grid = (triton.cdiv(count, TILE_ROWS), triton.cdiv(width, TILE_COLUMNS))
         fp8_cast_kernel[grid](
-            matrix.contiguous(), scale, by_rows if rows else None, by_columns if columns else None,
-            amax, count, width, LARGEST=LARGEST[dtype],
+            matrix.contiguous(), scale, by_rows, by_columns, amax, count, width,
+            LARGEST=LARGEST[dtype],
             dtype=triton.language.float8e5 if dtype == torch.float8_e5m2
             else triton.language.float8e4nv,
             BLOCK_ROWS=TILE_ROWS, BLOCK_COLUMNS=TILE_COLUMNS, num_warps=8,
         )  # fmt: skip
-    return by_rows, by_columns
 
 
 def _fake(
@@ -65,4 +84,10 @@ _cast = define_operation(
     " bool columns) -> (Tensor, Tensor)",
     _run,
     _fake,
+)
+_cast_into = define_operation(
+    "fp8_cast_into(Tensor matrix, Tensor scale, Tensor(a!)? amax, Tensor(b!) by_rows,"
+    " Tensor(c!) by_columns, ScalarType dtype) -> ()",
+    _run_into,
+    lambda *_: None,
 )
