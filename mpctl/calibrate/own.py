@@ -29,14 +29,14 @@ from pathlib import Path
 from statistics import fmean
 
 from mpctl.calibrate.own_fit import FreeFigure, OwnFit, residuals_at, slopes_at
-from mpctl.calibrate.own_words import doubt_words, learnt_words, telling_words
+from mpctl.calibrate.own_words import doubt_words, is_elsewhere, learnt_words, telling_words
 from mpctl.calibrate.posterior import STUDENT, Posterior, cost, find_posterior
 from mpctl.calibrate.repeats import Repeats, find_repeats
 from mpctl.calibrate.runs import LARGEST_PART, LAYERS, SHARES, WAYS, Constant, Kind, Run
 from mpctl.calibrate.spread import LEAST, quantile, seen_by
 from mpctl.calibrate.write import Changes, merged_seen, number, seen_changes, write_changed
 from mpctl.estimate.step import QUANTILE
-from mpctl.estimate.system import find_system, unknown_parts
+from mpctl.estimate.system import find_system
 
 # How far runs may move each figure: one standard deviation of its prior. "log": of the figure's
 # logarithm; a number: of the figure itself, in its unit, which also moves figures that are 0.
@@ -322,7 +322,7 @@ def _profile(
     """What a profile says of the runs behind it, and its spread. factors: by cluster, for plans on
     a copy of it that does not state its own; layers: by cluster and shape."""
     own, profile = seen_by(runs), runs[0].profile
-    if not any(unknown_parts(run.job.cluster, profile) for run in runs):
+    if not is_elsewhere(runs):
         own = merged_seen(profile.seen, own)
     known = profile.seen.layer_factors
     own = own.model_copy(update={

@@ -21,6 +21,7 @@ from mpctl.calibrate.own_fit import FreeFigure, OwnFit
 from mpctl.calibrate.runs import FARTHEST, Run
 from mpctl.errors import Issue, IssueEntry
 from mpctl.estimate.step import QUANTILE
+from mpctl.estimate.system import unknown_parts
 from mpctl.rules.check import listed
 from mpctl.units import plural, seconds_text
 
@@ -187,9 +188,7 @@ def learnt_words(fit: OwnFit) -> list[str]:
             lines.append((told, _figure_text(figure, shift, sqrt(variance), added)))
     lines.sort(key=lambda line: -line[0])
     words = [text for _, text in lines[:MOST_LINES]] + _layer_words(fit)
-    if shared := _shared_presets(fit):
-        words.append(f"figures of {listed(shared)} moved, which plans on other clusters use too: "
-                     "under the presets of this fit they move with them")  # fmt: skip
+    words += _elsewhere_words(fit)
     missing = [name for name, _, has in ASPECTS if not any(map(has, fit.runs))]
     if missing:
         count = plural(len(fit.runs), "run")
@@ -198,12 +197,29 @@ def learnt_words(fit: OwnFit) -> list[str]:
     return words
 
 
-def _shared_presets(fit: OwnFit) -> list[str]:
-    """Presets other than clusters' whose figures moved by which plans elsewhere change."""
+def _elsewhere_words(fit: OwnFit) -> list[str]:
+    """What the presets of this fit change in plans on other clusters."""
     pairs = zip(fit.figures, fit.posterior.shifts, strict=True)
-    return sorted({figure.constant.name for figure, shift in pairs
-                   if figure.constant.kind != "clusters" and figure.constant.layers is None
-                   and _is_moved(figure, shift)})  # fmt: skip
+    shared = {figure.constant.name for figure, shift in pairs
+              if figure.constant.kind != "clusters" and figure.constant.layers is None
+              and _is_moved(figure, shift)}  # fmt: skip
+    words = []
+    if shared:
+        words.append(f"figures of {' and '.join(sorted(shared))} moved: under the presets of this "
+                     "fit plans on other clusters move with them")  # fmt: skip
+    for name in dict.fromkeys(run.parts["runtimes"] for run in fit.runs):
+        own = [run for run in fit.runs if run.parts["runtimes"] == name]
+        forgotten = set(own[0].profile.seen.clusters) - {run.job.cluster.name for run in own}
+        if forgotten and is_elsewhere(own):
+            others = plural(len(forgotten), "cluster")
+            words.append(f"{name} then counts as measured on these runs' clusters alone, and no "
+                         f"longer on {others} that its preset names")  # fmt: skip
+    return words
+
+
+def is_elsewhere(runs: Sequence[Run]) -> bool:
+    """Whether the profile of these runs had not been measured on a system of theirs."""
+    return any(unknown_parts(run.job.cluster, run.profile) for run in runs)
 
 
 def _layer_words(fit: OwnFit) -> list[str]:
@@ -214,11 +230,10 @@ def _layer_words(fit: OwnFit) -> list[str]:
     moved = [one for one in found if abs(one[0] - 1) >= LEAST]
     if not moved:
         return []
-    (low, fast), (high, slow) = moved[0], moved[-1]
-    return [
-        f"beside these figures, layers of {plural(len(moved), 'shape')} on a rank take from "
-        f"{low:.2f} times ({fast}) to {high:.2f} times ({slow}) as long"
-    ]
+    ends = dict.fromkeys((moved[0], moved[-1]))
+    takes = " to ".join(f"{factor:.2f} times ({shape})" for factor, shape in ends)
+    shapes = plural(len(moved), "shape")
+    return [f"beside these figures, layers of {shapes} on a rank take {takes} as long"]
 
 
 def _is_moved(figure: FreeFigure, shift: float) -> bool:
@@ -227,7 +242,7 @@ def _is_moved(figure: FreeFigure, shift: float) -> bool:
 
 def _factor_text(figure: FreeFigure, shift: float, sure: float) -> str:
     value = figure.value(shift)
-    band = _band_text(figure.constant.slack * sure)
+    band = band_text(figure.constant.slack * sure)
     return (
         f"{figure.constant.name}: everything takes {_change_text(value - 1)} the presets' "
         f"figures say "
@@ -235,7 +250,7 @@ def _factor_text(figure: FreeFigure, shift: float, sure: float) -> str:
     )
 
 
-def _band_text(spread: float) -> str:
+def band_text(spread: float) -> str:
     """Nine of ten cases of this spread: `+-18 %`, or beyond 100 % a factor."""
     factor = exp(min(QUANTILE * spread, log(FARTHEST)))
     return f"+-{_percent(factor - 1)}" if factor <= LARGE else f"a factor of {factor:.1f}"
@@ -284,7 +299,7 @@ def telling_words(fit: OwnFit) -> list[str]:
     posterior = fit.posterior
     at = max(range(len(posterior.unsure)), key=posterior.unsure.__getitem__)
     run = fit.runs[fit.owners[at]]
-    band = _band_text(sqrt(posterior.unsure[at]))
+    band = band_text(sqrt(posterior.unsure[at]))
     words.append(f"another run like {run.id} ({_layout(run)}), which the others estimate "
                  f"to {band}")  # fmt: skip
     due = [abs(slope) * sqrt(posterior.covariance[i][i])

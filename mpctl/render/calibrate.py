@@ -7,8 +7,8 @@ from math import expm1
 from pathlib import Path
 
 from mpctl.calibrate.own_fit import OwnFit
+from mpctl.calibrate.own_words import band_text
 from mpctl.calibrate.runs import Run
-from mpctl.estimate.step import QUANTILE
 from mpctl.render.console import get_console, plain_table, say
 from mpctl.units import plural
 
@@ -44,8 +44,7 @@ def print_own_fit(fit: OwnFit, paths: Sequence[Path]) -> None:
     columns = {"before": fit.before, "fitted": fit.fitted, "left out": fit.left_out}
     print_fit(fit.runs, columns, paths)
     for name, spread in fit.spreads.items():
-        width = f"{100 * expm1(QUANTILE * spread):.0f} %"
-        say(f"{name}: nine of ten runs to come are within {width} of their plan")
+        say(f"{name}: nine of ten runs to come are within {band_text(spread)} of their plan")
     for title, lines in (("learnt", fit.learnt), ("runs that would tell most", fit.telling)):
         say(f"{title}:")
         for line in lines:

@@ -112,6 +112,9 @@ def test_what_was_learnt_is_said_in_words(fit: OwnFit) -> None:
     assert (
         factor.startswith("dgx-a100: everything takes ") and "% longer than the presets" in factor
     )
+    assert any(
+        line.startswith("figures of a100-80gb and megatron-core moved: ") for line in fit.learnt
+    )
     host = next(line for line in fit.learnt if "for a layer's forward" in line)
     assert "before: 401 µs; steps +" in host
     document = own_document(fit, [Path("x")], [])
