@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +14,7 @@ from mpctl.kernels.attention import AttentionVariant
 from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import partly_bidirectional_mask
-from mpctl.kernels.partial_attention import KeyPart, PartialKernel, use_flash_attention_3
+from mpctl.kernels.partial_attention import Gradients, KeyPart, PartialKernel, use_flash_attention_3
 from mpctl.kernels.rotary import Rotary
 from mpctl.layers.attention import AttentionConfig, AttentionCore, ParallelSelfAttention
 from mpctl.layers.context_parallel import (
@@ -20,7 +24,7 @@ from mpctl.layers.context_parallel import (
 )
 from mpctl.layers.relative_bias import RelativeBias
 from mpctl.layers.shard_context import ShardContext
-from mpctl.transport.group import Group
+from mpctl.transport.group import Group, Pending
 from mpctl.transport.timing import Collective
 from tests.layers.build import make_attention
 from tests.layers.oracle import axes, close, context_split, dropped, fill, grouped, logged, numbers
@@ -131,10 +135,10 @@ def test_one_gather_forward_and_one_reduce_scatter_backward() -> None:
 
 
 class Recorded(KernelBackend):
-    """Notes the queries and keys of each call of a kernel, and whether it was causal."""
+    """Notes each call of a kernel: queries, keys, and whether it was causal or backward."""
 
-    def __init__(self) -> None:
-        self.seen: list[tuple[int, int, bool]] = []
+    def __init__(self, seen: list[Any] | None = None) -> None:
+        self.seen: list[Any] = [] if seen is None else seen
 
     def partial_kernel(self, *tensors_and_scale) -> PartialKernel | None:
         found, seen = super().partial_kernel(*tensors_and_scale), self.seen
@@ -145,27 +149,63 @@ class Recorded(KernelBackend):
                 seen.append((query.shape[-2], key.shape[-2], how["is_causal"]))
                 return super().forward(query, key, value, **how)
 
+            def backward(self, grad: Tensor, query: Tensor, key: Tensor, *rest, **how) -> Gradients:
+                seen.append((-query.shape[-2], key.shape[-2], how["is_causal"]))
+                return super().backward(grad, query, key, *rest, **how)
+
         return Kernel(*found)
 
     def scaled_dot_product(self, query: Tensor, *args, **more) -> Tensor:
         raise AssertionError("a mask of pairs, or a kernel of its own for one")
 
 
-def _calls(rank: int, size: int) -> list[tuple[int, int, bool]]:
-    cp, backend = grouped(rank, size, name="cp"), Recorded()
-    core = AttentionCore(AttentionConfig(H, A), ShardContext(cp=cp, backend=backend), "x")
-    core.split(*(numbers(B, A, S // size, D) for _ in range(3)))
-    return backend.seen
+@dataclass(frozen=True)
+class Told(Pending):
+    seen: list[Any] = field(default_factory=list)
+
+    def wait(self) -> Tensor:
+        self.seen.append("wait")
+        return super().wait()
+
+
+def watched(group: Group, seen: list[Any]) -> Group:
+    """The group, which notes when a message starts and when it is waited for."""
+
+    def told(name: str) -> Callable[..., Pending]:
+        start = getattr(group, name)
+
+        def started(*arguments: Any, **how: Any) -> Pending:
+            seen.append(name)
+            return Told(start(*arguments, **how).wait(), None, seen)
+
+        return started
+
+    for name in ("start_all_gather", "start_reduce_scatter"):
+        object.__setattr__(group, name, told(name))
+    return group
+
+
+def _calls(rank: int, size: int) -> list[Any]:
+    seen: list[Any] = []
+    cp = watched(grouped(rank, size, name="cp"), seen)
+    core = AttentionCore(AttentionConfig(H, A), ShardContext(cp=cp, backend=Recorded(seen)), "x")
+    core.split(*(numbers(B, A, S // size, D).requires_grad_() for _ in range(3))).sum().backward()
+    return seen
 
 
 @pytest.mark.parametrize("c", [2, 4])
 def test_blocks_are_diagonals_and_prefixes_and_no_mask_is_made(c: int) -> None:
-    """The diagonals first, while keys arrive; equal work on all ranks."""
+    """The diagonals while keys arrive, in backward while gradients leave; equal work on all
+    ranks."""
     n = S // (2 * c)
     for rank, seen in enumerate(run_ranks(_calls, c)):
-        prefixes = [(n, rank * n, False)] * (rank > 0) + [(n, (2 * c - 1 - rank) * n, False)]
-        assert seen == [(n, n, True), (n, n, True), *prefixes]
-        assert sum(keys / (1 + is_causal) for _, keys, is_causal in seen) == 2 * c * n
+        first, last = (rank * n, False), ((2 * c - 1 - rank) * n, False)
+        own, back, ahead = [(n, n, True)] * 2, [(-n, n, True)] * 2, [(n, *first)] * (rank > 0)
+        ahead += [(n, *last)]
+        prefixes = [(-n, *last), *[(-n, *first)] * (rank > 0)]
+        assert seen[: 4 + len(ahead)] == ["start_all_gather", *own, "wait", *ahead]
+        assert seen[4 + len(ahead) :] == [*prefixes, "start_reduce_scatter", *back, "wait"]
+        assert sum(keys / (1 + is_causal) for _, keys, is_causal in own + ahead) == 2 * c * n
 
 
 def test_the_last_rows_of_keys_that_are_all_there() -> None:
