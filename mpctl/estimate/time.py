@@ -323,6 +323,5 @@ class StepTimeModel:
 
     @property
     def _host_step(self) -> float:
-        host, on_device = self.operators.profile.host, self.job.device_kind != "cpu"
-        own = host.accelerator_step if on_device else None
-        return self.operators.speed.host * (host.step if own is None else own)
+        host = self.operators.profile.host.step_on(self.job.device_kind != "cpu")
+        return self.operators.speed.host * host

@@ -132,7 +132,8 @@ class StepTimeBound:
         host, slow = evaluator.profile.host, evaluator.speed.host
         # host seconds of a pass over a chunk, without those of its layers: alone, and in a pipeline
         self.host = slow * (host.micro_batch + 0.0), slow * (host.micro_batch + host.message)
-        self.host_step = slow * host.step
+        self.on_accelerator = evaluator.space.job.device_kind != "cpu"
+        self.host_step = slow * host.step_on(self.on_accelerator)
 
     def costs(self, layout: LayoutSettings) -> CostBounds | None:
         """Costs of the layouts with this one's layer key; None where a link that they need states
@@ -342,7 +343,8 @@ class StepTimeBound:
         if zero >= 2:
             overlapped = inf  # it is longer by messages whose sizes may differ
         share = max(overlap.dp, overlap.gather or 0.0, overlap.zero * (layout.copies > 1))
-        after = stepped * profile.operators.optimizer_bytes / speed.bandwidth + self.host_step
+        moved = profile.operators.on(self.on_accelerator).optimizer_bytes
+        after = stepped * moved / speed.bandwidth + self.host_step
         return SentBound(passes, after + exposed_seconds(once, share, overlap.drag, overlapped))
 
     def _groups(

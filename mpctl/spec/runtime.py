@@ -200,6 +200,11 @@ class HostCosts(StrictModel):
         None, description="as host.step, where the job's device is not a CPU"
     )
 
+    def step_on(self, is_accelerator: bool) -> float:
+        """Seconds once a step on an accelerator or on a CPU."""
+        own = self.accelerator_step if is_accelerator else None
+        return self.step if own is None else own
+
 
 class ExpertCosts(StrictModel):
     """Layers with experts: how tokens reach them, and what that costs besides the bytes. Software
