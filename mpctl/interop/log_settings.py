@@ -41,9 +41,12 @@ from mpctl.interop.megatron_others import is_neutral, parser_flags, refusal_of
 
 MOST, LONGEST_VALUE, DEEPEST = 5_000, 2_000, 20
 OF_LAYOUT = re.compile(
-    r"parallel|batch|seq_len|sequence_length|num_(?:hidden_)?layers|hidden_size|world_size|^mesh\."
+    r"parallel|batch|seq_len|sequence_length|num_(?:hidden_)?layers|hidden_size|world_size|^mesh\.|"
+    r"recompute|activation_checkpoint|zero_stage|distributed_optimizer|reshard|overlap|expert|"
+    r"dtype|precision|(?:^|\.)(?:bf16|fp16|fp8|fp4)"
 )
-"""Names of values that make another run of a log's later part where they change."""
+"""Names of values that make another run of a log's later part where they change: what a step's time
+depends on, and not steps, rates, folders and the like, which a restart may change."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{1,16}")
 _ARGUMENT = re.compile(r"(?:^|[ :\]])([A-Za-z]\w{1,80}) \.{3,80} ?(.{0,2000})")
 _PART = re.compile(r"(\w{1,60})=(?:[A-Za-z_.]{1,60}\(|([^,()]{0,200}))|([()])")

@@ -126,7 +126,10 @@ def test_several_runs_in_a_log_are_refused_with_the_line_to_cut_at() -> None:
     slower = logs.deepspeed([2 * t for t in logs.TIMES])
     told = refusal(f"{logs.deepspeed()}\n{slower}")["log-mixed"]
     assert "line 1 on and of line 8 on" in told and "differ by 100 % (2.00 s and 4.01 s)" in told
-    assert read_log(one + one).restarts == 1  # the same settings: a restart
+    again = one.replace("iters ..................................... 500", "iters ... 900")
+    assert again != one and read_log(one + again).restarts == 1  # a restart
+    other = one.replace("['core_attn']", "['core_attn', 'mlp']")
+    assert "recompute_modules ['core_attn'] becomes" in refusal(one + other)["log-mixed"]
 
 
 OF_ONE_RUN = {frozenset(pair) for pair in (
