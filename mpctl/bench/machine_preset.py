@@ -136,7 +136,7 @@ class MachinePreset:
 
 def machine_preset(
     name: str, device: DeviceFit, link: LinkFit | None, environment: BenchEnvironment, *,
-    nodes: int = 1, per_node: int,
+    per_node: int,
 ) -> MachinePreset:  # fmt: skip
     """The preset of a machine from its measured device and link.
 
@@ -146,7 +146,6 @@ def machine_preset(
     what = plural(per_node, "core" if spec.is_cpu else "GPU")
     cluster = ClusterSpec(
         name=f"{name}: {what} of {environment['machine'] if spec.is_cpu else spec.name}",
-        nodes=nodes,
         gpus_per_node=per_node,
         cores=per_node if spec.is_cpu else None,
         device=spec,

@@ -161,15 +161,6 @@ class ActivationShapes(NamedTuple):
         return self.splits and self.kernels.keeps_shards
 
     @property
-    def casts_inputs(self) -> bool:
-        """Whether each column product saves a separate fp8 copy of its input."""
-        return self.operand < self.value and not self.keeps_shards
-
-    def deferred_input(self, own: float) -> float:
-        """Bytes of a column product's input of `own` bytes that waits for a deferred dW."""
-        return own * self.operand / self.value if self.casts_inputs else own
-
-    @property
     def holds_scores(self) -> bool:
         """Whether the score matrix is written to memory instead of being formed block by block."""
         if self.kernels.attention == "torch":

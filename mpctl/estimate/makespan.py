@@ -131,11 +131,12 @@ class PipelineTiming(NamedTuple):
         p, m, vpp = len(self.chunks), self.microbatches, len(self.chunks[0])
         played = min(m, p * (GROUPS_OF_CHUNKS if vpp > 1 else GROUPS))
         turns = _turns(self.schedule, p, played, vpp)
-        ends = turns.ends(lambda s, c, kind: self.chunks[s][c].of(kind), self._transfer)
+        ends = turns.ends(lambda s, c, kind: self.chunks[s][c].of(kind), self.transfer)
         slowest = max(sum(c.forward + c.backward for c in row) for row in self.chunks)
         return [end + (m - played) * slowest for end in ends]
 
-    def _transfer(self, sender: StageChunk, receiver: StageChunk) -> float:
+    def transfer(self, sender: StageChunk, receiver: StageChunk) -> float:
+        """Seconds in which one micro batch gets from a chunk to its neighbour."""
         p = len(self.chunks)
         a, b = (place.chunk * p + place.stage for place in (sender, receiver))
         return self.ahead[a] if a < b else self.back[b]

@@ -115,19 +115,16 @@ class KnownMemory(NamedTuple):
     weights: dict[Hashable, StageWeights]
 
 
-def layout_memory(layout: JobLayout, known: KnownMemory | None = None) -> list[StageMemory]:
-    """The memory of one rank of each stage; the heaviest decides whether the job fits.
-
-    known: contents of stages of other layouts of the same model and device; those of this layout
-    are added. Stages with equal contents share them even without it.
-    """
-    memory = LayoutMemory(layout, activation_shapes(layout), known, Communicators(layout))
+def layout_memory(layout: JobLayout) -> list[StageMemory]:
+    """The memory of one rank of each stage; the heaviest decides whether the job fits."""
+    shapes, groups = activation_shapes(layout), Communicators(layout)
+    memory = LayoutMemory(layout, shapes, communicators=groups)
     return [memory.of_stage(stage) for stage in range(len(layout.stages))]
 
 
 class LayoutMemory:
-    """The memory of the stages of one layout. shapes: those of its activations; known: as in
-    `layout_memory`."""
+    """The memory of the stages of one layout. shapes: those of its activations; known:
+    contents of stages of other layouts of the same model and device, to which its own are added."""
 
     def __init__(
         self,

@@ -69,7 +69,8 @@ def layer_activations(shapes: ActivationShapes, block: OperatorGroup) -> LayerAc
     if shapes.recompute == "full":
         parts = 1 / shapes.input_parts if shapes.input_parts else 0
         layer_input = SavedTensor("input", (*rows, "hidden"), times=parts, is_outer=True)
-        chosen = [t._replace(name="first choice", times=t.times / 2) for t in saved if is_choice(t)]
+        chosen = [tensor._replace(name="first choice", times=tensor.times / 2)
+                  for tensor in saved if tensor.name == CHOICE]  # in 4 bytes each  # fmt: skip
         return LayerActivations((layer_input, *chosen), saved + again)
     if shapes.recompute == "selective" and shapes.kernels.keeps_second_products:
         return LayerActivations(_second_products(rows), saved + again)
@@ -222,12 +223,6 @@ def _routing(shapes: ActivationShapes, dispatch: Dispatch) -> Saved:
 
 
 CHOICE = "choice"
-
-
-def is_choice(tensor: SavedTensor) -> bool:
-    """Whether the tensor has the numbers of the chosen experts; a first forward keeps them in 4
-    bytes each."""
-    return tensor.name == CHOICE
 
 
 def _shared_gate(shapes: ActivationShapes, product: MatMul) -> Saved:

@@ -69,14 +69,8 @@ def play(pipeline: PipelineTiming, sizes: Mapping[Pair, int], *, limit: int = PL
             for stage in range(p)
         ],
         lambda stage, chunk, kind: pipeline.chunks[stage][chunk].of(kind),
-        transfer=lambda sender, receiver: _seconds(pipeline, sender, receiver),
+        transfer=pipeline.transfer,
     )
-    sent = {pair: (size, _seconds(pipeline, *pair)) for pair, size in sizes.items()}
+    sent = {pair: (size, pipeline.transfer(*pair)) for pair, size in sizes.items()}
     seconds = line.makespan if played == m else max(pipeline.ends())
     return StepLine(line, played, m, seconds, sent)
-
-
-def _seconds(pipeline: PipelineTiming, sender: StageChunk, receiver: StageChunk) -> float:
-    p = len(pipeline.chunks)
-    source, target = (place.chunk * p + place.stage for place in (sender, receiver))
-    return pipeline.ahead[source] if source < target else pipeline.back[target]

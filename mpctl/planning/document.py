@@ -167,7 +167,9 @@ def plan_document(
         "tensor_depth": layout_of(plan.job).tensor_depth,
         "tensor_grid": dict(job_grid(plan.job).axes),
         "groups": {
-            kind: list_groups(topology, kind) if lists_groups else group_summary(topology, kind)
+            kind: [list(group) for group in topology.kind_groups(kind)]
+            if lists_groups
+            else group_summary(topology, kind)
             for kind in (tuple(topology.kinds) if kinds is None else kinds)
         },
         "checks": [{"status": c.status, **c.issue.as_dict()} for c in plan.checks],
@@ -205,11 +207,6 @@ def plan_document(
         document["time"] |= {"is_measured": system.is_measured, "step_factor": system.factor,
                              "measure_next": estimate.measure_next}  # fmt: skip
     return document
-
-
-def list_groups(topology: Topology, kind: str) -> list[list[int]]:
-    """Every group of a kind, in Megatron's order."""
-    return [list(group) for group in topology.kind_groups(kind)]
 
 
 def group_summary(topology: Topology, kind: str) -> GroupSummary:

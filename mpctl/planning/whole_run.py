@@ -115,17 +115,16 @@ class WholeRun:
     is_elastic: bool
 
 
-def read_tokens(text: str, option: str = "--tokens") -> int:
+def read_tokens(text: str) -> int:
     """`15T`, `300B`, `1.4e12` -> a number of tokens. Raises InputError."""
     try:
         amount = parse_measure(text.strip(), TOKENS)
-    except UnitError as error:
-        hint = "such as 15T, 300B or 1.4e12"
-        raise InputError.of("bad-value", option, f"{text[:20]!r}: {error}", hint) from None
-    if not 1 <= amount <= MOST_TOKENS:
+        if 1 <= amount <= MOST_TOKENS:
+            return ceil(amount)
         message = f"{text[:20]!r} is not from 1 to 1e18 tokens"
-        raise InputError.of("bad-value", option, message, "such as 15T, 300B or 1.4e12")
-    return ceil(amount)
+    except UnitError as error:
+        message = f"{text[:20]!r}: {error}"
+    raise InputError.of("bad-value", "--tokens", message, "such as 15T, 300B or 1.4e12")
 
 
 def plan_whole_run(plan: Plan, tokens: int) -> WholeRun:

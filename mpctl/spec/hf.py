@@ -31,7 +31,7 @@ from typing import Any, TypeGuard
 from mpctl.errors import InputError, Issue
 from mpctl.spec.families import builtin_families, load_family
 from mpctl.spec.paths import is_hub_id
-from mpctl.spec.presets import find_file
+from mpctl.spec.presets import find_file, user_folder
 from mpctl.spec.yarn import YarnScales
 
 Raw = dict[str, Any]
@@ -353,12 +353,9 @@ def shape_by_id(name: object) -> dict[str, Any] | None:
     if not is_hub_id(name) or find_file("models", str(name)) is not None:
         return None
     path = find_fetched(str(name))
-    return None if path is None else {**shape_from_hf(str(path)), "name": path_name(str(name))}
-
-
-def path_name(name: str) -> str:
-    """`Qwen/Qwen2.5-7B` -> `Qwen2.5-7B`."""
-    return name.rpartition("/")[2]
+    if path is None:
+        return None
+    return {**shape_from_hf(str(path)), "name": str(name).rpartition("/")[2]}
 
 
 def find_fetched(name: str) -> Path | None:
@@ -369,7 +366,7 @@ def find_fetched(name: str) -> Path | None:
 
 def fetched_path(name: str) -> Path | None:
     """Where `--fetch` stores the config.json of this id; None for a user without a home folder."""
-    cache = _cache_folder()
+    cache = user_folder("XDG_CACHE_HOME", ".cache")
     return None if cache is None else cache / "mpctl" / "models" / name / "config.json"
 
 
@@ -393,20 +390,8 @@ def _hub_cache() -> Path | None:
         return Path(folder)
     if folder := os.environ.get("HF_HOME"):
         return Path(folder) / "hub"
-    cache = _cache_folder()
+    cache = user_folder("XDG_CACHE_HOME", ".cache")
     return None if cache is None else cache / "huggingface" / "hub"
-
-
-def _cache_folder() -> Path | None:
-    """The user's cache folder, by the XDG base directory specification, which ignores relative
-    paths; None for a user without a home folder."""
-    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if named.is_absolute():
-        return named
-    try:
-        return Path.home() / ".cache"
-    except RuntimeError:
-        return None
 
 
 EXPERTS, LATENT = "mixtures of experts", "multi-head latent attention (MLA)"

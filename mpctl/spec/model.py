@@ -360,12 +360,6 @@ class ModelSpec(StrictModel):
         return None if is_full or layer % (self.attention_window_every or 1) else window
 
     @property
-    def window_period(self) -> int:
-        """After how many layers the pattern of windows repeats, or ends."""
-        every = (self.attention_window_every or 1) * (self.full_attention_every or 1)
-        return min(every, self.layers)
-
-    @property
     def all_layers(self) -> int:
         """All layers: the encoder's and, where there is one, the decoder's."""
         return self.layers + (self.decoder_layers or 0)

@@ -134,7 +134,7 @@ def _own_folders(search_path: tuple[str, ...]) -> tuple[Path, ...]:
         if not folder.is_dir():
             hint = f"name folders that hold {', '.join(KINDS)}; several with {os.pathsep!r} between"
             raise InputError.of("no-such-folder", VARIABLE, f"{folder} is not a folder", hint)
-    config = _config_folder()
+    config = user_folder("XDG_CONFIG_HOME", ".config")
     folders = [*named, HERE, *([config / "mpctl" / "presets"] if config else [])]
     found: dict[Path, Path] = {}
     for folder in folders:  # one folder may be named twice, and a checkout's ./presets is bundled
@@ -143,14 +143,14 @@ def _own_folders(search_path: tuple[str, ...]) -> tuple[Path, ...]:
     return tuple(found.values())
 
 
-def _config_folder() -> Path | None:
-    """The user's folder of settings, by the XDG base directory specification, which ignores
-    relative paths; None for a user without a home folder."""
-    named = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+def user_folder(variable: str, at_home: str) -> Path | None:
+    """A folder of the user's, such as of settings, by the XDG base directory specification, which
+    ignores relative paths in the variable; None for a user without a home folder."""
+    named = Path(os.environ.get(variable, ""))
     if named.is_absolute():
         return named
     try:
-        return Path.home() / ".config"
+        return Path.home() / at_home
     except RuntimeError:
         return None
 

@@ -179,7 +179,6 @@ def agent_cluster(
     on_event: OnEvent,
     *,
     patience: float,
-    port: int = 0,
     addresses: Sequence[str] = (),
 ) -> Iterator[AgentCluster]:
     """The hosts `names`, in the order of the plan's nodes, each with a connected agent.
@@ -191,7 +190,7 @@ def agent_cluster(
     """
     is_new = not run.is_occupied
     server = ControlServer(names)
-    server.open(port, addresses)
+    server.open(addresses)
     run.make()
     run.nodes.mkdir(mode=0o700, exist_ok=True)
     order = AgentOrder.of(run, f"key-{secrets.token_hex(4)}", server.port)

@@ -102,10 +102,9 @@ class ControlServer:
         self.thread = threading.Thread(target=self._serve, name="control", daemon=True)
         self.started = threading.Event()
 
-    def open(self, port: int = 0, addresses: Sequence[str] = ()) -> None:
-        """Listen at these addresses of this host, at all of them by default, and at this port, 0
-        for a free one. Raises OSError when the port is taken."""
-        self.sockets = listen(addresses, port)
+    def open(self, addresses: Sequence[str] = ()) -> None:
+        """Listen at these addresses of this host, at all of them by default, at a free port."""
+        self.sockets = listen(addresses)
         self.port = self.sockets[0].getsockname()[1]
         self.thread.start()
         self.started.wait()
@@ -276,26 +275,25 @@ async def _next_message(reader: asyncio.StreamReader, opening: MessageKey) -> Fr
     return FROM_AGENT.validate_json(body)
 
 
-def listen(addresses: Sequence[str], port: int) -> list[socket.socket]:
-    """A listening socket for each of these addresses of this host, all at one port; one for all
-    addresses if there are none. port: 0 for any. Raises OSError when the port is taken."""
+def listen(addresses: Sequence[str]) -> list[socket.socket]:
+    """A listening socket for each of these addresses of this host, all at one free port; one for
+    all addresses if there are none. Raises OSError for an address of another host."""
     if not addresses:
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET
-        return [socket.create_server(("", port), family=family, dualstack_ipv6=dual)]
-    tries = 1 if port else PORT_TRIES
-    while True:
-        tries -= 1
+        return [socket.create_server(("", 0), family=family, dualstack_ipv6=dual)]
+    for left in reversed(range(PORT_TRIES)):
         with ExitStack() as opened:
             try:
                 sockets: list[socket.socket] = []
                 for address in dict.fromkeys(addresses):
                     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-                    chosen = sockets[0].getsockname()[1] if sockets else port
+                    chosen = sockets[0].getsockname()[1] if sockets else 0
                     created = socket.create_server((address, chosen), family=family)
                     sockets.append(opened.enter_context(created))
                 opened.pop_all()
                 return sockets
             except OSError:  # the port that is free at one address may be taken at another
-                if not tries:
+                if not left:
                     raise
+    raise AssertionError

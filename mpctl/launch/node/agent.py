@@ -166,9 +166,6 @@ class Agent:
         if time.monotonic() >= self.next_report or self.node.poll() is not before:
             self._send(self.node.snapshot())
 
-    def _stacks(self) -> dict[int, str]:
-        return {} if self.node is None else self.node.stacks()
-
     def _send(self, state: NodeState) -> None:
         self.reported, self.next_report = state, time.monotonic() + REPORT_SECONDS
         self.connection.send(Report(self.attempt, state))
@@ -206,16 +203,16 @@ def _prove(address: str, port: int, key: bytes, seconds: float) -> Connection:
         raise
 
 
-def wait_for_key(path: Path, seconds: float = KEY_SECONDS) -> bytes:
+def wait_for_key(path: Path) -> bytes:
     """The key of the launch, once the file system shows its file. Raises OSError when it does not
-    within so many seconds."""
+    within KEY_SECONDS."""
 
     def find() -> bytes | None:
         with suppress(OSError):
             return read_key(path)
         return None
 
-    return wait_for_file(find, path.parent, seconds) or read_key(path)
+    return wait_for_file(find, path.parent, KEY_SECONDS) or read_key(path)
 
 
 def known_name() -> str:

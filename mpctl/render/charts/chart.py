@@ -121,11 +121,9 @@ def log_axis(
     return ChartAxis(label, low, high, tuple((t, text(t)) for t in _thinned(ticks)), is_log=True)
 
 
-def linear_axis(
-    label: str, values: Sequence[float], text: Callable[[float], str], *, room: float = 0.08
-) -> ChartAxis:
+def linear_axis(label: str, values: Sequence[float], text: Callable[[float], str]) -> ChartAxis:
     """An axis from 0 to somewhat above the largest value."""
-    high = min(max(*values, 1e-12), 10**LARGEST) * (1 + room)
+    high = min(max(*values, 1e-12), 10**LARGEST) * 1.08
     ticks = round_ticks(0.0, high, MOST_TICKS)
     return ChartAxis(label, 0.0, high, tuple((t, text(t)) for t in ticks))
 

@@ -49,16 +49,16 @@ def test_the_server_listens_only_at_its_addresses(server: ControlServer) -> None
 
 
 def test_several_addresses_share_a_port() -> None:
-    sockets = server_module.listen(["127.0.0.1", "127.0.0.2", "127.0.0.1"], 0)
+    sockets = server_module.listen(["127.0.0.1", "127.0.0.2", "127.0.0.1"])
     with ExitStack() as opened:
         names = [opened.enter_context(s).getsockname() for s in sockets]
     assert [name[0] for name in names] == ["127.0.0.1", "127.0.0.2"]
     assert len({name[1] for name in names}) == 1
 
 
-def test_a_port_that_is_taken_is_an_error() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
-        server_module.listen(["127.0.0.1"], taken.getsockname()[1])
+def test_an_address_of_another_host_is_an_error() -> None:
+    with pytest.raises(OSError, match="assign"):
+        server_module.listen(["192.0.2.1"])
 
 
 # ------------------------------------------------------------ before a host has come
