@@ -37,6 +37,7 @@ from benchmarks.gpu.processes import run as run_whole
 from benchmarks.gpu.report import PAGE, Peaks, goals, offload_falls_short, training_table
 from benchmarks.gpu.shapes import SHAPES, Shape, tiny
 from benchmarks.measured import write_part
+from mpctl.estimate.flops import find_device_preset
 
 SIDE, TINY_SIDE = 8192, 256
 PEAK_SECONDS, TINY_PEAK_SECONDS = 4.0, 0.1
@@ -84,12 +85,13 @@ class Budget:
 @dataclass(frozen=True)
 class Bench:
     """The settings of all cases: shapes by name, kind of device, number of steps; compiles: whether
-    torch.compile is used at all."""
+    torch.compile is used at all; preset: the device's, by which memory is planned."""
 
     shapes: dict[str, Shape]
     device: str
     steps: int
     compiles: bool = True
+    preset: str | None = None
 
     @property
     def warm(self) -> int:
@@ -121,7 +123,8 @@ class Bench:
             if case.saves:
                 settings["checkpoint.interval"] = self.warm
             return launch(shape, folder / "run", data, settings, device=self.device,
-                          steps=self.steps, warm=self.warm, seconds=seconds)  # fmt: skip
+                          steps=self.steps, warm=self.warm, seconds=seconds,
+                          preset=self.preset)  # fmt: skip
         run = {"shape": shape.as_dict(), "device": self.device, "steps": self.steps,
                "warm": self.warm, "compiles": self.compiles, **(case.peer or {})}  # fmt: skip
         command = [sys.executable, "-m", "benchmarks.gpu.peer", json.dumps(run)]
@@ -300,7 +303,8 @@ def measure(cases: Sequence[Case], seconds: float, given: argparse.Namespace) ->
     name = torch.cuda.get_device_name(0) if has_gpu else "CPU"
     size = (TINY_SIDE, TINY_PEAK_SECONDS) if given.tiny else (SIDE, PEAK_SECONDS)
     peaks = Peaks.of(name, matmul_rate(kind, *size))
-    bench = Bench(shapes, kind, steps, compiles=has_gpu)
+    preset = find_device_preset(name) if has_gpu else None
+    bench = Bench(shapes, kind, steps, compiles=has_gpu, preset=preset)
     found = list(outcomes(bench, cases, budget))
     head = f"{name}, torch {torch.__version__}, {peaks}; {steps} steps, the first third warm-up."
     figures = Figures(f"{head}\n\n{tested}", peaks, found)

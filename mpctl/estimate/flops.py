@@ -149,12 +149,17 @@ def device_peak(job: JobSpec, reported: str | None = None) -> float | None:
 
 
 def find_device(reported: str) -> DeviceSpec | None:
-    """The device preset whose driver reports this name; None without one."""
-    for name in preset_names("devices"):
-        table = find_preset("devices", name)
-        if table and reported in table.get("reported_as", ()):
-            try:
-                return DeviceSpec.model_validate(table)
-            except (ValidationError, InputError):  # a user's preset that is invalid
-                return None
-    return None
+    """The device of the preset whose driver reports this name; None without one."""
+    name = find_device_preset(reported)
+    if name is None:
+        return None
+    try:
+        return DeviceSpec.model_validate(find_preset("devices", name))
+    except (ValidationError, InputError):  # a user's preset that is invalid
+        return None
+
+
+def find_device_preset(reported: str) -> str | None:
+    """The name of that preset."""
+    tables = ((name, find_preset("devices", name)) for name in preset_names("devices"))
+    return next((name for name, t in tables if t and reported in t.get("reported_as", ())), None)

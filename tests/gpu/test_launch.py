@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from mpctl.estimate.flops import find_device_preset
+from mpctl.runtime.device import device_name
+
 MEMORY = {"cpu": 0.02, "cuda": 0.1}
-"""How far the peak of a step may lie from its plan: on a GPU by workspaces of libraries, which are
-not planned and weigh much beside a small model."""
+"""How far the peak of a step may lie from its plan: on a GPU by the allocator's rounding, and by
+what a version of torch gives its libraries, which weigh much beside a small model. The device is
+named, since the workspaces of matrix products depend on it."""
 
 
 @pytest.mark.slow
@@ -26,6 +30,10 @@ def test_a_launch_runs_as_planned(
         "training.eval_samples": 0, "training.dtype": dtype, "data.path": str(data),
         "launch.threads_per_rank": 1, "checkpoint.interval": 3,
     }  # fmt: skip
+    reported = device_name(device)
+    preset = reported and find_device_preset(reported)
+    if preset:
+        settings["cluster.device"] = preset
     command = [sys.executable, "-m", "mpctl", "launch", "--device", device.type, "--nodes", "1",
                "--gpus-per-node", "1", "--run-dir", str(tmp_path / "run")]  # fmt: skip
     command += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
@@ -35,6 +43,8 @@ def test_a_launch_runs_as_planned(
     (rank,) = summary["plan_beside_run"]
     assert rank["agrees"] and summary["final_loss"] < 5.9
     peak = rank["memory"]["peak"]
+    if reported and not preset:
+        pytest.skip(f"no preset of {reported}: its workspaces are not known")
     assert peak["measured"] == pytest.approx(peak["planned"], rel=MEMORY[device.type])
     if device.type == "cuda":
         assert rank["device"] and rank["reserved_memory_bytes"] >= peak["measured"]
