@@ -155,7 +155,8 @@ def test_a_grid_of_tensor_parallel_ranks_is_refused() -> None:
     ("kind", "name"), [("cuda", "cuda"), ("rocm", "cuda"), ("xpu", "xpu"), ("tpu", "xla")]
 )
 def test_any_kind_of_accelerator_is_planned_and_named_as_torch_does(kind: str, name: str) -> None:
-    settings = {**EXAMPLE, "cluster.device": "a100-80gb"}
+    workspace = {"cluster.device.blas_workspace": 2**20}  # the one figure that is a kind's own
+    settings = {**EXAMPLE, "cluster.device": "a100-80gb", **workspace}
     known = plan_of(settings, base={}).estimate
     plan = plan_of({**settings, "cluster.device.kind": kind}, base={})
     assert plan.estimate is not None and known is not None
