@@ -9,9 +9,7 @@ device holds only one.
 
 All copies of a rank lie in one block, in the order of the file, without gaps: as many bytes as the
 file has of tensors (`snapshot_bytes` of estimate/states.py). It is taken before the first step,
-since pinning some GB takes seconds, during which the device waits. Pages that the process has are
-pinned (cudaHostRegister), because torch's allocator of pinned memory rounds each request up to a
-power of two: 4.3 GB for a word table of 2.2.
+since pinning some GB takes seconds, during which the device waits.
 
 A field is `value`, `exp_avg` or `exp_avg_sq`; a tensor that no optimizer steps, a frozen parameter
 or a buffer, has only a value. A tensor of the file is named `NAME/FIELD`.
@@ -19,29 +17,26 @@ or a buffer, has only a value. A tensor of the file is named `NAME/FIELD`.
 
 from __future__ import annotations
 
-import mmap
-import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mpctl.checkpoint.manifest import ManifestTables, ParameterPlacement
 from mpctl.checkpoint.tensor_file import DTYPES, Entry, in_file_order
-from mpctl.errors import RunFailed
 from mpctl.layers.parameters import shard_of
+from mpctl.transport.host_memory import host_block
 from mpctl.transport.streams import HOST_STREAM, PASSED, SideStream, StreamMark
-from mpctl.units import bytes_text
 
 State = dict[str, Tensor]
 FIELDS = ("value", "exp_avg", "exp_avg_sq")
-PORTABLE = 1
-"""cudaHostRegisterPortable: pinned for every context of the process."""
+USE = (
+    "for the copies that checkpoints are written from; use --set checkpoint.asynchronous=false, "
+    "which saves between two steps and copies nothing"
+)
 SAFETENSORS_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -113,33 +108,6 @@ class TensorKind(NamedTuple):
         return self.shape.numel() * self.dtype.itemsize
 
 
-def host_block(size: int, device: torch.device) -> Tensor:
-    """So many bytes of host memory, uint8 [size]; pinned for a device that is not the host."""
-    if device.type == "cpu":
-        return torch.empty(size, dtype=torch.uint8, pin_memory=False)
-    return pinned_block(size, torch.cuda.cudart())
-
-
-def pinned_block(size: int, runtime: Any) -> Tensor:
-    """So many bytes of pinned memory, uint8 [size]: pages that no other memory shares. runtime:
-    CUDA's. Raises RunFailed if they cannot be pinned."""
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError, AttributeError):
-        memory.madvise(mmap.MADV_HUGEPAGE)  # fewer pages to pin
-    pages = np.frombuffer(memory, dtype=np.uint8)
-    pointer = pages.ctypes.data
-    error = int(runtime.cudaHostRegister(pointer, size, PORTABLE))
-    if error:
-        raise RunFailed(
-            f"{bytes_text(size)} of host memory, for the copies that checkpoints are written from, "
-            f"cannot be pinned (cudaHostRegister: error {error}); use "
-            "--set checkpoint.asynchronous=false, which saves between two steps and copies nothing"
-        )
-    unpin = weakref.finalize(pages, runtime.cudaHostUnregister, pointer)  # before it is unmapped
-    unpin.atexit = False
-    return torch.from_numpy(pages)
-
-
 @dataclass
 class HostCopies:
     """Copies of tensors in host memory, by name; their memory is used again for the next copy of
@@ -164,7 +132,8 @@ class HostCopies:
         missing = {name: kind for name, kind in kinds.items() if self._kind(name) != kind}
         if not missing:
             return
-        block, start = host_block(sum(kind.bytes for kind in missing.values()), device), 0
+        size = sum(kind.bytes for kind in missing.values())
+        block, start = host_block(size, device, USE), 0
         in_order = sorted(missing.items(), key=lambda one: (-one[1].dtype.itemsize, one[0]))
         for name, kind in in_order:
             part = block[start : start + kind.bytes]

@@ -37,7 +37,10 @@ from torch.utils.weak import TensorWeakRef
 from mpctl.operators.kernel_sets import COPIES_IN_FLIGHT
 from mpctl.sharding import local_range
 from mpctl.transport.group import Group
+from mpctl.transport.host_memory import host_block
 from mpctl.transport.streams import HOST_STREAM, SideStream, StreamMark
+
+USE = "for offloaded inputs of layers; use --set training.offload_activations=false"
 
 
 def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -123,12 +126,13 @@ class InputCheckpointer:
 class OffloadedTensor:
     """A tensor in host memory. host: a weak reference to it; before: the tensor that was put before
     it in the same pass; fetched: its copy on the device, from the start of that copy until it is
-    taken."""
+    taken; is_taken: its host memory may be another's since."""
 
     host: TensorWeakRef
     device: torch.device
     before: weakref.ref[OffloadedTensor] | None
     fetched: Tensor | None = None
+    is_taken: bool = False
 
 
 class HostOffload:
@@ -137,13 +141,17 @@ class HostOffload:
     stream: the stream of the copies; is_apart: whether it copies while the rank computes. Then
     taking a tensor starts the copy of the one that was put before it; and COPIES_IN_FLIGHT tensors
     at most are held until they are copied: to put another, the current stream waits for the copy of
-    the first. Its memory then goes back in the order of that stream (transport/streams.py).
+    the first. Its memory then goes back in the order of that stream (transport/streams.py). Host
+    memory of what was taken is that of the next put of its shape: all its copies are in the order
+    of this one stream.
     """
 
     def __init__(self, stream: SideStream = HOST_STREAM, *, is_apart: bool = False) -> None:
         self.stream, self.is_apart = stream, is_apart
         self._latest: weakref.ref[OffloadedTensor] | None = None
         self._leaving: deque[tuple[Tensor, StreamMark]] = deque()
+        self._blocks: list[Tensor] = []  # all that were made: a copy may be under way
+        self._free: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = {}
 
     @classmethod
     def of(cls, stream: SideStream, device: torch.device) -> HostOffload:
@@ -158,9 +166,8 @@ class HostOffload:
 
     def put(self, tensor: Tensor) -> tuple[Tensor, OffloadedTensor]:
         """Start a copy to host memory, pinned if the tensor is on a device; returns the copy, and a
-        handle for `take`."""
-        is_pinned = tensor.device.type != "cpu"
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_pinned)
+        handle for `take`. Raises RunFailed if memory cannot be pinned."""
+        host = self._host_memory(tensor)
         self.stream.follow()
         with self.stream.running():
             host.copy_(tensor, non_blocking=True)
@@ -169,6 +176,16 @@ class HostOffload:
         put = OffloadedTensor(TensorWeakRef(host), tensor.device, self._latest)
         self._latest = weakref.ref(put)
         return host, put
+
+    def _host_memory(self, tensor: Tensor) -> Tensor:
+        """Host memory like a tensor: what was taken, or new."""
+        free = self._free.get((tensor.shape, tensor.dtype))
+        if free:
+            return free.pop()
+        block = host_block(tensor.nbytes, tensor.device, USE)
+        if self.is_apart:
+            self._blocks.append(block)
+        return block.view(tensor.dtype).view(tensor.shape)
 
     def _hold(self, tensor: Tensor) -> None:
         """Hold a tensor until it is copied, and let go the one before the last."""
@@ -179,13 +196,17 @@ class HostOffload:
             self._leaving.popleft()
 
     def take(self, host: Tensor, put: OffloadedTensor) -> Tensor:
-        """The tensor that was put, on its device."""
+        """The tensor that was put, on its device. Raises RuntimeError the second time, where copies
+        are apart."""
         if not self.is_apart:
             return host.to(put.device, non_blocking=True)
+        if put.is_taken:
+            raise RuntimeError("an offloaded input was taken before: backward can run once only")
         fetched = self._fetch(host, put.device) if put.fetched is None else put.fetched
         self.stream.join()
         self._leaving.clear()
-        put.fetched = None
+        self._free.setdefault((host.shape, host.dtype), []).append(host.view(host.shape))
+        put.fetched, put.is_taken = None, True
         if put.before is not None:
             self._fetch_ahead(put.before())
         return fetched
@@ -193,8 +214,10 @@ class HostOffload:
     def _fetch_ahead(self, put: OffloadedTensor | None) -> None:
         """Start the copy of a tensor to the device, unless its backward is over or the copy has
         started."""
-        host = None if put is None else put.host()
-        if put is not None and host is not None and put.fetched is None:
+        if put is None or put.is_taken or put.fetched is not None:
+            return
+        host = put.host()
+        if host is not None:
             put.fetched = self._fetch(host, put.device)
 
     def _fetch(self, host: Tensor, device: torch.device) -> Tensor:

@@ -17,11 +17,10 @@ import torch
 
 from mpctl.checkpoint import writer as writing
 from mpctl.checkpoint.folder import list_checkpoints
-from mpctl.checkpoint.snapshot import HostCopies, pinned_block
+from mpctl.checkpoint.snapshot import HostCopies
 from mpctl.checkpoint.tensor_file import Entry, write_file
 from mpctl.checkpoint.verify import find_damage
 from mpctl.checkpoint.writer import SaveFailed
-from mpctl.errors import RunFailed
 from mpctl.estimate.states import checkpoint_bytes, snapshot_bytes
 from mpctl.layout.job_layout import JobLayout
 from mpctl.runtime.train import Trainer
@@ -155,35 +154,6 @@ def test_the_rank_with_the_largest_shard_is_planned(
     reserved = run_ranks(_reserved, job.world_size, raw, str(tmp_path))
     assert max(reserved) == snapshot_bytes(plan)
     assert sum(reserved) == checkpoint_bytes(plan)
-
-
-class FakeCuda:
-    """CUDA's runtime, which pins nothing. error: what pinning returns."""
-
-    def __init__(self, error: int = 0) -> None:
-        self.error, self.pinned = error, dict[int, int]()
-
-    def cudaHostRegister(self, pointer: int, size: int, flags: int) -> int:
-        self.pinned[pointer] = size
-        return self.error
-
-    def cudaHostUnregister(self, pointer: int) -> int:
-        del self.pinned[pointer]
-        return 0
-
-
-def test_a_block_is_pinned_at_its_true_size_and_until_its_last_part_is_gone() -> None:
-    cuda = FakeCuda()
-    block = pinned_block(5 << 20, cuda)
-    assert cuda.pinned == {block.data_ptr(): 5 << 20} and block.data_ptr() % 4096 == 0
-    part = block[:8].view(torch.float32)
-    del block
-    part.fill_(1)
-    assert len(cuda.pinned) == 1 and part.tolist() == [1, 1]
-    del part
-    assert cuda.pinned == {}
-    with pytest.raises(RunFailed, match=r"^5\.0 MiB of host memory.* error 2.*asynchronous=false"):
-        pinned_block(5 << 20, FakeCuda(error=2))
 
 
 def test_memory_of_the_copies_is_used_again() -> None:

@@ -44,6 +44,30 @@ def test_offloaded_inputs_come_back_to_the_bit(device: torch.device) -> None:
     assert all(bool(gradient.any()) for gradient in gradients[0])
 
 
+def offloaded(device: torch.device, layers: int) -> tuple[float, int]:
+    """A number of the result of so many offloaded layers, and the memory reserved meanwhile."""
+    offload, puts = HostOffload.of(side_stream(device), device), []
+    x = torch.zeros(1 << 20, device=device)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    for _ in range(layers):
+        puts.append(offload.put(x))
+        x = x + 1
+    while puts:
+        x = x + offload.take(*puts.pop())
+    reserved = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
+    return x[-1].item(), reserved
+
+
+def test_more_offloaded_layers_take_no_more_memory(device: torch.device) -> None:
+    """The host queues all of them at once; each has an input of 4 MiB."""
+    offloaded(device, 8)
+    found = {layers: offloaded(device, layers) for layers in (8, 64)}
+    assert [value for value, _ in found.values()] == [8 + 28, 64 + 2016]
+    assert found[64][1] - found[8][1] <= 4 << 22
+
+
 def test_a_snapshot_has_the_values_of_its_step(device: torch.device) -> None:
     """Kept tensors change after the stream was waited for, gathered ones are freed at once."""
     copies = HostCopies(side_stream(device))

@@ -260,6 +260,18 @@ def test_nothing_of_an_abandoned_pass_is_fetched_or_kept() -> None:
     assert offload.take(later_host, later).tolist() == [1, 1, 1]
 
 
+def test_an_input_is_taken_once_and_its_host_memory_is_used_again() -> None:
+    offload = HostOffload.of(LoggedStream(), CPU)
+    host, put = offload.put(torch.ones(3))
+    where = host.data_ptr()
+    assert offload.take(host, put).tolist() == [1, 1, 1]
+    with pytest.raises(RuntimeError, match="was taken before: backward can run once only"):
+        offload.take(host, put)
+    other, _ = offload.put(torch.zeros(4))
+    again, _ = offload.put(torch.zeros(3))
+    assert again.data_ptr() == where != other.data_ptr()
+
+
 def test_of_a_cpu_what_is_taken_is_what_was_put() -> None:
     offload = HostOffload()
     host, put = offload.put(torch.ones(3))
