@@ -1,47 +1,41 @@
 """A config file of a launcher as flags: a dotted name for each value, `parallelism.tp`.
 
 The values are words, as those of a command line are, so that the readers of flags and of files are
-one. A file is untrusted: it has at most MOST values, DEEPEST tables deep, and nothing in it is run.
+one. A file is untrusted: it has at most MOST values and tables, and nothing in it is run.
 
 >>> flat_values({"parallelism": {"tp": 2, "pp_engine": "1f1b"}, "bf16": True, "off": None})
-{'parallelism.tp': ('2',), 'parallelism.pp_engine': ('1f1b',), 'bf16': ('true',)}
+{'bf16': ('true',), 'parallelism.tp': ('2',), 'parallelism.pp_engine': ('1f1b',)}
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Mapping
 from typing import Any
 
 from mpctl.errors import InputError
 from mpctl.interop.command_line import Flags
 
-MOST, DEEPEST = 5_000, 12
+MOST = 5_000
 
 
 def flat_values(tree: Mapping[str, Any]) -> Flags:
     """The values of nested tables. Numbers are as written, true and false in small letters, a list
     is one word for each of its elements; null is left out. Raises InputError for too many."""
-    values = dict(islice(_flat(tree, "", 0), MOST + 1))
-    if len(values) > MOST:
-        raise InputError.of("bad-syntax", "--from", f"a config of more than {MOST:,} values",
-                            "leave out what is not of the layout")  # fmt: skip
+    values: Flags = {}
+    tables = [("", tree)]
+    for prefix, table in tables:  # which grows meanwhile, and without end where one holds itself
+        for key, value in table.items():
+            if isinstance(value, Mapping):
+                tables.append((f"{prefix}{key}.", value))
+            elif isinstance(value, list | tuple):
+                values[f"{prefix}{key}"] = tuple(map(_word, value[:MOST]))
+            elif value is not None:
+                values[f"{prefix}{key}"] = (_word(value),)
+        if max(len(values), len(tables)) > MOST:
+            raise InputError.of("bad-syntax", "--from", f"a config of more than {MOST:,} values",
+                                "leave out what is not of the layout")  # fmt: skip
     return values
-
-
-def _flat(
-    tree: Mapping[str, Any], prefix: str, depth: int
-) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            if depth < DEEPEST:
-                yield from _flat(value, f"{name}.", depth + 1)
-        elif isinstance(value, list | tuple):
-            yield name, tuple(map(_word, value[:MOST]))
-        elif value is not None:
-            yield name, (_word(value),)
 
 
 def _word(value: object) -> str:

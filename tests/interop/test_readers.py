@@ -192,6 +192,7 @@ def test_a_bomb_of_aliases_is_no_config() -> None:
         f"{b}: &{b} {{{', '.join(f'k{n}: *{a}' for n in range(9))}}}\n" for a, b in pairwise(names)
     )
     assert "more than 5,000 values" in issues_of("nanotron", text)
+    assert "more than 5,000 values" in issues_of("nanotron", "a: &a {b: *a}")  # it holds itself
 
 
 WORDS = [
