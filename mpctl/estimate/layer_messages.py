@@ -139,18 +139,19 @@ class LayerMessages:
             if is_kept and (message.kind, message.phase) == ("all_gather", "backward"):
                 continue  # the latent of keys and values stays gathered
             cover = _cover(message, product, needs)
-            if self._gathers_in_halves(message, product):
+            is_input = message.elements == size.rows * size.inputs
+            if is_input and self._gathers_in_halves(message, product):
                 message = message._replace(elements=message.elements // 2, count=2)
                 cover = "product"
             yield self._message(message, what, cover=cover, product=product.name)
 
     def _gathers_in_halves(self, message: TensorMessage, product: MatMul) -> bool:
-        """Whether mpctl multiplies the first half of a product's input while the second arrives
-        (parallel.tp_comm_overlap)."""
+        """Whether mpctl gathers a product's input by this message, and multiplies its first half
+        while the second arrives (parallel.tp_comm_overlap). message: not one of its outputs."""
         job = self.layout.job
-        is_input = message.kind == "all_gather" and message.phase == "forward"
+        is_gather = message.kind == "all_gather" and message.phase == "forward"
         is_column = "tp" in product.backward_axes and not product.is_head
-        if not (job.parallel.tp_comm_overlap and is_input and is_column):
+        if not (job.parallel.tp_comm_overlap and is_gather and is_column):
             return False
         if not self.profile.runs.launched or product.name in self._positions:
             return False
@@ -278,7 +279,7 @@ def _gathered(axis: str, what: str, size: int, again: bool, trained: bool) -> It
 def forward_flow(flow: GradFlow) -> GradFlow:
     """The same part of a model where no gradient is computed: a validation's forward."""
     needs = dict.fromkeys(flow.needs, NO_GRADIENTS)
-    return GradFlow(flow.part, needs, (), after=False)
+    return GradFlow(flow.part.validated, needs, (), after=False)
 
 
 # ------------------------------------------------------------------------------

@@ -195,6 +195,15 @@ class OperatorGroup:
                 yield operation
 
     @cached_property
+    def validated(self) -> OperatorGroup:
+        """Its operations in a validation, which ends with the first loss: layers of multi-token
+        prediction come after it. All of a group without a loss."""
+        losses = [n for n, one in enumerate(self.operations) if isinstance(one, Loss)]
+        if not losses or losses[0] + 1 == len(self.operations):
+            return self
+        return OperatorGroup(self.operations[: losses[0] + 1])
+
+    @cached_property
     def products(self) -> tuple[MatMul, ...]:
         """Its matrix products."""
         return tuple(one for one in self.flat if isinstance(one, MatMul))

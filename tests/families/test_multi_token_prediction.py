@@ -40,7 +40,7 @@ MODELS: dict[str, dict[str, Any]] = {
 SP: dict[str, Any] = {"parallel__sequence_parallel": True}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "pp2": {"parallel__pp": 2},
-    "tp2-sp": {"tp": 2, **SP},
+    "tp2-sp": {"tp": 2, **SP, "parallel__tp_comm_overlap": True},
     "tp2-sp-full": {"tp": 2, **SP, "training__recompute": "full"},
     "ep2-zero3": {"dp": 2, "parallel__zero": 3},
     "zero-bubble": {"tp": 2, "parallel__pp": 2, "parallel__schedule": "zero-bubble", **SP},
@@ -183,3 +183,6 @@ def test_a_layout_changes_nothing_and_the_plan_is_what_runs(
         stage = rank["coords"]["pp"]
         assert rank["count"] == estimate.memory[stage].parameters
         assert rank["traffic"] == planned_traffic(estimate.messages[stage])
+        sent = rank["validation"]  # in which no layer predicts further tokens
+        planned = estimate.validation(stage, rank["coords"]["dp"], sent["samples"])
+        assert sent["traffic"] == planned_traffic(planned)
