@@ -131,3 +131,19 @@ def test_what_is_not_contiguous_or_too_large(device: torch.device) -> None:
     assert same(ours, theirs)
     assert ours.by_rows is not None
     assert ours.by_rows.float().abs().max().item() == LARGEST[E5M2]
+
+
+def test_memory_that_is_given_is_filled(device: torch.device) -> None:
+    """Both layouts and the largest element; memory held other values before."""
+    x = torch.randn(40, 30, generator=torch.Generator().manual_seed(3)).to(device)
+    one, results = torch.tensor(8.0, device=device), []
+    for kernels in (TritonKernels(), TORCH_BACKEND):
+        into = Fp8Cast(
+            *(torch.ones(shape, device=device).to(E4M3) for shape in ((40, 30), (30, 40)))
+        )
+        amax = torch.zeros((), device=device)
+        found = kernels.fp8_cast(x, one, E4M3, columns=True, amax=amax, into=into)
+        assert found is into and amax == x.abs().max()
+        results.append(found)
+    plain = TORCH_BACKEND.fp8_cast(x, one, E4M3, columns=True)
+    assert same(results[0], plain) and same(results[1], plain)
