@@ -131,19 +131,28 @@ def test_few_rows_of_a_tables_gradient_are_not_sorted(rows: int, kernels: int) -
     assert costs(backward, (rows, 8))[-1][:2] == ("embedding_dense_backward", kernels)
 
 
-def launches_of(function: ast.AST, functions: dict[str, ast.AST]) -> int:
-    """`a_kernel[grid](..)` in a function or lambda, and in functions of its module that it
-    calls."""
+def launches_of(function: ast.AST, functions: dict[str, ast.AST], launchers: set[str]) -> int:
+    """Calls of launchers in a function or lambda, and in functions of its module that it calls."""
     calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
-    called = [func.id for func in calls if isinstance(func, ast.Name) and func.id in functions]
-    own = sum(isinstance(func, ast.Subscript) for func in calls)
-    return own + sum(launches_of(functions[other], functions) for other in called)
+    names = [func.id for func in calls if isinstance(func, ast.Name)]
+    own = sum(name in launchers for name in names)
+    return own + sum(
+        launches_of(functions[name], functions, launchers) for name in names if name in functions
+    )
 
 
 def launches_by_operation(source: str) -> dict[str, int]:
     """Kernels that each operation of a module in mpctl/kernels/triton launches, as its source has
-    them: `define_operation("name(..)", run, fake)`, and the launches of `run`."""
+    them: `define_operation("name(..)", run, fake)`, and the calls of each `X = Launcher(..)` in
+    `run`."""
     tree = ast.parse(source)
+    launchers = {
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Launcher(")
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
     functions: dict[str, ast.AST] = {
         node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)
     }
@@ -153,7 +162,7 @@ def launches_by_operation(source: str) -> dict[str, int]:
             schema, run = call.args[0], call.args[1]
             name = next(n.value for n in ast.walk(schema) if isinstance(n, ast.Constant))
             body = functions[run.id] if isinstance(run, ast.Name) else run
-            found[str(name).partition("(")[0]] = launches_of(body, functions)
+            found[str(name).partition("(")[0]] = launches_of(body, functions, launchers)
     return found
 
 

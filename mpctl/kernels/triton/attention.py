@@ -5,10 +5,7 @@ ALiBi's slopes, a mask and a bias inside the kernel (jit/attention.py).
 Saved for backward are the arguments, the result, and 4 bytes a row of scores. A learned bias costs
 a third kernel in backward, which sums over the samples that share it.
 
-Sizes of blocks, by kernel and head size: of causal attention with dropout, blocks fit the 99 KiB of
-shared memory that a program has on compute capability 8.6 and 8.9; the products of 16 bits run on
-tensor cores of 9.0 (tests/kernels/triton/test_compile.py), and ptxas spills at most 40 bytes a
-thread there. Which sizes are the fastest was never measured on a device.
+Sizes of blocks are those of attention_tiles.py; a device that none fits has torch's attention.
 
 Letters: b batch, a heads, k key-value heads, q queries, s keys, d head size.
 """
@@ -17,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +22,16 @@ from torch import Tensor
 
 from mpctl.kernels.attention import AttentionVariant, equally_wide
 from mpctl.kernels.counter_rng import DropoutMask, as_int32
-from mpctl.kernels.triton import define_gradient, define_operation
+from mpctl.kernels.triton import Gradient, define_operation
+from mpctl.kernels.triton.attention_tiles import (
+    HOPPER,
+    KERNELS,
+    Kernel,
+    ProgramLimits,
+    current_limits,
+    tile,
+)
+from mpctl.kernels.triton.launch import KernelLaunch, Launcher
 from mpctl.operators import fused_attention as fused_attention_rule
 
 ARGUMENTS = (
@@ -32,7 +39,18 @@ ARGUMENTS = (
     " Tensor? seed, SymInt number, Tensor? samples, SymInt[] places, bool is_causal,"
     " SymInt window, float p, float scale"
 )
-Launch = dict[str, Any]
+
+
+def _kernels() -> ModuleType:
+    from mpctl.kernels.triton.jit import attention
+
+    return attention
+
+
+_FORWARD = Launcher(_kernels, "attention_kernel")
+_QUERY_GRADIENT = Launcher(_kernels, "query_gradient_kernel")
+_KEY_GRADIENT = Launcher(_kernels, "key_gradient_kernel")
+_BIAS_GRADIENT = Launcher(_kernels, "bias_gradient_kernel")
 
 
 class _Call(NamedTuple):
@@ -54,17 +72,32 @@ class _Call(NamedTuple):
     p: float
     scale: float
 
-    def dense(self) -> _Call:
+    @classmethod
+    def of(cls, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> _Call:
         """The call with tensors whose last dimension is contiguous."""
-        return self._replace(query=dense(self.query), key=dense(self.key), value=dense(self.value))
+        return cls(dense(query), dense(key), dense(value), *rest)
+
+    @property
+    def facts(self) -> tuple[Any, ...]:
+        """All but the tensors that decides how its kernels are launched."""
+        exact = torch.get_float32_matmul_precision()
+        return (*self.places, self.is_causal, self.window, self.p, self.scale, exact)
 
 
-def refusal(query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant) -> str | None:
-    """Why the kernel cannot compute this, None where it can."""
-    widest = max(query.shape[-1], value.shape[-1])
-    refused = fused_attention_rule.refusal(query.element_size(), widest)
+def refusal(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    variant: AttentionVariant,
+    limits: ProgramLimits = HOPPER,
+) -> str | None:
+    """Why the kernels cannot compute this on a device of these limits, None where they can."""
+    widest, element_bytes = max(query.shape[-1], value.shape[-1]), query.element_size()
+    refused = fused_attention_rule.refusal(element_bytes, widest)
     if refused is not None:
         return refused.reason
+    if any(tile(kernel, widest, element_bytes, limits) is None for kernel in KERNELS):
+        return f"no tile for heads of {widest} fits {limits}"
     dropout = variant.dropout
     if dropout is not None and not _are_in_order(dropout, variant.rows, key.shape[-2]):
         return "dropout at scattered heads, rows or keys"
@@ -114,60 +147,73 @@ def _strides(x: Tensor) -> tuple[int, ...]:
     return x.stride()[:3]
 
 
-def _pairs(x: Tensor | None) -> tuple[Any, Any]:
-    """A mask or a bias and its strides, 0 along samples or heads that share it."""
+def _pair_strides(x: Tensor | None) -> tuple[int, ...] | None:
+    """Those of a mask or a bias, 0 along samples or heads that share it."""
     if x is None:
-        return None, None
-    outer = [0 if n == 1 else stride for n, stride in zip(x.shape, x.stride(), strict=True)][:2]
-    return x, (*outer, *x.stride()[2:])
+        return None
+    strides = zip(x.shape[:2], x.stride()[:2], strict=True)
+    return (*(0 if n == 1 else stride for n, stride in strides), *x.stride()[2:])
 
 
-def _tuples(call: _Call) -> tuple[Any, ...]:
-    """`variant` and `rng` of the kernels (jit/attention.py)."""
-    head_start, row_start = call.places
-    variant = (*_pairs(call.mask), *_pairs(call.bias), call.slopes, row_start)
-    rng = None
-    if call.samples is not None:
-        rng = (call.seed, call.number, call.samples, head_start)
-    return variant, rng
-
-
-def launch(call: _Call, kernel: str) -> Launch:
-    """The constants that a kernel is compiled with."""
+def _constants(call: _Call) -> dict[str, Any]:
+    """The constants that every kernel is compiled with, but for its blocks."""
     import triton.language as tl
 
-    query, keep = call.query, 1 - call.p
-    is_double = query.dtype == torch.float64
+    head_size = call.query.shape[-1]
+    is_double = call.query.dtype == torch.float64
     is_exact = is_double or torch.get_float32_matmul_precision() == "highest"
     return {
-        "GROUP": query.shape[1] // call.key.shape[1],
+        "GROUP": call.query.shape[1] // call.key.shape[1],
         "SCALE": call.scale,
         "CAUSAL": call.is_causal,
         "WINDOW": call.window,
         "THRESHOLD": min(round(call.p * 2**32) - 2**31, 2**31 - 1),
-        "KEEP_SCALE": 1 / keep,
+        "KEEP_SCALE": 1 / (1 - call.p),
         "WIDE": tl.float64 if is_double else tl.float32,
         "PRECISION": "ieee" if is_exact else "tf32",
-        **constants(kernel, query.shape[-1], query.element_size()),
+        "D": head_size,
+        "BLOCK_D": max(16, 1 << (head_size - 1).bit_length()),
     }
 
 
-def _sizes(call: _Call) -> tuple[int, int, int]:
-    return call.query.shape[1], call.query.shape[2], call.key.shape[2]
+def _prepare(kernel: Kernel, call: _Call, *others: Tensor) -> KernelLaunch:
+    """others: the tensors beside those of the call whose strides the kernel takes, in its order;
+    the last is written."""
+    query, key = call.query, call.key
+    chosen = tile(kernel, query.shape[-1], query.element_size(), current_limits())
+    assert chosen is not None, "refused by `refusal`"
+    row_blocks = -(-query.shape[2] // chosen.queries)
+    key_blocks = -(-key.shape[2] // chosen.keys)
+    shared: tuple[Any, ...] = ()
+    if kernel == "key gradient":
+        programs = key_blocks * key.shape[0] * key.shape[1]
+    elif kernel == "bias gradient":
+        samples, heads = others[-1].shape[:2]
+        programs = row_blocks * key_blocks * samples * heads
+        shared = ((query.shape[0] // samples, query.shape[1] // heads, heads),)
+    else:
+        programs = row_blocks * query.shape[0] * query.shape[1]
+    strides = (
+        *(_strides(x) for x in call[:3]), _pair_strides(call.mask), _pair_strides(call.bias),
+        *(x.stride() if kernel == "bias gradient" else _strides(x) for x in others),
+    )  # fmt: skip
+    sizes = query.shape[1], query.shape[2], key.shape[2]
+    return KernelLaunch(
+        (programs,),
+        (strides, (call.places[0], call.places[1]), sizes, *shared),
+        {**_constants(call), "BLOCK_Q": chosen.queries, "BLOCK_K": chosen.keys},
+        {"num_warps": chosen.warps, "num_stages": chosen.stages},
+    )
 
 
 def _run(*arguments: Any) -> tuple[Tensor, Tensor]:
-    import triton
-
-    from mpctl.kernels.triton.jit.attention import attention_kernel
-
-    call = _Call(*arguments).dense()
+    call = _Call.of(*arguments)
     out, sums = _fake(*arguments)
     if out.numel():
-        how = launch(call, "forward")
-        grid = (triton.cdiv(call.query.shape[2], how["BLOCK_Q"]), sums.shape[0] * sums.shape[1])
-        given = [part for x in (*call[:3], out) for part in (x, _strides(x))]
-        attention_kernel[grid](*given, sums, *_tuples(call), *_sizes(call), **how)
+        _FORWARD(
+            (*call[:7], call.samples, out, sums), call.facts, _prepare, "forward", call, out,
+            varying=(call.number,),
+        )  # fmt: skip
     return out, sums
 
 
@@ -182,28 +228,20 @@ def _wide(x: Tensor) -> torch.dtype:
 def _run_backward(
     grad: Tensor, out: Tensor, sums: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    import triton
-
-    from mpctl.kernels.triton.jit import attention as kernels
-
-    call, grad = _Call(*arguments).dense(), dense(grad)
+    call, grad = _Call.of(*arguments), dense(grad)
     results = _fake_backward(grad, out, sums, *arguments)
     dquery, dkey, dvalue, deltas = results
-    query, key, value = ((x, _strides(x)) for x in call[:3])
-    of_grad, common = (grad, _strides(grad)), (*_tuples(call), *_sizes(call))
+    facts = call.facts
+    row_numbers = None if call.samples is None else sums.new_empty(sums.shape, dtype=torch.int32)
     if dquery.numel():
-        how = launch(call, "query gradient")
-        grid = (triton.cdiv(query[0].shape[2], how["BLOCK_Q"]), sums.shape[0] * sums.shape[1])
-        kernels.query_gradient_kernel[grid](
-            *query, *key, *value, out, _strides(out), *of_grad, dquery, _strides(dquery),
-            sums, deltas, *common, **how,
+        _QUERY_GRADIENT(
+            (*call[:7], call.samples, out, grad, dquery, sums, deltas, row_numbers), facts,
+            _prepare, "query gradient", call, out, grad, dquery, varying=(call.number,),
         )  # fmt: skip
     if dkey.numel():
-        how = launch(call, "key gradient")
-        grid = (triton.cdiv(dkey.shape[2], how["BLOCK_K"]), dkey.shape[0] * dkey.shape[1])
-        kernels.key_gradient_kernel[grid](
-            *query, *key, *value, *of_grad, dkey, _strides(dkey), dvalue, _strides(dvalue),
-            sums, deltas, *common, **how,
+        _KEY_GRADIENT(
+            (*call[:6], grad, dkey, dvalue, sums, deltas, row_numbers), facts,
+            _prepare, "key gradient", call, grad, dkey, dvalue,
         )  # fmt: skip
     return results
 
@@ -215,24 +253,12 @@ def _fake_backward(
 
 
 def _run_bias_gradient(grad: Tensor, sums: Tensor, deltas: Tensor, *arguments: Any) -> Tensor:
-    import triton
-
-    from mpctl.kernels.triton.jit.attention import bias_gradient_kernel
-
-    call, grad = _Call(*arguments).dense(), dense(grad)
+    call, grad = _Call.of(*arguments), dense(grad)
     dbias = _fake_bias_gradient(grad, sums, deltas, *arguments)
     if dbias.numel():
-        samples, heads, queries, keys = dbias.shape
-        how = launch(call, "bias gradient")
-        grid = (
-            triton.cdiv(queries, how["BLOCK_Q"]), triton.cdiv(keys, how["BLOCK_K"]),
-            samples * heads,
-        )  # fmt: skip
-        given = [part for x in (*call[:3], grad) for part in (x, _strides(x))]
-        shared = sums.shape[0] // samples, sums.shape[1] // heads
-        bias_gradient_kernel[grid](
-            *given, dbias, dbias.stride(), sums, deltas, *_tuples(call), *_sizes(call), *shared,
-            heads, **how,
+        _BIAS_GRADIENT(
+            (*call[:7], call.samples, grad, dbias, sums, deltas), call.facts,
+            _prepare, "bias gradient", call, grad, dbias, varying=(call.number,),
         )  # fmt: skip
     return dbias
 
@@ -241,20 +267,6 @@ def _fake_bias_gradient(grad: Tensor, sums: Tensor, deltas: Tensor, *arguments: 
     bias = _Call(*arguments).bias
     assert bias is not None
     return bias.new_empty(bias.shape)
-
-
-_attention = define_operation(f"attention({ARGUMENTS}) -> (Tensor, Tensor)", _run, _fake)
-_attention_backward = define_operation(
-    f"attention_backward(Tensor grad, Tensor out, Tensor sums, {ARGUMENTS})"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-    _run_backward,
-    _fake_backward,
-)
-_bias_gradient = define_operation(
-    f"attention_bias_gradient(Tensor grad, Tensor sums, Tensor deltas, {ARGUMENTS}) -> Tensor",
-    _run_bias_gradient,
-    _fake_bias_gradient,
-)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -276,43 +288,17 @@ def _backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...
     return tuple(grads)
 
 
-define_gradient("attention", _backward, _setup)
-
-
-class Tile(NamedTuple):
-    """Rows and keys of a block, warps of a program, and how many blocks are loaded ahead."""
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int
-
-
-# by kernel, then by the largest head size that it is for: of 2 bytes an element
-NARROW = {
-    "forward": {64: Tile(128, 64, 4, 3), 128: Tile(128, 64, 8, 2), 256: Tile(64, 32, 4, 2)},
-    "query gradient": {64: Tile(128, 64, 8, 2), 128: Tile(64, 64, 4, 2), 256: Tile(32, 32, 8, 1)},
-    "key gradient": {64: Tile(64, 128, 8, 2), 128: Tile(64, 64, 4, 2), 256: Tile(32, 32, 8, 1)},
-    "bias gradient": {64: Tile(64, 64, 8, 1), 128: Tile(32, 64, 4, 1), 256: Tile(32, 32, 4, 1)},
-}
-# of 4 bytes and more, whose products take no tensor cores
-WIDE = {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 8, 1), 256: Tile(16, 16, 4, 1)}
-
-
-def tile(kernel: str, head_size: int, element_bytes: int) -> Tile:
-    """The tile of one of the four kernels for heads of up to 256."""
-    sizes = NARROW[kernel] if element_bytes <= 2 else WIDE
-    return next(sizes[most] for most in sizes if head_size <= most)
-
-
-def constants(kernel: str, head_size: int, element_bytes: int) -> dict[str, Any]:
-    """A kernel's block sizes and the compiler's options, by keyword."""
-    chosen = tile(kernel, head_size, element_bytes)
-    return {
-        "D": head_size,
-        "BLOCK_D": max(16, 1 << (head_size - 1).bit_length()),
-        "BLOCK_Q": chosen.queries,
-        "BLOCK_K": chosen.keys,
-        "num_warps": chosen.warps,
-        "num_stages": chosen.stages,
-    }
+_attention_backward = define_operation(
+    f"attention_backward(Tensor grad, Tensor out, Tensor sums, {ARGUMENTS})"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    _run_backward,
+    _fake_backward,
+)
+_bias_gradient = define_operation(
+    f"attention_bias_gradient(Tensor grad, Tensor sums, Tensor deltas, {ARGUMENTS}) -> Tensor",
+    _run_bias_gradient,
+    _fake_bias_gradient,
+)
+_attention = define_operation(
+    f"attention({ARGUMENTS}) -> (Tensor, Tensor)", _run, _fake, Gradient(_backward, _setup)
+)

@@ -11,6 +11,7 @@ from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.counter_rng import DropoutMask
 from mpctl.kernels.fp8 import Fp8Cast
 from mpctl.kernels.triton.attention import fused_attention, refusal
+from mpctl.kernels.triton.attention_tiles import HOPPER, ProgramLimits, current_limits
 from mpctl.kernels.triton.cross_entropy import fused_logits_gradient, own_sums, row_maximum
 from mpctl.kernels.triton.elementwise import (
     GATES,
@@ -25,7 +26,13 @@ from mpctl.kernels.triton.rows import row_gradients, sum_of_rows
 
 class TritonKernels(KernelBackend):
     """Fused kernels for tensors of a CUDA device; their values are those of `KernelBackend`, bit
-    for bit where the order of additions is the same."""
+    for bit where the order of additions is the same. limits: of the device; attention that does not
+    fit them is torch's."""
+
+    limits = HOPPER  # of what a rehearsal simulates
+
+    def __init__(self, limits: ProgramLimits = HOPPER) -> None:
+        self.limits = limits
 
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant
@@ -55,7 +62,7 @@ class TritonKernels(KernelBackend):
         # torch's kernel of 32 bits has no shared key-value heads
         has_own = query.dtype != torch.float32 or key.shape[1] == query.shape[1]
         is_torchs = variant.is_plain and has_own
-        return not is_torchs and refusal(query, key, value, variant) is None
+        return not is_torchs and refusal(query, key, value, variant, self.limits) is None
 
     def dropout(self, x: Tensor, mask: DropoutMask) -> Tensor:
         """As `KernelBackend.dropout`, in one kernel, with the same bits."""
@@ -120,13 +127,20 @@ class TritonKernels(KernelBackend):
 
 
 def fused_kernels(device: torch.device) -> KernelBackend:
-    """TritonKernels after a first launch on the device.
+    """TritonKernels after a first launch on the device, of an attention with dropout where it fits
+    one, of dropout alone elsewhere.
 
-    Raises ImportError without triton, and what triton raises where it cannot compile, such as
-    RuntimeError without a C compiler or for a device that is too old.
+    Raises ImportError without triton, and what triton raises where it cannot compile or launch,
+    such as RuntimeError without a C compiler or for a device that is too old.
     """
-    kernels = TritonKernels()
+    kernels = TritonKernels(current_limits())
     samples = torch.zeros(1, dtype=torch.int64, device=device)
-    kernels.dropout(torch.zeros((1, 1, 1), device=device), DropoutMask(
-        0, 0.5, samples, range(1), range(1)))  # fmt: skip
+    mask = DropoutMask(0, 0.5, samples, range(1), range(1), range(1))
+    # heads of the size whose blocks need the most shared memory of those that are common
+    query = torch.zeros((1, 1, 1, 128), dtype=torch.bfloat16, device=device)
+    variant = AttentionVariant(range(1), dropout=mask)
+    if refusal(query, query, query, variant, kernels.limits) is None:
+        kernels.attention(query, query, query, variant)
+    else:
+        kernels.dropout(query[..., :1], mask)
     return kernels

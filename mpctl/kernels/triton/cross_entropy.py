@@ -7,14 +7,27 @@ the order in which exponentials are added differs from `KernelBackend`'s.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mpctl.kernels.triton import define_operation
+from mpctl.kernels.triton.launch import KernelLaunch, Launcher, blocks, power_of_2
 
 COLUMNS = 4096  # of a row at a time: 16 a thread of 8 warps
+
+
+def _kernels() -> ModuleType:
+    from mpctl.kernels.triton.jit import cross_entropy
+
+    return cross_entropy
+
+
+_MAXIMUM = Launcher(_kernels, "row_maximum_kernel")
+_SUMS = Launcher(_kernels, "own_sums_kernel")
+_GRADIENT = Launcher(_kernels, "logits_gradient_kernel")
 
 
 def fused_logits_gradient(
@@ -30,19 +43,19 @@ def fused_logits_gradient(
 
 
 def _block(width: int) -> int:
-    import triton
+    return min(COLUMNS, power_of_2(max(1, width)))
 
-    return min(COLUMNS, int(triton.next_power_of_2(max(1, width))))
+
+def _prepare_rows(logits: Tensor, words: int) -> KernelLaunch:
+    """A program has a row."""
+    (n, width), stride = logits.shape, logits.stride(0)
+    return KernelLaunch((n,), (stride, words, width), {"BLOCK": _block(words)}, {"num_warps": 8})
 
 
 def _run_maximum(logits: Tensor, words: int) -> Tensor:
-    from mpctl.kernels.triton.jit.cross_entropy import row_maximum_kernel
-
-    out, (n, width) = _fake_maximum(logits, words), logits.shape
-    if n:
-        row_maximum_kernel[(n,)](
-            logits, out, logits.stride(0), words, width, BLOCK=_block(words), num_warps=8
-        )
+    out = _fake_maximum(logits, words)
+    if out.numel():
+        _MAXIMUM((logits, out), words, _prepare_rows, logits, words)
     return out
 
 
@@ -52,17 +65,12 @@ def _fake_maximum(logits: Tensor, words: int) -> Tensor:
 
 
 def _run_sums(logits: Tensor, column: Tensor, peak: Tensor, words: int) -> tuple[Tensor, Tensor]:
-    from mpctl.kernels.triton.jit.cross_entropy import own_sums_kernel
-
     target, total = _fake_sums(logits, column, peak, words)
-    n, width = logits.shape
     if not words:
         return target.zero_(), total.zero_()
-    if n:
-        own_sums_kernel[(n,)](
-            logits, column, peak, target, total, logits.stride(0), words, width,
-            BLOCK=_block(words), num_warps=8,
-        )  # fmt: skip
+    if len(logits):
+        tensors = (logits, column, peak, target, total)
+        _SUMS(tensors, words, _prepare_rows, logits, words)
     return target, total
 
 
@@ -80,16 +88,15 @@ def _write_gradient(
     out: Tensor, logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, hit: Tensor,
     words: int,
 ) -> None:  # fmt: skip
-    import triton
+    if logits.numel():
+        tensors = (logits, column, peak, share, hit, out)
+        _GRADIENT(tensors, words, _prepare_gradient, logits, out, words)
 
-    from mpctl.kernels.triton.jit.cross_entropy import logits_gradient_kernel
 
+def _prepare_gradient(logits: Tensor, out: Tensor, words: int) -> KernelLaunch:
     (n, width), block = logits.shape, _block(logits.shape[1])
-    if n and width:
-        logits_gradient_kernel[(n, triton.cdiv(width, block))](
-            logits, column, peak, share, hit, out, logits.stride(0), out.stride(0), words, width,
-            BLOCK=block, num_warps=8,
-        )  # fmt: skip
+    sizes = logits.stride(0), out.stride(0), words, width
+    return KernelLaunch((n, blocks(width, block)), sizes, {"BLOCK": block}, {"num_warps": 8})
 
 
 _ROWS = "Tensor column, Tensor peak, Tensor share, Tensor hit, int words"

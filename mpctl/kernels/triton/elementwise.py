@@ -19,6 +19,7 @@ queries are, needs no copy to become [b, s, a d].
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -27,19 +28,29 @@ from torch import Tensor
 from mpctl.kernels.activation import Activation
 from mpctl.kernels.counter_rng import DropoutMask, as_int32
 from mpctl.kernels.masks import Positions
-from mpctl.kernels.triton import define_gradient, define_operation
+from mpctl.kernels.triton import Gradient, define_operation
+from mpctl.kernels.triton.launch import KernelLaunch, Launcher, blocks, power_of_2
 
 GATES: dict[Activation, str] = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
 ACTIVATION_BLOCK = 2048  # results of a program: 16 a thread of 4 warps
 
 
-def _run_gated(fused: Tensor, act: str) -> Tensor:
-    from mpctl.kernels.triton.jit.elementwise import gated_kernel
+def _kernels() -> ModuleType:
+    from mpctl.kernels.triton.jit import elementwise
 
+    return elementwise
+
+
+_GATED = Launcher(_kernels, "gated_kernel")
+_GATED_BACKWARD = Launcher(_kernels, "gated_backward_kernel")
+_SQUARED = Launcher(_kernels, "squared_relu_kernel")
+_SQUARED_BACKWARD = Launcher(_kernels, "squared_relu_backward_kernel")
+
+
+def _run_gated(fused: Tensor, act: str) -> Tensor:
     out, fused = _fake_gated(fused, act), fused.contiguous()
     if out.numel():
-        grid, width, block = _gated_grid(out)
-        gated_kernel[grid](fused, out, 2 * width, width, act=act, BLOCK=block)
+        _GATED((fused, out), act, _prepare_gated, out, act)
     return out
 
 
@@ -48,59 +59,47 @@ def _fake_gated(fused: Tensor, act: str) -> Tensor:
 
 
 def _run_gated_backward(fused: Tensor, grad: Tensor, act: str) -> Tensor:
-    from mpctl.kernels.triton.jit.elementwise import gated_backward_kernel
-
     out, fused, grad = _fake_like(fused, grad), fused.contiguous(), grad.contiguous()
     if out.numel():
-        grid, width, block = _gated_grid(grad)
-        gated_backward_kernel[grid](fused, grad, out, 2 * width, width, act=act, BLOCK=block)
+        _GATED_BACKWARD((fused, grad, out), act, _prepare_gated, grad, act)
     return out
 
 
-def _gated_grid(results: Tensor) -> tuple[tuple[int, int], int, int]:
-    """Programs of rows and columns, columns, and columns of a program."""
-    import triton
-
+def _prepare_gated(results: Tensor, act: str) -> KernelLaunch:
+    """A program has a row and a block of its columns."""
     width = results.shape[-1]
-    block = min(ACTIVATION_BLOCK, triton.next_power_of_2(width))
-    return (results.numel() // width, triton.cdiv(width, block)), width, block
+    block = min(ACTIVATION_BLOCK, power_of_2(width))
+    grid = results.numel() // width, blocks(width, block)
+    return KernelLaunch(grid, (2 * width, width), {"act": act, "BLOCK": block}, {})
 
 
 def _run_squared(x: Tensor) -> Tensor:
-    import triton
-
-    from mpctl.kernels.triton.jit.elementwise import squared_relu_kernel
-
-    out, count = _fake_like(x), x.numel()
-    if count:
-        grid = (triton.cdiv(count, ACTIVATION_BLOCK),)
-        squared_relu_kernel[grid](x.contiguous(), out, count, BLOCK=ACTIVATION_BLOCK)
+    out, x = _fake_like(x), x.contiguous()
+    if out.numel():
+        _SQUARED((x, out), None, _prepare_squared, out)
     return out
 
 
 def _run_squared_backward(x: Tensor, grad: Tensor) -> Tensor:
-    import triton
-
-    from mpctl.kernels.triton.jit.elementwise import squared_relu_backward_kernel
-
-    out, count = _fake_like(x), x.numel()
-    if count:
-        grid = (triton.cdiv(count, ACTIVATION_BLOCK),)
-        squared_relu_backward_kernel[grid](
-            x.contiguous(), grad.contiguous(), out, count, BLOCK=ACTIVATION_BLOCK
-        )
+    out, x, grad = _fake_like(x), x.contiguous(), grad.contiguous()
+    if out.numel():
+        _SQUARED_BACKWARD((x, grad, out), None, _prepare_squared, out)
     return out
+
+
+def _prepare_squared(out: Tensor) -> KernelLaunch:
+    count = out.numel()
+    grid = (blocks(count, ACTIVATION_BLOCK),)
+    return KernelLaunch(grid, (count,), {"BLOCK": ACTIVATION_BLOCK}, {})
 
 
 def _fake_like(x: Tensor, *_: Any) -> Tensor:
     return x.new_empty(x.shape)
 
 
-gated = define_operation("gated(Tensor fused, str act) -> Tensor", _run_gated, _fake_gated)
 _gated_backward = define_operation(
     "gated_backward(Tensor fused, Tensor grad, str act) -> Tensor", _run_gated_backward, _fake_like
 )
-squared_relu = define_operation("squared_relu(Tensor x) -> Tensor", _run_squared, _fake_like)
 _squared_relu_backward = define_operation(
     "squared_relu_backward(Tensor x, Tensor grad) -> Tensor", _run_squared_backward, _fake_like
 )
@@ -121,12 +120,20 @@ def _backward_squared(ctx: Any, grad: Tensor) -> Tensor:
     return _squared_relu_backward(x, grad)
 
 
-define_gradient("gated", _backward_gated, _setup_activation)
-define_gradient("squared_relu", _backward_squared, _setup_activation)
+gated = define_operation(
+    "gated(Tensor fused, str act) -> Tensor", _run_gated, _fake_gated,
+    Gradient(_backward_gated, _setup_activation),
+)  # fmt: skip
+squared_relu = define_operation(
+    "squared_relu(Tensor x) -> Tensor", _run_squared, _fake_like,
+    Gradient(_backward_squared, _setup_activation),
+)  # fmt: skip
 
 
 DROPOUT_TILE = 4096  # elements of a program: 32 a thread of 4 warps
 BLOCK_COLUMNS = 1024
+_DROPOUT = Launcher(_kernels, "dropout_kernel")
+_DROPOUT_BACKWARD = Launcher(_kernels, "dropout_backward_kernel")
 
 
 def fused_dropout(x: Tensor, mask: DropoutMask, residual: Tensor | None = None) -> Tensor:
@@ -154,26 +161,28 @@ def _run_dropout(
     x: Tensor, residual: Tensor | None, key: Tensor | None, number: int, samples: Tensor,
     heads: Tensor | None, rows: Tensor | None, columns: Tensor | None, ranges: list[int], p: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    import triton
-
-    from mpctl.kernels.triton.jit.elementwise import dropout_kernel
-
     out, kept = _fake_dropout(x, residual, key, number, samples, heads, rows, columns, ranges, p)
-    *outer, s, width = x.shape
-    count = x.numel() // max(1, width)
-    if not count or not width:
-        return out, kept
-    block_columns = min(BLOCK_COLUMNS, triton.next_power_of_2(width))
-    block_rows = min(DROPOUT_TILE // block_columns, triton.next_power_of_2(count))
-    grid = (triton.cdiv(count, block_rows), triton.cdiv(width, block_columns))
-    dropout_kernel[grid](
-        x.contiguous(), None if residual is None else residual.contiguous(), out, kept,
-        key, number, samples, heads, *ranges[:2], rows, *ranges[2:4], columns, *ranges[4:],
-        count, width, s, a=outer[1] if len(outer) > 1 else 0,
-        threshold=min(round(p * 2**32) - 2**31, 2**31 - 1), scale=1 / (1 - p),
-        BLOCK_ROWS=block_rows, BLOCK_COLUMNS=block_columns, enable_fp_fusion=False,
-    )  # fmt: skip
+    if out.numel():
+        x, residual = x.contiguous(), None if residual is None else residual.contiguous()
+        tensors = (x, residual, out, kept, key, samples, heads, rows, columns)
+        _DROPOUT(tensors, (*ranges, p), _prepare_dropout, x, ranges, p, varying=(number,))
     return out, kept
+
+
+def _prepare_dropout(x: Tensor, ranges: list[int], p: float) -> KernelLaunch:
+    *outer, s, width = x.shape
+    count = x.numel() // width
+    block_columns = min(BLOCK_COLUMNS, power_of_2(width))
+    block_rows = min(DROPOUT_TILE // block_columns, power_of_2(count))
+    constants = {
+        "a": outer[1] if len(outer) > 1 else 0,
+        "threshold": min(round(p * 2**32) - 2**31, 2**31 - 1),
+        "scale": 1 / (1 - p),
+        "BLOCK_ROWS": block_rows,
+        "BLOCK_COLUMNS": block_columns,
+    }
+    grid = blocks(count, block_rows), blocks(width, block_columns)
+    return KernelLaunch(grid, (*ranges, count, width, s), constants, {"enable_fp_fusion": False})
 
 
 def _fake_dropout(x: Tensor, residual: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:
@@ -182,34 +191,22 @@ def _fake_dropout(x: Tensor, residual: Tensor | None, *_: Any) -> tuple[Tensor, 
 
 
 def _run_dropout_backward(grad: Tensor, kept: Tensor, scale: float) -> Tensor:
-    import triton
-
-    from mpctl.kernels.triton.jit.elementwise import dropout_backward_kernel
-
-    out, count = _fake_dropout_backward(grad, kept, scale), grad.numel()
-    if count:
-        dropout_backward_kernel[(triton.cdiv(count, DROPOUT_TILE),)](
-            grad.contiguous(),
-            kept,
-            out,
-            count,
-            scale=scale,
-            BLOCK=DROPOUT_TILE,
-            enable_fp_fusion=False,
-        )
+    out, grad = _fake_dropout_backward(grad, kept, scale), grad.contiguous()
+    if out.numel():
+        _DROPOUT_BACKWARD((grad, kept, out), scale, _prepare_dropout_backward, grad, scale)
     return out
+
+
+def _prepare_dropout_backward(grad: Tensor, scale: float) -> KernelLaunch:
+    count, constants = grad.numel(), {"scale": scale, "BLOCK": DROPOUT_TILE}
+    grid = (blocks(count, DROPOUT_TILE),)
+    return KernelLaunch(grid, (count,), constants, {"enable_fp_fusion": False})
 
 
 def _fake_dropout_backward(grad: Tensor, kept: Tensor, scale: float) -> Tensor:
     return grad.new_empty(grad.shape)
 
 
-_dropout = define_operation(
-    "dropout(Tensor x, Tensor? residual, Tensor? key, SymInt number, Tensor samples, Tensor? heads,"
-    " Tensor? rows, Tensor? columns, SymInt[] ranges, float p) -> (Tensor, Tensor)",
-    _run_dropout,
-    _fake_dropout,
-)
 _dropout_backward = define_operation(
     "dropout_backward(Tensor grad, Tensor kept, float scale) -> Tensor",
     _run_dropout_backward,
@@ -233,10 +230,17 @@ def _backward_dropout(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ..
     return dx, dresidual, *(None for _ in others)
 
 
-define_gradient("dropout", _backward_dropout, _setup_dropout)
+_dropout = define_operation(
+    "dropout(Tensor x, Tensor? residual, Tensor? key, SymInt number, Tensor samples, Tensor? heads,"
+    " Tensor? rows, Tensor? columns, SymInt[] ranges, float p) -> (Tensor, Tensor)",
+    _run_dropout,
+    _fake_dropout,
+    Gradient(_backward_dropout, _setup_dropout),
+)
 
 
 ROTARY_TILE = 2048  # pairs of a program: 16 a thread of 4 warps
+_ROTATE = Launcher(_kernels, "rotate_kernel")
 
 
 def fused_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -245,25 +249,31 @@ def fused_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _run_rotate(x: Tensor, cos: Tensor, sin: Tensor, is_back: bool) -> Tensor:
-    import triton
-
-    from mpctl.kernels.triton.jit.elementwise import rotate_kernel
-
-    x = x if x.stride(-1) == 1 else x.contiguous()
-    out, (b, a, s, d), half = _fake_rotate(x, cos, sin, is_back), x.shape, cos.shape[-1]
-    if not x.numel():
-        return out
-    rest = d - 2 * half
-    block_half = triton.next_power_of_2(half)
-    block_rows = max(1, min(ROTARY_TILE // block_half, triton.next_power_of_2(s)))
-    cos, sin = cos.contiguous(), sin.contiguous()
-    rotate_kernel[(triton.cdiv(s, block_rows), a, b)](
-        x, cos, sin, out, *x.stride()[:3], *out.stride()[:3],
-        cos.stride(0) if cos.ndim == 4 and cos.shape[0] > 1 else 0, s,
-        half=half, rest=rest, is_back=is_back, BLOCK_ROWS=block_rows, BLOCK_HALF=block_half,
-        BLOCK_REST=triton.next_power_of_2(max(1, rest)), enable_fp_fusion=False,
-    )  # fmt: skip
+    out = _fake_rotate(x, cos, sin, is_back)
+    if out.numel():
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        cos, sin = cos.contiguous(), sin.contiguous()
+        _ROTATE((x, cos, sin, out), is_back, _prepare_rotate, x, cos, out, is_back)
     return out
+
+
+def _prepare_rotate(x: Tensor, cos: Tensor, out: Tensor, is_back: bool) -> KernelLaunch:
+    (b, a, s, d), half = x.shape, cos.shape[-1]
+    rest, block_half = d - 2 * half, power_of_2(half)
+    block_rows = max(1, min(ROTARY_TILE // block_half, power_of_2(s)))
+    constants = {
+        "half": half,
+        "rest": rest,
+        "is_back": is_back,
+        "BLOCK_ROWS": block_rows,
+        "BLOCK_HALF": block_half,
+        "BLOCK_REST": power_of_2(max(1, rest)),
+    }
+    of_table = cos.stride(0) if cos.ndim == 4 and cos.shape[0] > 1 else 0
+    sizes = *x.stride()[:3], *out.stride()[:3], of_table, s
+    return KernelLaunch(
+        (blocks(s, block_rows), a, b), sizes, constants, {"enable_fp_fusion": False}
+    )
 
 
 def _fake_rotate(x: Tensor, cos: Tensor, sin: Tensor, is_back: bool) -> Tensor:
@@ -282,6 +292,6 @@ def _backward_rotate(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
 
 
 _rotate = define_operation(
-    "rotate(Tensor x, Tensor cos, Tensor sin, bool is_back) -> Tensor", _run_rotate, _fake_rotate
-)
-define_gradient("rotate", _backward_rotate, _setup_rotate)
+    "rotate(Tensor x, Tensor cos, Tensor sin, bool is_back) -> Tensor", _run_rotate, _fake_rotate,
+    Gradient(_backward_rotate, _setup_rotate),
+)  # fmt: skip

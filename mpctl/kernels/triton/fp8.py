@@ -7,6 +7,7 @@ for each layout. The values are those of `kernels.fp8.cast_matrix`, bit for bit.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,8 +15,18 @@ from torch import Tensor
 
 from mpctl.kernels.fp8 import LARGEST, Fp8Cast
 from mpctl.kernels.triton import define_operation
+from mpctl.kernels.triton.launch import KernelLaunch, Launcher, blocks
 
 TILE_ROWS, TILE_COLUMNS = 64, 128  # 32 elements a thread of 8 warps
+
+
+def _kernels() -> ModuleType:
+    from mpctl.kernels.triton.jit import fp8
+
+    return fp8
+
+
+_CAST = Launcher(_kernels, "fp8_cast_kernel")
 
 
 def fused_cast(
@@ -52,20 +63,23 @@ def _launch(
     matrix: Tensor, scale: Tensor, amax: Tensor | None, by_rows: Tensor | None,
     by_columns: Tensor | None, dtype: torch.dtype,
 ) -> None:  # fmt: skip
-    import triton
+    if matrix.numel():
+        tensors = (matrix.contiguous(), scale, by_rows, by_columns, amax)
+        _CAST(tensors, dtype, _prepare, matrix, dtype)
 
-    from mpctl.kernels.triton.jit.fp8 import fp8_cast_kernel
+
+def _prepare(matrix: Tensor, dtype: torch.dtype) -> KernelLaunch:
+    import triton.language as tl
 
     count, width = matrix.shape
-    if count and width:
-        grid = (triton.cdiv(count, TILE_ROWS), triton.cdiv(width, TILE_COLUMNS))
-        fp8_cast_kernel[grid](
-            matrix.contiguous(), scale, by_rows, by_columns, amax, count, width,
-            LARGEST=LARGEST[dtype],
-            dtype=triton.language.float8e5 if dtype == torch.float8_e5m2
-            else triton.language.float8e4nv,
-            BLOCK_ROWS=TILE_ROWS, BLOCK_COLUMNS=TILE_COLUMNS, num_warps=8,
-        )  # fmt: skip
+    constants = {
+        "LARGEST": LARGEST[dtype],
+        "dtype": tl.float8e5 if dtype == torch.float8_e5m2 else tl.float8e4nv,
+        "BLOCK_ROWS": TILE_ROWS,
+        "BLOCK_COLUMNS": TILE_COLUMNS,
+    }
+    grid = blocks(count, TILE_ROWS), blocks(width, TILE_COLUMNS)
+    return KernelLaunch(grid, (count, width), constants, {"num_warps": 8})
 
 
 def _fake(

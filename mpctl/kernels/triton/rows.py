@@ -10,27 +10,42 @@ Letters: T tokens, h hidden, k experts of a token, x copies of a row, R rows.
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from torch import Tensor
 
 from mpctl.kernels.triton import define_operation
+from mpctl.kernels.triton.launch import KernelLaunch, Launcher, blocks, power_of_2
 
 ROW_BLOCK = 1024  # columns of a program: 8 a thread of 4 warps
 
 
+def _kernels() -> ModuleType:
+    from mpctl.kernels.triton.jit import rows
+
+    return rows
+
+
+_SUM = Launcher(_kernels, "rows_kernel")
+_GRADIENTS = Launcher(_kernels, "row_gradients_kernel")
+
+
 def _run_sum(rows: Tensor, weights: Tensor | None, places: Tensor) -> Tensor:
-    import triton
-
-    from mpctl.kernels.triton.jit.rows import rows_kernel
-
-    out, (count, tokens), width = _fake_sum(rows, weights, places), places.shape, rows.shape[1]
+    out = _fake_sum(rows, weights, places)
     if out.numel():
-        block = min(ROW_BLOCK, triton.next_power_of_2(width))
-        rows_kernel[(tokens, triton.cdiv(width, block))](
-            rows.contiguous(), None if weights is None else weights.contiguous(),
-            places.contiguous(), out, tokens, width, COUNT=count, BLOCK=block,
-            enable_fp_fusion=False,
-        )  # fmt: skip
+        weights = None if weights is None else weights.contiguous()
+        tensors = rows.contiguous(), weights, places.contiguous(), out
+        _SUM(tensors, None, _prepare_sum, out, len(places))
     return out
+
+
+def _prepare_sum(out: Tensor, count: int) -> KernelLaunch:
+    tokens, width = out.shape
+    block = min(ROW_BLOCK, power_of_2(width))
+    constants = {"COUNT": count, "BLOCK": block}
+    return KernelLaunch(
+        (tokens, blocks(width, block)), (tokens, width), constants, {"enable_fp_fusion": False}
+    )
 
 
 def _fake_sum(rows: Tensor, weights: Tensor | None, places: Tensor) -> Tensor:
@@ -40,19 +55,18 @@ def _fake_sum(rows: Tensor, weights: Tensor | None, places: Tensor) -> Tensor:
 def _run_gradients(
     grad: Tensor, rows: Tensor, weights: Tensor, places: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
-    import triton
-
-    from mpctl.kernels.triton.jit.rows import row_gradients_kernel
-
     d_rows, d_weights = _fake_gradients(grad, rows, weights, places, targets)
-    (copies, count, tokens), width = targets.shape, rows.shape[1]
-    if tokens:
-        row_gradients_kernel[(tokens, count)](
-            grad.contiguous(), rows.contiguous(), weights.contiguous(), places.contiguous(),
-            targets.contiguous(), d_rows, d_weights, tokens, width, COUNT=count, COPIES=copies,
-            BLOCK=min(ROW_BLOCK, triton.next_power_of_2(width)), enable_fp_fusion=False,
-        )  # fmt: skip
+    if targets.numel():
+        given = (x.contiguous() for x in (grad, rows, weights, places, targets))
+        _GRADIENTS((*given, d_rows, d_weights), None, _prepare_gradients, targets, rows.shape[1])
     return d_rows, d_weights
+
+
+def _prepare_gradients(targets: Tensor, width: int) -> KernelLaunch:
+    copies, count, tokens = targets.shape
+    block = min(ROW_BLOCK, power_of_2(width))
+    constants = {"COUNT": count, "COPIES": copies, "BLOCK": block}
+    return KernelLaunch((tokens, count), (tokens, width), constants, {"enable_fp_fusion": False})
 
 
 def _fake_gradients(

@@ -1,19 +1,24 @@
-"""A device that compiles kernels and runs none: `python -m tests.kernels.triton.compile_only`.
+"""A device that compiles kernels and runs none:
+`python -m tests.kernels.triton.compile_only [CAPABILITY [CASE ..]]`, of which 90 and all.
 
-The project's own code launches each kernel on CPU tensors; Triton compiles it for compute
-capability 9.0 with the assembler that its wheel contains, and what would launch it does nothing.
+The project's own code launches each kernel on CPU tensors; Triton compiles it for a compute
+capability with the assembler that its wheel contains, and what would launch it does nothing.
 Triton's interpreter accepts programs that its compiler refuses (types, shapes, the values of a
 branch), and says nothing of registers and shared memory. Prints one JSON line a compiled kernel:
-its name, the bytes of shared memory and the PTX's instructions by name.
+its name, the case it is of, bytes of shared memory, registers and bytes of spills a thread (which
+the assembler says; PTX has no registers yet), the PTX's instructions by name, and the arguments
+that are multiplied in 32 bits.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from typing import Any
 
 import torch
@@ -25,24 +30,25 @@ from mpctl.kernels.attention import AttentionVariant, slopes
 from mpctl.kernels.counter_rng import DropoutMask
 from mpctl.kernels.fp8 import E4M3, E5M2
 from mpctl.kernels.routing import combined_rows
+from mpctl.kernels.triton.attention import fused_attention
 from mpctl.kernels.triton.backend import TritonKernels
 from mpctl.layers.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.transport.group import Group
 
-SHARED_BYTES, REGISTERS, THREADS = 232_448, 65_536, 1024  # a multiprocessor of an H100
+SHARED_BYTES = {80: 166_912, 90: 232_448, 100: 232_448, 120: 101_376}  # a program, by capability
+THREADS = 1024
 
 
 class CompileOnly:
-    """What triton asks of a driver, of a device 0 of compute capability 9.0 that is not there."""
+    """What triton asks of a driver, of a device 0 that is not there. shared: bytes of shared memory
+    that a program may have."""
 
-    compiled: list[str]
-
-    def __init__(self) -> None:
-        self.compiled = []
-        self.utils = self
+    def __init__(self, capability: int = 90, shared: int | None = None) -> None:
+        self.capability, self.utils = capability, self
+        self.shared = SHARED_BYTES[capability] if shared is None else shared
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self) -> int:
         return 0
@@ -51,7 +57,7 @@ class CompileOnly:
         return 0
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"max_shared_mem": SHARED_BYTES, "multiprocessor_count": 132}
+        return {"max_shared_mem": self.shared, "multiprocessor_count": 132}
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, ...]:
         assert len(binary) > 0
@@ -76,23 +82,42 @@ def dropouts() -> Iterator[None]:
     yield
 
 
-def attentions() -> Iterator[None]:
-    """Each kernel of attention for each size of its tiles, with all that a variant may have."""
-    kernels, samples = TritonKernels(), torch.arange(1)
-    sizes = [(torch.bfloat16, 64), (torch.float16, 80), (torch.bfloat16, 256), (torch.float32, 64)]
-    for dtype, d in sizes:
-        x = torch.zeros((1, 128, 2, d), dtype=dtype).transpose(1, 2).requires_grad_()
-        key = torch.zeros((1, 128, 1, d), dtype=dtype).transpose(1, 2).requires_grad_()
-        bias = torch.zeros((1, 2, 128, 128), dtype=dtype, requires_grad=True)
-        places = (range(128), range(128), range(2))
-        dropout = DropoutMask(torch.tensor(7, dtype=torch.int32), 0.1, samples, *places)
-        usual = AttentionVariant(range(128), is_causal=True, dropout=dropout)
-        seen = torch.ones((1, 1, 128, 128), dtype=torch.bool)
-        whole = AttentionVariant(range(128), True, None, seen, bias, 64, slopes(2), dropout)
-        for variant, leaves in ((usual, [x, key]), (whole, [x, key, bias])):
-            y = kernels.attention(x, key, key, variant)
-            torch.autograd.grad(y, leaves, torch.zeros_like(y))
-            yield
+def attend(dtype: torch.dtype, d: int, group: int, what: str) -> str:
+    """Causal attention and its gradients for heads of d, `group` of which share their keys; what:
+    plain, with dropout, or the whole of what a variant may have. Its name."""
+    heads = 2 * group
+    x = torch.zeros((1, 128, heads, d), dtype=dtype).transpose(1, 2).requires_grad_()
+    key = torch.zeros((1, 128, 2, d), dtype=dtype).transpose(1, 2).requires_grad_()
+    bias = torch.zeros((1, heads, 128, 128), dtype=dtype, requires_grad=True)
+    places = (range(128), range(128), range(heads))
+    seed, samples = torch.tensor(7, dtype=torch.int32), torch.arange(1)
+    dropout = None if what == "plain" else DropoutMask(seed, 0.1, samples, *places)
+    variant, leaves = AttentionVariant(range(128), is_causal=True, dropout=dropout), [x, key]
+    if what == "whole":
+        seen, leaves = torch.ones((1, 1, 128, 128), dtype=torch.bool), [x, key, bias]
+        alibi = slopes(heads)
+        variant = AttentionVariant(range(128), True, None, seen, bias, 64, alibi, dropout)
+    y = fused_attention(x, key, key, variant)
+    torch.autograd.grad(y, leaves, torch.zeros_like(y))
+    return f"{dtype} {d} {group} {what}".removeprefix("torch.")
+
+
+def usual_attention() -> Iterator[str]:
+    """The kernels of Llama's heads with dropout, of which one spilled 752 bytes a thread."""
+    yield attend(torch.bfloat16, 128, 4, "dropout")
+
+
+def attentions() -> Iterator[str]:
+    """Each kernel of attention for each size of its tiles."""
+    for group in (1, 4):
+        for what in ("plain", "dropout"):
+            for d in (64, 80, 96, 128, 256):
+                yield attend(torch.bfloat16, d, group, what)
+    for d in (64, 80, 128, 256):
+        yield attend(torch.float16, d, 2, "whole")
+    for d in (64, 128, 256):
+        yield attend(torch.float32, d, 2, "dropout")
+    yield attend(torch.float32, 64, 2, "whole")
 
 
 def rotations() -> Iterator[None]:
@@ -154,9 +179,10 @@ def rows() -> Iterator[None]:
         yield
 
 
-CASES = (
+CASES: tuple[Callable[[], Iterator[str | None]], ...] = (
     dropouts,
     attentions,
+    usual_attention,
     rotations,
     casts,
     losses,
@@ -170,33 +196,107 @@ def instructions(ptx: str) -> Counter[str]:
     return Counter(re.findall(r"^\s+(?:@\S+\s+)?([a-z][a-z0-9_.:]+)\s", ptx, re.MULTILINE))
 
 
-def report(key: str, kernel: Any) -> str:
+# arguments that are multiplied by a row, a head or a sample to make an address
+STRIDES = ("strides", "stride", "out_stride", "width", "x_batch", "x_head", "x_row", "out_batch",
+           "out_head", "out_row", "table_batch")  # fmt: skip
+
+
+def arguments(kernel: Any) -> list[str]:
+    """The names of a compiled kernel's parameters, in the PTX's order."""
+    found: list[str] = []
+
+    def add(name: str, kind: Any, path: tuple[int, ...]) -> None:
+        if isinstance(kind, tuple):
+            for i, each in enumerate(kind):
+                add(name, each, (*path, i))
+        elif kind != "constexpr":
+            found.append(name)
+
+    for i, (name, kind) in enumerate(kernel.src.signature.items()):
+        add(name, kind, (i,))
+    return found
+
+
+def narrow_products(ptx: str, names: list[str]) -> list[str]:
+    """The strides among a kernel's parameters that are multiplied in 32 bits."""
+    source: dict[str, str] = {}  # a register and the parameter that it holds
+    for register, number in re.findall(r"ld\.param\.[bsu]32\s+(%r\d+), \[\w+_param_(\d+)\]", ptx):
+        if int(number) < len(names) and names[int(number)] in STRIDES:
+            source[register] = f"{names[int(number)]} (parameter {number})"
+    for to, register in re.findall(r"mov\.[bu]32\s+(%r\d+), (%r\d+);", ptx):
+        if register in source:
+            source[to] = source[register]
+    found = set()
+    for operands in re.findall(r"\b(?:mul|mad)\.lo\.[su]32\s+([^;]+);", ptx):
+        found |= {source[each] for each in operands.split(", ")[1:3] if each in source}
+    return sorted(found)
+
+
+def resources(log: str) -> dict[str, int]:
+    """Registers a thread and bytes of spills that an assembler's log tells of one kernel."""
+    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    registers = re.findall(r"Used (\d+) registers", log)
+    assert len(spills) == len(registers) == 1, log
+    return {"registers": int(registers[0]), "spills": int(spills[0][0])}
+
+
+class Reports:
+    """Prints each kernel once it is compiled."""
+
+    def __init__(self) -> None:
+        self._seen: dict[bytes, dict[str, int]] = {}
+        self._printed: set[int] = set()
+
+    def print_new(self, label: str, log: str) -> None:
+        """The kernels that are compiled and not yet printed; log: the assembler's, one after the
+        other."""
+        logs = re.split(r"(?=ptxas\S* info\s+: \d+ bytes gmem)", log)
+        by_name: dict[str, list[str]] = {}
+        for part in logs:
+            for name in re.findall(r"Compiling entry function '(\w+)'", part):
+                by_name.setdefault(name, []).append(part)
+        for kernel in compiled_kernels():
+            if id(kernel) not in self._printed:
+                self._printed.add(id(kernel))
+                binary = kernel.asm["cubin"]
+                if binary not in self._seen:  # the same program has one file
+                    self._seen[binary] = resources(by_name[kernel.name].pop(0))
+                print(report(label, kernel, self._seen[binary]), flush=True)
+
+
+def report(label: str, kernel: Any, of_assembler: dict[str, int]) -> str:
     """One line about a compiled kernel."""
-    counts = instructions(kernel.asm["ptx"])
-    shared = kernel.metadata.shared
-    return json.dumps({"kernel": kernel.name, "key": key, "shared": shared, "ptx": counts})
+    ptx = kernel.asm["ptx"]
+    return json.dumps({
+        "kernel": kernel.name, "case": label, "shared": kernel.metadata.shared, **of_assembler,
+        "narrow": narrow_products(ptx, arguments(kernel)), "ptx": instructions(ptx),
+    })  # fmt: skip
+
+
+def compiled_kernels() -> Iterator[Any]:
+    """What was compiled of the project's kernels, in that order for each."""
+    for name, module in sorted(sys.modules.items()):
+        if name.startswith("mpctl.kernels.triton.jit."):
+            for value in vars(module).values():
+                if isinstance(value, triton.JITFunction) and value.fn.__module__ == name:
+                    yield from value.device_caches[0][0].values()
 
 
 def main() -> None:
     """Compile what the cases launch and print the kernels."""
-    driver = CompileOnly()
-    triton.runtime.driver.set_active(driver)
-    wanted = set(sys.argv[1:])
+    capability, wanted = int((sys.argv[1:] or ["90"])[0]), set(sys.argv[2:])
+    triton.runtime.driver.set_active(CompileOnly(capability))
+    triton.knobs.nvidia.dump_ptxas_log = True
+    reports = Reports()
     for case in CASES:
-        if not wanted or case.__name__ in wanted:
-            for _ in case():
-                pass
-    for name, module in sorted(sys.modules.items()):
-        if name.startswith("mpctl.kernels.triton.jit."):
-            print_kernels(module)
-
-
-def print_kernels(module: Any) -> None:
-    """Print what was compiled of the kernels that a module defines."""
-    for value in vars(module).values():
-        if isinstance(value, triton.JITFunction) and value.fn.__module__ == module.__name__:
-            for key, kernel in value.device_caches[0][0].items():
-                print(report(key, kernel))
+        if case.__name__ in wanted or (not wanted and case is not usual_attention):
+            labels = case()
+            while True:
+                with redirect_stdout(io.StringIO()) as log:
+                    label = next(labels, StopIteration)
+                if label is StopIteration:
+                    break
+                reports.print_new(str(label or case.__name__), log.getvalue())
 
 
 if __name__ == "__main__":

@@ -8,9 +8,13 @@ rows see completely come first, without a test of each pair.
 
 Backward, shares and dropout mask are computed again from Q, K and the rows' sums.
 
-With P the softmax, D the dropout mask times 1 / (1 - p), O = (D P) V, and dP = D (dO V^T):
+With P the softmax, M the dropout mask, c = 1 / (1 - p), O = c (M P) V and dP = dO V^T:
 
-    dV = (D P)^T dO    dS = P (dP - rows' sum of dO O)    dQ = scale dS K    dK = scale dS^T Q
+    dV = c (M P)^T dO    dS = c P (M dP - delta)    dQ = scale dS K    dK = scale dS^T Q
+
+where delta is each row's sum of dO O, over c. c and scale multiply results, not pairs. The kernel
+that makes dQ writes delta and the rows' keys of dropout for the next one: in a tile of tensor cores
+a thread has many rows of few keys, so that a row's key would be computed again for every 2 pairs.
 
 One kernel has rows and makes dQ, another keys and makes dK and dV of a key-value head over all
 heads that share it, a third, where a learned bias asks for it, pairs, and sums dS over the samples
@@ -21,11 +25,14 @@ Scores are kept in base 2, since a device has exp2 in hardware: s log2(e), of wh
 the softmax, `sums` being each row's log2 of the sum of 2^s. What does not count is -infinity; a row
 of which nothing counts has the sum +infinity, so that its shares are 0 in backward too.
 
-Three tuples come from the host. variant: (mask, strides of mask, bias, strides of bias, slopes,
-row_start), strides by sample, head, query and key, those of a dimension that is shared being 0;
-None where there is none. rng: (key, number, samples, head_start), or None without dropout. A kernel
+The host gives tensors one by one, None where there is none, and three tuples: the tensors' strides
+by sample, head and row (of a mask and a bias also by key, 0 along a dimension that is shared), the
+first head and row by global number, and the sizes. `number` is the key of a dropout mask whose
+`seed` is None. Inside, variant is (mask, its strides, bias, its strides, slopes, row_start) and rng
+(seed, number, samples, head_start), or None without dropout. A kernel
 numbers rows `i` and keys `j` of the tensors that it was given; row_start + i and j are their global
-positions.
+positions. A plane is a sample's head; programs are numbered plane by plane along the first axis of
+the grid, the only one that may have more than 65,535.
 """
 
 from __future__ import annotations
@@ -44,6 +51,13 @@ from mpctl.kernels.triton.jit.bits import (
 )
 
 LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def block_and_plane(places, BLOCK: tl.constexpr):
+    """The program's block of so many places, and its plane."""
+    blocks = tl.cdiv(places, BLOCK)
+    return tl.program_id(0) % blocks, tl.program_id(0) // blocks
 
 
 @triton.jit
@@ -188,16 +202,16 @@ def meet(
     shares, shrunk = tl.exp2(scores - finite[:, None]), tl.exp2(highest - finite)
     total = total * shrunk + tl.sum(shares, 1)
     if rng is not None:
-        shares = drop(shares, kept[:, None], j[None, :], THRESHOLD)
+        shares *= keeps(kept[:, None], scramble(j)[None, :], THRESHOLD).to(WIDE)
     result = result * shrunk[:, None]
     result += product(rounded(shares, v.dtype), v, PRECISION, WIDE)
     return raised, total, result
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["number"])
 def attention_kernel(
-    query, query_strides, key, key_strides, value, value_strides, out, out_strides, sums,
-    variant, rng, heads, queries, keys,
+    query, key, value, mask, bias, slopes, seed, samples, out, sums, number,
+    strides, places, sizes,
     GROUP: tl.constexpr, SCALE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     THRESHOLD: tl.constexpr, KEEP_SCALE: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -208,8 +222,15 @@ def attention_kernel(
     GROUP: queries' heads a key-value head. THRESHOLD, KEEP_SCALE: of dropout, p 2^32 - 2^31 and
     1 / (1 - p). WIDE: the type of sums. PRECISION: of float32 products.
     """
-    # causal: the last blocks, which meet the most keys, start first
-    block, plane = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
+    query_strides, key_strides, value_strides, mask_strides, bias_strides, out_strides = strides
+    head_start, row_start = places
+    heads, queries, keys = sizes
+    variant = (mask, mask_strides, bias, bias_strides, slopes, row_start)
+    rng = None
+    if samples is not None:
+        rng = (seed, number, samples, head_start)
+    block, plane = block_and_plane(queries, BLOCK_Q)
+    block = tl.cdiv(queries, BLOCK_Q) - 1 - block  # the last, which meet the most keys, start first
     sample, head = plane // heads, plane % heads
     i = block * BLOCK_Q + tl.arange(0, BLOCK_Q)
     q = block_of(query, query_strides, sample, head, i, queries, D, BLOCK_D)
@@ -247,11 +268,10 @@ def meet_keys(
     at, q, do, log, delta, kept, result, key, key_strides, value, value_strides,
     variant, rng, sample, head, i, queries, keys,
     GROUP: tl.constexpr, SCALE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    THRESHOLD: tl.constexpr, KEEP_SCALE: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
-    WHOLE: tl.constexpr,
+    THRESHOLD: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """dQ / scale with the part of the block of keys from `at` on."""
+    """dQ / (c scale) with the part of the block of keys from `at` on."""
     j = at + tl.arange(0, BLOCK_K)
     k = block_of(key, key_strides, sample, head // GROUP, j, keys, D, BLOCK_D)
     v = block_of(value, value_strides, sample, head // GROUP, j, keys, D, BLOCK_D)
@@ -260,29 +280,38 @@ def meet_keys(
                      SCALE, CAUSAL, WINDOW, WHOLE)  # fmt: skip
     dshares = product(do, tl.trans(v), PRECISION, WIDE)
     if rng is not None:
-        dshares = drop(dshares * KEEP_SCALE, kept[:, None], j[None, :], THRESHOLD)
+        dshares = drop(dshares, kept[:, None], j[None, :], THRESHOLD)
     dscores = tl.exp2(scores - log[:, None]) * (dshares - delta[:, None])
     return result + product(rounded(dscores, k.dtype), k, PRECISION, WIDE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["number"])
 def query_gradient_kernel(
-    query, query_strides, key, key_strides, value, value_strides, out, out_strides,
-    grad, grad_strides, dquery, dquery_strides, sums, deltas, variant, rng, heads, queries, keys,
+    query, key, value, mask, bias, slopes, seed, samples, out, grad, dquery, sums, deltas,
+    row_numbers, number, strides, places, sizes,
     GROUP: tl.constexpr, SCALE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     THRESHOLD: tl.constexpr, KEEP_SCALE: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """dQ of one block of queries, and `deltas` [b, a, q], the rows' sums of dO O, for the
-    others."""
-    block, plane = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
+    """dQ of one block of queries, and for the others `deltas` and `row_numbers` [b, a, q]: the
+    rows' sums of dO O, over c, and their keys of dropout, if any."""
+    query_strides, key_strides, value_strides, mask_strides, bias_strides = strides[:5]
+    out_strides, grad_strides, dquery_strides = strides[5:]
+    head_start, row_start = places
+    heads, queries, keys = sizes
+    variant = (mask, mask_strides, bias, bias_strides, slopes, row_start)
+    rng = None
+    if samples is not None:
+        rng = (seed, number, samples, head_start)
+    block, plane = block_and_plane(queries, BLOCK_Q)
+    block = tl.cdiv(queries, BLOCK_Q) - 1 - block
     sample, head = plane // heads, plane % heads
     i = block * BLOCK_Q + tl.arange(0, BLOCK_Q)
     q = block_of(query, query_strides, sample, head, i, queries, D, BLOCK_D)
     o = block_of(out, out_strides, sample, head, i, queries, D, BLOCK_D)
     do = block_of(grad, grad_strides, sample, head, i, queries, D, BLOCK_D)
-    delta = tl.sum(wide(o) * wide(do), 1)
+    delta = tl.sum(wide(o) * wide(do), 1) / KEEP_SCALE
     of_rows = plane.to(tl.int64) * queries + i
     tl.store(deltas + of_rows, delta, mask=i < queries)
     log = tl.load(sums + of_rows, mask=i < queries, other=float("inf"))
@@ -290,6 +319,7 @@ def query_gradient_kernel(
     kept = None
     if rng is not None:
         kept = row_keys(rng, variant, sample, head, i)
+        tl.store(row_numbers + of_rows, kept.to(tl.int32, bitcast=True), mask=i < queries)
     first_row = variant[5] + block * BLOCK_Q
     whole = end_of_whole_blocks(first_row, keys, BLOCK_K, CAUSAL, WINDOW)
     start = tl.maximum(first_key_seen(first_row, BLOCK_K, CAUSAL, WINDOW), whole)
@@ -297,28 +327,28 @@ def query_gradient_kernel(
         result = meet_keys(
             at, q, do, log, delta, kept, result, key, key_strides, value, value_strides,
             variant, rng, sample, head, i, queries, keys, GROUP, SCALE, CAUSAL, WINDOW,
-            THRESHOLD, KEEP_SCALE, WIDE, PRECISION, D, BLOCK_D, BLOCK_K, True,
+            THRESHOLD, WIDE, PRECISION, D, BLOCK_D, BLOCK_K, True,
         )  # fmt: skip
     for at in range(start, end_of_keys(first_row + BLOCK_Q - 1, keys, CAUSAL), BLOCK_K):
         result = meet_keys(
             at, q, do, log, delta, kept, result, key, key_strides, value, value_strides,
             variant, rng, sample, head, i, queries, keys, GROUP, SCALE, CAUSAL, WINDOW,
-            THRESHOLD, KEEP_SCALE, WIDE, PRECISION, D, BLOCK_D, BLOCK_K, False,
+            THRESHOLD, WIDE, PRECISION, D, BLOCK_D, BLOCK_K, False,
         )  # fmt: skip
-    result = rounded(result * SCALE, dquery.dtype.element_ty)
+    result = rounded(result * (SCALE * KEEP_SCALE), dquery.dtype.element_ty)
     store_block(dquery, dquery_strides, sample, head, i, queries, result, D, BLOCK_D)
 
 
 @triton.jit
 def meet_rows(
-    at, k, v, dk, dv, query, query_strides, grad, grad_strides, sums, deltas,
-    variant, rng, sample, head, j, heads, queries, keys,
+    at, k, v, dk, dv, query, query_strides, grad, grad_strides, sums, deltas, row_numbers,
+    variant, scrambled, sample, head, j, heads, queries, keys,
     SCALE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    THRESHOLD: tl.constexpr, KEEP_SCALE: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr,
-    WHOLE: tl.constexpr,
+    THRESHOLD: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """dK / scale and dV with the parts of the block of queries from `at` on."""
+    """dK / (c scale) and dV / c with the parts of the block of queries from `at` on. scrambled: of
+    keys j, None without dropout."""
     i = at + tl.arange(0, BLOCK_Q)
     q = block_of(query, query_strides, sample, head, i, queries, D, BLOCK_D)
     do = block_of(grad, grad_strides, sample, head, i, queries, D, BLOCK_D)
@@ -331,19 +361,31 @@ def meet_rows(
     shares = tl.exp2(scores - log[None, :])
     dshares = product(v, tl.trans(do), PRECISION, WIDE)
     dropped = shares
-    if rng is not None:
-        kept = row_keys(rng, variant, sample, head, i)
-        is_kept = drop(shares * 0.0 + KEEP_SCALE, kept[None, :], j[:, None], THRESHOLD)
-        dropped, dshares = shares * is_kept, dshares * is_kept
+    if scrambled is not None:
+        numbers = tl.load(row_numbers + of_rows, mask=i < queries, other=0)
+        numbers = numbers.to(tl.uint32, bitcast=True)
+        is_kept = keeps(numbers[None, :], scrambled[:, None], THRESHOLD)
+        dropped, dshares = shares * is_kept.to(WIDE), tl.where(is_kept, dshares, 0.0)
     dv += product(rounded(dropped, do.dtype), do, PRECISION, WIDE)
     dscores = rounded(shares * (dshares - delta[None, :]), q.dtype)
     return dk + product(dscores, q, PRECISION, WIDE), dv
 
 
 @triton.jit
+def next_rows(head, at, start, end, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """The head and the first row of the block after `at`: the next head's `start` behind `end`."""
+    at += BLOCK
+    if GROUP > 1:
+        is_past = at >= end
+        head += is_past.to(tl.int32)
+        at = tl.where(is_past, start, at)
+    return head, at
+
+
+@triton.jit
 def key_gradient_kernel(
-    query, query_strides, key, key_strides, value, value_strides, grad, grad_strides,
-    dkey, dkey_strides, dvalue, dvalue_strides, sums, deltas, variant, rng, heads, queries, keys,
+    query, key, value, mask, bias, slopes, grad, dkey, dvalue, sums, deltas, row_numbers,
+    strides, places, sizes,
     GROUP: tl.constexpr, SCALE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     THRESHOLD: tl.constexpr, KEEP_SCALE: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -351,7 +393,11 @@ def key_gradient_kernel(
 ):  # fmt: skip
     """dK and dV of one block of keys of a key-value head. Tiles lie with the keys along rows, so
     that no product turns one round. Keys beyond the last one are computed and not written."""
-    block, plane = tl.program_id(0), tl.program_id(1)
+    query_strides, key_strides, value_strides, mask_strides, bias_strides = strides[:5]
+    grad_strides, dkey_strides, dvalue_strides = strides[5:]
+    heads, queries, keys = sizes
+    variant = (mask, mask_strides, bias, bias_strides, slopes, places[1])
+    block, plane = block_and_plane(keys, BLOCK_K)
     kv_heads = heads // GROUP
     sample, kv_head = plane // kv_heads, plane % kv_heads
     j = block * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -359,6 +405,9 @@ def key_gradient_kernel(
     v = block_of(value, value_strides, sample, kv_head, j, keys, D, BLOCK_D)
     dk = tl.zeros([BLOCK_K, BLOCK_D], dtype=WIDE)
     dv = tl.zeros([BLOCK_K, BLOCK_D], dtype=WIDE)
+    scrambled = None
+    if row_numbers is not None:
+        scrambled = scramble(j)
     # rows from start to whole see some of the keys, rows from whole on see all
     start, whole, end = 0, 0, queries
     if CAUSAL:
@@ -368,41 +417,57 @@ def key_gradient_kernel(
         if WINDOW > 0:
             end = tl.minimum(queries, (block + 1) * BLOCK_K - 1 + WINDOW - variant[5])
             whole = end
-    for member in range(GROUP):
-        head = kv_head * GROUP + member
-        for at in range(start, tl.minimum(whole, end), BLOCK_Q):
-            dk, dv = meet_rows(
-                at, k, v, dk, dv, query, query_strides, grad, grad_strides, sums, deltas,
-                variant, rng, sample, head, j, heads, queries, keys, SCALE, CAUSAL, WINDOW,
-                THRESHOLD, KEEP_SCALE, WIDE, PRECISION, D, BLOCK_D, BLOCK_Q, False,
-            )  # fmt: skip
-        for at in range(whole, end, BLOCK_Q):
-            dk, dv = meet_rows(
-                at, k, v, dk, dv, query, query_strides, grad, grad_strides, sums, deltas,
-                variant, rng, sample, head, j, heads, queries, keys, SCALE, CAUSAL, WINDOW,
-                THRESHOLD, KEEP_SCALE, WIDE, PRECISION, D, BLOCK_D, BLOCK_Q, True,
-            )  # fmt: skip
-    dk, dv = rounded(dk * SCALE, dkey.dtype.element_ty), rounded(dv, dvalue.dtype.element_ty)
+    # all heads in one loop: a head's first rows are loaded while the last of another are multiplied
+    some = tl.cdiv(tl.maximum(tl.minimum(whole, end) - start, 0), BLOCK_Q)
+    head, at = kv_head * GROUP, start
+    for _ in range(0, GROUP * some):
+        dk, dv = meet_rows(
+            at, k, v, dk, dv, query, query_strides, grad, grad_strides, sums, deltas,
+            row_numbers, variant, scrambled, sample, head, j, heads, queries, keys,
+            SCALE, CAUSAL, WINDOW, THRESHOLD, WIDE, PRECISION, D, BLOCK_D, BLOCK_Q, False,
+        )  # fmt: skip
+        head, at = next_rows(head, at, start, tl.minimum(whole, end), BLOCK_Q, GROUP)
+    rest = tl.cdiv(tl.maximum(end - whole, 0), BLOCK_Q)
+    head, at = kv_head * GROUP, whole
+    for _ in range(0, GROUP * rest):
+        dk, dv = meet_rows(
+            at, k, v, dk, dv, query, query_strides, grad, grad_strides, sums, deltas,
+            row_numbers, variant, scrambled, sample, head, j, heads, queries, keys,
+            SCALE, CAUSAL, WINDOW, THRESHOLD, WIDE, PRECISION, D, BLOCK_D, BLOCK_Q, True,
+        )  # fmt: skip
+        head, at = next_rows(head, at, whole, end, BLOCK_Q, GROUP)
+    dk = rounded(dk * (SCALE * KEEP_SCALE), dkey.dtype.element_ty)
+    dv = rounded(dv * KEEP_SCALE, dvalue.dtype.element_ty)
     store_block(dkey, dkey_strides, sample, kv_head, j, keys, dk, D, BLOCK_D)
     store_block(dvalue, dvalue_strides, sample, kv_head, j, keys, dv, D, BLOCK_D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["number"])
 def bias_gradient_kernel(
-    query, query_strides, key, key_strides, value, value_strides, grad, grad_strides,
-    dbias, dbias_strides, sums, deltas, variant, rng, heads, queries, keys,
-    samples_shared, heads_shared, dbias_heads,
+    query, key, value, mask, bias, slopes, seed, samples, grad, dbias, sums, deltas, number,
+    strides, places, sizes, shared,
     GROUP: tl.constexpr, SCALE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     THRESHOLD: tl.constexpr, KEEP_SCALE: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a block of pairs of the bias, summed over the `samples_shared` samples and
-    `heads_shared` heads that share it."""
-    plane = tl.program_id(2)
+    """The gradient of a block of pairs of the bias, summed over those that share it. shared: how
+    many samples and heads do, and the heads of the bias."""
+    query_strides, key_strides, value_strides, mask_strides, bias_strides = strides[:5]
+    grad_strides, dbias_strides = strides[5:]
+    head_start, row_start = places
+    heads, queries, keys = sizes
+    samples_shared, heads_shared, dbias_heads = shared
+    variant = (mask, mask_strides, bias, bias_strides, slopes, row_start)
+    rng = None
+    if samples is not None:
+        rng = (seed, number, samples, head_start)
+    row_block, rest = block_and_plane(queries, BLOCK_Q)
+    key_blocks = tl.cdiv(keys, BLOCK_K)
+    key_block, plane = rest % key_blocks, rest // key_blocks
     first_sample, first_head = plane // dbias_heads, plane % dbias_heads
-    i = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)
-    j = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    i = row_block * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    j = key_block * BLOCK_K + tl.arange(0, BLOCK_K)
     result = tl.zeros([BLOCK_Q, BLOCK_K], dtype=WIDE)
     for member in range(samples_shared * heads_shared):
         sample = first_sample + member // heads_shared
@@ -420,8 +485,9 @@ def bias_gradient_kernel(
         dshares = product(do, tl.trans(v), PRECISION, WIDE)
         if rng is not None:
             kept = row_keys(rng, variant, sample, head, i)
-            dshares = drop(dshares * KEEP_SCALE, kept[:, None], j[None, :], THRESHOLD)
+            dshares = drop(dshares, kept[:, None], j[None, :], THRESHOLD)
         result += tl.exp2(scores - log[:, None]) * (dshares - delta[:, None])
     at = pairs_at(dbias_strides, first_sample, first_head, i[:, None], j[None, :])
     inside = (i < queries)[:, None] & (j < keys)[None, :]
-    tl.store(dbias + at, rounded(result, dbias.dtype.element_ty), mask=inside)
+    result = rounded(result * KEEP_SCALE, dbias.dtype.element_ty)
+    tl.store(dbias + at, result, mask=inside)

@@ -106,8 +106,8 @@ def row_keys(
 
 @triton.jit(do_not_specialize=["number", "head_start", "row_start", "column_start"])
 def dropout_kernel(
-    x, residual, out, kept, key, number, samples, heads, head_start, head_step,
-    rows, row_start, row_step, columns, column_start, column_step, count, width, s,
+    x, residual, out, kept, key, samples, heads, rows, columns, number, head_start, head_step,
+    row_start, row_step, column_start, column_step, count, width, s,
     a: tl.constexpr, threshold: tl.constexpr, scale: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
