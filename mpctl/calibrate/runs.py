@@ -241,7 +241,8 @@ def _read(row: Mapping[str, Any], number: int, *, is_checked: bool = False) -> R
     """is_checked: refuse a job that breaks a rule, before anything is computed of it."""
     name = _name(row, number)
     try:
-        cluster, measured = row["job"]["cluster"]["preset"], dict(row["measured"])
+        cluster, measured = row["job"]["cluster"], dict(row["measured"])
+        cluster = cluster if isinstance(cluster, str) else str(cluster["preset"])
     except (KeyError, TypeError, ValueError):
         raise _not_a_run(name) from None
     if not any(all(map(_is_time, map(measured.get, keys))) for keys in MEASURED):
@@ -254,11 +255,27 @@ def _read(row: Mapping[str, Any], number: int, *, is_checked: bool = False) -> R
             raise InputError(errors)
     if job.model is None or find_topology(job) is None:
         raise InputError.of("not-a-run", name, "it has no model, or no layout")
-    device, runtime = (find_preset("clusters", cluster) or {}).get("device"), job.training.runtime
+    runtime = job.training.runtime
     return Run(
         name, str(row.get("group", "")), JobLayout.of(job), get_profile(runtime),
-        {"devices": str(device), "clusters": cluster, "runtimes": runtime}, measured,
+        {"devices": device_preset(cluster), "clusters": cluster, "runtimes": runtime}, measured,
     )  # fmt: skip
+
+
+def device_preset(cluster: str) -> str:
+    """The device preset of a cluster's preset: its own, or that of the preset that it starts from.
+    Both are names or paths. Raises InputError where the cluster states a device's figures itself,
+    since there is no preset to fit."""
+    table = find_preset("clusters", cluster) or {}
+    device, base = table.get("device"), table.get("preset")
+    named = device.get("preset") if isinstance(device, dict) else device
+    if isinstance(named, str):
+        return named
+    if device is None and isinstance(base, str):
+        return device_preset(base)
+    message = "it names no device preset that can be fitted"
+    hint = 'put its device into a file, and name it: device = "./mine.toml"'
+    raise InputError.of("no-device-preset", cluster, message, hint)
 
 
 def _is_time(value: Any) -> bool:
@@ -269,8 +286,10 @@ def _not_a_run(name: str) -> InputError:
     return InputError.of(
         "not-a-run",
         name,
-        "a run has job.cluster.preset and measured.step_seconds, or measured.layer_forward_ms and "
-        "layer_backward_ms, above 0",
+        "a run has job.cluster (a preset) and measured.step_seconds, or measured.layer_forward_ms "
+        "and layer_backward_ms, above 0",
+        'write {"job": {"cluster": "NAME or FILE", "model": ..., "training": {"runtime": ...}}, '
+        '"measured": {"step_seconds": 1.25}}',
     )
 
 

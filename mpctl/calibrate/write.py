@@ -16,7 +16,8 @@ from mpctl.calibrate.fit import LeftOut
 from mpctl.calibrate.runs import PASSES, Constant, Kind, Run
 from mpctl.calibrate.spread import Spreads, find_spreads, seen_by
 from mpctl.errors import InputError
-from mpctl.spec.presets import get_file
+from mpctl.spec.paths import is_path
+from mpctl.spec.presets import PresetFile, get_file
 from mpctl.spec.runtime import FittedRuns
 from mpctl.units import plural
 
@@ -59,11 +60,19 @@ def written(text: str, changes: Mapping[str, str | float]) -> str:
 
 
 def _add(lines: list[str], key: str, value: str | float) -> None:
-    """Add a line for a key to its table, which is added at the end where there is none."""
+    """Add a line for a key to its table, which may be written under its header, in braces or by
+    dotted keys, and is added at the end where there is none."""
     table, _, name = key.rpartition(".")
     line = f"{name} = {_shown(value)}"
+    heads = next((n for n, old in enumerate(lines) if re.match(r"\s*\[", old)), len(lines))
+    short = [n for n, old in enumerate(lines[:heads]) if table and old.startswith(f"{table}.")]
+    braces = [n for n, old in enumerate(lines[:heads]) if old.startswith(f"{table} = {{")]
     if not table:
         lines.insert(next((n for n, old in enumerate(lines) if " = " in old), 0) + 1, line)
+    elif short:
+        lines.insert(short[0], f"{table}.{line}")
+    elif table and braces:
+        lines[braces[0]] = lines[braces[0]].replace("{", f"{{ {line},", 1)
     elif (header := f"[{table}]") in lines:
         lines.insert(lines.index(header) + 1, line)
     else:
@@ -199,8 +208,24 @@ def _table(values: Mapping[str, str]) -> str:
     return f"{{ {', '.join(pairs)} }}"
 
 
+def _moved(file: PresetFile, runs: Sequence[Run]) -> Changes:
+    """The presets that a cluster's file names by path, as its copy in another folder has to: the
+    one it starts from where it lies, the device's fitted copy beside its own."""
+    if file.kind != "clusters":
+        return {}
+    base = file.read().get("preset")
+    found: Changes = {}
+    if isinstance(base, str) and is_path(base):
+        found["preset"] = json.dumps(str(Path(base).resolve()))
+    devices = {run.parts["devices"] for run in runs}
+    if runs and is_path(device := devices.pop()):
+        found["device"] = json.dumps(f"../devices/{Path(device).stem}.toml")
+    return found
+
+
 def _write(directory: Path, kind: Kind, name: str, changes: Changes, runs: Sequence[Run]) -> Path:
     file = get_file(kind, name, where=kind)
+    changes = {**changes, **_moved(file, runs)}
     text = file.content().decode("utf-8")
     text = "\n".join(line for line in text.split("\n") if not line.startswith(FITTED))
     if "widening" in changes and not re.search(r"(?m)^widening = ", text):

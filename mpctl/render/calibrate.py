@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import expm1
 from pathlib import Path
+from shlex import quote
 
 from mpctl.calibrate.own_fit import OwnFit
 from mpctl.calibrate.own_words import band_text
@@ -49,6 +50,16 @@ def print_own_fit(fit: OwnFit, paths: Sequence[Path]) -> None:
         say(f"{title}:")
         for line in lines:
             say(f"  {line}")
+    say("plan under the fitted presets, by their names:")
+    for cluster, runtime in dict.fromkeys(map(_names, fit.runs)):
+        folder = quote(str(paths[0].parent.parent))
+        say(f"  MPCTL_PRESETS={folder} mpctl search JOB --cluster {cluster} --runtime {runtime}")
+
+
+def _names(run: Run) -> tuple[str, str]:
+    """The names of the fitted copies of a run's cluster and runtime, for a shell."""
+    cluster, runtime = (quote(Path(run.parts[kind]).stem) for kind in ("clusters", "runtimes"))
+    return cluster, runtime
 
 
 def _error(values: Sequence[float]) -> str:

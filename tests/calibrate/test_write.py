@@ -57,6 +57,12 @@ def test_lines_change_and_words_stay() -> None:
     )
 
 
+def test_a_key_is_added_to_its_table_in_each_way_to_write_one() -> None:
+    for table in ("[link]\na = 1", "link = { a = 1 }", "link.a = 1"):
+        changed = tomllib.loads(written(f"nodes = 2\n{table}\n", {"link.b": 2.0}))
+        assert changed == {"nodes": 2, "link": {"a": 1, "b": 2}}
+
+
 def test_a_value_in_braces_changes() -> None:
     text = "[kernels]\nnarrow = { fp8 = 0.6, mxfp8 = 0.5 }  # of the peak\nfp8 = 1\n"
     assert written(text, {"kernels.narrow.mxfp8": 0.55}) == text.replace("0.5 }", "0.55 }")

@@ -7,7 +7,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from mpctl.calibrate.runs import usable_runs
+from mpctl.calibrate.runs import device_preset, usable_runs
+from mpctl.spec.load import job_from_raw
+from mpctl.spec.presets import presets_root
 from mpctl.spec.runtime import RuntimeProfile
 from tests.calibrate.test_run_dirs import write_run
 from tests.cli.calls import Mpctl
@@ -80,11 +82,11 @@ def test_runs_that_cannot_be_planned_are_named_and_left_out(mpctl: Mpctl, tmp_pa
         "uneven: model.layers: 32 layers cannot be split evenly into 8 stages x 3 chunks",
         "heads: model.heads: 12 heads do not divide hidden 4096",
         "unknown: parallel.tpp: there is no such setting",
-        "no-time: a run has job.cluster.preset and measured.step_seconds",
+        "no-time: a run has job.cluster (a preset) and measured.step_seconds",
         "no-link: cluster.inter_node has no bandwidth",
         "milliseconds: a step of 33.3 min, and the plan is",
         "too-fast: a step of 40.0 ms, and at the device's peak FLOP/s it takes",
-        "8: a run has job.cluster.preset",
+        "8: a run has job.cluster (a preset)",
     ):
         assert f"! not fitted to: {reason}" in said.err
     runs.write_text(json.dumps(bad))
@@ -99,6 +101,34 @@ def test_a_measured_run_with_tp_across_nodes_is_a_run() -> None:
            "parallel": {"tp": 16}, "training": {"runtime": "nanotron"}}  # fmt: skip
     (run,), reasons = usable_runs([{"job": job, "measured": {"step_seconds": 1.0}}])
     assert run.layout.job.parallel.tp == 16 and not reasons
+
+
+def test_a_cluster_file_on_another_preset_is_fitted(mpctl: Mpctl, tmp_path: Path) -> None:
+    """Its device is the base's, or a file beside it; the copies plan by their names."""
+    text = 'preset = "selene"\nnodes = 2\ninter_node = { bandwidth = "4 x 100 Gb/s" }\n'
+    (tmp_path / "ours.toml").write_text(text)
+    (tmp_path / "fast.toml").write_text('preset = "./ours.toml"\ndevice = "./mine.toml"\n')
+    device = (presets_root() / "devices" / "a100-80gb.toml").read_text()
+    (tmp_path / "mine.toml").write_text(device)
+    (tmp_path / "bare.toml").write_text('preset = "./ours.toml"\n[device]\nname = "none"\n')
+    (tmp_path / "runs.json").write_text(json.dumps([
+        {"job": {"model": "llama-3-8b", "cluster": f"./{name}.toml", "parallel": {"tp": 4},
+                 "training": {"runtime": "other", "micro_batch_size": 1, "global_batch_size": 16}},
+         "measured": {"step_seconds": 5.0}}
+        for name in ("ours", "fast", "bare")
+    ]))  # fmt: skip
+    out = tmp_path / "out"
+    said = mpctl("calibrate", str(tmp_path / "runs.json"), "--out", str(out))
+    assert said.code == 0, said.err
+    assert "bare.toml: it names no device preset that can be fitted" in said.err
+    assert f"MPCTL_PRESETS={out} mpctl search JOB --cluster fast --runtime other" in said.out
+    assert {path.name for path in (out / "devices").iterdir()} == {"a100-80gb.toml", "mine.toml"}
+    mine = str(out / "clusters" / ".." / "devices" / "mine.toml")
+    for name, fitted in (("ours", "a100-80gb"), ("fast", mine)):
+        copy = str(out / "clusters" / f"{name}.toml")
+        assert device_preset(copy) == fitted
+        cluster = job_from_raw({"cluster": copy}, {}).cluster
+        assert cluster.step_factor and cluster.inter_node.bandwidth == 50e9
 
 
 def test_run_directories_are_taken_as_they_lie(mpctl: Mpctl, tmp_path: Path) -> None:
