@@ -67,7 +67,7 @@ def usage_issue(error: Any, words: str) -> Issue:
     """The issue for a usage error of the command line parser, whose message is `words`."""
     option = getattr(error, "option_name", None)
     if option is None or not hasattr(error, "possibilities"):
-        return Issue("usage", option or "command line", words)
+        return Issue("usage", option or "command line", words.replace("Value error, ", ""))
     command = error.ctx.command_path if error.ctx else "mpctl"
     parameters = error.ctx.command.params if error.ctx else []
     known = {name for parameter in parameters for name in parameter.opts}

@@ -48,7 +48,9 @@ class Submitter(Protocol):
     system nor the data."""
 
     name: str
-    shown_anywhere: bool
+
+    @property
+    def shown_anywhere(self) -> bool: ...
 
     def check(self, plan: Plan, run: RunDir, *, is_elsewhere: bool) -> list[Issue]:
         """Why the scheduler could not run the plan; empty when it can. is_elsewhere: the document

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -17,6 +18,13 @@ from mpctl.spec.presets import preset_names
 from mpctl.spec.synonyms import LLAMA, LLAMAS, MEANT, NOT_OFFERED, VALUES
 
 LONGEST_VALUE = 60
+# Ways out where TOML has another type, by pydantic's name of the error.
+TYPES = {
+    "list_type": "write a list: --set '{where}=[{value}]'",
+    "dict_type": "write a table: --set '{where}={{name = \"value\"}}'",
+    "model_type": "write a table: --set '{where}={{name = \"value\"}}'",
+    "string_type": "write a text: --set '{where}=\"{text}\"'",
+}
 
 
 def schema_issues(details: Iterable[dict[str, Any]]) -> list[Issue]:
@@ -65,9 +73,12 @@ def _issue_of(detail: dict[str, Any]) -> Issue:
         return Issue("missing", where, "is required and was not given", hint)
     as_key = " as a key" if detail["loc"][-1] == "[key]" else ""
     message = detail["msg"][0].lower() + detail["msg"][1:]
+    message = re.sub(r"valid dictionary( or instance of \w+)?", "table", message)
     shown = _shown(detail.get("input"))
     legal = detail.get("ctx", {}).get("expected", "") if detail["type"] == "literal_error" else ""
     hint = str(detail.get("ctx", {}).get("hint", ""))
+    if detail["type"] in TYPES and isinstance(value := detail.get("input"), str | int | float):
+        hint = TYPES[detail["type"]].format(where=where, value=json.dumps(value), text=value)
     if legal:
         hint = _value_hint(where, detail.get("input"), re.findall(r"'([^']*)'", legal))
     return Issue("bad-value", where, f"{shown} is not allowed{as_key}: {message}", hint)

@@ -250,6 +250,8 @@ def get_file(kind: Kind, name: str, *, where: str) -> PresetFile:
         hint = f"use {nearest_presets(kind, name)}; {places_text(kind)}; `mpctl presets` lists all"
         if kind == "models" and is_config(f"./{name}"):
             hint = f"for the config.json in the folder of that name write ./{name}"
+        elif find_file(kind, f"./{name}.toml"):
+            hint = f"for the file of that name write ./{name}.toml; else {hint}"
     raise InputError.of("unknown-preset", where, message, hint)
 
 

@@ -60,7 +60,7 @@ MOST_FAILURES, FIRST_FAILURES = 5, 3  # in a row; before any layout was measured
 Ended = Literal["settled", "budget", "trials", "exhausted", "failing", "stopped", "waiting"]
 ENDED: Mapping[Ended, str] = {
     "settled": "no other layout has a real chance to be faster",
-    "budget": "the budget is spent",
+    "budget": "what is left of the budget is too short for another trial",
     "trials": "all trials were made",
     "exhausted": "nothing is left to measure",
     "failing": f"{MOST_FAILURES} trials in a row failed",

@@ -133,6 +133,8 @@ def test_a_missing_file_and_a_missing_name_say_where_was_looked(here: Path, tmp_
     assert "and the bundled ones" in issue.hint
     issue = issue_of(None, {"cluster": "no/selen.toml"})
     assert issue.message == "there is no file 'no/selen.toml'" and "selene" in issue.hint
+    Path("mine.toml").write_text('preset = "selene"\n')
+    assert "write ./mine.toml" in issue_of(None, {"cluster": "mine"}).hint
     issue = issue_of("gpt3-175b-102")
     assert "gpt3-175b-1024" in issue.hint and "presets/jobs" in issue.hint
     issue = issue_of(None, {"training.runtime": "no/fsdp.toml"})

@@ -50,6 +50,16 @@ def test_set_without_key_or_value_is_refused(setting: str) -> None:
     assert repr(setting) in issue.message
 
 
+@pytest.mark.parametrize("setting", ["data.corpus=texts", "launch.metrics=9400"])
+def test_a_value_of_another_type_has_a_way_out_that_works(setting: str) -> None:
+    """As it is written: the setting in its place is read."""
+    with pytest.raises(InputError) as refused:
+        load_job("demo", parse_settings([setting]))
+    (issue,) = refused.value.issues
+    way_out = issue.hint.partition("--set '")[2].removesuffix("'")
+    assert load_job("demo", parse_settings([way_out]))
+
+
 def test_set_reaches_the_job() -> None:
     job = load_job("demo", parse_settings(["parallel.tp=1", "training.dropout=0", "model=gpt2"]))
     assert (job.parallel.tp, job.training.dropout) == (1, 0.0)

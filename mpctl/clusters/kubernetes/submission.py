@@ -222,6 +222,13 @@ def form_issues(settings: KubernetesSpec) -> Iterator[Issue]:
 
 def policy_issues(settings: KubernetesSpec) -> Iterator[Issue]:
     """Settings that exclude each other, or that the kind of the object has no field for."""
+    for name, key in (
+        (settings.gpu_resource, "cluster.gpus_per_node"), ("cpu", f"{TABLE}.cpus_per_node"),
+        ("memory", f"{TABLE}.memory_per_node"),
+    ):  # fmt: skip
+        if name in settings.resources:
+            message = f"{name!r} follows from {key}"
+            yield Issue("bad-value", f"{TABLE}.resources", message, f"set {key} in its place")
     if settings.restricted:
         where = f"{TABLE}.restricted"
         for key in ("host_network", "ipc_lock"):

@@ -32,7 +32,7 @@ from mpctl.clusters.slurm.partitions import (
 )
 from mpctl.clusters.slurm.script import BatchJob, render_script, script_issues
 from mpctl.durable import write_whole
-from mpctl.errors import InputError, Issue
+from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.hosts.checks import Device, device_memory_issues, named_device
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
@@ -101,7 +101,8 @@ def limit_issues(need: SaveNeed, limit: float, signal_seconds: int | None) -> It
 
 @dataclass(frozen=True)
 class Submission:
-    """A plan that is to be submitted to a Slurm with these partitions."""
+    """A plan that is to be submitted to a Slurm with these partitions; without any, to one that is
+    not known here."""
 
     plan: Plan
     partitions: Sequence[Partition]
@@ -181,7 +182,8 @@ class Submission:
         except InputError as error:
             yield from error.issues
         else:
-            yield from request_issues(self.partitions, request)
+            if self.partitions:
+                yield from request_issues(self.partitions, request)
             yield from limit_issues(self.save_need, self.limit, self.settings.signal_seconds)
             yield from script_issues(self.batch_job(run))
         yield from container_issues(self.settings)
@@ -208,25 +210,47 @@ class SlurmSubmitter:
     """Runs as batch jobs of the Slurm that this host belongs to."""
 
     name = "slurm"
-    shown_anywhere = False
 
     def __init__(self, job: JobSpec, environment: Mapping[str, str]) -> None:
         self.job = job
 
-    @cached_property
+    @property
+    def shown_anywhere(self) -> bool:
+        """Where no Slurm answers, a dry run shows the script, and says that it was not compared."""
+        return isinstance(self._asked, Issue)
+
+    @property
     def partitions(self) -> Sequence[Partition]:
-        """The partitions that sinfo lists. Raises InputError on a host without Slurm."""
-        return find_partitions()
+        """The partitions that sinfo lists; none where no Slurm answers."""
+        return () if isinstance(self._asked, Issue) else self._asked
+
+    @cached_property
+    def _asked(self) -> Sequence[Partition] | Issue:
+        try:
+            return find_partitions()
+        except InputError as error:
+            return error.issues[0]
+        except RunFailed as error:
+            hint = "mend it (scontrol ping), or log in to a host of the cluster"
+            return Issue("no-slurm", "--on", str(error), hint)
 
     def check(self, plan: Plan, run: RunDir, *, is_elsewhere: bool) -> list[Issue]:
-        return list(Submission(plan, self.partitions).issues(run.path))
+        """Raises InputError, with all else that is wrong, where no Slurm answers and one has to."""
+        issues = list(Submission(plan, self.partitions).issues(run.path))
+        if isinstance(self._asked, Issue) and not is_elsewhere:
+            raise InputError([self._asked, *issues])
+        return issues
 
     def dry_run(self, plan: Plan, run: RunDir) -> list[Issue]:
         """Nothing more: the checks have read sinfo."""
         return []
 
     def document(self, plan: Plan, run: RunDir) -> str:
-        return render_script(Submission(plan, self.partitions).batch_job(run.path))
+        script = render_script(Submission(plan, self.partitions).batch_job(run.path))
+        if not isinstance(self._asked, Issue):
+            return script
+        why = self._asked.message.splitlines()[0]
+        return f"{script}# not compared with the partitions of a Slurm: {why}\n"
 
     def submit(self, plan: Plan, run: RunDir) -> str:
         (run.path / "logs").mkdir(exist_ok=True)

@@ -60,13 +60,14 @@ def test_policies_patches_and_secrets_are_checked(tmp_path: Path) -> None:
         tmp_path / "run", tmp_path, restricted=True, ipc_lock=True, run_as_user=0,
         env={"HF_TOKEN": "hf_abc", "TOKENIZERS_PARALLELISM": "false"}, host_network=True,
         secret_env={"A": "no-key", "RANK": "a/b"}, env_from=["hub"], ttl_seconds=1,
-        labels={"kueue.x-k8s.io/queue-name": "q", "team": "a b"}, resources={"rdma/hca": "many"},
+        labels={"kueue.x-k8s.io/queue-name": "q", "team": "a b"},
+        resources={"rdma/hca": "many", "nvidia.com/gpu": "4"},
         volumes=[{"claim": "C", "mount_path": "data"},
                  {"claim": "c", "mount_path": "/dev/shm", "sub_path": "../x"}],
         pod_patch={"kind": "Pod", "spec": {"containers": [{"name": "node", "command": ["sh"]}]}},
     )  # fmt: skip
     assert found == [f"launch.kubernetes.{key}" for key in (
-        "env_from", "labels", "resources", "secret_env", "labels", "env", "secret_env",
+        "env_from", "labels", "resources", "secret_env", "labels", "env", "secret_env", "resources",
         *["restricted"] * 3, "host_network", "env_from", "ttl_seconds", *["pod_patch"] * 2,
         *["volumes"] * 4,
     )]  # fmt: skip

@@ -15,6 +15,7 @@ from mpctl.clusters.slurm.containers import container_issues, step_options, wrap
 from mpctl.clusters.slurm.submission import SlurmSubmitter
 from mpctl.errors import InputError
 from mpctl.planning.plan import make_plan
+from mpctl.rundir.directory import RunDir
 from tests.jobs import job_of
 from tests.multinode.daemons import wait_until
 
@@ -104,9 +105,15 @@ def test_a_container_needs_its_image_and_paths() -> None:
 def test_without_slurm_a_submission_offers_other_backends(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """With all else that is wrong; a dry run shows the script, and that it was not compared."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError, match="sinfo is not on this host"):
-        SlurmSubmitter(JOB, {}).partitions  # noqa: B018
+    run, submitter = RunDir(tmp_path / "run"), SlurmSubmitter(JOB, {})
+    bad = job_of({"launch.slurm.time": "soon"})
+    with pytest.raises(InputError) as refused:
+        submitter.check(make_plan(bad), run, is_elsewhere=False)
+    assert [issue.where for issue in refused.value.issues] == ["--on", "launch.slurm.time"]
+    assert submitter.shown_anywhere and not submitter.check(make_plan(JOB), run, is_elsewhere=True)
+    assert "sinfo is not on this host" in submitter.document(make_plan(JOB), run).splitlines()[-1]
 
 
 def step(folder: Path, script: str) -> SlurmStep:
