@@ -136,6 +136,31 @@ def test_dtypes_that_are_trained(dtype: torch.dtype, bound: float, device: torch
         torch.testing.assert_close(ours.double(), theirs, rtol=bound, atol=bound)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [127, 128, 150])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 4e-3), (torch.bfloat16, 3e-2)])
+def test_rows_about_a_tile_in_16_bits(
+    dtype: torch.dtype, bound: float, rows: int, device: torch.device
+) -> None:
+    """A tile has 128 rows or keys: one row less, all of them, some of a second, behind as many keys
+    as there are rows and 5 more; heads of 80, which fill no block of columns. Against float64."""
+    shapes = ((rows, A), (rows + 5, K), (rows + 5, K))
+    inputs = [
+        numbers(1, *shape, 80, dtype=dtype, device=device, seed=i).transpose(1, 2).requires_grad_()
+        for i, shape in enumerate(shapes)
+    ]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    rng = CounterRNG(1, 2, torch.tensor([5], device=device))
+    at = range(5, 5 + rows)
+    mask = rng.mask((1, A, rows, rows + 5), 0.1, rng_site="x", heads=HEADS, rows=at)
+    of = AttentionVariant(at, is_causal=True, dropout=mask)
+    for ours, theirs in zip(
+        passes(TritonKernels(), inputs, of), passes(TORCH_BACKEND, exact, of), strict=True
+    ):
+        assert ours.dtype == dtype
+        torch.testing.assert_close(ours.double(), theirs, rtol=bound, atol=bound)
+
+
 def test_every_pair_is_kept_or_dropped_as_the_hash_says(device: torch.device) -> None:
     """Of scores 0 and values that are the unit matrix the result is the mask itself, over
     (1 - p) s."""
