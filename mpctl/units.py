@@ -52,10 +52,11 @@ def seconds_text(seconds: float) -> str:
 
 
 def days_text(days: float) -> str:
-    """`61.24` -> `61.2 days`; hours below two days, years from 1,000 days."""
+    """`61.24` -> `61.2 days`; hours below two days, years from 10,000 days, so that a run and its
+    band have one unit."""
     if days < 2:
         return seconds_text(days * 86_400)
-    return f"{days:,.1f} days" if days < 1000 else f"{days / 365.25:,.1f} years"
+    return f"{days:,.1f} days" if days < 10_000 else f"{days / 365.25:,.1f} years"
 
 
 def energy_text(watt_hours: float) -> str:

@@ -453,6 +453,7 @@ def _row(folder: Path, cluster: str | None) -> Row:
     own = raw.get("cluster")
     own = own if isinstance(own, dict) else {}
     preset = cluster or preset_of_cluster(own, where=str(run.job))
+    _require_kind(own, preset, str(run.job))
     kept = {key: own[key] for key in OWN if own.get(key) is not None}
     return {
         "id": str(folder),
@@ -460,6 +461,19 @@ def _row(folder: Path, cluster: str | None) -> Row:
         "job": {**raw, "cluster": {**kept, "preset": lasting_name("clusters", preset)}},
         "measured": {"step_seconds": measured_step(run)},
     }
+
+
+def _require_kind(own: Mapping[str, Any], preset: str, where: str) -> None:
+    """Raises InputError where a run's device is of another kind than the preset's: a run on CPU
+    cores says nothing of an A100."""
+    device = own.get("device")
+    ran = device.get("kind") if isinstance(device, dict) else None
+    if ran is None or find_preset("clusters", preset) is None:
+        return  # the latter is refused where the row is read
+    kind = (find_preset("devices", device_preset(preset)) or {}).get("kind")
+    if kind and ran != kind:
+        message = f"it ran on {ran}, and the devices of {preset} are {kind}"
+        raise InputError.of("other-device", where, message, "name the cluster that it ran on")
 
 
 def measured_step(run: RunDir) -> float:

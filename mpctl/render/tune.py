@@ -71,7 +71,9 @@ class TuneView:
         over = [record for record in tuning.records if record.status != "running"]
         if is_first and over:
             self.told = len(over)
-            self._print(Text(f"{plural(len(over), 'trial')} of earlier sessions"))
+            made = [record for record in over if record.status != "written"]
+            if made:
+                self._print(Text(f"{plural(len(made), 'trial')} of earlier sessions"))
         for record in over[self.told :]:
             self._print(Text(trial_line(record)))
         self.told = len(over)

@@ -8,7 +8,6 @@ noise where no other layout has a real chance to be faster (choose.py).
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import log
 from pathlib import Path
 from typing import Any, Literal, NotRequired
 
@@ -213,8 +212,8 @@ def _best(tuning: Tuning, layouts: list[MeasuredEntry]) -> BestEntry:
 
 def _learnt(tuning: Tuning, layouts: list[MeasuredEntry]) -> LearntEntry:
     found = tuning.learnt
-    before = [abs(log(one["planned_seconds"] / one["step_seconds"])) for one in layouts]
-    after = [abs(log(fitted / one["step_seconds"])) for one in layouts
+    before = [abs(one["planned_seconds"] / one["step_seconds"] - 1) for one in layouts]
+    after = [abs(fitted / one["step_seconds"] - 1) for one in layouts
              if (fitted := one["fitted_seconds"])]  # fmt: skip
     return {
         "words": list(found.words) if found else [],

@@ -70,7 +70,9 @@ def take_turn(tuning: Tuning, launcher: str) -> list[Path]:
         tuning.watch.on_event(str(issue))
     tuning.update()
     waiting = [record for record in tuning.records if record.status == "written"]
-    if not waiting:
+    if waiting:
+        tuning.ended = "waiting"
+    else:
         waiting = write_trials(tuning, launcher)
     tuning.watch.on_change(tuning)
     ending = ENDINGS[TARGETS[launcher].language]

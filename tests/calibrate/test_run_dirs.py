@@ -82,6 +82,12 @@ def test_all_issues_are_reported_together(tmp_path: Path) -> None:
     assert "nobody's" in told["unknown-cluster"] and "--cluster" in told["unknown-cluster"]
 
 
+def test_a_run_on_cpu_cores_says_nothing_of_gpus(tmp_path: Path) -> None:
+    rows, (issue,) = run_rows([write_run(tmp_path / "run")], "dgx-a100")
+    assert not rows and issue.rule == "other-device"
+    assert issue.message == "it ran on cpu, and the devices of dgx-a100 are cuda"
+
+
 def test_the_cluster_may_be_named_by_a_file(tmp_path: Path) -> None:
     ours = tmp_path / "ours.toml"
     ours.write_bytes((presets_root() / "clusters" / "this-machine.toml").read_bytes())

@@ -50,8 +50,9 @@ def test_trials_are_written_and_read_back_from_logs(tmp_path, request_):
     files[0].with_suffix(".log").write_text(log_of(2.0))
     files[1].with_suffix(".log").write_text("torch.OutOfMemoryError: CUDA out of memory. Tried\n")
     files[2].with_suffix(".log").write_text(log_of(2e-4))  # no step of this job takes 0.2 ms
-    _, left = turn(tmp_path / "t", request_, events)
-    assert left == files[2:] and ["003.log" in event for event in events] == [True]
+    waits, left = turn(tmp_path / "t", request_, events)
+    assert waits.ended == "waiting" and left == files[2:]
+    assert ["003.log" in event for event in events] == [True]
     assert "the plan is" in events[0]
 
     files[2].with_suffix(".log").write_text(log_of(2.5))
