@@ -96,7 +96,8 @@ def refusal(
     refused = fused_attention_rule.refusal(element_bytes, widest)
     if refused is not None:
         return refused.reason
-    if any(tile(kernel, widest, element_bytes, limits) is None for kernel in KERNELS):
+    pairs = _pair_bytes(variant.mask, variant.bias)
+    if any(tile(kernel, widest, element_bytes, limits, pairs) is None for kernel in KERNELS):
         return f"no tile for heads of {widest} fits {limits}"
     dropout = variant.dropout
     if dropout is not None and not _are_in_order(dropout, variant.rows, key.shape[-2]):
@@ -155,6 +156,10 @@ def _pair_strides(x: Tensor | None) -> tuple[int, ...] | None:
     return (*(0 if n == 1 else stride for n, stride in strides), *x.stride()[2:])
 
 
+def _pair_bytes(mask: Tensor | None, bias: Tensor | None) -> int:
+    return sum(x.element_size() for x in (mask, bias) if x is not None)
+
+
 def _constants(call: _Call) -> dict[str, Any]:
     """The constants that every kernel is compiled with, but for its blocks."""
     import triton.language as tl
@@ -180,7 +185,8 @@ def _prepare(kernel: Kernel, call: _Call, *others: Tensor) -> KernelLaunch:
     """others: the tensors beside those of the call whose strides the kernel takes, in its order;
     the last is written."""
     query, key = call.query, call.key
-    chosen = tile(kernel, query.shape[-1], query.element_size(), current_limits())
+    pairs = _pair_bytes(call.mask, call.bias)
+    chosen = tile(kernel, query.shape[-1], query.element_size(), current_limits(), pairs)
     assert chosen is not None, "refused by `refusal`"
     row_blocks = -(-query.shape[2] // chosen.queries)
     key_blocks = -(-key.shape[2] // chosen.keys)

@@ -45,6 +45,10 @@ class Tile(NamedTuple):
     stages: int
     kib: int
 
+    def bytes_with(self, pair_bytes: int) -> int:
+        """Of shared memory at most, with blocks of so many bytes a pair loaded ahead."""
+        return self.kib * 1024 + self.stages * self.queries * self.keys * pair_bytes
+
 
 Tiles = dict[Kernel, dict[int, tuple[Tile, ...]]]
 
@@ -94,19 +98,22 @@ FROM_SHARED: Tiles = {
 WIDE = {
     64: (Tile(32, 32, 8, 1, 48),),
     128: (Tile(16, 16, 8, 1, 48),),
-    256: (Tile(16, 16, 8, 1, 64),),
+    256: (Tile(16, 16, 8, 1, 66),),
 }
 
 
-def tile(kernel: Kernel, head_size: int, element_bytes: int, device: ProgramLimits) -> Tile | None:
+def tile(
+    kernel: Kernel, head_size: int, element_bytes: int, device: ProgramLimits, pair_bytes: int = 0
+) -> Tile | None:
     """The tile of a kernel for heads of up to 256; None where none fits the device, or where
-    Triton has no tensor cores to use (before 8.0)."""
+    Triton has no tensor cores to use (before 8.0). pair_bytes: of a mask and a bias, whose blocks
+    are loaded ahead too."""
     if 0 < device.capability < 80:
         return None
     family = FROM_SHARED if 90 <= device.capability < 120 else NARROW
     sizes = family[kernel] if element_bytes <= 2 else WIDE
     tiles = next(sizes[most] for most in sizes if head_size <= most)
-    return next((each for each in tiles if each.kib * 1024 <= device.shared), None)
+    return next((each for each in tiles if each.bytes_with(pair_bytes) <= device.shared), None)
 
 
 def current_limits() -> ProgramLimits:
