@@ -94,7 +94,8 @@ def settings(*, short: bool = False) -> list[str]:
 
 def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     for name, field in model.model_fields.items():
-        inner = table_of(field)
+        is_list = get_origin(field.annotation) is list  # its tables have no keys by name
+        inner = None if is_list else table_of(field)
         if inner is None or (*prefix.split(".")[:-1], name) in PRESET_TABLES:
             yield f"{prefix}{name}", field
         if inner is not None:
