@@ -242,7 +242,7 @@ def test_the_commands(
     assert "model.toml" in said.document["files"]
     assert "tokenizer.json" in said.document["files"]
     said = mpctl("weights", "export", tmp_path / "ours", tmp_path / "back")
-    assert (said.code, said.err) == (0, "")
+    assert said.code == 0  # after two seconds, on a busy machine, it says where it is
     assert "GPT2LMHeadModel" in said.out
     assert "36.1k, F32" in said.out
     config = json.loads((tmp_path / "back" / "config.json").read_text())
