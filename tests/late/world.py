@@ -270,10 +270,11 @@ class LateGroup(dist.ProcessGroup):
         work = world.start(self, kind, reads, writes)
         before = world.unfinished()
         sent: list[Tensor] = []
+        sources, targets = list(reads), list(writes)  # let go before whoever waits goes on
 
         def begin() -> None:
-            sent.extend(tensor.data.clone() for tensor in reads)
-            for tensor in writes:
+            sent.extend(tensor.data.clone() for tensor in sources)
+            for tensor in targets:
                 poison(tensor.data)  # no version counts it, nor what NCCL writes
 
         def step() -> None:
@@ -283,12 +284,14 @@ class LateGroup(dist.ProcessGroup):
                 if before:
                     begin()
                 time.sleep(delay)
-                received = [torch.empty_like(tensor) for tensor in writes]
+                received = [torch.empty_like(tensor) for tensor in targets]
                 do(sent, received)
-                for result, tensor in zip(received, writes, strict=True):
-                    tensor.data.copy_(result)
+                while targets:
+                    targets.pop().data.copy_(received.pop())
             except BaseException as error:
                 work.error = error
+            sources.clear()
+            targets.clear()
             work.done.set()
 
         if not before:
