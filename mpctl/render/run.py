@@ -32,6 +32,8 @@ from mpctl.units import bytes_text, count_text, plural, seconds_text
 if TYPE_CHECKING:
     from mpctl.rundir.summary import Failure
 
+USUAL_GOODPUT = 0.9  # from which on a summary does not mention it
+
 
 class RunView:
     """Shows the records of a run as they come. done: steps that were trained before."""
@@ -114,7 +116,8 @@ def summary_rows(summary: PlanAndRun) -> Iterator[tuple[str, str]]:
         yield from _utilization(summary)
         yield from expert_rows(summary.get("experts"))
         yield "tokens", count_text(summary["tokens"])
-        if (goodput := summary.get("goodput")) is not None:
+        goodput = summary.get("goodput")
+        if goodput is not None and goodput < USUAL_GOODPUT:
             yield "goodput", f"{goodput:.1%} of the time since the first step, in steps that count"
     if summary["saves"] is not None:
         yield "saving", _saving(summary["saves"])

@@ -24,6 +24,15 @@ def test_the_time_in_collectives_stands_by_axis_the_longest_first() -> None:
     assert "communication" not in rows()
 
 
+def test_goodput_is_a_row_where_much_of_the_time_was_lost() -> None:
+    steps = [{**STEP, "step": step, "time": 10.0 + 2 * step} for step in (1, 2, 3)]
+    late = {**STEP, "step": 4, "time": 30.0}
+    more: Any = {"predicted_step_seconds": None, "saves": None, "plan_beside_run": []}
+    said = [dict(summary_rows({**training_progress(found), **more}))
+            for found in (steps, [*steps, late])]  # fmt: skip
+    assert "goodput" not in said[0] and said[1]["goodput"].startswith("40.0%")
+
+
 def test_the_load_of_experts_is_reported() -> None:
     figures = {"aux_loss": 0.0125, "expert_load": 1.5, "rank_load": 1.25}
     load = "fullest expert 1.50, fullest rank 1.25 times the mean; auxiliary loss 0.0125"
