@@ -66,7 +66,7 @@ def main() -> None:
             [*line, *(part for one in options.fix for part in ("--fix", one))], check=True
         )
     if options.stage in ("all", "final") and not options.report:
-        run_final(request, final, finalists(sweep, TuneFolder(tuned)))
+        run_final(request, final, finalists(sweep, TuneFolder(tuned)), options.rounds)
     print("\n".join(report(sweep, TuneFolder(tuned), final)))
 
 
@@ -76,6 +76,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--budget", default="5m")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmark-tune"))
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--whole", action="store_true")
     parser.add_argument("--fix", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--stage", choices=("all", "sweep", "tune", "final"), default="all")
@@ -101,11 +102,11 @@ def run_sweep(request: SearchRequest, folder: TuneFolder) -> None:
 
 
 def run_final(
-    request: SearchRequest, folder: TuneFolder, layouts: Sequence[LayoutSettings]
+    request: SearchRequest, folder: TuneFolder, layouts: Sequence[LayoutSettings], rounds: int
 ) -> None:
     """Train the finalists in turns."""
     records = folder.recovered()
-    for number in range(ROUNDS):
+    for number in range(rounds):
         for layout in layouts:
             own = [r for r in records if r.settings == layout and r.status == "measured"]
             if len(own) <= number:
