@@ -38,7 +38,7 @@ class Repeats:
 
     @property
     def variance(self) -> float:
-        """Of the logarithm of their times, about its mean."""
+        """The variance of the logarithms of the times of one layout's runs."""
         return fmean(map(pvariance, zip(*self.offsets, strict=True)))
 
     @property

@@ -213,7 +213,7 @@ class AttentionWork(NamedTuple):
 
     @property
     def products(self) -> int:
-        """Of pairs and columns each."""
+        """How many matrix products over all pairs and columns the kernel makes."""
         return (OWN_PRODUCTS if self.is_own else PRODUCTS)[self.backward]
 
     @property

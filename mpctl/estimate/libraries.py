@@ -4,7 +4,7 @@ cuBLAS works in a block of memory that torch allocates like a tensor, so that it
 allocated, one for each handle and stream. Handles are a thread's, and backward runs in a thread of
 its own, hence two. Sizes are torch's (aten/src/ATen/cuda/CublasHandlePool.cpp): 32 MiB on Hopper,
 :4096:2:16:8 on other NVIDIA GPUs, 128 MiB on gfx94 and gfx95 and 32 MiB on other AMD GPUs, whose
-hipBLASLt has 76 MiB besides; CUBLAS_WORKSPACE_CONFIG, if the user sets it, is not looked at.
+hipBLASLt takes 76 MiB more. CUBLAS_WORKSPACE_CONFIG is not read, even where the user sets it.
 
 An NCCL communicator has, for each channel and each peer that it receives from, one buffer for each
 protocol (src/init.cc, computeBuffSizes): Simple 4 MiB (NCCL_BUFFSIZE), LL 512 x 8 x 8 x 16 bytes,
@@ -18,7 +18,7 @@ group spans nodes.
 By hand, 8 ranks on one node that all-reduce: 24 x 2 x 9,633,792 = 462 MB; sequence parallel 231 MB.
 A rank that receives from two neighbours over links of 4 channels: 2 x 4 x 9,633,792 = 77 MB.
 
-What NVLink SHARP and all-to-alls hold besides is not counted.
+The further buffers of NVLink SHARP and of all-to-alls are not counted.
 """
 
 from __future__ import annotations

@@ -135,6 +135,12 @@ class Exporter:
     values: dict[str, float] = field(default_factory=dict)
     goodput: Goodput = field(default_factory=Goodput)
 
+    @property
+    def file(self) -> str | None:
+        """The file of `launch.metrics`; None where it is an endpoint."""
+        target = self.job.launch.metrics or ""
+        return None if ADDRESS.fullmatch(target) else target
+
     @contextmanager
     def served(self) -> Iterator[None]:
         """Answer Prometheus, or write the file, while the run goes on; the file stays, with
@@ -212,15 +218,15 @@ class Exporter:
 
     def _write(self) -> None:
         """Write the file, if it is one; it is replaced as a whole."""
-        target = self.job.launch.metrics or ""
-        if ADDRESS.fullmatch(target):
+        if self.file is None:
             return
         from prometheus_client import write_to_textfile
 
         try:
-            write_to_textfile(target, self.registry())
+            write_to_textfile(self.file, self.registry())
         except OSError as error:
-            self.on_event(f"launch.metrics: {target} cannot be written: {error.strerror or error}")
+            words = error.strerror or error
+            self.on_event(f"launch.metrics: {self.file} cannot be written: {words}")
 
 
 # ---------------------------------------------------------------- the hook

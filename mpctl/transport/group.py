@@ -31,7 +31,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -147,10 +147,8 @@ def _gather_slices(
 ) -> Work | None:
     if len(wholes) == 1:
         return _all_gather(wholes[0], pieces[0], group=group, async_op=async_op)
-    options = AllgatherOptions()
-    options.asyncOp = async_op
     start = _method(group, "all_gather_single_coalesced", "allgather_into_tensor_coalesced")
-    return _started(start(wholes, pieces, options), async_op)
+    return _coalesced(start, wholes, pieces, AllgatherOptions(), async_op)
 
 
 def _scatter_slices(
@@ -158,10 +156,16 @@ def _scatter_slices(
 ) -> Work | None:
     if len(parts) == 1:
         return _reduce_scatter(parts[0], wholes[0], group=group, async_op=async_op)
-    options = ReduceScatterOptions()
-    options.asyncOp = async_op
     start = _method(group, "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
-    return _started(start(parts, wholes, options), async_op)
+    return _coalesced(start, parts, wholes, ReduceScatterOptions(), async_op)
+
+
+def _coalesced(
+    start: Callable[..., Work], results: Slices, sources: Slices, options: Any, async_op: bool
+) -> Work | None:
+    """Start one call of several messages."""
+    options.asyncOp = async_op
+    return _started(start(results, sources, options), async_op)
 
 
 def _method(group: dist.ProcessGroup | None, name: str, before: str) -> Callable[..., Work]:

@@ -149,7 +149,7 @@ def _strides(x: Tensor) -> tuple[int, ...]:
 
 
 def _pair_strides(x: Tensor | None) -> tuple[int, ...] | None:
-    """Those of a mask or a bias, 0 along samples or heads that share it."""
+    """The strides of a mask or a bias; 0 along samples or heads that share it."""
     if x is None:
         return None
     strides = zip(x.shape[:2], x.stride()[:2], strict=True)
