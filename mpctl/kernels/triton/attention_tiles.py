@@ -46,8 +46,8 @@ class Tile(NamedTuple):
     kib: int
 
     def bytes_with(self, pair_bytes: int) -> int:
-        """The most bytes of shared memory that the kernel takes. pair_bytes: of the blocks of a mask
-        or a bias that are loaded ahead, for each pair of query and key."""
+        """The most bytes of shared memory that the kernel takes. pair_bytes: of the blocks of a
+        mask or a bias that are loaded ahead, for each pair of query and key."""
         return self.kib * 1024 + self.stages * self.queries * self.keys * pair_bytes
 
 
