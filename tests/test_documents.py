@@ -52,6 +52,11 @@ def test_paths_exist(name: str) -> None:
     assert sorted(missing) == []
 
 
+def test_no_document_has_the_marks_of_a_merge() -> None:
+    marks = re.compile(r"^(<{7} |={7}$|>{7} )", re.M)
+    assert [name for name, text in TEXTS.items() if marks.search(text)] == []
+
+
 def test_there_are_paths_to_check() -> None:
     assert len(PATH.findall("".join(TEXTS[name] for name in DESIGN))) > 50
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -242,6 +243,14 @@ TensorboardOption = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="Write the run's metrics as TensorBoard events."),
 ]
+RunPageOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--html",
+        metavar="FILE",
+        help="Write a page of the run: curves, where its time went, plan and run, failure.",
+    ),
+]
 CurvesJsonOption = Annotated[
     bool, typer.Option("--json", help="Print the summaries, or with --plot the curves, as JSON.")
 ]
@@ -254,11 +263,13 @@ def show(
     out: OutOption = None,
     csv: CsvOption = None,
     tensorboard: TensorboardOption = None,
+    html: RunPageOption = None,
     as_json: CurvesJsonOption = False,
 ) -> None:
     """Summarise a run, draw its metrics, or export them.
 
     mpctl show runs/demo
+    mpctl show runs/demo --html demo.html
     mpctl show demo demo-2 --plot loss --plot val --x tokens
     mpctl show demo --plot loss --out loss.png
     """
@@ -269,6 +280,8 @@ def show(
         runs = open_runs(run, bar.update)
     if csv or tensorboard:
         _export(runs, csv, tensorboard)
+    elif html:
+        _write_page(runs, html, x)
     elif plot or out:
         _plot(runs, plot or ["loss"], x, out, as_json=as_json)
     else:
@@ -318,6 +331,18 @@ def _plot(
         from mpctl.render.curves import print_plot
 
         print_plot(series, x)
+
+
+def _write_page(runs: list[SavedRun], path: Path, x: X) -> None:
+    from mpctl.render.console import say
+    from mpctl.render.html.run import run_page
+    from mpctl.render.markup import write_text
+    from mpctl.runs.show import only_run
+
+    run = only_run(runs, "--html")
+    command = shlex.join(["mpctl", "show", str(run.path), "--html", str(path), "--x", x])
+    write_text(path, run_page(run, command, x), option="--html")
+    say(f"wrote {path}")
 
 
 def _export(runs: list[SavedRun], csv: Path | None, tensorboard: Path | None) -> None:

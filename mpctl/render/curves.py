@@ -27,6 +27,7 @@ LABELS = {
     "step": "step", "tokens": "tokens", "time": "time of training", "loss": "loss",
     "validation_loss": "validation loss", "learning_rate": "learning rate",
     "grad_norm": "gradient norm", "tokens_per_second": "tokens/s", "step_seconds": "step time",
+    "communication_seconds": "time in collectives, rank 0",
     "cpu_seconds": "CPU time of a step, rank 0", "memory_bytes": "peak memory of the fullest rank",
     "loss_scale": "loss scale", "mfu": "MFU", "hfu": "HFU",
     "aux_loss": "auxiliary loss of experts", "expert_load": "load of the fullest expert",
@@ -66,6 +67,7 @@ def axis_of(metric: str, values: Iterable[float]) -> PlotAxis:
 
 
 def _units(metric: str) -> tuple[tuple[float, str, float], ...]:
+    metric = metric.partition("/")[0]
     if metric == "time" or metric.endswith("_seconds"):
         return SECONDS
     if metric.endswith("_bytes"):

@@ -120,16 +120,20 @@ def _resume(path: object) -> str:
 
 def print_run(run: SavedRun, document: ShownRun) -> None:
     """Print one run on stdout: its job, its results, how it ended."""
-    console, steps = get_console(), document["steps_asked"]
-    reached = (
-        plural(run.step, "step") if steps is None else f"{run.step:,} of {plural(steps, 'step')}"
-    )
+    console = get_console()
     title = Text.assemble((run.name, "bold"), "  ", (run.status, STYLES[run.status]))
-    console.print(title.append(f" after {reached}"), soft_wrap=True)
-    console.print(NamedRows(_run_rows(run, document)))
+    console.print(title.append(f" after {reached_text(run)}"), soft_wrap=True)
+    console.print(NamedRows(run_rows(run, document)))
 
 
-def _run_rows(run: SavedRun, document: ShownRun) -> Iterator[Row]:
+def reached_text(run: SavedRun) -> str:
+    """How far a run is: `40 of 400 steps`, or `40 steps` where its job cannot be read."""
+    if run.steps is None:
+        return plural(run.step, "step")
+    return f"{run.step:,} of {plural(run.steps, 'step')}"
+
+
+def run_rows(run: SavedRun, document: ShownRun) -> Iterator[Row]:
     """Everything that is known of the run, as name and text."""
     if run.job is not None:
         yield from _job_rows(run.job, document)

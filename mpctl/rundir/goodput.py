@@ -2,15 +2,17 @@
 
 The seconds of all steps, each counted once, over the time from the begin of the first to the end of
 the last. What is missing are steps that were done again after a restart, saves and validations that
-training waited for, restarts, and the time between two launches.
+training waited for, restarts, and the time between two launches. `time_spent` says how much of it
+went into saves, and between which steps the longest pauses lie.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from mpctl.rundir.metrics import is_number
 
@@ -61,3 +63,49 @@ def recorded_goodput(records: Iterable[Mapping[str, Any]]) -> float | None:
     for record in records:
         goodput.add(record)
     return goodput.share
+
+
+class Pause(NamedTuple):
+    """Seconds between the end of a step and the begin of the next one, `step`, without saves."""
+
+    step: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TimeSpent:
+    """The time from the begin of the first step to the end of the last, in seconds. steps: in steps
+    that count; saves: in which training waited for a save; pauses: the rest, in order."""
+
+    wall: float
+    steps: float
+    saves: float
+    pauses: Sequence[Pause]
+
+    @property
+    def paused(self) -> float:
+        """Seconds of all pauses: restarts with the steps that were done again, validations, and the
+        time between two launches."""
+        return max(0.0, self.wall - self.steps - self.saves)
+
+
+def time_spent(records: Sequence[Mapping[str, Any]]) -> TimeSpent | None:
+    """Where the time of a run went, by its records, oldest first; None where they have no times, or
+    clocks went backwards."""
+    timed = [record for record in records if is_number(record.get("time"))]
+    if not timed:
+        return None
+    steps = sum(record["step_seconds"] for record in timed)
+    wall = timed[-1]["time"] - timed[0]["time"] + timed[0]["step_seconds"]
+    stalls = [_stall(record) for record in timed]
+    saves = sum(stalls[1:])  # what the first step waited for lies before it
+    pauses = [
+        Pause(record["step"], record["time"] - before["time"] - record["step_seconds"] - stall)
+        for (before, record), stall in zip(pairwise(timed), stalls[1:], strict=True)
+    ]
+    return TimeSpent(wall, steps, saves, pauses) if wall >= steps + saves > 0 else None
+
+
+def _stall(record: Mapping[str, Any]) -> float:
+    seconds = record.get("save_stall_seconds")
+    return float(seconds) if is_number(seconds) else 0.0

@@ -180,6 +180,14 @@ def _x_of_step(run: SavedRun, x: X) -> dict[int, float]:
     return dict.fromkeys(before, 0.0) | dict(zip(steps, along, strict=True))
 
 
+def only_run(runs: Sequence[SavedRun], option: str) -> SavedRun:
+    """The only run of these. Raises InputError, which names the option, for several."""
+    if len(runs) != 1:
+        message = f"{len(runs)} runs were named, but only one is written"
+        raise InputError.of("usage", option, message, "name one run")
+    return runs[0]
+
+
 def export(
     runs: list[SavedRun], csv: Path | None, tensorboard: Path | None, on_progress: Progress
 ) -> Iterator[Path]:
@@ -189,11 +197,7 @@ def export(
     Raises InputError for several runs, a missing package, a folder that is not empty, and a path
     that cannot be written.
     """
-    if len(runs) != 1:
-        option = "--csv" if csv else "--tensorboard"
-        message = f"{len(runs)} runs were named, but only one is written"
-        raise InputError.of("usage", option, message, "name one run")
-    (run,) = runs
+    run = only_run(runs, "--csv" if csv else "--tensorboard")
     if tensorboard is not None:
         _require_free(tensorboard)
     if csv is not None:

@@ -273,3 +273,43 @@ def test_traffic_of_an_older_run_has_the_names_of_today() -> None:
     read = SavedSummary.model_validate(reported).plan_beside_run[0]["step_traffic"]
     assert read["planned"] == read["measured"]
     assert list(read["measured"]) == ["dp_cp all_reduce", "tp all_reduce"]
+
+
+# ---------------------------------------------------------------- the page
+
+
+def test_the_page_of_a_run(demo: Path, call: Mpctl) -> None:
+    assert call("show", "demo", "--html", "demo.html").out == "wrote demo.html\n"
+    page = Path("demo.html").read_text("utf-8")
+    assert "finished after 20 of 20 steps." in page
+    for heading in ("Loss", "Speed", "Where the time went", "Facts", "Command"):
+        assert f">{heading}</h2>" in page, heading
+    assert "mpctl show runs/demo --html demo.html --x step" in page
+    assert page.count('class="chart"') == 3  # losses, speed, memory; no collectives were recorded
+    assert "<script" not in page
+
+
+def test_the_page_of_a_run_that_failed_escapes_its_words(demo: Path, call: Mpctl) -> None:
+    failure = {**FAILURE, "error": "<b>bold</b> & out of memory"}
+    make_run(Path("runs/dead"), steps=5, ended=summary("failed", failure=failure))
+    call("show", "dead", "--html", "dead.html", "--x", "tokens")
+    page = Path("dead.html").read_text("utf-8")
+    assert "✗ failed after 5 of 20 steps." in page
+    assert "&lt;b&gt;bold&lt;/b&gt; &amp; out of memory" in page
+    assert "<b>bold" not in page
+
+
+def test_a_page_is_of_one_run_and_needs_a_folder(demo: Path, call: Mpctl) -> None:
+    make_run(Path("runs/other"))
+    several = call("show", "demo", "other", "--html", "x.html")
+    assert several.code == 2
+    assert "2 runs were named" in several.err
+    nowhere = call("show", "demo", "--html", "no/such/folder/x.html")
+    assert nowhere.code == 2
+    assert "unwritable" in nowhere.err
+
+
+def test_a_run_without_a_step_has_a_page(demo: Path, call: Mpctl) -> None:
+    make_run(Path("runs/new"), steps=0)
+    assert call("show", "new", "--html", "new.html").code == 0
+    assert "Where the time went" not in Path("new.html").read_text("utf-8")
