@@ -10,10 +10,11 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Sequence
 
 
-def main() -> None:
-    """Run the command line of this process and exit with its exit code."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command line, by default that of this process, and exit with its exit code."""
     gc.set_threshold(200_000, 50, 100)
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     from mpctl.cli.app import run
@@ -27,6 +28,6 @@ def main() -> None:
 
         complete_for_bash(lambda: run(sys.argv[1:]))
         return
-    code = run(sys.argv[1:])
+    code = run([*(sys.argv[1:] if arguments is None else arguments)])
     gc.freeze()
     sys.exit(code)

@@ -11,6 +11,7 @@ import typer
 
 from mpctl.cli import complete
 from mpctl.cli.options import JobSource, OtherOwnerOption, typed_command, with_job
+from mpctl.cli.via import ViaOption, submit_there
 
 if TYPE_CHECKING:
     from mpctl.launch.resume import Resumption
@@ -113,6 +114,7 @@ SummaryJsonOption = Annotated[
 
 @with_job
 def launch(
+    context: typer.Context,
     job: JobSource,
     run_dir: RunDirOption = None,
     device: DeviceOption = None,
@@ -132,16 +134,23 @@ def launch(
     include: IncludeOption = None,
     exclude: ExcludeOption = None,
     allow_other_owner: OtherOwnerOption = False,
+    via: ViaOption = None,
 ) -> None:
     """Train JOB: prepare the data, start the ranks, watch them, leave no process behind."""
     if rehearse or audit or rank is not None:
         flags = {"--run-dir": run_dir, "--dry-run": dry_run, "--resume": resume,
                  "--overwrite": overwrite, "--tensorboard": tensorboard, "--csv": csv,
                  "--profile": profile, "--on": on, "--submit": submit,
-                 "--hostfile": hostfile}  # fmt: skip
+                 "--hostfile": hostfile, "--via": via}  # fmt: skip
         own = "--audit" if audit else "--rank"
         require_alone(rehearse, own, [name for name, value in flags.items() if value])
         run_rehearsal(job, device, rank, audits=audit, as_json=as_json)
+    settings = {"launch.tensorboard": tensorboard, "launch.csv": csv, "launch.profile": profile,
+                "launch.on": on}  # fmt: skip
+    settings |= ssh_settings(on, hostfile, include, exclude)
+    if via is not None:
+        job = job.with_settings({**settings, "launch.device": device})
+        submit_there(via, context, job, run_dir, submit=submit, resume=resume)
     from mpctl.cli.launch_run import dismiss_followers, follow_if_joined
 
     follow_if_joined(
@@ -152,9 +161,7 @@ def launch(
     from mpctl.runs.submitted import refusal_recorded
 
     with refusal_recorded(run_dir if resume else None, os.environ):
-        settings = {"launch.tensorboard": tensorboard, "launch.csv": csv, "launch.profile": profile,
-                    "launch.on": on}  # fmt: skip
-        job = job.with_settings({**settings, **ssh_settings(on, hostfile, include, exclude)})
+        job = job.with_settings(settings)
         plan, run = resolve(job, run_dir, device, resume=resume, overwrite=overwrite)
         resumption = find_resumption(run) if resume else None
         if resumption and resumption.folder and resumption.step >= plan.job.training.steps:
@@ -212,7 +219,7 @@ def resolve(
 
 def _name_of(source: str | None) -> str:
     """The name for a job without a name: that of its preset or its file."""
-    return Path(source).stem if source else "run"
+    return Path(source).stem if source and source != "-" else "run"
 
 
 def _grown(run: RunDir, job: JobSource) -> dict[str, object]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from mpctl.cli.options import JobSource, typed_command
+from mpctl.cli.via import VIA
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,7 +117,8 @@ class Launch:
             raise InputError(refusals)
         prepared = self._prepared(machine, self.plan.job.cluster.nodes, is_submitted=True)
         job_id = submit_run(submitter, self.plan, self.run, lambda: self._set_up(prepared))
-        print_submission(submitter.name, job_id, self.run, as_json=self.as_json)
+        via = os.environ.get(VIA)
+        print_submission(submitter.name, job_id, self.run, via=via, as_json=self.as_json)
 
     # ------------------------------------------------------------ before the ranks
 

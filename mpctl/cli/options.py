@@ -318,7 +318,8 @@ def job_source(job: str | None, set_: list[str] | None, *, fetch: bool, **flags:
 
 
 def _job_parameters() -> Iterable[Parameter]:
-    text = "A job file (TOML) or a job preset's name; `mpctl presets jobs` lists them."
+    text = "A job file (TOML), a job preset's name, or - for a job on standard input; `mpctl "
+    text += "presets jobs` lists the presets."
     argument = typer.Argument(metavar="JOB", help=text, autocompletion=complete.preset_of("jobs"))
     yield _parameter("job", Annotated[str | None, argument])
     for flag in FLAGS:

@@ -10,6 +10,7 @@ import typer
 
 from mpctl.cli import complete
 from mpctl.cli.options import AsJsonOption, OtherOwnerOption, RunArgument
+from mpctl.cli.via import ViaOption, run_there
 
 if TYPE_CHECKING:
     from mpctl.runs.saved import SavedRun
@@ -29,10 +30,12 @@ SortOption = Annotated[
 
 
 def runs(
+    context: typer.Context,
     folder: FolderOption = Path("runs"),
     sort: SortOption = "started",
     reverse: Annotated[bool, typer.Option("--reverse", help="Largest or latest first.")] = False,
     as_json: AsJsonOption = False,
+    via: ViaOption = None,
 ) -> None:
     """List the runs in FOLDER: status, step, losses, speed, layout, times, size of checkpoints.
 
@@ -40,6 +43,8 @@ def runs(
     interrupted (the launcher was killed or the machine went down) or unreadable (job.json is
     damaged).
     """
+    if via is not None:
+        run_there(via, context)
     from mpctl.render.output import print_json
     from mpctl.runs.listing import list_runs
 
@@ -57,7 +62,11 @@ def runs(
 
 
 def status(
-    run: RunArgument, as_json: AsJsonOption = False, allow_other_owner: OtherOwnerOption = False
+    context: typer.Context,
+    run: RunArgument,
+    as_json: AsJsonOption = False,
+    allow_other_owner: OtherOwnerOption = False,
+    via: ViaOption = None,
 ) -> None:
     """Show RUN's progress, the time left, its newest checkpoint and what every rank is doing.
 
@@ -65,6 +74,8 @@ def status(
     interrupted (its launcher is gone and did not say how the run ended) or unreadable (job.json is
     damaged). The exit code is 0 for all of them.
     """
+    if via is not None:
+        run_there(via, context)
     from mpctl.runs.saved import require_own_run, short_name
     from mpctl.runs.status import status_of
 
@@ -101,6 +112,7 @@ LauncherOption = Annotated[
 
 
 def logs(
+    context: typer.Context,
     run: RunArgument,
     rank: RankOption = None,
     lines: LinesOption = LINES,
@@ -108,6 +120,7 @@ def logs(
     follow: FollowOption = False,
     each: EachOption = False,
     launcher: LauncherOption = False,
+    via: ViaOption = None,
 ) -> None:
     """Show what the ranks of RUN printed; lines that several ranks printed appear once.
 
@@ -117,6 +130,8 @@ def logs(
     mpctl logs demo --follow
     mpctl logs demo --rank 3 -n 20
     """
+    if via is not None:
+        run_there(via, context)
     from mpctl.errors import InputError
     from mpctl.runs.saved import require_run
 
@@ -185,11 +200,13 @@ TimeoutOption = Annotated[
 
 
 def stop(
+    context: typer.Context,
     run: RunArgument,
     now: NowOption = False,
     timeout: TimeoutOption = None,
     as_json: AsJsonOption = False,
     allow_other_owner: OtherOwnerOption = False,
+    via: ViaOption = None,
 ) -> None:
     """Ask RUN to finish its step, save a checkpoint and end; wait for it and report what was saved.
 
@@ -197,6 +214,8 @@ def stop(
     stopped in order, now or earlier; 1 when it failed, was interrupted, or still runs after the
     --timeout.
     """
+    if via is not None:
+        run_there(via, context)
     from mpctl.render.runs import StopView, print_stopped
     from mpctl.runs.saved import require_own_run, short_name
     from mpctl.runs.stop import stop_run

@@ -232,12 +232,16 @@ def print_commands(plan: LaunchPlan, commands: Sequence[HostCommand], *, as_json
         say(host.text)
 
 
-def print_submission(scheduler: str, job_id: str, run: RunDir, *, as_json: bool) -> None:
-    """Print what was submitted and how to follow it."""
+def print_submission(
+    scheduler: str, job_id: str, run: RunDir, *, via: str | None = None, as_json: bool
+) -> None:
+    """Print what was submitted and how to follow it. via: the login host that this is, for a
+    command from another machine."""
     if as_json:
         print_json({"schema": "mpctl.submission/1", "scheduler": scheduler, "job_id": job_id,
                     "run_dir": str(run.path)})  # fmt: skip
         return
     say(f"submitted to {scheduler} as job {job_id}; its run is {run.path}")
+    there = "" if via is None else f"--via {shlex.quote(via)} "
     for command in ("status", "logs --follow", "stop"):
-        say(f"  mpctl {command} {run.path}")
+        say(f"  mpctl {command} {there}{shlex.quote(str(run.path))}")

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +41,7 @@ from mpctl.spec.names import (
     with_new_names,
     without,
 )
-from mpctl.spec.paths import anchored, is_config, is_hub_id, is_path
+from mpctl.spec.paths import anchored, is_config, is_hub_id, is_path, with_preset_files_of
 from mpctl.spec.presets import (
     HUB_IDS,
     PRESET_TABLES,
@@ -63,6 +64,7 @@ MODELS: dict[Where, type[StrictModel]] = {
     ("cluster", "device"): DeviceSpec,
     MODEL: ModelSpec,
 }
+STDIN = "-"
 RUN_JOB = "job.json"
 """The name of the job in a run directory, which a launch writes."""
 
@@ -103,14 +105,35 @@ def job_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> JobSpec:
     return require_job(partial_from_raw(raw, overrides))
 
 
-def partial_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> LoadedJob:
-    """As job_from_raw, but returns the issues with the part of the job that could be read."""
-    notes, overrides = Notes([], []), full_names(overrides)
+def load_as_written(source: str | None, overrides: Mapping[str, Any]) -> JobSpec:
+    """The job with every preset and config that it names read into it, and nothing filled in.
+
+    Its set fields are a job of their own for another machine. Paths of data stay as the file has
+    them. Raises InputError carrying all issues.
+    """
+    notes = Notes([], [])
+    raw = {} if source is None else read_source(source, anchor=with_preset_files_of)
+    raw = _merged(raw, overrides, notes)
+    if notes.issues:
+        raise InputError(notes.issues)
+    return parse(raw)
+
+
+def _merged(raw: Raw, overrides: Mapping[str, Any], notes: Notes) -> Raw:
+    """The tables of a file with those of its presets below them and the overrides above."""
+    overrides = full_names(overrides)
     raw = lay({}, with_full_names(raw), notes)
     for where, value in overrides.items():
         if isinstance(value, dict):  # a complete table replaces the one below
             raw = without(raw, where.split("."))
-    raw = lay(raw, nested(overrides), notes)
+    merged: Raw = lay(raw, nested(overrides), notes)
+    return merged
+
+
+def partial_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> LoadedJob:
+    """As job_from_raw, but returns the issues with the part of the job that could be read."""
+    notes = Notes([], [])
+    raw = _merged(raw, overrides, notes)
     issues = list(notes.issues)
     refused = {issue.where.split(".")[0] for issue in issues}
     job: JobSpec | None
@@ -183,11 +206,12 @@ def nested(overrides: Mapping[str, Any]) -> Raw:
     return tree
 
 
-def read_source(source: str) -> Raw:
-    """The raw tables of a job file (TOML, or the job.json of a run) or of a job preset."""
+def read_source(source: str, *, anchor: Callable[[Raw, Path], Raw] = anchored) -> Raw:
+    """The raw tables of a job file (TOML, or the job.json of a run), of a job preset, or for `-` of
+    the standard input. anchor: joins relative paths to the folder of a file (paths.py)."""
     path = Path(source)
-    if path.suffix in (".toml", ".json") or _is_file(path):
-        return anchored(with_full_names(_read_file(path)), path.parent)
+    if source == STDIN or path.suffix in (".toml", ".json") or _is_file(path):
+        return anchor(with_full_names(_read_file(path)), path.parent)
     file = find_file("jobs", source)
     if file is None:
         raise InputError.of(
@@ -219,8 +243,9 @@ def _is_file(path: Path) -> bool:
 
 def _read_file(path: Path) -> Raw:
     try:
-        text = path.read_text("utf-8")
-        raw = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        text = sys.stdin.read() if str(path) == STDIN else path.read_text("utf-8")
+        is_json = path.suffix == ".json" or (str(path) == STDIN and text.lstrip()[:1] == "{")
+        raw = json.loads(text) if is_json else tomllib.loads(text)
     except OSError as error:
         raise InputError.of("no-such-file", str(path), error.strerror or str(error)) from None
     except (ValueError, RecursionError) as error:  # bad TOML, bad JSON and bad UTF-8 alike

@@ -66,6 +66,11 @@ SIGTERM. An agent ends without its ssh, too."""
 CONFIG_THREADS, CONFIG_SECONDS = 16, 10.0
 """For how many hosts ssh prints its configuration (ssh -G) at once, and for how long."""
 
+NO_SSH = Issue(
+    "no-ssh", "--on", "there is no program ssh on this host",
+    "install OpenSSH's client (apt-get install openssh-client)",
+)  # fmt: skip
+
 CLIENT_ENVIRONMENT = {"LC_ALL": "C.UTF-8"}
 """Environment variables of the ssh client: its messages in English, which failures.py reads."""
 
@@ -184,8 +189,7 @@ class SshBackend:
     def check(self, plan: Plan) -> list[Issue]:
         issues = list(choose_hosts(plan.job).issues)
         if shutil.which("ssh", path=self.environment.get("PATH")) is None:
-            hint = "install OpenSSH's client (apt-get install openssh-client)"
-            issues.append(Issue("no-ssh", "--on", "there is no program ssh on this host", hint))
+            issues.append(NO_SSH)
         return issues
 
     @contextmanager

@@ -24,7 +24,8 @@ class SshFailure(NamedTuple):
     """A message of ssh or of the remote side, what it means and what to do.
 
     In meaning and way_out {host} is the host as an argument of ssh, {name} the same without a user,
-    {line} the line that matched, and {1} the first group of the pattern.
+    {line} the line that matched, {1} the first group of the pattern, and the fields of SshWords
+    stand under their names.
     """
 
     rule: str
@@ -33,6 +34,20 @@ class SshFailure(NamedTuple):
     way_out: str
 
 
+class SshWords(NamedTuple):
+    """How a user names what a way out is about. program: that ssh starts there; hosts: where the
+    host was named; python, timeout: the settings of the interpreter there and of the time to
+    connect; port, config: other ways to give the port and the ssh config."""
+
+    program: str = "the node agent"
+    hosts: str = "the hostfile"
+    python: str = "launch.ssh.python"
+    timeout: str = "launch.ssh.connect_timeout"
+    port: str = "`{name} port=N` in the hostfile, "
+    config: str = ", or name another in launch.ssh.config"
+
+
+OF_A_HOSTFILE = SshWords()
 # The first match counts: a cause comes before messages that are its consequence.
 OF_SSH = (
     SshFailure(
@@ -40,13 +55,13 @@ OF_SSH = (
         r"bad configuration option|Can't open user config file|Bad owner or permissions on|"
         r"keyword .* extra arguments",
         "the ssh client refuses its configuration: {line}",
-        "correct the ssh config, or name another in launch.ssh.config",
+        "correct the ssh config{config}",
     ),
     SshFailure(
         "ssh-unknown-name",
         r"Could not resolve hostname ([^\s:]+)",
         "the name {1} is not known here: {line}",
-        "correct the hostfile, or give the name an address: /etc/hosts, DNS, or HostName in the "
+        "correct {hosts}, or give the name an address: /etc/hosts, DNS, or HostName in the "
         "ssh config",
     ),
     SshFailure(
@@ -85,8 +100,7 @@ OF_SSH = (
         "ssh-refused",
         r"connect to host (\S+) port (\d+): Connection refused",
         "nothing listens at {1} port {2}",
-        "start sshd there, or give the right port: `{name} port=N` in the hostfile, Port in the "
-        "ssh config",
+        "start sshd there, or give the right port: {port}Port in the ssh config",
     ),
     SshFailure(
         "ssh-unreachable",
@@ -98,8 +112,7 @@ OF_SSH = (
         "ssh-timed-out",
         r"timed out",
         "the host did not answer in {seconds} s: {line}",
-        "check that the host is up and no firewall drops the packets, or raise "
-        "launch.ssh.connect_timeout",
+        "check that the host is up and no firewall drops the packets, or raise {timeout}",
     ),
     SshFailure(
         "ssh-not-served",
@@ -120,28 +133,32 @@ OF_THE_HOST = (
         "remote-no-shell",
         r"account is currently not available|This account",
         "the user may not run programs there: {line}",
-        "use another user: `user@{name}` in the hostfile",
+        "use another user: `user@{name}` in {hosts}",
     ),
     SshFailure(
         "remote-no-module",
         r"No module named '?([\w.]+)'?",
-        "its Python ({python}) has no module {1}",
-        "install mpctl there as it is here, or name the right interpreter in launch.ssh.python",
+        "its Python ({program_python}) has no module {1}",
+        "install mpctl there as it is here, or name the right interpreter: {python}",
     ),
     SshFailure(
         "remote-old-python",
         r"SyntaxError|cannot import name '\w+' from '(?:typing|enum|dataclasses)'",
-        "its Python ({python}) is too old for mpctl",
-        "name a Python of version 3.11 or newer in launch.ssh.python",
+        "its Python ({program_python}) is too old for mpctl",
+        "name a Python of version 3.11 or newer: {python}",
     ),
 )
 
 
-def ssh_issue(host: SshHost, code: int, output: str, *, python: str, seconds: int) -> Issue:
+def ssh_issue(
+    host: SshHost, code: int, output: str, *, python: str, seconds: int,
+    words: SshWords = OF_A_HOSTFILE,
+) -> Issue:  # fmt: skip
     """Why the ssh of a host ended, and a way out.
 
     code: its exit code, negative for a signal; output: what it and the remote program wrote to
-    stderr; python: the interpreter to start; seconds: the time limit of connecting.
+    stderr; python: the interpreter to start; seconds: the time limit of connecting; words: how the
+    user names what is to be changed.
     """
     said = "\n".join(_printable(line) for line in output.splitlines() if line.strip())
     last = " | ".join(said.split("\n")[-LAST_LINES:]) or "no message"
@@ -150,11 +167,12 @@ def ssh_issue(host: SshHost, code: int, output: str, *, python: str, seconds: in
         for failure in failures:
             if match := re.search(failure.pattern, said, re.I):
                 line = said[said.rfind("\n", 0, match.start()) + 1 :].split("\n")[0]
-                words = (match[0], *(group or "known_hosts" for group in match.groups()))
+                groups = (match[0], *(group or "known_hosts" for group in match.groups()))
                 names = {"host": host.destination, "name": host.name, "line": line}
-                names |= {"python": python, "seconds": str(seconds)}
+                names |= {"program_python": python, "seconds": str(seconds), **words._asdict()}
+                names["port"] = words.port.format(name=host.name)
                 meaning, way_out = (
-                    text.format(*words, **names) for text in (failure.meaning, failure.way_out)
+                    text.format(*groups, **names) for text in (failure.meaning, failure.way_out)
                 )
                 return Issue(failure.rule, host.name, meaning, way_out)
         return None
@@ -163,8 +181,8 @@ def ssh_issue(host: SshHost, code: int, output: str, *, python: str, seconds: in
         return Issue("ssh-killed", host.name, f"its ssh client was killed ({signal_name(-code)})")
     if code in (NOT_FOUND, NOT_EXECUTABLE):
         hint = (
-            "install Python and mpctl there as they are here, or name the interpreter in "
-            "launch.ssh.python"
+            "install Python and mpctl there as they are here, or name the interpreter: "
+            f"{words.python}"
         )
         message = f"Python could not be started there: {last}"
         return Issue("remote-no-python", host.name, message, hint)
@@ -173,7 +191,7 @@ def ssh_issue(host: SshHost, code: int, output: str, *, python: str, seconds: in
         hint = f"try it by hand: ssh {host.destination}"
         unknown = Issue("ssh-failed", host.name, f"ssh ended with code {code}{why}", hint)
         return known(OF_SSH) or unknown
-    failed = Issue("remote-failed", host.name, f"the node agent ended with code {code}: {last}")
+    failed = Issue("remote-failed", host.name, f"{words.program} ended with code {code}: {last}")
     return unshared_issue(host.name, said) or known(OF_THE_HOST) or failed
 
 
