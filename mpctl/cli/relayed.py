@@ -28,7 +28,7 @@ def run_relayed() -> None:
     if not line:
         return  # the other side wants nothing more, as where versions differ
     request = RelayRequest.model_validate_json(line)
-    os.environ.update(request.environment)
+    os.environ.update({str(name): value for name, value in request.environment.items()})
     os.environ[VIA] = request.via
     with tempfile.TemporaryFile() as job:
         job.write(b"" if request.job is None else json.dumps(request.job).encode())
