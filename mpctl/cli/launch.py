@@ -156,6 +156,7 @@ def launch(
     follow_if_joined(
         job, run_dir, on, resume=resume, is_dry=dry_run or submit, is_trusted=allow_other_owner
     )
+    from mpctl.cli.launch_array import has_array, submit_array
     from mpctl.cli.launch_run import Launch
     from mpctl.launch.resume import find_resumption
     from mpctl.runs.submitted import refusal_recorded
@@ -163,6 +164,11 @@ def launch(
     with refusal_recorded(run_dir if resume else None, os.environ):
         job = job.with_settings(settings)
         plan, run = resolve(job, run_dir, device, resume=resume, overwrite=overwrite)
+        if submit and not resume and has_array(plan):
+            submit_array(
+                job, plan, run, device, overwrite=overwrite, dry_run=dry_run, as_json=as_json
+            )
+            return
         resumption = find_resumption(run) if resume else None
         if resumption and resumption.folder and resumption.step >= plan.job.training.steps:
             require_same_model(plan, resumption)

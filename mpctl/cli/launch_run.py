@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from mpctl.cli.via import VIA
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mpctl.clusters.backend import Backend
+    from mpctl.clusters.backend import Backend, Submitter
     from mpctl.clusters.torchrun.world import JoinedWorld
     from mpctl.errors import Issue
     from mpctl.hosts.machine import Machine
@@ -102,23 +102,36 @@ class Launch:
         from mpctl.clusters.registry import find_submitter
         from mpctl.clusters.submit import submit_run
         from mpctl.errors import InputError
-        from mpctl.hosts.machine import this_machine
         from mpctl.render.console import say
         from mpctl.render.run import print_submission
 
-        submitter, machine = find_submitter(self.plan.job, os.environ), this_machine()
-        is_elsewhere = dry_run and submitter.shown_anywhere
-        issues = submitter.check(self.plan, self.run, is_elsewhere=is_elsewhere)
-        self._require(machine, None, more=issues, is_elsewhere=is_elsewhere)
+        submitter = find_submitter(self.plan.job, os.environ)
+        self.require_submittable(submitter, dry_run=dry_run)
         if dry_run:
             say(submitter.document(self.plan, self.run))
             return
         if refusals := submitter.dry_run(self.plan, self.run):
             raise InputError(refusals)
-        prepared = self._prepared(machine, self.plan.job.cluster.nodes, is_submitted=True)
-        job_id = submit_run(submitter, self.plan, self.run, lambda: self._set_up(prepared))
+        job_id = submit_run(submitter, self.plan, self.run, self.writer())
         via = os.environ.get(VIA)
         print_submission(submitter.name, job_id, self.run, via=via, as_json=self.as_json)
+
+    def require_submittable(self, submitter: Submitter, *, dry_run: bool) -> None:
+        """Raises InputError with every reason why the run cannot be submitted, or with dry_run not
+        be shown."""
+        from mpctl.hosts.machine import this_machine
+
+        is_elsewhere = dry_run and submitter.shown_anywhere
+        issues = submitter.check(self.plan, self.run, is_elsewhere=is_elsewhere)
+        self._require(this_machine(), None, more=issues, is_elsewhere=is_elsewhere)
+
+    def writer(self) -> Callable[[], None]:
+        """What writes the run directory of a run that is submitted."""
+        from mpctl.hosts.machine import this_machine
+
+        nodes = self.plan.job.cluster.nodes
+        prepared = self._prepared(this_machine(), nodes, is_submitted=True)
+        return lambda: self._set_up(prepared)
 
     # ------------------------------------------------------------ before the ranks
 

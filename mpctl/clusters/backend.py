@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -20,6 +20,15 @@ from mpctl.spec.job import JobSpec
 OnEvent = Callable[[str], None]
 JOB_VARIABLES = {"slurm": "SLURM_JOB_ID", "kubernetes": "MPCTL_JOB"}
 """The environment variable with the id of a submitted job, by scheduler."""
+
+
+def job_here(scheduler: str, environment: Mapping[str, str]) -> str | None:
+    """The submitted job that a process with this environment belongs to, by its scheduler's name
+    of it, `123`, or of a task of a Slurm array `123_4`; None outside of one."""
+    array, task = (environment.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
+    if scheduler == "slurm" and array and task:
+        return f"{array}_{task}"
+    return environment.get(JOB_VARIABLES.get(scheduler, ""))
 
 
 class Backend(Protocol):

@@ -8,8 +8,8 @@ may live on. Signals wait while the scheduler answers, so that no job is left wh
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from mpctl.clusters.backend import Submitter
@@ -24,12 +24,30 @@ def submit_run(submitter: Submitter, plan: Plan, run: RunDir, set_up: Callable[[
     """Submit a run; returns the id of the job. set_up: writes the run directory. Raises InputError
     where the directory cannot be written, and RunFailed or InputError where the scheduler refuses.
     """
-    with run.locked():
-        set_up()
+
+    def submit() -> tuple[str, list[str]]:
+        job_id = submitter.submit(plan, run)
+        return job_id, [job_id]
+
+    return submit_runs(submitter.name, {run: set_up}, submit)
+
+
+def submit_runs(
+    scheduler: str,
+    set_up: Mapping[RunDir, Callable[[], object]],
+    submit: Callable[[], tuple[str, list[str]]],
+) -> str:
+    """Write run directories by the functions in set_up, and submit them as one job; its id. submit:
+    returns the id and what each run's part of the job is called."""
+    with ExitStack() as locks:
+        for run, write in set_up.items():
+            locks.enter_context(run.locked())
+            write()
         with signals_held():
-            job_id = submitter.submit(plan, run)
-            record = this_launcher(submitter.name, job_id=job_id)
-            write_launcher(run.launcher, replace(record, process_started=None))
+            job_id, names = submit()
+            for run, name in zip(set_up, names, strict=True):
+                record = this_launcher(scheduler, job_id=name)
+                write_launcher(run.launcher, replace(record, process_started=None))
     return job_id
 
 

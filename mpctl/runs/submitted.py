@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from mpctl.clusters.backend import JOB_VARIABLES, ScheduledJob, Scheduler
+from mpctl.clusters.backend import ScheduledJob, Scheduler, job_here
 from mpctl.clusters.registry import find_scheduler
 from mpctl.errors import InputError, MpctlError
 from mpctl.rundir.directory import RunDir
@@ -114,7 +114,7 @@ def _job_here(path: Path, environment: Mapping[str, str]) -> str | None:
     launcher = read_launcher(path)
     if launcher is None or not is_submitted(path):
         return None
-    here = environment.get(JOB_VARIABLES.get(launcher.backend, ""))
+    here = job_here(launcher.backend, environment)
     return here if here == launcher.job_id else None
 
 

@@ -67,6 +67,14 @@ class SlurmSpec(StrictModel):
     dependency: Word | None = Field(
         None, description="jobs that must end first, as sbatch takes it: afterok:1234"
     )
+    array: list[dict[str, JsonValue]] = Field(
+        default_factory=list,
+        description="runs of this job that one submission makes, each with the settings of its "
+        "table: [{seed = 1}, {seed = 2}]; their directories are RUN/task-0, RUN/task-1 and so on",
+    )
+    array_limit: Count | None = Field(
+        None, description="most runs of the array that run at once; no limit when absent"
+    )
     setup: list[str] = Field(
         default_factory=list,
         description='lines of bash that the batch script runs first: ["module load cuda/12.8"]; '

@@ -141,6 +141,43 @@ def test_a_job_that_is_refused_before_training_has_failed_and_says_why(
         assert "failed" in said and "refused before training" in said and str(own) in said
 
 
+# ---------------------------------------------------------------- arrays
+
+
+def test_the_runs_of_an_array_are_requeued_shown_and_stopped_one_by_one(
+    slurm: SlurmCluster, data: Path, one_process: list[float], tmp_path: Path
+) -> None:
+    """One at a time: the first is preempted and goes on, the second is taken back while it waits,
+    the third has another seed."""
+    folder = tmp_path / "a sweep"
+    array = ["--set", "launch.slurm.array=[{seed = 1234}, {seed = 2}, {seed = 3}]"]
+    command = launch_arguments(data, folder, *TP_DP, *array, launch__slurm__array_limit=1)
+    done = slurm.run([*command, "--submit", "--json"])
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    job = document["job_id"]
+    first, second, third = (
+        SlurmRun(slurm, Path(path), job=f"{job}_{number}")
+        for number, path in enumerate(document["runs"])
+    )
+    waiting = slurm.mpctl("status", str(second.path))
+    assert f"{job}_1: PENDING" in waiting.stdout, waiting.stdout + waiting.stderr
+    assert "cancelled" in slurm.mpctl("stop", str(second.path)).stdout
+    first.at_step(3)
+    assert f"job {job}_0" in slurm.mpctl("status", str(first.path)).stdout
+    assert slurm.run(["scancel", "--signal=USR1", "--batch", first.job]).returncode == 0
+    wait_until(lambda: "is requeued" in first.output(), 60, first.output)
+    for run in (first, third):
+        wait_until((run.path / "summary.json").exists, 120, run.output)
+        wait_until(lambda r=run: len(r.losses) == len(one_process), 120, run.output)
+    assert first.losses == pytest.approx(one_process, rel=1e-5)
+    assert third.losses != pytest.approx(one_process, rel=1e-5)
+    assert not second.records
+    assert "restart 1, from step-" in first.output()
+    rows = json.loads(slurm.mpctl("runs", str(folder), "--json").stdout)["runs"]
+    assert sorted(row["name"] for row in rows) == ["task-0", "task-1", "task-2"]
+
+
 # ---------------------------------------------------------------- faults
 
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mpctl.clusters.backend import OnEvent
+from mpctl.clusters.backend import OnEvent, job_here
 from mpctl.clusters.slurm.allocation import (
     Allocation,
     address_command,
@@ -56,7 +56,7 @@ class SlurmBackend:
     def __init__(self, job: JobSpec, environment: Mapping[str, str]) -> None:
         self.job, self.environment = job, environment
         self.allocation = find_allocation(environment)
-        self.job_id = self.allocation.job_id if self.allocation else None
+        self.job_id = job_here(self.name, environment) if self.allocation else None
 
     def check(self, plan: Plan) -> list[Issue]:
         nodes = plan.job.cluster.nodes

@@ -14,7 +14,7 @@ from mpctl.spec.job import JobSpec
 SECONDS = 30.0
 """How long one command may take; a busy controller answers in seconds."""
 SUBMITTED = re.compile(r"(\d+)(?:;\S+)?")
-JOB_ID = re.compile(r"[0-9]{1,18}")
+JOB_ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,9})?")
 SQUEUE = ("squeue", "--noheader", "--states=all", "--format=%T|%r|%M|%l|%N")
 """The command, to be followed by the job's id, whose output `read_job` reads: state, reason, time
 used, time limit, nodes."""

@@ -42,13 +42,14 @@ SET_BY = {
     "launch.slurm.qos": ("--qos", "-q"),
     "launch.slurm.constraint": ("--constraint", "-C"),
     "launch.slurm.dependency": ("--dependency", "-d"),
+    "launch.slurm.array": ("--array", "-a"),
     "launch.slurm.requeue": ("--requeue", "--no-requeue"),
     "launch.slurm.signal_seconds": ("--signal",),
     "name": ("--job-name", "-J"),
     "--run-dir": ("--output", "-o", "--error", "-e", "--open-mode", "--chdir", "-D"),
 }
 """Options that follow from another setting, by that setting."""
-UNFIT = ("--wrap", "--array", "-a", "--parsable", "--test-only", "--wait", "-W", "--export")
+UNFIT = ("--wrap", "--parsable", "--test-only", "--wait", "-W", "--export")
 """Options that make another kind of job, or change what sbatch prints."""
 STEP_SET_BY = {
     "cluster.nodes": ("--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node", "--nodelist", "-w"),
@@ -132,13 +133,7 @@ def _option_issues(
             yield Issue("slurm-extra", where, f"{text!r} follows from {setting}", hint)
         elif option.name in unfit:
             message = f"{text!r} does not fit a job of mpctl"
-            hint = "leave it out"
-            if option.name in ("--array", "-a"):
-                hint = (
-                    "submit each run with its own --run-dir; jobs that follow each other: "
-                    "launch.slurm.dependency"
-                )
-            yield Issue("slurm-extra", where, message, hint)
+            yield Issue("slurm-extra", where, message, "leave it out")
 
 
 def _setting_of(name: str, set_by: Mapping[str, Sequence[str]]) -> str | None:

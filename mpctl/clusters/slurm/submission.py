@@ -12,6 +12,7 @@ saving is computed with SLOWEST_WRITE.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from functools import cached_property
 from math import ceil, inf
 from pathlib import Path
 
+from mpctl.clusters.slurm.array import render_array
 from mpctl.clusters.slurm.commands import submit
 from mpctl.clusters.slurm.containers import container_issues
 from mpctl.clusters.slurm.partitions import (
@@ -253,6 +255,32 @@ class SlurmSubmitter:
         return f"{script}# not compared with the partitions of a Slurm: {why}\n"
 
     def submit(self, plan: Plan, run: RunDir) -> str:
+        self._write_script(plan, run)
+        return submit(run.batch_script)
+
+    def _write_script(self, plan: Plan, run: RunDir) -> None:
         (run.path / "logs").mkdir(exist_ok=True)
         write_whole(run.batch_script, self.document(plan, run))
-        return submit(run.batch_script)
+
+    # ------------------------------------------------------------ arrays
+
+    def array_document(self, tasks: Sequence[tuple[Plan, RunDir]], folder: Path) -> str:
+        """The script of an array of runs, whose directories are FOLDER/task-N."""
+        jobs = [Submission(plan, self.partitions).batch_job(run.path) for plan, run in tasks]
+        settings = [f"task-{n}: {json.dumps(one)}" for n, one in enumerate(self._array)]
+        return render_array(jobs, folder.absolute(), settings)
+
+    def submit_array(
+        self, tasks: Sequence[tuple[Plan, RunDir]], folder: Path
+    ) -> tuple[str, list[str]]:
+        """Write the scripts and submit the array; its id, and that of each of its tasks."""
+        for plan, run in tasks:
+            self._write_script(plan, run)
+        script = RunDir(folder).batch_script
+        write_whole(script, self.array_document(tasks, folder))
+        job_id = submit(script)
+        return job_id, [f"{job_id}_{number}" for number in range(len(tasks))]
+
+    @property
+    def _array(self) -> Sequence[Mapping[str, object]]:
+        return self.job.launch.slurm.array

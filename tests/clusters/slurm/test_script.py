@@ -65,7 +65,7 @@ def test_text_that_is_no_option_is_refused(text: str) -> None:
         ("--out=x", "--run-dir"),
         ("-c2", "launch.threads_per_rank"),
         ("--no-requeue", "launch.slurm.requeue"),
-        ("--array=1-4", "its own --run-dir"),
+        ("--array=1-4", "launch.slurm.array"),
         ("--export=NONE", "leave it out"),
     ],
 )
