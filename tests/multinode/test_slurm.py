@@ -165,7 +165,8 @@ def test_the_runs_of_an_array_are_requeued_shown_and_stopped_one_by_one(
     assert "cancelled" in slurm.mpctl("stop", str(second.path)).stdout
     first.at_step(3)
     assert f"job {job}_0" in slurm.mpctl("status", str(first.path)).stdout
-    assert slurm.run(["scancel", "--signal=USR1", "--batch", first.job]).returncode == 0
+    number = slurm.run(["squeue", "-h", "-o", "%A", f"--jobs={first.job}"]).stdout.strip()
+    assert slurm.run(["scancel", "--signal=USR1", "--batch", number]).returncode == 0
     wait_until(lambda: "is requeued" in first.output(), 60, first.output)
     for run in (first, third):
         wait_until((run.path / "summary.json").exists, 120, run.output)
