@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mpctl.clusters.backend import OnEvent
 from mpctl.errors import Issue
@@ -17,8 +17,8 @@ from mpctl.hosts.checks import Device, host_issues
 from mpctl.hosts.machine import HostFacts, host_facts
 from mpctl.hosts.network import free_port
 from mpctl.launch.attempt import AttemptState
-from mpctl.launch.launch_plan import HostCommand, LaunchPlan
-from mpctl.launch.node.torchrun import NodeStart, NodeTorchrun, WaitingTorchrun
+from mpctl.launch.launch_plan import HostCommand, LaunchPlan, first_environment
+from mpctl.launch.node.torchrun import NodeStart, NodeTorchrun, Spare, WaitingTorchrun
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
@@ -27,11 +27,9 @@ from mpctl.spec.job import JobSpec
 class LocalAttempt:
     """One torchrun, a child of this process. address: the rendezvous of its ranks."""
 
-    def __init__(
-        self, run: RunDir, start: NodeStart, waiting: WaitingTorchrun | None = None
-    ) -> None:
+    def __init__(self, run: RunDir, start: NodeStart, spare: Spare) -> None:
         self.address = f"{start.address}:{start.port}"
-        self.node = NodeTorchrun(run, start, waiting)
+        self.node = NodeTorchrun(run, start, spare)
         self.poll, self.stacks = self.node.poll, self.node.stacks
         self.request_stop = self.node.request_stop
 
@@ -44,11 +42,11 @@ class LocalAttempt:
 
 @dataclass(frozen=True)
 class LocalCluster:
-    """This host alone. waiting: the torchrun process for the first attempt."""
+    """This host alone. spare: the process for the next attempt."""
 
     run: RunDir
     hosts: Sequence[HostFacts]
-    waiting: WaitingTorchrun | None = None
+    spare: Spare = field(default_factory=Spare)
 
     @classmethod
     def of(cls, run: RunDir) -> LocalCluster:
@@ -66,8 +64,7 @@ class LocalCluster:
     def start(self, plan: LaunchPlan) -> LocalAttempt:
         """Start all ranks. Raises RunFailed when they cannot connect at the loopback address."""
         start = plan.local_start(free_port(plan.world_size))
-        waiting = self.waiting if self.waiting and self.waiting.is_waiting else None
-        return LocalAttempt(plan.run, start, waiting)
+        return LocalAttempt(plan.run, start, self.spare)
 
 
 class LocalBackend:
@@ -85,11 +82,13 @@ class LocalBackend:
     @contextmanager
     def connect(self, plan: Plan, run: RunDir, on_event: OnEvent) -> Iterator[LocalCluster]:
         """This host; torchrun imports torch while the launch is checked and set up."""
-        waiting = WaitingTorchrun(run.path)
+        facts = host_facts()
+        environment = first_environment(plan, run, facts.machine)
+        spare = Spare(WaitingTorchrun(run.path, environment))
         try:
-            yield LocalCluster(run, (host_facts(),), waiting)
+            yield LocalCluster(run, (facts,), spare)
         finally:
-            waiting.end()
+            spare.end()
 
     def commands(self, plan: LaunchPlan) -> list[HostCommand]:
         command = tuple(plan.command(free_port()))

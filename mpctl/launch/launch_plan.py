@@ -9,7 +9,7 @@ import json
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -83,7 +83,15 @@ class LaunchPlan:
 
     def local_start(self, port: int) -> NodeStart:
         """The arguments of torchrun when all ranks run on this host."""
-        return NodeStart(0, 1, self.world_size, HOST, port, self.local_env)
+        return replace(self.node_start(0, 1, self.world_size, HOST, port), env=self.local_env)
+
+    def node_start(self, node: int, nnodes: int, ranks: int, address: str, port: int) -> NodeStart:
+        """The arguments of torchrun on a host; ranks: of each host."""
+        launch = self.job.launch
+        is_repeated = self.request is None and bool(launch.max_restarts or launch.elastic)
+        return NodeStart(
+            node, nnodes, ranks, address, port, self.env, launch.warm_start, is_repeated
+        )
 
     @property
     def local_env(self) -> dict[str, str]:
@@ -135,15 +143,29 @@ def plan_launch(
     return LaunchPlan(job, run, job.world_size, env, files, warnings, damaged)
 
 
+def first_environment(plan: Plan, run: RunDir, machine: Machine) -> dict[str, str] | None:
+    """The variables of ranks that will all run on this machine, before the plan was checked and
+    apart from those of an attempt; None where ranks are not to be forked."""
+    job = _with_device(plan.job, machine)
+    if not job.launch.warm_start:
+        return None
+    return {**one_host_environment(job), **recorder_variables(run, os.environ)}
+
+
+def _with_device(job: JobSpec, machine: Machine, hosts: int = 1) -> JobSpec:
+    """The job with device and threads filled in."""
+    threads = job.launch.threads_per_rank or max(1, machine.cores * hosts // job.world_size)
+    device = chosen_device(job, machine)
+    launch = job.launch.model_copy(update={"device": device, "threads_per_rank": threads})
+    return job.model_copy(update={"launch": launch})
+
+
 def resolved_job(plan: Plan, machine: Machine, *, hosts: int = 1) -> JobSpec:
     """The job with device, threads and predicted step time filled in, and with absolute paths.
     machine: one of the `hosts` hosts that share the ranks evenly."""
-    job = plan.job
+    job = _with_device(plan.job, machine, hosts)
     launch = job.launch.model_copy(
         update={
-            "device": chosen_device(job, machine),
-            "threads_per_rank": job.launch.threads_per_rank
-            or max(1, machine.cores * hosts // job.world_size),
             "predicted_step_seconds": plan.estimate.step_seconds if plan.estimate else None,
             "ssh": job.launch.ssh.model_copy(
                 update={

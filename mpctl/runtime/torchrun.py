@@ -1,8 +1,12 @@
 """Runs torchrun so that it ends with the launcher: `python -m mpctl.runtime.torchrun FLAGS`.
 
-With `--waiting RUN` instead of flags it imports torch, then reads one line of JSON from standard
-input: {"arguments": its flags, "env": variables to set, "log": the file for its output}. Without a
-line it ends.
+With `--waiting RUN NICENESS` instead of flags it imports torch, with that niceness, then reads one
+line of JSON from standard input: {"arguments": its flags, "env": variables to set, "log": the file
+for its output, "fork": whether it may fork}. Without a line it ends.
+
+With MPCTL_FORK in the environment it also imports what mpctl's worker does, and ranks are forked
+from it (forking.py) where nothing speaks against that; otherwise, and where the program is another,
+each rank is a new process, as torchrun starts it.
 
 The flags are torchrun's own, and `--rdzv-backend=mpctl` is its static rendezvous with a store that
 listens at the master address alone (store.py). Without MPCTL_LAUNCHER in the environment it needs
@@ -24,15 +28,26 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 from mpctl.rundir.breadcrumb import note_exit, rank_memory
+from mpctl.runtime import worker
+from mpctl.runtime.forking import (
+    ForkedRank,
+    fork_ranks,
+    import_rank_modules,
+    obstacle,
+    show_process,
+)
 from mpctl.runtime.process import (
     TORCHRUN,
     die_with_parent,
     garbage_collection_paused,
     redirect_output,
 )
+
+WORKER = worker.__name__
 
 
 def main() -> None:
@@ -42,22 +57,31 @@ def main() -> None:
     if launcher is not None:
         die_with_parent(int(launcher))
     os.environ[TORCHRUN] = str(os.getpid())
+    may_fork, arguments = os.environ.pop("MPCTL_FORK", None) is not None, sys.argv[1:]
+    is_waiting = arguments[:1] == ["--waiting"]
     with garbage_collection_paused():
+        if may_fork:
+            import_rank_modules(int(arguments[2]) if is_waiting else 0)
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
         from torch.distributed.run import main as torchrun
 
+        from mpctl.runtime.forked_agent import run_forked
         from mpctl.runtime.store import create_rendezvous
 
     rendezvous_handler_registry.register("mpctl", create_rendezvous)
-    arguments = sys.argv[1:]
-    if arguments[:1] == ["--waiting"]:
-        arguments = _read_order()
+    if is_waiting:
+        arguments, is_allowed = _read_order()
+        may_fork = may_fork and is_allowed
+    ranks = _fork(arguments) if may_fork else []
     terminated = Terminated()
     logging.getLogger(SignalException.__module__).addHandler(terminated)
     try:
-        torchrun(arguments)
+        if ranks:
+            run_forked(arguments, ranks)
+        else:
+            torchrun(arguments)
     except ChildFailedError as error:
         for rank, failure in error.failures.items():
             memory, is_terminated = rank_memory(rank, os.environ), failure.pid in terminated.pids
@@ -73,6 +97,30 @@ def main() -> None:
         os.kill(os.getpid(), error.sigval)
 
 
+def _fork(arguments: list[str]) -> list[ForkedRank]:
+    """The ranks of these arguments as copies of this process; empty, with a line in the log, where
+    they must be new processes."""
+    from torch.distributed.run import parse_args
+
+    given = parse_args(arguments)
+    if given.training_script != WORKER:
+        return []
+    command = [sys.executable, "-m", "mpctl.runtime.torchrun", *arguments]
+    reason = obstacle()
+    if not reason and not show_process(command, os.environ):
+        reason = "the kernel does not let a process say what its command line is"
+    if reason:
+        print(f"ranks are new processes and import torch again: {reason}", flush=True)
+        return []
+    return fork_ranks(int(given.nproc_per_node), _work)
+
+
+def _work(words: Sequence[str]) -> None:
+    """Be the worker of a rank with this command line."""
+    sys.argv = [str(worker.__file__), words[-1]]
+    worker.main(Path(words[-1]))
+
+
 class Terminated(logging.Handler):
     """The process ids of the ranks that torchrun logs to have sent a closing signal."""
 
@@ -86,8 +134,9 @@ class Terminated(logging.Handler):
             self.pids.update(pid for pid in record.args if isinstance(pid, int))
 
 
-def _read_order() -> list[str]:
-    """The arguments from the line on standard input; sets the variables and opens the log."""
+def _read_order() -> tuple[list[str], bool]:
+    """The arguments from the line on standard input, and whether ranks may be forked; sets the
+    variables and opens the log."""
     line = sys.stdin.buffer.readline()
     if not line:
         sys.exit(0)
@@ -95,7 +144,7 @@ def _read_order() -> list[str]:
     variables, log, arguments = (order[key] for key in ("env", "log", "arguments"))
     os.environ.update(variables)
     redirect_output(Path(log))
-    return list(arguments)
+    return list(arguments), bool(order["fork"])
 
 
 if __name__ == "__main__":

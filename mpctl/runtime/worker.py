@@ -72,6 +72,7 @@ def main(run_dir: Path) -> None:
     # The torchrun that started this process, if it gave its id: it may have ended by now and left
     # this process to another parent, whose end means nothing.
     die_with_parent(int(os.environ.get(TORCHRUN, os.getppid())))
+    is_new = "torch" not in sys.modules
     rank_env = RankEnv.from_environment()
     redirect_output(run_dir / "logs" / f"rank-{rank_env.rank}.log")
     write_stacks_on_signal()
@@ -84,6 +85,7 @@ def main(run_dir: Path) -> None:
     job = parse(json.loads(rank_env.origin.read_job(run_dir / "job.json")))
     worker = Worker(run_dir, job, rank_env, job_topology(job), breadcrumb)
     print(f"rank {rank_env.rank} of {rank_env.world_size}, coordinates {worker.coords}")
+    print("started anew" if is_new else "forked from torchrun, which had imported torch")
     request = run_dir / "bench.json"
     try:
         if request.exists():

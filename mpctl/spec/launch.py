@@ -313,6 +313,11 @@ class LaunchSpec(StrictModel):
         60.0,
         description="seconds that ranks get to finish their step and save when the run is stopped",
     )
+    warm_start: bool = Field(
+        True,
+        description="fork ranks from a process that has imported torch, and keep one ready while "
+        "the run may be restarted; false: every rank is a new process; forks only on Linux",
+    )
     max_restarts: CountOrZero = Field(
         0,
         description="most restarts after failures without a new checkpoint between them, each "

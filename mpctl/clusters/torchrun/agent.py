@@ -45,7 +45,7 @@ from mpctl.launch.node.agent import (
     say_hello,
 )
 from mpctl.launch.node.processes import UNREADABLE, HostRanks
-from mpctl.launch.node.torchrun import NodeStart, NodeTorchrun
+from mpctl.launch.node.torchrun import NodeStart
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import write_stop_request
 
@@ -105,9 +105,9 @@ def rank_variables(
     }
 
 
-def node_starter(world: JoinedWorld) -> NodeStarter:
-    """What runs the ranks of a process: torchrun for those of a node, else one worker."""
-    return NodeTorchrun if world.level == "node" else partial(RankProcess, local_rank=world.local)
+def node_starter(world: JoinedWorld) -> NodeStarter | None:
+    """What runs the ranks of a process: torchrun (None) for those of a node, else one worker."""
+    return None if world.level == "node" else partial(RankProcess, local_rank=world.local)
 
 
 @dataclass

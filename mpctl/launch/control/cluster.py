@@ -30,7 +30,6 @@ from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState
 from mpctl.launch.control.messages import Command, Hello, Start, write_key
 from mpctl.launch.control.server import ControlServer, HostLink
 from mpctl.launch.launch_plan import LaunchPlan
-from mpctl.launch.node.torchrun import NodeStart
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import write_hosts
@@ -387,7 +386,7 @@ class AgentCluster:
             raise RunFailed(f"host {first.name}: {error or 'no answer'}") from None
         write_hosts(self.run.hosts, [link.name for link in links], ranks)
         for node, link in enumerate(links):
-            start = NodeStart(node, len(links), ranks, address, port, plan.env)
+            start = plan.node_start(node, len(links), ranks, address, port)
             self.server.send(link.node, Start(self.attempts, start))
         meeting_point = f"{address}:{port}"
         return AgentAttempt(self.server, links, self.attempts, meeting_point, self.starter.failures)

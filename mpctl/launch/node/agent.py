@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
@@ -49,7 +50,7 @@ from mpctl.launch.control.messages import (
     read_key,
 )
 from mpctl.launch.node.processes import HostRanks
-from mpctl.launch.node.torchrun import RANK_VARIABLES, NodeStart, NodeTorchrun
+from mpctl.launch.node.torchrun import RANK_VARIABLES, NodeStart, NodeTorchrun, Spare
 from mpctl.rundir.directory import RunDir
 
 POLL_SECONDS, REPORT_SECONDS, CONNECT_SECONDS = 0.05, 1.0, 20.0
@@ -71,19 +72,20 @@ NodeStarter = Callable[[RunDir, NodeStart], HostRanks]
 
 
 class Agent:
-    """The agent of one host. connection: to the launcher; starter: starts its ranks; requests:
-    functions that the launcher may call, by name; attempt: the number of the attempt whose ranks
-    run, or ran last; is_welcome: whether the launcher has answered; is_over: whether it has said
-    that the launch is over."""
+    """The agent of one host. connection: to the launcher; starter: starts its ranks, by torchrun
+    when None; requests: functions that the launcher may call, by name; attempt: the number of the
+    attempt whose ranks run, or ran last; is_welcome: whether the launcher has answered; is_over:
+    whether it has said that the launch is over."""
 
     def __init__(
         self,
         run: RunDir,
         connection: Connection,
-        starter: NodeStarter = NodeTorchrun,
+        starter: NodeStarter | None = None,
         requests: Requests = REQUESTS,
     ) -> None:
-        self.run, self.connection, self.starter = run, connection, starter
+        self.run, self.connection, self.spare = run, connection, Spare()
+        self.starter = starter or partial(NodeTorchrun, spare=self.spare)
         self.requests: Requests = {
             **requests,
             "stacks": lambda: self.node.stacks() if self.node else {},
@@ -112,6 +114,7 @@ class Agent:
         finally:
             if self.node is not None:
                 self.node.end()
+            self.spare.end()
 
     def _obey(self, message: FromLauncher) -> None:
         if isinstance(message, Start):
@@ -232,12 +235,13 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 def main(
     arguments: Sequence[str],
-    starter: NodeStarter = NodeTorchrun,
+    starter: NodeStarter | None = None,
     requests: Requests = REQUESTS,
 ) -> None:
     """Serve one launcher; exits with code 1 and a line on stderr when it cannot be reached.
 
-    starter: starts the ranks of this host; requests: what it answers, by name."""
+    starter: starts the ranks of this host, by torchrun when None; requests: what it answers, by
+    name."""
     parser = argparse.ArgumentParser(prog="mpctl.launch.node.agent")
     parser.add_argument("run", type=Path)
     parser.add_argument("--connect", required=True)

@@ -6,9 +6,15 @@ separate session, so that Ctrl-C in the terminal reaches the launcher only. If t
 started it is killed, the launcher or a node agent, the kernel kills torchrun (runtime/torchrun.py),
 and with it the ranks.
 
-torchrun imports torch for more than a second before it starts a rank. The launcher therefore starts
-a process that imports torch and waits (WaitingTorchrun), and checks the job meanwhile. The process
+torchrun imports torch for more than a second before it starts a rank, and a rank that is a new
+process does so again. So ranks are forked from torchrun (runtime/forking.py; `launch.warm_start`),
+and a process that has imported torch waits (WaitingTorchrun) while the launcher checks the job.
+Where attempts may follow, the next one waits from an attempt's second step on, on each host. It
 reads torchrun's arguments as one line of JSON on its standard input, and exits when that closes.
+
+Libraries read some variables when they are imported (OMP_NUM_THREADS, the allocator's). Ranks are
+only forked from a process that began with the variables that they are to have, except for
+ATTEMPT_VARIABLES, which differ from one attempt to the next and are read by mpctl alone.
 
 Ranks on GPUs start with settings of torch's allocator and of its flight recorder. A variable that
 the user has set is left unchanged, even if empty, so that any of them can be turned off:
@@ -30,6 +36,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -41,8 +48,9 @@ from pathlib import Path
 import psutil
 
 from mpctl.hosts.network import HOST, free_port
-from mpctl.launch.attempt import NodeState
+from mpctl.launch.attempt import AttemptPhase, NodeState
 from mpctl.launch.node.processes import UNREADABLE, HostRanks, kill_tree
+from mpctl.rundir.breadcrumb import BREADCRUMBS
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.marker import COMMAND
 from mpctl.rundir.origin import ORIGIN
@@ -58,6 +66,13 @@ TRACE_ENTRIES = "2000"
 LAUNCHER = "MPCTL_LAUNCHER"
 """Environment variable of torchrun: the process id of its parent, with which it ends."""
 WAITING = "--waiting"
+FORK = "MPCTL_FORK"
+"""Environment variable of torchrun: it is to import what ranks import, and may fork them."""
+NICENESS = 10
+"""Of a process that imports torch while ranks train."""
+STEP = re.compile(r"step \d+")
+"""How the activity of a rank that trains begins (runtime/activity.py)."""
+ATTEMPT_VARIABLES = frozenset({*ORIGIN, BREADCRUMBS})
 RANK_VARIABLES = frozenset(
     {
         "OMP_NUM_THREADS",
@@ -88,13 +103,19 @@ def recorder_variables(run: RunDir, environment: Mapping[str, str]) -> dict[str,
 
 class WaitingTorchrun:
     """A torchrun process that waits for its arguments. Its command line has the path of the run
-    directory, by which people and `mpctl runs` recognise it."""
+    directory, by which people and `mpctl runs` recognise it. variables: those of ranks that may be
+    forked from it; None where none may."""
 
-    def __init__(self, run: Path) -> None:
-        """Start it. Raises OSError when it cannot be started."""
+    def __init__(
+        self, run: Path, variables: Mapping[str, str] | None = None, niceness: int = 0
+    ) -> None:
+        """Start it. niceness: while it imports. Raises OSError when it cannot be started."""
+        self.variables = None if variables is None else lasting(variables)
+        own = {} if self.variables is None else {**self.variables, FORK: "1"}
+        command = [sys.executable, "-m", "mpctl.runtime.torchrun", WAITING, str(run.resolve())]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "mpctl.runtime.torchrun", WAITING, str(run.resolve())],
-            env={**os.environ, "PYTHONSAFEPATH": "1", LAUNCHER: str(os.getpid())},
+            [*command, str(niceness)],
+            env={**os.environ, "PYTHONSAFEPATH": "1", **own, LAUNCHER: str(os.getpid())},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -109,7 +130,9 @@ class WaitingTorchrun:
     def order(self, arguments: Sequence[str], env: Mapping[str, str], log: Path) -> bool:
         """Run torchrun with these arguments and append its output to a log. Returns False when the
         process has already ended; starting another one then shows why."""
-        line = json.dumps({"arguments": list(arguments), "env": dict(env), "log": str(log)})
+        fork = self.variables is not None and self.variables == lasting(env)
+        order = {"arguments": list(arguments), "env": dict(env), "log": str(log), "fork": fork}
+        line = json.dumps(order)
         if self.process.poll() is not None or self.process.stdin is None:
             return False
         try:
@@ -124,6 +147,27 @@ class WaitingTorchrun:
             with suppress(OSError):
                 self.process.stdin.close()
             kill_tree(self.process)
+
+
+def lasting(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those of the variables for ranks that every attempt of a launch has."""
+    return {name: text for name, text in variables.items() if name not in ATTEMPT_VARIABLES}
+
+
+@dataclass
+class Spare:
+    """What starts the next attempt on this host: a process that waits for it, or none."""
+
+    waiting: WaitingTorchrun | None = None
+
+    def take(self) -> WaitingTorchrun | None:
+        """The process, which belongs to the caller from now on."""
+        waiting, self.waiting = self.waiting, None
+        return waiting
+
+    def end(self) -> None:
+        if self.waiting is not None:
+            self.waiting.end()
 
 
 def rank_environment(job: JobSpec) -> dict[str, str]:
@@ -152,7 +196,8 @@ def one_host_environment(job: JobSpec) -> dict[str, str]:
 @dataclass(frozen=True)
 class NodeStart:
     """The arguments of torchrun on one host. node: the host's index, below `nnodes`; address, port:
-    the rendezvous of all ranks, on the first host; env: variables added to the environment."""
+    the rendezvous of all ranks, on the first host; env: variables added to the environment. fork:
+    whether ranks are forked from torchrun; is_repeated: whether another attempt may follow."""
 
     node: int
     nnodes: int
@@ -160,6 +205,8 @@ class NodeStart:
     address: str
     port: int
     env: Mapping[str, str] = field(default_factory=dict)
+    fork: bool = False
+    is_repeated: bool = False
 
     @property
     def place(self) -> str:
@@ -204,24 +251,26 @@ def task_environments(job: JobSpec) -> Iterator[dict[str, str]]:
 
 
 class NodeTorchrun(HostRanks):
-    """torchrun of one attempt on this host, and its ranks."""
+    """torchrun of one attempt on this host, and its ranks. next_spare: for the next attempt, until
+    its process is started; first_step: the first one that a rank was seen in, such as `step 3`."""
 
-    def __init__(
-        self, run: RunDir, start: NodeStart, waiting: WaitingTorchrun | None = None
-    ) -> None:
-        """Start torchrun, its output appended to its log; waiting: a process that waits for the
-        arguments. Raises OSError when it cannot start."""
+    def __init__(self, run: RunDir, start: NodeStart, spare: Spare | None = None) -> None:
+        """Start torchrun, its output appended to its log. spare: of this host, for all attempts.
+        Raises OSError when it cannot start."""
         super().__init__(run, start.node, start.ranks)
+        self.start, self.first_step = start, ""
+        self.next_spare = spare if start.fork and start.is_repeated else None
         self.log = run.node_log(start.node)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         command = torchrun_command(run.path, start)
         with self.log.open("ab") as log:
             log.write(os.fsencode(f"{COMMAND}{shlex.join(command)}\n"))
         env = {**start.env, **self.breadcrumbs.environment}
+        waiting = None if spare is None else spare.take()
         if waiting is not None and waiting.order(command[3:], env, self.log.resolve()):
             self.process = waiting.process
         else:
-            self.process = self._start(command, env)
+            self.process = self._start(command, {**env, FORK: "1"} if start.fork else env)
 
     def _start(self, command: list[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
@@ -233,6 +282,25 @@ class NodeTorchrun(HostRanks):
                 stderr=log,
                 start_new_session=True,
             )
+
+    def poll(self) -> AttemptPhase:
+        """As HostRanks. Once a step is done, so that no core is taken from the start, the process
+        for the next attempt is started."""
+        phase = super().poll()
+        if self.next_spare is not None and phase is AttemptPhase.RUNNING and self._has_trained():
+            with suppress(OSError):  # then the next attempt imports torch itself
+                waiting = WaitingTorchrun(self.run.path, self.start.env, NICENESS)
+                self.next_spare.waiting = waiting
+            self.next_spare = None
+        return phase
+
+    def _has_trained(self) -> bool:
+        """Whether the first rank of this host has gone on from the first step that it was in."""
+        step = STEP.match(self.breadcrumbs.state(self.ranks[0]).doing)
+        if step is None:
+            return False
+        self.first_step = self.first_step or step[0]
+        return step[0] != self.first_step
 
     def snapshot(self) -> NodeState:
         """The current state of torchrun and the ranks."""
