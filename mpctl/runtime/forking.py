@@ -27,6 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from mpctl.runtime.process import die_with_parent
@@ -50,8 +51,8 @@ Work = Callable[[Sequence[str]], None]
 
 
 def import_rank_modules(niceness: int = 0) -> None:
-    """Import what ranks import, and the modules of the families that come with mpctl. niceness: of
-    the imports; above 0 a thread imports, since a process may not take back its own niceness."""
+    """Import what ranks import, and the modules of the families that come with mpctl. niceness:
+    added while it imports, in a thread, since a process may not take back its own."""
     if niceness:
         with ThreadPoolExecutor(1) as executor:
             executor.submit(_import_modules, niceness).result()
@@ -61,13 +62,15 @@ def import_rank_modules(niceness: int = 0) -> None:
 
 def _import_modules(niceness: int = 0) -> None:
     if niceness:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
-    for name in RANK_MODULES:
-        importlib.import_module(name)
+        thread = threading.get_native_id()
+        before = os.getpriority(os.PRIO_PROCESS, thread)
+        os.setpriority(os.PRIO_PROCESS, thread, min(before + niceness, 19))
     from mpctl.families import all_builtin
 
-    for family in all_builtin():
-        importlib.import_module(family.implementation.partition(":")[0])
+    families = [family.implementation.partition(":")[0] for family in all_builtin()]
+    for name in (*RANK_MODULES, *families):
+        with suppress(ImportError):  # the ranks that need it will say so in their logs
+            importlib.import_module(name)
 
 
 def obstacle() -> str:
@@ -88,18 +91,16 @@ def obstacle() -> str:
 def _open_files() -> list[str]:
     paths = []
     for link in Path("/proc/self/fd").iterdir():
-        try:
+        with suppress(OSError):  # the descriptor of this listing
             paths.append(str(link.readlink()))
-        except OSError:  # the descriptor of this listing
-            continue
     return paths
 
 
 def _text(path: Path) -> str:
-    try:
+    """The content of a file; `?` where it is gone."""
+    with suppress(OSError):
         return path.read_text("utf-8", "replace").strip()
-    except OSError:  # the thread has ended meanwhile
-        return "one that has ended"
+    return "?"
 
 
 class ForkedRank:
