@@ -31,7 +31,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -56,7 +56,7 @@ RANKS, GAP, SAVE_EVERY, PATIENCE = 2, 40, 10, 120.0
 HARMLESS = 1.0
 """Seconds of training after a fault that must not end an attempt, in which a failure would show."""
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
-TORCHRUN = "mpctl.runtime.torchrun"
+TORCHRUN, WAITING = "mpctl.runtime.torchrun", "--waiting"
 REPORTS = ("starting again from", "trying again with another port")
 
 
@@ -66,14 +66,15 @@ class Hung(Exception):
 
 @dataclass
 class SoakRun:
-    """A disturbed run: its directory, the faults that may hit it, its current launcher, and every
-    process it has had."""
+    """A disturbed run: its directory, the faults that may hit it, its current launcher, every
+    process it has had, and those of them that waited for the next attempt."""
 
     path: Path
     kinds: Mapping[str, Kind]
     namespace: str = ""
     process: psutil.Popen | None = None
     family: dict[int, psutil.Process] = field(default_factory=dict)
+    spares: set[int] = field(default_factory=set)
 
     def start(self, *more: str) -> None:
         """Start the launcher; its messages are appended to a file next to the directory."""
@@ -104,7 +105,7 @@ class SoakRun:
 
     @property
     def torchrun(self) -> psutil.Process:
-        return next(p for p in self.launcher.children() if TORCHRUN in p.cmdline())
+        return next(p for p in self.launcher.children() if _is_torchrun(p.cmdline()))
 
     @property
     def ranks(self) -> list[psutil.Process]:
@@ -120,12 +121,21 @@ class SoakRun:
 
     def remember(self) -> None:
         with suppress(psutil.Error):
-            for process in (self.launcher, *self.launcher.children(recursive=True)):
-                self.family[process.pid] = process
+            self._add((self.launcher, *self.launcher.children(recursive=True)))
+
+    def _add(self, processes: Iterable[psutil.Process]) -> None:
+        for process in processes:
+            self.family[process.pid] = process
+            with suppress(psutil.Error):  # it ends at this moment
+                if WAITING in process.cmdline():
+                    self.spares.add(process.pid)
 
     def forget_current(self) -> None:
-        """Forget the processes that stay when the next attempt begins: the launcher."""
-        self.family.pop(self.launcher.pid, None)
+        """Forget the processes that stay when the next attempt begins: the launcher, and the one
+        that waited for that attempt."""
+        for pid in (self.launcher.pid, *self.spares):
+            self.family.pop(pid, None)
+        self.spares.clear()
 
     def left_behind(self) -> list[psutil.Process]:
         """Processes of ended launches that still run five seconds later; they are killed."""
@@ -178,10 +188,12 @@ class HostsRun(SoakRun):
 
     def remember(self) -> None:
         for processes in processes_of(self.path).values():
-            self.family.update({process.pid: process for process in processes})
+            self._add(processes)
 
     def forget_current(self) -> None:
-        """Forget the processes that stay: those of the launcher, and the agents."""
+        """Forget the processes that stay: those of the launcher, the agents, and theirs that
+        waited."""
+        super().forget_current()
         for kind in ("launcher", "ssh", "agent", "other"):
             for process in processes_of(self.path).get(kind, []):
                 self.family.pop(process.pid, None)
@@ -246,6 +258,11 @@ def resume_ended(run: SoakRun, while_down: Callable[[SoakRun], object], reported
     while_down(run)
     run.resume()
     return gone
+
+
+def _is_torchrun(line: Sequence[str]) -> bool:
+    """Whether a command line is that of a torchrun with ranks."""
+    return TORCHRUN in line and WAITING not in line
 
 
 def _record(line: str) -> dict[str, Any]:

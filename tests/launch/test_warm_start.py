@@ -124,16 +124,15 @@ if "mpctl.runtime.torchrun" in sys.orig_argv:
 
 
 def test_a_process_with_another_thread_is_not_copied(
-    data: Path, tmp_path: Path, cold: tuple[list[float], list[dict]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(THREAD)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    one = run(data, tmp_path / "run").ended()
+    one = run(data, tmp_path / "run", training__steps=3).ended()
     assert one.process.returncode == 0, one.stderr
     log = (one.run_dir / "logs/torchrun.log").read_text()
     assert "ranks are new processes and import torch again: this process has 2 threads" in log
-    assert starts(one, 0) == [ANEW] and one.losses == cold[0]
+    assert starts(one, 0) == [ANEW]
 
 
 IMPORTED = """
@@ -158,6 +157,6 @@ def test_a_forked_rank_imports_next_to_nothing(
     (tmp_path / "sitecustomize.py").write_text(IMPORTED)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("NOTES", str(tmp_path))
-    assert run(data, tmp_path / "run", training__steps=20).ended().process.returncode == 0
+    assert run(data, tmp_path / "run", training__steps=3).ended().process.returncode == 0
     imported = [(tmp_path / rank).read_text().split("\n") for rank in "01"]
     assert [len(names) < 15 for names in imported] == [True, True], imported

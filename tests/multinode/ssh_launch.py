@@ -90,7 +90,7 @@ class SshRun:
 
 def processes_of(run_dir: Path) -> dict[str, list[psutil.Process]]:
     """The processes that have a run directory in their command line, by kind: `launcher`, `ssh`,
-    `agent`, `torchrun`, `rank`, and `other` for what a shell between them is."""
+    `agent`, `torchrun`, `waiting` for the next attempt, `rank`, and `other` for a shell between."""
     kinds: dict[str, list[psutil.Process]] = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -105,6 +105,7 @@ def _kind(line: list[str]) -> str:
         ("ssh", lambda: Path(line[0]).name == "ssh"),
         ("launcher", lambda: "launch" in line),
         ("agent", lambda: "mpctl.launch.node.agent" in line),
+        ("waiting", lambda: "--waiting" in line),
         ("torchrun", lambda: "mpctl.runtime.torchrun" in line),
         ("rank", lambda: "mpctl.runtime.worker" in line),
     ]
