@@ -239,6 +239,7 @@ def _layer(shapes: ActivationShapes, block: OperatorGroup) -> LayerBytes:
         inner = shapes.routed * features * shapes.value
         matrix *= shapes.local_experts
     gathers = 2 * stream if shapes.splits else 0.0
+    gathers += own if shapes.keeps_shards else 0.0  # arrives while what is summed is still there
     product = product_bytes(shapes, x=inner, w=matrix, y=own) + gathers
     product += cast_bytes(shapes, x=inner, y=stream)
     around_mlp = own * (1 + shapes.dropout)
@@ -395,4 +396,5 @@ def loss_bytes(shapes: ActivationShapes, seq: str, logit_bytes: float) -> float:
     if shapes.mode != "1d":
         return max(working, head_bytes(shapes, x=stream, w=table, y=logits * shapes.value))
     gathers = 2 * stream if shapes.splits else 0.0
+    gathers += stream / shapes.tp if shapes.keeps_shards else 0.0
     return max(working, stream + gathers + table)

@@ -149,7 +149,8 @@ class LayoutMemory:
         held = tuple((view.name, view.replicas, view.copies, view.grid) for view in views)
         return (t.runtime, t.dtype, t.fp8_recipe, t.fp8_amax_history_len, t.gradient_dtype,
                 layout.holds_fp8_weights,
-                p.zero, splits_backward, p.bucket_bytes, held, p.pp > 1, shared)  # fmt: skip
+                p.zero, splits_backward, p.bucket_bytes, held, p.pp > 1, shared,
+                min(layout.num_microbatches, p.pp + 1))  # fmt: skip
 
     def of_stage(self, stage: int, microbatches: int | None = None) -> StageMemory:
         """A rank of the stage with as many micro batches in flight as its schedule has at most.

@@ -143,7 +143,10 @@ class SavedByCore(NamedTuple):
         if shapes.recompute == "selective":
             kept = self.inputs + self.normed + self.turned + self.gathered
             return kept + self.projected, scores
-        return scores + self.normed + self.projected, []
+        # norms read the product's result itself, and of theirs only the copies stay
+        read = self.inputs if attention.has_norms and not self._has_views else []
+        statistics = self.normed[:2]
+        return scores + read + statistics + self.projected, []
 
     @property
     def is_torchs(self) -> bool:

@@ -17,26 +17,20 @@ more.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import lcm
 
 from mpctl.estimate.attention import kernels_of
 from mpctl.estimate.communication import local_parameters
-from mpctl.layout.buckets import (
-    LAYERS_GATHERED_AHEAD,
-    MAX_REDUCTIONS_IN_FLIGHT,
-    Bucket,
-    padded_numel,
-    part_numel,
-)
+from mpctl.estimate.unsharded import unsharded_bytes
+from mpctl.layout.buckets import padded_numel, part_numel
 from mpctl.layout.job_layout import AMAX_BYTES, JobLayout
 from mpctl.operators.grad_flow import frozen_by
 from mpctl.operators.matmul import ParameterSpec
 from mpctl.sharding import View, Views
 from mpctl.spec.job import CheckpointSpec
 from mpctl.spec.runtime import RuntimeMemory
-from mpctl.spec.schedules import SCHEDULES
 from mpctl.units import DTYPE_BYTES
 
 
@@ -91,46 +85,8 @@ def _sliced_states(layout: JobLayout, count: int, stage: int) -> StateBytes:
     stepping = stepped * 4 if reduced < 4 else 0
     return StateBytes(
         count, parameters * width, gradients * reduced, stepped * _optimizer_width(width),
-        _passing_bytes(layout, stage), stepping,
+        unsharded_bytes(layout, stage), stepping,
     )  # fmt: skip
-
-
-def _passing_bytes(layout: JobLayout, stage: int) -> int:
-    """Under ZeRO 2 and 3, bytes that exist unsharded for a moment of a backward: gradients of
-    buckets until they are reduced, at 3 the parameters of layers too. (ZeRO 1 reduces in place.)
-
-    Where weight gradients are deferred they are computed in separate actions, which gather no
-    parameters. Those of biases and norms in their buckets are kept by themselves until then
-    (runtime/zero/gradients.py).
-    """
-    if all(view.zero < 2 for view in layout.views.values()):
-        return 0
-    job, buckets = layout.job, layout.buckets(stage)
-    width, reduced = job.training.value_bytes, job.training.reduced_bytes
-    sizes = [bucket.padded for bucket in buckets if bucket.view.zero == 3]
-    gathered = (1 + LAYERS_GATHERED_AHEAD) * max(sizes, default=0) * width
-    trained = [bucket for bucket in buckets if bucket.is_trained and bucket.view.zero >= 2]
-    parallel = job.parallel
-    if parallel.pp == 1 or not SCHEDULES[parallel.schedule].splits_backward:
-        return _reduced_at_once(trained) * reduced + gathered
-    weights = {f"{name}.weight" for name in layout.table.linear_layers}
-    deferred = [bucket for bucket in trained if not weights.isdisjoint(bucket.names)]
-    others = [bucket for bucket in trained if weights.isdisjoint(bucket.names)]
-    pairs = [pair for b in deferred for pair in zip(b.names, b.sizes, strict=True)]
-    early = sum(size for name, size in pairs if name not in weights)
-    back = _reduced_at_once(others) * reduced + gathered
-    return early * reduced + max(_reduced_at_once(deferred) * reduced, back)
-
-
-def _reduced_at_once(buckets: Sequence[Bucket]) -> int:
-    """Elements of the unsharded gradients that exist at the same time, and of a slice that arrives:
-    the largest, or of several views, whose buckets take turns, the largest in a row."""
-    sizes, most = [bucket.padded for bucket in buckets], 1 + MAX_REDUCTIONS_IN_FLIGHT
-    if len({bucket.view.name for bucket in buckets}) > 1:
-        whole = max(sum(sizes[at : at + most]) for at in range(len(sizes)))
-    else:
-        whole = sum(sorted(sizes, reverse=True)[:most])
-    return whole + max((bucket.part for bucket in buckets), default=0)
 
 
 def _others_states(layout: JobLayout, memory: RuntimeMemory, stage: int) -> StateBytes:

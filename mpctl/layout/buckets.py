@@ -75,8 +75,9 @@ class Bucket(NamedTuple):
     """Parameters whose gradients are reduced in one message, and whose slices ZeRO distributes.
 
     names, sizes: of each parameter, elements on this rank. view: theirs; its replicas reduce the
-    bucket. chunks: the stage's chunks that use them. unit: number of the first unit (entry, layers,
-    exit in forward order) that uses them. layer: the module around whose passes ZeRO 3 gathers
+    bucket. chunks: the stage's chunks that use them. unit, last_unit: numbers of the first and of
+    the last unit (entry, layers, exit in forward order) in which one of them is first used; of the
+    last one backward computes gradients first. layer: the module around whose passes ZeRO 3 gathers
     them, "" for the full chunk. goes_back: whether backward computes any gradient in that module.
     is_trained: False for frozen parameters. partial: the group over which each rank holds only a
     part of the gradient's sum (ParameterSpec.partial_kind), empty where it is complete. is_shared:
@@ -94,6 +95,7 @@ class Bucket(NamedTuple):
     partial: str = ""
     is_shared: bool = False
     undecayed: frozenset[str] = frozenset()
+    last_unit: int = 0
 
     @property
     def numel(self) -> int:
@@ -417,4 +419,5 @@ def _bucket(
         partial=kind.partial,
         is_shared=is_shared,
         undecayed=frozenset(name for _, _, name, item in held if not item.decays),
+        last_unit=max(unit for unit, *_ in held),
     )

@@ -46,10 +46,12 @@ from mpctl.transport.timing import Collective, SecondsByAxis, Work, timed_start
 
 @dataclass(frozen=True)
 class Pending:
-    """A pending collective: its result may be read once `wait` has returned it."""
+    """A pending collective: its result may be read once `wait` has returned it. sent: what it
+    reads, if it is to exist as long as this does, as under NCCL it does (a rehearsal counts it)."""
 
     result: Tensor
     work: Work | None = None
+    sent: Tensor | None = None
 
     def wait(self) -> Tensor:
         """The result. The host waits for it; on CUDA the current stream does, and kernels may still
@@ -248,7 +250,7 @@ class Group:
             whole = tensor.new_empty(_resized(tensor, dim, self.size * tensor.shape[dim]))
             return Pending(whole, self._gather(whole, tensor, is_async, count))
         blocks = tensor.new_empty((self.size, *tensor.shape))
-        return PendingConcatenation(blocks, self._gather(blocks, tensor, is_async), dim)
+        return PendingConcatenation(blocks, self._gather(blocks, tensor, is_async), dim=dim)
 
     def start_all_gather_into(self, whole: Tensor, piece: Tensor) -> Pending:
         """Gather the pieces [n] of all ranks into `whole` [t n], without waiting; `piece` may be a
@@ -304,7 +306,7 @@ class Group:
             lambda shared: _each(shared.reduce_scatter, parts, wholes, self.name),
             partial(_scatter_slices, parts, wholes),
         )  # fmt: skip
-        return Pending(local, work)
+        return Pending(local, work, blocks)
 
     def all_to_all(self, tensor: Tensor, dim: int) -> Tensor:
         """Exchange blocks: of t equal blocks along `dim`, rank r gets the r-th of every rank, in
@@ -319,7 +321,7 @@ class Group:
             lambda shared: shared.all_to_all(received, blocks, self.name),
             partial(dist.all_to_all_single, received.view(-1), blocks.view(-1)),
         )  # fmt: skip
-        return PendingConcatenation(received, work, dim % tensor.dim()).wait()
+        return PendingConcatenation(received, work, dim=dim % tensor.dim()).wait()
 
     def all_to_all_rows(
         self,

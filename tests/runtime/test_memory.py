@@ -5,6 +5,7 @@ Shapes at which activations take most. Of every family and layout a few are aske
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ GRIDS |= {
 LAYOUTS |= GRIDS
 QUICK = {
     ("gpt", "interleaved"), ("llama", "zero-bubble-full"), ("latent", "tp2-sp"),
-    ("experts", "ep2"),
+    ("experts", "ep2"), ("wide-norms", "interleaved"),
 }  # fmt: skip
 LATENT = {
     "model__norm": "rmsnorm", "model__position": "rotary", "model__activation": "swiglu",
@@ -90,6 +91,7 @@ LATENT = {
 VARIANTS: dict[str, dict[str, Any]] = {
     "latent": LATENT,
     "latent-wide-values": {**LATENT, "model__q_lora_rank": None, "model__v_head_dim": 96},
+    "wide-norms": {**SHAPES["llama"], "model__qk_norm": "width"},
     "latent-equal": {**LATENT, "model__v_head_dim": 64, "model__attention_window": 64},
 }
 EXPERTS = {
@@ -103,6 +105,11 @@ SIGMOID = {
     "model__router_bias": True, "model__router_groups": 4, "model__router_groups_per_token": 2,
     "model__router_scale": 2.5, "training__moe_z_loss_coeff": 1e-3,
 }  # fmt: skip
+LATENT_EXPERTS = {
+    **LATENT, "model__experts": 8, "model__experts_per_token": 2, "model__expert_ffn": 192,
+    "model__shared_expert_ffn": 256,
+}  # fmt: skip
+QUICK_ZERO = {("latent-experts", 3, "dry"), ("gpt", 2, "one-bucket-each")}
 WITH_EXPERTS = {"experts": EXPERTS, "sigmoid": SIGMOID}
 VARIANTS |= WITH_EXPERTS
 EVEN = {"training__moe_load": 1.0}
@@ -124,8 +131,8 @@ LAYOUTS |= EXPERT_LAYOUTS
 OF_ONE = ("dry", "full", "cuda", "fp8-tp2-sp", "interleaved", "zero-bubble-full")
 LATENT_LAYOUTS = (
     "plain", "dry", "tp2", "tp2-sp", "full", "tp2-sp-full", "selective", "cp2", "cp2-dry", "pp2",
-    "zero-bubble", "cuda", "cuda-fp32", "cuda-dropout", "cuda-dropout-cp2", "fp8", "fp8-cuda",
-    "fp8-tp2-sp",
+    "interleaved", "zero-bubble", "cuda", "cuda-fp32", "cuda-dropout", "cuda-dropout-cp2",
+    "fp8", "fp8-cuda", "fp8-tp2-sp",
 )  # fmt: skip
 
 
@@ -221,6 +228,37 @@ def test_a_peak_of_states_is_as_planned(zero: int) -> None:
     assert account["failure"] is None, "".join(account["failure"]["traceback"])
     assert memory.state_bytes > 30 * memory.activation_bytes
     assert memory.tensor_bytes == pytest.approx(account["peak_bytes"], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("shape", "zero", "changes"),
+    [
+        pytest.param(*case, marks=[SLOW] * (case not in QUICK_ZERO))
+        for case in itertools.product(
+            ("gpt", "latent-experts"), (2, 3),
+            ("dry", "full", "interleaved", "zero-bubble", "ep2", "one-bucket-each"),
+        )
+        if case[::2] != ("gpt", "ep2")
+    ],
+)  # fmt: skip
+def test_what_zero_has_unsharded_is_as_planned(shape: str, zero: int, changes: str) -> None:
+    """Few tokens, so that gradients until they are reduced, and gathered layers, are most of what
+    is held beside the states: buckets of a layer's experts and of the rest at the same time, and
+    that of the micro batch before."""
+    own = LATENT_EXPERTS if shape == "latent-experts" else {}
+    how = LAYOUTS.get(changes, {"parallel__bucket_bytes": 1})
+    layers = 8 if changes == "interleaved" else 4
+    few = {"model__seq_length": 32, "training__micro_batch_size": 1, "model__layers": layers}
+    wide = {**WIDE, **DRY, **how, **own, **few, "parallel__zero": zero}
+    ranks = 4 * wide.get("parallel__pp", 1)
+    more = EVEN if own else {}
+    job = load_job(None, settings(**{**wide, **more, "dp": 4}, cluster__gpus_per_node=ranks))
+    topology = job_topology(job)
+    for stage, memory in enumerate(tiny_plan(job).estimate.memory):
+        account = rehearse_rank(job, topology, topology.rank(pp=stage))
+        assert account["failure"] is None, "".join(account["failure"]["traceback"])
+        assert account["state_bytes"] == {k: getattr(memory, v) for k, v in STATES.items()}
+        assert 0.9 <= account["peak_bytes"] / memory.tensor_bytes <= 1.05
 
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
