@@ -19,6 +19,7 @@ from mpctl.estimate.activation_shapes import (
 from mpctl.estimate.activations import ChunkBytes, stage_chunks
 from mpctl.estimate.advice import next_measurement
 from mpctl.estimate.expert_messages import ROWS, ExpertMessages
+from mpctl.estimate.host_memory import host_memory
 from mpctl.estimate.kernels import MissingFigure, OpTimes
 from mpctl.estimate.memory import StageMemory, layout_memory
 from mpctl.estimate.network import MissingLink
@@ -253,6 +254,7 @@ def explain_memory(layout: JobLayout) -> Iterator[Figure]:
             yield from _layer_tensors(form, f"{prefix}.again", layer.recomputed)
     for memory in layout_memory(layout):
         yield from _stage(layout, memory, stage_chunks(layout, memory.stage, form))
+    yield from _host(layout)
 
 
 def _layer_tensors(
@@ -334,6 +336,22 @@ def _stage(layout: JobLayout, stage: StageMemory, chunks: Sequence[ChunkBytes]) 
          f"{reserved} + {context} + {bytes_text(stage.communicator_bytes)}", memory.source),
     ):  # fmt: skip
         yield _bytes(f"memory.stage-{stage.stage}.{name}", value, formula, numbers, source)
+
+
+def _host(layout: JobLayout) -> Iterator[Figure]:
+    host, cluster = host_memory(layout), layout.job.cluster
+    ranks = min(cluster.gpus_per_node or layout.job.world_size, layout.job.world_size)
+    offloaded, snapshot = bytes_text(host.offloaded_bytes), bytes_text(host.snapshot_bytes)
+    for name, value, formula, numbers in (
+        ("offloaded", host.offloaded_bytes,
+         "inputs of layers of the micro batches in flight, of a rank", offloaded),
+        ("snapshot", host.snapshot_bytes,
+         "copies that a rank writes checkpoints from: value and two moments", snapshot),
+        ("node", host.node_bytes,
+         "ranks of a node x offloaded + the part of a checkpoint that its ranks write",
+         f"{ranks} x {offloaded} + {bytes_text(host.node_bytes - ranks * host.offloaded_bytes)}"),
+    ):  # fmt: skip
+        yield _bytes(f"memory.host.{name}", value, formula, numbers)
 
 
 def _bytes(name: str, value: float, formula: str, numbers: str, source: str = "") -> Figure:

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from mpctl.estimate.advice import next_measurement
 from mpctl.estimate.communication import MessageCount
+from mpctl.estimate.host_memory import HostMemory, host_bytes, host_memory
 from mpctl.estimate.layer_messages import BlockTraffic, block_traffic
 from mpctl.estimate.memory import StageMemory, fit_text, fullest_stage, layout_memory
 from mpctl.estimate.messages import step_messages
@@ -87,6 +88,15 @@ class Estimate:
         """Bytes of host memory that a rank keeps for the copies that checkpoints are written from;
         0 where training waits for them."""
         return snapshot_bytes(self.layout)
+
+    @cached_property
+    def host_memory(self) -> HostMemory:
+        """Host memory of a rank and of the ranks of a node."""
+        return host_memory(self.layout)
+
+    def host_bytes(self, ranks: int) -> int:
+        """Bytes of host memory that so many ranks of one node need at most."""
+        return host_bytes(self.layout, ranks)
 
     @cached_property
     def time(self) -> StepTime | str:

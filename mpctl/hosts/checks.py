@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from mpctl.checkpoint.replicas import Replicas
 from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.hosts.machine import ABSENT, NO_RUN_DIR, HostFacts, Machine
 from mpctl.hosts.network import HOST, free_port
@@ -109,7 +108,7 @@ def _memory_issues(
     plan: Plan, machine: Machine, ranks: int, device: Device, where: str
 ) -> Iterator[Issue]:
     """Issues of a host that lacks memory for its ranks: on CPU for the peak of a step, on a GPU on
-    its devices, and always for the copies that asynchronous checkpoints are written from."""
+    its devices, and always for offloaded inputs and the copies of checkpoints."""
     if device == "cuda":
         yield from device_memory_issues(plan)
     if plan.estimate is None:
@@ -128,21 +127,30 @@ def _memory_issues(
             f"{START_ANYWAY}",
         )
         return
-    copies = _copied_bytes(plan, ranks)
+    copies = plan.estimate.host_bytes(ranks)
     if need + copies > machine.memory_bytes:
+        kept, ways = list[str](), list[str]()
+        if plan.estimate.snapshot_bytes:
+            kept.append("checkpoints are written from copies in host memory")
+            ways.append("--set checkpoint.asynchronous=false, which saves between two steps")
+        if plan.estimate.host_memory.offloaded_bytes:
+            kept.append("inputs of layers are offloaded to host memory")
+            ways.append("--set training.offload_activations=false, which keeps them on the device")
         step = f" beside {bytes_text(need)} at the peak of a step" if need else ""
         message = (
-            f"checkpoints are written from copies in host memory, {bytes_text(copies)} on this "
-            f"machine{step}, but {free} are free"
+            f"{' and '.join(kept)}, {bytes_text(copies)} on this machine{step}, but {free} are free"
         )
-        way_out = "use --set checkpoint.asynchronous=false, which saves between two steps"
+        way_out = f"use {', or '.join(ways)}"
         yield Issue("copies-fit-memory", where, message, f"{way_out}; {START_ANYWAY}")
 
 
 def node_memory_bytes(plan: Plan, ranks: int, device: Device) -> int:
     """The host memory that so many ranks of one node need at most, as far as the plan knows: on CPU
-    the peak of a step, and the copies that asynchronous checkpoints are written from."""
-    return (_step_bytes(plan, ranks) if device == "cpu" else 0) + _copied_bytes(plan, ranks)
+    the peak of a step; offloaded inputs and the copies that checkpoints are written from."""
+    if plan.estimate is None:
+        return 0
+    step = _step_bytes(plan, ranks) if device == "cpu" else 0
+    return step + plan.estimate.host_bytes(ranks)
 
 
 def _step_bytes(plan: Plan, ranks: int) -> int:
@@ -152,14 +160,6 @@ def _step_bytes(plan: Plan, ranks: int) -> int:
     stages = [stage.allocated_bytes for stage in plan.estimate.memory]
     whole_world = ranks == plan.job.world_size
     return sum(stages) * (ranks // len(stages)) if whole_world else max(stages) * ranks
-
-
-def _copied_bytes(plan: Plan, ranks: int) -> int:
-    """Bytes of the copies that the ranks of a node write asynchronous checkpoints from."""
-    if plan.estimate is None or plan.topology is None or not plan.job.checkpoint.asynchronous:
-        return 0
-    writers = Replicas(plan.topology).writer_count
-    return plan.estimate.checkpoint_bytes * min(ranks, writers) // writers
 
 
 def unshared_issue(host: str, said: str) -> Issue | None:

@@ -201,6 +201,7 @@ def plan_document(
             "stages": json_value(estimate.memory),
             "checkpoint_bytes": estimate.checkpoint_bytes,
             "snapshot_bytes": estimate.snapshot_bytes,
+            "host": to_json(estimate.host_memory),
         }
         document["time"] = time_entry(estimate.time)
         system = find_system(estimate.layout.job.cluster, estimate.layout.profile)

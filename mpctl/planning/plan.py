@@ -15,7 +15,7 @@ from mpctl.errors import InputError
 from mpctl.layout.draft import LayoutDraft
 from mpctl.planning.layout_settings import NearbyLayout
 from mpctl.rules.check import Check
-from mpctl.rules.model import memory_check
+from mpctl.rules.model import host_memory_check, memory_check
 from mpctl.rules.validate import RULES, DraftRule, Rule, check_job, with_tried_hints
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_partial
@@ -134,4 +134,8 @@ def make_plan(
     estimate = Estimate(draft.layout())
     fullest = estimate.fullest_stage
     fits = memory_check(job, fullest.device_bytes, fullest.stage)
-    return Plan(job, (*checks, fits) if fits else checks, topology, estimate)
+    on_host = None
+    if job.cluster.host_memory is not None:
+        on_host = host_memory_check(job, estimate.host_memory.node_bytes)
+    more = [check for check in (fits, on_host) if check is not None]
+    return Plan(job, (*checks, *more), topology, estimate)

@@ -180,6 +180,25 @@ def memory_check(job: JobSpec, heaviest_bytes: int, stage: int) -> Check | None:
     return Check(rule, "ok", where, f"stage {stage}, the fullest, needs {need} of {have}")
 
 
+HOST_SHARE = 0.9  # of a host's memory; the rest is for Python, CUDA's contexts and files
+
+
+def host_memory_check(job: JobSpec, node_bytes: int) -> Check | None:
+    """The check that what the ranks of a node keep in host memory fits the cluster's hosts; None
+    where these are not known or nothing is kept."""
+    have, rule, where = job.cluster.host_memory, "host-memory-fits", "cluster.host_memory"
+    if have is None or not node_bytes:
+        return None
+    need = f"offloaded inputs and copies for checkpoints need {bytes_text(node_bytes)} of a host's"
+    if node_bytes <= HOST_SHARE * have:
+        return Check(rule, "ok", where, f"{need} {bytes_text(have)}")
+    ways = "checkpoint.asynchronous false, or fewer replicas on a node"
+    if job.training.offload_activations:
+        ways = f"training.offload_activations false, {ways}"
+    return Check(rule, "warning", where, f"{need} {bytes_text(have)}, of which at most "
+                 f"{HOST_SHARE:.0%} are for them", f"use {ways}")  # fmt: skip
+
+
 def family_rules(job: JobSpec) -> Iterator[Check]:
     """Positions, sequence length, norms and kv heads that the model's family accepts."""
     model = job.model

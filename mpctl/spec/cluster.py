@@ -247,6 +247,11 @@ class ClusterSpec(StrictModel):
         None, description="ranks (GPUs) on each host; the number that the layout needs when absent"
     )
     device: DeviceSpec | None = Field(None, description="a device preset's name, or its table")
+    host_memory: Bytes | None = Field(
+        None,
+        description="memory of a host, bytes; a plan warns where offloaded inputs and copies for "
+        "checkpoints do not leave a tenth of it",
+    )
     cores: Count | None = Field(
         None,
         description="CPU cores that the ranks of a node share, for devices of kind cpu; more "

@@ -97,6 +97,17 @@ def test_copies_for_checkpoints_count_against_memory() -> None:
     assert issue.rule == "copies-fit-memory" and "peak of a step" not in issue.message
 
 
+def test_offloaded_inputs_count_against_the_hosts_memory() -> None:
+    offloaded = {**GPT, "training.recompute": "full", "training.offload_activations": True,
+                 "checkpoint.asynchronous": False, "launch.device": "cuda"}  # fmt: skip
+    need = make_plan(load_job(None, offloaded)).estimate.host_bytes(1)
+    assert need > 0
+    assert issues(replace(HERE, gpus=1, memory_bytes=need), offloaded, "cuda") == []
+    (issue,) = issues(replace(HERE, gpus=1, memory_bytes=need - 1), offloaded, "cuda")
+    assert issue.rule == "copies-fit-memory"
+    assert "offload_activations=false" in issue.hint and "checkpoint" not in issue.hint
+
+
 def test_all_ranks_of_a_host_share_its_memory() -> None:
     pair = {**GPT, "parallel.pp": 2, "parallel.dp": 2, "cluster.gpus_per_node": 4}
     plan = make_plan(load_job(None, pair))
