@@ -13,17 +13,24 @@ first failure and those that are not echoes are reported in full, the others cou
 (`other_failures`). A full disk looks like other failures: ranks that end without a record, a
 torchrun that cannot write its log. It is detected by writing a file, which also finds what free
 bytes do not show, a quota or a lack of inodes.
+
+A failure is blamed on a host (Failure.blamed) where its cause lies there, as far as is known: a rank
+or a torchrun that was killed, a rank that was stopped or held up the others, a host that was lost, an
+error of a device or a disk. Not an error of the program, which another host would raise too, nor a
+rank that the kernel killed for its memory, nor a peer's time-out; and no host where several show the
+same at once: then the network, the power or the program is the likelier cause.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import signal
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -48,6 +55,15 @@ OUT_OF_MEMORY = (
     "memory ran out, and the kernel killed a process of this control group; use a smaller model or "
     "micro batch, fewer ranks, or a higher limit"
 )
+HOST_FAULTS = re.compile(
+    r"uncorrectable (?:ECC|NVLink) error|CUDA error: (?:unknown error|unspecified launch failure|"
+    r"hardware stack error|an illegal instruction|no CUDA-capable device)|busy or unavailable|"
+    r"fallen off the bus|system not yet initialized|Input/output error|Read-only file system|"
+    r"Stale file handle|Remote I/O error|Transport endpoint is not connected|Host is down|"
+    r"No such device|Structure needs cleaning"
+)
+"""Errors of a device or a disk: CUDA's (cudaGetErrorString), and those of errno(3) that no program
+causes."""
 FAILED, EXITED, TERMINATED, TIMED_OUT = range(4)
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
@@ -139,7 +155,7 @@ def find_failure(run: RunDir, job: JobSpec, evidence: AttemptEvidence) -> Failur
         is_known = any(not record["is_echo"] for record in state.failures)
         failure = failure if is_known else without_ranks("", run)
         error = f"{full}; {failure.error}" if is_known else full
-        failure = replace(failure, error=error, would_repeat=True)
+        failure = replace(failure, error=error, would_repeat=True, blamed="")
     failure = replace(failure, others=other_failures(state, failure.rank))
     if failure.rank is None or len(state.nodes) < 2:
         return failure
@@ -154,6 +170,8 @@ class FailedAttempt:
         self.run, self.job, self.evidence, self.state = run, job, evidence, evidence.state
         progress = evidence.state.collectives()
         self.graph = WaitGraph(progress, queued=job.launch.device == "cuda")
+        nodes = evidence.state.nodes
+        self.hosts = {rank: node.host for node in nodes for rank in node.ranks}
 
     def cause(self) -> Failure:
         """The most likely cause; `find_failure` has the order."""
@@ -161,20 +179,29 @@ class FailedAttempt:
         if causes := [record for record in records if not record["is_echo"]]:
             full = [os.strerror(number) for number in FULL]
             causes.sort(key=lambda r: not any(words in r["error"] for words in full))
-            return self._recorded(causes[0])
+            is_of_host = HOST_FAULTS.search(causes[0]["error"]) is not None
+            failure = self._recorded(causes[0])
+            return self._blamed(failure, (r["rank"] for r in causes)) if is_of_host else failure
         if lost := state.lost:
-            return self._of_no_rank(f"host {lost[0].host} (node {lost[0].node}): {lost[0].lost}")
+            error = f"host {lost[0].host} (node {lost[0].node}): {lost[0].lost}"
+            blamed = lost[0].host if len(lost) == 1 else ""
+            return replace(self._of_no_rank(error), blamed=blamed)
         if evidence.stopped:
             rank = evidence.stopped[0]
-            return self._unrecorded(rank, self._with_wait(rank, stopped_text(evidence.stopped)))
+            error = self._with_wait(rank, stopped_text(evidence.stopped))
+            return self._blamed(self._unrecorded(rank, error), evidence.stopped)
         if evidence.hang is not None:
             hung, error = evidence.hang.rank, evidence.hang.error
-            return self._of_no_rank(error) if hung is None else self._unrecorded(hung, error)
+            if hung is None:
+                return self._of_no_rank(error)
+            return self._blamed(self._unrecorded(hung, error), [hung])
         if killed := next((node for node in state.nodes if node.killed_by), None):
             where = f" on host {killed.host}" if len(state.nodes) > 1 else ""
             why = _signal_text(killed.killed_by, killed.memory_kills)
             error = f"torchrun{where}, {_when(killed.ranks)}, was killed by {why}"
-            return self._of_no_rank(error, self.run.node_log(killed.node))
+            several = sum(node.killed_by > 0 for node in state.nodes) > 1
+            blamed = "" if several or killed.memory_kills else killed.host
+            return replace(self._of_no_rank(error, self.run.node_log(killed.node)), blamed=blamed)
         if (silent := self._likeliest_without_record(records)) is not None:
             return self._ended(silent)
         if records:
@@ -214,7 +241,8 @@ class FailedAttempt:
             logs = {r: end_of(self.run.log(r)) for r in range(self.job.world_size)}
             verdict = ended_verdict(self.graph) or nccl_verdict(logs)
             if verdict is not None and verdict.rank is not None:
-                return self._unrecorded(verdict.rank, verdict.error)
+                held_up = self._unrecorded(verdict.rank, verdict.error)
+                return self._blamed(held_up, [verdict.rank])
         if kind == TIMED_OUT:
             error = f"timed out waiting for its peers (NCCL: {WATCHDOG})"
         elif kind == TERMINATED:
@@ -227,7 +255,15 @@ class FailedAttempt:
             error = f"killed by {_signal_text(-code, kills)}"
         crashed = code > 0 or -code in CRASHES or (code == -signal.SIGKILL and kills)
         failure = self._unrecorded(rank, self._with_wait(rank, error))
-        return replace(failure, would_repeat=bool(crashed))
+        failure = replace(failure, would_repeat=bool(crashed))
+        if kind != FAILED or code >= 0 or kills:
+            return failure
+        return self._blamed(failure, (r for r, c in self.state.ended_ranks.items() if c < 0))
+
+    def _blamed(self, failure: Failure, ranks: Iterable[int]) -> Failure:
+        """The failure, blamed on the host of these ranks where it is one."""
+        hosts = {self.hosts.get(rank, "") for rank in ranks}
+        return replace(failure, blamed=hosts.pop()) if len(hosts) == 1 else failure
 
     def _with_wait(self, rank: int, error: str) -> str:
         """The error, and the collective in which others wait for the rank."""

@@ -11,6 +11,9 @@
 | kubernetes.yaml | launcher, `--on kubernetes --submit` | the object that was created |
 | nodes/meeting.json | launcher, in a world that others started | clusters/torchrun/meeting.py |
 | nodes/hosts.json | launcher, at each attempt | launcher.py: the host of every rank |
+| nodes/blamed.json | launcher, after a failure | blamed.py: failures by the host at fault |
+| nodes/lost | launcher, `--on slurm`, at its end | why hosts could not be used, for slurm.sh |
+| nodes/excluded | launcher, `--on slurm`, at its end | hosts that a requeue leaves out |
 | nodes/ssh-N.log | ssh of node N | output of ssh and the node agent (clusters/ssh/backend.py) |
 | stop-request | `mpctl stop` | launcher.py: asks the launcher to stop the run |
 | nodes/status.json | launcher | launch/attempt.py: state of all ranks, and why they failed |

@@ -51,8 +51,9 @@ class RunDir:
 
     torchrun_log: of the torchruns of node 0, one after the other; launcher_log: the launchers'
     messages; nodes: what the hosts of a launch share; hosts: the host of every rank; status: the
-    state of all hosts and ranks; lost_hosts: the hosts that did not answer at the end of the last
-    launch, a line each, absent when all did.
+    state of all hosts and ranks; lost_hosts: why hosts could not be used at the end of the last
+    launch, a line each, absent when all could; blamed: how many failures each host is blamed for;
+    excluded: the hosts that a requeued job is not to use, a line each, absent without any.
     """
 
     path: Path
@@ -78,6 +79,8 @@ class RunDir:
     hosts = Place(f"{NODES}/hosts.json")
     status = Place(f"{NODES}/status.json")
     lost_hosts = Place(f"{NODES}/lost")
+    blamed = Place(f"{NODES}/blamed.json")
+    excluded = Place(f"{NODES}/excluded")
 
     def report(self, rank: int) -> Path:
         """What a rank measured, written when it has finished."""

@@ -95,7 +95,8 @@ class OtherFailure:
 class Failure:
     """The rank that failed first: its coordinates, its error, what it was doing (step, stage and
     micro batch), the path and the end of its log. rank: None when no single rank is at fault; host:
-    its host, empty where there is one or it is not known; others: the failures of other ranks.
+    its host, empty where there is one or it is not known; others: the failures of other ranks;
+    blamed: the host on which the cause lies, empty where it may lie elsewhere.
 
     Not in the document: would_repeat: the same would happen again from the same state, as far as is
     known: an exception or a crash, not a kill, a stop, a hang or a lost host. rollback: the step
@@ -110,6 +111,7 @@ class Failure:
     last_lines: tuple[str, ...] = ()
     host: str = ""
     others: tuple[OtherFailure, ...] = ()
+    blamed: str = ""
     would_repeat: bool = Field(default=False, exclude=True)
     rollback: int | None = Field(default=None, exclude=True)
 

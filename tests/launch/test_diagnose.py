@@ -5,6 +5,7 @@ One failure of 512 ranks is told once: who failed first, and how many lost their
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -362,3 +363,90 @@ def test_the_first_failure_is_on_top(
         "  → full log: runs/demo/logs/rank-0.log",
         "  → go on from step 2: mpctl launch --resume --run-dir runs/demo",
     ]
+
+
+# ---------------------------------------------------------------- which host is blamed
+
+
+def on_two_hosts(attempt: Attempt, **seen: Any) -> Failure:
+    """Ranks 0 and 1 on n1, 2 and 3 on n2; `seen` is of both hosts."""
+    return attempt.failure_of(
+        attempt.node(range(2), host="n1", node=0, **seen),
+        attempt.node(range(2, 4), host="n2", node=1, **seen),
+    )
+
+
+@pytest.mark.parametrize(
+    ("codes", "blamed"),
+    [
+        ({3: -9}, "n2"),
+        ({3: -11, 2: -9}, "n2"),
+        ({3: -9, 0: -9}, ""),  # on both hosts
+        ({3: 1}, ""),  # an exit code is the program's
+        ({3: -9, 0: -15}, "n2"),  # torchrun ended rank 0
+    ],
+)
+def test_a_host_is_blamed_for_its_killed_ranks(
+    attempt: Attempt, codes: dict[int, int], blamed: str
+) -> None:
+    for rank in range(4):
+        attempt.started(rank)
+    attempt.ended(codes)
+    assert on_two_hosts(attempt).blamed == blamed
+
+
+def test_a_host_is_not_blamed_for_a_rank_that_needed_too_much_memory(attempt: Attempt) -> None:
+    attempt.ended({3: -9})
+    assert on_two_hosts(attempt, memory_kills=1).blamed == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "blamed"),
+    [
+        (ValueError("token 60000"), ""),
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), "n2"),
+        (OSError(5, "Input/output error"), "n2"),
+        (RuntimeError("CUDA error: device-side assert triggered"), ""),
+        (LOST, ""),
+    ],
+)
+def test_a_host_is_blamed_for_its_device_and_its_disk(
+    attempt: Attempt, error: Exception, blamed: str
+) -> None:
+    attempt.raised(2, error)
+    attempt.raised(0, LOST)
+    attempt.ended({0: 1, 1: 1, 2: 1, 3: 1})
+    assert on_two_hosts(attempt).blamed == blamed
+
+
+def test_no_host_is_blamed_for_what_all_ranks_raise(attempt: Attempt) -> None:
+    for rank in range(4):
+        attempt.raised(rank, OSError(5, "Input/output error"))
+    attempt.ended(dict.fromkeys(range(4), 1))
+    assert on_two_hosts(attempt).blamed == ""
+
+
+def test_a_host_that_is_lost_alone_is_blamed(attempt: Attempt) -> None:
+    n1, n2 = attempt.node(range(2), host="n1", code=None), attempt.node(range(2, 4), host="n2")
+    silent = replace(n2, lost="it has not answered for 20 s", code=None)
+    assert attempt.failure_of(n1, silent, code=None).blamed == "n2"
+    gone = replace(n1, lost="it has not answered for 20 s")
+    assert attempt.failure_of(gone, silent, code=None).blamed == ""
+
+
+def test_the_host_of_a_stopped_or_hung_rank_is_blamed(attempt: Attempt) -> None:
+    hosts = [
+        attempt.node(range(2), host="n1", code=None),
+        attempt.node(range(2, 4), host="n2", code=None),
+    ]
+    assert attempt.failure_of(*hosts, code=None, stopped=(3,)).blamed == "n2"
+    assert attempt.failure_of(*hosts, code=None, stopped=(0, 3)).blamed == ""
+    assert attempt.failure_of(*hosts, code=None, hang=Verdict(0, "it computes")).blamed == "n1"
+    assert attempt.failure_of(*hosts, code=None, hang=Verdict(None, "a circle")).blamed == ""
+
+
+def test_a_host_is_blamed_for_its_killed_torchrun(attempt: Attempt) -> None:
+    n1 = attempt.node(range(2), host="n1", code=0)
+    n2 = attempt.node(range(2, 4), host="n2", code=-9, killed_by=9)
+    assert attempt.failure_of(n1, n2).blamed == "n2"
+    assert attempt.failure_of(replace(n1, killed_by=9), n2).blamed == ""
