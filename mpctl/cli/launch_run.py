@@ -151,6 +151,8 @@ class Launch:
             print_warnings([message])
 
         with ExitStack() as stack:
+            if self.overwrite:  # what is in the way of a new run is not read by its hosts
+                self.run.blamed.unlink(missing_ok=True)
             with ended_by_signals("no rank was started"):
                 cluster = stack.enter_context(backend.connect(self.plan, self.run, on_event))
             machine = common_machine(cluster.hosts)

@@ -117,6 +117,9 @@ def connected(
 
 
 def _with_backend(plan: Plan) -> tuple[Plan, Backend]:
-    """The plan on as many slots of its hosts as it has ranks, and its backend."""
-    plan = replace(plan, job=use_first_slots(plan.job))
+    """The plan on as many slots of its hosts as it has ranks, without spare hosts, and its
+    backend."""
+    job = use_first_slots(plan.job)
+    launch = job.launch.model_copy(update={"spare_nodes": 0})
+    plan = replace(plan, job=job.model_copy(update={"launch": launch}))
     return plan, find_backend(plan.job, os.environ)

@@ -55,6 +55,9 @@ class LocalCluster:
     def check(self, plan: Plan, device: Device) -> list[Issue]:
         return list(host_issues(plan, self.hosts[0].machine, device))
 
+    def blame(self, host: str, error: str) -> None:
+        """There is no other host."""
+
     def recover(self, least: int, is_stopped: Callable[[], bool]) -> list[Issue]:
         return []
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,7 +23,7 @@ from mpctl.durable import remove
 from mpctl.errors import InputError
 from mpctl.launch.cluster import Cluster
 from mpctl.launch.control.cluster import AgentCluster
-from mpctl.launch.control.messages import Hello
+from mpctl.launch.control.messages import outer_addresses
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir, cannot_write
 
@@ -89,7 +88,7 @@ class AgentHosts:
         self.cluster = cluster
         self.connect_seconds = [link.connected - began for link in cluster.links]
         self.names = [link.name for link in cluster.links]
-        self.addresses = addresses(cluster.hellos)
+        self.addresses = outer_addresses(cluster.hellos)
 
     def run(self, module: str, requests: Sequence[ReportModel], seconds: float) -> list[HostAnswer]:
         """Run a module on every host at the same time. The answer of a host that is lost meanwhile
@@ -97,23 +96,16 @@ class AgentHosts:
         sent, server = time.time(), self.cluster.server
         futures = [
             server.request(
-                node, "run_module", module=module, text=request.model_dump_json(), seconds=seconds
+                link.node,
+                "run_module",
+                module=module,
+                text=request.model_dump_json(),
+                seconds=seconds,
             )
-            for node, request in enumerate(requests)
+            for link, request in zip(self.cluster.links, requests, strict=True)
         ]
         deadline = time.monotonic() + seconds + SPARE_SECONDS
         return [_answer(future, sent, deadline) for future in futures]
-
-
-def addresses(hellos: Sequence[Hello]) -> list[str]:
-    """The address under which the other hosts reach each host: its end of the connection to the
-    launcher. For the launcher's own host that is the loopback: then the address at which the other
-    hosts reach the launcher."""
-    remotes = (hello.remote for hello in hellos)
-    outer = next((address for address in remotes if not ip_address(address).is_loopback), None)
-    return [
-        outer if outer and ip_address(hello.local).is_loopback else hello.local for hello in hellos
-    ]
 
 
 def _answer(future: Future[Any], sent: float, deadline: float) -> HostAnswer:

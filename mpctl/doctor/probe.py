@@ -20,12 +20,9 @@ import re
 import resource
 import shutil
 import socket
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -67,6 +64,7 @@ from mpctl.hosts.machine import (
 )
 from mpctl.hosts.modules import end_with_parent
 from mpctl.hosts.network import free_port, interface_towards
+from mpctl.hosts.probes import UNCORRECTED, RunningProbe, complaint, run_tool
 
 TORCH_PROBE = "mpctl.runtime.probes.torch_report"
 CHANGES_RUNS = (
@@ -77,9 +75,8 @@ CHANGES_RUNS = (
 """Prefixes of the environment variables that are reported: none of them has a password."""
 GPU_FIELDS = (
     "index", "uuid", "name", "memory.total", "memory.used", "driver_version", "mig.mode.current",
-    "ecc.errors.uncorrected.volatile.total",
+    UNCORRECTED,
 )  # fmt: skip
-TOOL_SECONDS = 15.0
 MIB, MBIT = 1 << 20, 1_000_000
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 DEFAULT_RANGE = (32768, 60999)  # Linux's own
@@ -195,8 +192,9 @@ def probe_gpus(root: Path = ROOT) -> Gpus:
     tool = shutil.which("nvidia-smi")
     files, amd = nvidia_devices(root), amd_devices(root)
     if tool is not None:
-        query = _run(tool, f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits")
-        apps = _run(tool, "--query-compute-apps=gpu_uuid", "--format=csv,noheader")
+        fields = ",".join(GPU_FIELDS)
+        query = run_tool(tool, f"--query-gpu={fields}", "--format=csv,noheader,nounits")
+        apps = run_tool(tool, "--query-compute-apps=gpu_uuid", "--format=csv,noheader")
         devices = [] if query.returncode else parse_gpus(query.stdout, apps.stdout)
     else:
         driver = amd_driver(root) or "amdgpu"
@@ -214,8 +212,8 @@ def probe_gpus(root: Path = ROOT) -> Gpus:
         devices=devices,
         device_files=files or (0 if tool else len(amd)),
         on_bus=sum(gpus_on_bus(root).values()),
-        links=parse_links(_run(tool, "topo", "-m").stdout, len(devices)) if tool else [],
-        error=_complaint(query) if tool and query.returncode else None,
+        links=parse_links(run_tool(tool, "topo", "-m").stdout, len(devices)) if tool else [],
+        error=complaint(query) if tool and query.returncode else None,
     )
 
 
@@ -252,22 +250,6 @@ def parse_links(matrix: str, count: int) -> list[list[str]]:
 
 def _integer(text: str) -> int | None:
     return int(text) if text.isdecimal() else None
-
-
-def _run(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run a tool; one that times out gets a special exit code."""
-    try:
-        return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            timeout=TOOL_SECONDS,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return subprocess.CompletedProcess(command, 1, "", str(error))
-
-
-def _complaint(done: subprocess.CompletedProcess[str]) -> str:
-    words = (done.stderr or done.stdout).strip().splitlines()
-    return words[0] if words else f"exit code {done.returncode}"
 
 
 # ---------------------------------------------------------------- network
@@ -363,38 +345,6 @@ def _used_ports(first: int, last: int) -> int:
 # ---------------------------------------------------------------- all of them
 
 Probe = Callable[[], BaseModel]
-
-
-@dataclass
-class RunningProbe:
-    """A probe in a separate thread. result: None until it has ended, and where it failed."""
-
-    name: str
-    probe: Probe
-    limit: float
-    result: BaseModel | None = None
-    error: str | None = None
-    seconds: float | None = None
-    began: float = field(default_factory=time.monotonic)
-
-    def start(self) -> RunningProbe:
-        """Start the probe; the thread does not keep the process alive."""
-        self.thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-        self.thread.start()
-        return self
-
-    def wait(self) -> None:
-        """Wait until the probe has ended or its time is over."""
-        self.thread.join(max(0.0, self.began + self.limit - time.monotonic()))
-        if self.thread.is_alive():
-            self.error = f"no answer within {self.limit:g} s"
-
-    def _run(self) -> None:
-        try:
-            self.result = self.probe()
-        except Exception as error:  # any failure of a probe is a result about the host
-            self.error = str(error) or type(error).__name__
-        self.seconds = time.monotonic() - self.began
 
 
 def report_host(request: ProbeRequest) -> HostReport:

@@ -50,10 +50,13 @@ class Cluster(Protocol):
     def check(self, plan: Plan, device: Device) -> list[Issue]:
         """Why these hosts cannot run the plan; empty when they can."""
 
+    def blame(self, host: str, error: str) -> None:
+        """Count a failure against the host on which its cause lies. error: its words."""
+
     def recover(self, least: int, is_stopped: Callable[[], bool]) -> list[Issue]:
-        """Before an attempt: reconnect to lost hosts. If at least `least` hosts can then be used,
-        these become `hosts` and [] is returned, else a reason for each that cannot. is_stopped:
-        called while it waits, whether to give up."""
+        """Before an attempt: reconnect to lost hosts, replace lost and bad ones by spare hosts. If
+        at least `least` hosts can then be used, these become `hosts` and [] is returned, else a
+        reason for each that cannot. is_stopped: called while it waits, whether to give up."""
 
     def has_returned(self) -> bool:
         """Whether a host that the current attempt runs without has returned. Cheap enough for

@@ -14,11 +14,11 @@ first failure and those that are not echoes are reported in full, the others cou
 torchrun that cannot write its log. It is detected by writing a file, which also finds what free
 bytes do not show, a quota or a lack of inodes.
 
-A failure is blamed on a host (Failure.blamed) where its cause lies there, as far as is known: a rank
-or a torchrun that was killed, a rank that was stopped or held up the others, a host that was lost, an
-error of a device or a disk. Not an error of the program, which another host would raise too, nor a
-rank that the kernel killed for its memory, nor a peer's time-out; and no host where several show the
-same at once: then the network, the power or the program is the likelier cause.
+A failure is blamed on a host (Failure.blamed) where its cause lies there, as far as is known: a
+rank or a torchrun that was killed, a rank that was stopped or held up the others, a host that was
+lost, an error of a device or a disk. Not an error of the program, which another host would raise
+too, nor a rank that the kernel killed for its memory, nor a peer's time-out; and no host where
+several show the same at once: then the network, the power or the program is the likelier cause.
 """
 
 from __future__ import annotations

@@ -169,6 +169,8 @@ def run_launch(
         for attempt in count(1):
             outcome, words = supervisor.outcome(attempt), ""
             if outcome.failure is not None:
+                if outcome.failure.blamed:
+                    cluster.blame(outcome.failure.blamed, outcome.failure.error)
                 step, checkpoint = plan.run.last_step(), plan.run.last_checkpoint()
                 decision = restarts.decide(outcome.failure, step=step, checkpoint=checkpoint)
                 words = decision.words
@@ -191,7 +193,7 @@ def run_launch(
             on_change(RunChange("restart", attempt, outcome.status, outcome.failure, words))
     on_change(RunChange("end", outcome.attempts, outcome.status, outcome.failure))
     ran = supervisor.plan
-    return outcome if ran is plan else replace(outcome, launch=ran)
+    return outcome if ran.job is plan.job else replace(outcome, launch=ran)
 
 
 @dataclass
@@ -252,7 +254,8 @@ class Supervisor:
             nodes, dp = plan.job.cluster.nodes, plan.job.sizes["dp"]
             names = ", ".join(host.name for host in hosts[:nodes])
             self.on_event(f"going on with {plural(nodes, 'host')} ({names}) at dp {dp}")
-        self.plan = plan
+        used = [host.name for host in hosts[: plan.job.cluster.nodes]]
+        self.plan = replace(plan, launcher=replace(plan.launcher, hosts=used))
 
     def _is_stopped(self) -> bool:
         self.stops.poll(self.plan.run.stop_request)

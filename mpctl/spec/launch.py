@@ -25,6 +25,10 @@ LAUNCHED_AS: Mapping[str, LaunchedKind] = {"cpu": "cpu", "cuda": "cuda", "rocm":
 """torch's name of each kind of device that ranks run on: its ROCm builds answer to cuda, and RCCL
 to nccl."""
 
+SPARED_AFTER = 2
+"""`exclude_after` of a run with spare hosts: one failure may be chance, and a replacement costs
+nothing."""
+
 RANK_MARGIN_SECONDS = 5.0
 """By how much a rank's own time-out in a collective exceeds `timeout_seconds`. The launcher, which
 sees all ranks, ends a hung attempt at `timeout_seconds` and names the rank at fault; a rank can
@@ -336,6 +340,16 @@ class LaunchSpec(StrictModel):
         description="nodes that an elastic run was planned for; filled in when it continues with "
         "fewer, for --resume",
     )
+    spare_nodes: CountOrZero = Field(
+        0,
+        description="most hosts beyond those of the plan that are kept connected and idle, to take "
+        "the place of lost and bad ones; for --on slurm, which allocates them, and --on ssh",
+    )
+    exclude_after: Count | None = Field(
+        None,
+        description="failures that a host is blamed for after which the run does not use it again; "
+        "when absent, 2 with launch.spare_nodes, else no limit",
+    )
     tensorboard: bool = Field(
         False, description="write RUN/tensorboard while training; needs mpctl[tensorboard]"
     )
@@ -363,6 +377,12 @@ class LaunchSpec(StrictModel):
     kubernetes: KubernetesSpec = Field(
         default_factory=KubernetesSpec, description="settings of `--on kubernetes`"
     )
+
+    @property
+    def most_blames(self) -> int | None:
+        """Failures that a host is blamed for after which it is not used again; None for no
+        limit."""
+        return self.exclude_after or (SPARED_AFTER if self.spare_nodes else None)
 
     @property
     def rank_timeout_seconds(self) -> float:

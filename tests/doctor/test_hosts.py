@@ -15,13 +15,13 @@ import pytest
 
 from mpctl.doctor.documents import ProbeRequest
 from mpctl.doctor.examine import Examination, examine
-from mpctl.doctor.hosts import AgentHosts, addresses, connected_hosts, scratch_run
+from mpctl.doctor.hosts import AgentHosts, connected_hosts, scratch_run
 from mpctl.doctor.job import Needs
 from mpctl.errors import InputError, Issue
 from mpctl.hosts.machine import host_facts
 from mpctl.launch.cluster import Cluster
 from mpctl.launch.control.cluster import AgentOrder, agent_cluster
-from mpctl.launch.control.messages import Hello
+from mpctl.launch.control.messages import Hello, outer_addresses
 from mpctl.launch.launch_plan import HostCommand, LaunchPlan
 from mpctl.planning.plan import Plan, load_plan
 from mpctl.rundir.directory import RunDir
@@ -69,8 +69,8 @@ def hello(local: str, remote: str) -> Hello:
 
 def test_the_address_of_the_launchers_host_is_where_others_reach_it() -> None:
     hellos = [hello("127.0.0.1", "127.0.0.1"), hello("10.0.0.2", "10.0.0.1")]
-    assert addresses(hellos) == ["10.0.0.1", "10.0.0.2"]
-    assert addresses(hellos[:1]) == ["127.0.0.1"]
+    assert outer_addresses(hellos) == ["10.0.0.1", "10.0.0.2"]
+    assert outer_addresses(hellos[:1]) == ["127.0.0.1"]
 
 
 def test_two_hosts_report_measure_each_other_and_one_is_lost(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from mpctl.doctor.documents import (
 )
 from mpctl.doctor.host_findings import chosen_by, used_interface
 from mpctl.doctor.probe import (
-    RunningProbe,
     cpu_quota,
     default_interface,
     infiniband_ports,
@@ -34,6 +33,7 @@ from mpctl.doctor.probe import (
     relevant_variables,
     resolve,
 )
+from mpctl.hosts.probes import RunningProbe
 from tests.doctor.synthetic import SECTIONS, answer
 
 

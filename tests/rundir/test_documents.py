@@ -22,7 +22,9 @@ from mpctl.runtime.process import failure_record
 
 def test_a_failure_is_read_back_as_it_was_written() -> None:
     other = OtherFailure((0, 2), "Connection closed by peer", is_echo=True)
-    failure = Failure(1, "x", {"tp": 1}, "step 3", "log", ("a",), "n2", (other,), "n2", would_repeat=True)
+    failure = Failure(
+        1, "x", {"tp": 1}, "step 3", "log", ("a",), "n2", (other,), "n2", would_repeat=True
+    )
     written = failure.as_dict()
     assert set(written) == {"rank", "host", "coords", "error", "doing", "log", "last_lines",
                             "others", "blamed"}  # fmt: skip

@@ -3,11 +3,13 @@
 Without an allocation there is nothing to run on: `--submit` hands the run to sbatch
 (submission.py), and salloc gets one. Inside of one, which may be a batch script, a shell
 below salloc or a step of one task, `srun` starts an agent on each of the first nodes, as many as
-the plan has. A node is known by its name (SLURMD_NODENAME), so that its rank in the plan is its
-index in the allocation's list, however srun numbers its tasks.
+the plan has and, as spare hosts, launch.spare_nodes more. A node is known by its name
+(SLURMD_NODENAME), so that its rank in the plan is its index in the allocation's list, however srun
+numbers its tasks.
 
-The agents connect to this process. A host that did not answer at the end is listed in
-RUN/nodes/lost, so that the batch script knows that another allocation may help.
+The agents connect to this process. At the end RUN/nodes/lost says which nodes of the plan were lost
+or are blamed for too many failures (rundir/blamed.py), so that the batch script knows that another
+allocation may help, and RUN/nodes/excluded lists the latter, which a requeue leaves out.
 """
 
 from __future__ import annotations
@@ -36,14 +38,17 @@ from mpctl.errors import Issue, MpctlError
 from mpctl.hosts.checks import named_device, unshared_issue
 from mpctl.hosts.network import addresses_towards, own_addresses
 from mpctl.launch.cluster import Cluster
-from mpctl.launch.control.cluster import AgentOrder, agent_cluster
+from mpctl.launch.control.cluster import AgentCluster, AgentOrder, agent_cluster
 from mpctl.launch.diagnose import end_of
 from mpctl.launch.launch_plan import HostCommand, LaunchPlan
 from mpctl.launch.node.processes import end_processes
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
+from mpctl.units import plural
 
+REQUEUES = "MPCTL_REQUEUES"
+"""Environment variable of a launcher whose batch script requeues the job where hosts fail."""
 END_SECONDS, KILL_SECONDS = 10.0, 5.0
 MOST_SAID, READ_SECONDS = 1 << 22, 1.0
 
@@ -78,8 +83,11 @@ class SlurmBackend:
 
     @contextmanager
     def connect(self, plan: Plan, run: RunDir, on_event: OnEvent) -> Iterator[Cluster]:
-        allocation = self._allocation()
-        names = allocation.nodes[: plan.job.cluster.nodes]
+        allocation, nodes = self._allocation(), plan.job.cluster.nodes
+        names, spares = self._names(plan), plan.job.launch.spare_nodes
+        if len(names) < nodes + spares:
+            there = plural(len(names) - nodes, "spare host")
+            on_event(f"launch.spare_nodes is {spares}, but the allocation has {there}")
         addresses, log = launcher_addresses(names), run.nodes / "srun.log"
         run.lost_hosts.unlink(missing_ok=True)
         with agent_cluster(
@@ -96,27 +104,46 @@ class SlurmBackend:
             on_event,
             patience=plan.job.launch.start_seconds,
             addresses=addresses,
+            nodes=nodes,
+            exclude_after=plan.job.launch.most_blames,
+            may_move=REQUEUES in self.environment,
         ) as cluster:
             try:
                 yield cluster
             finally:
-                if lost := [link.name for link in cluster.links if not link.is_ready]:
-                    run.lost_hosts.write_text("\n".join(lost) + "\n", "utf-8")
+                _report_hosts(run, cluster)
 
     def commands(self, plan: LaunchPlan) -> list[HostCommand]:
         """The srun command, which starts the agents of all nodes; a launch chooses its port and
         key."""
-        allocation = self._allocation()
-        names = allocation.nodes[: plan.job.cluster.nodes]
+        allocation, names = self._allocation(), self._names(plan)
         order = AgentOrder.of(plan.run)
         agent = _agent(order, launcher_addresses(names), self.job)
         step = agents_step(allocation, names, agent, step_options(self.job, order.run))
         return [HostCommand(0, names[0], tuple(step))]
 
+    def _names(self, plan: Plan | LaunchPlan) -> tuple[str, ...]:
+        """The nodes that agents are started on: those of the plan, then spare hosts."""
+        job = plan.job
+        return self._allocation().nodes[: job.cluster.nodes + job.launch.spare_nodes]
+
     def _allocation(self) -> Allocation:
         if self.allocation is None:
             raise MpctlError("not inside of a Slurm allocation")
         return self.allocation
+
+
+def _report_hosts(run: RunDir, cluster: AgentCluster) -> None:
+    """Write RUN/nodes/lost and RUN/nodes/excluded for the batch script (script.py)."""
+    said = run.excluded.read_text("utf-8", "replace").splitlines() if run.excluded.exists() else []
+    excluded = sorted({*cluster.excluded, *filter(cluster.blames.is_excluded, said)})
+    lost = [f"{link.name} was lost" for link in cluster.links if not link.is_ready]
+    bad = [f"{link.name} failed too often" for link in cluster.links if link.name in excluded]
+    for path, lines in ((run.lost_hosts, [*lost, *bad]), (run.excluded, excluded)):
+        if lines:
+            path.write_text("\n".join(lines) + "\n", "utf-8")
+        else:
+            path.unlink(missing_ok=True)
 
 
 @dataclass

@@ -8,7 +8,11 @@ The script runs on the first node of the job:
 - The job is then requeued, if a step was saved since it began: a job whose limit is too short for
   one step would otherwise be requeued for ever. It keeps its id, and SLURM_RESTART_COUNT rises.
 - It is also requeued when a node was lost, which mpctl detects in seconds; Slurm itself would end
-and requeue the job after its SlurmdTimeout of minutes (`--requeue`).
+  and requeue the job after its SlurmdTimeout of minutes (`--requeue`).
+- Nodes that are blamed for too many failures (RUN/nodes/excluded) are added to the nodes that the
+  job is not to use. Slurm accepts that only for a job that waits: it is done right after the
+  requeue, while the script still runs and ignores the SIGTERM that Slurm sends to its processes. A
+  newly excluded node is a reason to requeue a job that saved no step: each is one only once.
 
 Every value is quoted for the shell, which is also how sbatch reads its `#SBATCH` lines, and none
 may have a line break, so that no setting can add a line. The same holds for the options of
@@ -154,10 +158,13 @@ RUN={run}
 
 newest_checkpoint() {{ ls -v "$RUN/checkpoints" 2>/dev/null | grep '^step-[0-9]*$' | tail -n 1; }}
 
+excluded_nodes() {{ grep -sxE '[A-Za-z0-9._-]+' "$RUN/nodes/excluded" | sort | paste -sd, ; }}
+
 before=$(newest_checkpoint)
+excluded_before=$(excluded_nodes)
 echo "mpctl: job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, restart ${{SLURM_RESTART_COUNT:-0}}," \\
   "from ${{before:-the start}}"
-{command} &
+{requeues}{command} &
 launcher=$!
 trap 'kill -USR1 "$launcher"' USR1
 trap 'kill -TERM "$launcher"' TERM
@@ -170,11 +177,21 @@ trap - USR1 TERM
 REQUEUE = """\
 why=
 [ "$code" -eq 138 ] && why="it was stopped before its time limit"  # 128 + SIGUSR1
-[ "$code" -eq 1 ] && [ -s "$RUN/nodes/lost" ] && why="$(paste -sd, "$RUN/nodes/lost") was lost"
+[ "$code" -eq 1 ] && [ -s "$RUN/nodes/lost" ] && why=$(paste -sd, "$RUN/nodes/lost")
 if [ -n "$why" ]; then
   after=$(newest_checkpoint)
-  if [ "$after" != "$before" ]; then
-    echo "mpctl: $why; $after is saved; job $SLURM_JOB_ID is requeued"
+  excluded=$(excluded_nodes)
+  if [ "$after" != "$before" ] || [ "$excluded" != "$excluded_before" ]; then
+    echo "mpctl: $why; ${after:-no step} is saved; job $SLURM_JOB_ID is requeued" \\
+      ${excluded:+without "$excluded"}
+    if [ -n "$excluded" ]; then
+      list=$(scontrol --oneliner show job "$SLURM_JOB_ID" | grep -o ' ExcNodeList=[^ (]*')
+      list=${list# ExcNodeList=}
+      trap '' TERM
+      scontrol requeue "$SLURM_JOB_ID" &&
+        scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="${list:+$list,}$excluded"
+      exit "$code"
+    fi
     scontrol requeue "$SLURM_JOB_ID" && sleep 60  # Slurm ends this script
   fi
   echo "mpctl: $why; job $SLURM_JOB_ID is not requeued, since it saved no step"
@@ -186,9 +203,10 @@ fi
 class BatchJob:
     """The values of the script of a run.
 
-    name: of the job; run: its directory, an absolute path; nodes: of the plan; gpus: on each node,
-    0 for a run on CPU; cpus: on each node, None for whole nodes; command: what runs the launch;
-    signal_seconds: how long before the time limit Slurm sends SIGUSR1; settings: [launch.slurm].
+    name: of the job; run: its directory, an absolute path; nodes: of the plan, and spare ones;
+    gpus: on each node, 0 for a run on CPU; cpus: on each node, None for whole nodes; command: what
+    runs the launch; signal_seconds: how long before the time limit Slurm sends SIGUSR1; settings:
+    [launch.slurm].
     """
 
     name: str
@@ -209,8 +227,9 @@ def render_script(job: BatchJob) -> str:
     """The text of the batch script. Its values must have passed `script_issues`."""
     options = [f"#SBATCH {option}" for option in script_options(job)]
     setup = "".join(f"{line}\n" for line in job.settings.setup)
-    body = BODY.format(setup=setup, run=shlex.quote(str(job.run)), command=shlex.join(job.command))
-    requeue = REQUEUE if job.settings.requeue else ""
+    requeue, flag = (REQUEUE, "export MPCTL_REQUEUES=1\n") if job.settings.requeue else ("", "")
+    run, command = shlex.quote(str(job.run)), shlex.join(job.command)
+    body = BODY.format(setup=setup, run=run, command=command, requeues=flag)
     return "\n".join(["#!/bin/bash", *options, "", f'{body}{requeue}exit "$code"', ""])
 
 

@@ -142,7 +142,7 @@ class Submission:
         """The request for each node. Raises InputError for a time limit that cannot be read."""
         time = self.settings.time
         return NodeRequest(
-            nodes=self.plan.job.cluster.nodes,
+            nodes=self.plan.job.cluster.nodes + self.plan.job.launch.spare_nodes,
             gpus=self.ranks_per_node if self.device == "cuda" else 0,
             cpus=self.cpus or (1 if self.device == "cuda" else self.ranks_per_node),
             memory_bytes=self._host_memory() if self.device == "cpu" else 0,
@@ -199,7 +199,7 @@ class Submission:
         return BatchJob(
             name=job.name or run.name,
             run=path,
-            nodes=job.cluster.nodes,
+            nodes=self.request.nodes,
             gpus=self.request.gpus,
             cpus=self.cpus,
             command=[sys.executable, "-P", "-m", *launch],

@@ -88,7 +88,8 @@ since a command line can be read by every user of a host; `launch.ssh.pass_env` 
 
 
 def choose_hosts(job: JobSpec) -> HostList:
-    """The hosts of a job, in the order of the plan's nodes, with everything that is wrong."""
+    """The hosts of a job, in the order of the plan's nodes, then its spare hosts, with everything
+    that is wrong."""
     ssh, cluster = job.launch.ssh, job.cluster
     if ssh.hostfile is None:
         hint = "add --hostfile FILE with a line such as `n1 slots=8` for each host"
@@ -99,7 +100,8 @@ def choose_hosts(job: JobSpec) -> HostList:
     if issues:
         return HostList(chosen.hosts, tuple(issues))
     ranks = cluster.gpus_per_node or 1
-    return hosts_of_plan(chosen.hosts, cluster.nodes, ranks, ssh.hostfile)
+    spares = job.launch.spare_nodes
+    return hosts_of_plan(chosen.hosts, cluster.nodes, ranks, ssh.hostfile, spares=spares)
 
 
 def use_first_slots(job: JobSpec) -> JobSpec:
@@ -205,6 +207,8 @@ class SshBackend:
             on_event,
             patience=plan.job.launch.start_seconds,
             addresses=addresses,
+            nodes=plan.job.cluster.nodes,
+            exclude_after=plan.job.launch.most_blames,
         ) as cluster:
             yield cluster
 

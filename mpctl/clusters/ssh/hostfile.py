@@ -209,23 +209,28 @@ def first_slots(hosts: Sequence[SshHost], ranks_per_node: int) -> str | None:
 
 
 def hosts_of_plan(
-    hosts: Sequence[SshHost], nodes: int, ranks_per_node: int, source: str
+    hosts: Sequence[SshHost], nodes: int, ranks_per_node: int, source: str, *, spares: int = 0
 ) -> HostList:
-    """The first `nodes` hosts, each with `ranks_per_node` slots. source: the hostfile's name."""
+    """The first `nodes` hosts and at most `spares` after them, each with `ranks_per_node` slots.
+    source: the hostfile's name."""
     if len(hosts) < nodes:
         message = f"{plural(len(hosts), 'host')}, but the plan has {plural(nodes, 'node')}"
         way_out = f"add hosts, or plan for fewer: --nodes {len(hosts)}" if hosts else "add hosts"
         return HostList(tuple(hosts), (Issue("too-few-hosts", source, message, way_out),))
-    issues = [issue for host in hosts[:nodes] for issue in _slot_issues(host, ranks_per_node)]
-    unused = [host.name for host in hosts[nodes:]]
+    chosen = hosts[: nodes + spares]
+    issues = [issue for host in chosen for issue in _slot_issues(host, ranks_per_node)]
+    unused = [host.name for host in hosts[len(chosen) :]]
     warnings = []
+    if len(chosen) < nodes + spares:
+        there = plural(len(chosen) - nodes, "spare host")
+        warnings.append(f"launch.spare_nodes is {spares}, but {source} has {there}")
     if unused:
         names = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
         warnings.append(
             f"the plan has {plural(nodes, 'node')} and takes the first of {len(hosts)} hosts in "
             f"{source}; not used: {names}"
         )
-    return HostList(tuple(hosts[:nodes]), tuple(issues), tuple(warnings))
+    return HostList(tuple(chosen), tuple(issues), tuple(warnings))
 
 
 def _slot_issues(host: SshHost, ranks_per_node: int) -> Iterator[Issue]:

@@ -197,6 +197,10 @@ class JoinedCluster:
             if len(hosts := {names[n] for n in numbers}) > 1
         ]
 
+    def blame(self, host: str, error: str) -> None:
+        """Count it, for `mpctl status`; the program that started the world chooses its hosts."""
+        self.cluster.blame(host, error)
+
     def recover(self, least: int, is_stopped: Callable[[], bool]) -> list[Issue]:
         """Wait for processes that were lost; a reason for each that does not come back. The program
         that started the world sets its size, so that an elastic run needs all of them, too."""

@@ -2,21 +2,19 @@
 
 A backend provides the names of the hosts and starts an agent on each (AgentStarter). This module
 has what all backends share: waiting for the agents, comparing their facts with the plan, running
-attempts, reconnecting to lost hosts.
+attempts, reconnecting to lost hosts, leaving bad ones out.
 
-A host may come back unfit (a reboot without its mounts, another torch, fewer GPUs) or only for a
-moment (ReturnPolicy). It is checked before the ranks of the others are stopped for it. After its
-n-th loss a host is used again RETURN_SECONDS 2^(n-1) later, after the first at once; an unfit host
-is asked again after as long, with n its refusals; at most LONGEST_SECONDS. A host lost a second
-time at t may return at t + 40 s, after a third time at t + 80 s.
+Before each attempt but the first the hosts are placed anew (placement.py): a spare host takes the
+place of one that is lost, is blamed for too many failures (rundir/blamed.py), or fails the check of
+its health (health.py). A host that comes back is compared with the plan before the ranks of the
+others are stopped for it.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
@@ -27,14 +25,17 @@ from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.hosts.checks import Device, cluster_host_issues, differing_hosts, doubled_hosts
 from mpctl.hosts.machine import HostFacts
 from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState
+from mpctl.launch.control.health import check_hosts
 from mpctl.launch.control.messages import Command, Hello, Start, write_key
+from mpctl.launch.control.placement import RETURN_SECONDS, Placement, ReturnPolicy
 from mpctl.launch.control.server import ControlServer, HostLink
 from mpctl.launch.launch_plan import LaunchPlan
 from mpctl.planning.plan import Plan
+from mpctl.rundir.blamed import BlameRecord, read_blamed
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import write_hosts
+from mpctl.units import plural
 
-RETURN_SECONDS, LONGEST_SECONDS = 20.0, 1800.0
 POLL_SECONDS = 0.02
 END_SECONDS = 15.0
 STACKS_SECONDS = 2.0
@@ -43,37 +44,7 @@ IsStopped = Callable[[], bool]
 RETURN_PATIENCE, FIRST_PAUSE, LONGEST_PAUSE = 15.0, 1.0, 15.0
 """How long a restart waits for hosts that the run can do without; the pauses between two tries."""
 PORT_SECONDS = 10.0
-
-
-@dataclass
-class ReturnPolicy:
-    """The lost hosts of a launch, by node. losses, refusals: how often each was lost and found
-    unfit; not_before: when it may be used again, by time.monotonic()."""
-
-    losses: Counter[int] = field(default_factory=Counter)
-    refusals: Counter[int] = field(default_factory=Counter)
-    not_before: dict[int, float] = field(default_factory=dict)
-
-    def note_loss(self, node: int, now: float) -> float:
-        """Count a loss; the seconds for which the host is not used from now on."""
-        self.losses[node] += 1
-        seconds = _pause(self.losses[node]) if self.losses[node] > 1 else 0.0
-        self.not_before[node] = now + seconds
-        return seconds
-
-    def note_refusal(self, node: int, now: float) -> float:
-        """Count a return as unfit; the seconds after which the host is asked again."""
-        self.refusals[node] += 1
-        seconds = _pause(self.refusals[node])
-        self.not_before[node] = now + seconds
-        return seconds
-
-    def may_return(self, node: int, now: float) -> bool:
-        return now >= self.not_before.get(node, now)
-
-
-def _pause(times: int) -> float:
-    return min(RETURN_SECONDS * 2.0 ** (times - 1), LONGEST_SECONDS)
+HINT = "use other hosts, or raise launch.exclude_after"
 
 
 @dataclass
@@ -179,13 +150,18 @@ def agent_cluster(
     *,
     patience: float,
     addresses: Sequence[str] = (),
+    nodes: int | None = None,
+    exclude_after: int | None = None,
+    may_move: bool = False,
 ) -> Iterator[AgentCluster]:
-    """The hosts `names`, in the order of the plan's nodes, each with a connected agent.
+    """The hosts `names`, each with a connected agent: the first `nodes` of them (all when None), in
+    the order of the plan's nodes, and spare hosts.
 
     patience: seconds without a new host after which the wait for agents ends. addresses: of this
-    host, at which the hosts reach it; empty where that is not known. Raises InputError with a
-    reason for each host that cannot be used. A directory that was made for this is removed
-    again when no run was written there.
+    host, at which the hosts reach it; empty where that is not known. exclude_after, may_move: as in
+    AgentCluster. Raises InputError with a reason for each host that cannot be used, unless a spare
+    host takes its place. A directory that was made for this is removed again when no run was
+    written there.
     """
     is_new = not run.is_occupied
     server = ControlServer(names)
@@ -194,16 +170,21 @@ def agent_cluster(
     run.nodes.mkdir(mode=0o700, exist_ok=True)
     order = AgentOrder.of(run, f"key-{secrets.token_hex(4)}", server.port)
     write_key(order.key, server.key)
-    starter = make_starter(order)
-    cluster = AgentCluster(run, server, starter, on_event, patience)
+    if read_blamed(run.blamed) is None:
+        on_event(f"{run.blamed} cannot be read: failures of hosts are counted anew")
+    cluster = AgentCluster(
+        run, server, make_starter(order), on_event, patience, order.key,
+        placement=Placement(tuple(range(len(names) if nodes is None else nodes))),
+        blames=BlameRecord.of(run.blamed, exclude_after), may_move=may_move,
+    )  # fmt: skip
     try:
-        starter.start(range(len(names)))
-        if issues := cluster.wait():
+        cluster.starter.start(range(len(names)))
+        if issues := cluster.gather():
             raise InputError(issues)
         yield cluster
     finally:
         server.close()
-        starter.end()
+        cluster.starter.end()
         order.key.unlink(missing_ok=True)
         if is_new and not run.job.exists():
             run.abandon()
@@ -211,18 +192,28 @@ def agent_cluster(
 
 @dataclass
 class AgentCluster:
-    """Hosts with a node agent each. attempts: how many were started; ranks: of each host; absent:
-    nodes that an elastic run does without; next_try: when they are tried again, by
-    time.monotonic(); returns: when each may be used; checked: what hosts were last checked for."""
+    """Hosts with a node agent each, by their numbers in the backend's list.
+
+    key: the file of the launch's key; placement: which host runs which node; blames: the failures
+    that each host is blamed for; may_move: another allocation may have other hosts, so that the run
+    ends rather than go on with one that is blamed for too many. attempts: how many were started;
+    ranks: of each host; away: hosts that are lost or were refused; next_try: when they are tried
+    again, by time.monotonic(); returns: when each may be used; checked: what hosts were last
+    checked for.
+    """
 
     run: RunDir
     server: ControlServer
     starter: AgentStarter
     on_event: OnEvent
     patience: float
+    key: Path
+    placement: Placement
+    blames: BlameRecord
+    may_move: bool = False
     attempts: int = 0
     ranks: int = 0
-    absent: frozenset[int] = frozenset()
+    away: set[int] = field(default_factory=set)
     next_try: float = 0.0
     returns: ReturnPolicy = field(default_factory=ReturnPolicy)
     checked: tuple[Plan, Device] | None = None
@@ -230,7 +221,12 @@ class AgentCluster:
     @property
     def links(self) -> list[HostLink]:
         """The connection of each host of the next attempt, in the order of the plan's nodes."""
-        return [link for link in self.server.links if link.node not in self.absent]
+        return [self.server.links[host] for host in self.placement.used]
+
+    @property
+    def spares(self) -> list[HostLink]:
+        """The connections of the hosts without a node of the plan."""
+        return [link for link in self.server.links if link.node not in self.placement.seats]
 
     @property
     def hellos(self) -> list[Hello]:
@@ -242,20 +238,71 @@ class AgentCluster:
         """The facts of each host, under the name that the backend gave it."""
         return [_facts(link) for link in self.links]
 
-    def wait(self, patience: float | None = None, is_stopped: IsStopped = never) -> list[Issue]:
-        """Wait for the agents of all hosts, at most `patience` seconds (of the cluster, when None)
-        without a new one; an issue for each host that did not come."""
+    @property
+    def excluded(self) -> list[str]:
+        """The names of the hosts that are blamed for too many failures."""
+        return [link.name for link in self.server.links if self.blames.is_excluded(link.name)]
+
+    def blame(self, host: str, error: str) -> None:
+        """Count a failure against a host, for this launch and those that resume the run."""
+        try:
+            failures = self.blames.add(host, error, time.time())
+        except OSError as failed:
+            self.on_event(f"{self.run.blamed} could not be written: {failed.strerror}")
+            return
+        if failures == self.blames.most:
+            self.on_event(f"{host} is not to be used again: {self._blame_text(host)}")
+
+    def _blame_text(self, host: str) -> str:
+        times = plural(self.blames.blamed.failures(host), "failure")
+        return f"blamed for {times} of this run (launch.exclude_after {self.blames.most})"
+
+    # ------------------------------------------------------------ connecting
+
+    def gather(self) -> list[Issue]:
+        """Wait for the agents of all hosts, then place those that came. Returns the reasons of the
+        hosts that did not when there are too few."""
+        issues = self.wait(self.server.links)
+        self.away = {link.node for link in self.server.links if not link.is_ready}
+        ready = [link for link in self.server.links if link.is_ready]
+        fit = [link.node for link in ready if not self.blames.is_excluded(link.name)]
+        excluded = [link.node for link in ready if link.node not in fit]
+        least = len(self.placement.seats)
+        placement = self.placement.renewed(fit, excluded, least)
+        if len(placement.used) < least:
+            return issues
+        said = {issue.where: issue.message for issue in issues}
+        reasons = {link.node: said[link.name] for link in self.server.links if link.name in said}
+        for link in self.spares:
+            if link.node in reasons:
+                self.on_event(f"spare host {link.name} is not there: {reasons[link.node]}")
+        blamed = {host: self._blame_text(self.server.links[host].name) for host in excluded}
+        self._place(placement, reasons | blamed)
+        return []
+
+    def wait(
+        self,
+        links: Sequence[HostLink],
+        patience: float | None = None,
+        is_stopped: IsStopped = never,
+    ) -> list[Issue]:
+        """Wait for the agents of these hosts, at most `patience` seconds (of the cluster, when
+        None) without a new one, and RETURN_PATIENCE once there are enough for the plan; an issue
+        for each host that did not come."""
         patience = self.patience if patience is None else patience
         ready, deadline = -1, 0.0
         while True:
-            missing = [link for link in self.links if not link.is_ready]
+            missing = [link for link in links if not link.is_ready]
             if not missing:
                 return []
             for link in missing:
                 if link.lost:  # it came and went; a process of a joined world comes again
                     self.server.forget(link.node)
-            if len(self.links) - len(missing) > ready:
-                ready, deadline = len(self.links) - len(missing), time.monotonic() + patience
+            if len(links) - len(missing) > ready:
+                ready = len(links) - len(missing)
+                is_enough = self._has_enough()
+                seconds = min(patience, RETURN_PATIENCE) if is_enough else patience
+                deadline = time.monotonic() + seconds
             failures = self.starter.failures()
             waiting = [link for link in missing if link.node not in failures]
             if not waiting or time.monotonic() > deadline or is_stopped():
@@ -268,71 +315,159 @@ class AgentCluster:
                     "launch.start_seconds"
                 )
                 silent = [Issue("host-did-not-connect", w.name, late, hint) for w in waiting]
-                return [*(failures[n] for n in sorted(failures)), *silent]
+                known = (failures[link.node] for link in missing if link.node in failures)
+                return [*known, *silent]
             time.sleep(POLL_SECONDS)
 
     def check(self, plan: Plan, device: Device) -> list[Issue]:
-        """What the hosts lack to run the plan, and what differs between them."""
+        """What the hosts lack to run the plan, and what differs between them. Spare hosts that are
+        unfit are left alone."""
         self.checked = (plan, device)
         doubled = doubled_hosts(self.hosts) if device == "cuda" else []
         lacks = cluster_host_issues(plan, self.hosts, device)
-        return [*doubled, *differing_hosts(self.hosts), *lacks]
+        if issues := [*doubled, *differing_hosts(self.hosts), *lacks]:
+            return issues
+        self._refuse_unfit(link.node for link in self.spares if link.is_ready)
+        return []
+
+    # ------------------------------------------------------------ before the next attempt
 
     def recover(self, least: int, is_stopped: IsStopped = never) -> list[Issue]:
-        """Reconnect to lost hosts. Returns a reason for each host that cannot be used if fewer than
-        `least` can, else [], and the next attempt runs without them. is_stopped: to give up."""
-        now, before, self.absent = time.monotonic(), self.absent, frozenset[int]()
-        lost = [link for link in self.links if not link.is_ready]
-        for link in lost:
-            if link.node not in before and (seconds := self.returns.note_loss(link.node, now)):
-                self.on_event(f"{link.name} was lost again: not used for {seconds:g} s")
+        """Place the hosts for the next attempt. Reconnects to lost ones, and waits for them where
+        no spare host can take their place. Returns a reason for each host that cannot be used if
+        fewer than `least` can, else []. is_stopped: to give up."""
+        self._note_losses(self.server.links)
+        lost = [link for link in self.server.links if not link.is_ready]
+        gone = {link.node: link.lost or "lost" for link in lost}
         issues = self._reconnect(lost, least, is_stopped) if lost else []
-        back = [link for link in lost if link.is_ready]
-        back += [self.server.links[node] for node in before if self.server.links[node].is_ready]
-        refused = self._refuse_unfit(dict.fromkeys(link.node for link in back))
-        away = {link.node for link in self.links if not link.is_ready} | refused.keys()
-        if len(self.links) - len(away) < least:
-            return [*issues, *refused.values()]
-        resting = {n for n in before | {link.node for link in lost} if not self._may_return(n)}
-        fit = len(self.links) - len(away | resting) >= least
-        self.absent = frozenset(away | resting if fit else away)
+        refused = self._refuse_unfit(host for host in self.away if self.server.links[host].is_ready)
+        ready = {link.node: link for link in self.server.links if link.is_ready}
+        ready = {host: link for host, link in ready.items() if host not in refused}
+        self.away = {link.node for link in self.server.links} - ready.keys()
+        reasons = {host: self._blame_text(link.name) for host, link in ready.items()
+                   if self.blames.is_excluded(link.name)}  # fmt: skip
+        barred = {*reasons} if self.may_move else set[int]()
+        sick = self._unhealthy([*ready.values()], is_stopped)
+        resting = [host for host in ready if not self._may_return(host)]
+        unwanted = [*resting, *sick, *reasons]
+        fit = [host for host in ready if host not in unwanted]
+        usable = dict.fromkeys(host for host in unwanted if host not in barred)
+        placement = self.placement.renewed(fit, [*usable], least)
+        if len(placement.used) < least:
+            names = {host: self.server.links[host].name for host in barred}
+            bad = [Issue("host-excluded", names[host], reasons[host], HINT) for host in barred]
+            return [*issues, *refused.values(), *bad]
+        found = {host: issue.message for host, issue in (refused | sick).items()}
+        self._place(placement, gone | found | reasons)
+        for host in sick.keys() - {*placement.used}:
+            self._dismiss(host, sick[host])
         self.next_try = time.monotonic() + RETURN_SECONDS
         return []
+
+    def _note_losses(self, links: Sequence[HostLink]) -> None:
+        """Count those of these hosts that were lost since they were last looked at."""
+        for link in links:
+            if link.lost and link.node not in self.away:
+                self.away.add(link.node)
+                seconds = self.returns.note_loss(link.node, time.monotonic())
+                if seconds:
+                    self.on_event(f"{link.name} was lost again: not used for {seconds:g} s")
+
+    def _place(self, placement: Placement, reasons: Mapping[int, str]) -> None:
+        """Use a placement, and report what it changes. reasons: why hosts are not wanted."""
+        links = self.server.links
+        for node, (before, now) in enumerate(
+            zip(self.placement.seats, placement.seats, strict=True)
+        ):
+            if before != now:
+                change = f"{links[now].name} takes the place of {links[before].name} (node {node})"
+                self.on_event(f"{change}: {reasons.get(before, 'it cannot be used')}")
+        for host in sorted(placement.absent & reasons.keys()):
+            self.on_event(f"{links[host].name} is left out: {reasons[host]}")
+        for host in placement.unwanted:
+            if host in reasons:
+                way = "used all the same, since no other host is there (launch.spare_nodes)"
+                self.on_event(f"{links[host].name}: {reasons[host]}; {way}")
+        self.placement = placement
+
+    def _unhealthy(self, links: Sequence[HostLink], is_stopped: IsStopped) -> dict[int, Issue]:
+        """Why some of these hosts should not be used, as they find now. Only hosts that were
+        checked for a plan are asked."""
+        if self.checked is None or len(links) < 2 or is_stopped():
+            return {}
+        needs_gpus = self.checked[1] == "cuda"
+        try:
+            health = check_hosts(
+                self.server, links, self.key, needs_gpus=needs_gpus, is_stopped=is_stopped
+            )
+        except OSError as error:  # the key cannot be read here
+            self.on_event(f"hosts were not checked: {error}")
+            return {}
+        for note in health.notes:
+            self.on_event(f"health of the hosts: {note}")
+        bad = dict(health.bad)
+        facts = {
+            link.node: replace(report.facts, name=link.name)
+            for link in links
+            if (report := health.reports.get(link.node)) and report.facts and link.node not in bad
+        }
+        for host, found in facts.items():
+            if issue := next(self._unfit(found, []), None):
+                bad[host] = issue
+        if len(bad) == len(links):
+            self.on_event(f"health of the hosts: all: {next(iter(bad.values())).message}")
+            return {}
+        return bad
 
     def _reconnect(
         self, lost: Sequence[HostLink], least: int, is_stopped: IsStopped
     ) -> list[Issue]:
-        """Restart the agents of lost hosts, with pauses, until all have connected or `patience` is
-        over; at most RETURN_PATIENCE once `least` hosts are connected."""
+        """Restart the agents of lost hosts. Where no spare host can take their place, wait, with
+        pauses, until all have connected or `patience` is over; at most RETURN_PATIENCE once `least`
+        hosts are connected."""
         self.on_event(f"connecting again to {', '.join(link.name for link in lost)}")
         begin, pause, issues = time.monotonic(), FIRST_PAUSE, list[Issue]()
-        while away := [link for link in lost if not link.is_ready]:
-            is_enough = len(self.links) - len(away) >= least
+        self._start_again(lost)
+        while (away := [link for link in lost if not link.is_ready]) and not self._has_enough():
+            is_enough = len(self.server.links) - len(away) >= least
             end = begin + (min(RETURN_PATIENCE, self.patience) if is_enough else self.patience)
-            if time.monotonic() >= end or is_stopped():
-                break
-            self._start_again(away)
-            issues = self.wait(max(0.0, end - time.monotonic()), is_stopped)
+            issues = self.wait(
+                lost, max(0.0, end - time.monotonic()), lambda: is_stopped() or self._has_enough()
+            )
             resume = min(time.monotonic() + pause, end)
             while issues and time.monotonic() < resume and not is_stopped():
                 time.sleep(POLL_SECONDS)
             pause = min(2 * pause, LONGEST_PAUSE)
+            if not issues or time.monotonic() >= end or is_stopped():
+                break
+            self._start_again([link for link in lost if not link.is_ready])
         return issues if any(not link.is_ready for link in lost) else []
 
-    def _refuse_unfit(self, nodes: Iterable[int]) -> dict[int, Issue]:
-        """Why some of these reconnected hosts cannot be used; their agents are dismissed."""
-        links = [self.server.links[node] for node in nodes]
+    def _has_enough(self) -> bool:
+        """Whether connected hosts that may be used fill all nodes of the plan."""
+        links = (link for link in self.server.links if link.is_ready)
+        fit = [link for link in links if not self.blames.is_excluded(link.name)]
+        return sum(self._may_return(link.node) for link in fit) >= len(self.placement.seats)
+
+    def _refuse_unfit(self, hosts: Iterable[int]) -> dict[int, Issue]:
+        """Why some of these connected hosts cannot be used; their agents are dismissed."""
+        links = [self.server.links[host] for host in hosts]
         others = [link for link in self.links if link.is_ready and link not in links]
         facts = [_facts(link) for link in others]
         refused: dict[int, Issue] = {}
         for link in links:
             if issue := next(self._unfit(_facts(link), facts), None):
-                seconds = self.returns.note_refusal(link.node, time.monotonic())
+                seconds = self._dismiss(link.node, issue)
                 way = f"it is asked again in {seconds:g} s"
-                self.on_event(f"{link.name} is back and not used: {issue.message}; {way}")
-                self.server.dismiss(link.node, issue.message)
+                self.on_event(f"{link.name} is connected and not used: {issue.message}; {way}")
                 refused[link.node] = issue
         return refused
+
+    def _dismiss(self, host: int, issue: Issue) -> float:
+        """End the agent of a host that is not used; the seconds until it is asked again."""
+        self.away.add(host)
+        self.server.dismiss(host, issue.message)
+        return self.returns.note_refusal(host, time.monotonic())
 
     def _unfit(self, host: HostFacts, others: Sequence[HostFacts]) -> Iterator[Issue]:
         """What keeps a host from running the launch with these others, which can."""
@@ -343,24 +478,34 @@ class AgentCluster:
                 yield from doubled_hosts([*others, host])
             yield from cluster_host_issues(plan, [host] * plan.job.cluster.nodes, device)
 
-    def _may_return(self, node: int) -> bool:
-        return self.returns.may_return(node, time.monotonic())
+    def _may_return(self, host: int) -> bool:
+        return self.returns.may_return(host, time.monotonic())
 
     def has_returned(self) -> bool:
-        """Whether an absent host has reconnected and can be used; restarts the agents of those that
-        have not, once in RETURN_SECONDS."""
-        if not self.absent:
-            return False
-        missing = [self.server.links[node] for node in sorted(self.absent)]
-        back = [link.node for link in missing if link.is_ready and self._may_return(link.node)]
-        if back and len(self._refuse_unfit(back)) < len(back):
-            return True
-        if time.monotonic() >= self.next_try:
+        """Whether a host has reconnected and can be used for a node that the attempt runs without;
+        one that is not needed becomes a spare host. Restarts the agents of lost hosts, once in
+        RETURN_SECONDS."""
+        used = {*self.placement.used}
+        idle = [link for link in self.server.links if link.node not in used]
+        self._note_losses(idle)
+        missing = [link for link in idle if link.node in self.away or self._is_awaited(link)]
+        back = [link for link in missing if link.is_ready and self._may_return(link.node)]
+        if back:
+            refused = self._refuse_unfit(link.node for link in back)
+            fit = [link for link in back if link.node not in refused]
+            if self.placement.absent and any(not self.blames.is_excluded(x.name) for x in fit):
+                return True
+            self.away -= {link.node for link in fit}
+        if missing and time.monotonic() >= self.next_try:
             self.next_try = time.monotonic() + RETURN_SECONDS
             ended = self.starter.failures()
-            again = [link for link in missing if link.node in ended and self._may_return(link.node)]
-            self._start_again(again)
+            gone = [link for link in missing if link.lost or link.node in ended]
+            self._start_again([link for link in gone if self._may_return(link.node)])
         return False
+
+    def _is_awaited(self, link: HostLink) -> bool:
+        """Whether an elastic run does without a host that it may use again."""
+        return link.node in self.placement.absent and not self.blames.is_excluded(link.name)
 
     def _start_again(self, links: Sequence[HostLink]) -> None:
         for link in links:

@@ -30,7 +30,9 @@ import secrets
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,6 +64,17 @@ class Hello:
     local: str
     remote: str
     type: Literal["hello"] = "hello"
+
+
+def outer_addresses(hellos: Sequence[Hello]) -> list[str]:
+    """The address under which the other hosts reach each host: its end of the connection to the
+    launcher. For the launcher's own host that is the loopback: then the address at which the other
+    hosts reach the launcher."""
+    remotes = (hello.remote for hello in hellos)
+    outer = next((address for address in remotes if not ip_address(address).is_loopback), None)
+    return [
+        outer if outer and ip_address(hello.local).is_loopback else hello.local for hello in hellos
+    ]
 
 
 @checked(frozen=True)

@@ -192,8 +192,15 @@ def test_line_breaks_are_refused() -> None:
 
 # ---------------------------------------------------------------- what its shell does
 
-SCONTROL = '#!/bin/sh\necho "scontrol $*"\nkill -TERM $PPID\n'
-"""Slurm ends the script of a job that is requeued."""
+SCONTROL = """\
+#!/bin/sh
+echo "scontrol $*" >&2
+case "$*" in
+  *show*) echo "JobId=7 ReqNodeList=(null) ExcNodeList=$BEFORE NodeList=n[1-2]" ;;
+  requeue*) kill -TERM $PPID ;;
+esac
+"""
+"""Slurm ends the script of a job that is requeued. BEFORE: the nodes that it excludes."""
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -202,11 +209,11 @@ def environment(folder: Path) -> dict[str, str]:
     command.write_text(SCONTROL)
     command.chmod(0o755)
     return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7",
-            "SLURM_JOB_NODELIST": "n[1-2]"}  # fmt: skip
+            "SLURM_JOB_NODELIST": "n[1-2]", "BEFORE": "(null)"}  # fmt: skip
 
 
-def bash(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    env = environment(folder.parent / f"{folder.name}-bin")
+def bash(text: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    env = {**environment(folder.parent / f"{folder.name}-bin"), **more}
     return subprocess.run(
         ["bash"], input=text, env=env, capture_output=True, text=True, timeout=30, check=False
     )
@@ -233,8 +240,36 @@ def test_only_a_stop_before_the_limit_and_a_lost_node_are_requeued(
     )
     done = bash(render_script(job), tmp_path)
     assert done.returncode == code, done.stderr
-    assert ("scontrol requeue 7" in done.stdout) == is_requeued
+    assert ("scontrol requeue 7" in done.stderr) == is_requeued and "update" not in done.stderr
     assert "mpctl: job 7 on n[1-2], restart 0, from the start\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("before", "list_before", "list_after"),
+    [("", "(null)", "n2"), ("", "n9", "n9,n2"), ("n2", "n9,n2", None), ("n1", "n1", "n1,n2")],
+)
+def test_a_requeue_excludes_the_nodes_that_failed_too_often(
+    tmp_path: Path, before: str, list_before: str, list_after: str | None
+) -> None:
+    """Also where no step was saved, if a node is new there; what is no name of a node is left
+    out. before: in RUN/nodes/excluded when the job began."""
+    (tmp_path / "run" / "nodes").mkdir(parents=True)
+    if before:
+        (tmp_path / "run" / "nodes" / "excluded").write_text(f"{before}\n")
+    launcher = (
+        'test "$MPCTL_REQUEUES" = 1 && cd $0/nodes && echo n2 failed too often > lost; '
+        "echo n2 > excluded; echo 'n3 JobId=8' >> excluded; exit 1"
+    )
+    command = ["bash", "-c", launcher, str(tmp_path / "run")]
+    done = bash(
+        render_script(replace(JOB, run=tmp_path / "run", command=command)), tmp_path,
+        BEFORE=list_before,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    requeued = ["scontrol requeue 7", f"scontrol update JobId=7 ExcNodeList={list_after}"]
+    said = [line for line in done.stderr.splitlines() if "show" not in line]
+    assert said == ([] if list_after is None else requeued)
+    assert "n2 failed too often" in done.stdout
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 38), (signal.SIGTERM, 43)])

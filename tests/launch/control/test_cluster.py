@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -29,9 +29,9 @@ from mpctl.launch.control.cluster import (
     AgentAttempt,
     AgentCluster,
     AgentOrder,
-    ReturnPolicy,
     agent_cluster,
 )
+from mpctl.launch.control.health import Health
 from mpctl.launch.control.messages import (
     FROM_AGENT,
     Connection,
@@ -40,6 +40,7 @@ from mpctl.launch.control.messages import (
     encode,
     read_key,
 )
+from mpctl.launch.control.placement import ReturnPolicy
 from mpctl.launch.control.server import ControlServer
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
 from mpctl.launch.set_up import set_up_run
@@ -169,7 +170,7 @@ def test_a_host_that_does_not_see_the_run_directory_is_refused(hosts: Hosts) -> 
     assert not hosts.run.path.exists() and not hosts.pids()
 
 
-NAMES = ["n0", "n1", "n2"]
+NAMES = ["n0", "n1", "n2", "n3", "n4"]
 GPUS = replace(host_facts(), machine=Machine(8, 4, 2**40))
 
 
@@ -206,11 +207,16 @@ class Peers:
 
 
 class World:
-    """Three connected hosts of four GPUs, checked for a plan of as many."""
+    """Three connected hosts of four GPUs, checked for a plan of as many, and spare hosts. sick:
+    what the next check of their health finds, by host."""
 
     def __init__(self, cluster: AgentCluster, events: list[str]) -> None:
         self.cluster, self.events = cluster, events
         self.peers = cast(Peers, cluster.starter)
+        self.sick: dict[int, str] = {}
+
+    def check_hosts(self, *_: object, **__: object) -> Health:
+        return Health({host: Issue("sick", NAMES[host], text) for host, text in self.sick.items()})
 
     def lose(self, node: int) -> None:
         self.peers.connections[node].socket.close()
@@ -223,20 +229,38 @@ class World:
         return "\n".join(self.events)
 
 
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+@contextmanager
+def worlds(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, spares: int = 0, **settings: Any
+) -> Iterator[World]:
     monkeypatch.setattr(cluster_module, "FIRST_PAUSE", 0.05)
     monkeypatch.setattr(cluster_module, "RETURN_PATIENCE", 0.5)
     job = load_job(None, {"cluster.nodes": 3, "cluster.gpus_per_node": 4, "parallel.dp": 12})
     events: list[str] = []
-    run = RunDir(tmp_path / "run")
+    run = RunDir(folder / "run")
+    down = settings.pop("down", set())
     made = agent_cluster(
-        NAMES, run, lambda order: Peers(order, {}, set()), events.append, patience=6,
-        addresses=["127.0.0.1"],
+        NAMES[: 3 + spares], run, lambda order: Peers(order, {}, down), events.append,
+        patience=6, addresses=["127.0.0.1"], nodes=3, **settings,
     )  # fmt: skip
     with made as cluster:
+        world = World(cluster, events)
+        monkeypatch.setattr(cluster_module, "check_hosts", world.check_hosts)
         assert cluster.check(tiny_plan(job), "cuda") == []
-        yield World(cluster, events)
+        yield world
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    with worlds(tmp_path, monkeypatch) as made:
+        yield made
+
+
+@pytest.fixture
+def spared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """With the spare hosts n3 and n4."""
+    with worlds(tmp_path, monkeypatch, spares=2, exclude_after=2) as made:
+        yield made
 
 
 def test_a_lost_host_is_tried_until_the_patience_of_the_launch_is_over(world: World) -> None:
@@ -300,13 +324,15 @@ def test_an_unfit_host_stays_away_and_the_others_are_not_stopped(
     world.peers.down.clear()
     world.peers.facts[2] = facts
     world.cluster.next_try = 0.0
-    returned = until(lambda: world.cluster.has_returned() or "back and not used" in world.said())
+    returned = until(
+        lambda: world.cluster.has_returned() or "connected and not used" in world.said()
+    )
     if not words:  # nothing of a plan without a model is compared with its memory
         assert returned and "not used" not in world.said()
         return
     assert returned and words in world.said() and "asked again in 20 s" in world.said()
     assert not world.cluster.has_returned() and world.used() == [0, 1]
-    assert world.said().count("back and not used") == 1
+    assert world.said().count("connected and not used") == 1
 
 
 def test_an_unfit_host_ends_a_run_that_needs_it_with_the_reason(world: World) -> None:
@@ -363,6 +389,138 @@ def test_a_flapping_host_is_used_where_the_run_cannot_do_without_it(world: World
         world.lose(2)
         assert world.cluster.recover(3) == []
         assert world.used() == [0, 1, 2]
+
+
+# ---------------------------------------------------------------- spare hosts
+
+
+def test_a_spare_host_takes_over_at_once_and_the_others_keep_their_nodes(spared: World) -> None:
+    spared.peers.down = {1}
+    spared.lose(1)
+    spared.cluster.patience = 600  # of which nothing is waited
+    begin = time.monotonic()
+    assert spared.cluster.recover(3) == []
+    assert time.monotonic() - begin < 10
+    assert spared.used() == [0, 3, 2]
+    assert "n3 takes the place of n1 (node 1): its node agent ended" in spared.said()
+
+
+def test_a_host_that_comes_back_is_a_spare_host(spared: World) -> None:
+    spared.lose(1)  # its agent is started again, and connects at once
+    assert spared.cluster.recover(3) == [] and spared.used() == [0, 3, 2]
+    link = spared.cluster.server.links[1]
+    assert until(lambda: link.is_ready)
+    assert not spared.cluster.has_returned() and spared.used() == [0, 3, 2]
+    spared.peers.down = {2, 4}
+    for host in (2, 4):
+        spared.lose(host)
+    assert spared.cluster.recover(3) == [] and spared.used() == [0, 3, 1]
+
+
+def test_a_lost_spare_host_is_tried_again_and_costs_nothing(spared: World) -> None:
+    spared.lose(3)
+    spared.cluster.next_try = 0.0
+    assert until(lambda: not spared.cluster.has_returned() and spared.peers.starts == 2)
+    assert until(lambda: spared.cluster.server.links[3].is_ready)
+    assert not spared.cluster.has_returned() and spared.used() == [0, 1, 2]
+
+
+def test_a_host_of_the_attempt_is_not_forgotten_while_it_runs(spared: World) -> None:
+    """Its loss must end the attempt."""
+    spared.lose(1)
+    spared.cluster.next_try = 0.0
+    assert not spared.cluster.has_returned()
+    assert spared.cluster.server.links[1].lost and spared.peers.starts == 1
+
+
+def test_an_unhealthy_host_is_replaced_and_asked_again_later(spared: World) -> None:
+    spared.sick = {0: "cannot write into the run directory"}
+    assert spared.cluster.recover(3) == [] and spared.used() == [3, 1, 2]
+    assert "n3 takes the place of n0 (node 0): cannot write" in spared.said()
+    assert until(lambda: spared.cluster.server.links[0].lost)
+    assert spared.cluster.returns.not_before[0] > time.monotonic() + 15
+
+
+def test_an_unhealthy_host_is_used_where_the_run_needs_it(world: World) -> None:
+    world.sick = {0: "uncorrected ECC errors: 12 on GPU 1"}
+    assert world.cluster.recover(3) == [] and world.used() == [0, 1, 2]
+    assert "n0: uncorrected ECC errors: 12 on GPU 1; used all the same" in world.said()
+    assert world.cluster.recover(2) == [] and world.used() == [1, 2]
+    assert "n0 is left out: uncorrected ECC errors" in world.said()
+
+
+def test_what_all_hosts_have_is_no_reason_to_leave_one_out(world: World) -> None:
+    world.sick = dict.fromkeys(range(3), "cannot write into the run directory: full")
+    assert world.cluster.recover(2) == [] and world.used() == [0, 1, 2]
+    assert "health of the hosts: all: cannot write" in world.said()
+
+
+# ---------------------------------------------------------------- blamed hosts
+
+
+def test_a_host_is_replaced_after_its_second_failure(spared: World) -> None:
+    spared.cluster.blame("n1", "killed by signal 9")
+    assert spared.cluster.recover(3) == [] and spared.used() == [0, 1, 2]
+    spared.cluster.blame("n1", "killed by signal 9")
+    assert spared.cluster.recover(3) == [] and spared.used() == [0, 3, 2]
+    reason = "blamed for 2 failures of this run (launch.exclude_after 2)"
+    assert f"n1 is not to be used again: {reason}" in spared.said()
+    assert f"n3 takes the place of n1 (node 1): {reason}" in spared.said()
+    spared.lose(0)
+    spared.lose(4)
+    spared.peers.down = {0, 4}
+    spared.cluster.patience = 0.5
+    assert spared.cluster.recover(3) == [] and spared.used() == [1, 3, 2]  # better than none
+    assert f"n1: {reason}; used all the same" in spared.said()
+
+
+def test_an_elastic_run_goes_on_without_a_blamed_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with worlds(tmp_path, monkeypatch, exclude_after=1) as world:
+        world.cluster.blame("n2", "host n2 (node 2): lost")
+        assert world.cluster.recover(2) == [] and world.used() == [0, 1]
+        assert not world.cluster.has_returned()
+        assert "n2 is left out: blamed for 1 failure" in world.said()
+
+
+def test_a_run_that_may_move_ends_where_only_a_blamed_host_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with worlds(tmp_path, monkeypatch, exclude_after=1, may_move=True) as world:
+        world.cluster.blame("n2", "killed")
+        (issue,) = world.cluster.recover(3)
+        assert (issue.rule, issue.where) == ("host-excluded", "n2")
+        assert world.cluster.recover(2) == [] and world.used() == [0, 1]
+
+
+def test_a_resumed_run_begins_without_its_blamed_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with worlds(tmp_path, monkeypatch, spares=1, exclude_after=1) as world:
+        world.cluster.blame("n0", "killed")
+        world.cluster.run.job.write_text("{}")  # so that the directory is that of a run
+    with worlds(tmp_path, monkeypatch, spares=1, exclude_after=1) as world:
+        assert world.used() == [3, 1, 2]
+        assert "n3 takes the place of n0 (node 0): blamed for 1 failure" in world.said()
+    with worlds(tmp_path, monkeypatch, exclude_after=1) as world:
+        assert world.used() == [0, 1, 2] and "used all the same" in world.said()
+
+
+def test_a_spare_host_stands_in_for_one_that_never_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with worlds(tmp_path, monkeypatch, spares=2, down={1, 4}) as world:
+        assert world.used() == [0, 3, 2]
+        assert "n3 takes the place of n1 (node 1): the host did not answer" in world.said()
+        assert "spare host n4 is not there: the host did not answer" in world.said()
+    down = {1, 2, 3}
+    with (
+        pytest.raises(InputError) as caught,
+        worlds(tmp_path, monkeypatch, spares=2, down=down),
+    ):
+        raise AssertionError("connected")
+    assert [issue.where for issue in caught.value.issues] == ["n1", "n2", "n3"]
 
 
 def test_the_pauses_of_a_host_double() -> None:
