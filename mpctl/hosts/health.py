@@ -166,6 +166,8 @@ class Connections:
                 probe.join(max(0.0, self.deadline - time.monotonic()))
             if self.awaited:
                 self.all_came.wait(max(0.0, self.deadline - time.monotonic()))
+            with suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         late = (other for other, probe in zip(self.larger, probes, strict=True) if probe.is_alive())
         return dict.fromkeys(late, "no answer in time") | failures
 

@@ -264,6 +264,11 @@ def _status_rows(status: StatusDocument) -> Iterator[Row]:
     yield from _rank_rows(status)
     if status["failure"] is not None:
         yield "failure", failure_text(status["failure"])
+    for number, row in enumerate(status["blamed"][:MOST_NAMED]):
+        limit = ", not to be used again" if row["is_excluded"] else ""
+        when = "" if row["last"] is None else f" at {moment_text(row['last'])}"
+        text = f"{row['host']} for {plural(row['failures'], 'failure')}{limit}"
+        yield "" if number else "blamed", f"{text}; the last{when}: {row['error']}"
     yield "run directory", status["path"]
     if status["status"] in RESUMABLE and status["checkpoint"]:
         yield "go on with", _resume(status["path"])

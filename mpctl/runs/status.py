@@ -19,6 +19,7 @@ from mpctl.clusters.backend import ScheduledJob
 from mpctl.launch.attempt import AttemptPhase, RankState, read_status
 from mpctl.launch.verdict import ProcessView, WaitGraph, hang_verdict
 from mpctl.layout.topology import job_topology
+from mpctl.rundir.blamed import read_blamed
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import LauncherRecord
 from mpctl.rundir.metrics import is_number, parse_record
@@ -71,6 +72,18 @@ class RankRow(TypedDict):
     process: str | None
 
 
+class BlamedRow(TypedDict):
+    """A host that is blamed for failures (rundir/blamed.py): how many, the time of the last one
+    (ISO 8601 in UTC) and its words; is_excluded: the run does not use it again if it can do
+    without."""
+
+    host: str
+    failures: int
+    last: str | None
+    error: str
+    is_excluded: bool
+
+
 class StatusDocument(TypedDict):
     """What `mpctl status --json` prints; None stands for what is not known.
 
@@ -79,7 +92,8 @@ class StatusDocument(TypedDict):
     last_step_seconds: since the last step was recorded; checkpoint: the newest,
     checkpoint_seconds: its age; is_stopping: a stop was requested; job_state: what the scheduler
     says of the job while the run does not go on; waiting: whom ranks wait for, while no step was
-    done for long; as_of: when this was found out, ISO 8601 in UTC.
+    done for long; blamed: hosts for failures, those for most first; as_of: when this was found out,
+    ISO 8601 in UTC.
     """
 
     schema: Literal["mpctl.status/1"]
@@ -106,6 +120,7 @@ class StatusDocument(TypedDict):
     ranks: list[RankRow]
     job_state: str | None
     waiting: str | None
+    blamed: list[BlamedRow]
     failure: dict[str, Any] | None
     problems: list[str]
 
@@ -154,6 +169,7 @@ def status_of(path: Path, name: str, now: float | None = None) -> StatusDocument
         "ranks": _rank_rows(run.job, launcher, ranks, now) if run.job else [],
         "job_state": job.state if isinstance(job, ScheduledJob) else job,
         "waiting": _waiting(run, ranks, idle, pace) if is_running else None,
+        "blamed": _blamed_rows(path, run.job),
         "failure": None if failure is None else failure.as_dict(),
         "problems": list(run.problems),
     }
@@ -210,6 +226,22 @@ def _rank_rows(
             "process": state.process or None,
         })  # fmt: skip
     return rows
+
+
+def _blamed_rows(path: Path, job: JobSpec | None) -> list[BlamedRow]:
+    blamed = read_blamed(RunDir(path).blamed)
+    most = job.launch.most_blames if job else None
+    hosts = sorted(blamed.hosts.items(), key=lambda item: -item[1].failures) if blamed else []
+    return [
+        {
+            "host": host,
+            "failures": blame.failures,
+            "last": iso(blame.last),
+            "error": blame.error,
+            "is_excluded": most is not None and blame.failures >= most,
+        }
+        for host, blame in hosts
+    ]
 
 
 def _waiting(

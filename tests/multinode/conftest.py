@@ -35,10 +35,25 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
         yield cluster
 
 
+@pytest.fixture(scope="module")
+def slurm_of_three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """A Slurm of the nodes n1, n2 and n3."""
+    folder = tmp_path_factory.mktemp("slurm3")
+    with slurm_cluster(folder, names=("n1", "n2", "n3")) as cluster:
+        yield cluster
+
+
 @pytest.fixture
 def ssh_hosts(tmp_path: Path) -> Iterator[SshHosts]:
     """Hosts n1 and n2, both this machine, with an sshd each."""
     with loopback_hosts(tmp_path / "ssh") as hosts:
+        yield hosts
+
+
+@pytest.fixture
+def three_ssh_hosts(tmp_path: Path) -> Iterator[SshHosts]:
+    """Hosts n1, n2 and n3, all this machine, with an sshd each."""
+    with loopback_hosts(tmp_path / "ssh", ("n1", "n2", "n3")) as hosts:
         yield hosts
 
 

@@ -1,11 +1,11 @@
-"""A Slurm of two nodes on this machine: munged, slurmctld and two slurmd on 127.0.0.1.
+"""A Slurm of two or more nodes on this machine: munged, slurmctld and the slurmd on 127.0.0.1.
 
     with slurm_cluster(folder) as cluster:
         cluster.run(["sbatch", "job.sh"])
 
 It has a munge key and socket, a configuration, ports and spool folders of its own in `folder`, so
-that it disturbs no other Slurm. Node n1 and n2 have two CPUs each and share this machine. Slurm is
-told that each also has two GPUs (empty files for devices), so that what it says about GPUs can be
+that it disturbs no other Slurm. Nodes n1, n2, ... have two CPUs each and share this machine. Slurm
+is told that each also has two GPUs (empty files for devices), so that what it says about GPUs can be
 read.
 """
 
@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,14 +57,14 @@ SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
 GresTypes=gpu
-NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first_port}-{last_port}] \
+NodeName={listed} NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first_port}-{last_port}] \
 CPUs=2 RealMemory=4000 Gres=gpu:2
-PartitionName=main Nodes=n[1-2] Default=YES State=UP OverSubscribe=FORCE:4
-PartitionName=short Nodes=n[1-2] State=UP OverSubscribe=FORCE:4 MaxTime=1
+PartitionName=main Nodes={listed} Default=YES State=UP OverSubscribe=FORCE:4
+PartitionName=short Nodes={listed} State=UP OverSubscribe=FORCE:4 MaxTime=1
 PartitionName=one Nodes=n1 State=UP OverSubscribe=FORCE:4
-PartitionName=closed Nodes=n[1-2] State=DOWN
+PartitionName=closed Nodes={listed} State=DOWN
 """
-GRES = "NodeName=n[1-2] Name=gpu File={folder}/gpu[0-1] Flags=nvidia_gpu_env\n"
+GRES = "NodeName={listed} Name=gpu File={folder}/gpu[0-1] Flags=nvidia_gpu_env\n"
 
 
 @dataclass
@@ -152,9 +152,12 @@ class SlurmCluster:
 
 
 @contextmanager
-def slurm_cluster(folder: Path, *, slurmd_seconds: int = 60) -> Iterator[SlurmCluster]:
-    """A Slurm that runs inside of the block. slurmd_seconds: after which a silent node is down."""
-    cluster = _configured(folder, slurmd_seconds)
+def slurm_cluster(
+    folder: Path, *, names: Sequence[str] = NODES, slurmd_seconds: int = 60
+) -> Iterator[SlurmCluster]:
+    """A Slurm that runs inside of the block. names: n1, n2, ...; slurmd_seconds: after which a
+    silent node is down."""
+    cluster = _configured(folder, len(names), slurmd_seconds)
     munge = [
         _path("munged"), "--foreground", "--force",
         f"--key-file={folder}/munge.key", f"--socket={folder}/munge.socket",
@@ -166,9 +169,9 @@ def slurm_cluster(folder: Path, *, slurmd_seconds: int = 60) -> Iterator[SlurmCl
         wait_until((folder / "munge.socket").exists, 10, cluster.logs)
         controller = [_path("slurmctld"), "-D", "-c", "-f", cluster.env["SLURM_CONF"]]
         daemons.append(Daemon(controller, folder / "slurmctld.out", cluster.env))
-        for name in NODES:
+        for name in names:
             cluster.start_node(name)
-        wait_until(lambda: cluster.states() == dict.fromkeys(NODES, "idle"), 30, cluster.logs)
+        wait_until(lambda: cluster.states() == dict.fromkeys(names, "idle"), 30, cluster.logs)
         yield cluster
     finally:
         _take_down(cluster, daemons)
@@ -185,16 +188,18 @@ def _take_down(cluster: SlurmCluster, daemons: list[Daemon]) -> None:
             process.kill()
 
 
-def _configured(folder: Path, slurmd_seconds: int) -> SlurmCluster:
-    """Write the configuration. munged refuses a folder that others may write."""
+def _configured(folder: Path, count: int, slurmd_seconds: int) -> SlurmCluster:
+    """Write the configuration of so many nodes. munged refuses a folder that others may write."""
     folder.chmod(0o755)
     (folder / "state").mkdir()
     key = folder / "munge.key"
     key.touch(0o600)
     key.write_bytes(os.urandom(64))
-    first, last = _adjacent_ports()
+    first, last = _adjacent_ports(count)
+    listed = f"n[1-{count}]"
     text = CONFIG.format(
         folder=folder,
+        listed=listed,
         host=socket.gethostname().partition(".")[0],
         ctld_port=free_ports(1)[0],
         first_port=first,
@@ -202,20 +207,21 @@ def _configured(folder: Path, slurmd_seconds: int) -> SlurmCluster:
         slurmd_seconds=slurmd_seconds,
     )
     (folder / "slurm.conf").write_text(text)
-    (folder / "gres.conf").write_text(GRES.format(folder=folder))
+    (folder / "gres.conf").write_text(GRES.format(folder=folder, listed=listed))
     for number in range(2):
         (folder / f"gpu{number}").touch()
     ours = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     return SlurmCluster(folder, {**ours, "SLURM_CONF": str(folder / "slurm.conf")})
 
 
-def _adjacent_ports() -> tuple[int, int]:
-    """Two free ports that follow each other."""
+def _adjacent_ports(count: int) -> tuple[int, int]:
+    """The first and the last of so many free ports that follow each other."""
     while True:
         (first,) = free_ports(1)
-        with socket.socket() as opened, suppress(OSError):
-            opened.bind(("127.0.0.1", first + 1))
-            return first, first + 1
+        with ExitStack() as opened, suppress(OSError, OverflowError):
+            for port in range(first + 1, first + count):
+                opened.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first, first + count - 1
 
 
 def _path(name: str) -> str:

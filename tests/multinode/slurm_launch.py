@@ -119,10 +119,12 @@ class SlurmRun:
         wait_until(lambda: not self.processes(), seconds, lambda: f"gone: {self.processes()}")
 
 
-def allocated(cluster: SlurmCluster, command: list[str], run: Path, **environment: str) -> SlurmRun:
-    """Run a launch in an allocation of two nodes. environment: set inside of it."""
+def allocated(
+    cluster: SlurmCluster, command: list[str], run: Path, *, nodes: int = 2, **environment: str
+) -> SlurmRun:
+    """Run a launch in an allocation of so many nodes. environment: set inside of it."""
     setting = [f"{name}={value}" for name, value in environment.items()]
-    salloc = ["salloc", "-Q", "-N2", "--ntasks-per-node=1", "env", *setting, *command]
+    salloc = ["salloc", "-Q", f"-N{nodes}", "--ntasks-per-node=1", "env", *setting, *command]
     with run.with_suffix(".out").open("wb") as out:
         process = subprocess.Popen(
             salloc, env=cluster.env, stdin=subprocess.DEVNULL, stdout=out, stderr=out

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, RankState, StatusFile
+from mpctl.rundir.blamed import BlameRecord
 from mpctl.rundir.breadcrumb import JOINED, BreadcrumbState
 from mpctl.rundir.launcher import START_TOLERANCE, this_launcher
 from mpctl.runs.saved import is_running
@@ -61,6 +62,25 @@ def test_the_same_in_words(tmp_path: Path, call: Mpctl, monkeypatch: pytest.Monk
     assert "ranks          2, all with a heartbeat in the last 5 s" in lines
     assert "  rank 1       step 6, forward of micro batch 1" in lines
     assert not any(line.startswith("!") for line in lines)
+
+
+def test_hosts_that_are_blamed_for_failures(tmp_path: Path, call: Mpctl) -> None:
+    run = make_run(tmp_path / "demo", **{"launch.spare_nodes": 1})
+    assert status_of(run, "demo")["blamed"] == []
+    path = run / "nodes" / "blamed.json"
+    path.parent.mkdir(exist_ok=True)
+    blames = BlameRecord.of(path, None)
+    for host, error in (("n1", "lost"), ("n2", "killed by signal 9"), ("n2", "it computes")):
+        blames.add(host, error, 1_700_000_000.0)
+    first, second = status_of(run, "demo")["blamed"]
+    assert first == {"host": "n2", "failures": 2, "last": "2023-11-14T22:13:20+00:00",
+                     "error": "it computes", "is_excluded": True}  # fmt: skip
+    assert (second["host"], second["failures"], second["is_excluded"]) == ("n1", 1, False)
+    said = " ".join(call("status", run).out.split())
+    assert "blamed n2 for 2 failures, not to be used again; the last at" in said
+    assert "n1 for 1 failure; the last at" in said
+    path.write_text("[]")
+    assert status_of(run, "demo")["blamed"] == []
 
 
 def test_the_load_of_experts_is_a_median_of_the_last_steps(tmp_path: Path, call: Mpctl) -> None:

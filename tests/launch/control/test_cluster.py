@@ -40,7 +40,6 @@ from mpctl.launch.control.messages import (
     encode,
     read_key,
 )
-from mpctl.launch.control.placement import ReturnPolicy
 from mpctl.launch.control.server import ControlServer
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
 from mpctl.launch.set_up import set_up_run
@@ -521,15 +520,6 @@ def test_a_spare_host_stands_in_for_one_that_never_came(
     ):
         raise AssertionError("connected")
     assert [issue.where for issue in caught.value.issues] == ["n1", "n2", "n3"]
-
-
-def test_the_pauses_of_a_host_double() -> None:
-    policy = ReturnPolicy()
-    assert [policy.note_loss(0, 0.0) for _ in range(4)] == [0, 40, 80, 160]
-    assert [policy.note_refusal(1, 0.0) for _ in range(3)] == [20, 40, 80]
-    assert [policy.note_loss(0, 0.0) for _ in range(9)][-1] == 1800
-    assert not policy.may_return(0, 1799) and policy.may_return(0, 1800)
-    assert policy.may_return(7, 0.0)
 
 
 def failure(rank: int, at: float) -> FailureRecord:
