@@ -131,7 +131,7 @@ def launch_warnings(
 ) -> list[str]:
     """Warnings about a job that can start on so many hosts like this machine. A run that continues
     from a checkpoint does not read its initial weights."""
-    warnings = [*_compile_warnings(job), *_device_warnings(job)]
+    warnings = [*_compile_warnings(job), *_device_warnings(job), *_spare_warnings(job)]
     warnings += _profile_warnings(job, resumption)
     if chosen_device(job, machine) == "cuda":
         warnings += kernel_warnings(job, has_triton=find_spec("triton") is not None)
@@ -161,6 +161,12 @@ def _profile_warnings(job: JobSpec, resumption: Resumption | None) -> Iterator[s
     if ranges and ranges[-1][1] <= done:
         yield (f"launch.profile {job.launch.profile}: training goes on at step {done + 1}, so "
                "nothing more is recorded")  # fmt: skip
+
+
+def _spare_warnings(job: JobSpec) -> Iterator[str]:
+    if job.launch.spare_nodes and not job.launch.max_restarts:
+        spares = plural(job.launch.spare_nodes, "spare host")
+        yield f"launch.max_restarts 0: {spares} can take over at the start, not after a failure"
 
 
 def _device_warnings(job: JobSpec) -> Iterator[str]:

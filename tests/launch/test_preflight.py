@@ -35,6 +35,13 @@ def test_layers_compiled_in_pieces_are_reported(changes: dict[str, Any], says: s
         assert not on or says in words
 
 
+def test_spare_hosts_without_restarts_are_reported() -> None:
+    for restarts in (0, 1):
+        job = job_of({"launch.spare_nodes": 2, "launch.max_restarts": restarts})
+        words = " ".join(launch_warnings(job, Machine(8, 0, 2**40)))
+        assert ("launch.max_restarts 0: 2 spare hosts can take over at" in words) == (not restarts)
+
+
 def test_attention_dropout_without_triton_holds_scores() -> None:
     dropped, plain = (job_of({"training.attention_dropout": p}) for p in (0.1, 0.0))
     (warning,) = kernel_warnings(dropped, has_triton=False)

@@ -5,8 +5,8 @@
 
 It has a munge key and socket, a configuration, ports and spool folders of its own in `folder`, so
 that it disturbs no other Slurm. Nodes n1, n2, ... have two CPUs each and share this machine. Slurm
-is told that each also has two GPUs (empty files for devices), so that what it says about GPUs can be
-read.
+is told that each also has two GPUs (empty files for devices), so that what it says about GPUs can
+be read.
 """
 
 from __future__ import annotations

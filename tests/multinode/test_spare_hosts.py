@@ -221,6 +221,7 @@ def test_a_node_that_fails_twice_is_excluded_by_the_requeue(
     assert "ExcNodeList=n2" in slurm.run(["scontrol", "show", "job", run.job]).stdout
     assert run.losses == pytest.approx(one_process, rel=1e-5)
     assert blamed(path) == {"n2": 2}
+    assert (path / "nodes" / "excluded").read_text() == "n2\n"  # though n2 is not of this job
     run.require_nothing_left()
 
 

@@ -426,19 +426,21 @@ class AgentCluster:
         pauses, until all have connected or `patience` is over; at most RETURN_PATIENCE once `least`
         hosts are connected."""
         self.on_event(f"connecting again to {', '.join(link.name for link in lost)}")
+
+        def is_over() -> bool:
+            return is_stopped() or self._has_enough()
+
         begin, pause, issues = time.monotonic(), FIRST_PAUSE, list[Issue]()
         self._start_again(lost)
-        while (away := [link for link in lost if not link.is_ready]) and not self._has_enough():
+        while (away := [link for link in lost if not link.is_ready]) and not is_over():
             is_enough = len(self.server.links) - len(away) >= least
             end = begin + (min(RETURN_PATIENCE, self.patience) if is_enough else self.patience)
-            issues = self.wait(
-                lost, max(0.0, end - time.monotonic()), lambda: is_stopped() or self._has_enough()
-            )
+            issues = self.wait(lost, max(0.0, end - time.monotonic()), is_over)
             resume = min(time.monotonic() + pause, end)
-            while issues and time.monotonic() < resume and not is_stopped():
+            while issues and time.monotonic() < resume and not is_over():
                 time.sleep(POLL_SECONDS)
             pause = min(2 * pause, LONGEST_PAUSE)
-            if not issues or time.monotonic() >= end or is_stopped():
+            if not issues or time.monotonic() >= end:
                 break
             self._start_again([link for link in lost if not link.is_ready])
         return issues if any(not link.is_ready for link in lost) else []

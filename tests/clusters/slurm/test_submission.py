@@ -80,6 +80,12 @@ def test_a_plan_on_gpus_asks_for_whole_nodes() -> None:
     assert list(submission().issues(Path("runs/demo"))) == []
 
 
+def test_spare_nodes_are_asked_for_too() -> None:
+    spared = submission(launch__device="cuda", launch__spare_nodes=2)
+    assert spared.request.nodes == spared.batch_job(Path("/shared/demo")).nodes == 4
+    assert spared.save_need.nodes == 2  # spare nodes save nothing
+
+
 def test_a_plan_on_cpus_asks_for_cores_and_memory() -> None:
     chosen = submission(
         launch__device="cpu", launch__threads_per_rank=3, launch__slurm__partition="cpu"

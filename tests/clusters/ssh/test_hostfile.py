@@ -164,6 +164,17 @@ def test_a_plan_takes_the_first_hosts_and_names_the_others() -> None:
     )
 
 
+def test_the_hosts_after_those_of_the_plan_are_spare_ones() -> None:
+    chosen = hosts_of_plan(HOSTS, 2, 4, "hosts", spares=1)
+    assert (chosen.hosts, chosen.issues) == (HOSTS[:3], ())
+    assert "not used: ::1" in chosen.warnings[0]
+    fewer = hosts_of_plan(HOSTS[:3], 2, 4, "hosts", spares=3)
+    assert fewer.hosts == HOSTS[:3]
+    assert fewer.warnings == ("launch.spare_nodes is 3, but hosts has 1 spare host",)
+    (issue,) = hosts_of_plan(HOSTS, 2, 4, "hosts", spares=2).issues
+    assert issue.rule == "slots-match-plan"  # a spare host must have the slots of a node, too
+
+
 def test_too_few_hosts_are_refused_with_both_ways_out() -> None:
     (issue,) = hosts_of_plan(HOSTS, 5, 4, "hosts").issues
     assert str(issue) == (

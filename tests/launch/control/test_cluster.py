@@ -56,10 +56,11 @@ OnRecord = Callable[[StepRecord], None]
 
 
 class Hosts:
-    """Two hosts n0 and n1 and a run on them."""
+    """Two hosts n0 and n1, spare hosts n2 and so on, and a run on them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, spares: int = 0) -> None:
         self.run = RunDir(folder)
+        self.names = [f"n{host}" for host in range(2 + spares)]
         self.events: list[str] = []
         self.starter: LocalAgents
 
@@ -70,7 +71,9 @@ class Hosts:
     @contextmanager
     def connected(self) -> Iterator[AgentCluster]:
         make, event = self.make_starter, self.events.append
-        with agent_cluster(["n0", "n1"], self.run, make, event, patience=60) as cluster:
+        with agent_cluster(
+            self.names, self.run, make, event, patience=60, nodes=2, exclude_after=1
+        ) as cluster:
             yield cluster
 
     def launch(self, plan: LaunchPlan, on_record: OnRecord = lambda _: None) -> RunOutcome:
@@ -141,6 +144,35 @@ def test_a_killed_end_is_named_and_the_run_continues(
     assert victim == "agent" or "killed by signal 9" in hosts.events[0], hosts.events
     records = list(hosts.run.records())
     assert [record["loss"] for record in records] == pytest.approx(finished.losses, rel=1e-6)
+    assert not hosts.pids()
+
+
+@pytest.mark.slow
+def test_a_spare_host_goes_on_with_the_same_losses(
+    data: Path, finished: Launched, tmp_path: Path
+) -> None:
+    """A rank of n1 is killed, which is the one failure that n1 may be blamed for."""
+    hosts = Hosts(tmp_path / "run", spares=1)
+    settings = {"launch__max_restarts": 1, "checkpoint__interval": 2}
+    plan = _plan(data, hosts.run, parallel__tp=1, parallel__dp=2, **settings)
+    killed: list[int] = []
+
+    def kill(record: StepRecord) -> None:
+        if record["step"] == 3 and not killed:
+            torchrun = psutil.Process(hosts.starter.processes[1].pid).children()[0]
+            killed.append(torchrun.children()[0].pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    outcome = hosts.launch(plan, kill)
+    assert (outcome.status, outcome.attempts) == ("finished", 2), outcome.failure
+    said = "\n".join(hosts.events)
+    assert "n2 takes the place of n1 (node 1): blamed for 1 failure of this run" in said
+    records = list(hosts.run.records())
+    assert [record["loss"] for record in records] == pytest.approx(finished.losses, rel=1e-6)
+    document = json.loads(hosts.run.hosts.read_text())
+    assert [entry["host"] for entry in document["hosts"]] == ["n0", "n2"]
+    assert json.loads(hosts.run.launcher.read_text())["hosts"] == ["n0", "n2"]
+    assert json.loads(hosts.run.blamed.read_text())["hosts"]["n1"]["failures"] == 1
     assert not hosts.pids()
 
 
