@@ -352,7 +352,7 @@ def report_host(request: ProbeRequest) -> HostReport:
     for probe in running:
         probe.wait()
     if request.loopback:  # alone, since the others would slow it down
-        last = RunningProbe("loopback", measure_loopback, request.probe_seconds).start()
+        last = RunningProbe[BaseModel]("loopback", measure_loopback, request.probe_seconds).start()
         last.wait()
         running.append(last)
     sections = {p.name: p.result for p in running if p.result is not None and p.error is None}

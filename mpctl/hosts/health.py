@@ -53,15 +53,15 @@ class Peer(Checked):
 class HealthRequest(Checked):
     """What a host is to check. key: a file of the run directory, and digest, the SHA-256 of its
     content as the launcher wrote it; seconds: the limit of each probe; needs_gpus: ranks run on
-    GPUs; me: the number of this host among `peers`; partners: of the hosts to connect with."""
+    GPUs; me: the number of this host; peers: where it and those that it connects with are, by
+    their numbers; empty for no connections; token: of this check."""
 
     key: str
     digest: str
     seconds: float = Field(gt=0, le=600)
     needs_gpus: bool
     me: int = 0
-    peers: list[Peer] = Field(default_factory=list, max_length=MOST_PEERS)
-    partners: list[int] = Field(default_factory=list)
+    peers: dict[int, Peer] = Field(default_factory=dict, max_length=MOST_PEERS)
     token: str = ""
 
 
@@ -143,9 +143,8 @@ class Connections:
         self.request = request
         self.greeting = hashlib.sha256(request.token.encode()).digest()
         self.deadline = time.monotonic() + request.seconds
-        me = request.me
-        self.larger = [other for other in request.partners if me < other < len(request.peers)]
-        self.awaited = {other for other in request.partners if other < me}
+        self.larger = [other for other in request.peers if other > request.me]
+        self.awaited = {other for other in request.peers if other < request.me}
         self.all_came = threading.Event()
 
     def unreachable(self) -> dict[int, str]:

@@ -118,11 +118,10 @@ def test_what_nvidia_smi_says_of_the_gpus(
 
 
 def requests(hosts: int, *, seconds: float = 5.0, token: str = "t") -> list[HealthRequest]:
-    peers = [Peer(address="127.0.0.1", port=any_free_port()) for _ in range(hosts)]
+    peers = {host: Peer(address="127.0.0.1", port=any_free_port()) for host in range(hosts)}
     return [
         HealthRequest(
             key="", digest="", seconds=seconds, needs_gpus=False, me=me, peers=peers, token=token,
-            partners=[other for other in range(hosts) if other != me],
         )
         for me in range(hosts)
     ]  # fmt: skip

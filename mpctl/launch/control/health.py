@@ -34,6 +34,7 @@ PORT_SECONDS, PROBE_SECONDS, GPU_SECONDS, START_SECONDS = 3.0, 5.0, 15.0, 5.0
 """How long hosts may take to name a port, for each probe (with GPUs, whose driver may have to load
 again), and to start the process that probes."""
 POLL_SECONDS = 0.02
+LAST_PORT = 65_535
 MOST_PAIRS = 16
 MOST_SKEW = 1.0
 HINT = "mend the host, or leave it out"
@@ -91,19 +92,19 @@ def _ask(
     numbers = [link.node for link in hosts]
     asked = {number: server.request(number, "free_port") for number in numbers}
     ports = _collect(asked, PORT_SECONDS, lambda: False)
-    addresses = outer_addresses([hellos[number] for number in numbers])
-    peers = [
-        Peer(address=address, port=port if isinstance(port := ports[number], int) else 0)
-        for number, address in zip(numbers, addresses, strict=True)
-    ]
+    places = zip(numbers, outer_addresses([hellos[number] for number in numbers]), strict=True)
+    peers = {
+        place: Peer(address=address, port=port)
+        for place, (number, address) in enumerate(places)
+        if isinstance(port := ports[number], int) and 0 < port <= LAST_PORT
+    }
     digest, token = hashlib.sha256(key.read_bytes()).hexdigest(), secrets.token_hex(16)
-    reachable = {place for place, peer in enumerate(peers) if peer.port}
     futures: dict[int, Future[Any]] = {}
     for place, number in enumerate(numbers):
-        others = partners(place, len(numbers)) if place in reachable else []
+        own = [place, *partners(place, len(numbers))] if place in peers else []
         request = HealthRequest(
             key=str(key), digest=digest, seconds=seconds, needs_gpus=needs_gpus, me=place,
-            peers=peers, partners=[other for other in others if other in reachable], token=token,
+            peers={other: peers[other] for other in own if other in peers}, token=token,
         )  # fmt: skip
         text, limit = request.model_dump_json(), seconds + START_SECONDS
         futures[number] = server.request(

@@ -69,6 +69,7 @@ def test_clocks_that_differ_are_noted() -> None:
     ("answer", "words"),
     [
         (RuntimeError("its node agent ended"), "its node agent ended"),
+        ({"code": 0, "output": "[" * 9999, "errors": ""}, "another form: another mpctl?"),
         ("x", "another form"),
         ({"code": None, "output": "", "errors": "no answer within 10 s"}, "no answer within 10 s"),
         ({"code": 1, "output": "", "errors": "ImportError: psutil\n"}, "ImportError: psutil"),
@@ -79,6 +80,12 @@ def test_clocks_that_differ_are_noted() -> None:
 def test_an_answer_that_is_none_says_why(answer: object, words: str) -> None:
     with pytest.raises(ValueError, match=words.replace("?", r"\?")):
         read_report(answer)
+
+
+def test_a_report_is_read_as_it_was_written() -> None:
+    found = report(folder="x", unreachable={3: "refused"}, skipped=["no nvidia-smi"])
+    answer = {"code": 0, "output": found.model_dump_json(), "errors": ""}
+    assert read_report(answer) == found
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 3, 16, 17, 64, 1000])
