@@ -81,6 +81,11 @@ class Saver:
         """Whether the save in flight was given up; `finish` then raises the reason."""
         return self.current is not None and self.current.failure is not None
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether this rank is writing a checkpoint, perhaps in the background."""
+        return bool(self.progress)
+
     def activity(self, doing: str) -> str:
         """What this rank is doing: `doing`, and what its thread saves meanwhile; only the save
         while training waits for it."""

@@ -35,6 +35,7 @@ from mpctl.durable import temporary_path
 from mpctl.rundir.breadcrumb import FINISHED, JOINED, BreadcrumbState
 from mpctl.rundir.collective_log import CollectiveProgress
 from mpctl.rundir.rank_files import FailureRecord
+from mpctl.rundir.slow import SlowPart
 from mpctl.rundir.summary import Failure, RunStatus
 
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
@@ -234,24 +235,30 @@ class AttemptState:
 
 @checked(frozen=True)
 class AttemptReport:
-    """The content of status.json. time: when it was written, in seconds since 1970. Version 1 had
-    no phase."""
+    """The content of status.json. time: when it was written, in seconds since 1970; slow: what
+    holds up the run. Version 1 had no phase, older ones of version 2 nothing slow."""
 
     time: float
     state: AttemptState
     phase: AttemptPhase = AttemptPhase.RUNNING
     schema: Literal["mpctl.attempt/1", "mpctl.attempt/2"] = "mpctl.attempt/2"
+    slow: Sequence[SlowPart] = ()
 
 
 REPORT: TypeAdapter[AttemptReport] = TypeAdapter(AttemptReport)
+_EACH = "__all__"
+STEP_TIMES = {"state": {"nodes": {_EACH: {"ranks": {_EACH: {"breadcrumb": {"steps"}}}}}}}
+"""What is left out of the file: the launcher has judged by it, and it is long."""
 
 
 @dataclass
 class StatusFile:
-    """Writes the state of one attempt while it runs. next_write: by time.monotonic()."""
+    """Writes the state of one attempt while it runs. next_write: by time.monotonic(); slow: what
+    holds up the run."""
 
     path: Path
     next_write: float = float("-inf")
+    slow: Sequence[SlowPart] = ()
 
     @property
     def is_due(self) -> bool:
@@ -260,7 +267,8 @@ class StatusFile:
     def write(self, state: AttemptState, phase: AttemptPhase) -> None:
         """Write this state; a file that cannot be written is left unchanged."""
         self.next_write = time.monotonic() + STATUS_SECONDS
-        content = REPORT.dump_json(AttemptReport(time.time(), state, phase))
+        report = AttemptReport(time.time(), state, phase, slow=self.slow)
+        content = REPORT.dump_json(report, exclude=STEP_TIMES)
         temporary = temporary_path(self.path)
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -280,11 +288,13 @@ def read_status(path: Path) -> AttemptReport | None:
 
 @dataclass(frozen=True)
 class RunChange:
-    """An attempt has failed, the run starts again, or it has ended. attempt: the one that has
-    ended; status: how; words: what the launcher does about a failure, and why."""
+    """An attempt has failed, the run starts again, or it has ended; or what holds it up has
+    changed. attempt: the one that has ended, or runs; status: how it ended; words: what the
+    launcher does about a failure, and why, or what is slow or is no longer; slow: all that is."""
 
-    event: Literal["failure", "restart", "end"]
+    event: Literal["failure", "restart", "end", "slow"]
     attempt: int
-    status: RunStatus
+    status: RunStatus | Literal["running"]
     failure: Failure | None = None
     words: str = ""
+    slow: Sequence[SlowPart] = ()

@@ -7,11 +7,12 @@ units are those of METRICS. The age of the newest checkpoint is
 `time() - mpctl_checkpoint_timestamp_seconds`.
 
 `launch.hook` is a command. It is called without a shell, with a JSON document on its standard
-input, when an attempt has failed, when the run starts again, and when it has ended:
+input, when an attempt has failed, when the run starts again, when a rank or a link begins to hold
+it up or no longer does, and when it has ended:
 
     {"schema": "mpctl.hook/1", "event": "failure", "run": "/shared/runs/a", "name": "a",
      "time": 1.8e9, "attempt": 1, "status": "failed", "step": 41, "checkpoint": 40,
-     "words": "...", "failure": {...}}
+     "words": "...", "failure": {...}, "slow": [...]}
 
 It must not hold the run up: calls run one after the other in a thread, each for HOOK_SECONDS at
 most, and what goes wrong with one is a message. At the end the launcher waits for them.
@@ -24,7 +25,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -40,6 +41,7 @@ from mpctl.launch.follow import OnRecord
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.goodput import Goodput
 from mpctl.rundir.rank_files import StepRecord
+from mpctl.rundir.slow import SlowPart
 from mpctl.spec.job import JobSpec
 
 HOOK_SCHEMA: Literal["mpctl.hook/1"] = "mpctl.hook/1"
@@ -59,6 +61,9 @@ METRICS = {
     "mpctl_goodput_ratio": "share of the time since the first step that went into steps that count",
     "mpctl_checkpoint_step": "step of the newest checkpoint",
     "mpctl_checkpoint_timestamp_seconds": "when the newest checkpoint was written",
+    "mpctl_slow_ranks": "ranks that compute longer than their equals, as far as they are named",
+    "mpctl_slow_links": "links between hosts that have become slow, as far as they are named",
+    "mpctl_slowest_ratio": "how many times as long the slowest of these takes, 1 without any",
     "mpctl_failures_total": "attempts that failed",
     "mpctl_restarts_total": "attempts after the first",
     "mpctl_skipped_steps_total": "steps that changed no parameter",
@@ -149,7 +154,7 @@ class Exporter:
             self.goodput.add(record)
         totals = (name for name in METRICS if name.endswith("_total"))
         self.values |= {"mpctl_up": 1.0, "mpctl_steps": float(self.job.training.steps),
-                        **dict.fromkeys(totals, 0.0)}  # fmt: skip
+                        **dict.fromkeys(totals, 0.0), **slow_values(())}  # fmt: skip
         target = self.job.launch.metrics or ""
         match = ADDRESS.fullmatch(target)
         if match is None:
@@ -190,7 +195,8 @@ class Exporter:
         counted = {"failure": "mpctl_failures_total", "restart": "mpctl_restarts_total"}
         if change.event in counted:
             self.values[counted[change.event]] += 1
-        self.values["mpctl_up"] = float(change.event == "restart")
+        self.values["mpctl_up"] = float(change.event in ("restart", "slow"))
+        self.values |= slow_values(change.slow)
         self._write()
 
     def registry(self) -> Any:
@@ -227,6 +233,16 @@ class Exporter:
         except OSError as error:
             words = error.strerror or error
             self.on_event(f"launch.metrics: {self.file} cannot be written: {words}")
+
+
+def slow_values(slow: Sequence[SlowPart]) -> dict[str, float]:
+    """The metrics of what holds up the run."""
+    ranks = sum(len(part.ranks) for part in slow if part.kind == "ranks")
+    return {
+        "mpctl_slow_ranks": float(ranks),
+        "mpctl_slow_links": float(sum(part.kind == "link" for part in slow)),
+        "mpctl_slowest_ratio": max([1.0, *(part.ratio for part in slow)]),
+    }
 
 
 # ---------------------------------------------------------------- the hook
@@ -269,6 +285,7 @@ def hook_document(run: RunDir, job: JobSpec, change: RunChange) -> dict[str, obj
         "checkpoint": run.last_checkpoint(),
         "words": change.words,
         "failure": None if change.failure is None else change.failure.as_dict(),
+        "slow": [part.as_dict() for part in change.slow],
     }
 
 

@@ -18,6 +18,7 @@ from mpctl.launch.supervise import RunOutcome
 from mpctl.planning.plan import Plan, make_plan
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.rank_files import RankReport, Traffic
+from mpctl.rundir.slow import read_slow
 from mpctl.rundir.summary import (
     SCHEMA,
     STATES,
@@ -50,6 +51,7 @@ def summarise(plan: Plan, launch: LaunchPlan, outcome: RunOutcome, *, command: s
         "attempts": outcome.attempts,
         "signal": outcome.signal,
         "failure": None if failure is None else failure.as_dict(),
+        "slow": [part.as_dict() for part in read_slow(launch.run.slow)],
         "plan_beside_run": [] if launch.request is not None else _compare_ranks(plan, launch),
         "command": command,
     }

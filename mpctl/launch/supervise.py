@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,10 @@ from mpctl.launch.launch_plan import LaunchPlan, plan_launch
 from mpctl.launch.preflight import chosen_device
 from mpctl.launch.restarts import RestartPolicy, skip_batches
 from mpctl.launch.set_up import name_origin
+from mpctl.launch.slow_parts import SlowPartsMonitor
 from mpctl.launch.watch import RunWatch
 from mpctl.rundir.launcher import requested_signals
+from mpctl.rundir.slow import SlowPart
 from mpctl.rundir.summary import Failure, RunStatus
 from mpctl.units import plural
 
@@ -161,11 +164,11 @@ def run_launch(
     """Run to the end, over as many attempts as the job allows (restarts.py).
 
     on_record: called with each record of a step, or answer of a bench; on_event: with messages for
-    people; on_change: with each failure and restart, and with the end.
+    people; on_change: with each failure and restart, with what holds up the run, and with the end.
     """
     restarts, full = RestartPolicy(plan.job), plan
     with StopRequests().listening() as stops:
-        supervisor = Supervisor(plan, cluster, stops, on_record, on_event)
+        supervisor = Supervisor(plan, cluster, stops, on_record, on_event, on_change)
         for attempt in count(1):
             outcome, words = supervisor.outcome(attempt), ""
             if outcome.failure is not None:
@@ -228,13 +231,15 @@ class WatchedAttempt:
 
 @dataclass
 class Supervisor:
-    """Runs attempts of one launch. plan: what the next one runs."""
+    """Runs attempts of one launch. plan: what the next one runs; attempt: number of the last."""
 
     plan: LaunchPlan
     cluster: Cluster
     stops: StopRequests
     on_record: OnRecord | OnAnswer
     on_event: OnEvent
+    on_change: Callable[[RunChange], None] = lambda change: None
+    attempt: int = 0
 
     def take_hosts(self, full: LaunchPlan) -> None:
         """Connect to lost hosts again, and plan for `full`, the launch on all nodes of the job, or
@@ -264,7 +269,7 @@ class Supervisor:
     def outcome(self, attempt: int) -> RunOutcome:
         """Run one attempt to its end; returns how it ended. attempt: its number, from 1. An elastic
         run that no signal stopped continues with a host that has returned."""
-        run = self.plan.run
+        run, self.attempt = self.plan.run, attempt
         try:
             evidence = self._attempt()
         except (RunFailed, OSError) as error:  # the ranks could not be started
@@ -313,16 +318,24 @@ class Supervisor:
         attempt = self.cluster.start(name_origin(self.plan))
         watched = WatchedAttempt(attempt, StatusFile(run.status))
         watch = RunWatch(launch, self.plan.world_size, address=attempt.address)
+        slow = SlowPartsMonitor(self.plan.job, run.slow, partial(self._say_slow, watched.status))
         grace = FailureGracePeriod(attempt)
         stop = StopGracePeriod(watched, launch.stop_seconds, self.stops, self.on_event)
+
+        def learning(record: Any) -> None:
+            watch.timeout.learn(record)
+            self.on_record(record)
+
         try:
             while (
                 not watched.poll().is_over
                 and grace.is_open(watched.phase, saves)
                 and watch.is_healthy(attempt)
             ):
-                reader.deliver(self.on_record)
+                reader.deliver(self.on_record if is_bench else learning)
                 saves.poll(attempt)
+                if not is_bench:
+                    slow.poll(attempt)
                 self.stops.poll(run.stop_request)
                 if not watched.stop_requested and reader.delivered and self.cluster.has_returned():
                     self.on_event("a host has returned: saving, to go on with it")
@@ -341,6 +354,14 @@ class Supervisor:
         return AttemptEvidence(
             watched.phase, grace.stopped_ranks, watch.hang, state, watched.stop_requested
         )
+
+    def _say_slow(self, status: StatusFile, slow: Sequence[SlowPart], words: Sequence[str]) -> None:
+        """Report what has become slow, or is no longer. slow: all that is now."""
+        status.slow = slow
+        for text in words:
+            self.on_event(text)
+        said = "; ".join(words)
+        self.on_change(RunChange("slow", self.attempt, "running", words=said, slow=slow))
 
 
 def _unkilled_text(node: NodeState) -> str:

@@ -1,13 +1,14 @@
 """Checks once a second whether torchrun and its ranks still run, and finds the cause of a hang.
 
 Ranks notice a peer that has ended. The launcher notices one that keeps the others waiting in a
-collective for `launch.timeout_seconds`, before they give up by themselves; it also sees what no
-rank can: that all ranks or torchrun are stopped, or that the ranks never reach each other. Before a
-hang is reported every rank is asked for its Python stack.
+collective for `launch.timeout_seconds`, or for a time learnt from the run's own steps
+(learnt_timeout.py), before they give up by themselves; it also sees what no rank can: that all
+ranks or torchrun are stopped, or that the ranks never reach each other. Before a hang is reported
+every rank is asked for its Python stack.
 
-A rank that is in the same wait at every check for `launch.timeout_seconds` is hung: the launcher
-decides then, RANK_MARGIN_SECONDS before the rank would give up by itself (spec/launch.py). A rank
-that computes for long is never hung by itself, whatever it does (a compilation, a first batch, a
+A rank that is in the same wait at every check for that long is hung: the launcher decides then, at
+least RANK_MARGIN_SECONDS before the rank would give up by itself (spec/launch.py). A rank that
+computes for long is never hung by itself, whatever it does (a compilation, a first batch, a
 validation); only those that wait for it are.
 
 Time limits are counted by checks, not by a clock: a pause between two checks counts as at most
@@ -24,6 +25,7 @@ from dataclasses import replace
 
 from mpctl.launch.attempt import STOPPED, AttemptState, RankState
 from mpctl.launch.cluster import Attempt
+from mpctl.launch.learnt_timeout import LearntTimeout
 from mpctl.launch.verdict import ProcessView, Verdict, WaitGraph, hang_verdict
 from mpctl.rundir.breadcrumb import JOINED, JOINING
 from mpctl.rundir.collective_log import CollectiveProgress
@@ -38,11 +40,13 @@ Stacks = Callable[[], Mapping[int, str]]
 
 class RunWatch:
     """Watches one attempt. address: the rendezvous of its ranks, `127.0.0.1:29500`; hang: what was
-    found, None if nothing. Counters have the consecutive checks at which a rank, a torchrun or the
-    start was in that state; waited has the seconds that a rank has been in one wait."""
+    found, None if nothing; timeout: how long a rank may wait. Counters have the consecutive checks
+    at which a rank, a torchrun or the start was in that state; waited has the seconds that a rank
+    has been in one wait."""
 
     def __init__(self, launch: LaunchSpec, world_size: int, *, address: str) -> None:
         self.launch, self.world_size, self.address = launch, world_size, address
+        self.timeout = LearntTimeout(launch)
         self.is_queued = launch.device == "cuda"
         self.hang: Verdict | None = None
         self.next_check = self.last_check = 0.0
@@ -83,7 +87,8 @@ class RunWatch:
         )
         found = next(filter(None, checks), None)
         longest = max(self.waited.values(), default=0.0)
-        if found is None and longest < self.launch.timeout_seconds:
+        self.timeout.observe(ranks.values(), elapsed)
+        if found is None and not self.timeout.is_over(longest):
             return None
         graph = WaitGraph(state.collectives(), queued=self.is_queued)
         if found is not None:
@@ -96,7 +101,9 @@ class RunWatch:
             rank: _process_view(seen, before.get(rank, seen), elapsed)
             for rank, seen in ranks.items()
         }
-        return hang_verdict(graph, views, stacks(), longest)
+        verdict = hang_verdict(graph, views, stacks(), longest)
+        learnt = self.timeout.words(longest)
+        return verdict and replace(verdict, error=f"{verdict.error}{learnt}")
 
     def _count_wait(self, rank: int, progress: CollectiveProgress, elapsed: float) -> None:
         """Add to the time of a wait that continues: in the same collective, or, where the host only
@@ -147,7 +154,7 @@ class RunWatch:
     ) -> Verdict | None:
         """A rank without a heartbeat that uses no processor time either; a rank that computes for
         long without running its heartbeat thread is not silent."""
-        seconds = self.launch.timeout_seconds
+        seconds = self.launch.longest_wait_seconds
         for rank, now in ranks.items():
             then = before.get(rank)
             is_silent = (

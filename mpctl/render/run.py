@@ -7,9 +7,9 @@ stdout is for the result.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mpctl.rundir.summary import Failure
 
 USUAL_GOODPUT = 0.9  # from which on a summary does not mention it
+MOST_SLOW = 4
 
 
 class RunView:
@@ -119,6 +120,7 @@ def summary_rows(summary: PlanAndRun) -> Iterator[tuple[str, str]]:
         goodput = summary.get("goodput")
         if goodput is not None and goodput < USUAL_GOODPUT:
             yield "goodput", f"{goodput:.1%} of the time since the first step, in steps that count"
+    yield from _slow_rows(summary.get("slow", []))
     if summary["saves"] is not None:
         yield "saving", _saving(summary["saves"])
     ranks = summary["plan_beside_run"]
@@ -138,6 +140,15 @@ def expert_rows(experts: ExpertSummary | None) -> Iterator[tuple[str, str]]:
         load = f"fullest expert {expert:.2f}, fullest rank {rank:.2f} times the mean"
         ties = f", {near:,.0f} near ties a step" if near else ""
         yield "experts", f"{load}; auxiliary loss {experts['aux_loss']:.4g}{ties}"
+
+
+def _slow_rows(slow: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """What held up the run: the first MOST_SLOW in a sentence each."""
+    for part in slow[:MOST_SLOW]:
+        until = "" if part["until"] is None else f"; until step {part['until']}"
+        yield "slow", f"{part['text']}{until}"
+    if len(slow) > MOST_SLOW:
+        yield "slow", f"{len(slow) - MOST_SLOW} more times: see slow.jsonl"
 
 
 def _utilization(summary: PlanAndRun) -> Iterator[tuple[str, str]]:

@@ -332,6 +332,7 @@ def _troubles(status: StatusDocument) -> Iterator[str]:
             yield f"and {plural(len(silent) - MOST_NAMED, 'other rank')} without a heartbeat"
     if status["waiting"]:
         yield status["waiting"]
+    yield from (part["text"] for part in status["slow"])
     yield from status["problems"]
 
 

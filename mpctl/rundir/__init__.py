@@ -25,6 +25,7 @@
 | bench.json | launcher, of a bench | what the ranks are to measure |
 | answers.jsonl | rank 0, of a bench | the results, one JSON object a line |
 | metrics.jsonl | rank 0 | metrics.py: one record a step (rank_files.py: StepRecord) |
+| slow.jsonl | launcher | slow.py: ranks and links that held up the run |
 | metrics.csv | launcher, launch.csv | metrics.py: the same records as a table |
 | tensorboard/ | launcher, launch.tensorboard | metrics.py: the same as TensorBoard events |
 | checkpoints/step-N/ | all ranks | checkpoints.py: tensors and manifest |
@@ -33,8 +34,8 @@
 | summary.json | launcher, at the end | summary.py: schema mpctl.run/2 |
 
 directory.py has the paths, the lock and the life cycle of the directory. The live state of an
-attempt is in none of these: docs/design/launch.md has a table of its ways. breadcrumb.py and
-collective_log.py are the memory that a rank shares with its host. requests.py and rank_files.py
-also define what other short-lived workers (`mpctl eval`, `mpctl sample`, `mpctl launch --rehearse`)
-report to the command that started them.
+attempt is in none of these: docs/design/launch.md has a table of its ways. breadcrumb.py,
+collective_log.py and step_log.py are the memory that a rank shares with its host. requests.py and
+rank_files.py also define what other short-lived workers (`mpctl eval`, `mpctl sample`, `mpctl
+launch --rehearse`) report to the command that started them.
 """

@@ -14,8 +14,8 @@ rises while it runs, the bytes of its failure record, 1 once it is to finish its
 the exit code of a rank that failed, and 1 where torchrun ended it; then two little-endian doubles,
 both in seconds since 1970 by the clock of the rank's host: when the counter last rose, and when the
 text was last replaced; then LOG_BYTES: the collectives that the rank has started and finished
-(collective_log.py); then FAILURE_BYTES: the FailureRecord of a rank that an exception ended, as
-JSON.
+(collective_log.py); then STEP_LOG_BYTES: what its last steps took (step_log.py); then
+FAILURE_BYTES: the FailureRecord of a rank that an exception ended, as JSON.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from mpctl.rundir.collective_log import (
     read_collectives,
 )
 from mpctl.rundir.rank_files import FailureRecord
+from mpctl.rundir.step_log import STEP_LOG_BYTES, StepLog, StepTimes, read_step_times
 
 BREADCRUMBS = "MPCTL_BREADCRUMBS"
 """Environment variable of a rank: `8:/proc/4711/fd/9`, the first rank of its host and the file."""
@@ -49,7 +50,8 @@ START_AT, BEATS_AT, FAILED_AT, STOP_AT, EXIT_AT, TERMINATED_AT, BEAT_TIME_AT, TE
     TEXT_BYTES + 8 * field for field in range(8)
 )
 HEAD_BYTES = TEXT_BYTES + 64
-FAILURE_AT, FAILURE_BYTES = HEAD_BYTES + LOG_BYTES, 1 << 14
+STEPS_AT = HEAD_BYTES + LOG_BYTES
+FAILURE_AT, FAILURE_BYTES = STEPS_AT + STEP_LOG_BYTES, 1 << 14
 RANK_BYTES = FAILURE_AT + FAILURE_BYTES
 BEAT_SECONDS = 0.5
 STACK_SIGNAL = signal.SIGUSR2
@@ -74,12 +76,13 @@ def note_exit(memory: memoryview, code: int, *, is_terminated: bool) -> None:
 
 
 class Breadcrumb:
-    """The breadcrumb of one rank, which it writes. memory: RANK_BYTES of zeros; collectives: its
-    part for the collective log."""
+    """The breadcrumb of one rank, which it writes. memory: RANK_BYTES of zeros; collectives, steps:
+    its parts for the collective log and the step log."""
 
     def __init__(self, memory: memoryview) -> None:
         self.memory = memory
-        self.collectives = CollectiveLog(memory[HEAD_BYTES:FAILURE_AT])
+        self.collectives = CollectiveLog(memory[HEAD_BYTES:STEPS_AT])
+        self.steps = StepLog(memory[STEPS_AT:FAILURE_AT])
         self.beats = 0
         self.has_ended = False
         self.reach(STARTED, "starting")
@@ -215,8 +218,8 @@ class BreadcrumbState:
     """What a rank wrote. doing: the text; start: 0 before the rank has written any, else STARTED,
     JOINING, JOINED or FINISHED; beats: the heartbeat counter. beat_time, text_time:
     when the counter last rose and when the text was last replaced, in seconds since 1970, 0 when
-    that is not known. collectives: how far the rank is in the collectives of its groups. Times do
-    not count when two states are compared."""
+    that is not known. collectives: how far the rank is in the collectives of its groups; steps:
+    what its last steps took. Times do not count when two states are compared."""
 
     doing: str = ""
     start: int = 0
@@ -224,6 +227,7 @@ class BreadcrumbState:
     beat_time: float = field(default=0.0, compare=False)
     text_time: float = field(default=0.0, compare=False)
     collectives: CollectiveProgress = field(default_factory=CollectiveProgress)
+    steps: StepTimes = field(default_factory=StepTimes, compare=False)
 
     @property
     def is_working(self) -> bool:
@@ -235,5 +239,6 @@ def read_breadcrumb(content: bytes) -> BreadcrumbState:
     start, beats = struct.unpack_from("<qq", content, START_AT)
     beat_time, text_time = struct.unpack_from("<dd", content, BEAT_TIME_AT)
     doing = content[:TEXT_BYTES].rstrip(b"\0").decode(errors="replace")
-    collectives = read_collectives(content[HEAD_BYTES:FAILURE_AT])
-    return BreadcrumbState(doing, start, beats, beat_time, text_time, collectives)
+    collectives = read_collectives(content[HEAD_BYTES:STEPS_AT])
+    steps = read_step_times(content[STEPS_AT:FAILURE_AT], len(collectives.groups))
+    return BreadcrumbState(doing, start, beats, beat_time, text_time, collectives, steps)

@@ -53,7 +53,8 @@ class RunDir:
     messages; nodes: what the hosts of a launch share; hosts: the host of every rank; status: the
     state of all hosts and ranks; lost_hosts: why hosts could not be used at the end of the last
     launch, a line each, absent when all could; blamed: how many failures each host is blamed for;
-    excluded: the hosts that a requeued job is not to use, a line each, absent without any.
+    excluded: the hosts that a requeued job is not to use, a line each, absent without any;
+    slow: ranks and links that held it up (slow.py).
     """
 
     path: Path
@@ -69,6 +70,7 @@ class RunDir:
     tensorboard = Place("tensorboard")
     bench = Place("bench.json")
     answers = Place("answers.jsonl")
+    slow = Place("slow.jsonl")
     checkpoints = Place("checkpoints")
     profile = Place(PROFILE)
     reports = Place("ranks")

@@ -179,11 +179,13 @@ class SaveSummary(TypedDict):
 
 class PlanAndRun(TrainingProgress):
     """How far a run got, compared with the plan's figures, a row for each rank that finished.
-    saves: None where they were not recorded."""
+    saves: None where they were not recorded; slow: ranks and links that held it up (slow.py),
+    absent in summaries of older versions."""
 
     predicted_step_seconds: float | None
     saves: SaveSummary | None
     plan_beside_run: Sequence[RankComparison]
+    slow: NotRequired[list[dict[str, Any]]]
 
 
 class RunSummary(PlanAndRun):

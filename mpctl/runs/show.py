@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, TypedDict
 from mpctl.errors import InputError, Issue
 from mpctl.planning.layout_settings import layout_of, layout_text
 from mpctl.records import json_value
+from mpctl.rundir.directory import RunDir
 from mpctl.rundir.metrics import (
     LINES_PER_REPORT,
     CsvFile,
@@ -30,6 +31,7 @@ from mpctl.rundir.metrics import (
     read_records,
 )
 from mpctl.rundir.rank_files import StepRecord
+from mpctl.rundir.slow import read_slow
 from mpctl.rundir.summary import PlanAndRun, training_progress
 from mpctl.runs.listing import iso
 from mpctl.runs.saved import CheckpointRow, SavedRun, Status, find_run, read_run, short_name
@@ -110,6 +112,7 @@ def show_run(run: SavedRun) -> ShownRun:
         "started": iso(run.started),
         "ended": iso(run.ended),
         "attempts": summary.attempts if summary else None,
+        "slow": [part.as_dict() for part in read_slow(RunDir(run.path).slow)],
         "plan_beside_run": summary.plan_beside_run if summary else [],
         "checkpoints": list(run.checkpoints),
         "failure": failure.as_dict() if failure else None,

@@ -92,8 +92,8 @@ class StatusDocument(TypedDict):
     last_step_seconds: since the last step was recorded; checkpoint: the newest,
     checkpoint_seconds: its age; is_stopping: a stop was requested; job_state: what the scheduler
     says of the job while the run does not go on; waiting: whom ranks wait for, while no step was
-    done for long; blamed: hosts for failures, those for most first; as_of: when this was found out,
-    ISO 8601 in UTC.
+    done for long; blamed: hosts for failures, those for most first; slow: ranks and links that hold
+    up the run now (rundir/slow.py); as_of: when this was found out, ISO 8601 in UTC.
     """
 
     schema: Literal["mpctl.status/1"]
@@ -121,6 +121,7 @@ class StatusDocument(TypedDict):
     job_state: str | None
     waiting: str | None
     blamed: list[BlamedRow]
+    slow: list[dict[str, Any]]
     failure: dict[str, Any] | None
     problems: list[str]
 
@@ -170,6 +171,7 @@ def status_of(path: Path, name: str, now: float | None = None) -> StatusDocument
         "job_state": job.state if isinstance(job, ScheduledJob) else job,
         "waiting": _waiting(run, ranks, idle, pace) if is_running else None,
         "blamed": _blamed_rows(path, run.job),
+        "slow": [part.as_dict() for part in report.slow] if is_running and report else [],
         "failure": None if failure is None else failure.as_dict(),
         "problems": list(run.problems),
     }

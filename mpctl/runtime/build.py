@@ -212,7 +212,7 @@ def _checkpoint_writer(run_dir: Path, layout: JobLayout, mesh: Mesh) -> Checkpoi
         run_dir / "checkpoints",
         mesh.rank,
         shard_files(layout_replicas(layout, mesh.topology)),
-        StoreBarrier(store, patience=max(PATIENCE, job.launch.timeout_seconds)),
+        StoreBarrier(store, patience=max(PATIENCE, job.launch.longest_wait_seconds)),
         {path.name: path.read_text("utf-8") for path in paths if path.is_file()},
         checkpoint_bytes(layout),
         job.checkpoint.keep_last,

@@ -22,6 +22,7 @@ from mpctl.layers.parameters import initialise_parameter
 from mpctl.rundir.breadcrumb import Breadcrumb
 from mpctl.rundir.collective_log import CollectiveLog
 from mpctl.rundir.origin import Origin
+from mpctl.rundir.step_log import StepLog
 from mpctl.runtime.activity import Activity
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.device import DeviceMemory, require_fp8, select_device
@@ -53,9 +54,10 @@ class RuntimeEnvironment:
     parameter, given its global name and the seed. kernels: compute attention, norms and elementwise
     operations. traffic: counts messages; communication: sums the seconds spent in them; profile:
     records when each piece of work runs. log: where this rank records its progress in the
-    collectives of its groups, None for no log. norm_block: elements of a gradient whose squares are
-    summed at a time. make_stream: makes a side stream of a device (transport/streams.py,
-    side_stream). runs_ahead: whether the device runs asynchronously to the host, so that reading a
+    collectives of its groups, steps: what its steps took; None for no log. norm_block: elements of
+    a gradient whose squares are summed at a time. make_stream: makes a side stream of a device
+    (transport/streams.py, side_stream). runs_ahead: whether the device runs asynchronously to the
+    host, so that reading a
     number from it should be avoided. read_figures: reads the figures of a step. origin: what to
     resume, None for nothing. activity: what the rank is doing.
     """
@@ -71,6 +73,7 @@ class RuntimeEnvironment:
     communication: SecondsByAxis = field(default_factory=SecondsByAxis)
     profile: StepProfile = field(default_factory=StepProfile)
     log: CollectiveLog | None = None
+    steps: StepLog | None = None
     norm_block: int = NORM_BLOCK
     make_stream: MakeStream = side_stream
     runs_ahead: bool = False
@@ -104,6 +107,7 @@ class RuntimeEnvironment:
             kernels=machine_kernels(device),
             communication=StreamSecondsByAxis() if device.type == "cuda" else SecondsByAxis(),
             log=None if breadcrumb is None else breadcrumb.collectives,
+            steps=None if breadcrumb is None else breadcrumb.steps,
             norm_block=NORM_BLOCK if device.type == "cpu" else DEVICE_NORM_BLOCK,
             runs_ahead=device.type != "cpu",
             origin=origin or Origin(),

@@ -22,6 +22,7 @@ from mpctl.checkpoint.saver import Saver
 from mpctl.families.implementation import Objective
 from mpctl.layers.fp8 import Fp8Scales, HeldWeights
 from mpctl.rundir.rank_files import StepRecord, Traffic, ValidationReport
+from mpctl.rundir.summary import WARM_UP_STEPS
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.memory import Kind, MemoryWatch
@@ -49,7 +50,7 @@ class Trainer:
     """One rank's training.
 
     model: all chunks of this rank's stage. fp8: the table of scales. routing: what its routers did
-    in the last step, and their biases. step: updates so far.
+    in the last step, and their biases. step: updates so far; taken: those of this attempt.
     step_traffic: collectives of the last step. updater: has the loss scale of fp16; guard: decides
     about steps that are not finite or spike; memory_watch: measures the memory of one step.
     """
@@ -66,6 +67,7 @@ class Trainer:
     fp8_weights: HeldWeights = field(default_factory=HeldWeights)
     routing: StepRouting = field(default_factory=StepRouting)
     step: int = 0
+    taken: int = 0
     step_traffic: Traffic = field(default_factory=dict)
     last_validation: ValidationReport | None = None
 
@@ -193,6 +195,7 @@ class Trainer:
         self.profile.begin_step(self.step + 1)
         self.environment.begin(f"step {self.step + 1}")
         began, cpu_began = time.perf_counter(), time.process_time()
+        was_saving = self.saver.is_saving
         early: StepStatus | None = None
         update: UpdateResult | None = None
         is_last = self.step + 1 == self.job.training.steps
@@ -211,6 +214,7 @@ class Trainer:
         status = early or self._share_status(loss, norm)
         seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
         self.profile.end_step()
+        spent = self._log_step(seconds, cpu_seconds, is_compared=not was_saving)
         if update is None:
             self.updater.resolve(status.norm)
             decision = self._check(loss, None, status.norm)
@@ -230,13 +234,30 @@ class Trainer:
             "step_seconds": seconds,
             "cpu_seconds": cpu_seconds,
             "tokens_per_second": tokens / seconds,
-            "communication_seconds": self.environment.communication.snapshot(),
+            "communication_seconds": spent,
             **update,  # type: ignore[typeddict-item]
             "memory_bytes": status.memory,
             "predicted_step_seconds": self.job.launch.predicted_step_seconds,
         }
         record.update(self.routing.figures(status.sums, status.known))  # type: ignore[typeddict-item]
         return record, status.stop
+
+    def _log_step(
+        self, seconds: float, cpu_seconds: float, *, is_compared: bool
+    ) -> dict[str, float]:
+        """Log the step that has ended for the launcher (rundir/step_log.py); returns its seconds in
+        collectives by axis. is_compared: whether no checkpoint was being written as it began."""
+        communication, steps = self.environment.communication, self.environment.steps
+        spent = communication.snapshot()
+        self.taken += 1
+        if steps is not None and self.taken > WARM_UP_STEPS:
+            is_compared = is_compared and not self.saver.is_saving
+            steps.add(
+                self.step + 1, seconds=seconds, processor=cpu_seconds,
+                computing=seconds - sum(spent.values()) if is_compared else None,
+                waits=communication.of_groups, sizes=communication.bytes,
+            )  # fmt: skip
+        return spent
 
     def _compute_gradients(self, inspect: Inspect | None = None) -> Tensor:
         """Gradients of one step, reduced over all ranks; returns this rank's share of the loss.

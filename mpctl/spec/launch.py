@@ -29,10 +29,14 @@ SPARED_AFTER = 2
 """`exclude_after` of a run with spare hosts: one failure may be chance, and a replacement costs
 nothing."""
 
+TIMEOUT_SECONDS = 300.0
+"""`launch.timeout_seconds` where it is not set."""
+
 RANK_MARGIN_SECONDS = 5.0
-"""By how much a rank's own time-out in a collective exceeds `timeout_seconds`. The launcher, which
-sees all ranks, ends a hung attempt at `timeout_seconds` and names the rank at fault; a rank can
-only name the peer that it waits for, so it gives up later, in case no launcher is watching."""
+"""By how much a rank's own time-out in a collective exceeds the longest of the launcher. The
+launcher, which sees all ranks, ends a hung attempt at `timeout_seconds`, or earlier where it has
+learnt a limit (launch/learnt_timeout.py), and names the rank at fault; a rank can only name the
+peer that it waits for, so it gives up later, in case no launcher is watching."""
 
 
 def _as_sbatch_reads(value: object) -> object:
@@ -287,8 +291,10 @@ class LaunchSpec(StrictModel):
     threads_per_rank: Count | None = Field(
         None, description="CPU threads of a rank; cores / ranks when absent"
     )
-    timeout_seconds: Timeout = Field(
-        300.0, description="seconds in a collective after which a waiting rank counts as hung"
+    timeout_seconds: Timeout | None = Field(
+        None,
+        description="seconds in a collective after which a waiting rank counts as hung; when "
+        "absent 300, and between steps like those before 10 times the longest of them, at least 30",
     )
     start_seconds: Timeout = Field(
         300.0, description="seconds that starting may take without progress: torchrun up, ranks "
@@ -387,4 +393,9 @@ class LaunchSpec(StrictModel):
     @property
     def rank_timeout_seconds(self) -> float:
         """How long a rank waits for its peers in a collective before it fails by itself."""
-        return self.timeout_seconds + RANK_MARGIN_SECONDS
+        return self.longest_wait_seconds + RANK_MARGIN_SECONDS
+
+    @property
+    def longest_wait_seconds(self) -> float:
+        """`timeout_seconds`, or what holds where it is not set."""
+        return TIMEOUT_SECONDS if self.timeout_seconds is None else self.timeout_seconds

@@ -75,7 +75,9 @@ class PendingConcatenation(Pending):
 
 class MessageLog(Protocol):
     """Where a rank records its progress in the messages of one group (rundir/collective_log.py has
-    the implementation of a run)."""
+    the implementation of a run). number: of the group among those of the rank."""
+
+    number: int
 
     def start(self, kind: Kind, size: int) -> int:
         """Log that a message of `size` bytes starts; returns its number, from 1."""
@@ -430,7 +432,8 @@ class Group:
         number = channel.start("send", buffer.nbytes) if channel else 0
         peer, group = (source, self.process_group) if over is None else (1 - over.rank(), over)
         start = partial(dist.irecv, buffer, group=group, group_src=peer)
-        work = timed_start(start, self.timer, self._collective("receive", buffer))
+        collective = self._collective("receive", buffer, log=channel)
+        work = timed_start(start, self.timer, collective)
         return Pending(buffer, logged_work(work, channel, number))
 
     def _blocks(self, tensor: Tensor, dim: int) -> Tensor:
@@ -476,10 +479,10 @@ class Group:
                 f"{kind} over {self.name}: the group of {self.size} ranks has no process group "
                 "(give it one: torch.distributed.group.WORLD, or one of new_group)"
             )
-        collective = self._collective(kind, whole, recorded)
+        log = channel or self.log
+        collective = self._collective(kind, whole, recorded, log)
         if self.record is not None:
             self.record(collective)
-        log = channel or self.log
         number = log.start(kind, collective.bytes) if log else 0
         if log and not is_async and self.shared is None:
             log.wait(number)  # in `start`
@@ -489,7 +492,12 @@ class Group:
         return logged_work(work, log, number)
 
     def _collective(
-        self, kind: Kind | Literal["receive"], whole: Tensor, recorded: int | None = None
+        self,
+        kind: Kind | Literal["receive"],
+        whole: Tensor,
+        recorded: int | None = None,
+        log: MessageLog | None = None,
     ) -> Collective:
         size = whole.numel() * whole.element_size() if recorded is None else recorded
-        return Collective(kind, self.name, size, str(whole.dtype).removeprefix("torch."))
+        dtype, number = str(whole.dtype).removeprefix("torch."), log.number if log else -1
+        return Collective(kind, self.name, size, dtype, number)

@@ -1,4 +1,4 @@
-"""Seconds that a rank spends in collectives, by axis.
+"""Seconds that a rank spends in collectives, by axis and by group.
 
 A rank spends them when it starts a collective (a blocking one lasts until its result is available;
 through shared memory the rank copies its part) and when it waits for the result. Transfers while
@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -30,13 +30,15 @@ class Collective:
 
     kind: as in mpctl/collectives.py, or receive, which timers see too. axis: name of
     the group. bytes: size of the full message, over all ranks; in an all_to_all that of one rank's
-    blocks. dtype: torch's name of the elements' type.
+    blocks. dtype: torch's name of the elements' type. group: the number of the group, or of the
+    two ranks of a message, in the rank's collective log, -1 where it has none.
     """
 
     kind: Kind | Literal["receive"]
     axis: str
     bytes: int
     dtype: str
+    group: int = field(default=-1, compare=False)
 
 
 class Work(Protocol):
@@ -54,12 +56,15 @@ class SecondsByAxis:
     """Adds up the time that one rank spends in its collectives, by the clock of the host. `now`
     returns a moment of this timer.
 
-    listener: called for every time in a collective, as (collective, began, ended, started); may be
-    None.
+    seconds: by axis; of_groups, bytes: the same, and the bytes of the collectives that were
+    started, by `Collective.group`. listener: called for every time in a collective, as (collective,
+    began, ended, started); may be None.
     """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.of_groups: dict[int, float] = {}
+        self.bytes: dict[int, int] = {}
         self.listener: Listener | None = None
 
     def start_clock(self) -> None:
@@ -77,17 +82,27 @@ class SecondsByAxis:
         """The rank was in a collective from `began` until now: starting it if `started` is None,
         otherwise waiting for one whose start began at `started`."""
         ended = time.perf_counter()
-        self.add(collective.axis, ended - began)
+        self.add(collective.axis, ended - began, collective.group)
+        if started is None:
+            self.count(collective)
         if self.listener is not None:
             self.listener(collective, began, ended, started)
 
-    def add(self, axis: str, seconds: float) -> None:
-        """Add so many seconds to those of an axis."""
+    def add(self, axis: str, seconds: float, group: int = -1) -> None:
+        """Add so many seconds to those of an axis and of a group."""
         self.seconds[axis] = self.seconds.get(axis, 0.0) + seconds
+        self.of_groups[group] = self.of_groups.get(group, 0.0) + seconds
+
+    def count(self, collective: Collective) -> None:
+        """Add the bytes of a collective that was started."""
+        group = collective.group
+        self.bytes[group] = self.bytes.get(group, 0) + collective.bytes
 
     def clear(self) -> None:
         """Count from 0 again."""
         self.seconds.clear()
+        self.of_groups.clear()
+        self.bytes.clear()
 
     def snapshot(self) -> dict[str, float]:
         """Seconds by axis since the last `clear`, such as {"dp_cp": 0.003, "tp": 0.02}, without
@@ -102,7 +117,7 @@ class StreamSecondsByAxis(SecondsByAxis):
         super().__init__()
         make_event = make_event or partial(torch.cuda.Event, enable_timing=True)
         self._make_event = make_event
-        self._pending: deque[tuple[str, Any, Any]] = deque()
+        self._pending: deque[tuple[str, int, Any, Any]] = deque()
         self._free: list[Any] = []
         self._origin, self._origin_seconds = make_event(), 0.0
 
@@ -125,7 +140,9 @@ class StreamSecondsByAxis(SecondsByAxis):
 
     def spent(self, collective: Collective, began: Any, started: Any = None) -> None:
         ended = self.now()
-        self._pending.append((collective.axis, began, ended))
+        self._pending.append((collective.axis, collective.group, began, ended))
+        if started is None:
+            self.count(collective)
         if self.listener is not None:
             self.listener(collective, began, ended, started)
         if len(self._pending) >= MANY_PENDING:
@@ -142,9 +159,9 @@ class StreamSecondsByAxis(SecondsByAxis):
 
     def _read(self) -> None:
         """Add up the oldest pairs whose events the stream has passed."""
-        while self._pending and self._pending[0][2].query():
-            axis, began, ended = self._pending.popleft()
-            self.add(axis, began.elapsed_time(ended) / 1e3)
+        while self._pending and self._pending[0][3].query():
+            axis, group, began, ended = self._pending.popleft()
+            self.add(axis, began.elapsed_time(ended) / 1e3, group)
             if self.listener is None:  # otherwise the listener keeps them
                 self._free += (began, ended)
 
