@@ -57,19 +57,29 @@ Figures = Mapping[int, float]
 
 @dataclass(frozen=True)
 class Judgement:
-    """A rank or a stage against the median of others. slow: its slow steps; counted: of how many;
+    """A rank or a stage against the median of others. slow: its slow steps; counted: of which;
     ratio, excess: medians over the slow steps of the quotient and of the difference."""
 
     slow: tuple[int, ...]
-    counted: int
+    counted: Sequence[int]
     ratio: float
     excess: float
 
     def holds(self, *, before: bool) -> bool:
         """Whether it is slow. before: whether it was so far."""
         if before:  # too few steps say nothing new
-            return self.counted < WINDOW // 2 or 2 * len(self.slow) > self.counted
+            return len(self.counted) < WINDOW // 2 or 2 * len(self.slow) > len(self.counted)
         return len(self.slow) >= NAMED
+
+    @property
+    def since(self) -> int:
+        """The first slow step from which on as many are slow as a straggler's; some steps before
+        were slow by chance."""
+        for number, step in enumerate(self.slow):
+            rest = len(self.counted) - bisect_left(self.counted, step)
+            if (len(self.slow) - number) * WINDOW >= NAMED * rest:
+                return step
+        return self.slow[-1]
 
 
 @dataclass(frozen=True)
@@ -151,7 +161,7 @@ class StragglerWatch:
             now = Straggler(judged.ratio, before.since, lost, is_by_past)
             found[rank] = now if judged.slow else before
         elif lost >= WORTH * of.length:
-            found[rank] = Straggler(judged.ratio, judged.slow[0], lost, is_by_past)
+            found[rank] = Straggler(judged.ratio, judged.since, lost, is_by_past)
 
     def _parts(self) -> list[tuple[int, ...]]:
         """The stragglers, each alone, but all ranks of a host together if all are among them."""
@@ -217,10 +227,10 @@ def compare(figures: Mapping[int, Figures]) -> dict[int, Judgement]:
             usual = _median_without(ordered, bisect_left(ordered, one[step]))
             if one[step] >= FACTOR * usual and usual > 0:
                 slow[name].append((step, one[step] / usual, one[step] - usual))
-    return {name: _judgement(found, len(steps)) for name, found in slow.items()}
+    return {name: _judgement(found, steps) for name, found in slow.items()}
 
 
-def _judgement(slow: Sequence[tuple[int, float, float]], counted: int) -> Judgement:
+def _judgement(slow: Sequence[tuple[int, float, float]], counted: Sequence[int]) -> Judgement:
     if not slow:
         return Judgement((), counted, 1.0, 0.0)
     ratio, excess = median(ratio for _, ratio, _ in slow), median(more for _, _, more in slow)
