@@ -79,7 +79,9 @@ class SlowPartsMonitor:
         self.now = {k: p if p in named else before[k] for k, p in after.items()}
         if named or over:
             append_slow(self.path, [*over, *named])
-            words = [f"{part.name} is no longer slow at step {newest}" for part in over]
+            still = {(part.kind, rank) for part in found for rank in part.ranks}
+            gone = (part for part in over if not still & {(part.kind, r) for r in part.ranks})
+            words = [f"{part.name} is no longer slow at step {newest}" for part in gone]
             self.on_change(list(self.now.values()), [*words, *(part.text for part in named)])
 
 

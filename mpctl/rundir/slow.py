@@ -42,7 +42,7 @@ class SlowPart:
     @property
     def key(self) -> tuple[object, ...]:
         """What is the same from when it is named until it is over."""
-        return self.kind, self.ranks, self.hosts, self.axis
+        return self.kind, self.hosts, self.axis, self.ranks if self.kind == "ranks" else ()
 
     def as_dict(self) -> dict[str, Any]:
         document: dict[str, Any] = SLOW.dump_python(self, mode="json")

@@ -18,6 +18,7 @@ from mpctl.launch.attempt import RunChange
 from mpctl.launch.monitoring import METRICS, call_hook, monitored, monitoring_issues
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.goodput import recorded_goodput
+from mpctl.rundir.slow import SlowPart
 from mpctl.rundir.summary import Failure
 from mpctl.spec.load import load_job
 from tests.launch.command import launch
@@ -65,6 +66,22 @@ def test_a_file_has_what_happened_and_stays(tmp_path: Path) -> None:
         "mpctl_skipped_steps_total": 1, "mpctl_goodput_ratio": 0.2,
     }.items()  # fmt: skip
     assert "mpctl_gradient_norm" not in values and values.keys() <= METRICS.keys()
+
+
+SLOW = SlowPart("ranks", "rank 3", (3,), (), "", 1.8, 120, 136, "rank 3 computes 1.8 times ...")
+
+
+def test_what_is_slow_is_a_metric_until_it_is_over(tmp_path: Path) -> None:
+    target, run = tmp_path / "a.prom", RunDir(tmp_path / "run")
+    run.path.mkdir()
+    with monitored(run, job(metrics=str(target)), print, lambda r: None) as (_, on_change):
+        assert read(target.read_text())["mpctl_slowest_ratio"] == 1
+        on_change(RunChange("slow", 1, "running", words=SLOW.text, slow=[SLOW]))
+        values = read(target.read_text())
+        assert values["mpctl_up"] == values["mpctl_slow_ranks"] == 1
+        assert values["mpctl_slow_links"] == 0 and values["mpctl_slowest_ratio"] == 1.8
+        on_change(RunChange("slow", 1, "running", words="rank 3 is no longer slow at step 150"))
+        assert read(target.read_text())["mpctl_slow_ranks"] == 0
 
 
 def test_an_endpoint_answers_while_the_run_goes_on(tmp_path: Path) -> None:

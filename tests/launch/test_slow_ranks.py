@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -11,24 +12,26 @@ from pathlib import Path
 
 import pytest
 
+from mpctl.cores import usable_cores
 from mpctl.launch.learnt_timeout import LEARNT_STEPS, LEAST_SECONDS
 from mpctl.launch.stragglers import WINDOW
 from mpctl.rundir.slow import SlowPart, read_slow
 from mpctl.runs.status import status_of
-from tests.launch.command import Launched, endless, wait_for
+from tests.launch.command import PATIENCE, Launched, endless, wait_for
 from tests.launch.test_hang import SPIN
 
 GROUPS = Path("/sys/fs/cgroup")
-PERIOD, QUOTA = 10_000, 1_500
-"""Microseconds: a rank in the group gets 15 % of a core."""
-# dp 4 with steps of more than the launcher's second between two looks, over the window
-FOUR = ("--dp", "4", "--set", "training.global_batch_size=32")
+PERIOD, QUOTA = 40_000, 1_200
+"""Microseconds: a rank in the group gets 3 % of a core, less than the others on a busy machine."""
+REPORT_SECONDS = 2.0
+"""How long it may take until the launcher looks at a step that is done."""
+FOUR = ("--dp", "4")
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def slow_group() -> Iterator[Path]:
-    """A group of processes that share 15 % of a core; by version 2 of cgroups or version 1."""
+    """A group of processes that share 3 % of a core; by version 2 of cgroups or version 1."""
     v2 = (GROUPS / "cgroup.controllers").exists()
     group = (GROUPS if v2 else GROUPS / "cpu") / "mpctl-test-straggler"
     try:
@@ -43,8 +46,17 @@ def slow_group() -> Iterator[Path]:
             group.rmdir()
         pytest.skip(f"no group of processes with a limit can be made: {error}")
     yield group
-    wait_for(lambda: not (group / "cgroup.procs").read_text())
+    for pid in (group / "cgroup.procs").read_text().split():
+        (group.parent / "cgroup.procs").write_text(pid)
     group.rmdir()
+
+
+@pytest.fixture(autouse=True)
+def quiet_machine() -> None:
+    """Other programs that take the cores are what these tests would see."""
+    load, cores = os.getloadavg()[0], len(usable_cores())
+    if load > 3 * cores:
+        pytest.skip(f"the load is {load:.0f} on {cores} cores: other programs slow ranks down")
 
 
 def named(run: Launched) -> list[SlowPart]:
@@ -57,21 +69,24 @@ def test_a_rank_that_does_not_get_its_core_is_named_within_20_steps(
     run = endless(data, tmp_path / "run", *FOUR).at_step(WINDOW + 5)
     onset = len(run.records)
     (slow_group / "cgroup.procs").write_text(str(run.worker(3).pid))
-    (part,) = wait_for(lambda: named(run))
+    (part,) = wait_for(lambda: named(run), 2 * PATIENCE)
+    run.at_step(onset + 20)
     status = status_of(run.run_dir, "run")
     (slow_group.parent / "cgroup.procs").write_text(str(run.worker(3).pid))
     assert part.ranks == (3,) and part.ratio > 1.2
+    done = {record["step"]: record["time"] for record in run.records}
+    report = sum(0 < ended - done[onset + 20] < REPORT_SECONDS for ended in done.values())
     print(f"slowed down at step {onset}, named at step {part.named}, since {part.since}")
-    assert onset - 5 < part.since and part.named <= onset + 20
-    assert "rank 3 computes" in run.stderr and "it uses no more processor time" in part.text
-    wait_for(lambda: status_of(run.run_dir, "run")["slow"] or named(run)[0].until)
+    assert onset - 5 < part.since and part.named <= onset + 20 + report
+    wait_for(lambda: "rank 3 computes" in run.stderr)
+    assert "it uses no more processor time" in part.text
     assert status["status"] == "running"
-    wait_for(lambda: named(run)[0].until)  # it has its core again
-    assert "rank 3 is no longer slow at step" in run.stderr
+    wait_for(lambda: "rank 3 is no longer slow at step" in run.stderr)  # it has its core again
+    assert named(run)[0].until
 
 
 def test_a_run_that_nothing_disturbs_names_nobody(data: Path, tmp_path: Path) -> None:
-    run = endless(data, tmp_path / "run", *FOUR).at_step(60 + WINDOW)
+    run = endless(data, tmp_path / "run", *FOUR).at_step(60)
     assert named(run) == [], run.stderr
 
 
