@@ -82,6 +82,7 @@ SCHEMAS = {
     "mpctl.attempt/1": "nodes/status.json of a run of older versions, which is read",
     "mpctl.attempt/2": "nodes/status.json of a run: the phase of its attempt, all hosts and ranks, "
     "as the launcher last knew them",
+    "mpctl.blamed/1": "nodes/blamed.json of a run: the failures that each host is blamed for",
     "mpctl.bench/2": "`mpctl bench ... --json` and OUT/report.json: rows and findings of any bench",
     "mpctl.bench-compare/1": "`mpctl bench compare --json`: two reports, row by row",
     "mpctl.calibrate/1": "`mpctl calibrate --json`: what own runs told, errors, bands, presets",
