@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import cycle
 from pathlib import Path
 
 import psutil
@@ -149,8 +150,7 @@ def test_a_path_of_python_is_one_word_for_the_shell(login: Path, mpctl: Mpctl) -
 # ---------------------------------------------------------------- what is said and what is printed
 
 
-@pytest.mark.parametrize("shell", ["sh", "bash"])
-@pytest.mark.parametrize("value", HOSTILE)
+@pytest.mark.parametrize(("value", "shell"), [*zip(HOSTILE, cycle(("sh", "bash")), strict=False)])
 def test_a_value_arrives_as_it_was_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mpctl: Mpctl, value: str, shell: str
 ) -> None:
