@@ -18,7 +18,7 @@ from mpctl.hosts.machine import HostFacts, host_facts
 from mpctl.hosts.network import free_port
 from mpctl.launch.attempt import AttemptState
 from mpctl.launch.launch_plan import HostCommand, LaunchPlan, first_environment
-from mpctl.launch.node.torchrun import NodeStart, NodeTorchrun, Spare, WaitingTorchrun
+from mpctl.launch.node.torchrun import NodeStart, NodeTorchrun, SpareTorchrun, WaitingTorchrun
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
@@ -27,7 +27,7 @@ from mpctl.spec.job import JobSpec
 class LocalAttempt:
     """One torchrun, a child of this process. address: the rendezvous of its ranks."""
 
-    def __init__(self, run: RunDir, start: NodeStart, spare: Spare) -> None:
+    def __init__(self, run: RunDir, start: NodeStart, spare: SpareTorchrun) -> None:
         self.address = f"{start.address}:{start.port}"
         self.node = NodeTorchrun(run, start, spare)
         self.poll, self.stacks = self.node.poll, self.node.stacks
@@ -46,7 +46,7 @@ class LocalCluster:
 
     run: RunDir
     hosts: Sequence[HostFacts]
-    spare: Spare = field(default_factory=Spare)
+    spare: SpareTorchrun = field(default_factory=SpareTorchrun)
 
     @classmethod
     def of(cls, run: RunDir) -> LocalCluster:
@@ -87,7 +87,7 @@ class LocalBackend:
         """This host; torchrun imports torch while the launch is checked and set up."""
         facts = host_facts()
         environment = first_environment(plan, run, facts.machine)
-        spare = Spare(WaitingTorchrun(run.path, environment))
+        spare = SpareTorchrun(WaitingTorchrun(run.path, environment))
         try:
             yield LocalCluster(run, (facts,), spare)
         finally:

@@ -50,7 +50,7 @@ from mpctl.launch.control.messages import (
     read_key,
 )
 from mpctl.launch.node.processes import HostRanks
-from mpctl.launch.node.torchrun import RANK_VARIABLES, NodeStart, NodeTorchrun, Spare
+from mpctl.launch.node.torchrun import RANK_VARIABLES, NodeStart, NodeTorchrun, SpareTorchrun
 from mpctl.rundir.directory import RunDir
 
 POLL_SECONDS, REPORT_SECONDS, CONNECT_SECONDS = 0.05, 1.0, 20.0
@@ -84,7 +84,7 @@ class Agent:
         starter: NodeStarter | None = None,
         requests: Requests = REQUESTS,
     ) -> None:
-        self.run, self.connection, self.spare = run, connection, Spare()
+        self.run, self.connection, self.spare = run, connection, SpareTorchrun()
         self.starter = starter or partial(NodeTorchrun, spare=self.spare)
         self.requests: Requests = {
             **requests,

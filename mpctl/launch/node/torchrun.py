@@ -155,7 +155,7 @@ def lasting(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 @dataclass
-class Spare:
+class SpareTorchrun:
     """What starts the next attempt on this host: a process that waits for it, or none."""
 
     waiting: WaitingTorchrun | None = None
@@ -254,7 +254,7 @@ class NodeTorchrun(HostRanks):
     """torchrun of one attempt on this host, and its ranks. next_spare: for the next attempt, until
     its process is started; first_step: the first one that a rank was seen in, such as `step 3`."""
 
-    def __init__(self, run: RunDir, start: NodeStart, spare: Spare | None = None) -> None:
+    def __init__(self, run: RunDir, start: NodeStart, spare: SpareTorchrun | None = None) -> None:
         """Start torchrun, its output appended to its log. spare: of this host, for all attempts.
         Raises OSError when it cannot start."""
         super().__init__(run, start.node, start.ranks)
