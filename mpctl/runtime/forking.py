@@ -17,7 +17,6 @@ CONFIG_CHECKPOINT_RESTORE refuse that: ranks are not forked there.
 from __future__ import annotations
 
 import ctypes
-import importlib
 import json
 import os
 import socket
@@ -32,17 +31,6 @@ from pathlib import Path
 
 from mpctl.runtime.process import die_with_parent
 
-RANK_MODULES = (
-    "numpy.random",
-    "torch.fx.experimental.symbolic_shapes",  # by torch.autograd.backward, with sympy
-    "mpctl.layout.job_layout",
-    "mpctl.runtime.build",
-    "mpctl.runtime.process_group",
-    "mpctl.runtime.report",
-    "mpctl.runtime.worker",
-    "mpctl.spec.load",
-)
-"""What a rank imports before or in its first step, except for the module of its model family."""
 DRIVERS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 WAIT_SECONDS = 0.01
 PR_SET_MM, PR_SET_MM_MAP, NO_FILE = 35, 14, 0xFFFFFFFF
@@ -65,12 +53,24 @@ def _import_modules(niceness: int = 0) -> None:
         thread = threading.get_native_id()
         before = os.getpriority(os.PRIO_PROCESS, thread)
         os.setpriority(os.PRIO_PROCESS, thread, min(before + niceness, 19))
+    from mpctl.errors import InputError
     from mpctl.families import all_builtin
+    from mpctl.families.implementation import get_implementation
 
-    families = [family.implementation.partition(":")[0] for family in all_builtin()]
-    for name in (*RANK_MODULES, *families):
-        with suppress(ImportError):  # the ranks that need it will say so in their logs
-            importlib.import_module(name)
+    with suppress(ImportError, InputError):  # the ranks that need it will say so in their logs
+        # ruff: noqa: F401
+        import numpy.random
+        import torch.fx.experimental.symbolic_shapes  # by torch.autograd.backward, with sympy
+
+        import mpctl.layout.job_layout
+        import mpctl.runtime.build
+        import mpctl.runtime.process_group
+        import mpctl.runtime.report
+        import mpctl.runtime.worker
+        import mpctl.spec.load
+
+        for family in all_builtin():
+            get_implementation(family.name)
 
 
 def obstacle() -> str:

@@ -117,7 +117,7 @@ def _fork(arguments: list[str]) -> list[ForkedRank]:
 
 def _work(words: Sequence[str]) -> None:
     """Be the worker of a rank with this command line."""
-    sys.argv = [str(worker.__file__), words[-1]]
+    sys.argv[:] = [str(worker.__file__), words[-1]]
     worker.main(Path(words[-1]))
 
 

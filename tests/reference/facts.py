@@ -37,6 +37,7 @@ READ = {
     "SUDO_UID": "set by sudo: whose run directories root may act on",
     "MPCTL_PARENT": "by processes of `doctor`: set by what starts them, with which they end",
     "MPCTL_BREADCRUMBS": "by workers: set by what starts the ranks of a host",
+    "MPCTL_FORK": "by torchrun: set by the launcher where ranks may be forked from it",
     "MPCTL_LAUNCHER": "by torchrun: set by the launcher, the process that it ends with",
     "GLOO_SOCKET_IFNAME": "by `doctor`: the interface that gloo would use",
     "NCCL_SOCKET_IFNAME": "by `doctor`: the interfaces that NCCL would use",
@@ -66,6 +67,7 @@ SET = {
     "MPCTL_JOB_SHA256": "for workers: the job.json that the launcher wrote",
     "MPCTL_RESUME_SAVE": "for workers: which save of that step, where it has a name",
     "MPCTL_RESUME_STEP": "for workers: the step of the checkpoint to resume, 0 for none",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": "for workers, as torchrun does: the signals that end it",
     "OMP_NUM_THREADS": "for workers: launch.threads_per_rank",
     "PYTORCH_ALLOC_CONF": "for workers on GPUs, unless set under any name that torch reads: "
     "expandable_segments:True",
