@@ -22,6 +22,7 @@ PUBLIC = {
     "mpctl.layout.job_layout": ("JobLayout",),
     "mpctl.planning.plan": ("Plan", "load_plan", "make_plan"),
     "mpctl.search.result": ("SearchResult", "search_layouts"),
+    "mpctl.rundir.heartbeat": ("heartbeat", "stop_requested"),
     "mpctl.transport.group": ("Group",),
     "mpctl.layers.linear": ("ColumnParallelLinear", "RowParallelLinear"),
     "mpctl.layers.attention": ("AttentionConfig",),

@@ -15,6 +15,8 @@ from mpctl.layout.job_layout import JobLayout as JobLayout
 from mpctl.planning.plan import Plan as Plan
 from mpctl.planning.plan import load_plan as load_plan
 from mpctl.planning.plan import make_plan as make_plan
+from mpctl.rundir.heartbeat import heartbeat as heartbeat
+from mpctl.rundir.heartbeat import stop_requested as stop_requested
 from mpctl.search.result import SearchResult as SearchResult
 from mpctl.search.result import search_layouts as search_layouts
 from mpctl.spec.cluster import ClusterSpec as ClusterSpec

@@ -24,13 +24,14 @@
 | logs/nccl_trace_rank_N | rank N | its last collectives, where one timed out on NCCL |
 | bench.json | launcher, of a bench | what the ranks are to measure |
 | answers.jsonl | rank 0, of a bench | the results, one JSON object a line |
-| metrics.jsonl | rank 0 | metrics.py: one record a step (rank_files.py: StepRecord) |
+| metrics.jsonl | rank 0, or the launcher | metrics.py: one record a step (rank_files.py) |
 | slow.jsonl | launcher | slow.py: ranks and links that held up the run |
 | metrics.csv | launcher, launch.csv | metrics.py: the same records as a table |
 | tensorboard/ | launcher, launch.tensorboard | metrics.py: the same as TensorBoard events |
 | checkpoints/step-N/ | all ranks | checkpoints.py: tensors and manifest |
 | profile/rank-N.jsonl | rank N, launch.profile | profile_files.py: the times of its work |
 | ranks/rank-N.json | rank N, at its end | rank_files.py: RankReport |
+| program/ | launch.program | heartbeat.py: its heartbeats, stops; its own checkpoints/ |
 | summary.json | launcher, at the end | summary.py: schema mpctl.run/2 |
 
 directory.py has the paths, the lock and the life cycle of the directory. The live state of an

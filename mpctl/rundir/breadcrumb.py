@@ -75,6 +75,20 @@ def note_exit(memory: memoryview, code: int, *, is_terminated: bool) -> None:
     struct.pack_into("<qq", memory, EXIT_AT, code, is_terminated)
 
 
+def note_heartbeat(memory: memoryview, doing: str) -> None:
+    """Count one more heartbeat of a rank and replace its text, from any process that the rank has
+    started; a text that is empty leaves the last one."""
+    if doing:
+        _write_text(memory, doing)
+    struct.pack_into("<q", memory, BEATS_AT, _integer(memory, BEATS_AT) + 1)
+    struct.pack_into("<d", memory, BEAT_TIME_AT, time.time())
+
+
+def is_stop_requested(memory: memoryview) -> bool:
+    """Whether the rank of this memory is to finish its step, save and end."""
+    return bool(_integer(memory, STOP_AT))
+
+
 class Breadcrumb:
     """The breadcrumb of one rank, which it writes. memory: RANK_BYTES of zeros; collectives, steps:
     its parts for the collective log and the step log."""
@@ -89,8 +103,7 @@ class Breadcrumb:
 
     def write(self, doing: str) -> None:
         """Replace the text; at most TEXT_BYTES of it are stored."""
-        self.memory[:TEXT_BYTES] = doing.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
-        struct.pack_into("<d", self.memory, TEXT_TIME_AT, time.time())
+        _write_text(self.memory, doing)
 
     def reach(self, start: int, doing: str) -> None:
         """Store how far the start has come, JOINING or JOINED, and what the rank does next."""
@@ -114,7 +127,7 @@ class Breadcrumb:
     @property
     def stop_requested(self) -> bool:
         """Whether this rank is to finish its step, save and end."""
-        return bool(_integer(self.memory, STOP_AT))
+        return is_stop_requested(self.memory)
 
     def fail(self, record: FailureRecord) -> None:
         """Leave the record of a failure, with as many of the last entries of its traceback as there
@@ -202,6 +215,11 @@ class HostBreadcrumbs:
     @property
     def _places(self) -> list[slice]:
         return [_place(number) for number in range(len(self.ranks))]
+
+
+def _write_text(memory: memoryview, doing: str) -> None:
+    memory[:TEXT_BYTES] = doing.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
+    struct.pack_into("<d", memory, TEXT_TIME_AT, time.time())
 
 
 def _integer(memory: memoryview | mmap.mmap, at: int) -> int:

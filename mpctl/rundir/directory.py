@@ -54,7 +54,8 @@ class RunDir:
     state of all hosts and ranks; lost_hosts: why hosts could not be used at the end of the last
     launch, a line each, absent when all could; blamed: how many failures each host is blamed for;
     excluded: the hosts that a requeued job is not to use, a line each, absent without any;
-    slow: ranks and links that held it up (slow.py).
+    slow: ranks and links that held it up (slow.py); program: what a program that the launch runs
+    instead of mpctl's training reads and writes; program_starts: how often it was started.
     """
 
     path: Path
@@ -83,6 +84,9 @@ class RunDir:
     lost_hosts = Place(f"{NODES}/lost")
     blamed = Place(f"{NODES}/blamed.json")
     excluded = Place(f"{NODES}/excluded")
+    program = Place("program")
+    program_checkpoints = Place("program/checkpoints")
+    program_starts = Place("program/starts")
 
     def report(self, rank: int) -> Path:
         """What a rank measured, written when it has finished."""
@@ -95,6 +99,14 @@ class RunDir:
     def node_log(self, node: int) -> Path:
         """The output of every torchrun of a node: torchrun.log, torchrun-1.log, ..."""
         return self.torchrun_log if node == 0 else self.path / "logs" / f"torchrun-{node}.log"
+
+    def heartbeat(self, rank: int) -> Path:
+        """The file to which a rank of a program appends how far it is (heartbeat.py)."""
+        return self.program / "heartbeats" / f"rank-{rank}"
+
+    def program_stop(self, rank: int) -> Path:
+        """The file that appears when a rank of a program is to stop."""
+        return self.program / "stops" / f"rank-{rank}"
 
     def batch_log(self, job_id: str) -> Path:
         """The output of a batch job of Slurm that was submitted for this run."""
@@ -242,6 +254,24 @@ class RunDir:
         self.clear()
         with suppress(OSError):
             self.path.rmdir()
+
+    def begin_program(self) -> None:
+        """Remove what an earlier attempt of a program wrote, except its records and its own
+        files, and count this one."""
+        self.torchrun_log.parent.mkdir(parents=True, exist_ok=True)
+        for path in (self.status, self.summary):
+            path.unlink(missing_ok=True)
+        for folder in (self.heartbeat(0).parent, self.program_stop(0).parent):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+        self.program_checkpoints.mkdir(exist_ok=True)
+        write_whole(self.program_starts, f"{self.num_starts() + 1}\n")
+
+    def num_starts(self) -> int:
+        """How often the program of this run was started."""
+        with suppress(OSError, ValueError):
+            return max(0, int(self.program_starts.read_text("ascii")[:9]))
+        return 0
 
     def begin_attempt(self, keep_last: int = 0) -> list[str]:
         """Remove what an earlier attempt wrote after the checkpoint that this one starts from: the

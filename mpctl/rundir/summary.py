@@ -191,6 +191,8 @@ class PlanAndRun(TrainingProgress):
 class RunSummary(PlanAndRun):
     """The document. sizes: of the axes; checkpoint: step of the newest one, 0 without any; signal:
     the number of the signal that stopped the run; command: the command line, as a shell takes it.
+    program: what the ranks ran instead of mpctl's training, None where they trained; absent in
+    summaries of older versions.
     """
 
     schema: Literal["mpctl.run/2"]
@@ -203,6 +205,7 @@ class RunSummary(PlanAndRun):
     signal: int | None
     failure: dict[str, Any] | None
     command: str
+    program: NotRequired[list[str] | None]
 
 
 class FinishedSummary(TypedDict):

@@ -16,6 +16,11 @@ from mpctl.spec.base import Count, CountOrZero, StepRanges, StrictModel, Timeout
 Word = Annotated[str, Field(min_length=1, pattern=r"^[^\s\x00-\x1f]+$")]
 """Text without spaces and control characters: a name that is passed to another program."""
 
+Argument = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+"""An argument of a program: any text that the system can pass to it."""
+
+StopSignal = Literal["SIGUSR1", "SIGTERM", "SIGINT", "none"]
+
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 LaunchedKind = Literal["cpu", "cuda"]
@@ -374,6 +379,32 @@ class LaunchSpec(StrictModel):
         "",
         description="steps, such as 5-7, in which every rank records a trace into RUN/profile; "
         "`mpctl bench trace` shows it",
+    )
+    program: list[Argument] = Field(
+        default_factory=list,
+        description="what every rank runs instead of mpctl's own training: a program and its "
+        'arguments, ["python", "train.py", "--lr", "1e-4"]; {megatron} becomes the flags of the '
+        "plan for that trainer",
+    )
+    program_dir: str | None = Field(
+        None,
+        description="working directory of the program on every host; that of `mpctl launch` when "
+        "absent",
+    )
+    program_argv: list[Argument] = Field(
+        default_factory=list,
+        description="the program with the plan's flags; filled in by `mpctl launch`",
+    )
+    stop_signal: StopSignal = Field(
+        "SIGUSR1",
+        description="signal by which each rank of a program learns that the run is to stop, beside "
+        "the file MPCTL_STOP; SIGUSR1 is ignored by one without a handler, SIGTERM and SIGINT end "
+        "it",
+    )
+    heartbeat_seconds: Timeout | None = Field(
+        None,
+        description="seconds without a heartbeat after which a program that has sent one counts "
+        "as hung, even if it computes; never when absent",
     )
     predicted_step_seconds: Annotated[float, Gt(0), Le(1e30)] | None = Field(
         None, description="step time of the plan, seconds; filled in by `mpctl launch`"

@@ -23,6 +23,7 @@ SETTINGS = (
     ("data", "path"), ("data", "tokenizer"), ("data", "corpus"), ("data", "validation"),
     ("training", "init_from"), ("model", "hf_config"),
     ("launch", "ssh", "hostfile"), ("launch", "ssh", "config"),
+    ("launch", "program_dir"),
 )  # fmt: skip
 # Settings whose value may be a preset's name or its file's path.
 PRESETS = (

@@ -45,7 +45,7 @@ from mpctl.launch.node.agent import (
     say_hello,
 )
 from mpctl.launch.node.processes import UNREADABLE, HostRanks
-from mpctl.launch.node.torchrun import NodeStart
+from mpctl.launch.node.torchrun import NodeStart, host_program
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import write_stop_request
 
@@ -61,7 +61,7 @@ class RankProcess(HostRanks):
 
     def __init__(self, run: RunDir, start: NodeStart, *, local_rank: int) -> None:
         """Start the worker. Raises OSError when it cannot start."""
-        super().__init__(run, start.node, (start.node,))
+        super().__init__(run, start.node, (start.node,), host_program(run, start))
         log = run.log(start.node)
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = rank_variables(start, local_rank, os.environ) | self.breadcrumbs.environment
@@ -69,7 +69,7 @@ class RankProcess(HostRanks):
         try:
             with log.open("ab") as output:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", "mpctl.runtime.worker", str(run.path.resolve())],
+                    rank_command(run, start),
                     env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                     start_new_session=True,  # signals to this process's group are not for it
                 )  # fmt: skip
@@ -83,6 +83,11 @@ class RankProcess(HostRanks):
         state = super().snapshot()
         has_failed = bool(state.code) and not self.is_ended
         return replace(state, exit_codes={self.node: state.code or 0} if has_failed else {})
+
+
+def rank_command(run: RunDir, start: NodeStart) -> list[str]:
+    """The command of a rank that no torchrun starts."""
+    return [sys.executable, "-m", f"mpctl.runtime.{start.module}", str(run.path.resolve())]
 
 
 def rank_variables(

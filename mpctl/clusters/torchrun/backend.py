@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from mpctl.clusters.backend import JOB_VARIABLES, OnEvent
-from mpctl.clusters.torchrun.agent import rank_variables
+from mpctl.clusters.torchrun.agent import rank_command, rank_variables
 from mpctl.clusters.torchrun.meeting import Meeting, listening_addresses, write_meeting
 from mpctl.clusters.torchrun.world import (
     JoinedProcess,
@@ -38,7 +38,7 @@ from mpctl.launch.cluster import Attempt
 from mpctl.launch.control.cluster import AgentCluster, AgentOrder, agent_cluster
 from mpctl.launch.launch_plan import HostCommand, LaunchPlan
 from mpctl.launch.node.processes import kill_tree
-from mpctl.launch.node.torchrun import NodeStart, torchrun_command
+from mpctl.launch.node.torchrun import torchrun_command
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import write_hosts
@@ -85,11 +85,11 @@ class TorchrunBackend:
     def _command(self, plan: LaunchPlan, process: int) -> HostCommand:
         world, host = self.world, f"process {process}"
         ranks = plan.world_size // world.size
-        start = NodeStart(process, world.size, ranks, socket.gethostname(), 29500, plan.env)
+        start = plan.node_start(process, world.size, ranks, socket.gethostname(), 29500)
         if world.level == "node":
             command = tuple(torchrun_command(plan.run.path, start))
             return HostCommand(process, host, command, plan.env)
-        worker = (sys.executable, "-m", "mpctl.runtime.worker", str(plan.run.path.resolve()))
+        worker = tuple(rank_command(plan.run, start))
         node, local = divmod(process, world.per_node)
         return HostCommand(node, host, worker, rank_variables(start, local, {}))
 

@@ -35,6 +35,7 @@ import psutil
 
 from mpctl.hosts.machine import memory_kills
 from mpctl.launch.attempt import STOPPED, AttemptPhase, NodeState, RankState
+from mpctl.launch.node.program import HostProgram
 from mpctl.rundir.breadcrumb import STACK_SIGNAL, BreadcrumbState, HostBreadcrumbs
 from mpctl.rundir.directory import RunDir
 
@@ -43,6 +44,8 @@ KILL_SECONDS, END_POLL_SECONDS = 10.0, 0.02
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)$')
 THREAD = re.compile(r"^(Current thread|Thread) 0x")
 PACKAGE = "/mpctl/"
+PROGRAM = f"{PACKAGE}runtime/program.py"
+LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python3[^/]*/")
 STACK_SECONDS, STACK_POLL_SECONDS = 1.0, 0.05
 """How long the ranks of a host may take to write their stacks, and the pause between two reads."""
 DUMP_BYTES = 1 << 18
@@ -52,13 +55,15 @@ UNANSWERING = (*STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 class HostRanks:
     """The ranks of one host in one attempt. node: the host's index in the plan; process: torchrun,
     or the worker of the only rank, set by a subclass; kills: processes that were killed before for
-    lack of memory; is_ended: whether `end` was called."""
+    lack of memory; is_ended: whether `end` was called; program: where the ranks run one."""
 
     process: subprocess.Popen[bytes]
 
-    def __init__(self, run: RunDir, node: int, ranks: Sequence[int]) -> None:
+    def __init__(
+        self, run: RunDir, node: int, ranks: Sequence[int], program: HostProgram | None = None
+    ) -> None:
         """Raises OSError when there is no memory to share with the ranks."""
-        self.run, self.node, self.ranks = run, node, ranks
+        self.run, self.node, self.ranks, self.program = run, node, ranks, program
         self.breadcrumbs = HostBreadcrumbs(ranks, run.path)
         self.found: dict[int, psutil.Process] = {}
         self.kills, self.is_ended = memory_kills(), False
@@ -82,18 +87,30 @@ class HostRanks:
     def snapshot(self) -> NodeState:
         """The current state of the ranks; code: exit code of the process, negative for a signal."""
         code, found, crumbs = self.process.poll(), self.find(), self.breadcrumbs
+        if self.program is not None:
+            self.program.look(found)
         return NodeState(
             node=self.node,
             host=socket.gethostname(),
-            ranks={rank: process_state(found.get(rank), crumbs.state(rank)) for rank in self.ranks},
+            ranks={rank: self._state(rank, found.get(rank)) for rank in self.ranks},
             code=code,
             failures=crumbs.failures(),
             memory_kills=memory_kills() - self.kills,
         )
 
+    def _state(self, rank: int, process: psutil.Process | None) -> RankState:
+        state = process_state(process, self.breadcrumbs.state(rank))
+        if self.program is None or process is None:
+            return state
+        seconds = self.program.seconds.get(process.pid, state.processor_seconds)
+        written = self.program.state(rank, state.breadcrumb)
+        return replace(state, processor_seconds=seconds, breadcrumb=written)
+
     def request_stop(self) -> None:
         """Have the ranks finish their step, save and end."""
         self.breadcrumbs.request_stop()
+        if self.program is not None:
+            self.program.stop(self.ranks, self.find().values())
 
     def stacks(self) -> dict[int, str]:
         """The call that the main thread of each rank is in; ranks that do not answer are absent."""
@@ -111,6 +128,8 @@ class HostRanks:
         """Kill what still runs; the last state."""
         self.is_ended = self.process.poll() is None
         unkilled = kill_tree(self.process)
+        if self.program is not None:
+            self.program.kill_rest(self.found.values())
         self.breadcrumbs.close()
         return replace(self.snapshot(), unkilled=unkilled)
 
@@ -225,13 +244,17 @@ def main_stack(text: str) -> tuple[Frame, ...]:
 
 
 def innermost(stack: tuple[Frame, ...]) -> str:
-    """The innermost call in mpctl's code, and the innermost call of other code below it.
+    """The innermost call in mpctl's code, or of a program in its own, and the innermost call of
+    other code below it.
 
     `mpctl/runtime/batches.py:117 in _batch, in /lib/numpy/core.py:8 in stack`; empty for no stack.
     """
     if not stack:
         return ""
     inside = next((frame for frame in stack if PACKAGE in frame.file), None)
+    if inside is not None and inside.file.endswith(PROGRAM):
+        above = stack[: stack.index(inside)]
+        inside = next((frame for frame in above if not LIBRARY.search(frame.file)), None)
     if inside is None or inside is stack[0]:
         return str(stack[0])
     return f"{inside}, in {stack[0]}"

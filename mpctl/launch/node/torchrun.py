@@ -44,17 +44,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
 from mpctl.hosts.network import HOST, free_port
 from mpctl.launch.attempt import AttemptPhase, NodeState
 from mpctl.launch.node.processes import UNREADABLE, HostRanks, kill_tree
+from mpctl.launch.node.program import HostProgram
 from mpctl.rundir.breadcrumb import BREADCRUMBS
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.marker import COMMAND
 from mpctl.rundir.origin import ORIGIN
+from mpctl.rundir.program import ATTEMPT
 from mpctl.spec.job import JobSpec
+from mpctl.spec.launch import StopSignal
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """Names under which torch reads the allocator's settings; the first is torch's own since 2.9."""
@@ -83,6 +87,7 @@ RANK_VARIABLES = frozenset(
         QUEUES,
         *RECORDER,
         *ORIGIN,
+        ATTEMPT,
     }
 )
 """The variables that a launcher may set for ranks of other hosts; an agent refuses all others."""
@@ -182,7 +187,8 @@ def rank_environment(job: JobSpec) -> dict[str, str]:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     if job.launch.device == "cuda":
         environment |= allocator_variables(os.environ)
-        if job.parallel.pp > 1 and QUEUES not in os.environ:
+        # A program's streams are not known, and Megatron-Core wants a single queue.
+        if job.parallel.pp > 1 and not job.launch.program and QUEUES not in os.environ:
             environment[QUEUES] = MOST_QUEUES
     return environment
 
@@ -197,7 +203,8 @@ def one_host_environment(job: JobSpec) -> dict[str, str]:
 class NodeStart:
     """The arguments of torchrun on one host. node: the host's index, below `nnodes`; address, port:
     the rendezvous of all ranks, on the first host; env: variables added to the environment. fork:
-    whether ranks are forked from torchrun; is_repeated: whether another attempt may follow."""
+    whether ranks are forked from torchrun; is_repeated: whether another attempt may follow. module:
+    what a rank runs, of mpctl.runtime; stop_signal: how a program learns that it is to stop."""
 
     node: int
     nnodes: int
@@ -207,6 +214,8 @@ class NodeStart:
     env: Mapping[str, str] = field(default_factory=dict)
     fork: bool = False
     is_repeated: bool = False
+    module: Literal["worker", "program"] = "worker"
+    stop_signal: StopSignal = "none"
 
     @property
     def place(self) -> str:
@@ -231,7 +240,7 @@ def torchrun_command(run_dir: Path, start: NodeStart) -> list[str]:
         f"--rdzv-conf=rank={start.node}",
         "--max-restarts=0",
         "-m",
-        "mpctl.runtime.worker",
+        f"mpctl.runtime.{start.module}",
         str(run_dir.resolve()),
     ]
 
@@ -250,6 +259,11 @@ def task_environments(job: JobSpec) -> Iterator[dict[str, str]]:
         yield {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
 
 
+def host_program(run: RunDir, start: NodeStart) -> HostProgram | None:
+    """What this host does for ranks of a program; None where they train."""
+    return None if start.module == "worker" else HostProgram(run, start.stop_signal)
+
+
 class NodeTorchrun(HostRanks):
     """torchrun of one attempt on this host, and its ranks. next_spare: for the next attempt, until
     its process is started; first_step: the first one that a rank was seen in, such as `step 3`."""
@@ -257,7 +271,7 @@ class NodeTorchrun(HostRanks):
     def __init__(self, run: RunDir, start: NodeStart, spare: SpareTorchrun | None = None) -> None:
         """Start torchrun, its output appended to its log. spare: of this host, for all attempts.
         Raises OSError when it cannot start."""
-        super().__init__(run, start.node, start.ranks)
+        super().__init__(run, start.node, start.ranks, host_program(run, start))
         self.start, self.first_step = start, ""
         self.next_spare = spare if start.fork and start.is_repeated else None
         self.log = run.node_log(start.node)
