@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
@@ -107,6 +108,15 @@ ExcludeOption = Annotated[
     str | None,
     typer.Option(help="Leave out these hosts of the hostfile: n1@n2:0,1.", show_default=False),
 ]
+ProgramOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COMMAND",
+        help='Run this on every rank instead of mpctl\'s training: "python train.py --lr 1e-4". '
+        "No shell reads it; {megatron} in it becomes the plan's flags for that trainer.",
+        show_default=False,
+    ),
+]
 SummaryJsonOption = Annotated[
     bool, typer.Option("--json", help="Print the run's summary as JSON on stdout.")
 ]
@@ -133,6 +143,7 @@ def launch(
     hostfile: HostfileOption = None,
     include: IncludeOption = None,
     exclude: ExcludeOption = None,
+    program: ProgramOption = None,
     allow_other_owner: OtherOwnerOption = False,
     via: ViaOption = None,
 ) -> None:
@@ -141,13 +152,15 @@ def launch(
         flags = {"--run-dir": run_dir, "--dry-run": dry_run, "--resume": resume,
                  "--overwrite": overwrite, "--tensorboard": tensorboard, "--csv": csv,
                  "--profile": profile, "--on": on, "--submit": submit,
-                 "--hostfile": hostfile, "--via": via}  # fmt: skip
+                 "--hostfile": hostfile, "--via": via, "--program": program}  # fmt: skip
         own = "--audit" if audit else "--rank"
         require_alone(rehearse, own, [name for name, value in flags.items() if value])
         run_rehearsal(job, device, rank, audits=audit, as_json=as_json)
-    settings = {"launch.tensorboard": tensorboard, "launch.csv": csv, "launch.profile": profile,
-                "launch.on": on}  # fmt: skip
-    settings |= ssh_settings(on, hostfile, include, exclude)
+    settings: dict[str, object] = {
+        "launch.tensorboard": tensorboard, "launch.csv": csv, "launch.profile": profile,
+        "launch.on": on, **ssh_settings(on, hostfile, include, exclude),
+        "launch.program": None if program is None else program_argv(program),
+    }  # fmt: skip
     if via is not None:
         job = job.with_settings({**settings, "launch.device": device})
         submit_there(via, context, job, run_dir, submit=submit, resume=resume)
@@ -170,7 +183,8 @@ def launch(
             )
             return
         resumption = find_resumption(run) if resume else None
-        if resumption and resumption.folder and resumption.step >= plan.job.training.steps:
+        done = resumption.step if resumption and resumption.folder else 0
+        if resumption and done >= plan.job.training.steps and not plan.job.launch.program:
             require_same_model(plan, resumption)
             say_finished(resumption, as_json=as_json)
             dismiss_followers(plan, run)
@@ -196,6 +210,21 @@ def ssh_settings(
         "launch.ssh.include": include,
         "launch.ssh.exclude": exclude,
     }
+
+
+def program_argv(command: str) -> list[str]:
+    """The words of a command line as a shell reads them; nothing in them is expanded. Raises
+    InputError where there are none, or a quote is not closed."""
+    from mpctl.errors import InputError
+
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise InputError.of("bad-syntax", "--program", f"{command!r}: {error}") from None
+    if not words:
+        hint = 'name a program: --program "python train.py"'
+        raise InputError.of("bad-syntax", "--program", "there is no program in it", hint)
+    return words
 
 
 def resolve(

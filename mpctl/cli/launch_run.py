@@ -192,7 +192,7 @@ class Launch:
             said = launch_warnings(plan.job, machine, resumption=resumption, hosts=hosts)
             warnings += said
         damaged: tuple[Path, ...] = ()
-        if resumption is not None:
+        if resumption is not None and not plan.job.launch.program:
             job = resolved_job(plan, machine, hosts=hosts)
             warnings += [
                 *resumption.warnings(),
@@ -240,7 +240,8 @@ class Launch:
         load = os.getloadavg()[0]  # before preparing data, which adds load
         self._set_up(prepared)
         run, job = prepared.run, prepared.job
-        steps, predicted = job.training.steps, job.launch.predicted_step_seconds
+        steps = None if job.launch.program else job.training.steps
+        predicted = job.launch.predicted_step_seconds
         with (
             RunView(steps, predicted, done=run.last_checkpoint()) as view,
             WarningWatch(run.path, view.event),
@@ -269,7 +270,10 @@ class Launch:
         run = self.run
         with suppress(OSError):  # stdout may have lost its reader; the exit code is the run's
             if outcome.failure is not None:
-                print_failure(outcome.failure, run=str(run.path), step=run.last_checkpoint())
+                print_failure(
+                    outcome.failure, run=str(run.path), step=run.last_checkpoint(),
+                    is_program=bool(self.plan.job.launch.program),
+                )  # fmt: skip
             if self.as_json:
                 print_json(summary)
             else:

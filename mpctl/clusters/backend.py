@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mpctl.planning.plan import Plan
     from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
+from mpctl.spec.paths import absolute
 
 OnEvent = Callable[[str], None]
 JOB_VARIABLES = {"slurm": "SLURM_JOB_ID", "kubernetes": "MPCTL_JOB"}
@@ -108,6 +109,8 @@ def paths_read(job: JobSpec) -> dict[str, str]:
         "data.tokenizer": data.tokenizer if initial is not None else None,
         **{f"data.validation.{name}": path for name, path in data.validation.items()},
     }
+    if job.launch.program:
+        paths = {"launch.program_dir": absolute(job.launch.program_dir or ".")}
     return {setting: path for setting, path in paths.items() if path is not None}
 
 

@@ -28,6 +28,7 @@ from mpctl.launch.preflight import (
     check_run,
     chosen_device,
     launch_warnings,
+    not_of_program,
 )
 from mpctl.launch.resume import Resumption
 from mpctl.planning.plan import Plan
@@ -88,7 +89,8 @@ def bench_issues(plan: Plan, machine: Machine, *, only_measures: bool = False) -
     """Every reason, found without contacting a host, why a bench cannot run a plan on its hosts.
     machine: this one, which runs the ranks if the plan names no hosts."""
     plan, backend = _with_backend(plan)
-    return launch_issues(plan, machine, backend, only_measures=only_measures)
+    issues = launch_issues(plan, machine, backend, only_measures=only_measures)
+    return [*not_of_program(plan.job, "a bench measures"), *issues]
 
 
 def bench_warnings(plan: Plan, machine: Machine) -> list[str]:

@@ -108,6 +108,10 @@ class RecordReader:
                     self.delivered += 1
                     on_record(record)
 
+    def finish(self, on_record: OnRecord | OnAnswer) -> None:
+        """Deliver what is left once the attempt is over."""
+        self.deliver(on_record)
+
 
 def parse_answer(line: bytes) -> Any | None:
     """The answer in a line of answers.jsonl; None for a line that is not JSON."""

@@ -81,17 +81,25 @@ class LaunchPlan:
     launcher: LauncherRecord = field(default_factory=lambda: this_launcher("local"))
     request: BenchRequest | None = None
 
-    def local_start(self, port: int) -> NodeStart:
-        """The arguments of torchrun when all ranks run on this host."""
-        return replace(self.node_start(0, 1, self.world_size, HOST, port), env=self.local_env)
-
     def node_start(self, node: int, nnodes: int, ranks: int, address: str, port: int) -> NodeStart:
         """The arguments of torchrun on a host; ranks: of each host."""
         launch = self.job.launch
         is_repeated = self.request is None and bool(launch.max_restarts or launch.elastic)
-        return NodeStart(
+        start = NodeStart(
             node, nnodes, ranks, address, port, self.env, launch.warm_start, is_repeated
         )
+        if not self.runs_program:
+            return start
+        return replace(start, fork=False, module="program", stop_signal=launch.stop_signal)
+
+    def local_start(self, port: int) -> NodeStart:
+        """The arguments of torchrun when all ranks run on this host."""
+        return replace(self.node_start(0, 1, self.world_size, HOST, port), env=self.local_env)
+
+    @property
+    def runs_program(self) -> bool:
+        """Whether the ranks run `launch.program` instead of mpctl's own training."""
+        return bool(self.job.launch.program) and self.request is None
 
     @property
     def local_env(self) -> dict[str, str]:
@@ -130,16 +138,24 @@ def plan_launch(
     not known yet, so that device and threads stay as in the job. Raises InputError when the plan is
     not legal."""
     job = resolved_job(plan, machine, hosts=hosts)
+    files: dict[str, str] = {}
+    env: dict[str, str] = {}
+    if job.launch.program:
+        from mpctl.launch.program import program_words
+
+        argv, files, env = program_words(plan, run)
+        launch = job.launch.model_copy(update={"program_argv": argv})
+        job = job.model_copy(update={"launch": launch})
     if is_submitted:
         known = {"device": plan.job.launch.device, "threads_per_rank": None}
         launch = job.launch.model_copy(update={**known, "on": "auto"})
         job = job.model_copy(update={"launch": launch})
     document = plan_document(plan, plan.require_legal(), kinds=None, ranks=False)
-    files = {
+    files |= {
         "job.json": job.model_dump_json(indent=1) + "\n",
         "plan.json": json.dumps(document) + "\n",
     }
-    env = {**rank_environment(job), **recorder_variables(run, os.environ)}
+    env = {**rank_environment(job), **recorder_variables(run, os.environ), **env}
     return LaunchPlan(job, run, job.world_size, env, files, warnings, damaged)
 
 
@@ -147,7 +163,7 @@ def first_environment(plan: Plan, run: RunDir, machine: Machine) -> dict[str, st
     """The variables of ranks that will all run on this machine, before the plan was checked and
     apart from those of an attempt; None where ranks are not to be forked."""
     job = _with_device(plan.job, machine)
-    if not job.launch.warm_start:
+    if not job.launch.warm_start or job.launch.program:
         return None
     return {**one_host_environment(job), **recorder_variables(run, os.environ)}
 
@@ -167,6 +183,7 @@ def resolved_job(plan: Plan, machine: Machine, *, hosts: int = 1) -> JobSpec:
     launch = job.launch.model_copy(
         update={
             "predicted_step_seconds": plan.estimate.step_seconds if plan.estimate else None,
+            "program_dir": absolute(job.launch.program_dir or ".") if job.launch.program else None,
             "ssh": job.launch.ssh.model_copy(
                 update={
                     "hostfile": absolute(job.launch.ssh.hostfile),

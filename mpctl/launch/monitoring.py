@@ -153,8 +153,9 @@ class Exporter:
         for record in self.run.records():
             self.goodput.add(record)
         totals = (name for name in METRICS if name.endswith("_total"))
-        self.values |= {"mpctl_up": 1.0, "mpctl_steps": float(self.job.training.steps),
-                        **dict.fromkeys(totals, 0.0), **slow_values(())}  # fmt: skip
+        self.values |= {"mpctl_up": 1.0, **dict.fromkeys(totals, 0.0), **slow_values(())}
+        if not self.job.launch.program:
+            self.values["mpctl_steps"] = float(self.job.training.steps)
         target = self.job.launch.metrics or ""
         match = ADDRESS.fullmatch(target)
         if match is None:

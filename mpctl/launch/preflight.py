@@ -64,6 +64,11 @@ def check_launch(
     surroundings = list(environment_issues(job))
     if surroundings:  # data and weights could not be read with these
         return surroundings
+    if job.launch.program:
+        from mpctl.launch.program import program_issues
+
+        issues = [*program_issues(plan, is_elsewhere=is_elsewhere), *lacking, *_tensorboard(job)]
+        return [*issues, *(() if is_elsewhere else monitoring_issues(job))]
     if job.model is None:
         hint = "name a job (mpctl launch demo), or a model: --model gpt2"
         return [Issue("no-model", "model", "a launch needs a model", hint)]
@@ -75,13 +80,22 @@ def check_launch(
         lacking,
         data_issues(job, job.model, resumed, is_elsewhere=is_elsewhere),
         () if is_elsewhere else initial_weight_issues(job, job.model, resumed),
-        missing_tensorboard("launch.tensorboard") if job.launch.tensorboard else (),
+        _tensorboard(job),
         () if is_elsewhere else monitoring_issues(job),
         _profile_issues(job),
         () if run is None or is_elsewhere else _disk(plan, run, resumption, replaced=replaced),
         () if resumption is None else _resumption_issues(job, resumption),
     )
     return list(chain.from_iterable(checks))
+
+
+def not_of_program(job: JobSpec, what: str) -> list[Issue]:
+    """The issue of a job with a program where mpctl's own workers are needed. what: `a bench
+    measures`."""
+    if not job.launch.program:
+        return []
+    message = f"{what} mpctl's own workers, and the job has a program"
+    return [Issue("program-only-own", "launch.program", message, "leave the program out")]
 
 
 def check_here(plan: Plan, machine: Machine) -> list[Issue]:
@@ -131,20 +145,28 @@ def launch_warnings(
 ) -> list[str]:
     """Warnings about a job that can start on so many hosts like this machine. A run that continues
     from a checkpoint does not read its initial weights."""
+    is_on_cpu = chosen_device(job, machine) == "cpu"
+    on_cpu = list(rehearsal_warnings(job, machine, hosts=hosts)) if is_on_cpu else []
+    if job.launch.program:
+        from mpctl.launch.program import program_warnings
+
+        return [*program_warnings(job), *on_cpu]
     warnings = [*_compile_warnings(job), *_device_warnings(job), *_spare_warnings(job)]
     warnings += _profile_warnings(job, resumption)
-    if chosen_device(job, machine) == "cuda":
+    if not is_on_cpu:
         warnings += kernel_warnings(job, has_triton=find_spec("triton") is not None)
     if resumption is None or resumption.folder is None:
         warnings += tokenizer_warnings(job)
-    if chosen_device(job, machine) == "cpu":
-        warnings += rehearsal_warnings(job, machine, hosts=hosts)
-    return warnings
+    return [*warnings, *on_cpu]
 
 
 def _resumption_issues(job: JobSpec, resumption: Resumption) -> Iterator[Issue]:
     yield from resumption.issues
     yield from model_issues(job, job_before(resumption.run), resumption.run)
+
+
+def _tensorboard(job: JobSpec) -> list[Issue]:
+    return missing_tensorboard("launch.tensorboard") if job.launch.tensorboard else []
 
 
 def _profile_issues(job: JobSpec) -> Iterator[Issue]:

@@ -33,7 +33,7 @@ from mpctl.estimate.job import Estimate
 from mpctl.estimate.memory import overhead_bytes
 from mpctl.hosts.machine import Machine
 from mpctl.launch.launch_plan import resolved_job
-from mpctl.launch.preflight import check_here
+from mpctl.launch.preflight import check_here, not_of_program
 from mpctl.launch.summary import plan_as_launched, planned_traffic
 from mpctl.planning.plan import Plan
 from mpctl.rundir.rank_files import RehearsedRank, RehearsedRankHead, StepAudit
@@ -114,6 +114,8 @@ OnRank = Callable[[RankRehearsal], None]
 
 def check_rehearsal(plan: Plan, machine: Machine) -> list[Issue]:
     """What would stop the launch on any machine."""
+    if issues := not_of_program(plan.job, "a rehearsal runs"):
+        return issues
     return [issue for issue in check_here(plan, machine) if issue.rule not in MACHINE_RULES]
 
 

@@ -12,6 +12,9 @@ repetition. A port that another process took is no failure at all (supervise.py)
 A rollback (training.on_nonfinite, training.on_spike) is not a restart: it has a separate limit,
 `training.max_rollbacks`, and leaves out the batches up to the one at fault.
 
+Of a program (`launch.program`) no checkpoint is known: its progress is the highest step that it has
+reported, and one that reports none makes none.
+
 By hand, max_restarts 2, failures of hosts at steps 5, 7, 12, checkpoint 10 saved before the last:
 restarts 1 and 2 used, then 1 again.
 """
@@ -53,7 +56,7 @@ class RestartPolicy:
 
     def decide(self, failure: Failure, *, step: int, checkpoint: int) -> Decision:
         """What follows a failure. step: the last that was trained; checkpoint: the newest, 0 for
-        none."""
+        none. Of a program both are the last step that it has reported."""
         if checkpoint > self.checkpoint:
             self.checkpoint, self.used = checkpoint, 0
         if failure.rollback is not None:
@@ -71,6 +74,8 @@ class RestartPolicy:
             )
         self.last = sign
         self.used += 1
+        if self.job.launch.program:
+            return Decision(True, "starting the program again")
         return Decision(True, f"starting again from step {checkpoint}")
 
     def _roll_back(self, step: int, checkpoint: int) -> Decision:

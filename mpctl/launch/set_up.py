@@ -15,6 +15,7 @@ from mpctl.launch.preflight import check_run_dir
 from mpctl.rundir.directory import cannot_write
 from mpctl.rundir.launcher import write_launcher
 from mpctl.rundir.origin import Origin
+from mpctl.rundir.program import ATTEMPT
 
 if TYPE_CHECKING:
     from mpctl.data.manifest import Prepared
@@ -41,7 +42,8 @@ def set_up_run(
         for folder in plan.damaged:
             set_aside(folder)
         write_documents(plan)
-        return None if plan.request is not None else prepare_data(plan, on_progress, run.data)
+        trains = plan.request is None and not plan.runs_program
+        return prepare_data(plan, on_progress, run.data) if trains else None
     except BaseException as error:
         if not resume:
             run.abandon()
@@ -56,6 +58,7 @@ def write_documents(plan: LaunchPlan) -> None:
     write_launcher(plan.run.launcher, plan.launcher)
     for name, text in plan.files.items():
         path = plan.run.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_bytes() != text.encode():
             write_whole(path, text)
 
@@ -65,7 +68,8 @@ def name_origin(plan: LaunchPlan) -> LaunchPlan:
     more if it was lost, and the newest checkpoint. Raises OSError."""
     write_documents(plan)
     origin = Origin.of_attempt(plan.run.checkpoints, plan.files["job.json"])
-    return replace(plan, env={**plan.env, **origin.variables})
+    counted = {ATTEMPT: str(max(0, plan.run.num_starts() - 1))} if plan.runs_program else {}
+    return replace(plan, env={**plan.env, **origin.variables, **counted})
 
 
 def prepare_data(plan: LaunchPlan, on_progress: Progress, out: Path) -> Prepared | None:

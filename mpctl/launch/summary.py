@@ -36,7 +36,7 @@ from mpctl.topology import Topology
 
 def summarise(plan: Plan, launch: LaunchPlan, outcome: RunOutcome, *, command: str) -> RunSummary:
     """The summary of a run that has ended; command: the command line that launched it."""
-    failure = outcome.failure
+    failure, is_training = outcome.failure, launch.request is None and not launch.runs_program
     saves = [times for report in launch.run.rank_reports()[:1] for times in report.get("saves", [])]
     return {
         "schema": SCHEMA,
@@ -52,8 +52,9 @@ def summarise(plan: Plan, launch: LaunchPlan, outcome: RunOutcome, *, command: s
         "signal": outcome.signal,
         "failure": None if failure is None else failure.as_dict(),
         "slow": [part.as_dict() for part in read_slow(launch.run.slow)],
-        "plan_beside_run": [] if launch.request is not None else _compare_ranks(plan, launch),
+        "plan_beside_run": _compare_ranks(plan, launch) if is_training else [],
         "command": command,
+        "program": launch.job.launch.program_argv if launch.runs_program else None,
     }
 
 

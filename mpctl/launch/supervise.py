@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpctl.errors import InputError, RunFailed
 from mpctl.hosts.checks import common_machine
@@ -37,6 +37,7 @@ from mpctl.launch.elastic import fit_hosts, least_nodes
 from mpctl.launch.follow import OnAnswer, OnRecord, RecordReader, parse_answer
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
 from mpctl.launch.preflight import chosen_device
+from mpctl.launch.program_watch import reached_step
 from mpctl.launch.restarts import RestartPolicy, skip_batches
 from mpctl.launch.set_up import name_origin
 from mpctl.launch.slow_parts import SlowPartsMonitor
@@ -44,7 +45,11 @@ from mpctl.launch.watch import RunWatch
 from mpctl.rundir.launcher import requested_signals
 from mpctl.rundir.slow import SlowPart
 from mpctl.rundir.summary import Failure, RunStatus
+from mpctl.spec.launch import LaunchSpec
 from mpctl.units import plural
+
+if TYPE_CHECKING:
+    from mpctl.launch.program_records import ProgramRecords
 
 SAVING = "saving step"
 SAVE_SECONDS, REPORT_AFTER, REPORT_EVERY = 0.5, 2.0, 15.0
@@ -175,6 +180,8 @@ def run_launch(
                 if outcome.failure.blamed:
                     cluster.blame(outcome.failure.blamed, outcome.failure.error)
                 step, checkpoint = plan.run.last_step(), plan.run.last_checkpoint()
+                if plan.runs_program:
+                    step = checkpoint = max(step, supervisor.reached)
                 decision = restarts.decide(outcome.failure, step=step, checkpoint=checkpoint)
                 words = decision.words
                 on_change(RunChange("failure", attempt, "failed", outcome.failure, words))
@@ -231,7 +238,8 @@ class WatchedAttempt:
 
 @dataclass
 class Supervisor:
-    """Runs attempts of one launch. plan: what the next one runs; attempt: number of the last."""
+    """Runs attempts of one launch. plan: what the next one runs; attempt: number of the last;
+    reached: the highest step that a rank of a program said it was at."""
 
     plan: LaunchPlan
     cluster: Cluster
@@ -240,6 +248,7 @@ class Supervisor:
     on_event: OnEvent
     on_change: Callable[[RunChange], None] = lambda change: None
     attempt: int = 0
+    reached: int = 0
 
     def take_hosts(self, full: LaunchPlan) -> None:
         """Connect to lost hosts again, and plan for `full`, the launch on all nodes of the job, or
@@ -279,16 +288,19 @@ class Supervisor:
             error_text = f"{full}; {error}" if full else str(error)
             return RunOutcome("failed", attempt, failure=without_ranks(error_text, run))
         has_succeeded = evidence.state.phase is AttemptPhase.SUCCEEDED
-        if has_succeeded and self._is_done(evidence.state):
+        if has_succeeded and self._is_done(evidence):
             return RunOutcome("finished", attempt)
         if self.stops.received or (has_succeeded and evidence.stop_requested):
             return RunOutcome("stopped", attempt, next(iter(self.stops.received), None))
         return RunOutcome("failed", attempt, failure=find_failure(run, self.plan.job, evidence))
 
-    def _is_done(self, state: AttemptState) -> bool:
-        """Whether the ranks have finished: the last step, or the last answer of a bench."""
+    def _is_done(self, evidence: AttemptEvidence) -> bool:
+        """Whether the ranks have finished: the last step, or the last answer of a bench. A program
+        has if it ended by itself."""
+        if self.plan.runs_program:
+            return not evidence.stop_requested
         if self.plan.request is not None:
-            return 0 in state.finished_ranks
+            return 0 in evidence.state.finished_ranks
         return self.plan.run.last_step() >= self.plan.job.training.steps
 
     def _attempt(self) -> AttemptEvidence:
@@ -311,16 +323,17 @@ class Supervisor:
         """Start all ranks and watch them until they have ended or must be killed."""
         run, launch = self.plan.run, self.plan.job.launch
         is_bench = self.plan.request is not None
-        for message in run.begin_attempt(self.plan.job.checkpoint.keep_last):
+        is_training = not (is_bench or self.plan.runs_program)
+        for message in self._begin_attempt():
             self.on_event(message)
-        reader = RecordReader(run.answers, parse_answer) if is_bench else RecordReader(run.metrics)
+        reader = self._reader()
         saves = SaveMonitor(self.on_event)
         attempt = self.cluster.start(name_origin(self.plan))
         watched = WatchedAttempt(attempt, StatusFile(run.status))
         watch = RunWatch(launch, self.plan.world_size, address=attempt.address)
         slow = SlowPartsMonitor(self.plan.job, run.slow, partial(self._say_slow, watched.status))
         grace = FailureGracePeriod(attempt)
-        stop = StopGracePeriod(watched, launch.stop_seconds, self.stops, self.on_event)
+        stop = StopGracePeriod(watched, launch, self.stops, self.on_event)
 
         def learning(record: Any) -> None:
             watch.timeout.learn(record)
@@ -332,9 +345,9 @@ class Supervisor:
                 and grace.is_open(watched.phase, saves)
                 and watch.is_healthy(attempt)
             ):
-                reader.deliver(self.on_record if is_bench else learning)
+                reader.deliver(learning if is_training else self.on_record)
                 saves.poll(attempt)
-                if not is_bench:
+                if is_training:
                     slow.poll(attempt)
                 self.stops.poll(run.stop_request)
                 if not watched.stop_requested and reader.delivered and self.cluster.has_returned():
@@ -350,7 +363,8 @@ class Supervisor:
                 if node.unkilled:
                     self.on_event(_unkilled_text(node))
             run.end_attempt()
-        reader.deliver(self.on_record)
+        reader.finish(self.on_record)
+        self.reached = max(self.reached, reached_step(state)) if state.nodes else self.reached
         return AttemptEvidence(
             watched.phase, grace.stopped_ranks, watch.hang, state, watched.stop_requested
         )
@@ -362,6 +376,23 @@ class Supervisor:
             self.on_event(text)
         said = "; ".join(words)
         self.on_change(RunChange("slow", self.attempt, "running", words=said, slow=slow))
+
+    def _begin_attempt(self) -> list[str]:
+        run = self.plan.run
+        if not self.plan.runs_program:
+            return run.begin_attempt(self.plan.job.checkpoint.keep_last)
+        run.begin_program()
+        return []
+
+    def _reader(self) -> RecordReader | ProgramRecords:
+        """What delivers the records of an attempt."""
+        run = self.plan.run
+        if self.plan.runs_program:
+            from mpctl.launch.program_records import ProgramRecords
+
+            return ProgramRecords(run, self.plan.job)
+        is_bench = self.plan.request is not None
+        return RecordReader(run.answers, parse_answer) if is_bench else RecordReader(run.metrics)
 
 
 def _unkilled_text(node: NodeState) -> str:
@@ -376,28 +407,30 @@ def _unkilled_text(node: NodeState) -> str:
 
 @dataclass
 class StopGracePeriod:
-    """How long the ranks may continue after a stop was requested: `seconds`, and as long again
-    since the last progress of a save."""
+    """How long the ranks may continue after a stop was requested: `launch.stop_seconds`, and as
+    long again since the last progress of a save."""
 
     watched: WatchedAttempt
-    seconds: float
+    launch: LaunchSpec
     stops: StopRequests
     on_event: OnEvent
     deadline: float | None = None
 
-    def is_open(self, reader: RecordReader, saves: SaveMonitor) -> bool:
+    def is_open(self, reader: RecordReader | ProgramRecords, saves: SaveMonitor) -> bool:
         """Whether the ranks may continue; the first call asks them to finish a step and save."""
-        # A validated step is saved before its record is written.
-        is_trained = reader.delivered or saves.messages
+        # A validated step is saved before its record is written; a program need not report any.
+        is_trained = reader.delivered or saves.messages or self.launch.program
+        seconds = self.launch.stop_seconds
         if len(self.stops.received) > 1 or not is_trained:
             return False  # a second request, or no training that could be lost
         if self.deadline is None:
             self.watched.request_stop()
-            self.deadline = time.monotonic() + self.seconds
-            self.on_event(
-                f"{self.stops.cause}: finishing this step and saving; repeat it to stop at once"
-            )
-        return time.monotonic() < max(self.deadline, saves.last_progress + self.seconds)
+            self.deadline = time.monotonic() + seconds
+            told = "finishing this step and saving"
+            if self.launch.program:
+                told = f"the program is told to save and end, and has {seconds:g} s"
+            self.on_event(f"{self.stops.cause}: {told}; repeat it to stop at once")
+        return time.monotonic() < max(self.deadline, saves.last_progress + seconds)
 
 
 @dataclass

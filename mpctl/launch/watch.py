@@ -26,6 +26,7 @@ from dataclasses import replace
 from mpctl.launch.attempt import STOPPED, AttemptState, RankState
 from mpctl.launch.cluster import Attempt
 from mpctl.launch.learnt_timeout import LearntTimeout
+from mpctl.launch.program_watch import ProgramWatch, with_places
 from mpctl.launch.verdict import ProcessView, Verdict, WaitGraph, hang_verdict
 from mpctl.rundir.breadcrumb import JOINED, JOINING
 from mpctl.rundir.collective_log import CollectiveProgress
@@ -59,6 +60,7 @@ class RunWatch:
         self.waited: dict[int, float] = {}
         self.waits: dict[int, Hashable] = {}
         self.before: Mapping[int, RankState] = {}
+        self.program = ProgramWatch(launch) if launch.program else None
 
     def is_healthy(self, attempt: Attempt) -> bool:
         """Whether no hang was found; checks at most once a second."""
@@ -83,7 +85,7 @@ class RunWatch:
             self._stopped(ranks),
             self._stopped_torchrun(state),
             self._start(ranks),
-            self._silent(ranks, before),
+            self.program.check(ranks, elapsed) if self.program else self._silent(ranks, before),
         )
         found = next(filter(None, checks), None)
         longest = max(self.waited.values(), default=0.0)
@@ -92,7 +94,9 @@ class RunWatch:
             return None
         graph = WaitGraph(state.collectives(), queued=self.is_queued)
         if found is not None:
-            stacks()  # for the logs
+            places = stacks()  # for the logs too
+            if self.program is not None:
+                return with_places(found, places)
             missed = "" if found.rank is None else graph.missed_by(found.rank)
             return replace(found, error=f"{found.error}; it {missed}") if missed else found
         if not graph.waits:

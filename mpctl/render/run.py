@@ -32,21 +32,26 @@ from mpctl.units import bytes_text, count_text, plural, seconds_text
 if TYPE_CHECKING:
     from mpctl.rundir.summary import Failure
 
+UNKNOWN_STEPS = 1000  # of a program: every hundredth step is a line where there is no terminal
 USUAL_GOODPUT = 0.9  # from which on a summary does not mention it
 MOST_SLOW = 4
 
 
 class RunView:
-    """Shows the records of a run as they come. done: steps that were trained before."""
+    """Shows the records of a run as they come. steps: of the job, None where it is not known; done:
+    steps that were trained before."""
 
-    def __init__(self, steps: int, predicted: float | None, *, done: int = 0) -> None:
+    def __init__(self, steps: int | None, predicted: float | None, *, done: int = 0) -> None:
         self.steps, self.predicted = steps, predicted
         self.console = get_console(stderr=True)
         self.validation: float | None = None
         self.bar = progress_bar(self.console)
         self.task = self.bar.add_task(
-            f"step {done}/{steps}", total=steps, completed=done, note="starting"
+            self._head(done), total=steps, completed=done, note="starting"
         )
+
+    def _head(self, step: int) -> str:
+        return f"step {step}" if self.steps is None else f"step {step}/{self.steps}"
 
     def __enter__(self) -> RunView:
         self.bar.start()
@@ -60,10 +65,11 @@ class RunView:
         """Show the figures of a step."""
         self.validation = record.get("validation_loss", self.validation)
         note = " · ".join(step_figures(record, self.validation, self.predicted))
-        head = f"step {record['step']}/{self.steps}"
-        self.bar.update(self.task, description=head, completed=record["step"], note=note)
-        due = record["step"] % max(1, self.steps // 10) == 0 or "validation_loss" in record
-        if not self.console.is_terminal and (due or record["step"] in (1, self.steps)):
+        step, head = record["step"], self._head(record["step"])
+        self.bar.update(self.task, description=head, completed=step, note=note)
+        each = (self.steps or UNKNOWN_STEPS) // 10
+        due = step % max(1, each) == 0 or "validation_loss" in record
+        if not self.console.is_terminal and (due or step in (1, self.steps)):
             self._print(f"{head}  {note}")
 
     def event(self, message: str) -> None:
@@ -84,7 +90,8 @@ def step_figures(
     parts = [loss_text(record, digits=3)]
     if validation is not None:
         parts.append(f"val {validation:.3f}")
-    parts.append(f"{record['tokens_per_second']:,.0f} tokens/s")
+    if record["tokens_per_second"]:  # a program need not say
+        parts.append(f"{record['tokens_per_second']:,.0f} tokens/s")
     parts.append(f"{seconds_text(record['step_seconds'])} a step")
     return [*parts, f"{seconds_text(predicted)} predicted"] if predicted else parts
 
@@ -113,10 +120,12 @@ def summary_rows(summary: PlanAndRun) -> Iterator[tuple[str, str]]:
             shown = ", ".join(f"{axis} {seconds_text(spent)}" for axis, spent in axes)
             share = sum(communication.values()) / summary["step_seconds"]
             yield "communication", f"{share:.0%} of rank 0's step: {shown}"
-        yield "tokens/s", f"{summary['tokens_per_second']:,.0f}"
+        if summary["tokens_per_second"]:
+            yield "tokens/s", f"{summary['tokens_per_second']:,.0f}"
         yield from _utilization(summary)
         yield from expert_rows(summary.get("experts"))
-        yield "tokens", count_text(summary["tokens"])
+        if summary["tokens"]:
+            yield "tokens", count_text(summary["tokens"])
         goodput = summary.get("goodput")
         if goodput is not None and goodput < USUAL_GOODPUT:
             yield "goodput", f"{goodput:.1%} of the time since the first step, in steps that count"
@@ -212,11 +221,12 @@ def _loss(value: float | None) -> str:
     return "none" if value is None else f"{value:.4f}"
 
 
-def print_failure(failure: Failure, *, run: str, step: int) -> None:
+def print_failure(failure: Failure, *, run: str, step: int, is_program: bool = False) -> None:
     """Print on stderr the rank that failed first, with its host, coordinates, error and the last
     lines of its log, then what other ranks said and how to go on.
 
-    run: the run directory; step: of its newest checkpoint, 0 without one.
+    run: the run directory; step: of its newest checkpoint, 0 without one; is_program: the ranks ran
+    a program, whose checkpoints are not known.
     """
     console = get_console(stderr=True, soft_wrap=True)
     console.print(marked("✗", str(failure)))
@@ -225,9 +235,12 @@ def print_failure(failure: Failure, *, run: str, step: int) -> None:
     for other in failure.others:
         console.print(Text(f"  and {other}"))
     console.print(Text.assemble(("  → ", "cyan"), f"full log: {failure.log}"))
-    go_on = f"go on from step {step}: mpctl launch --resume --run-dir {shlex.quote(run)}"
+    again = f"mpctl launch --resume --run-dir {shlex.quote(run)}"
     lost = "no checkpoint was saved; checkpoint.interval N saves one every N steps"
-    console.print(Text.assemble(("  → ", "cyan"), go_on if step else lost))
+    go_on = f"go on from step {step}: {again}" if step else lost
+    if is_program:
+        go_on = f"start the program again: {again}"
+    console.print(Text.assemble(("  → ", "cyan"), go_on))
 
 
 def print_commands(plan: LaunchPlan, commands: Sequence[HostCommand], *, as_json: bool) -> None:
@@ -237,6 +250,9 @@ def print_commands(plan: LaunchPlan, commands: Sequence[HostCommand], *, as_json
         return
     files = ", ".join(plan.files)
     say(f"# writes {files} and the records of the run into {plan.run.path}/")
+    if plan.runs_program:
+        say(f"# each rank runs, in {plan.job.launch.program_dir}:")
+        say(f"#   {shlex.join(plan.job.launch.program_argv)}")
     for host in commands:
         if len(commands) > 1:
             say(f"# node {host.node}, {host.host}:")

@@ -111,6 +111,7 @@ COLUMNS: dict[str, Callable[[RunRow], str]] = {
 
 
 Row = tuple[str, str]
+MOST_WORDS = 200  # characters of a program
 RESUMABLE = ("stopped", "failed", "interrupted")
 
 
@@ -126,6 +127,12 @@ def print_run(run: SavedRun, document: ShownRun) -> None:
     console.print(NamedRows(run_rows(run, document)))
 
 
+def program_text(argv: Sequence[str]) -> str:
+    """A program as a shell would take it, a long one cut."""
+    text = shlex.join(argv)
+    return text if len(text) <= MOST_WORDS else f"{text[:MOST_WORDS]} ..."
+
+
 def reached_text(run: SavedRun) -> str:
     """How far a run is: `40 of 400 steps`, or `40 steps` where its job cannot be read."""
     if run.steps is None:
@@ -135,17 +142,20 @@ def reached_text(run: SavedRun) -> str:
 
 def run_rows(run: SavedRun, document: ShownRun) -> Iterator[Row]:
     """Everything that is known of the run, as name and text."""
+    if run.program is not None:
+        yield "program", program_text(run.program)
     if run.job is not None:
         yield from _job_rows(run.job, document)
     if document["steps"]:
         yield from _time_rows(document)
         yield from summary_rows(document)
-    if not document["plan_beside_run"]:
+    if not document["plan_beside_run"] and run.program is None:
         yield "plan = run", (
             "not yet: ranks tell at the end" if run.status == "running"
             else "not compared: the run did not end in order"
         )  # fmt: skip
-    yield "checkpoints", _saved_texts(document["checkpoints"])
+    if run.program is None:
+        yield "checkpoints", _saved_texts(document["checkpoints"])
     if document["failure"] is not None:
         yield "failure", failure_text(document["failure"])
     for problem in document["problems"]:
@@ -240,19 +250,23 @@ def _progress(status: StatusDocument) -> str:
 
 
 def _status_rows(status: StatusDocument) -> Iterator[Row]:
+    if status["program"] is not None:
+        yield "program", program_text(status["program"])
     if status["loss"] is not None:
         validation = status["validation_loss"]
         more = "" if validation is None else f", validation {validation:.4f}"
         yield "loss", f"{status['loss']:.4f}{more}"
     if status["step_seconds"] is not None:
         speed = status["tokens_per_second"] or 0
-        yield "step time", f"{seconds_text(status['step_seconds'])}, {speed:,.0f} tokens/s"
+        rate = f", {speed:,.0f} tokens/s" if speed else ""
+        yield "step time", f"{seconds_text(status['step_seconds'])}{rate}"
     if status["mfu"] is not None and status["hfu"] is not None:
         yield "MFU, HFU", f"{status['mfu']:.1%}, {status['hfu']:.1%} of the device's data sheet"
     yield from expert_rows(status["experts"])
     if status["last_step_seconds"] is not None:
         yield "last step", f"{age_text(status['last_step_seconds'])} ago"
-    yield "checkpoint", _newest_text(status)
+    if status["program"] is None:
+        yield "checkpoint", _newest_text(status)
     if status["launcher"] is not None:
         yield "launcher", _launcher(status["launcher"], status)
         if status["job_state"] is not None:
@@ -314,6 +328,8 @@ def _heartbeats(status: StatusDocument) -> str:
     ages = [age for rank in status["ranks"] if (age := rank["heartbeat_seconds"]) is not None]
     if not ages:
         return ""
+    if status["program"] is not None:
+        return f", the oldest heartbeat {age_text(max(ages))} ago"
     beating = sum(age < SILENT_SECONDS for age in ages)
     who = "all" if beating == len(status["ranks"]) else f"{beating:,}"
     return f", {who} with a heartbeat in the last {SILENT_SECONDS:g} s"
@@ -321,7 +337,7 @@ def _heartbeats(status: StatusDocument) -> str:
 
 def _troubles(status: StatusDocument) -> Iterator[str]:
     """Problems to report: ranks that do not answer, whom they wait for, damaged files."""
-    if status["status"] == "running":
+    if status["status"] == "running" and status["program"] is None:
         ages = [(rank, rank["heartbeat_seconds"] or 0.0) for rank in status["ranks"]]
         silent = [(rank, age) for rank, age in ages if age >= SILENT_SECONDS]
         for rank, age in silent[:MOST_NAMED]:
@@ -394,6 +410,8 @@ def print_stopped(stopped: Stopped) -> None:
         console.print(Text(failure_text(run.failure.as_dict())), soft_wrap=True)
     if run.status == "running":
         console.print(Text("the request stays; the run ends when its step is done and saved"))
+    elif run.program is not None:
+        console.print(marked("→", f"start it again with: {_resume(run.path)}"), soft_wrap=True)
     elif not run.checkpoints:
         console.print(Text("no checkpoint was saved"))
     else:

@@ -220,10 +220,18 @@ class SavedRun:
 
     @property
     def steps(self) -> int | None:
-        """Steps that the job asks for; None where a bench measured instead."""
-        if self.job is None or RunDir(self.path).bench.exists():
+        """Steps that the job asks for; None where a bench measured instead, and for a program,
+        which does not say."""
+        if self.job is None or self.job.launch.program or RunDir(self.path).bench.exists():
             return None
         return self.job.training.steps
+
+    @property
+    def program(self) -> list[str] | None:
+        """What the ranks run instead of mpctl's training, with the plan's flags; None where they
+        train."""
+        launch = self.job.launch if self.job else None
+        return (launch.program_argv or launch.program or None) if launch else None
 
     @property
     def model(self) -> str | None:
@@ -359,6 +367,8 @@ def _status(
         return summary.status
     if recorded_failures(path):
         return "failed"
+    if job.launch.program:
+        return "interrupted"
     done = key_records.last is not None and key_records.last["step"] >= job.training.steps
     return "finished" if done else "interrupted"
 

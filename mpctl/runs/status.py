@@ -87,13 +87,14 @@ class BlamedRow(TypedDict):
 class StatusDocument(TypedDict):
     """What `mpctl status --json` prints; None stands for what is not known.
 
-    step: steps trained of `steps`; step_seconds, mfu, hfu, experts: medians of the last 20;
-    tokens_per_second, loss: of the last step; seconds_left: of training at that pace;
-    last_step_seconds: since the last step was recorded; checkpoint: the newest,
-    checkpoint_seconds: its age; is_stopping: a stop was requested; job_state: what the scheduler
-    says of the job while the run does not go on; waiting: whom ranks wait for, while no step was
-    done for long; blamed: hosts for failures, those for most first; slow: ranks and links that hold
-    up the run now (rundir/slow.py); as_of: when this was found out, ISO 8601 in UTC.
+    step: steps trained of `steps`; program: what the ranks run instead of mpctl's training;
+    step_seconds, mfu, hfu, experts: medians of the last 20; tokens_per_second, loss: of the last
+    step; seconds_left: of training at that pace; last_step_seconds: since the last step was
+    recorded; checkpoint: the newest, checkpoint_seconds: its age; is_stopping: a stop was
+    requested; job_state: what the scheduler says of the job while the run does not go on; waiting:
+    whom ranks wait for, while no step was done for long; blamed: hosts for failures, those for most
+    first; slow: ranks and links that hold up the run now (rundir/slow.py); as_of: when this was
+    found out, ISO 8601 in UTC.
     """
 
     schema: Literal["mpctl.status/1"]
@@ -101,6 +102,7 @@ class StatusDocument(TypedDict):
     path: str
     as_of: str | None
     status: Status
+    program: list[str] | None
     is_stopping: bool
     step: int
     steps: int | None
@@ -151,6 +153,7 @@ def status_of(path: Path, name: str, now: float | None = None) -> StatusDocument
         "path": str(run.path),
         "as_of": iso(now),
         "status": run.status,
+        "program": run.program,
         "is_stopping": is_running and (stops or RunDir(path).stop_request.exists()),
         "step": run.step,
         "steps": run.steps,

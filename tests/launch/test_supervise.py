@@ -36,6 +36,7 @@ from mpctl.launch.supervise import SaveMonitor
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import write_stop_request
 from mpctl.spec.job import JobSpec
+from mpctl.spec.launch import LaunchSpec
 from tests.launch.attempts import Saying
 from tests.launch.command import Launched, endless, launch, poison, wait_for
 from tests.runtime.tiny import tiny_job, tiny_plan
@@ -47,7 +48,7 @@ def test_a_stop_waits_for_the_save_of_the_first_step(tmp_path: Path) -> None:
     attempt = Saying("saving step 1: 1 GiB of 2 GiB written")
     watched = supervise.WatchedAttempt(attempt, StatusFile(run.status))
     reader, stops = RecordReader(run.metrics), supervise.StopRequests([15])
-    grace = supervise.StopGracePeriod(watched, 60.0, stops, print)
+    grace = supervise.StopGracePeriod(watched, LaunchSpec(stop_seconds=60.0), stops, print)
     assert not grace.is_open(reader, saves) and not attempt.is_asked
     saves.poll(attempt)
     assert grace.is_open(reader, saves) and attempt.is_asked

@@ -156,7 +156,7 @@ BODY = """\
 {setup}set -u
 RUN={run}
 
-newest_checkpoint() {{ ls -v "$RUN/checkpoints" 2>/dev/null | grep '^step-[0-9]*$' | tail -n 1; }}
+newest_checkpoint() {{ {newest} | tail -n 1; }}
 
 excluded_nodes() {{ grep -sxE '[A-Za-z0-9._-]+' "$RUN/nodes/excluded" | sort | paste -sd, ; }}
 
@@ -174,6 +174,12 @@ wait "$launcher"
 code=$?
 trap - USR1 TERM
 """
+NEWEST = """ls -v "$RUN/checkpoints" 2>/dev/null | grep '^step-[0-9]*$'"""
+NEWEST_OF_PROGRAM = (
+    """find "$RUN/program/checkpoints" -mindepth 1 -printf '%T@ %P\\n' 2>/dev/null | sort -n"""
+)
+"""Lists what a run has saved, the newest last: of a program all that it writes there, with times,
+as it may write to the same file again."""
 REQUEUE = """\
 why=
 [ "$code" -eq 138 ] && why="it was stopped before its time limit"  # 128 + SIGUSR1
@@ -206,7 +212,7 @@ class BatchJob:
     name: of the job; run: its directory, an absolute path; nodes: of the plan, and spare ones;
     gpus: on each node, 0 for a run on CPU; cpus: on each node, None for whole nodes; command: what
     runs the launch; signal_seconds: how long before the time limit Slurm sends SIGUSR1; settings:
-    [launch.slurm].
+    [launch.slurm]; runs_program: whether the ranks run launch.program.
     """
 
     name: str
@@ -217,6 +223,7 @@ class BatchJob:
     command: Sequence[str]
     signal_seconds: int
     settings: SlurmSpec
+    runs_program: bool = False
 
     def log(self, job_id: str = "%j") -> str:
         """The file of the script's output; Slurm replaces %j by the job's id."""
@@ -227,9 +234,10 @@ def render_script(job: BatchJob) -> str:
     """The text of the batch script. Its values must have passed `script_issues`."""
     options = [f"#SBATCH {option}" for option in script_options(job)]
     setup = "".join(f"{line}\n" for line in job.settings.setup)
+    newest = NEWEST_OF_PROGRAM if job.runs_program else NEWEST
     requeue, flag = (REQUEUE, "export MPCTL_REQUEUES=1\n") if job.settings.requeue else ("", "")
     run, command = shlex.quote(str(job.run)), shlex.join(job.command)
-    body = BODY.format(setup=setup, run=run, command=command, requeues=flag)
+    body = BODY.format(setup=setup, run=run, command=command, requeues=flag, newest=newest)
     return "\n".join(["#!/bin/bash", *options, "", f'{body}{requeue}exit "$code"', ""])
 
 

@@ -205,6 +205,7 @@ class Submission:
             command=[sys.executable, "-P", "-m", *launch],
             signal_seconds=signal_seconds or default_signal_seconds(self.save_need, self.limit),
             settings=self.settings,
+            runs_program=bool(job.launch.program),
         )
 
 

@@ -76,7 +76,7 @@ NICENESS = 10
 """Of a process that imports torch while ranks train."""
 STEP = re.compile(r"step \d+")
 """How the activity of a rank that trains begins (runtime/activity.py)."""
-ATTEMPT_VARIABLES = frozenset({*ORIGIN, BREADCRUMBS})
+ATTEMPT_VARIABLES = frozenset({*ORIGIN, ATTEMPT, BREADCRUMBS})
 RANK_VARIABLES = frozenset(
     {
         "OMP_NUM_THREADS",

@@ -1,0 +1,149 @@
+"""Programs of other people that tests launch, and how."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+from tests.launch.command import Launched, start
+
+TRAINER = """\
+import os, signal, sys
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import mpctl
+from neighbour import SIZE
+
+steps, fails_at = int(sys.argv[1]), int(sys.argv[2])
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Linear(SIZE, 1)
+saved, first = os.path.join(os.environ["MPCTL_CHECKPOINT_DIR"], "last.pt"), 1
+if os.path.exists(saved):
+    state = torch.load(saved, weights_only=True)
+    model.load_state_dict(state["model"])
+    first = state["step"] + 1
+replica = DistributedDataParallel(model)
+optimizer = torch.optim.SGD(replica.parameters(), lr=0.05)
+for step in range(first, steps + 1):
+    torch.manual_seed(100 * step + dist.get_rank())
+    x = torch.randn(16, SIZE)
+    loss = (replica(x) - x.sum(1, keepdim=True)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    total = loss.detach().clone()
+    dist.all_reduce(total)
+    mpctl.heartbeat(step, loss=total / 2, tokens=32 * step, mine=float(step))
+    if step % 2 == 0 and dist.get_rank() == 0:
+        torch.save({"model": model.state_dict(), "step": step}, saved + ".new")
+        os.replace(saved + ".new", saved)
+    if step == fails_at and os.environ["MPCTL_ATTEMPT"] == "0" and dist.get_rank() == 1:
+        raise ValueError("a sample of 3 tokens")
+    stops = torch.tensor(int(mpctl.stop_requested()))
+    dist.all_reduce(stops)
+    if stops:
+        break
+dist.destroy_process_group()
+"""
+"""Trains by torch's DDP on two ranks and saves every second step; rank 1 fails once at a step."""
+
+
+ACCELERATE = """\
+import torch
+from accelerate import Accelerator
+import mpctl
+
+accelerator = Accelerator(cpu=True)
+assert accelerator.num_processes == 2
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 1)
+data = torch.utils.data.TensorDataset(torch.randn(160, 8))
+loader = torch.utils.data.DataLoader(data, batch_size=16)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for step, (x,) in enumerate(loader, start=1):
+    loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+    optimizer.zero_grad()
+    accelerator.backward(loss)
+    optimizer.step()
+    mpctl.heartbeat(step, loss=accelerator.gather(loss.detach()[None]).mean())
+"""
+
+MEGATRON_CORE = """\
+import os
+import torch, torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer import TransformerConfig
+import mpctl
+
+class CpuAttention(torch.nn.Module):
+    # Megatron-Core's own takes its buffer from a GPU.
+    def __init__(self, *args, **kwargs):
+        super().__init__()
+
+    def forward(self, query, key, value, *args, **kwargs):
+        q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return out.permute(2, 0, 1, 3).flatten(2)
+
+dist.init_process_group("gloo")
+sizes = {axis: int(os.environ[f"MPCTL_{axis}_SIZE"]) for axis in ("TP", "PP")}
+parallel_state.initialize_model_parallel(sizes["TP"], sizes["PP"])
+assert parallel_state.get_tensor_model_parallel_rank() == int(os.environ["MPCTL_TP_RANK"])
+group = dist.get_process_group_ranks(parallel_state.get_tensor_model_parallel_group())
+assert group == [int(rank) for rank in os.environ["MPCTL_TP_GROUP"].split(",")]
+torch.manual_seed(1)
+config = TransformerConfig(
+    num_layers=2, hidden_size=64, num_attention_heads=4, use_cpu_initialization=True,
+    tensor_model_parallel_size=sizes["TP"], hidden_dropout=0.0, attention_dropout=0.0,
+    gradient_accumulation_fusion=False, bias_activation_fusion=False,
+    masked_softmax_fusion=False,
+)
+spec = get_gpt_layer_local_spec()
+spec.submodules.self_attention.submodules.core_attention = CpuAttention
+model = GPTModel(config, spec, vocab_size=128, max_sequence_length=32)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+numbers = torch.Generator().manual_seed(7)
+for step in range(1, 6):
+    tokens = torch.randint(0, 16, (4, 33), generator=numbers)
+    place, mask = torch.arange(32).expand(4, -1), torch.ones(1, 1, 32, 32).triu(1).bool()
+    inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    loss = model(inputs, place, mask, labels=labels).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    mpctl.heartbeat(step, loss=loss, tokens=128 * step)
+dist.destroy_process_group()
+"""
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_ddp.py"
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(textwrap.dedent(text))
+    return folder / name
+
+
+def trainer(folder: Path) -> Path:
+    """train.py, which imports a module beside it."""
+    write(folder, "neighbour.py", "SIZE = 8\n")
+    return write(folder, "train.py", TRAINER)
+
+
+def run_program(run_dir: Path, program: str, *more: str, ranks: int = 2) -> Launched:
+    """A launch of a program at dp `ranks`, typed in the folder `here` beside the run."""
+    here = run_dir.parent / "here"
+    here.mkdir(parents=True, exist_ok=True)
+    layout = [
+        "--nodes",
+        "1",
+        "--gpus-per-node",
+        str(ranks),
+        *(() if "--tp" in more else ("--dp", str(ranks))),
+    ]
+    options = ["--device", "cpu", "--run-dir", str(run_dir), "--program", program]
+    return start(["launch", *layout, *options, *more], run_dir, cwd=here)
