@@ -32,6 +32,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mpctl.kernels.activation import Activation, activated
+from mpctl.kernels.adamw import AdamWStep, torch_adamw
 from mpctl.kernels.attention import AttentionVariant, equally_wide, lower_right, repeated
 from mpctl.kernels.counter_rng import DropoutMask, block_elements, drop
 from mpctl.kernels.fp8 import Fp8Cast, Fp8Matrix, cast_matrix, note_largest, scaled_product
@@ -278,6 +279,11 @@ class KernelBackend:
         """A B^T + bias [n] in the dtype `out`: a [m, k] and b [n, k] of fp8 -> [m, n]. fast: sum
         in fewer bits where the device can."""
         return scaled_product(a, b, out=out, bias=bias, fast=fast)
+
+    def adamw(self, step: AdamWStep) -> bool:
+        """Make an update; returns whether the copies were written too."""
+        torch_adamw(step)
+        return False
 
 
 TORCH_BACKEND = KernelBackend()

@@ -54,6 +54,7 @@ PARTLY_READ = frozenset({"embedding", "index_select", "gather", "index"})
 PARTLY_WRITTEN = frozenset({"scatter_add_", "scatter_", "index_add_", "index_put_"})
 WRITTEN_ONLY = frozenset({
     "fill_", "zero_", "copy_", "random_", "normal_", "uniform_", "_foreach_copy_", "_foreach_zero_",
+    "adamw_",
 })  # fmt: skip
 MOVES = frozenset({"clone", "contiguous"})
 TENSORS_A_LAUNCH = (110, 64, 48, 36, 30)  # by how many lists of tensors there are
@@ -271,7 +272,7 @@ def _named(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> dict[str, Any
 
 
 def _is_read(argument: Any, name: str) -> bool:
-    is_target = argument.name == "self" and name in WRITTEN_ONLY
+    is_target = argument.name in ("self", "copies") and name in WRITTEN_ONLY
     return not (_is_written(argument) and (argument.kwarg_only or is_target))
 
 

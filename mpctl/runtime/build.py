@@ -171,6 +171,7 @@ def _assemble(
         [store for store in _gathered(stores) if not store.shard.bucket.is_trained],
         publishes_ahead=job.parallel.overlap_gradients and sends_beside,
         before_step=copies.join,
+        kernels=environment.kernels,
     )
     scales = fp8_scales(layout, chunks, device)
     saver = Saver(

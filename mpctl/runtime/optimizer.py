@@ -6,9 +6,8 @@ elementwise, so the update is the same. AdamW: arXiv 1711.05101; norms and biase
 (ParameterSpec.decays). Frozen parameters (training.freeze) have no gradient, no moments and no
 master.
 
-The arithmetic and the state are those of `torch.optim.AdamW(fused=True)`, bit for bit. Creating an
-object of that class imports torch._dynamo, which costs each rank more than a second of processor
-time at its start; the function that it calls, `torch.optim.adamw.adamw`, does not.
+The device's kernels make the update (kernels/adamw.py). Those of a GPU write the parameters of 16
+bits in the same pass; elsewhere `publish` copies them.
 
 The learning rate has a warm-up, then one of four schedules. Step s counts from 0. With w =
 warmup_steps, D = lr_decay_steps (steps when absent), peak = learning_rate and low =
@@ -30,14 +29,15 @@ lr_decay_steps is set.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 
 from mpctl.checkpoint.snapshot import FIELDS
+from mpctl.kernels.adamw import AdamWStep
+from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.runtime.zero.gradients import GradientBuffer
 from mpctl.runtime.zero.param_store import ParamStore, SlicedParamStore, Zero3ParamStore
 from mpctl.spec.training import TrainingSpec
@@ -57,46 +57,48 @@ class ParameterGroup:
 class AdamW:
     """Steps the values of its groups by their `.grad`. beta1, beta2, epsilon: as in the paper.
 
-    state: for each value, its MOMENTS (tensors like the value) and `step`, a tensor with the number
-    of updates that they have seen; absent before the first step.
+    kernels: make the update. copies: of values, by value, in the dtype of the model. state: for
+    each value, its MOMENTS (tensors like the value) and `step`, a tensor with the number of updates
+    that they have seen; absent before the first step.
     """
 
     groups: Sequence[ParameterGroup]
     beta1: float
     beta2: float
     epsilon: float
+    kernels: KernelBackend = TORCH_BACKEND
+    copies: Mapping[Tensor, Tensor] = field(default_factory=dict)
     state: dict[Tensor, dict[str, Tensor]] = field(default_factory=dict)
 
     @torch.no_grad()
     def step(
         self, rate: float, *, grad_scale: Tensor | None = None, found_inf: Tensor | None = None
-    ) -> None:
-        """Update every value that has a gradient; rate: the learning rate.
+    ) -> bool:
+        """Update every value that has a gradient; rate: the learning rate. Returns whether all
+        copies were written too.
 
         grad_scale, found_inf: float32 scalars on the device of the values. Gradients are divided by
-        grad_scale, in place; if found_inf is 1, values, moments and counts do not change.
+        grad_scale, possibly in place; if found_inf is 1, values, moments and counts do not change.
         """
-        for group in self.groups:
-            values = [value for value in group.values if value.grad is not None]
-            states = [self._state_of(value) for value in values]
-            adamw(
+        return all([self._update(group, rate, grad_scale, found_inf) for group in self.groups])
+
+    def _update(
+        self, group: ParameterGroup, rate: float, grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> bool:  # fmt: skip
+        values = [value for value in group.values if value.grad is not None]
+        states = [self._state_of(value) for value in values]
+        return self.kernels.adamw(
+            AdamWStep(
                 values,
                 [value.grad for value in values if value.grad is not None],
-                [state["exp_avg"] for state in states],
-                [state["exp_avg_sq"] for state in states],
-                [],
+                *([state[name] for state in states] for name in MOMENTS),
                 [state["step"] for state in states],
-                fused=True,
-                grad_scale=grad_scale,
-                found_inf=found_inf,
-                amsgrad=False,
-                beta1=self.beta1,
-                beta2=self.beta2,
-                lr=rate,
-                weight_decay=group.weight_decay,
-                eps=self.epsilon,
-                maximize=False,
+                [self.copies[value] for value in values if value in self.copies],
+                rate, group.weight_decay, self.beta1, self.beta2, self.epsilon, grad_scale,
+                found_inf,
             )
+        )  # fmt: skip
 
     def _state_of(self, value: Tensor) -> dict[str, Tensor]:
         """The state of a value, created with moments of 0 at its first step."""
@@ -152,7 +154,7 @@ class Optimizer:
     stores: those of the buffer's buckets, in its order; frozen: those of frozen parameters that are
     sharded. publishes_ahead: whether the gather of updated parameters may still be running until a
     forward waits for it (zero/gather.py). before_step: called before a step changes the tensors; it
-    waits for who may still read them, such as a checkpoint's copies. values: the tensors that are
+    waits for who may still read them, such as a checkpoint's copies. kernels: make the update. values: the tensors that are
     updated; parameters: which parameter each belongs to, None for padding.
     """
 
@@ -165,6 +167,7 @@ class Optimizer:
         *,
         publishes_ahead: bool = False,
         before_step: Callable[[], None] = lambda: None,
+        kernels: KernelBackend = TORCH_BACKEND,
     ) -> None:
         self.training, self.stores, self.frozen = training, stores, frozen
         self.publishes_ahead, self.before_step = publishes_ahead, before_step
@@ -188,6 +191,8 @@ class Optimizer:
             training.beta1,
             training.beta2,
             training.epsilon,
+            kernels,
+            {value: copy for store in stores for copy, value in store.copies},
         )
 
     def step(
@@ -207,9 +212,9 @@ class Optimizer:
             scale = None if self._multiplied(factor) else (1 / factor).float()
         found = None if is_bad is None else is_bad.float()
         rate = learning_rate(self.training, step)
-        self.adam.step(rate, grad_scale=scale, found_inf=found)
+        has_copied = self.adam.step(rate, grad_scale=scale, found_inf=found)
         self.updates += 1
-        self.publish()
+        self.publish(has_copied=has_copied)
 
     @torch.no_grad()
     def _multiplied(self, factor: Tensor) -> bool:
@@ -231,10 +236,11 @@ class Optimizer:
         return any(isinstance(store, SlicedParamStore) for store in (*self.stores, *self.frozen))
 
     @torch.no_grad()
-    def publish(self) -> None:
+    def publish(self, *, has_copied: bool = False) -> None:
         """Copy the updated values to the parameters that the model computes with, here and on the
-        other replicas; every rank calls it."""
-        if copies := [pair for store in self.stores for pair in store.copies]:
+        other replicas; every rank calls it. has_copied: those of this rank have been."""
+        if not has_copied and (copies := [pair for store in self.stores for pair in store.copies]):
+            self.wait_for_parameters()
             parameters, masters = zip(*copies, strict=True)
             torch._foreach_copy_(parameters, masters)  # some tens of them in a kernel on a GPU
         for store in reversed(self.stores):  # in the order in which forward needs them

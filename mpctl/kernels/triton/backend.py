@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from mpctl.kernels.activation import Activation
+from mpctl.kernels.adamw import AdamWStep
 from mpctl.kernels.attention import AttentionVariant
 from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.counter_rng import DropoutMask
 from mpctl.kernels.fp8 import Fp8Cast
+from mpctl.kernels.triton.adamw import fits, fused_adamw
 from mpctl.kernels.triton.attention import fused_attention, refusal
 from mpctl.kernels.triton.attention_tiles import HOPPER, ProgramLimits, current_limits
 from mpctl.kernels.triton.cross_entropy import fused_logits_gradient, own_sums, row_maximum
@@ -124,6 +126,13 @@ class TritonKernels(KernelBackend):
         return fused_logits_gradient(
             logits, column, peak, share, hit, words=words, overwrite=overwrite
         )
+
+    def adamw(self, step: AdamWStep) -> bool:
+        """As `KernelBackend.adamw`, with the copies in one kernel, for float32 values."""
+        if not fits(step):
+            return super().adamw(step)
+        fused_adamw(step)
+        return True
 
 
 def fused_kernels(device: torch.device) -> KernelBackend:

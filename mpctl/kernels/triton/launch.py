@@ -55,7 +55,7 @@ class Launcher:
 
     def __call__(
         self, tensors: tuple[Tensor | None, ...], facts: Hashable,
-        prepare: Callable[..., KernelLaunch], *given: Any, varying: tuple[int, ...] = (),
+        prepare: Callable[..., KernelLaunch], *given: Any, varying: tuple[float, ...] = (),
     ) -> None:  # fmt: skip
         """KernelLaunch on the device of the first tensor. facts and the tensors' forms determine
         `prepare(*given)`, which is called where they are met for the first time."""

@@ -88,10 +88,10 @@ class BucketShard:
 class ParamStore:
     """Unsharded parameters: ZeRO 0.
 
-    stepped: the tensors that the optimizer updates, by parameter. copies: parameters of the model
-    and the masters to copy to them before `publish`. pending: parameters that are being gathered,
-    not to be used before `arrive`. master_tensors and parameter_tensors: tensors that only this
-    store refers to, in addition to the model's parameters.
+    stepped: the tensors that the optimizer updates, by parameter. copies: what the model computes
+    with, or this rank's slices of it, and the masters to copy to them before `publish`. pending:
+    parameters that are being gathered, not to be used before `arrive`. master_tensors and
+    parameter_tensors: tensors that only this store refers to, in addition to the model's parameters.
     """
 
     copies: list[tuple[Tensor, Tensor]]
@@ -144,7 +144,9 @@ class SlicedParamStore(ParamStore):
         self.stepped = list(shard.parameter_slices(self.master))
         self.master_tensors = [] if self.master is self.local else [self.master]
         self.parameter_tensors = [self.flat]
-        self.copies = []  # `publish` copies the masters' slice, bucket by bucket
+        local = self.shard.parameter_slices(self.local)
+        pairs = [(of.values, part.values) for of, part in zip(local, self.stepped, strict=True)]
+        self.copies = [] if self.master is self.local else pairs
 
     def _take_local(self) -> Tensor:
         return self.flat[self.shard.local_range]
@@ -152,7 +154,6 @@ class SlicedParamStore(ParamStore):
     def publish(self) -> None:
         """Begin to gather every replica's updated slice into the parameters."""
         self.arrive()
-        self._copy_master()
         self.pending = self.shard.replicas.start_all_gather_into(self.flat, self.local)
 
     def arrive(self) -> None:
@@ -189,7 +190,7 @@ class Zero3ParamStore(SlicedParamStore):
         if not shard.bucket.is_trained:
             self.master = self.local
             self.stepped = list(shard.parameter_slices(self.local))
-            self.master_tensors = []
+            self.master_tensors, self.copies = [], []
         self.parameter_tensors = [self.flat, self.local]
         self.free()
 
@@ -197,8 +198,7 @@ class Zero3ParamStore(SlicedParamStore):
         return super()._take_local().clone()
 
     def publish(self) -> None:
-        """Take over the updated slice; the parameters are gathered when they are used."""
-        self._copy_master()
+        """Does nothing: the parameters are gathered when they are used."""
 
     def arrive(self) -> None:
         """Does nothing: `publish` starts no message."""
