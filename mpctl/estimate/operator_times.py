@@ -46,7 +46,7 @@ from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.layer import LayerStack
 from mpctl.operators.matmul import GradNeeds, MatMul, ParameterSpec
-from mpctl.sharding import AXIS_OF_DIM
+from mpctl.sharding import AXIS_OF_DIM, DENSE
 from mpctl.spec.parallel import ParallelSpec
 from mpctl.spec.runtime import (
     HostCosts,
@@ -55,6 +55,7 @@ from mpctl.spec.runtime import (
     OverlapShares,
     RuntimeProfile,
 )
+from mpctl.spec.schedules import SCHEDULES
 from mpctl.units import PRODUCT_BYTES
 
 NORM_PASSES = MemoryPasses(forward=2.0, backward=3.0)  # reads x, writes y; reads dy, x, writes dx
@@ -363,8 +364,20 @@ class OperatorTimer:
         work.pass_over(passes, size, self.speed.bandwidth, backward=flow.after)
 
     def _accumulate(self, work: OpTimes, trained: Sequence[ParameterSpec]) -> None:
-        numel = sum(weight.local_numel(self.layout.views) for weight in trained)
-        work.wgrad += self.accumulation_seconds(numel)
+        for weight in trained:
+            is_added = self._adds_products and weight.view == DENSE and len(weight.shape) == 2
+            costs = self.costs if is_added else self.profile.operators
+            moved = costs.gradient_bytes * weight.local_numel(self.layout.views)
+            work.wgrad += moved / self.speed.bandwidth
+
+    @cached_property
+    def _adds_products(self) -> bool:
+        """Whether a matrix's gradient is a product of 16-bit operands in backward, which mpctl's
+        products on an accelerator add to the step's gradient themselves."""
+        job = self.job
+        is_narrow = job.training.chosen_dtype in ("bf16", "fp16")
+        splits = SCHEDULES[job.parallel.schedule].splits_backward
+        return is_narrow and not splits and self.layout.grid.mode == "1d"
 
     def accumulation_seconds(self, parameters: int) -> float:
         """Seconds in which `parameters` gradients of a micro batch are added to those of the

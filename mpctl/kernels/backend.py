@@ -170,13 +170,50 @@ class KernelBackend:
             return recomputing_rms_norm(x, weight, eps)
         return F.rms_norm(x, weight.shape, weight, eps)
 
+    def residual_norm(
+        self, x: Tensor, branch: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, *,
+        centred: bool, branch_bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """x [.., h], plus `branch` if it is given, and its norm: LayerNorm's where it is centred,
+        else RMSNorm's. branch_bias: a bias that the branch contains and that gets its gradient
+        here, where `sums_branch`."""
+        total = x if branch is None else x + branch
+        if not centred:
+            return total, self.rms_norm(total, weight, eps)
+        assert bias is not None
+        return total, self.layer_norm(total, weight, bias, eps)
+
+    def sums_biases(self, activation: Activation | None = None) -> bool:
+        """Whether the gradients of biases are sums that other kernels leave behind: those of
+        `split_heads`, and of this activation."""
+        return False
+
+    def sums_branch(self, bias: Tensor) -> bool:
+        """Whether `residual_norm` and `dropout_add` give such a bias of a branch its gradient."""
+        return False
+
+    def summed_activation(self, up: Tensor, name: Activation, bias: Tensor) -> Tensor:
+        """The activation of `up`, which contains `bias` [f]; backward also gives the bias its
+        gradient. Only where `sums_biases`."""
+        raise NotImplementedError
+
+    def split_heads(
+        self, qkv: Tensor, widths: tuple[int, int, int], head_size: int, bias: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """[b, s, sum of widths], which contains `bias` -> queries, keys and values [b, n, s, d];
+        backward also gives the bias its gradient. Only where `sums_biases`."""
+        raise NotImplementedError
+
     def dropout(self, x: Tensor, mask: DropoutMask) -> Tensor:
         """x [b, s, h] or [b, a, s, keys] with elements that the mask drops set to 0, the rest
         divided by 1 - p."""
         return drop(x, mask)
 
-    def dropout_add(self, x: Tensor, mask: DropoutMask, residual: Tensor) -> Tensor:
-        """residual + dropout(x): the end of a residual branch, [b, s, h]."""
+    def dropout_add(
+        self, x: Tensor, mask: DropoutMask, residual: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """residual + dropout(x): the end of a residual branch, [b, s, h]. bias: one that x contains
+        and that gets its gradient here, where `sums_branch`."""
         return residual + self.dropout(x, mask)
 
     def activation(self, up: Tensor, name: Activation) -> Tensor:
@@ -279,6 +316,18 @@ class KernelBackend:
         """A B^T + bias [n] in the dtype `out`: a [m, k] and b [n, k] of fp8 -> [m, n]. fast: sum
         in fewer bits where the device can."""
         return scaled_product(a, b, out=out, bias=bias, fast=fast)
+
+    def adds_products(self, operands: torch.dtype, sums: torch.dtype) -> bool:
+        """Whether a product of such operands adds to a matrix of another dtype by itself."""
+        return False
+
+    def add_product(self, dy: Tensor, x: Tensor, out: Tensor, *, adds: bool) -> None:
+        """out [o, i] = dY^T X, and what it was before where `adds`: dY [m, o], X [m, i]."""
+        product = dy.T @ x
+        if adds:
+            out.add_(product)
+        else:
+            out.copy_(product)
 
     def adamw(self, step: AdamWStep) -> bool:
         """Make an update; returns whether the copies were written too."""

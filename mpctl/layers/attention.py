@@ -49,6 +49,7 @@ from mpctl.kernels.masks import Positions
 from mpctl.kernels.rotary import CosSin, Rotary
 from mpctl.layers.config import InitialValues, check_positive, check_probability
 from mpctl.layers.context_parallel import attend_context, context_blocks, gather_context
+from mpctl.layers.linear import summed_bias
 from mpctl.layers.mappings import gather_sequence
 from mpctl.layers.norm import Norm
 from mpctl.layers.parameters import Init
@@ -303,9 +304,9 @@ class ParallelAttention(nn.Module):
         # [b, s, n*d] -> [b, n, s, d]
         return part.unflatten(-1, (-1, self.config.head_size)).transpose(1, 2)
 
-    def _projected(self, heads: Tensor) -> Tensor:
+    def _projected(self, heads: Tensor, **how: bool) -> Tensor:
         # [b, a/t, s, d] -> [b, s, a/t*d] -> [b, s, h]
-        output: Tensor = self.output(heads.transpose(1, 2).flatten(2))
+        output: Tensor = self.output(heads.transpose(1, 2).flatten(2), **how)
         return output
 
     def extra_repr(self) -> str:
@@ -367,17 +368,18 @@ class ParallelSelfAttention(ParallelAttention):
         positions: Positions | None = None,
         cos_sin: CosSin | None = None,
         cache: KeyValueCache | None = None,
+        **how: bool,
     ) -> Tensor:
         """rng: makes dropout masks; None is no dropout. mask, bias: as AttentionCore's. positions:
         rotary positions, [s/c] or [b, s/c]; the tokens' indices by default. cos_sin: the table of
         rotary positions, if it was computed before. cache: that of the earlier positions; hidden
         holds the s positions after them, whose keys and values are appended to it, and mask and
-        bias are then [.., s, all positions]."""
+        bias are then [.., s, all positions]. how: as RowParallelLinear's."""
         context = self.shard_context
         rng = context.own_rng(rng, inside=True)
         if isinstance(positions, Tensor) and positions.dim() > 1:
             positions = context.own_samples(positions, inside=True)
-        query, key, value = self._split(self.qkv(hidden))
+        query, key, value = self._queries_keys_values(hidden)
         if not self.config.norms_width:
             query, key = self._normed(query, key)
         rows = None if cache is None else range(cache.length, cache.length + hidden.shape[1])
@@ -386,14 +388,27 @@ class ParallelSelfAttention(ParallelAttention):
             cos, sin = cos_sin or self._cos_sin(self.config.rotary, query, given)
             query, key = (self.core.backend.rotate(x, cos, sin) for x in (query, key))
         if cache is None:
-            return self._projected(self.core.split(query, key, value, rng, mask=mask, bias=bias))
+            heads = self.core.split(query, key, value, rng, mask=mask, bias=bias)
+            return self._projected(heads, **how)
         key, value = cache.append(key, value)
-        return self._projected(self.core(query, key, value, rng, mask=mask, bias=bias, rows=rows))
+        heads = self.core(query, key, value, rng, mask=mask, bias=bias, rows=rows)
+        return self._projected(heads, **how)
 
     def _normed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         if self.query_norm is None or self.key_norm is None:
             return query, key
         return self.query_norm(query), self.key_norm(key)
+
+    def _queries_keys_values(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        config, kernels = self.config, self.core.backend
+        is_shared = config.num_kv_heads < self.shard_context.grid.feature_parts
+        bias = None if is_shared or config.norms_width else summed_bias(self.qkv, kernels)
+        if bias is None:
+            return self._split(self.qkv(hidden))
+        qkv = self.qkv(hidden, bias_gradient=False)
+        columns = len(self.local_heads) * config.head_size
+        others = (qkv.shape[-1] - columns) // 2
+        return kernels.split_heads(qkv, (columns, others, others), config.head_size, bias)
 
     def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[b, s, all columns] -> query, key and value by head. The backward of one split by sizes

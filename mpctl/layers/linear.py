@@ -43,6 +43,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from mpctl.kernels.activation import Activation
+from mpctl.kernels.backend import KernelBackend
 from mpctl.layers.fp8 import Fp8Operands
 from mpctl.layers.mappings import (
     SEQUENCE,
@@ -59,6 +61,7 @@ from mpctl.layers.parameters import (
     deferred_wgrad_of,
     shard_of,
     shard_parameter,
+    sink_of,
 )
 from mpctl.shard import Shard
 from mpctl.sharding import local_range, local_size, overlapped_parts, split_parts
@@ -148,12 +151,17 @@ class ColumnParallelLinear(ParallelLinear):
             else None
         )
 
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor | None]:
+    def forward(
+        self, x: Tensor, *, bias_gradient: bool = True
+    ) -> Tensor | tuple[Tensor, Tensor | None]:
         """x [b, s, i], or [b, s/t, i] with sequence_parallel -> [b, s, o/t].
 
-        [b, s, o] with gather_output; a pair (output, bias) with skip_bias_add.
+        [b, s, o] with gather_output; a pair (output, bias) with skip_bias_add. bias_gradient: False
+        leaves the bias's gradient to the caller, whose next kernel sums it.
         """
         bias = None if self.skip_bias_add else self.bias
+        if bias is not None and not bias_gradient:
+            bias = bias.detach()
         split, overlaps = self.sequence_parallel, self.overlaps
         output = self._product(
             x, bias, group=self.group, sequence_parallel=split, overlaps=overlaps
@@ -227,19 +235,23 @@ class RowParallelLinear(ParallelLinear):
             else None
         )
 
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor | None]:
+    def forward(
+        self, x: Tensor, *, bias_gradient: bool = True
+    ) -> Tensor | tuple[Tensor, Tensor | None]:
         """x [b, s, i/t], or [b, s, i] without input_is_parallel -> [b, s, o].
 
-        [b, s/t, o] with sequence_parallel; a pair (output, bias) with skip_bias_add.
+        [b, s/t, o] with sequence_parallel; a pair (output, bias) with skip_bias_add. bias_gradient:
+        as ColumnParallelLinear's.
         """
         if not self.input_is_parallel:
             x = scatter_to_region(x, self.group)
+        bias = self.bias if self.bias is None or bias_gradient else self.bias.detach()
         if self.group.size == 1 and not self.skip_bias_add:
-            return self._product(x, self.bias, group=ALONE)
+            return self._product(x, bias, group=ALONE)
         output = self._summed(self._product(x, None, group=ALONE))
         if self.skip_bias_add:
             return output, self.bias
-        return output if self.bias is None else output.add_(self.bias)
+        return output if bias is None else output.add_(bias)
 
     def _summed(self, partial: Tensor) -> Tensor:
         # [b, s, o], one rank's summand -> the sum, [b, s/t, o] or [b, s, o]
@@ -293,6 +305,21 @@ class ReplicatedLinear(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
+def summed_bias(
+    linear: nn.Module, kernels: KernelBackend, activation: Activation | None = None
+) -> Tensor | None:
+    """The bias of a linear layer of 1d, if kernels that read its output's gradient, such as this
+    activation's, give it its own; else None."""
+    has_output = isinstance(linear, RowParallelLinear) or (
+        isinstance(linear, ColumnParallelLinear) and not linear.gather_output
+    )
+    if not has_output or linear.bias is None or not torch.is_grad_enabled():
+        return None
+    assert isinstance(linear.bias, Tensor)
+    is_summed = linear.bias.requires_grad and kernels.sums_biases(activation)
+    return linear.bias if is_summed else None
+
+
 def column_product(
     x: Tensor,
     weight: Tensor,
@@ -310,13 +337,20 @@ def column_product(
     ColumnParallelLinear's. fp8: casts the operands, which are then multiplied in fp8. For a group
     of one it is F.linear, without fp8 or deferral.
     """
-    if group.size == 1 and fp8 is None and deferred_wgrad_of(weight) is None:
+    if group.size == 1 and fp8 is None and _is_autograds(weight):
         return F.linear(x, weight, bias)
     products: Products = PlainProducts() if fp8 is None else fp8
     return _ColumnProduct.apply(
         x, weight, bias, products, group, sequence_parallel and group.size > 1,
         overlaps and fp8 is None, torch.is_grad_enabled(),
     )  # fmt: skip
+
+
+def _is_autograds(weight: Tensor) -> bool:
+    """Whether autograd, or a compiler, may compute dW."""
+    if deferred_wgrad_of(weight) is not None:
+        return False
+    return sink_of(weight) is None or bool(torch.compiler.is_compiling())
 
 
 def save_operands(ctx: Any, x: Tensor, weight: Tensor) -> None:
@@ -384,6 +418,8 @@ class _ColumnProduct(torch.autograd.Function):
         ctx.products, ctx.group, ctx.split = products, group, split
         ctx.deferred = deferred_wgrad_of(weight)
         ctx.leaf = weight if ctx.deferred else None
+        is_plain = isinstance(products, PlainProducts) and ctx.deferred is None
+        ctx.sink = sink_of(weight) if is_plain else None
         for_dx, for_dw = ctx.needs_input_grad[:2]
         # [b, s/t, i] -> [b, s, i] -> [b, s, o/t]
         kept: tuple[Tensor, ...] = ()
@@ -419,7 +455,10 @@ class _ColumnProduct(torch.autograd.Function):
             else:
                 dx = group.start_all_reduce(products.input_gradient(dy, weight).view(shape))
         db = rows.sum(0) if ctx.needs_input_grad[2] else None
-        if for_dw and deferred is None:
+        if for_dw and ctx.sink is not None:
+            (whole,) = kept if arriving is None else (arriving.wait(),)
+            ctx.sink.add_product(rows, whole.flatten(0, -2))
+        elif for_dw and deferred is None:
             dw = _weight_gradient(products, dy_for_dw, kept, arriving)
         elif for_dw:  # kept tensors themselves and ctx would keep the graph, and all it ends in
             values = [tensor.detach() for tensor in kept]

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from mpctl.kernels.activation import GATED, Activation
 from mpctl.layers.config import InitialValues, check_known, check_positive
+from mpctl.layers.linear import summed_bias
 from mpctl.layers.shard_context import ShardContext
 
 
@@ -69,10 +70,18 @@ class ParallelMLP(nn.Module):
         self.up = layers.column_linear(h, sum(parts), bias=bias, init=config.init, parts=parts)
         self.down = layers.row_linear(config.ffn, h, bias=bias, init=config.output_init)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """See the class; the activation, or gate, is elementwise on this rank's columns."""
-        down: Tensor = self.down(self.backend.activation(self.up(x), self.activation))
+    def forward(self, x: Tensor, **how: bool) -> Tensor:
+        """See the class; the activation, or gate, is elementwise on this rank's columns. how: as
+        RowParallelLinear's."""
+        down: Tensor = self.down(self._activated(x), **how)
         return down
+
+    def _activated(self, x: Tensor) -> Tensor:
+        bias = summed_bias(self.up, self.backend, self.activation)
+        if bias is None:
+            return self.backend.activation(self.up(x), self.activation)
+        up = self.up(x, bias_gradient=False)
+        return self.backend.summed_activation(up, self.activation, bias)
 
     def extra_repr(self) -> str:
         return f"activation={self.activation}"

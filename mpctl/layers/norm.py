@@ -27,7 +27,29 @@ from mpctl.transport.group import Group
 Norm = Literal["layernorm", "rmsnorm", "nonparametric"]
 
 
-class LayerNorm(nn.Module):
+class ResidualNorm(nn.Module):
+    """Base of the norms: of a tensor, or of the residual stream with the sum of a branch."""
+
+    def forward(
+        self, x: Tensor, branch: Tensor | None = None, *, forks: bool = False,
+        branch_bias: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+        """x normalised over h; same shape and dtype. forks: returns x, plus `branch` if it is
+        given, and the norm of that. Who goes on with the returned x has one gradient of it.
+        branch_bias: a bias of the branch that gets its gradient here, where kernels do that."""
+        return self._residual(x, branch, branch_bias) if forks else self._normed(x)
+
+    def _normed(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _residual(
+        self, x: Tensor, branch: Tensor | None, branch_bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        total = x if branch is None else x + branch
+        return total, self._normed(total)
+
+
+class LayerNorm(ResidualNorm):
     """LayerNorm [b, s, h/q] -> [b, s, h/q] with parameters `weight` and `bias`, both [h/q].
 
     backend: the kernels that compute it (`KernelBackend.layer_norm`). group: the ranks that hold
@@ -47,18 +69,27 @@ class LayerNorm(nn.Module):
         self.weight, self.bias, self.eps = weight, bias, eps
         self.backend, self.group = backend, group
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x normalised over h, times `weight`, plus `bias`; same shape and dtype."""
+    def _normed(self, x: Tensor) -> Tensor:
         if self.group.size > 1:
             return split_layer_norm(x, self.weight, self.bias, self.eps, self.group)
         return self.backend.layer_norm(x, self.weight, self.bias, self.eps)
+
+    def _residual(
+        self, x: Tensor, branch: Tensor | None, branch_bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        if self.group.size > 1:
+            return super()._residual(x, branch, branch_bias)
+        return self.backend.residual_norm(
+            x, branch, self.weight, self.bias, self.eps, centred=True, branch_bias=branch_bias
+        )
 
     def extra_repr(self) -> str:
         return _sizes(self.weight, self.eps)
 
 
-class RMSNorm(nn.Module):
-    """RMSNorm [b, s, h/q] -> [b, s, h/q]: no mean is subtracted, and there is no bias.
+class RMSNorm(ResidualNorm):
+    """RMSNorm [b, s, h/q] -> [b, s, h/q]: x over its root mean square, times `weight`. No mean is
+    subtracted, and there is no bias.
 
     Its one parameter is `weight` [h/q]. backend, group: as LayerNorm's.
     """
@@ -69,25 +100,32 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight, self.eps, self.backend, self.group = weight, eps, backend, group
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x divided by its root mean square over h, times `weight`; same shape and dtype."""
+    def _normed(self, x: Tensor) -> Tensor:
         if self.group.size > 1:
             return split_rms_norm(x, self.weight, self.eps, self.group)
         return self.backend.rms_norm(x, self.weight, self.eps)
+
+    def _residual(
+        self, x: Tensor, branch: Tensor | None, branch_bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        if self.group.size > 1:
+            return super()._residual(x, branch, branch_bias)
+        return self.backend.residual_norm(
+            x, branch, self.weight, None, self.eps, centred=False, branch_bias=branch_bias
+        )
 
     def extra_repr(self) -> str:
         return _sizes(self.weight, self.eps)
 
 
-class PlainLayerNorm(nn.Module):
+class PlainLayerNorm(ResidualNorm):
     """LayerNorm [b, s, h] -> [b, s, h] without parameters, of unsplit rows."""
 
     def __init__(self, hidden: int, *, eps: float) -> None:
         super().__init__()
         self.hidden, self.eps = hidden, eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [b, s, h] normalised over h; same shape and dtype."""
+    def _normed(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, (self.hidden,), eps=self.eps)
 
     def extra_repr(self) -> str:

@@ -10,6 +10,9 @@ dX = dY W, which the previous stage waits for, and dW = dY^T X, which no rank ne
 update (arXiv 2401.10241, section 2). dY and X are saved, and a later call computes dW: it gathers X
 if it is split, and adds dW as backward would have. Gradients of biases and norms are small and are
 computed with dX.
+
+A weight with a `GradientSink` has dW added to its gradient by the product itself, where those of
+the device add to float32 (`KernelBackend.adds_products`).
 """
 
 from __future__ import annotations
@@ -95,13 +98,15 @@ class ParallelAttributes:
     Each rank of that group uses the parameter for a part of the activations only: norms, biases of
     row layers and position tables under sequence parallelism (arXiv 2205.05198, section 4.2.2), on
     a grid the parameters that several of its ranks hold (TensorGrid.partial_kind). deferred_wgrad:
-    where products put the computation of its gradient; None to compute it in backward.
+    where products put the computation of its gradient; None to compute it in backward. sink: takes
+    the operands of dW instead of dW; None to leave dW to autograd.
     """
 
     shard: Shard
     init: Init | None = None
     partial: str = ""
     deferred_wgrad: DeferredWgrad | None = None
+    sink: GradientSink | None = None
 
 
 def parallel_attributes(parameter: Tensor) -> ParallelAttributes:
@@ -128,6 +133,17 @@ def deferred_wgrad_of(weight: Tensor) -> DeferredWgrad | None:
     """Where products defer this weight's gradient; None to compute it in backward."""
     attributes: ParallelAttributes | None = getattr(weight, _ATTRIBUTES, None)
     return None if attributes is None else attributes.deferred_wgrad
+
+
+def set_sink(weight: Tensor, sink: GradientSink) -> None:
+    """From the next forward on, products give the operands of this weight's gradient to `sink`."""
+    _attach(weight, replace(parallel_attributes(weight), sink=sink))
+
+
+def sink_of(weight: Tensor) -> GradientSink | None:
+    """What takes the operands of this weight's gradient, if anything."""
+    attributes: ParallelAttributes | None = getattr(weight, _ATTRIBUTES, None)
+    return None if attributes is None else attributes.sink
 
 
 def partial_kind(parameter: Tensor) -> str:
@@ -197,6 +213,13 @@ def _fill_rows(
             scale = torch.full_like(chunk[0], init.std, dtype=torch.float64)
             drawn.mul_(scale.masked_fill_(chunk[0] < number, std))
         local[start : start + rows].copy_(drawn)
+
+
+class GradientSink(Protocol):
+    """Adds products to the gradient of a weight."""
+
+    def add_product(self, dy: Tensor, x: Tensor) -> None:
+        """Add dY^T X [o, i], of dY [m, o] and X [m, i]."""
 
 
 Deferred = Callable[[], None]

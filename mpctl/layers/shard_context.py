@@ -304,11 +304,17 @@ class ShardContext:
         return x if mask is None else self.backend.dropout(x, mask)
 
     def dropout_add(
-        self, x: Tensor, rng: CounterRNG | None, p: float, residual: Tensor, *, rng_site: str
-    ) -> Tensor:
-        """residual + dropout(x), both [b, s, h] between layers."""
+        self, x: Tensor, rng: CounterRNG | None, p: float, residual: Tensor, *, rng_site: str,
+        bias: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """residual + dropout(x), both [b, s, h] between layers. bias: as
+        `KernelBackend.dropout_add`'s, where there is dropout."""
         mask = self._dropout_mask(x, rng, p, rng_site)
-        return residual + x if mask is None else self.backend.dropout_add(x, mask, residual)
+        if mask is None:
+            return residual + x
+        return self.backend.dropout_add(
+            x, mask, residual, **({} if bias is None else {"bias": bias})
+        )
 
     def _dropout_mask(
         self, x: Tensor, rng: CounterRNG | None, p: float, rng_site: str

@@ -40,7 +40,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import chain
-from typing import Any, ClassVar, Protocol, TypedDict, Unpack, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -54,6 +54,8 @@ from mpctl.layers.attention import (
     ParallelCrossAttention,
 )
 from mpctl.layers.config import LayerConfig
+from mpctl.layers.linear import summed_bias
+from mpctl.layers.mlp import ParallelMLP
 from mpctl.layers.recompute import checkpointed
 from mpctl.layers.shard_context import ShardContext
 
@@ -75,6 +77,17 @@ class ReusesChoice(Protocol):
     same list, no longer empty, and reads them."""
 
     reuses_choice: bool
+
+
+class Branch(NamedTuple):
+    """A residual branch. norm: of its input, or after the sum in the order post. output: the linear
+    layer whose result `compute` returns, which may leave its bias's gradient to the caller."""
+
+    name: str
+    norm: nn.Module | None
+    compute: Callable[..., Tensor]
+    output_norm: nn.Module | None = None
+    output: nn.Module | None = None
 
 
 class ResidualLayer(nn.Module):
@@ -134,26 +147,44 @@ class ResidualLayer(nn.Module):
         """The MLP. first: choices of the first forward; see ReusesChoice."""
         return self.mlp if first is None else partial(self.mlp, first=first)
 
-    def _branch(
-        self,
-        name: str,
-        x: Tensor,
-        norm: nn.Module | None,
-        compute: Callable[[Tensor], Tensor],
-        rng: CounterRNG | None,
-        output_norm: nn.Module | None = None,
-    ) -> Tensor:
-        if self.config.norm_order == "post" and norm is not None:
-            return norm(self._dropout_add(compute(x), rng, name, x))
-        result = compute(x if norm is None else norm(x))
-        result = result if output_norm is None else output_norm(result)
-        return self._dropout_add(result, rng, name, x)
+    def _branches(self, x: Tensor, rng: CounterRNG | None, *branches: Branch) -> Tensor:
+        """One residual branch after the other. In the orders pre and sandwich a norm takes the
+        result of the branch before, where that is added without dropout, and hands the sum on, so
+        that a device computes both, and adds both gradients, in one kernel. It, or dropout, then
+        also sums the gradient of the branch's bias."""
+        result: Tensor | None = None
+        bias: Tensor | None = None
+        before, drops = "", self._drops(rng)
+        for name, norm, compute, output_norm, output in branches:
+            if self.config.norm_order == "post" and norm is not None:
+                x = norm(self._dropout_add(compute(x), rng, name, x))
+                continue
+            if result is not None and (norm is None or drops):
+                x, result = self._dropout_add(result, rng, before, x, bias), None
+            read = x
+            if norm is not None:
+                of_branch = {} if bias is None or drops else {"branch_bias": bias}
+                x, read = norm(x, result, forks=True, **of_branch)
+            is_summed = drops or name != branches[-1].name
+            bias = self._bias(output) if self.config.norm_order == "pre" and is_summed else None
+            result = compute(read) if bias is None else compute(read, bias_gradient=False)
+            result, before = result if output_norm is None else output_norm(result), name
+        return x if result is None else self._dropout_add(result, rng, before, x, bias)
+
+    def _bias(self, output: nn.Module | None) -> Tensor | None:
+        kernels = self.shard_context.backend
+        bias = None if output is None else summed_bias(output, kernels)
+        return bias if bias is not None and kernels.sums_branch(bias) else None
+
+    def _drops(self, rng: CounterRNG | None) -> bool:
+        return rng is not None and rng.active(self.config.dropout)
 
     def _dropout_add(
-        self, x: Tensor, rng: CounterRNG | None, branch: str, residual: Tensor
-    ) -> Tensor:
+        self, x: Tensor, rng: CounterRNG | None, branch: str, residual: Tensor,
+        bias: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         return self.shard_context.dropout_add(
-            x, rng, self.config.dropout, residual, rng_site=branch
+            x, rng, self.config.dropout, residual, rng_site=branch, bias=bias
         )
 
     def extra_repr(self) -> str:
@@ -167,6 +198,11 @@ class ResidualLayer(nn.Module):
         }
         options = "".join(f", {name}" for name, is_set in unusual.items() if is_set)
         return f"rng_site={self.rng_site}, dropout={config.dropout}{options}"
+
+
+def _output(mlp: nn.Module) -> nn.Module | None:
+    """The last linear layer of a dense MLP."""
+    return mlp.down if isinstance(mlp, ParallelMLP) else None
 
 
 class ParallelTransformerLayer(ResidualLayer):
@@ -207,15 +243,23 @@ class ParallelTransformerLayer(ResidualLayer):
     ) -> Tensor:
         feed_forward = self._feed_forward(first)
 
-        def attend(x: Tensor) -> Tensor:
-            return self.attention(x, rng, **attended)
+        def attend(x: Tensor, **how: bool) -> Tensor:
+            return self.attention(x, rng, **attended, **how)
 
         if self.config.parallel_residual:
             return self._both(hidden, attend, feed_forward, rng)
-        hidden = self._branch(
-            "attention", hidden, self.attention_norm, attend, rng, self.attention_output_norm
+        return self._branches(
+            hidden,
+            rng,
+            Branch(
+                "attention",
+                self.attention_norm,
+                attend,
+                self.attention_output_norm,
+                getattr(self.attention, "output", None),
+            ),
+            Branch("mlp", self.mlp_norm, feed_forward, self.mlp_output_norm, _output(self.mlp)),
         )
-        return self._branch("mlp", hidden, self.mlp_norm, feed_forward, rng, self.mlp_output_norm)
 
     def _both(
         self,
@@ -226,7 +270,7 @@ class ParallelTransformerLayer(ResidualLayer):
     ) -> Tensor:
         """x + drop(attention(norm(x))) + drop(mlp(norm(x))), with one norm or two."""
         assert self.attention_norm is not None
-        read = self.attention_norm(hidden)
+        hidden, read = self.attention_norm(hidden, forks=True)
         both = self._dropout_add(attend(read), rng, "attention", hidden)
         read = read if self.mlp_norm is None else self.mlp_norm(hidden)
         return self._dropout_add(feed_forward(read), rng, "mlp", both)
@@ -303,6 +347,10 @@ class ParallelDecoderLayer(ResidualLayer):
         def attend_to_context(x: Tensor) -> Tensor:
             return self.cross(x, context, rng, mask=context_mask, cache=caches.cross)
 
-        hidden = self._branch("attention", hidden, self.attention_norm, attend, rng)
-        hidden = self._branch("cross", hidden, self.cross_norm, attend_to_context, rng)
-        return self._branch("mlp", hidden, self.mlp_norm, self._feed_forward(first), rng)
+        return self._branches(
+            hidden,
+            rng,
+            Branch("attention", self.attention_norm, attend),
+            Branch("cross", self.cross_norm, attend_to_context),
+            Branch("mlp", self.mlp_norm, self._feed_forward(first)),
+        )

@@ -50,6 +50,7 @@ from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.partial_attention import FLASH, PartialKernel
 from mpctl.kernels.triton import define_operation
 from mpctl.kernels.triton.backend import TritonKernels
+from mpctl.kernels.triton.norms import fits as norm_fits
 from mpctl.layout.job_layout import JobLayout
 from mpctl.runtime.batches import Batches, model_of
 from mpctl.runtime.mesh import AxisPosition
@@ -216,7 +217,10 @@ class SimulatedGpuKernels(TritonKernels):
         return PartialKernel(FLASH, scale) if is_flash and is_dense else None
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """RMSNorm as one kernel, which saves its input and a number a row; backward is two."""
+        """Where rows are too wide for ours, torch's: one kernel, which saves its input and a number
+        a row; backward is two."""
+        if norm_fits(x, weight):
+            return super().rms_norm(x, weight, eps)
         result: Tensor = _SimulatedRMSNorm.apply(x, weight)
         return result
 

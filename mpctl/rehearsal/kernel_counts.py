@@ -124,7 +124,7 @@ def cost_of(func: OpOverload, args: Any, kwargs: dict[str, Any], result: Any) ->
         reads,
         writes,
         moved,
-        _product(name, read, fresh) or _attention(func, given),
+        _product(name, read, fresh or written) or _attention(func, given),
         "move" if is_move else "kernel",
     )
 
@@ -227,12 +227,12 @@ REWRITTEN = frozenset({
 """Composites whose result is written, then read or written a second time."""
 
 
-def _product(name: str, reads: list[Tensor], fresh: list[Tensor]) -> Product | None:
+def _product(name: str, reads: list[Tensor], results: list[Tensor]) -> Product | None:
     if name not in PRODUCTS:
         return None
     a, b = (reads[i] for i in PRODUCTS[name])
     batch = a.shape[0] if a.ndim == 3 else 1
-    out = (fresh or reads)[0].element_size()
+    out = results[0].element_size()
     return Product(batch, a.shape[-2], a.shape[-1], b.shape[-1], a.element_size(), out)
 
 

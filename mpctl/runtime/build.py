@@ -142,6 +142,7 @@ def _assemble(
         mesh.groups,
         views=layout.views,
         norm_block=environment.norm_block,
+        kernels=environment.kernels,
     )
     actions = [step.action for step in partition.program if step.peer is None]
     overlap = GradientOverlap(buffer, actions, early=job.parallel.overlap_gradients)

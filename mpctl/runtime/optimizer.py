@@ -80,7 +80,8 @@ class AdamW:
         grad_scale, found_inf: float32 scalars on the device of the values. Gradients are divided by
         grad_scale, possibly in place; if found_inf is 1, values, moments and counts do not change.
         """
-        return all([self._update(group, rate, grad_scale, found_inf) for group in self.groups])
+        written = [self._update(group, rate, grad_scale, found_inf) for group in self.groups]
+        return all(written)
 
     def _update(
         self, group: ParameterGroup, rate: float, grad_scale: Tensor | None,
@@ -154,8 +155,9 @@ class Optimizer:
     stores: those of the buffer's buckets, in its order; frozen: those of frozen parameters that are
     sharded. publishes_ahead: whether the gather of updated parameters may still be running until a
     forward waits for it (zero/gather.py). before_step: called before a step changes the tensors; it
-    waits for who may still read them, such as a checkpoint's copies. kernels: make the update. values: the tensors that are
-    updated; parameters: which parameter each belongs to, None for padding.
+    waits for who may still read them, such as a checkpoint's copies. kernels: make the update.
+    values: the tensors that are updated; parameters: which parameter each belongs to, None for
+    padding.
     """
 
     def __init__(

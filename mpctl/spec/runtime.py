@@ -55,6 +55,11 @@ class AcceleratorPasses(StrictModel):
     kernels: MemoryPasses | None = Field(
         None, description="as operators.kernels, on an accelerator"
     )
+    gradient_bytes: Amount | None = Field(
+        None,
+        description="as operators.gradient_bytes, on an accelerator, of a matrix whose gradient is "
+        "a product of 16-bit operands in backward",
+    )
     optimizer_bytes: Amount | None = Field(
         None, description="as operators.optimizer_bytes, on an accelerator"
     )

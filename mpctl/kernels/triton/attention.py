@@ -233,10 +233,11 @@ def _wide(x: Tensor) -> torch.dtype:
 
 def _run_backward(
     grad: Tensor, out: Tensor, sums: Tensor, *arguments: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     call, grad = _Call.of(*arguments), dense(grad)
     results = _fake_backward(grad, out, sums, *arguments)
-    dquery, dkey, dvalue, deltas = results
+    joined, deltas = results
+    dquery, dkey, dvalue = _parts(joined, *call[:3])
     facts = call.facts
     row_numbers = None if call.samples is None else sums.new_empty(sums.shape, dtype=torch.int32)
     if dquery.numel():
@@ -254,8 +255,23 @@ def _run_backward(
 
 def _fake_backward(
     grad: Tensor, out: Tensor, sums: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _by_rows(query), _by_rows(key), _by_rows(value), torch.empty_like(sums)
+) -> tuple[Tensor, Tensor]:
+    count = query.numel() + key.numel() + value.numel()
+    return query.new_empty(count), torch.empty_like(sums)
+
+
+def _parts(joined: Tensor, *likes: Tensor) -> tuple[Tensor, ...]:
+    """Space in a flat tensor for tensors like these [b, n, s, d], as `_by_rows` lays them out. If
+    they have as many rows, their columns lie side by side, as those of one product do."""
+    (b, _, s, d), widths = likes[0].shape, [x.shape[1] * x.shape[3] for x in likes]
+    if all(x.shape[2:] == (s, d) for x in likes):
+        parts = joined.view(b, s, -1).split(widths, dim=-1)
+        return tuple(part.unflatten(-1, (-1, d)).transpose(1, 2) for part in parts)
+    flat = joined.split([x.numel() for x in likes])
+    return tuple(
+        part.view(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
+        for part, x in zip(flat, likes, strict=True)
+    )
 
 
 def _run_bias_gradient(grad: Tensor, sums: Tensor, deltas: Tensor, *arguments: Any) -> Tensor:
@@ -288,15 +304,15 @@ def _backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...
     call = _Call._make((*tensors, number, samples, *rest))
     grads: list[Tensor | None] = [None] * len(call)
     if grad is not None:
-        *grads[:3], deltas = _attention_backward(grad, out, sums, *call)
+        joined, deltas = _attention_backward(grad, out, sums, *call)
+        grads[:3] = _parts(joined, *call[:3])
         if ctx.needs_input_grad[4]:
             grads[4] = _bias_gradient(grad, sums, deltas, *call)
     return tuple(grads)
 
 
 _attention_backward = define_operation(
-    f"attention_backward(Tensor grad, Tensor out, Tensor sums, {ARGUMENTS})"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
+    f"attention_backward(Tensor grad, Tensor out, Tensor sums, {ARGUMENTS}) -> (Tensor, Tensor)",
     _run_backward,
     _fake_backward,
 )

@@ -14,6 +14,7 @@ from mpctl.kernels.fp8 import Fp8Cast
 from mpctl.kernels.triton.adamw import fits, fused_adamw
 from mpctl.kernels.triton.attention import fused_attention, refusal
 from mpctl.kernels.triton.attention_tiles import HOPPER, ProgramLimits, current_limits
+from mpctl.kernels.triton.columns import SUMMED, summed_activation, summed_split
 from mpctl.kernels.triton.cross_entropy import fused_logits_gradient, own_sums, row_maximum
 from mpctl.kernels.triton.elementwise import (
     GATES,
@@ -23,6 +24,8 @@ from mpctl.kernels.triton.elementwise import (
     squared_relu,
 )
 from mpctl.kernels.triton.fp8 import fused_cast
+from mpctl.kernels.triton.norms import fits as norm_fits
+from mpctl.kernels.triton.norms import fused_norm
 from mpctl.kernels.triton.rows import row_gradients, sum_of_rows
 
 
@@ -66,13 +69,55 @@ class TritonKernels(KernelBackend):
         is_torchs = variant.is_plain and has_own
         return not is_torchs and refusal(query, key, value, variant, self.limits) is None
 
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        """As `KernelBackend.layer_norm`, with one kernel backward and a sum of partial sums."""
+        if _compiles() or not norm_fits(x, weight):
+            return super().layer_norm(x, weight, bias, eps)
+        return fused_norm(x, None, weight, bias, eps, centred=True)[1]
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """As `layer_norm`."""
+        if _compiles() or not norm_fits(x, weight):
+            return super().rms_norm(x, weight, eps)
+        return fused_norm(x, None, weight, None, eps, centred=False)[1]
+
+    def residual_norm(
+        self, x: Tensor, branch: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, *,
+        centred: bool, branch_bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """As `KernelBackend.residual_norm`, in one kernel, which backward adds the gradient of the
+        sum to that of its norm."""
+        if _compiles() or not norm_fits(x, weight):
+            return super().residual_norm(x, branch, weight, bias, eps, centred=centred)
+        return fused_norm(x, branch, weight, bias, eps, centred=centred, branch_bias=branch_bias)
+
+    def sums_biases(self, activation: Activation | None = None) -> bool:
+        """Those of the activations in SUMMED; a compiler sums them itself."""
+        return not _compiles() and (activation is None or activation in SUMMED)
+
+    def sums_branch(self, bias: Tensor) -> bool:
+        """Of rows that fit a program."""
+        return not _compiles() and norm_fits(bias, bias)
+
+    def summed_activation(self, up: Tensor, name: Activation, bias: Tensor) -> Tensor:
+        """See `KernelBackend`: backward is one kernel, and a sum of partial sums."""
+        return summed_activation(up, bias, name)
+
+    def split_heads(
+        self, qkv: Tensor, widths: tuple[int, int, int], head_size: int, bias: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `KernelBackend`: backward is one kernel, and a sum of partial sums."""
+        return summed_split(qkv, bias, widths, head_size)
+
     def dropout(self, x: Tensor, mask: DropoutMask) -> Tensor:
         """As `KernelBackend.dropout`, in one kernel, with the same bits."""
         return fused_dropout(x, mask)
 
-    def dropout_add(self, x: Tensor, mask: DropoutMask, residual: Tensor) -> Tensor:
+    def dropout_add(
+        self, x: Tensor, mask: DropoutMask, residual: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
         """As `KernelBackend.dropout_add`, in one kernel, with the same bits."""
-        return fused_dropout(x, mask, residual)
+        return fused_dropout(x, mask, residual, bias)
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """As `KernelBackend.rotate`, in one kernel, with the same bits; its gradient is rounded
@@ -127,12 +172,29 @@ class TritonKernels(KernelBackend):
             logits, column, peak, share, hit, words=words, overwrite=overwrite
         )
 
+    def adds_products(self, operands: torch.dtype, sums: torch.dtype) -> bool:
+        """cuBLAS adds products of 16 bits to float32."""
+        return operands in (torch.bfloat16, torch.float16) and sums == torch.float32
+
+    def add_product(self, dy: Tensor, x: Tensor, out: Tensor, *, adds: bool) -> None:
+        """As `KernelBackend.add_product`, rounded to the dtype of `out` alone."""
+        if out.device.type == "cpu":
+            super().add_product(dy, x, out, adds=adds)
+        elif adds:
+            torch.addmm(out, dy.T, x, out_dtype=out.dtype, out=out)
+        else:
+            torch.mm(dy.T, x, out_dtype=out.dtype, out=out)
+
     def adamw(self, step: AdamWStep) -> bool:
         """As `KernelBackend.adamw`, with the copies in one kernel, for float32 values."""
         if not fits(step):
             return super().adamw(step)
         fused_adamw(step)
         return True
+
+
+def _compiles() -> bool:
+    return bool(torch.compiler.is_compiling())
 
 
 def fused_kernels(device: torch.device) -> KernelBackend:

@@ -29,6 +29,7 @@ from mpctl.kernels.activation import Activation
 from mpctl.kernels.counter_rng import DropoutMask, as_int32
 from mpctl.kernels.masks import Positions
 from mpctl.kernels.triton import Gradient, define_operation
+from mpctl.kernels.triton.columns import column_sums, dropout_backward_sums
 from mpctl.kernels.triton.launch import KernelLaunch, Launcher, blocks, power_of_2
 
 GATES: dict[Activation, str] = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
@@ -136,16 +137,19 @@ _DROPOUT = Launcher(_kernels, "dropout_kernel")
 _DROPOUT_BACKWARD = Launcher(_kernels, "dropout_backward_kernel")
 
 
-def fused_dropout(x: Tensor, mask: DropoutMask, residual: Tensor | None = None) -> Tensor:
+def fused_dropout(
+    x: Tensor, mask: DropoutMask, residual: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
     """x [b, s, h] or [b, a, s, keys] after dropout, plus `residual` of the same shape; keeps the
-    mask for backward, 1 byte an element."""
+    mask for backward, 1 byte an element. bias: one that x contains, whose gradient is summed in
+    that of x."""
     heads, rows, columns = mask.heads, mask.rows, mask.columns
     key = mask.key if isinstance(mask.key, Tensor) else None
     number = 0 if isinstance(mask.key, Tensor) else as_int32(mask.key)
     ranges = [end for places in (heads, rows, columns) for end in _start_and_step(places)]
     return _dropout(
         x, residual, key, number, mask.samples, _given(heads), _given(rows), _given(columns),
-        ranges, mask.p,
+        ranges, mask.p, bias,
     )[0]  # fmt: skip
 
 
@@ -160,6 +164,7 @@ def _start_and_step(positions: Positions | None) -> tuple[int, int]:
 def _run_dropout(
     x: Tensor, residual: Tensor | None, key: Tensor | None, number: int, samples: Tensor,
     heads: Tensor | None, rows: Tensor | None, columns: Tensor | None, ranges: list[int], p: float,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     out, kept = _fake_dropout(x, residual, key, number, samples, heads, rows, columns, ranges, p)
     if out.numel():
@@ -215,24 +220,31 @@ _dropout_backward = define_operation(
 
 
 def _setup_dropout(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, residual, *_, p = inputs
+    x, residual, *_, p, bias = inputs
     ctx.set_materialize_grads(False)  # no zeros for the mask's gradient
     ctx.save_for_backward(output[1])
     ctx.scale, ctx.dtype = 1 / (1 - p), x.dtype
     ctx.residual_dtype = None if residual is None else residual.dtype
+    ctx.bias_dtype = None if bias is None else bias.dtype
 
 
 def _backward_dropout(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     (kept,) = ctx.saved_tensors
-    needs_x, needs_residual, *others = ctx.needs_input_grad
-    dx = _dropout_backward(grad.to(ctx.dtype), kept, ctx.scale) if needs_x else None
+    needs_x, needs_residual, *others, needs_bias = ctx.needs_input_grad
+    dx = dbias = None
+    if needs_bias:
+        dx, partial = dropout_backward_sums(grad.to(ctx.dtype), kept, ctx.scale)
+        dbias = column_sums(partial, ctx.bias_dtype)
+    elif needs_x:
+        dx = _dropout_backward(grad.to(ctx.dtype), kept, ctx.scale)
     dresidual = grad.to(ctx.residual_dtype) if needs_residual else None
-    return dx, dresidual, *(None for _ in others)
+    return dx, dresidual, *(None for _ in others), dbias
 
 
 _dropout = define_operation(
     "dropout(Tensor x, Tensor? residual, Tensor? key, SymInt number, Tensor samples, Tensor? heads,"
-    " Tensor? rows, Tensor? columns, SymInt[] ranges, float p) -> (Tensor, Tensor)",
+    " Tensor? rows, Tensor? columns, SymInt[] ranges, float p, Tensor? bias)"
+    " -> (Tensor, Tensor)",
     _run_dropout,
     _fake_dropout,
     Gradient(_backward_dropout, _setup_dropout),

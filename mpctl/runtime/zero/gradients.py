@@ -33,12 +33,14 @@ counts fully; a vector of 8 elements has 4 on each rank, so 2 copies each, whose
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from mpctl.layers.parameters import deferred_wgrad_of, full_numel
+from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
+from mpctl.layers.parameters import deferred_wgrad_of, full_numel, set_sink
 from mpctl.runtime.zero.param_store import BucketShard, ParameterSlice
 from mpctl.sharding import DENSE, View, Views
 from mpctl.transport.group import Group, Pending
@@ -55,14 +57,16 @@ class BucketGradients:
     gradients are reduced separately.
 
     full: every gradient of the bucket, flat; None while no full-size tensor exists. views: views of
-    `full`, one per parameter; stale: indices of views without a gradient of this step. local: the
-    gradients that this rank's optimizer uses. slices: `local` by parameter.
+    `full`, one per parameter; stale: indices of views without a gradient of this step; waiting:
+    first gradients that are not copied to their views yet. local: the gradients that this rank's
+    optimizer uses. slices: `local` by parameter.
     """
 
     reduces_each = False
 
     def __init__(self, shard: BucketShard, dtype: torch.dtype, device: torch.device) -> None:
         self.shard, self.dtype, self.device = shard, dtype, device
+        self.waiting = dict[int, Tensor]()
         full = self._zeros(self._full_numel())
         self.full: Tensor | None = full
         self.views, self.stale = list(shard.views(full)), set[int]()
@@ -103,11 +107,34 @@ class BucketGradients:
         return accumulate
 
     def _add(self, number: int, gradient: Tensor) -> None:
-        if number in self.stale:
-            self.stale.discard(number)
-            self.views[number].copy_(gradient)
-        else:
+        if number in self.waiting:
+            self._copy_waiting()
+        if number not in self.stale:
             self.views[number].add_(gradient)
+            return
+        self.stale.discard(number)
+        if self.device.type != "cpu" and gradient.dim() == 1:
+            self.waiting[number] = gradient
+        else:
+            self.views[number].copy_(gradient)
+
+    def _copy_waiting(self) -> None:
+        """Copy the first gradients of vectors, which are as large as a launch is long, together."""
+        if self.waiting:
+            torch._foreach_copy_([self.views[n] for n in self.waiting], list(self.waiting.values()))
+            self.waiting.clear()
+
+    def take_products(self, kernels: KernelBackend) -> None:
+        """Have products add to the gradients of matrices themselves, where the device's do."""
+        for number, parameter in enumerate(self.shard.parameters):
+            is_added = kernels.adds_products(parameter.dtype, self.dtype)
+            if is_added and parameter.dim() == 2 and deferred_wgrad_of(parameter) is None:
+                set_sink(parameter, _Products(self, number, kernels))
+
+    def add_product(self, number: int, dy: Tensor, x: Tensor, kernels: KernelBackend) -> None:
+        """Add dY^T X to the gradient of the parameter of this number."""
+        kernels.add_product(dy, x, self.views[number], adds=number not in self.stale)
+        self.stale.discard(number)
 
     def restart(self) -> list[Tensor]:
         """Begin a step; returns tensors for the caller to set to 0."""
@@ -118,6 +145,7 @@ class BucketGradients:
 
     def settle(self) -> None:
         """Backward is done with the bucket: set to 0 what has received no gradient."""
+        self._copy_waiting()
         for number in sorted(self.stale):
             self.views[number].zero_()
         self.stale.clear()
@@ -134,6 +162,19 @@ class BucketGradients:
         """Begin to sum this rank's slice over the ranks that hold the same one, after the last
         reduction of a step."""
         return self.shard.equal.start_all_reduce(self.local)
+
+
+@dataclass(frozen=True)
+class _Products:
+    """The `GradientSink` of one parameter of a bucket."""
+
+    store: BucketGradients
+    number: int
+    kernels: KernelBackend
+
+    def add_product(self, dy: Tensor, x: Tensor) -> None:
+        """Add dY^T X to the parameter's gradient."""
+        self.store.add_product(self.number, dy, x, self.kernels)
 
 
 class Zero1Gradients(BucketGradients):
@@ -171,6 +212,7 @@ class ShardedGradients(BucketGradients):
     def __init__(self, shard: BucketShard, dtype: torch.dtype, device: torch.device) -> None:
         self.shard, self.dtype, self.device = shard, dtype, device
         self.full, self.views, self.stale = None, list[Tensor](), set[int]()
+        self.waiting = dict[int, Tensor]()
         self.early: dict[int, Tensor] = {}
         self.local = self._zeros(shard.bucket.part)
         self.slices = list(shard.parameter_slices(self.local))
@@ -184,6 +226,12 @@ class ShardedGradients(BucketGradients):
                 return
             self._allocate()
         super()._add(number, gradient)
+
+    def add_product(self, number: int, dy: Tensor, x: Tensor, kernels: KernelBackend) -> None:
+        """As BucketGradients'; the full size is allocated for the first."""
+        if self.full is None:
+            self._allocate()
+        super().add_product(number, dy, x, kernels)
 
     def _is_early(self, number: int) -> bool:
         """Whether the parameter's gradient is computed earlier than deferred ones of the bucket."""
@@ -239,7 +287,8 @@ GRADIENT_STORES: tuple[type[BucketGradients], ...] = (
 class GradientBuffer:
     """All gradients of a rank. stores: one per bucket, in the order of reduction; none on a stage
     that trains nothing. groups: this rank's groups by name; groups of one rank may be omitted.
-    norm_block: elements whose squares are summed at a time."""
+    norm_block: elements whose squares are summed at a time. kernels: those of the device, whose
+    products may add to gradients."""
 
     def __init__(
         self,
@@ -250,12 +299,15 @@ class GradientBuffer:
         *,
         views: Views = DENSE_ALONE,
         norm_block: int = NORM_BLOCK,
+        kernels: KernelBackend = TORCH_BACKEND,
     ) -> None:
         self.groups, self.views = groups, views
         self.device, self.norm_block = device, norm_block
         self.stores = [
             GRADIENT_STORES[shard.bucket.view.zero](shard, dtype, device) for shard in shards
         ]
+        for store in self.stores:
+            store.take_products(kernels)
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -90,8 +90,8 @@ class ParamStore:
 
     stepped: the tensors that the optimizer updates, by parameter. copies: what the model computes
     with, or this rank's slices of it, and the masters to copy to them before `publish`. pending:
-    parameters that are being gathered, not to be used before `arrive`. master_tensors and
-    parameter_tensors: tensors that only this store refers to, in addition to the model's parameters.
+    parameters that are being gathered, not to be used before `arrive`. master_tensors,
+    parameter_tensors: tensors that only this store refers to, beside the model's parameters.
     """
 
     copies: list[tuple[Tensor, Tensor]]

@@ -26,12 +26,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from mpctl.kernels.activation import Activation
+from mpctl.kernels.adamw import AdamWStep
 from mpctl.kernels.attention import AttentionVariant, slopes
 from mpctl.kernels.counter_rng import DropoutMask
 from mpctl.kernels.fp8 import E4M3, E5M2
 from mpctl.kernels.routing import combined_rows
 from mpctl.kernels.triton.attention import fused_attention
 from mpctl.kernels.triton.backend import TritonKernels
+from mpctl.kernels.triton.columns import SUMMED
 from mpctl.layers.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.transport.group import Group
 
@@ -80,6 +82,49 @@ def dropouts() -> Iterator[None]:
     probabilities = torch.zeros((2, 3, 8, 112), dtype=torch.bfloat16)
     kernels.dropout(probabilities, DropoutMask(5, 0.1, samples, range(8), range(112), range(3)))
     yield
+
+
+def sums() -> Iterator[str]:
+    """Norms, and the kernels that leave the sums of biases behind, of rows up to the widest."""
+    kernels = TritonKernels()
+
+    def given(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, requires_grad=True)
+
+    for width in (768, 2048, 4096, 8192):
+        for centred in (True, False):
+            x, branch, weight, bias = (given(2, 4, width), given(2, 4, width), given(width),
+                                       given(width))  # fmt: skip
+            total, y = kernels.residual_norm(
+                x, branch, weight, bias if centred else None, 1e-5, centred=centred,
+                branch_bias=bias,
+            )  # fmt: skip
+            ends = torch.zeros_like(total), torch.zeros_like(y)
+            torch.autograd.grad((total, y), (x, weight), ends)
+            yield f"norm {width} {'layernorm' if centred else 'rmsnorm'}"
+    for name in SUMMED:
+        up, bias = given(2, 64, 8192), given(8192)
+        y = kernels.summed_activation(up, name, bias)
+        torch.autograd.grad(y, (up, bias), torch.zeros_like(y))
+        yield name
+    qkv, bias = given(2, 64, 768), given(768)
+    parts = kernels.split_heads(qkv, (256, 256, 256), 128, bias)
+    torch.autograd.grad(parts, qkv, [torch.zeros(2, 2, 64, 128, dtype=qkv.dtype)] * 3)
+    samples, key = torch.arange(2), torch.tensor(7, dtype=torch.int32)
+    mask = DropoutMask(key, 0.1, samples, torch.arange(64), range(768))
+    y = kernels.dropout_add(qkv, mask, torch.zeros_like(qkv), bias)
+    torch.autograd.grad(y, bias, torch.zeros_like(y))
+    yield "heads and dropout"
+
+
+def updates() -> Iterator[str]:
+    """AdamW with copies in 16 bits."""
+    wide = [[torch.zeros(512)] for _ in range(4)]
+    counts, copies = [torch.zeros(())], [torch.zeros(512, dtype=torch.bfloat16)]
+    scale, found = torch.ones(()), torch.zeros(())
+    rates = (1e-3, 0.1, 0.9, 0.95, 1e-8)
+    TritonKernels().adamw(AdamWStep(*wide, counts, copies, *rates, scale, found))
+    yield "adamw"
 
 
 def attend(dtype: torch.dtype, d: int, group: int, what: str) -> str:
@@ -188,6 +233,8 @@ CASES: tuple[Callable[[], Iterator[str | None]], ...] = (
     losses,
     activations,
     rows,
+    sums,
+    updates,
 )
 
 

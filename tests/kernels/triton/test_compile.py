@@ -120,6 +120,22 @@ def test_attention_fits_its_tiles_and_the_registers(capability: int, tmp_path: P
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.parametrize("capability", [pytest.param(each, marks=slow) for each in SHARED_BYTES])
+def test_norms_sums_and_updates_spill_nothing(capability: int, tmp_path: Path) -> None:
+    """Of rows to the widest, 8,192; what is read and written in 16 bits goes 16 bytes at a time."""
+    found = compiled(tmp_path, str(capability), "sums", "updates")
+    names = {kernel["kernel"] for kernel in found}
+    assert names >= {
+        "norm_kernel", "norm_backward_kernel", "activation_backward_kernel", "join_kernel",
+        "dropout_sums_kernel", "column_sums_kernel", "adamw_kernel",
+    }  # fmt: skip
+    for kernel in found:
+        shown = {name: value for name, value in kernel.items() if name != "ptx"}
+        assert kernel["spills"] == 0 and not kernel["narrow"], shown
+        if kernel["kernel"] in ("norm_kernel", "norm_backward_kernel", "adamw_kernel"):
+            assert any(name.startswith("ld.global.v") for name in kernel["ptx"]), shown
+
+
 class TestAll:
     pytestmark = slow
 

@@ -21,9 +21,10 @@ updates, each of the chunk's first element, and the number of elements."""
 @triton.jit
 def pointer(address, dtype: tl.constexpr, ALIGNED: tl.constexpr):
     """An address as a pointer, of which 16 divides it where `ALIGNED`."""
+    found = address.to(tl.pointer_type(dtype))
     if ALIGNED:
-        address = tl.multiple_of(address, 16)
-    return address.to(tl.pointer_type(dtype))
+        found = tl.multiple_of(found, 16)
+    return found
 
 
 @triton.jit
