@@ -159,7 +159,7 @@ class ColumnParallelLinear(ParallelLinear):
         [b, s, o] with gather_output; a pair (output, bias) with skip_bias_add. bias_gradient: False
         leaves the bias's gradient to the caller, whose next kernel sums it.
         """
-        bias = None if self.skip_bias_add else self.bias
+        bias: Tensor | None = None if self.skip_bias_add else self.bias
         if bias is not None and not bias_gradient:
             bias = bias.detach()
         split, overlaps = self.sequence_parallel, self.overlaps

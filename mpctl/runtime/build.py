@@ -137,13 +137,9 @@ def _assemble(
     stores = list(_initialized_stores(parameters, shards, layout, environment))
     buffer = GradientBuffer(
         [shard for shard in shards if shard.bucket.is_trained],
-        TORCH_DTYPES[job.training.reduced_dtype],
-        device,
-        mesh.groups,
-        views=layout.views,
-        norm_block=environment.norm_block,
-        kernels=environment.kernels,
-    )
+        TORCH_DTYPES[job.training.reduced_dtype], device, mesh.groups, views=layout.views,
+        norm_block=environment.norm_block, kernels=environment.kernels,
+    )  # fmt: skip
     actions = [step.action for step in partition.program if step.peer is None]
     overlap = GradientOverlap(buffer, actions, early=job.parallel.overlap_gradients)
     listeners = _layer_listeners(partition, chunks, overlap, stores)

@@ -93,7 +93,8 @@ class AdamW:
             AdamWStep(
                 values,
                 [value.grad for value in values if value.grad is not None],
-                *([state[name] for state in states] for name in MOMENTS),
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
                 [state["step"] for state in states],
                 [self.copies[value] for value in values if value in self.copies],
                 rate, group.weight_decay, self.beta1, self.beta2, self.epsilon, grad_scale,

@@ -20,7 +20,6 @@ from mpctl.kernels.triton.launch import KernelLaunch, Launcher
 
 CHUNK = 1 << 16  # elements of a program
 BLOCK = 1024  # of them at a time: 8 a thread of 4 warps
-ALIGNMENT = 16
 
 
 def _kernels() -> ModuleType:
@@ -96,8 +95,7 @@ def _run(
     large = [values, gradients, averages, squares, copies or [nowhere] * len(values)]
     table = _TABLES.of([*large, updates], [value.numel() for value in values])
     if len(table):
-        is_aligned = all(x.data_ptr() % ALIGNMENT == 0 for field in large for x in field)
-        facts = beta1, beta2, epsilon, (copies or [nowhere])[0].dtype, is_aligned
+        facts = beta1, beta2, epsilon, (copies or [nowhere])[0].dtype
         _ADAMW(
             (table, scale, found_inf), facts, _prepare, table, *facts,
             varying=(rate, rate * weight_decay),
@@ -105,7 +103,7 @@ def _run(
 
 
 def _prepare(
-    table: Tensor, beta1: float, beta2: float, epsilon: float, copies: torch.dtype, aligned: bool
+    table: Tensor, beta1: float, beta2: float, epsilon: float, copies: torch.dtype
 ) -> KernelLaunch:
     import triton.language as tl
 
@@ -114,7 +112,7 @@ def _prepare(
         "LOG1": math.log(beta1) if beta1 else -math.inf,
         "LOG2": math.log(beta2) if beta2 else -math.inf,
         "COPY": tl.bfloat16 if copies == torch.bfloat16 else tl.float16,
-        "ALIGNED": aligned, "BLOCK": BLOCK,
+        "BLOCK": BLOCK,
     }  # fmt: skip
     return KernelLaunch((len(table),), (), constants, {})
 

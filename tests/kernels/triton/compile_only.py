@@ -119,11 +119,14 @@ def sums() -> Iterator[str]:
 
 def updates() -> Iterator[str]:
     """AdamW with copies in 16 bits."""
-    wide = [[torch.zeros(512)] for _ in range(4)]
+    values, gradients, averages, squares = ([torch.zeros(512)] for _ in range(4))
     counts, copies = [torch.zeros(())], [torch.zeros(512, dtype=torch.bfloat16)]
     scale, found = torch.ones(()), torch.zeros(())
-    rates = (1e-3, 0.1, 0.9, 0.95, 1e-8)
-    TritonKernels().adamw(AdamWStep(*wide, counts, copies, *rates, scale, found))
+    step = AdamWStep(
+        values, gradients, averages, squares, counts, copies, 1e-3, 0.1, 0.9, 0.95, 1e-8, scale,
+        found,
+    )  # fmt: skip
+    TritonKernels().adamw(step)
     yield "adamw"
 
 

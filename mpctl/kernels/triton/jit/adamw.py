@@ -19,30 +19,27 @@ updates, each of the chunk's first element, and the number of elements."""
 
 
 @triton.jit
-def pointer(address, dtype: tl.constexpr, ALIGNED: tl.constexpr):
-    """An address as a pointer, of which 16 divides it where `ALIGNED`."""
-    found = address.to(tl.pointer_type(dtype))
-    if ALIGNED:
-        found = tl.multiple_of(found, 16)
-    return found
+def pointer(address, dtype: tl.constexpr):
+    """An address as a pointer."""
+    return address.to(tl.pointer_type(dtype))
 
 
 @triton.jit
 def adamw_kernel(
     table, scale, found_inf, rate, decay,
     BETA1: tl.constexpr, BETA2: tl.constexpr, LOG1: tl.constexpr, LOG2: tl.constexpr,
-    EPSILON: tl.constexpr, COPY: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    EPSILON: tl.constexpr, COPY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Update a chunk: gradients are divided by `scale`; nothing changes where found_inf is 1.
     decay: the rate times the weight decay. COPY: the type of the copies of the values."""
     row = table + tl.program_id(0).to(tl.int64) * FIELDS
-    value = pointer(tl.load(row), tl.float32, ALIGNED)
-    gradient = pointer(tl.load(row + 1), tl.float32, ALIGNED)
-    average = pointer(tl.load(row + 2), tl.float32, ALIGNED)
-    square = pointer(tl.load(row + 3), tl.float32, ALIGNED)
+    value = pointer(tl.load(row), tl.float32)
+    gradient = pointer(tl.load(row + 1), tl.float32)
+    average = pointer(tl.load(row + 2), tl.float32)
+    square = pointer(tl.load(row + 3), tl.float32)
     copy = tl.load(row + 4)
-    target = pointer(copy, COPY, ALIGNED)
-    updates = tl.load(pointer(tl.load(row + 5), tl.float32, False)).to(tl.float64)
+    target = pointer(copy, COPY)
+    updates = tl.load(pointer(tl.load(row + 5), tl.float32)).to(tl.float64)
     correction1 = (1 - tl.exp(updates * LOG1)).to(tl.float32)
     correction2 = tl.sqrt_rn((1 - tl.exp(updates * LOG2)).to(tl.float32))
     step_size = tl.div_rn(rate, correction1)
