@@ -36,7 +36,7 @@ from typing import Any, Literal
 
 from mpctl.checkpoint.folder import list_checkpoints
 from mpctl.errors import Issue
-from mpctl.launch.attempt import RunChange
+from mpctl.launch.attempt import RunChange, read_status
 from mpctl.launch.follow import OnRecord
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.goodput import Goodput
@@ -45,12 +45,13 @@ from mpctl.rundir.slow import SlowPart
 from mpctl.spec.job import JobSpec
 
 HOOK_SCHEMA: Literal["mpctl.hook/1"] = "mpctl.hook/1"
-HOOK_SECONDS = 30.0
+HOOK_SECONDS, SILENT_SECONDS = 30.0, 10.0
 ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9_.\-]*|\[[0-9a-fA-F:.]+\]):(?P<port>\d{1,5})")
 METRICS = {
     "mpctl_up": "1 while ranks train, else 0",
     "mpctl_step": "last step",
     "mpctl_steps": "steps of the job",
+    "mpctl_step_timestamp_seconds": "when the last step was recorded",
     "mpctl_loss": "loss of the last step",
     "mpctl_validation_loss": "last validation loss",
     "mpctl_step_seconds": "time of the last step",
@@ -61,6 +62,7 @@ METRICS = {
     "mpctl_goodput_ratio": "share of the time since the first step that went into steps that count",
     "mpctl_checkpoint_step": "step of the newest checkpoint",
     "mpctl_checkpoint_timestamp_seconds": "when the newest checkpoint was written",
+    "mpctl_silent_ranks": "ranks that have sent a heartbeat, and none in the last 10 s",
     "mpctl_slow_ranks": "ranks that compute longer than their equals, as far as they are named",
     "mpctl_slow_links": "links between hosts that have become slow, as far as they are named",
     "mpctl_slowest_ratio": "how many times as long the slowest of these takes, 1 without any",
@@ -70,7 +72,8 @@ METRICS = {
 }
 """Names and meanings; those that end in _total are counters of this launch, the others gauges."""
 OF_RECORD = {
-    "mpctl_step": "step", "mpctl_loss": "loss", "mpctl_validation_loss": "validation_loss",
+    "mpctl_step": "step", "mpctl_step_timestamp_seconds": "time", "mpctl_loss": "loss",
+    "mpctl_validation_loss": "validation_loss",
     "mpctl_step_seconds": "step_seconds", "mpctl_tokens_per_second": "tokens_per_second",
     "mpctl_predicted_step_seconds": "predicted_step_seconds", "mpctl_mfu_ratio": "mfu",
     "mpctl_gradient_norm": "grad_norm",
@@ -216,6 +219,10 @@ class Exporter:
             step, folder = saved[-1]
             self.values["mpctl_checkpoint_step"] = float(step)
             self.values["mpctl_checkpoint_timestamp_seconds"] = folder.stat().st_mtime
+        if (report := read_status(self.run.status)) is not None:
+            beats = (rank.breadcrumb.beat_time for rank in report.state.ranks.values())
+            silent = sum(0 < beat < time.time() - SILENT_SECONDS for beat in beats)
+            self.values["mpctl_silent_ranks"] = float(silent)
         for name, meaning in METRICS.items():
             if name in self.values:
                 kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily

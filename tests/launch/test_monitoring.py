@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mpctl.cli.app import run as mpctl
 from mpctl.launch import monitoring
-from mpctl.launch.attempt import RunChange
+from mpctl.launch.attempt import (
+    AttemptPhase,
+    AttemptState,
+    NodeState,
+    RankState,
+    RunChange,
+    StatusFile,
+)
 from mpctl.launch.monitoring import METRICS, call_hook, monitored, monitoring_issues
+from mpctl.rundir.breadcrumb import BreadcrumbState
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.goodput import recorded_goodput
 from mpctl.rundir.slow import SlowPart
@@ -82,6 +91,22 @@ def test_what_is_slow_is_a_metric_until_it_is_over(tmp_path: Path) -> None:
         assert values["mpctl_slow_links"] == 0 and values["mpctl_slowest_ratio"] == 1.8
         on_change(RunChange("slow", 1, "running", words="rank 3 is no longer slow at step 150"))
         assert read(target.read_text())["mpctl_slow_ranks"] == 0
+
+
+def test_ranks_that_are_no_longer_heard_are_a_metric(tmp_path: Path) -> None:
+    target, run = tmp_path / "a.prom", RunDir(tmp_path / "run")
+    run.nodes.mkdir(parents=True)
+    now = time.time()
+    beats = {0: now, 1: now - 60.0, 2: 0.0}  # the last has not begun
+    ranks = {
+        rank: RankState(breadcrumb=BreadcrumbState(beat_time=at)) for rank, at in beats.items()
+    }
+    StatusFile(run.status).write(AttemptState([NodeState(ranks=ranks)]), AttemptPhase.RUNNING)
+    with monitored(run, job(metrics=str(target)), print, lambda r: None) as (on_record, _):
+        on_record(record(1, 11.0))
+    values = read(target.read_text())
+    assert values["mpctl_silent_ranks"] == 1
+    assert values["mpctl_step_timestamp_seconds"] == 11.0
 
 
 def test_an_endpoint_answers_while_the_run_goes_on(tmp_path: Path) -> None:
