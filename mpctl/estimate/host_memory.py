@@ -21,6 +21,7 @@ from mpctl.estimate.activations import ChunkBytes
 from mpctl.estimate.memory import peak_activations
 from mpctl.estimate.states import checkpoint_bytes, snapshot_bytes
 from mpctl.layout.job_layout import JobLayout
+from mpctl.spec.parallel import ScheduleName
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def offloaded_bytes(layout: JobLayout) -> list[int]:
     stages = range(len(layout.stages))
     if not shapes.fetched_parts:
         return [0 for _ in stages]
-    schedule = parallel.schedule if parallel.pp > 1 else "1f1b"
+    schedule: ScheduleName = parallel.schedule if parallel.pp > 1 else "1f1b"
     found = []
     for stage in stages:
         held = range(len(layout.stages[stage]))
