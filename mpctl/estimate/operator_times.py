@@ -90,6 +90,14 @@ def casts_shared(layout: JobLayout, profile: RuntimeProfile) -> int:
     return layout.num_microbatches if is_shared else 0
 
 
+def adds_products(layout: JobLayout) -> bool:
+    """Whether a matrix's gradient is a product of 16-bit operands in backward, which mpctl's
+    products on an accelerator add to the step's gradient themselves."""
+    is_narrow = layout.job.training.chosen_dtype in ("bf16", "fp16")
+    splits = SCHEDULES[layout.job.parallel.schedule].splits_backward
+    return is_narrow and not splits and layout.grid.mode == "1d"
+
+
 class OperatorTimer:
     """Seconds of a model's operators under one layout. known: times computed before."""
 
@@ -366,19 +374,12 @@ class OperatorTimer:
 
     def _accumulate(self, work: OpTimes, trained: Sequence[ParameterSpec]) -> None:
         for weight in trained:
-            is_added = self._adds_products and weight.view == DENSE and len(weight.shape) == 2
+            is_added = (
+                adds_products(self.layout) and weight.view == DENSE and len(weight.shape) == 2
+            )
             costs = self.costs if is_added else self.profile.operators
             moved = costs.gradient_bytes * weight.local_numel(self.layout.views)
             work.wgrad += moved / self.speed.bandwidth
-
-    @cached_property
-    def _adds_products(self) -> bool:
-        """Whether a matrix's gradient is a product of 16-bit operands in backward, which mpctl's
-        products on an accelerator add to the step's gradient themselves."""
-        job = self.job
-        is_narrow = job.training.chosen_dtype in ("bf16", "fp16")
-        splits = SCHEDULES[job.parallel.schedule].splits_backward
-        return is_narrow and not splits and self.layout.grid.mode == "1d"
 
     def accumulation_seconds(self, parameters: int) -> float:
         """Seconds in which `parameters` gradients of a micro batch are added to those of the

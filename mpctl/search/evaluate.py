@@ -18,7 +18,7 @@ from mpctl.estimate.kernels import MissingFigure, Speed, device_speed
 from mpctl.estimate.libraries import Communicators
 from mpctl.estimate.memory import KnownMemory, LayoutMemory, peak_bytes
 from mpctl.estimate.network import MissingLink, Network
-from mpctl.estimate.operator_times import KnownTimes, OperatorTimer, casts_shared
+from mpctl.estimate.operator_times import KnownTimes, OperatorTimer, adds_products, casts_shared
 from mpctl.estimate.step import StepTime
 from mpctl.estimate.system import System, find_system
 from mpctl.estimate.time import StepTimeModel
@@ -137,8 +137,10 @@ class LayoutEvaluator:
             over_cp = network.route("cp")
         except MissingLink:  # raised again when the seconds of such a message are needed
             return OperatorTimer(job_layout, self.speed, network, self.profile)
-        # operands of low-precision products may be cast once a step
-        step = casts_shared(job_layout, self.profile) if self._is_narrow else 0
+        # operands of low-precision products may be cast once a step, and gradients be added by
+        # the products themselves
+        casts = casts_shared(job_layout, self.profile) if self._is_narrow else 0
+        step = casts, adds_products(job_layout)
         key = (layout.layer_key, over_tp, over_ep, over_cp, step)
         known = self.cache.get(key)
         if known is None:

@@ -176,7 +176,7 @@ def watched(group: Group, seen: list[Any]) -> Group:
 
         def started(*arguments: Any, **how: Any) -> Pending:
             seen.append(name)
-            return Told(start(*arguments, **how).wait(), None, seen)
+            return Told(start(*arguments, **how).wait(), seen=seen)
 
         return started
 

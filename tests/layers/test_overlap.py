@@ -36,7 +36,7 @@ class _Watched(Group):
 
     def _told(self, name: str, result: Tensor) -> Pending:
         self.events.append(f"start {name}")
-        return _Told(result, None, self.events, name)
+        return _Told(result, events=self.events, name=name)
 
     def start_all_reduce(
         self, tensor: Tensor, op: Reduction = "sum", *, is_async: bool = True

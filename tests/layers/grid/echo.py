@@ -63,7 +63,7 @@ class EchoGroup(Group):
     def _told(self, kind: str, result: Tensor, number: str = "") -> Pending:
         name = f"{self.name} {kind}{number}"
         self.events.start(name, f"{self.name} {kind}")
-        return _Told(result, None, self.events, name, f"{self.name} {kind}")
+        return _Told(result, events=self.events, name=name, kind=f"{self.name} {kind}")
 
     def start_broadcast(self, tensor: Tensor, source: int, *, is_async: bool = True) -> Pending:
         if source != self.rank:

@@ -2,6 +2,11 @@
 
 from tests.rules.cases.case import LLAMA_3, TWO_NODES, Case
 
+OFFLOADED = {
+    "training.recompute": "full",
+    "training.offload_activations": True,
+    "cluster.host_memory": 1 << 50,
+}
 CASES = (
     Case(
         "recompute-full",
@@ -180,6 +185,15 @@ CASES = (
         "parallel",
         ("stage 0 needs", "8.0 GiB", "above"),
         r"raise tp, pp or zero",
+        status="warning",
+    ),
+    Case(
+        "host-memory-fits",
+        {**TWO_NODES, **OFFLOADED},
+        {**TWO_NODES, **OFFLOADED, "cluster.host_memory": 1 << 20},
+        "cluster.host_memory",
+        ("offloaded inputs", "1.0 MiB", "90%"),
+        r"use training.offload_activations false",
         status="warning",
     ),
 )
