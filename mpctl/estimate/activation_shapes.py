@@ -19,6 +19,7 @@ from mpctl.operators.matmul import Dims
 from mpctl.sharding import padded_vocab
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
+from mpctl.spec.schedules import SCHEDULES
 from mpctl.spec.training import CORE, TrainingSpec
 from mpctl.tensor_grid import FEATURES
 from mpctl.units import DTYPE_BYTES
@@ -73,6 +74,7 @@ class ActivationShapes(NamedTuple):
     shared_ffn: columns of one expert and of the shared ones. modules: what selective recomputation
     repeats besides attention's scores. score_tensors: tensors with a number for each token and
     expert that the router keeps; token_weights: numbers of each token that it keeps besides.
+    adds_products: products add to a matrix's gradient, so that no dW is made.
     """
 
     kernels: KernelSet
@@ -118,6 +120,7 @@ class ActivationShapes(NamedTuple):
     modules: frozenset[str] = frozenset()
     score_tensors: int = 0
     token_weights: int = 0
+    adds_products: bool = False
 
     @property
     def gate(self) -> int:
@@ -192,6 +195,8 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
     tp, cp, grid = p.tp, p.cp, layout.grid
     kernels = kernels_of(layout)
     value = t.value_bytes
+    operand = 1 if kernels.keeps_narrow and DTYPE_BYTES[t.dtype] <= 1 else value
+    is_added = kernels.adds_products and is_cuda(job) and operand == value
     vocab = padded_vocab(model.vocab, tp=tp, divisor=model.vocab_divisor)
     features, sizes = grid.feature_parts, local_sizes(layout)
     table_parts = grid.parts(grid.weight_axes(("vocab", "hidden"))[0])
@@ -202,7 +207,7 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
         is_cuda=is_cuda(job),
         fuses_variants=fuses_variants(layout),
         value=value,
-        operand=1 if kernels.keeps_narrow and DTYPE_BYTES[t.dtype] <= 1 else value,
+        operand=operand,
         micro_batch=t.micro_batch_size,
         looked_up=sizes["batch"] * table_parts if grid.mode != "1d" else sizes["batch"],
         batch=sizes["batch"],
@@ -232,8 +237,17 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
         queries=model.heads * model.qk_size // features,
         latents=latent_columns(model),
         modules=t.repeated_modules - {CORE},
+        adds_products=is_added and not job.launch.compile and adds_products(layout),
         **_experts_sizes(layout, sizes),
     )
+
+
+def adds_products(layout: JobLayout) -> bool:
+    """Whether a matrix's gradient is a product of 16-bit operands in backward, which mpctl's
+    products on an accelerator add to the step's gradient themselves."""
+    is_narrow = layout.job.training.chosen_dtype in ("bf16", "fp16")
+    splits = SCHEDULES[layout.job.parallel.schedule].splits_backward
+    return is_narrow and not splits and layout.grid.mode == "1d"
 
 
 def latent_columns(model: ModelSpec) -> tuple[int, int, int]:

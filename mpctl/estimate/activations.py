@@ -240,7 +240,8 @@ def _layer(shapes: ActivationShapes, block: OperatorGroup) -> LayerBytes:
         matrix *= shapes.local_experts
     gathers = 2 * stream if shapes.splits else 0.0
     gathers += own if shapes.keeps_shards else 0.0  # arrives while what is summed is still there
-    product = product_bytes(shapes, x=inner, w=matrix, y=own) + gathers
+    made = 0 if shapes.adds_products and activation.reads[0] != "routed" else matrix
+    product = product_bytes(shapes, x=inner, w=made, y=own) + gathers
     product += cast_bytes(shapes, x=inner, y=stream)
     around_mlp = own * (1 + shapes.dropout)
     if any(core.is_cross for core in block.cores):

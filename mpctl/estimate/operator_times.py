@@ -23,6 +23,7 @@ from math import prod
 from typing import NamedTuple
 
 from mpctl.axes import EXPERT_UNIONS
+from mpctl.estimate.activation_shapes import adds_products
 from mpctl.estimate.attention import AttentionTimer, kernels_of, repeats_core
 from mpctl.estimate.communication import Message, Sizes, gradient_bytes, local_sizes
 from mpctl.estimate.expert_messages import ROWS, routed_layers
@@ -56,7 +57,6 @@ from mpctl.spec.runtime import (
     OperatorCosts,
     RuntimeProfile,
 )
-from mpctl.spec.schedules import SCHEDULES
 from mpctl.units import PRODUCT_BYTES
 
 NORM_PASSES = MemoryPasses(forward=2.0, backward=3.0)  # reads x, writes y; reads dy, x, writes dx
@@ -88,14 +88,6 @@ def casts_shared(layout: JobLayout, profile: RuntimeProfile) -> int:
     how = profile.operators.casts_weights
     is_shared = how == "step" or (how == "held" and layout.holds_fp8_weights)
     return layout.num_microbatches if is_shared else 0
-
-
-def adds_products(layout: JobLayout) -> bool:
-    """Whether a matrix's gradient is a product of 16-bit operands in backward, which mpctl's
-    products on an accelerator add to the step's gradient themselves."""
-    is_narrow = layout.job.training.chosen_dtype in ("bf16", "fp16")
-    splits = SCHEDULES[layout.job.parallel.schedule].splits_backward
-    return is_narrow and not splits and layout.grid.mode == "1d"
 
 
 class OperatorTimer:

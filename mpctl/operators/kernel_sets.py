@@ -45,7 +45,8 @@ class KernelSet(NamedTuple):
     before they are needed, on CUDA. repeats_modules: selective recomputation may take other parts
     of a layer than attention's scores (training.recompute_modules). slices_buckets: ZeRO shares
     flat buckets in padded slices, others divide states evenly. fuses_variants: every variant of
-    attention is one kernel on CUDA.
+    attention is one kernel on CUDA. adds_products: products of 16 bits add to the gradients of a
+    step on CUDA.
     """
 
     keeps_narrow: bool = False
@@ -67,6 +68,7 @@ class KernelSet(NamedTuple):
     repeats_modules: bool = False
     slices_buckets: bool = False
     fuses_variants: bool = False
+    adds_products: bool = False
 
 
 KERNEL_SETS = {
@@ -74,7 +76,7 @@ KERNEL_SETS = {
         keeps_narrow=True, keeps_shards=True, relu_by_result=True, keeps_turned=True,
         gathers_keys=True, shares_masks=True, weighs_combined=True, attention="torch",
         gate_gradients=3, score_copies=(2, 1), loss="blocks", casts=True, keeps_tables=True,
-        fetches_ahead=True, slices_buckets=True, fuses_variants=True,
+        fetches_ahead=True, slices_buckets=True, fuses_variants=True, adds_products=True,
     ),
     "megatron": KernelSet(keeps_narrow=True, repeats_modules=True),
     "eager": KernelSet(keeps_gate=True),

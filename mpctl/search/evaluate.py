@@ -12,13 +12,13 @@ from functools import cached_property
 from math import ceil, gcd
 from typing import Any, NamedTuple, TypeVar
 
-from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes
+from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes, adds_products
 from mpctl.estimate.communication import gradient_bytes, local_parameters, local_sizes
 from mpctl.estimate.kernels import MissingFigure, Speed, device_speed
 from mpctl.estimate.libraries import Communicators
 from mpctl.estimate.memory import KnownMemory, LayoutMemory, peak_bytes
 from mpctl.estimate.network import MissingLink, Network
-from mpctl.estimate.operator_times import KnownTimes, OperatorTimer, adds_products, casts_shared
+from mpctl.estimate.operator_times import KnownTimes, OperatorTimer, casts_shared
 from mpctl.estimate.step import StepTime
 from mpctl.estimate.system import System, find_system
 from mpctl.estimate.time import StepTimeModel
@@ -258,7 +258,8 @@ class LayoutEvaluator:
     ) -> LayoutMemory:
         job_layout = self.job_layout(layout)
         shapes: ActivationShapes = self.cached(
-            (layout.layer_key, "shapes"), lambda: activation_shapes(job_layout)
+            (layout.layer_key, "shapes", adds_products(job_layout)),
+            lambda: activation_shapes(job_layout),
         )
         return LayoutMemory(job_layout, shapes, self.known_memory, communicators)
 

