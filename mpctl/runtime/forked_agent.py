@@ -9,11 +9,13 @@ reports their exit codes is torch's own, as for new processes.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Sequence
 from subprocess import Popen
 from typing import Any, cast
 
+import torch
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsSpecs
@@ -25,6 +27,26 @@ from torch.distributed.run import config_from_args, parse_args
 
 from mpctl.runtime.forking import ForkedRank
 from mpctl.runtime.store import create_rendezvous
+
+REPLACED: dict[tuple[type, str], list[str]] = {
+    (SubprocessHandler, "_popen"): ["self", "args", "env"],
+    (SubprocessHandler, "__init__"): [
+        "self", "entrypoint", "args", "env", "stdout", "stderr", "local_rank_id", "numa_options",
+    ],
+    (SubprocessContext, "_start"): ["self"],
+    (LocalElasticAgent, "_start_workers"): ["self", "worker_group"],
+}  # fmt: skip
+"""torch's methods that the subclasses replace or call, with their parameters in torch 2.13."""
+
+
+def unknown_torch() -> str:
+    """Why the subclasses here do not fit this torch; empty where they do."""
+    for (owner, name), known in REPLACED.items():
+        method = getattr(owner, name, None)
+        now = [] if method is None else list(inspect.signature(method).parameters)
+        if now != known:
+            return f"torch {torch.__version__} has another {owner.__name__}.{name}"
+    return ""
 
 
 class ForkedHandler(SubprocessHandler):

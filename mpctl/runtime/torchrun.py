@@ -102,11 +102,13 @@ def _fork(arguments: list[str]) -> list[ForkedRank]:
     they must be new processes."""
     from torch.distributed.run import parse_args
 
+    from mpctl.runtime.forked_agent import unknown_torch
+
     given = parse_args(arguments)
     if given.training_script != WORKER:
         return []
     command = [sys.executable, "-m", "mpctl.runtime.torchrun", *arguments]
-    reason = obstacle()
+    reason = unknown_torch() or obstacle()
     if not reason and not show_process(command, os.environ):
         reason = "the kernel does not let a process say what its command line is"
     if reason:

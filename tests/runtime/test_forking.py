@@ -11,6 +11,9 @@ from typing import Any
 
 import psutil
 import pytest
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+
+from mpctl.runtime import forked_agent
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux")
 
@@ -148,3 +151,11 @@ print(obstacle())
 def test_it_imports_with_a_niceness_that_it_does_not_keep() -> None:
     before = os.getpriority(os.PRIO_PROCESS, 0)
     assert run(IMPORTS, OMP_NUM_THREADS="4").stdout == f"{before} []\n\n"
+
+
+def test_a_torch_with_other_methods_is_not_subclassed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ranks are new processes then, with a line in torchrun's log."""
+    assert forked_agent.unknown_torch() == ""
+    known = {**forked_agent.REPLACED, (SubprocessContext, "_start"): ["self", "ranks"]}
+    monkeypatch.setattr(forked_agent, "REPLACED", known)
+    assert "has another SubprocessContext._start" in forked_agent.unknown_torch()
