@@ -19,7 +19,6 @@ import shutil
 import socket
 import struct
 import sys
-import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -29,7 +28,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mpctl.hosts.machine import HostFacts, host_facts
 from mpctl.hosts.modules import end_with_parent
-from mpctl.hosts.probes import UNCORRECTED, RunningProbe, complaint, run_tool, uncorrected_errors
+from mpctl.hosts.probes import (
+    UNCORRECTED,
+    RunningProbe,
+    complaint,
+    run_tool,
+    uncorrected_errors,
+    write_probe,
+)
 
 GREETING, ANSWER = struct.Struct("!32sI"), b"G"
 PROBE_BYTES = 1 << 16
@@ -113,10 +119,7 @@ def folder_problem(key: Path, digest: str) -> str:
     if not hmac.compare_digest(hashlib.sha256(content).hexdigest(), digest):
         return f"sees another directory than the launcher: {folder}"
     try:
-        with tempfile.TemporaryFile(dir=folder) as probe:
-            probe.write(bytes(PROBE_BYTES))
-            probe.flush()
-            os.fsync(probe.fileno())
+        write_probe(folder, PROBE_BYTES)
     except OSError as error:
         return f"cannot write into the run directory: {folder}: {error.strerror or error}"
     return ""

@@ -6,11 +6,14 @@ is then left behind, and the process exits without it.
 
 from __future__ import annotations
 
+import os
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Generic, TypeVar
 
 TOOL_SECONDS = 15.0
@@ -49,6 +52,14 @@ class RunningProbe(Generic[Result]):
         except Exception as error:  # any failure of a probe is a result about the host
             self.error = str(error) or type(error).__name__
         self.seconds = time.monotonic() - self.began
+
+
+def write_probe(folder: Path, count: int) -> None:
+    """Write `count` bytes to the disk of a folder, in a file without a name. Raises OSError."""
+    with tempfile.TemporaryFile(dir=folder) as probe:
+        probe.write(bytes(count))
+        probe.flush()
+        os.fsync(probe.fileno())
 
 
 def run_tool(*command: str) -> subprocess.CompletedProcess[str]:

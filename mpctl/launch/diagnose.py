@@ -28,13 +28,13 @@ import os
 import re
 import shutil
 import signal
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from mpctl.hosts.probes import write_probe
 from mpctl.launch.attempt import AttemptPhase, AttemptState, RankState
 from mpctl.launch.verdict import WATCHDOG, Verdict, WaitGraph, ended_verdict, nccl_verdict
 from mpctl.launch.watch import stopped_text
@@ -72,10 +72,7 @@ def full_disk_text(folder: Path) -> str:
     """`the disk of /runs/a is full: No space left on device; 0 B of 8.0 MiB are free`; empty where
     PROBE_BYTES can be written into the folder."""
     try:
-        with tempfile.TemporaryFile(dir=folder) as probe:
-            probe.write(bytes(PROBE_BYTES))
-            probe.flush()
-            os.fsync(probe.fileno())
+        write_probe(folder, PROBE_BYTES)
     except OSError as error:
         if error.errno in FULL:
             return f"the disk of {folder} is full: {error.strerror}{_free(folder)}"

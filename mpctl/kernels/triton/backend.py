@@ -92,7 +92,7 @@ class TritonKernels(KernelBackend):
         return fused_norm(x, branch, weight, bias, eps, centred=centred, branch_bias=branch_bias)
 
     def sums_biases(self, activation: Activation | None = None) -> bool:
-        """Those of the activations in SUMMED; a compiler sums them itself."""
+        """Whether the activation is one of SUMMED and no compiler runs, which sums them itself."""
         return not _compiles() and (activation is None or activation in SUMMED)
 
     def sums_branch(self, bias: Tensor) -> bool:

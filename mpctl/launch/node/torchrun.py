@@ -73,7 +73,7 @@ WAITING = "--waiting"
 FORK = "MPCTL_FORK"
 """Environment variable of torchrun: it is to import what ranks import, and may fork them."""
 NICENESS = 10
-"""Of a process that imports torch while ranks train."""
+"""The niceness of a process that imports torch while ranks train."""
 STEP = re.compile(r"step \d+")
 """How the activity of a rank that trains begins (runtime/activity.py)."""
 ATTEMPT_VARIABLES = frozenset({*ORIGIN, ATTEMPT, BREADCRUMBS})
@@ -155,7 +155,7 @@ class WaitingTorchrun:
 
 
 def lasting(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those of the variables for ranks that every attempt of a launch has."""
+    """The variables for ranks without those that differ between attempts."""
     return {name: text for name, text in variables.items() if name not in ATTEMPT_VARIABLES}
 
 
