@@ -175,6 +175,8 @@ def _training(job: JobSpec) -> Iterator[tuple[str, str]]:
     yield "training.dtype", '"float32"'
     kind = {"fp32": "float32", "bf16": "bfloat16"}[t.dtype]
     yield "training.mixed_precision_param", f'"{kind}"'
+    if job.parallel.pp > 1 or job.parallel.ep > 1:
+        yield "training.disable_cuda_graphs", "True"  # it captures neither
     yield "debug.seed", str(t.seed)
 
 

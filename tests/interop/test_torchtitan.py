@@ -1,11 +1,14 @@
 """torchtitan's config: its fields, its own classes, groups and stages where it is installed.
 
 By hand: `pip install --no-deps torchtitan==0.3.0 tyro docstring-parser typeguard shtab
-spmd_types==0.2.3`; what needs it is skipped elsewhere.
+spmd_types==0.2.3`; its trainer also wants `pip install torchdata torch_checkpointing "datasets<4.8"
+einops wandb pillow`. What needs them is skipped elsewhere.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import math
 import re
 from typing import Any
@@ -76,6 +79,8 @@ def test_fields_sizes_and_batch(name: str) -> None:
     passes = job.num_microbatches if job.parallel.pp == 1 else 1
     local = training["local_batch_size"]
     assert local * passes * job.sizes["dp"] == training["global_batch_size"]
+    captures = job.parallel.pp == job.parallel.ep == 1
+    assert captures is not training.get("disable_cuda_graphs", False)
 
 
 def test_the_example_is_a_config_of_its_own() -> None:
@@ -126,7 +131,10 @@ def test_its_own_classes_have_the_plan_s_groups_and_stages(name: str) -> None:
     plan = plan_of({**SHAPE, **LAYOUTS[name]})
     job, topology = plan.job, plan.require_legal()
     sizes, training = said(plan)
-    config = configs.ParallelismConfig(**sizes)
+    is_cut = job.parallel.zero_size is not None
+    # Its default backend has no group of dp_shard x cp under a name.
+    backend = {"spmd_backend": "partial_dtensor"} if is_cut else {}
+    config = configs.ParallelismConfig(**sizes, **backend)
     configs.TrainingConfig(**training)
     for rank in fake_ranks(topology.world_size):
         made = dims.ParallelDims.from_config(config, topology.world_size)
@@ -136,7 +144,6 @@ def test_its_own_classes_have_the_plan_s_groups_and_stages(name: str) -> None:
             if job.sizes[axis] > 1:
                 group = made.get_mesh(axis).get_group()
                 assert dist.get_process_group_ranks(group) == list(topology.group(rank, axis))
-        is_cut = job.parallel.zero_size is not None
         if is_cut:
             group = made.get_mesh("fsdp").get_group()
             assert dist.get_process_group_ranks(group) == list(topology.group(rank, "zero"))
@@ -144,6 +151,23 @@ def test_its_own_classes_have_the_plan_s_groups_and_stages(name: str) -> None:
             if job.parallel.ep > 1:
                 group = made.get_mesh(theirs).get_group()
                 assert dist.get_process_group_ranks(group) == list(topology.group(rank, axis))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_its_own_trainer_takes_the_config(name: str) -> None:
+    """With what it checks between the parts of a config, as where a run starts."""
+    pytest.importorskip(
+        "torchtitan.trainer", reason="torchtitan is not installed", exc_type=ImportError
+    )
+    plan = plan_of({**SHAPE, **LAYOUTS[name]})
+    model = plan.job.model
+    assert model is not None
+    family = "deepseek_v3" if model.is_mla or model.experts else "llama3"
+    registry = importlib.import_module(f"torchtitan.models.{family}.config_registry")
+    scope: dict[str, Any] = {}
+    exec(emit_plan(plan, "torchtitan").body, scope)
+    config = scope["lay_out"](getattr(registry, f"{family}_debugmodel")())
+    dataclasses.replace(config)
 
 
 # """Optimizer, learning rate, RoPE and precision of the emitted config: the plan's, by torchtitan's

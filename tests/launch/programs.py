@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import random
 import textwrap
 from pathlib import Path
+
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.launch.command import Launched, start
 
@@ -119,6 +123,67 @@ for step in range(1, 6):
 dist.destroy_process_group()
 """
 
+TORCHTITAN = """\
+import runpy, sys, types
+import torch, torch._utils
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.attention import flex_attention
+
+# A device that is the CPU, with a GPU's answers.
+cpu = types.ModuleType("cpu")
+cpu.__dict__.update(torch.cpu.__dict__)
+cpu.get_device_name = lambda *_: "cpu"
+cpu.get_device_properties = lambda *_: types.SimpleNamespace(total_memory=2**34)
+cpu.reset_peak_memory_stats = cpu.empty_cache = lambda *_: None
+cpu.memory_stats = lambda *_: {}
+cpu.current_device = lambda: 0
+torch._utils._get_available_device_type = lambda: "cpu"
+torch._utils._get_device_module = lambda _: cpu
+
+import torchtitan.train
+from torchtitan.models.common.attention import FlexAttention
+from torchtitan.models.llama3 import config_registry
+
+# The same attention by an operator that has a gradient on a CPU; a reduction that gloo knows.
+def attend(q, k, v, *, block_mask, scale, enable_gqa, **_):
+    shape = (len(q), 1, q.shape[2], k.shape[2])
+    mask = flex_attention.create_mask(block_mask.mask_mod, *shape, device="cpu")
+    product = torch.nn.functional.scaled_dot_product_attention
+    return product(q, k, v, mask, scale=scale, enable_gqa=enable_gqa), None
+
+def divide_a_sum(module, factor):
+    module.set_force_sum_reduction_for_comms(True)
+    set_factor(module, factor)
+
+set_factor = FSDPModule.set_gradient_divide_factor
+FSDPModule.set_gradient_divide_factor = divide_a_sum
+FlexAttention._compiled_flex_attn = attend
+if not hasattr(torch.distributed, "set_timeout"):  # torch 2.13
+    torch.distributed.set_timeout = lambda timeout, group=None: None
+
+def tiny():
+    config = config_registry.llama3_debugmodel()
+    config.model_spec.model.layers = config.model_spec.model.layers[:2]
+    config = runpy.run_path(plan)["lay_out"](config)
+    config.parallelism.spmd_backend = "partial_dtensor"  # its default needs a later torch
+    config.hf_assets_path, config.dataloader.dataset_path = "tokenizer", "texts"
+    config.validator = type(config.validator)(freq=1000, steps=1)
+    return config
+
+config_registry.tiny = tiny
+plan, sys.argv[1:] = sys.argv[1], ["--module", "llama3", "--config", "tiny"]
+torchtitan.train.main()
+"""
+"""torchtitan's own command on CPU ranks, with the layout of the file that is its only argument."""
+
+TORCHTITAN_SHAPE = {
+    "runtime": "torchtitan", "model": "llama-3-8b", "model.layers": 2, "model.hidden": 256,
+    "model.heads": 16, "model.kv_heads": 16, "model.ffn": 768, "model.vocab": 2048,
+    "model.seq_length": 64, "training.micro_batch_size": 2, "training.dtype": "fp32",
+    "training.steps": 6, "training.warmup_steps": 2, "training.recompute": "none",
+}  # fmt: skip
+"""Its llama3_debugmodel, with two layers, as a job."""
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_ddp.py"
 
 
@@ -134,16 +199,26 @@ def trainer(folder: Path) -> Path:
     return write(folder, "train.py", TRAINER)
 
 
+def torchtitan_files(folder: Path) -> None:
+    """A tokenizer of bytes and texts of a few words, where TORCHTITAN looks for them."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {word: number for number, word in enumerate([*letters, "<s>", "</s>"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    ends = {"bos_token": "<s>", "eos_token": "</s>"}
+    write(folder / "tokenizer", "tokenizer.json", tokenizer.to_str())
+    write(folder / "tokenizer", "tokenizer_config.json", json.dumps(ends))
+    draw = random.Random(0)
+    texts = [" ".join(draw.choices(("one", "two", "three"), k=60)) for _ in range(200)]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    write(folder / "texts", "data.json", lines)
+
+
 def run_program(run_dir: Path, program: str, *more: str, ranks: int = 2) -> Launched:
     """A launch of a program at dp `ranks`, typed in the folder `here` beside the run."""
     here = run_dir.parent / "here"
     here.mkdir(parents=True, exist_ok=True)
-    layout = [
-        "--nodes",
-        "1",
-        "--gpus-per-node",
-        str(ranks),
-        *(() if "--tp" in more else ("--dp", str(ranks))),
-    ]
+    layout = ["--nodes", "1", "--gpus-per-node", str(ranks)]
+    layout += () if "--tp" in more else ("--dp", str(ranks))
     options = ["--device", "cpu", "--run-dir", str(run_dir), "--program", program]
     return start(["launch", *layout, *options, *more], run_dir, cwd=here)

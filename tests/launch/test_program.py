@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import signal
 import sys
@@ -18,7 +19,10 @@ from tests.launch.programs import (
     ACCELERATE,
     EXAMPLE,
     MEGATRON_CORE,
+    TORCHTITAN,
+    TORCHTITAN_SHAPE,
     run_program,
+    torchtitan_files,
     trainer,
     write,
 )
@@ -245,6 +249,26 @@ def test_trainers_of_others(
     write(tmp_path / "here", "theirs.py", text)
     run = ended(run_program(tmp_path / "run", "python theirs.py", *layout), "finished")
     assert len(run.losses) == 5 and run.losses[-1] < run.losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [("--tp", "2"), ("--set", "parallel.zero=2")])
+def test_torchtitan_s_command_with_the_plan_s_layout(
+    tmp_path: Path, layout: tuple[str, ...]
+) -> None:
+    """Its steps are read from its log. tests/interop/test_torchtitan.py says how to install it."""
+    pytest.importorskip(
+        "torchtitan.trainer", reason="torchtitan is not installed", exc_type=ImportError
+    )
+    torchtitan_files(tmp_path / "here")
+    write(tmp_path / "here", "titan.py", TORCHTITAN)
+    shape = [f"{key}={json.dumps(value)}" for key, value in TORCHTITAN_SHAPE.items()]
+    sets = [word for one in shape for word in ("--set", one)]
+    run = run_program(tmp_path / "run", "python titan.py {torchtitan}", *layout, *sets)
+    ended(run, "finished")
+    assert [record["step"] for record in run.records] == [*range(1, 7)]
+    assert run.losses[0] == pytest.approx(math.log(2048), rel=0.1)
+    assert run.losses[-1] < 0.9 * run.losses[0]
 
 
 @pytest.mark.slow

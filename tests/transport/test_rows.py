@@ -214,8 +214,12 @@ def test_one_rank_keeps_its_rows_and_counts_are_checked() -> None:
 
 
 def _over_gloo(rank: int, size: int) -> list[str]:
-    """Which types gloo sends; the others travel as bytes of another type."""
-    group, refused = grouped(rank, size), []
+    """Which types gloo sends; the others travel as bytes of another type.
+
+    In a group of its own: a barrier raises the error of a refused message again if the thread that
+    met it has not yet taken it from the group's list, and every rank ends with one of all ranks.
+    """
+    group, refused = Group(rank, size, dist.new_group(list(range(size)))), []
     for dtype in (torch.bool, torch.int8, torch.int32, torch.float16, torch.int16):
         rows = torch.ones(2, 4, dtype=dtype)
         try:
