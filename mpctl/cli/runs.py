@@ -276,6 +276,7 @@ CurvesJsonOption = Annotated[
 
 
 def show(
+    context: typer.Context,
     run: RunsArgument,
     plot: PlotOption = None,
     x: XOption = "step",
@@ -284,6 +285,7 @@ def show(
     tensorboard: TensorboardOption = None,
     html: RunPageOption = None,
     as_json: CurvesJsonOption = False,
+    via: ViaOption = None,
 ) -> None:
     """Summarise a run, draw its metrics, or export them.
 
@@ -292,6 +294,8 @@ def show(
     mpctl show demo demo-2 --plot loss --plot val --x tokens
     mpctl show demo --plot loss --out loss.png
     """
+    if via is not None:
+        run_there(via, context)
     from mpctl.render.progress import PATIENCE, TaskBar
     from mpctl.runs.show import open_runs
 

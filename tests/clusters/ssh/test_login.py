@@ -168,6 +168,8 @@ def test_runs_are_listed_shown_and_stopped_as_there(login: Path, mpctl: Mpctl) -
     listed = mpctl("runs", VIA, "--json")
     assert [row["name"] for row in listed.document["runs"]] == ["a run"]
     assert mpctl("status", "a run", "--json", VIA).document["step"] == 20
+    assert mpctl("show", "a run", "--html", "page.html", VIA).code == 0
+    assert (login / "page.html").read_text().startswith("<!doctype html>")
     (run / "logs" / "rank-0.log").write_text("one\ntwo\nthree\n")
     said = mpctl("logs", VIA, "--rank", "0", "-n", "2", "a run")
     assert (said.code, said.out, said.err) == (0, "two\nthree\n", "")
