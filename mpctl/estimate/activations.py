@@ -38,19 +38,32 @@ from mpctl.operators.table import StackPart, StageSlice
 from mpctl.tensor_grid import FEATURES
 
 
+class Moment(NamedTuple):
+    """`number` equal parts of a chunk in the order of backward. held: the most at once during the
+    first of them; freed: what each leaves behind it. is_layer: each is a layer of the stack."""
+
+    held: float
+    freed: float = 0.0
+    number: int = 1
+    is_layer: bool = False
+
+
 class ChunkBytes(NamedTuple):
     """Bytes of activations of one micro batch in one model chunk.
 
     saved: from its forward to its backward. peak: the most at once during its backward, `saved`
-    included. Zero-bubble schedules split the backward in two; deferred: held from its first part
-    (gradients of inputs) until its second (gradients of weights). split_peak: the most at once
-    during the first part.
+    included; moments: that of each of its parts. Zero-bubble schedules split the backward in two;
+    deferred: held from its first part (gradients of inputs) until its second (gradients of
+    weights). split_peak: the most at once during the first part; late: more than `deferred`
+    during the second.
     """
 
     saved: float = 0.0
     peak: float = 0.0
     deferred: float = 0.0
     split_peak: float = 0.0
+    late: float = 0.0
+    moments: tuple[Moment, ...] = ()
 
     @property
     def temporary(self) -> float:
@@ -95,7 +108,7 @@ def _kinds(
 
 class _Piece(NamedTuple):
     """`number` equal parts of a chunk: bytes of each as a layer's; shared: bytes that all of them
-    save together."""
+    save together; is_layer: each is a layer of the stack."""
 
     saved: float
     temporary: float = 0.0
@@ -103,6 +116,7 @@ class _Piece(NamedTuple):
     split_temporary: float = 0.0
     number: int = 1
     shared: float = 0.0
+    is_layer: bool = False
 
     @property
     def total(self) -> float:
@@ -131,21 +145,24 @@ def _chunk(
         p.exit is not None for p in parts
     )
     table = table_bytes(shapes)
-    remaining = peak = split_peak = saved
+    remaining = split_peak = saved
     waiting = deferred = 0.0
+    batch = shapes.bytes_of(batch_activations(arrays))
+    moments = [Moment(saved + batch)]
     for part, of_part in zip(reversed(parts), reversed(pieces), strict=True):
         for piece in reversed(of_part):
-            peak = max(peak, remaining + waiting + piece.temporary)
+            held = remaining + waiting + piece.temporary + batch
+            moments.append(Moment(held, piece.saved, piece.number, piece.is_layer))
             split_peak = max(split_peak, remaining + waiting + deferred + piece.split_peak)
             remaining -= piece.total
             deferred += piece.number * piece.deferred
             waiting = table if is_tied and has_both_ends else 0.0
         if part.entry is not None:
             looked_up = lookup_bytes(shapes, part.seq)
-            peak = max(peak, remaining + waiting + looked_up)
+            moments.append(Moment(remaining + waiting + looked_up + batch))
             split_peak = max(split_peak, remaining + waiting + deferred + looked_up)
-    batch = shapes.bytes_of(batch_activations(arrays))
-    return ChunkBytes(saved + batch, peak + batch, deferred, split_peak + batch)
+    peak = max(moment.held for moment in moments)
+    return ChunkBytes(saved + batch, peak, deferred, split_peak + batch, moments=tuple(moments))
 
 
 def _pieces(
@@ -165,7 +182,8 @@ def _pieces(
     shared = shapes.bytes_of(shared_activations(shapes, part.first)) if part.first else 0.0
     for at, (block, number) in enumerate(part.layers):
         layer = _layer(shapes, block)
-        pieces.append(_Piece(*layer, number=number, shared=0.0 if at else shared))
+        of_all = 0.0 if at else shared
+        pieces.append(_Piece(*layer, number=number, shared=of_all, is_layer=True))
     if part.exit is not None:
         pieces += _exit_pieces(shapes, part, part.exit, logit_bytes)
     return pieces
@@ -235,20 +253,22 @@ def _layer(shapes: ActivationShapes, block: OperatorGroup) -> LayerBytes:
     )  # of the experts or of the shared ones
     features: int = getattr(shapes, activation.reads[-1])
     inner, matrix = rows * features * shapes.value, matrix_bytes(shapes, features)
-    if activation.reads[0] == "routed":
+    if is_routed := activation.reads[0] == "routed":
         inner = shapes.routed * features * shapes.value
         matrix *= shapes.local_experts
-    gathers = 2 * stream if shapes.splits else 0.0
-    gathers += own if shapes.keeps_shards else 0.0  # arrives while what is summed is still there
-    made = 0 if shapes.adds_products and activation.reads[0] != "routed" else matrix
-    product = product_bytes(shapes, x=inner, w=made, y=own) + gathers
+    columns = 2 if activation.is_gated else 1
+    made = 0 if shapes.adds_products and not is_routed else matrix
+    product = product_bytes(shapes, x=inner, w=made, y=own)
+    if shapes.splits:  # the second product gathers dY; the first X, and dX is summed
+        arriving = 2 * stream + (own if shapes.keeps_shards else 0.0)
+        first = columns * (inner + made) - (1 + columns) * inner  # what the activation read is gone
+        product = product + arriving if is_routed else max(product + stream, first + arriving)
     product += cast_bytes(shapes, x=inner, y=stream)
     around_mlp = own * (1 + shapes.dropout)
     if any(core.is_cross for core in block.cores):
         around_mlp += shapes.batch * shapes.seq * shapes.hidden * shapes.value  # source's gradient
     gate = _gate_parts(shapes) * inner if activation.is_gated else 0
     in_mlp = around_mlp + max(gate, product)
-    columns = 2 if activation.is_gated else 1
     if shapes.mode != "1d":  # on a grid the first product may take more than the second
         up = product_bytes(shapes, x=stream, w=columns * matrix, y=columns * inner) - inner
         in_mlp = max(in_mlp, own + up)

@@ -25,6 +25,7 @@ from mpctl.estimate.activations import ChunkBytes, stage_chunks
 from mpctl.estimate.communication import message_bytes
 from mpctl.estimate.libraries import Communicators, workspace_bytes
 from mpctl.estimate.states import StateBytes, find_states, weight_buffers, whole_gradients
+from mpctl.estimate.unsharded import Unsharded, find_unsharded, with_unsharded
 from mpctl.layout.job_layout import MAX_SENDS_IN_FLIGHT, SPARE_RECEIVES, JobLayout
 from mpctl.operators.matmul import Dims
 from mpctl.pipeline.schedule.orders import actions, peak_in_flight
@@ -86,11 +87,13 @@ class StageMemory:
 
 class StageWeights(NamedTuple):
     """Bytes on one rank of a stage that no micro batch changes. lasting, passing: buffers as large
-    as weights, held from the first step on and temporarily."""
+    as weights, held from the first step on and temporarily. unsharded: during backwards, by mpctl's
+    ZeRO 2 and 3."""
 
     states: StateBytes
     lasting: float
     passing: float
+    unsharded: Unsharded | None
 
 
 class StageContents(NamedTuple):
@@ -190,16 +193,20 @@ class LayoutMemory:
         if contents is None:
             weights = self.known.weights.get(key)
             if weights is None:
-                weights = self.known.weights[key] = StageWeights(
-                    find_states(self.layout, stage), *weight_buffers(self.layout, stage)
-                )
+                weights = self.known.weights[key] = self._find_weights(stage)
             contents = self.known.contents[key, self.shapes] = self._find_contents(stage, weights)
         return contents
+
+    def _find_weights(self, stage: int) -> StageWeights:
+        layout, is_ours = self.layout, self.shapes.kernels.slices_buckets
+        buffers = weight_buffers(layout, stage)
+        unsharded = find_unsharded(layout, stage) if is_ours else None
+        return StageWeights(find_states(layout, stage), *buffers, unsharded)
 
     def _find_contents(self, stage: int, weights: StageWeights) -> StageContents:
         layout, shapes = self.layout, self.shapes
         lasting = weights.lasting + rotary_table_bytes(layout, stage, shapes)
-        work = weights.passing + weights.states.passing
+        work = weights.passing
         if shapes.splits:  # hidden states that a runtime gathers into a buffer of its own
             gathered = shapes.batch * shapes.seq * shapes.hidden * shapes.value
             lasting += layout.profile.memory.gather_buffers * gathered
@@ -210,7 +217,7 @@ class LayoutMemory:
             split = shapes.tp if shapes.splits else 1
             work += (MAX_SENDS_IN_FLIGHT + 1) * message / split
             work += spare_bytes(layout, stage, shapes)
-        chunks = stage_chunks(layout, stage, shapes)
+        chunks = with_unsharded(stage_chunks(layout, stage, shapes), weights.unsharded)
         whole = whole_gradients(layout, stage)
         return StageContents(weights.states, chunks, round(lasting), work, whole)
 
@@ -315,7 +322,7 @@ def _in_two(chunk: ChunkBytes, stage: int, stages: int, microbatches: int) -> tu
     for j in range(min(stage, microbatches - 1) + 1):
         others = min(ahead, microbatches - 1 - j) * chunk.saved + j * chunk.deferred
         kept = max(kept, others + max(chunk.saved, chunk.deferred))
-        peak = max(peak, others + chunk.split_peak, others + chunk.deferred)
+        peak = max(peak, others + chunk.split_peak, others + chunk.deferred + chunk.late)
     return kept, peak
 
 

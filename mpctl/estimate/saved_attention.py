@@ -186,9 +186,11 @@ class SavedByCore(NamedTuple):
 
     def _fused_inputs(self) -> Saved:
         """Under cp keys and values are gathered into copies; the result of the product that
-        computed them stays only as far as views of the queries hold it."""
+        computed them stays only as far as views of the queries hold it, or norms read it."""
         if self.shapes.cp == 1:
             return self.inputs + self.turned
+        if self.attention.has_norms:
+            return self.inputs + self.turned[:1]
         return self.turned[:1] or (self.inputs[:1] if self.attention.is_cross else self.inputs)
 
     def _copies(self) -> Saved:

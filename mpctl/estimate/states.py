@@ -23,7 +23,6 @@ from math import lcm
 
 from mpctl.estimate.attention import kernels_of
 from mpctl.estimate.communication import local_parameters
-from mpctl.estimate.unsharded import unsharded_bytes
 from mpctl.layout.buckets import padded_numel, part_numel
 from mpctl.layout.job_layout import AMAX_BYTES, JobLayout
 from mpctl.operators.grad_flow import frozen_by
@@ -36,14 +35,13 @@ from mpctl.units import DTYPE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class StateBytes:
-    """count: parameters of the rank, before any sharing; the other fields are bytes. passing:
-    temporary, during a backward; stepping: during the update, when there are no activations."""
+    """count: parameters of the rank, before any sharing; the other fields are bytes. stepping:
+    temporary, during the update, when there are no activations."""
 
     count: int
     parameters: int
     gradients: int
     optimizer: int
-    passing: int = 0
     stepping: int = 0
 
 
@@ -84,8 +82,7 @@ def _sliced_states(layout: JobLayout, count: int, stage: int) -> StateBytes:
             stepped += number * part
     stepping = stepped * 4 if reduced < 4 else 0
     return StateBytes(
-        count, parameters * width, gradients * reduced, stepped * _optimizer_width(width),
-        unsharded_bytes(layout, stage), stepping,
+        count, parameters * width, gradients * reduced, stepped * _optimizer_width(width), stepping
     )  # fmt: skip
 
 

@@ -10,8 +10,11 @@ reduces gradients and runtime/zero/gather.py gathers parameters:
   arrives are there until the next one starts, be it in the backward of the next micro batch.
 - At 3 the parameters outside of layers are gathered for the whole backward, those of a layer with
   the next LAYERS_GATHERED_AHEAD.
+- A peak is the most of both at one moment: activations are most in the first layers that backward
+  takes, buckets from its second on.
 - Weight gradients that a schedule puts off are computed in actions of their own, which gather
-  nothing. Gradients of biases and norms in their buckets are kept by themselves until then.
+  nothing, one after the other: each is there until it has been added to its bucket. Gradients of
+  biases and norms in their buckets are kept by themselves until then.
 
 By hand, 100 float32 gradients over 2 replicas, padded to 128, in a bucket for each of two layers:
 when the second starts the first is under way, 2 x (128 + 64) x 4 = 1,536 bytes. Both in one bucket,
@@ -21,18 +24,30 @@ when the second starts the first is under way, 2 x (128 + 64) x 4 = 1,536 bytes.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
+from mpctl.estimate.activations import ChunkBytes
 from mpctl.layout.buckets import LAYERS_GATHERED_AHEAD, MAX_REDUCTIONS_IN_FLIGHT, Bucket
 from mpctl.layout.job_layout import JobLayout
 from mpctl.pipeline.schedule.orders import actions
+from mpctl.sharding import View
 from mpctl.spec.schedules import SCHEDULES
 
 
-def unsharded_bytes(layout: JobLayout, stage: int) -> int:
-    """The most of a rank of a stage at one time; 0 below ZeRO 2."""
+class Unsharded(NamedTuple):
+    """The most bytes of a rank at one time. backward: by chunk, in its backward before the first
+    layer, in each layer, and behind the last; weights: while gradients that a schedule puts off
+    are computed."""
+
+    backward: tuple[tuple[int, ...], ...]
+    weights: int = 0
+
+
+def find_unsharded(layout: JobLayout, stage: int) -> Unsharded | None:
+    """Of a rank of a stage; None below ZeRO 2."""
     if all(view.zero < 2 for view in layout.views.values()):
-        return 0
+        return None
     parallel, replay = layout.job.parallel, _Replay(layout, stage)
     if parallel.pp > 1 and SCHEDULES[parallel.schedule].splits_backward:
         few = min(layout.num_microbatches, parallel.pp + 1)
@@ -41,20 +56,48 @@ def unsharded_bytes(layout: JobLayout, stage: int) -> int:
                 replay.backward(0)
             elif action.kind == "backward_weight":
                 replay.weights()
-        return replay.most
-    times = min(2, layout.num_microbatches)
-    for _ in range(times):
-        for chunk in reversed(range(len(layout.stages[stage]))):
-            for _ in range(times):
-                replay.backward(chunk)
-    return replay.most
+    else:
+        times = min(2, layout.num_microbatches)
+        for _ in range(times):
+            for chunk in reversed(range(len(layout.stages[stage]))):
+                for _ in range(times):
+                    replay.backward(chunk)
+    return Unsharded(tuple(tuple(most) for most in replay.most), replay.most_later)
+
+
+def with_unsharded(
+    chunks: Sequence[ChunkBytes], unsharded: Unsharded | None
+) -> tuple[ChunkBytes, ...]:
+    """The bytes of a stage's chunks with what it has unsharded at the same moment."""
+    if unsharded is None:
+        return tuple(chunks)
+    found = []
+    for chunk, most in zip(chunks, unsharded.backward, strict=True):
+        peak = max(_moments(chunk, most))
+        split_peak = chunk.split_peak + max(most)
+        found.append(chunk._replace(peak=peak, split_peak=split_peak, late=unsharded.weights))
+    return tuple(found)
+
+
+def _moments(chunk: ChunkBytes, most: Sequence[int]) -> Iterator[float]:
+    """Bytes in each part of a backward; most: Unsharded's of the chunk."""
+    layer, last = 0, len(most) - 2
+    if last == 0:  # a chunk without layers
+        most = [max(most)] * 2
+    for moment in chunk.moments:
+        for number in range(moment.number):
+            layer += moment.is_layer
+            at = last + 1 if layer == last and not moment.is_layer else layer
+            yield moment.held - number * moment.freed + most[at]
 
 
 class _Replay:
-    """Bytes while backwards run one after the other. most: the largest number so far.
+    """Bytes while backwards run one after the other. most, most_later: the largest numbers so far,
+    as Unsharded has them; now: the one of `most` that is concerned.
 
     whole: buckets whose gradients are there in full size; in_flight: those that are being reduced;
-    early: those of which some gradients are kept by themselves. gathered: bytes of parameters.
+    early: those of which some gradients are kept by themselves. gathered: bytes of parameters;
+    largest: elements of a gradient that is put off, at most.
     """
 
     def __init__(self, layout: JobLayout, stage: int) -> None:
@@ -69,9 +112,16 @@ class _Replay:
         if parallel.pp > 1 and SCHEDULES[parallel.schedule].splits_backward:
             deferred = frozenset(f"{name}.weight" for name in layout.table.linear_layers)
         self.kept = [_kept(bucket, deferred) for bucket in self.buckets]
+        put_off = [
+            size for bucket in self.buckets
+            for name, size in zip(bucket.names, bucket.sizes, strict=True) if name in deferred
+        ]  # fmt: skip
+        self.largest = max(put_off, default=0)
         self.whole, self.early = set[int](), set[int]()
         self.in_flight: deque[int] = deque()
-        self.gathered = self.most = 0
+        self.gathered = self.most_later = 0
+        self.most = [[0] * (len(units) + 2) for units in self.layers]
+        self.now = 0, 0
 
     def backward(self, chunk: int) -> None:
         """A backward of a chunk, without the weight gradients that are put off."""
@@ -81,14 +131,19 @@ class _Replay:
         begins = _by_unit(due, (self.buckets[n].last_unit for n in due))
         ends = _by_unit(due, (self.buckets[n].unit for n in due))
         layers, complete = set(self.layers[chunk]), list[int]()
-        self.gathered = gathered[-1]
+        self.gathered, at, last = gathered[-1], 0, min(layers, default=0)
+        self.now = chunk, at
+        self._note(are_late=False)
         for unit in sorted({*layers, *begins, *ends}, reverse=True):
             if unit in layers:
-                self.gathered = gathered[unit]
+                self.gathered, at = gathered[unit], at + 1
+            self.now = chunk, at + (unit < last)
+            if unit in layers:
                 self._reduce(sorted(complete))
                 complete.clear()
             self._fill(begins[unit])
             complete += ends[unit]
+        self.now = chunk, len(layers) + 1
         self._reduce(sorted(complete))
         self.gathered = 0
 
@@ -98,10 +153,19 @@ class _Replay:
         due = [n for n in self._trained(0) if self.kept[n] is not None]
         begins = _by_unit(due, (self.buckets[n].last_unit for n in due))
         waiting = deque(due)
+
+        def complete(unit: int, view: View | None = None) -> Iterator[int]:
+            """The next buckets whose gradients are all there, down to a unit; only of a view."""
+            while waiting and waiting[0] in self.whole and self.buckets[waiting[0]].unit >= unit:
+                if view not in (None, self.buckets[waiting[0]].view):
+                    return
+                yield waiting.popleft()
+
         for unit in sorted({*begins, *(self.buckets[n].unit for n in due)}, reverse=True):
-            self._fill(begins[unit])
-            while waiting and self.buckets[waiting[0]].unit >= unit:
-                self._reduce([waiting.popleft()])
+            for number in begins[unit]:  # one after the other in a view, side by side in two
+                self._reduce(complete(unit, self.buckets[number].view), are_late=True)
+                self._fill([number], are_late=True)
+            self._reduce(complete(unit), are_late=True)
 
     def _trained(self, chunk: int) -> list[int]:
         return [
@@ -126,25 +190,30 @@ class _Replay:
             found[unit] = ends + sum(by_unit[next_] for next_ in units[at : at + 1 + ahead])
         return {unit: size * self.width for unit, size in found.items()}
 
-    def _fill(self, numbers: Iterable[int]) -> None:
+    def _fill(self, numbers: Iterable[int], *, are_late: bool = False) -> None:
         self.whole.update(numbers)
         self.early -= self.whole
-        self._note()
+        self._note(are_late=are_late)
 
-    def _reduce(self, numbers: Iterable[int]) -> None:
+    def _reduce(self, numbers: Iterable[int], *, are_late: bool = False) -> None:
         for number in numbers:
             self.in_flight.append(number)
             self.whole.discard(number)
-            self._note()
+            self._note(are_late=are_late)
             while len(self.in_flight) > MAX_REDUCTIONS_IN_FLIGHT:
                 self.in_flight.popleft()
 
-    def _note(self) -> None:
+    def _note(self, *, are_late: bool) -> None:
         buckets = self.buckets
         numel = sum(buckets[n].padded for n in self.whole)
         numel += sum(buckets[n].padded + buckets[n].part for n in self.in_flight)
         numel += sum(self.kept[n] or 0 for n in self.early)
-        self.most = max(self.most, self.gathered + numel * self.reduced)
+        held = numel * self.reduced
+        if are_late:
+            self.most_later = max(self.most_later, held + self.largest * self.width)
+        else:
+            chunk, at = self.now
+            self.most[chunk][at] = max(self.most[chunk][at], held + self.gathered)
 
 
 def _kept(bucket: Bucket, deferred: frozenset[str]) -> int | None:

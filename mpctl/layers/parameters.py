@@ -20,10 +20,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from mpctl.kernels import counter_rng as noise
 from mpctl.shard import Box, Shard
@@ -233,6 +234,21 @@ class DefersWgrad(Protocol):
         """Make backward defer the gradients of its weights to `deferred`."""
 
 
+class _Deferral(torch.autograd.Function):
+    """A backward that computes a gradient. autograd keeps what nobody else refers to, and copies a
+    gradient that it is given."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, gradient: Callable[[], Tensor]) -> Tensor:
+        ctx.gradient = gradient
+        return weight.new_empty(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:
+        return ctx.gradient(), None
+
+
 class DeferredWgrad:
     """The weight gradients that backward has deferred since the last `take`, in order."""
 
@@ -243,9 +259,9 @@ class DeferredWgrad:
         """Defer one. gradient: computes the gradient to be added to that of the leaf `weight`."""
 
         def deferred() -> None:
-            with torch.no_grad():
-                computed = gradient()
-            torch.autograd.backward([weight], [computed])
+            with torch.enable_grad():
+                result = _Deferral.apply(weight, gradient)
+            result.backward()
 
         self._deferred.append(deferred)
 

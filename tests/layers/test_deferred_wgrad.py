@@ -57,6 +57,25 @@ def test_put_off_is_not_done_until_it_is_and_then_the_same(micro_batches: int) -
     assert later.take() == []
 
 
+def test_a_gradient_that_was_put_off_is_not_copied() -> None:
+    """autograd copies a gradient that somebody else refers to."""
+    later, weight = DeferredWgrad(), torch.nn.Parameter(torch.ones(3, 4))
+    places: list[int] = []
+
+    def compute() -> Tensor:
+        gradient = torch.full((3, 4), 2.0)
+        places.append(gradient.data_ptr())
+        return gradient
+
+    for _ in range(2):
+        later.add(weight, compute)
+    first, second = later.take()
+    first()
+    assert weight.grad is not None and weight.grad.data_ptr() == places[0]
+    second()
+    assert torch.equal(weight.grad, torch.full((3, 4), 4.0))
+
+
 def test_frozen_weights_put_off_nothing() -> None:
     later = DeferredWgrad()
     layers = pair(Group(), later)

@@ -109,7 +109,10 @@ LATENT_EXPERTS = {
     **LATENT, "model__experts": 8, "model__experts_per_token": 2, "model__expert_ffn": 192,
     "model__shared_expert_ffn": 256,
 }  # fmt: skip
-QUICK_ZERO = {("latent-experts", 3, "dry"), ("gpt", 2, "one-bucket-each")}
+QUICK_ZERO = {
+    ("gpt", 2, "one-bucket-each"), ("latent-experts", 3, "dry"),
+    ("latent-experts", 2, "zero-bubble"),
+}  # fmt: skip
 WITH_EXPERTS = {"experts": EXPERTS, "sigmoid": SIGMOID}
 VARIANTS |= WITH_EXPERTS
 EVEN = {"training__moe_load": 1.0}
@@ -259,7 +262,7 @@ def test_what_zero_has_unsharded_is_as_planned(shape: str, zero: int, changes: s
         account = rehearse_rank(job, topology, topology.rank(pp=stage))
         assert account["failure"] is None, "".join(account["failure"]["traceback"])
         assert account["state_bytes"] == {k: getattr(memory, v) for k, v in STATES.items()}
-        assert 0.9 <= account["peak_bytes"] / memory.tensor_bytes <= 1.05
+        assert 0.93 <= account["peak_bytes"] / memory.tensor_bytes <= 1.03
 
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
