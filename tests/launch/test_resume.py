@@ -193,7 +193,7 @@ def test_the_last_checkpoint_is_not_renamed(finished: Launched, tmp_path: Path) 
     names = {path.name for path in (run_dir / "checkpoints").iterdir()}
     assert names == {"step-10", "damaged-step-20"}
     failure = run.summary["failure"]
-    assert failure["doing"] == "building the model" and "CRC-32" in failure["error"]
+    assert failure["doing"] == "loading step-10" and "CRC-32" in failure["error"]
     assert "there is no checkpoint before it" in failure["error"]
 
 
