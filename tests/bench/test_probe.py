@@ -67,7 +67,7 @@ def test_every_answer_is_handed_out_and_kept(tmp_path: Path) -> None:
     assert not run.data.exists() and not run.metrics.exists() and not ranks_left()
     summary = json.loads(run.summary.read_text())
     assert (summary["status"], summary["plan_beside_run"]) == ("finished", [])
-    assert list_runs(tmp_path)["runs"] == () and read_run(run.path).steps is None
+    assert not list_runs(tmp_path)["runs"] and read_run(run.path).steps is None
     is_complete, again = ask(run.path, layers(rounds=1))  # replaces what was there
     assert is_complete and len(again) == 3 == len(run.answers.read_text().splitlines())
 
