@@ -80,7 +80,9 @@ from mpctl.planning.document import plan_document, rank_document
 from mpctl.planning.plan import load_plan
 from mpctl.search.result import search_layouts
 
-JOB = {"cluster": "dgx-h100", "cluster.nodes": 1, "model": "gpt2", "training.global_batch_size": 512}
+JOB = {
+    "cluster": "dgx-h100", "cluster.nodes": 1, "model": "gpt2", "training.global_batch_size": 512,
+}
 plan = load_plan(None, {**JOB, "xp": 2, "tp": 2})
 topology = plan.require_legal()
 document = plan_document(plan, topology, kinds=None, ranks=True)
