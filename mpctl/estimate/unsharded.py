@@ -45,7 +45,7 @@ class Unsharded(NamedTuple):
 
 
 def find_unsharded(layout: JobLayout, stage: int) -> Unsharded | None:
-    """Of a rank of a stage; None below ZeRO 2."""
+    """Return what a rank of this stage has unsharded at most, or None below ZeRO 2."""
     if all(view.zero < 2 for view in layout.views.values()):
         return None
     parallel, replay = layout.job.parallel, _Replay(layout, stage)

@@ -156,17 +156,12 @@ def test_its_own_classes_have_the_plan_s_groups_and_stages(name: str) -> None:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_its_own_trainer_takes_the_config(name: str) -> None:
     """With what it checks between the parts of a config, as where a run starts."""
-    pytest.importorskip(
-        "torchtitan.trainer", reason="torchtitan is not installed", exc_type=ImportError
-    )
     plan = plan_of({**SHAPE, **LAYOUTS[name]})
-    model = plan.job.model
+    names, model = names_in(emit_plan(plan, "torchtitan").body), plan.job.model
     assert model is not None
     family = "deepseek_v3" if model.is_mla or model.experts else "llama3"
     registry = importlib.import_module(f"torchtitan.models.{family}.config_registry")
-    scope: dict[str, Any] = {}
-    exec(emit_plan(plan, "torchtitan").body, scope)
-    config = scope["lay_out"](getattr(registry, f"{family}_debugmodel")())
+    config = names["lay_out"](getattr(registry, f"{family}_debugmodel")())
     dataclasses.replace(config)
 
 
@@ -275,15 +270,20 @@ def test_norms_of_a_first_stage_without_layers_decay_as_a_note_says() -> None:
     assert any("norms decay too" in note for note in emitted.notes)
 
 
-def made_by(body: str) -> Any:
-    """The config that torchtitan's own classes make of an emitted file with its model."""
+def names_in(body: str) -> dict[str, Any]:
+    """What an emitted file defines, where torchtitan is installed with what it imports."""
     reason = "torchtitan with what its flavours import is not installed"
     pytest.importorskip(
         "torchtitan.models.llama3.config_registry", reason=reason, exc_type=ImportError
     )
     names: dict[str, Any] = {}
     exec(body, names)  # what this package wrote, from settings of this file
-    return names["mpctl_plan"]()
+    return names
+
+
+def made_by(body: str) -> Any:
+    """The config that torchtitan's own classes make of an emitted file with its model."""
+    return names_in(body)["mpctl_plan"]()
 
 
 @pytest.mark.parametrize("name", RATES)

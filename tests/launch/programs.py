@@ -72,7 +72,7 @@ for step, (x,) in enumerate(loader, start=1):
     accelerator.backward(loss)
     optimizer.step()
     mpctl.heartbeat(step, loss=accelerator.gather(loss.detach()[None]).mean())
-accelerator.wait_for_everyone()  # gloo may abort a process whose peers have left
+accelerator.wait_for_everyone()
 accelerator.end_training()
 """
 
