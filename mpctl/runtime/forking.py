@@ -29,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from mpctl.runtime.process import die_with_parent
+from mpctl.runtime.process import die_with_parent, thread_names
 
 DRIVERS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 WAIT_SECONDS = 0.01
@@ -82,9 +82,8 @@ def obstacle() -> str:
     if (pid := os.fork()) == 0:  # libraries that end their threads at a fork have ended them then
         os._exit(0)
     os.waitpid(pid, 0)
-    names = [_text(task / "comm") for task in Path("/proc/self/task").iterdir()]
-    if len(names) > 1:
-        return f"this process has {len(names)} threads: {', '.join(sorted(names))}"
+    if len(names := thread_names()) > 1:
+        return f"this process has {len(names)} threads: {', '.join(names)}"
     return ""
 
 
@@ -94,13 +93,6 @@ def _open_files() -> list[str]:
         with suppress(OSError):  # the descriptor of this listing
             paths.append(str(link.readlink()))
     return paths
-
-
-def _text(path: Path) -> str:
-    """The content of a file; `?` where it is gone."""
-    with suppress(OSError):
-        return path.read_text("utf-8", "replace").strip()
-    return "?"
 
 
 class ForkedRank:

@@ -9,9 +9,11 @@ rank without a record is the one that was killed. What that rank was doing is in
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import faulthandler
 import gc
+import io
 import json
 import os
 import signal
@@ -20,7 +22,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mpctl.checkpoint.manifest import CheckpointDamaged
@@ -30,6 +32,8 @@ from mpctl.rundir.breadcrumb import STACK_SIGNAL
 from mpctl.rundir.rank_files import FailureRecord
 
 PR_SET_PDEATHSIG = 1
+GLOO_THREAD = "pt_gloo_runloop"
+"""How torch names the threads of ProcessGroupGloo that run its collectives."""
 TORCHRUN = "MPCTL_TORCHRUN"
 """Environment variable of a rank: the process id of the torchrun that started it."""
 ECHOES = ("connection closed by peer", "connection reset", "broken pipe", "socket closed",
@@ -73,6 +77,40 @@ def garbage_collection_paused() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def thread_names() -> list[str]:
+    """What the kernel calls the threads of this process, sorted, `?` for one that has just ended;
+    none where there is no /proc."""
+    names = []
+    for task in Path("/proc/self/task").glob("*"):
+        try:
+            names.append((task / "comm").read_text("utf-8", "replace").strip())
+        except OSError:
+            names.append("?")
+    return sorted(names)
+
+
+def end_beside_gloo() -> None:
+    """End this process with exit code 0 if a thread of a gloo process group is still alive: what
+    Python does at its end is done, but the interpreter is left as it is.
+
+    Such a thread lets go of the tensors of a collective after the caller's `wait` has returned,
+    and needs the GIL for it. If it asks for it while the interpreter is being torn down, CPython
+    before 3.14 ends the thread inside a C++ destructor, and C++ ends the process: SIGABRT,
+    `terminate called without an active exception`. Destroying the groups does not help: whatever
+    else refers to one (a DDP module) keeps its threads.
+    """
+    if GLOO_THREAD not in thread_names():
+        return
+    threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing's children do
+    atexit._run_exitfuncs()
+    gc.collect()
+    for each in gc.get_objects():  # files that nobody has closed
+        if issubclass(type(each), io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom):
+            with suppress(ValueError, OSError):  # it is closed; its disk is full
+                each.flush()
+    os._exit(0)
 
 
 def redirect_output(path: Path) -> None:

@@ -34,6 +34,7 @@ from mpctl.rundir.program import program_variables, script_words
 from mpctl.runtime.process import (
     TORCHRUN,
     die_with_parent,
+    end_beside_gloo,
     failure_record,
     redirect_output,
     write_stacks_on_signal,
@@ -63,11 +64,10 @@ def main(run: RunDir) -> None:
         breadcrumb.reach(JOINED, "running the program")
         run_program(job)
     except SystemExit as error:
-        if not error.code:
-            breadcrumb.end()
-        elif isinstance(error.code, str):
-            _record(breadcrumb, RunFailed(error.code), topology, rank_env.rank)
-        raise
+        if error.code:
+            if isinstance(error.code, str):
+                _record(breadcrumb, RunFailed(error.code), topology, rank_env.rank)
+            raise
     except BaseException as error:
         _record(breadcrumb, error, topology, rank_env.rank)
         if isinstance(error, RunFailed):
@@ -75,6 +75,7 @@ def main(run: RunDir) -> None:
         error.__traceback__ = _of_program(error.__traceback__)
         raise
     breadcrumb.end()
+    end_beside_gloo()
 
 
 def prepare(run: RunDir, job: JobSpec, rank: int) -> None:

@@ -25,6 +25,7 @@ from mpctl.rundir.rank_files import RankReport, loss_text
 from mpctl.runtime.process import (
     TORCHRUN,
     die_with_parent,
+    end_beside_gloo,
     failure_record,
     garbage_collection_paused,
     redirect_output,
@@ -99,6 +100,7 @@ def main(run_dir: Path) -> None:
         if isinstance(error, RunFailed):
             sys.exit(str(error))  # the cause is known: a traceback would only hide it
         raise
+    end_beside_gloo()
 
 
 Probe = Callable[[Any, "JobSpec", "Mesh"], Iterator[Mapping[str, object]]]

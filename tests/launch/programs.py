@@ -76,6 +76,37 @@ accelerator.wait_for_everyone()
 accelerator.end_training()
 """
 
+HELD_BY_GLOO = """\
+import atexit, sys, threading, time
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+class Held(torch.Tensor):
+    def __del__(self):  # in gloo's thread, which lets go of it last
+        time.sleep(0.5)
+
+def write(name):
+    time.sleep(0.2)
+    open(name, "w").write("whole")
+
+dist.init_process_group("gloo")
+name = f"rank {dist.get_rank()}, "
+model = DistributedDataParallel(torch.nn.Linear(2, 2))
+held = torch.zeros(1).as_subclass(Held)
+work = dist.all_reduce(held, async_op=True)
+del held, work
+if "destroys" in sys.argv:
+    dist.destroy_process_group()  # the model holds it still
+atexit.register(write, name + "at exit")
+threading.Thread(target=write, args=(name + "by a thread",)).start()
+sys.never_closed = open(name + "not closed", "w")
+sys.never_closed.write("whole")
+print("also", end=" ")
+if "exits" in sys.argv:
+    sys.exit()
+"""
+"""Ends while a thread of gloo still has to release a tensor; CPython before 3.14 aborts then."""
+
 MEGATRON_CORE = """\
 import os
 import torch, torch.distributed as dist

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shlex
@@ -18,6 +19,7 @@ from tests.launch.command import Launched, start, wait_for
 from tests.launch.programs import (
     ACCELERATE,
     EXAMPLE,
+    HELD_BY_GLOO,
     MEGATRON_CORE,
     TORCHTITAN,
     TORCHTITAN_SHAPE,
@@ -76,6 +78,15 @@ def test_ddp_trains_fails_and_goes_on_by_its_own_checkpoint(tmp_path: Path) -> N
     said = (torn.run_dir / "logs" / "launcher.log").read_text()
     assert "ValueError: a sample of 3 tokens; starting the program again" in said
     assert "at step 5" in said
+
+
+@pytest.mark.parametrize("how", ["", "destroys exits"])
+def test_a_program_may_end_while_gloo_holds_a_tensor(tmp_path: Path, how: str) -> None:
+    write(tmp_path / "here", "held.py", HELD_BY_GLOO)
+    run = ended(run_program(tmp_path / "run", f"python held.py {how}"), "finished")
+    for rank, what in itertools.product(range(2), ("at exit", "by a thread", "not closed")):
+        assert (tmp_path / "here" / f"rank {rank}, {what}").read_text() == "whole"
+    assert RunDir(run.run_dir).log(0).read_text() == "also "
 
 
 @pytest.mark.slow
