@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from mpctl.operators.matmul import Dims
 from mpctl.operators.table import OperatorTable
-from mpctl.spec.families import NormOrder, PromptForm
+from mpctl.spec.families import FamilyDefaults, NormOrder, PromptForm
 from mpctl.spec.model import ModelSpec
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class MakeTable(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelFamily:
+class ModelFamily(FamilyDefaults):
     """A family of transformer models.
 
     name: as `model.family` has it. operator_table: matrix products, parameters and attentions of a

@@ -38,9 +38,9 @@ of G.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -206,8 +206,6 @@ class ParallelExperts(nn.Module):
     sequence parallelism.
     """
 
-    reuses_choice = True  # `ReusesChoice`
-
     def __init__(self, config: ExpertsConfig, shard_context: ShardContext, name: str) -> None:
         super().__init__()
         context = shard_context
@@ -240,6 +238,10 @@ class ParallelExperts(nn.Module):
     def router_bias(self) -> Tensor:
         """The correction bias, float32 [E], of the routing log; set it with `copy_`."""
         return self.row.bias
+
+    def reusing(self, first: list[Choice]) -> Callable[[Tensor], Tensor]:
+        """See ReusesChoice."""
+        return partial(self, first=first)
 
     def forward(self, x: Tensor, first: list[Choice] | None = None) -> Tensor:
         """first: for a forward that backward repeats, a list, empty in the first one."""

@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.fp8 import (
@@ -69,15 +69,21 @@ class ScaleRow:
     inverses: Tensor | None = None
 
 
+class Fp8Product(NamedTuple):
+    """A product in fp8: what casts its operands, and its weight [.., i]."""
+
+    operands: Fp8Operands
+    weight: Tensor
+
+
 @runtime_checkable
 class CastsToFp8(Protocol):
-    """A layer whose products may be in fp8."""
+    """A layer whose products may be in fp8. It has no attributes: a parameter of an nn.Module is
+    none to isinstance since Python 3.12."""
 
-    weight: nn.Parameter
-
-    def fp8_operands(self) -> Mapping[str, Fp8Operands]:
-        """The casters of the operands of each product, by the suffix of its name after the layer's:
-        one named "", or several if the layer has several weights."""
+    def fp8_products(self) -> Mapping[str, Fp8Product]:
+        """The products that are in fp8, by the suffix of their names after the layer's: one named
+        "", or several if the layer has several weights."""
 
 
 class Fp8Gradient(NamedTuple):
@@ -205,12 +211,11 @@ class Fp8Operands:
 
 
 class HeldWeights:
-    """The casts of weights that are made once a step. layers: the operands of each linear layer,
-    and its weight."""
+    """The casts of the weights of these products, made once a step."""
 
-    def __init__(self, layers: Iterable[tuple[Fp8Operands, Tensor]] = ()) -> None:
+    def __init__(self, products: Iterable[Fp8Product] = ()) -> None:
         self.held: list[HeldWeight] = []
-        for operands, weight in layers:
+        for operands, weight in products:
             operands.held = HeldWeight.of(weight)
             self.held.append(operands.held)
 

@@ -29,7 +29,7 @@ from mpctl.kernels.grouped import (
     grouped_output,
     grouped_weight_gradient,
 )
-from mpctl.layers.fp8 import Fp8Gradient, Fp8Operands
+from mpctl.layers.fp8 import Fp8Gradient, Fp8Operands, Fp8Product
 from mpctl.layers.parameters import DeferredWgrad, defer_wgrad, deferred_wgrad_of
 
 _FP8_MULTIPLE = 16  # what cuBLASLt asks of the contracted dimension in fp8
@@ -53,9 +53,9 @@ class GroupedLinear(nn.Module):
         """Make backward defer the weight's gradient to `deferred`."""
         defer_wgrad(self.weight, deferred)
 
-    def fp8_operands(self) -> dict[str, Fp8Operands]:
-        """The caster of its product's operands, if any."""
-        return {} if self.fp8 is None else {"": self.fp8}
+    def fp8_products(self) -> dict[str, Fp8Product]:
+        """Its product, if that is in fp8."""
+        return {} if self.fp8 is None else {"": Fp8Product(self.fp8, self.weight)}
 
     def extra_repr(self) -> str:
         return f"{' x '.join(map(str, self.weight.shape))}"

@@ -45,7 +45,7 @@ from torch.autograd.function import once_differentiable
 
 from mpctl.kernels.activation import Activation
 from mpctl.kernels.backend import KernelBackend
-from mpctl.layers.fp8 import Fp8Operands
+from mpctl.layers.fp8 import Fp8Operands, Fp8Product
 from mpctl.layers.mappings import (
     SEQUENCE,
     gather_from_region,
@@ -82,9 +82,9 @@ class ParallelLinear(nn.Module):
         """Make backward defer the weight's gradient to `deferred`."""
         defer_wgrad(self.weight, deferred)
 
-    def fp8_operands(self) -> dict[str, Fp8Operands]:
-        """The caster of its product's operands, if any."""
-        return {} if self.fp8 is None else {"": self.fp8}
+    def fp8_products(self) -> dict[str, Fp8Product]:
+        """Its product, if that is in fp8."""
+        return {} if self.fp8 is None else {"": Fp8Product(self.fp8, self.weight)}
 
     def _product(
         self, x: Tensor, bias: Tensor | None, *, group: Group, sequence_parallel: bool = False,

@@ -38,7 +38,6 @@ decoder positions, s encoder positions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
 
@@ -73,10 +72,11 @@ class Attended(TypedDict, total=False):
 @runtime_checkable
 class ReusesChoice(Protocol):
     """A module whose forward makes discrete choices, which full recomputation must not make again:
-    experts of tokens. forward(x, first=[]) adds its choices to the list; a repetition is given the
-    same list, no longer empty, and reads them."""
+    experts of tokens."""
 
-    reuses_choice: bool
+    def reusing(self, first: list[Any]) -> Callable[[Tensor], Tensor]:
+        """The forward. It adds its choices to an empty list, and reads them from one that is not:
+        that of the first forward."""
 
 
 class Branch(NamedTuple):
@@ -145,7 +145,10 @@ class ResidualLayer(nn.Module):
 
     def _feed_forward(self, first: list[Any] | None) -> Callable[[Tensor], Tensor]:
         """The MLP. first: choices of the first forward; see ReusesChoice."""
-        return self.mlp if first is None else partial(self.mlp, first=first)
+        if first is None:
+            return self.mlp
+        assert isinstance(self.mlp, ReusesChoice)
+        return self.mlp.reusing(first)
 
     def _branches(self, x: Tensor, rng: CounterRNG | None, *branches: Branch) -> Tensor:
         """One residual branch after the other. In the orders pre and sandwich a norm takes the

@@ -24,7 +24,7 @@ from mpctl.families.implementation import FamilyModule, build_module
 from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.counter_rng import StepKeys
 from mpctl.layers.compiled import compile_layers, with_compiled_pieces
-from mpctl.layers.fp8 import CastsToFp8, Fp8Operands, Fp8Scales, HeldWeights
+from mpctl.layers.fp8 import CastsToFp8, Fp8Product, Fp8Scales, HeldWeights
 from mpctl.layers.grid.tensor_parallel import tensor_parallel_of
 from mpctl.layers.parameters import DeferredWgrad, DefersWgrad
 from mpctl.layers.recompute import HostOffload
@@ -358,7 +358,8 @@ def fp8_scales(layout: JobLayout, chunks: Iterable[nn.Module], device: torch.dev
     if training.dtype != "fp8" or training.fp8_recipe != "delayed":
         return Fp8Scales((), 1, device)
     scales = Fp8Scales(layout.table.linear_layers, training.fp8_amax_history_len, device)
-    scales.bind(fp8_layers(chunks))
+    products = fp8_products(layout, chunks)
+    scales.bind({name: product.operands for name, product in products.items()})
     return scales
 
 
@@ -367,21 +368,25 @@ def held_weights(layout: JobLayout, chunks: Iterable[nn.Module]) -> HeldWeights:
     product (JobLayout.holds_fp8_weights). The weights have memory by now."""
     if not layout.holds_fp8_weights:
         return HeldWeights()
-    return HeldWeights(
-        (operands, module.weight)
-        for chunk in chunks
-        for module in chunk.modules()
-        if isinstance(module, CastsToFp8)
-        for operands in module.fp8_operands().values()
-    )
+    return HeldWeights(fp8_products(layout, chunks).values())
 
 
-def fp8_layers(chunks: Iterable[nn.Module]) -> dict[str, Fp8Operands]:
-    """The caster of the operands of each linear layer in these chunks, by global name."""
-    return {
-        name + rest: operands
+def fp8_products(layout: JobLayout, chunks: Iterable[nn.Module]) -> dict[str, Fp8Product]:
+    """The products in fp8 of these chunks, by global name. Raises ValueError if a linear layer of
+    theirs has none: it would train by another recipe than the job's."""
+    chunks = list(chunks)
+    products = {
+        name + rest: product
         for chunk in chunks
         for name, module in chunk.named_modules()
         if isinstance(module, CastsToFp8)
-        for rest, operands in module.fp8_operands().items()
+        for rest, product in module.fp8_products().items()
     }
+    weights = {name for chunk in chunks for name, _ in chunk.named_parameters()}
+    linear = [name for name in layout.table.linear_layers if f"{name}.weight" in weights]
+    if missing := sorted(set(linear) - products.keys()):
+        raise ValueError(
+            f"{len(missing)} of {len(linear)} linear layers of this rank cast no operands to fp8: "
+            f"{', '.join(missing)} (give each module the method fp8_products)"
+        )
+    return products

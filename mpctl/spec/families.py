@@ -15,12 +15,13 @@ installed packages takes milliseconds.
 from __future__ import annotations
 
 import pkgutil
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic_core import PydanticCustomError
 
@@ -35,18 +36,20 @@ DEFAULT_FAMILY = "gpt"
 NormOrder = Literal["pre", "post", "output", "sandwich"]
 
 
-@runtime_checkable
-class FamilyDefaults(Protocol):
+class FamilyDefaults(ABC):
     """The part of a family's description that a job file's defaults need."""
 
     @property
+    @abstractmethod
     def norm_orders(self) -> tuple[NormOrder, ...]:
         """The orders of norms that the family accepts, its default first."""
 
+    @abstractmethod
     def config_readers(self) -> Mapping[str, Any]:
         """How config.json files of its classes are read (hf.py's ConfigReader), by model_type."""
 
     @property
+    @abstractmethod
     def synonyms(self) -> tuple[str, ...]:
         """What other software calls the family or models like it, in lower case: for hints."""
 

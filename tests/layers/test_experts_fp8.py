@@ -110,7 +110,7 @@ def _two_steps(rank: int, size: int, layout: Layout) -> dict[str, Any]:
         with torch.no_grad():
             parameter.copy_(take(shard, numbers(*shard.shape, seed=number) * 0.3))
     casters = {
-        name: part.fp8_operands()[""]
+        name: part.fp8_products()[""].operands
         for name, part in module.named_modules()
         if isinstance(part, CastsToFp8)
     }
@@ -151,4 +151,4 @@ def test_a_table_has_a_row_for_all_experts_of_a_layer() -> None:
     assert [n for n, part in named.items() if isinstance(part, CastsToFp8)] == [
         "experts.up", "experts.down"
     ]  # fmt: skip
-    assert module.experts.up.fp8_operands().keys() == {""}
+    assert module.experts.up.fp8_products().keys() == {""}

@@ -350,7 +350,7 @@ def test_every_weight_may_be_deferred_and_cast_to_fp8() -> None:
         close(parameter.grad, expected[name])
     in_fp8 = _made(ShardContext(dtype=torch.bfloat16, fp8=True))
     cast = [name for name, m in in_fp8.named_modules()
-            if isinstance(m, CastsToFp8) and m.fp8_operands()]  # fmt: skip
+            if isinstance(m, CastsToFp8) and m.fp8_products()]  # fmt: skip
     assert cast == list(linear)
 
 

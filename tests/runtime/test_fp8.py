@@ -17,7 +17,7 @@ from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.fp8 import Fp8Cast
 from mpctl.launch.summary import planned_traffic
 from mpctl.layout.job_layout import JobLayout
-from mpctl.runtime.build import build_chunks, build_trainer, fp8_layers
+from mpctl.runtime.build import build_chunks, build_trainer, fp8_products, fp8_scales, held_weights
 from mpctl.runtime.device import check_capability, require_fp8
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.evaluation import restored_scales
@@ -110,6 +110,16 @@ def test_replicas_and_micro_batches_learn_the_same_scales(data: Path, tmp_path: 
     assert bool((tables[0] > 0).all())
 
 
+def test_a_linear_layer_that_casts_nothing_is_refused(data: Path, tmp_path: Path) -> None:
+    """Neither a table of scales nor the weights' casts leave a layer of this rank out."""
+    wide = make_trainer(small(data, training__dtype="bf16"), tmp_path)
+    layout, missing = JobLayout.of(small(data)), "8 of 8 linear layers of this rank cast no operands"
+    with pytest.raises(ValueError, match=missing):
+        fp8_scales(layout, [wide.model], wide.mesh.device)
+    with pytest.raises(ValueError, match=missing):
+        held_weights(layout, [wide.model])
+
+
 @dataclass
 class CountingCasts(KernelBackend):
     """torch's kernels; the number of casts that make one layout, and both, of W's shape in e4m3."""
@@ -134,8 +144,8 @@ def trained(
     environment = RuntimeEnvironment.of_machine(job, folder, local_rank=0)
     trainer = build_trainer(folder, JobLayout.of(job), 0, replace(environment, kernels=kernels))
     if not holds:
-        for operands in fp8_layers([trainer.model]).values():
-            operands.held = None
+        for product in fp8_products(trainer.partition.layout, [trainer.model]).values():
+            product.operands.held = None
     list(trainer.run())
     return trainer, kernels
 
