@@ -216,6 +216,14 @@ class SimulatedGpuKernels(TritonKernels):
         is_dense = _are_dense(query, key, value)
         return PartialKernel(FLASH, scale) if is_flash and is_dense else None
 
+    def add_product(self, dy: Tensor, x: Tensor, out: Tensor, *, adds: bool) -> None:
+        """One product, as TritonKernels'. Without `out_dtype`, which torch 2.11 takes for beta where
+        tensors are fake; the dtype is that of `out`."""
+        if adds:
+            torch.addmm(out, dy.T, x, out=out)
+        else:
+            super().add_product(dy, x, out, adds=False)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Where rows are too wide for ours, torch's: one kernel, which saves its input and a number
         a row; backward is two."""
