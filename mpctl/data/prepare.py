@@ -11,7 +11,6 @@ template would add. No date and no host is written, only paths of settings: same
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -57,6 +56,7 @@ from mpctl.data.tokenizer import (
     vocabulary_size,
 )
 from mpctl.errors import InputError, Issue
+from mpctl.locks import LOCK, LockHeld, hold_lock
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -72,33 +72,40 @@ def workplace(out: Path, *, overwrite: bool) -> Iterator[Path]:
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        names = sorted({path.name for path in out.iterdir()} - {WORKPLACE})
+        names = sorted({path.name for path in out.iterdir()} - {WORKPLACE, LOCK})
     except OSError as error:
-        message, hint = f"not usable: {error.strerror}", "name a directory that can be written"
-        raise InputError.of("data-out", str(out), message, hint) from None
+        raise _unusable(out, error) from None
     if names and not overwrite:
         message = f"already holds {', '.join(names[:6])}"
         hint = "choose another directory, or overwrite"
         raise InputError.of("data-occupied", str(out), message, hint)
     work = out / WORKPLACE
     with ExitStack() as stack:
-        handle = os.open(out, os.O_RDONLY)
-        stack.callback(os.close, handle)
+        stack.callback(_remove_empty, out)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            message, hint = "another process is preparing data in it", "wait for that one to end"
+            stack.enter_context(hold_lock(out))
+        except LockHeld as error:
+            by = f": {error.holder}" if error.holder else ""
+            message, hint = f"is being prepared by another process{by}", "wait for that one to end"
             raise InputError.of("data-busy", str(out), message, hint) from None
-        except OSError:
-            pass  # some network file systems know no locks on directories
+        except OSError as error:
+            raise _unusable(out, error) from None
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
         try:
             yield work
         finally:
             shutil.rmtree(work, ignore_errors=True)
-            with suppress(OSError):
-                out.rmdir()  # succeeds only on an empty directory
+
+
+def _unusable(out: Path, error: OSError) -> InputError:
+    why = f"not usable: {error.strerror or error}"
+    return InputError.of("data-out", str(out), why, "name a directory that can be written")
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def publish(work: Path, out: Path, names: Sequence[str], last: str) -> None:

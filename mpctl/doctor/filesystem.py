@@ -1,14 +1,13 @@
 """Probe of the run directory: can ranks write, lock and map files there, how fast, on what disk.
 
 A launch needs all three: checkpoints and metrics are written and synchronised, the launcher locks
-the directory (flock), and each rank maps a small file as shared memory. Files of the test are
-removed again; a directory that does not exist is not created, but measured in the nearest folder
-above it.
+the directory (mpctl/locks.py), and each rank maps a small file as shared memory. Files of the test
+are removed again; a directory that does not exist is not created, but measured in the nearest
+folder above it.
 """
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import shutil
@@ -19,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mpctl.doctor.documents import Folder
+from mpctl.locks import LockHeld, hold_lock
 
 WRITE_BYTES = 16 << 20
 BLOCK = bytes(1 << 20)
@@ -71,7 +71,7 @@ def _errors_and_speed(folder: Path) -> dict[str, str | float | None]:
                 "write_error": None,
                 "write_rate": _write_rate(file),
                 "sync_seconds": _sync_seconds(file),
-                "lock_error": _error_of(_lock, file),
+                "lock_error": _error_of(_lock, Path(scratch)),
                 "map_error": _error_of(_map, file),
             }
     except OSError as error:
@@ -102,15 +102,16 @@ def _sync_seconds(file: Path) -> float:
     return statistics.median(times)
 
 
-def _lock(file: Path) -> None:
-    """Lock the file as a launch locks its run directory, and see that a second lock is refused."""
-    with file.open("rb") as first, file.open("rb") as second:
-        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def _lock(folder: Path) -> None:
+    """Lock a folder as a launch locks its run directory, and see that a second lock is refused."""
+    with hold_lock(folder) as first:
+        if first.refusal is not None:
+            raise first.refusal
         try:
-            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            with hold_lock(folder):
+                raise OSError("two locks on one file were granted: locks are not enforced here")
+        except LockHeld:
             return
-    raise OSError("two locks on one file were granted: locks are not enforced here")
 
 
 def _map(file: Path) -> None:
@@ -122,9 +123,9 @@ def _map(file: Path) -> None:
             raise OSError("what was written through a shared map is not in the file")
 
 
-def _error_of(action: Callable[[Path], None], file: Path) -> str | None:
+def _error_of(action: Callable[[Path], None], path: Path) -> str | None:
     try:
-        action(file)
+        action(path)
     except OSError as error:
         return error.strerror or str(error)
     return None

@@ -1,18 +1,17 @@
 """A run directory: its paths, when it may be used, its lock, its life cycle.
 
 mpctl/rundir/__init__.py lists the files. Nothing is ever written outside the directory. One launch
-at a time uses it, by a lock (flock) on the directory that the kernel releases however the launch
-ends.
+at a time uses it, by a lock that also holds between hosts and ends with the launch
+(mpctl/locks.py).
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +20,8 @@ from mpctl.checkpoint.folder import list_checkpoints, prune_damaged, recover, se
 from mpctl.checkpoint.verify import newest_undamaged
 from mpctl.durable import write_whole
 from mpctl.errors import InputError
+from mpctl.locks import LOCK, Holder, LockHeld, hold_lock
+from mpctl.rundir.launcher import has_ended, launcher_is_alive, read_launcher
 from mpctl.rundir.marker import MARKER, is_launched, is_resumable, write_marker
 from mpctl.rundir.metrics import read_lines
 from mpctl.rundir.profile_files import PROFILE
@@ -30,8 +31,8 @@ NODES = "nodes"
 OLDER = {"stop", "torchrun.pid", "failures"}
 """Files and folders that only older versions wrote."""
 UNLOCKED = (
-    "the file system of the run directory has no locks (flock): a second launch into it would not "
-    "be noticed"
+    "the file system of the run directory has no locks (flock): a second launch into it is noticed "
+    "only while RUN/.lock is seen to change"
 )
 
 
@@ -153,7 +154,8 @@ class RunDir:
     def is_occupied(self) -> bool:
         """Whether it is a directory with anything in it other than what the hosts of a launch use
         to find each other."""
-        return self.path.is_dir() and any(path.name != NODES for path in self.path.iterdir())
+        ignored = {NODES, LOCK}
+        return self.path.is_dir() and any(path.name not in ignored for path in self.path.iterdir())
 
     def require_free(self) -> None:
         """Raises InputError when the directory already has content."""
@@ -195,36 +197,46 @@ class RunDir:
             )
 
     @contextmanager
-    def locked(self, option: str = "--run-dir") -> Iterator[bool]:
+    def locked(self, option: str = "--run-dir") -> Iterator[list[str]]:
         """Make the directory when it is missing and lock it; one that is still empty at the end is
-        removed. False where its file system has no locks. Raises InputError when another launch has
-        the lock, or when the directory cannot be made. option: that named it."""
-        is_locked = True
-        try:
-            is_new = not self.path.exists()
-            self.make()
-            handle = os.open(self.path, os.O_RDONLY)
-        except OSError as error:
-            raise cannot_write(self.path, error) from None
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            raise InputError.of(
-                "run-dir-busy",
-                option,
-                f"another launch is running in {self.path}",
-                f"wait for it to end, or use another {option}",
-            ) from None
-        except OSError:
-            is_locked = False
-        try:
-            yield is_locked
-        finally:
-            os.close(handle)
-            if is_new:
-                with suppress(OSError):
-                    self.path.rmdir()
+        removed. Yields what the user should know: that the file system has no locks, or who was
+        killed with the lock. Raises InputError when another launch has the lock, or when the
+        directory cannot be made. option: that named it."""
+        with ExitStack() as stack:
+            try:
+                if not self.path.exists():
+                    stack.callback(self._remove_empty)
+                self.make()
+                held = hold_lock(
+                    self.path, also=self._launcher_elsewhere(), signs=(self.status, self.metrics)
+                )
+                lock = stack.enter_context(held)
+            except OSError as error:
+                raise cannot_write(Path(error.filename or self.path), error) from None
+            except LockHeld as error:
+                by = f": {error.holder}" if error.holder else ""
+                raise InputError.of(
+                    "run-dir-busy",
+                    option,
+                    f"another launch is running in {self.path}{by}",
+                    f"wait for it to end, or use another {option}",
+                ) from None
+            left = f"the last launch in {self.path} was killed: {lock.left_by}"
+            yield [UNLOCKED] * bool(lock.refusal) + [left] * bool(lock.left_by)
+
+    def _remove_empty(self) -> None:
+        with suppress(OSError):
+            self.path.rmdir()
+
+    def _launcher_elsewhere(self) -> Holder | None:
+        """The launcher in launcher.json, unless it has ended as far as this host can see. It may be
+        of a version that locked the directory instead of a file in it."""
+        record = read_launcher(self.path)
+        if record is None or record.process_started is None or record.pid == os.getpid():
+            return None
+        if has_ended(self.path) or launcher_is_alive(record) is False:
+            return None
+        return Holder(record.host, record.pid, record.started or record.process_started)
 
     # ------------------------------------------------------------ from launch to end
 
@@ -252,8 +264,8 @@ class RunDir:
         """Remove a run that never started, and the directory when nothing else is in it."""
         shutil.rmtree(self.path / NODES, ignore_errors=True)
         self.clear()
-        with suppress(OSError):
-            self.path.rmdir()
+        (self.path / LOCK).unlink(missing_ok=True)
+        self._remove_empty()
 
     def begin_program(self) -> None:
         """Remove what an earlier attempt of a program wrote, except its records and its own

@@ -9,8 +9,8 @@ host of every rank of the last attempt.
 RUN/stop-request, schema mpctl.stop/1, is written by `mpctl stop RUN`, on any host that shares the
 directory. Only the launcher reads it, twice a second, and treats it as a SIGTERM, an urgent one as
 two of them: the first makes the ranks finish their step and save, the second ends them at once. A
-file of any other content, an empty one for instance, is a request that is not urgent. A launcher
-that starts removes what an earlier one left.
+file of any other content, an empty one for instance, is a request that is not urgent; one that
+cannot be read is none. A launcher that starts removes what an earlier one left.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal
 
 import psutil
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
@@ -80,7 +80,35 @@ def this_launcher(
 
 def write_launcher(path: Path, record: LauncherRecord) -> None:
     """Write launcher.json atomically. Raises OSError."""
-    write_whole(path, LAUNCHER.dump_json(record, indent=1).decode() + "\n")
+    write_whole(path, LAUNCHER.dump_json(record, indent=1).decode() + "\n", mode=0o644)
+
+
+def read_launcher(run: Path) -> LauncherRecord | None:
+    """Who launched the run in a directory; None where launcher.json is missing or damaged."""
+    try:
+        return LAUNCHER.validate_json((run / "launcher.json").read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def launcher_is_alive(launcher: LauncherRecord) -> bool | None:
+    """Whether the process that launched a run still exists; None when this host cannot find out."""
+    if launcher.host != platform.node() or launcher.process_started is None:
+        return None
+    return is_same_process(launcher.pid, launcher.process_started)
+
+
+def has_ended(run: Path) -> bool:
+    """Whether the last launcher wrote how its run ended; a later one begins by launcher.json."""
+    return 0 < written(run / "launcher.json") <= written(run / "summary.json")
+
+
+def written(path: Path) -> float:
+    """When a file was last written, in seconds since 1970; 0 without one."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def process_start(pid: int) -> float | None:
@@ -130,13 +158,12 @@ def write_stop_request(path: Path, *, now: bool, relayed: bool = False) -> None:
 
 def requested_signals(path: Path) -> int:
     """The number of SIGTERMs that the file represents: 0 without a file, 1 to finish the step and
-    save, 2 to end at once."""
+    save, 2 to end at once. A file that cannot be read asks for nothing: a file server that fails
+    for a moment, or a login that has expired, must not end a run."""
     try:
         content = path.read_bytes()
-    except FileNotFoundError:
+    except OSError:
         return 0
-    except OSError:  # it exists
-        return 1
     try:
         request = json.loads(content)
     except (ValueError, RecursionError):

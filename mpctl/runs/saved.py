@@ -4,15 +4,14 @@ Nothing here raises for the content of a directory: damage becomes a sentence in
 summary.json and launcher.json little is required, since older versions wrote less.
 
 A run is running while the process that launched it exists. On the launcher's host this is checked
-by process id and start time. A lock on the directory shows it too, unless the file system has no
-locks, also for runs of versions that wrote no launcher.json. On another host, where neither may be
+by process id and start time. The lock of the directory shows it too (mpctl/locks.py), unless the
+file system has no locks. On another host, where neither may be
 available, a run counts as running while it gives signs of life: a step or a report of the launcher
 within SIGN_SECONDS by the clocks of both hosts.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -29,10 +28,11 @@ from mpctl.checkpoint.folder import list_checkpoints
 from mpctl.checkpoint.manifest import read_manifest
 from mpctl.errors import InputError, Issue
 from mpctl.launch.attempt import read_status
+from mpctl.locks import is_held
 from mpctl.planning.summary import sizes_text
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.group_names import with_group_names
-from mpctl.rundir.launcher import LAUNCHER, LauncherRecord, is_same_process
+from mpctl.rundir.launcher import has_ended, launcher_is_alive, read_launcher, written
 from mpctl.rundir.marker import require_own
 from mpctl.rundir.metrics import KeyRecords, is_number, read_key_records
 from mpctl.rundir.rank_files import StepRecord
@@ -89,15 +89,6 @@ class SavedSummary(BaseModel):
     plan_beside_run: list[SavedComparison] = Field(default_factory=list)
 
 
-def read_launcher(run: Path) -> LauncherRecord | None:
-    """Who launched the run in a directory; None where launcher.json is missing or damaged."""
-    raw = read_json(run / "launcher.json")
-    try:
-        return None if isinstance(raw, str) else LAUNCHER.validate_python(raw)
-    except ValidationError:
-        return None
-
-
 def read_job(path: Path) -> JobSpec | str:
     """The job, or a sentence on why it cannot be read."""
     raw = read_json(path)
@@ -138,10 +129,10 @@ def read_json(path: Path) -> dict[str, Any] | str:
 
 
 def is_running(path: Path) -> bool:
-    if 0 < _written(path / "launcher.json") <= _written(path / "summary.json"):
-        return False  # the launcher wrote how it ended; a later one begins with its launcher.json
+    if has_ended(path):
+        return False
     launcher = read_launcher(path)
-    if (launcher is not None and launcher_is_alive(launcher)) or _is_locked(path):
+    if (launcher is not None and launcher_is_alive(launcher)) or is_held(path):
         return True
     is_elsewhere = launcher is not None and launcher.host != platform.node()
     return is_elsewhere and time.time() - last_sign(path) < SIGN_SECONDS
@@ -154,39 +145,13 @@ def is_submitted(path: Path) -> bool:
     if launcher is None or launcher.job_id is None:
         return False
     traces = (path / "summary.json", RunDir(path).torchrun_log)
-    return max(map(_written, traces)) < _written(path / "launcher.json")
-
-
-def launcher_is_alive(launcher: LauncherRecord) -> bool | None:
-    """Whether the process that launched a run still exists; None when this host cannot find out."""
-    if launcher.host != platform.node() or launcher.process_started is None:
-        return None
-    return is_same_process(launcher.pid, launcher.process_started)
+    return max(map(written, traces)) < written(path / "launcher.json")
 
 
 def last_sign(path: Path) -> float:
     """When the run last gave a sign of life, in seconds since 1970; 0 when it never did."""
     files = ("metrics.jsonl", "launcher.json", "nodes/status.json")
-    return max(_written(path / name) for name in files)
-
-
-def _is_locked(path: Path) -> bool:
-    with suppress(OSError):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(handle)
-    return False
-
-
-def _written(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+    return max(written(path / name) for name in files)
 
 
 class CheckpointRow(TypedDict):
@@ -257,7 +222,7 @@ class SavedRun:
         first = self.key_records.first
         if first and is_number(first.get("time")):
             return float(first["time"] - first["step_seconds"])
-        return _written(self.path / "job.json") or None
+        return written(self.path / "job.json") or None
 
     @property
     def ended(self) -> float | None:
@@ -268,7 +233,7 @@ class SavedRun:
         last = self.key_records.last
         if last and is_number(last.get("time")):
             return float(last["time"])
-        ended = (_written(self.path / name) for name in ("summary.json", "metrics.jsonl"))
+        ended = (written(self.path / name) for name in ("summary.json", "metrics.jsonl"))
         return next(filter(None, ended), None)
 
     @property

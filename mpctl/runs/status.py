@@ -21,7 +21,7 @@ from mpctl.launch.verdict import ProcessView, WaitGraph, hang_verdict
 from mpctl.layout.topology import job_topology
 from mpctl.rundir.blamed import read_blamed
 from mpctl.rundir.directory import RunDir
-from mpctl.rundir.launcher import LauncherRecord
+from mpctl.rundir.launcher import LauncherRecord, launcher_is_alive, read_launcher
 from mpctl.rundir.metrics import is_number, parse_record
 from mpctl.rundir.rank_files import StepRecord
 from mpctl.rundir.summary import ExpertSummary, expert_summary, recorded_median
@@ -31,8 +31,6 @@ from mpctl.runs.saved import (
     CheckpointRow,
     SavedRun,
     Status,
-    launcher_is_alive,
-    read_launcher,
     read_run,
 )
 from mpctl.runs.submitted import checked_with_scheduler

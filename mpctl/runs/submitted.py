@@ -16,9 +16,10 @@ from mpctl.clusters.backend import ScheduledJob, Scheduler, job_here
 from mpctl.clusters.registry import find_scheduler
 from mpctl.errors import InputError, MpctlError
 from mpctl.rundir.directory import RunDir
+from mpctl.rundir.launcher import read_launcher
 from mpctl.rundir.summary import SCHEMA, Failure, RunStatus, UnstartedSummary, write_summary
 from mpctl.runs.logs import read_tail
-from mpctl.runs.saved import SavedRun, SavedSummary, is_submitted, read_launcher
+from mpctl.runs.saved import SavedRun, SavedSummary, is_submitted
 
 FORGOTTEN = ScheduledJob(
     "the scheduler does not know it any more", is_active=False, has_begun=False

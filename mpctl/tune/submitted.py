@@ -52,9 +52,9 @@ from mpctl.launch.set_up import set_up_run
 from mpctl.launch.supervise import RunOutcome
 from mpctl.planning.plan import Plan, make_plan
 from mpctl.rundir.directory import RunDir
-from mpctl.rundir.launcher import write_stop_request
+from mpctl.rundir.launcher import read_launcher, write_stop_request
 from mpctl.rundir.rank_files import StepRecord
-from mpctl.runs.saved import SavedSummary, read_launcher, read_run, read_summary
+from mpctl.runs.saved import SavedSummary, read_run, read_summary
 from mpctl.runs.submitted import FORGOTTEN, ended_with
 from mpctl.search.request import SearchRequest
 from mpctl.spec.job import JobSpec

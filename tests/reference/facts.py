@@ -124,6 +124,7 @@ SCHEMAS = {
     "mpctl.status/1": "`mpctl status --json`: progress, time left, launcher, newest checkpoint and "
     "what every rank is doing",
     "mpctl.stopped/1": "`mpctl stop --json`: how the run ended and what it saved",
+    "mpctl.lock/1": ".lock of a run directory, or of data in preparation: which process has it",
     "mpctl.stop/1": "stop-request of a run: `mpctl stop` asks its launcher to stop it",
     "mpctl.submission/1": "`mpctl launch --submit --json`: scheduler, job and run directory",
     "mpctl.tensor-modes/1": "`mpctl plan --compare-tensor-modes --json`: costs in symbols and this "

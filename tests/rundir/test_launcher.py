@@ -1,10 +1,12 @@
 """RUN/launcher.json names a process for good, although process ids are used again.
 
-RUN/stop-request: whatever the file holds, it asks for a stop; only `now` asks for more.
+RUN/stop-request: whatever the file holds, it asks for a stop; only `now` asks for more. A file that
+cannot be read asks for nothing.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -72,5 +74,25 @@ def test_any_file_is_a_request(tmp_path: Path, content: bytes) -> None:
     assert requested_signals(path) == 1
 
 
-def test_what_cannot_be_read_is_a_request(tmp_path: Path) -> None:
-    assert requested_signals(tmp_path) == 1  # a directory
+@pytest.mark.parametrize(
+    "code", ["EIO", "ESTALE", "EACCES", "ETIMEDOUT", "ENOTCONN", "ELOOP", "EISDIR"]
+)
+def test_what_cannot_be_read_is_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    """A file server that fails for a moment must not end a run of weeks."""
+    path = tmp_path / "stop-request"
+    write_stop_request(path, now=True)
+
+    def fail(self: Path) -> bytes:
+        raise OSError(getattr(errno, code), code)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", fail)
+        assert requested_signals(path) == 0
+    assert requested_signals(path) == 2
+
+
+def test_neither_a_loop_of_links_nor_a_directory_is_a_request(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert requested_signals(tmp_path / "loop") == requested_signals(tmp_path) == 0

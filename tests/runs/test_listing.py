@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 
 from mpctl.cli.app import run as mpctl
 from mpctl.errors import InputError
+from mpctl.locks import hold_lock
 from mpctl.render.runs import COLUMNS, _width, shown_columns
 from mpctl.runs.listing import list_runs
 from mpctl.runs.saved import is_running
@@ -71,15 +70,12 @@ def test_the_last_validation_may_lie_far_back(tmp_path: Path) -> None:
 def test_a_held_lock_is_a_running_launch(folder: Path) -> None:
     """And asking leaves the lock to whoever wants it next."""
     path = folder / "killed"
-    holder = os.open(path, os.O_RDONLY)
-    fcntl.flock(holder, fcntl.LOCK_EX)
-    assert by_name(folder)["killed"]["status"] == "running"
-    assert by_name(folder)["killed"]["ended"] is None
-    os.close(holder)
+    with hold_lock(path):
+        assert by_name(folder)["killed"]["status"] == "running"
+        assert by_name(folder)["killed"]["ended"] is None
     assert not is_running(path)
-    again = os.open(path, os.O_RDONLY)
-    fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.close(again)
+    with hold_lock(path):
+        pass
 
 
 def test_sorting(folder: Path) -> None:

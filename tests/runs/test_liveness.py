@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from pathlib import Path
 
 import pytest
 
+from mpctl.locks import hold_lock
 from mpctl.rundir.launcher import START_TOLERANCE, this_launcher
 from mpctl.runs.saved import SIGN_SECONDS, is_running, last_sign, read_run
 from tests.launch.attempts import report
@@ -40,10 +40,9 @@ def test_a_launcher_that_wrote_how_the_run_ended(tmp_path: Path) -> None:
 def test_a_lock_of_a_launcher_that_wrote_no_record(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=2)
     assert not is_running(run)
-    handle = os.open(run, os.O_RDONLY)
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    assert is_running(run)
-    os.close(handle)
+    with hold_lock(run):
+        assert is_running(run)
+    assert not is_running(run)
 
 
 def test_a_launcher_on_another_host_is_known_by_signs_of_life(tmp_path: Path) -> None:
