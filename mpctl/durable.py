@@ -11,29 +11,63 @@ import os
 import platform
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 POLL_SECONDS = 0.5
+MOST_WAITING = 10_000
 T = TypeVar("T")
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Replace `path` by `text` in UTF-8: readers find the old file or the new one, also after a
-    crash. The directory must exist. Raises OSError, and the old file is then unchanged."""
+def write_whole(path: Path, text: str, *, sync: bool = True, mode: int = 0o666) -> None:
+    """Replace `path` by `text` in UTF-8: readers find the old file or the new one, with `sync` also
+    after a crash. mode: of the file, less the umask. The directory must exist. Raises OSError; the
+    old file is then unchanged, and nothing else is left."""
     temporary = temporary_path(path)
     try:
-        with temporary.open("w", encoding="utf-8") as stream:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
             stream.flush()
-            os.fsync(stream.fileno())
+            if sync:
+                os.fsync(handle)
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    if sync:
+        sync_folder(path.parent)
+
+
+@dataclass
+class LineFile:
+    """A file to which one process appends lines. A line that cannot be written, as on a full disk,
+    waits for the next one, so that the file has whole lines alone. waiting: the last MOST_WAITING
+    of these."""
+
+    path: Path
+    waiting: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
+
+    def append(self, line: str) -> OSError | None:
+        """Write a line and those that wait; returns why they cannot be written."""
+        self.waiting.append(f"{line}\n")
+        try:
+            with self.path.open("ab", buffering=0) as stream:
+                size, content = os.fstat(stream.fileno()).st_size, "".join(self.waiting).encode()
+                try:
+                    while content:
+                        content = content[stream.write(content) :]
+                except OSError:
+                    os.ftruncate(stream.fileno(), size)
+                    raise
+        except OSError as error:
+            return error
+        self.waiting.clear()
+        return None
 
 
 def temporary_path(path: Path) -> Path:

@@ -129,16 +129,17 @@ def prune_damaged(root: Path, *, last: int) -> list[Path]:
 
 
 @contextmanager
-def staged_folder(out: Path) -> Iterator[Path]:
+def staged_folder(out: Path, mode: int = 0o777) -> Iterator[Path]:
     """A directory that is renamed to `out` at the end; InputError when `out` is occupied or cannot
-    be written."""
+    be written. mode: of the directory, less the umask."""
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise InputError.of("out-occupied", str(out), "already holds something, nothing was "
                             "written", "name a directory that is not there yet")  # fmt: skip
     out = out.absolute()
     work = temporary_path(out)
     try:
-        work.mkdir(parents=True)
+        work.parent.mkdir(parents=True, exist_ok=True)
+        work.mkdir(mode)
         yield work
         work.rename(out)
     except OSError as error:

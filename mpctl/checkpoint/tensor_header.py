@@ -8,7 +8,9 @@ https://github.com/huggingface/safetensors, "Format".
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 FP8 = "F8_E4M3"
 WIDTHS = {**FLOATS, FP8: 1}
 LONGEST_HEADER = 100_000_000  # the library's bound
+LARGEST = 2**63 - 1
+LONGEST_NAME, MOST_DIMS = 100, 64
 AGAIN = "fetch the file again"
 
 
@@ -59,27 +63,39 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
 def _entries(path: Path, header: Any, *, data: int) -> tuple[dict[str, TensorHeader], int]:
     """The tensors that a header names, and the end of the last; data: where their bytes begin."""
     tensors: dict[str, TensorHeader] = {}
-    end = 0
+    spans: list[tuple[int, int, str]] = []
     for name, entry in header.items():
         if name == "__metadata__":
             continue
         shape, (start, stop) = tuple(entry["shape"]), entry["data_offsets"]
-        if not all(type(size) is int and size >= 0 for size in (*shape, start, stop)):
-            raise ValueError(f"{name}: bad shape or offsets")
+        for size in (*shape, start, stop):
+            if type(size) is not int or not 0 <= size <= LARGEST:
+                text = str(size) if type(size) is not int or size < 10**20 else "more"
+                what = f"{name:.{LONGEST_NAME}}: a size or an offset is {text:.{LONGEST_NAME}}"
+                raise ValueError(f"{what}, not between 0 and {LARGEST}")
+        if len(shape) > MOST_DIMS or stop < start:
+            what = f"{len(shape)} dimensions in bytes {start} to {stop}"
+            raise ValueError(
+                f"{name:.{LONGEST_NAME}}: {what}, at most {MOST_DIMS} in ascending bytes"
+            )
         tensor = tensors[name] = TensorHeader(path, str(entry["dtype"]), shape, data + start)
         width = WIDTHS.get(tensor.dtype)
         if width is not None and stop - start != prod(shape) * width:
             raise ValueError(f"{name}: {stop - start} bytes are not {tensor.dtype} {shape}")
-        end = max(end, stop)
-    return tensors, end
+        if stop > start:
+            spans.append((start, stop, name))
+    spans.sort()
+    for (_, stop, one), (start, _, other) in pairwise(spans):
+        if start < stop:
+            raise ValueError(f"{one} and {other} share bytes")
+    return tensors, max((stop for _, stop, _ in spans), default=0)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A table of the header. Raises ValueError for a name that is in it twice."""
     table = dict(pairs)
     if len(table) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"{twice} is in it twice")
     return table
 

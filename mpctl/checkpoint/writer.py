@@ -41,6 +41,8 @@ from mpctl.units import bytes_text
 OnProgress = Callable[[str], None]
 RECORDS_SHARE = 0.01
 """The least bytes that headers and records add to those of the tensors."""
+OWN = 0o755
+"""The mode of a checkpoint's folder, less the umask: its job may be resumed from."""
 PATIENCE = 300.0
 SHORTEST, GROWTH, LONGEST = 0.002, 1.2, 0.5  # seconds between two polls of the store
 PROGRESS_SECONDS = 0.2
@@ -175,7 +177,8 @@ class CheckpointWriter:
         """Make the folder of the checkpoint, empty. Raises SaveFailed where the disk has no room
         for the checkpoint; nothing was written then."""
         remove(folder)
-        folder.mkdir(parents=True)
+        folder.parent.mkdir(mode=OWN, parents=True, exist_ok=True)
+        folder.mkdir(mode=OWN)
         sync_folder(folder.parent)
         usage = shutil.disk_usage(self.root)
         needed = self.total_bytes + int(RECORDS_SHARE * self.total_bytes)
@@ -217,7 +220,7 @@ class CheckpointWriter:
 
         def write(folder: Path) -> None:
             for name, text in self.documents.items():
-                write_whole(folder / name, text)
+                write_whole(folder / name, text, mode=0o644)
             manifest.write(folder)
             sync_folder(folder)
             publish(folder, self.root / f"step-{snapshot.step}")

@@ -49,12 +49,11 @@ class Launch:
         from mpctl.launch.summary import summarise
         from mpctl.planning.plan import make_plan
         from mpctl.render.output import print_warnings
-        from mpctl.rundir.directory import UNLOCKED
         from mpctl.rundir.summary import write_summary
 
         backend = find_backend(self.plan.job, os.environ)
-        with self._locked() as is_locked, self._connected(backend) as (cluster, prepared):
-            print_warnings([*prepared.warnings, *([] if is_locked else [UNLOCKED])])
+        with self._locked() as warnings, self._connected(backend) as (cluster, prepared):
+            print_warnings([*prepared.warnings, *warnings])
             outcome = self._run_ranks(prepared, cluster)
             ran = outcome.launch or prepared
             plan = make_plan(ran.job) if outcome.launch else self.plan
@@ -67,20 +66,20 @@ class Launch:
         raise typer.Exit(outcome.exit_code)
 
     @contextmanager
-    def _locked(self) -> Iterator[bool]:
-        """Lock the run directory (RunDir.locked). Raises InputError where another launch has locked
-        it; a new run reports it as occupied."""
+    def _locked(self) -> Iterator[list[str]]:
+        """Lock the run directory; yields the warnings of RunDir.locked. Raises InputError where
+        another launch has locked it; a new run reports it as occupied."""
         from mpctl.errors import InputError
         from mpctl.launch.preflight import check_run_dir
 
         with ExitStack() as stack:
             try:
-                is_locked = stack.enter_context(self.run.locked())
+                warnings = stack.enter_context(self.run.locked())
             except InputError:
                 resume = self.resumption is not None
                 check_run_dir(self.run, overwrite=self.overwrite, resume=resume)
                 raise
-            yield is_locked
+            yield warnings
 
     def print_commands(self) -> None:
         """Print which commands would run on which host, and start nothing."""
@@ -296,14 +295,14 @@ def follow_if_joined(
 
     Returns if this process is the first one, is not part of a world, or launches by another
     backend. on: the option --on. is_dry: nothing is started, so there is nothing to follow.
-    is_trusted: the run directory may belong to another user, which is otherwise refused, in a world
-    or not. named_by: the option that names the run directory.
+    is_trusted: the run directory may belong to another user or be written by others, which is
+    otherwise refused, in a world or not. named_by: the option that names the run directory.
     """
     from mpctl.clusters.torchrun.world import find_world, require_world
-    from mpctl.rundir.marker import require_own
+    from mpctl.rundir.marker import require_own, require_own_job
 
     if run_dir is not None and not is_trusted:
-        require_own(run_dir)
+        (require_own_job if resume else require_own)(run_dir)
     if on not in (None, "auto", "torchrun"):
         return
     world = require_world(os.environ) if on == "torchrun" else find_world(os.environ)

@@ -37,7 +37,10 @@ RunArgument = Annotated[
     ),
 ]
 OtherOwnerOption = Annotated[
-    bool, typer.Option("--allow-other-owner", help="Accept another user's run directory.")
+    bool,
+    typer.Option(
+        "--allow-other-owner", help="Accept a run directory that others own or can write."
+    ),
 ]
 FETCH_HELP = (
     "Download the config.json of a model by its id (--model OWNER/MODEL) from Hugging Face's hub "

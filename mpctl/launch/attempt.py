@@ -31,7 +31,7 @@ import psutil
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
-from mpctl.durable import temporary_path
+from mpctl.durable import write_whole
 from mpctl.rundir.breadcrumb import FINISHED, JOINED, BreadcrumbState
 from mpctl.rundir.collective_log import CollectiveProgress
 from mpctl.rundir.rank_files import FailureRecord
@@ -268,12 +268,10 @@ class StatusFile:
         """Write this state; a file that cannot be written is left unchanged."""
         self.next_write = time.monotonic() + STATUS_SECONDS
         report = AttemptReport(time.time(), state, phase, slow=self.slow)
-        content = REPORT.dump_json(report, exclude=STEP_TIMES)
-        temporary = temporary_path(self.path)
+        content = REPORT.dump_json(report, exclude=STEP_TIMES).decode()
         with suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(content)
-            temporary.replace(self.path)
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(self.path, content, sync=False)
 
 
 def read_status(path: Path) -> AttemptReport | None:

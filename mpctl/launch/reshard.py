@@ -43,7 +43,7 @@ def reshard_checkpoint(
         "plan.json": json.dumps(document) + "\n",
     }
     on_bytes = counted("reshard", checkpoint_bytes(source), on_progress)
-    with staged_folder(out) as work:
+    with staged_folder(out, mode=0o700) as work:  # as RunDir.make
         folder = work / "checkpoints" / f"step-{step}"
         folder.mkdir(parents=True)
         write_marker(work)

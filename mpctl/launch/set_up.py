@@ -60,7 +60,7 @@ def write_documents(plan: LaunchPlan) -> None:
         path = plan.run.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_bytes() != text.encode():
-            write_whole(path, text)
+            write_whole(path, text, mode=0o644)  # whoever can change it runs what they like
 
 
 def name_origin(plan: LaunchPlan) -> LaunchPlan:

@@ -31,7 +31,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, cast
 
-from mpctl.durable import temporary_path
+from mpctl.durable import write_whole
 from mpctl.errors import Issue
 from mpctl.rundir.group_names import with_group_names
 from mpctl.rundir.rank_files import RequiredStepFields, StepRecord
@@ -220,9 +220,7 @@ class CsvFile:
         names = (name for point in rows for name in point.values)
         self.columns = tuple(ordered([*COLUMNS, *self.columns, *names]))
         text = _line(("step", *self.columns)) + "".join(map(self._row, rows))
-        temporary = temporary_path(self.path)
-        temporary.write_text(text, "utf-8")
-        temporary.replace(self.path)
+        write_whole(self.path, text, sync=False)
 
     def add(self, record: StepRecord) -> bool:
         """Append a record; False where it has a metric without a column."""

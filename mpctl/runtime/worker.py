@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpctl.durable import LineFile
 from mpctl.errors import RunFailed
 from mpctl.rundir.breadcrumb import JOINED, JOINING, Breadcrumb, rank_memory
 from mpctl.rundir.origin import Origin
@@ -126,6 +127,15 @@ def find_probe(request: BenchRequest) -> Probe:
     raise RunFailed(f"no probe answers {request['task']!r}: this mpctl is another version")
 
 
+def _write_record(metrics: LineFile, record: Mapping[str, object]) -> None:
+    """Append a step's record. Training goes on without it: checkpoints say more loudly that a disk
+    is full; the records follow when there is space again."""
+    waited, error = len(metrics.waiting), metrics.append(json.dumps(record))
+    if error and not waited:
+        why = error.strerror or error
+        print(f"WARNING: {metrics.path} cannot be written: {why}; records wait until it can be")
+
+
 @dataclass
 class Worker:
     """One rank's run, from building to its report."""
@@ -162,12 +172,13 @@ class Worker:
         communication, device = CommunicationSeconds(), DeviceFigures.of(trainer)
         print(trainer.model)
         print(f"attention: {', '.join(device.attention)}", flush=True)
+        metrics = LineFile(self.run_dir / "metrics.jsonl")
         for record in trainer.run():
             communication.add(record)
             device.add(record)
             print(f"step {record['step']}: {loss_text(record)}")
             if self.rank_env.rank == 0:
-                self._append_line("metrics.jsonl", {**record, "time": time.time()})
+                _write_record(metrics, {**record, "time": time.time()})
         report = self._report(trainer)
         communication.report(report)
         device.report(report)
@@ -179,10 +190,11 @@ class Worker:
         with garbage_collection_paused():
             probe, environment = find_probe(request), self._join("making groups")
             mesh = self._mesh(environment)
+        answers = LineFile(self.run_dir / "answers.jsonl")
         for number, answer in enumerate(probe(request, self.job, mesh), start=1):
             self._reach(JOINED, f"measuring {request['task']}, after answer {number}")
-            if self.rank_env.rank == 0:
-                self._append_line("answers.jsonl", answer)
+            if self.rank_env.rank == 0 and (error := answers.append(json.dumps(answer))):
+                raise error
         report: RankReport = {
             "rank": self.rank_env.rank, "coords": self.coords, "steps": 0, "parameters": 0,
             "peak_memory_bytes": environment.peak_memory(), "step_memory": {}, "step_traffic": {},
@@ -255,10 +267,6 @@ class Worker:
     def _reach(self, start: int, phase: str) -> None:
         self.activity.phase = phase
         self.breadcrumb.reach(start, phase)
-
-    def _append_line(self, name: str, entry: Mapping[str, object]) -> None:
-        with (self.run_dir / name).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(entry) + "\n")
 
     def _end(self, report: RankReport) -> None:
         write_json(self.run_dir / "ranks" / f"rank-{self.rank_env.rank}.json", report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import time
 from itertools import product
 from pathlib import Path
@@ -45,6 +46,22 @@ def test_the_state_is_read_back_as_it_was(tmp_path: Path) -> None:
     assert report.state.nodes[0].host == "n2" and report.state.ranks == attempt.state.ranks
     read = report.state.ranks[3].breadcrumb
     assert (read.beat_time, read.text_time, read.collectives) == (100.5, 100.25, progress)
+
+
+def test_a_full_disk_does_not_fill_with_halves_of_it(tmp_path: Path) -> None:
+    """One was left every two seconds."""
+    status, state = StatusFile(tmp_path / "status.json"), AttemptState([NodeState(host="n1")])
+    status.write(state, AttemptPhase.RUNNING)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, before[1]))
+    try:
+        for _ in range(3):
+            status.write(state, AttemptPhase.FAILING)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    report = read_status(status.path)
+    assert report is not None and report.phase is AttemptPhase.RUNNING
+    assert list(tmp_path.iterdir()) == [status.path]
 
 
 def test_it_is_written_now_and_then_and_at_the_end(tmp_path: Path) -> None:
