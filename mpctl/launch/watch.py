@@ -13,7 +13,8 @@ validation); only those that wait for it are.
 
 Time limits are counted by checks, not by a clock: a pause between two checks counts as at most
 LONGEST_PAUSE. While this process is stopped itself (Ctrl-Z) or the machine sleeps, no check is made
-and no time counts.
+and no time counts. The node agents of other hosts do count: they end their ranks once they have
+heard nothing for `launch.silence_seconds` (node/agent.py).
 """
 
 from __future__ import annotations

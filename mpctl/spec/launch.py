@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 from pydantic import BeforeValidator, Field, JsonValue
 
-from mpctl.spec.base import Count, CountOrZero, StepRanges, StrictModel, Timeout
+from mpctl.spec.base import AS_TIME, Count, CountOrZero, StepRanges, StrictModel, Timeout
 
 Word = Annotated[str, Field(min_length=1, pattern=r"^[^\s\x00-\x1f]+$")]
 """Text without spaces and control characters: a name that is passed to another program."""
@@ -36,6 +36,9 @@ nothing."""
 
 TIMEOUT_SECONDS = 300.0
 """`launch.timeout_seconds` where it is not set."""
+
+SILENCE_SECONDS = 20.0
+"""`launch.silence_seconds` where it is not set."""
 
 RANK_MARGIN_SECONDS = 5.0
 """By how much a rank's own time-out in a collective exceeds the longest of the launcher. The
@@ -305,6 +308,12 @@ class LaunchSpec(StrictModel):
         300.0, description="seconds that starting may take without progress: torchrun up, ranks "
         "up, libraries imported, ranks connected; building the model does not count"
     )  # fmt: skip
+    silence_seconds: Annotated[float, Ge(5), Le(3600), AS_TIME] = Field(
+        SILENCE_SECONDS,
+        description="seconds without a message after which launcher and host take each other for "
+        "lost: the host then ends its ranks; no effect on ranks of the launcher's own host with "
+        "--on local",
+    )
     numa_binding: Literal["node", "none"] = Field(
         "node",
         description="bind each rank on a GPU to the processor cores of its GPU's NUMA node, as "

@@ -103,6 +103,7 @@ class SlurmBackend:
             ),
             on_event,
             patience=plan.job.launch.start_seconds,
+            silence=plan.job.launch.silence_seconds,
             addresses=addresses,
             nodes=nodes,
             exclude_after=plan.job.launch.most_blames,
@@ -117,7 +118,7 @@ class SlurmBackend:
         """The srun command, which starts the agents of all nodes; a launch chooses its port and
         key."""
         allocation, names = self._allocation(), self._names(plan)
-        order = AgentOrder.of(plan.run)
+        order = AgentOrder.of(plan.run, seconds=plan.job.launch.start_seconds)
         agent = _agent(order, launcher_addresses(names), self.job)
         step = agents_step(allocation, names, agent, step_options(self.job, order.run))
         return [HostCommand(0, names[0], tuple(step))]

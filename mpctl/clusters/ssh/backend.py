@@ -206,6 +206,7 @@ class SshBackend:
             lambda order: self._starter(chosen.hosts, order, addresses),
             on_event,
             patience=plan.job.launch.start_seconds,
+            silence=plan.job.launch.silence_seconds,
             addresses=addresses,
             nodes=plan.job.cluster.nodes,
             exclude_after=plan.job.launch.most_blames,
@@ -214,7 +215,8 @@ class SshBackend:
 
     def commands(self, plan: LaunchPlan) -> list[HostCommand]:
         hosts = choose_hosts(plan.job).hosts
-        starter = self._starter(hosts, AgentOrder.of(plan.run), self._addresses(hosts))
+        order = AgentOrder.of(plan.run, seconds=plan.job.launch.start_seconds)
+        starter = self._starter(hosts, order, self._addresses(hosts))
         return [
             HostCommand(node, host.name, tuple(starter.command(node)))
             for node, host in enumerate(hosts)

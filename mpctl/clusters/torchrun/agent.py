@@ -40,7 +40,7 @@ from mpctl.launch.node.agent import (
     REQUESTS,
     Agent,
     NodeStarter,
-    connect,
+    connect_once,
     main,
     say_hello,
 )
@@ -192,7 +192,7 @@ def _agent(run: RunDir, world: JoinedWorld) -> Agent | None:
     try:
         key = read_key(run.nodes / Path(meeting.key).name)
         launcher = f"{','.join(meeting.reachable)}:{meeting.port}"
-        connection = connect(launcher, key, CONNECT_SECONDS)
+        connection = connect_once(launcher, key, CONNECT_SECONDS)
     except OSError:
         return None
     say_hello(connection, world.process)

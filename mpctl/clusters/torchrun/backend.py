@@ -57,7 +57,7 @@ class TorchrunBackend:
         """Read the world from the environment. Raises InputError without one."""
         self.environment = environment
         self.world = require_world(environment)
-        self.seconds = job.launch.start_seconds
+        self.launch = job.launch
         named = (environment.get(name, "none") for name in WORLD_NAMES)
         self.job_id = next((name for name in named if name != "none"), None)
 
@@ -74,7 +74,8 @@ class TorchrunBackend:
             run,
             lambda order: JoinedAgents(order, self.world, self.environment),
             on_event,
-            patience=self.seconds,
+            patience=self.launch.start_seconds,
+            silence=self.launch.silence_seconds,
             addresses=listening_addresses(self.world.nodes, self.environment),
         ) as cluster:
             yield JoinedCluster.of(cluster)

@@ -34,6 +34,7 @@ from mpctl.planning.plan import Plan
 from mpctl.rundir.blamed import BlameRecord, read_blamed
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import write_hosts
+from mpctl.spec.launch import SILENCE_SECONDS
 from mpctl.units import plural
 
 POLL_SECONDS = 0.02
@@ -121,24 +122,26 @@ class AgentStarter(Protocol):
 @dataclass(frozen=True)
 class AgentOrder:
     """The arguments of a node agent. run: the run directory, as an absolute path; key: the file
-    there that it reads; port: of the control server, on the launcher's host."""
+    there that it reads; port: of the control server, on the launcher's host; seconds: that it tries
+    to connect for."""
 
     run: Path
     key: Path
     port: int
+    seconds: float
 
     @classmethod
-    def of(cls, run: RunDir, key: str = "key-ID", port: int = 0) -> AgentOrder:
+    def of(cls, run: RunDir, key: str = "key-ID", port: int = 0, *, seconds: float) -> AgentOrder:
         """key: the name of the file. A launch chooses key and port; the defaults are shown."""
-        return cls(run.path.resolve(), run.nodes.resolve() / key, port)
+        return cls(run.path.resolve(), run.nodes.resolve() / key, port, seconds)
 
     def arguments(self, address: str, node: int | None = None) -> list[str]:
         """The arguments of Python on the host. address: of the launcher, as that host can reach it;
         node: the host's index, where the launcher does not know the host by its name."""
         numbered = [] if node is None else [f"--node={node}"]
-        connect = f"--connect={address}:{self.port}"
+        connect = [f"--connect={address}:{self.port}", f"--seconds={self.seconds:g}"]
         module = ["-m", "mpctl.launch.node.agent"]
-        return [*module, str(self.run), connect, f"--key={self.key}", *numbered]
+        return [*module, str(self.run), *connect, f"--key={self.key}", *numbered]
 
 
 @contextmanager
@@ -149,6 +152,7 @@ def agent_cluster(
     on_event: OnEvent,
     *,
     patience: float,
+    silence: float = SILENCE_SECONDS,
     addresses: Sequence[str] = (),
     nodes: int | None = None,
     exclude_after: int | None = None,
@@ -157,18 +161,19 @@ def agent_cluster(
     """The hosts `names`, each with a connected agent: the first `nodes` of them (all when None), in
     the order of the plan's nodes, and spare hosts.
 
-    patience: seconds without a new host after which the wait for agents ends. addresses: of this
-    host, at which the hosts reach it; empty where that is not known. exclude_after, may_move: as in
+    patience: seconds without a new host after which the wait for agents ends; silence: seconds
+    without a message after which a host is lost. addresses: of this host, at which the hosts reach
+    it; empty where that is not known. exclude_after, may_move: as in
     AgentCluster. Raises InputError with a reason for each host that cannot be used, unless a spare
     host takes its place. A directory that was made for this is removed again when no run was
     written there.
     """
     is_new = not run.is_occupied
-    server = ControlServer(names)
+    server = ControlServer(names, silence)
     server.open(addresses)
     run.make()
     run.nodes.mkdir(mode=0o700, exist_ok=True)
-    order = AgentOrder.of(run, f"key-{secrets.token_hex(4)}", server.port)
+    order = AgentOrder.of(run, f"key-{secrets.token_hex(4)}", server.port, seconds=patience)
     write_key(order.key, server.key)
     if read_blamed(run.blamed) is None:
         on_event(f"{run.blamed} cannot be read: failures of hosts are counted anew")

@@ -18,9 +18,9 @@ HMAC(key, "mpctl agent messages" a b), and message number n (0, 1, 2, ...) is se
 Both ends count, so that a message that was changed, repeated, left out or reordered on its way ends
 the connection. Nothing is encrypted.
 
-From the launcher come ping, start (a torchrun), end (it), stop (ask the ranks to save and end),
-request (something else, by name) and bye; from an agent hello, report (NodeState of its attempt),
-result (of a request) and pong. Each body is one JSON object with a `type`.
+From the launcher come welcome, ping, start (a torchrun), end (it), stop (ask the ranks to save and
+end), request (something else, by name) and bye; from an agent hello, report (NodeState of its
+attempt), result (of a request) and pong. Each body is one JSON object with a `type`.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass as checked
 
 from mpctl.hosts.machine import HostFacts
 from mpctl.launch.attempt import NodeState
 from mpctl.launch.node.torchrun import NodeStart
+from mpctl.spec.launch import SILENCE_SECONDS
 
-PING_SECONDS, SILENCE_SECONDS = 2.0, 20.0
+PING_SECONDS = 2.0
 Role = Literal["launcher", "agent"]
 KEY_BYTES = CHALLENGE_BYTES = PROOF_BYTES = 32
 ANSWER_BYTES = CHALLENGE_BYTES + PROOF_BYTES
 """What the launcher answers to a challenge: its own, and its proof."""
 HEAD = struct.Struct(f">I{PROOF_BYTES}s")
-MESSAGE_BYTES = 1 << 24
-"""The longest body of a message."""
+MESSAGE_BYTES, HELLO_BYTES = 1 << 24, 1 << 20
+"""The longest body of a message, and of a hello."""
 
 
 @checked(frozen=True)
@@ -118,6 +119,15 @@ class Request:
 
 
 @checked(frozen=True)
+class Welcome:
+    """The launcher's first message. silence: seconds without a message after which either end
+    considers the other lost."""
+
+    silence: float
+    type: Literal["welcome"] = "welcome"
+
+
+@checked(frozen=True)
 class Command:
     """A message without arguments. end: end the attempt's ranks; stop: have them finish their step,
     save and end; bye: the launch is over."""
@@ -133,10 +143,13 @@ class Pong:
 
 
 FromAgent = Hello | Report | Result | Pong
-FromLauncher = Start | Request | Command
-FROM_AGENT: TypeAdapter[FromAgent] = TypeAdapter(FromAgent)
-FROM_LAUNCHER: TypeAdapter[FromLauncher] = TypeAdapter(FromLauncher)
-MESSAGES: TypeAdapter[FromAgent | FromLauncher] = TypeAdapter(FromAgent | FromLauncher)
+FromLauncher = Start | Request | Welcome | Command
+BY_TYPE = Field(discriminator="type")
+FROM_AGENT: TypeAdapter[FromAgent] = TypeAdapter(Annotated[FromAgent, BY_TYPE])
+FROM_LAUNCHER: TypeAdapter[FromLauncher] = TypeAdapter(Annotated[FromLauncher, BY_TYPE])
+MESSAGES: TypeAdapter[FromAgent | FromLauncher] = TypeAdapter(
+    Annotated[FromAgent | FromLauncher, BY_TYPE]
+)
 
 
 def encode(message: FromAgent | FromLauncher) -> bytes:
@@ -145,10 +158,12 @@ def encode(message: FromAgent | FromLauncher) -> bytes:
 
 class Connection:
     """The agent's end, once both ends have proved that they know the key. is_open: until the
-    launcher closes it or a message arrives that the launcher cannot have sent."""
+    launcher closes it or a message arrives that the launcher cannot have sent; silence: seconds
+    without a message after which the launcher is considered lost, which it says in its first."""
 
     def __init__(self, opened: socket.socket, handshake: Handshake) -> None:
         self.socket, self.is_open = opened, True
+        self.silence = SILENCE_SECONDS
         self.sent = handshake.messages_of("agent")
         self.received = handshake.messages_of("launcher")
         self.pending = bytearray()
@@ -169,7 +184,7 @@ class Connection:
     def send(self, message: FromAgent) -> None:
         """Send a message; a peer that is gone closes the connection."""
         try:
-            self.socket.settimeout(SILENCE_SECONDS)
+            self.socket.settimeout(self.silence)
             self.socket.sendall(self.sent.seal(encode(message)))
         except OSError:
             self.is_open = False
@@ -189,7 +204,10 @@ class Connection:
         messages = []
         try:
             while (body := self._next_body()) is not None:
-                messages.append(FROM_LAUNCHER.validate_json(body))
+                message = FROM_LAUNCHER.validate_json(body)
+                if isinstance(message, Welcome):
+                    self.silence = message.silence
+                messages.append(message)
         except (ValueError, Unproved):
             self.is_open = False
         return messages
@@ -294,10 +312,10 @@ class MessageKey:
         return hmac.digest(self.key, number + body, "sha256")
 
 
-def parse_head(head: bytes) -> tuple[int, bytes]:
+def parse_head(head: bytes, most: int = MESSAGE_BYTES) -> tuple[int, bytes]:
     """The length of a message's body and its HMAC, from its first HEAD.size bytes. Raises Unproved
-    for one longer than MESSAGE_BYTES."""
+    for one longer than `most`."""
     length, mac = HEAD.unpack(head)
-    if length > MESSAGE_BYTES:
-        raise Unproved(f"a message of {length:,} bytes, at most {MESSAGE_BYTES:,} are accepted")
+    if length > most:
+        raise Unproved(f"a message of {length:,} bytes, at most {most:,} are accepted")
     return length, mac

@@ -4,16 +4,14 @@ The thread only moves messages: it stores the last hello and report of each host
 requests, and when the host last sent anything. All other code of the launcher calls the methods of
 ControlServer, from its own thread.
 
-Whoever connects has HELLO_SECONDS to prove that it knows the key of the launch (messages.py) and
-to say hello; nothing else of it is read before. Of unproved connections at most as many as the
-launch has hosts, and SPARE more, stay open; then the oldest is closed. So strangers can neither
-fill the memory nor lock out an agent, whose handshake takes milliseconds.
+Whoever connects must prove at once that it knows the key of the launch (admission.py); nothing else
+of it is read before. Of unproved connections at most as many as the launch has hosts, and SPARE
+more, stay open. A peer that knows the key has HELLO_SECONDS to say hello.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import socket
 import threading
 import time
@@ -25,12 +23,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpctl.launch.attempt import NodeState
+from mpctl.launch.control.admission import Admission
 from mpctl.launch.control.messages import (
-    CHALLENGE_BYTES,
     FROM_AGENT,
     HEAD,
+    HELLO_BYTES,
+    MESSAGE_BYTES,
     PING_SECONDS,
-    PROOF_BYTES,
     SILENCE_SECONDS,
     Command,
     FromAgent,
@@ -41,16 +40,18 @@ from mpctl.launch.control.messages import (
     Report,
     Request,
     Result,
+    Unproved,
+    Welcome,
     encode,
     new_key,
     parse_head,
 )
 
-HELLO_SECONDS, SPARE, BUFFER_BYTES = 5.0, 8, 1 << 16
+HELLO_SECONDS, SPARE, BUFFER_BYTES = 30.0, 1024, 1 << 16
+CLOSE_SECONDS = 20.0
 PORT_TRIES = 20
 CLOCK_SAMPLES = 8
 GONE = "its node agent ended"
-SILENT = f"it has not answered for {SILENCE_SECONDS:g} s"
 
 
 @dataclass
@@ -89,32 +90,39 @@ class HostLink:
 class ControlServer:
     """Serves the agents of the hosts with these names, in the order of the plan's nodes.
 
-    key: what a host must read in the run directory to take part; port: where agents connect.
+    silence: seconds without a message after which either end considers the other lost; key: what a
+    host must read in the run directory to take part, a new one when None; port: where agents
+    connect.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(
+        self, names: Sequence[str], silence: float = SILENCE_SECONDS, key: bytes | None = None
+    ) -> None:
         self.links = [HostLink(node, name) for node, name in enumerate(names)]
-        self.key = new_key()
+        self.silence = silence
+        self.key = key or new_key()
         self.port = 0
         self.requests = 0
-        self.unproved: dict[asyncio.StreamWriter, None] = {}
         self.loop = asyncio.new_event_loop()
+        self.admission = Admission(self.loop, self.key, len(self.links) + SPARE, self._admit)
+        self.connections = set[asyncio.Task[None]]()
         self.thread = threading.Thread(target=self._serve, name="control", daemon=True)
-        self.started = threading.Event()
+        self.started: Future[None] = Future()
 
     def open(self, addresses: Sequence[str] = ()) -> None:
-        """Listen at these addresses of this host, at all of them by default, at a free port."""
+        """Listen at these addresses of this host, at all of them by default, at a free port. Raises
+        OSError when it cannot."""
         self.sockets = listen(addresses)
         self.port = self.sockets[0].getsockname()[1]
         self.thread.start()
-        self.started.wait()
+        self.started.result()
 
     def close(self) -> None:
         """Notify all agents that the launch is over, and stop serving."""
         self.broadcast(Command("bye"))
-        asyncio.run_coroutine_threadsafe(self._drain(), self.loop).result(SILENCE_SECONDS)
+        asyncio.run_coroutine_threadsafe(self._drain(), self.loop).result(CLOSE_SECONDS)
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(SILENCE_SECONDS)
+        self.thread.join(CLOSE_SECONDS)
 
     def send(self, node: int, message: FromLauncher) -> None:
         """Send a message to a host; a lost host does not get it."""
@@ -129,11 +137,8 @@ class ControlServer:
         error, or when the host is lost."""
         self.requests += 1
         result: Future[Any] = Future()
-        link = self.links[node]
-        link.results[self.requests] = result
-        if link.lost:
-            self._abandon(link)
-        self.send(node, Request(self.requests, name, arguments))
+        request = Request(self.requests, name, arguments)
+        self.loop.call_soon_threadsafe(self._ask, self.links[node], request, result)
         return result
 
     def dismiss(self, node: int, why: str) -> None:
@@ -150,57 +155,46 @@ class ControlServer:
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
-        servers = [
-            self.loop.run_until_complete(
-                asyncio.start_server(self._agent, sock=opened, limit=BUFFER_BYTES)
-            )
-            for opened in self.sockets
-        ]
-        ping = self.loop.create_task(self._ping())
-        self.started.set()
+        try:
+            self.admission.open(self.sockets)
+            ping = self.loop.create_task(self._ping())
+        except BaseException as error:
+            self.loop.close()
+            self.started.set_exception(error)
+            return
+        self.started.set_result(None)
         self.loop.run_forever()
-        for server in servers:
-            server.close()
+        self.admission.close(self.sockets)
         for task in (ping, *asyncio.all_tasks(self.loop)):
             task.cancel()
         self.loop.run_until_complete(asyncio.sleep(0))
         self.loop.close()
 
-    async def _agent(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, from its handshake to its end."""
-        link = None
+    def _admit(self, opened: socket.socket, handshake: Handshake) -> None:
+        """Serve a peer that knows the key."""
+        connection = self.loop.create_task(self._agent(opened, handshake))
+        self.connections.add(connection)
+        connection.add_done_callback(self.connections.discard)
+
+    async def _agent(self, opened: socket.socket, handshake: Handshake) -> None:
+        """One connection, from its hello to its end."""
+        link, why = None, GONE
+        opening = handshake.messages_of("agent")
+        reader, writer = await asyncio.open_connection(sock=opened, limit=BUFFER_BYTES)
         try:
             async with asyncio.timeout(HELLO_SECONDS):
-                self._make_room(writer)
-                handshake = await self._prove(reader, writer)
-                opening = handshake.messages_of("agent")
-                link = self._welcome(await _next_message(reader, opening), writer, handshake)
-            self.unproved.pop(writer, None)
+                hello = await _next_message(reader, opening, HELLO_BYTES)
+            link = self._welcome(hello, writer, handshake)
             while link is not None:
-                self._receive(link, await _next_message(reader, opening))
-        except (ValueError, OSError, EOFError, TimeoutError, asyncio.CancelledError):
-            pass  # not an agent, one that was killed, or the server is closed
+                self._receive(link, await _next_message(reader, opening, MESSAGE_BYTES))
+        except (Unproved, ValueError) as error:
+            why = f"a message from its node agent was refused: {_first_line(error)}"
+        except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
+            pass  # it was killed, says nothing, or the server is closed
         finally:
-            self.unproved.pop(writer, None)
             if link and link.writer is writer:
-                self._lose(link, GONE)
+                self._lose(link, why)
             writer.close()
-
-    def _make_room(self, writer: asyncio.StreamWriter) -> None:
-        """Count a new connection as unproved; close the oldest if there are too many."""
-        self.unproved[writer] = None
-        if len(self.unproved) > len(self.links) + SPARE:
-            next(iter(self.unproved)).transport.abort()
-            self.unproved.pop(next(iter(self.unproved)))
-
-    async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Handshake:
-        """Prove to an agent that this is the launcher, and have it prove itself. Raises Unproved
-        when it does not."""
-        challenge = await reader.readexactly(CHALLENGE_BYTES)
-        handshake = Handshake(self.key, challenge, secrets.token_bytes(CHALLENGE_BYTES))
-        writer.write(handshake.launcher + handshake.proof("launcher"))
-        handshake.require("agent", await reader.readexactly(PROOF_BYTES))
-        return handshake
 
     def _welcome(
         self, hello: FromAgent, writer: asyncio.StreamWriter, handshake: Handshake
@@ -209,6 +203,7 @@ class ControlServer:
             return None
         link.connected = link.heard = time.monotonic()
         link.writer, link.sealing = writer, handshake.messages_of("launcher")
+        self._write(link, Welcome(self.silence))
         link.hello = hello
         return link
 
@@ -239,13 +234,27 @@ class ControlServer:
         if link.writer is not None and link.sealing is not None and not link.lost:
             link.writer.write(link.sealing.seal(encode(message)))
 
+    def _ask(self, link: HostLink, request: Request, result: Future[Any]) -> None:
+        link.results[request.number] = result
+        if link.lost:
+            self._abandon(link)
+        self._write(link, request)
+
     async def _ping(self) -> None:
         while True:
             for link in self.links:
-                self._write(link, Command("ping"))
-                if link.is_ready and time.monotonic() - link.heard > SILENCE_SECONDS:
-                    self._lose(link, SILENT)
+                try:
+                    self._check(link)
+                except Exception as error:  # of one link: the others are pinged all the same
+                    about = {"message": f"no ping to {link.name}", "exception": error}
+                    self.loop.call_exception_handler(about)
             await asyncio.sleep(PING_SECONDS)
+
+    def _check(self, link: HostLink) -> None:
+        """Ping a host, or find that it is lost."""
+        self._write(link, Command("ping"))
+        if link.is_ready and time.monotonic() - link.heard > self.silence:
+            self._lose(link, f"it has not answered for {self.silence:g} s (launch.silence_seconds)")
 
     async def _drain(self) -> None:
         writers = [link.writer for link in self.links if link.writer and not link.lost]
@@ -266,10 +275,15 @@ class ControlServer:
             link.results.popitem()[1].set_exception(RuntimeError(link.lost))
 
 
-async def _next_message(reader: asyncio.StreamReader, opening: MessageKey) -> FromAgent:
-    """The next message of an agent. Raises Unproved for one that it did not send, ValueError for
-    one that is none, EOFError at the end of the connection."""
-    length, mac = parse_head(await reader.readexactly(HEAD.size))
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+async def _next_message(reader: asyncio.StreamReader, opening: MessageKey, most: int) -> FromAgent:
+    """The next message of an agent, of at most so many bytes. Raises Unproved for one that is
+    longer or that it did not send, ValueError for one that is none, EOFError at the end of the
+    connection."""
+    length, mac = parse_head(await reader.readexactly(HEAD.size), most)
     body = await reader.readexactly(length)
     opening.check(mac, body)
     return FROM_AGENT.validate_json(body)

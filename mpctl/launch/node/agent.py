@@ -1,13 +1,15 @@
 """A node agent: runs the ranks of one host for a launcher elsewhere, and ends with it.
 
-    python -m mpctl.launch.node.agent RUN --connect HOST:PORT --key FILE [--node I]
+    python -m mpctl.launch.node.agent RUN --connect HOST:PORT --key FILE [--seconds S] [--node I]
 
 It connects to the launcher's control server (launch/control/), where both prove that they know the
-key in the run directory; it sends the facts of this host and then obeys the launcher: start
-torchrun, end it, answer requests. It reports the state of its ranks every REPORT_SECONDS, and at
-once when their phase has changed: all have joined, one has failed, torchrun has ended. When the
-connection closes, when nothing is heard for SILENCE_SECONDS or when a signal asks it to end, it
-ends its ranks and exits; when it is killed, the kernel kills torchrun and the ranks with it.
+key in the run directory, and tries for S seconds where something answers that does not prove
+itself: the launcher closes connections while strangers open too many. It sends the facts of this
+host and then obeys the launcher: start torchrun, end it, answer requests. It reports the state of
+its ranks every REPORT_SECONDS, and at once when their phase has changed: all have joined, one has
+failed, torchrun has ended. When the connection closes, when nothing is heard for
+`launch.silence_seconds` or when a signal asks it to end, it ends its ranks and exits; when it is
+killed, the kernel kills torchrun and the ranks with it.
 
 Each request (REQUESTS) is one function that is called in a thread, so that pings and reports
 continue meanwhile.
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import signal
 import socket
 import sys
@@ -37,7 +40,6 @@ from mpctl.hosts.modules import run_module
 from mpctl.hosts.network import any_free_port, socket_interfaces
 from mpctl.launch.attempt import AttemptPhase, NodeState
 from mpctl.launch.control.messages import (
-    SILENCE_SECONDS,
     Connection,
     FromLauncher,
     Hello,
@@ -54,9 +56,13 @@ from mpctl.launch.node.torchrun import RANK_VARIABLES, NodeStart, NodeTorchrun, 
 from mpctl.rundir.directory import RunDir
 
 POLL_SECONDS, REPORT_SECONDS, CONNECT_SECONDS = 0.05, 1.0, 20.0
-PROVE_SECONDS, RETRY_SECONDS, KEY_SECONDS = 5.0, 0.5, 5.0
-"""How long a peer may take to prove itself; the pause before it is tried again; how long a network
-file system may take to show the key."""
+PROVE_SECONDS, KEY_SECONDS = 5.0, 5.0
+"""How long a peer may take to prove itself; how long a network file system may take to show the
+key."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+"""Before a launcher that did not prove itself is tried again; twice as long each time."""
+ANSWERS = (Unproved, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
+"""What ends a handshake with a peer that is there."""
 SSH_CLIENT = "@ssh"
 """In `--connect`: the address that sshd saw this login come from (SSH_CONNECTION)."""
 Requests = Mapping[str, Callable[..., Any]]
@@ -105,8 +111,10 @@ class Agent:
                 for message in self.connection.receive(POLL_SECONDS):
                     self.heard, self.is_welcome = time.monotonic(), True
                     self._obey(message)
-                if time.monotonic() - self.heard > SILENCE_SECONDS:
-                    print(f"the launcher was silent for {SILENCE_SECONDS:g} s", file=sys.stderr)
+                silence = self.connection.silence
+                if time.monotonic() - self.heard > silence:
+                    told = f"the launcher was silent for {silence:g} s (launch.silence_seconds)"
+                    print(told, file=sys.stderr)
                     break
                 while not self.results.empty():
                     self.connection.send(self.results.get())
@@ -175,26 +183,48 @@ class Agent:
 
 
 def connect(addresses: str, key: bytes, seconds: float = CONNECT_SECONDS) -> Connection:
+    """A connection to the launcher at ADDRESS[,ADDRESS...]:PORT, as `connect_once` finds it. Tries
+    again, with pauses, for `seconds` where something answers at one of them; where nothing does,
+    for at most CONNECT_SECONDS. Raises OSError when it finds none."""
+    _parse(addresses)
+    begin, pause = time.monotonic(), FIRST_PAUSE
+    while True:
+        try:
+            return connect_once(addresses, key, min(seconds, CONNECT_SECONDS))
+        except OSError as error:
+            is_answered = isinstance(error, Unproved)
+            patience = seconds if is_answered else min(seconds, CONNECT_SECONDS)
+            if time.monotonic() + pause > begin + patience:
+                raise
+        # By chance, so that a thousand agents that were turned away do not come back together.
+        time.sleep(pause * random.uniform(0.5, 1.0))
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def connect_once(addresses: str, key: bytes, seconds: float) -> Connection:
     """A connection to the launcher at ADDRESS[,ADDRESS...]:PORT, the first where the peer proves to
     be the launcher; each gets an equal part of the time. The address @ssh is that of the host from
-    which ssh logged in here. Raises OSError when none answers."""
+    which ssh logged in here. Raises Unproved when one answered, another OSError when none did."""
+    known, port = _parse(addresses)
+    reasons, is_answered = [], False
+    for address in known:
+        try:
+            return _prove(address, port, key, seconds / len(known))
+        except OSError as error:
+            is_answered = is_answered or isinstance(error, ANSWERS)
+            reasons.append(f"{address} port {port}: {error.strerror or error}")
+    text = "; ".join(reasons)
+    raise Unproved(text) if is_answered else OSError(text)
+
+
+def _parse(addresses: str) -> tuple[list[str], int]:
+    """The addresses and the port of a launcher. Raises OSError when no address is known."""
     names, _, port = addresses.rpartition(":")
     login = os.environ.get("SSH_CONNECTION", "").partition(" ")[0]
     known = [login if name == SSH_CLIENT else name.strip("[]") for name in names.split(",")]
-    known = [address for address in known if address]
-    deadline = time.monotonic() + seconds
-    while True:
-        reasons, is_answered = [], False
-        for address in dict.fromkeys(known):
-            try:
-                return _prove(address, int(port), key, seconds / len(known))
-            except OSError as error:
-                is_answered = is_answered or isinstance(error, Unproved)
-                reasons.append(f"{address} port {port}: {error.strerror or error}")
-        # The launcher itself closes connections while strangers open too many.
-        if not is_answered or time.monotonic() >= deadline:
-            raise OSError("; ".join(reasons) or "no address is known")
-        time.sleep(RETRY_SECONDS)
+    if not any(known):
+        raise OSError("no address is known")
+    return list(dict.fromkeys(filter(None, known))), int(port)
 
 
 def _prove(address: str, port: int, key: bytes, seconds: float) -> Connection:
@@ -246,6 +276,7 @@ def main(
     parser.add_argument("run", type=Path)
     parser.add_argument("--connect", required=True)
     parser.add_argument("--key", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=CONNECT_SECONDS)
     parser.add_argument("--node", type=int)
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, _end)
@@ -257,7 +288,7 @@ def main(
     except OSError as error:
         sys.exit(f"{known_name()} {NO_RUN_DIR}: {error}")
     try:
-        connection = connect(options.connect, key)
+        connection = connect(options.connect, key, options.seconds)
     except OSError as error:
         sys.exit(f"the launcher cannot be reached: {error}")
     say_hello(connection, options.node)

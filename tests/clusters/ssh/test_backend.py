@@ -67,7 +67,7 @@ def test_chosen_slots_become_the_visible_devices() -> None:
     assert device_environment(SshHost("n1")) == {}
 
 
-ORDER = AgentOrder(Path("/runs/a run"), Path("/runs/a run/nodes/key-1"), 4321)
+ORDER = AgentOrder(Path("/runs/a run"), Path("/runs/a run/nodes/key-1"), 4321, 300)
 TWO_BY_TWO = {"cluster.nodes": 2, "cluster.gpus_per_node": 2, "parallel.tp": 2}
 
 
@@ -139,6 +139,7 @@ def test_the_agent_of_a_host_gets_run_key_node_and_ways_to_the_launcher() -> Non
     assert agents.command(1)[-1] == (
         "exec env NCCL_DEBUG=INFO CUDA_VISIBLE_DEVICES=5,7 PYTHONSAFEPATH=1 /py "
         "-m mpctl.launch.node.agent '/runs/a run' --connect=@ssh,10.0.0.5,fd00::5:4321 "
+        "--seconds=300 "
         "'--key=/runs/a run/nodes/key-1' --node=1"
     )
 
@@ -191,7 +192,7 @@ def starter(folder: Path, **script: dict[str, object]) -> SshStarter:
     fake.write_text(FAKE_SSH.format(python=sys.executable, script=json.dumps(script)))
     fake.chmod(0o755)
     hosts = [SshHost(name) for name in script]
-    order = AgentOrder(folder, folder / "key", 4321)
+    order = AgentOrder(folder, folder / "key", 4321, 300)
     return SshStarter(SshSpec(), hosts, order, {"PATH": str(folder)})
 
 

@@ -18,9 +18,11 @@ SECONDS = 20.0
 
 
 @contextmanager
-def serving(*names: str, address: str = "127.0.0.1") -> Iterator[ControlServer]:
-    """A server for hosts with these names."""
-    server = ControlServer(names)
+def serving(
+    *names: str, address: str = "127.0.0.1", key: bytes | None = None, silence: float = 20.0
+) -> Iterator[ControlServer]:
+    """A server for hosts with these names. key: chosen by the server when None."""
+    server = ControlServer(names, silence, key)
     server.open(addresses=[address])
     try:
         yield server

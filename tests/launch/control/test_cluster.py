@@ -182,9 +182,9 @@ def test_a_host_is_not_lost_while_its_ranks_have_not_started(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Data may be prepared for minutes between the first contact and the first attempt."""
-    monkeypatch.setattr(server_module, "SILENCE_SECONDS", 2.0)
     monkeypatch.setattr(server_module, "PING_SECONDS", 0.2)
     with hosts.connected() as cluster:
+        cluster.server.silence = 2.0
         time.sleep(3.0)
         assert [link.lost for link in cluster.links] == ["", ""]
 
@@ -192,7 +192,7 @@ def test_a_host_is_not_lost_while_its_ranks_have_not_started(
 @pytest.mark.slow
 def test_a_host_that_does_not_see_the_run_directory_is_refused(hosts: Hosts) -> None:
     def blind(order: AgentOrder) -> LocalAgents:
-        return LocalAgents(AgentOrder(order.run, order.key.with_name("absent"), order.port))
+        return LocalAgents(replace(order, key=order.key.with_name("absent")))
 
     connected = agent_cluster(["n0", "n1"], hosts.run, blind, print, patience=60)
     with pytest.raises(InputError) as caught, connected:

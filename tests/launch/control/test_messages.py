@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,11 +21,13 @@ from mpctl.launch.control.messages import (
     CHALLENGE_BYTES,
     HEAD,
     MESSAGE_BYTES,
+    PROOF_BYTES,
     Command,
     Connection,
     Handshake,
     Start,
     Unproved,
+    Welcome,
     encode,
     new_key,
     parse_head,
@@ -96,6 +99,40 @@ def test_an_agent_tries_addresses_until_it_finds_the_launcher() -> None:
     ):
         found = connect(f"127.0.0.1,127.0.0.2:{server.port}", server.key, 0.5)
         assert found.socket.getpeername()[0] == "127.0.0.2"
+
+
+def test_an_agent_that_is_turned_away_tries_again() -> None:
+    """A launcher closes connections while strangers open too many: with a reset, where something of
+    them was not read."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def turn_away_twice() -> None:
+            for _ in range(2):
+                opened, _ = listener.accept()
+                opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                opened.close()
+            opened, _ = listener.accept()
+            handshake = Handshake(KEY, opened.recv(CHALLENGE_BYTES), B)
+            opened.sendall(B + handshake.proof("launcher"))
+            handshake.require("agent", opened.recv(PROOF_BYTES))
+
+        thread = threading.Thread(target=turn_away_twice)
+        thread.start()
+        connect(f"127.0.0.1:{listener.getsockname()[1]}", KEY, 30)
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def test_a_launcher_that_is_silent_is_lost(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    near, far = socket.socketpair()
+    handshake = Handshake(KEY, A, B)
+    sending = handshake.messages_of("launcher")
+    with near, far:
+        near.sendall(sending.seal(encode(Welcome(0.2))))
+        Agent(RunDir(tmp_path), Connection(far, handshake)).serve()
+    assert "silent for 0.2 s (launch.silence_seconds)" in capfd.readouterr().err
 
 
 def test_a_go_between_can_neither_change_nor_add_messages(server: ControlServer) -> None:

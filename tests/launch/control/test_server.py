@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 import socket
 import struct
+import threading
 import time
+from collections import deque
 from contextlib import ExitStack
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from mpctl.launch.attempt import NodeState
+from mpctl.launch.control import admission as admission_module
 from mpctl.launch.control import server as server_module
-from mpctl.launch.control.messages import ANSWER_BYTES, Command, Connection, Pong, Report, new_key
-from mpctl.launch.control.server import ControlServer
+from mpctl.launch.control.admission import Admission
+from mpctl.launch.control.messages import (
+    ANSWER_BYTES,
+    Command,
+    Connection,
+    MessageKey,
+    Pong,
+    Report,
+    new_key,
+)
+from mpctl.launch.control.server import ControlServer, HostLink
+from mpctl.launch.node.agent import connect
 from tests.launch.control.peers import (
+    SECONDS,
     RecordingSocket,
     agent,
     hello,
     is_closed,
     is_seated,
     open_socket,
+    serving,
     until,
 )
 
@@ -105,11 +121,12 @@ def test_a_flood_before_the_proof_takes_no_memory(server: ControlServer) -> None
 
 
 def test_hundreds_of_silent_connections_keep_no_agent_out(server: ControlServer) -> None:
+    server.admission.most = 10
     with ExitStack() as opened:
         silent = [opened.enter_context(open_socket(server.port)) for _ in range(300)]
         first = agent(server, 0)
         assert until(lambda: ready(server) == [0])
-        assert len(server.unproved) <= len(server.links) + server_module.SPARE
+        assert server.admission.count <= 10
         assert is_closed(silent[0])
         more = [opened.enter_context(open_socket(server.port)) for _ in range(50)]
         second = agent(server, 1)
@@ -117,10 +134,80 @@ def test_hundreds_of_silent_connections_keep_no_agent_out(server: ControlServer)
         assert first.is_open and second.is_open and more
 
 
+def test_a_source_with_few_connections_keeps_them(server: ControlServer) -> None:
+    server.admission.most = 10
+    with ExitStack() as opened:
+        near = socket.create_connection(
+            ("127.0.0.1", server.port), SECONDS, source_address=("127.0.0.2", 0)
+        )
+        opened.enter_context(near)
+        flood = [opened.enter_context(open_socket(server.port)) for _ in range(100)]
+        assert is_closed(flood[0]) and is_closed(flood[89])
+        connection = Connection.prove(near, server.key, SECONDS)
+        connection.send(hello(0))
+        assert until(lambda: ready(server) == [0])
+
+
+def test_a_flood_of_its_own_address_does_not_keep_an_agent_out(server: ControlServer) -> None:
+    """Connections are opened without pause, and the oldest of them are closed with resets."""
+    server.admission.most, is_over = 10, threading.Event()
+
+    def flood() -> None:
+        opened: deque[socket.socket] = deque()
+        while not is_over.is_set():
+            peer = socket.socket()
+            peer.setblocking(False)
+            peer.connect_ex(("127.0.0.1", server.port))
+            opened.append(peer)
+            if len(opened) > 100:
+                opened.popleft().close()
+
+    stranger = threading.Thread(target=flood)
+    stranger.start()
+    try:
+        for node in range(2):
+            connection = connect(f"127.0.0.1:{server.port}", server.key, SECONDS)
+            connection.send(hello(node))
+            assert until(lambda node=node: server.links[node].is_ready)
+    finally:
+        is_over.set()
+        stranger.join()
+
+
+def test_a_launcher_out_of_files_lets_strangers_go_first(
+    server: ControlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = iter([OSError(errno.EMFILE, "Too many open files")] * 2)
+
+    class Listener(socket.socket):
+        def accept(self) -> tuple[socket.socket, Any]:
+            for error in refused:
+                raise error
+            return super().accept()
+
+    silent = [open_socket(server.port) for _ in range(2)]
+    assert until(lambda: server.admission.count == 2)
+    listener = Listener(fileno=server.sockets[0].detach())
+    server.loop.call_soon_threadsafe(server.loop.remove_reader, listener.fileno())
+    server.sockets[0] = listener
+    server.loop.call_soon_threadsafe(server.admission.open, server.sockets)
+    assert is_seated(server, 0)
+    assert all(is_closed(peer) for peer in silent)
+
+
+def test_an_address_that_cannot_be_served_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(admission: Admission, listeners: object) -> None:
+        raise OSError("no more watches")
+
+    monkeypatch.setattr(Admission, "open", refuse)
+    with pytest.raises(OSError, match="no more watches"):
+        ControlServer(["n0"]).open(["127.0.0.1"])
+
+
 def test_a_silent_connection_is_closed_in_time(
     server: ControlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "HELLO_SECONDS", 0.3)
+    monkeypatch.setattr(admission_module, "PROVE_SECONDS", 0.3)
     opened, begin = open_socket(server.port), time.monotonic()
     assert is_closed(opened)
     assert time.monotonic() - begin < 10
@@ -191,20 +278,84 @@ def test_a_lost_host_stays_lost_until_the_launcher_asks_for_it(server: ControlSe
     assert is_seated(server, 0)
 
 
-@pytest.mark.parametrize("change", ["body", "repeated", "left out", "too long"])
+def test_a_silent_host_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "PING_SECONDS", 0.02)
+    with serving("n0", "n1", silence=0.5) as served:
+        silent, talking = agent(served, 0), agent(served, 1)
+        assert until(lambda: ready(served) == [0, 1])
+        assert [m.type for m in silent.receive(SECONDS)][:1] == ["welcome"]
+        assert silent.silence == 0.5
+
+        def is_lost() -> str:
+            talking.send(Pong())
+            return served.links[0].lost
+
+        assert until(is_lost)
+        reason = "it has not answered for 0.5 s (launch.silence_seconds)"
+        assert served.links[0].lost == reason and ready(served) == [1]
+        assert is_closed(silent.socket)
+
+
+def test_an_error_about_one_host_does_not_end_the_pings(
+    server: ControlServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_module, "PING_SECONDS", 0.02)
+    connections = [agent(server, node) for node in range(2)]
+    assert until(lambda: ready(server) == [0, 1])
+    server.links[0].sealing = cast(MessageKey, object())
+    received: list[str] = []
+    while received.count("ping") < 3:
+        received += [message.type for message in connections[1].receive(SECONDS)]
+    assert "no ping to n0" in caplog.text
+
+
+def test_a_request_to_a_lost_host_is_answered_in_the_thread_of_the_server(
+    server: ControlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection, threads, abandon = agent(server, 0), set[str](), server._abandon
+    assert until(lambda: ready(server) == [0])
+
+    def note(link: HostLink) -> None:
+        threads.add(threading.current_thread().name)
+        abandon(link)
+
+    monkeypatch.setattr(server, "_abandon", note)
+    asked = server.request(0, "stacks")
+    connection.socket.close()
+    for answer in (asked, server.request(0, "stacks")):
+        with pytest.raises(RuntimeError, match="its node agent ended"):
+            answer.result(SECONDS)
+    with pytest.raises(RuntimeError, match="its node agent ended"):
+        server.request(0, "stacks").result(SECONDS)
+    assert threads == {"control"}
+
+
+REFUSED = {
+    "body": "changed on its way, repeated or left out",
+    "repeated": "changed on its way, repeated or left out",
+    "left out": "changed on its way, repeated or left out",
+    "too long": "a message of 2,147,483,648 bytes, at most 16,777,216 are accepted",
+    "no message": "validation error",
+}
+
+
+@pytest.mark.parametrize("change", REFUSED)
 def test_a_message_that_was_changed_ends_the_connection(server: ControlServer, change: str) -> None:
     connection = agent(server, 0)
     assert until(lambda: ready(server) == [0])
-    sealed = connection.sent.seal(b'{"type":"pong"}')
+    first = b'{"type":"kong"}' if change == "no message" else b'{"type":"pong"}'
+    sealed = connection.sent.seal(first)
     following = connection.sent.seal(b'{"type":"pong"}')
     sent = {
         "body": sealed.replace(b"pong", b"PONG"),
         "repeated": sealed + sealed,
         "left out": following,
         "too long": struct.pack(">I", 1 << 31) + sealed[4:],
+        "no message": sealed,
     }
     connection.socket.sendall(sent[change])
     assert until(lambda: server.links[0].lost)
+    assert REFUSED[change] in server.links[0].lost
     assert is_closed(connection.socket)
 
 

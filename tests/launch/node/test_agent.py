@@ -33,8 +33,7 @@ KEY = new_key()
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    with serving("n0") as server:
-        server.key = KEY
+    with serving("n0", key=KEY) as server:
         yield server.port
 
 
@@ -69,7 +68,7 @@ def test_every_address_that_failed_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(OSError, match="refused") as error:
-        connect(f"127.0.0.1,127.0.0.2:{port}", KEY, 5)
+        connect(f"127.0.0.1,127.0.0.2:{port}", KEY, 0.2)
     assert f"127.0.0.1 port {port}: " in str(error.value)
     assert f"127.0.0.2 port {port}: " in str(error.value)
 
@@ -83,8 +82,8 @@ def test_own_addresses_are_reachable_from_other_hosts() -> None:
 def test_an_agent_without_ranks_answers_pings_also_while_a_request_takes_long(
     tmp_path: Path,
 ) -> None:
-    """The launcher considers a host lost after SILENCE_SECONDS without a message, and a launch may
-    prepare data for longer than that before ranks start."""
+    """The launcher considers a host lost after `launch.silence_seconds` without a message; before
+    ranks start it may prepare data for longer than that."""
     near, far = socket.socketpair()
     handshake = Handshake(KEY, b"a" * 32, b"b" * 32)
     sending, receiving = handshake.messages_of("launcher"), handshake.messages_of("agent")
