@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
 from mpctl.batch.rows import Raw, as_others_run, load_row, parse_line, require_countable
-from mpctl.cores import usable_cores
+from mpctl.cores import core_count
 from mpctl.errors import InputError, Issue, Status
 from mpctl.estimate.job import Estimate
 from mpctl.planning.plan import Plan, make_plan
@@ -250,7 +250,7 @@ Block = list[tuple[int, bytes | None]]
 
 def process_count() -> int:
     """The number of processes: one per core, few enough to keep their memory small."""
-    return min(MOST_PROCESSES, len(usable_cores()))
+    return min(MOST_PROCESSES, core_count())
 
 
 def answers_by_processes(

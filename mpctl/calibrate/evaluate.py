@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from mpctl.calibrate.runs import Constant, Kind, Run
-from mpctl.cores import usable_cores
+from mpctl.cores import core_count
 from mpctl.errors import InputError
 from mpctl.layout.job_layout import JobLayout
 from mpctl.spec.job import JobSpec
@@ -82,7 +82,7 @@ def own_constants(runs: Sequence[Run], constants: Sequence[Constant]) -> list[li
 
 def _processes(own: OwnConstants) -> int:
     estimates = 10 * sum(map(len, own))
-    return max(1, min(len(usable_cores()), estimates // WORTH))
+    return max(1, min(core_count(), estimates // WORTH))
 
 
 def _evaluate_here(runs: Mapping[int, Run], own: OwnConstants) -> Evaluate:

@@ -188,7 +188,7 @@ def _processor(processor: Processor) -> Iterator[Finding]:
             f"the control group grants {processor.quota:g} of {processor.cores} processors: more "
             "threads than that are stopped again and again"
         )
-        hint = "raise the limit, or set launch.threads_per_rank so that all ranks fit into it"
+        hint = "raise the limit; without launch.threads_per_rank mpctl divides what is granted"
         yield warning("cpu-quota", "processors", message, hint)
     if processor.load is not None and is_busy(processor.load, processor.cores):
         message = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from mpctl.cores import within_quota
 from mpctl.doctor.documents import Finding, Gpus, HostReport, Limits, TorchFacts, error, warning
 from mpctl.estimate.states import most_at_once
 from mpctl.hosts.checks import Device
@@ -110,13 +111,14 @@ def job_findings(host: HostReport, needs: Needs) -> Iterator[Finding]:
         )
     if host.limits is not None:
         yield from _limits(host.limits, needs)
-    threads = needs.threads
-    if host.processor is not None and threads and threads * needs.ranks > host.processor.cores:
+    threads, processor = needs.threads, host.processor
+    cores = within_quota(processor.cores, processor.quota) if processor is not None else 0
+    if processor is not None and threads and threads * needs.ranks > cores:
         yield warning(
             "threads-exceed-cores",
             "processors",
             f"{plural(needs.ranks, 'rank')} of {plural(threads, 'thread')} share "
-            f"{plural(host.processor.cores, 'processor')}",
+            f"{plural(cores, 'processor')}",
             "leave launch.threads_per_rank out: mpctl then divides the processors",
         )
 

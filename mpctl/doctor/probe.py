@@ -29,7 +29,7 @@ import psutil
 from pydantic import BaseModel
 
 import mpctl
-from mpctl.cores import usable_cores
+from mpctl.cores import CGROUPS, cpu_quota, usable_cores
 from mpctl.doctor.documents import (
     Gpu,
     Gpus,
@@ -51,7 +51,6 @@ from mpctl.doctor.filesystem import probe_folder
 from mpctl.doctor.pairs import measure_loopback
 from mpctl.errors import RunFailed
 from mpctl.hosts.machine import (
-    CGROUPS,
     ROOT,
     amd_devices,
     amd_driver,
@@ -135,17 +134,9 @@ def probe_processor() -> Processor:
         physical=psutil.cpu_count(logical=False),
         sockets=len(sockets) or None,
         numa_nodes=len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
-        quota=cpu_quota(read_text(CGROUPS / "cpu.max")),
+        quota=cpu_quota(),
         load=os.getloadavg()[0],
     )
-
-
-def cpu_quota(text: str) -> float | None:
-    """`150000 100000` (cpu.max: microseconds of a period) as 1.5 processors; None for `max`."""
-    words = text.split()
-    if len(words) != 2 or not all(word.isdecimal() for word in words) or words[1] == "0":
-        return None
-    return int(words[0]) / int(words[1])
 
 
 def probe_memory() -> Memory:

@@ -28,7 +28,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -37,7 +37,7 @@ from typing import Literal
 import psutil
 
 from mpctl import __version__
-from mpctl.cores import usable_cores
+from mpctl.cores import CGROUPS, OWN_CGROUP, control_groups, core_count
 
 HOSTS = (
     "SLURM_STEP_NUM_NODES",
@@ -60,7 +60,6 @@ VISIBLE = {
 """Variables that hide GPUs; each of AMD's hides from those that the one before has left."""
 KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
 ROOT = Path("/")
-CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 NO_LIMIT = 1 << 60  # version 1 writes a number near 2^63 for "none"
 ABSENT = "not installed"
 NO_RUN_DIR = "does not see the run directory of the launcher"
@@ -70,9 +69,9 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """cores: that this process may use; gpus: that it may see; memory_bytes: free now, within the
-    limit of the control group; hosts: allocated by the scheduler, 1 without one; idle_gpus: on the
-    PCI bus, if no driver offers any GPU to this process."""
+    """cores: that this process may keep busy; gpus: that it may see; memory_bytes: free now, within
+    the limit of the control group; hosts: allocated by the scheduler, 1 without one; idle_gpus: on
+    the PCI bus, if no driver offers any GPU to this process."""
 
     cores: int
     gpus: int
@@ -82,12 +81,13 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """This machine as this process may use it: CPU affinity, CUDA_VISIBLE_DEVICES (of AMD's GPUs
-    ROCR_ and HIP_VISIBLE_DEVICES too) and the memory limit are respected."""
+    """This machine as this process may use it: CPU affinity and quota,
+    CUDA_VISIBLE_DEVICES (of AMD's GPUs ROCR_ and HIP_VISIBLE_DEVICES too) and the memory limit are
+    respected."""
     nvidia = count_visible(_nvidia_gpus(), "NVIDIA", os.environ)
     has_files = bool(nvidia_devices() or amd_devices())
     return Machine(
-        cores=len(usable_cores()),
+        cores=core_count(),
         gpus=nvidia or count_visible(len(amd_devices()), "AMD", os.environ),
         memory_bytes=_free_memory(),
         hosts=hosts_in(os.environ),
@@ -202,7 +202,7 @@ def count_visible(present: int, vendor: Vendor, environment: Mapping[str, str]) 
 def memory_kills(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
     """How many processes of this control group the kernel has ever killed because its memory ran
     out. root: where the groups are mounted; own: the file that names the group of this process."""
-    for group in _groups(root, own):
+    for group in control_groups("memory", root, own):
         for name in ("memory.events", "memory.oom_control"):
             counts = _table(group / name)
             if "oom_kill" in counts:
@@ -213,7 +213,11 @@ def memory_kills(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
 def memory_headroom(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int | None:
     """Bytes that this process may still allocate within the limits of its group and the groups
     above it; None without a limit. Cached files do not count as used: the kernel gives them up."""
-    free = [size for group in _groups(root, own) if (size := _free_bytes(group)) is not None]
+    free = [
+        size
+        for group in control_groups("memory", root, own)
+        if (size := _free_bytes(group)) is not None
+    ]
     return min(free, default=None)
 
 
@@ -224,20 +228,6 @@ def _free_bytes(group: Path) -> int | None:
     used = _number(group / "memory.current", group / "memory.usage_in_bytes") or 0
     cached = _table(group / "memory.stat")
     return max(0, limit - used + cached.get("total_inactive_file", cached.get("inactive_file", 0)))
-
-
-def _groups(root: Path, own: Path) -> Iterator[Path]:
-    """The memory group of this process and those above it, innermost first."""
-    for line in read_text(own).splitlines():
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        base = root / "memory" if controllers else root
-        group = base / path.lstrip("/")
-        while group != base:
-            yield group
-            group = group.parent
-        yield base
 
 
 def _number(*paths: Path) -> int | None:

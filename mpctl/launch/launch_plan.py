@@ -147,8 +147,8 @@ def plan_launch(
         launch = job.launch.model_copy(update={"program_argv": argv})
         job = job.model_copy(update={"launch": launch})
     if is_submitted:
-        known = {"device": plan.job.launch.device, "threads_per_rank": None}
-        launch = job.launch.model_copy(update={**known, "on": "auto"})
+        asked = {name: getattr(plan.job.launch, name) for name in ("device", "threads_per_rank")}
+        launch = job.launch.model_copy(update={**asked, "on": "auto"})
         job = job.model_copy(update={"launch": launch})
     document = plan_document(plan, plan.require_legal(), kinds=None, ranks=False)
     files |= {

@@ -147,6 +147,9 @@ def test_threads_that_exceed_the_cores_are_a_warning() -> None:
     needs = Needs(device="cpu", ranks=8, threads=16)
     message = findings(host(), needs=needs)["threads-exceed-cores"].message
     assert message == "8 ranks of 16 threads share 64 processors"
+    fits, granted = Needs(device="cpu", ranks=4, threads=2), host(processor={"quota": 6.5})
+    message = findings(granted, needs=fits)["threads-exceed-cores"].message
+    assert message == "4 ranks of 2 threads share 6 processors"
 
 
 # ---------------------------------------------------------------- several hosts

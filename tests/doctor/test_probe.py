@@ -22,7 +22,6 @@ from mpctl.doctor.documents import (
 )
 from mpctl.doctor.host_findings import chosen_by, used_interface
 from mpctl.doctor.probe import (
-    cpu_quota,
     default_interface,
     infiniband_ports,
     parse_gpus,
@@ -120,12 +119,6 @@ def test_the_torch_process_and_its_model_agree() -> None:
 def test_only_variables_that_change_runs_are_reported() -> None:
     environment = {"NCCL_DEBUG": "INFO", "AWS_SECRET_ACCESS_KEY": "x", "OMP_NUM_THREADS": "4"}
     assert list(relevant_variables(environment)) == ["NCCL_DEBUG", "OMP_NUM_THREADS"]
-
-
-def test_the_quota_of_a_control_group() -> None:
-    assert cpu_quota("150000 100000\n") == 1.5
-    assert cpu_quota("max 100000\n") is None
-    assert cpu_quota("") is None
 
 
 LISTING = """\

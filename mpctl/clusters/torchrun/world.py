@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from mpctl.cores import usable_cores
+from mpctl.cores import cpu_quota, usable_cores, within_quota
 from mpctl.errors import InputError, Issue
 from mpctl.hosts.machine import HostFacts
 from mpctl.spec.job import JobSpec
@@ -254,33 +254,43 @@ def _way_out(world: JoinedWorld, job: JobSpec) -> str:
 
 @dataclass(frozen=True)
 class JoinedProcess:
-    """One process of a joined world. cores: the processor cores that it may use."""
+    """One process of a joined world. cores: the processor cores that it may use; quota: processors
+    that its control group grants, None without a quota."""
 
     world: JoinedWorld
     cores: tuple[int, ...]
+    quota: float | None = None
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> JoinedProcess:
         """A process from its document. Raises ValueError or TypeError when it is none."""
-        return cls(JoinedWorld(**document["world"]), tuple(document["cores"]))
+        quota = document.get("quota")
+        return cls(
+            JoinedWorld(**document["world"]),
+            tuple(document["cores"]),
+            None if quota is None else float(quota),
+        )
 
 
 def describe_process() -> dict[str, Any]:
     """This process, as JSON. Raises InputError when it is not part of a world."""
-    return {"world": asdict(require_world(os.environ)), "cores": usable_cores()}
+    world = asdict(require_world(os.environ))
+    return {"world": world, "cores": usable_cores(), "quota": cpu_quota()}
 
 
 def host_of(processes: Sequence[JoinedProcess], facts: Sequence[HostFacts]) -> HostFacts:
     """The facts of one host, from those of the processes on it.
 
     A process that sees several GPUs sees all of the host; where each sees one, these are different
-    ones.
+    ones. The processes share a quota: containers of their own are hosts of their own.
     """
     machines = [fact.machine for fact in facts]
     most = max(machine.gpus for machine in machines)
+    cores = {core for process in processes for core in process.cores}
+    quotas = [process.quota for process in processes if process.quota is not None]
     machine = replace(
         machines[0],
-        cores=len({core for process in processes for core in process.cores}),
+        cores=within_quota(len(cores), min(quotas, default=None)),
         gpus=most if most > 1 else sum(machine.gpus for machine in machines),
         memory_bytes=min(machine.memory_bytes for machine in machines),
     )

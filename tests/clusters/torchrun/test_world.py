@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
 from mpctl.clusters.torchrun.world import (
+    JoinedProcess,
     JoinedWorld,
     find_world,
+    host_of,
     require_world,
     task_counts,
     world_issues,
 )
 from mpctl.errors import InputError, Issue
+from mpctl.hosts.machine import HostFacts, Machine
 from tests.clusters.kubernetes.jobs import kubernetes_job
 from tests.clusters.torchrun.processes import (
     Environment,
@@ -166,3 +171,13 @@ def test_processes_dealt_to_the_nodes_in_turn_are_refused() -> None:
     (issue,) = issues(task(1, cyclic=True))
     assert issue.where == "SLURM_PROCID" and "rank 4" in issue.message
     assert "--distribution=block" in issue.hint
+
+
+@pytest.mark.parametrize(("quota", "cores"), [(None, 4), (3.5, 3)])
+def test_processes_of_a_host_share_its_quota(quota: float | None, cores: int) -> None:
+    """Each is bound to cores of its own."""
+    world = found(torchrun_world(0))
+    processes = [JoinedProcess.of({"world": asdict(world), "cores": pair, "quota": quota})
+                 for pair in ([0, 1], [2, 3])]  # fmt: skip
+    fact = HostFacts("n1", Machine(2, 0, 2**30), "", "", "", "")
+    assert host_of(processes, [fact, fact]).machine.cores == cores
