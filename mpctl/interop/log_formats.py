@@ -39,6 +39,9 @@ _BAR = re.compile(
     r"\b(\d{1,9})/(\d{1,9}) \[([\d:]{4,12})<[^\]<]{0,48}?[ ,]{1,4}"
     r"(\d{1,9}(?:\.\d{1,6})?)(s/it|it/s|s/step|step/s)"
 )
+_BAR_STEP = re.compile(r"\b(\d{1,9})/\d{1,9} \[[\d:]{4,12}<")
+_TRAINER = re.compile(r"\{'loss': [^{}]{1,4096}\}")
+_FIGURE = re.compile(r"'([a-z_]{1,64})': '?(-?\d{1,15}(?:\.\d{0,18})?(?:e[-+]?\d{1,3})?)'?(?=[,}])")
 _VOCAB = re.compile(r"padded vocab \(size: (\d{1,9})\)")
 BAR = "trainer"
 SUMMARY = "'train_steps_per_second':"
@@ -223,6 +226,33 @@ def read_bar(text: str, line: int = 0) -> tuple[int, int, LogStep] | None:
         elapsed = 60 * elapsed + int(part or 0)
     seconds = rate if found[5].startswith("s/") else 1 / rate
     return int(found[2]), elapsed, LogStep(int(found[1]), line, seconds)
+
+
+def bar_step(text: str) -> int | None:
+    """The step that a progress bar shows, also one that has no rate yet; None without a bar.
+
+    >>> bar_step("  2%|          | 1/40 [00:00<?, ?it/s]")
+    1
+    """
+    found = _BAR_STEP.search(text)
+    return int(found[1]) if found else None
+
+
+def read_trainer(text: str) -> dict[str, float]:
+    """The figures of a step of transformers' Trainer, of which `loss` is one; empty for any other
+    line. It prints them as numbers, and since version 5 as strings. The step is that of the bar
+    that is drawn again below it.
+
+    >>> read_trainer("{'loss': '1.265', 'grad_norm': '1.37', 'epoch': '0.15'}")
+    {'loss': 1.265, 'grad_norm': 1.37, 'epoch': 0.15}
+    >>> read_trainer("{'loss': 1.265, 'epoch': 0.15}")["loss"]
+    1.265
+    >>> read_trainer("{'eval_loss': '0.75', 'epoch': '0.6'}")
+    {}
+    """
+    found = _TRAINER.search(text)
+    figures = {} if found is None else {n: float(v) for n, v in _FIGURE.findall(found[0])}
+    return figures if {"loss", "epoch"} <= figures.keys() else {}
 
 
 def read_summary(text: str) -> float | None:

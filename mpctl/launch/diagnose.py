@@ -49,7 +49,7 @@ from mpctl.units import bytes_text
 PROBE_BYTES = 1 << 16
 FULL = (errno.ENOSPC, errno.EDQUOT)
 UNSAID = "an error without words"
-LAST_LINES = 15
+LAST_LINES, LONGEST_LINE = 15, 1000
 TAIL_BYTES = 65536
 OUT_OF_MEMORY = (
     "memory ran out, and the kernel killed a process of this control group; use a smaller model or "
@@ -312,8 +312,9 @@ def signal_name(number: int) -> str:
 
 
 def _last_lines(log: Path) -> tuple[str, ...]:
-    """The last LAST_LINES of a log, from the last step on: losses of earlier steps do not help."""
-    lines = end_of(log).splitlines()[-LAST_LINES:]
+    """The last LAST_LINES of a log, from the last step on: losses of earlier steps do not help. Of
+    a longer line its last LONGEST_LINE characters."""
+    lines = [line[-LONGEST_LINE:] for line in end_of(log).splitlines()[-LAST_LINES:]]
     steps = [index for index, line in enumerate(lines) if STEP.match(line)]
     return tuple(lines[steps[-1] :] if steps else lines)
 

@@ -108,9 +108,11 @@ class RecordReader:
                     self.delivered += 1
                     on_record(record)
 
-    def finish(self, on_record: OnRecord | OnAnswer) -> None:
-        """Deliver what is left once the attempt is over."""
+    def finish(self, on_record: OnRecord | OnAnswer) -> str:
+        """Deliver what is left once the attempt is over; returns what was left out, in words:
+        nothing."""
         self.deliver(on_record)
+        return ""
 
 
 def parse_answer(line: bytes) -> Any | None:

@@ -10,7 +10,9 @@ attempt. Tokens are the program's, 0 where it does not say.
 
 Where the ranks report nothing and print the lines of a launcher that mpctl knows
 (interop/log_formats.py), steps are read from their logs. Megatron-LM prints on the last rank,
-others on the first.
+others on the first. Both are read with a bounded amount of work (foreign_lines.py): a program that
+prints more than that is behind in its records, and once it has ended it is caught up with for
+FINISH_SECONDS, then only the end of what is left is read.
 """
 
 from __future__ import annotations
@@ -18,72 +20,66 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mpctl.durable import write_whole
-from mpctl.interop.log_formats import STEP_LINES, LogStep, read_step
-from mpctl.interop.log_lines import LONGEST, plain
-from mpctl.launch.follow import OnRecord, RecordReader
+from mpctl.interop.log_formats import STEP_LINES, LogStep, bar_step, read_step, read_trainer
+from mpctl.interop.log_lines import plain
+from mpctl.launch.follow import OnRecord
+from mpctl.launch.foreign_lines import ForeignLines, read_in_turn
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.heartbeat import StepReport, parse_report
 from mpctl.rundir.program import recording_ranks
 from mpctl.rundir.rank_files import StepRecord
 from mpctl.spec.job import JobSpec
+from mpctl.units import bytes_text
 
 LOSS = re.compile(
     r"(?:\blm[ _])?\bloss[ :=]{1,4}(-?\d{1,9}(?:\.\d{1,12})?(?:[eE][-+]?\d{1,3})?)(?![\w.])"
     r"|\blm_loss[ :=]{1,4}(-?\d{1,9}(?:\.\d{1,12})?(?:[eE][-+]?\d{1,3})?)(?![\w.])"
 )
+FORMS = [form for _, _, form in STEP_LINES if "number" in form.figures]
+MARKS = [b"'loss': ", *(form.mark.encode() for form in FORMS)]
+BAR_LINES = 8
+"""Lines within which a bar follows the figures of its step."""
 LATE_SECONDS = 60.0
 """By how much a report may be ahead of the launcher's clock."""
+POLL_BYTES, POLL_SECONDS, POLL_REPORTS = 1 << 21, 0.01, 200
+"""What a poll reads at most of the heartbeat files, and again of the logs."""
+FINISH_SECONDS, END_BYTES = 5.0, 1 << 20
+"""How long is read on after the end of the ranks; how much of the end of a file is then read."""
 
 
 @dataclass
-class ProgramRecords:
-    """Writes and delivers the records of one attempt. began: when it began, in seconds since 1970;
-    last: the report of the last record; waiting: the first report, until its time is known;
-    delivered: records so far."""
+class PrintedSteps:
+    """The steps in the log of one rank. world_size: of the job; waiting: the figures of a step of
+    transformers' Trainer, until the bar below them says which it was; patience: for how many lines
+    they still wait."""
 
-    run: RunDir
-    job: JobSpec
-    clock: Callable[[], float] = time.time
-    began: float = 0.0
-    last: StepReport | None = None
-    waiting: StepReport | None = None
-    delivered: int = 0
-    reports: list[RecordReader] = field(default_factory=list)
-    logs: list[RecordReader] = field(default_factory=list)
+    world_size: int
+    waiting: dict[str, float] = field(default_factory=dict)
+    patience: int = 0
 
-    def __post_init__(self) -> None:
-        self.began = self.clock()
-        ranks = recording_ranks(self.job)
-        self.reports = [RecordReader(self.run.heartbeat(r), parse_report) for r in ranks]
-        ranks = tuple(sorted({*ranks, self.job.world_size - 1}))
-        self.logs = [RecordReader(self.run.log(r), self._printed) for r in ranks]
+    def may_say(self, block: bytes) -> bool:
+        """Whether lines may have a step: each form has a loss and a mark of its own."""
+        if self.waiting and b"/" in block:
+            return True
+        return b"loss" in block and any(mark in block for mark in MARKS)
 
-    def deliver(self, on_record: OnRecord) -> None:
-        """Record every new report, and call on_record with its record."""
-        found: list[StepReport] = []
-        for reader in self.reports:
-            reader.deliver(found.append)
-        if any(reader.delivered for reader in self.reports):
-            self.logs = []
-        for reader in self.logs:
-            reader.deliver(found.append)
-        for report in self._dated(sorted(found, key=lambda report: report.step)):
-            self._take(report, on_record)
-
-    def finish(self, on_record: OnRecord) -> None:
-        """Record what is left once the attempt is over."""
-        self.deliver(on_record)
-        if (report := self.waiting) is not None and report.time is not None:
-            self._write(report, max(0.0, report.time - self.began), on_record)
-
-    def _printed(self, line: bytes) -> StepReport | None:
+    def parse(self, line: bytes) -> StepReport | None:
         """The report in a line of a launcher's log."""
-        text = plain(line[:LONGEST].decode("utf-8", errors="replace"))
-        steps = (read_step(form, text) for _, _, form in STEP_LINES if "number" in form.figures)
+        text = plain(line.decode("utf-8", errors="replace"))
+        if self.waiting and (number := bar_step(text)):
+            figures, self.waiting = self.waiting, {}
+            return StepReport(number, loss=figures.pop("loss"), figures=figures)
+        self.patience -= 1
+        if self.patience == 0:  # a Trainer without a bar
+            self.waiting = {}
+        if figures := read_trainer(text):
+            self.waiting, self.patience = figures, BAR_LINES
+            return None
+        steps = (read_step(form, text) for form in FORMS)
         step, loss = next(filter(None, steps), None), LOSS.search(text)
         if step is None or loss is None or step.number < 1:
             return None
@@ -94,7 +90,65 @@ class ProgramRecords:
 
     def _rate(self, step: LogStep) -> float | None:
         of_rank = step.tokens_per_rank
-        return of_rank * self.job.world_size if of_rank else step.tokens_per_second
+        return of_rank * self.world_size if of_rank else step.tokens_per_second
+
+
+@dataclass
+class ProgramRecords:
+    """Writes and delivers the records of one attempt. began: when it began, in seconds since 1970;
+    last: the report of the last record; waiting: the first report, until its time is known;
+    delivered: records so far; timer: for how long it reads."""
+
+    run: RunDir
+    job: JobSpec
+    clock: Callable[[], float] = time.time
+    began: float = 0.0
+    last: StepReport | None = None
+    waiting: StepReport | None = None
+    delivered: int = 0
+    timer: Callable[[], float] = time.monotonic
+    reports: list[ForeignLines[StepReport]] = field(default_factory=list)
+    logs: list[ForeignLines[StepReport]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.began = self.clock()
+        ranks = recording_ranks(self.job)
+        self.reports = [ForeignLines(self.run.heartbeat(r), parse_report) for r in ranks]
+        for rank in sorted({*ranks, self.job.world_size - 1}):
+            steps = PrintedSteps(self.job.world_size)
+            self.logs.append(ForeignLines(self.run.log(rank), steps.parse, steps.may_say))
+
+    def deliver(self, on_record: OnRecord) -> bool:
+        """Record new reports, as many as a poll may, and call on_record with the record of each;
+        returns whether there may be more."""
+        found: list[StepReport] = []
+        is_behind = _read(self.reports, found)
+        if any(file.delivered for file in self.reports):
+            self.logs = []
+        is_behind = _read(self.logs, found) or is_behind
+        for report in self._dated(sorted(found, key=lambda report: report.step)):
+            self._take(report, on_record)
+        return is_behind
+
+    def finish(self, on_record: OnRecord) -> str:
+        """Record what is left once the attempt is over, for FINISH_SECONDS; returns what was left
+        out, in words."""
+        deadline, left_out = self.timer() + FINISH_SECONDS, 0
+        while (is_behind := self.deliver(on_record)) and self.timer() < deadline:
+            pass
+        if is_behind:
+            left_out = sum(file.skip(END_BYTES) for file in (*self.reports, *self.logs))
+            deadline += FINISH_SECONDS
+            while self.deliver(on_record) and self.timer() < deadline:
+                pass
+        if (report := self.waiting) is not None and report.time is not None:
+            self._write(report, max(0.0, report.time - self.began), on_record)
+        if not left_out:
+            return ""
+        return (
+            f"{bytes_text(left_out)} of what the program printed was not searched for steps within "
+            f"{FINISH_SECONDS:g} s after its end; RUN/logs has all of it"
+        )
 
     def _dated(self, found: list[StepReport]) -> Iterator[StepReport]:
         """The reports with their times: their own where these can be, else spread evenly over the
@@ -148,3 +202,12 @@ class ProgramRecords:
             stream.write(json.dumps(record) + "\n")
         self.delivered += 1
         on_record(record)
+
+
+def _read(files: Sequence[ForeignLines[StepReport]], found: list[StepReport]) -> bool:
+    """Add what the files say to `found`, as much as a poll may; returns whether there may be
+    more."""
+    return read_in_turn(
+        files, found.append,
+        most_bytes=POLL_BYTES, most_finds=POLL_REPORTS, seconds=POLL_SECONDS,
+    )  # fmt: skip

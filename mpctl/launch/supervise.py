@@ -363,7 +363,8 @@ class Supervisor:
                 if node.unkilled:
                     self.on_event(_unkilled_text(node))
             run.end_attempt()
-        reader.finish(self.on_record)
+        if left_out := reader.finish(self.on_record):
+            self.on_event(left_out)
         self.reached = max(self.reached, reached_step(state)) if state.nodes else self.reached
         return AttemptEvidence(
             watched.phase, grace.stopped_ranks, watch.hang, state, watched.stop_requested

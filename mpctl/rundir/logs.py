@@ -55,6 +55,8 @@ VALUE = re.compile(
     re.VERBOSE,
 )
 ELLIPSIS = "…"
+MOST_LINES = 1000
+"""Lines of an entry; those that would belong to a longer one begin another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class EntrySplitter:
     def _continues(self, line: str) -> bool:
         """Whether a line belongs to the entry before it."""
         entry = self.lines
-        if not entry or not line or line.startswith(TRACEBACK):
+        if not entry or not line or line.startswith(TRACEBACK) or len(entry) >= MOST_LINES:
             return False
         if line[0].isspace() or line in CLOSING:
             return True

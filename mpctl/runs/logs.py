@@ -43,8 +43,13 @@ QUIET_SECONDS = 0.4
 LONGEST_SECONDS = 3.0
 POLL_SECONDS, RUNNING_SECONDS = 0.2, 1.0
 """Seconds between reads of the logs, and between checks for the launcher."""
-WARNING = re.compile(r"\w*Warning: |\bWARN(?:ING)?\b|\[W\d{4} |^W\d{4} ")
+WARNING = re.compile(r"Warning: |\bWARN(?:ING)?\b|\[W\d{4} |^W\d{4} ")
 POLL_WARNINGS_SECONDS, MOST_WARNINGS = 2.0, 20
+WARNED_BYTES, LEAST_WARNED_BYTES = 1 << 22, 1 << 13
+"""Bytes in which a poll looks for warnings: of all logs, and at least of each. The rest of what
+ranks print meanwhile is skipped."""
+LONGEST_WARNING = 1000
+"""Characters of a warning that are shown."""
 
 
 @dataclass(frozen=True)
@@ -181,12 +186,13 @@ def follow_until_end(run: Path, poll: Callable[[bool], Iterable[Lines]]) -> Iter
 @dataclass
 class FollowedLog:
     """One log that grows. offset: bytes read so far; inode: of the file that they were read from,
-    which another run may replace."""
+    which another run may replace; is_cut: whether they end inside a line that is left out."""
 
     path: Path
     offset: int = 0
     inode: int | None = None
     rest: bytes = b""
+    is_cut: bool = False
     splitter: EntrySplitter = field(default_factory=EntrySplitter)
 
     def skip(self) -> int:
@@ -196,25 +202,32 @@ class FollowedLog:
             self.offset, self.inode = status.st_size, status.st_ino
         return self.offset
 
-    def read(self) -> list[str]:
-        """The lines that were completed since the last call."""
+    def read(self, most: int | None = None) -> list[str]:
+        """The lines that were completed since the last call. most: bytes that are read; what is
+        beyond them, and the line in which they end, is skipped."""
         status = self._status()
         if status is None:
             self.inode = None
             return []
         if self.inode != status.st_ino or status.st_size < self.offset:
-            self.offset, self.rest = 0, b""
+            self.offset, self.rest, self.is_cut = 0, b"", False
         self.inode = status.st_ino
         if status.st_size == self.offset:
             return []
+        length = status.st_size - self.offset
         try:
             with self.path.open("rb") as stream:
                 stream.seek(self.offset)
-                content = stream.read(status.st_size - self.offset)
+                content = stream.read(length if most is None else min(length, most))
         except OSError:
             return []
-        self.offset += len(content)
+        is_skipped = most is not None and len(self.rest) + length > most
+        self.offset += length if is_skipped else len(content)
         *lines, self.rest = (self.rest + content).split(b"\n")
+        if self.is_cut and lines:
+            lines, self.is_cut = lines[1:], False
+        if self.is_cut or is_skipped:
+            self.rest, self.is_cut = b"", True
         return [line.decode("utf-8", errors="replace") for line in lines]
 
     def end(self) -> list[str]:
@@ -246,12 +259,21 @@ class FileFollower:
 
 class MergedFollower:
     """Follows the logs of some ranks of a run; of all of them, also those that start later, when
-    none is named. ends: by rank, the offset in bytes from which on its log is followed."""
+    none is named. ends: by rank, the offset in bytes from which on its log is followed.
+
+    wanted: the entries that are followed, by their first line. most: bytes of all logs that a poll
+    reads, though LEAST_WARNED_BYTES of each; None for no bound."""
 
     def __init__(
-        self, run: Path, ranks: Iterable[int], clock: Callable[[], float] = time.monotonic
+        self,
+        run: Path,
+        ranks: Iterable[int],
+        clock: Callable[[], float] = time.monotonic,
+        wanted: Callable[[str], bool] = lambda line: True,
+        most: int | None = None,
     ) -> None:
         self.run, self.ranks, self.clock = run, frozenset(ranks), clock
+        self.wanted, self.most = wanted, most
         self.logs: dict[int, FollowedLog] = {}
         self.entries: defaultdict[int, list[LogEntry]] = defaultdict(list)
         self.first_time = self.last_time = 0.0
@@ -265,8 +287,8 @@ class MergedFollower:
             self.last_time = self.clock()
         if is_last or self.clock() - self.last_time >= QUIET_SECONDS:
             for rank, log in self.logs.items():
-                self.entries[rank].extend(log.splitter.feed(log.end() if is_last else ()))
-                self.entries[rank].extend(log.splitter.flush())
+                self._add(rank, log.splitter.feed(log.end() if is_last else ()))
+                self._add(rank, log.splitter.flush())
             return self._take(lambda entry: True)
         if self.clock() - self.first_time >= LONGEST_SECONDS:
             return self._take(lambda entry: True)
@@ -280,14 +302,20 @@ class MergedFollower:
 
     def _read(self) -> bool:
         """Whether any rank has printed a line since the last call."""
-        is_new = False
+        is_new, most = False, self.most
+        if most is not None:
+            most = max(LEAST_WARNED_BYTES, most // max(1, len(self.logs)))
         for rank, log in self.logs.items():
-            if lines := log.read():
+            if lines := log.read(most):
                 if not is_new and not any(self.entries.values()):
                     self.first_time = self.clock()
                 is_new = True
-                self.entries[rank].extend(log.splitter.feed(lines))
+                self._add(rank, log.splitter.feed(lines))
         return is_new
+
+    def _add(self, rank: int, entries: Iterable[LogEntry]) -> None:
+        wanted = (entry for entry in entries if self.wanted(entry.text.partition("\n")[0]))
+        self.entries[rank].extend(wanted)
 
     def _take(self, is_due: Callable[[LogEntry], bool]) -> list[MergedEntry]:
         due = {rank: [e for e in entries if is_due(e)] for rank, entries in self.entries.items()}
@@ -298,13 +326,22 @@ class MergedFollower:
         return merge_entries(due)
 
 
+def is_warning(line: str) -> bool:
+    """Whether a line that a rank printed is a warning.
+
+    >>> is_warning("a.py:3: UserWarning: slow"), is_warning("WARNED"), is_warning("[W0101 00:00:00")
+    (True, False, True)
+    """
+    return "W" in line and WARNING.search(line) is not None
+
+
 class WarningWatch:
     """Reports warnings of ranks from a thread while its block runs. on_warning: called with a line
     for each; never from two threads at once."""
 
     def __init__(self, run: Path, on_warning: Callable[[str], None]) -> None:
         self.on_warning = on_warning
-        self.follower = MergedFollower(run, ())
+        self.follower = MergedFollower(run, (), wanted=is_warning, most=WARNED_BYTES)
         self.shown: set[tuple[str, ...]] = set()
         self.is_over = threading.Event()
         self.thread = threading.Thread(target=self._watch, name="warnings", daemon=True)
@@ -320,8 +357,7 @@ class WarningWatch:
     def poll(self, is_last: bool = False) -> None:
         """Report what has been printed since the last call."""
         for entry in self.follower.poll(is_last):
-            if WARNING.search(entry.lines[0]):
-                self._report(entry)
+            self._report(entry)
 
     def _report(self, entry: MergedEntry) -> None:
         parts = Template.of(entry.text).parts
@@ -331,7 +367,9 @@ class WarningWatch:
         if len(self.shown) > MOST_WARNINGS:
             self.on_warning("ranks print more warnings: mpctl logs shows them")
         else:
-            self.on_warning(f"{ranks_text(entry.ranks, most=3)}: {entry.lines[0]}")
+            said = entry.lines[0]
+            said = said if len(said) <= LONGEST_WARNING else f"{said[:LONGEST_WARNING]} …"
+            self.on_warning(f"{ranks_text(entry.ranks, most=3)}: {said}")
 
     def _watch(self) -> None:
         while not self.is_over.wait(POLL_WARNINGS_SECONDS):

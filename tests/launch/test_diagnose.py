@@ -12,7 +12,12 @@ from typing import Any
 import pytest
 
 from mpctl.launch.attempt import AttemptPhase, AttemptState, NodeState, RankState
-from mpctl.launch.diagnose import AttemptEvidence, find_failure, other_failures
+from mpctl.launch.diagnose import (
+    LONGEST_LINE,
+    AttemptEvidence,
+    find_failure,
+    other_failures,
+)
 from mpctl.launch.verdict import Verdict
 from mpctl.render.run import print_failure
 from mpctl.rundir.breadcrumb import BreadcrumbState
@@ -114,6 +119,13 @@ def test_a_rank_that_left_with_exit_code_0_is_blamed(attempt: Attempt) -> None:
     failure = attempt.failure()
     assert failure.rank == 2 and failure.coords["pp"] == 1
     assert failure.error == "exited with code 0 before the last step"
+
+
+def test_of_a_long_line_its_end_is_shown(attempt: Attempt) -> None:
+    attempt.log(0, "first\n" + "x" * 10**6 + " the end\n")
+    attempt.ended({0: 3, 1: -15, 2: -15, 3: -15})
+    (line,) = attempt.failure().last_lines
+    assert len(line) == LONGEST_LINE and line.endswith("x the end")
 
 
 def test_all_ranks_that_left_with_exit_code_0(attempt: Attempt) -> None:

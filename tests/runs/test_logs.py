@@ -7,17 +7,22 @@ A warning that every rank prints is reported once, with the ranks.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from mpctl.errors import InputError
+from mpctl.rundir.logs import MOST_LINES, split_entries
 from mpctl.runs.logs import (
     FIRST_BYTES,
+    LEAST_WARNED_BYTES,
     LONGEST_SECONDS,
+    LONGEST_WARNING,
     MOST_WARNINGS,
     QUIET_SECONDS,
+    WARNED_BYTES,
     WARNING,
     MergedFollower,
     WarningWatch,
@@ -193,6 +198,41 @@ def test_there_is_an_end_to_different_warnings(tmp_path: Path) -> None:
     add(tmp_path, 0, "".join(f"WARNING: number {n} of many\n" for n in range(100)))
     watch.poll(is_last=True)
     assert len(reported) == MOST_WARNINGS + 1 and "mpctl logs" in reported[-1]
+
+
+def test_warnings_are_looked_for_in_a_bounded_part_of_what_ranks_print(tmp_path: Path) -> None:
+    """A launcher beside a rank that prints 10 GB reads what a poll may, and the next warning."""
+    reported: list[str] = []
+    watch = WarningWatch(tmp_path, reported.append)
+    watch.follower.clock = iter(range(0, 1000, int(QUIET_SECONDS + 1))).__next__
+    add(tmp_path, 0, "WARNING: first\n")
+    add(tmp_path, 1, "WARNING: " + "x" * 2 * LONGEST_WARNING + "\n")
+    os.truncate(tmp_path / "logs" / "rank-0.log", 10**10)
+    for words in ("end of the long line\nWARNING: second\n", "WARNING: third\n", ""):
+        watch.poll()
+        add(tmp_path, 0, words)
+    assert [text[:22] for text in reported] == [
+        "rank 1: WARNING: xxxxx", "rank 0: WARNING: first", "rank 0: WARNING: secon",
+        "rank 0: WARNING: third",
+    ]  # fmt: skip
+    assert len(reported[0]) < LONGEST_WARNING + 20
+    assert all(len(log.rest) <= WARNED_BYTES for log in watch.follower.logs.values())
+
+
+def test_a_line_that_grows_without_an_end_is_not_kept(tmp_path: Path) -> None:
+    follower = MergedFollower(tmp_path, (), Clock(), most=LEAST_WARNED_BYTES)
+    for _ in range(5):
+        add(tmp_path, 0, "x" * LEAST_WARNED_BYTES)
+        assert shown(follower) == []
+        assert len(follower.logs[0].rest) <= LEAST_WARNED_BYTES
+    add(tmp_path, 0, "\nnext\n")
+    assert shown(follower, is_last=True) == [("next", (0,))]
+
+
+def test_an_entry_has_an_end() -> None:
+    """A rank may print nothing but indented lines, which all belong to the one above them."""
+    entries = list(split_entries(["  x"] * (2 * MOST_LINES + 1)))
+    assert [entry.text.count("\n") + 1 for entry in entries] == [MOST_LINES, MOST_LINES, 1]
 
 
 def test_what_looks_like_a_warning() -> None:
