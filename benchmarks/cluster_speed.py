@@ -53,7 +53,7 @@ def slurm() -> str:
     """Node list, sinfo, plan, batch script and the srun command of the agents."""
     nodes = expand_node_list(RACKS)
     agents_step(Allocation("1", tuple(nodes)), nodes, ["agent"])
-    submission = Submission(plan(), read_partitions(SINFO))
+    submission = Submission(plan(), read_partitions(SINFO), {})
     assert list(submission.issues(RUN)) == []
     return render_script(submission.batch_job(RUN))
 

@@ -40,6 +40,7 @@ def submit_array(
     from mpctl.clusters.submit import submit_runs
     from mpctl.errors import InputError, attempt
     from mpctl.render.console import say
+    from mpctl.render.output import print_warnings
     from mpctl.rundir.directory import RunDir
 
     submitter, slurm = SlurmSubmitter(plan.job, os.environ), plan.job.launch.slurm
@@ -60,6 +61,7 @@ def submit_array(
     if issues:
         raise InputError(issues)
     tasks = [(launch.plan, launch.run) for launch in launches]
+    print_warnings(submitter.notes(*tasks[0]))
     if dry_run:
         say(submitter.array_document(tasks, folder.path))
         return

@@ -102,10 +102,12 @@ class Launch:
         from mpctl.clusters.submit import submit_run
         from mpctl.errors import InputError
         from mpctl.render.console import say
+        from mpctl.render.output import print_warnings
         from mpctl.render.run import print_submission
 
         submitter = find_submitter(self.plan.job, os.environ)
         self.require_submittable(submitter, dry_run=dry_run)
+        print_warnings(submitter.notes(self.plan, self.run))
         if dry_run:
             say(submitter.document(self.plan, self.run))
             return

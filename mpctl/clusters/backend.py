@@ -70,6 +70,9 @@ class Submitter(Protocol):
         """Why the scheduler would refuse the submission, as it says itself; `--dry-run` does not
         ask it. Empty where check has asked already."""
 
+    def notes(self, plan: Plan, run: RunDir) -> list[str]:
+        """What the submission leaves out or changes, in words, for a plan that passed `check`."""
+
     def document(self, plan: Plan, run: RunDir) -> str:
         """What is submitted: a batch script, a manifest. A pure function of its arguments."""
 

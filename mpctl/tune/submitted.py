@@ -33,15 +33,16 @@ from mpctl.clusters.backend import ScheduledJob, Scheduler, Submitter
 from mpctl.clusters.connect import launch_issues
 from mpctl.clusters.registry import SUBMITTERS, chosen_name, find_scheduler, find_submitter
 from mpctl.clusters.slurm.allocation import find_allocation
-from mpctl.clusters.slurm.commands import submit
+from mpctl.clusters.slurm.commands import setup_issues, submit
 from mpctl.clusters.slurm.partitions import (
     chosen_partition,
     find_partitions,
     request_issues,
     time_limit_text,
 )
-from mpctl.clusters.slurm.script import render_script, script_issues
+from mpctl.clusters.slurm.script import render_script, script_issues, script_options
 from mpctl.clusters.slurm.submission import SlurmSubmitter, Submission
+from mpctl.clusters.slurm.variables import with_shell
 from mpctl.clusters.submit import signals_held, submit_run
 from mpctl.durable import write_whole
 from mpctl.errors import InputError, Issue, MpctlError
@@ -108,10 +109,14 @@ def submit_tuning(
     except MpctlError as error:
         raise _refused(error) from None
     plan = make_plan(job.model_copy(update={"launch": launch}))  # nodes, GPUs, cores and limits
-    submission = Submission(plan, partitions)
+    submission = Submission(plan, partitions, os.environ)
     batch = submission.batch_job(folder.path)
     batch = replace(batch, name=folder.path.name, command=command)
-    issues = [*request_issues(partitions, submission.request), *script_issues(batch)]
+    issues = [
+        *request_issues(partitions, submission.request),
+        *script_issues(batch),
+        *setup_issues(job.launch.slurm.setup),
+    ]
     if issues:
         raise InputError(
             _named_here(issue, in_budget=not job.launch.slurm.time) for issue in issues
@@ -125,7 +130,7 @@ def submit_tuning(
         raise cannot_write(folder.path, error) from None
     with signals_held():
         try:
-            return submit(script)
+            return submit(script, list(script_options(batch)), os.environ)
         except MpctlError as error:
             raise _refused(error) from None
 
@@ -169,7 +174,8 @@ def _timed(job: JobSpec, seconds: float, submitter: Submitter | None = None) -> 
     slurm, wanted = job.launch.slurm, seconds + SPARE_SECONDS
     if isinstance(submitter, SlurmSubmitter):
         try:
-            partition = chosen_partition(submitter.partitions, slurm.partition)
+            named = with_shell(slurm, os.environ).partition
+            partition = chosen_partition(submitter.partitions, named)
         except MpctlError as error:
             raise _refused(error) from None
         wanted = min(wanted, partition.time_limit if partition else inf)

@@ -84,9 +84,13 @@ def test_a_submitted_run_is_preempted_requeued_and_ends_as_if_undisturbed(
     slurm: SlurmCluster, data: Path, one_process: list[float], tmp_path: Path
 ) -> None:
     """tp inside of a node, pp across. SIGUSR1 to the batch shell is what Slurm sends before the
-    time limit."""
+    time limit. Variables of the shell would send the job to a partition of a minute, and keep it
+    from being requeued."""
     path = tmp_path / "a run"
-    run = submitted(slurm, launch_arguments(data, path, *TP_PP), path).at_step(3)
+    shell = ["env", "SBATCH_PARTITION=short", "SBATCH_NO_REQUEUE=1"]
+    command = launch_arguments(data, path, *TP_PP, launch__slurm__partition="main")
+    run = submitted(slurm, [*shell, *command], path).at_step(3)
+    assert slurm.run(["squeue", "-ho", "%P", "-j", run.job]).stdout.strip() == "main"
     assert slurm.run(["scancel", "--signal=USR1", "--batch", run.job]).returncode == 0
     run.finished()
     output = run.output()
@@ -111,7 +115,7 @@ def test_a_submitted_run_is_watched_read_and_stopped_by_its_directory(
     assert stop.returncode == 0, stop.stdout + stop.stderr
     assert [*(path / "checkpoints").glob("step-*")], "it saved where it stopped"
     run.require_nothing_left()
-    assert slurm.wait_for(run.job, {"FAILED", "COMPLETED"}, 30), "it is not requeued"
+    assert slurm.wait_for(run.job, {"FAILED", "COMPLETED"}, 30) == "COMPLETED", run.output()
 
 
 def test_a_run_that_waits_in_the_queue_is_shown_and_taken_back(
@@ -215,6 +219,21 @@ def test_a_job_whose_node_dies_is_requeued_and_goes_on(
     slurm.start_node("n2")
     run.finished()
     assert "restart 1, from step-" in run.output()
+    assert run.losses == pytest.approx(one_process, rel=1e-5)
+    run.require_nothing_left()
+
+
+def test_a_job_whose_launcher_is_killed_is_requeued_and_goes_on(
+    slurm: SlurmCluster, data: Path, one_process: list[float], tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    command = launch_arguments(data, path, *TP_DP, checkpoint__interval=2)
+    run = submitted(slurm, command, path).at_step(4)
+    for process in run.find("mpctl"):
+        process.kill()
+    wait_until(lambda: "is requeued" in run.output(), 60, run.output)
+    assert "its launcher was killed by signal 9" in run.output()
+    run.finished()
     assert run.losses == pytest.approx(one_process, rel=1e-5)
     run.require_nothing_left()
 

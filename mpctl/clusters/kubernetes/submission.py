@@ -118,6 +118,10 @@ class KubernetesSubmitter:
             issues += error.issues
         return issues
 
+    def notes(self, plan: Plan, run: RunDir) -> list[str]:
+        """None: kubectl changes nothing of the object."""
+        return []
+
     def document(self, plan: Plan, run: RunDir) -> str:
         return manifest_text(plan, run.path.resolve(), name=self._name(run))
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mpctl.clusters.backend import ScheduledJob, require_form
-from mpctl.errors import InputError, RunFailed
+from mpctl.clusters.slurm.variables import OF_QUERIES, overriding
+from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.spec.job import JobSpec
 
 SECONDS = 30.0
@@ -26,14 +28,17 @@ ENDED = {
 """States in which a job runs no more; Slurm forgets it some minutes later."""
 
 
-def slurm_output(command: Sequence[str]) -> str:
-    """What one of Slurm's commands prints. Raises InputError when this host does not have it, and
-    RunFailed when it fails or does not answer within SECONDS."""
+def slurm_output(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    """What one of Slurm's commands prints. environment: this process's when absent. Raises
+    InputError when this host does not have it, and RunFailed when it fails or does not answer
+    within SECONDS."""
     name = command[0]
+    environment = os.environ if environment is None else environment
+    passed = {key: value for key, value in environment.items() if not key.startswith(OF_QUERIES)}
     try:
         done = subprocess.run(
             [*command], capture_output=True, text=True, errors="replace", timeout=SECONDS,
-            stdin=subprocess.DEVNULL, check=False,
+            stdin=subprocess.DEVNULL, check=False, env=passed,
         )  # fmt: skip
     except FileNotFoundError:
         hint = "log in to a host of the cluster, or use --on local or --on ssh"
@@ -46,13 +51,33 @@ def slurm_output(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def submit(script: Path) -> str:
-    """Submit a batch script; returns the id of the job. Raises RunFailed with sbatch's message."""
-    output = slurm_output(("sbatch", "--parsable", str(script))).strip()
+def submit(script: Path, options: Iterable[str], shell: Mapping[str, str]) -> str:
+    """Submit a batch script; returns the id of the job. options: of its #SBATCH lines, which go
+    before the variables of the shell. Raises RunFailed with sbatch's message."""
+    dropped = overriding(options, shell)
+    passed = {name: value for name, value in shell.items() if name not in dropped}
+    output = slurm_output(("sbatch", "--parsable", str(script)), passed).strip()
     match = SUBMITTED.fullmatch(output.splitlines()[-1] if output else "")
     if match is None:
         raise RunFailed(f"sbatch printed {output!r} in place of a job's id")
     return match[1]
+
+
+def setup_issues(lines: Sequence[str]) -> Iterator[Issue]:
+    """What is wrong with the lines of launch.slurm.setup by `bash -n`, which reads them and runs
+    nothing; nothing where there is no bash."""
+    try:
+        done = subprocess.run(
+            ["bash", "-n"], input="\n".join([*lines, ""]), capture_output=True, text=True,
+            errors="replace", timeout=SECONDS, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        message = f"the lines are no bash: {said[0].removeprefix('bash: ')}"
+        hint = "try them: bash -n FILE; a loop or an if may span several lines"
+        yield Issue("slurm-setup", "launch.slurm.setup", message, hint)
 
 
 class SlurmScheduler:

@@ -7,8 +7,10 @@ The script runs on the first node of the job:
   on, the ranks finish their step and save, and the launcher ends with 128 + 10.
 - The job is then requeued, if a step was saved since it began: a job whose limit is too short for
   one step would otherwise be requeued for ever. It keeps its id, and SLURM_RESTART_COUNT rises.
-- It is also requeued when a node was lost, which mpctl detects in seconds; Slurm itself would end
-  and requeue the job after its SlurmdTimeout of minutes (`--requeue`).
+- It is also requeued when its launcher was killed, and when a node was lost, which mpctl detects in
+  seconds; Slurm itself would end and requeue the job after its SlurmdTimeout of minutes
+  (`--requeue`).
+- A run that `mpctl stop` ended, and that saved, is a job that has succeeded: exit code 0.
 - Nodes that are blamed for too many failures (RUN/nodes/excluded) are added to the nodes that the
   job is not to use. Slurm accepts that only for a job that waits: it is done right after the
   requeue, while the script still runs and ignores the SIGTERM that Slurm sends to its processes. A
@@ -33,6 +35,12 @@ from typing import NamedTuple
 from mpctl.errors import Issue
 from mpctl.spec.launch import SlurmSpec
 
+DEPENDENCIES = ("after", "afterany", "afterburstbuffer", "aftercorr", "afternotok", "afterok")
+ONE_DEPENDENCY = rf"(?:(?:{'|'.join(DEPENDENCIES)})(?::\d+(?:_(?:\d+|\*))?(?:\+\d+)?)+|singleton)"
+DEPENDENCY = re.compile(
+    rf"{ONE_DEPENDENCY}(?:(?:,{ONE_DEPENDENCY})*|(?:\?{ONE_DEPENDENCY})*)", re.IGNORECASE
+)
+"""What sbatch takes: `afterok:12:13,after:14+5` (all of them), `afterok:12?afterany:13_4` (any)."""
 EXAMPLES = {"sbatch": "--mail-type=END", "srun": "--mpi=none"}
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 LONG = re.compile(r"(--[A-Za-z][A-Za-z0-9-]*)(?:(=| +)(.*))?")
@@ -180,27 +188,40 @@ NEWEST_OF_PROGRAM = (
 )
 """Lists what a run has saved, the newest last: of a program all that it writes there, with times,
 as it may write to the same file again."""
+STOPPED = """\
+after=$(newest_checkpoint)
+if [ "$code" -eq 143 ] && [ "$after" != "$before" ] && grep -qs '"now": false' "$RUN/stop-request"
+then
+  echo "mpctl: stopped as mpctl stop asked; $after is saved"
+  exit 0
+fi
+"""
+"""What `mpctl stop` asked for is no failure: jobs that depend on this one by afterok may begin."""
 REQUEUE = """\
 why=
-[ "$code" -eq 138 ] && why="it was stopped before its time limit"  # 128 + SIGUSR1
-[ "$code" -eq 1 ] && [ -s "$RUN/nodes/lost" ] && why=$(paste -sd, "$RUN/nodes/lost")
-if [ -n "$why" ]; then
-  after=$(newest_checkpoint)
-  excluded=$(excluded_nodes)
-  if [ "$after" != "$before" ] || [ "$excluded" != "$excluded_before" ]; then
-    echo "mpctl: $why; ${after:-no step} is saved; job $SLURM_JOB_ID is requeued" \\
-      ${excluded:+without "$excluded"}
-    if [ -n "$excluded" ]; then
-      list=$(scontrol --oneliner show job "$SLURM_JOB_ID" | grep -o ' ExcNodeList=[^ (]*')
-      list=${list# ExcNodeList=}
-      trap '' TERM
-      scontrol requeue "$SLURM_JOB_ID" &&
-        scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="${list:+$list,}$excluded"
-      exit "$code"
-    fi
-    scontrol requeue "$SLURM_JOB_ID" && sleep 60  # Slurm ends this script
-  fi
+case "$code" in
+  134 | 135 | 136 | 137 | 139) why="its launcher was killed by signal $((code - 128))" ;;
+  138) why="it was stopped before its time limit" ;;  # 128 + SIGUSR1
+  1) [ -s "$RUN/nodes/lost" ] && why=$(paste -sd, "$RUN/nodes/lost") ;;
+esac
+excluded=$(excluded_nodes)
+if [ -n "$why" ] && [ "$after" = "$before" ] && [ "$excluded" = "$excluded_before" ]; then
   echo "mpctl: $why; job $SLURM_JOB_ID is not requeued, since it saved no step"
+elif [ -n "$why" ]; then
+  list=$(scontrol --oneliner show job "$SLURM_JOB_ID" | grep -o ' ExcNodeList=[^ (]*')
+  list=${list# ExcNodeList=}
+  trap '' TERM  # which Slurm sends to the processes of a job that it requeues
+  saved="${after:-no step} is saved"
+  if ! said=$(scontrol requeue "$SLURM_JOB_ID" 2>&1); then
+    echo "mpctl: $why; $saved; job $SLURM_JOB_ID is not requeued: $said"
+  elif [ -z "$excluded" ]; then
+    echo "mpctl: $why; $saved; job $SLURM_JOB_ID is requeued"
+  elif said=$(scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="${list:+$list,}$excluded" 2>&1)
+  then
+    echo "mpctl: $why; $saved; job $SLURM_JOB_ID is requeued without $excluded"
+  else
+    echo "mpctl: $why; $saved; job $SLURM_JOB_ID is requeued, also with $excluded: $said"
+  fi
 fi
 """
 
@@ -238,7 +259,7 @@ def render_script(job: BatchJob) -> str:
     requeue, flag = (REQUEUE, "export MPCTL_REQUEUES=1\n") if job.settings.requeue else ("", "")
     run, command = shlex.quote(str(job.run)), shlex.join(job.command)
     body = BODY.format(setup=setup, run=run, command=command, requeues=flag, newest=newest)
-    return "\n".join(["#!/bin/bash", *options, "", f'{body}{requeue}exit "$code"', ""])
+    return "\n".join(["#!/bin/bash", *options, "", f'{body}{STOPPED}{requeue}exit "$code"', ""])
 
 
 def script_options(job: BatchJob) -> Iterator[str]:
@@ -286,6 +307,10 @@ def script_issues(job: BatchJob) -> Iterator[Issue]:
         if CONTROL.search(line.replace("\t", " ")):
             message = f"{line!r} has a line break or another control character"
             yield Issue("slurm-text", "launch.slurm.setup", message, "give each line by itself")
+    if (text := job.settings.dependency) is not None and not DEPENDENCY.fullmatch(text):
+        message = f"{text!r} is no dependency of sbatch"
+        hint = f"write KIND:JOB, joined by , (all) or ? (any); KIND: {', '.join(DEPENDENCIES)}"
+        yield Issue("slurm-dependency", "launch.slurm.dependency", message, hint)
     yield from extra_issues(job.settings.extra)
 
 

@@ -21,7 +21,7 @@ from math import ceil, inf
 from pathlib import Path
 
 from mpctl.clusters.slurm.array import render_array
-from mpctl.clusters.slurm.commands import submit
+from mpctl.clusters.slurm.commands import setup_issues, submit
 from mpctl.clusters.slurm.containers import container_issues
 from mpctl.clusters.slurm.partitions import (
     NodeRequest,
@@ -32,7 +32,8 @@ from mpctl.clusters.slurm.partitions import (
     time_limit_seconds,
     time_limit_text,
 )
-from mpctl.clusters.slurm.script import BatchJob, render_script, script_issues
+from mpctl.clusters.slurm.script import BatchJob, render_script, script_issues, script_options
+from mpctl.clusters.slurm.variables import ignored_text, with_shell
 from mpctl.durable import write_whole
 from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.hosts.checks import Device, device_memory_issues, named_device
@@ -104,14 +105,16 @@ def limit_issues(need: SaveNeed, limit: float, signal_seconds: int | None) -> It
 @dataclass(frozen=True)
 class Submission:
     """A plan that is to be submitted to a Slurm with these partitions; without any, to one that is
-    not known here."""
+    not known here. shell: variables of the shell that submits (variables.py)."""
 
     plan: Plan
     partitions: Sequence[Partition]
+    shell: Mapping[str, str]
 
-    @property
+    @cached_property
     def settings(self) -> SlurmSpec:
-        return self.plan.job.launch.slurm
+        """[launch.slurm], and what the shell fills in. Raises InputError (with_shell)."""
+        return with_shell(self.plan.job.launch.slurm, self.shell)
 
     @property
     def partition(self) -> Partition | None:
@@ -209,13 +212,21 @@ class Submission:
         )
 
 
+def device_issues(job: JobSpec) -> Iterator[Issue]:
+    """Where no Slurm tells whether its nodes have GPUs, the job has to."""
+    if named_device(job) is None:
+        message = "auto, and neither the job's cluster nor a Slurm tells the device: jobs get GPUs "
+        yield Issue("device-unknown", "launch.device", f"{message}only where they are asked for",
+                    "say --device cuda or --device cpu")  # fmt: skip
+
+
 class SlurmSubmitter:
     """Runs as batch jobs of the Slurm that this host belongs to."""
 
     name = "slurm"
 
     def __init__(self, job: JobSpec, environment: Mapping[str, str]) -> None:
-        self.job = job
+        self.job, self.shell = job, environment
 
     @property
     def shown_anywhere(self) -> bool:
@@ -239,9 +250,12 @@ class SlurmSubmitter:
 
     def check(self, plan: Plan, run: RunDir, *, is_elsewhere: bool) -> list[Issue]:
         """Raises InputError, with all else that is wrong, where no Slurm answers and one has to."""
-        issues = list(Submission(plan, self.partitions).issues(run.path))
-        if isinstance(self._asked, Issue) and not is_elsewhere:
-            raise InputError([self._asked, *issues])
+        issues = list(self._submission(plan).issues(run.path))
+        issues += setup_issues(plan.job.launch.slurm.setup)
+        if isinstance(self._asked, Issue):
+            if not is_elsewhere:
+                raise InputError([self._asked, *issues])
+            issues += device_issues(plan.job)
         return issues
 
     def dry_run(self, plan: Plan, run: RunDir) -> list[Issue]:
@@ -249,7 +263,7 @@ class SlurmSubmitter:
         return []
 
     def document(self, plan: Plan, run: RunDir) -> str:
-        script = render_script(Submission(plan, self.partitions).batch_job(run.path))
+        script = render_script(self._submission(plan).batch_job(run.path))
         if not isinstance(self._asked, Issue):
             return script
         why = self._asked.message.splitlines()[0]
@@ -257,7 +271,18 @@ class SlurmSubmitter:
 
     def submit(self, plan: Plan, run: RunDir) -> str:
         self._write_script(plan, run)
-        return submit(run.batch_script)
+        return submit(run.batch_script, self._options(plan, run), self.shell)
+
+    def notes(self, plan: Plan, run: RunDir) -> list[str]:
+        """Which variables of the shell are not passed on to sbatch."""
+        text = ignored_text(self._options(plan, run), self.shell)
+        return [] if text is None else [text]
+
+    def _submission(self, plan: Plan) -> Submission:
+        return Submission(plan, self.partitions, self.shell)
+
+    def _options(self, plan: Plan, run: RunDir) -> list[str]:
+        return list(script_options(self._submission(plan).batch_job(run.path)))
 
     def _write_script(self, plan: Plan, run: RunDir) -> None:
         (run.path / "logs").mkdir(exist_ok=True)
@@ -267,7 +292,7 @@ class SlurmSubmitter:
 
     def array_document(self, tasks: Sequence[tuple[Plan, RunDir]], folder: Path) -> str:
         """The script of an array of runs, whose directories are FOLDER/task-N."""
-        jobs = [Submission(plan, self.partitions).batch_job(run.path) for plan, run in tasks]
+        jobs = [self._submission(plan).batch_job(run.path) for plan, run in tasks]
         settings = [f"task-{n}: {json.dumps(one)}" for n, one in enumerate(self._array)]
         return render_array(jobs, folder.absolute(), settings)
 
@@ -279,7 +304,8 @@ class SlurmSubmitter:
             self._write_script(plan, run)
         script = RunDir(folder).batch_script
         write_whole(script, self.array_document(tasks, folder))
-        job_id = submit(script)
+        plan, run = tasks[0]  # all have the same options, but for the name and the log
+        job_id = submit(script, self._options(plan, run), self.shell)
         return job_id, [f"{job_id}_{number}" for number in range(len(tasks))]
 
     @property

@@ -112,8 +112,12 @@ def test_without_slurm_a_submission_offers_other_backends(
     with pytest.raises(InputError) as refused:
         submitter.check(make_plan(bad), run, is_elsewhere=False)
     assert [issue.where for issue in refused.value.issues] == ["--on", "launch.slurm.time"]
-    assert submitter.shown_anywhere and not submitter.check(make_plan(JOB), run, is_elsewhere=True)
-    assert "sinfo is not on this host" in submitter.document(make_plan(JOB), run).splitlines()[-1]
+    named = make_plan(job_of({"launch.device": "cuda", "cluster.gpus_per_node": 2}))
+    assert submitter.shown_anywhere and not submitter.check(named, run, is_elsewhere=True)
+    script = submitter.document(named, run).splitlines()
+    assert "sinfo is not on this host" in script[-1] and "#SBATCH --gpus-per-node=2" in script
+    (issue,) = submitter.check(make_plan(job_of({})), run, is_elsewhere=True)
+    assert issue.rule == "device-unknown" and "--device cuda" in issue.hint
 
 
 def step(folder: Path, script: str) -> SlurmStep:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mpctl.clusters.slurm import commands
-from mpctl.clusters.slurm.commands import SlurmScheduler, read_job, submit
+from mpctl.clusters.slurm.commands import SlurmScheduler, read_job, setup_issues, submit
 from mpctl.clusters.slurm.partitions import find_partitions
 from mpctl.errors import InputError, RunFailed
 from tests.jobs import job_of
@@ -32,16 +33,16 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stand:
 @pytest.mark.parametrize("printed", ["123", "123;cluster", "some plugin says hello\\n123"])
 def test_the_id_of_a_submitted_job(stand_in: Stand, tmp_path: Path, printed: str) -> None:
     stand_in("sbatch", f'[ "$1" = --parsable ] && printf "{printed}\\n"')
-    assert submit(tmp_path / "slurm.sh") == "123"
+    assert submit(tmp_path / "slurm.sh", ["--partition=main"], os.environ) == "123"
 
 
 def test_a_refusal_of_sbatch_is_reported_in_its_words(stand_in: Stand, tmp_path: Path) -> None:
     stand_in("sbatch", "echo 'sbatch: error: Invalid account' >&2; exit 1")
     with pytest.raises(RunFailed, match="sbatch failed: sbatch: error: Invalid account"):
-        submit(tmp_path / "slurm.sh")
+        submit(tmp_path / "slurm.sh", ["--partition=main"], os.environ)
     stand_in("sbatch", "echo later")
     with pytest.raises(RunFailed, match="'later' in place of a job's id"):
-        submit(tmp_path / "slurm.sh")
+        submit(tmp_path / "slurm.sh", ["--partition=main"], os.environ)
 
 
 @pytest.mark.parametrize(
@@ -86,3 +87,22 @@ def test_a_controller_that_does_not_answer(
 def test_a_host_without_slurm(stand_in: Stand) -> None:
     with pytest.raises(InputError, match="sinfo is not on this host"):
         find_partitions()
+
+
+def test_variables_of_the_shell_neither_replace_options_nor_filter_lists(
+    stand_in: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SQUEUE_USERS", "nobody")
+    stand_in("squeue", 'echo "RUNNING|None|${SQUEUE_USERS-0:01}|1:00|n1"')
+    assert (job := SLURM.find("7")) is not None and "for 0:01" in job.state
+    stand_in("sbatch", 'echo "$SBATCH_PARTITION$SBATCH_WAIT${SBATCH_RESERVATION}7"')
+    shell = {**os.environ, "SBATCH_PARTITION": "short", "SBATCH_WAIT": "1",
+             "SBATCH_RESERVATION": "4"}  # fmt: skip
+    assert submit(tmp_path / "slurm.sh", ["--partition=main"], shell) == "47"
+
+
+def test_setup_lines_that_are_no_bash() -> None:
+    assert list(setup_issues(["if true; then", "module load cuda", "fi"])) == []
+    for lines in (["if true; then", "fi"], ["echo 'a"], ["for x in 1 2"]):
+        (issue,) = setup_issues(lines)
+        assert issue.where == "launch.slurm.setup" and "line" in issue.message, issue

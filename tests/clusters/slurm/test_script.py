@@ -21,6 +21,7 @@ from mpctl.clusters.slurm.script import (
     script_options,
     step_issues,
 )
+from mpctl.rundir.launcher import write_stop_request
 from mpctl.spec.launch import SlurmSpec
 
 
@@ -183,6 +184,20 @@ def test_a_percent_sign_is_not_slurms() -> None:
     assert output == "--output=/a%%j/logs/slurm-%j.out"
 
 
+@pytest.mark.parametrize(
+    ("text", "is_taken"),
+    [
+        ("afterok:1", True), ("afterok:1:2,after:3+5", True), ("afterok:1?afternotok:2_*", True),
+        ("singleton", True), ("aftercorr:1_4", True), ("afterok:1;id", False), ("after", False),
+        ("1234", False), ("afterok:1,afterok:2?afterok:3", False), ("afterok:a", False),
+        ("afterok:1,", False),
+    ],
+)  # fmt: skip
+def test_a_dependency_has_the_form_that_sbatch_takes(text: str, is_taken: bool) -> None:
+    issues = list(script_issues(replace(JOB, settings=SlurmSpec(dependency=text))))
+    assert [issue.where for issue in issues] == ([] if is_taken else ["launch.slurm.dependency"])
+
+
 def test_line_breaks_are_refused() -> None:
     job = replace(JOB, name="a\n#SBATCH -N 9", run=Path("/x\ny"), settings=SlurmSpec(extra=["x"]))
     wheres = [issue.where for issue in script_issues(job)]
@@ -194,13 +209,14 @@ def test_line_breaks_are_refused() -> None:
 
 SCONTROL = """\
 #!/bin/sh
-echo "scontrol $*" >&2
+echo "scontrol $*" >> "$CALLS"
 case "$*" in
   *show*) echo "JobId=7 ReqNodeList=(null) ExcNodeList=$BEFORE NodeList=n[1-2]" ;;
-  requeue*) kill -TERM $PPID ;;
+  requeue*) [ -z "$REFUSAL" ] || { echo "$REFUSAL" >&2; exit 1; }; kill -TERM $PPID ;;
 esac
 """
-"""Slurm ends the script of a job that is requeued. BEFORE: the nodes that it excludes."""
+"""Slurm sends SIGTERM to the script of a job that is requeued. BEFORE: the nodes that it excludes;
+REFUSAL: why it requeues none; CALLS: a file for what was asked of it."""
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -209,7 +225,15 @@ def environment(folder: Path) -> dict[str, str]:
     command.write_text(SCONTROL)
     command.chmod(0o755)
     return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7",
-            "SLURM_JOB_NODELIST": "n[1-2]", "BEFORE": "(null)"}  # fmt: skip
+            "SLURM_JOB_NODELIST": "n[1-2]", "BEFORE": "(null)", "REFUSAL": "",
+            "CALLS": str(folder / "calls")}  # fmt: skip
+
+
+def calls(folder: Path) -> list[str]:
+    """What the script asked of scontrol, but for what it reads."""
+    listed = folder.parent / f"{folder.name}-bin" / "calls"
+    lines = listed.read_text().splitlines() if listed.exists() else []
+    return [line for line in lines if "show" not in line]
 
 
 def bash(text: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
@@ -219,29 +243,67 @@ def bash(text: str, folder: Path, **more: str) -> subprocess.CompletedProcess[st
     )
 
 
+SAVE = "mkdir -p $0/checkpoints/step-4;"
+LOSE = "mkdir -p $0/nodes; echo n2 > $0/nodes/lost;"
+LIMIT = "mpctl: it was stopped before its time limit;"
+
+
 @pytest.mark.parametrize(
-    ("launcher", "code", "is_requeued"),
+    ("launcher", "code", "said"),
     [
-        ("mkdir -p $0/checkpoints/step-4; exit 138", -signal.SIGTERM, True),
-        ("exit 138", 138, False),  # it saved nothing, and would not the next time either
-        ("mkdir -p $0/checkpoints/step-4; exit 0", 0, False),
-        ("mkdir -p $0/checkpoints/step-4; exit 143", 143, False),  # stopped by SIGTERM: mpctl stop
-        ("exit 1", 1, False),
-        ("mkdir -p $0/nodes $0/checkpoints/step-4; echo n2 > $0/nodes/lost; exit 1",
-         -signal.SIGTERM, True),
-        ("mkdir -p $0/nodes; echo n2 > $0/nodes/lost; exit 1", 1, False),
+        (f"{SAVE} exit 138", 138, f"{LIMIT} step-4 is saved; job 7 is requeued"),
+        # It saved nothing, and would not the next time either.
+        ("exit 138", 138, f"{LIMIT} job 7 is not requeued, since it saved no step"),
+        (f"{SAVE} exit 0", 0, ""),
+        (f"{SAVE} exit 143", 143, ""),  # SIGTERM
+        ("exit 1", 1, ""),
+        (f"{LOSE} {SAVE} exit 1", 1, "mpctl: n2; step-4 is saved; job 7 is requeued"),
+        (f"{LOSE} exit 1", 1, "mpctl: n2; job 7 is not requeued, since it saved no step"),
+        (f"{SAVE} kill -9 $$", 137,
+         "mpctl: its launcher was killed by signal 9; step-4 is saved; job 7 is requeued"),
     ],
 )  # fmt: skip
-def test_only_a_stop_before_the_limit_and_a_lost_node_are_requeued(
-    tmp_path: Path, launcher: str, code: int, is_requeued: bool
+def test_a_stop_before_the_limit_a_lost_node_and_a_killed_launcher_are_requeued(
+    tmp_path: Path, launcher: str, code: int, said: str
 ) -> None:
     job = replace(
         JOB, run=tmp_path / "run", command=["bash", "-c", launcher, str(tmp_path / "run")]
     )
     done = bash(render_script(job), tmp_path)
     assert done.returncode == code, done.stderr
-    assert ("scontrol requeue 7" in done.stderr) == is_requeued and "update" not in done.stderr
-    assert "mpctl: job 7 on n[1-2], restart 0, from the start\n" in done.stdout
+    first, *rest = done.stdout.splitlines()
+    assert (first, "".join(rest)) == ("mpctl: job 7 on n[1-2], restart 0, from the start", said)
+    is_requeued = said.endswith("is requeued")
+    assert calls(tmp_path) == (["scontrol requeue 7"] if is_requeued else [])
+
+
+def test_a_job_that_slurm_does_not_requeue_says_what_slurm_says(tmp_path: Path) -> None:
+    """`requeued` was said before it was asked for, and then that no step was saved."""
+    command = ["bash", "-c", f"{SAVE} exit 138", str(tmp_path / "run")]
+    script = render_script(replace(JOB, run=tmp_path / "run", command=command))
+    done = bash(script, tmp_path, REFUSAL="Requested operation is presently disabled for job 7")
+    assert done.returncode == 138
+    assert done.stdout.splitlines()[1:] == [
+        f"{LIMIT} step-4 is saved; job 7 is not requeued: Requested operation is presently "
+        "disabled for job 7"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("urgent", "saves", "code"), [(False, True, 0), (True, True, 143), (False, False, 143)]
+)
+@pytest.mark.parametrize("requeue", [True, False])
+def test_a_stop_that_was_asked_for_and_saved_is_no_failure(
+    tmp_path: Path, urgent: bool, saves: bool, code: int, requeue: bool
+) -> None:
+    """So that jobs that depend on it by afterok begin."""
+    run, settings = tmp_path / "run", SlurmSpec(requeue=requeue)
+    run.mkdir()
+    write_stop_request(run / "stop-request", now=urgent)
+    command = ["bash", "-c", f"{SAVE if saves else ''} exit 143", str(run)]
+    done = bash(render_script(replace(JOB, run=run, command=command, settings=settings)), tmp_path)
+    assert done.returncode == code, done.stderr
+    assert ("step-4 is saved" in done.stdout) == (code == 0) and not calls(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -267,9 +329,9 @@ def test_a_requeue_excludes_the_nodes_that_failed_too_often(
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     requeued = ["scontrol requeue 7", f"scontrol update JobId=7 ExcNodeList={list_after}"]
-    said = [line for line in done.stderr.splitlines() if "show" not in line]
-    assert said == ([] if list_after is None else requeued)
-    assert "n2 failed too often" in done.stdout
+    assert calls(tmp_path) == ([] if list_after is None else requeued)
+    ends = "since it saved no step" if list_after is None else "job 7 is requeued without n2"
+    assert "n2 failed too often" in done.stdout and done.stdout.endswith(f"{ends}\n")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 38), (signal.SIGTERM, 43)])

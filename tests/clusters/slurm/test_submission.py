@@ -6,6 +6,7 @@ import datetime
 from collections.abc import Mapping
 from math import inf
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -16,6 +17,7 @@ from mpctl.clusters.slurm.submission import (
     default_signal_seconds,
     limit_issues,
 )
+from mpctl.errors import InputError
 from mpctl.planning.plan import make_plan
 from tests.jobs import job_of
 
@@ -66,9 +68,9 @@ PARTITIONS = read_partitions(
 TWO: Mapping[str, object] = {"cluster.nodes": 2, "cluster.gpus_per_node": 4, "parallel.tp": 2}
 
 
-def submission(**settings: object) -> Submission:
+def submission(shell: Mapping[str, str] = MappingProxyType({}), **settings: object) -> Submission:
     dotted = {name.replace("__", "."): value for name, value in settings.items()}
-    return Submission(make_plan(job_of({**TWO, **dotted})), PARTITIONS)
+    return Submission(make_plan(job_of({**TWO, **dotted})), PARTITIONS, shell)
 
 
 def test_a_plan_on_gpus_asks_for_whole_nodes() -> None:
@@ -155,3 +157,19 @@ def test_every_issue_is_named_at_once() -> None:
 def test_what_cannot_run_is_refused(settings: dict[str, object], where: str) -> None:
     (issue,) = submission(**settings).issues(Path("r"))
     assert issue.where == where
+
+
+SITE = {"SBATCH_PARTITION": "cpu", "SBATCH_ACCOUNT": "physics", "SBATCH_TIMELIMIT": "40"}
+
+
+def test_what_the_job_leaves_open_is_the_shell_s_and_is_checked_and_written() -> None:
+    chosen = submission(SITE, launch__device="cpu")
+    assert chosen.request.partition == "cpu" and chosen.limit == 2400
+    settings = chosen.batch_job(Path("r")).settings
+    assert (settings.partition, settings.account, settings.time) == ("cpu", "physics", "40")
+    own = submission(SITE, launch__slurm__partition="main", launch__slurm__time="30")
+    assert (own.settings.partition, own.settings.account, own.limit) == ("main", "physics", 1800)
+    (issue,) = submission({"SBATCH_PARTITION": "closed"}).issues(Path("r"))
+    assert issue.rule == "slurm-partition" and "'closed'" in issue.message
+    with pytest.raises(InputError, match="SBATCH_QOS"):
+        list(submission({"SBATCH_QOS": "a\n#SBATCH -N 9"}).issues(Path("r")))
