@@ -108,8 +108,19 @@ def program_issues(plan: Plan, *, is_elsewhere: bool) -> Iterator[Issue]:
     job = plan.job
     yield from _refused(job)
     yield from _placeholder_issues(plan)
-    if not is_elsewhere:
+    if not is_elsewhere and not _is_of_image(job):
         yield from _missing(job.launch.program, Path(job.launch.program_dir or "."))
+
+
+def _is_of_image(job: JobSpec) -> bool:
+    """Whether only the pods can tell if the program is there: all but a script on the claim."""
+    mount, words = job.launch.kubernetes.mount_path, script_words(job.launch.program)
+    if job.launch.on != "kubernetes" or mount is None:
+        return False
+    if words is None or words[0] == "-m":
+        return True
+    script = Path(job.launch.program_dir or ".", words[0]).absolute()
+    return not script.is_relative_to(mount)
 
 
 def _refused(job: JobSpec) -> Iterator[Issue]:

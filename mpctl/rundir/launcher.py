@@ -156,6 +156,30 @@ def write_stop_request(path: Path, *, now: bool, relayed: bool = False) -> None:
     write_whole(path, json.dumps(request) + "\n")
 
 
+def is_stop_asked_for(path: Path) -> bool:
+    """Whether the file is a request of `mpctl stop`, and not one that passes a signal on."""
+    return path.exists() and not read_table(path).get("relayed")
+
+
+def stop_signal(summary: Path, request: Path) -> int | None:
+    """The signal that stopped the run that this summary is of; None where it ended otherwise, or
+    where `mpctl stop` asked for it."""
+    table = read_table(summary)
+    number = table.get("signal")
+    if table.get("status") != "stopped" or is_stop_asked_for(request):
+        return None
+    return number if isinstance(number, int) else None
+
+
+def read_table(path: Path) -> dict[str, object]:
+    """A JSON document of the run directory; empty where there is none."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
 def requested_signals(path: Path) -> int:
     """The number of SIGTERMs that the file represents: 0 without a file, 1 to finish the step and
     save, 2 to end at once. A file that cannot be read asks for nothing: a file server that fails

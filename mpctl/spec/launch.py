@@ -208,8 +208,8 @@ class KubernetesSpec(StrictModel):
     )
     gpu_resource: Name = Field("nvidia.com/gpu", description="name of the GPUs as a resource")
     cpus_per_node: Count | None = Field(
-        None, description="CPUs that a pod requests; when absent, one for each thread of its "
-        "ranks on CPU, none on GPUs"
+        None, description="CPUs that a pod requests, and its limit; when absent, one for each "
+        "thread of its ranks, on GPUs 2 a rank without launch.threads_per_rank, and no limit"
     )  # fmt: skip
     memory_per_node: Name | None = Field(
         None, description="memory of a pod, requested and its limit, such as 512Gi; when absent, a "

@@ -21,6 +21,7 @@ from mpctl.rundir.launcher import (
     is_same_process,
     process_start,
     requested_signals,
+    stop_signal,
     this_launcher,
     write_launcher,
     write_stop_request,
@@ -96,3 +97,24 @@ def test_what_cannot_be_read_is_no_request(
 def test_neither_a_loop_of_links_nor_a_directory_is_a_request(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     assert requested_signals(tmp_path / "loop") == requested_signals(tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "relayed", "number"),
+    [
+        ("stopped", None, 15),
+        ("stopped", True, 15),
+        ("stopped", False, None),
+        ("failed", None, None),
+    ],
+)
+def test_the_signal_that_stopped_a_run(
+    tmp_path: Path, status: str, relayed: bool | None, number: int | None
+) -> None:
+    """A request that passes a signal on is a signal; one of `mpctl stop` is none."""
+    summary, request = tmp_path / "summary.json", tmp_path / "stop-request"
+    assert stop_signal(summary, request) is None
+    summary.write_text(json.dumps({"status": status, "signal": 15}))
+    if relayed is not None:
+        write_stop_request(request, now=False, relayed=relayed)
+    assert stop_signal(summary, request) == number

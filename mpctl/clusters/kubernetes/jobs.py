@@ -12,15 +12,14 @@ and never raise.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from mpctl.clusters.backend import ScheduledJob, require_form
 from mpctl.clusters.kubernetes.kubectl import LABEL, Kubectl
 from mpctl.clusters.kubernetes.manifest import API_VERSIONS, JOB_VARIABLE, POD_LABELS
 from mpctl.rundir.directory import RunDir
+from mpctl.rundir.launcher import is_stop_asked_for, read_table
 from mpctl.spec.job import JobSpec
 
 RESOURCES = {"TrainJob": "trainjobs", "PyTorchJob": "pytorchjobs", "JobSet": "jobsets"}
@@ -135,7 +134,8 @@ def ended_launch(run: RunDir, environment: Mapping[str, str]) -> str | None:
     """Why the launch of this pod is over, in words; None where it is not, or in no pod.
 
     The pods of a TrainJob are restarted as its runtime sets, by default six times, and nothing in
-    the TrainJob can change that. A pod that ended with its run must not start the run again:
+    the TrainJob can change that; those of the other kinds are replaced where a signal ended them. A
+    pod that ended with its run must not start the run again:
 
         failed                 `launch.max_restarts` has limited its attempts already; but
                                not if no rank was started: another try may find the other pods
@@ -146,22 +146,12 @@ def ended_launch(run: RunDir, environment: Mapping[str, str]) -> str | None:
     submitted again is always started.
     """
     job = environment.get(JOB_VARIABLE)
-    if job is None or _read(run.launcher).get("job_id") != job:
+    if job is None or read_table(run.launcher).get("job_id") != job:
         return None
-    summary = _read(run.summary)
+    summary = read_table(run.summary)
     status = summary.get("status")
     if status == "failed" and summary.get("attempts") != 0:
         return f"{job} has failed, see {run.summary}, and Kubernetes started its pod again; {AGAIN}"
-    is_requested = run.stop_request.exists() and not _read(run.stop_request).get("relayed")
-    if status == "stopped" and is_requested:
+    if status == "stopped" and is_stop_asked_for(run.stop_request):
         return f"{job} was stopped on request, and Kubernetes started its pod again; {AGAIN}"
     return None
-
-
-def _read(path: Path) -> dict[str, object]:
-    """A JSON document of the run directory; empty where there is none."""
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}

@@ -14,13 +14,20 @@ Each starts one pod a node with all GPUs of the node. What differs:
 Resources are given as limits and as requests: the Trainer counts one process a node where a
 TrainJob has limits only (pkg/runtime/framework/plugins/torch/torch.go, calculateNumProcPerNode).
 
-Pods are not restarted: a PyTorchJob and a JobSet set that; for a TrainJob its runtime decides, and
-a restarted pod finds that its launch has ended.
+A pod that Kubernetes takes away (a drained or lost node, preemption), or that ends by SIGTERM after
+it has saved, is replaced and goes on; one that fails ends the object:
+
+    JobSet      podFailurePolicy ignores the former, and backoffLimit 0 lets no other be restarted
+    PyTorchJob  restartPolicy ExitCode replaces pods with a code of 128 or more, or without one
+                (pkg/controller.v1/common/pod.go of the Training Operator, ReconcilePods), unless
+                there is a backoffLimit
+    TrainJob    its runtime decides, and a restarted pod finds that its launch has ended (jobs.py)
 """
 
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,8 +64,25 @@ POD_LABELS = {
 AFTER_STOP_SECONDS = 30
 """Seconds that a pod has to end after its ranks have saved or were killed."""
 
+REPLACED: list[Manifest] = [
+    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    {
+        "action": "Ignore",
+        "onExitCodes": {
+            "containerName": CONTAINERS["JobSet"],
+            "operator": "In",
+            "values": [128 + signal.SIGTERM],
+        },
+    },
+]
+"""Failures of pods of a JobSet that do not count: each gets a new pod with the same index. All pods
+of a run stop when one of them is drained; the others then have the second mark alone."""
+
 COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 MASTER_PORT = "29500"
+GPU_RANK_THREADS = 2
+"""Threads of a rank on a GPU that compute at the same time: the one that launches kernels in the
+forward pass or backward, and the one that copies batches and checkpoints."""
 
 
 def manifest_text(plan: Plan, run: Path, *, name: str) -> str:
@@ -123,7 +147,7 @@ def _train_job(job: JobSpec, template: Manifest, name: str) -> Manifest:
 
 def _pytorch_job(job: JobSpec, template: Manifest, name: str) -> Manifest:
     settings = job.launch.kubernetes
-    policy: Manifest = {"cleanPodPolicy": "Running", "backoffLimit": 0}
+    policy: Manifest = {"cleanPodPolicy": "Running"}
     if settings.ttl_seconds is not None:
         policy["ttlSecondsAfterFinished"] = settings.ttl_seconds
     if settings.queue:
@@ -133,7 +157,7 @@ def _pytorch_job(job: JobSpec, template: Manifest, name: str) -> Manifest:
         "nprocPerNode": str(job.cluster.gpus_per_node or 1),
         "runPolicy": policy,
         "pytorchReplicaSpecs": {
-            role: {"replicas": count, "restartPolicy": "Never", "template": template}
+            role: {"replicas": count, "restartPolicy": "ExitCode", "template": template}
             for role, count in counts.items()
             if count
         },
@@ -165,6 +189,7 @@ def _job_set(job: JobSpec, template: Manifest, name: str) -> Manifest:
                         "completions": nodes,
                         "completionMode": "Indexed",
                         "backoffLimit": 0,
+                        "podFailurePolicy": {"rules": REPLACED},
                         "template": template,
                     }
                 },
@@ -225,27 +250,27 @@ def _whole_source(text: str) -> Manifest:
 
 
 def _resources(plan: Plan) -> Manifest:
-    """The resources of a pod: the GPUs of a node, or on CPU a processor for each thread of its
-    ranks; and the memory that the plan knows of, without which a pod is among the first that a
-    full node evicts."""
+    """The resources of a pod: the GPUs of a node; a processor for each thread of its ranks, on GPUs
+    without a limit; and the memory that its ranks need, without which it is among the first that a
+    full node starves and evicts."""
     job = plan.job
     settings, ranks = job.launch.kubernetes, job.cluster.gpus_per_node or 1
-    amounts: dict[str, str] = {}
-    processors = settings.cpus_per_node
+    limits: dict[str, str] = {}
+    requests: dict[str, str] = {}
     device = named_device(job) or "cpu"  # the submitting machine may differ from the pods
+    threads = job.launch.threads_per_rank or (1 if device == "cpu" else GPU_RANK_THREADS)
     if device != "cpu":
-        amounts[settings.gpu_resource] = str(ranks)
-    elif processors is None:
-        processors = ranks * (job.launch.threads_per_rank or 1)
-    if processors is not None:
-        amounts["cpu"] = str(processors)
+        limits[settings.gpu_resource] = str(ranks)
+    if settings.cpus_per_node is not None:
+        limits["cpu"] = str(settings.cpus_per_node)
+    else:
+        (limits if device == "cpu" else requests)["cpu"] = str(ranks * threads)
     if settings.memory_per_node is not None:
-        amounts["memory"] = settings.memory_per_node
-    amounts |= settings.resources
-    requests = dict(amounts)
-    if settings.memory_per_node is None and (need := node_memory_bytes(plan, ranks, device)):
+        limits["memory"] = settings.memory_per_node
+    elif need := node_memory_bytes(plan, ranks, device):
         requests["memory"] = f"{-(-need // 2**20)}Mi"
-    return {"requests": requests, "limits": amounts}
+    limits |= settings.resources
+    return {"requests": {**limits, **requests}, "limits": limits}
 
 
 def _mounts(settings: KubernetesSpec) -> list[Manifest]:
@@ -280,6 +305,8 @@ def _pod_security(settings: KubernetesSpec) -> Manifest:
         "fsGroup": settings.fs_group,
     }
     context: Manifest = {key: value for key, value in ids.items() if value is not None}
+    if settings.fs_group is not None:  # else each start changes the owner of every file there
+        context["fsGroupChangePolicy"] = "OnRootMismatch"
     if settings.restricted:
         context |= {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     return context

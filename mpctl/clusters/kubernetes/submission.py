@@ -259,6 +259,9 @@ def patch_issues(patch: object) -> Iterator[Issue]:
         yield Issue("bad-patch", where, f"{key!r} is no part of a pod's template",
                     "give the tables metadata and spec, as in the template of a Job")  # fmt: skip
     spec = tables.get("spec", {})
+    if isinstance(spec, dict) and "restartPolicy" in spec:
+        yield Issue("bad-patch", where, "spec.restartPolicy follows from the kind of the object",
+                    "leave it out; for a TrainJob, set it in the runtime")  # fmt: skip
     containers = spec.get("containers", []) if isinstance(spec, dict) else None
     if not isinstance(containers, list) or not all(
         isinstance(item, dict) and isinstance(item.get("name"), str) for item in containers
@@ -294,9 +297,21 @@ def _paths(job: JobSpec, run_path: Path, *, is_mounted: bool) -> Iterator[Issue]
     mounts = [mount, *(volume.mount_path for volume in job.launch.kubernetes.volumes)]
     for setting, path in {"--run-dir": str(run_path), **paths_read(job)}.items():
         seen = mounts[:1] if setting == "--run-dir" else mounts
-        if not any(Path(path).resolve().is_relative_to(Path(one).resolve()) for one in seen):
-            message = f"{path} is not below {' or '.join(seen)}, which the pods share"
-            yield Issue("not-on-claim", setting, message, f"move it to a folder below {mount}")
+        if any(Path(path).resolve().is_relative_to(Path(one).resolve()) for one in seen):
+            continue
+        hint = f"move it to a folder below {mount}"
+        if setting == "launch.program_dir":
+            if _is_in_image(job.launch.program_dir):
+                continue
+            hint += ", or set launch.program_dir to a folder of the image, such as /workspace"
+        message = f"{path} is not below {' or '.join(seen)}, which the pods share"
+        yield Issue("not-on-claim", setting, message, hint)
+
+
+def _is_in_image(folder: str | None) -> bool:
+    """Whether a program's directory can only be one of the image: an absolute path that this
+    machine does not have. One that it has is more likely a folder that the pods do not see."""
+    return folder is not None and Path(folder).is_absolute() and not Path(folder).exists()
 
 
 def _volume_paths(settings: KubernetesSpec) -> Iterator[Issue]:

@@ -31,8 +31,10 @@ from types import FrameType
 
 import psutil
 
+from mpctl.clusters.backend import JOB_VARIABLES
 from mpctl.clusters.torchrun.meeting import read_meeting
 from mpctl.clusters.torchrun.world import JoinedWorld, describe_process, require_world
+from mpctl.durable import refresh
 from mpctl.errors import RunFailed
 from mpctl.launch.attempt import NodeState
 from mpctl.launch.control.messages import read_key
@@ -47,13 +49,15 @@ from mpctl.launch.node.agent import (
 from mpctl.launch.node.processes import UNREADABLE, HostRanks
 from mpctl.launch.node.torchrun import NodeStart, host_program
 from mpctl.rundir.directory import RunDir
-from mpctl.rundir.launcher import write_stop_request
+from mpctl.rundir.launcher import stop_signal, write_stop_request
 
+JOB_VARIABLE = JOB_VARIABLES["kubernetes"]
 JOINED_REQUESTS = {**REQUESTS, "joined_process": describe_process}
 POLL_SECONDS = 0.2
 CONNECT_SECONDS = 10.0
 RETURN_SECONDS = 30.0
-"""How long a process waits for the launcher to come back after the connection broke."""
+"""How long a process waits for the launcher to come back after the connection broke; in a pod,
+which a cluster may replace on another node, as long as for a launcher that starts."""
 
 
 class RankProcess(HostRanks):
@@ -149,9 +153,10 @@ def follow_launcher(run: RunDir, world: JoinedWorld, seconds: float) -> None:
     """Be the agent of this process until the launch is over.
 
     seconds: longest wait for the launcher. Raises RunFailed when there is none in time, or when it
-    was lost and did not come back.
+    was lost and did not come back; SystemExit where a signal stopped the launch, whichever process
+    received it: a process that succeeds is not started again with those that continue the run.
     """
-    relay = SignalRelay(run)
+    relay, returns = SignalRelay(run), seconds if JOB_VARIABLE in os.environ else RETURN_SECONDS
     deadline, is_lost = time.monotonic() + seconds, False
     with relay.listening():
         while time.monotonic() < deadline:
@@ -163,13 +168,16 @@ def follow_launcher(run: RunDir, world: JoinedWorld, seconds: float) -> None:
             agent.serve()
             relay.is_connected = False
             if agent.is_over:
+                refresh(run.path)
+                if number := stop_signal(run.summary, run.stop_request):
+                    raise SystemExit(128 + number)
                 return
             if relay.received:  # forwarded to a launcher that is gone
                 raise SystemExit(128 + relay.last)
             if agent.is_welcome:
-                deadline, is_lost = time.monotonic() + RETURN_SECONDS, True
+                deadline, is_lost = time.monotonic() + returns, True
             time.sleep(POLL_SECONDS)
-    raise RunFailed(_not_found(run, world, RETURN_SECONDS if is_lost else seconds, is_lost=is_lost))
+    raise RunFailed(_not_found(run, world, returns if is_lost else seconds, is_lost=is_lost))
 
 
 def _not_found(run: RunDir, world: JoinedWorld, seconds: float, *, is_lost: bool) -> str:

@@ -116,6 +116,8 @@ def test_its_world_is_that_of_the_plan(kind: str) -> None:
         (replicated,) = spec["replicatedJobs"]
         job = replicated["template"]["spec"]
         assert (job["parallelism"], job["completions"], job["backoffLimit"]) == (2, 2, 0)
+        ignored = [rule.keys() - {"action"} for rule in job["podFailurePolicy"]["rules"]]
+        assert ignored == [{"onPodConditions"}, {"onExitCodes"}]
         resources = job["template"]["spec"]["containers"][0]["resources"]
     else:
         replicas = spec["pytorchReplicaSpecs"]
@@ -125,9 +127,19 @@ def test_its_world_is_that_of_the_plan(kind: str) -> None:
         }  # fmt: skip
         (container,) = replicas["Worker"]["template"]["spec"]["containers"]
         resources = container["resources"]
-    # Requests too: with limits alone the Trainer starts one process a node.
+    # Requests too: with limits alone the Trainer starts one process a node. Processors are asked
+    # for without a limit, which would slow ranks down that have the node for themselves.
     assert resources["limits"] == {"nvidia.com/gpu": "4"}
-    assert resources["requests"].items() >= resources["limits"].items()
+    assert resources["requests"].items() >= {"nvidia.com/gpu": "4", "cpu": "12"}.items()
+
+
+def test_a_pod_of_gpus_asks_for_two_processors_a_rank_where_no_threads_are_set() -> None:
+    job = kubernetes_job(kind="JobSet")
+    launch = job.launch.model_copy(update={"threads_per_rank": None})
+    job = job.model_copy(update={"launch": launch})
+    document = yaml.safe_load(manifest_text(make_plan(job), RUN, name="a"))
+    (pod,) = pods("JobSet", document)
+    assert pod["containers"][0]["resources"]["requests"]["cpu"] == "8"
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -138,6 +150,7 @@ def test_a_pod_requests_the_memory_that_the_plan_knows_of(device: str) -> None:
     plan = make_plan(kubernetes_job(device=device, kind="JobSet"))
     assert plan.estimate is not None
     step = 4 * plan.estimate.memory[0].allocated_bytes if device == "cpu" else 0
+    step += 4 * (2**29 if device == "cpu" else 2**31)  # Python, torch and CUDA of each rank
     copies = plan.estimate.checkpoint_bytes  # one replica writes, and a node has all of it
     asked = int(resources["requests"]["memory"].removesuffix("Mi")) * 2**20
     assert 0 <= asked - (step + copies) < 2**20 and "memory" not in resources["limits"]
@@ -146,14 +159,14 @@ def test_a_pod_requests_the_memory_that_the_plan_knows_of(device: str) -> None:
     assert resources["requests"]["memory"] == resources["limits"]["memory"] == "1Gi"
 
 
-def test_a_pytorch_job_of_one_node_has_no_worker_and_none_is_restarted() -> None:
+def test_a_pytorch_job_of_one_node_has_no_worker_and_replaces_pods_that_a_signal_ended() -> None:
     job = kubernetes_job(kind="PyTorchJob")
     cluster = job.cluster.model_copy(update={"nodes": 1})
     text = manifest_text(make_plan(job.model_copy(update={"cluster": cluster})), RUN, name="a")
     spec = yaml.safe_load(text)["spec"]
     assert list(spec["pytorchReplicaSpecs"]) == ["Master"]
-    assert spec["pytorchReplicaSpecs"]["Master"]["restartPolicy"] == "Never"
-    assert spec["runPolicy"]["backoffLimit"] == 0
+    assert spec["pytorchReplicaSpecs"]["Master"]["restartPolicy"] == "ExitCode"
+    assert "backoffLimit" not in spec["runPolicy"]  # with one the first replaced pod ends the job
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -187,7 +200,10 @@ def test_further_settings_reach_the_pods(kind: str) -> None:
         ]
         assert pod["serviceAccountName"] == "trainer"
         assert pod["imagePullSecrets"] == [{"name": "registry"}]
-        assert pod["securityContext"] == {"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 2000}
+        assert pod["securityContext"] == {
+            "runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 2000,
+            "fsGroupChangePolicy": "OnRootMismatch",
+        }  # fmt: skip
         (container,) = pod["containers"]
         assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
         assert {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}} in (

@@ -27,6 +27,8 @@ from mpctl.clusters.kubernetes.submission import (
     job_name,
     submission_issues,
 )
+from mpctl.launch.program import program_issues
+from mpctl.planning.plan import make_plan
 from tests.clusters.kubernetes.api_server import Cluster
 from tests.clusters.kubernetes.jobs import EVERYTHING, FURTHER, kubernetes_job
 from tests.clusters.kubernetes.published import train_job_issues
@@ -64,11 +66,12 @@ def test_policies_patches_and_secrets_are_checked(tmp_path: Path) -> None:
         resources={"rdma/hca": "many", "nvidia.com/gpu": "4"},
         volumes=[{"claim": "C", "mount_path": "data"},
                  {"claim": "c", "mount_path": "/dev/shm", "sub_path": "../x"}],
-        pod_patch={"kind": "Pod", "spec": {"containers": [{"name": "node", "command": ["sh"]}]}},
+        pod_patch={"kind": "Pod", "spec": {"containers": [{"name": "node", "command": ["sh"]}],
+                                           "restartPolicy": "OnFailure"}},
     )  # fmt: skip
     assert found == [f"launch.kubernetes.{key}" for key in (
         "env_from", "labels", "resources", "secret_env", "labels", "env", "secret_env", "resources",
-        *["restricted"] * 3, "host_network", "env_from", "ttl_seconds", *["pod_patch"] * 2,
+        *["restricted"] * 3, "host_network", "env_from", "ttl_seconds", *["pod_patch"] * 3,
         *["volumes"] * 4,
     )]  # fmt: skip
     assert wheres(tmp_path / "run", tmp_path, kind="JobSet", **EVERYTHING, **FURTHER) == []
@@ -93,6 +96,38 @@ def test_the_run_and_what_its_ranks_read_must_be_on_the_claim(tmp_path: Path) ->
     issues = submission_issues(job.model_copy(update={"data": data}), elsewhere / "run")
     assert [issue.where for issue in issues] == ["--run-dir", "data.path"]
     assert f"below {mount}" in issues[0].message
+
+
+@pytest.mark.parametrize(
+    ("folder", "is_taken"),
+    [("/workspace of the image", True), ("MOUNT/code", True), ("HERE", False), (None, False)],
+)
+def test_a_program_may_be_part_of_the_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str | None, is_taken: bool
+) -> None:
+    """A folder that this machine has and the claim has not is more likely a mistake."""
+    mount, here = tmp_path / "mount", tmp_path / "here"
+    for made in (mount, here):
+        made.mkdir()
+    monkeypatch.chdir(here)
+    named = folder and folder.replace("MOUNT", str(mount)).replace("HERE", str(here))
+    program = ["python", "train.py"] if folder != "MOUNT/code" else ["my-trainer"]
+    settings = {"program": program, "program_dir": named, "on": "kubernetes"}
+    job = kubernetes_job(mount)
+    job = job.model_copy(update={"launch": job.launch.model_copy(update=settings)})
+    issues = submission_issues(job, mount / "run")
+    assert [issue.where for issue in issues] == ([] if is_taken else ["launch.program_dir"])
+    assert all("folder of the image" in issue.hint for issue in issues)
+    if is_taken:  # and it is looked for in the pods alone
+        assert list(program_issues(make_plan(job), is_elsewhere=False)) == []
+
+
+def test_a_script_on_the_claim_is_looked_for_before_it_is_submitted(tmp_path: Path) -> None:
+    job = kubernetes_job(tmp_path)
+    settings = {"program": ["python", "no.py"], "program_dir": str(tmp_path), "on": "kubernetes"}
+    job = job.model_copy(update={"launch": job.launch.model_copy(update=settings)})
+    (issue,) = program_issues(make_plan(job), is_elsewhere=False)
+    assert issue.rule == "no-such-program" and f"{tmp_path}/no.py" in issue.message
 
 
 def test_a_link_that_leads_off_the_claim_is_seen(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_a_signal_to_all_processes_saves(
     world.start(argv, environments).at_step(2)
     for process in world.processes:
         os.killpg(process.pid, signal.SIGTERM)
-    assert world.ended(60) == [128 + signal.SIGTERM, 0], world.output()
+    assert world.ended(60) == [128 + signal.SIGTERM] * 2, world.output()
     saved = summary(world)
     assert saved["status"] == "stopped" and saved["checkpoint"] == saved["steps"]
     assert world.left() == []
@@ -213,11 +213,12 @@ def test_a_signal_to_all_processes_saves(
 
 @pytest.mark.slow
 def test_a_signal_to_one_process_stops_the_run(data: Path, world: World) -> None:
-    """One pod is evicted: all ranks save, since they cannot go on without it."""
+    """One pod is evicted: all ranks save, since they cannot go on without it, and no process
+    succeeds: one that did would not be started again with the others."""
     argv = arguments(data, world.run_dir, "--dp", "2", *ENDLESS)
     world.start(argv, ranks(2)).at_step(2)
     world.processes[1].terminate()
-    assert world.ended(60) == [128 + signal.SIGTERM, 0]
+    assert world.ended(60) == [128 + signal.SIGTERM] * 2
     assert summary(world)["status"] == "stopped" and world.left() == []
 
 
