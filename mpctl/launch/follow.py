@@ -33,7 +33,8 @@ OnAnswer = Callable[[Any], None]
 
 @dataclass
 class MetricsFollower:
-    """Writes each record of a run to the sinks, then passes it on to `then`. last: the step of the
+    """Writes each record of a run to the sinks, then passes it on to `then`, and the warning that it
+    may have to `on_event`. last: the step of the
     last record."""
 
     run: RunDir
@@ -57,6 +58,8 @@ class MetricsFollower:
                     "metrics.jsonl is not affected"
                 )
         self.last = record["step"]
+        if isinstance(words := record.get("warning"), str):
+            self.on_event(f"warning: {words}")
         self.then(record)
 
 

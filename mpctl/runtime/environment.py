@@ -16,8 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
-from mpctl.kernels.partial_attention import use_flash_attention_3
+from mpctl.kernels.backend import KernelBackend
 from mpctl.layers.parameters import initialise_parameter
 from mpctl.rundir.breadcrumb import Breadcrumb
 from mpctl.rundir.collective_log import CollectiveLog
@@ -26,7 +25,9 @@ from mpctl.rundir.step_log import StepLog
 from mpctl.runtime.activity import Activity
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.device import DeviceMemory, require_fp8, select_device
+from mpctl.runtime.kernel_choice import machine_kernels
 from mpctl.runtime.mesh import AxisPosition
+from mpctl.runtime.process_group import everyone
 from mpctl.runtime.profile import StepProfile
 from mpctl.runtime.step_record import ReadFigures, TrafficCounter
 from mpctl.runtime.zero.gradients import DEVICE_NORM_BLOCK, NORM_BLOCK
@@ -92,9 +93,10 @@ class RuntimeEnvironment:
         origin: Origin | None = None,
         activity: Activity | None = None,
     ) -> RuntimeEnvironment:
-        """The environment of process `local_rank` of this host. breadcrumb: where this rank reads
-        stop requests and logs its collectives, None for neither. Data is in `data.path`, by default
-        RUN/data."""
+        """The environment of process `local_rank` of this host. Every rank calls it, after
+        `init_process_group` where there are several. breadcrumb: where this rank reads stop
+        requests and logs its collectives, None for neither. Data is in `data.path`, by default
+        RUN/data. Raises KernelsDiffer if the ranks would compute with different kernels."""
         device = select_device(job.launch.device, local_rank)
         require_fp8(job, device)
         memory = DeviceMemory(device)
@@ -104,7 +106,7 @@ class RuntimeEnvironment:
             peak_memory=memory.peak,
             reserved_memory=memory.peak_reserved,
             stop_requested=lambda: breadcrumb is not None and breadcrumb.stop_requested,
-            kernels=machine_kernels(device),
+            kernels=machine_kernels(device, everyone()),
             communication=StreamSecondsByAxis() if device.type == "cuda" else SecondsByAxis(),
             log=None if breadcrumb is None else breadcrumb.collectives,
             steps=None if breadcrumb is None else breadcrumb.steps,
@@ -120,22 +122,3 @@ class RuntimeEnvironment:
         self.activity.phase = phase
         self.traffic.clear()
         self.communication.clear()
-
-
-def machine_kernels(device: torch.device) -> KernelBackend:
-    """The fastest kernels that run on a device: the Triton kernels on CUDA; if they are not
-    available, torch's, with a line in the log that says why. Torch's attention becomes
-    FlashAttention-3 where that is installed."""
-    if device.type != "cuda":
-        return TORCH_BACKEND
-    # Imported here, since it registers operations with torch: 20 ms at each rank's start on a CPU.
-    from mpctl.kernels.triton.backend import fused_kernels
-
-    try:
-        kernels = fused_kernels(device)
-        use_flash_attention_3(torch.cuda.get_device_capability(device))
-        return kernels
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        print(f"kernels: torch's own, dropout takes 15 for one ({reason})", flush=True)
-        return TORCH_BACKEND

@@ -27,7 +27,7 @@ from mpctl.layout.job_layout import JobLayout
 from mpctl.rundir.requests import EvalAnswer, EvalRequest
 from mpctl.runtime.batches import make_objective, model_of, read_batch
 from mpctl.runtime.build import build_chunks, fp8_scales
-from mpctl.runtime.environment import machine_kernels
+from mpctl.runtime.kernel_choice import machine_kernels
 from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.model_weights import load_chunks
 from mpctl.runtime.optimizer import TORCH_DTYPES
@@ -45,7 +45,7 @@ def evaluate(request: EvalRequest, job: JobSpec, mesh: Mesh) -> Iterator[EvalAns
     a corpus cannot be read."""
     began = time.perf_counter()
     partition = PipelinePartition.of(job, mesh.pp.rank)
-    chunks = build_chunks(partition, mesh, machine_kernels(mesh.device))
+    chunks = build_chunks(partition, mesh, machine_kernels(mesh.device, mesh.world))
     origin = Path(request["origin"])
     load_chunks(chunks, partition.model, origin)
     restored_scales(partition.layout, chunks, mesh.device, origin)

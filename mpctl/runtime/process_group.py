@@ -19,6 +19,7 @@ import torch.distributed as dist
 from mpctl.runtime.device import select_device
 from mpctl.runtime.store import environment_store
 from mpctl.spec.job import JobSpec
+from mpctl.transport.group import Group
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
@@ -47,6 +48,14 @@ def init_process_group(job: JobSpec, *, rank: int, local_rank: int, world_size: 
         timeout=timedelta(seconds=job.launch.rank_timeout_seconds),
         device_id=device if device.type == "cuda" else None,
     )
+
+
+def everyone() -> Group:
+    """All ranks of torch's default process group, for messages before the mesh exists, which are
+    neither counted nor logged; without that group, this rank alone."""
+    if not dist.is_initialized():
+        return Group()
+    return Group(dist.get_rank(), dist.get_world_size(), dist.group.WORLD, "world")
 
 
 def leave_process_group(rank: int, world_size: int, seconds: float = LEAVE_SECONDS) -> None:

@@ -46,7 +46,7 @@ from mpctl.kernels.counter_rng import site_key, uniform
 from mpctl.layers.attention import ContextCache, DecoderCaches, KeyValueCache
 from mpctl.rundir.requests import PromptRequest, SampleAnswer, SampleRequest
 from mpctl.runtime.build import build_chunks
-from mpctl.runtime.environment import machine_kernels
+from mpctl.runtime.kernel_choice import machine_kernels
 from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.model_weights import load_chunks
 from mpctl.runtime.partition import PipelinePartition
@@ -434,7 +434,7 @@ def sample(request: SampleRequest, job: JobSpec, mesh: Mesh) -> Iterator[SampleA
     cannot be read, FloatingPointError where the model gives NaN."""
     began = time.perf_counter()
     partition = PipelinePartition.of(job, 0)
-    (module,) = chunks = build_chunks(partition, mesh, machine_kernels(mesh.device))
+    (module,) = chunks = build_chunks(partition, mesh, machine_kernels(mesh.device, mesh.world))
     load_chunks(chunks, partition.model, Path(request["origin"]))
     loaded = LoadedModel(module, partition.model, mesh.tp, mesh.device, mesh.groups["dp_cp"])
     yield {"event": "loaded", "seconds": time.perf_counter() - began}

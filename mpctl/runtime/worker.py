@@ -167,13 +167,18 @@ class Worker:
         """Join the other ranks, train, write RUN/ranks/rank-N.json."""
         with garbage_collection_paused():
             trainer = self._build()
+        from mpctl.runtime.kernel_choice import FallbackKernels
         from mpctl.runtime.report import CommunicationSeconds, DeviceFigures
 
         communication, device = CommunicationSeconds(), DeviceFigures.of(trainer)
         print(trainer.model)
         print(f"attention: {', '.join(device.attention)}", flush=True)
         metrics = LineFile(self.run_dir / "metrics.jsonl")
+        kernels = trainer.environment.kernels
+        warning = kernels.warning if isinstance(kernels, FallbackKernels) else ""
         for record in trainer.run():
+            if warning:
+                record["warning"], warning = warning, ""
             communication.add(record)
             device.add(record)
             print(f"step {record['step']}: {loss_text(record)}")
@@ -234,12 +239,14 @@ class Worker:
         init_process_group(
             self.job, rank=rank, local_rank=local_rank, world_size=self.rank_env.world_size
         )
-        self._reach(JOINED, then)
-        return RuntimeEnvironment.of_machine(
+        self._reach(JOINED, "choosing kernels")
+        environment = RuntimeEnvironment.of_machine(
             self.job, self.run_dir, local_rank=local_rank,
             breadcrumb=self.breadcrumb, origin=self.rank_env.origin,
             activity=self.activity,
         )  # fmt: skip
+        self._reach(JOINED, then)
+        return environment
 
     def _mesh(self, environment: RuntimeEnvironment) -> Mesh:
         from mpctl.layout.topology import dense_view, other_views

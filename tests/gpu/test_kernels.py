@@ -11,7 +11,8 @@ from torch import Tensor
 from mpctl.kernels.attention import AttentionVariant
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.counter_rng import DropoutMask
-from mpctl.runtime.environment import machine_kernels
+from mpctl.runtime.kernel_choice import machine_kernels
+from mpctl.transport.group import Group
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -48,7 +49,7 @@ def test_dropout_has_the_bits_of_a_cpu(
         mask = mask_on(on, heads)
         return outcome(kernels, lambda k, own: k.dropout(own, mask), x.to(on))
 
-    for found, expected in zip(dropped(device, machine_kernels(device)),
+    for found, expected in zip(dropped(device, machine_kernels(device, Group())),
                                dropped(CPU, TORCH_BACKEND), strict=True):  # fmt: skip
         assert torch.equal(found, expected)
 
@@ -61,7 +62,7 @@ def test_dropout_and_residual_have_the_bits_of_a_cpu(device: torch.device) -> No
         return outcome(kernels, lambda k, a, b: k.dropout_add(a, mask, b), x.to(on),
                        residual.to(on))  # fmt: skip
 
-    for found, expected in zip(added(device, machine_kernels(device)), added(CPU, TORCH_BACKEND),
+    for found, expected in zip(added(device, machine_kernels(device, Group())), added(CPU, TORCH_BACKEND),
                                strict=True):  # fmt: skip
         assert torch.equal(found, expected)
 
@@ -86,7 +87,7 @@ def test_elementwise_kernels_agree(name: str, dtype: torch.dtype, device: torch.
     """Within two roundings of the data type: a device's exp and tanh are its own."""
     operation, shape = OPERATIONS[name]
     x, bits = draw(*shape).to(dtype), {torch.float32: 1e-5, torch.bfloat16: 2**-7}[dtype]
-    found = outcome(machine_kernels(device), operation, x.to(device))
+    found = outcome(machine_kernels(device, Group()), operation, x.to(device))
     for here, there in zip(found, outcome(TORCH_BACKEND, operation, x), strict=True):
         torch.testing.assert_close(here, there, rtol=2 * bits, atol=bits)
 
@@ -116,7 +117,10 @@ def test_attention_agrees(name: str, dtype: torch.dtype, device: torch.device) -
         return outcome(kernels, lambda k, *qkv: k.attention(*qkv, variant),
                        *(x.to(on) for x in inputs))  # fmt: skip
 
-    found, bits = attended(device, machine_kernels(device)), {torch.float32: 2e-5}.get(dtype, 2e-2)
+    found, bits = (
+        attended(device, machine_kernels(device, Group())),
+        {torch.float32: 2e-5}.get(dtype, 2e-2),
+    )
     for here, there in zip(found, attended(CPU, TORCH_BACKEND), strict=True):
         torch.testing.assert_close(here, there, rtol=bits, atol=bits)
 
@@ -133,7 +137,7 @@ def cross_entropy(kernels: KernelBackend, logits: Tensor) -> list[Tensor]:
 
 def test_cross_entropys_passes_agree(device: torch.device) -> None:
     logits = draw(96, 640).mul(4)
-    found = cross_entropy(machine_kernels(device), logits.to(device))
+    found = cross_entropy(machine_kernels(device, Group()), logits.to(device))
     for here, there in zip(found, cross_entropy(TORCH_BACKEND, logits), strict=True):
         torch.testing.assert_close(here, there, rtol=1e-5, atol=1e-5)
 
@@ -150,6 +154,6 @@ def test_fp8_casts_have_the_bits_of_a_cpu(device: torch.device) -> None:
         assert torch.equal(found.by_rows.t().float(), found.by_columns.float())
         return found.by_rows.view(torch.uint8).cpu(), amax.cpu()
 
-    for here, there in zip(cast(device, machine_kernels(device)), cast(CPU, TORCH_BACKEND),
+    for here, there in zip(cast(device, machine_kernels(device, Group())), cast(CPU, TORCH_BACKEND),
                            strict=True):  # fmt: skip
         assert torch.equal(here, there)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import cycle, islice
 
 import torch
@@ -47,7 +46,7 @@ from mpctl.rundir.requests import (
     KernelTiming,
     sized_layer,
 )
-from mpctl.runtime.environment import machine_kernels
+from mpctl.runtime.kernel_choice import machine_kernels
 from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.optimizer import TORCH_DTYPES, AdamW, ParameterGroup
 from mpctl.runtime.probes.layers import ProbedLayer
@@ -65,11 +64,13 @@ SITE = "bench"  # names random numbers
 @dataclass(frozen=True)
 class Bench:
     """What a kernel is made from: its case, the job whose model gives the details that the shape
-    does not (norm, activation, dropout, biases of scores), and where it runs."""
+    does not (norm, activation, dropout, biases of scores), where it runs, and the kernels with
+    which a training would run there."""
 
     case: KernelCase
     job: JobSpec
     device: torch.device
+    kernels: KernelBackend
 
     @property
     def shape(self) -> dict[str, int]:
@@ -91,11 +92,6 @@ class Bench:
     def context(self) -> ShardContext:
         """The context of a single rank in the case's dtype."""
         return ShardContext(dtype=self.dtype, device=self.device, backend=self.kernels)
-
-    @cached_property
-    def kernels(self) -> KernelBackend:
-        """The kernels with which a training would run on this device."""
-        return machine_kernels(self.device)
 
     def random(self, *sizes: int, grad: bool = False) -> Tensor:
         """Normally distributed numbers; grad: requires_grad."""
@@ -321,10 +317,10 @@ def probe_kernels(request: KernelRequest, job: JobSpec, mesh: Mesh) -> Iterator[
     and training give the details that the shapes do not (norm, activation, dropout)."""
     dropout = {name: request[name] for name in ("dropout", "attention_dropout")}
     job = job.model_copy(update={"training": job.training.model_copy(update=dropout)})
-    repeats: dict[int, int] = {}
+    kernels, repeats = machine_kernels(mesh.device, mesh.world), dict[int, int]()
     for number in agreed_rounds(mesh, request["rounds"], request["seconds"]):
         for place, case in enumerate(request["cases"]):
-            bench = Bench(case, job, mesh.device)
+            bench = Bench(case, job, mesh.device, kernels)
             works = [make_kernel(bench) for _ in range(case["copies"])]
             for work in works:
                 work()

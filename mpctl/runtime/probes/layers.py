@@ -27,7 +27,7 @@ from mpctl.pipeline.schedule.program import Step
 from mpctl.rundir.rank_files import Traffic
 from mpctl.rundir.requests import LayerAnswer, LayerCase, LayerRequest
 from mpctl.runtime.activity import Activity
-from mpctl.runtime.environment import machine_kernels
+from mpctl.runtime.kernel_choice import machine_kernels
 from mpctl.runtime.memory import MemoryTracker
 from mpctl.runtime.mesh import Mesh, build_mesh
 from mpctl.runtime.optimizer import TORCH_DTYPES
@@ -93,7 +93,7 @@ def probe_layers(request: LayerRequest, job: JobSpec, mesh: Mesh) -> Iterator[La
     job: its model and training are used, not its layout. The answers are the sizes of every case
     and of the unsharded layer, then a timing for each round and case.
     """
-    dtype, kernels = TORCH_DTYPES[job.training.dtype], machine_kernels(mesh.device)
+    dtype, kernels = TORCH_DTYPES[job.training.dtype], machine_kernels(mesh.device, mesh.world)
     layers = []
     for number, case in enumerate(request["cases"]):
         layers.append(_layer(job, case, mesh, dtype, kernels))

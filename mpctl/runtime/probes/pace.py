@@ -26,12 +26,14 @@ def main(parent: int, request: Path) -> None:
     die_with_parent(parent)
     import torch
 
+    from mpctl.kernels.backend import TORCH_BACKEND
     from mpctl.runtime.probes.kernels import Bench, make_kernel
     from mpctl.spec.load import parse
 
     torch.set_num_threads(1)
     asked = json.loads(request.read_text("utf-8"))
-    work = make_kernel(Bench(asked["case"], parse(asked["job"]), torch.device("cpu")))
+    job, device = parse(asked["job"]), torch.device("cpu")
+    work = make_kernel(Bench(asked["case"], job, device, TORCH_BACKEND))
     for _ in sys.stdin:
         print(seconds_of(work), flush=True)
 

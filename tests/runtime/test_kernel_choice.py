@@ -1,0 +1,98 @@
+"""Ranks compute with the same kernels, or the run ends with the reason of the rank that cannot."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import torch
+
+from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
+from mpctl.kernels.triton.backend import TritonKernels
+from mpctl.launch.follow import MetricsFollower
+from mpctl.rundir.directory import RunDir
+from mpctl.runtime.kernel_choice import (
+    FallbackKernels,
+    KernelsDiffer,
+    find_kernels,
+    machine_kernels,
+    require_same,
+)
+from mpctl.runtime.process import failure_record
+from mpctl.transport.group import Group
+from mpctl.transport.timing import Collective
+from tests.ranks import grouped, run_each
+
+CPU = torch.device("cpu")
+NO_COMPILER = "RuntimeError: Failed to find C compiler"
+
+
+class Named(KernelBackend):
+    """Stands for Triton's kernels, with attention by a library of this name."""
+
+    def __init__(self, attention: str) -> None:
+        self.attention_library = attention
+
+    def attention_name(self, *tensors: Any, **how: Any) -> str:
+        return self.attention_library
+
+
+def kernels_of(name: str) -> KernelBackend:
+    return FallbackKernels(NO_COMPILER) if name == "none" else Named(name)
+
+
+def compared(rank: int, size: int, names: list[str]) -> dict[str, Any]:
+    """How a rank with the kernels of this name fares: its failure's words, whether it only echoes
+    another's, and the messages that it took."""
+    log: list[Collective] = []
+    try:
+        require_same(kernels_of(names[rank]), grouped(rank, size, log, "world"), CPU)
+    except KernelsDiffer as error:
+        record = failure_record(error, rank=rank, coords={}, doing="")
+        return {"error": record["error"], "is_echo": record["is_echo"], "messages": len(log)}
+    return {"error": "", "messages": len(log)}
+
+
+def test_ranks_with_other_kernels_end_the_start() -> None:
+    """One of three lacks Triton; one attends by another library; none differs; all lack Triton."""
+    cases = {
+        "lacks": ["cuDNN's kernel", "none", "cuDNN's kernel"],
+        "most lack": ["none", "none", "cuDNN's kernel"],
+        "attends": ["FlashAttention-3", "cuDNN's kernel", "FlashAttention-3"],
+        "same": ["cuDNN's kernel"] * 3,
+        "all lack": ["none"] * 3,
+    }
+    found = run_each({name: (compared, names) for name, names in cases.items()}, 3)
+    host = platform.node()
+    for name in ("same", "all lack"):
+        assert found[name] == [{"error": "", "messages": 1}] * 3
+    causes = {name: [rank for rank, one in enumerate(ranks) if not one.get("is_echo", True)]
+              for name, ranks in found.items()}  # fmt: skip
+    assert causes == {"lacks": [1], "most lack": [0, 1], "attends": [1], "same": [], "all lack": []}
+    lacking = f"kernels differ: on host {host} no Triton ({NO_COMPILER}), on rank "
+    assert found["lacks"][1]["error"].startswith(f"{lacking}0 Named, attention by cuDNN's kernel; ")
+    assert all(one["error"].startswith(f"{lacking}2 Named, ") for one in found["most lack"][:2])
+    assert found["attends"][1]["error"].startswith(
+        f"kernels differ: on host {host} Named, attention by cuDNN's kernel, on rank 0 Named, "
+        "attention by FlashAttention-3; "
+    )
+    assert found["lacks"][0]["error"] == "rank 1 chose other kernels than rank 0"
+
+
+def test_fused_kernels_are_those_of_a_cuda_device_that_runs_them(capfd: Any) -> None:
+    assert machine_kernels(CPU, Group()) is TORCH_BACKEND
+    kernels, line = find_kernels(torch.device("cuda")), capfd.readouterr().out
+    if isinstance(kernels, FallbackKernels):
+        assert line == f"warning: {kernels.warning}\n"
+    else:
+        assert isinstance(kernels, TritonKernels) and not line
+
+
+def test_a_warning_of_the_ranks_is_on_the_launchers_screen_once(tmp_path: Any) -> None:
+    screen: list[str] = []
+    follower = MetricsFollower(RunDir(tmp_path), [], screen.append, lambda record: None)
+    record: Any = {"step": 1, "loss": 1.0}
+    follower.record({**record, "warning": FallbackKernels(NO_COMPILER).warning})
+    follower.record({**record, "step": 2})
+    (line,) = screen
+    assert line.startswith(f"warning: Triton is missing ({NO_COMPILER}): each dropout takes 15 ")
