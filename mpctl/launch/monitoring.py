@@ -1,10 +1,10 @@
 """What a site watches of a run: metrics for Prometheus, and a program that is called on changes.
 
-`launch.metrics` names an endpoint, `:9400` or `ADDRESS:9400`, at which the launcher's host answers
-Prometheus, or a file whose name ends in .prom, for the textfile collector of its node exporter. The
-library is prometheus_client (mpctl[prometheus]). All metrics have the label `run`; their names and
-units are those of METRICS. The age of the newest checkpoint is
-`time() - mpctl_checkpoint_timestamp_seconds`.
+`launch.metrics` names an endpoint, `:9400` of the loopback or `ADDRESS:9400` (metrics_port.py), at
+which the launcher's host answers Prometheus, or a file whose name ends in .prom, for the textfile
+collector of its node exporter. The library is prometheus_client (mpctl[prometheus]). All metrics
+have the label `run`; their names and units are those of METRICS. The age of the newest checkpoint
+is `time() - mpctl_checkpoint_timestamp_seconds`.
 
 `launch.hook` is a command. It is called without a shell, with a JSON document on its standard
 input, when an attempt has failed, when the run starts again, when a rank or a link begins to hold
@@ -38,6 +38,7 @@ from mpctl.checkpoint.folder import list_checkpoints
 from mpctl.errors import Issue
 from mpctl.launch.attempt import RunChange, read_status
 from mpctl.launch.follow import OnRecord
+from mpctl.launch.metrics_port import answering
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.goodput import Goodput
 from mpctl.rundir.rank_files import StepRecord
@@ -169,21 +170,18 @@ class Exporter:
                 self.values["mpctl_up"] = 0.0
                 self._write()
             return
-        from prometheus_client import start_http_server
+        from prometheus_client import generate_latest
 
-        host = match["host"].strip("[]") or "0.0.0.0"
-        try:
-            server, thread = start_http_server(int(match["port"]), host, self.registry())
-        except OSError as error:
-            self.on_event(f"launch.metrics: {target} cannot be opened: {error.strerror or error}")
+        registry = self.registry()
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(
+                    answering(match["host"], int(match["port"]), lambda: generate_latest(registry))
+                )
+            except OSError as error:
+                words = error.strerror or error
+                self.on_event(f"launch.metrics: {target} cannot be opened: {words}")
             yield
-            return
-        try:
-            yield
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join(HOOK_SECONDS)
 
     def record(self, record: StepRecord) -> None:
         self.goodput.add(record)

@@ -376,8 +376,9 @@ class LaunchSpec(StrictModel):
     csv: bool = Field(False, description="write RUN/metrics.csv while training")
     metrics: Word | None = Field(
         None,
-        description="metrics for Prometheus: :9400 or ADDRESS:9400, at which the launcher answers, "
-        "or a file .prom for a textfile collector; needs mpctl[prometheus]",
+        description="metrics for Prometheus: :9400, at which the launcher answers its own host, "
+        "ADDRESS:9400 (0.0.0.0:9400 for all addresses), or a file .prom for a textfile "
+        "collector; needs mpctl[prometheus]",
     )
     hook: list[str] = Field(
         default_factory=list,

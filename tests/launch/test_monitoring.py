@@ -109,10 +109,15 @@ def test_ranks_that_are_no_longer_heard_are_a_metric(tmp_path: Path) -> None:
     assert values["mpctl_step_timestamp_seconds"] == 11.0
 
 
-def test_an_endpoint_answers_while_the_run_goes_on(tmp_path: Path) -> None:
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        port: int = free.getsockname()[1]
+    return port
+
+
+def test_an_endpoint_answers_while_the_run_goes_on(tmp_path: Path) -> None:
+    port = free_port()
     run, events = RunDir(tmp_path / "run"), list[str]()
     address = f"127.0.0.1:{port}"
     with monitored(run, job(metrics=address), events.append, lambda r: None) as (on_record, _):
