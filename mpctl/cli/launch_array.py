@@ -39,8 +39,8 @@ def submit_array(
     from mpctl.clusters.slurm.submission import SlurmSubmitter
     from mpctl.clusters.submit import submit_runs
     from mpctl.errors import InputError, attempt
-    from mpctl.render.console import say
     from mpctl.render.output import print_warnings
+    from mpctl.render.run import print_document
     from mpctl.rundir.directory import RunDir
 
     submitter, slurm = SlurmSubmitter(plan.job, os.environ), plan.job.launch.slurm
@@ -63,7 +63,8 @@ def submit_array(
     tasks = [(launch.plan, launch.run) for launch in launches]
     print_warnings(submitter.notes(*tasks[0]))
     if dry_run:
-        say(submitter.array_document(tasks, folder.path))
+        text = submitter.array_document(tasks, folder.path)
+        print_document(submitter.name, text, folder.path, as_json=as_json)
         return
     writers = {launch.run: launch.writer() for launch in launches}
     job_id = submit_runs(

@@ -101,15 +101,15 @@ class Launch:
         from mpctl.clusters.registry import find_submitter
         from mpctl.clusters.submit import submit_run
         from mpctl.errors import InputError
-        from mpctl.render.console import say
         from mpctl.render.output import print_warnings
-        from mpctl.render.run import print_submission
+        from mpctl.render.run import print_document, print_submission
 
         submitter = find_submitter(self.plan.job, os.environ)
         self.require_submittable(submitter, dry_run=dry_run)
         print_warnings(submitter.notes(self.plan, self.run))
         if dry_run:
-            say(submitter.document(self.plan, self.run))
+            text = submitter.document(self.plan, self.run)
+            print_document(submitter.name, text, self.run.path, as_json=self.as_json)
             return
         if refusals := submitter.dry_run(self.plan, self.run):
             raise InputError(refusals)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -257,6 +258,15 @@ def print_commands(plan: LaunchPlan, commands: Sequence[HostCommand], *, as_json
         if len(commands) > 1:
             say(f"# node {host.node}, {host.host}:")
         say(host.text)
+
+
+def print_document(scheduler: str, text: str, run: Path, *, as_json: bool) -> None:
+    """Print the batch script or manifest that a dry run would submit. run: the run directory."""
+    if as_json:
+        print_json({"schema": "mpctl.submission/1", "scheduler": scheduler, "job_id": None,
+                    "run_dir": str(run), "document": text})  # fmt: skip
+    else:
+        say(text)
 
 
 def print_submission(

@@ -126,7 +126,8 @@ SCHEMAS = {
     "mpctl.stopped/1": "`mpctl stop --json`: how the run ended and what it saved",
     "mpctl.lock/1": ".lock of a run directory, or of data in preparation: which process has it",
     "mpctl.stop/1": "stop-request of a run: `mpctl stop` asks its launcher to stop it",
-    "mpctl.submission/1": "`mpctl launch --submit --json`: scheduler, job and run directory",
+    "mpctl.submission/1": "`mpctl launch --submit --json`: scheduler, job and run directory; with "
+    "`--dry-run` no job, and the script or manifest as `document`",
     "mpctl.tensor-modes/1": "`mpctl plan --compare-tensor-modes --json`: costs in symbols and this "
     "job's numbers, an entry a mode",
     "mpctl.trace/2": "`mpctl plan --trace FILE`: the planned step for Perfetto",

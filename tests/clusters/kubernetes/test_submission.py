@@ -241,13 +241,18 @@ def test_dry_run_prints_the_object_and_needs_no_cluster(
     mount: Path, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(mount))  # no kubectl either
-    assert mpctl([*command(mount, copied(mount, data)), "--submit", "--dry-run"]) == 0
+    argv = [*command(mount, copied(mount, data)), "--submit", "--dry-run"]
+    assert mpctl(argv) == 0
     document = yaml.safe_load(capsys.readouterr().out)
     assert train_job_issues(document) == []
     assert document["metadata"]["name"].startswith("run-1-")
     trainer = document["spec"]["trainer"]
     assert trainer["command"][3:5] == ["--run-dir", str(mount / "Run 1")]
     assert {"name": "MPCTL_JOB", "value": document["metadata"]["name"]} in trainer["env"]
+    assert mpctl([*argv, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["scheduler"], shown["job_id"]) == ("kubernetes", None)
+    assert yaml.safe_load(shown["document"])["spec"] == document["spec"]
     assert not (mount / "Run 1").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +66,19 @@ def test_a_task_knows_its_job() -> None:
     assert job_here("slurm", {"SLURM_JOB_ID": "7"}) == "7"
     assert job_here("kubernetes", {**task, "MPCTL_JOB": "a"}) == "a"
     assert job_here("slurm", {}) is job_here("local", task) is None
+
+
+def test_a_dry_run_with_json_is_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sets = [f"{key}={value!r}".replace("'", '"') for key, value in SETTINGS.items()]
+    words = [word for one in sets for word in ("--set", one)]
+    more = ["--device", "cpu", "--set", 'data.corpus=["python-stdlib"]']
+    run = ["--on", "slurm", "--submit", "--dry-run", "--json", "--run-dir", str(tmp_path / "a")]
+    for array in ([], ["--set", "launch.slurm.array=[{seed = 1}, {seed = 2}]"]):
+        assert mpctl(["launch", *words, *more, *array, *run]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert shown["document"].startswith("#!/bin/bash\n#SBATCH ")
+        assert shown["job_id"] is None and shown["run_dir"] == str(tmp_path / "a")
+        assert ("--array=0-1" in shown["document"]) == bool(array)
 
 
 def test_everything_that_is_wrong_with_any_run_is_said_at_once(
