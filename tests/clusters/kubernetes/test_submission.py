@@ -252,7 +252,8 @@ def test_dry_run_prints_the_object_and_needs_no_cluster(
     assert mpctl([*argv, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["scheduler"], shown["job_id"]) == ("kubernetes", None)
-    assert yaml.safe_load(shown["document"])["spec"] == document["spec"]
+    patches = yaml.safe_load(shown["document"])["spec"]["runtimePatches"]
+    assert patches == document["spec"]["runtimePatches"]
     assert not (mount / "Run 1").exists()
 
 
