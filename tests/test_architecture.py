@@ -183,6 +183,8 @@ OF_THE_WHOLE = {
     "architecture",
     "doctests",
     "documents",
+    "packages",
+    "workflows",
     "public",
     "rank_groups",
 }  # tests/test_X.py that test no X.py
