@@ -142,7 +142,7 @@ class NodeState:
     failed. failures: records of ranks that an exception ended. memory_kills: processes that the
     kernel killed since the attempt began because memory ran out. lost: why the host no longer
     answers, empty while it does. unkilled: ids of processes that ran on after SIGKILL when the
-    attempt was ended.
+    attempt was ended. ended: processes that a program had left and that were ended, `sleep (4711)`.
     """
 
     node: int = 0
@@ -157,6 +157,7 @@ class NodeState:
     memory_kills: int = 0
     lost: str = ""
     unkilled: Sequence[int] = ()
+    ended: Sequence[str] = ()
 
     @property
     def phase(self) -> AttemptPhase:

@@ -56,6 +56,7 @@ SAVE_SECONDS, REPORT_AFTER, REPORT_EVERY = 0.5, 2.0, 15.0
 POLL_SECONDS = 0.05
 FAILING_SECONDS, LOST_SECONDS = 10.0, 2.0
 REQUEST_SECONDS = 0.5
+SHOWN_ENDED = 8
 OnEvent = Callable[[str], None]
 
 
@@ -362,6 +363,8 @@ class Supervisor:
             for node in state.nodes:
                 if node.unkilled:
                     self.on_event(_unkilled_text(node))
+                if node.ended:
+                    self.on_event(_ended_text(node))
             run.end_attempt()
         if left_out := reader.finish(self.on_record):
             self.on_event(left_out)
@@ -404,6 +407,14 @@ def _unkilled_text(node: NodeState) -> str:
         "system call that does not return (state D, often a file system that does not answer); "
         "going on without"
     )
+
+
+def _ended_text(node: NodeState) -> str:
+    """The message about what a program had started and left on a host."""
+    more = len(node.ended) - SHOWN_ENDED
+    shown = ", ".join(node.ended[:SHOWN_ENDED]) + (f" and {more} more" if more > 0 else "")
+    noun = "a process" if len(node.ended) == 1 else f"{len(node.ended)} processes"
+    return f"host {node.host}: the program left {noun} behind, ended now: {shown}"
 
 
 @dataclass

@@ -45,6 +45,8 @@ from mpctl.rundir.step_log import STEP_LOG_BYTES, StepLog, StepTimes, read_step_
 
 BREADCRUMBS = "MPCTL_BREADCRUMBS"
 """Environment variable of a rank: `8:/proc/4711/fd/9`, the first rank of its host and the file."""
+TORCHRUN = "MPCTL_TORCHRUN"
+"""Environment variable of a rank: the process id of the torchrun that started it."""
 TEXT_BYTES = 256
 START_AT, BEATS_AT, FAILED_AT, STOP_AT, EXIT_AT, TERMINATED_AT, BEAT_TIME_AT, TEXT_TIME_AT = (
     TEXT_BYTES + 8 * field for field in range(8)

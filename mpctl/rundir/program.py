@@ -11,8 +11,9 @@ from mpctl.rundir.directory import RunDir
 from mpctl.rundir.heartbeat import HEARTBEAT, RECORDS, STOP
 from mpctl.spec.job import JobSpec
 
-ATTEMPT = "MPCTL_ATTEMPT"
-"""Environment variable of a program's rank: how often this run was started before."""
+ATTEMPT, RUN_DIR = "MPCTL_ATTEMPT", "MPCTL_RUN_DIR"
+"""Environment variables of a program's rank: how often this run was started before, and the run
+directory, without links."""
 LONGEST_GROUP = 4096
 """Members of a group up to which they are listed in a variable: an environment variable has at most
 128 KiB."""
@@ -48,7 +49,7 @@ def program_variables(run: RunDir, job: JobSpec, rank: int) -> dict[str, str]:
     plan: MPCTL_TP_RANK, MPCTL_TP_SIZE and MPCTL_TP_GROUP (`0,1`) for each axis."""
     topology, run = job_topology(job), RunDir(run.path.resolve())
     variables = {
-        "MPCTL_RUN_DIR": str(run.path),
+        RUN_DIR: str(run.path),
         "MPCTL_PLAN": str(run.plan),
         "MPCTL_CHECKPOINT_DIR": str(run.program_checkpoints),
         HEARTBEAT: str(run.heartbeat(rank)),

@@ -34,8 +34,6 @@ from mpctl.rundir.rank_files import FailureRecord
 PR_SET_PDEATHSIG = 1
 GLOO_THREAD = "pt_gloo_runloop"
 """How torch names the threads of ProcessGroupGloo that run its collectives."""
-TORCHRUN = "MPCTL_TORCHRUN"
-"""Environment variable of a rank: the process id of the torchrun that started it."""
 ECHOES = ("connection closed by peer", "connection reset", "broken pipe", "socket closed",
           "connection refused", "remote process exit", "application timeout",
           "unexpected exit of a remote peer", "connection closure by a peer",

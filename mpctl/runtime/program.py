@@ -24,6 +24,7 @@ from mpctl.errors import RunFailed
 from mpctl.rundir.breadcrumb import (
     JOINED,
     STACK_SIGNAL,
+    TORCHRUN,
     Breadcrumb,
     rank_memory,
     read_breadcrumb,
@@ -32,7 +33,6 @@ from mpctl.rundir.directory import RunDir
 from mpctl.rundir.origin import ORIGIN
 from mpctl.rundir.program import program_variables, script_words
 from mpctl.runtime.process import (
-    TORCHRUN,
     die_with_parent,
     end_beside_gloo,
     failure_record,

@@ -31,7 +31,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from mpctl.rundir.breadcrumb import note_exit, rank_memory
+from mpctl.rundir.breadcrumb import TORCHRUN, note_exit, rank_memory
 from mpctl.runtime import worker
 from mpctl.runtime.forking import (
     ForkedRank,
@@ -41,7 +41,6 @@ from mpctl.runtime.forking import (
     show_process,
 )
 from mpctl.runtime.process import (
-    TORCHRUN,
     die_with_parent,
     garbage_collection_paused,
     redirect_output,

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from mpctl.durable import LineFile
 from mpctl.errors import RunFailed
-from mpctl.rundir.breadcrumb import JOINED, JOINING, Breadcrumb, rank_memory
+from mpctl.rundir.breadcrumb import JOINED, JOINING, TORCHRUN, Breadcrumb, rank_memory
 from mpctl.rundir.origin import Origin
 from mpctl.rundir.profile_files import profile_path
 from mpctl.rundir.rank_files import RankReport, loss_text
 from mpctl.runtime.process import (
-    TORCHRUN,
     die_with_parent,
     end_beside_gloo,
     failure_record,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import shlex
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -293,6 +295,57 @@ def test_the_example_of_the_documents(tmp_path: Path) -> None:
     more = ("--set", f'launch.program=["python", "train_ddp.py", "--steps", "{len(run.losses)}"]')
     again = start(["launch", "--resume", "--run-dir", str(run.run_dir), *more], run.run_dir)
     assert len(ended(again, "finished").losses) == len(run.losses)  # it had nothing left to do
+
+
+DAEMONS = """\
+import os, subprocess, sys, time
+daemon = subprocess.Popen(["sleep", "7779"], start_new_session=True)
+with open("daemons", "a") as stream:
+    stream.write(f"{daemon.pid}\\n")
+if os.environ["MPCTL_ATTEMPT"] == "0" and sys.argv[1] == "waits":
+    open(f"ready-{os.environ['RANK']}", "w").close()
+    time.sleep(600)
+"""
+
+
+def daemons(here: Path) -> list[psutil.Process]:
+    """The daemons of a program that still run."""
+    pids = [int(line) for line in (here / "daemons").read_text().split()]
+    return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)
+            and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_daemons_of_a_program_end_with_it(tmp_path: Path) -> None:
+    """And are named in one line, while those of others run on."""
+    write(tmp_path / "here", "daemons.py", DAEMONS)
+    other = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        run = ended(run_program(tmp_path / "run", "python daemons.py ends"), "finished")
+        assert daemons(tmp_path / "here") == [] and other.poll() is None
+        assert re.search(
+            r"the program left 2 processes behind, ended now: sleep \(\d+\), sleep \(\d+\)",
+            RunDir(run.run_dir).launcher_log.read_text(),
+        )
+    finally:
+        other.kill()
+        other.wait()
+
+
+@pytest.mark.slow
+def test_the_next_launch_ends_what_a_killed_one_has_left(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    write(here, "daemons.py", DAEMONS)
+    run = run_program(tmp_path / "run", "python daemons.py waits")
+    wait_for(lambda: all((here / f"ready-{rank}").exists() for rank in range(2)))
+    run.remember()
+    psutil.Process(run.process.pid).kill()
+    left = daemons(here)
+    assert len(left) == 2
+    again = start(["launch", "--resume", "--run-dir", str(run.run_dir)], run.run_dir)
+    ended(again, "finished")
+    assert daemons(here) == []
+    assert "left 4 processes behind" in RunDir(run.run_dir).launcher_log.read_text()
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ import psutil
 
 from mpctl.hosts.machine import memory_kills
 from mpctl.launch.attempt import STOPPED, AttemptPhase, NodeState, RankState
+from mpctl.launch.node.left_processes import has_ended
 from mpctl.launch.node.program import HostProgram
 from mpctl.rundir.breadcrumb import STACK_SIGNAL, BreadcrumbState, HostBreadcrumbs
 from mpctl.rundir.directory import RunDir
@@ -55,7 +56,8 @@ UNANSWERING = (*STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 class HostRanks:
     """The ranks of one host in one attempt. node: the host's index in the plan; process: torchrun,
     or the worker of the only rank, set by a subclass; kills: processes that were killed before for
-    lack of memory; is_ended: whether `end` was called; program: where the ranks run one."""
+    lack of memory; is_ended: whether `end` was called; program: where the ranks run one; is_swept:
+    whether what it had left when the process ended was ended too."""
 
     process: subprocess.Popen[bytes]
 
@@ -66,7 +68,7 @@ class HostRanks:
         self.run, self.node, self.ranks, self.program = run, node, ranks, program
         self.breadcrumbs = HostBreadcrumbs(ranks, run.path)
         self.found: dict[int, psutil.Process] = {}
-        self.kills, self.is_ended = memory_kills(), False
+        self.kills, self.is_ended, self.is_swept = memory_kills(), False, False
 
     def find(self) -> Mapping[int, psutil.Process]:
         """The processes of the ranks that have started, by rank."""
@@ -89,6 +91,9 @@ class HostRanks:
         code, found, crumbs = self.process.poll(), self.find(), self.breadcrumbs
         if self.program is not None:
             self.program.look(found)
+        if self.program is not None and code is not None and not self.is_swept:
+            self.program.end_left(self.process.pid)
+            self.is_swept = True
         return NodeState(
             node=self.node,
             host=socket.gethostname(),
@@ -96,6 +101,7 @@ class HostRanks:
             code=code,
             failures=crumbs.failures(),
             memory_kills=memory_kills() - self.kills,
+            ended=() if self.program is None else tuple(self.program.ended),
         )
 
     def _state(self, rank: int, process: psutil.Process | None) -> RankState:
@@ -129,7 +135,7 @@ class HostRanks:
         self.is_ended = self.process.poll() is None
         unkilled = kill_tree(self.process)
         if self.program is not None:
-            self.program.kill_rest(self.found.values())
+            self.program.end_left(self.process.pid)
         self.breadcrumbs.close()
         return replace(self.snapshot(), unkilled=unkilled)
 
@@ -189,7 +195,7 @@ def kill_tree(process: subprocess.Popen[bytes], seconds: float = KILL_SECONDS) -
     with suppress(subprocess.TimeoutExpired):
         process.wait(max(0.0, deadline - time.monotonic()))
     own = (process.pid,) if process.poll() is None else ()
-    return (*own, *(child.pid for child in tree if not _has_ended(child)))
+    return (*own, *(child.pid for child in tree if not has_ended(child)))
 
 
 def end_processes(
@@ -207,14 +213,6 @@ def end_processes(
     for process in processes:
         with suppress(subprocess.TimeoutExpired):
             process.wait(kill_seconds)
-
-
-def _has_ended(process: psutil.Process) -> bool:
-    """Whether a process is gone, or a zombie whose parent has not waited for it."""
-    try:
-        return process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except UNREADABLE:
-        return True
 
 
 @dataclass(frozen=True)

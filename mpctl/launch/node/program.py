@@ -1,5 +1,5 @@
-"""What a host does for the ranks of a program: it hears their heartbeats, tells them to stop and
-counts the processor time of all that they start.
+"""What a host does for the ranks of a program: it hears their heartbeats, tells them to stop,
+counts the processor time of all that they start and ends what they leave.
 
 A heartbeat is counted where the memory of a rank says so (`mpctl.heartbeat`) and where its file has
 changed since the last look, whoever wrote it. Every rank leads a session, so that the processes
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import psutil
 
+from mpctl.launch.node.left_processes import end_processes_with, left_by, orphaned
 from mpctl.rundir.breadcrumb import BreadcrumbState
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.heartbeat import parse_report
@@ -41,13 +42,15 @@ class HeardFile:
 @dataclass
 class HostProgram:
     """The ranks of a program on this host. next_look: when files and processes are read again, by
-    time.monotonic(); seconds: processor time by session, in seconds."""
+    time.monotonic(); seconds: processor time by session, in seconds; ended: processes that ranks
+    had left and that were ended, `sleep (4711)`."""
 
     run: RunDir
     stop_signal: StopSignal
     files: dict[int, HeardFile] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
     next_look: float = float("-inf")
+    ended: list[str] = field(default_factory=list)
 
     def look(self, processes: Mapping[int, psutil.Process]) -> None:
         """Read the heartbeat files of the ranks and the processor time of their sessions, at most
@@ -92,15 +95,13 @@ class HostProgram:
             with suppress(psutil.Error, OSError):
                 process.send_signal(signal.Signals[self.stop_signal])
 
-    def kill_rest(self, processes: Iterable[psutil.Process]) -> None:
-        """Kill what the ranks have started and left, such as the children of a script that has
-        ended: they are nobody's children any more, but of the session of their rank, with its
-        variables."""
-        ours = f"{self.run.path.resolve()}"
-        for _, process in _members({process.pid for process in processes}):
-            with suppress(psutil.Error, OSError):
-                if process.environ().get("MPCTL_RUN_DIR") == ours:
-                    process.kill()
+    def end_left(self, torchrun: int) -> None:
+        """End what the ranks of this torchrun have started and left (left_processes.py)."""
+        self.ended += end_processes_with(left_by(self.run.path.resolve(), torchrun))
+
+    def end_orphans(self) -> None:
+        """End what ranks of earlier attempts have left on this host, whose launcher was killed."""
+        self.ended += end_processes_with(orphaned(self.run.path.resolve()))
 
 
 def _members(sessions: set[int]) -> Iterator[tuple[int, psutil.Process]]:

@@ -56,7 +56,7 @@ from mpctl.rundir.breadcrumb import BREADCRUMBS
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.marker import COMMAND
 from mpctl.rundir.origin import ORIGIN
-from mpctl.rundir.program import ATTEMPT
+from mpctl.rundir.program import ATTEMPT, RUN_DIR
 from mpctl.spec.job import JobSpec
 from mpctl.spec.launch import StopSignal
 
@@ -280,6 +280,9 @@ class NodeTorchrun(HostRanks):
         with self.log.open("ab") as log:
             log.write(os.fsencode(f"{COMMAND}{shlex.join(command)}\n"))
         env = {**start.env, **self.breadcrumbs.environment}
+        if self.program is not None:  # by which it is seen what the program leaves
+            env[RUN_DIR] = str(run.path.resolve())
+            self.program.end_orphans()
         waiting = None if spare is None else spare.take()
         if waiting is not None and waiting.order(command[3:], env, self.log.resolve()):
             self.process = waiting.process
