@@ -6,7 +6,8 @@ code 0 too early has neither. A stopped rank (SIGSTOP, a debugger) is recognised
 state. A torchrun that something killed took its ranks with it. Ranks that torchrun terminated
 afterwards, and ranks that NCCL's watchdog aborted because they waited too long, are the cause only
 when there is no other. What a rank without a record was doing is in its breadcrumb
-(mpctl/rundir/breadcrumb.py).
+(mpctl/rundir/breadcrumb.py). A rank of a program that ended well is the cause where others lost it
+after that; one of mpctl's own does so after the last step.
 
 When a rank of 512 dies, 511 ranks record that they lost a peer, each with another address. Only the
 first failure and those that are not echoes are reported in full, the others counted
@@ -32,6 +33,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 
 from mpctl.hosts.probes import write_probe
@@ -41,7 +43,7 @@ from mpctl.launch.watch import stopped_text
 from mpctl.layout.topology import job_topology
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.logs import STEP, merge_logs
-from mpctl.rundir.rank_files import FailureRecord
+from mpctl.rundir.rank_files import ECHOES, FailureRecord
 from mpctl.rundir.summary import Failure, OtherFailure
 from mpctl.spec.job import JobSpec
 from mpctl.units import bytes_text
@@ -64,7 +66,7 @@ HOST_FAULTS = re.compile(
 )
 """Errors of a device or a disk: CUDA's (cudaGetErrorString), and those of errno(3) that no program
 causes."""
-FAILED, EXITED, TERMINATED, TIMED_OUT = range(4)
+FAILED, EXITED, ECHOED, TERMINATED, TIMED_OUT = range(5)
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
@@ -167,6 +169,7 @@ class FailedAttempt:
         self.run, self.job, self.evidence, self.state = run, job, evidence, evidence.state
         progress = evidence.state.collectives()
         self.graph = WaitGraph(progress, queued=job.launch.device == "cuda")
+        self.runs_program = bool(job.launch.program)
         nodes = evidence.state.nodes
         self.hosts = {rank: node.host for node in nodes for rank in node.ranks}
 
@@ -188,7 +191,7 @@ class FailedAttempt:
             error = self._with_wait(rank, stopped_text(evidence.stopped))
             return self._blamed(self._unrecorded(rank, error), evidence.stopped)
         if evidence.hang is not None:
-            hung, error = evidence.hang.rank, evidence.hang.error
+            hung, error = evidence.hang.rank, f"{evidence.hang.error}{self._ended_before()}"
             if hung is None:
                 return self._of_no_rank(error)
             return self._blamed(self._unrecorded(hung, error), [hung])
@@ -206,28 +209,59 @@ class FailedAttempt:
         memory = f": {OUT_OF_MEMORY}" if state.memory_kills else ""
         return self._of_no_rank(f"torchrun ended {_when(state.ranks)}{memory}")
 
+    def _ended_before(self) -> str:
+        """`; rank 1 had ended with exit code 0 at step 15`, where ranks of a program that hung wait
+        for it, perhaps; empty where no rank had."""
+        if not self.runs_program or not (ended := self.state.finished_ranks):
+            return ""
+        first = min(ended, key=self._end_time)
+        doing = self.state.ranks[first].breadcrumb.doing
+        at = f" at {doing}" if doing else ""
+        more = f" (and {len(ended) - 1} more)" if len(ended) > 1 else ""
+        return f"; rank {first}{more} had ended with exit code 0{at}"
+
     def _likeliest_without_record(self, records: Sequence[FailureRecord]) -> int | None:
         """The likeliest cause among the ranks that left neither a report nor a record; None when
         nothing shows that a rank ended by itself."""
-        known = self.state.finished_ranks | {record["rank"] for record in records}
+        began = records[0]["time"] if records else inf
+        known = {record["rank"] for record in records} | {
+            rank for rank in self.state.finished_ranks
+            if not self.runs_program or self._end_time(rank) > began
+        }  # fmt: skip
         unknown = [rank for rank in range(self.job.world_size) if rank not in known]
         has_succeeded = self.evidence.phase is AttemptPhase.SUCCEEDED
         if not (unknown and (records or has_succeeded or self.state.ended_ranks)):
             return None
-        return min(unknown, key=self._kind_of_ending)
+        return min(unknown, key=lambda rank: (self._kind_of_ending(rank), self._end_time(rank)))
+
+    def _end_time(self, rank: int) -> float:
+        """When a rank of a program ended well, as far as its host knows."""
+        is_known = rank in self.state.finished_ranks
+        return self.state.ranks[rank].breadcrumb.text_time if is_known else 0.0
 
     def _kind_of_ending(self, rank: int) -> int:
         """How a rank without a record ended, the likeliest cause first: killed or failed, exited
-        with code 0, terminated by torchrun or with it, aborted because it waited too long."""
+        with code 0, lost a peer by the last words of its program, terminated by torchrun or with
+        it, aborted because it waited too long."""
         state = self.state
         if rank in state.exit_codes:
             code = state.ended_ranks.get(rank)
             if code == -signal.SIGABRT and WATCHDOG in end_of(self.run.log(rank)):
                 return TIMED_OUT
+            if self.runs_program and (code or 0) > 0 and self._has_lost_a_peer(rank):
+                return ECHOED
             return TERMINATED if code is None else FAILED
+        if rank in state.finished_ranks:
+            return EXITED
         # A torchrun that ended by itself names every rank that did not exit with code 0.
         complete = (node for node in state.nodes if node.exit_codes or node.code == 0)
         return EXITED if any(rank in node.ranks for node in complete) else TERMINATED
+
+    def _has_lost_a_peer(self, rank: int) -> bool:
+        """Whether the last lines of a rank's log say so; a program that is no script of the rank's
+        own Python leaves no record."""
+        words = "\n".join(_last_lines(self.run.log(rank))).lower()
+        return any(echo in words for echo in ECHOES)
 
     def _ended(self, rank: int) -> Failure:
         """A rank that ended without a record, and the collective that it did not join. Where no
@@ -244,6 +278,8 @@ class FailedAttempt:
             error = f"timed out waiting for its peers (NCCL: {WATCHDOG})"
         elif kind == TERMINATED:
             error = "did not answer its peers, which timed out waiting for it"
+        elif kind == EXITED and self.runs_program:
+            error = "ended with exit code 0, before the others"
         elif kind == EXITED:
             error = "exited with code 0 before the last step"
         elif code >= 0:

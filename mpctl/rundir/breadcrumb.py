@@ -141,11 +141,14 @@ class Breadcrumb:
         self.memory[FAILURE_AT : FAILURE_AT + len(content)] = content
         struct.pack_into("<q", self.memory, FAILED_AT, len(content))  # last: then it is complete
 
-    def end(self) -> None:
-        """This rank has finished its work: it does nothing and waits for nobody any more."""
+    def end(self, doing: str = "") -> None:
+        """This rank has finished its work: it does nothing and waits for nobody any more. doing:
+        what it did last, where that is not known to be the end of the run."""
         self.has_ended = True
         self.memory[START_AT + 8 :] = bytes(RANK_BYTES - START_AT - 8)
         self.memory[:TEXT_BYTES] = bytes(TEXT_BYTES)
+        if doing:
+            _write_text(self.memory, doing)
         struct.pack_into("<q", self.memory, START_AT, FINISHED)
 
 

@@ -146,6 +146,15 @@ class RankReport(TypedDict):
     attention: NotRequired[list[str]]
 
 
+ECHOES = ("connection closed by peer", "connection reset", "broken pipe", "socket closed",
+          "connection refused", "remote process exit", "application timeout",
+          "unexpected exit of a remote peer", "connection closure by a peer",
+          "closed by remote peer", "connection was likely closed",
+          "nccl communicator was aborted", "wait timeout", "timed out")  # fmt: skip
+"""Parts of messages of torch's process groups and stores, gloo and NCCL about a lost or late
+peer."""
+
+
 class FailureRecord(TypedDict):
     """Why an exception ended a rank.
 

@@ -29,18 +29,11 @@ from mpctl.checkpoint.manifest import CheckpointDamaged
 from mpctl.durable import write_whole
 from mpctl.errors import RunFailed
 from mpctl.rundir.breadcrumb import STACK_SIGNAL
-from mpctl.rundir.rank_files import FailureRecord
+from mpctl.rundir.rank_files import ECHOES, FailureRecord
 
 PR_SET_PDEATHSIG = 1
 GLOO_THREAD = "pt_gloo_runloop"
 """How torch names the threads of ProcessGroupGloo that run its collectives."""
-ECHOES = ("connection closed by peer", "connection reset", "broken pipe", "socket closed",
-          "connection refused", "remote process exit", "application timeout",
-          "unexpected exit of a remote peer", "connection closure by a peer",
-          "closed by remote peer", "connection was likely closed",
-          "nccl communicator was aborted", "wait timeout", "timed out")  # fmt: skip
-"""Parts of messages of torch's process groups and stores, gloo and NCCL about a lost or late
-peer."""
 
 
 def die_with_parent(parent: int) -> None:

@@ -74,7 +74,7 @@ def main(run: RunDir) -> None:
             sys.exit(str(error))
         error.__traceback__ = _of_program(error.__traceback__)
         raise
-    breadcrumb.end()
+    breadcrumb.end(read_breadcrumb(bytes(breadcrumb.memory)).doing)
     end_beside_gloo()
 
 

@@ -5,6 +5,7 @@ One failure of 512 ranks is told once: who failed first, and how many lost their
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,86 @@ def test_a_rank_that_left_with_exit_code_0_is_blamed(attempt: Attempt) -> None:
     failure = attempt.failure()
     assert failure.rank == 2 and failure.coords["pp"] == 1
     assert failure.error == "exited with code 0 before the last step"
+
+
+class ProgramAttempt(Attempt):
+    """As Attempt, of a program."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        launch = self.job.launch.model_copy(update={"program": ["python", "train.py"]})
+        self.job = self.job.model_copy(update={"launch": launch})
+
+    def left(self, rank: int, doing: str, *, after: float = -1.0) -> None:
+        """The rank has ended with exit code 0. after: seconds after this moment."""
+        crumb = new_breadcrumb()
+        crumb.end(doing)
+        self.crumbs[rank] = replace(state_of(crumb), text_time=time.time() + after)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> ProgramAttempt:
+    return ProgramAttempt(tmp_path)
+
+
+def test_a_rank_of_a_program_that_left_before_others_lost_it_is_named(
+    program: ProgramAttempt,
+) -> None:
+    """Rank 1 left at step 15, rank 3 a moment later; rank 0 lost it, torchrun terminated rank 2."""
+    program.left(1, "step 15", after=-2.0)
+    program.left(3, "step 16", after=-1.0)
+    program.raised(0, LOST)
+    program.ended({0: 1, 2: -15})
+    failure = program.failure()
+    assert (failure.rank, failure.doing) == (1, "step 15")
+    assert failure.error == "ended with exit code 0, before the others"
+    assert [other.ranks for other in failure.others] == [(0,)] and not failure.would_repeat
+
+
+def test_a_rank_that_ended_well_after_a_failure_is_not_named(program: ProgramAttempt) -> None:
+    program.raised(0, LOST)
+    program.left(1, "step 60", after=5.0)
+    program.ended({0: 1, 2: 3, 3: -15})
+    assert program.failure().rank == 2
+    program.ended({0: 1, 2: -15, 3: -15})
+    assert program.failure().rank != 1
+
+
+@pytest.mark.parametrize(("code", "words"), [(3, "exited with code 3"), (-9, "killed by signal 9")])
+def test_a_shell_s_rank_that_failed_first_is_named(
+    program: ProgramAttempt, code: int, words: str
+) -> None:
+    """It leaves no record, and neither do the others, whose logs say that they lost a peer."""
+    program.log(0, "RuntimeError: [...gloo/pair.cc:553] Connection closed by peer [::1]:4711\n")
+    program.log(2, "step 15\n")
+    program.ended({0: 1, 2: code, 1: -15, 3: -15})
+    failure = program.failure()
+    assert failure.rank == 2 and words in failure.error
+
+
+def test_a_shell_s_rank_that_left_with_exit_code_0_is_named(program: ProgramAttempt) -> None:
+    program.log(0, "RuntimeError: [...gloo/pair.cc:553] Connection closed by peer [::1]:4711\n")
+    program.ended({0: 1, 1: -15, 3: -15})
+    failure = program.failure()
+    assert (failure.rank, failure.error) == (2, "ended with exit code 0, before the others")
+
+
+def test_a_hang_says_who_had_ended_before(program: ProgramAttempt) -> None:
+    program.left(2, "step 15")
+    hang = Verdict(0, "no heartbeat and no processor time used for 10 s")
+    failure = program.failure(code=None, hang=hang)
+    assert failure.rank == 0
+    assert failure.error.endswith("; rank 2 had ended with exit code 0 at step 15")
+
+
+def test_a_finished_rank_of_mpctl_is_never_named(attempt: Attempt) -> None:
+    """It has done all steps, which those that still save have to do too."""
+    crumb = new_breadcrumb()
+    crumb.end()
+    attempt.crumbs[1] = state_of(crumb)
+    attempt.raised(0, LOST)
+    attempt.ended({0: 1, 2: -9, 3: -15})
+    assert attempt.failure().rank == 2
 
 
 def test_of_a_long_line_its_end_is_shown(attempt: Attempt) -> None:

@@ -110,6 +110,24 @@ def test_a_script_that_always_fails_is_named_with_its_line(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+def test_a_rank_that_leaves_before_the_others_is_named_first(tmp_path: Path) -> None:
+    write(tmp_path / "here", "leaves.py", """\
+        import sys, torch, torch.distributed as dist, mpctl
+        dist.init_process_group("gloo")
+        for step in range(1, 100):
+            dist.all_reduce(torch.ones(1))
+            mpctl.heartbeat(step)
+            if step == 15 and dist.get_rank() == 1:
+                sys.exit(0)
+        """)  # fmt: skip
+    run = ended(run_program(tmp_path / "run", "python leaves.py"), "failed")
+    failure = run.summary["failure"]
+    assert (failure["rank"], failure["doing"]) == (1, "step 15")
+    assert failure["error"] == "ended with exit code 0, before the others"
+    assert "1 rank lost its peer (rank 0)" in run.stderr
+
+
+@pytest.mark.slow
 def test_a_hang_is_seen_and_the_places_of_the_ranks_are_named(tmp_path: Path) -> None:
     write(tmp_path / "here", "hang.py", """\
         import time, torch, torch.distributed as dist, mpctl
