@@ -116,13 +116,16 @@ def set_aside(folder: Path) -> Path:
     return folder.rename(folder.with_name(next(c for c in candidates if c not in names)))
 
 
+def list_damaged(root: Path) -> list[Path]:
+    """The damaged checkpoints that were set aside; the one that was renamed last is the last."""
+    found = [path for path in root.glob("damaged-step-*") if DAMAGED.fullmatch(path.name)]
+    return sorted(found, key=lambda path: path.stat().st_ctime_ns)  # renaming sets ctime
+
+
 def prune_damaged(root: Path, *, last: int) -> list[Path]:
     """Remove the damaged checkpoints that were set aside, except the one that was renamed last;
     returns them. last: the run's checkpoint.keep_last; 0, which keeps all, keeps these as well."""
-    if last == 0:
-        return []
-    found = [path for path in root.glob("damaged-step-*") if DAMAGED.fullmatch(path.name)]
-    older = sorted(found, key=lambda path: path.stat().st_ctime_ns)[:-1]  # renaming sets ctime
+    older = list_damaged(root)[:-1] if last else []
     for path in older:
         remove(path)
     return older

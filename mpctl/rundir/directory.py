@@ -16,9 +16,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from mpctl.checkpoint.folder import list_checkpoints, prune_damaged, recover, set_aside
+from mpctl.checkpoint.folder import (
+    list_checkpoints,
+    list_damaged,
+    prune_damaged,
+    recover,
+    set_aside,
+)
 from mpctl.checkpoint.verify import newest_undamaged
-from mpctl.durable import write_whole
+from mpctl.durable import remove, write_whole
 from mpctl.errors import InputError
 from mpctl.locks import LOCK, Holder, LockHeld, hold_lock
 from mpctl.rundir.launcher import has_ended, launcher_is_alive, read_launcher
@@ -26,8 +32,11 @@ from mpctl.rundir.marker import MARKER, is_launched, is_resumable, write_marker
 from mpctl.rundir.metrics import read_lines
 from mpctl.rundir.profile_files import PROFILE
 from mpctl.rundir.rank_files import FailureRecord, RankReport, StepRecord
+from mpctl.units import bytes_text
 
 NODES = "nodes"
+KEY = "key-"
+"""The beginning of the name of a launch's key, in NODES."""
 OLDER = {"stop", "torchrun.pid", "failures"}
 """Files and folders that only older versions wrote."""
 UNLOCKED = (
@@ -199,9 +208,9 @@ class RunDir:
     @contextmanager
     def locked(self, option: str = "--run-dir") -> Iterator[list[str]]:
         """Make the directory when it is missing and lock it; one that is still empty at the end is
-        removed. Yields what the user should know: that the file system has no locks, or who was
-        killed with the lock. Raises InputError when another launch has the lock, or when the
-        directory cannot be made. option: that named it."""
+        removed. Keys that killed launches left are removed. Yields what the user should know: that
+        the file system has no locks, or who was killed with the lock. Raises InputError when
+        another launch has the lock, or when the directory cannot be made. option: that named it."""
         with ExitStack() as stack:
             try:
                 if not self.path.exists():
@@ -221,6 +230,8 @@ class RunDir:
                     f"another launch is running in {self.path}{by}",
                     f"wait for it to end, or use another {option}",
                 ) from None
+            for path in self.nodes.glob(f"{KEY}*"):
+                remove(path)
             left = f"the last launch in {self.path} was killed: {lock.left_by}"
             yield [UNLOCKED] * bool(lock.refusal) + [left] * bool(lock.left_by)
 
@@ -289,7 +300,7 @@ class RunDir:
         """Remove what an earlier attempt wrote after the checkpoint that this one starts from: the
         newest whose files have their recorded sizes. Returns a message for each newer checkpoint
         that was renamed because it is damaged, and for those of former attempts that were removed
-        (prune_damaged; keep_last: of the run)."""
+        (prune_damaged; keep_last: of the run) or stay."""
         self.torchrun_log.parent.mkdir(parents=True, exist_ok=True)
         for path in (self.status, self.summary, self.answers):
             path.unlink(missing_ok=True)
@@ -298,6 +309,12 @@ class RunDir:
             names = ", ".join(path.name for path in removed)
             rule = f"of damaged checkpoints the last one stays (checkpoint.keep_last {keep_last})"
             messages.append(f"{self.checkpoints}: {names} removed; {rule}")
+        if len(left := list_damaged(self.checkpoints)) > 1:
+            size = sum(f.stat().st_size for path in left for f in path.glob("*") if f.is_file())
+            messages.append(
+                f"{self.checkpoints}: {len(left)} damaged checkpoints (damaged-step-N) take "
+                f"{bytes_text(size)}: remove them, or set checkpoint.keep_last, which keeps one"
+            )
         for folder in (self.path / "failures", self.reports):
             shutil.rmtree(folder, ignore_errors=True)
         step = self.last_checkpoint()

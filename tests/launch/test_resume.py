@@ -357,7 +357,9 @@ def test_of_damaged_checkpoints_the_last_one_stays_where_old_checkpoints_go(tmp_
     folders = [run.checkpoints / f"damaged-step-{step}" for step in ("20-2", "20", "5", "of-mine")]
     for folder in folders:
         (folder / "shards").mkdir(parents=True)
-    assert run.begin_attempt(keep_last=0) == []
+    (words,) = run.begin_attempt(keep_last=0)  # which keeps all
+    assert "3 damaged checkpoints (damaged-step-N) take 0 B" in words
+    assert "remove them, or set checkpoint.keep_last" in words
     for name in ("30", "5"):  # the highest step, and what is set aside last
         (run.checkpoints / f"step-{name}").mkdir()
     assert set_aside(run.checkpoints / "step-30").name == "damaged-step-30"

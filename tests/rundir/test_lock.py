@@ -97,6 +97,16 @@ def test_a_killed_launch_is_named(run: RunDir) -> None:
         assert "was killed: process 4711 on n9, since 2026-09-21" in warning
 
 
+def test_keys_of_killed_launches_are_removed(run: RunDir) -> None:
+    (run.nodes / "key-0123abcd").touch(0o600)
+    with run.locked():
+        assert [path.name for path in run.nodes.iterdir()] == ["status.json"]
+        (run.nodes / "key-4567cdef").touch(0o600)
+        with pytest.raises(InputError), run.locked():
+            pass
+        assert (run.nodes / "key-4567cdef").exists()
+
+
 def test_a_lock_is_no_content(tmp_path: Path) -> None:
     """An empty directory stays free and as it was; one that a launch made goes again."""
     tmp_path.chmod(0o750)

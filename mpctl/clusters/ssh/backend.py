@@ -173,7 +173,10 @@ class SshStarter:
         end_processes([*self.clients.values()], END_SECONDS, KILL_SECONDS)
 
     def _issue(self, node: int, code: int) -> Issue:
-        said = self._log(node).read_text("utf-8", errors="replace")
+        try:
+            said = self._log(node).read_text("utf-8", errors="replace")
+        except OSError as error:  # it was removed
+            said = f"its log {self._log(node)} cannot be read: {error.strerror}"
         seconds = self.ssh.connect_timeout
         return ssh_issue(self.hosts[node], code, said, python=self.python, seconds=seconds)
 

@@ -32,7 +32,7 @@ from mpctl.launch.control.server import ControlServer, HostLink
 from mpctl.launch.launch_plan import LaunchPlan
 from mpctl.planning.plan import Plan
 from mpctl.rundir.blamed import BlameRecord, read_blamed
-from mpctl.rundir.directory import RunDir
+from mpctl.rundir.directory import KEY, RunDir
 from mpctl.rundir.launcher import write_hosts
 from mpctl.spec.launch import SILENCE_SECONDS
 from mpctl.units import plural
@@ -131,7 +131,9 @@ class AgentOrder:
     seconds: float
 
     @classmethod
-    def of(cls, run: RunDir, key: str = "key-ID", port: int = 0, *, seconds: float) -> AgentOrder:
+    def of(
+        cls, run: RunDir, key: str = f"{KEY}ID", port: int = 0, *, seconds: float
+    ) -> AgentOrder:
         """key: the name of the file. A launch chooses key and port; the defaults are shown."""
         return cls(run.path.resolve(), run.nodes.resolve() / key, port, seconds)
 
@@ -171,10 +173,8 @@ def agent_cluster(
     is_new = not run.is_occupied
     server = ControlServer(names, silence)
     server.open(addresses)
-    run.make()
-    run.nodes.mkdir(mode=0o700, exist_ok=True)
-    order = AgentOrder.of(run, f"key-{secrets.token_hex(4)}", server.port, seconds=patience)
-    write_key(order.key, server.key)
+    order = AgentOrder.of(run, f"{KEY}{secrets.token_hex(4)}", server.port, seconds=patience)
+    keep_key(run, order.key, server.key)
     if read_blamed(run.blamed) is None:
         on_event(f"{run.blamed} cannot be read: failures of hosts are counted anew")
     cluster = AgentCluster(
@@ -193,6 +193,15 @@ def agent_cluster(
         order.key.unlink(missing_ok=True)
         if is_new and not run.job.exists():
             run.abandon()
+
+
+def keep_key(run: RunDir, path: Path, key: bytes) -> None:
+    """Write a launch's key, and the folder for it, unless they are there: somebody may have removed
+    them while the launch runs. Raises OSError."""
+    run.make()
+    run.nodes.mkdir(mode=0o700, exist_ok=True)
+    if not path.exists():
+        write_key(path, key)
 
 
 @dataclass
@@ -517,6 +526,11 @@ class AgentCluster:
     def _start_again(self, links: Sequence[HostLink]) -> None:
         for link in links:
             self.server.forget(link.node)
+        try:
+            keep_key(self.run, self.key, self.server.key)
+        except OSError as error:
+            self.on_event(f"{self.key} cannot be written: {error.strerror or error}")
+            return
         self.starter.start([link.node for link in links])
 
     def start(self, plan: LaunchPlan) -> AgentAttempt:
@@ -536,6 +550,7 @@ class AgentCluster:
             port = int(self.server.request(first.node, "free_port").result(PORT_SECONDS))
         except (RuntimeError, TimeoutError) as error:
             raise RunFailed(f"host {first.name}: {error or 'no answer'}") from None
+        keep_key(self.run, self.key, self.server.key)
         write_hosts(self.run.hosts, [link.name for link in links], ranks)
         for node, link in enumerate(links):
             start = plan.node_start(node, len(links), ranks, address, port)

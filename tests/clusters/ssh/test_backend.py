@@ -222,6 +222,16 @@ def test_all_hosts_are_contacted_at_once_and_each_failure_is_named(tmp_path: Pat
             client.kill()
 
 
+def test_a_log_that_was_removed_is_no_failure_of_its_own(tmp_path: Path) -> None:
+    """As by somebody who removes RUN/nodes while the run trains."""
+    ssh = starter(tmp_path, n1={"says": "words", "code": 3})
+    ssh.start([0])
+    (tmp_path / "ssh-0.log").unlink()
+    wait_for(lambda: 0 in ssh.failures(), 20)
+    assert "ssh-0.log cannot be read: No such file or directory" in ssh.failures()[0].message
+    assert "3" in ssh.failures()[0].message
+
+
 def test_an_ssh_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpctl.clusters.ssh.backend.END_SECONDS", 0.1)
     ssh = starter(tmp_path, n1={"says": "", "code": None})

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -308,6 +310,17 @@ def test_a_lost_host_is_tried_until_the_patience_of_the_launch_is_over(world: Wo
 
     assert world.cluster.recover(3, is_stopped) == []
     assert world.used() == [0, 1, 2] and world.peers.starts > 3
+
+
+def test_a_host_returns_after_the_folder_of_the_key_was_removed(world: World) -> None:
+    """The agent of a host that is started again reads the key."""
+    nodes, key = world.cluster.run.nodes, world.cluster.key.read_bytes()
+    shutil.rmtree(nodes)
+    world.lose(2)
+    assert world.cluster.recover(3, lambda: False) == []
+    assert world.used() == [0, 1, 2] and world.cluster.key.read_bytes() == key
+    assert stat.S_IMODE(nodes.stat().st_mode) == 0o700
+    assert stat.S_IMODE(world.cluster.key.stat().st_mode) == 0o600
 
 
 def test_a_host_that_never_comes_back_is_named_after_that(world: World) -> None:
