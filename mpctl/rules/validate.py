@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from mpctl.errors import Offer
+from mpctl.errors import Issue, Offer
 from mpctl.layout.draft import LayoutDraft
 from mpctl.rules import experts, launched, layout, model, runtime, tensor_mode, training
 from mpctl.rules.check import MOST_OFFERED, Check, way_out
 from mpctl.spec.job import JobSpec, changed_job
+from mpctl.spec.model import ModelSpec
 
 MOST_TRIED = 64  # values of an offer
 LAYOUT, SHAPE, BATCH = {"cluster", "parallel"}, {"parallel", "model"}, {"parallel", "training"}
@@ -102,6 +103,13 @@ def check_job(
         if not rule.reads & tables_with_errors:
             checks += rule.answer(draft) if isinstance(rule, DraftRule) else rule.answer(job)
     return checks
+
+
+def model_issues(model: ModelSpec) -> list[Issue]:
+    """Why no job can train a model, whatever its layout."""
+    of_model = [rule for rule in RULES if rule.reads == {"model"}]
+    checks = check_job(JobSpec(model=model), rules=of_model)
+    return [check.issue for check in checks if check.status == "error"]
 
 
 def has_errors(job: JobSpec, draft: LayoutDraft | None = None) -> bool:

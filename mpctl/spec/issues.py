@@ -75,12 +75,16 @@ def _issue_of(detail: dict[str, Any]) -> Issue:
     message = detail["msg"][0].lower() + detail["msg"][1:]
     message = re.sub(r"valid dictionary( or instance of \w+)?", "table", message)
     shown = _shown(detail.get("input"))
-    legal = detail.get("ctx", {}).get("expected", "") if detail["type"] == "literal_error" else ""
-    hint = str(detail.get("ctx", {}).get("hint", ""))
+    context = detail.get("ctx", {})
+    legal = context.get("expected", "") if detail["type"] == "literal_error" else ""
+    hint = str(context.get("hint", ""))
     if detail["type"] in TYPES and isinstance(value := detail.get("input"), str | int | float):
         hint = TYPES[detail["type"]].format(where=where, value=json.dumps(value), text=value)
     if legal:
         hint = _value_hint(where, detail.get("input"), re.findall(r"'([^']*)'", legal))
+    bounds = (("le", "at most"), ("ge", "at least"))
+    allowed = [f"{words} {context[key]}" for key, words in bounds if key in context]
+    hint = hint or (f"use {allowed[0]}" if allowed else "")
     return Issue("bad-value", where, f"{shown} is not allowed{as_key}: {message}", hint)
 
 

@@ -6,11 +6,11 @@ from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, Field, model_validator
 
 from mpctl.spec.base import (
-    Count,
-    CountOrZero,
+    Experts,
     Heads,
     Hidden,
     Layers,
+    LayersOrZero,
     Rows,
     StrictModel,
     Width,
@@ -210,10 +210,10 @@ class ModelSpec(StrictModel):
     tied_embeddings: bool = Field(
         True, description="whether the output layer shares the word table"
     )
-    experts: Count | None = Field(
+    experts: Experts | None = Field(
         None, description="experts of each layer that has them; dense layers only when absent"
     )
-    experts_per_token: Count = Field(1, description="experts that each token passes (top-k)")
+    experts_per_token: Experts = Field(1, description="experts that each token passes (top-k)")
     expert_ffn: Width | None = Field(None, description="inner width of an expert; ffn when absent")
     shared_expert_ffn: Annotated[int, Ge(0), Le(2**24)] = Field(
         0, description="inner width of the shared experts together, which all tokens pass; 0: none"
@@ -223,7 +223,7 @@ class ModelSpec(StrictModel):
         description="whether the shared experts' result is multiplied by the sigmoid of a learned "
         "gate (Qwen2-MoE)",
     )
-    dense_layers: CountOrZero = Field(
+    dense_layers: LayersOrZero = Field(
         0, description="with experts: number of first layers that have a dense MLP instead"
     )
     moe_layer_every: Layers = Field(
@@ -246,10 +246,10 @@ class ModelSpec(StrictModel):
         description="whether experts are chosen by score plus a bias that balances their load "
         "and has no gradient (DeepSeek-V3); needs router_score sigmoid",
     )
-    router_groups: Count = Field(
+    router_groups: Experts = Field(
         1, description="groups of experts, of which each token chooses some first (DeepSeek)"
     )
-    router_groups_per_token: Count = Field(
+    router_groups_per_token: Experts = Field(
         1,
         description="groups that a token's experts come from: those with the highest score, or "
         "with router_score sigmoid the highest sum of two",

@@ -24,8 +24,10 @@ from mpctl.checkpoint.tensor_header import (
 )
 from mpctl.errors import InputError, Issue
 from mpctl.families.scheme import HEAD, Scheme
+from mpctl.rules.validate import model_issues
 from mpctl.spec.load import load_job
 from mpctl.spec.model import ModelSpec
+from mpctl.units import plural
 from mpctl.weights.names import (
     Row,
     as_stored,
@@ -33,6 +35,8 @@ from mpctl.weights.names import (
     builtin_schemes,
     get_scheme,
     is_extra,
+    num_pieces,
+    router_rows,
     rows_of,
 )
 
@@ -130,11 +134,15 @@ def open_hub(folder: Path) -> Hub:
         raise InputError([issue])
     # Names and paths of this machine would be copied into everything made from it.
     model = model.model_copy(update={"name": None, "source": None})
-    scheme, rows = get_scheme(model), rows_of(model)
+    if refused := model_issues(model):
+        raise InputError(refused)
+    scheme = get_scheme(model)
     tensors, issues = read_folder(folder)
     if issues and not tensors:
         raise InputError(issues)
-    rows = as_stored(rows, tensors, scheme)
+    if issue := _count_issue(path, model, scheme, tensors):
+        raise InputError([*issues, issue])
+    rows = as_stored(rows_of(model), tensors, scheme)
     # A head that is read as a separate parameter is not a copy.
     unread = tensors.keys() - {piece.name for row in rows.values() for piece in row.pieces}
     copies = {
@@ -153,6 +161,37 @@ def open_hub(folder: Path) -> Hub:
     if issues:
         raise InputError(issues)
     return hub
+
+
+MOST_MISSING = 10_000
+"""How many tensors a config may imply beyond twice those in the files; each missing one is named.
+"""
+
+
+def _count_issue(
+    path: Path, model: ModelSpec, scheme: Scheme, tensors: Mapping[str, TensorHeader]
+) -> Issue | None:
+    """An issue where a config implies far more tensors than the files hold, found without naming
+    them: a config.json may come from anybody, and a few bytes of it may ask for a billion experts.
+    It names the first router with another number of experts, or else the numbers of tensors."""
+    implied = num_pieces(model)
+    if implied <= 2 * len(tensors) + MOST_MISSING:
+        return None
+    for row in as_stored(router_rows(model), tensors, scheme).values():
+        (piece,) = row.pieces
+        stored = tensors.get(piece.name)
+        if stored is not None and stored.shape != piece.shape:
+            return _misfit(stored, piece.name, piece.shape)
+    of = f" of {model.experts:,} experts" if model.experts else ""
+    message = f"implies {implied:,} tensors ({plural(model.all_layers, 'layer')}{of})"
+    message += f", but the files hold {len(tensors):,}"
+    hint = "use the config.json that belongs to the files"
+    return Issue("weights-missing", str(path), message, hint)
+
+
+def _misfit(stored: TensorHeader, name: str, shape: tuple[int, ...]) -> Issue:
+    message = f"{name} is {list(stored.shape)}, the shape in config.json needs {list(shape)}"
+    return Issue("weights-shape", str(stored.path), message)
 
 
 def _quantization_issue(path: Path, stated: Any) -> Issue | None:
@@ -215,8 +254,7 @@ def _tensor_issues(hub: Hub, scheme: Scheme) -> Iterator[Issue]:
         if stored is None:
             continue
         if stored.shape != shape:
-            misfit = f"{name} is {list(stored.shape)}, the shape in config.json needs "
-            yield Issue("weights-shape", str(stored.path), f"{misfit}{list(shape)}")
+            yield _misfit(stored, name, shape)
         elif stored.dtype == FP8 and len(shape) == 2:
             read.add(scale_of(name))
             yield from _scale_issues(hub, name, shape)

@@ -108,6 +108,33 @@ def _inexpressible(model: ModelSpec, scheme: Scheme) -> Iterator[Issue]:
         yield Issue(rule, "model.kv_heads", message)
 
 
+def num_pieces(model: ModelSpec) -> int:
+    """How many tensors of a Hugging Face directory rows_of names, counted without naming them."""
+    scheme, experts = get_scheme(model), model.experts or 1
+    return sum(
+        len(_names(weight, model, scheme)) * (experts if _is_per_expert(weight) else 1)
+        for weight in get_table(model, tp=1).weights()
+    )
+
+
+def router_rows(model: ModelSpec) -> dict[str, Row]:
+    """The routers' weights [E, h] alone, as rows_of has them."""
+    scheme, table = get_scheme(model), get_table(model, tp=1)
+    routers = (w for w in table.weights() if w.dims[0] == "experts" and not _is_per_expert(w))
+    return {weight.name: _row(weight, model, scheme) for weight in routers}
+
+
+def _is_per_expert(weight: ParameterSpec) -> bool:
+    """Whether a parameter has a matrix of its own for each expert."""
+    return weight.dims[0] == "experts" and len(weight.shape) > 2
+
+
+def _names(weight: ParameterSpec, model: ModelSpec, scheme: Scheme) -> Sequence[str]:
+    """The modules of theirs that hold a parameter of ours."""
+    key, _ = _key(weight.name.rpartition(".")[0])
+    return {**scheme.modules, **(scheme.gated if model.gated else {})}[key]
+
+
 def rows_of(model: ModelSpec) -> dict[str, Row]:
     """Every parameter of the model by name, with its place in a Hugging Face directory."""
     scheme, table = get_scheme(model), get_table(model, tp=1)
@@ -120,8 +147,8 @@ def _row(weight: ParameterSpec, model: ModelSpec, scheme: Scheme) -> Row:
         shape = (model.vocab, *shape[1:])
     owner, _, kind = weight.name.rpartition(".")
     key, number = _key(owner)
-    names = {**scheme.modules, **(scheme.gated if model.gated else {})}[key]
-    if weight.dims[0] == "experts" and len(shape) > 2:
+    names = _names(weight, model, scheme)
+    if _is_per_expert(weight):
         matrices = _experts(shape, [f"{name}.{kind}" for name in names], number)
         return Row(weight.name, shape, tuple(matrices))
     turned = bool(number) and scheme.conv1d and len(shape) == 2

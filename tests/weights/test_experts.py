@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -310,6 +311,57 @@ def test_an_expert_more_than_the_config_says_is_named(copied: Any) -> None:
     rewrite(folder, lambda held: held.update({name: torch.ones(48, 32)}))
     (issue,) = issues_of(folder)
     assert issue.rule == "weights-foreign" and name in issue.message
+
+
+@pytest.mark.parametrize("experts", [5000, 2**16])
+def test_a_config_of_many_experts_is_refuted_by_the_router(copied: Any, experts: int) -> None:
+    """It took longer than 25 s and 2 GB; the bound of the files decides, not that of the config."""
+    folder = copied("olmoe")
+    configure(folder, num_experts=experts)
+    began = time.monotonic()
+    (issue,) = issues_of(folder)
+    assert issue.rule == "weights-shape" and time.monotonic() - began < 2.0
+    assert (
+        f"gate.weight is [6, 32], the shape in config.json needs [{experts}, 32]" in issue.message
+    )
+
+
+def test_experts_without_a_router_and_many_layers_are_counted(copied: Any) -> None:
+    folder = copied("olmoe")
+    configure(folder, num_experts=2**16)
+    rewrite(folder, lambda held: [held.pop(name) for name in list(held) if ".mlp.gate." in name])
+    (issue,) = issues_of(folder)
+    assert "implies 393,2" in issue.message and "2 layers of 65,536 experts" in issue.message
+    configure(folder, num_experts=6, num_hidden_layers=10_000)
+    began = time.monotonic()
+    (issue,) = issues_of(folder)
+    assert "10,000 layers" in issue.message and time.monotonic() - began < 5.0
+    assert issue.hint == "use the config.json that belongs to the files"
+
+
+@pytest.mark.parametrize("experts", [2**16 + 1, 10**6, 10**9])
+def test_more_experts_than_there_are_models_of(copied: Any, experts: int) -> None:
+    folder = copied("olmoe")
+    configure(folder, num_experts=experts)
+    (issue,) = issues_of(folder)
+    assert (issue.where, issue.rule) == ("model.experts", "bad-value")
+    assert f"{experts} is not allowed" in issue.message and issue.hint == "use at most 65536"
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "words"),
+    [
+        ("olmoe", {"num_experts_per_tok": 99}, "99 is above 6 experts"),
+        ("deepseek_v3-sharded", {"n_group": 3}, "3 does not divide 8 experts"),
+    ],
+)
+def test_a_router_that_no_job_can_run_is_refused_at_once(
+    copied: Any, kind: str, keys: dict[str, int], words: str
+) -> None:
+    folder = copied(kind)
+    configure(folder, **keys)
+    issues = issues_of(folder)
+    assert words in issues[0].message and "use" in (issues[0].hint or "")
 
 
 def test_an_expert_twice_is_named(copied: Any) -> None:
