@@ -174,6 +174,8 @@ def _count_issue(
     """An issue where a config implies far more tensors than the files hold, found without naming
     them: a config.json may come from anybody, and a few bytes of it may ask for a billion experts.
     It names the first router with another number of experts, or else the numbers of tensors."""
+    if model.all_layers > len(tensors):  # each has one at least
+        return _too_many(path, plural(model.all_layers, "layer"), tensors)
     implied = num_pieces(model)
     if implied <= 2 * len(tensors) + MOST_MISSING:
         return None
@@ -183,8 +185,12 @@ def _count_issue(
         if stored is not None and stored.shape != piece.shape:
             return _misfit(stored, piece.name, piece.shape)
     of = f" of {model.experts:,} experts" if model.experts else ""
-    message = f"implies {implied:,} tensors ({plural(model.all_layers, 'layer')}{of})"
-    message += f", but the files hold {len(tensors):,}"
+    implies = f"{implied:,} tensors ({plural(model.all_layers, 'layer')}{of})"
+    return _too_many(path, implies, tensors)
+
+
+def _too_many(path: Path, implied: str, tensors: Mapping[str, TensorHeader]) -> Issue:
+    message = f"implies {implied}, but the files hold {plural(len(tensors), 'tensor')}"
     hint = "use the config.json that belongs to the files"
     return Issue("weights-missing", str(path), message, hint)
 

@@ -72,8 +72,8 @@ def test_what_leaves_a_domain_is_counted_of_all_its_parts() -> None:
     assert "75% of the rows, 4.5 MiB of 6.0 MiB a rank" in check.message
 
 
-def test_bounds_of_millions_offer_the_nearest_values() -> None:
-    """Once all numbers up to the bound: seconds, and a gigabyte."""
-    job = {"model.experts": 2**24, "model.experts_per_token": 2**24 + 1}
+def test_bounds_of_thousands_offer_the_nearest_values() -> None:
+    """Once all numbers up to the bound."""
+    job = {"model.experts": 2**16 - 1, "model.experts_per_token": 2**16}
     (check,) = answers("experts-per-token", job)
-    assert [list(offer.values) for offer in check.offers] == [[2**24 - 2, 2**24 - 1, 2**24]]
+    assert [list(offer.values) for offer in check.offers] == [[2**16 - 3, 2**16 - 2, 2**16 - 1]]
