@@ -10,7 +10,7 @@ QUICK := -m "not slow and not cluster"
 # Kept, also where the environment forbids it: every process of the tests imports the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test collected test-all test-clusters lint types bench gpu soak reference readme constraints clean
+.PHONY: demo test collected test-all test-matrix test-clusters lint types bench gpu soak reference readme constraints clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mpctl needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
@@ -40,6 +40,11 @@ test-all: $(READY) lint types
 	rm -rf .coverage && mkdir .coverage
 	$(BIN)/python -m coverage run -m pytest $(WORKERS) -m "not cluster"; code=$$?; \
 	$(BIN)/python -m coverage combine -q; $(BIN)/python -m coverage report; exit $$code
+
+# What depends on versions, under other versions of Python and torch, where these Pythons are found
+# (tests/matrix.py). MATRIX=--quick: the part that CI runs.
+test-matrix: $(READY)
+	$(BIN)/python -m tests.matrix $(MATRIX)
 
 # Several nodes on this machine: Slurm, sshd, network namespaces. As root it installs what is
 # missing by apt-get; what a machine cannot run is skipped and listed with the reason.

@@ -217,8 +217,8 @@ class SimulatedGpuKernels(TritonKernels):
         return PartialKernel(FLASH, scale) if is_flash and is_dense else None
 
     def add_product(self, dy: Tensor, x: Tensor, out: Tensor, *, adds: bool) -> None:
-        """One product, as TritonKernels'. Without `out_dtype`, which torch 2.11 takes for beta where
-        tensors are fake; the dtype is that of `out`."""
+        """One product, as TritonKernels'. Without `out_dtype`, the dtype of `out`, which torch
+        2.11 takes for beta where tensors are fake."""
         if adds:
             torch.addmm(out, dy.T, x, out=out)
         else:

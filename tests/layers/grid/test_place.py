@@ -135,8 +135,10 @@ def test_a_product_of_frozen_weights_keeps_no_input() -> None:
         layer = layers.column_linear(8, 8, bias=False, init=WEIGHTS)
         x = torch.ones(4, 1, 4, requires_grad=True)
         layer.weight.requires_grad_(False)
-        saved = layer(x).grad_fn.saved_tensors
+        y = layer(x)  # its graph lives as long as it does
+        saved = y.grad_fn.saved_tensors
         assert saved[0] is None and saved[1] is layer.weight
         layer.weight.requires_grad_()
-        saved = layer(x.detach()).grad_fn.saved_tensors
+        y = layer(x.detach())
+        saved = y.grad_fn.saved_tensors
         assert saved[0].data_ptr() == x.data_ptr() and saved[1] is None
