@@ -74,7 +74,8 @@ class ActivationShapes(NamedTuple):
     shared_ffn: columns of one expert and of the shared ones. modules: what selective recomputation
     repeats besides attention's scores. score_tensors: tensors with a number for each token and
     expert that the router keeps; token_weights: numbers of each token that it keeps besides.
-    adds_products: products add to a matrix's gradient, so that no dW is made.
+    adds_products: products add to a matrix's gradient, so that no dW is made. sums: bytes of an
+    element of the gradients of a step.
     """
 
     kernels: KernelSet
@@ -121,6 +122,7 @@ class ActivationShapes(NamedTuple):
     score_tensors: int = 0
     token_weights: int = 0
     adds_products: bool = False
+    sums: int = 4
 
     @property
     def gate(self) -> int:
@@ -156,6 +158,12 @@ class ActivationShapes(NamedTuple):
     def wide(self) -> int:
         """Bytes of an element that is computed in float32 at least."""
         return max(4, self.value)
+
+    @property
+    def makes_table_gradient(self) -> bool:
+        """Whether the head makes the dW of its table instead of adding it to the gradient."""
+        adds = self.sums == self.value or (self.is_cuda and self.kernels.adds_products)
+        return not (adds and self.kernels.adds_rows and self.mode == "1d")
 
     @property
     def keeps_shards(self) -> bool:
@@ -238,6 +246,7 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
         latents=latent_columns(model),
         modules=t.repeated_modules - {CORE},
         adds_products=is_added and not job.launch.compile and adds_products(layout),
+        sums=t.reduced_bytes,
         **_experts_sizes(layout, sizes),
     )
 

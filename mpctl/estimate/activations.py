@@ -4,8 +4,9 @@ peak of what its backward needs in addition.
 The saved bytes are the sum of the tensors of estimate/saved.py. The peak is found by going backward
 through the chunk, from its exit to its entry: at each point the tensors of the later layers are
 freed, and memory holds gradients of the hidden states, of a layer's products, of weights on their
-way to the gradient buffer, and recomputed tensors. The dW of a tied word table waits from the head
-for the embedding's.
+way to the gradient buffer, and recomputed tensors. Where autograd sums the gradients of a tied word
+table, the head's dW waits for the embedding's; mpctl's heads and lookups add to the gradient itself,
+on a grid only lookups do.
 
 By hand, gpt of one fp32 layer, rows r = bs, no dropout: at the end of the MLP's backward there are
 the gradients of the hidden states r h and of its activation r f, and a matrix's h f, in addition to
@@ -31,7 +32,7 @@ from mpctl.estimate.saved import (
 )
 from mpctl.families import get_family
 from mpctl.layout.job_layout import JobLayout
-from mpctl.operators.kernel_sets import COPIES_IN_FLIGHT
+from mpctl.operators.kernel_sets import COPIES_IN_FLIGHT, ROWS_BLOCK, row_sums_bytes
 from mpctl.operators.layer import SOURCE, Activation, Loss, Operation, OperatorGroup
 from mpctl.operators.matmul import Dims, MatMul
 from mpctl.operators.table import StackPart, StageSlice
@@ -144,7 +145,8 @@ def _chunk(
     has_both_ends = any(p.entry is not None for p in parts) and any(
         p.exit is not None for p in parts
     )
-    table = table_bytes(shapes)
+    is_summed = not shapes.kernels.adds_rows or shapes.mode != "1d"  # by autograd
+    waits = table_bytes(shapes) if is_tied and has_both_ends and is_summed else 0.0
     remaining = split_peak = saved
     waiting = deferred = 0.0
     batch = shapes.bytes_of(batch_activations(arrays))
@@ -156,7 +158,7 @@ def _chunk(
             split_peak = max(split_peak, remaining + waiting + deferred + piece.split_peak)
             remaining -= piece.total
             deferred += piece.number * piece.deferred
-            waiting = table if is_tied and has_both_ends else 0.0
+            waiting = waits
         if part.entry is not None:
             looked_up = lookup_bytes(shapes, part.seq)
             moments.append(Moment(remaining + waiting + looked_up + batch))
@@ -381,13 +383,19 @@ def table_bytes(shapes: ActivationShapes) -> int:
 
 
 def lookup_bytes(shapes: ActivationShapes, seq: str) -> float:
-    """Temporary bytes of the backward of a lookup in the word table."""
-    table = table_bytes(shapes)
-    if shapes.mode == "1d":
-        return table
+    """Temporary bytes of the backward of a lookup in the word table: the table's gradient, or the
+    sums that are added to it (kernels/rows.py)."""
     rows: int = shapes.looked_up * getattr(shapes, seq)
-    vectors = rows * shapes.hidden * shapes.value
-    return vectors + max(vectors, table)
+    made: float = table_bytes(shapes)
+    if shapes.kernels.adds_rows:
+        vectors = rows * shapes.hidden
+        sums = row_sums_bytes(vectors, width=shapes.value, wide=shapes.sums)
+        converted = 0 if shapes.sums == shapes.value else min(vectors, ROWS_BLOCK) * shapes.sums
+        made = min(made, sums) if shapes.is_cuda else converted
+    if shapes.mode == "1d":
+        return made
+    given = rows * shapes.hidden * shapes.value
+    return given + max(given, made)
 
 
 # ------------------------------------------------------------------------------
@@ -404,16 +412,15 @@ LOSS_BLOCK = 1 << 17  # elements of a loss's working block on a CPU; CUDA's kern
 
 
 def loss_bytes(shapes: ActivationShapes, seq: str, logit_bytes: float) -> float:
-    """The loss's working block, then the gradients of the head's input and of its table."""
+    """The loss's working block, then the gradients of the head's input and of its table, if that is
+    made."""
     rows: int = shapes.batch * getattr(shapes, seq)
     logits, stream = rows * shapes.vocab, rows * shapes.hidden * shapes.value
     if shapes.kernels.loss == "logits":
         return logits * logit_bytes + stream
     block = max(shapes.vocab, LOSS_BLOCK // shapes.vocab * shapes.vocab)
-    working = shapes.wide * (logits if logits <= block else 2 * block)
-    if shapes.is_cuda or (shapes.wide == shapes.value and logits <= block):
-        working = 0  # in place
-    table = table_bytes(shapes)
+    working = 0 if shapes.is_cuda else shapes.wide * (logits if logits <= block else 2 * block)
+    table = table_bytes(shapes) if shapes.makes_table_gradient else 0
     if shapes.mode != "1d":
         return max(working, head_bytes(shapes, x=stream, w=table, y=logits * shapes.value))
     gathers = 2 * stream if shapes.splits else 0.0

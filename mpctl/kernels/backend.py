@@ -44,6 +44,7 @@ from mpctl.kernels.partial_attention import (
 )
 from mpctl.kernels.rotary import rotated
 from mpctl.kernels.routing import summed_rows, weighted_gradients, weighted_rows
+from mpctl.kernels.rows import add_rows
 
 
 class KernelBackend:
@@ -323,11 +324,20 @@ class KernelBackend:
 
     def add_product(self, dy: Tensor, x: Tensor, out: Tensor, *, adds: bool) -> None:
         """out [o, i] = dY^T X, and what it was before where `adds`: dY [m, o], X [m, i]."""
-        product = dy.T @ x
-        if adds:
-            out.add_(product)
+        if out.dtype == x.dtype:  # no product is made beside it
+            if adds:
+                torch.addmm(out, dy.T, x, out=out)
+            else:
+                torch.mm(dy.T, x, out=out)
+        elif adds:
+            out.add_(dy.T @ x)
         else:
-            out.copy_(product)
+            out.copy_(dy.T @ x)
+
+    def add_rows(self, rows: Tensor, vectors: Tensor, out: Tensor) -> None:
+        """Add vectors [m, h] to the rows [m] of out [n, h], in an order that repeats: a row may occur
+        several times."""
+        add_rows(rows, vectors, out)
 
     def adamw(self, step: AdamWStep) -> bool:
         """Make an update; returns whether the copies were written too."""

@@ -15,6 +15,10 @@ forward, 1 all-gather and 1 reduce-scatter backward, each of b*s*h elements.
 Example: a vocabulary of 5 is padded to 8 on t=4 ranks. They hold rows 0-1, 2-3, 4-5 and 6-7, of
 which 2, 2, 1 and 0 are words.
 
+The backward of a lookup adds the vectors' gradients to the rows of the table's gradient, where that
+has a `GradientSink` (parameters.py): no gradient of the full table is made, neither here nor by the
+head.
+
 Tables of positions and segments are too small to split. Under sequence parallelism each rank looks
 up its own positions only, so that their gradients are partial sums (`parameters.partial_kind`).
 
@@ -23,14 +27,17 @@ Letters: b batch, s sequence, h hidden, v vocabulary, t ranks of the group.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from mpctl.kernels.masks import Positions
 from mpctl.layers.linear import WEIGHTS, column_product
 from mpctl.layers.mappings import reduce_from_region, scatter_sequence_sum
-from mpctl.layers.parameters import Init, shard_parameter
+from mpctl.layers.parameters import GradientSink, Init, shard_parameter, sink_of
 from mpctl.shard import Shard
 from mpctl.sharding import local_range
 from mpctl.transport.group import Group
@@ -66,7 +73,11 @@ class _VocabTable(nn.Module):
         self.sequence_parallel = sequence_parallel
         self.vocab_range = range(min(own.start, vocab), min(own.stop, vocab))
         self.weight = shard_parameter(
-            Shard((padded, hidden), {0: (own,)}), init=init, dtype=dtype, device=device
+            Shard((padded, hidden), {0: (own,)}),
+            init=init,
+            is_table=True,
+            dtype=dtype,
+            device=device,
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -84,6 +95,31 @@ class _VocabTable(nn.Module):
         return f"{words}, {rows}, {self.hidden}, t={self.group.size}"
 
 
+def look_up(rows: Tensor, table: nn.Parameter) -> Tensor:
+    """The rows [..] of a table [n, h] -> [.., h]. Backward adds to the table's gradient where a sink
+    takes its rows."""
+    sink = sink_of(table)
+    if sink is None:
+        return F.embedding(rows, table)
+    vectors: Tensor = _Lookup.apply(table, rows, sink)
+    return vectors
+
+
+class _Lookup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, rows: Tensor, sink: GradientSink) -> Tensor:
+        ctx.sink = sink
+        ctx.save_for_backward(rows)
+        return F.embedding(rows, table)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
+        (rows,) = ctx.saved_tensors
+        ctx.sink.add_rows(rows.flatten(), grad.flatten(0, -2))
+        return None, None, None
+
+
 class VocabParallelEmbedding(_VocabTable):
     """The word table: token ids [b, s] -> vectors [b, s, h], equal on every rank of `group`.
 
@@ -95,11 +131,11 @@ class VocabParallelEmbedding(_VocabTable):
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens [b, s], global ids -> [b, s, h], or [b, s/t, h] with sequence_parallel."""
         if self.group.size == 1:
-            return F.embedding(tokens, self.weight)
+            return look_up(tokens, self.weight)
         local = tokens - self.vocab_range.start
         outside = (local < 0) | (local >= len(self.vocab_range))
         # [b, s] -> [b, s, h], partial -> summed
-        vectors = F.embedding(local.masked_fill(outside, 0), self.weight)
+        vectors = look_up(local.masked_fill(outside, 0), self.weight)
         vectors = vectors.masked_fill_(outside[..., None], 0.0)
         if self.sequence_parallel:
             # [b, s, h] partial -> [b, s/t, h] summed

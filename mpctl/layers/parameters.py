@@ -11,8 +11,10 @@ update (arXiv 2401.10241, section 2). dY and X are saved, and a later call compu
 if it is split, and adds dW as backward would have. Gradients of biases and norms are small and are
 computed with dX.
 
-A weight with a `GradientSink` has dW added to its gradient by the product itself, where those of
-the device add to float32 (`KernelBackend.adds_products`).
+A weight with a `GradientSink` has dW added to its gradient by the product itself: matrices where
+the device's products add to float32 (`KernelBackend.adds_products`), and word tables always. To a
+word table a lookup adds the vectors of its rows. Left to autograd, it would make a gradient of the
+full table, and the head's of a tied one would wait for it until the end of backward.
 """
 
 from __future__ import annotations
@@ -80,12 +82,13 @@ def shard_parameter(
     *,
     init: Init,
     partial: str = "",
+    is_table: bool = False,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> nn.Parameter:
     """An uninitialised parameter of the shard's local shape, with ParallelAttributes."""
     parameter = nn.Parameter(torch.empty(shard.local_shape, dtype=dtype, device=device))
-    _attach(parameter, ParallelAttributes(shard, init, partial))
+    _attach(parameter, ParallelAttributes(shard, init, partial, is_table=is_table))
     return parameter
 
 
@@ -100,7 +103,8 @@ class ParallelAttributes:
     row layers and position tables under sequence parallelism (arXiv 2205.05198, section 4.2.2), on
     a grid the parameters that several of its ranks hold (TensorGrid.partial_kind). deferred_wgrad:
     where products put the computation of its gradient; None to compute it in backward. sink: takes
-    the operands of dW instead of dW; None to leave dW to autograd.
+    the operands of dW instead of dW; None to leave dW to autograd. is_table: whether it is a word
+    table or an output head, which has a sink wherever gradients are summed.
     """
 
     shard: Shard
@@ -108,6 +112,7 @@ class ParallelAttributes:
     partial: str = ""
     deferred_wgrad: DeferredWgrad | None = None
     sink: GradientSink | None = None
+    is_table: bool = False
 
 
 def parallel_attributes(parameter: Tensor) -> ParallelAttributes:
@@ -217,10 +222,13 @@ def _fill_rows(
 
 
 class GradientSink(Protocol):
-    """Adds products to the gradient of a weight."""
+    """Adds products and rows to the gradient of a weight."""
 
     def add_product(self, dy: Tensor, x: Tensor) -> None:
         """Add dY^T X [o, i], of dY [m, o] and X [m, i]."""
+
+    def add_rows(self, rows: Tensor, vectors: Tensor) -> None:
+        """Add vectors [m, i] to the rows [m]; a row may occur several times."""
 
 
 Deferred = Callable[[], None]

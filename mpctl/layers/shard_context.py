@@ -206,7 +206,12 @@ class ShardContext:
         shard = view.shard(shape, dims, rank, parts)
         partial = view.grid.partial_kind(dims)
         return shard_parameter(
-            shard, init=init, partial=partial, dtype=self.dtype, device=self.device
+            shard,
+            init=init,
+            partial=partial,
+            is_table=dims == ("vocab", "hidden"),
+            dtype=self.dtype,
+            device=self.device,
         )
 
     def norm(self, kind: Norm, size: int, *, eps: float, dim: str = "hidden") -> nn.Module:

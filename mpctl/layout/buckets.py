@@ -76,8 +76,8 @@ class Bucket(NamedTuple):
 
     names, sizes: of each parameter, elements on this rank. view: theirs; its replicas reduce the
     bucket. chunks: the stage's chunks that use them. unit, last_unit: numbers of the first and of
-    the last unit (entry, layers, exit in forward order) in which one of them is first used; of the
-    last one backward computes gradients first. layer: the module around whose passes ZeRO 3 gathers
+    the last unit (entry, layers, exit in forward order) that uses one of them, a word table the
+    head as well; of the last one backward computes gradients first. layer: the module around whose passes ZeRO 3 gathers
     them, "" for the full chunk. goes_back: whether backward computes any gradient in that module.
     is_trained: False for frozen parameters. partial: the group over which each rank holds only a
     part of the gradient's sum (ParameterSpec.partial_kind), empty where it is complete. is_shared:
@@ -224,6 +224,7 @@ def stage_buckets(
     stages hold, by name.
     """
     stage, buckets = _stage(chunks, rules, shared), list[Bucket]()
+    last_uses = [_last_uses(slices) for slices in chunks]
     for chunk in reversed(range(len(chunks))):
         runs = stage.chunks[chunk]
         members = {kind: _members(runs, kind) for kind in _kinds(runs)}
@@ -231,8 +232,9 @@ def stage_buckets(
             for cut in list(cuts) * times:
                 held = list(islice(members[cut.kind], cut.members))
                 buckets.append(
-                    _bucket(held, rules.views, cut.kind, (chunk,), goes_back=cut.goes_back)
-                )
+                    _bucket(held, rules.views, cut.kind, (chunk,), last_uses[chunk],
+                            goes_back=cut.goes_back)
+                )  # fmt: skip
     for name, uses in stage.apart.items():
         run, item = uses[0].run, uses[0].item
         if item.kind.is_trained or rules.is_gathered(item.kind.view):
@@ -240,8 +242,8 @@ def stage_buckets(
             unit = min(use.run.first for use in uses) if len(using) == 1 else 0
             held = [(unit, "", name, item)]
             buckets.append(
-                _bucket(held, rules.views, item.kind, using, goes_back=run.goes_back,
-                        is_shared=name in shared)
+                _bucket(held, rules.views, item.kind, using, last_uses[using[0]],
+                        goes_back=run.goes_back, is_shared=name in shared)
             )  # fmt: skip
     return tuple(buckets)
 
@@ -338,6 +340,19 @@ def _unit_runs(
             first += 1
 
 
+def _last_uses(slices: Iterable[StageSlice]) -> dict[str, int]:
+    """The last unit of a chunk that uses each parameter of its ends."""
+    uses, unit = dict[str, int](), 0
+    for part in slices:
+        entry = part.stack.entry.weights if part.has_entry else ()
+        uses |= dict.fromkeys((weight.name for weight in entry), unit)
+        unit += 1 + len(part.layers)
+        if part.has_exit:
+            uses |= dict.fromkeys((weight.name for weight in part.stack.exit.weights), unit)
+            unit += 1
+    return uses
+
+
 def _without(run: _UnitRun, apart: Sequence[str]) -> _UnitRun:
     if run.prefix:
         return run
@@ -404,7 +419,8 @@ def filled(sizes: Iterable[int], max_elements: int) -> Iterator[tuple[int, int]]
 
 def _bucket(
     held: Sequence[tuple[int, str, str, _Item]], views: Views, kind: _Kind,
-    chunks: tuple[int, ...], *, goes_back: bool, is_shared: bool = False,
+    chunks: tuple[int, ...], last_uses: Mapping[str, int], *, goes_back: bool,
+    is_shared: bool = False,
 ) -> Bucket:  # fmt: skip
     held = sorted(held, key=lambda member: member[-1].size % SLICE_ALIGNMENT > 0)
     return Bucket(
@@ -419,5 +435,5 @@ def _bucket(
         partial=kind.partial,
         is_shared=is_shared,
         undecayed=frozenset(name for _, _, name, item in held if not item.decays),
-        last_unit=max(unit for unit, *_ in held),
+        last_unit=max(last_uses.get(name, unit) for unit, _, name, _ in held),
     )

@@ -19,6 +19,17 @@ COPIES_IN_FLIGHT = 2
 """Offloaded inputs that mpctl's workers hold on the device until they are copied to the host. Two:
 while a layer is computed, its own input and that of the layer before it."""
 
+ROWS_BLOCK = 1 << 20
+"""Elements that mpctl's lookups convert at a time on a CPU before they add them to the gradient of a
+word table (kernels/rows.py)."""
+
+
+def row_sums_bytes(elements: float, *, width: int, wide: int) -> float:
+    """Bytes of the vectors of equal words, summed on a GPU before they are added to the gradient of a
+    word table, and converted if that is wider. width, wide: bytes of an element of the vectors and
+    of the gradient. Where the table has fewer bytes of `width`, its own gradient is made."""
+    return elements * (width if width == wide else width + wide)
+
 
 class KernelSet(NamedTuple):
     """One set of kernels.
@@ -46,7 +57,9 @@ class KernelSet(NamedTuple):
     of a layer than attention's scores (training.recompute_modules). slices_buckets: ZeRO shares
     flat buckets in padded slices, others divide states evenly. fuses_variants: every variant of
     attention is one kernel on CUDA. adds_products: products of 16 bits add to the gradients of a
-    step on CUDA.
+    step on CUDA. adds_rows: lookups add the gradients of their vectors to the gradient of the word
+    table, and heads of 1d their products, where the sum has the dtype of the operands or a product
+    can add to it.
     """
 
     keeps_narrow: bool = False
@@ -69,6 +82,7 @@ class KernelSet(NamedTuple):
     slices_buckets: bool = False
     fuses_variants: bool = False
     adds_products: bool = False
+    adds_rows: bool = False
 
 
 KERNEL_SETS = {
@@ -77,6 +91,7 @@ KERNEL_SETS = {
         gathers_keys=True, shares_masks=True, weighs_combined=True, attention="torch",
         gate_gradients=3, score_copies=(2, 1), loss="blocks", casts=True, keeps_tables=True,
         fetches_ahead=True, slices_buckets=True, fuses_variants=True, adds_products=True,
+        adds_rows=True,
     ),
     "megatron": KernelSet(keeps_narrow=True, repeats_modules=True),
     "eager": KernelSet(keeps_gate=True),

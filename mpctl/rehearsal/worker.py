@@ -12,9 +12,6 @@ flight as its schedule ever holds, so m' is the fewest that reach that number
 (pipeline/schedule/orders.py), and two more; where chunks take turns, in full rounds of the stages.
 Batches alone add up: their token ids, some KiB each, are counted of m' micro batches. Parameters
 are not initialized, and the norm is taken in few blocks instead of thousands.
-
-autograd adds the two gradients of a tied word table in place, but not where operations are watched:
-a rehearsed peak, and that of a watched step, has one gradient of the table more than a run.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ class TritonKernels(KernelBackend):
 
     def add_product(self, dy: Tensor, x: Tensor, out: Tensor, *, adds: bool) -> None:
         """As `KernelBackend.add_product`, rounded to the dtype of `out` alone."""
-        if out.device.type == "cpu":
+        if out.device.type == "cpu" or out.dtype == x.dtype:
             super().add_product(dy, x, out, adds=adds)
         elif adds:
             torch.addmm(out, dy.T, x, out_dtype=out.dtype, out=out)

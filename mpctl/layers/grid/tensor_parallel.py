@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mpctl.layers.embedding import look_up
 from mpctl.layers.grid.products import CubeGroups, Square, cube_linear, summa_linear, summa_logits
 from mpctl.layers.mappings import scatter_samples_sum
 from mpctl.layers.parameters import ZEROS, Init
@@ -96,7 +96,7 @@ class GridEmbedding(GridTable):
         local = tokens[shared.start : shared.stop] - self.rows.start
         outside = (local < 0) | (local >= len(self.rows))
         # [b, s] -> [b, s, h], partial -> summed, this rank's samples
-        vectors = F.embedding(local.masked_fill(outside, 0), self.weight)
+        vectors = look_up(local.masked_fill(outside, 0), self.weight)
         vectors = vectors.masked_fill_(outside[..., None], 0.0)
         return scatter_samples_sum(vectors, context.group(*self.rows_axes))
 

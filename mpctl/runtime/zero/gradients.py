@@ -12,6 +12,10 @@ are summed, not averaged:
 Where `parallel.zero_size` cuts the replicas into groups, each of them divides every bucket, and the
 ranks with equal slices sum them once a step, after the last reduction within their groups.
 
+Products add to the gradients of matrices where the device's can, and to those of word tables always,
+as lookups do (layers/parameters.py): under ZeRO 2 and 3 the bucket of a tied table has its full
+size from the head's backward on.
+
 The first gradient of a parameter overwrites that of the previous step, later ones are added; a
 parameter that has none when its bucket is reduced gets 0. Only if autograd itself accumulates,
 which it does when gradients have their parameter's dtype, are they set to 0 before a step.
@@ -40,7 +44,7 @@ import torch
 from torch import Tensor
 
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
-from mpctl.layers.parameters import deferred_wgrad_of, full_numel, set_sink
+from mpctl.layers.parameters import deferred_wgrad_of, full_numel, parallel_attributes, set_sink
 from mpctl.runtime.zero.param_store import BucketShard, ParameterSlice
 from mpctl.sharding import DENSE, View, Views
 from mpctl.transport.group import Group, Pending
@@ -125,16 +129,33 @@ class BucketGradients:
             self.waiting.clear()
 
     def take_products(self, kernels: KernelBackend) -> None:
-        """Have products add to the gradients of matrices themselves, where the device's do."""
+        """Have products add to the gradients of matrices themselves, where the device's do, and
+        lookups and heads to those of word tables."""
         for number, parameter in enumerate(self.shard.parameters):
             is_added = kernels.adds_products(parameter.dtype, self.dtype)
+            is_added |= parallel_attributes(parameter).is_table
             if is_added and parameter.dim() == 2 and deferred_wgrad_of(parameter) is None:
                 set_sink(parameter, _Products(self, number, kernels))
 
     def add_product(self, number: int, dy: Tensor, x: Tensor, kernels: KernelBackend) -> None:
         """Add dY^T X to the gradient of the parameter of this number."""
-        kernels.add_product(dy, x, self.views[number], adds=number not in self.stale)
+        out, adds = self._opened(number)
+        kernels.add_product(dy, x, out, adds=adds)
+
+    def add_rows(
+        self, number: int, rows: Tensor, vectors: Tensor, kernels: KernelBackend
+    ) -> None:
+        """Add vectors to rows of the gradient of the parameter of this number."""
+        out, adds = self._opened(number)
+        if not adds:
+            out.zero_()
+        kernels.add_rows(rows, vectors, out)
+
+    def _opened(self, number: int) -> tuple[Tensor, bool]:
+        """The gradient of a parameter, and whether it is added to, not overwritten."""
+        adds = number not in self.stale
         self.stale.discard(number)
+        return self.views[number], adds
 
     def restart(self) -> list[Tensor]:
         """Begin a step; returns tensors for the caller to set to 0."""
@@ -175,6 +196,10 @@ class _Products:
     def add_product(self, dy: Tensor, x: Tensor) -> None:
         """Add dY^T X to the parameter's gradient."""
         self.store.add_product(self.number, dy, x, self.kernels)
+
+    def add_rows(self, rows: Tensor, vectors: Tensor) -> None:
+        """Add vectors to rows of the parameter's gradient."""
+        self.store.add_rows(self.number, rows, vectors, self.kernels)
 
 
 class Zero1Gradients(BucketGradients):
@@ -227,11 +252,17 @@ class ShardedGradients(BucketGradients):
             self._allocate()
         super()._add(number, gradient)
 
-    def add_product(self, number: int, dy: Tensor, x: Tensor, kernels: KernelBackend) -> None:
-        """As BucketGradients'; the full size is allocated for the first."""
-        if self.full is None:
-            self._allocate()
-        super().add_product(number, dy, x, kernels)
+    def _opened(self, number: int) -> tuple[Tensor, bool]:
+        """As BucketGradients', in the full size, which is allocated for the first."""
+        if self.full is not None or not self._is_early(number):
+            if self.full is None:
+                self._allocate()
+            return super()._opened(number)
+        if number in self.early:
+            return self.early[number], True
+        parameter = self.shard.parameters[number]
+        self.early[number] = torch.empty_like(parameter, dtype=self.dtype)
+        return self.early[number], False
 
     def _is_early(self, number: int) -> bool:
         """Whether the parameter's gradient is computed earlier than deferred ones of the bucket."""

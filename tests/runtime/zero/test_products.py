@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
+from mpctl.layers.embedding import VocabParallelEmbedding
 from mpctl.layers.linear import ColumnParallelLinear, RowParallelLinear
+from mpctl.layers.parameters import parallel_attributes
 from mpctl.layout.buckets import Bucket
+from mpctl.runtime.memory import MemoryTracker
 from mpctl.runtime.zero.gradients import GradientBuffer
 from mpctl.runtime.zero.param_store import BucketShard
 from mpctl.sharding import View
@@ -67,3 +70,50 @@ def test_gradients_are_those_that_autograd_hands_on(zero: int) -> None:
     torch.testing.assert_close(ours, summed(zero, TORCH_BACKEND, 2), rtol=1e-5, atol=1e-5)
     once = [False, False, True] if zero == 2 else None  # the second layer's, the first's twice
     assert kernels.added == (once * 4 if once else [False, False, True, True, True, True] * 2)
+
+
+def table_gradients(zero: int, dtype: torch.dtype, *, has_sink: bool) -> list[Tensor]:
+    """Gradients of two steps of two micro batches of a table that is looked up and the head."""
+    torch.manual_seed(2)
+    table = VocabParallelEmbedding(11, 6, group=Group(), dtype=dtype)
+    torch.nn.init.normal_(table.weight)
+    bucket = Bucket(("a",), (table.weight.numel(),), View(zero=zero))
+    shard = BucketShard(bucket, (table.weight,), Group())
+    if not has_sink:
+        parallel_attributes(table.weight).is_table = False
+    buffer = GradientBuffer([shard], torch.float64, torch.device("cpu"))
+    (store,), results = buffer.stores, []
+    for _ in range(2):
+        buffer.zero()
+        for micro_batch in range(2):
+            tokens = torch.randint(0, 11, (2, 4))
+            table.logits(table(tokens)).square().sum().backward()
+            if store.reduces_each or micro_batch:
+                store.accept(store.start().wait())
+        results.append(store.local[: bucket.numel].clone())
+    return results
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_a_tied_table_has_the_gradients_of_autograd(zero: int, dtype: torch.dtype) -> None:
+    ours, autograds = (table_gradients(zero, dtype, has_sink=how) for how in (True, False))
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(ours, autograds, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("zero", [0, 2])
+def test_no_gradient_of_a_tied_table_is_made(zero: int) -> None:
+    """Two tensors of its size exist in a backward: the table and its gradient in the bucket."""
+    group, vocab, hidden = Group(), 4096, 16
+    table = VocabParallelEmbedding(vocab, hidden, group=group, dtype=torch.float64)
+    torch.nn.init.normal_(table.weight)
+    bucket = Bucket(("a",), (table.weight.numel(),), View(zero=zero))
+    buffer = GradientBuffer(
+        [BucketShard(bucket, (table.weight,), group)], torch.float64, torch.device("cpu")
+    )
+    buffer.zero()
+    tracker = MemoryTracker(torch.device("cpu"))
+    with tracker:
+        table.logits(table(torch.zeros(1, 1, dtype=torch.long))).sum().backward()
+    assert tracker.peak < 2.5 * table.weight.nbytes
