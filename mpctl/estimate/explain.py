@@ -314,7 +314,7 @@ def _stage(layout: JobLayout, stage: StageMemory, chunks: Sequence[ChunkBytes]) 
         ("activations", stage.activation_bytes,
          f"{p.schedule}: micro batches in flight x what one keeps for backward",
          f"{stage.in_flight} x {kept}", PAPER),
-        ("temporary", stage.working_bytes,
+        ("working", stage.working_bytes,
          f"gradients of activations, recomputed tensors, {weights}, messages",
          f"{most} in a backward, and messages under way", ""),
         ("software", stage.lasting_bytes, "buffers that the training software keeps",
@@ -324,7 +324,7 @@ def _stage(layout: JobLayout, stage: StageMemory, chunks: Sequence[ChunkBytes]) 
          f"{memory.workspaces} x {bytes_text(stage.workspace_bytes // max(1, memory.workspaces))}",
          ""),
         ("allocated", stage.allocated_bytes,
-         "states + activations + temporary + software + workspaces; states: parameters, gradients, "
+         "states + activations + working + software + workspaces; states: parameters, gradients, "
          "optimizer",
          " + ".join(map(bytes_text, parts)), ""),
         ("reserved", stage.reserved_bytes, "allocated x allocator's reserve",

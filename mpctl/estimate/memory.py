@@ -70,6 +70,11 @@ class StageMemory:
         return self.state_bytes + self.activation_bytes + self.working_bytes + self.lasting_bytes
 
     @property
+    def temporary_bytes(self) -> int:
+        """What terminal and page call temporary: working memory, buffers that last, workspaces."""
+        return self.working_bytes + self.lasting_bytes + self.workspace_bytes
+
+    @property
     def allocated_bytes(self) -> int:
         """The peak of the bytes that an allocator was asked for: tensors and workspaces."""
         return self.tensor_bytes + self.workspace_bytes

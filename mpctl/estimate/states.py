@@ -93,7 +93,7 @@ def _others_states(layout: JobLayout, memory: RuntimeMemory, stage: int) -> Stat
     reduced: float = t.reduced_bytes
     if reduced >= 4:  # unless the job makes them narrow
         reduced = memory.gradient_bytes.get(t.chosen_dtype, reduced)
-    copy = max(2, DTYPE_BYTES[t.dtype])
+    copy = t.value_bytes
     held = parameters = gradients = optimizer = 0
     for view in layout.views.values():
         count = trained = local_parameters(layout, stage, view=view.name)
@@ -175,7 +175,7 @@ def weight_buffers(layout: JobLayout, stage: int) -> tuple[float, float]:
         return 0.0, layer * 4.0  # the input of a layer's reduction
     if job.parallel.zero >= 3:
         ends = _numel({w.name: w for part in slices for w in part.end_weights()}.values(), views)
-        return 0.0, (2 * layer + ends) * max(2, width) + largest * 4.0
+        return 0.0, (2 * layer + ends) * job.training.value_bytes + largest * 4.0
     if memory.weight_gradients == "layer" and layout.model.attention == "flash":
         return float((layer + head) * width), 0.0
     buckets = 0.0

@@ -15,7 +15,7 @@ from itertools import chain
 from math import exp, hypot
 from typing import NamedTuple
 
-from mpctl.axes import zero_groups
+from mpctl.axes import GRID_AXES, zero_groups
 from mpctl.estimate.communication import Message, MessageCount, count_messages
 from mpctl.estimate.kernels import Speed
 from mpctl.estimate.messages import StepMessages, status_message
@@ -259,17 +259,33 @@ class StepTime(NamedTuple):
 # 2 s and a forward of 0.5 s: 2 s and 0.5 s are hidden, 1.5 s remain.
 
 
-ZERO_GROUP, _ = zero_groups("dp_cp")
+# The part of a step that messages over a group belong to; those over a grid belong to tp.
+PART_OF_GROUP = {
+    "tp": "tp", "etp": "tp", "pp": "pp", "world": "world", "ep": "ep", "etp_ep": "ep",
+    **{group: "dp_cp" for replicas in ("dp_cp", "edp")
+       for group in (replicas, *zero_groups(replicas))},
+}  # fmt: skip
 
 
 class ClosingTimes(NamedTuple):
-    """Exposed seconds of a stage's messages once a step, by group; tp: over any group of its
-    grid."""
+    """Exposed seconds of a stage's messages once a step, by the part of the step that their group
+    belongs to; tp: over any group of its grid."""
 
     dp_cp: float
     tp: float
     pp: float
     world: float
+    ep: float = 0.0
+
+
+def part_of_group(group: str) -> str:
+    """The part of a step that messages over this group belong to; raises ValueError for a group that
+    no part has."""
+    if group in PART_OF_GROUP:
+        return PART_OF_GROUP[group]
+    if set(group.split("-")) <= {axis.name for axis in GRID_AXES}:
+        return "tp"
+    raise ValueError(f"group {group}: no part of a step has its messages")
 
 
 def closing_times(
@@ -283,7 +299,7 @@ def closing_times(
     backward and `forward` seconds of a first forward may hide some; 0 where nothing may be
     hidden."""
     covered = gradients = parameters = 0.0
-    rest = {"dp_cp": 0.0, "tp": 0.0, "pp": 0.0, "world": 0.0}
+    rest = dict.fromkeys(ClosingTimes._fields, 0.0)
     for message in messages:
         seconds = network.seconds(message)
         if message.cover in ("last_backward", "last_layers"):
@@ -295,8 +311,7 @@ def closing_times(
             else:
                 gradients += overlap.dp * seconds
         else:
-            axis = "dp_cp" if message.axis == ZERO_GROUP else message.axis
-            rest[axis if axis in rest else "tp"] += seconds
+            rest[part_of_group(message.axis)] += seconds
     hidden = min(gradients, backward) + min(parameters, forward)
     rest["dp_cp"] += covered - hidden + overlap.drag * hidden
     return ClosingTimes(**rest)

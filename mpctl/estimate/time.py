@@ -95,7 +95,7 @@ class StepTimeModel:
     @cached_property
     def _after(self) -> list[float]:
         """Seconds of each stage after its last action, sums over pp aside."""
-        return [c.dp_cp + c.tp + c.world + o
+        return [c.dp_cp + c.tp + c.ep + c.world + o
                 for c, o in zip(self._closing, self._optimizer, strict=True)]  # fmt: skip
 
     @cached_property
@@ -144,7 +144,7 @@ class StepTimeModel:
             hardware_flops=hardware,
             peak=speed.peak,
             band=find_band(self.layout, self.operators.profile, speed, self.network_doubt),
-            ep=ep,
+            ep=ep + once.ep,
         )
 
     @cached_property

@@ -40,7 +40,10 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
     if t.reduced_dtype not in ("fp32", t.dtype):
         message = f"nanotron accumulates gradients in fp32 or {t.dtype}"
         yield refused("training.gradient_dtype", t.reduced_dtype, message, "use fp32")
-    if model is not None:
+    if model is None:
+        hint = "name a model (--model NAME)"
+        yield refused("model", "none", "a config of nanotron states a sequence length", hint)
+    else:
         yield from llama_refusals(model, "nanotron")
         if model.rotary_scaling is not None:
             message = "nanotron's Llama has other scalings"
@@ -52,29 +55,28 @@ def _notes(plan: Plan) -> Iterator[str]:
     yield from plan_notes(plan, "nanotron", divisor=1, schedules=ENGINES)
     if job.parallel.pp > 1 and not is_filled(job):
         yield "approximated: nanotron cuts stages by its own cost of a block, not as the plan does"
-    if job.model is None:
-        yield "no model is named: fill in model.model_config"
     yield "before 2025 there is neither context_parallel_size nor optimizer_factory (PyPI's 0.4)"
     yield "not here: data_stages, tokenizer, checkpoints; start it: torchrun ... run_train.py"
 
 
 def _body(plan: Plan) -> str:
     job = plan.job
-    seed = job.training.seed
+    seed, model = job.training.seed, job.model
+    assert model is not None  # refused
     return yaml_text({
         "general": {"project": "mpctl", "run": "plan", "seed": seed},
         "parallelism": _parallelism(job),
         "tokens": {
             "micro_batch_size": job.training.micro_batch_size,
             "batch_accumulation_per_replica": job.num_microbatches,
-            "sequence_length": job.model.seq_length if job.model else 2048,
+            "sequence_length": model.seq_length,
             "train_steps": job.training.steps,
         },
         "model": {
             "dtype": DTYPES[job.training.dtype],
             "make_vocab_size_divisible_by": 1,
             "init_method": {"std": job.training.init_std},
-            **({"model_config": _model(job.model)} if job.model else {}),
+            "model_config": _model(model),
         },
         "optimizer": _optimizer(job),
     })  # fmt: skip

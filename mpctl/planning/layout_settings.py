@@ -75,8 +75,14 @@ class LayoutSettings(_Fields):
     def __lt__(self, other: tuple[Any, ...]) -> bool:
         return _in_order(self) < _in_order(other)
 
+    def __le__(self, other: tuple[Any, ...]) -> bool:
+        return _in_order(self) <= _in_order(other)
+
     def __gt__(self, other: tuple[Any, ...]) -> bool:
         return _in_order(self) > _in_order(other)
+
+    def __ge__(self, other: tuple[Any, ...]) -> bool:
+        return _in_order(self) >= _in_order(other)
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -289,7 +289,7 @@ def memory_part(estimate: Estimate, *, full: bool) -> Table:
         sizes = (
             [stage.state_bytes for stage in stages],
             [stage.activation_bytes for stage in stages],
-            [stage.working_bytes + stage.lasting_bytes + stage.workspace_bytes for stage in stages],
+            [stage.temporary_bytes for stage in stages],
             [stage.allocated_bytes for stage in stages],
             [stage.device_bytes for stage in stages],
         )

@@ -6,7 +6,8 @@ runtimes; its figures come from the software's sources and papers, those under [
 from a fit to published runs. No figure depends on a model.
 """
 
-from functools import cache
+from functools import lru_cache
+from pathlib import Path
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, MinLen
@@ -27,7 +28,7 @@ from mpctl.spec.base import (
     StrictModel,
 )
 from mpctl.spec.parallel import ScheduleName, TensorMode
-from mpctl.spec.presets import get_file, preset_issues, search_path
+from mpctl.spec.presets import PresetFile, get_file, own_folders, preset_issues, search_path
 from mpctl.spec.training import Dispatcher as Dispatcher
 from mpctl.spec.training import RecomputeMode
 
@@ -483,14 +484,32 @@ def get_profile(name: str) -> RuntimeProfile:
     """The runtime preset that `training.runtime` names.
 
     Raises InputError where no preset has this name, and where its file is wrong, with an issue for
-    each wrong key."""
-    return _read_profile(name, search_path())
+    each wrong key. A file is read again when it has changed."""
+    folders = tuple(_stamp(folder / "runtimes") for folder in own_folders())
+    file = _profile_file(name, search_path(), folders)
+    return _read_profile(file, None if file.is_bundled else _stamp(file.path))
 
 
-@cache
-def _read_profile(name: str, search_path: tuple[str, ...]) -> RuntimeProfile:
-    """Read once for each search path."""
-    file = get_file("runtimes", name, where="training.runtime")
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """(mtime_ns, size) of a file or folder; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+@lru_cache(maxsize=256)
+def _profile_file(
+    name: str, search_path: tuple[str, ...], folders: tuple[object, ...]
+) -> PresetFile:
+    """The file of a profile, found once for each content of the folders."""
+    return get_file("runtimes", name, where="training.runtime")
+
+
+@lru_cache(maxsize=256)
+def _read_profile(file: PresetFile, _: object) -> RuntimeProfile:
+    """Read once for each version of the file."""
     try:
         return RuntimeProfile.model_validate(file.read())
     except ValidationError as error:

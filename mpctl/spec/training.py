@@ -1,4 +1,4 @@
-"""How a model is trained: batches, precision, optimizer. Nothing here depends on the layout."""
+"""How a model is trained: batches, precision, optimizer, recomputation."""
 
 from typing import Annotated, Any, Literal
 

@@ -328,7 +328,7 @@ def test_every_figure_is_the_sum_of_those_below() -> None:
     found = {f.name: f for f in explain_memory(JobLayout.of(job))}
     parts = [f.value for name, f in found.items() if name.startswith("memory.blocks.")]
     assert found["memory.blocks"].value == sum(parts) > 0
-    states = ("parameters", "gradients", "optimizer", "activations", "temporary", "software",
+    states = ("parameters", "gradients", "optimizer", "activations", "working", "software",
               "workspaces")  # fmt: skip
     whole = sum(found[f"memory.stage-3.{name}"].value for name in states)
     assert found["memory.stage-3.allocated"].value == whole

@@ -8,7 +8,7 @@ import pytest
 from mpctl.estimate.communication import Message
 from mpctl.estimate.network import Network
 from mpctl.estimate.operator_times import layer_host, pipeline_host
-from mpctl.estimate.step import closing_times
+from mpctl.estimate.step import closing_times, part_of_group
 from mpctl.layout.topology import job_topology
 from mpctl.spec.runtime import HostCosts, OverlapShares
 from tests.jobs import Settings, job_of
@@ -66,3 +66,14 @@ def test_the_host_s_time_of_a_layer_by_hand() -> None:
         assert found == pytest.approx(more), (tp, pp)
     job = job_of({**LINKS, "cluster.nodes": 1, "parallel.tp": 4, "parallel.pp": 2})
     assert not pipeline_host(host, job.parallel, Network(job.cluster, job_topology(job)))
+
+
+def test_messages_belong_to_the_part_of_their_group() -> None:
+    """Experts' gradients to those over replicas, what their shards sum to ep, a grid's to tp."""
+    parts = {
+        "edp": "dp_cp", "edp_zero": "dp_cp", "edp_zero_replicas": "dp_cp", "zero": "dp_cp",
+        "etp_ep": "ep", "ep": "ep", "etp": "tp", "row": "tp", "row-depth": "tp", "world": "world",
+    }  # fmt: skip
+    assert {group: part_of_group(group) for group in parts} == parts
+    with pytest.raises(ValueError, match="group mine"):
+        part_of_group("mine")

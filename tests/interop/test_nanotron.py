@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
+from mpctl.errors import InputError
 from mpctl.interop.registry import emit_plan
-from mpctl.planning.plan import Plan
+from mpctl.planning.plan import Plan, load_plan
 from tests.interop.jobs import EXAMPLE, LATENT, MIXTURE, Settings, plan_of
 from tests.interop.snippets import fields_of
 from tests.interop.test_megatron import refusals
@@ -77,3 +78,11 @@ def test_the_example_without_chunks() -> None:
 )
 def test_what_it_cannot_say(settings: Settings, rules: set[str]) -> None:
     assert set(refusals({**SHAPE, **settings}, "nanotron")) == rules
+
+
+def test_without_a_model_there_is_no_sequence_length() -> None:
+    """None is invented."""
+    plan = load_plan(None, {"cluster.nodes": 1, "cluster.gpus_per_node": 2})
+    with pytest.raises(InputError) as caught:
+        emit_plan(plan, "nanotron")
+    assert [issue.rule for issue in caught.value.issues] == ["emit-model"]

@@ -213,3 +213,13 @@ def test_an_oversized_file_is_not_read(folder: Path) -> None:
     path = place(folder, "clusters", "mine", "# " + "x" * 2**20)
     (issue,) = issues_of({"cluster": "mine"})
     assert issue.where == str(path) and "more than" in issue.message
+
+
+def test_a_profile_is_read_again_when_its_file_changes(folder: Path, tmp_path: Path) -> None:
+    """In one process, as in a notebook: an edited file, and one that is removed."""
+    assert get_profile("toy").spread == 0.1
+    path = place(tmp_path, "runtimes", "toy", TOY.replace("spread = 0.1", "spread = 0.17"))
+    assert get_profile("toy").spread == 0.17
+    path.unlink()
+    with pytest.raises(InputError, match="toy"):
+        get_profile("toy")

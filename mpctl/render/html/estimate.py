@@ -94,15 +94,15 @@ def _schedule_table(step: StepLine) -> Raw:
 # Fields of StageMemory that add up to what the device shows, and what a reader calls them.
 MEMORY_PARTS = {
     "parameter_bytes": "weights", "gradient_bytes": "gradients", "optimizer_bytes": "optimizer",
-    "activation_bytes": "activations", "working_bytes": "temporary", "lasting_bytes": "software",
-    "workspace_bytes": "workspaces", "slack_bytes": "reserve", "context_bytes": "libraries",
+    "activation_bytes": "activations", "temporary_bytes": "temporary",
+    "slack_bytes": "reserve", "context_bytes": "libraries",
     "communicator_bytes": "communicators",
 }  # fmt: skip
 MEANS = (
-    "Temporary: what exists only while a layer is computed or a message is sent. Software: buffers "
-    "that the training software keeps. Workspaces: what matrix libraries work in. Reserve: what "
-    "the allocator holds beyond that. Libraries: the context of the device's own libraries. "
-    "Communicators: buffers of process groups. The first seven are allocated."
+    "Temporary: what exists only while a layer is computed or a message is sent, buffers that the "
+    "training software keeps, and workspaces of matrix libraries (--explain memory lists them). "
+    "Reserve: what the allocator holds beyond that. Libraries: the context of the device's own "
+    "libraries. Communicators: buffers of process groups. The first five are allocated."
 )
 SHOWN, ENDS, NEAR = 16, (8, 4), 4
 

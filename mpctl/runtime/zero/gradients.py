@@ -142,9 +142,7 @@ class BucketGradients:
         out, adds = self._opened(number)
         kernels.add_product(dy, x, out, adds=adds)
 
-    def add_rows(
-        self, number: int, rows: Tensor, vectors: Tensor, kernels: KernelBackend
-    ) -> None:
+    def add_rows(self, number: int, rows: Tensor, vectors: Tensor, kernels: KernelBackend) -> None:
         """Add vectors to rows of the gradient of the parameter of this number."""
         out, adds = self._opened(number)
         if not adds:
