@@ -31,7 +31,13 @@ from mpctl.estimate.communication import (
 from mpctl.estimate.expert_messages import LOADS
 from mpctl.estimate.gradient_messages import GradientMessages
 from mpctl.estimate.layer_messages import LayerMessages, forward_flow
-from mpctl.layout.job_layout import AMAX_BYTES, ROUTING_FIELDS, STATUS_FIELDS, JobLayout
+from mpctl.layout.job_layout import (
+    AMAX_BYTES,
+    NORM_FIELDS,
+    ROUTING_FIELDS,
+    STATUS_FIELDS,
+    JobLayout,
+)
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.table import StageSlice
 from mpctl.spec.job import JobSpec
@@ -170,7 +176,7 @@ def routing_message(layout: JobLayout) -> Iterator[Message]:
 
 def status_message(job: JobSpec, *, trains: bool = False) -> Message:
     """The status that all ranks exchange once a step, or once a validated corpus."""
-    fields = STATUS_FIELDS
+    fields = STATUS_FIELDS + NORM_FIELDS * trains
     if trains and job.model is not None and job.model.experts is not None:
         fields += ROUTING_FIELDS
     size = (fields + job.world_size) * STATUS_BYTES

@@ -33,9 +33,8 @@ OnAnswer = Callable[[Any], None]
 
 @dataclass
 class MetricsFollower:
-    """Writes each record of a run to the sinks, then passes it on to `then`, and the warning that it
-    may have to `on_event`. last: the step of the
-    last record."""
+    """Writes each record of a run to the sinks, then passes it on to `then`, and its warning, if it
+    has one, to `on_event`. last: the step of the last record."""
 
     run: RunDir
     sinks: list[tuple[str, CsvFile | EventFiles]]

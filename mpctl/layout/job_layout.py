@@ -51,6 +51,9 @@ from mpctl.units import plural
 STATUS_FIELDS = 2
 """float64 numbers of a step's status that are not one rank's own: the loss, whether to stop."""
 
+NORM_FIELDS = 1
+"""Further ones of a training step: the gradient norm."""
+
 ROUTING_FIELDS = 2
 """Further ones of a training step of a model with experts: the auxiliary loss, near ties."""
 

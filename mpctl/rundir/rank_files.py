@@ -55,18 +55,18 @@ class StepRecord(RequiredStepFields, RoutingFigures, total=False):
 
     time: seconds since 1970 when it was written; cpu_seconds: processor time of rank 0 in the step;
     grad_norm: before clipping, None where it was not finite; skipped: true where no parameter was
-    changed, because fp16 overflowed or for skip_reason; memory_bytes: peak memory by rank;
-    validation_loss: after this step, where one was due; validation_losses: of further corpora by
-    name; initial_*: before the first step, in the record of step 1. save_stall_seconds: how long
-    training waited for saving since the record before; save_seconds: duration of the save that was
-    published meanwhile. communication_seconds: by axis, how long rank 0 was in collectives during
-    the step and computed nothing (transport/timing.py), {"dp_cp": 0.003, "tp": 0.02}; empty of one
-    rank, absent in records of older versions. reserved_memory_bytes: the most that torch's
-    allocator on rank 0 has taken from its GPU; mfu, hfu: model and hardware FLOP of a rank in the
-    step over what its device's data sheet promises for that time (estimate/flops.py); these
-    three are absent where they are not known. warning: in the first record of an attempt, what of
-    the machine makes it slower than planned, for the launcher's screen. People may add keys; readers keep every number that
-    they find.
+    changed, because fp16 overflowed or for skip_reason; memory_bytes: peak memory by rank, until
+    this step's gradients were summed; validation_loss: after this step, where one was due;
+    validation_losses: of further corpora by name; initial_*: before the first step, in the record
+    of step 1. save_stall_seconds: how long training waited for saving since the record before;
+    save_seconds: duration of the save that was published meanwhile. communication_seconds: by axis,
+    how long rank 0 was in collectives during the step and computed nothing (transport/timing.py),
+    {"dp_cp": 0.003, "tp": 0.02}; empty of one rank, absent in records of older versions.
+    reserved_memory_bytes: the most that torch's allocator on rank 0 has taken from its GPU; mfu,
+    hfu: model and hardware FLOP of a rank in the step over what its device's data sheet promises
+    for that time (estimate/flops.py); these three are absent where they are not known. warning: in
+    the first record of an attempt, what of the machine makes it slower than planned, for the
+    launcher's screen. People may add keys; readers keep every number that they find.
     """
 
     time: float

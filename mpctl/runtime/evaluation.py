@@ -34,7 +34,7 @@ from mpctl.runtime.optimizer import TORCH_DTYPES
 from mpctl.runtime.p2p import stage_links
 from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.pipeline import PipelineRunner
-from mpctl.runtime.step_record import reduce_status
+from mpctl.runtime.step_record import total_over_ranks
 from mpctl.sharding import validation_batches
 from mpctl.spec.job import JobSpec
 from mpctl.weights.origin import open_origin
@@ -93,9 +93,9 @@ class _Evaluation:
         yield {
             "corpus": corpus,
             "event": "corpus",
-            "loss": reduce_status(loss / samples, mesh).loss,
+            "loss": total_over_ranks(loss / samples, mesh),
             "samples": samples,
-            "tokens": int(reduce_status(float(tokens), mesh).loss),
+            "tokens": int(total_over_ranks(float(tokens), mesh)),
             "seconds": time.perf_counter() - began,
         }
 

@@ -3,12 +3,18 @@ traffic of a rank.
 
 The status is a vector of float64: the loss (the sum over its samples, from each rank of a last
 stage that `reports_loss`: tp rank 0, or on a grid one rank for each of its parts of the samples),
-whether a stop was requested, and a slot for each rank's peak memory. Rank 1 of 2, loss 0.5, no
-stop, 7 bytes: [0.5, 0, 0, 7]; with experts their loss and near ties come third (routing.py). So a
-stop reaches all ranks at the same step.
+whether a stop was requested, in a training step the gradient norm, from rank 0 alone, and a slot
+for each rank's peak memory. Rank 1 of 2, loss 0.5, no stop, 7 bytes: [0.5, 0, 0, 0, 7]; with
+experts their loss and near ties come fourth (routing.py). So a stop reaches all ranks at the same
+step.
+
+Ranks sum the norm in several groups, and a library promises the same bits only within one: NCCL
+sums in an order that depends on where the members of a group are. Replicas that clip by factors an
+ulp apart drift apart for good. So the update uses rank 0's norm, which this sum brings to all: the
+others add 0 to it.
 
 The vector is made on the device, since the host has not read the loss. Reading it is the only point
-of a step at which the host waits for its device, so the gradient norm is read in the same copy.
+of a step at which the host waits for its device.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mpctl.layout.job_layout import STATUS_FIELDS
+from mpctl.layout.job_layout import NORM_FIELDS, STATUS_FIELDS
 from mpctl.rundir.rank_files import Traffic
 from mpctl.runtime.mesh import Mesh
 from mpctl.transport.timing import Collective
@@ -32,8 +38,8 @@ ReadFigures = Callable[[Tensor], list[float]]
 @dataclass(frozen=True)
 class StepStatus:
     """The status of all ranks, equal on each of them. loss: the sum over all samples; stop: whether
-    any rank was asked to stop; memory: peak bytes of every rank; norm, known: the arguments of
-    `reduce_status`; sums: those of its shares."""
+    any rank was asked to stop; memory: peak bytes of every rank; norm: rank 0's; sums: of the
+    shares that `share_status` was given; known: what it was given."""
 
     loss: float
     stop: bool
@@ -43,35 +49,62 @@ class StepStatus:
     known: Sequence[float] = ()
 
 
-def reduce_status(
-    loss: Tensor | float,
+@dataclass(frozen=True)
+class SharedStatus:
+    """The status on the device. vector: the sum over all ranks; known: as `share_status` was given;
+    shares: how many there are."""
+
+    vector: Tensor
+    known: Sequence[Tensor]
+    shares: int
+
+    @property
+    def norm(self) -> Tensor:
+        """The gradient norm, a float64 scalar with the same bits on all ranks."""
+        return self.vector[STATUS_FIELDS]
+
+    def read(self, read: ReadFigures = Tensor.tolist) -> StepStatus:
+        """The status on the host, which waits for the device."""
+        numbers = read(torch.cat([self.vector, *(one.view(1) for one in self.known)]))
+        ranks = STATUS_FIELDS + NORM_FIELDS + self.shares
+        loss, stop, norm, *sums = numbers[:ranks]
+        memory = [int(count) for count in numbers[ranks : len(self.vector)]]
+        return StepStatus(loss, stop > 0, memory, norm, sums, numbers[len(self.vector) :])
+
+
+def share_status(
+    loss: Tensor,
+    norm: Tensor,
     mesh: Mesh,
     *,
     stop: bool = False,
     peak_memory: int = 0,
-    norm: Tensor | None = None,
     shares: Sequence[Tensor] = (),
     known: Sequence[Tensor] = (),
-    read: ReadFigures = Tensor.tolist,
-) -> StepStatus:
-    """The status of all ranks; every rank calls it. loss: this rank's share; stop: whether it was
-    asked to stop; norm: a float64 scalar, equal on all ranks; shares: more float64 scalars, which
-    are summed; known: more that are equal on all ranks."""
-    fields = STATUS_FIELDS + len(shares)
-    vector = torch.zeros(fields + mesh.world.size, dtype=torch.float64, device=mesh.device)
+) -> SharedStatus:
+    """Share the status of a training step; every rank calls it. loss: this rank's share; norm: the
+    gradient's, a float64 scalar; stop: whether this rank was asked to stop; shares: more float64
+    scalars, which are summed; known: more that are equal on all ranks."""
+    is_first = mesh.rank == 0
+    fields = [norm if is_first else torch.zeros_like(norm), *shares]
+    ranks = STATUS_FIELDS + len(fields)
+    vector = torch.zeros(ranks + mesh.world.size, dtype=torch.float64, device=mesh.device)
     if mesh.reports_loss:
         vector[0].add_(loss)
     vector[1].fill_(float(stop))
-    for place, share in enumerate(shares, start=STATUS_FIELDS):
+    for place, share in enumerate(fields, start=STATUS_FIELDS):
         vector[place].copy_(share)
-    vector[fields + mesh.rank].fill_(float(peak_memory))
-    equal = [torch.zeros_like(vector[0]) if norm is None else norm, *known]
-    figures = torch.cat([mesh.world.all_reduce(vector), *(one.view(1) for one in equal)])
-    numbers = read(figures)
-    total, stopping, *sums = numbers[:fields]
-    memory = [int(count) for count in numbers[fields : len(vector)]]
-    of_gradient, *others = numbers[len(vector) :]
-    return StepStatus(total, stopping > 0, memory, of_gradient, sums, others)
+    vector[ranks + mesh.rank].fill_(float(peak_memory))
+    return SharedStatus(mesh.world.all_reduce(vector), known, len(shares))
+
+
+def total_over_ranks(loss: Tensor | float, mesh: Mesh) -> float:
+    """The sum of a number over the ranks that report a loss, in a status without more; every rank
+    calls it."""
+    vector = torch.zeros(STATUS_FIELDS + mesh.world.size, dtype=torch.float64, device=mesh.device)
+    if mesh.reports_loss:
+        vector[0].add_(loss)
+    return float(mesh.world.all_reduce(vector)[0])
 
 
 @dataclass

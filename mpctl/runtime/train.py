@@ -38,8 +38,8 @@ from mpctl.runtime.step_guard import (
     StepGuard,
     refusal,
 )
-from mpctl.runtime.step_record import StepStatus, reduce_status
-from mpctl.runtime.update import LossScale, Updater, UpdateResult
+from mpctl.runtime.step_record import SharedStatus, share_status, total_over_ranks
+from mpctl.runtime.update import LossScale, Updater
 from mpctl.runtime.zero.gradients import GradientBuffer
 from mpctl.runtime.zero.overlap import GradientOverlap, Inspect
 from mpctl.spec.job import JobSpec
@@ -186,40 +186,39 @@ class Trainer:
     def one_step(self) -> tuple[StepRecord, bool]:
         """Train one step; returns its record, and whether any rank was asked to stop.
 
-        If the device runs ahead, the host waits for it once, in `_share_status`: before the update
-        if the guard needs the loss, otherwise after an update that the device itself makes or
-        skips. Raises StepRefused if the guard ends the run or asks for a rollback: NotFinite,
-        naming the rank that caused it, if the loss or, outside of fp16, the gradient norm is not
-        finite.
+        All ranks update by the norm that the status brings. If the device runs ahead, the host
+        waits for it once, to read the status: before the update if the guard needs the loss,
+        otherwise after an update that the device itself makes or skips. Raises StepRefused if the
+        guard ends the run or asks for a rollback: NotFinite, naming the rank that caused it, if the
+        loss or, outside of fp16, the gradient norm is not finite.
         """
         self.profile.begin_step(self.step + 1)
         self.environment.begin(f"step {self.step + 1}")
         began, cpu_began = time.perf_counter(), time.process_time()
         was_saving = self.saver.is_saving
-        early: StepStatus | None = None
-        update: UpdateResult | None = None
+        needs_loss, read = self.guard.needs_loss, self.environment.read_figures
+        is_early = needs_loss or not self.environment.runs_ahead
         is_last = self.step + 1 == self.job.training.steps
         with self.memory_watch.step(self.optimizer, self.state_tensors, is_last=is_last):
             loss = self._compute_gradients()
-            norm = self.updater.norm()
-            if self.guard.needs_loss:
-                early = self._share_status(loss, norm)
-            if early is None and self.environment.runs_ahead:
-                self.updater.step_async(self.step, norm)
+            shared = self._share_status(loss)
+            if is_early:
+                status = shared.read(read)
+                decision = self._check(loss, status.loss if needs_loss else None, status.norm)
+                update = self.updater.step(self.step, shared.norm, status.norm, decision)
             else:
-                known = float(norm) if early is None else early.norm
-                decision = self._check(loss, None if early is None else early.loss, known)
-                update = self.updater.step(self.step, norm, known, decision)
+                self.updater.step_async(self.step, shared.norm)
             self.fp8.end_step(self.mesh.world)
-        status = early or self._share_status(loss, norm)
+        if not is_early:
+            status = shared.read(read)
         seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
         self.profile.end_step()
         spent = self._log_step(seconds, cpu_seconds, is_compared=not was_saving)
-        if update is None:
+        if not is_early:
             self.updater.resolve(status.norm)
             decision = self._check(loss, None, status.norm)
             update = self.updater.result(self.step, status.norm, decision)
-        if early is None:
+        if not needs_loss:
             self._check(loss, status.loss, 0.0, is_updated=True)
         if not update.get("skipped"):
             self.guard.made_update(status.loss)
@@ -275,13 +274,13 @@ class Trainer:
         self.routing.end()
         return loss
 
-    def _share_status(self, loss: Tensor, norm: Tensor) -> StepStatus:
-        environment = self.environment
+    def _share_status(self, loss: Tensor) -> SharedStatus:
+        environment, norm = self.environment, self.updater.norm()
         with self.profile.span("status"):
-            return reduce_status(
-                loss, self.mesh, stop=environment.stop_requested() or self.saver.has_failed,
-                peak_memory=environment.peak_memory(), norm=norm, read=environment.read_figures,
-                shares=self.routing.shares(), known=self.routing.loads(),
+            return share_status(
+                loss, norm, self.mesh, stop=environment.stop_requested() or self.saver.has_failed,
+                peak_memory=environment.peak_memory(), shares=self.routing.shares(),
+                known=self.routing.loads(),
             )  # fmt: skip
 
     def _check(
@@ -328,7 +327,7 @@ class Trainer:
         batches, counted = self.batches.evaluation(objective)
         total = self.pipeline.evaluate(batches, counted=counted)
         mean = total / self.batches.eval_samples(objective)
-        return reduce_status(mean, self.mesh).loss
+        return total_over_ranks(mean, self.mesh)
 
     def save(self) -> None:
         """Write a checkpoint of this step, unless there is one, and wait until it is published;

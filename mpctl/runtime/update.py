@@ -12,7 +12,8 @@ figures (step_record.py). Both multiply by the same factor, a CPU in a separate 
 The smallest number of fp16 is 6e-8: small gradients would be 0. The loss is multiplied by S before
 backward and gradients divided by it before use (arXiv 1710.03740, section 3.2). If the norm is not
 finite, S was too large: the step changes nothing and S is halved; after `window` steps without
-overflow it is doubled. All ranks know the same norm, so all decide the same without a message.
+overflow it is doubled, up to LARGEST_SCALE. All ranks are given the same bits of the norm
+(step_record.py), so all decide the same without a message.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Updater:
 
     def norm(self) -> Tensor:
         """The norm of the step's gradient before clipping, a float64 scalar on the device, equal on
-        all ranks."""
+        all ranks up to rounding."""
         with self.profile.span("norm"):
             return self.buffer.norm() / self.scale
 
@@ -128,6 +129,11 @@ def clip_factor(norm: float, bound: float) -> float:
     return bound / norm if 0 < bound < norm else 1.0
 
 
+LARGEST_SCALE = 2.0**127
+"""The largest power of two in float32. Gradients that are 0 for long never overflow, so S would
+double until it is infinite; then 0 S is NaN, and halving it changes nothing."""
+
+
 @dataclass
 class LossScale:
     """value: S; well: steps since it changed; skipped: total number of skipped steps."""
@@ -160,7 +166,7 @@ class LossScale:
         """Count a step without overflow; after `window` consecutive ones the scale is doubled."""
         self.well += 1
         if self.well == self.window:
-            self.value, self.well = 2 * self.value, 0
+            self.value, self.well = min(2 * self.value, LARGEST_SCALE), 0
 
     def state(self) -> dict[str, float]:
         """The values to save in a checkpoint, by name."""

@@ -110,7 +110,7 @@ def test_messages_of_each_stage_of_the_golden_case(golden: Plan) -> None:
     """8 micro batches, 6 layers a stage; stage 0 looks tokens up, stage 3 has head and loss."""
     blocks = ("tp", "blocks", 8 * MIB, 8 * 6 * 4)
     norm = ("tp", "gradient norm", 8, 1)
-    status = ("world", "status", (2 + 16) * 8, 1)
+    status = ("world", "status", (3 + 16) * 8, 1)
     ends = {
         0: [("tp", "embedding.word", 8 * MIB, 8)],
         3: [("tp", "head", 8 * MIB, 8), ("tp", "loss", 4 * 1024 * 4, 3 * 8)],

@@ -168,7 +168,7 @@ def test_dropout_inside_a_kernel_costs_its_hash() -> None:
 
 
 NORM = 8 / 1e9 + 2e-6  # the gradient norm's square, summed over two ranks of a node
-STATUS = (2 + 2) * 8 / 1e9 + 2e-6  # the status of two ranks
+STATUS = (3 + 2) * 8 / 1e9 + 2e-6  # the status of two ranks
 
 
 def test_tp_seconds_by_hand() -> None:

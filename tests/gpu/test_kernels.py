@@ -62,8 +62,8 @@ def test_dropout_and_residual_have_the_bits_of_a_cpu(device: torch.device) -> No
         return outcome(kernels, lambda k, a, b: k.dropout_add(a, mask, b), x.to(on),
                        residual.to(on))  # fmt: skip
 
-    for found, expected in zip(added(device, machine_kernels(device, Group())), added(CPU, TORCH_BACKEND),
-                               strict=True):  # fmt: skip
+    kernels = machine_kernels(device, Group())
+    for found, expected in zip(added(device, kernels), added(CPU, TORCH_BACKEND), strict=True):
         assert torch.equal(found, expected)
 
 

@@ -23,6 +23,8 @@ from mpctl.runtime.step_guard import NotFinite
 from mpctl.runtime.train import Trainer
 from mpctl.runtime.update import LossScale, clip_factor
 from mpctl.spec.job import JobSpec
+from mpctl.spec.load import parse
+from tests.ranks import run_ranks
 from tests.runtime.tiny import column, make_trainer, tiny_job, tiny_plan, train
 
 FEW = {"training__steps": 4, "training__eval_samples": 0, "checkpoint__interval": 0,
@@ -32,11 +34,11 @@ FP16 = {"training__dtype": "fp16", "training__loss_scale": 2.0**23, "training__s
         "training__loss_scale_window": 2, "model__layers": 1}  # fmt: skip
 
 
-def trainer_of(job: JobSpec, folder: Path, *, runs_ahead: bool) -> Trainer:
+def trainer_of(job: JobSpec, folder: Path, *, runs_ahead: bool, rank: int = 0) -> Trainer:
     """A trainer on a CPU that steps as on a device that runs ahead of the host, or as on a CPU."""
-    environment = RuntimeEnvironment.of_machine(job, folder, local_rank=0)
+    environment = RuntimeEnvironment.of_machine(job, folder, local_rank=rank)
     environment = replace(environment, runs_ahead=runs_ahead)
-    return build_trainer(folder, JobLayout.of(job), 0, environment)
+    return build_trainer(folder, JobLayout.of(job), rank, environment)
 
 
 def state_of(trainer: Trainer) -> list[Tensor]:
@@ -125,6 +127,28 @@ def small(data: Path, tp: int = 1, dp: int = 1, **changes: Any) -> Any:
     return tiny_job(data, tp, dp, **{**OVERFLOWING, **changes})
 
 
+def test_replicas_clip_by_the_same_norm(data: Path, tmp_path: Path) -> None:
+    """Two replicas whose groups sum in different orders: their norms are not the same to the last
+    bit, here by far more, and their parameters are, in both ways of updating."""
+    job = tiny_job(data, 1, 2, **{**FEW, "model__layers": 1, "training__steps": 2})
+    first, second = run_ranks(_rounding_otherwise, 2, job.model_dump(mode="json"), str(tmp_path))
+    for name, here in first.items():
+        assert torch.equal(here, second[name]), name
+
+
+def _rounding_otherwise(rank: int, size: int, raw: dict[str, Any], folder: str) -> dict[str, Any]:
+    job, found = parse(raw), dict[str, Tensor]()
+    for ahead in (False, True):
+        trainer = trainer_of(job, Path(folder), runs_ahead=ahead, rank=rank)
+        norm = trainer.buffer.norm
+        trainer.buffer.norm = lambda norm=norm: norm() * (1 + rank / 1000)  # type: ignore[method-assign,misc]
+        norms = [record["grad_norm"] for record in trainer.run()]
+        found[f"norms, {ahead}"] = torch.tensor(norms)
+        for name, parameter in trainer.model.named_parameters():
+            found[f"{name}, {ahead}"] = parameter.detach()
+    return found
+
+
 def test_a_loss_scale_by_hand() -> None:
     scale = LossScale(8.0, window=2, least=1.0)
     found = []
@@ -138,6 +162,16 @@ def test_a_loss_scale_by_hand() -> None:
     with pytest.raises(FloatingPointError, match=r"loss scale of 1, and .*min_loss_scale is 1:"):
         for _ in range(3):
             scale.overflowed()
+
+
+def test_a_loss_scale_stays_finite() -> None:
+    """Gradients that are always 0 never overflow."""
+    scale = LossScale(2.0**16, window=1, least=1.0)
+    for _ in range(2000):
+        scale.went_well()
+    assert scale.value == 2.0**127 < torch.finfo(torch.float32).max
+    scale.overflowed()
+    assert scale.value == 2.0**126
 
 
 def test_fp16_tracks_float32(data: Path, tmp_path: Path) -> None:

@@ -358,10 +358,11 @@ class GradientBuffer:
                 store.shard.stages.all_reduce(store.local)
 
     def norm(self) -> Tensor:
-        """L2 norm of the gradient of the full model, a float64 scalar on the device. Each element
-        counts once: shards are summed over the shard group of their view, in which n ranks with the
-        same shard count 1/n each; slices are summed over the ranks that divide a bucket; copies
-        count on the first of their stages."""
+        """L2 norm of the gradient of the full model, a float64 scalar on the device, equal on all
+        ranks up to rounding, since groups may sum in different orders. Each element counts once:
+        shards are summed over the shard group of their view, in which n ranks with the same shard
+        count 1/n each; slices are summed over the ranks that divide a bucket; copies count on the
+        first of their stages."""
         total = sum(map(self._squares_of, self.views.values()), self._zeros())
         return self._group("pp").all_reduce(total).sqrt()
 

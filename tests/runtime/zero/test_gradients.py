@@ -8,11 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mpctl.layers.parameters import ZEROS, shard_parameter
 from mpctl.layout.buckets import Bucket
 from mpctl.runtime.zero.gradients import GradientBuffer
 from mpctl.runtime.zero.param_store import BucketShard
+from mpctl.shard import Shard
 from mpctl.sharding import View
 from mpctl.transport.group import Group
+from tests.ranks import grouped, run_ranks
 
 CPU = torch.device("cpu")
 
@@ -60,3 +63,32 @@ def test_gradients_of_another_dtype_are_not_cleared_but_overwritten(zero: int) -
     assert store.persistent[5:].eq(0.0).all()  # padding of a slice
     store.settle()
     assert store.persistent[:5].tolist() == [0.0] * 5
+
+
+def test_the_norm_counts_each_element_once() -> None:
+    """On 2 x 2 ranks, by hand: a is cut in four, with gradients 1, 2, 3, 4; b is cut in two along
+    one axis, so that two ranks hold each half, with gradients 3, 5; all hold c, with gradient 2.
+    1 + 4 + 9 + 16 + 9 + 25 + 4 = 68."""
+    found = run_ranks(_norm_of_grid, 4)
+    assert found == [pytest.approx(math.sqrt(68), rel=1e-15)] * 4
+
+
+def _norm_of_grid(rank: int, size: int) -> float:
+    column = rank % 2
+    held = {  # by name: the full size, the place that is held, its gradient
+        "a": (4, rank, [1.0, 2.0, 3.0, 4.0][rank]),
+        "b": (2, column, [3.0, 5.0][column]),
+        "c": (1, 0, 2.0),
+    }
+    parameters = tuple(
+        shard_parameter(Shard((full,), {0: (range(place, place + 1),)}), init=ZEROS)
+        for full, place, _ in held.values()
+    )
+    shard = BucketShard(Bucket(tuple(held), (1, 1, 1), View()), parameters, Group())
+    gradients = GradientBuffer([shard], torch.float32, CPU, {"tp": grouped(rank, size)})
+    for parameter, (_, _, gradient) in zip(parameters, held.values(), strict=True):
+        parameter.data.zero_()
+        (gradient * parameter).sum().backward()
+    (store,) = gradients.stores
+    store.settle()
+    return float(gradients.norm())
