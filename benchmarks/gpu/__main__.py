@@ -1,10 +1,11 @@
-"""The tests of a GPU, then the cases, on the first CUDA device, within a budget of time:
-`python -m benchmarks.gpu [--budget 10m] [--tiny] [--no-tests] [--only TEXT] [--json FILE]`.
+"""The cases on the first CUDA device, within a budget of time:
+`python -m benchmarks.gpu [--budget 6m] [--json FILE] [--tests] [--tiny] [--only TEXT]`.
 
-Ten minutes show one case of each kind, an hour all of them (cases.py); `--list` prints which,
-without a device. Writes the tables of docs/gpu.md. Without a device it reports this and writes
-nothing. Exit code 1: nothing was measured, or what offload frees is less than half of what is
-planned.
+Six minutes compare with plain torch and show the first kinds of cases, an hour shows all of them
+(cases.py); `--list` prints which, without a device. FILE is written after each case, so that a call
+that is cut keeps what it has; a later call with the same FILE measures what it lacks. Writes the
+tables of docs/gpu.md. Without a device it reports this and writes nothing. Exit code 1: nothing was
+measured, or what offload frees is less than half of what is planned.
 `--tiny` runs all of it on small models, on a CPU too, and prints the tables instead of writing
 them: this only shows that the script works.
 """
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.gpu.cases import (
@@ -32,11 +33,14 @@ from benchmarks.gpu.cases import (
     next_case,
     steps_within,
 )
-from benchmarks.gpu.ours import launch, prepare_data
+from benchmarks.gpu.data import write_data
+from benchmarks.gpu.ours import launch
 from benchmarks.gpu.processes import run as run_whole
 from benchmarks.gpu.report import PAGE, Peaks, goals, offload_falls_short, training_table
 from benchmarks.gpu.shapes import SHAPES, Shape, tiny
 from benchmarks.measured import write_part
+from mpctl.durable import write_whole
+from mpctl.errors import MpctlError
 from mpctl.estimate.flops import find_device_preset
 
 SIDE, TINY_SIDE = 8192, 256
@@ -102,15 +106,20 @@ class Bench:
         """Seconds that a case probably takes."""
         return case.seconds(self.shapes[case.shape], self.steps)
 
-    def run(self, case: Case, folder: Path, data: Path, budget: Budget) -> Outcome:
-        """The figures of a case, or the reason for having none."""
+    def run(self, case: Case, folder: Path, data: Path | str, budget: Budget) -> Outcome:
+        """The figures of a case, or the reason for having none. data: token files, or why there
+        are none."""
         began = time.monotonic()
+        if isinstance(data, str) and case.settings is not None:
+            return Outcome(case, reason=data)
         try:
-            return Outcome(case, self._figures(case, folder, data, budget.left))
+            return Outcome(case, self._figures(case, folder, Path(data), budget.left))
         except subprocess.TimeoutExpired:
             return Outcome(case, reason="given up: no time")
         except subprocess.CalledProcessError as error:
             return Outcome(case, reason=f"failed: {_last_line(error)}")
+        except (OSError, ValueError, LookupError) as error:  # files that a run did not write whole
+            return Outcome(case, reason=f"no figures: {type(error).__name__}: {error}")
         finally:
             budget.note(began, self.cost(case))
 
@@ -143,8 +152,7 @@ def outcomes(bench: Bench, cases: Sequence[Case], budget: Budget) -> Iterator[Ou
     that did not, with that as the reason."""
     left = in_order(cases)
     with tempfile.TemporaryDirectory() as name:
-        vocab = min(shape.vocab for shape in bench.shapes.values())
-        data = prepare_data(Path(name), vocab, 120)
+        data = _data(Path(name), min(shape.vocab for shape in bench.shapes.values()))
         while case := next_case(left, budget.left, lambda c: budget.pace * bench.cost(c)):
             left.remove(case)
             outcome = bench.run(case, Path(name), data, budget)
@@ -152,6 +160,14 @@ def outcomes(bench: Bench, cases: Sequence[Case], budget: Budget) -> Iterator[Ou
             print(f"{case.title}: {reported}", file=sys.stderr, flush=True)
             yield outcome
     yield from (Outcome(case, reason="left out: no time") for case in left)
+
+
+def _data(folder: Path, vocab: int) -> Path | str:
+    """Token files for all cases, or why there are none."""
+    try:
+        return write_data(folder, vocab)
+    except (MpctlError, OSError, ImportError) as error:
+        return f"no data: {type(error).__name__}: {error}"
 
 
 def matmul_rate(kind: str, side: int, seconds: float) -> float:
@@ -208,7 +224,7 @@ def _run_pytest(arguments: tuple[str, ...], seconds: float) -> str:
 def listing(seconds: float) -> str:
     """The cases that a budget probably has room for, as JSON: steps of each, and by case its title,
     kind, and the seconds that it takes."""
-    within = (1 - TESTS_SHARE) * seconds
+    within = seconds
     steps = steps_within(CASES, within, lambda c, steps: c.seconds(SHAPES[c.shape], steps))
     cost = Bench(SHAPES, "cuda", steps).cost
     chosen = [{"case": c.title, "kind": c.kind, "seconds": round(cost(c))}
@@ -220,15 +236,18 @@ def main() -> None:
     """Measure, then write docs/gpu.md, or print with --tiny."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="small models, also on a CPU")
-    parser.add_argument("--budget", default="10m", help="time for all of it: 10m, 1h, 600")
-    parser.add_argument("--no-tests", action="store_true", help="benchmark alone")
+    parser.add_argument("--budget", default="6m", help="time for all of it: 6m, 1h, 360")
+    parser.add_argument("--tests", action="store_true", help="the tests of a GPU too, first, in "
+                        f"{TESTS_SHARE:.0%} of the time")  # fmt: skip
     parser.add_argument("--list", action="store_true", help="print what the budget has room for")
     parser.add_argument(
         "--only", help="cases whose model or name has this text, without the tests, printed: "
         + ", ".join(f"{c.shape} {c.name}" for c in CASES),
     )  # fmt: skip
-    parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--json", type=Path, help="file for the figures, written after each case; "
+                        "cases that it has are not measured again")  # fmt: skip
     parser.add_argument("--figures", type=Path, help="print the tables of such a file, no more")
+    parser.add_argument("--page", action="store_true", help="with --figures: write docs/gpu.md")
     given = parser.parse_args()
     chosen = [c for c in CASES if (given.only or "") in f"{c.shape} {c.name}"]
     if not chosen:
@@ -242,7 +261,7 @@ def main() -> None:
         return
     if given.figures:
         figures = Figures.read(given.figures)
-        print("\n\n".join(figures.parts(SHAPES).values()))
+        figures.publish(SHAPES, is_page=given.page)
     else:
         figures = measure(chosen, seconds, given)
     if short := offload_falls_short(figures.outcomes):
@@ -255,7 +274,7 @@ class Figures:
 
     machine: str
     peaks: Peaks
-    outcomes: Sequence[Outcome]
+    outcomes: list[Outcome] = field(default_factory=list)
 
     @classmethod
     def read(cls, path: Path) -> Figures:
@@ -270,10 +289,18 @@ class Figures:
         return cls(held["machine"], Peaks(**held["peaks"]), rows)
 
     def write(self, path: Path) -> None:
-        """As JSON."""
+        """As JSON; a process that is killed meanwhile leaves the file as it was."""
         rows = [{**vars(one), "case": one.case.title} for one in self.outcomes]
         held = {"machine": self.machine, "peaks": vars(self.peaks), "cases": rows}
-        path.write_text(json.dumps(held, indent=1), "utf-8")
+        write_whole(path, json.dumps(held, indent=1))
+
+    def publish(self, shapes: dict[str, Shape], *, is_page: bool) -> None:
+        """Write the tables to docs/gpu.md, or print them."""
+        for part, text in self.parts(shapes).items():
+            if is_page:
+                write_part(part, text, PAGE)
+            else:
+                print(f"{text}\n")
 
     def parts(self, shapes: dict[str, Shape]) -> dict[str, str]:
         """The text of each part of docs/gpu.md."""
@@ -294,7 +321,11 @@ def measure(cases: Sequence[Case], seconds: float, given: argparse.Namespace) ->
             "no CUDA device: nothing was measured, docs/gpu.md is as it was (--tiny runs on CPU)"
         )
     budget, kind = Budget(time.monotonic() + seconds), "cuda" if has_gpu else "cpu"
-    tested = "" if given.no_tests or given.only else run_tests(budget)
+    known = Figures.read(given.json).outcomes if given.json and given.json.exists() else []
+    known = [outcome for outcome in known if outcome.figures]
+    measured = {outcome.case.title for outcome in known}
+    cases = [case for case in cases if case.title not in measured]
+    tested = run_tests(budget) if given.tests else ""
     shapes, steps = SHAPES, LONG
     if given.tiny:
         shapes, steps = {name: tiny(shape) for name, shape in SHAPES.items()}, TINY_STEPS
@@ -305,16 +336,13 @@ def measure(cases: Sequence[Case], seconds: float, given: argparse.Namespace) ->
     peaks = Peaks.of(name, matmul_rate(kind, *size))
     preset = find_device_preset(name) if has_gpu else None
     bench = Bench(shapes, kind, steps, compiles=has_gpu, preset=preset)
-    found = list(outcomes(bench, cases, budget))
     head = f"{name}, torch {torch.__version__}, {peaks}; {steps} steps, the first third warm-up."
-    figures = Figures(f"{head}\n\n{tested}", peaks, found)
-    if given.json:
-        figures.write(given.json)
-    for part, text in figures.parts(shapes).items():
-        if given.tiny or given.only:
-            print(f"{text}\n")
-        else:
-            write_part(part, text, PAGE)
+    figures = Figures("\n\n".join(filter(None, [head, tested])), peaks, known)
+    for outcome in outcomes(bench, cases, budget):
+        figures.outcomes.append(outcome)
+        if given.json:
+            figures.write(given.json)
+    figures.publish(shapes, is_page=not (given.tiny or given.only))
     return figures
 
 

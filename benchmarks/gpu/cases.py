@@ -2,7 +2,8 @@
 
 A case has a kind: what it puts at risk. One case of each kind comes before the second of any, so
 that a short visit to a device shows of everything whether it works, and a longer one how fast
-variants are. Within a round, kinds come as in CASES. A case that takes more than what is left is
+variants are. Within a round, kinds come as in CASES, plain torch right after what it is compared
+with, so that a visit that is cut has comparisons. A case that takes more than what is left is
 passed over for the next that does not.
 """
 
@@ -51,7 +52,9 @@ class Case:
     @property
     def compiles(self) -> bool:
         """Whether torch.compile is part of it."""
-        return self.settings is None or bool(self.settings.get("launch.compile"))
+        if self.settings is None:
+            return bool((self.peer or {}).get("compiles", True))
+        return bool(self.settings.get("launch.compile"))
 
     def seconds(self, shape: Shape, steps: int) -> float:
         """What it probably takes, with starting and compiling, on a device of the class of an
@@ -72,9 +75,9 @@ def ours(kind: str, name: str, shape: str, *, saves: bool = False, **settings: A
     return Case(kind, name, shape, settings={"launch.compile": False, **dotted}, saves=saves)
 
 
-def peer(name: str, shape: str, **settings: Any) -> Case:
-    """A case of plain torch."""
-    return Case("plain torch", name, shape, peer=settings)
+def peer(kind: str, name: str, shape: str, **settings: Any) -> Case:
+    """A case of plain torch. kind: PLAIN or PLAIN_COMPILED."""
+    return Case(kind, name, shape, peer=settings)
 
 
 SMALL, GPT, XL = "gpt-small", "gpt-1.5b", "gpt2-xl"
@@ -83,38 +86,42 @@ DROPOUT = {"training__dropout": 0.1, "training__attention_dropout": 0.1}
 FULL = {"training__recompute": "full"}
 COMPILED = {"launch__compile": True}
 MASTERS = "bf16 with float32 masters, compiled"
+EAGER = "bf16 with float32 masters"
+PLAIN, PLAIN_COMPILED = "plain torch", "plain torch, compiled"
 
 CASES = (
     ours("small, fp32", "fp32", SMALL, training__dtype="fp32"),
     ours("small, bf16", "bf16", SMALL),
     ours("bf16", "layer by layer", GPT),
+    peer(PLAIN, EAGER, GPT, precision="masters", compiles=False),
     ours("fp8", "fp8", GPT, training__dtype="fp8"),
-    ours("tp slice", "layer by layer", SLICE),
+    ours("compiled", "compiled", GPT, **COMPILED),
+    peer(PLAIN_COMPILED, MASTERS, GPT, precision="masters"),
     ours("dropout", "dropout 0.1", GPT, **DROPOUT),
+    ours("tp slice", "layer by layer", SLICE),
     ours("recompute", "recompute full", GPT, **FULL),
     ours("offload", "recompute full, offloaded", GPT, **FULL, training__offload_activations=True),
     ours("save", "saved by a thread", GPT, saves=True),
     ours("long context", "recompute full", LONG_LLAMA, **FULL),
-    ours("compiled", "compiled", GPT, **COMPILED),
-    peer(MASTERS, GPT, precision="masters"),
     # second cases of the kinds above
     ours("save", "saved between two steps", GPT, saves=True, checkpoint__asynchronous=False),
     ours("bf16", "layer by layer, 50,257 words", XL),
     ours("compiled", "compiled", LLAMA, **COMPILED),
-    peer(MASTERS, LLAMA, precision="masters"),
+    peer(PLAIN_COMPILED, MASTERS, LLAMA, precision="masters"),
     ours("compiled", "compiled", SLICE, **COMPILED),
-    peer(MASTERS, SLICE, precision="masters"),
+    peer(PLAIN_COMPILED, MASTERS, SLICE, precision="masters"),
     ours("compiled", "dropout 0.1, compiled", GPT, **COMPILED, **DROPOUT),
-    peer("dropout 0.1", GPT, precision="masters", dropout=0.1),
+    peer(PLAIN_COMPILED, "dropout 0.1", GPT, precision="masters", dropout=0.1),
     ours("compiled", "compiled", EIGHT, **COMPILED),
-    peer(MASTERS, EIGHT, precision="masters"),
+    peer(PLAIN_COMPILED, MASTERS, EIGHT, precision="masters"),
     ours("fp8", "fp8", EIGHT, training__dtype="fp8"),
     ours("bf16", "layer by layer", LLAMA),
+    peer(PLAIN, EAGER, LLAMA, precision="masters", compiles=False),
     ours("dropout", "dropout 0.1", SLICE, **DROPOUT),
     ours("recompute", "recompute selective, dropout 0.1", GPT, training__recompute="selective",
          **DROPOUT),
-    peer("recompute full", GPT, precision="masters", recompute=True),
-    peer("autocast, compiled", GPT, precision="autocast"),
+    peer(PLAIN_COMPILED, "recompute full", GPT, precision="masters", recompute=True),
+    peer(PLAIN_COMPILED, "autocast, compiled", GPT, precision="autocast"),
 )  # fmt: skip
 
 

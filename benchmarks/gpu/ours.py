@@ -18,15 +18,6 @@ from benchmarks.gpu.processes import run as run_whole
 from benchmarks.gpu.shapes import Shape
 
 
-def prepare_data(folder: Path, vocab: int, seconds: float) -> Path:
-    """Token files of Python's library, of at most `vocab` words."""
-    out = folder / "data"
-    sizes = ("--vocab-size", str(min(vocab, 4000)), "--max-bytes", "8000000")
-    command = ("data", "prepare", "python-stdlib", "--out", str(out), *sizes)
-    _mpctl(command, seconds)
-    return out
-
-
 def launch(
     shape: Shape, run: Path, data: Path, settings: Mapping[str, Any], *, device: str, steps: int,
     warm: int, seconds: float, preset: str | None = None,
@@ -44,7 +35,7 @@ def launch(
                "--run-dir", str(run), "--overwrite"]  # fmt: skip
     for key, value in given.items():
         command += ["--set", f"{key}={json.dumps(value)}"]
-    _mpctl(command, seconds)
+    run_whole([sys.executable, "-m", "mpctl", *command], seconds)
     return figures(run, warm)
 
 
@@ -65,7 +56,3 @@ def figures(run: Path, warm: int) -> dict[str, float]:
             found[to] = rank["memory"][name]["measured"]
             found[f"planned_{to}"] = rank["memory"][name]["planned"]
     return found
-
-
-def _mpctl(arguments: list[str] | tuple[str, ...], seconds: float) -> None:
-    run_whole([sys.executable, "-m", "mpctl", *arguments], seconds)

@@ -15,6 +15,9 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
 
 
 def run(
@@ -23,8 +26,11 @@ def run(
     """The finished process with its output. Raises subprocess.TimeoutExpired after `seconds`, with
     the output so far, when the process and all of its group are dead; CalledProcessError for an
     exit code other than 0, if `check`."""
+    variables = child_environment()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        child = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True)
+        child = subprocess.Popen(
+            command, stdout=out, stderr=err, env=variables, start_new_session=True
+        )
         try:
             code, is_late = child.wait(seconds), False
         except subprocess.TimeoutExpired:
@@ -40,6 +46,13 @@ def run(
     if check:
         done.check_returncode()
     return done
+
+
+def child_environment() -> dict[str, str]:
+    """This process's variables, with this repository in PYTHONPATH: what mpctl starts does not
+    import from the current directory (PYTHONSAFEPATH), and the project may not be installed."""
+    before = os.environ.get("PYTHONPATH", "")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [before, str(ROOT)]))}
 
 
 def _content(file: tempfile._TemporaryFileWrapper[str]) -> str:
